@@ -1,0 +1,25 @@
+# Every target finds or makes its own environment; see egs/common/env.sh.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-all lint mini
+
+for_tests := source egs/common/env.sh && find_python test && "$$python" -m
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: ## make .venv with everything, whatever environment is active
+	@source egs/common/env.sh && make_venv test
+
+test: ## the tests that take minutes
+	@$(for_tests) pytest -m "not slow and not gpu"
+
+test-all: ## all tests that need no GPU
+	@$(for_tests) pytest -m "not gpu"
+
+lint: ## ruff, basedpyright, shellcheck, shfmt, the import rules
+	@$(for_tests) pytest tests/test_house.py tests/test_shell.py tests/test_layering.py
+
+mini: ## the recipe that needs no corpus
+	@bash egs/mini/run.sh

@@ -1,0 +1,277 @@
+# shellcheck shell=bash
+# The stages of every recipe and their only option parser. Sourced by egs/<recipe>/run.sh.
+# In: recipe_dir, its recipe.sh, the user's options. Out: data directories (stages 1, 2), the model
+# (3), its fine-tuned sibling <exp>-lm (4), embeddings (5), scores and the report (6).
+
+if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
+  printf 'run.sh: needs bash 4.4 or newer, got %s; install one and start run.sh with it\n' \
+    "$BASH_VERSION" >&2
+  exit 1
+fi
+set -euo pipefail
+recipe_dir=${recipe_dir:?is set by run.sh}
+
+# shellcheck source=egs/common/env.sh
+source "$recipe_dir/../common/env.sh"
+
+# shellcheck source=egs/common/options.sh
+source "$recipe_dir/../common/options.sh"
+
+# What recipe.sh may set, beside the defaults of options.
+train_sets=(train) test_sets=(test) trials=(test/trials) prepare_args=()
+overlay=''             # conf/finetune/<overlay>.yaml, a layer of every training
+stage0_always=false    # stage 0 has something to do although --corpus is given
+allow_missing=0        # share of a set's audio that may be missing in stage 1 ...
+allow_undecodable=0.01 # ... and broken in stage 2
+# shellcheck source=egs/mini/recipe.sh
+source "$recipe_dir/recipe.sh"
+
+recipe=${recipe_dir##*/} # also named by usage
+stage_names=(corpus 'data directories' 'audio decoded' training 'large-margin fine-tuning'
+  embeddings 'scores and report')
+current='' # the stage that runs
+
+say() {
+  if [[ $dry_run == true ]]; then printf '# '; fi
+  printf '%s\n' "$*"
+}
+
+# run ARGUMENT...: run Python with the arguments, or print the command.
+run() {
+  if [[ $dry_run == true ]]; then
+    printf 'python' && printf ' %q' "$@" && printf '\n'
+  else
+    if [[ -z $python ]]; then find_python; fi
+    "$python" "$@"
+  fi
+}
+
+# give NAME VALUE: put a variable into the environment of the commands.
+give() {
+  export "$1=$2"
+  if [[ $dry_run == true ]]; then printf 'export %s=%q\n' "$1" "$2"; fi
+}
+
+set_environment() {
+  local num_cores
+  export SPEAKERLAB_PARENT=$$
+  give PYTHONPATH "$PYTHONPATH"
+  give PYTHONSAFEPATH 1 # else a folder named speakerlab where the user stands would be imported
+  if [[ -n $cuda_devices ]]; then give CUDA_VISIBLE_DEVICES "$cuda_devices"; fi
+  if ((nproc > 1)) && [[ -z ${OMP_NUM_THREADS-} ]]; then
+    num_cores=$(command nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+    give OMP_NUM_THREADS $((num_cores > nproc ? num_cores / nproc : 1))
+  fi
+  # A retried rendezvous would else find the store of the attempt before and hang (torch 2.11, 2.13).
+  give TORCH_DISABLE_SHARE_RDZV_TCP_STORE 1
+}
+
+# need PATH EARLIER_STAGE STAGE: refuse STAGE unless the earlier one has left PATH.
+need() {
+  if [[ $dry_run == true || -e $1 ]]; then return; fi
+  die "stage $3: stage $2 has to be run first, got no $1; use --stage $2 with the same options"
+}
+
+check_order() {
+  local system set_name
+  case $1 in
+    2) need "$data/.stage1" 1 2 ;;
+    3 | 4) need "$data/.stage1" 1 "$1" && need "$data/.stage2" 2 "$1" ;;&
+    4) need "$exp/model" 3 4 ;;
+    5)
+      need "$exp/model" 3 5
+      for system in "${systems[@]}"; do need "$system/model" 4 5; done
+      ;;
+    6)
+      for system in "${systems[@]}"; do
+        for set_name in "${test_sets[@]}"; do need "$system/embeddings/$set_name" 5 6; done
+      done
+      ;;
+  esac
+}
+
+# unchanged STAGE INPUTS: whether the stage was finished with these inputs and its output is there.
+unchanged() {
+  local marker=$data/.stage$1 folder
+  if [[ $dry_run == true || ! -f $marker || $(<"$marker") != "$2" ]]; then return 1; fi
+  for folder in "${data_dirs[@]}"; do
+    if [[ ! -f $folder/utt2dur ]]; then return 1; fi
+  done
+  say "stage $1: done before with the same inputs, skipped (remove $marker to redo)"
+}
+
+# finish STAGE INPUTS: leave the marker that `unchanged` looks for.
+finish() {
+  if [[ $dry_run == true ]]; then return; fi
+  printf '%s\n' "$2" >"$data/.stage$1.new"
+  mv -f "$data/.stage$1.new" "$data/.stage$1"
+}
+
+# digest FILE...: print one SHA-256 of the files that there are.
+digest() {
+  local file
+  for file in "$@"; do
+    if [[ -f $file ]]; then printf '%s\n' "${file##*/}" && cat -- "$file"; fi
+  done | if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi
+}
+
+prepare() {
+  local name arguments=()
+  for name in corpus noise rirs; do
+    if [[ -n ${!name} ]]; then arguments+=("--$name" "${!name}"); fi
+  done
+  run "$recipe_dir/prepare.py" "$@" "${arguments[@]}" --data "$data" "${prepare_args[@]}"
+}
+
+stage_0() {
+  if [[ -n $corpus && $stage0_always == false ]]; then
+    say "stage 0: nothing to do, the corpus is $corpus"
+  else
+    prepare --download
+  fi
+}
+
+# Audio to augment with is checked too: what a recipe makes itself, or what the options name.
+list_checked() {
+  checked=("${data_dirs[@]}")
+  if [[ -n $noise || -d $data/noise ]]; then checked+=("$data/noise"); fi
+  if [[ -n $rirs || -d $data/rirs ]]; then checked+=("$data/rirs"); fi
+}
+
+stage_1() {
+  local inputs checked
+  inputs=$(printf '%s\n' "corpus=$corpus" "noise=$noise" "rirs=$rirs" "allowed=$allow_missing" &&
+    digest "$recipe_dir"/{recipe.sh,*.py} "$recipe_dir/../common"/*.py)
+  if unchanged 1 "$inputs"; then return; fi
+  if [[ $dry_run == false ]]; then rm -f "$data"/.stage[12]; fi
+  prepare
+  list_checked
+  run -m speakerlab check "${checked[@]}" --allow-rejected "$allow_missing"
+  finish 1 "$inputs"
+}
+
+stage_2() {
+  local inputs checked folder
+  list_checked
+  inputs=$(printf '%s\n' "allowed=$allow_undecodable" &&
+    for folder in "${checked[@]}"; do digest "$folder"/{wav.scp,segments,utt2spk,trials*}; done)
+  if unchanged 2 "$inputs"; then return; fi
+  if [[ $dry_run == false ]]; then rm -f "$data/.stage2"; fi
+  run -m speakerlab check "${checked[@]}" --decode --allow-rejected "$allow_undecodable"
+  finish 2 "$inputs"
+}
+
+stage_3() {
+  train "$exp" "$init" ${overlay:+"$overlay"}
+}
+
+stage_4() {
+  if [[ $fine_tuned == false ]]; then
+    say 'stage 4: left out; use --large-margin true or --stage 4'
+  else
+    train "$exp-lm" "$exp/model" ${overlay:+"$overlay"} large_margin
+  fi
+}
+
+# train EXPERIMENT INIT OVERLAY...: one training, in as many processes as there are ranks.
+train() {
+  local name arguments layers=("$root/conf/$model.yaml" "$recipe_dir/conf.yaml")
+  for name in "${@:3}"; do layers+=("$root/conf/finetune/$name.yaml"); done
+  if [[ $hardware != auto ]]; then layers+=("$root/conf/hardware/$hardware.yaml"); fi
+  arguments=(--exp "$1" --config "${layers[@]}")
+  if [[ -n $2 ]]; then arguments+=(--init "$2"); fi
+  arguments+=(--set "data.dir=$data" "seed=$seed" "${settings[@]}")
+  if ((nproc * nnodes == 1)); then
+    run -m speakerlab train "${arguments[@]}"
+  else
+    list_launch_options
+    run -m speakerlab.bin.launch "${launch[@]}" -m speakerlab.bin.train "${arguments[@]}"
+  fi
+}
+
+# A dead rank ends the run (no restarts): the same command again goes on from the checkpoint.
+list_launch_options() {
+  launch=(--nnodes "$nnodes" --nproc-per-node "$nproc" --max-restarts 0)
+  if ((nnodes == 1)); then
+    launch+=(--standalone) # a port that the system picks: runs side by side do not meet
+  else
+    # Rank 0 must be told that it is the host: its name may resolve to 127.0.0.1.
+    launch+=(--node-rank "$node_rank" --rdzv-backend c10d --rdzv-endpoint "$rdzv"
+      --rdzv-id speakerlab
+      --rdzv-conf "is_host=$((node_rank == 0)),timeout=300,join_timeout=600")
+    if ((node_rank == 0)); then launch+=(--local-addr "${rdzv%:*}"); fi
+  fi
+}
+
+stage_5() {
+  local system set_name
+  for system in "${systems[@]}"; do
+    for set_name in "${test_sets[@]}"; do
+      extract "$system" "$data/$set_name"
+      extract "$system" "$data/$set_name" --untrained
+    done
+  done
+}
+
+extract() {
+  run -m speakerlab extract --exp "$1" --data "$2" "${@:3}" --nproc "$nproc"
+}
+
+stage_6() {
+  local system pattern file lists=()
+  for pattern in "${trials[@]}"; do
+    for file in "$data"/$pattern; do lists+=("$file"); done
+  done
+  for system in "${systems[@]}"; do
+    run -m speakerlab score --exp "$system" --trials "${lists[@]}"
+  done
+}
+
+# The systems that stages 5 and 6 are about: the model, and its fine-tuned sibling where there is one.
+list_systems() {
+  systems=("$exp")
+  if [[ $fine_tuned == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
+}
+
+run_stage() {
+  local began=$SECONDS
+  list_systems
+  if ((nnodes > 1 && node_rank > 0 && $1 != 3 && $1 != 4)); then
+    say "stage $1: left to node rank 0"
+    return
+  fi
+  if [[ $1 != 4 || $fine_tuned == true ]]; then check_order "$1"; fi
+  current=$1
+  say "stage $1: ${stage_names[$1]}"
+  "stage_$1"
+  current=''
+  if [[ $dry_run == false ]]; then say "stage $1: took $((SECONDS - began)) s"; fi
+}
+
+report_failure() {
+  local code=$?
+  if [[ -n $current && $code != 0 ]]; then
+    printf 'stage %s: failed with exit code %s\n' "$current" "$code" >&2
+  fi
+}
+
+main() {
+  local number name fine_tuned data_dirs=() systems cuda_devices launch
+  parse_options "$@"
+  check_options
+  check_machines
+  for name in corpus noise rirs init data exp; do # a recorded path must mean the same from anywhere
+    if [[ -n ${!name} && ${!name} != /* ]]; then printf -v "$name" '%s' "$PWD/${!name}"; fi
+  done
+  data=${data:-$recipe_dir/data}
+  exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}_s$seed}
+  data=${data%/} exp=${exp%/}
+  fine_tuned=$large_margin
+  if [[ $stage == 4 || $stop_stage == 4 ]]; then fine_tuned=true; fi
+  for name in "${train_sets[@]}" "${test_sets[@]}"; do data_dirs+=("$data/$name"); done
+  trap report_failure EXIT
+  set_environment
+  for ((number = stage; number <= stop_stage; number++)); do run_stage "$number"; done
+}
+
+main "$@"

@@ -1,0 +1,129 @@
+"""Speaks a list of sentences with espeak-ng: a program of its own, run by prepare.py.
+
+In: one argument, a JSON file {"voices": {name: {"language", "variant"}}, "jobs": [{"path", "voice",
+"text", "seed"}]}, paths absolute, `variant` the text of a voice variant file. Out: a 16 kHz 16-bit wav
+per job. espeak-ng is under the GPL, so nothing else of this project loads it: this process does, alone.
+"""
+
+import _ctypes
+import ctypes
+import importlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import soundfile
+from scipy.signal import resample_poly
+
+SAMPLE_RATE = 16_000
+TOOLS = Path(__file__).resolve().parent / "tools"
+SYNCHRONOUS = 2  # enum espeak_AUDIO_OUTPUT of espeak-ng's speak_lib.h
+CHARS_UTF8 = 1
+POSITION_CHARACTER = 1
+
+Callback = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
+)  # samples, their number, events
+
+
+class Synthesizer:
+    """espeak-ng over a data folder with English and these voices only; becomes the current folder.
+
+    The full data with many voices more goes beyond espeak-ng's limit of 350 voice files.
+    """
+
+    def __init__(self, voices: dict[str, dict[str, str]], folder: Path) -> None:
+        sys.path.insert(0, str(TOOLS))
+        loader = importlib.import_module("espeakng_loader")
+        _write_data(Path(loader.get_data_path()), folder / "espeak-ng-data", voices)
+        self._path = loader.get_library_path()
+        self._languages = {name: voice["language"] for name, voice in voices.items()}
+        self._pieces: list[bytes] = []  # int16
+        self._callback = Callback(self._receive)  # kept: espeak-ng holds no reference to it
+        os.chdir(folder)  # espeak-ng cuts long paths off, and opens its data as voices ask for it
+
+    def _receive(self, samples: "ctypes._Pointer[ctypes.c_short]", count: int, _: int) -> int:
+        if samples and count > 0:
+            self._pieces.append(ctypes.string_at(samples, 2 * count))
+        return 0
+
+    def speak(self, text: str, *, voice: str, seed: int) -> np.ndarray:
+        """The sentence as float32 at 16 kHz; equal arguments give equal samples.
+
+        The library is loaded anew for each: what it keeps between utterances (phases of the
+        flutter and of the voice) survives even espeak_Terminate, and would make a sentence depend
+        on those before it.
+        """
+        library = ctypes.CDLL(self._path)
+        try:
+            wave_S, sample_rate = self._run(library, text, voice=voice, seed=seed)
+        finally:
+            library.espeak_Terminate()
+            _unload(library)
+        return resample_poly(wave_S, SAMPLE_RATE, sample_rate).astype(np.float32)
+
+    def _run(
+        self, library: ctypes.CDLL, text: str, *, voice: str, seed: int
+    ) -> tuple[np.ndarray, int]:
+        """What a fresh library says, and at which sample rate."""
+        sample_rate = library.espeak_Initialize(SYNCHRONOUS, 0, b".", 0)
+        if sample_rate <= 0:
+            raise ValueError("espeak-ng: does not start, got no sample rate; install it again")
+        name = f"{self._languages[voice]}+{voice}"
+        if library.espeak_SetVoiceByName(name.encode()) != 0:
+            raise ValueError(f"espeak-ng: unknown voice, got {name}; check its language")
+        self._pieces.clear()
+        encoded = text.encode() + b"\0"
+        library.espeak_SetSynthCallback(self._callback)
+        library.espeak_ng_SetRandSeed(ctypes.c_long(seed))  # breath is random
+        library.espeak_Synth(
+            encoded, len(encoded), 0, POSITION_CHARACTER, 0, CHARS_UTF8, None, None
+        )
+        library.espeak_Synchronize()
+        if not self._pieces:
+            raise ValueError(f"espeak-ng: gave no audio, got '{text}' by {name}; change the text")
+        wave_S = np.frombuffer(b"".join(self._pieces), dtype=np.int16)
+        return wave_S.astype(np.float64) / 32768, sample_rate
+
+
+def _unload(library: ctypes.CDLL) -> None:
+    """Close the library; ctypes itself has no public call for that."""
+    close = getattr(_ctypes, "dlclose", None) or getattr(_ctypes, "FreeLibrary")  # noqa: B009
+    close(library._handle)
+
+
+def _write_data(source: Path, target: Path, voices: dict[str, dict[str, str]]) -> None:
+    """Write the part of espeak-ng's data that English needs, and a variant file per voice."""
+    (target / "voices" / "!v").mkdir(parents=True)
+    (target / "lang" / "gmw").mkdir(parents=True)
+    for name in ("phondata", "phonindex", "phontab", "intonations", "en_dict"):
+        shutil.copyfile(source / name, target / name)
+    for path in (source / "lang" / "gmw").glob("en*"):
+        shutil.copyfile(path, target / "lang" / "gmw" / path.name)
+    for name, voice in voices.items():
+        (target / "voices" / "!v" / name).write_text(voice["variant"])
+
+
+def main() -> int:
+    """Do every job of the list; 1 with one line on stderr if something is wrong."""
+    work = json.loads(Path(sys.argv[1]).read_text())
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            synthesizer = Synthesizer(work["voices"], Path(folder))
+            for job in work["jobs"]:
+                wave_S = synthesizer.speak(job["text"], voice=job["voice"], seed=job["seed"])
+                Path(job["path"]).parent.mkdir(parents=True, exist_ok=True)
+                soundfile.write(job["path"], wave_S, SAMPLE_RATE, subtype="PCM_16")
+            os.chdir(TOOLS.parent)  # a folder that is the current one cannot go on every system
+    except (ValueError, OSError, ImportError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Rooms and noises of the mini corpus, made with numpy; every function draws from the generator given.
+
+Letters: S samples, R samples of a room's response. Waves are float64 at 16 kHz.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.fft import irfft, next_fast_len, rfft
+from scipy.signal import fftconvolve
+
+SAMPLE_RATE = 16_000
+
+
+def coloured_noise(rng: np.random.Generator, num_samples: int, *, slope_db: float) -> np.ndarray:
+    """Noise whose power changes by `slope_db` per octave, at unit power."""
+    length = next_fast_len(num_samples, real=True)
+    hz = np.maximum(np.fft.rfftfreq(length, 1 / SAMPLE_RATE), 20.0)
+    spectrum = rfft(rng.standard_normal(length)) * hz ** (slope_db / 20 / np.log10(2))
+    return _unit_power(irfft(spectrum, length)[:num_samples])
+
+
+def hum(rng: np.random.Generator, num_samples: int) -> np.ndarray:
+    """Mains hum: harmonics of about 50 or 60 Hz over a soft hiss."""
+    time = np.arange(num_samples) / SAMPLE_RATE
+    base_hz = rng.choice((50.0, 60.0)) * rng.uniform(0.99, 1.01)
+    wave_S = 0.1 * coloured_noise(rng, num_samples, slope_db=-3.0)
+    for harmonic in range(1, 25):
+        height = rng.uniform(0.1, 1.0) / harmonic**0.7
+        wave_S += height * np.sin(2 * np.pi * (harmonic * base_hz * time + rng.uniform()))
+    return _unit_power(wave_S)
+
+
+def modulated_noise(rng: np.random.Generator, num_samples: int) -> np.ndarray:
+    """Noise that comes and goes a few times a second, like traffic or a machine."""
+    wave_S = coloured_noise(rng, num_samples, slope_db=rng.uniform(-6.0, 0.0))
+    time = np.arange(num_samples) / SAMPLE_RATE
+    slow = np.sin(2 * np.pi * (rng.uniform(0.3, 4.0) * time + rng.uniform()))
+    return _unit_power(wave_S * (1.0 + rng.uniform(0.5, 0.95) * slow))
+
+
+def babble(
+    rng: np.random.Generator, num_samples: int, *, voices: Sequence[np.ndarray]
+) -> np.ndarray:
+    """Several voices at once, each repeated from a random place and about equally loud."""
+    mix_S = np.zeros(num_samples)
+    for voice_S in voices:
+        place = (rng.integers(len(voice_S)) + np.arange(num_samples)) % len(voice_S)
+        mix_S += _unit_power(voice_S)[place] * 10 ** (rng.uniform(-5.0, 0.0) / 20)
+    return _unit_power(mix_S)
+
+
+def room(rng: np.random.Generator, *, rt60_seconds: float) -> np.ndarray:
+    """A room's impulse response: the direct sound, then noise that falls 60 dB in `rt60_seconds`."""
+    num_samples = round(rt60_seconds * SAMPLE_RATE)
+    time = np.arange(num_samples) / SAMPLE_RATE
+    response_R = rng.standard_normal(num_samples) * 10 ** (-3.0 * time / rt60_seconds)
+    response_R[: round(rng.uniform(0.001, 0.008) * SAMPLE_RATE)] = 0.0  # until the first reflection
+    direct_to_late_db = rng.uniform(-2.0, 10.0)
+    response_R *= 10 ** (-direct_to_late_db / 20) / np.sqrt(np.sum(response_R**2))
+    response_R[0] = 1.0
+    return response_R
+
+
+def augment(wave_S: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """An utterance as recorded somewhere: a small room, noise at 12 to 30 dB, some gain."""
+    response_R = room(rng, rt60_seconds=rng.uniform(0.1, 0.45))
+    speech_S = fftconvolve(wave_S, response_R)[: len(wave_S)]
+    if rng.uniform() < 0.2:
+        noise_S = hum(rng, len(speech_S))
+    else:
+        noise_S = coloured_noise(rng, len(speech_S), slope_db=rng.uniform(-7.0, 1.0))
+    snr_db = rng.uniform(12.0, 30.0)
+    mix_S = speech_S + noise_S * np.sqrt(np.mean(speech_S**2)) * 10 ** (-snr_db / 20)
+    return at_level(mix_S, peak_db=rng.uniform(-20.0, -1.0))
+
+
+def at_level(wave_S: np.ndarray, *, peak_db: float) -> np.ndarray:
+    """The wave with its largest sample at `peak_db` below full scale."""
+    return wave_S * (10 ** (peak_db / 20) / np.max(np.abs(wave_S)))
+
+
+def _unit_power(wave_S: np.ndarray) -> np.ndarray:
+    return wave_S / np.sqrt(np.mean(wave_S**2))

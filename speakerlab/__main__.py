@@ -1,0 +1,31 @@
+"""`speakerlab COMMAND ...`, also `python -m speakerlab COMMAND ...`."""
+
+import importlib
+import sys
+
+from speakerlab.bin.command import nearest, run
+
+COMMANDS = {
+    "check": "check data directories; writes utt2dur, lists what is wrong",
+    "train": "train a model, or resume where it was stopped",
+    "extract": "embed every utterance of a data directory",
+    "score": "score trial lists; writes results.json and report.html",
+}
+
+
+def main() -> None:
+    """Run the command that the first word names."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        rows = "\n".join(f"  {name:9} {what}" for name, what in COMMANDS.items())
+        sys.stdout.write(f"usage: speakerlab COMMAND ...\n{rows}\n(COMMAND --help tells more)\n")
+        return
+    name = words[0]
+    if name not in COMMANDS:
+        sys.stderr.write(f"speakerlab: unknown command, got {name}{nearest(name, COMMANDS)}\n")
+        sys.exit(1)
+    run(importlib.import_module(f"speakerlab.bin.{name}").main, words[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Entry points: argparse -> configuration -> named objects -> one call."""

@@ -1,0 +1,53 @@
+"""What every command shares: log lines, one line a fault instead of a traceback, exit codes."""
+
+import argparse
+import difflib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+from speakerlab import lifetime
+
+DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # any value: tracebacks are shown
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that answers in one line and names the nearest option."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        options = [option for action in self._actions for option in action.option_strings]
+        hint = nearest(unknown[0].partition("=")[0], options) if unknown else "; see --help"
+        sys.stderr.write(f"{self.prog}: {message}{hint}\n")
+        raise SystemExit(lifetime.EXIT_INPUT)
+
+
+def parser(name: str, description: str | None) -> Parser:
+    """A parser for one command; abbreviated options are refused."""
+    first = (description or "").partition("\n")[0]
+    return Parser(prog=f"speakerlab {name}", description=first, allow_abbrev=False)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint that ends an error line."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {close[0]}?" if close else "; see --help"
+
+
+def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> NoReturn:
+    """Call `main`; wrong input is told in lines and exits 1, a bug shows its traceback."""
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
+    code = 0
+    try:
+        main(words)
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        if DEBUG_VARIABLE in os.environ:
+            logging.exception("traceback, shown because %s is set", DEBUG_VARIABLE)
+        sys.stderr.write(f"{error}\n")
+        code = lifetime.EXIT_INPUT
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped by Ctrl-C\n")
+        code = 130
+    lifetime.leave(code)

@@ -1,0 +1,104 @@
+"""Embed every utterance of a data directory with an experiment's model."""
+
+import logging
+import multiprocessing
+import shutil
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from speakerlab import lifetime
+from speakerlab.bin.command import parser
+from speakerlab.build import build_embedder
+from speakerlab.data.loader import auto_workers
+from speakerlab.data.manifest import read_manifest
+from speakerlab.embedder import load_published
+from speakerlab.extraction import embed_pieces, utterance_pieces
+from speakerlab.scoring.embeddings import EmbeddingTable
+
+log = logging.getLogger(__name__)
+SECONDS_PER_LINE = 10.0
+
+
+def main(words: Sequence[str]) -> None:
+    """`speakerlab extract --exp DIR --data DIR [--untrained] [--nproc N]`"""
+    lifetime.die_with_parent()
+    options = parser("extract", __doc__)
+    options.add_argument("--exp", type=Path, required=True, metavar="DIR")
+    options.add_argument("--data", type=Path, required=True, metavar="DIR")
+    options.add_argument("--untrained", action="store_true", help="with the initial weights")
+    options.add_argument("--nproc", type=int, default=1, help="processes, one a GPU")
+    args = options.parse_args(words)
+    published = load_published(args.exp)
+    manifest = read_manifest([args.data], sample_rate=published.embedder.sample_rate)
+    stem = embeddings_stem(args.exp, args.data.name, untrained=args.untrained)
+    facts = {"precision": "fp32", "data_sha256": manifest.sha256(), "untrained": args.untrained}
+    if is_done(stem, published.sha256, facts):
+        log.info("%s: done before with this model and data, kept", stem)
+        return
+    parts = stem.with_name(f".{stem.name}.parts")
+    shutil.rmtree(parts, ignore_errors=True)
+    jobs = [(args, index, parts / str(index), facts) for index in range(args.nproc)]
+    if args.nproc == 1:
+        embed_part(*jobs[0])
+    else:
+        with multiprocessing.get_context("spawn").Pool(args.nproc) as pool:
+            pool.starmap(embed_part, jobs)
+    tables = [EmbeddingTable.load(part) for _, _, part, _ in jobs]
+    EmbeddingTable.merge(tables, list(manifest.ids)).save(stem)
+    shutil.rmtree(parts)
+    log.info("%s: %d embeddings of %d dimensions", stem, len(manifest), tables[0].emb_ND.shape[1])
+
+
+def embeddings_stem(exp_dir: Path, data_name: str, *, untrained: bool) -> Path:
+    """Where the embeddings of a test set are, without endings."""
+    return exp_dir / "embeddings" / data_name / ("untrained" if untrained else "trained")
+
+
+def is_done(stem: Path, model_sha256: str, facts: dict[str, object]) -> bool:
+    """Whether finished embeddings of this model and data are there already."""
+    if not stem.with_suffix(".json").exists():
+        return False
+    table = EmbeddingTable.load(stem)
+    return table.model_sha256 == model_sha256 and dict(table.facts) == facts
+
+
+def embed_part(args: Namespace, index: int, stem: Path, facts: dict[str, object]) -> None:
+    """One process's share: every nproc-th utterance, on a GPU of its own where there are any."""
+    lifetime.die_with_parent()
+    published = load_published(args.exp)
+    embedder = build_embedder(published.config) if args.untrained else published.embedder
+    manifest = read_manifest([args.data], sample_rate=embedder.sample_rate)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", index % torch.cuda.device_count())
+    rows = range(index, len(manifest), args.nproc)
+    pieces = utterance_pieces(manifest)[index :: args.nproc]
+    emb_ND = embed_pieces(
+        embedder,
+        pieces,
+        device=device,
+        num_workers=auto_workers(args.nproc),
+        progress=Progress(len(pieces)).tell,
+    )
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    ids = [manifest.ids[row] for row in rows]
+    EmbeddingTable(ids, emb_ND, published.sha256, facts).save(stem)
+
+
+class Progress:
+    """A line every ten seconds with what is done and what is left."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.started_at = self.last_at = time.monotonic()
+
+    def tell(self, done: int) -> None:
+        now = time.monotonic()
+        if now - self.last_at >= SECONDS_PER_LINE:
+            self.last_at = now
+            left = (now - self.started_at) / done * (self.total - done)
+            log.info("%d of %d utterances, %.0f s left", done, self.total, left)

@@ -1,0 +1,88 @@
+"""Score trial lists with an experiment's embeddings; write results.json and report.html."""
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from speakerlab import provenance
+from speakerlab.bin.command import parser
+from speakerlab.bin.extract import embeddings_stem
+from speakerlab.data.manifest import read_table
+from speakerlab.embedder import find_model
+from speakerlab.scoring import plots, report
+from speakerlab.scoring.backend import cosine_scores
+from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.metrics import eer, operating_points, summary
+from speakerlab.scoring.trials import Trials, read_trials
+
+log = logging.getLogger(__name__)
+PROTOCOL = "each trial compares two whole utterances by the cosine of their embeddings"
+
+
+def main(words: Sequence[str]) -> None:
+    """`speakerlab score --exp DIR --trials FILE...`"""
+    options = parser("score", __doc__)
+    options.add_argument("--exp", type=Path, required=True, metavar="DIR")
+    options.add_argument("--trials", type=Path, nargs="+", required=True, metavar="FILE")
+    args = options.parse_args(words)
+    card = json.loads((find_model(args.exp) / "card.json").read_text(encoding="utf-8"))
+    rows: list[report.Row] = []
+    figures: dict[str, Path] = {}
+    for path in args.trials:
+        name = f"{path.parent.name}/{path.name}"
+        trials = read_trials(path)
+        trained = score(args.exp, path, trials, untrained=False)
+        untrained = score(args.exp, path, trials, untrained=True)
+        speakers = trials.speakers(read_table(path.parent / "utt2spk"))
+        row = report.result_row(
+            trials=name,
+            system=args.exp.name,
+            eer_untrained=eer(untrained, trials.is_target_N),
+            backend="cosine",
+            protocol=PROTOCOL,
+            model_sha256=card["sha256"],
+            commit=card["commit"],
+            **summary(trained, trials.is_target_N, *speakers),
+        )
+        rows = report.update_results(args.exp / "results.json", row)
+        figures |= draw(args.exp / "scores", name, trials, trained, untrained)
+    config = yaml.safe_dump(yaml.safe_load((args.exp / "config.yaml").read_text()), sort_keys=False)
+    report.write_html(
+        args.exp / "report.html",
+        rows,
+        figures,
+        {**card, "scored_by_commit": provenance.commit(), "config.yaml": config},
+        title=f"Speaker verification: {args.exp.name}",
+    )
+    sys.stdout.write(report.format_table(rows) + "\n")
+    log.info("%s: results.json and report.html written", args.exp)
+
+
+def score(exp_dir: Path, path: Path, trials: Trials, *, untrained: bool) -> np.ndarray:
+    """Cosine scores of a trial list, written to `scores/` where they are the trained model's."""
+    table = EmbeddingTable.load(embeddings_stem(exp_dir, path.parent.name, untrained=untrained))
+    scores_N = cosine_scores(table, table, trials)
+    if not untrained:
+        folder = exp_dir / "scores"
+        folder.mkdir(exist_ok=True)
+        report.write_scores(folder / f"{path.parent.name}_{path.name}.txt", trials, scores_N)
+    return scores_N
+
+
+def draw(
+    folder: Path, name: str, trials: Trials, trained: np.ndarray, untrained: np.ndarray
+) -> dict[str, Path]:
+    """The DET curves and the histogram of a trial list: caption -> picture."""
+    stem = name.replace("/", "_")
+    det, histogram = folder / f"{stem}_det.png", folder / f"{stem}_scores.png"
+    curves = {"trained": trained, "untrained": untrained}
+    plots.plot_det(
+        det, {label: operating_points(s, trials.is_target_N)[:2] for label, s in curves.items()}
+    )
+    plots.plot_scores(histogram, trained, trials.is_target_N)
+    return {f"{name}: DET curve": det, f"{name}: scores of the trained model": histogram}

@@ -1,0 +1,86 @@
+"""Objects from names: the registries, what the program itself gives, and one builder a part.
+
+In: `Config`. Out: modules and optimizers, which know nothing of configuration.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from speakerlab.embedder import Embedder
+from speakerlab.frontend.augment import Augment
+from speakerlab.frontend.fbank import Fbank
+from speakerlab.frontend.specaugment import SpecAugment
+from speakerlab.losses import HEADS
+from speakerlab.models import MODELS
+from speakerlab.training.optim import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from speakerlab.config import Config
+
+# Section of the configuration -> what its `name` may be.
+REGISTRIES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "model": MODELS,
+    "head": HEADS,
+    "optimizer": OPTIMIZERS,
+}
+# Place of the arguments of a part of which there is only one kind.
+FIXED: Mapping[tuple[str, ...], Callable[..., Any]] = {
+    ("frontend",): Fbank,
+    ("augment", "spec"): SpecAugment,
+}
+# Constructor arguments that follow from other parts and are never configured.
+GIVEN: Mapping[str, tuple[str, ...]] = {
+    "model": ("feat_dim",),
+    "head": ("embed_dim", "num_classes"),
+    "optimizer": ("lr",),
+    "frontend": (),
+    "spec": (),
+}
+
+
+def build_embedder(config: "Config") -> Embedder:
+    """Waveform to embedding, weights drawn from the configuration's seed."""
+    torch.manual_seed(config.seed)
+    fbank = Fbank(**config.frontend)
+    backbone = MODELS[config.model.name](feat_dim=fbank.num_mel_bins, **config.model.args)
+    return Embedder(fbank=fbank, backbone=backbone, max_seconds=config.model.max_seconds)
+
+
+def build_head(config: "Config", *, embed_dim: int, num_classes: int) -> nn.Module:
+    """The training head, weights drawn from the configuration's seed."""
+    torch.manual_seed(config.seed + 1)
+    return HEADS[config.head.name](embed_dim=embed_dim, num_classes=num_classes, **config.head.args)
+
+
+def build_augment(
+    config: "Config", *, rooms: Sequence[np.ndarray], noises: Sequence[np.ndarray]
+) -> Augment:
+    """Speed, room and noise, on whole batches."""
+    return Augment(
+        num_samples=crop_samples(config),
+        speeds=config.augment.speeds,
+        rooms=rooms,
+        noises=noises,
+        sample_rate=config.frontend["sample_rate"],
+    )
+
+
+def build_spec_augment(config: "Config") -> SpecAugment:
+    """Masks over features."""
+    return SpecAugment(**config.augment.spec)
+
+
+def build_optimizer(
+    config: "Config", parameters: Iterable[nn.Parameter], *, lr: float
+) -> torch.optim.Optimizer:
+    """The optimizer; `lr` is its first learning rate, set anew at each step."""
+    return OPTIMIZERS[config.optimizer.name](parameters, lr=lr, **config.optimizer.args)
+
+
+def crop_samples(config: "Config") -> int:
+    """Samples of a training crop."""
+    return round(config.data.crop_seconds * config.frontend["sample_rate"])

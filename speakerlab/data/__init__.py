@@ -1,0 +1,1 @@
+"""From disk to batch: data directories, audio files, order, crops and their draws."""

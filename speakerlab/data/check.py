@@ -1,0 +1,254 @@
+"""The one door for data: every fault of a set of data directories, found before training starts.
+
+In: data directories as `manifest.py` describes them. Out: `utt2dur` and `rejected.tsv` written
+beside them, notes for the user, or one ValueError that lists what is wrong.
+A directory with trials is a test set; of one without utt2spk (noise, rooms) the audio is checked.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from speakerlab.data import audio, manifest
+from speakerlab.faults import Faults
+
+MIN_FILES_FOR_POOL = 500  # below this, starting processes costs more than it saves
+DURATION_SLACK_SECONDS = 0.01  # a segment may end this much past its recording
+
+
+@dataclass
+class DataDir:
+    """The tables of one directory, as far as they could be read."""
+
+    folder: Path
+    wavs: dict[str, str]
+    segments: dict[str, tuple[str, float, float]]
+    speakers: dict[str, str] | None
+    trials: list[Path]
+    seconds: dict[str, float] = field(default_factory=dict)  # utterance -> duration
+    rejected: dict[str, str] = field(default_factory=dict)  # utterance -> reason
+
+    @property
+    def utterances(self) -> Iterable[str]:
+        return self.segments or self.wavs
+
+    def recording_of(self, utterance: str) -> str:
+        return self.segments[utterance][0] if self.segments else utterance
+
+
+def check_data_dirs(
+    folders: Sequence[Path],
+    *,
+    sample_rate: int = 16000,
+    decode: bool = False,
+    allow_rejected: float = 0.0,
+    num_workers: int = 1,
+) -> list[str]:
+    """Check directories that are used together; write utt2dur and rejected.tsv; return notes.
+
+    decode: read every file to its end (finds truncated ones) instead of its header alone.
+    allow_rejected: the share of a directory's utterances whose audio may be missing or broken.
+    Raises ValueError with every fault, FileNotFoundError where a directory has no wav.scp.
+    """
+    faults, notes = Faults(), list[str]()
+    dirs = [_read_dir(folder, faults) for folder in folders]
+    for data_dir in dirs:
+        _check_tables(data_dir, faults)
+    _check_overlap(dirs, faults)
+    for data_dir in dirs:
+        notes += _check_audio(data_dir, faults, sample_rate, decode, num_workers)
+        _check_rejected(data_dir, faults, allow_rejected)
+        _check_trials(data_dir, faults)
+    faults.raise_if_any(f"{', '.join(map(str, folders))}: refused, nothing was written")
+    for data_dir in dirs:
+        notes.append(_write(data_dir))
+    return notes
+
+
+def _read_dir(folder: Path, faults: Faults) -> DataDir:
+    utt2spk = folder / "utt2spk"
+    return DataDir(
+        folder=folder,
+        wavs=manifest.read_table(folder / "wav.scp", faults),
+        segments=manifest.read_segments(folder / "segments", faults),
+        speakers=manifest.read_table(utt2spk, faults) if utt2spk.exists() else None,
+        trials=sorted(folder.glob("trials*")),
+    )
+
+
+def _check_tables(data_dir: DataDir, faults: Faults) -> None:
+    folder = data_dir.folder
+    if not data_dir.wavs:
+        faults.add("empty sets", f"{folder}/wav.scp: has no recordings; run stage 1 again")
+    for recording, path in data_dir.wavs.items():
+        if path.endswith("|"):
+            command = path.rstrip("| ")
+            faults.add(
+                "pipes",
+                f"{folder}/wav.scp: {recording} is a command, got '{path}'; run "
+                f"`{command} > {recording}.wav` once and put the file's path there",
+            )
+    for utterance, (recording, start, end) in data_dir.segments.items():
+        if recording not in data_dir.wavs:
+            line = f"{folder}/segments: {utterance} names a recording not in wav.scp"
+            faults.add("unknown recordings", f"{line}, got {recording}; correct one of them")
+        if not 0 <= start < end:
+            line = f"{folder}/segments: {utterance} must have 0 <= start < end"
+            faults.add("bad segments", f"{line}, got {start} {end}; correct it")
+    if data_dir.speakers is not None:
+        _check_speakers(data_dir, data_dir.speakers, faults)
+
+
+def _check_speakers(data_dir: DataDir, speakers: dict[str, str], faults: Faults) -> None:
+    folder, utterances = data_dir.folder, data_dir.utterances
+    for utterance in utterances:
+        if utterance not in speakers:
+            line = f"{folder}/utt2spk: an utterance has no speaker, got {utterance}"
+            faults.add("utterances without speaker", f"{line}; add its line")
+    for utterance in speakers.keys() - set(utterances):
+        line = f"{folder}/utt2spk: names an utterance without audio, got {utterance}"
+        faults.add("utterances without audio", f"{line}; add it to wav.scp or drop the line")
+    if len(set(speakers.values())) == 1:
+        line = (
+            f"{folder}/utt2spk: needs at least 2 speakers, got only {next(iter(speakers.values()))}"
+        )
+        faults.add("one-speaker sets", f"{line}; add others")
+
+
+def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
+    """No speaker may be both trained on and tested."""
+    train = [d for d in dirs if d.speakers is not None and not d.trials]
+    test = [d for d in dirs if d.speakers is not None and d.trials]
+    for a in train:
+        for b in test:
+            shared = set((a.speakers or {}).values()) & set((b.speakers or {}).values())
+            for speaker in sorted(shared):
+                line = (
+                    f"{a.folder} and {b.folder}: a speaker is in training and test, got {speaker}"
+                )
+                faults.add("speakers in training and test", f"{line}; take it out of one of them")
+
+
+def _check_audio(
+    data_dir: DataDir, faults: Faults, sample_rate: int, decode: bool, num_workers: int
+) -> list[str]:
+    """Fill in durations and rejections of every utterance; return notes on stereo files."""
+    recordings = {key: path for key, path in data_dir.wavs.items() if not path.endswith("|")}
+    looker = _decode if decode else _look
+    found = dict(zip(recordings, _map(looker, list(recordings.values()), num_workers)))
+    stereo = [
+        key for key, info in found.items() if not isinstance(info, str) and info.num_channels > 1
+    ]
+    for recording, info in found.items():
+        if not isinstance(info, str) and info.sample_rate != sample_rate:
+            path = recordings[recording]
+            faults.add(
+                "files of another sample rate",
+                f"{path}: must have {sample_rate} Hz, got {info.sample_rate}; convert it: "
+                f"ffmpeg -i {path} -ar {sample_rate} OUT.wav (or set frontend.sample_rate)",
+            )
+    for utterance in data_dir.utterances:
+        info = found.get(data_dir.recording_of(utterance))
+        if isinstance(info, str):
+            data_dir.rejected[utterance] = info
+        elif info is not None:
+            _note_duration(data_dir, utterance, info, faults)
+    if not stereo:
+        return []
+    return [
+        f"{data_dir.folder}: {len(stereo)} recordings have several channels, got {stereo[0]}"
+        f"{' and others' if len(stereo) > 1 else ''}; the first channel is read"
+    ]
+
+
+def _note_duration(
+    data_dir: DataDir, utterance: str, info: audio.AudioInfo, faults: Faults
+) -> None:
+    data_dir.seconds[utterance] = info.seconds
+    if data_dir.segments:
+        _, start, end = data_dir.segments[utterance]
+        data_dir.seconds[utterance] = min(end, info.seconds) - start
+        if end > info.seconds + DURATION_SLACK_SECONDS:
+            line = f"{data_dir.folder}/segments: {utterance} ends after its recording"
+            faults.add("bad segments", f"{line}, got {end} of {info.seconds:.2f} s; correct it")
+
+
+def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) -> None:
+    share = len(data_dir.rejected) / max(len(list(data_dir.utterances)), 1)
+    if share > allow_rejected:
+        for reason in sorted(set(data_dir.rejected.values())):
+            faults.add("broken recordings", reason)
+    for trials in data_dir.trials if data_dir.rejected else []:
+        for utterance in sorted(_trial_ids(trials, faults).keys() & data_dir.rejected.keys()):
+            line = f"{trials}: names an utterance whose audio is broken, got {utterance}"
+            faults.add("trials without audio", f"{line}; {data_dir.rejected[utterance]}")
+
+
+def _check_trials(data_dir: DataDir, faults: Faults) -> None:
+    known = set(data_dir.utterances)
+    for trials in data_dir.trials:
+        for utterance, number in _trial_ids(trials, faults).items():
+            if utterance not in known:
+                line = f"{trials}:{number}: names an unknown utterance, got {utterance}"
+                faults.add("unknown utterances", f"{line}; add it to wav.scp or drop the trial")
+
+
+def _trial_ids(path: Path, faults: Faults) -> dict[str, int]:
+    """Every id that a trial list names -> the first line that names it."""
+    ids: dict[str, int] = {}
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            words = line.split()
+            if len(words) != 3 or words[2] not in ("target", "nontarget"):
+                text = f"{path}:{number}: is not 'enrol test target|nontarget'"
+                faults.add("bad lines", f"{text}, got '{line.strip()}'; correct it")
+                continue
+            ids.setdefault(words[0], number)
+            ids.setdefault(words[1], number)
+    return ids
+
+
+def _look(path: str) -> audio.AudioInfo | str:
+    """The header, or one line that says why there is none."""
+    try:
+        info = audio.read_info(path)
+    except (ValueError, FileNotFoundError) as error:
+        return str(error)
+    if info.num_samples == 0:
+        return f"{path}: is empty, got 0 samples; record it again or drop it"
+    return info
+
+
+def _decode(path: str) -> audio.AudioInfo | str:
+    """Like `_look`, after reading the file to its end."""
+    info = _look(path)
+    return info if isinstance(info, str) else audio.decode_fault(path, info.num_samples) or info
+
+
+def _map(
+    function: Callable[[str], audio.AudioInfo | str], paths: Sequence[str], num_workers: int
+) -> list[audio.AudioInfo | str]:
+    if num_workers < 2 or len(paths) < MIN_FILES_FOR_POOL:
+        return list(map(function, paths))
+    with ProcessPoolExecutor(num_workers) as pool:
+        return list(pool.map(function, paths, chunksize=64))
+
+
+def _write(data_dir: DataDir) -> str:
+    """Write what was found; return the line that sums the directory up."""
+    folder = data_dir.folder
+    manifest.write_table(folder / "utt2dur", {k: f"{s:.6f}" for k, s in data_dir.seconds.items()})
+    if data_dir.rejected:
+        rows = [
+            f"{utterance}\t{data_dir.wavs[data_dir.recording_of(utterance)]}\t{reason}\n"
+            for utterance, reason in sorted(data_dir.rejected.items())
+        ]
+        manifest.write_text(folder / "rejected.tsv", "".join(rows))
+    else:
+        (folder / "rejected.tsv").unlink(missing_ok=True)
+    speakers = len(set((data_dir.speakers or {}).values()))
+    hours = sum(data_dir.seconds.values()) / 3600
+    who = f"{speakers} speakers, " if speakers else ""
+    what = f"{folder}: {who}{len(data_dir.seconds)} utterances, {hours:.2f} h"
+    return what + (f", {len(data_dir.rejected)} rejected" if data_dir.rejected else "")

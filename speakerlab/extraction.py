@@ -1,0 +1,112 @@
+"""From recordings to embeddings, and the validation that rests on it. In: pieces. Out: emb_ND.
+
+Pieces of equal frame count share a batch, so that nothing is padded and a batch equals its rows.
+Letters: N pieces, B rows of a batch, S samples, D embedding.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from speakerlab.data.audio import FULL_SCALE
+from speakerlab.data.dataset import Piece, Pieces
+from speakerlab.data.loader import start_worker
+from speakerlab.data.manifest import Manifest
+from speakerlab.embedder import Embedder
+from speakerlab.scoring.backend import pairwise_eer
+
+MAX_BATCH_SECONDS = 64  # of audio in one forward pass, unless a single piece is longer
+MAX_UTTERANCES_PER_VALID_SPEAKER = 10
+
+
+def embed_pieces(
+    embedder: Embedder,
+    pieces: Sequence[Piece],
+    *,
+    device: torch.device,
+    num_workers: int = 0,
+    progress: Callable[[int], None] = lambda done: None,
+) -> np.ndarray:
+    """emb_ND, float32, in the order of `pieces`; `progress` is told how many are done."""
+    was_training = embedder.training
+    embedder.eval().to(device)
+    emb_ND = np.empty((len(pieces), embedder.embed_dim), dtype=np.float32)
+    groups = list(_groups(embedder, pieces))
+    loader = DataLoader(
+        Pieces(pieces),
+        batch_sampler=groups,
+        num_workers=num_workers,
+        collate_fn=_stack,
+        worker_init_fn=start_worker,
+    )
+    done = 0
+    with torch.inference_mode():
+        for rows, wave_BS in zip(groups, loader):
+            wave_BS = wave_BS.to(device, non_blocking=True).float() / FULL_SCALE
+            emb_ND[rows] = embedder(wave_BS).float().cpu().numpy()
+            done += len(rows)
+            progress(done)
+    embedder.train(was_training)
+    return emb_ND
+
+
+def utterance_pieces(manifest: Manifest) -> list[Piece]:
+    """Every utterance of a manifest, whole."""
+    return [
+        Piece(manifest.paths[row], int(start), int(num_samples))
+        for row, (start, num_samples) in enumerate(zip(manifest.start_N, manifest.num_samples_N))
+    ]
+
+
+class Validation:
+    """The EER of all pairs of utterances of the validation speakers.
+
+    At most ten utterances a speaker; a speaker with one utterance gives its two halves.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.pieces: list[Piece] = []
+        self.speaker_N: list[int] = []
+        self.num_halved = 0
+        whole = utterance_pieces(manifest)
+        for speaker in range(len(manifest.speakers)):
+            rows = np.flatnonzero(manifest.speaker_N == speaker)[:MAX_UTTERANCES_PER_VALID_SPEAKER]
+            pieces = [whole[row] for row in rows]
+            if len(pieces) == 1:
+                pieces = _halves(pieces[0])
+                self.num_halved += 1
+            self.pieces += pieces
+            self.speaker_N += [speaker] * len(pieces)
+
+    def run(self, embedder: Embedder, device: torch.device) -> dict[str, float]:
+        """{"eer": fraction} of the embedder as it is now."""
+        emb_ND = embed_pieces(embedder, self.pieces, device=device)
+        return {"eer": pairwise_eer(emb_ND, np.array(self.speaker_N))[0]}
+
+
+def _groups(embedder: Embedder, pieces: Sequence[Piece]) -> Iterator[list[int]]:
+    """Indices of pieces that may share a batch, longest first."""
+
+    def key(index: int) -> tuple[int, int]:
+        return embedder.batch_key(pieces[index].num_samples)
+
+    order = sorted(range(len(pieces)), key=key, reverse=True)
+    for _, group in groupby(order, key=key):
+        rows = list(group)
+        seconds = pieces[rows[0]].num_samples / embedder.sample_rate
+        size = max(int(MAX_BATCH_SECONDS / seconds), 1)
+        yield from (rows[first : first + size] for first in range(0, len(rows), size))
+
+
+def _stack(waves: Sequence[np.ndarray]) -> torch.Tensor:
+    """wave_BS; the samples beyond the shortest row are less than a frame and reach no feature."""
+    shortest = min(len(wave_S) for wave_S in waves)
+    return torch.from_numpy(np.stack([wave_S[:shortest] for wave_S in waves]))
+
+
+def _halves(piece: Piece) -> list[Piece]:
+    half = piece.num_samples // 2
+    return [Piece(piece.path, piece.start, half), Piece(piece.path, piece.start + half, half)]

@@ -1,0 +1,35 @@
+"""Collects what is wrong with an input, so that a user reads every fault in one go, one line each.
+
+In: lines of the form "<where>: <what is wrong>, got <value>; <what to do>", each under a kind.
+Out: one ValueError with at most five lines of a kind, the count of the rest, and a verdict.
+"""
+
+MAX_LINES_PER_KIND = 5
+
+
+class Faults:
+    """Faults found so far, in the order their kinds were first met."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, list[str]] = {}
+
+    def add(self, kind: str, line: str) -> None:
+        """Note one fault; `kind` is a short plural such as "missing files", used in the count."""
+        self.lines.setdefault(kind, []).append(line)
+
+    def __bool__(self) -> bool:
+        return bool(self.lines)
+
+    def report(self, verdict: str) -> str:
+        """All faults as text, the verdict last."""
+        text: list[str] = []
+        for kind, lines in self.lines.items():
+            text += lines[:MAX_LINES_PER_KIND]
+            if len(lines) > MAX_LINES_PER_KIND:
+                text.append(f"... and {len(lines) - MAX_LINES_PER_KIND} more {kind}")
+        return "\n".join([*text, verdict])
+
+    def raise_if_any(self, verdict: str) -> None:
+        """Raise ValueError with the whole report if anything was added."""
+        if self:
+            raise ValueError(self.report(verdict))

@@ -1,0 +1,180 @@
+"""Log mel filter-bank energies as Kaldi computes them, for a whole batch at once.
+
+In: wave_BS, float32 in [-1, 1].
+Out: feats_BTF, float32, by default with each utterance's mean removed.
+Letters: B rows of the batch, S samples, T frames, L samples of a frame, K bins of the power
+spectrum, F mel bins.
+
+What is computed, and in which order, is the feature extraction of Povey et al., "The Kaldi speech
+recognition toolkit", ASRU 2011 (`compute-fbank-feats` with snip-edges=true).
+"""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+Window = Literal["povey", "hamming"]
+
+LOG_FLOOR = torch.finfo(torch.float32).eps  # Kaldi's floor, also in float64
+CPU_FRAMES = (
+    600  # frames at a time on a CPU: more fall out of a core's cache and take up to 5x as long
+)
+
+
+def fp32_island(device: torch.device) -> torch.autocast:
+    """Switches autocast off: waves and spectra do not survive half precision."""
+    return torch.autocast(device.type, enabled=False)
+
+
+def mel(hertz: Tensor) -> Tensor:
+    """Frequency in Hz to Kaldi's mel scale."""
+    return 1127.0 * torch.log1p(hertz / 700.0)
+
+
+def mel_matrix(
+    num_mel_bins: int, *, num_fft: int, sample_rate: int, low_freq: float, high_freq: float
+) -> Tensor:
+    """(K, F) float64 weights: triangles that are straight lines in mel, K = num_fft / 2 + 1.
+
+    The triangles share their corners: each begins at the peak of the one before. The bin at the
+    Nyquist frequency has no weight, as in Kaldi. Raises ValueError for an impossible band or
+    number, and where a triangle is too narrow to contain any bin.
+    """
+    if num_mel_bins < 1:
+        raise ValueError(f"fbank: mel bins are too few, got {num_mel_bins}; use 80, say")
+    if not 0 <= low_freq < high_freq <= sample_rate / 2:
+        raise ValueError(
+            f"fbank: the band must rise and end by {sample_rate / 2:g} Hz, got {low_freq:g} to "
+            f"{high_freq:g} Hz; change low_freq or high_freq"
+        )
+    ends = mel(torch.tensor([low_freq, high_freq], dtype=torch.float64))
+    step = (ends[1] - ends[0]) / (num_mel_bins + 1)
+    left_F = ends[0] + step * torch.arange(num_mel_bins, dtype=torch.float64)
+    hertz_K = torch.arange(num_fft // 2, dtype=torch.float64) * (sample_rate / num_fft)
+    rise_KF = (mel(hertz_K)[:, None] - left_F) / step
+    weight_KF = torch.minimum(rise_KF, 2.0 - rise_KF).clamp_min(0.0)
+    if not weight_KF.any(0).all():
+        raise ValueError(f"fbank: some mel bins are empty, got {num_mel_bins} bins; use fewer")
+    return nn.functional.pad(weight_KF, (0, 0, 0, 1))
+
+
+def frame_window(window: Window, *, length: int) -> Tensor:
+    """(L,) float64: Hamming, or Kaldi's "povey", a Hann window raised to 0.85."""
+    if window not in get_args(Window):
+        raise ValueError(f"fbank: unknown window, got {window!r}; use povey or hamming")
+    if window == "hamming":
+        return torch.hamming_window(length, periodic=False, dtype=torch.float64)
+    return torch.hann_window(length, periodic=False, dtype=torch.float64).pow(0.85)
+
+
+class Fbank(nn.Module):
+    """Kaldi-compatible log mel filter bank; the same module in training, extraction and export."""
+
+    window_L: Tensor
+    mel_KF: Tensor
+
+    def __init__(
+        self,
+        *,
+        sample_rate: int = 16000,
+        num_mel_bins: int = 80,
+        frame_length_ms: float = 25.0,
+        frame_shift_ms: float = 10.0,
+        window: Window = "povey",
+        scale: float = 1.0,
+        dither: float = 0.0,
+        preemphasis: float = 0.97,
+        low_freq: float = 20.0,
+        high_freq: float = 0.0,
+        mean_norm: bool = True,
+    ) -> None:
+        """`scale` multiplies the wave first: 1.0 for [-1, 1], 32768 for Kaldi's 16-bit range.
+
+        `dither` is the deviation of the noise added, after `scale`, in train mode only; the noise
+        is one stream over the wave, where Kaldi draws anew for each of the overlapping frames.
+        `high_freq` at or below zero counts from the Nyquist frequency.
+        """
+        super().__init__()
+        self.frame_length = int(sample_rate * frame_length_ms / 1000)
+        self.frame_shift = int(sample_rate * frame_shift_ms / 1000)
+        if self.frame_length < 2 or self.frame_shift < 1:
+            raise ValueError(
+                f"fbank: frames are too short, got {frame_length_ms:g} ms every "
+                f"{frame_shift_ms:g} ms; make frame_length_ms or frame_shift_ms longer"
+            )
+        self.num_fft = 1 << (self.frame_length - 1).bit_length()
+        self.sample_rate, self.num_mel_bins = sample_rate, num_mel_bins
+        self.low_freq = low_freq
+        self.high_freq = high_freq if high_freq > 0 else sample_rate / 2 + high_freq
+        self.window: Window = window
+        self.scale, self.dither, self.preemphasis = scale, dither, preemphasis
+        self.mean_norm = mean_norm
+        window_L, mel_KF = self._constants()
+        self.register_buffer("window_L", window_L.float(), persistent=False)
+        self.register_buffer("mel_KF", mel_KF.float(), persistent=False)
+
+    @property
+    def min_samples(self) -> int:
+        """Samples of the shortest input: one frame."""
+        return self.frame_length
+
+    def num_frames(self, num_samples: int) -> int:
+        """Frames that `num_samples` give; only frames that fit wholly are made."""
+        return max(0, 1 + (num_samples - self.frame_length) // self.frame_shift)
+
+    def forward(self, wave_BS: Tensor) -> Tensor:
+        """(B, S) waves in [-1, 1] to (B, T, F) features. Raises ValueError below `min_samples`.
+
+        The result is float32; float64 for float64 input, which tests use.
+        """
+        if wave_BS.shape[-1] < self.min_samples:
+            raise ValueError(
+                f"fbank: the input is shorter than one frame of {self.min_samples} samples, "
+                f"got {wave_BS.shape[-1]}; give a longer recording"
+            )
+        with fp32_island(wave_BS.device):
+            wave_BS = wave_BS if wave_BS.dtype == torch.float64 else wave_BS.float()
+            wave_BS = wave_BS * self.scale
+            if self.training and self.dither > 0:
+                wave_BS = wave_BS + self.dither * torch.randn_like(wave_BS)
+            feats_BTF = self._tiled_log_mel(wave_BS.unfold(1, self.frame_length, self.frame_shift))
+            return feats_BTF - feats_BTF.mean(1, keepdim=True) if self.mean_norm else feats_BTF
+
+    def _tiled_log_mel(self, frames_BTL: Tensor) -> Tensor:
+        """All at once on a GPU and for export; on a CPU rows, or parts of long ones, in turn."""
+        if frames_BTL.device.type != "cpu" or torch.compiler.is_compiling():
+            return self._log_mel(frames_BTL)
+        rows = max(1, CPU_FRAMES // frames_BTL.shape[1])
+        tiles = [
+            torch.cat([self._log_mel(tile) for tile in chunk.split(CPU_FRAMES, dim=1)], dim=1)
+            for chunk in frames_BTL.split(rows)
+        ]
+        return torch.cat(tiles)
+
+    def _log_mel(self, frames_BTL: Tensor) -> Tensor:
+        """(B, T, L) samples to (B, T, F): remove DC, pre-emphasis, window, power, mel, log."""
+        window_L, mel_KF = self._constants_like(frames_BTL)
+        frames_BTL = frames_BTL - frames_BTL.mean(2, keepdim=True)
+        before_BTL = torch.cat([frames_BTL[..., :1], frames_BTL[..., :-1]], dim=2)
+        frames_BTL = (frames_BTL - self.preemphasis * before_BTL) * window_L
+        spectrum_BTK = torch.fft.rfft(frames_BTL, n=self.num_fft)
+        power_BTK = spectrum_BTK.real.square() + spectrum_BTK.imag.square()
+        return (power_BTK @ mel_KF).clamp_min(LOG_FLOOR).log()
+
+    def _constants(self) -> tuple[Tensor, Tensor]:
+        weights_KF = mel_matrix(
+            self.num_mel_bins,
+            num_fft=self.num_fft,
+            sample_rate=self.sample_rate,
+            low_freq=self.low_freq,
+            high_freq=self.high_freq,
+        )
+        return frame_window(self.window, length=self.frame_length), weights_KF
+
+    def _constants_like(self, frames_BTL: Tensor) -> tuple[Tensor, Tensor]:
+        """The buffers; made anew in full precision where the input's type is not theirs."""
+        if frames_BTL.dtype == self.window_L.dtype == torch.float32:
+            return self.window_L, self.mel_KF
+        window_L, mel_KF = self._constants()
+        return window_L.to(frames_BTL), mel_KF.to(frames_BTL)

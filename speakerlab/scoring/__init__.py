@@ -1,0 +1,1 @@
+"""Embeddings and trial lists in; scores, error rates with intervals, and a report out."""

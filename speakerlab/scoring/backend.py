@@ -1,0 +1,104 @@
+"""Scores of trials from embeddings.
+
+Letters: N trials, E enrolment rows, T test rows, D dimensions, M rows of a small set.
+In: tables of embeddings and a list of trials. Out: one score a trial, higher for the same speaker.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from speakerlab.faults import Faults
+from speakerlab.scoring.embeddings import EmbeddingTable, require_one_model
+from speakerlab.scoring.metrics import eer
+from speakerlab.scoring.trials import Trials
+
+VALUES_AT_ONCE = 8_000_000  # numbers held at a time beside the tables (32 MB of float32)
+CELLS_PER_TRIAL = 16  # a cell of a matrix product costs less than 1/16 of a pair gathered by index
+
+
+def cosine_scores(
+    table_enrol: EmbeddingTable, table_test: EmbeddingTable, trials: Trials
+) -> NDArray[np.float32]:
+    """Cosine of the two embeddings of every trial, (N) in -1..1.
+
+    Rows are normalised once. Where the trials fill a good part of the E x T matrix it is computed
+    by blocks of rows, else pairs are gathered; either way in bounded memory. Raises ValueError
+    for utterances without embedding, for an embedding of length 0 and for tables of two models.
+    """
+    require_one_model([table_enrol, table_test])
+    enrol_ED = _unit_rows_of(table_enrol, trials.enrol_ids, "enrolment embeddings")
+    test_TD = _unit_rows_of(table_test, trials.test_ids, "test embeddings")
+    num_cells = len(enrol_ED) * len(test_TD)
+    by_matrix = num_cells <= CELLS_PER_TRIAL * len(trials)
+    score = _scores_by_matrix if by_matrix else _scores_by_pair
+    return score(enrol_ED, test_TD, trials.enrol_N, trials.test_N)
+
+
+def pairwise_eer(
+    emb_MD: np.ndarray, speaker_M: ArrayLike, pair_mask: np.ndarray | None = None
+) -> tuple[float, NDArray[np.float32], NDArray[np.bool_]]:
+    """EER of all pairs i < j of a small set (a few thousand rows at most), by one product.
+
+    `speaker_M` are names or numbers. `pair_mask` (M, M) bool leaves out pairs where it is False,
+    for example two halves of different utterances. Returns (eer, scores, is_target) of the pairs.
+    """
+    speaker_M = np.asarray(speaker_M)
+    assert len(emb_MD) == len(speaker_M), (emb_MD.shape, speaker_M.shape)
+    unit_MD = unit_rows(emb_MD, [f"row {row}" for row in range(len(emb_MD))])
+    used_MM = np.triu(np.ones((len(unit_MD),) * 2, dtype=np.bool_), k=1)
+    if pair_mask is not None:
+        used_MM &= pair_mask
+    scores = (unit_MD @ unit_MD.T)[used_MM]
+    is_target = (speaker_M[:, None] == speaker_M[None, :])[used_MM]
+    return eer(scores, is_target), scores, is_target
+
+
+def unit_rows(
+    emb_ND: np.ndarray, ids: Sequence[str], *, where: str = "embeddings"
+) -> NDArray[np.float32]:
+    """Rows scaled to length 1; a row that has no length is refused by its id."""
+    norm_N = np.sqrt(np.einsum("nd,nd->n", emb_ND, emb_ND, dtype=np.float64)).astype(np.float32)
+    faults = Faults()
+    for row in np.flatnonzero(~(np.isfinite(norm_N) & (norm_N > 0))).tolist():
+        faults.add(
+            "embeddings without direction",
+            f"{where}: {ids[row]} has no direction, got length {norm_N[row]:g}; "
+            "look at its audio and at the model",
+        )
+    faults.raise_if_any(f"{where}: refused, a cosine needs a direction")
+    return np.divide(emb_ND, norm_N[:, None], dtype=np.float32)
+
+
+def _unit_rows_of(table: EmbeddingTable, ids: Sequence[str], where: str) -> NDArray[np.float32]:
+    return unit_rows(table.select(ids, where=where).emb_ND, ids, where=where)
+
+
+def _scores_by_matrix(
+    enrol_ED: np.ndarray, test_TD: np.ndarray, enrol_N: np.ndarray, test_N: np.ndarray
+) -> NDArray[np.float32]:
+    """Blocks of the E x T matrix; each block serves the trials whose enrolment row it has."""
+    scores_N = np.empty(len(enrol_N), dtype=np.float32)
+    order_N = np.argsort(enrol_N, kind="stable")
+    rows_at_once = max(1, VALUES_AT_ONCE // len(test_TD))
+    for start in range(0, len(enrol_ED), rows_at_once):
+        stop = start + rows_at_once
+        low, high = np.searchsorted(enrol_N, [start, stop], sorter=order_N)
+        chosen = order_N[low:high]
+        block_ET = enrol_ED[start:stop] @ test_TD.T
+        scores_N[chosen] = block_ET[enrol_N[chosen] - start, test_N[chosen]]
+    return scores_N
+
+
+def _scores_by_pair(
+    enrol_ED: np.ndarray, test_TD: np.ndarray, enrol_N: np.ndarray, test_N: np.ndarray
+) -> NDArray[np.float32]:
+    """Rows gathered for a chunk of trials at a time."""
+    scores_N = np.empty(len(enrol_N), dtype=np.float32)
+    trials_at_once = max(1, VALUES_AT_ONCE // (2 * enrol_ED.shape[1]))
+    for start in range(0, len(enrol_N), trials_at_once):
+        chunk = slice(start, start + trials_at_once)
+        enrol_rows, test_rows = enrol_ED[enrol_N[chunk]], test_TD[test_N[chunk]]
+        scores_N[chunk] = np.einsum("nd,nd->n", enrol_rows, test_rows)
+    return scores_N

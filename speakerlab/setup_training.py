@@ -1,0 +1,298 @@
+"""What stands between a configuration and a training: corpus, classes, batch plan, schedule.
+
+In: `Config`, the experiment's folder, the ranks. Out: plain objects and numbers for the trainer.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from speakerlab import provenance
+from speakerlab.batch import Batch
+from speakerlab.build import crop_samples
+from speakerlab.config import Config, differences, load_config
+from speakerlab.data import audio
+from speakerlab.data.dataset import Draws, TrainCrops, class_names, labels_by_name
+from speakerlab.data.loader import auto_workers
+from speakerlab.data.manifest import Manifest, read_manifest, read_table, split_valid
+from speakerlab.data.sampler import EpochOrder
+from speakerlab.embedder import read_classes
+from speakerlab.frontend.augment import bank_bytes
+from speakerlab.training import batch_size
+from speakerlab.training.batch_size import BatchPlan
+from speakerlab.training.distributed import Ranks
+from speakerlab.training.guard import Guard
+from speakerlab.training.precision import Precision, resolve_precision
+from speakerlab.training.schedules import margin_ramp, warmup_cosine
+from speakerlab.training.task import SpeakerTask, dummy_batch
+from speakerlab.training.trainer import Schedule
+
+log = logging.getLogger(__name__)
+LOG_FORMAT = "%(asctime)s %(message)s"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The training and validation utterances, and what may be mixed into a crop."""
+
+    train: Manifest
+    valid: Manifest
+    rooms: list[np.ndarray]
+    noises: list[np.ndarray]
+
+
+def load(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[str]) -> Config:
+    """The configuration; refused if the experiment was begun with another."""
+    config = load_config(layers, overrides)
+    recorded = exp_dir / "config.yaml"
+    if recorded.exists() and any((exp_dir / "checkpoints").glob("step_*")):
+        changed = differences(load_config([recorded]), config)
+        if changed:
+            raise ValueError(
+                f"{recorded}: a resumed run must keep its configuration, got {'; '.join(changed)}; "
+                "use the old values, or another --exp"
+            )
+    return config
+
+
+def log_to(exp_dir: Path, ranks: Ranks) -> None:
+    """Rank 0 also logs to `exp/train.log`; the other ranks only speak when something is wrong."""
+    if ranks.is_first:
+        file = logging.FileHandler(exp_dir / "train.log", encoding="utf-8")
+        file.setFormatter(logging.Formatter(LOG_FORMAT, "%Y-%m-%d %H:%M:%S"))
+        logging.getLogger().addHandler(file)
+    else:
+        logging.getLogger().setLevel(logging.WARNING)
+
+
+def precision(config: Config, ranks: Ranks) -> Precision:
+    """The same on every rank: that of the least capable device."""
+    capability = None
+    if ranks.device.type == "cuda":
+        major, minor = ranks.min(torch.cuda.get_device_capability(ranks.device))
+        capability = (major, minor)
+    return resolve_precision(config.runtime.precision, ranks.device, capability)
+
+
+def read_corpus(config: Config) -> Corpus:
+    """Manifests without the validation speakers' audio in training, and the resident banks."""
+    root, sample_rate = Path(config.data.dir), config.frontend["sample_rate"]
+    whole = read_manifest([root / name for name in config.data.train], sample_rate=sample_rate)
+    wanted = config.data.valid_speakers
+    if wanted is None:
+        wanted = min(max(10, math.ceil(len(whole.speakers) / 100)), len(whole.speakers) // 5)
+    train, valid = split_valid(whole, wanted)
+    rooms = read_bank(root, config.data.rirs, sample_rate)
+    noises = read_bank(root, config.data.noise, sample_rate)
+    size = bank_bytes(
+        num_samples=crop_samples(config),
+        room_lengths=[len(room) for room in rooms],
+        noise_lengths=[len(noise) for noise in noises],
+        sample_rate=sample_rate,
+    )
+    if size > config.runtime.bank_gb * 2**30:
+        raise ValueError(
+            f"runtime.bank_gb: noise and rooms must fit, got {size / 2**30:.1f} GB for "
+            f"{config.runtime.bank_gb}; raise it, or list fewer files in data.noise"
+        )
+    return Corpus(train, valid, rooms, noises)
+
+
+def read_bank(root: Path, name: str | None, sample_rate: int) -> list[np.ndarray]:
+    """int16 waves of a data directory, in the order of their ids; empty where there is none."""
+    if name is None or not (root / name / "wav.scp").exists():
+        return []
+    waves = []
+    for _, path in sorted(read_table(root / name / "wav.scp").items()):
+        info = audio.read_info(path)
+        if info.sample_rate != sample_rate:
+            raise ValueError(
+                f"{path}: must have {sample_rate} Hz, got {info.sample_rate}; convert it"
+            )
+        waves.append(audio.read(path))
+    return waves
+
+
+def classes(
+    config: Config, corpus: Corpus, init: Path | None, exp_dir: Path, ranks: Ranks
+) -> list[str]:
+    """The name of each row of the head; those of an experiment that goes on must be the same.
+
+    With training.init_head "keep", the rows of the initial model come first, all of them.
+    """
+    names = class_names(corpus.train.speakers, config.augment.speeds)
+    if init is not None and config.training.init_head == "keep":
+        names = list(dict.fromkeys([*read_classes(init), *names]))
+    recorded = exp_dir / "speakers.txt"
+
+    def record() -> None:
+        text = "".join(f"{name}\n" for name in names)
+        resumed = any((exp_dir / "checkpoints").glob("step_*"))
+        if resumed and recorded.read_text(encoding="utf-8") != text:
+            raise ValueError(
+                f"{recorded}: a resumed run must keep its speakers, got other training data; "
+                "restore the data, or use another --exp"
+            )
+        recorded.write_text(text, encoding="utf-8")
+        config.write(exp_dir / "config.yaml")
+
+    ranks.on_first(record)
+    return names
+
+
+def plan_batch(config: Config, ranks: Ranks, task: SpeakerTask) -> BatchPlan:
+    """Micro-batch and accumulation; asks the memory only where the micro-batch is `auto`."""
+    asked = config.runtime.micro_batch
+    if isinstance(asked, dict):
+        asked = asked.get(config.model.name, "auto")
+
+    def forward(num_rows: int) -> Any:
+        batch = throw_away_batch(config, torch.device("cpu"), num_rows)
+        return task(batch, 0.0).loss
+
+    def limit() -> int:
+        guard = Guard(task)
+        guard.before_step()
+        size = batch_size.saved_bytes_per_crop(forward)
+        guard.restore()
+        free = batch_size.free_bytes(ranks.device, ranks.local_size)
+        return ranks.min((batch_size.memory_limit(size, free, ranks.device),))[0]
+
+    return batch_size.plan_batch(
+        global_batch=config.training.global_batch,
+        world_size=ranks.world_size,
+        micro_batch=asked if isinstance(asked, int) else None,
+        bn_batch=config.training.bn_batch,
+        limit=limit,
+    )
+
+
+def epoch_order(config: Config, corpus: Corpus) -> EpochOrder:
+    """The order of all epochs."""
+    hours = config.training.epoch_hours
+    return EpochOrder(
+        corpus.train.num_samples_N,
+        crop_samples=crop_samples(config),
+        global_batch=config.training.global_batch,
+        seed=config.seed,
+        epoch_samples=None if hours is None else hours * 3600 * corpus.train.sample_rate,
+    )
+
+
+def schedule(config: Config, order: EpochOrder) -> Schedule:
+    """Epochs become steps here and nowhere else."""
+    training, per_epoch = config.training, order.steps_per_epoch
+    scale = training.global_batch / training.lr_base_batch
+    total_steps = training.num_epochs * per_epoch
+    return Schedule(
+        lr_at=partial(
+            warmup_cosine,
+            peak=training.lr * scale,
+            final=training.final_lr * scale,
+            warmup_steps=round(training.warmup_epochs * per_epoch),
+            total_steps=total_steps,
+        ),
+        margin_at=partial(
+            margin_ramp,
+            initial=training.margin.initial,
+            final=training.margin.final,
+            start_step=round(training.margin.start_epoch * per_epoch),
+            end_step=round(training.margin.end_epoch * per_epoch),
+        ),
+        total_steps=total_steps,
+        steps_per_epoch=per_epoch,
+        valid_every_steps=training.valid_every_epochs * per_epoch,
+        checkpoint_every_steps=training.checkpoint_every_steps,
+        log_every_steps=config.runtime.log_every_steps,
+    )
+
+
+def train_crops(config: Config, corpus: Corpus, names: Sequence[str]) -> TrainCrops:
+    """The training set as crops with their draws."""
+    augment = config.augment
+    draws = Draws(
+        crop_samples=crop_samples(config),
+        speeds=augment.speeds,
+        room_prob=augment.room_prob,
+        num_rooms=len(corpus.rooms),
+        noise_prob=augment.noise_prob,
+        noise_lengths=[len(noise) for noise in corpus.noises],
+        snr_db=augment.snr_db,
+        num_masks=num_masks(config),
+    )
+    labels = labels_by_name(names, corpus.train.speakers, augment.speeds)
+    return TrainCrops(corpus.train, draws, label_KN=labels, seed=config.seed)
+
+
+def num_masks(config: Config) -> int:
+    """How many pairs of uniforms SpecAugment needs for a crop."""
+    return config.augment.spec["num_freq_masks"] + config.augment.spec["num_time_masks"]
+
+
+def num_workers(config: Config, ranks: Ranks) -> int:
+    """Worker processes of this rank."""
+    asked = config.runtime.num_workers
+    return auto_workers(ranks.local_size) if asked == "auto" else asked
+
+
+def throw_away_batch(config: Config, device: torch.device, num_rows: int = 2) -> Batch:
+    """A small batch of noise with the shape of a real one."""
+    return dummy_batch(
+        num_rows=num_rows,
+        num_samples=crop_samples(config),
+        num_speeds=len(config.augment.speeds),
+        num_masks=num_masks(config),
+        device=device,
+    )
+
+
+def describe(
+    exp_dir: Path,
+    config: Config,
+    ranks: Ranks,
+    used: Precision,
+    plan: BatchPlan,
+    corpus: Corpus,
+    order: EpochOrder,
+    task: SpeakerTask,
+) -> dict[str, Any]:
+    """Say what is about to happen, write it to run.json, and return it for the model's card."""
+    facts = {
+        **provenance.environment(ranks.device),
+        "precision": used.name,
+        "precision_reason": used.reason,
+        "world_size": ranks.world_size,
+        "batch": str(plan),
+        "bn_batch": plan.micro_batch,
+        "seed": config.seed,
+        "train_speakers": len(corpus.train.speakers),
+        "train_utterances": len(corpus.train),
+        "train_hours": round(corpus.train.hours, 3),
+        "train_sha256": corpus.train.sha256(),
+        "valid_speakers": len(corpus.valid.speakers),
+        "rooms": len(corpus.rooms),
+        "noises": len(corpus.noises),
+        "steps_per_epoch": order.steps_per_epoch,
+        "crops_dropped_per_epoch": order.num_dropped,
+    }
+    if ranks.is_first:
+        log.info("%s: %s on %s (%s)", exp_dir, used.name, ranks.device, used.reason)
+        log.info("%s; BatchNorm sees %d crops at once", plan, plan.micro_batch)
+        log.info(
+            "%d speakers, %d utterances, %.2f h; %d validation speakers; %d rooms, %d noises; "
+            "%d steps an epoch, %d crops of its incomplete last step left out",
+            *(facts[name] for name in ("train_speakers", "train_utterances", "train_hours")),
+            *(facts[name] for name in ("valid_speakers", "rooms", "noises")),
+            *(facts[name] for name in ("steps_per_epoch", "crops_dropped_per_epoch")),
+        )
+        parameters = sum(p.numel() for p in task.embedder.parameters())
+        log.info("%s: %.2f M parameters", config.model.name, parameters / 1e6)
+        provenance.write_json(exp_dir / "run.json", facts)
+    return facts

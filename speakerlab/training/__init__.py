@@ -1,0 +1,1 @@
+"""The loop: schedules, precision, batch arithmetic, ranks, checkpoints, guard, monitor, trainer."""

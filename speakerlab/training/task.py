@@ -1,0 +1,77 @@
+"""One forward pass, from a batch to its loss. What DDP wraps. Letters: B rows, S, T, F, D, C.
+
+In: `Batch` on the device (int16 wave_BS, labels, draws). Out: mean loss and number of right rows.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from speakerlab.batch import Batch
+from speakerlab.training.precision import Precision
+
+
+class TaskOutput(NamedTuple):
+    loss: Tensor  # scalar, fp32, mean over the rows
+    num_correct: Tensor  # scalar
+
+
+class SpeakerTask(nn.Module):
+    """Speaker classification: augment -> fbank -> SpecAugment -> backbone -> margin head.
+
+    embedder: has submodules `fbank` (wave_BS -> feats_BTF) and `backbone` (feats_BTF -> emb_BD).
+    """
+
+    def __init__(
+        self,
+        *,
+        augment: nn.Module,
+        embedder: nn.Module,
+        spec_augment: nn.Module,
+        head: nn.Module,
+        precision: Precision,
+    ) -> None:
+        super().__init__()
+        self.augment, self.embedder = augment, embedder
+        self.spec_augment, self.head = spec_augment, head
+        self.precision = precision
+        # Banks of noise and rooms are the same on every rank and too large to be broadcast.
+        self._ddp_params_and_buffers_to_ignore = [
+            f"augment.{name}" for name, _ in augment.named_buffers()
+        ]
+
+    def forward(self, batch: Batch, margin: float) -> TaskOutput:
+        with torch.no_grad():
+            wave_BS = self.augment(batch)
+            feats_BTF = self.embedder.get_submodule("fbank")(wave_BS)
+            feats_BTF = self.spec_augment(feats_BTF, batch.mask_BM2)
+        with self.precision.autocast():
+            emb_BD = self.embedder.get_submodule("backbone")(feats_BTF)
+        loss, logits_BC = self.head(emb_BD, batch.label_B, margin)
+        num_correct = (logits_BC.argmax(dim=1) == batch.label_B).sum()
+        return TaskOutput(loss, num_correct)
+
+
+def dummy_batch(
+    *, num_rows: int, num_samples: int, num_speeds: int, num_masks: int, device: torch.device
+) -> Batch:
+    """Noise in the form of a batch, for passes whose result is thrown away or only measured."""
+    generator = torch.Generator().manual_seed(0)
+    none = torch.empty(0, dtype=torch.int64)
+    return Batch(
+        wave_BS=torch.randint(
+            -3000, 3000, (num_rows, num_samples), dtype=torch.int16, generator=generator
+        ),
+        label_B=torch.zeros(num_rows, dtype=torch.int64),
+        speed_rows=(torch.arange(num_rows), *([none] * (num_speeds - 1))),
+        room_rows=none,
+        room_R=none,
+        noise_rows=none,
+        noise_N=none,
+        noise_start_N=none,
+        snr_db_N=torch.empty(0),
+        mask_BM2=torch.zeros(num_rows, num_masks, 2),
+        position_B=torch.arange(num_rows),
+        row_B=torch.arange(num_rows),
+    ).to(device)

@@ -1,0 +1,189 @@
+import csv
+import hashlib
+import io
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+import soundfile
+
+HEADER = ["Utt-id", "Spk-id", "Seg-id", "Device", "Distance", "Dialect"]
+TRAIN = [
+    ("00001", "001", "01"),
+    ("00001", "001", "09"),
+    ("00001", "002", "02"),
+    ("00002", "001", "01"),
+]
+TEST = [
+    ("06154", "001", "03"),
+    ("06154", "002", "06"),
+    ("06154", "003", "09"),
+    ("06155", "001", "01"),
+]
+
+
+def name(speaker, segment, device):
+    return f"3D_SPK_{speaker}_{segment}_Device{device}_Distance00_Dialect00"
+
+
+def write_lists(corpus, split, rows):
+    """The lists of a split, with the traps of the official ones: relative paths, device 09."""
+    files = corpus / "files"
+    files.mkdir(parents=True, exist_ok=True)
+    wavs, speakers, info = [], [], [HEADER]
+    for speaker, segment, device in rows:
+        utterance = name(speaker, segment, device)
+        relative = f"{split}/3D_SPK_{speaker}/{utterance}.wav"
+        (corpus / relative).parent.mkdir(parents=True, exist_ok=True)
+        num_channels = 2 if device == "03" else 1
+        soundfile.write(corpus / relative, np.full((1600, num_channels), 0.1), 16000)
+        wavs.append(f"{utterance} {relative}")
+        speakers.append(f"{utterance}\t3D_SPK_{speaker}")
+        info.append([utterance, f"3D_SPK_{speaker}", segment, device, "0.3", "Standard Mandarin"])
+    wavs.reverse()  # what is written must not depend on the order of the lists
+    (files / f"{split}_wav.scp").write_text("\n".join(wavs) + "\n")
+    (files / f"{split}_utt2spk").write_text("\n".join(speakers) + "\n")
+    with (files / f"{split}_utt2info.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(info)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    corpus = tmp_path / "3d speaker"
+    write_lists(corpus, "train", TRAIN)
+    write_lists(corpus, "test", TEST)
+    a, b, c = name(*TEST[0]), name(*TEST[1]), name(*TEST[3])
+    (corpus / "files/trials_cross_device").write_text(f"{a} {b} target\n{a} {c} nontarget\n")
+    (corpus / "files/trials_cross_distance").write_text(f"{b} {a} 1\n{c} {b} 0\n")
+    (corpus / "files/trials_cross_dialect").write_text(f"{c} {a} nontarget\n")
+    return corpus
+
+
+def test_every_list(recipe, corpus, tmp_path, capsys):
+    data = tmp_path / "data"
+    code = recipe("3dspeaker").main(["--corpus", str(corpus), "--data", str(data)])
+    assert code == 0
+    kept = [name(*TRAIN[0]), name(*TRAIN[2]), name(*TRAIN[3])]
+    assert (data / "train/wav.scp").read_text().splitlines() == [
+        f"{utterance} {corpus}/train/{utterance[:12]}/{utterance}.wav" for utterance in kept
+    ]
+    assert (data / "train/utt2spk").read_text().splitlines() == [
+        f"{kept[0]} 3D_SPK_00001",
+        f"{kept[1]} 3D_SPK_00001",
+        f"{kept[2]} 3D_SPK_00002",
+    ]
+    a, b, c = name(*TEST[0]), name(*TEST[1]), name(*TEST[3])
+    assert (data / "test/wav.scp").read_text().splitlines() == [
+        f"{utterance} {corpus}/test/{utterance[:12]}/{utterance}.wav" for utterance in (a, b, c)
+    ]
+    assert (data / "test/utt2spk").read_text() == (
+        f"{a} 3D_SPK_06154\n{b} 3D_SPK_06154\n{c} 3D_SPK_06155\n"
+    )
+    trials = {path.name: path.read_text() for path in (data / "test").glob("trials*")}
+    assert trials == {
+        "trials_cross_device": f"{a} {b} target\n{a} {c} nontarget\n",
+        "trials_cross_distance": f"{b} {a} target\n{c} {b} nontarget\n",
+        "trials_cross_dialect": f"{c} {a} nontarget\n",
+    }
+    for split in ("train", "test"):
+        original = (corpus / f"files/{split}_utt2info.csv").read_bytes()
+        assert (data / split / "utt2info.csv").read_bytes() == original
+    assert capsys.readouterr().out.splitlines() == [
+        "train: 2 speakers and 4 utterances are listed, published are 10000 and 579013 "
+        "(arXiv:2306.15354): not the whole corpus",
+        "test: 2 speakers and 4 utterances are listed, published are 240 and 18782 "
+        "(arXiv:2306.15354): not the whole corpus",
+        f"{data}/train: 2 speakers, 3 utterances",
+        f"{data}/train: 1 utterances of Device09 left out",
+        f"{data}/test: 2 speakers, 3 utterances, trials_cross_device 1 target + 1 nontarget, "
+        "trials_cross_distance 1 target + 1 nontarget, trials_cross_dialect 0 target + 1 nontarget",
+        f"{data}/test: 1 utterances of Device09 left out",
+    ]
+
+
+def test_a_missing_piece_names_its_archive(recipe, corpus, tmp_path, capsys):
+    (corpus / "files/trials_cross_dialect").unlink()
+    shutil.rmtree(corpus / "train")
+    code = recipe("3dspeaker").main(["--corpus", str(corpus), "--data", str(tmp_path / "data")])
+    assert code == 1
+    parts = " ".join(f"train.tar.gz-part-{part}" for part in "abcdef")
+    assert capsys.readouterr().err == (
+        f"{corpus}: not the 3D-Speaker corpus, got no train files/trials_cross_dialect; get "
+        f"3dspeaker_files.tar.gz {parts} from "
+        "https://speech-lab-share-data.oss-cn-shanghai.aliyuncs.com/3D-Speaker (stage 0 does) "
+        "and unpack there\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "line"),
+    [
+        (
+            "trials_cross_device",
+            f"{name(*TEST[0])} {name(*TEST[2])} target\n",  # device 09 was left out
+            "{path}:1: no such test utterance, got {device09}; "
+            "remove the trial or complete the corpus",
+        ),
+        (
+            "trials_cross_distance",
+            "a b same\n",
+            "{path}:1: is not 'enrol test 1|target|0|nontarget', got 'a b same'; correct it",
+        ),
+        (
+            "test_utt2spk",
+            "".join(f"{name(*row)} 3D_SPK_{row[0]}\n" for row in TEST[1:]),
+            "{path}: no speaker, got nothing for {first}; add a line",
+        ),
+        (
+            "train_wav.scp",
+            f"{name(*TRAIN[0])} a.wav\n{name(*TRAIN[0])} b.wav\n",
+            "{path}:2: duplicate id, got {first_train}; keep one line",
+        ),
+        (
+            "train_utt2spk",
+            "".join(f"{name(*row)} 3D_SPK_06155\n" for row in TRAIN),
+            "{corpus}: a speaker is in train and test, got 3D_SPK_06155; keep one of the two",
+        ),
+    ],
+)
+def test_faults_are_one_line_each(recipe, corpus, tmp_path, capsys, file, text, line):
+    path = corpus / "files" / file
+    path.write_text(text)
+    code = recipe("3dspeaker").main(["--corpus", str(corpus), "--data", str(tmp_path / "data")])
+    assert code == 1
+    expected = line.format(
+        path=path,
+        corpus=corpus,
+        device09=name(*TEST[2]),
+        first=name(*TEST[0]),
+        first_train=name(*TRAIN[0]),
+    )
+    assert expected in capsys.readouterr().err.splitlines()
+    assert not (tmp_path / "data").exists()
+
+
+def test_download_joins_the_parts(recipe, corpus, tmp_path, monkeypatch):
+    threed = recipe("3dspeaker")
+    store = tmp_path / "store"
+    store.mkdir()
+    archives = {}
+    for folder, names in threed.ARCHIVES.items():
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+            tar.add(corpus / folder, arcname=folder)
+        body = buffer.getvalue()
+        step = -(-len(body) // len(names))
+        archives[folder] = {}
+        for i, part in enumerate(names):
+            content = body[i * step : (i + 1) * step]
+            (store / part).write_bytes(content)
+            archives[folder][part] = f"md5:{hashlib.md5(content).hexdigest()}"
+    monkeypatch.setattr(threed, "ARCHIVES", archives)
+    copy = tmp_path / "copy"
+    threed.download_corpus(copy, url=store.as_uri())
+    for path in corpus.rglob("*"):
+        if path.is_file():
+            assert (copy / path.relative_to(corpus)).read_bytes() == path.read_bytes()
+    shutil.rmtree(store)
+    threed.download_corpus(copy, url=store.as_uri())  # everything is there: nothing is fetched

@@ -1,0 +1,290 @@
+import hashlib
+import io
+import os
+import tarfile
+import threading
+from collections import Counter
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+MINI = SHARED / "data/librispeech-mini"
+
+
+def flac_bytes():
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.zeros(1600), 16000, format="FLAC")
+    return buffer.getvalue()
+
+
+def make_corpus(folder, utterances):
+    for name in utterances:
+        subset, stem = name.split("/")
+        speaker, chapter, _ = stem.split("-")
+        path = folder / subset / speaker / chapter / f"{stem}.flac"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(flac_bytes())
+    return folder
+
+
+SMALL = [
+    "train-clean-100/19-198-0000",
+    "train-clean-100/19-198-0001",
+    "train-clean-100/26-495-0000",
+    "test-clean/61-1-0000",
+    "test-clean/61-1-0001",
+    "test-clean/61-2-0000",
+    "test-clean/84-7-0000",
+    "test-clean/84-7-0001",
+]
+
+
+def test_lists_and_trials_of_a_small_corpus(recipe, tmp_path, capsys):
+    corpus = make_corpus(tmp_path / "my corpus/LibriSpeech", SMALL)  # a blank, and the usual folder
+    (corpus / "train-clean-100/19/198/19-198.trans.txt").write_text("19-198-0000 HELLO\n")
+    noise = make_corpus(tmp_path / "noise", ["free sound/1-2-3"])
+    data = tmp_path / "data"
+    code = recipe("librispeech").main(
+        ["--corpus", str(corpus.parent), "--data", str(data), "--noise", str(noise)]
+    )
+    assert code == 0
+    assert (data / "train/wav.scp").read_text().splitlines() == [
+        f"19-198-0000 {corpus}/train-clean-100/19/198/19-198-0000.flac",
+        f"19-198-0001 {corpus}/train-clean-100/19/198/19-198-0001.flac",
+        f"26-495-0000 {corpus}/train-clean-100/26/495/26-495-0000.flac",
+    ]
+    assert (data / "train/utt2spk").read_text().splitlines() == [
+        "19-198-0000 19",
+        "19-198-0001 19",
+        "26-495-0000 26",
+    ]
+    trials = (data / "test/trials").read_text().splitlines()
+    assert [line for line in trials if line.endswith(" target")] == [
+        "61-1-0000 61-2-0000 target",  # 61 has two chapters: pairs across them only
+        "61-1-0001 61-2-0000 target",
+        "84-7-0000 84-7-0001 target",
+    ]
+    assert len([line for line in trials if line.endswith(" nontarget")]) == 3 * 2
+    assert (data / "noise/wav.scp").read_text() == (
+        f"free_sound/1/2/1-2-3.flac {noise}/free sound/1/2/1-2-3.flac\n"
+    )
+    assert not (data / "rirs").exists()
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"{data}/train: 2 speakers, 3 utterances"
+    assert out[1] == f"{data}/test: 2 speakers, 5 utterances, trials 3 target + 6 nontarget"
+
+
+def test_subsets_by_presence_and_by_name(recipe, tmp_path):
+    libri = recipe("librispeech")
+    names = ["train-a/1-1-1", "dev-clean/2-1-1", "dev-clean/3-1-1"]
+    corpus = make_corpus(tmp_path / "corpus", names)
+    assert libri.choose_subsets(corpus, train=None, test=None) == (["train-a"], ["dev-clean"])
+    make_corpus(corpus, ["test-clean/4-1-1", "test-other/5-1-1", "test-other/6-1-1"])
+    assert libri.choose_subsets(corpus, train=None, test=None) == (
+        ["train-a"],
+        ["test-clean", "test-other"],
+    )
+    libri.prepare(corpus, tmp_path / "data", test_subsets=["dev-clean", "test-other"])
+    trials = {path.name: path.read_text() for path in (tmp_path / "data/test").glob("trials*")}
+    assert trials == {
+        "trials_dev-clean": "2-1-1 3-1-1 nontarget\n",
+        "trials_test-other": "5-1-1 6-1-1 nontarget\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("extra", "line"),
+    [
+        (
+            "test-clean/19-9-0000",
+            "{corpus}: a speaker is in train and test, got 19; keep one of the two",
+        ),
+        (
+            "test-other/84-7-0000",
+            "{corpus}: an utterance is in two subsets, got 84-7-0000; leave one of them out",
+        ),
+    ],
+)
+def test_structural_faults_are_one_line_each(recipe, tmp_path, capsys, extra, line):
+    corpus = make_corpus(tmp_path / "corpus", [*SMALL, extra])
+    code = recipe("librispeech").main(["--corpus", str(corpus), "--data", str(tmp_path / "data")])
+    assert code == 1
+    assert line.format(corpus=corpus) in capsys.readouterr().err.splitlines()
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_misplaced_file_and_a_missing_corpus(recipe, tmp_path, capsys):
+    libri = recipe("librispeech")
+    corpus = make_corpus(tmp_path / "corpus", SMALL)
+    stray = corpus / "test-clean/84/7/85-7-0000.flac"
+    stray.write_bytes(flac_bytes())
+    assert libri.main(["--corpus", str(corpus), "--data", str(tmp_path / "data")]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        f"{stray}: does not bear its speaker and chapter, got 85-7-0000.flac; "
+        "name it 84-7-UTT.flac",
+        f"{corpus}: refused",
+    ]
+    gone = tmp_path / "gone"
+    assert libri.main(["--corpus", str(gone), "--data", str(tmp_path / "data")]) == 1
+    assert capsys.readouterr().err == (
+        f"{gone}: no train subset found, got only nothing; put SUBSET/SPEAKER/CHAPTER/*.flac "
+        "there, download it by stage 0, or name subsets by --train-subsets\n"
+    )
+
+
+def test_the_corpus_itself_is_never_taken_for_a_data_directory(recipe, tmp_path, capsys):
+    corpus = make_corpus(tmp_path / "corpus", SMALL)
+    (corpus / "train").mkdir()
+    (corpus / "train/audio.wav").write_bytes(b"precious")
+    libri = recipe("librispeech")
+    args = ["--corpus", str(corpus), "--data", str(corpus), "--train-subsets", "train-clean-100"]
+    assert libri.main(args) == 1
+    assert "is not a data directory and would be replaced" in capsys.readouterr().err
+    assert (corpus / "train/audio.wav").read_bytes() == b"precious"
+
+
+def test_many_trials_are_sampled_evenly_and_reproducibly(recipe):
+    libri = recipe("librispeech")
+    speakers = {f"{s}-{c}-{u:04d}": str(s) for s in range(12) for c in (1, 2) for u in range(20)}
+    trials = libri.make_trials(speakers, seed=3)
+    assert trials == libri.make_trials(speakers, seed=3) == sorted(set(trials))
+    assert trials != libri.make_trials(speakers, seed=4)
+    targets = [(a, b) for a, b, same in trials if same]
+    assert Counter(speakers[a] for a, _ in targets) == {str(s): 200 for s in range(12)}
+    assert all(a.split("-")[1] != b.split("-")[1] for a, b in targets)
+    nontargets = Counter((speakers[a], speakers[b]) for a, b, same in trials if not same)
+    assert len(nontargets) == 66 and sum(nontargets.values()) == 40_000
+    assert set(nontargets.values()) == {606, 607}  # 40,000 / 66
+
+
+@pytest.mark.skipif(not MINI.is_dir(), reason="needs ../shared/data/librispeech-mini")
+def test_librispeech_mini(recipe, tmp_path, capsys):
+    args = ["--corpus", str(MINI), "--data", str(tmp_path)]
+    args += ["--noise", str(MINI.parent / "noise"), "--rirs", str(MINI.parent / "rirs")]
+    assert recipe("librispeech").main(args) == 0
+    assert [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()] == [
+        "210 speakers, 210 utterances",
+        "7 speakers, 70 utterances, trials 315 target + 2100 nontarget",  # 7 C(10,2), C(7,2) 10 10
+        "5 recordings",
+        "4 recordings",
+    ]
+
+
+@contextmanager
+def served(files, *, cut=None, ranges=True):
+    """A web server for `files`; the reply to the first request breaks off after `cut` bytes."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802
+            body = files[self.path.rsplit("/", 1)[1]]
+            wanted = self.headers.get("Range") if ranges else None
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+            seen.append((self.path, start))
+            if wanted and start >= len(body):
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(body)}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(206 if wanted else 200)
+            self.send_header("Content-Length", str(len(body) - start))
+            self.end_headers()
+            end = cut if cut is not None and len(seen) == 1 else len(body)
+            self.wfile.write(body[start:end])
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def tar_bytes(members):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_download_goes_on_where_it_stopped(recipe, tmp_path, monkeypatch, ranges):
+    libri = recipe("librispeech")
+    audio = np.random.default_rng(0).bytes(20_000)
+    body = tar_bytes({"LibriSpeech/test-clean/61/1/61-1-0000.flac": audio})
+    monkeypatch.setitem(libri.CHECKSUMS, "test-clean", hashlib.sha256(body).hexdigest())
+    corpus = tmp_path / "corpus"
+    with served({"test-clean.tar.gz": body}, cut=7_000, ranges=ranges) as (url, seen):
+        with pytest.raises(ValueError, match=rf"download stopped, got 7000 of {len(body)} bytes"):
+            libri.download_corpus(corpus, subsets=["test-clean"], url=url)
+        assert (corpus / "test-clean.tar.gz.part").stat().st_size == 7_000
+        libri.download_corpus(corpus, subsets=["test-clean"], url=url)
+        assert [start for _, start in seen] == [0, 7_000 if ranges else 0]
+        libri.download_corpus(corpus, subsets=["test-clean"], url=url)
+        assert len(seen) == 2  # what is there is not fetched again
+    assert (corpus / "LibriSpeech/test-clean/61/1/61-1-0000.flac").read_bytes() == audio
+    left = sorted(path.name for path in corpus.iterdir())
+    assert left == ["LibriSpeech", "test-clean.tar.gz"]
+
+
+def test_a_download_that_was_whole_but_not_renamed(recipe, tmp_path):
+    fetch = recipe("librispeech").sys.modules["egs.common.fetch"]
+    (tmp_path / "a.tar.part").write_bytes(b"12345")
+    with served({"a.tar": b"12345"}) as (url, _):
+        fetch.download(f"{url}/a.tar", tmp_path / "a.tar")
+    assert (tmp_path / "a.tar").read_bytes() == b"12345"
+
+
+def test_a_wrong_checksum_is_refused_and_removed(recipe, tmp_path, monkeypatch, capsys):
+    libri = recipe("librispeech")
+    with served({"test-clean.tar.gz": b"not the archive"}) as (url, _):
+        monkeypatch.setattr(libri.download_corpus, "__kwdefaults__", {"url": url})
+        args = ["--download", "--corpus", str(tmp_path), "--subsets", "test-clean"]
+        assert libri.main(args) == 1
+    got = hashlib.sha256(b"not the archive").hexdigest()
+    assert capsys.readouterr().err == (
+        f"{url}/test-clean.tar.gz: wrong sha256, got {got} instead of "
+        f"{libri.CHECKSUMS['test-clean']}; it was removed, run the same command again\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("member", ["../outside.txt", "/../../outside.txt"])
+def test_an_archive_that_leaves_its_folder_is_refused(recipe, tmp_path, member):
+    fetch = recipe("librispeech").sys.modules["egs.common.fetch"]
+    archive = tmp_path / "bad.tar.gz"
+    archive.write_bytes(tar_bytes({"inside.txt": b"1", member: b"2"}))
+    with pytest.raises(ValueError, match=r"cannot be unpacked, got .*outside"):
+        fetch.unpack([archive], tmp_path / "corpus")
+    assert list((tmp_path / "corpus").iterdir()) == []
+    assert not list(tmp_path.rglob("outside.txt"))
+
+
+def test_a_truncated_archive_leaves_nothing(recipe, tmp_path):
+    fetch = recipe("librispeech").sys.modules["egs.common.fetch"]
+    archive = tmp_path / "cut.tar.gz"
+    archive.write_bytes(tar_bytes({"x": np.random.default_rng(0).bytes(9_000)})[:5_000])
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        fetch.unpack([archive], tmp_path / "corpus")
+    assert list((tmp_path / "corpus").iterdir()) == []
+
+
+def test_a_wrong_subset_name(recipe, tmp_path, capsys):
+    args = ["--download", "--corpus", str(tmp_path), "--subsets", "train-clean-10"]
+    assert recipe("librispeech").main(args) == 1
+    assert capsys.readouterr().err.startswith("--subsets: not a subset, got train-clean-10; choose")

@@ -1,0 +1,100 @@
+"""Cosine scores by hand, and the same by every route."""
+
+import numpy as np
+import pytest
+
+from speakerlab.scoring import backend
+from speakerlab.scoring.backend import cosine_scores, pairwise_eer
+from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.trials import Trials
+
+
+def table(emb_by_id, model="ab" * 32):
+    return EmbeddingTable(
+        list(emb_by_id), np.array(list(emb_by_id.values()), dtype=np.float32), model
+    )
+
+
+def random_case(num_enrol, num_test, num_trials, seed=0):
+    rng = np.random.default_rng(seed)
+    enrol = {f"e{i}": rng.normal(size=16) for i in range(num_enrol)}
+    test = {f"t{i}": rng.normal(size=16) for i in range(num_test)}
+    cells = rng.choice(num_enrol * num_test, num_trials, replace=False).astype(np.int32)
+    trials = Trials(
+        list(enrol)[::-1],  # another order than the table's
+        list(test),
+        cells // num_test,
+        cells % num_test,
+        rng.random(num_trials) < 0.5,
+    )
+    expected = [
+        enrol[e] @ test[t] / np.linalg.norm(enrol[e]) / np.linalg.norm(test[t])
+        for e, t in (
+            (trials.enrol_ids[i], trials.test_ids[j]) for i, j in zip(trials.enrol_N, trials.test_N)
+        )
+    ]
+    return table(enrol), table(test), trials, np.array(expected)
+
+
+def test_cosine_by_hand():
+    emb = table({"unused": [9, 9], "right": [2, 0], "up": [0, 5], "down": [0, -1], "both": [3, 4]})
+    trials = Trials(
+        ["right", "both"],
+        ["right", "up", "down", "both"],
+        np.array([0, 0, 1, 1, 1], dtype=np.int32),
+        np.array([0, 1, 1, 2, 3], dtype=np.int32),
+        np.array([True, False, False, False, True]),
+    )
+    scores_N = cosine_scores(emb, emb, trials)
+    np.testing.assert_allclose(scores_N, [1, 0, 0.8, -0.8, 1], atol=1e-6)
+
+
+@pytest.mark.parametrize("values_at_once", [1, 100, 8_000_000])
+@pytest.mark.parametrize("cells_per_trial", [0, 10**9])  # always by pairs, always by matrix
+def test_every_route_gives_the_same_scores(monkeypatch, values_at_once, cells_per_trial):
+    monkeypatch.setattr(backend, "VALUES_AT_ONCE", values_at_once)
+    monkeypatch.setattr(backend, "CELLS_PER_TRIAL", cells_per_trial)
+    enrol, test, trials, expected = random_case(13, 29, 150)
+    np.testing.assert_allclose(cosine_scores(enrol, test, trials), expected, atol=1e-6)
+
+
+def test_an_embedding_without_direction_is_refused():
+    enrol = table({"good": [1.0, 0.0], "silent": [0.0, 0.0]})
+    zero_N = np.zeros(1, dtype=np.int32)
+    trials = Trials(["silent"], ["good"], zero_N, zero_N, np.array([True]))
+    with pytest.raises(
+        ValueError, match="enrolment embeddings: silent has no direction, got length"
+    ):
+        cosine_scores(enrol, enrol, trials)
+
+
+def test_an_utterance_without_embedding_is_named():
+    enrol, test, trials, _ = random_case(3, 4, 5)
+    fewer = EmbeddingTable(test.ids[:-1], test.emb_ND[:-1], test.model_sha256)
+    with pytest.raises(ValueError, match="test embeddings: no embedding of t3"):
+        cosine_scores(enrol, fewer, trials)
+
+
+def test_tables_of_two_models_are_refused():
+    enrol, test, trials, _ = random_case(3, 4, 5)
+    other = EmbeddingTable(test.ids, test.emb_ND, "cd" * 32)
+    with pytest.raises(ValueError, match="made by 2 different models"):
+        cosine_scores(enrol, other, trials)
+
+
+def test_pairwise_eer_scores_each_pair_once():
+    emb_MD = np.array([[1, 0], [3, 4], [0, 2], [0, 1]], dtype=np.float32)
+    eer, scores, is_target = pairwise_eer(emb_MD, ["a", "a", "b", "b"])
+    # pairs 01 02 03 12 13 23
+    np.testing.assert_allclose(scores, [0.6, 0, 0, 0.8, 0.8, 1], atol=1e-6)
+    assert is_target.tolist() == [True, False, False, False, False, True]
+    assert eer == pytest.approx(0.5)  # at 0.8: 1 of 2 targets missed, 2 of 4 non-targets accepted
+
+
+def test_pairwise_eer_leaves_out_masked_pairs():
+    emb_MD = np.array([[1, 0], [3, 4], [0, 2], [0, 1]], dtype=np.float32)
+    mask_MM = np.ones((4, 4), dtype=bool)
+    mask_MM[0, 1] = False
+    eer, scores, is_target = pairwise_eer(emb_MD, np.array([0, 0, 1, 1]), mask_MM)
+    assert len(scores) == len(is_target) == 5
+    assert eer == 0.0

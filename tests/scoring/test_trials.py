@@ -1,0 +1,112 @@
+"""Trial lists in three spellings, and lines that name what is wrong."""
+
+import numpy as np
+import pytest
+
+from speakerlab.scoring.trials import LINES_AT_ONCE, read_trials, write_trials
+
+SPELLINGS = {
+    "kaldi": "a x target\nb x nontarget\na y nontarget\n",
+    "label first": "1 a x\n0 b x\n0 a y\n",
+    "label last": "a x 1\nb x 0\na\ty  0\n\n",
+}
+
+
+def written(tmp_path, text):
+    path = tmp_path / "trials"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_every_spelling_reads_alike(tmp_path, spelling):
+    trials = read_trials(written(tmp_path, SPELLINGS[spelling]))
+    assert (trials.enrol_ids, trials.test_ids) == (["a", "b"], ["x", "y"])
+    assert trials.enrol_N.tolist() == [0, 1, 0] and trials.enrol_N.dtype == np.int32
+    assert trials.test_N.tolist() == [0, 0, 1] and trials.test_N.dtype == np.int32
+    assert trials.is_target_N.tolist() == [True, False, False]
+    assert len(trials) == 3
+    assert trials.ids == ["a", "b", "x", "y"]
+
+
+def test_written_trials_read_back(tmp_path):
+    num = LINES_AT_ONCE + 5  # more than one piece
+    rows = [(f"e{i % 97}", f"t{i}", i % 3 == 0) for i in range(num)]
+    write_trials(tmp_path / "new" / "trials", rows)
+    trials = read_trials(tmp_path / "new" / "trials")
+    back = zip(trials.enrol_N, trials.test_N, trials.is_target_N)
+    assert [(trials.enrol_ids[e], trials.test_ids[t], bool(y)) for e, t, y in back] == rows
+    lines = (tmp_path / "new" / "trials").read_text().splitlines()
+    assert lines[:2] == ["e0 t0 target", "e1 t1 nontarget"]
+
+
+def test_a_list_that_fails_half_way_is_not_written(tmp_path):
+    def rows():
+        yield "a", "b", True
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_trials(tmp_path / "trials", rows())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a b target\nc d 1\n", ":2: not of the form 'enrol test target|nontarget'"),
+        ("a b target\nc d\n", ":2: not of the form .* got 'c d'; write every line alike"),
+        ("a b target\n\nc d target\n", ":2: not of the form .* got ''"),
+        ("a b target extra\n", ":1: is no trial, got 'a b target extra'; write"),
+        ("a b yes\n", ":1: is no trial, got 'a b yes'"),
+        ("1 a 0\n", ":1: could be read in two ways, got '1 a 0'"),
+        ("a b 1\nb c 0\na b 0\n", ":3: the trial of line 1 again, got a b; keep one"),
+        ("", ": no trials, got an empty file"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, text, line):
+    path = written(tmp_path, text)
+    with pytest.raises(ValueError, match=line.replace("|", r"\|")) as error:
+        read_trials(path)
+    assert str(error.value).startswith(str(path))
+
+
+def test_many_bad_lines_are_counted(tmp_path):
+    path = written(tmp_path, "a b 1\n" + "".join(f"c{i} d 2\n" for i in range(8)))
+    with pytest.raises(ValueError) as error:
+        read_trials(path)
+    lines = str(error.value).splitlines()
+    assert [line.split(":")[1] for line in lines[:5]] == ["2", "3", "4", "5", "6"]
+    assert lines[5:] == ["... and 3 more unreadable lines", f"{path}: refused, no trial was read"]
+
+
+def test_lines_are_counted_across_pieces(tmp_path):
+    good = "".join(f"a b{i} target\n" for i in range(LINES_AT_ONCE))
+    with pytest.raises(ValueError, match=f":{LINES_AT_ONCE + 2}: not of the form"):
+        read_trials(written(tmp_path, good + "a c target\na d\n"))
+    with pytest.raises(ValueError, match=f":{LINES_AT_ONCE}: blank, but trials follow"):
+        read_trials(written(tmp_path, good.replace(f"a b{LINES_AT_ONCE - 1} target", "") + "a c 1"))
+
+
+def test_a_missing_list_is_one_line(tmp_path):
+    with pytest.raises(FileNotFoundError, match="trials: no such trial list; make it in stage 1"):
+        read_trials(tmp_path / "trials")
+
+
+def test_unknown_utterances_are_named(tmp_path):
+    trials = read_trials(written(tmp_path, SPELLINGS["kaldi"]))
+    trials.check_known(["a", "b", "x", "y", "z"])
+    with pytest.raises(ValueError) as error:
+        trials.check_known({"a", "x"}, where="data/test/trials")
+    assert [line.split(",")[0] for line in str(error.value).splitlines()] == [
+        "data/test/trials: a trial names b",
+        "data/test/trials: a trial names y",
+        "data/test/trials: refused",
+    ]
+
+
+def test_speakers_have_equal_numbers_on_both_sides(tmp_path):
+    trials = read_trials(written(tmp_path, SPELLINGS["kaldi"]))
+    enrol_N, test_N = trials.speakers({"a": "anna", "b": "bob", "x": "anna", "y": "carl"})
+    assert enrol_N.tolist() == [0, 1, 0]
+    assert test_N.tolist() == [0, 0, 2]
+    assert ((enrol_N == test_N) == trials.is_target_N).all()
