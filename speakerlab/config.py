@@ -8,18 +8,27 @@ the signature is the schema. Unknown keys are refused with the nearest known one
 import difflib
 import inspect
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
 
 from speakerlab import build
+from speakerlab.atomic import write_text
 from speakerlab.faults import Faults
+from speakerlab.layers import flatten, merge_layers, section_at, to_yaml
 
-STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(gt=0)]
@@ -53,6 +62,20 @@ class AugmentConfig(Section):
     snr_db: tuple[float, float] = (0.0, 15.0)
     spec: dict[str, Any] = {}  # args of SpecAugment
 
+    @field_validator("speeds")
+    @classmethod
+    def _begin_with_one(cls, speeds: tuple[float, ...]) -> tuple[float, ...]:
+        if speeds[:1] != (1.0,) or len(set(speeds)) < len(speeds):
+            raise ValueError("must begin with 1.0 and name each once; write [1.0, 0.9, 1.1]")
+        return speeds
+
+    @field_validator("snr_db")
+    @classmethod
+    def _rise(cls, snr_db: tuple[float, float]) -> tuple[float, float]:
+        if snr_db[0] > snr_db[1]:
+            raise ValueError("must be [low, high]; swap them")
+        return snr_db
+
 
 class DataConfig(Section):
     """Where the data directories are: names below `dir`; null for no noise or no rooms."""
@@ -72,6 +95,12 @@ class MarginConfig(Section):
     final: Annotated[float, Field(ge=0, lt=1.5)] = 0.2
     start_epoch: Annotated[float, Field(ge=0)] = 0.0
     end_epoch: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _end_after_start(self) -> "MarginConfig":
+        if self.end_epoch < self.start_epoch:
+            raise ValueError("end_epoch must not be before start_epoch; raise it")
+        return self
 
 
 class TrainingConfig(Section):
@@ -125,9 +154,7 @@ class Config(Section):
 
     def write(self, path: Path) -> None:
         """Write as YAML, whole or not at all."""
-        temporary = path.with_name(f".{path.name}")
-        temporary.write_text(yaml.safe_dump(self.to_dict(), sort_keys=False), encoding="utf-8")
-        temporary.replace(path)
+        write_text(path, to_yaml(self.to_dict()))
 
 
 def load_config(layers: Sequence[Path], overrides: Sequence[str] = ()) -> Config:
@@ -135,34 +162,30 @@ def load_config(layers: Sequence[Path], overrides: Sequence[str] = ()) -> Config
 
     Raises ValueError listing every fault, FileNotFoundError for a layer that is not there.
     """
-    merged: dict[str, Any] = {}
-    origin: dict[str, str] = {}  # key path -> the layer that set it last
-    for layer in layers:
-        _merge(merged, _read_yaml(layer), str(layer), origin)
-    for override in overrides:
-        _merge(merged, _parse_override(override), f"--set {override}", origin)
+    merged, origin = merge_layers(layers, overrides)
     return parse_config(merged, origin=origin)
 
 
 def parse_config(values: Mapping[str, Any], *, origin: Mapping[str, str] | None = None) -> Config:
     """Check plain values; component arguments get the defaults of their constructors."""
     faults, where = Faults(), dict(origin or {})
-    filled = json.loads(json.dumps(values))
+    filled = json.loads(json.dumps(values, default=str))
     for place, constructor, given in _components(filled, faults, where):
+        args = section_at(filled, place)
+        if args is None:  # no section: found below
+            continue
         schema = args_schema(constructor, given=given)
-        args = _section(filled, place)
         try:
             args.update(schema.model_validate_json(json.dumps(args)).model_dump(mode="json"))
         except ValidationError as error:
-            _note(error, schema, place, faults, where)
+            _note(error, schema, args, place, faults, where)
     config: Config | None = None
     try:
         config = Config.model_validate_json(json.dumps(filled))
     except ValidationError as error:
-        _note(error, Config, (), faults, where)
+        _note(error, Config, filled, (), faults, where)
     faults.raise_if_any("configuration refused")
     assert config is not None
-    _check_together(config)
     return config
 
 
@@ -180,7 +203,7 @@ def args_schema(constructor: Callable[..., Any], *, given: Iterable[str]) -> typ
 
 def differences(old: Config, new: Config) -> list[str]:
     """Keys outside `runtime` (and the place of the data) that differ, as "key: old -> new"."""
-    a, b = _flatten(old.to_dict()), _flatten(new.to_dict())
+    a, b = flatten(old.to_dict()), flatten(new.to_dict())
     free = ("runtime.", "data.dir", "training.keep_checkpoints")
     return [
         f"{key}: {a.get(key)} -> {b.get(key)}"
@@ -195,9 +218,9 @@ def _components(
     """(place of the args, constructor, arguments the program gives) of each component named."""
     for section, registry in build.REGISTRIES.items():
         default = Config.model_fields[section].default
-        if section not in values and isinstance(default, Component):
-            values[section] = {"name": default.name}
-        component = values.get(section)
+        component = values.get(section, {})
+        if isinstance(default, Component) and isinstance(component, dict):
+            values[section] = component = {"name": default.name, **component}
         name = component.get("name") if isinstance(component, dict) else None
         if isinstance(name, str) and name in registry:
             yield (section, "args"), registry[name], build.GIVEN[section]
@@ -208,67 +231,65 @@ def _components(
         yield place, constructor, build.GIVEN[place[-1]]
 
 
-def _check_together(config: Config) -> None:
-    """What no single key can tell."""
-    faults = Faults()
-    if config.augment.speeds[:1] != (1.0,) or len(set(config.augment.speeds)) < len(
-        config.augment.speeds
-    ):
-        line = "augment.speeds: must begin with 1.0 and name each speed once"
-        faults.add("speeds", f"{line}, got {list(config.augment.speeds)}; write [1.0, 0.9, 1.1]")
-    low, high = config.augment.snr_db
-    if low > high:
-        faults.add("ranges", f"augment.snr_db: must be [low, high], got [{low}, {high}]; swap them")
-    if config.training.margin.end_epoch < config.training.margin.start_epoch:
-        line = "training.margin.end_epoch: must not precede start_epoch"
-        faults.add("ranges", f"{line}, got {config.training.margin.end_epoch}; raise it")
-    faults.raise_if_any("configuration refused")
-
-
 def _note(
     error: ValidationError,
     schema: type[BaseModel],
+    values: Any,
     place: tuple[str, ...],
     faults: Faults,
     origin: Mapping[str, str],
 ) -> None:
-    """One line for each fault that pydantic found below `place`."""
-    seen: set[tuple[str, ...]] = set()
+    """One line for each key below `place` that pydantic found fault with in `values`."""
+    found: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for item in error.errors():
-        path = place + tuple(str(part) for part in item["loc"] if _is_key(part))
-        if path in seen:  # the other branches of a union
-            continue
-        seen.add(path)
-        where = _where(origin, path)
-        if item["type"] == "extra_forbidden":
-            known = _fields_at(schema, item["loc"][:-1])
-            faults.add("unknown keys", f"{where}: unknown key{_nearest(path[-1], known)}")
-        elif item["type"] == "missing":
+        found.setdefault(_keys(item, values), []).append(item)
+    for keys, items in found.items():
+        if any(keys == other[: len(keys)] for other in found if other != keys):
+            continue  # the other branches of a union, one of which went further
+        where = _where(origin, (*place, *keys))
+        if items[0]["type"] == "extra_forbidden":
+            known = _fields_at(schema, keys[:-1])
+            faults.add("unknown keys", f"{where}: unknown key{_nearest(keys[-1], known)}")
+        elif items[0]["type"] == "missing":
             faults.add("missing keys", f"{where}: is missing; add it")
         else:
-            message = item["msg"][0].lower() + item["msg"][1:]
-            faults.add("bad values", f"{where}: {message}, got {item['input']!r}; correct it")
+            faults.add("bad values", f"{where}: {_complaint(items)}")
 
 
-def _is_key(part: int | str) -> bool:
-    """Whether a part of pydantic's location is a key, not the tag of a union's branch."""
-    return (
-        isinstance(part, int)
-        or bool(re.fullmatch(r"[a-z][a-z0-9_]*", part))
-        and part
-        not in (
-            "int",
-            "float",
-            "str",
-            "bool",
-            "constrained-int",
-        )
-    )
+def _keys(item: ErrorDetails, values: Any) -> tuple[str, ...]:
+    """Where the fault is, without the names that pydantic gives to the branches of a union."""
+    keys: list[str] = []
+    for part in item["loc"]:
+        if isinstance(values, dict) and part in values:
+            values = values[str(part)]
+        elif isinstance(values, list) and isinstance(part, int):
+            values = values[part] if part < len(values) else None
+        elif item["type"] != "missing":
+            continue
+        keys.append(str(part))
+    return tuple(keys)
 
 
-def _fields_at(schema: type[BaseModel], location: Sequence[int | str]) -> Iterable[str]:
-    for part in location:
-        annotation = schema.model_fields[str(part)].annotation if isinstance(part, str) else None
+def _complaint(items: Sequence[ErrorDetails]) -> str:
+    """What is wrong, got what, and what to do, of a value that no branch of its type takes."""
+    custom = items[0].get("ctx", {}).get("error")
+    wrong, _, remedy = str(custom or _wanted(items)).partition("; ")
+    got = items[0]["input"]
+    shown = f"'{got}'" if isinstance(got, str) else json.dumps(got)
+    return f"{wrong}, got {shown}; {remedy or 'correct it'}"
+
+
+def _wanted(items: Sequence[ErrorDetails]) -> str:
+    """Pydantic's messages as one, in the words of somebody who writes YAML."""
+    texts = [item["msg"].replace("Input should ", "must ") for item in items]
+    text = " or ".join(dict.fromkeys(text.removeprefix("must be ") for text in texts))
+    text = text.replace("a valid array", "a list").replace("an object", "a section of keys")
+    return f"must be {text}" if texts[0].startswith("must be ") else text[0].lower() + text[1:]
+
+
+def _fields_at(schema: type[BaseModel], keys: Sequence[str]) -> Iterable[str]:
+    for key in keys:
+        annotation = schema.model_fields[key].annotation
         if not (inspect.isclass(annotation) and issubclass(annotation, BaseModel)):
             return ()
         schema = annotation
@@ -282,99 +303,10 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _where(origin: Mapping[str, str], path: Sequence[str]) -> str:
-    """The key, and the layer that set it."""
+    """The key, and the layer that set it or the section it is in."""
     key = ".".join(path)
-    layer = origin.get(key, "")
-    return f"{layer}: {key}" if layer and not layer.startswith("--set") else layer or key
-
-
-def _merge(target: dict[str, Any], layer: Any, name: str, origin: dict[str, str]) -> None:
-    if layer is None:
-        return
-    if not isinstance(layer, dict):
-        raise ValueError(f"{name}: must hold 'section: ...' lines, got {layer!r}; see conf/")
-    _merge_section(target, layer, (), name, origin)
-
-
-def _merge_section(
-    target: dict[str, Any],
-    layer: dict[str, Any],
-    place: tuple[str, ...],
-    source: str,
-    origin: dict[str, str],
-) -> None:
-    if "name" in layer and target.get("name") not in (None, layer["name"]):
-        target.pop("args", None)
-    for key, value in layer.items():
-        path = (*place, str(key))
-        origin[".".join(path)] = source
-        if isinstance(value, dict):
-            if not isinstance(target.get(key), dict):
-                target[key] = {}
-            _merge_section(target[key], value, path, source, origin)
-        else:
-            target[key] = value
-
-
-def _parse_override(text: str) -> dict[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ValueError(f"--set: must be key.path=value, got '{text}'; write e.g. training.lr=0.1")
-    nested: Any = _parse_yaml(value, f"--set {text}")
-    for part in reversed(key.split(".")):
-        nested = {part: nested}
-    return nested
-
-
-def _section(values: dict[str, Any], place: Sequence[str]) -> dict[str, Any]:
-    for part in place:
-        values = values.setdefault(part, {})
-    return values
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's scalars: only true and false are booleans, 1e-3 is a number; no key twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                line = node.start_mark.line + 1
-                raise yaml.YAMLError(f"key '{key}' stands twice in the section of line {line}")
-        return super().construct_mapping(node, deep=deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, expression) for tag, expression in rows if not tag.endswith((":bool", ":float"))]
-    for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|false"), list("tf"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$"),
-    list("-+.0123456789"),
-)
-
-
-def _read_yaml(path: Path) -> Any:
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such configuration; see conf/ for those there are")
-    return _parse_yaml(path.read_text(encoding="utf-8"), str(path))
-
-
-def _parse_yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)  # a SafeLoader: builds plain values only
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{where}: is not valid YAML, got '{reason}'; correct it") from None
+    holders = [".".join(path[:end]) for end in range(len(path), 0, -1)]
+    layer = next((origin[holder] for holder in holders if holder in origin), "")
+    if not layer or layer.startswith(f"--set {key}="):
+        return layer or key
+    return f"{layer}: {key}"

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from speakerlab.atomic import write_json
 from speakerlab.frontend.fbank import Fbank
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ class Embedder(nn.Module):
 
     def batch_key(self, num_samples: int) -> tuple[int, int]:
         """Inputs of one key may share a batch: trimming them to the shortest changes nothing."""
-        is_repeated = num_samples < self.min_samples
+        is_whole = self.min_samples <= num_samples <= self.max_samples  # not repeated, not cut
         frames = self.fbank.num_frames(max(num_samples, self.min_samples))
-        return frames, num_samples if is_repeated else 0
+        return frames, 0 if is_whole else num_samples
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def publish(
         "parameters": sum(p.numel() for p in embedder.parameters()),
         **facts,
     }
-    (fresh / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    write_json(fresh / "card.json", card)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.replace(folder)
     return digest
@@ -168,8 +169,11 @@ def read_classes(path: Path) -> list[str]:
 
 def file_sha256(path: Path) -> str:
     """Hex digest of a file."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _copy_rows(folder: Path, head: nn.Module, classes: Sequence[str]) -> int:

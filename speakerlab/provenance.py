@@ -1,10 +1,8 @@
 """What a run was made with: versions, commit, host. In: nothing. Out: plain values for run.json."""
 
-import json
 import platform
 import socket
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +45,3 @@ def environment(device: torch.device) -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version(),
         }
     return facts
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write readable JSON, whole or not at all."""
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)

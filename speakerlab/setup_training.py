@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from speakerlab import provenance
+from speakerlab.atomic import write_json, write_text
 from speakerlab.batch import Batch
 from speakerlab.build import crop_samples
 from speakerlab.config import Config, differences, load_config
@@ -140,7 +141,7 @@ def classes(
                 f"{recorded}: a resumed run must keep its speakers, got other training data; "
                 "restore the data, or use another --exp"
             )
-        recorded.write_text(text, encoding="utf-8")
+        write_text(recorded, text)
         config.write(exp_dir / "config.yaml")
 
     ranks.on_first(record)
@@ -294,5 +295,5 @@ def describe(
         )
         parameters = sum(p.numel() for p in task.embedder.parameters())
         log.info("%s: %.2f M parameters", config.model.name, parameters / 1e6)
-        provenance.write_json(exp_dir / "run.json", facts)
+        write_json(exp_dir / "run.json", facts)
     return facts

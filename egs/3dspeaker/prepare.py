@@ -4,9 +4,9 @@ In: --corpus DIR with `train/`, `test/` and `files/`, as the three official arch
 Out: --data DIR with `train/`, `test/` and its three trial lists, device 09 left out of both as in
 the official recipe. With --download (stage 0) the archives are fetched into --corpus instead.
 
-Sources. The official recipe, github.com/modelscope/3D-Speaker at 09e7806, in egs/3dspeaker/sv-cam++/:
-[D] local/download_data.sh, [P] local/prepare_data.sh; [S] speakerlab/bin/compute_score_metrics.py;
-[L] egs/3dspeaker/language-identification/local/prepare_data.sh; [A] arXiv:2306.15354v3.
+Sources: github.com/modelscope/3D-Speaker at 09e7806, there in egs/3dspeaker/sv-cam++/local/
+[D] download_data.sh and [P] prepare_data.sh; [S] speakerlab/bin/compute_score_metrics.py;
+[L] egs/3dspeaker/language-identification/local/prepare_data.sh. [A] is arXiv:2306.15354v3.
 """
 
 import shutil
@@ -23,9 +23,9 @@ from speakerlab.faults import Faults
 
 HERE = Path(__file__).resolve().parent
 URL = "https://speech-lab-share-data.oss-cn-shanghai.aliyuncs.com/3D-Speaker"  # [D]:40,55,65
-# What each folder of the corpus is unpacked from: archives in order, with the md5 that is published
-# ([D]:42 test, :48-53 the six parts of train; :63-66 gives none for the lists). They unpack into one
-# folder, the corpus ([P]:51-57).
+# What each folder of the corpus is unpacked from: archives in order, with their published md5
+# ([D]:42 test, :48-53 the six parts of train; :63-66 gives none for the lists). All unpack into
+# one folder, the corpus ([P]:51-57).
 ARCHIVES: dict[str, dict[str, str | None]] = {
     "files": {"3dspeaker_files.tar.gz": None},
     "test": {"test.tar.gz": "md5:45972606dd10d3f7c1c31f27acdfbed7"},
@@ -108,7 +108,8 @@ def read_split(
             f"{corpus}/files/{split}_utt2spk: no speaker, got nothing for {utterance}; add a line",
         )
     speakers = {utterance: spoken_by.get(utterance, "") for utterance in wavs}
-    print(_compare(split, num_speakers=len(set(speakers.values())), num_utterances=len(listed)))
+    num_speakers = len({spoken_by[utterance] for utterance in listed.keys() & spoken_by.keys()})
+    print(_compare(split, num_speakers=num_speakers, num_utterances=len(listed)))
     return wavs, speakers, len(listed) - len(wavs)
 
 

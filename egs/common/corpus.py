@@ -61,10 +61,8 @@ def find_audio(folder: Path) -> dict[str, Path]:
             raise ValueError(f"{path}: has the id of {files[name]}, got {name}; rename one")
         files[name] = path
     if not files:
-        raise FileNotFoundError(
-            f"{folder}: no audio found, got {'no .wav or .flac' if folder.is_dir() else 'no folder'}"
-            "; give a folder with some"
-        )
+        got = "no .wav or .flac" if folder.is_dir() else "no folder"
+        raise FileNotFoundError(f"{folder}: no audio found, got {got}; give a folder with some")
     return files
 
 

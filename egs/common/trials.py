@@ -62,9 +62,11 @@ def draw_nontargets(
     left = min(everything, max_trials)
     trials: list[Trial] = []
     for done, i in enumerate(order):
-        a, b = (groups[speaker] for speaker in pairs[i])
-        share = -(-left // (len(order) - done)) if everything > max_trials else len(a) * len(b)
-        picked = rng.permutation(len(a) * len(b))[:share]
-        trials += [(a[k // len(b)], b[k % len(b)], False) for k in picked]
+        ours, theirs = (groups[speaker] for speaker in pairs[i])
+        num_pairs = len(ours) * len(theirs)
+        share = -(-left // (len(order) - done)) if everything > max_trials else num_pairs
+        picked = rng.permutation(num_pairs)[:share]
+        for k in map(int, picked):
+            trials.append((ours[k // len(theirs)], theirs[k % len(theirs)], False))
         left -= len(picked)
     return sorted(trials)

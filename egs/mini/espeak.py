@@ -1,8 +1,8 @@
 """Speaks a list of sentences with espeak-ng: a program of its own, run by prepare.py.
 
 In: one argument, a JSON file {"voices": {name: {"language", "variant"}}, "jobs": [{"path", "voice",
-"text", "seed"}]}, paths absolute, `variant` the text of a voice variant file. Out: a 16 kHz 16-bit wav
-per job. espeak-ng is under the GPL, so nothing else of this project loads it: this process does, alone.
+"text", "seed"}]}, paths absolute, `variant` the text of a voice variant file. Out: a 16-bit wav per
+job, 16 kHz. espeak-ng is under the GPL, so nothing else here loads it: this process does, alone.
 """
 
 import _ctypes

@@ -1,4 +1,4 @@
-"""Rooms and noises of the mini corpus, made with numpy; every function draws from the generator given.
+"""Rooms and noises of the mini corpus; every function draws from the generator it is given.
 
 Letters: S samples, R samples of a room's response. Waves are float64 at 16 kHz.
 """
@@ -6,7 +6,6 @@ Letters: S samples, R samples of a room's response. Waves are float64 at 16 kHz.
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.fft import irfft, next_fast_len, rfft
 from scipy.signal import fftconvolve
 
 SAMPLE_RATE = 16_000
@@ -14,10 +13,10 @@ SAMPLE_RATE = 16_000
 
 def coloured_noise(rng: np.random.Generator, num_samples: int, *, slope_db: float) -> np.ndarray:
     """Noise whose power changes by `slope_db` per octave, at unit power."""
-    length = next_fast_len(num_samples, real=True)
+    length = -(-num_samples // 4096) * 4096  # a length that is fast to transform
     hz = np.maximum(np.fft.rfftfreq(length, 1 / SAMPLE_RATE), 20.0)
-    spectrum = rfft(rng.standard_normal(length)) * hz ** (slope_db / 20 / np.log10(2))
-    return _unit_power(irfft(spectrum, length)[:num_samples])
+    spectrum = np.fft.rfft(rng.standard_normal(length)) * hz ** (slope_db / 20 / np.log10(2))
+    return _unit_power(np.fft.irfft(spectrum, length)[:num_samples])
 
 
 def hum(rng: np.random.Generator, num_samples: int) -> np.ndarray:
@@ -51,7 +50,7 @@ def babble(
 
 
 def room(rng: np.random.Generator, *, rt60_seconds: float) -> np.ndarray:
-    """A room's impulse response: the direct sound, then noise that falls 60 dB in `rt60_seconds`."""
+    """A room's impulse response: the direct sound, then noise falling 60 dB in `rt60_seconds`."""
     num_samples = round(rt60_seconds * SAMPLE_RATE)
     time = np.arange(num_samples) / SAMPLE_RATE
     response_R = rng.standard_normal(num_samples) * 10 ** (-3.0 * time / rt60_seconds)

@@ -20,25 +20,27 @@ ACCENTS = (
 )
 
 WORDS = {
-    "who": "the teacher|my brother|a farmer|the driver|our neighbour|the old captain|a young doctor|"
-    "the painter|her uncle|the baker|a quiet student|the tall singer|their cousin|the new manager|"
-    "a busy lawyer|the gardener|my grandmother|the postman|a little girl|the engineer|his friend|"
-    "the cook|a stranger|the librarian",
+    "who": "the teacher|my brother|a farmer|the driver|our neighbour|the old captain|"
+    "a young doctor|the painter|her uncle|the baker|a quiet student|the tall singer|"
+    "their cousin|the new manager|a busy lawyer|the gardener|my grandmother|the postman|"
+    "a little girl|the engineer|his friend|the cook|a stranger|the librarian",
     "did": "found|carried|bought|painted|remembered|washed|borrowed|opened|forgot|moved|counted|"
-    "described|followed|repaired|noticed|offered|photographed|pushed|returned|sold|finished|chose|"
-    "watched|measured",
+    "described|followed|repaired|noticed|offered|photographed|pushed|returned|sold|finished|"
+    "chose|watched|measured|explained|stole|cleaned|drew",
     "how": "quickly|slowly|carefully|happily|often|quietly|suddenly|never|always|nearly|gladly|"
     "usually",
     "what": "basket|letter|bicycle|window|blanket|machine|picture|garden|ladder|kettle|jacket|"
-    "chicken|bridge|hammer|orange|mirror|village|engine|pocket|candle|violin|sandwich|umbrella|"
-    "newspaper|chair|stone|clock|boat|fence|lamp",
+    "chicken|bridge|hammer|orange|mirror|village|engine|pocket|candle|violin|sandwich|"
+    "umbrella|newspaper|chair|stone|clock|boat|fence|lamp|carpet|trumpet|bottle|parcel|curtain|saddle",
     "kind": "red|heavy|broken|wooden|yellow|narrow|expensive|round|ancient|empty|bright|dusty|"
     "small|beautiful|cheap|frozen|green|shiny|strange|useful",
-    "where": "near the river|behind the school|under the table|across the street|beside the church|"
-    "at the station|in the kitchen|on the roof|above the harbour|through the forest|along the beach|"
-    "inside the museum|outside the office|over the hill|between two houses|by the fire",
-    "when": "yesterday morning|before lunch|after the storm|last winter|at five o'clock|every Sunday|"
-    "in the evening|during the holidays|three days ago|this afternoon|at midnight|since April",
+    "where": "near the river|behind the school|under the table|across the street|"
+    "beside the church|at the station|in the kitchen|on the roof|above the harbour|"
+    "through the forest|along the beach|inside the museum|outside the office|over the hill|"
+    "between two houses|by the fire",
+    "when": "yesterday morning|before lunch|after the storm|last winter|at five o'clock|"
+    "every Sunday|in the evening|during the holidays|three days ago|this afternoon|"
+    "at midnight|since April",
     "and": "because it was raining|while the others slept|but nobody asked why|so they went home|"
     "and everyone laughed|although it was late|until the music stopped|and thanked us for it|"
     "but left the key behind|when the phone rang",

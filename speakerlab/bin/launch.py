@@ -4,8 +4,11 @@
 """
 
 import os
+import signal
+import sys
 
 from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from speakerlab import lifetime
 
@@ -15,7 +18,26 @@ def main() -> None:
     lifetime.die_with_parent()
     lifetime.check_parent()
     os.environ[lifetime.PARENT_VARIABLE] = str(os.getpid())
-    run.main()
+    code = 0
+    try:
+        run.main()
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        sys.stderr.write(f"{verdict(rank, failure)}\n")
+        # A signal is told by a negative code; a shell tells it by 128 + its number.
+        code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    lifetime.leave(code)
+
+
+def verdict(rank: int, failure: ProcessFailure) -> str:
+    """One line on the rank that failed first; the others were stopped because of it."""
+    remedy = "run the same command again to go on from the last checkpoint"
+    how = f"exit code {failure.exitcode}"
+    if failure.exitcode < 0:
+        how = signal.Signals(-failure.exitcode).name
+    elif failure.exitcode == lifetime.EXIT_INPUT:
+        remedy = "what to mend stands above"
+    return f"rank {rank}: ended the run, got {how} of process {failure.pid}; {remedy}"
 
 
 if __name__ == "__main__":

@@ -7,8 +7,12 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TextIO
+
+from torch import nn
 
 from speakerlab import build, lifetime, setup_training
 from speakerlab.batch import Batch
@@ -16,7 +20,7 @@ from speakerlab.bin.command import parser, run
 from speakerlab.config import Config
 from speakerlab.data.loader import train_loader
 from speakerlab.data.sampler import MicroBatches
-from speakerlab.embedder import init_from, publish
+from speakerlab.embedder import Embedder, init_from, publish
 from speakerlab.extraction import Validation
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import Checkpoints
@@ -38,16 +42,14 @@ def main(words: Sequence[str]) -> None:
     args = parse(words)
     config = setup_training.load(args.exp, args.config, args.set)
     ranks = start_ranks(timeout_minutes=config.runtime.timeout_minutes)
-    lock = ranks.on_first(lambda: None if not ranks.is_first else lock_experiment(args.exp))
+    locks: list[TextIO] = []  # open for as long as this process lives
+    ranks.on_first(lambda: locks.append(lock_experiment(args.exp)))
     setup_training.log_to(args.exp, ranks)
     try:
-        train(args, config, ranks)
+        train(args.exp, args.init, config, ranks)
     except NumericError as error:
         log.error("%s", error)
         lifetime.leave(lifetime.EXIT_NUMERIC)
-    finally:
-        if lock is not None:
-            lock.close()
 
 
 def parse(words: Sequence[str]) -> Namespace:
@@ -59,23 +61,30 @@ def parse(words: Sequence[str]) -> Namespace:
     return options.parse_args(words)
 
 
-def train(args: Namespace, config: Config, ranks: Ranks) -> None:
-    """Everything a training needs, each by its name, then `fit` and `publish`."""
+@dataclass(frozen=True)
+class Training:
+    """A trainer and what it leaves behind when it is done."""
+
+    trainer: Trainer
+    checkpoints: Checkpoints
+    embedder: Embedder
+    head: nn.Module
+    classes: list[str]
+    facts: dict[str, Any]
+
+
+def build_training(exp_dir: Path, init: Path | None, config: Config, ranks: Ranks) -> Training:
+    """Everything a training needs, each by its name."""
     precision = setup_training.precision(config, ranks)
     apply_backend_settings(deterministic=config.runtime.deterministic)
     corpus = setup_training.read_corpus(config)
-    classes = setup_training.classes(config, corpus, args.init, args.exp, ranks)
+    classes = setup_training.classes(config, corpus, init, exp_dir, ranks)
     embedder = build.build_embedder(config)
     head = build.build_head(config, embed_dim=embedder.embed_dim, num_classes=len(classes))
-    checkpoints = Checkpoints(args.exp / "checkpoints", keep=config.training.keep_checkpoints)
-    if args.init is not None and not checkpoints.list():
-        init_from(
-            args.init,
-            embedder=embedder,
-            head=head,
-            classes=classes,
-            head_rows=config.training.init_head,
-        )
+    checkpoints = Checkpoints(exp_dir / "checkpoints", keep=config.training.keep_checkpoints)
+    if init is not None and not checkpoints.list():
+        rows = config.training.init_head
+        init_from(init, embedder=embedder, head=head, classes=classes, head_rows=rows)
     task = SpeakerTask(
         augment=build.build_augment(config, rooms=corpus.rooms, noises=corpus.noises),
         embedder=embedder,
@@ -84,12 +93,11 @@ def train(args: Namespace, config: Config, ranks: Ranks) -> None:
         precision=precision,
     )
     plan = setup_training.plan_batch(config, ranks, task)
+    slow_batchnorm(task, plan.accumulation)
+    task.to(ranks.device)
     order = setup_training.epoch_order(config, corpus)
     schedule = setup_training.schedule(config, order)
     crops = setup_training.train_crops(config, corpus, classes)
-    slow_batchnorm(task, plan.accumulation)
-    task.to(ranks.device)
-    facts = setup_training.describe(args.exp, config, ranks, precision, plan, corpus, order, task)
     validation = Validation(corpus.valid) if len(corpus.valid) else None
 
     def batches(start_step: int) -> Iterable[Batch]:
@@ -101,12 +109,9 @@ def train(args: Namespace, config: Config, ranks: Ranks) -> None:
             rank=ranks.rank,
             world_size=ranks.world_size,
         )
-        return train_loader(
-            crops,
-            positions,
-            num_workers=setup_training.num_workers(config, ranks),
-            pin_memory=ranks.device.type == "cuda",
-        )
+        num_workers = setup_training.num_workers(config, ranks)
+        pin_memory = ranks.device.type == "cuda"
+        return train_loader(crops, positions, num_workers=num_workers, pin_memory=pin_memory)
 
     trainer = Trainer(
         task=task,
@@ -120,26 +125,32 @@ def train(args: Namespace, config: Config, ranks: Ranks) -> None:
         clip_norm=config.training.clip_norm,
         seed=config.seed,
     )
-    trainer.fit(
-        checkpoints,
-        lambda start_step: Monitor(
-            args.exp,
-            start_step=start_step,
-            total_steps=schedule.total_steps,
-            every_seconds=config.runtime.log_every_seconds,
-        ),
-        {"classes": classes, "config": config.to_dict()},
+    facts = setup_training.describe(exp_dir, config, ranks, precision, plan, corpus, order, task)
+    return Training(trainer, checkpoints, embedder, head, classes, facts)
+
+
+def train(exp_dir: Path, init: Path | None, config: Config, ranks: Ranks) -> None:
+    """Build, fit (or go on fitting), publish."""
+    parts = build_training(exp_dir, init, config, ranks)
+    monitor = partial(
+        Monitor,
+        exp_dir,
+        total_steps=parts.trainer.schedule.total_steps,
+        every_seconds=config.runtime.log_every_seconds,
     )
+    state = {"classes": parts.classes, "config": config.to_dict()}
+    parts.trainer.fit(parts.checkpoints, lambda step: monitor(start_step=step), state)
     if ranks.is_first:
+        done = {"steps": parts.trainer.step, "best_valid_eer": parts.trainer.best_eer}
         digest = publish(
-            args.exp / "model",
-            embedder=embedder,
-            head=head,
+            exp_dir / "model",
+            embedder=parts.embedder,
+            head=parts.head,
             config=config,
-            speakers=classes,
-            facts={**facts, "steps": trainer.step, "best_valid_eer": trainer.best_eer},
+            speakers=parts.classes,
+            facts={**parts.facts, **done},
         )
-        log.info("published %s/model, sha256 %s", args.exp, digest[:12])
+        log.info("published %s/model, sha256 %s", exp_dir, digest[:12])
     ranks.barrier("published")
 
 

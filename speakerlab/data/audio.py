@@ -3,6 +3,7 @@
 Letters: S samples, C channels. Formats are libsndfile's; training reads wav and flac.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import soundfile
 FULL_SCALE = 32768  # int16 value of amplitude 1.0
 # libsndfile does not rescale floating-point files when asked for integers.
 INTEGER_SUBTYPES = ("PCM_", "ULAW", "ALAW", "GSM", "IMA_ADPCM", "MS_ADPCM")
+# libsndfile silently shortens a file whose header promises more than there is; only its log tells.
+SHORTENED = re.compile(r"^(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
+UNKNOWN_LENGTH = 0x7FFF0000  # bytes; a header says this or more where it was written into a pipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,9 @@ def decode_fault(path: str | Path, num_samples: int) -> str | None:
     piece, found = 1 << 20, 0
     try:
         with _open(path) as file:
-            # libsndfile silently shortens a wav whose data chunk promises more than there is.
-            promised = [line for line in file.extra_info.splitlines() if "should be" in line]
-            if promised:
-                return f"{path}: is cut short, header says '{promised[0].strip()}'; copy it again"
+            short = SHORTENED.search(file.extra_info)
+            if short and int(short[2]) < int(short[1]) < UNKNOWN_LENGTH:
+                return f"{path}: is cut short, got {short[2]} of {short[1]} bytes; copy it again"
             while len(wave_SC := _read_int16(file, piece)):
                 found += len(wave_SC)
     except soundfile.LibsndfileError as error:

@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from speakerlab.atomic import write_text
 from speakerlab.data import audio, manifest
 from speakerlab.faults import Faults
 
@@ -169,7 +170,7 @@ def _note_duration(
     if data_dir.segments:
         _, start, end = data_dir.segments[utterance]
         data_dir.seconds[utterance] = min(end, info.seconds) - start
-        if end > info.seconds + DURATION_SLACK_SECONDS:
+        if end > info.seconds + DURATION_SLACK_SECONDS or start >= info.seconds:
             line = f"{data_dir.folder}/segments: {utterance} ends after its recording"
             faults.add("bad segments", f"{line}, got {end} of {info.seconds:.2f} s; correct it")
 
@@ -180,7 +181,7 @@ def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) ->
         for reason in sorted(set(data_dir.rejected.values())):
             faults.add("broken recordings", reason)
     for trials in data_dir.trials if data_dir.rejected else []:
-        for utterance in sorted(_trial_ids(trials, faults).keys() & data_dir.rejected.keys()):
+        for utterance in sorted(_trial_ids(trials, Faults()).keys() & data_dir.rejected.keys()):
             line = f"{trials}: names an utterance whose audio is broken, got {utterance}"
             faults.add("trials without audio", f"{line}; {data_dir.rejected[utterance]}")
 
@@ -244,7 +245,7 @@ def _write(data_dir: DataDir) -> str:
             f"{utterance}\t{data_dir.wavs[data_dir.recording_of(utterance)]}\t{reason}\n"
             for utterance, reason in sorted(data_dir.rejected.items())
         ]
-        manifest.write_text(folder / "rejected.tsv", "".join(rows))
+        write_text(folder / "rejected.tsv", "".join(rows))
     else:
         (folder / "rejected.tsv").unlink(missing_ok=True)
     speakers = len(set((data_dir.speakers or {}).values()))

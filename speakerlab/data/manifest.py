@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from speakerlab.atomic import write_text
 from speakerlab.faults import Faults
 
 Trial = tuple[str, str, bool]  # enrolment id, test id, same speaker
@@ -139,6 +140,12 @@ def _read_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str,
     speakers = read_table(folder / "utt2spk") if (folder / "utt2spk").exists() else {}
     segments = read_segments(folder / "segments")
     rejected = read_rejected(folder)
+    changed = (segments or wavs).keys() ^ (seconds.keys() | rejected.keys())
+    if changed:
+        raise ValueError(
+            f"{folder}: has changed since it was checked, got {min(changed)}; run stage 1, or "
+            "`speakerlab check`"
+        )
     rows = []
     for utterance, duration in seconds.items():
         if utterance in rejected:
@@ -168,10 +175,10 @@ def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
         raise FileNotFoundError(f"{path}: no such file; run stage 1 first")
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
-            key, _, value = line.strip().partition(" ")
+            key, value = (*line.split(maxsplit=1), "", "")[:2]
             if not key:
                 continue
-            if not value.strip():
+            if not value:
                 own.add(
                     "bad lines", f"{path}:{number}: has no value, got '{key}'; write 'id value'"
                 )
@@ -216,13 +223,6 @@ def read_rejected(folder: Path) -> dict[str, str]:
 def write_table(path: Path, table: Mapping[str, str]) -> None:
     """Write a Kaldi table sorted by key, whole or not at all."""
     write_text(path, "".join(f"{key} {table[key]}\n" for key in sorted(table)))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def write_data_dir(

@@ -36,7 +36,7 @@ class EpochOrder:
     ) -> None:
         corpus_samples = float(num_samples_N.sum())
         scale = 1.0 if epoch_samples is None else epoch_samples / corpus_samples
-        self.crops_end_N = np.cumsum(num_samples_N / crop_samples * scale)
+        self.crops_end_N = np.cumsum(num_samples_N) * (scale / crop_samples)
         self.global_batch, self.key = global_batch, (seed, attempt)
         self.num_crops = int(self.crops_end_N[-1])
         self.steps_per_epoch = self.num_crops // global_batch

@@ -1,8 +1,8 @@
 """Averages over time, shared by the models: statistics pooling, and means over short segments.
 
-In: feature maps whose last axis is time, in any float type. Out: fp32.
+In: feature maps whose last axis is time, in any float type. Out: fp32 (fp64 of fp64).
 Sums of squares leave the range of fp16 and lose most digits in bf16, so everything here is computed
-in fp32 whatever autocast says. A model is also told here when its input is too short to pool.
+in at least fp32 whatever autocast says. Input that is too short to pool is refused here, too.
 
 Letters: B batch, C channels, T frames, F mel bins, S segments, K = 2 x everything between B and T.
 """
@@ -18,6 +18,11 @@ TINY_VARIANCE = 1e-30
 def fp32_island(x: Tensor) -> torch.autocast:
     """A context in which autocast is off on the device of `x`; the only such place in `models`."""
     return torch.autocast(x.device.type, enabled=False)
+
+
+def widened(x: Tensor) -> Tensor:
+    """`x` in fp32, or as it is where it is fp64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def refuse_unusable(feats_BTF: Tensor, *, name: str, feat_dim: int, min_frames: int) -> None:
@@ -42,7 +47,7 @@ def mean_std(x_BCT: Tensor, *, eps: float) -> Tensor:
     """
     with fp32_island(x_BCT):
         unbiased = 1 if x_BCT.shape[-1] > 1 else 0
-        var, mean = torch.var_mean(x_BCT.float(), dim=-1, correction=unbiased)
+        var, mean = torch.var_mean(widened(x_BCT), dim=-1, correction=unbiased)
         std = (var + eps).clamp_min(TINY_VARIANCE).sqrt()
         return torch.cat([mean.flatten(1), std.flatten(1)], dim=1)
 
@@ -66,7 +71,8 @@ def segment_context(x_BCT: Tensor, members_TS: Tensor) -> Tensor:
     some runtimes and by the full one in others.
     """
     with fp32_island(x_BCT):
-        sum_BCS = x_BCT.float() @ members_TS
+        wide_BCT = widened(x_BCT)
+        sum_BCS = wide_BCT @ members_TS.to(wide_BCT.dtype)
         count_S = members_TS.sum(0).clamp_min(1)
         return sum_BCS.sum(-1, keepdim=True) / x_BCT.shape[-1] + sum_BCS / count_S
 

@@ -6,9 +6,7 @@ On disk a table is three files: `<stem>.npy` (float32, N x D), `<stem>.ids` (one
 """
 
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,19 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from speakerlab.atomic import replacing
 from speakerlab.faults import MAX_LINES_PER_KIND, Faults
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file to write that takes the place of `path` when all went well, and vanishes otherwise."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

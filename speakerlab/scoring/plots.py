@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtri
 
-from speakerlab.scoring.embeddings import replacing
+from speakerlab.atomic import replacing
 from speakerlab.scoring.metrics import eer_of_points
 
 if TYPE_CHECKING:

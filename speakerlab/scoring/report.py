@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from speakerlab.scoring.embeddings import replacing
+from speakerlab.atomic import replacing
 from speakerlab.scoring.plots import plot_det, plot_scores
 from speakerlab.scoring.trials import LINES_AT_ONCE, Trials, label_of
 

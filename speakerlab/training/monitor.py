@@ -13,6 +13,8 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from speakerlab.atomic import write_text
+
 log = logging.getLogger(__name__)
 BAR_CELLS = 24
 
@@ -83,9 +85,7 @@ def _cut_rows(path: Path, start_step: int) -> None:
             continue
         if row["step"] <= start_step:
             kept.append(line + "\n")
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, "".join(kept))
 
 
 def _text(value: float) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # for egs.common and egs.mini
 
 
 @pytest.fixture
@@ -16,8 +17,8 @@ def recipe():
     def load(name):
         path = ROOT / "egs" / name / "prepare.py"
         spec = importlib.util.spec_from_file_location(f"prepare_{name}", path)
+        assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look their module up
         spec.loader.exec_module(module)
         return module
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import soundfile
 
+from egs.mini import making, sound
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "egs/mini/prepare.py"
 
@@ -45,6 +47,7 @@ def test_same_seed_gives_the_same_bytes_whatever_the_number_of_jobs(made, tmp_pa
         made, tmp_path, [str(name) for name in names], shallow=False
     )
     assert (len(match), mismatch, errors) == (33, [], [])
+    assert not (made / "corpus/.part").exists()
 
 
 @needs_espeak
@@ -119,9 +122,17 @@ def test_a_folder_that_is_not_ours_is_never_replaced(recipe, tmp_path, capsys):
     assert (tmp_path / "corpus/thesis.txt").read_text() == "mine"
 
 
+def test_a_size_without_trials_is_refused(recipe, tmp_path, capsys):
+    args = ["--corpus", str(tmp_path / "corpus"), "--data", str(tmp_path), "--test-voices", "1"]
+    assert recipe("mini").main(args) == 1
+    assert capsys.readouterr().err == (
+        "num_test_voices: must be at least 2 to make trials, got 1; raise it\n"
+    )
+
+
 def test_default_size_and_trials(recipe):
     mini = recipe("mini")
-    voices, utterances = mini.plan(mini.Size())
+    voices, utterances = making.plan(making.Size())
     sizes = Counter(utterance.split for utterance in utterances)
     assert (len(voices), sizes["train"], sizes["test"]) == (104, 960, 288)
     assert len({voice.variant for voice in voices.values()}) == 104
@@ -138,15 +149,13 @@ def test_default_size_and_trials(recipe):
     assert all((speakers[a] == speakers[b]) == same and a != b for a, b, same in trials)
 
 
-def test_voices_do_not_depend_on_how_many_there_are(recipe):
-    mini = recipe("mini")
-    few, _ = mini.plan(mini.Size(num_train_voices=3, num_test_voices=1, num_utterances=1))
-    many, _ = mini.plan(mini.Size())
+def test_voices_do_not_depend_on_how_many_there_are():
+    few, _ = making.plan(making.Size(num_train_voices=3, num_test_voices=2, num_utterances=2))
+    many, _ = making.plan(making.Size())
     assert few == {name: many[name] for name in few}
 
 
-def test_noise_is_added_at_the_level_asked_for(recipe):
-    sound = recipe("mini").sys.modules["egs.mini.sound"]
+def test_coloured_noise_falls_by_its_slope():
     rng = np.random.default_rng(0)
     pink = sound.coloured_noise(rng, 160_000, slope_db=-3.0)
     assert len(pink) == 160_000 and np.mean(pink**2) == pytest.approx(1.0)

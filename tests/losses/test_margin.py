@@ -37,10 +37,10 @@ def test_gradient_is_finite_at_every_cosine(cosine, easy_margin, place, margin):
 def test_gradient_is_finite_for_embeddings_on_a_weight(dtype, margin):
     torch.manual_seed(0)
     head = AAMSoftmax(embed_dim=24, num_classes=200)
-    with torch.no_grad():
-        along = head.weight_CD[:100] * 7.3  # cosine 1 to a rounding, with the target ...
-        against = -head.weight_CD[:100]  # ... and -1
-        across = head.weight_CD[100:]  # cosine 1 with a class that is not the target
+    weight_CD = head.weight_CD.detach()
+    along = weight_CD[:100] * 7.3  # cosine 1 to a rounding, with the target ...
+    against = -weight_CD[:100]  # ... and -1
+    across = weight_CD[100:]  # cosine 1 with a class that is not the target
     emb_BD = torch.cat([along, against, across]).to(dtype).requires_grad_()
     loss, logits_BC = head(emb_BD, torch.arange(100).repeat(3), margin)
     loss.backward()

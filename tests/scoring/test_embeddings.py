@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from speakerlab.scoring.embeddings import EmbeddingTable, replacing
+from speakerlab.atomic import replacing
+from speakerlab.scoring.embeddings import EmbeddingTable
 
 HASH = "ab" * 32
 

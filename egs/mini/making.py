@@ -1,0 +1,226 @@
+"""Makes the audio of the mini corpus: sentences spoken by espeak-ng, then rooms and noise.
+
+In: a `Size`, seed included. Out: a folder with `train/`, `test/`, `noise/`, `rirs/` (16-bit wavs,
+16 kHz) and `corpus.json` (size, voices, sentences): the same bytes for the same size.
+"""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import soundfile
+
+from egs.mini.sound import (
+    SAMPLE_RATE,
+    at_level,
+    augment,
+    babble,
+    coloured_noise,
+    hum,
+    modulated_noise,
+    room,
+)
+from egs.mini.voices import Voice, draw_sentence, draw_voice
+from speakerlab.data.manifest import write_text
+
+HERE = Path(__file__).resolve().parent
+TOOLS = HERE / "tools"
+REQUIREMENT = "espeakng-loader==0.2.4"
+NUM_NOISES = NUM_ROOMS = 12
+NOISE_SECONDS = 10
+MAX_VOICES_PER_PROCESS = 250  # espeak-ng reads at most 350 voice files, English ones included
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is to be made; a corpus made of other figures is made anew."""
+
+    seed: int = 1
+    num_train_voices: int = 80
+    num_test_voices: int = 24
+    num_utterances: int = 12  # of each voice
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if name != "seed" and value < 2:
+                raise ValueError(
+                    f"{name}: must be at least 2 to make trials, got {value}; raise it"
+                )
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One sentence of one voice."""
+
+    id: str
+    speaker: str
+    split: str  # "train" or "test"
+    text: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.split) / self.speaker / f"{self.id}.wav"
+
+
+def has_espeak() -> bool:
+    """Whether espeak-ng can be found, in tools/ or in this environment."""
+    return (TOOLS / "espeakng_loader").is_dir() or bool(importlib.util.find_spec("espeakng_loader"))
+
+
+def plan(size: Size) -> tuple[dict[str, Voice], list[Utterance]]:
+    """Who speaks, half of them women, and what they say."""
+    voices: dict[str, Voice] = {}
+    utterances: list[Utterance] = []
+    for i in range(size.num_train_voices + size.num_test_voices):
+        name, split = f"spk{i:03d}", "train" if i < size.num_train_voices else "test"
+        voices[name] = draw_voice(name, seed=size.seed, sex=("female", "male")[i % 2])
+        for k in range(size.num_utterances):
+            id = f"{name}-{k:02d}"
+            utterances.append(Utterance(id, name, split, draw_sentence(id, seed=size.seed)))
+    return voices, utterances
+
+
+def describe(size: Size, voices: dict[str, Voice], utterances: list[Utterance]) -> dict:
+    """What corpus.json holds."""
+    return {
+        "size": asdict(size),
+        "voices": {name: asdict(voice) for name, voice in voices.items()},
+        "utterances": [asdict(utterance) for utterance in utterances],
+    }
+
+
+def speak(
+    folder: Path, voices: dict[str, Voice], utterances: list[Utterance], *, seed: int, num_jobs: int
+) -> None:
+    """Write every utterance, clean, below `folder`, by processes that run espeak.py."""
+    names = list(voices)
+    num_parts = min(len(names), max(num_jobs, -(-len(names) // MAX_VOICES_PER_PROCESS)))
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for part in range(num_parts):
+            mine = {name: voices[name] for name in names[part::num_parts]}
+            work = folder / f"jobs.{part}.json"
+            work.write_text(json.dumps(list_jobs(folder, mine, utterances, seed=seed)))
+            command = [sys.executable, str(HERE / "espeak.py"), str(work)]
+            processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        errors = [process.communicate()[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, error in zip(processes, errors):
+        if process.returncode != 0:
+            last = (error.strip().splitlines() or ["no message"])[-1]
+            raise ValueError(
+                f"{HERE / 'espeak.py'}: failed with code {process.returncode}, got '{last}'; "
+                f"install {REQUIREMENT} again"
+            )
+
+
+def list_jobs(
+    folder: Path, voices: dict[str, Voice], utterances: list[Utterance], *, seed: int
+) -> dict[str, object]:
+    """What espeak.py is to say with these voices."""
+    jobs = [
+        {
+            "path": str((folder / utterance.path).resolve()),
+            "voice": utterance.speaker,
+            "text": utterance.text,
+            "seed": crc32(f"{seed} {utterance.id}".encode()) >> 1,
+        }
+        for utterance in utterances
+        if utterance.speaker in voices
+    ]
+    return {"voices": {name: asdict(voice) for name, voice in voices.items()}, "jobs": jobs}
+
+
+def make_corpus(corpus: Path, *, size: Size, num_jobs: int) -> None:
+    """Make the corpus below `.part` in it, then put it in place; what was made before is replaced.
+
+    corpus.json goes first and comes last, so a corpus that has it is whole.
+    """
+    part = corpus / ".part"
+    if corpus.is_dir() and any(corpus.iterdir()):
+        if not part.exists() and not (corpus / "corpus.json").exists():
+            raise ValueError(
+                f"{corpus}: would be replaced, got a folder without corpus.json; "
+                "give another --corpus"
+            )
+        shutil.rmtree(part, ignore_errors=True)
+    if not has_espeak():
+        raise FileNotFoundError(f"{TOOLS}: no espeak-ng, got no {REQUIREMENT}; run stage 0 first")
+    part.mkdir(parents=True)
+    voices, utterances = plan(size)
+    record_all(part, voices, utterances, seed=size.seed, num_jobs=num_jobs)
+    (corpus / "corpus.json").unlink(missing_ok=True)
+    for name in ("train", "test", "noise", "rirs"):
+        shutil.rmtree(corpus / name, ignore_errors=True)
+        (part / name).replace(corpus / name)
+    about = describe(size, voices, utterances)
+    write_text(corpus / "corpus.json", json.dumps(about, indent=1))
+    part.rmdir()
+
+
+def record_all(
+    folder: Path, voices: dict[str, Voice], utterances: list[Utterance], *, seed: int, num_jobs: int
+) -> None:
+    """Write all audio of the corpus below `folder`."""
+    clean = folder / "clean"
+    clean.mkdir()
+    speak(clean, voices, utterances, seed=seed, num_jobs=num_jobs)
+    with ThreadPoolExecutor(num_jobs) as pool:
+        list(pool.map(lambda utterance: record(clean, folder, utterance, seed=seed), utterances))
+    write_noises(folder / "noise", clean, utterances, seed=seed)
+    write_rooms(folder / "rirs", seed=seed)
+    shutil.rmtree(clean)
+
+
+def record(clean: Path, corpus: Path, utterance: Utterance, *, seed: int) -> None:
+    """The clean utterance, in a room and with noise."""
+    wave_S, _ = soundfile.read(clean / utterance.path)
+    write_wave(corpus / utterance.path, augment(wave_S, keyed_rng(seed, utterance.id)))
+
+
+def write_noises(folder: Path, clean: Path, utterances: Sequence[Utterance], *, seed: int) -> None:
+    """Noises for augmentation in training, none of which is in the test set."""
+    num_samples = NOISE_SECONDS * SAMPLE_RATE
+    training = [utterance for utterance in utterances if utterance.split == "train"]
+    for i in range(NUM_NOISES):
+        kind = ("coloured", "babble", "modulated", "babble", "hum", "babble")[i % 6]
+        name = f"{kind}-{i:02d}"
+        rng = keyed_rng(seed, f"noise/{name}")
+        if kind == "babble":
+            picked = rng.integers(len(training), size=rng.integers(3, 8))
+            voices = [soundfile.read(clean / training[k].path)[0] for k in picked]
+            wave_S = babble(rng, num_samples, voices=voices)
+        elif kind == "coloured":
+            wave_S = coloured_noise(rng, num_samples, slope_db=rng.uniform(-6.0, 1.0))
+        else:
+            wave_S = (hum if kind == "hum" else modulated_noise)(rng, num_samples)
+        write_wave(folder / f"{name}.wav", at_level(wave_S, peak_db=-3.0))
+
+
+def write_rooms(folder: Path, *, seed: int) -> None:
+    """Room impulse responses for augmentation in training, from dry to a hall."""
+    for i, rt60_seconds in enumerate(np.geomspace(0.12, 0.9, NUM_ROOMS)):
+        rng = keyed_rng(seed, f"rirs/{i:02d}")
+        response_R = room(rng, rt60_seconds=float(rt60_seconds))
+        write_wave(folder / f"room-{i:02d}.wav", at_level(response_R, peak_db=-1.0))
+
+
+def write_wave(path: Path, wave_S: np.ndarray) -> None:
+    """Write a mono wav of 16 bits, making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(path, wave_S, SAMPLE_RATE, subtype="PCM_16")
+
+
+def keyed_rng(seed: int, key: str) -> np.random.Generator:
+    """A generator that depends on the seed and the name of the thing drawn, on no order."""
+    return np.random.default_rng([seed, crc32(key.encode())])

@@ -1,0 +1,138 @@
+"""YAML layers and `--set` values merged into one nested dictionary, and who set each key.
+
+In: files and `key.path=value` texts, left to right. Out: plain values, `origin` of every key.
+A layer that changes a component's `name` replaces its `args`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+def merge_layers(
+    layers: Sequence[Path], overrides: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """(merged values, key path -> the layer that set it last).
+
+    Raises FileNotFoundError for a layer that is not there, ValueError for one that is not YAML.
+    """
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for layer in layers:
+        _merge(merged, _read_yaml(layer), str(layer), origin)
+    for override in overrides:
+        _merge(merged, _parse_override(override), f"--set {override}", origin)
+    return merged, origin
+
+
+def to_yaml(values: Mapping[str, Any]) -> str:
+    """Text that is read back as the same values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+
+
+def section_at(values: dict[str, Any], place: Sequence[str]) -> dict[str, Any] | None:
+    """The section at `place`, made where there is none; None where something else stands."""
+    for part in place:
+        values = values.setdefault(part, {})
+        if not isinstance(values, dict):
+            return None
+    return values
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """key path -> value of all that is no section."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _merge(target: dict[str, Any], layer: Any, name: str, origin: dict[str, str]) -> None:
+    if layer is None:
+        return
+    if not isinstance(layer, dict):
+        raise ValueError(f"{name}: must hold 'section: ...' lines, got {layer!r}; see conf/")
+    _merge_section(target, layer, (), name, origin)
+
+
+def _merge_section(
+    target: dict[str, Any],
+    layer: dict[str, Any],
+    place: tuple[str, ...],
+    source: str,
+    origin: dict[str, str],
+) -> None:
+    if "name" in layer and target.get("name") not in (None, layer["name"]):
+        target.pop("args", None)
+    for key, value in layer.items():
+        path = (*place, str(key))
+        origin[".".join(path)] = source
+        if isinstance(value, dict):
+            if not isinstance(target.get(key), dict):
+                target[key] = {}
+            _merge_section(target[key], value, path, source, origin)
+        else:
+            target[key] = value
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ValueError(f"--set: must be key.path=value, got '{text}'; write e.g. training.lr=0.1")
+    nested: Any = _parse_yaml(value, f"--set {text}")
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    return nested
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's scalars: only true and false are booleans, 1e-3 is a number; no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                line = node.start_mark.line + 1
+                raise yaml.YAMLError(f"key '{key}' stands twice in the section of line {line}")
+        return super().construct_mapping(node, deep=deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [row for row in rows if row[0].endswith((":null", ":merge"))]
+    for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for kind, pattern, starts in (
+    ("bool", r"(true|false)$", "tf"),
+    ("int", r"[-+]?(0|[1-9]\d*)$", "-+0123456789"),
+    ("float", r"[-+]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][-+]?\d+)?$", "-+.0123456789"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(pattern), list(starts))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes what the loader would not read back as text."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _read_yaml(path: Path) -> Any:
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such configuration; see conf/ for those there are")
+    return _parse_yaml(path.read_text(encoding="utf-8"), str(path))
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)  # a SafeLoader: builds plain values only
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{where}: is not valid YAML, got '{reason}'; correct it") from None

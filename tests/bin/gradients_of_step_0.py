@@ -1,0 +1,35 @@
+"""Write the gradients of step 0 of a training to a file: run by the tests, alone or by torchrun.
+
+gradients_of_step_0.py OUT EXP --config YAML --set key=value ...
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from speakerlab import setup_training
+from speakerlab.bin import train
+from speakerlab.lifetime import leave
+from speakerlab.training.distributed import start_ranks
+
+
+def main() -> None:
+    out, exp = map(Path, sys.argv[1:3])
+    args = train.parse(["--exp", str(exp), *sys.argv[3:]])
+    exp.mkdir(parents=True, exist_ok=True)
+    config = setup_training.load(exp, args.config, args.set)
+    ranks = start_ranks(timeout_minutes=1)
+    trainer = train.build_training(exp, None, config, ranks).trainer
+    module = ranks.wrap(trainer.task)
+    trainer.task.train()
+    trainer.accumulate(module, iter(trainer.batches(0)), margin=0.2)
+    grads = {n: p.grad.numpy() for n, p in trainer.task.named_parameters() if p.grad is not None}
+    if ranks.is_first:
+        np.savez(out, **grads)
+    ranks.barrier("written")
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""A tiny corpus made in a moment: data directories of harmonic voices."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speakerlab.data import audio
+from speakerlab.data.check import check_data_dirs
+from speakerlab.data.manifest import write_data_dir
+
+RATE = 16000
+
+
+def make_wave(speaker: int, take: int, seconds: float, rate: int = RATE) -> np.ndarray:
+    """wave_S, int16: ten harmonics of the speaker's pitch and a little noise."""
+    rng = np.random.default_rng([speaker, take])
+    time_S = np.arange(round(seconds * rate)) / rate
+    pitch = 90 + 25 * speaker + take
+    wave_S = sum(np.sin(2 * np.pi * pitch * k * time_S) / k for k in range(1, 11))
+    return (4000 * wave_S + 300 * rng.standard_normal(len(time_S))).astype(np.int16)
+
+
+@pytest.fixture
+def make_data_dir(tmp_path: Path) -> Callable[..., Path]:
+    """make_data_dir("train", speakers=[0, 1], seconds=[1.0, 1.5]) -> a checked data directory.
+
+    Utterance `spk1-0` is the first of speaker 1 and as long as the first of `seconds`. The wavs lie
+    in `wav/` beside the directory; `trials` are written as `trials`.
+    """
+
+    def make(
+        name: str = "train",
+        *,
+        speakers: Sequence[int] = (0, 1, 2, 3),
+        seconds: Sequence[float] = (1.0, 1.25, 1.5),
+        suffix: str = ".wav",
+        trials: Sequence[tuple[str, str, bool]] | None = None,
+        check: bool = True,
+    ) -> Path:
+        wavs, owners = {}, {}
+        (tmp_path / "wav").mkdir(exist_ok=True)
+        for speaker in speakers:
+            for take, duration in enumerate(seconds):
+                utterance = f"spk{speaker}-{take}"
+                wavs[utterance] = tmp_path / "wav" / f"{utterance}{suffix}"
+                audio.write(wavs[utterance], make_wave(speaker, take, duration), RATE)
+                owners[utterance] = f"spk{speaker}"
+        folder = tmp_path / name
+        lists = None if trials is None else {"trials": trials}
+        write_data_dir(folder, wavs=wavs, speakers=owners, trials=lists)
+        if check:
+            check_data_dirs([folder])
+        return folder
+
+    return make

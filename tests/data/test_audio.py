@@ -1,0 +1,168 @@
+"""Reading audio: exact samples, nothing but the range asked for, one line for what is broken."""
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from speakerlab.data import audio
+
+RATE = 16000
+
+
+def noise(num_samples: int, *shape: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.integers(-32768, 32768, (num_samples, *shape), dtype=np.int16)
+
+
+@pytest.fixture(params=["wav", "flac"])
+def clip(request, tmp_path: Path):
+    """(path, its samples): 3 s of full-range 16-bit noise."""
+    path, wave_S = tmp_path / f"clip.{request.param}", noise(3 * RATE)
+    audio.write(path, wave_S, RATE)
+    return path, wave_S
+
+
+def test_header(clip):
+    info = audio.read_info(clip[0])
+    assert (info.num_samples, info.sample_rate, info.num_channels) == (48000, 16000, 1)
+    assert info.seconds == 3.0
+
+
+@pytest.mark.parametrize("first", [0, 1, 4095, 4096, 20001, 47999])
+@pytest.mark.parametrize("count", [1, 777, 20000])
+def test_a_range_is_the_slice_bit_for_bit(clip, first, count):
+    path, wave_S = clip
+    count = min(count, 48000 - first)
+    read_S = audio.read(path, first, count)
+    assert read_S.dtype == np.int16
+    assert read_S.flags.c_contiguous
+    assert np.array_equal(read_S, wave_S[first : first + count])
+
+
+def test_all_and_the_rest(clip):
+    path, wave_S = clip
+    assert np.array_equal(audio.read(path), wave_S)
+    assert np.array_equal(audio.read(path, 40000), wave_S[40000:])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts no bytes here")
+@pytest.mark.parametrize("suffix", [".wav", ".flac"])
+def test_only_the_range_is_read(tmp_path: Path, suffix):
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    path = tmp_path / f"long{suffix}"
+    audio.write(path, noise(60 * RATE), RATE)  # 1.9 MB
+    counting = -bytes_read() + bytes_read()
+    before = bytes_read()
+    audio.read(path, 30 * RATE, RATE)  # 32 kB
+    assert bytes_read() - before - counting < 200_000
+    assert path.stat().st_size > 1_800_000
+
+
+def test_24_bit_keeps_the_upper_16(tmp_path: Path):
+    wave_S = noise(1001).astype(np.int32) << 16
+    soundfile.write(tmp_path / "a.wav", wave_S, RATE, subtype="PCM_24")
+    assert np.array_equal(audio.read(tmp_path / "a.wav"), wave_S >> 16)
+    # an odd number of bytes, which libsndfile remarks upon, is no fault
+    assert audio.decode_fault(tmp_path / "a.wav", 1001) is None
+
+
+def test_float_is_scaled_rounded_and_clipped(tmp_path: Path):
+    values = np.array([0.0, 0.5, -1.0, 1.0, 1.5, -2.0, 0.6 / 32768], dtype=np.float32)
+    soundfile.write(tmp_path / "a.wav", values, RATE, subtype="FLOAT")
+    assert audio.read(tmp_path / "a.wav").tolist() == [0, 16384, -32768, 32767, 32767, -32768, 1]
+
+
+@pytest.mark.parametrize("suffix", [".wav", ".flac"])
+def test_first_channel_of_stereo(tmp_path: Path, suffix):
+    wave_SC = noise(8000, 2)
+    soundfile.write(tmp_path / f"a{suffix}", wave_SC, RATE, subtype="PCM_16")
+    assert audio.read_info(tmp_path / f"a{suffix}").num_channels == 2
+    assert np.array_equal(audio.read(tmp_path / f"a{suffix}", 100, 50), wave_SC[100:150, 0])
+
+
+def test_more_than_there_is(clip):
+    path, _ = clip
+    with pytest.raises(ValueError) as error:
+        audio.read(path, 47000, 2000)
+    assert str(error.value) == f"{path}: ends early, got 1000 of 2000 samples; copy it again"
+    with pytest.raises(ValueError, match="clip.*: cannot be decoded, got '.*'; copy it again"):
+        audio.read(path, 48001, 10)
+
+
+def test_a_short_utterance_is_repeated(clip):
+    path, wave_S = clip
+    read_S = audio.read_cyclic(path, 100, 1000, 300)
+    piece = wave_S[100:400]
+    assert np.array_equal(read_S, np.concatenate([piece, piece, piece, piece[:100]]))
+    assert np.array_equal(audio.read_cyclic(path, 100, 300, 300), piece)
+    assert np.array_equal(audio.read_cyclic(path, 100, 200, 300), piece[:200])
+
+
+def test_not_there_and_not_audio(tmp_path: Path):
+    with pytest.raises(FileNotFoundError) as missing:
+        audio.read(tmp_path / "none.wav")
+    line = f"{tmp_path}/none.wav: no such file; correct wav.scp or restore it"
+    assert str(missing.value) == line
+    assert audio.decode_fault(tmp_path / "none.wav", 1) == line
+
+    (tmp_path / "text.wav").write_text("this is not audio at all")
+    (tmp_path / "empty.wav").write_bytes(b"")
+    for name in ("text.wav", "empty.wav"):
+        with pytest.raises(ValueError, match=f"{name}: is not readable audio, got '.*'; convert"):
+            audio.read_info(tmp_path / name)
+
+
+def test_no_samples(tmp_path: Path):
+    audio.write(tmp_path / "a.wav", noise(0), RATE)
+    assert audio.read_info(tmp_path / "a.wav").num_samples == 0
+    assert len(audio.read(tmp_path / "a.wav")) == 0
+
+
+def test_whole_files_decode(clip):
+    assert audio.decode_fault(clip[0], 48000) is None
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_cut_flac_is_found(tmp_path: Path, share):
+    path = tmp_path / "a.flac"
+    audio.write(path, noise(3 * RATE), RATE)
+    os.truncate(path, int(path.stat().st_size * share))
+    assert audio.read_info(path).num_samples == 48000  # the header still promises all
+    fault = audio.decode_fault(path, 48000)
+    assert fault is not None
+    assert fault.startswith(f"{path}: ")
+    assert fault.endswith("; copy it again")
+
+
+def test_cut_wav_is_found(tmp_path: Path):
+    path = tmp_path / "a.wav"
+    audio.write(path, noise(RATE), RATE)
+    os.truncate(path, 44 + 20000)
+    assert audio.read_info(path).num_samples == 10000  # libsndfile says nothing
+    line = f"{path}: is cut short, got 20000 of 32000 bytes; copy it again"
+    assert audio.decode_fault(path, 10000) == line
+
+
+@pytest.mark.parametrize("promised", [0xFFFFFFFF, 0x7FFFFFFF - 36, 0x7FFF0000])
+def test_wav_of_unknown_length_is_whole(tmp_path: Path, promised):
+    """What ffmpeg and sox write into a pipe, where they cannot go back to the header."""
+    path, wave_S = tmp_path / "a.wav", noise(RATE)
+    audio.write(path, wave_S, RATE)
+    content = bytearray(path.read_bytes())
+    assert content[36:40] == b"data"
+    content[40:44] = struct.pack("<I", promised)
+    path.write_bytes(content)
+    assert audio.decode_fault(path, 16000) is None
+    assert np.array_equal(audio.read(path), wave_S)
+
+
+def test_fewer_samples_than_the_table_says(clip):
+    path, _ = clip
+    line = f"{path}: ends early, got 48000 of 48001 samples; copy it again"
+    assert audio.decode_fault(path, 48001) == line

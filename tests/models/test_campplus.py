@@ -1,0 +1,138 @@
+"""CAM++: the mask per segment against the mask per frame, and recomputation in the backward pass.
+
+Letters: B batch, T frames, C channels, S segments.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from speakerlab.models.campplus import CAMPPlus, ContextMask
+from speakerlab.models.pooling import segment_context, segment_members, spread_segments
+
+TINY = {
+    "embed_dim": 12,
+    "init_channels": 16,
+    "growth_rate": 8,
+    "blocks": (2, 2, 2),
+    "head_channels": 4,
+    "head_blocks": (1, 1),
+}
+
+
+def context_per_frame(x_BCT: Tensor) -> Tensor:
+    """Mean of all frames plus mean of the frame's segment, for every frame."""
+    means = [s.mean(-1, keepdim=True).expand_as(s) for s in x_BCT.split(100, dim=-1)]
+    return x_BCT.mean(-1, keepdim=True) + torch.cat(means, dim=-1)
+
+
+def masked_per_frame(layer: ContextMask, x_BCT: Tensor) -> Tensor:
+    hidden_BCT = F.relu(layer.linear1(context_per_frame(x_BCT)))
+    return layer.linear_local(x_BCT) * torch.sigmoid(layer.linear2(hidden_BCT))
+
+
+def masked_per_segment(layer: ContextMask, x_BCT: Tensor) -> Tensor:
+    return layer(x_BCT, segment_members(x_BCT.shape[-1], 100, like=x_BCT))
+
+
+@pytest.mark.parametrize("frames", [250, 300])
+@torch.no_grad()
+def test_mask_per_segment_is_the_mask_per_frame_bit_for_bit(frames):
+    """With numbers whose sums and products are exact, so that no order of addition shows.
+
+    Sparse multiples of 500 have integer means over 50, 100 and 250 frames (those of 600 over 300),
+    and the weights are small multiples of a power of two.
+    """
+    generator = torch.Generator().manual_seed(0)
+    layer = ContextMask(16, 8, kernel_size=3, dilation=2)
+    for parameter in layer.parameters():
+        parameter.copy_(torch.randint(-3, 4, parameter.shape, generator=generator) / 64)
+    spikes = torch.randint(0, 4, (3, 16, frames), generator=generator)
+    keep = torch.rand(3, 16, frames, generator=generator) < 0.02
+    x_BCT = (600 if frames == 300 else 500) * (spikes * keep).float()
+
+    expected_BCT = masked_per_frame(layer, x_BCT)
+    assert torch.equal(masked_per_segment(layer, x_BCT), expected_BCT)
+    mask_BCT = expected_BCT / layer.linear_local(x_BCT)
+    assert 0.05 < mask_BCT[mask_BCT.isfinite()].median() < 0.95  # the sigmoid is not saturated
+
+
+@pytest.mark.parametrize("frames", [1, 2, 99, 100, 101, 149, 200, 250, 1000])
+def test_mask_per_segment_is_the_mask_per_frame_to_rounding(frames):
+    torch.manual_seed(frames)
+    layer = ContextMask(32, 8, kernel_size=3, dilation=2)
+    x_BCT = torch.randn(3, 32, frames).relu().requires_grad_()
+    ours, expected = masked_per_segment(layer, x_BCT), masked_per_frame(layer, x_BCT)
+    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+    weight = torch.randn_like(expected)
+    (our_grad,) = torch.autograd.grad((ours * weight).sum(), x_BCT)
+    (expected_grad,) = torch.autograd.grad((expected * weight).sum(), x_BCT)
+    torch.testing.assert_close(our_grad, expected_grad, atol=1e-6, rtol=1e-5)
+
+
+def test_last_segment_is_divided_by_its_own_length():
+    x_BCT = torch.cat([torch.full((1, 1, 100), 2.0), torch.full((1, 1, 20), 8.0)], dim=-1)
+    members_TS = segment_members(120, 100, like=x_BCT)
+    assert members_TS.sum(0).tolist() == [100, 20, 0]
+    context = segment_context(x_BCT, members_TS)
+    mean = (100 * 2 + 20 * 8) / 120
+    assert context[0, 0].tolist() == pytest.approx([mean + 2, mean + 8, mean])
+    spread = spread_segments(context, members_TS)
+    assert torch.equal(spread, context[..., :2].repeat_interleave(100, dim=-1)[..., :120])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_context_of_large_values_is_computed_in_fp32(dtype):
+    x_BCT = torch.full((1, 2, 150), 1000.0, dtype=dtype)  # sums of 1e5 are outside fp16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        context = segment_context(x_BCT, segment_members(150, 100, like=x_BCT))
+    assert context.dtype == torch.float32
+    assert context[0, :, :2].tolist() == [[2000.0, 2000.0]] * 2
+
+
+def test_recomputation_changes_nothing():
+    """Same embeddings, gradients and BatchNorm statistics, to the bit, with and without it."""
+    torch.manual_seed(0)
+    plain = CAMPPlus(**TINY).train()
+    frugal = copy.deepcopy(plain)
+    for module in frugal.modules():
+        if hasattr(module, "memory_efficient"):
+            module.memory_efficient = True
+    feats_BTF = torch.randn(4, 130, 80)
+    for _ in range(2):
+        embeddings = [model(feats_BTF) for model in (plain, frugal)]
+        assert torch.equal(*embeddings)
+        for emb_BD in embeddings:
+            emb_BD.pow(3).sum().backward()
+    for (name, ours), theirs in zip(frugal.named_parameters(), plain.parameters()):
+        assert ours.grad is not None and torch.equal(ours.grad, theirs.grad), name
+    for (name, ours), theirs in zip(frugal.named_buffers(), plain.buffers()):
+        assert torch.equal(ours, theirs), name
+
+
+def test_recomputation_is_an_argument_and_keeps_less():
+    def saved_bytes(memory_efficient: bool) -> int:
+        torch.manual_seed(0)
+        model = CAMPPlus(**{**TINY, "blocks": (4, 4, 4)}, memory_efficient=memory_efficient)
+        storages = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage  # kept alive, so that no address comes twice
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(torch.randn(4, 130, 80))
+        return sum(storage.nbytes() for storage in storages.values())
+
+    assert saved_bytes(True) < 0.95 * saved_bytes(False)
+
+
+def test_blocks_need_a_kernel_and_a_dilation_each():
+    with pytest.raises(
+        ValueError, match=r"differ in length, got \(4, 4\), .*one of each per block"
+    ):
+        CAMPPlus(blocks=(4, 4))

@@ -1,0 +1,176 @@
+"""The stages at work in a small recipe: their order, what they skip, how they fail.
+
+In: the shell files as they are. A stand-in for the Python interpreter records the commands, so that
+nothing here needs an environment or trains anything.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Writes down how it was called, and leaves what each command would; TRAIN_EXITS is its exit code.
+PYTHON = """#!/usr/bin/env bash
+if [[ $1 == -c ]]; then printf '%s\\n' "$0" && exit; fi
+printf '%s\\t' "$PPID" "$SPEAKERLAB_PARENT" "$@" >>"$CALLS" && printf '\\n' >>"$CALLS"
+case "$*" in
+  *' check '*) for folder in "$@"; do [[ ! -d $folder ]] || touch "$folder/utt2dur"; done ;;
+  *prepare.py*--download*) ;;
+  *prepare.py*) mkdir -p "$DATA"/{train,test} && touch "$DATA"/{train,test}/wav.scp ;;
+  *' train '*) mkdir -p "$5/model" && exit "${TRAIN_EXITS:-0}" ;;
+  *' extract '*) mkdir -p "$5/embeddings/test" ;;
+esac
+"""
+
+
+class Toy:
+    """A copy of the shell files around a small recipe, and the recorder of its commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.recipe = folder / "egs/toy"
+        self.recipe.mkdir(parents=True)
+        (folder / "egs/common").mkdir()
+        for source in ROOT.glob("egs/common/*.sh"):
+            shutil.copy(source, folder / "egs/common")
+        shutil.copy(ROOT / "egs/mini/run.sh", self.recipe)
+        (self.recipe / "recipe.sh").write_text("model=tiny\n")
+        (self.recipe / "prepare.py").write_text("pass\n")
+        (folder / "conf/hardware").mkdir(parents=True)
+        (folder / "conf/tiny.yaml").touch()
+        self.path = folder / "bin"
+        self.path.mkdir()
+        (self.path / "python3").write_text(PYTHON)
+        (self.path / "python3").chmod(0o755)
+        self.data, self.exp, self.calls = folder / "my data", folder / "my exp", folder / "calls"
+
+    def run(self, options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """run.sh with `options` and these folders; forgets what was recorded before."""
+        self.calls.write_text("")
+        search = f"{self.path}:{os.environ['PATH']}"
+        known = {"PATH": search, "CALLS": str(self.calls), "DATA": str(self.data), **variables}
+        where = ["--data", self.data, "--exp", self.exp]
+        return subprocess.run(
+            ["bash", self.recipe / "run.sh", *options.split(), *where],
+            env=known,
+            capture_output=True,
+            text=True,
+        )
+
+    def recorded(self) -> list[list[str]]:
+        """The words of every command of the last run, the two process ids in front."""
+        return [line.split("\t")[:-1] for line in self.calls.read_text().splitlines()]
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Toy:
+    return Toy(tmp_path)
+
+
+def test_all_stages_run_in_order(toy: Toy) -> None:
+    done = toy.run("")
+    assert (done.stderr, done.returncode) == ("", 0)
+    names = [call[4] if call[2] == "-m" else Path(call[2]).name for call in toy.recorded()]
+    prepare = ["prepare.py", "prepare.py", "check", "check"]
+    assert names == [*prepare, "train", "extract", "extract", "score"]
+    for number in range(7):
+        assert f"stage {number}: " in done.stdout
+        assert f"stage {number}: took " in done.stdout
+
+
+def test_commands_are_children_of_the_shell_that_they_watch(toy: Toy) -> None:
+    toy.run("--stop-stage 2")
+    toy.run("--stage 3")
+    for parent, watched, *_ in toy.recorded():
+        assert parent == watched
+
+
+@pytest.mark.parametrize(
+    ("before", "stage", "line"),
+    [
+        (None, 2, "stage 2: stage 1 has to be run first, got no {data}/.stage1"),
+        (None, 3, "stage 3: stage 1 has to be run first, got no {data}/.stage1"),
+        (1, 3, "stage 3: stage 2 has to be run first, got no {data}/.stage2"),
+        (2, 4, "stage 4: stage 3 has to be run first, got no {exp}/model"),
+        (2, 5, "stage 5: stage 3 has to be run first, got no {exp}/model"),
+        (3, 6, "stage 6: stage 5 has to be run first, got no {exp}/embeddings/test"),
+    ],
+)
+def test_stage_before_the_one_it_needs(toy: Toy, before: int | None, stage: int, line: str) -> None:
+    if before is not None:
+        assert toy.run(f"--stop-stage {before}").returncode == 0
+    done = toy.run(f"--stage {stage}")
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert done.stderr.startswith(line.format(data=toy.data, exp=toy.exp))
+    assert done.stderr.count("\n") == 1
+    assert toy.recorded() == []
+
+
+def test_finished_stages_are_not_redone_while_inputs_are_the_same(toy: Toy) -> None:
+    def run_both(options: str = "") -> list[str]:
+        assert toy.run(f"--stage 1 --stop-stage 2 {options}").returncode == 0
+        return [call[4] if call[2] == "-m" else "prepare" for call in toy.recorded()]
+
+    assert run_both() == ["prepare", "check", "check"]
+    assert run_both() == []
+    assert "stage 1: done before with the same inputs, skipped" in toy.run("--stop-stage 1").stdout
+    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check"]
+    assert run_both("--corpus /elsewhere") == []
+    (toy.recipe / "prepare.py").write_text("print(1)\n")
+    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check"]
+    (toy.data / "train/wav.scp").write_text("a a.wav\n")
+    assert run_both("--corpus /elsewhere") == ["check"]  # stage 2 alone reads it
+    (toy.data / ".stage1").unlink()
+    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check"]
+    (toy.data / "test/utt2dur").unlink()
+    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check"]
+
+
+def test_stage_4_runs_when_asked_for_by_number(toy: Toy) -> None:
+    toy.run("--stop-stage 3")
+    done = toy.run("--stage 4")
+    assert (done.stderr, done.returncode) == ("", 0)
+    train, *extract, score, score_tuned = toy.recorded()
+    assert train[5:7] == ["--exp", f"{toy.exp}-lm"]
+    assert len(extract) == 4
+    assert (score[6], score_tuned[6]) == (str(toy.exp), f"{toy.exp}-lm")
+    toy.run("--stage 6")  # both systems are published now
+    assert [call[6] for call in toy.recorded()] == [str(toy.exp), f"{toy.exp}-lm"]
+
+
+def test_a_failed_command_ends_the_run_with_its_exit_code(toy: Toy) -> None:
+    done = toy.run("", TRAIN_EXITS="3")
+    assert done.returncode == 3
+    assert done.stderr == "stage 3: failed with exit code 3\n"
+    assert [call[4] for call in toy.recorded()][-1] == "train"
+
+
+def test_without_python_one_line_says_what_to_do(toy: Toy) -> None:
+    (toy.path / "python3").unlink()
+    for name in ("bash", "dirname", "cat", "sha256sum", "rm"):
+        (toy.path / name).symlink_to(shutil.which(name) or name)
+    done = subprocess.run(
+        [toy.path / "bash", toy.recipe / "run.sh", "--stage", "0"],
+        env={"PATH": str(toy.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "env: Python 3.10 or newer is needed" in done.stderr
+
+
+def test_a_python_that_lacks_parts_is_passed_over(toy: Toy) -> None:
+    """Its line says what is missing; .venv is used if it is whole, without being made again."""
+    venv = toy.recipe.parents[1] / ".venv/bin"
+    venv.mkdir(parents=True)
+    shutil.move(toy.path / "python3", venv / "python")
+    (toy.path / "python3").write_text("#!/bin/sh\necho \"No module named 'torch'\" >&2\nexit 1\n")
+    (toy.path / "python3").chmod(0o755)
+    done = toy.run("--stage 0 --stop-stage 0")
+    assert done.returncode == 0
+    assert f"env: not using {toy.path}/python3 (No module named 'torch')" in done.stdout
+    assert f"env: using {venv.parent}" in done.stdout
+    assert len(toy.recorded()) == 1

@@ -1,0 +1,29 @@
+"""One run an experiment."""
+
+import subprocess
+import sys
+
+import pytest
+
+from speakerlab.training.lock import lock_experiment
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from speakerlab.training.lock import lock_experiment
+lock = lock_experiment(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with pytest.raises(ValueError, match=rf"already, got process {holder.pid} on .* since"):
+            lock_experiment(tmp_path)
+    finally:
+        holder.kill()
+        holder.wait()
+    lock_experiment(tmp_path).close()
