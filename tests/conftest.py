@@ -5,12 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from speakerlab.config import Config, load_config
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.manifest import write_data_dir
 
 RATE = 16000
+# What tests compute is small: on a busy machine a second thread makes them four times slower.
+torch.set_num_threads(1)
 
 
 def make_wave(speaker: int, take: int, seconds: float, rate: int = RATE) -> np.ndarray:
@@ -53,5 +57,21 @@ def make_data_dir(tmp_path: Path) -> Callable[..., Path]:
         if check:
             check_data_dirs([folder])
         return folder
+
+    return make
+
+
+SMALL = [
+    "model={name: campplus, args: {embed_dim: 16, head_channels: 4, init_channels: 16, "
+    "growth_rate: 4, blocks: [1, 1, 1]}}"
+]
+
+
+@pytest.fixture
+def make_config() -> Callable[..., Config]:
+    """make_config("seed=1", ...) -> the defaults with a CAM++ of 16 dimensions and few layers."""
+
+    def make(*overrides: str) -> Config:
+        return load_config([], [*SMALL, *overrides])
 
     return make

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LEAVES = {"atomic", "batch", "faults", "lifetime"}
+LEAVES = {"atomic", "batch", "faults", "process"}
 SIBLINGS = {"frontend", "models", "losses", "data", "training", "scoring"}
 MAX_LINES = 320
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}

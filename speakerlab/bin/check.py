@@ -6,7 +6,7 @@ from pathlib import Path
 
 from speakerlab.bin.command import parser
 from speakerlab.data.check import check_data_dirs
-from speakerlab.data.loader import available_cpus
+from speakerlab.process import available_cpus
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from speakerlab import lifetime
+from speakerlab import process
 
 DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # any value: tracebacks are shown
 
@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
         options = [option for action in self._actions for option in action.option_strings]
         hint = nearest(unknown[0].partition("=")[0], options) if unknown else "; see --help"
         sys.stderr.write(f"{self.prog}: {message}{hint}\n")
-        raise SystemExit(lifetime.EXIT_INPUT)
+        raise SystemExit(process.EXIT_INPUT)
 
 
 def parser(name: str, description: str | None) -> Parser:
@@ -46,8 +46,8 @@ def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> NoReturn
         if DEBUG_VARIABLE in os.environ:
             logging.exception("traceback, shown because %s is set", DEBUG_VARIABLE)
         sys.stderr.write(f"{error}\n")
-        code = lifetime.EXIT_INPUT
+        code = process.EXIT_INPUT
     except KeyboardInterrupt:
         sys.stderr.write("stopped by Ctrl-C\n")
         code = 130
-    lifetime.leave(code)
+    process.leave(code)

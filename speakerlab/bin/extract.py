@@ -6,11 +6,12 @@ import shutil
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
-from speakerlab import lifetime
+from speakerlab import process
 from speakerlab.bin.command import parser
 from speakerlab.build import build_embedder
 from speakerlab.data.loader import auto_workers
@@ -25,7 +26,7 @@ SECONDS_PER_LINE = 10.0
 
 def main(words: Sequence[str]) -> None:
     """`speakerlab extract --exp DIR --data DIR [--untrained] [--nproc N]`"""
-    lifetime.die_with_parent()
+    process.die_with_parent()
     options = parser("extract", __doc__)
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
     options.add_argument("--data", type=Path, required=True, metavar="DIR")
@@ -45,8 +46,9 @@ def main(words: Sequence[str]) -> None:
     if args.nproc == 1:
         embed_part(*jobs[0])
     else:
-        with multiprocessing.get_context("spawn").Pool(args.nproc) as pool:
-            pool.starmap(embed_part, jobs)
+        # Started afresh: a forked process cannot use CUDA.
+        with ProcessPoolExecutor(args.nproc, multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(embed_part, *zip(*jobs)))
     tables = [EmbeddingTable.load(part) for _, _, part, _ in jobs]
     EmbeddingTable.merge(tables, list(manifest.ids)).save(stem)
     shutil.rmtree(parts)
@@ -68,7 +70,7 @@ def is_done(stem: Path, model_sha256: str, facts: dict[str, object]) -> bool:
 
 def embed_part(args: Namespace, index: int, stem: Path, facts: dict[str, object]) -> None:
     """One process's share: every nproc-th utterance, on a GPU of its own where there are any."""
-    lifetime.die_with_parent()
+    process.die_with_parent()
     published = load_published(args.exp)
     embedder = build_embedder(published.config) if args.untrained else published.embedder
     manifest = read_manifest([args.data], sample_rate=embedder.sample_rate)

@@ -10,14 +10,14 @@ import sys
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from speakerlab import lifetime
+from speakerlab import process
 
 
 def main() -> None:
     """Tie this process to its parent, name it as the ranks' parent, and be torchrun."""
-    lifetime.die_with_parent()
-    lifetime.check_parent()
-    os.environ[lifetime.PARENT_VARIABLE] = str(os.getpid())
+    process.die_with_parent()
+    process.check_parent()
+    os.environ[process.PARENT_VARIABLE] = str(os.getpid())
     code = 0
     try:
         run.main()
@@ -26,7 +26,7 @@ def main() -> None:
         sys.stderr.write(f"{verdict(rank, failure)}\n")
         # A signal is told by a negative code; a shell tells it by 128 + its number.
         code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    lifetime.leave(code)
+    process.leave(code)
 
 
 def verdict(rank: int, failure: ProcessFailure) -> str:
@@ -35,7 +35,7 @@ def verdict(rank: int, failure: ProcessFailure) -> str:
     how = f"exit code {failure.exitcode}"
     if failure.exitcode < 0:
         how = signal.Signals(-failure.exitcode).name
-    elif failure.exitcode == lifetime.EXIT_INPUT:
+    elif failure.exitcode == process.EXIT_INPUT:
         remedy = "what to mend stands above"
     return f"rank {rank}: ended the run, got {how} of process {failure.pid}; {remedy}"
 

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from torch import nn
 
-from speakerlab import build, lifetime, setup_training
+from speakerlab import build, process, setup_training
 from speakerlab.batch import Batch
 from speakerlab.bin.command import parser, run
 from speakerlab.config import Config
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 def main(words: Sequence[str]) -> None:
     """`speakerlab train --exp DIR --config YAML... [--init MODEL] [--set key=value ...]`"""
-    lifetime.die_with_parent()
-    lifetime.check_parent()
+    process.die_with_parent()
+    process.check_parent()
     args = parse(words)
     config = setup_training.load(args.exp, args.config, args.set)
     ranks = start_ranks(timeout_minutes=config.runtime.timeout_minutes)
@@ -49,7 +49,7 @@ def main(words: Sequence[str]) -> None:
         train(args.exp, args.init, config, ranks)
     except NumericError as error:
         log.error("%s", error)
-        lifetime.leave(lifetime.EXIT_NUMERIC)
+        process.leave(process.EXIT_NUMERIC)
 
 
 def parse(words: Sequence[str]) -> Namespace:

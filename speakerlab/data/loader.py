@@ -3,7 +3,6 @@
 Letters: B rows of the batch, S samples, M masks.
 """
 
-import os
 import signal
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from speakerlab import lifetime
+from speakerlab import process
 from speakerlab.batch import Batch, Crop
 from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.sampler import MicroBatches
@@ -22,16 +21,9 @@ MAX_WORKERS = 8
 MICRO_BATCHES_AHEAD = 4  # read ahead by each worker
 
 
-def available_cpus() -> int:
-    """CPUs this process may use, which in a container are fewer than the machine's."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def auto_workers(local_ranks: int) -> int:
     """Workers for each rank of this host: its share of the CPUs, one left for the rank itself."""
-    return max(1, min(MAX_WORKERS, available_cpus() // local_ranks - 1))
+    return max(1, min(MAX_WORKERS, process.available_cpus() // local_ranks - 1))
 
 
 def collate(crops: Sequence[Crop], *, num_speeds: int) -> Batch:
@@ -79,7 +71,7 @@ def train_loader(
 
 def start_worker(_worker: int) -> None:
     """A worker dies with its rank, ignores Ctrl-C (the rank handles it) and uses one thread."""
-    lifetime.die_with_parent()
+    process.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 

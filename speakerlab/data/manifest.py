@@ -237,6 +237,10 @@ def write_data_dir(
 
     wavs: id (of the recording, where there are segments) -> audio file, made absolute.
     """
+    if folder.exists() and not (folder / "wav.scp").exists():
+        raise ValueError(
+            f"{folder}: would be replaced, got a folder without wav.scp; give another --data"
+        )
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)

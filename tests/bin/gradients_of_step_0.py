@@ -10,7 +10,7 @@ import numpy as np
 
 from speakerlab import setup_training
 from speakerlab.bin import train
-from speakerlab.lifetime import leave
+from speakerlab.process import leave
 from speakerlab.training.distributed import start_ranks
 
 

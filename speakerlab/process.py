@@ -1,4 +1,4 @@
-"""How processes end: with their parent, with what they had to say, and with a known code."""
+"""What a process may use, and how it ends: with its parent, and with a known code."""
 
 import ctypes
 import os
@@ -12,6 +12,13 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 EXIT_INPUT = 1  # wrong input: one line a fault was printed
 EXIT_NUMERIC = 3  # too many steps in a row without a finite gradient
 EXIT_MEMORY = 5  # out of memory; a smaller micro-batch would fit
+
+
+def available_cpus() -> int:
+    """CPUs this process may use, which in a container are fewer than the machine's."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def die_with_parent() -> None:

@@ -1,0 +1,158 @@
+"""Which utterance stands where, and that ranks, accumulation and a resume change nothing of it."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+
+from speakerlab.data import sampler
+from speakerlab.data.sampler import EpochOrder, MicroBatches
+
+CROP = 100
+
+
+def make_order(num_samples_N=None, **changes) -> EpochOrder:
+    """40 utterances of 50 to 440 samples, 98 crops of 100 in all, G = 8: 12 steps, 2 dropped."""
+    if num_samples_N is None:
+        num_samples_N = 50 + 10 * np.arange(40)
+    settings = {"crop_samples": CROP, "global_batch": 8, "seed": 3, **changes}
+    return EpochOrder(np.asarray(num_samples_N), **settings)
+
+
+def slots_of(order, start, stop, *, micro_batch=8, rank=0, world_size=1):
+    return list(
+        MicroBatches(
+            order,
+            start_step=start,
+            stop_step=stop,
+            micro_batch=micro_batch,
+            rank=rank,
+            world_size=world_size,
+        )
+    )
+
+
+def test_steps_of_an_epoch_and_what_is_dropped():
+    order = make_order()
+    assert (order.num_crops, order.steps_per_epoch, order.num_dropped) == (98, 12, 2)
+
+
+@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)])
+def test_a_step_is_its_g_positions_however_it_is_cut(world_size, accumulation):
+    order = make_order()
+    wanted = slots_of(order, 0, 15)
+    micro_batch = 8 // (world_size * accumulation)
+    ranks = [
+        slots_of(order, 0, 15, micro_batch=micro_batch, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    for step in range(15):
+        epoch, step_in_epoch = divmod(step, 12)
+        # micro-batch m is at accumulation m div world size on rank m mod world size
+        micro_batches = [
+            ranks[m % world_size][step * accumulation + m // world_size]
+            for m in range(world_size * accumulation)
+        ]
+        slots = list(chain.from_iterable(micro_batches))
+        assert [slot[:2] for slot in slots] == [(epoch, step_in_epoch * 8 + i) for i in range(8)]
+        assert slots == wanted[step]
+
+
+def test_length_is_the_number_of_micro_batches():
+    batches = MicroBatches(
+        make_order(), start_step=5, stop_step=15, micro_batch=2, rank=1, world_size=2
+    )
+    assert len(batches) == len(list(batches)) == 10 * 2
+
+
+@pytest.mark.parametrize("start", [0, 1, 7, 12, 13, 30])
+def test_a_resume_is_the_tail(start):
+    whole = slots_of(make_order(), 0, 36, micro_batch=4)
+    assert slots_of(make_order(), start, 36, micro_batch=4) == whole[start * 2 :]
+
+
+def test_positions_are_those_of_the_epochs_order():
+    order = make_order()
+    for epoch, position, row in chain.from_iterable(slots_of(order, 12, 24)):
+        assert epoch == 1
+        assert row == order.rows(1)[position]
+
+
+def test_the_order_is_a_function_of_its_key():
+    rows = make_order().rows(4)
+    assert np.array_equal(rows, make_order().rows(4))
+    for other in (make_order().rows(5), make_order(seed=4).rows(4), make_order(attempt=1).rows(4)):
+        assert not np.array_equal(rows, other[: len(rows)])
+
+
+def test_an_utterance_gets_its_share_of_slots_rounded_down_or_up():
+    num_samples_N = np.array([30, 99, 100, 101, 250, 1234, 70, 5])
+    share_N = num_samples_N / CROP
+    order = make_order(num_samples_N, global_batch=4)
+    total_N = np.zeros(8)
+    for epoch in range(400):
+        slots_N = np.bincount(order.rows(epoch), minlength=8)
+        assert np.all((slots_N == np.floor(share_N)) | (slots_N == np.ceil(share_N)))
+        assert slots_N.sum() in (18, 19)  # 18.89 crops
+        total_N += slots_N
+    # a share of p has deviation sqrt(p (1 - p) / 400) <= 0.025
+    assert np.abs(total_N / 400 - share_N).max() < 0.08
+
+
+def test_every_step_of_every_epoch_has_its_rows():
+    order = make_order(np.full(37, 90), global_batch=11)  # 33.3 crops: 33 or 34 slots
+    lengths = {len(order.rows(epoch)) for epoch in range(50)}
+    assert lengths == {33, 34}
+    assert order.steps_per_epoch == 3
+    assert all(len(batch) == 11 for batch in slots_of(order, 0, 150, micro_batch=11))
+
+
+@pytest.mark.parametrize(("factor", "crops"), [(0.5, 49), (1.0, 98), (3.0, 294)])
+def test_an_epoch_may_be_of_other_hours_than_the_corpus(factor, crops):
+    order = make_order(epoch_samples=factor * 9800)
+    assert order.num_crops == crops
+    share_N = (50 + 10 * np.arange(40)) / CROP * factor
+    slots_N = np.bincount(order.rows(0), minlength=40)
+    assert np.all(np.abs(slots_N - share_N) < 1)
+
+
+def test_too_small_a_corpus_is_refused():
+    with pytest.raises(ValueError) as refused:
+        make_order(global_batch=99)
+    assert str(refused.value) == (
+        "training.global_batch: an epoch must hold at least one batch, got 98 crops for 99; lower "
+        "it or raise training.epoch_hours"
+    )
+    assert make_order(global_batch=98).steps_per_epoch == 1
+
+
+def test_rows_are_shuffled_within_windows_of_permuted_blocks(monkeypatch):
+    monkeypatch.setattr(sampler, "BLOCK_ROWS", 5)
+    monkeypatch.setattr(sampler, "WINDOW_BLOCKS", 2)
+    order = make_order(np.full(23, CROP))  # 5 blocks, the last of 3 rows; one slot each
+    windows = []
+    for epoch in range(20):
+        rows = order.rows(epoch)
+        assert sorted(rows) == list(range(23))
+        blocks = rows // 5
+        window, start = [], 0
+        while start < 23:  # a window holds all rows of its two blocks, the last window of one
+            pair = set(blocks[start : start + 8].tolist())
+            size = sum(3 if block == 4 else 5 for block in pair)
+            members = rows[start : start + size]
+            assert len(pair) == (2 if start + size < 23 else 1)
+            assert set((members // 5).tolist()) == pair
+            assert size < 8 or members.tolist() != sorted(members.tolist())
+            window.append(frozenset(pair))
+            start += size
+        assert len(window) == 3
+        windows.append(tuple(window))
+    assert len(set(windows)) > 5
+
+
+def test_a_large_corpus_is_read_in_windows_of_eight_blocks_of_4096():
+    rows = make_order(np.full(13 * 4096, CROP), global_batch=64).rows(0)
+    first, rest = np.split(rows, [8 * 4096])
+    assert len(np.unique(rows)) == 13 * 4096
+    assert (len(np.unique(first // 4096)), len(np.unique(rest // 4096))) == (8, 5)
+    assert len(np.unique(first[:100] // 4096)) == 8  # and they are mixed
