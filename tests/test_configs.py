@@ -57,9 +57,8 @@ def test_the_seed_decides_the_weights():
     def first_weight(seed):
         config = load_config([ROOT / "conf/campplus_tiny.yaml"], [f"seed={seed}"])
         head = build.build_head(config, embed_dim=8, num_classes=3)
-        return torch.cat(
-            [next(build.build_embedder(config).parameters()).flatten(), *head.weight_CD]
-        )
+        weights = [next(build.build_embedder(config).parameters()), head.get_parameter("weight_CD")]
+        return torch.cat([weight.flatten() for weight in weights])
 
     assert torch.equal(first_weight(3), first_weight(3))
     assert not torch.equal(first_weight(3), first_weight(4))

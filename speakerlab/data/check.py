@@ -107,7 +107,7 @@ def _check_speakers(data_dir: DataDir, speakers: dict[str, str], faults: Faults)
         if utterance not in speakers:
             line = f"{folder}/utt2spk: an utterance has no speaker, got {utterance}"
             faults.add("utterances without speaker", f"{line}; add its line")
-    for utterance in speakers.keys() - set(utterances):
+    for utterance in sorted(speakers.keys() - set(utterances)):
         line = f"{folder}/utt2spk: names an utterance without audio, got {utterance}"
         faults.add("utterances without audio", f"{line}; add it to wav.scp or drop the line")
     if len(set(speakers.values())) == 1:

@@ -171,9 +171,12 @@ def test_validation_speakers_are_the_same_whatever_else_there_is(make_data_dir):
     assert len(valid.speakers) == 3
     assert sorted(train.speakers + valid.speakers) == [f"spk{n}" for n in range(8)]
     assert not set(train.ids) & set(valid.ids)
-    # taking one more keeps those there were
-    _, more = split_valid(read_manifest([folder], sample_rate=RATE), 4)
-    assert set(valid.speakers) < set(more.speakers)
+    # one more keeps those there were, and so does a corpus that lost a speaker
+    whole = read_manifest([folder], sample_rate=RATE)
+    assert set(valid.speakers) < set(split_valid(whole, 4)[1].speakers)
+    for lost in train.speakers:
+        rest = whole.of_speakers(set(whole.speakers) - {lost})
+        assert split_valid(rest, 3)[1].speakers == valid.speakers
 
 
 def test_validation_may_be_nobody_and_must_leave_two(make_data_dir):
