@@ -85,7 +85,7 @@ class DataConfig(Section):
     noise: str | None = "noise"
     rirs: str | None = "rirs"
     crop_seconds: Positive = 3.0
-    valid_speakers: Annotated[int, Field(ge=0)] | None = None  # null: max(10, 1 %)
+    valid_speakers: Annotated[int, Field(ge=0)] | None = None  # null: max(10, 1 %), at most a fifth
 
 
 class MarginConfig(Section):

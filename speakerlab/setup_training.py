@@ -1,17 +1,14 @@
-"""What stands between a configuration and a training: corpus, classes, batch plan, schedule.
+"""What stands between a configuration and a training: classes, batch plan, order, schedule.
 
 In: `Config`, the experiment's folder, the ranks. Out: plain objects and numbers for the trainer.
 """
 
 import logging
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from speakerlab import provenance
@@ -19,13 +16,11 @@ from speakerlab.atomic import write_json, write_text
 from speakerlab.batch import Batch
 from speakerlab.build import crop_samples
 from speakerlab.config import Config, differences, load_config
-from speakerlab.data import audio
+from speakerlab.corpus import Corpus
 from speakerlab.data.dataset import Draws, TrainCrops, class_names, labels_by_name
 from speakerlab.data.loader import auto_workers
-from speakerlab.data.manifest import Manifest, read_manifest, read_table, split_valid
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.embedder import read_classes
-from speakerlab.frontend.augment import bank_bytes
 from speakerlab.training import batch_size
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks
@@ -37,16 +32,6 @@ from speakerlab.training.trainer import Schedule
 
 log = logging.getLogger(__name__)
 LOG_FORMAT = "%(asctime)s %(message)s"
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """The training and validation utterances, and what may be mixed into a crop."""
-
-    train: Manifest
-    valid: Manifest
-    rooms: list[np.ndarray]
-    noises: list[np.ndarray]
 
 
 def load(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[str]) -> Config:
@@ -80,45 +65,6 @@ def precision(config: Config, ranks: Ranks) -> Precision:
         major, minor = ranks.min(torch.cuda.get_device_capability(ranks.device))
         capability = (major, minor)
     return resolve_precision(config.runtime.precision, ranks.device, capability)
-
-
-def read_corpus(config: Config) -> Corpus:
-    """Manifests without the validation speakers' audio in training, and the resident banks."""
-    root, sample_rate = Path(config.data.dir), config.frontend["sample_rate"]
-    whole = read_manifest([root / name for name in config.data.train], sample_rate=sample_rate)
-    wanted = config.data.valid_speakers
-    if wanted is None:
-        wanted = min(max(10, math.ceil(len(whole.speakers) / 100)), len(whole.speakers) // 5)
-    train, valid = split_valid(whole, wanted)
-    rooms = read_bank(root, config.data.rirs, sample_rate)
-    noises = read_bank(root, config.data.noise, sample_rate)
-    size = bank_bytes(
-        num_samples=crop_samples(config),
-        room_lengths=[len(room) for room in rooms],
-        noise_lengths=[len(noise) for noise in noises],
-        sample_rate=sample_rate,
-    )
-    if size > config.runtime.bank_gb * 2**30:
-        raise ValueError(
-            f"runtime.bank_gb: noise and rooms must fit, got {size / 2**30:.1f} GB for "
-            f"{config.runtime.bank_gb}; raise it, or list fewer files in data.noise"
-        )
-    return Corpus(train, valid, rooms, noises)
-
-
-def read_bank(root: Path, name: str | None, sample_rate: int) -> list[np.ndarray]:
-    """int16 waves of a data directory, in the order of their ids; empty where there is none."""
-    if name is None or not (root / name / "wav.scp").exists():
-        return []
-    waves = []
-    for _, path in sorted(read_table(root / name / "wav.scp").items()):
-        info = audio.read_info(path)
-        if info.sample_rate != sample_rate:
-            raise ValueError(
-                f"{path}: must have {sample_rate} Hz, got {info.sample_rate}; convert it"
-            )
-        waves.append(audio.read(path))
-    return waves
 
 
 def classes(
@@ -161,7 +107,8 @@ def plan_batch(config: Config, ranks: Ranks, task: SpeakerTask) -> BatchPlan:
     def limit() -> int:
         guard = Guard(task)
         guard.before_step()
-        size = batch_size.saved_bytes_per_crop(forward)
+        # Counted in fp32 on the CPU; what the backbone keeps in 16 bits is half of it.
+        size = batch_size.saved_bytes_per_crop(forward) * task.precision.dtype.itemsize / 4
         guard.restore()
         free = batch_size.free_bytes(ranks.device, ranks.local_size)
         return ranks.min((batch_size.memory_limit(size, free, ranks.device),))[0]

@@ -18,6 +18,7 @@ from speakerlab import build, process, setup_training
 from speakerlab.batch import Batch
 from speakerlab.bin.command import parser, run
 from speakerlab.config import Config
+from speakerlab.corpus import read_corpus
 from speakerlab.data.loader import train_loader
 from speakerlab.data.sampler import MicroBatches
 from speakerlab.embedder import Embedder, init_from, publish
@@ -77,7 +78,7 @@ def build_training(exp_dir: Path, init: Path | None, config: Config, ranks: Rank
     """Everything a training needs, each by its name."""
     precision = setup_training.precision(config, ranks)
     apply_backend_settings(deterministic=config.runtime.deterministic)
-    corpus = setup_training.read_corpus(config)
+    corpus = read_corpus(config)
     classes = setup_training.classes(config, corpus, init, exp_dir, ranks)
     embedder = build.build_embedder(config)
     head = build.build_head(config, embed_dim=embedder.embed_dim, num_classes=len(classes))

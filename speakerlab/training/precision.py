@@ -4,6 +4,7 @@ Decided from the CUDA capability: the driver's "bf16 supported" also counts emul
 slower than fp32. fp16 is only ever asked for. Convolutions may use TF32, matrix products may not.
 """
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -59,6 +60,8 @@ def resolve_precision(
 
 def apply_backend_settings(*, deterministic: bool) -> None:
     """TF32 for convolutions only; autotuned kernels unless runs must repeat bit for bit."""
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS insists on it
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = not deterministic
