@@ -3,27 +3,17 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from voices import RATE, make_wave
 
 from speakerlab.config import Config, load_config
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.manifest import write_data_dir
 
-RATE = 16000
 # What tests compute is small: on a busy machine a second thread makes them four times slower.
 torch.set_num_threads(1)
-
-
-def make_wave(speaker: int, take: int, seconds: float, rate: int = RATE) -> np.ndarray:
-    """wave_S, int16: ten harmonics of the speaker's pitch and a little noise."""
-    rng = np.random.default_rng([speaker, take])
-    time_S = np.arange(round(seconds * rate)) / rate
-    pitch = 90 + 25 * speaker + take
-    wave_S = sum(np.sin(2 * np.pi * pitch * k * time_S) / k for k in range(1, 11))
-    return (4000 * wave_S + 300 * rng.standard_normal(len(time_S))).astype(np.int16)
 
 
 @pytest.fixture

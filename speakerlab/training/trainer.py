@@ -42,7 +42,10 @@ class Schedule:
 
 
 class Window:
-    """Sums since the last row of metrics; saved, so that a resumed run writes the same rows."""
+    """Sums since the last row of metrics; saved, so that a resumed run writes the same rows.
+
+    Crops of skipped steps are left out: their loss may not be a number.
+    """
 
     NAMES = ("loss", "correct", "crops", "grad_norm", "clipped", "skipped", "steps")
 
@@ -112,12 +115,13 @@ class Trainer:
             group["lr"] = lr
         self.task.train()
         self.guard.before_step()
-        self.accumulate(module, batches, margin)
+        sums = self.accumulate(module, batches, margin)
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm).item()
         accepted = self.guard.accepts(norm, self.step)
         if accepted:
             self.scaler.step(self.optimizer)
+            self.window.sums[: len(sums)] += sums
         if self.ranks.is_first:  # the same on every rank, so counted by one
             self.window.add("grad_norm", norm if accepted else 0.0)
             self.window.add("clipped", accepted and norm > self.clip_norm)
@@ -126,8 +130,12 @@ class Trainer:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def accumulate(self, module: nn.Module, batches: Iterator[Batch], margin: float) -> None:
-        """Gradients of this step's loss, meaned over the global batch, into `.grad`."""
+    def accumulate(self, module: nn.Module, batches: Iterator[Batch], margin: float) -> Tensor:
+        """Gradients of this step's loss, meaned over the global batch, into `.grad`.
+
+        Returns this rank's sums over crops: loss, right ones, crops (the first of `Window.NAMES`).
+        """
+        sums = torch.zeros(3, dtype=torch.float64, device=self.ranks.device)
         for index in range(self.plan.accumulation):
             asked_at = time.monotonic()
             batch = next(batches)
@@ -138,9 +146,10 @@ class Trainer:
                 output: TaskOutput = module(batch, margin)
                 self.scaler.scale(output.loss / self.plan.accumulation).backward()
             rows = len(batch.label_B)
-            self.window.add("loss", output.loss.detach() * rows)
-            self.window.add("correct", output.num_correct)
-            self.window.add("crops", rows)
+            sums[0] += output.loss.detach() * rows
+            sums[1] += output.num_correct
+            sums[2] += rows
+        return sums
 
     def state(self) -> dict[str, Any]:
         """All that a resume needs; identical on every rank but for `window`, summed over ranks."""
@@ -232,8 +241,8 @@ class Trainer:
             self.step,
             {
                 "epoch": round(self.step / self.schedule.steps_per_epoch, 3),
-                "loss": round(sums["loss"] / sums["crops"], 6),
-                "accuracy": round(sums["correct"] / sums["crops"], 6),
+                "loss": round(sums["loss"] / max(sums["crops"], 1), 6),
+                "accuracy": round(sums["correct"] / max(sums["crops"], 1), 6),
                 "lr": self.schedule.lr_at(self.step - 1),
                 "margin": self.schedule.margin_at(self.step - 1),
                 "grad_norm": round(sums["grad_norm"] / max(steps - sums["skipped"], 1), 6),

@@ -1,4 +1,4 @@
-"""A corpus of eight buzzing speakers, a configuration that trains on it in seconds, and a way to
+"""A corpus of eight speakers, a configuration that trains on it in seconds, and a way to
 run commands as a user would: in processes of their own."""
 
 import os
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from buzzing import ROOT, SAMPLE_RATE, TINY, buzz
+from tiny import ROOT, TINY
+from voices import RATE, make_wave
 
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
@@ -16,14 +17,14 @@ from speakerlab.data.manifest import write_data_dir
 
 
 def write_set(folder: Path, speakers: range, num_utterances: int, trials: bool) -> None:
-    """A checked data directory of buzzing speakers."""
+    """A checked data directory of speakers."""
     wavs, owners = {}, {}
     for speaker in speakers:
         for utterance in range(num_utterances):
             name = f"s{speaker}-u{utterance}"
             wavs[name] = folder.parent / "wav" / f"{name}.wav"
             wavs[name].parent.mkdir(parents=True, exist_ok=True)
-            audio.write(wavs[name], buzz(speaker, utterance, 1.5 + 0.1 * utterance), SAMPLE_RATE)
+            audio.write(wavs[name], make_wave(speaker, utterance, 1.5 + 0.1 * utterance), RATE)
             owners[name] = f"s{speaker}"
     names = sorted(wavs)
     pairs = [(a, b, owners[a] == owners[b]) for i, a in enumerate(names) for b in names[i + 1 :]]
@@ -37,11 +38,11 @@ def data(tmp_path_factory) -> Path:
     write_set(root / "train", range(8), 3, trials=False)
     write_set(root / "test", range(8, 12), 3, trials=True)
     rng = np.random.default_rng(0)
-    noise = (rng.standard_normal(2 * SAMPLE_RATE) * 3000).astype(np.int16)
+    noise = (rng.standard_normal(2 * RATE) * 3000).astype(np.int16)
     decay = np.exp(-np.arange(4000) / 800)
     room = (rng.standard_normal(4000) * decay * 8000).astype(np.int16)
     for name, wave in (("noise", noise), ("rirs", room)):
-        audio.write(root / "wav" / f"{name}.wav", wave, SAMPLE_RATE)
+        audio.write(root / "wav" / f"{name}.wav", wave, RATE)
         write_data_dir(root / name, wavs={name: root / "wav" / f"{name}.wav"})
     check_data_dirs([root / "train", root / "test", root / "noise", root / "rirs"])
     return root

@@ -65,7 +65,7 @@ def exp(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def words(data, settings, tmp_path_factory, exp) -> list[str]:
-    """stage 3 of egs/mini on the buzzing corpus, for so long that only a kill ends it."""
+    """stage 3 of egs/mini on the tiny corpus, for so long that only a kill ends it."""
     copy = tmp_path_factory.mktemp("data") / "data"
     shutil.copytree(data, copy)
     for marker in (".stage1", ".stage2"):

@@ -8,7 +8,8 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from buzzing import ROOT, SAMPLE_RATE, TINY, buzz
+from tiny import ROOT, TINY
+from voices import RATE, make_wave
 
 from speakerlab.data import audio
 
@@ -38,7 +39,7 @@ def write_librispeech(corpus: Path) -> None:
             for utterance in range(3):
                 path = corpus / subset / f"{speaker}" / "7" / f"{speaker}-7-{utterance:04d}.flac"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                audio.write(path, buzz(speaker, utterance, 1.5), SAMPLE_RATE)
+                audio.write(path, make_wave(speaker, utterance, 1.5), RATE)
 
 
 def write_3dspeaker(corpus: Path) -> None:
@@ -53,7 +54,7 @@ def write_3dspeaker(corpus: Path) -> None:
                 name = f"{who}_{segment:03d}_Device{device}_Distance00_Dialect00"
                 relative = f"{split}/{who}/{name}.wav"
                 (corpus / relative).parent.mkdir(parents=True, exist_ok=True)
-                audio.write(corpus / relative, buzz(speaker, segment, 1.5), SAMPLE_RATE)
+                audio.write(corpus / relative, make_wave(speaker, segment, 1.5), RATE)
                 wavs.append(f"{name} {relative}")
                 owners.append(f"{name}\t{who}")
                 info.append(f"{name},{who},{segment:03d},{device},0.3,Standard Mandarin")
