@@ -114,7 +114,7 @@ class TrainingConfig(Section):
     final_lr: Positive = 1e-4
     warmup_epochs: Annotated[float, Field(ge=0)] = 5.0
     margin: MarginConfig = MarginConfig()
-    clip_norm: Positive = 10.0
+    clip_norm: Positive = 50.0  # far above the usual 5 to 20: only outliers are clipped
     init_head: Literal["match", "keep", "drop"] = "match"  # rows of the head that --init brings
     bn_batch: Count | None = None  # crops BatchNorm must see at once; null: whatever fits
     valid_every_epochs: Count = 1
