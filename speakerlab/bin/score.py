@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from speakerlab import provenance
 from speakerlab.bin.command import parser
 from speakerlab.bin.extract import embeddings_stem
+from speakerlab.config import load_config
 from speakerlab.data.manifest import read_table
 from speakerlab.embedder import find_model
+from speakerlab.layers import flatten
 from speakerlab.scoring import plots, report
 from speakerlab.scoring.backend import cosine_scores
 from speakerlab.scoring.embeddings import EmbeddingTable
@@ -51,12 +52,12 @@ def main(words: Sequence[str]) -> None:
         )
         rows = report.update_results(args.exp / "results.json", row)
         figures |= draw(args.exp / "scores", name, trials, trained, untrained)
-    config = yaml.safe_dump(yaml.safe_load((args.exp / "config.yaml").read_text()), sort_keys=False)
+    config = flatten(load_config([args.exp / "config.yaml"]).to_dict())
     report.write_html(
         args.exp / "report.html",
         rows,
         figures,
-        {**card, "scored_by_commit": provenance.commit(), "config.yaml": config},
+        {**card, "scored_by_commit": provenance.commit(), "configuration": config},
         title=f"Speaker verification: {args.exp.name}",
     )
     sys.stdout.write(report.format_table(rows) + "\n")
