@@ -20,7 +20,8 @@ class TaskOutput(NamedTuple):
 class SpeakerTask(nn.Module):
     """Speaker classification: augment -> fbank -> SpecAugment -> backbone -> margin head.
 
-    embedder: has submodules `fbank` (wave_BS -> feats_BTF) and `backbone` (feats_BTF -> emb_BD).
+    embedder: has submodules `fbank` (wave_BS -> feats_BTF) and `backbone` (feats_BTF -> emb_BD);
+    augment: has a buffer `silent_count`.
     """
 
     def __init__(
@@ -51,6 +52,13 @@ class SpeakerTask(nn.Module):
         loss, logits_BC = self.head(emb_BD, batch.label_B, margin)
         num_correct = (logits_BC.argmax(dim=1) == batch.label_B).sum()
         return TaskOutput(loss, num_correct)
+
+    def take_silent(self) -> Tensor:
+        """How many crops got no noise since the last call, they or the noise being silent."""
+        counts = self.augment.get_buffer("silent_count")
+        taken = counts.sum()
+        counts.zero_()
+        return taken
 
 
 def dummy_batch(

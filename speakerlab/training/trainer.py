@@ -47,7 +47,7 @@ class Window:
     Crops of skipped steps are left out: their loss may not be a number.
     """
 
-    NAMES = ("loss", "correct", "crops", "grad_norm", "clipped", "skipped", "steps")
+    NAMES = ("loss", "correct", "crops", "silent", "grad_norm", "clipped", "skipped", "steps")
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(len(self.NAMES), dtype=torch.float64, device=device)
@@ -122,6 +122,7 @@ class Trainer:
         if accepted:
             self.scaler.step(self.optimizer)
             self.window.sums[: len(sums)] += sums
+        self.window.add("silent", self.task.take_silent())
         if self.ranks.is_first:  # the same on every rank, so counted by one
             self.window.add("grad_norm", norm if accepted else 0.0)
             self.window.add("clipped", accepted and norm > self.clip_norm)
@@ -248,6 +249,7 @@ class Trainer:
                 "grad_norm": round(sums["grad_norm"] / max(steps - sums["skipped"], 1), 6),
                 "clipped": sums["clipped"] / steps,
                 "skipped": self.guard.skipped,
+                "silent": int(sums["silent"]),
                 "crops_per_second": round(sums["crops"] / seconds, 1),
                 "data_wait": round(wait / seconds, 4),
             },
