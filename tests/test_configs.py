@@ -68,7 +68,9 @@ def test_the_seed_decides_the_weights():
 def test_hardware_sets_the_section_runtime_only(path):
     values, _ = merge_layers([path])
     assert list(values) == ["runtime"]
-    sizes = values["runtime"].get("micro_batch", {})
+    sizes = values["runtime"].get("micro_batch", "auto")
+    if not isinstance(sizes, dict):
+        sizes = {} if sizes == "auto" else {"campplus": sizes}
     known = {merge_layers([model])[0]["model"]["name"] for model in MODELS}
     assert set(sizes) <= known
     assert all(16 <= size <= 128 for size in sizes.values())
