@@ -8,9 +8,12 @@ import signal
 import sys
 
 from torch.distributed import run
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from speakerlab import process
+
+RESUME = "run the same command again to go on from the last checkpoint"
 
 
 def main() -> None:
@@ -26,12 +29,15 @@ def main() -> None:
         sys.stderr.write(f"{verdict(rank, failure)}\n")
         # A signal is told by a negative code; a shell tells it by 128 + its number.
         code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    except SignalException as error:
+        sys.stderr.write(f"stopped by {error.sigval.name}; {RESUME}\n")
+        code = 128 + error.sigval
     process.leave(code)
 
 
 def verdict(rank: int, failure: ProcessFailure) -> str:
     """One line on the rank that failed first; the others were stopped because of it."""
-    remedy = "run the same command again to go on from the last checkpoint"
+    remedy = RESUME
     how = f"exit code {failure.exitcode}"
     if failure.exitcode < 0:
         how = signal.Signals(-failure.exitcode).name
