@@ -204,7 +204,10 @@ def args_schema(constructor: Callable[..., Any], *, given: Iterable[str]) -> typ
 def differences(old: Config, new: Config) -> list[str]:
     """Keys outside `runtime` (and the place of the data) that differ, as "key: old -> new"."""
     a, b = flatten(old.to_dict()), flatten(new.to_dict())
-    free = ("runtime.", "data.dir", "training.keep_checkpoints")
+    free = (
+        *("runtime.", "data.dir", "training.keep_checkpoints"),
+        *("training.checkpoint_every_steps", "training.valid_every_epochs"),
+    )
     return [
         f"{key}: {a.get(key)} -> {b.get(key)}"
         for key in sorted(a.keys() | b.keys())

@@ -12,7 +12,13 @@ import numpy as np
 from speakerlab.build import crop_samples
 from speakerlab.config import Config
 from speakerlab.data import audio
-from speakerlab.data.manifest import Manifest, read_manifest, read_table, split_valid
+from speakerlab.data.manifest import (
+    Manifest,
+    read_manifest,
+    read_rejected,
+    read_table,
+    split_valid,
+)
 from speakerlab.frontend.augment import bank_bytes
 
 MIN_VALID_SPEAKERS = 2
@@ -31,7 +37,11 @@ class Corpus:
 def read_corpus(config: Config) -> Corpus:
     """Manifests without the validation speakers' audio in training, and the resident banks."""
     root, sample_rate = Path(config.data.dir), config.frontend["sample_rate"]
-    whole = read_manifest([root / name for name in config.data.train], sample_rate=sample_rate)
+    folders = [root / name for name in config.data.train]
+    for folder in folders:
+        if not (folder / "utt2spk").exists():
+            raise FileNotFoundError(f"{folder}/utt2spk: no such file; training needs speakers")
+    whole = read_manifest(folders, sample_rate=sample_rate)
     train, valid = split_valid(whole, num_valid_speakers(config, len(whole.speakers)))
     rooms = read_bank(root, config.data.rirs, sample_rate)
     noises = read_bank(root, config.data.noise, sample_rate)
@@ -67,8 +77,10 @@ def read_bank(root: Path, name: str | None, sample_rate: int) -> list[np.ndarray
     """int16 waves of a data directory, in the order of their ids; empty where there is none."""
     if name is None or not (root / name / "wav.scp").exists():
         return []
-    waves = []
-    for _, path in sorted(read_table(root / name / "wav.scp").items()):
+    waves, rejected = [], read_rejected(root / name)
+    for recording, path in sorted(read_table(root / name / "wav.scp").items()):
+        if recording in rejected:
+            continue
         info = audio.read_info(path)
         if info.sample_rate != sample_rate:
             raise ValueError(

@@ -7,11 +7,11 @@ import sys
 from typing import NoReturn
 
 PARENT_VARIABLE = "SPEAKERLAB_PARENT"  # process id of whoever started this one
+TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 EXIT_INPUT = 1  # wrong input: one line a fault was printed
 EXIT_NUMERIC = 3  # too many steps in a row without a finite gradient
-EXIT_MEMORY = 5  # out of memory; a smaller micro-batch would fit
 
 
 def available_cpus() -> int:
@@ -22,18 +22,21 @@ def available_cpus() -> int:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies; leave at once if it already has.
-
-    Ranks under torchrun are in sessions of their own: nothing else would end them when torchrun
-    is killed. Linux only; elsewhere a rank ends at its next collective.
-    """
+    """Have the kernel kill this process when its parent dies (Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def check_parent() -> None:
-    """Leave if the launcher named in the environment died before `die_with_parent` was called."""
+def die_with_launcher() -> None:
+    """Die with the shell or torchrun that started this process; leave at once if it already has.
+
+    Ranks under torchrun are in sessions of their own: nothing else would end them when torchrun
+    is killed. A command typed by hand has no launcher and may outlive its shell (nohup).
+    """
     parent = os.environ.get(PARENT_VARIABLE)
+    if parent is None and TORCHRUN_VARIABLE not in os.environ:
+        return
+    die_with_parent()
     if parent is not None and os.getppid() != int(parent):
         leave(EXIT_INPUT)
 

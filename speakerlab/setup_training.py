@@ -3,6 +3,7 @@
 In: `Config`, the experiment's folder, the ranks. Out: plain objects and numbers for the trainer.
 """
 
+import json
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from speakerlab.corpus import Corpus
 from speakerlab.data.dataset import Draws, TrainCrops, class_names, labels_by_name
 from speakerlab.data.loader import auto_workers
 from speakerlab.data.sampler import EpochOrder
-from speakerlab.embedder import read_classes
+from speakerlab.embedder import file_sha256, find_model, read_classes
 from speakerlab.training import batch_size
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks
@@ -201,18 +202,30 @@ def throw_away_batch(config: Config, device: torch.device, num_rows: int = 2) ->
     )
 
 
-def describe(
-    exp_dir: Path,
+def initial_model(init: Path | None, exp_dir: Path) -> str | None:
+    """sha256 of the model that --init names; a run that goes on must keep its own."""
+    digest = None if init is None else file_sha256(find_model(init) / "embedder.safetensors")
+    recorded = exp_dir / "run.json"
+    if recorded.exists() and any((exp_dir / "checkpoints").glob("step_*")):
+        begun = json.loads(recorded.read_text(encoding="utf-8")).get("init_sha256")
+        if begun != digest:
+            raise ValueError(
+                f"{recorded}: a resumed run must keep its initial model, got {digest} for {begun}; "
+                f"remove {exp_dir} to begin anew, or use another --exp"
+            )
+    return digest
+
+
+def facts(
     config: Config,
     ranks: Ranks,
     used: Precision,
     plan: BatchPlan,
     corpus: Corpus,
     order: EpochOrder,
-    task: SpeakerTask,
 ) -> dict[str, Any]:
-    """Say what is about to happen, write it to run.json, and return it for the model's card."""
-    facts = {
+    """What the run is made with, for run.json and the model's card."""
+    return {
         **provenance.environment(ranks.device),
         "precision": used.name,
         "precision_reason": used.reason,
@@ -230,17 +243,23 @@ def describe(
         "steps_per_epoch": order.steps_per_epoch,
         "crops_dropped_per_epoch": order.num_dropped,
     }
-    if ranks.is_first:
-        log.info("%s: %s on %s (%s)", exp_dir, used.name, ranks.device, used.reason)
-        log.info("%s; BatchNorm sees %d crops at once", plan, plan.micro_batch)
-        log.info(
-            "%d speakers, %d utterances, %.2f h; %d validation speakers; %d rooms, %d noises; "
-            "%d steps an epoch, %d crops of its incomplete last step left out",
-            *(facts[name] for name in ("train_speakers", "train_utterances", "train_hours")),
-            *(facts[name] for name in ("valid_speakers", "rooms", "noises")),
-            *(facts[name] for name in ("steps_per_epoch", "crops_dropped_per_epoch")),
-        )
-        parameters = sum(p.numel() for p in task.embedder.parameters())
-        log.info("%s: %.2f M parameters", config.model.name, parameters / 1e6)
-        write_json(exp_dir / "run.json", facts)
-    return facts
+
+
+def describe(exp_dir: Path, config: Config, known: dict[str, Any], task: SpeakerTask) -> None:
+    """Say what is about to happen; write run.json, unless the experiment is finished."""
+    log.info(
+        "%s: %s on %s (%s)",
+        *(exp_dir, *(known[name] for name in ("precision", "device", "precision_reason"))),
+    )
+    log.info("%s; BatchNorm sees %d crops at once", known["batch"], known["bn_batch"])
+    names = ("train_speakers", "train_utterances", "train_hours", "valid_speakers", "rooms")
+    names = (*names, "noises", "steps_per_epoch", "crops_dropped_per_epoch")
+    log.info(
+        "%d speakers, %d utterances, %.2f h; %d validation speakers; %d rooms, %d noises; "
+        "%d steps an epoch, %d crops of its incomplete last step left out",
+        *(known[name] for name in names),
+    )
+    parameters = sum(p.numel() for p in task.embedder.parameters())
+    log.info("%s: %.2f M parameters", config.model.name, parameters / 1e6)
+    if not (exp_dir / "model").exists():
+        write_json(exp_dir / "run.json", known)

@@ -54,3 +54,17 @@ def test_noise_of_another_sample_rate_is_refused(tmp_path):
     write_noise(tmp_path, 8000)
     with pytest.raises(ValueError, match=r"hum\.wav: must have 16000 Hz, got 8000; convert it"):
         read_bank(tmp_path, "noise", 16000)
+
+
+def test_rejected_noise_is_not_read(tmp_path):
+    write_noise(tmp_path, 16000)
+    assert len(read_bank(tmp_path, "noise", 16000)) == 1
+    (tmp_path / "noise" / "rejected.tsv").write_text("hum\thum.wav\tis cut short\n")
+    assert read_bank(tmp_path, "noise", 16000) == []
+
+
+def test_training_without_speakers_is_refused(make_config, make_data_dir):
+    folder: Path = make_data_dir(speakers=range(6))
+    (folder / "utt2spk").unlink()
+    with pytest.raises(FileNotFoundError, match=r"utt2spk: no such file; training needs speakers"):
+        read_corpus(make_config(f"data.dir={folder.parent}"))

@@ -18,7 +18,7 @@ PYTHON = """#!/usr/bin/env bash
 if [[ $1 == -c ]]; then printf '%s\\n' "$0" && exit; fi
 printf '%s\\t' "$PPID" "$SPEAKERLAB_PARENT" "$@" >>"$CALLS" && printf '\\n' >>"$CALLS"
 case "$*" in
-  *' check '*) for folder in "$@"; do [[ ! -d $folder ]] || touch "$folder/utt2dur"; done ;;
+  *' check '*) for folder in "$@"; do [[ $folder != /* ]] || touch "$folder/utt2dur"; done ;;
   *prepare.py*--download*) ;;
   *prepare.py*) mkdir -p "$DATA"/{train,test} && touch "$DATA"/{train,test}/wav.scp ;;
   *' train '*) mkdir -p "$5/model" && exit "${TRAIN_EXITS:-0}" ;;
@@ -116,7 +116,7 @@ def test_finished_stages_are_not_redone_while_inputs_are_the_same(toy: Toy) -> N
 
     assert run_both() == ["prepare", "check", "check"]
     assert run_both() == []
-    assert "stage 1: done before with the same inputs, skipped" in toy.run("--stop-stage 1").stdout
+    assert "stage 1: done before with the same options, skipped" in toy.run("--stop-stage 1").stdout
     assert run_both("--corpus /elsewhere") == ["prepare", "check", "check"]
     assert run_both("--corpus /elsewhere") == []
     (toy.recipe / "prepare.py").write_text("print(1)\n")

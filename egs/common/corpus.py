@@ -7,6 +7,7 @@ and one printed line about each.
 import argparse
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -73,16 +74,7 @@ def write_set(
     speakers: Mapping[str, str] | None = None,
     trials: Mapping[str, Sequence[Trial]] | None = None,
 ) -> None:
-    """Write one data directory and print a line about it.
-
-    Refuses to replace a folder that is not a data directory: with --data set to the folder of a
-    corpus, `train/` would be the audio itself.
-    """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "wav.scp").exists():
-        raise ValueError(
-            f"{folder}: is not a data directory and would be replaced, got a folder without "
-            "wav.scp; give another --data"
-        )
+    """Write one data directory and print a line about it."""
     write_data_dir(folder, wavs=wavs, speakers=speakers, trials=trials)
     counts = [f"{len(wavs)} recordings"]
     if speakers is not None:
@@ -94,10 +86,12 @@ def write_set(
 
 
 def write_noise_and_rooms(data: Path, *, noise: Path | None, rirs: Path | None) -> None:
-    """Write `noise/` and `rirs/` for the folders that were given."""
+    """Write `noise/` and `rirs/` for the folders given, remove those of an earlier run."""
     for name, folder in (("noise", noise), ("rirs", rirs)):
         if folder is not None:
             write_set(data / name, wavs=find_audio(folder))
+        elif (data / name / "wav.scp").exists():
+            shutil.rmtree(data / name)
 
 
 def check_disjoint(train: Iterable[str], test: Iterable[str], *, where: Path) -> None:

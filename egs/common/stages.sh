@@ -29,7 +29,8 @@ source "$recipe_dir/recipe.sh"
 recipe=${recipe_dir##*/} # also named by usage
 stage_names=(corpus 'data directories' 'audio decoded' training 'large-margin fine-tuning'
   embeddings 'scores and report')
-current='' # the stage that runs
+current=''        # the stage that runs
+sample_rate=16000 # of all audio; --set frontend.sample_rate=8000 changes it
 
 say() {
   if [[ $dry_run == true ]]; then printf '# '; fi
@@ -74,8 +75,20 @@ need() {
   die "stage $3: stage $2 has to be run first, got no $1; use --stage $2 with the same options"
 }
 
+# Options of stage 1 that a later stage is given must be those that stage 1 was run with.
+check_recorded() {
+  local name marker=$data/.stage1
+  if [[ $dry_run == true || ! -s $marker ]]; then return; fi
+  for name in corpus noise rirs; do
+    if [[ -n ${!name} ]] && ! grep -qxF -- "$name=${!name}" "$marker"; then
+      die "--$name: is not what stage 1 was run with, got ${!name}; use --stage 1 with it first"
+    fi
+  done
+}
+
 check_order() {
   local system set_name
+  if (($1 > 1)); then check_recorded; fi
   case $1 in
     2) need "$data/.stage1" 1 2 ;;
     3 | 4) need "$data/.stage1" 1 "$1" && need "$data/.stage2" 2 "$1" ;;&
@@ -99,7 +112,7 @@ unchanged() {
   for folder in "${data_dirs[@]}"; do
     if [[ ! -f $folder/utt2dur ]]; then return 1; fi
   done
-  say "stage $1: done before with the same inputs, skipped (remove $marker to redo)"
+  say "stage $1: done before with the same options, skipped (remove $marker to redo it)"
 }
 
 # finish STAGE INPUTS: leave the marker that `unchanged` looks for.
@@ -127,6 +140,7 @@ prepare() {
 
 stage_0() {
   if [[ -n $corpus && $stage0_always == false ]]; then
+    [[ -d $corpus || $dry_run == true ]] || die "--corpus: no such folder, got $corpus; correct it"
     say "stage 0: nothing to do, the corpus is $corpus"
   else
     prepare --download
@@ -142,24 +156,26 @@ list_checked() {
 
 stage_1() {
   local inputs checked
-  inputs=$(printf '%s\n' "corpus=$corpus" "noise=$noise" "rirs=$rirs" "allowed=$allow_missing" &&
+  inputs=$(printf '%s\n' "corpus=$corpus" "noise=$noise" "rirs=$rirs" "allowed=$allow_missing" "rate=$sample_rate" &&
     digest "$recipe_dir"/{recipe.sh,*.py} "$recipe_dir/../common"/*.py)
   if unchanged 1 "$inputs"; then return; fi
   if [[ $dry_run == false ]]; then rm -f "$data"/.stage[12]; fi
   prepare
   list_checked
-  run -m speakerlab check "${checked[@]}" --allow-rejected "$allow_missing"
+  run -m speakerlab check "${checked[@]}" --sample-rate "$sample_rate" \
+    --allow-rejected "$allow_missing"
   finish 1 "$inputs"
 }
 
 stage_2() {
   local inputs checked folder
   list_checked
-  inputs=$(printf '%s\n' "allowed=$allow_undecodable" &&
+  inputs=$(printf '%s\n' "allowed=$allow_undecodable" "rate=$sample_rate" &&
     for folder in "${checked[@]}"; do digest "$folder"/{wav.scp,segments,utt2spk,trials*}; done)
   if unchanged 2 "$inputs"; then return; fi
   if [[ $dry_run == false ]]; then rm -f "$data/.stage2"; fi
-  run -m speakerlab check "${checked[@]}" --decode --allow-rejected "$allow_undecodable"
+  run -m speakerlab check "${checked[@]}" --decode --sample-rate "$sample_rate" \
+    --allow-rejected "$allow_undecodable"
   finish 2 "$inputs"
 }
 
@@ -171,6 +187,9 @@ stage_4() {
   if [[ $fine_tuned == false ]]; then
     say 'stage 4: left out; use --large-margin true or --stage 4'
   else
+    if ((${#settings[@]})); then
+      say "stage 4: --set ${settings[*]} holds here too, over conf/finetune/large_margin.yaml"
+    fi
     train "$exp-lm" "$exp/model" ${overlay:+"$overlay"} large_margin
   fi
 }
@@ -269,6 +288,9 @@ main() {
   exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}_s$seed}
   data=${data%/} exp=${exp%/}
   fine_tuned=$large_margin
+  for name in "${settings[@]}"; do
+    if [[ $name == frontend.sample_rate=* ]]; then sample_rate=${name#*=}; fi
+  done
   if [[ $stage == 4 || $stop_stage == 4 ]]; then fine_tuned=true; fi
   for name in "${train_sets[@]}" "${test_sets[@]}"; do data_dirs+=("$data/$name"); done
   trap report_failure EXIT

@@ -85,7 +85,8 @@ def choose_subsets(
             got = f"no {' '.join(missing)}" if missing else f"only {' '.join(there) or 'nothing'}"
             raise FileNotFoundError(
                 f"{root}: no {kind} subset found, got {got}; put SUBSET/SPEAKER/CHAPTER/*.flac "
-                f"there, download it by stage 0, or name subsets by --{kind}-subsets"
+                f"there, download it by stage 0, or name subsets in recipe.sh: "
+                f"prepare_args=(--{kind}-subsets ...)"
             )
     return chosen
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from speakerlab.bin.command import parser
 from speakerlab.data.check import check_data_dirs
 from speakerlab.process import available_cpus
+from speakerlab.scoring.trials import read_trials
 
 log = logging.getLogger(__name__)
 
@@ -16,9 +17,11 @@ def main(words: Sequence[str]) -> None:
     options = parser("check", __doc__)
     options.add_argument("folders", nargs="+", type=Path, metavar="DIR")
     options.add_argument("--decode", action="store_true", help="read every file to its end")
-    options.add_argument("--allow-rejected", type=float, default=None, metavar="SHARE")
-    options.add_argument("--sample-rate", type=int, default=16000)
-    options.add_argument("--num-workers", type=int, default=available_cpus())
+    rejected = "share of a set that may be missing or broken (0; 0.01 with --decode)"
+    options.add_argument("--allow-rejected", type=float, metavar="SHARE", help=rejected)
+    rate = "Hz, of every file (16000)"
+    options.add_argument("--sample-rate", type=int, default=16000, metavar="HZ", help=rate)
+    options.add_argument("--num-workers", type=int, default=available_cpus(), metavar="N")
     args = options.parse_args(words)
     by_stage = 0.01 if args.decode else 0.0
     notes = check_data_dirs(
@@ -30,3 +33,12 @@ def main(words: Sequence[str]) -> None:
     )
     for note in notes:
         log.info("%s", note)
+    for path in (path for folder in args.folders for path in sorted(folder.glob("trials*"))):
+        trials = read_trials(path)  # refuses duplicates
+        num_target = int(trials.is_target_N.sum())
+        if not 0 < num_target < len(trials):
+            raise ValueError(
+                f"{path}: an EER needs targets and nontargets, got {num_target} targets among "
+                f"{len(trials)} trials; add the others"
+            )
+        log.info("%s: %d target, %d nontarget trials", path, num_target, len(trials) - num_target)

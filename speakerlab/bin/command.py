@@ -36,6 +36,22 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else "; see --help"
 
 
+def plain_text(error: Exception) -> str:
+    """What a user should read; of a fault in a loader's worker, not the traceback it comes in."""
+    text = str(error)
+    if text.startswith("Caught ") and "Original Traceback" in text:
+        return text.rstrip().splitlines()[-1].partition(": ")[2]
+    return text
+
+
+def tell(text: str) -> None:
+    """To the terminal as it is, and to the log file of a training."""
+    sys.stderr.write(f"{text}\n")
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.emit(logging.makeLogRecord({"msg": text, "levelno": logging.ERROR}))
+
+
 def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> NoReturn:
     """Call `main`; wrong input is told in lines and exits 1, a bug shows its traceback."""
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
@@ -45,7 +61,7 @@ def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> NoReturn
     except (ValueError, FileNotFoundError, ImportError) as error:
         if DEBUG_VARIABLE in os.environ:
             logging.exception("traceback, shown because %s is set", DEBUG_VARIABLE)
-        sys.stderr.write(f"{error}\n")
+        tell(plain_text(error))
         code = process.EXIT_INPUT
     except KeyboardInterrupt:
         sys.stderr.write("stopped by Ctrl-C\n")

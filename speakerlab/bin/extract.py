@@ -26,7 +26,7 @@ SECONDS_PER_LINE = 10.0
 
 def main(words: Sequence[str]) -> None:
     """`speakerlab extract --exp DIR --data DIR [--untrained] [--nproc N]`"""
-    process.die_with_parent()
+    process.die_with_launcher()
     options = parser("extract", __doc__)
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
     options.add_argument("--data", type=Path, required=True, metavar="DIR")

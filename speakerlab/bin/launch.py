@@ -18,8 +18,7 @@ RESUME = "run the same command again to go on from the last checkpoint"
 
 def main() -> None:
     """Tie this process to its parent, name it as the ranks' parent, and be torchrun."""
-    process.die_with_parent()
-    process.check_parent()
+    process.die_with_launcher()
     os.environ[process.PARENT_VARIABLE] = str(os.getpid())
     code = 0
     try:

@@ -37,13 +37,15 @@ def main(words: Sequence[str]) -> None:
     for path in args.trials:
         name = f"{path.parent.name}/{path.name}"
         trials = read_trials(path)
-        trained = score(args.exp, path, trials, untrained=False)
-        untrained = score(args.exp, path, trials, untrained=True)
+        trained = score(args.exp, path, trials)
+        untrained = score_untrained(args.exp, path, trials)
+        if untrained is None:
+            log.info("%s: no untrained embeddings (extract --untrained), left out", name)
         speakers = trials.speakers(read_table(path.parent / "utt2spk"))
         row = report.result_row(
             trials=name,
             system=args.exp.name,
-            eer_untrained=eer(untrained, trials.is_target_N),
+            eer_untrained=None if untrained is None else eer(untrained, trials.is_target_N),
             backend="cosine",
             protocol=PROTOCOL,
             model_sha256=card["sha256"],
@@ -64,24 +66,31 @@ def main(words: Sequence[str]) -> None:
     log.info("%s: results.json and report.html written", args.exp)
 
 
-def score(exp_dir: Path, path: Path, trials: Trials, *, untrained: bool) -> np.ndarray:
-    """Cosine scores of a trial list, written to `scores/` where they are the trained model's."""
-    table = EmbeddingTable.load(embeddings_stem(exp_dir, path.parent.name, untrained=untrained))
+def score(exp_dir: Path, path: Path, trials: Trials) -> np.ndarray:
+    """Cosine scores of the trained model, written to `scores/`."""
+    table = EmbeddingTable.load(embeddings_stem(exp_dir, path.parent.name, untrained=False))
     scores_N = cosine_scores(table, table, trials)
-    if not untrained:
-        folder = exp_dir / "scores"
-        folder.mkdir(exist_ok=True)
-        report.write_scores(folder / f"{path.parent.name}_{path.name}.txt", trials, scores_N)
+    name = f"{path.parent.name}_{path.name}.txt"
+    report.write_scores(exp_dir / "scores" / name, trials, scores_N)
     return scores_N
 
 
+def score_untrained(exp_dir: Path, path: Path, trials: Trials) -> np.ndarray | None:
+    """Those of the initial weights, None where they were not extracted."""
+    stem = embeddings_stem(exp_dir, path.parent.name, untrained=True)
+    if not stem.with_suffix(".json").exists():
+        return None
+    table = EmbeddingTable.load(stem)
+    return cosine_scores(table, table, trials)
+
+
 def draw(
-    folder: Path, name: str, trials: Trials, trained: np.ndarray, untrained: np.ndarray
+    folder: Path, name: str, trials: Trials, trained: np.ndarray, untrained: np.ndarray | None
 ) -> dict[str, Path]:
     """The DET curves and the histogram of a trial list: caption -> picture."""
     stem = name.replace("/", "_")
     det, histogram = folder / f"{stem}_det.png", folder / f"{stem}_scores.png"
-    curves = {"trained": trained, "untrained": untrained}
+    curves = {"trained": trained} | ({} if untrained is None else {"untrained": untrained})
     plots.plot_det(
         det, {label: operating_points(s, trials.is_target_N)[:2] for label, s in curves.items()}
     )

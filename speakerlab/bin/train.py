@@ -38,8 +38,7 @@ log = logging.getLogger(__name__)
 
 def main(words: Sequence[str]) -> None:
     """`speakerlab train --exp DIR --config YAML... [--init MODEL] [--set key=value ...]`"""
-    process.die_with_parent()
-    process.check_parent()
+    process.die_with_launcher()
     args = parse(words)
     config = setup_training.load(args.exp, args.config, args.set)
     ranks = start_ranks(timeout_minutes=config.runtime.timeout_minutes)
@@ -58,7 +57,10 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
     options.add_argument("--config", type=Path, nargs="+", required=True, metavar="YAML")
     options.add_argument("--init", type=Path, metavar="MODEL", help="a published model")
-    options.add_argument("--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE")
+    settings = "e.g. training.lr=0.1, after all files"
+    options.add_argument(
+        "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help=settings
+    )
     return options.parse_args(words)
 
 
@@ -79,6 +81,7 @@ def build_training(exp_dir: Path, init: Path | None, config: Config, ranks: Rank
     precision = setup_training.precision(config, ranks)
     apply_backend_settings(deterministic=config.runtime.deterministic)
     corpus = read_corpus(config)
+    initial_sha256 = setup_training.initial_model(init, exp_dir)
     classes = setup_training.classes(config, corpus, init, exp_dir, ranks)
     embedder = build.build_embedder(config)
     head = build.build_head(config, embed_dim=embedder.embed_dim, num_classes=len(classes))
@@ -100,6 +103,9 @@ def build_training(exp_dir: Path, init: Path | None, config: Config, ranks: Rank
     schedule = setup_training.schedule(config, order)
     crops = setup_training.train_crops(config, corpus, classes)
     validation = Validation(corpus.valid) if len(corpus.valid) else None
+    if validation is not None and validation.num_halved and ranks.is_first:
+        text = "%d validation speakers have one utterance: its halves are compared, which is easy"
+        log.info(text, validation.num_halved)
 
     def batches(start_step: int) -> Iterable[Batch]:
         positions = MicroBatches(
@@ -126,7 +132,10 @@ def build_training(exp_dir: Path, init: Path | None, config: Config, ranks: Rank
         clip_norm=config.training.clip_norm,
         seed=config.seed,
     )
-    facts = setup_training.describe(exp_dir, config, ranks, precision, plan, corpus, order, task)
+    facts = setup_training.facts(config, ranks, precision, plan, corpus, order)
+    facts["init_sha256"] = initial_sha256
+    if ranks.is_first:
+        setup_training.describe(exp_dir, config, facts, task)
     return Training(trainer, checkpoints, embedder, head, classes, facts)
 
 
@@ -140,8 +149,10 @@ def train(exp_dir: Path, init: Path | None, config: Config, ranks: Ranks) -> Non
         every_seconds=config.runtime.log_every_seconds,
     )
     state = {"classes": parts.classes, "config": config.to_dict()}
-    parts.trainer.fit(parts.checkpoints, lambda step: monitor(start_step=step), state)
-    if ranks.is_first:
+    num_steps = parts.trainer.fit(parts.checkpoints, lambda step: monitor(start_step=step), state)
+    if num_steps == 0 and (exp_dir / "model").exists():
+        log.info("%s: was trained to its end before, nothing changed", exp_dir)
+    elif ranks.is_first:
         done = {"steps": parts.trainer.step, "best_valid_eer": parts.trainer.best_eer}
         digest = publish(
             exp_dir / "model",

@@ -15,6 +15,7 @@ from speakerlab.data import audio, manifest
 from speakerlab.faults import Faults
 
 MIN_FILES_FOR_POOL = 500  # below this, starting processes costs more than it saves
+MIN_SEGMENT_SECONDS = 0.025
 DURATION_SLACK_SECONDS = 0.01  # a segment may end this much past its recording
 
 
@@ -118,7 +119,7 @@ def _check_speakers(data_dir: DataDir, speakers: dict[str, str], faults: Faults)
 
 
 def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
-    """No speaker may be both trained on and tested."""
+    """No speaker and no utterance may be both trained on and tested."""
     train = [d for d in dirs if d.speakers is not None and not d.trials]
     test = [d for d in dirs if d.speakers is not None and d.trials]
     for a in train:
@@ -129,6 +130,10 @@ def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
                     f"{a.folder} and {b.folder}: a speaker is in training and test, got {speaker}"
                 )
                 faults.add("speakers in training and test", f"{line}; take it out of one of them")
+            both = set(a.utterances) & set(b.utterances)
+            for utterance in sorted(u for u in both if (a.speakers or {}).get(u) not in shared):
+                line = f"{a.folder} and {b.folder}: an utterance is in training and test"
+                faults.add("utterances in both", f"{line}, got {utterance}; rename or drop one")
 
 
 def _check_audio(
@@ -173,6 +178,9 @@ def _note_duration(
         if end > info.seconds + DURATION_SLACK_SECONDS or start >= info.seconds:
             line = f"{data_dir.folder}/segments: {utterance} ends after its recording"
             faults.add("bad segments", f"{line}, got {end} of {info.seconds:.2f} s; correct it")
+        elif 0 < end - start < MIN_SEGMENT_SECONDS:
+            line = f"{data_dir.folder}/segments: {utterance} is shorter than a frame"
+            faults.add("bad segments", f"{line}, got {end - start:g} s; drop it")
 
 
 def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) -> None:
@@ -252,4 +260,6 @@ def _write(data_dir: DataDir) -> str:
     hours = sum(data_dir.seconds.values()) / 3600
     who = f"{speakers} speakers, " if speakers else ""
     what = f"{folder}: {who}{len(data_dir.seconds)} utterances, {hours:.2f} h"
-    return what + (f", {len(data_dir.rejected)} rejected" if data_dir.rejected else "")
+    if not data_dir.rejected:
+        return what
+    return f"{what}; {len(data_dir.rejected)} left out, see {folder}/rejected.tsv"

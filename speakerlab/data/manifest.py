@@ -173,8 +173,12 @@ def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
     table: dict[str, str] = {}
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file; run stage 1 first")
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
+            if "\ufffd" in line:
+                text = f"{path}:{number}: is not UTF-8, got '{line.strip()}'; save it as UTF-8"
+                own.add("lines of another encoding", text)
+                continue
             key, value = (*line.split(maxsplit=1), "", "")[:2]
             if not key:
                 continue
@@ -237,9 +241,10 @@ def write_data_dir(
 
     wavs: id (of the recording, where there are segments) -> audio file, made absolute.
     """
-    if folder.exists() and not (folder / "wav.scp").exists():
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "wav.scp").exists():
         raise ValueError(
-            f"{folder}: would be replaced, got a folder without wav.scp; give another --data"
+            f"{folder}: is not a data directory and would be replaced, got a folder without "
+            "wav.scp; give another --data"
         )
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)

@@ -87,12 +87,13 @@ class Trainer:
 
     def fit(
         self, checkpoints: Checkpoints, monitor: Callable[[int], Monitor], facts: dict[str, Any]
-    ) -> None:
-        """Resume from the newest checkpoint, if any, and train to the end.
+    ) -> int:
+        """Resume from the newest checkpoint, if any, and train to the end; the steps taken.
 
         monitor: makes rank 0's monitor for a start step. facts: plain values saved along.
         """
         self._resume(checkpoints)
+        start_step = self.step
         watch = monitor(self.step) if self.ranks.is_first else None
         module = self.ranks.wrap(self.task)
         self._settle_buckets(module)
@@ -106,6 +107,7 @@ class Trainer:
             self._checkpoint(checkpoints, facts)
         if watch is not None:
             watch.close()
+        return self.step - start_step
 
     def run_step(self, module: nn.Module, batches: Iterator[Batch]) -> None:
         """One optimizer step: forward and backward of each micro-batch, reduce, clip, step."""

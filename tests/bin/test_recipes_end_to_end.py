@@ -89,7 +89,7 @@ def test_librispeech_from_flac_to_report(run_recipe, tmp_path):
 
     again = run_recipe("librispeech", tmp_path / "corpus", "--nproc", "2", "--set", *FEW_STEPS)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("done before with the same inputs, skipped") == 2  # stages 1 and 2
+    assert again.stdout.count("done before with the same options, skipped") == 2  # stages 1 and 2
     assert again.stderr.count("done before with this model and data, kept") == 2  # stage 5
     assert json.loads((tmp_path / "exp" / "results.json").read_text()) == [row]
 
@@ -103,6 +103,15 @@ def test_3dspeaker_from_its_official_layout_to_three_results(run_recipe, tmp_pat
     assert names == [f"test/trials_cross_{kind}" for kind in ("device", "distance", "dialect")]
     assert all((row["num_target"], row["num_nontarget"]) == (12, 54) for row in rows)
     assert "Device09" not in (tmp_path / "data" / "train" / "wav.scp").read_text()
+
+    (tmp_path / "exp" / "embeddings" / "test" / "untrained.json").unlink()
+    noise = run_recipe("3dspeaker", tmp_path / "corpus", "--stage", "6", "--noise", "elsewhere")
+    assert noise.returncode == 1
+    assert "--noise: is not what stage 1 was run with, got " in noise.stderr
+    done = run_recipe("3dspeaker", tmp_path / "corpus", "--stage", "6")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "exp" / "results.json").read_text())
+    assert [row["eer_untrained"] for row in rows] == [None] * 3
 
 
 @pytest.mark.slow

@@ -140,3 +140,36 @@ def test_fine_tuning_keeps_every_row_of_the_head(uninterrupted, tmp_path, run, t
     assert "18 of 18 head rows by name" in done.stderr
     assert (exp / "speakers.txt").read_text() == (uninterrupted / "speakers.txt").read_text()
     assert weights(exp) != weights(uninterrupted)
+
+
+def test_a_finished_training_is_left_as_it_is(uninterrupted, run, train_command):
+    kept = [(uninterrupted / name).read_bytes() for name in ("model/card.json", "run.json")]
+    done = run(*train_command(uninterrupted))
+    assert done.returncode == 0, done.stderr
+    assert "was trained to its end before, nothing changed" in done.stderr
+    assert [(uninterrupted / n).read_bytes() for n in ("model/card.json", "run.json")] == kept
+
+
+def test_another_initial_model_is_refused_on_resume(uninterrupted, run, train_command):
+    words = train_command(uninterrupted, 1, "--init", str(uninterrupted / "model"))
+    done = run(*words)
+    assert done.returncode == 1
+    line = f"a resumed run must keep its initial model, got {weights(uninterrupted)} for None;"
+    assert line in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_file_that_vanished_is_one_line_though_a_worker_met_it(
+    data, tmp_path, run, train_command
+):
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    for path in (copy / "train").glob("*"):
+        path.write_text(path.read_text().replace(str(data), str(copy)))
+    shutil.rmtree(copy / "wav")
+    done = run(*train_command(tmp_path / "exp", 1, f"data.dir={copy}", "data.valid_speakers=0"))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"{copy}/wav/s")
+    assert last.endswith(".wav: no such file; correct wav.scp or restore it")
+    assert last in (tmp_path / "exp" / "train.log").read_text()

@@ -192,6 +192,21 @@ def test_segments_outside_their_recording(tmp_path: Path):
     ]
 
 
+def test_a_segment_shorter_than_a_frame(tmp_path: Path):
+    folder = write_segments(tmp_path, {"ok": ("rec", 0.5, 1.5), "tick": ("rec", 0.5, 0.51)})
+    line = f"{folder}/segments: tick is shorter than a frame, got 0.01 s; drop it"
+    assert refusal(folder) == [line]
+
+
+def test_an_utterance_in_training_and_test(make_data_dir):
+    train = make_data_dir("train", speakers=[0, 1], check=False)
+    test = make_data_dir("test", speakers=[2, 3], trials=[("spk2-0", "spk2-1", True)], check=False)
+    for table in ("wav.scp", "utt2spk"):
+        (test / table).write_text((test / table).read_text().replace("spk3-0", "spk1-0"))
+    line = f"{train} and {test}: an utterance is in training and test, got spk1-0"
+    assert refusal(train, test)[0].startswith(line)
+
+
 def test_segments_may_end_a_rounding_late(tmp_path: Path):
     folder = write_segments(tmp_path, {"a": ("rec", 0.0, 2.009), "b": ("rec", 1.25, 2.0)})
     check_data_dirs([folder])
@@ -223,7 +238,7 @@ def test_rejections_below_the_share_are_listed_and_left_out(folder: Path):
     Path(path).unlink()
     refusal(folder, allow_rejected=0.24)
     assert check_data_dirs([folder], allow_rejected=0.25) == [
-        f"{folder}: 2 speakers, 3 utterances, 0.00 h, 1 rejected"
+        f"{folder}: 2 speakers, 3 utterances, 0.00 h; 1 left out, see {folder}/rejected.tsv"
     ]
     assert (folder / "rejected.tsv").read_text() == (
         f"spk1-0\t{path}\t{path}: no such file; correct wav.scp or restore it\n"

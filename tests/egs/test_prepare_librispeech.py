@@ -135,7 +135,8 @@ def test_a_misplaced_file_and_a_missing_corpus(recipe, tmp_path, capsys):
     assert libri.main(["--corpus", str(gone), "--data", str(tmp_path / "data")]) == 1
     assert capsys.readouterr().err == (
         f"{gone}: no train subset found, got only nothing; put SUBSET/SPEAKER/CHAPTER/*.flac "
-        "there, download it by stage 0, or name subsets by --train-subsets\n"
+        "there, download it by stage 0, or name subsets in recipe.sh: "
+        "prepare_args=(--train-subsets ...)\n"
     )
 
 
