@@ -4,7 +4,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all lint mini
 
-for_tests := export OMP_WAIT_POLICY=PASSIVE && source egs/common/env.sh && find_python test && "$$python" -m
+for_tests := export GOMP_SPINCOUNT=2000 && source egs/common/env.sh && find_python test && "$$python" -m
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12

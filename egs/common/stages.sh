@@ -63,8 +63,8 @@ set_environment() {
     num_cores=$(command nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
     give OMP_NUM_THREADS $((num_cores > nproc ? num_cores / nproc : 1))
   fi
-  # Threads that wait must sleep: spinning, they slow a training tenfold beside any other process.
-  if [[ -z ${OMP_WAIT_POLICY-} ]]; then give OMP_WAIT_POLICY PASSIVE; fi
+  # Threads that wait may spin but briefly: else they slow a training tenfold beside other processes.
+  if [[ -z ${OMP_WAIT_POLICY-}${GOMP_SPINCOUNT-} ]]; then give GOMP_SPINCOUNT 2000; fi
   # A retried rendezvous would else find the store of the attempt before and hang (torch 2.11, 2.13).
   give TORCH_DISABLE_SHARE_RDZV_TCP_STORE 1
 }
