@@ -1,6 +1,7 @@
 """`speakerlab COMMAND ...`, also `python -m speakerlab COMMAND ...`."""
 
 import importlib
+import keyword
 import sys
 
 from speakerlab.bin.command import nearest, run
@@ -10,6 +11,13 @@ COMMANDS = {
     "train": "train a model, or resume where it was stopped",
     "extract": "embed every utterance of a data directory",
     "score": "score trial lists; writes results.json and report.html",
+    "embed": "write the embeddings of audio files",
+    "verify": "compare two recordings: score, likelihood ratio, decision",
+    "enroll": "remember a speaker by recordings",
+    "identify": "name the enrolled speaker of a recording",
+    "calibrate": "learn what a model's scores mean from a data directory",
+    "import": "open a checkpoint of 3D-Speaker or WeSpeaker",
+    "export": "write a model as ONNX, or as a 3D-Speaker checkpoint",
 }
 
 
@@ -24,7 +32,8 @@ def main() -> None:
     if name not in COMMANDS:
         sys.stderr.write(f"speakerlab: unknown command, got {name}{nearest(name, COMMANDS)}\n")
         sys.exit(1)
-    run(importlib.import_module(f"speakerlab.bin.{name}").main, words[1:])
+    module = f"speakerlab.bin.{name}{'_' if keyword.iskeyword(name) else ''}"
+    run(importlib.import_module(module).main, words[1:])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from speakerlab.data.loader import start_worker
 from speakerlab.data.manifest import Manifest
 from speakerlab.embedder import Embedder
 from speakerlab.scoring.backend import pairwise_eer
+from speakerlab.scoring.calibration import Calibration, fit_calibration
 
 MAX_BATCH_SECONDS = 64  # of audio in one forward pass, unless a single piece is longer
 MAX_UTTERANCES_PER_VALID_SPEAKER = 10
@@ -85,6 +86,17 @@ class Validation:
         """{"eer": fraction} of the embedder as it is now."""
         emb_ND = embed_pieces(embedder, self.pieces, device=device)
         return {"eer": pairwise_eer(emb_ND, np.array(self.speaker_N))[0]}
+
+    def calibrate(
+        self, embedder: Embedder, device: torch.device, *, source: str, fars: Sequence[float] = ()
+    ) -> Calibration:
+        """What the embedder's scores mean, learned from all pairs; `fars` are rates to know."""
+        emb_ND = embed_pieces(embedder, self.pieces, device=device)
+        _, scores_N, is_target_N = pairwise_eer(emb_ND, np.array(self.speaker_N))
+        source = f"{source}: {len(set(self.speaker_N))} speakers, {len(self.pieces)} recordings"
+        if self.num_halved:
+            source += f", {self.num_halved} of the speakers with two halves of one recording"
+        return fit_calibration(scores_N, is_target_N, source=source, false_alarm_rates=fars)
 
 
 def _groups(embedder: Embedder, pieces: Sequence[Piece]) -> Iterator[list[int]]:

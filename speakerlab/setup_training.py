@@ -21,7 +21,7 @@ from speakerlab.corpus import Corpus
 from speakerlab.data.dataset import Draws, TrainCrops, class_names, labels_by_name
 from speakerlab.data.loader import auto_workers
 from speakerlab.data.sampler import EpochOrder
-from speakerlab.embedder import file_sha256, find_model, read_classes
+from speakerlab.published import file_sha256, find_model, read_classes
 from speakerlab.training import batch_size
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from voices import RATE, make_wave
+from voices import RATE, make_noise, make_wave
 
+from speakerlab import build
 from speakerlab.config import Config, load_config
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.manifest import write_data_dir
+from speakerlab.embedder import Embedder
 
 # What tests compute is small: on a busy machine a second thread makes them four times slower.
 torch.set_num_threads(1)
@@ -63,5 +65,18 @@ def make_config() -> Callable[..., Config]:
 
     def make(*overrides: str) -> Config:
         return load_config([], [*SMALL, *overrides])
+
+    return make
+
+
+@pytest.fixture
+def make_embedder(make_config) -> Callable[..., Embedder]:
+    """make_embedder("seed=1", ...) -> an embedder in eval mode whose BatchNorms have seen data."""
+
+    def make(*overrides: str) -> Embedder:
+        embedder = build.build_embedder(make_config(*overrides))
+        with torch.no_grad():
+            embedder.train()(make_noise(1.0, rows=4))
+        return embedder.eval()
 
     return make

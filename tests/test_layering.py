@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LEAVES = {"atomic", "batch", "faults", "process"}
+LEAVES = {"atomic", "batch", "faults", "process", "windows"}
 SIBLINGS = {"frontend", "models", "losses", "data", "training", "scoring"}
 MAX_LINES = 320
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}

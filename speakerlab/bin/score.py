@@ -13,10 +13,11 @@ from speakerlab.bin.command import parser
 from speakerlab.bin.extract import embeddings_stem
 from speakerlab.config import load_config
 from speakerlab.data.manifest import read_table
-from speakerlab.embedder import find_model
 from speakerlab.layers import flatten
+from speakerlab.published import find_model, read_calibration
 from speakerlab.scoring import plots, report
 from speakerlab.scoring.backend import cosine_scores
+from speakerlab.scoring.calibration import quality
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.metrics import eer, operating_points, summary
 from speakerlab.scoring.trials import Trials, read_trials
@@ -31,7 +32,9 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
     options.add_argument("--trials", type=Path, nargs="+", required=True, metavar="FILE")
     args = options.parse_args(words)
-    card = json.loads((find_model(args.exp) / "card.json").read_text(encoding="utf-8"))
+    model = find_model(args.exp)
+    card = json.loads((model / "card.json").read_text(encoding="utf-8"))
+    calibration = read_calibration(model)
     rows: list[report.Row] = []
     figures: dict[str, Path] = {}
     for path in args.trials:
@@ -49,7 +52,8 @@ def main(words: Sequence[str]) -> None:
             backend="cosine",
             protocol=PROTOCOL,
             model_sha256=card["sha256"],
-            commit=card["commit"],
+            commit=card.get("commit"),
+            calibrated=calibration and quality(calibration, trained, trials.is_target_N),
             **summary(trained, trials.is_target_N, *speakers),
         )
         rows = report.update_results(args.exp / "results.json", row)

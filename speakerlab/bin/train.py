@@ -6,7 +6,7 @@ Run by plain python as one process, or by torchrun as several ranks.
 import logging
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,10 @@ from speakerlab.config import Config
 from speakerlab.corpus import read_corpus
 from speakerlab.data.loader import train_loader
 from speakerlab.data.sampler import MicroBatches
-from speakerlab.embedder import Embedder, init_from, publish
+from speakerlab.embedder import Embedder
 from speakerlab.extraction import Validation
+from speakerlab.published import init_from, publish
+from speakerlab.scoring.calibration import Calibration
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import Checkpoints
 from speakerlab.training.distributed import Ranks, start_ranks
@@ -74,6 +76,7 @@ class Training:
     head: nn.Module
     classes: list[str]
     facts: dict[str, Any]
+    calibrate: Callable[[], Calibration | None]
 
 
 def build_training(exp_dir: Path, init: Path | None, config: Config, ranks: Ranks) -> Training:
@@ -136,7 +139,13 @@ def build_training(exp_dir: Path, init: Path | None, config: Config, ranks: Rank
     facts["init_sha256"] = initial_sha256
     if ranks.is_first:
         setup_training.describe(exp_dir, config, facts, task)
-    return Training(trainer, checkpoints, embedder, head, classes, facts)
+
+    def calibrate() -> Calibration | None:
+        if validation is None:
+            return None
+        return validation.calibrate(embedder, ranks.device, source="validation speakers")
+
+    return Training(trainer, checkpoints, embedder, head, classes, facts, calibrate)
 
 
 def train(exp_dir: Path, init: Path | None, config: Config, ranks: Ranks) -> None:
@@ -161,6 +170,7 @@ def train(exp_dir: Path, init: Path | None, config: Config, ranks: Ranks) -> Non
             config=config,
             speakers=parts.classes,
             facts={**parts.facts, **done},
+            calibration=parts.calibrate(),
         )
         log.info("published %s/model, sha256 %s", exp_dir, digest[:12])
     ranks.barrier("published")

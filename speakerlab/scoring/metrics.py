@@ -83,6 +83,36 @@ def min_dcf_of_points(p_miss_K: np.ndarray, p_fa_K: np.ndarray, *, p_target: flo
     return float(cost_K.min() / min(p_target, 1.0 - p_target))
 
 
+def cllr(llr: ArrayLike, is_target: ArrayLike) -> float:
+    """Cost of log-likelihood ratios (N, natural logarithm) in bits, over all priors.
+
+    0 is perfect, 1 is worth nothing (Brummer and du Preez, Computer Speech and Language 20, 2006).
+    """
+    llr_N, is_target_N = _checked(llr, is_target)
+    misses, alarms = np.logaddexp(0, -llr_N[is_target_N]), np.logaddexp(0, llr_N[~is_target_N])
+    return float((misses.mean() + alarms.mean()) / (2 * np.log(2)))
+
+
+def act_dcf(llr: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> float:
+    """Detection cost, normalised like `min_dcf`, of deciding by log-likelihood ratios.
+
+    The threshold is the one that is best if the ratios are right: log((1 - p) / p).
+    """
+    llr_N, is_target_N = _checked(llr, is_target)
+    p_miss, p_fa = error_rates(llr_N, is_target_N, threshold=np.log((1 - p_target) / p_target))
+    points = np.array([p_miss]), np.array([p_fa])
+    return min_dcf_of_points(*points, p_target=p_target)
+
+
+def error_rates(
+    scores: ArrayLike, is_target: ArrayLike, *, threshold: float
+) -> tuple[float, float]:
+    """(share of targets below the threshold, share of non-targets at or above it)."""
+    scores_N, is_target_N = _checked(scores, is_target)
+    accepted_N = scores_N >= threshold
+    return float(1 - accepted_N[is_target_N].mean()), float(accepted_N[~is_target_N].mean())
+
+
 def eer_interval(
     scores: ArrayLike,
     is_target: ArrayLike,

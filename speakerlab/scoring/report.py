@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from speakerlab.atomic import replacing
+from speakerlab.scoring.calibration import Quality
 from speakerlab.scoring.plots import plot_det, plot_scores
 from speakerlab.scoring.trials import LINES_AT_ONCE, Trials, label_of
 
@@ -50,6 +51,17 @@ DEFINITIONS = (
         "minDCF(p)",
         "The least detection cost over all thresholds with prior p of a target and costs of 1, "
         "divided by min(p, 1 - p): 1 is a system that says the same to every trial.",
+    ),
+    (
+        "At threshold",
+        "The mean of the share of targets rejected and of non-targets accepted at the threshold "
+        "that is stored with the model, learned from its validation speakers.",
+    ),
+    (
+        "actDCF, Cllr",
+        "The cost of decisions made by the calibrated log-likelihood ratios with a prior of 0.01, "
+        "normalised like minDCF; and the cost of the ratios themselves over all priors, in bits "
+        "(0 is perfect, 1 is worth nothing).",
     ),
     (
         "Untrained",
@@ -110,13 +122,12 @@ def result_row(
     protocol: str,
     model_sha256: str,
     commit: str | None,
-    cllr: float | None = None,
-    act_dcf: float | None = None,
+    calibrated: Quality | None = None,
 ) -> Row:
     """One row of results.json; rates are fractions, `min_dcf` is keyed by the prior.
 
-    `cllr` and `act_dcf` are null while the model has no calibration. The measured part comes from
-    `metrics.summary`.
+    The measured part comes from `metrics.summary` and, for a model that has a calibration (else
+    it is null), from `calibration.quality`.
     """
     low, high = (float(bound) for bound in eer_ci95)
     return {
@@ -126,14 +137,15 @@ def result_row(
         "eer_untrained": eer_untrained,
         "eer_ci95": [low, high],
         "min_dcf": dict(min_dcf),
-        "cllr": cllr,
-        "act_dcf": act_dcf,
+        "cllr": None if calibrated is None else calibrated["cllr"],
+        "act_dcf": None if calibrated is None else calibrated["act_dcf"],
         "num_target": num_target,
         "num_nontarget": num_nontarget,
         "backend": backend,
         "protocol": protocol,
         "model_sha256": model_sha256,
         "commit": commit,
+        "at_threshold": None if calibrated is None else calibrated["at_threshold"],
     }
 
 
@@ -229,7 +241,8 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
         "95 % interval": [" - ".join(map(_percent, row["eer_ci95"])) for row in rows],
         "untrained %": [_percent(row["eer_untrained"]) for row in rows],
         **{f"minDCF({p})": [_number(row["min_dcf"].get(p)) for row in rows] for p in priors},
-        "actDCF": [_number(row["act_dcf"]) for row in rows],
+        "at threshold %": [_at_threshold(row.get("at_threshold")) for row in rows],
+        "actDCF(0.01)": [_number(row["act_dcf"]) for row in rows],
         "Cllr": [_number(row["cllr"]) for row in rows],
         "targets": [f"{row['num_target']:,}" for row in rows],
         "non-targets": [f"{row['num_nontarget']:,}" for row in rows],
@@ -240,6 +253,11 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
 
 def _percent(rate: float | None) -> str:
     return "" if rate is None else f"{100 * rate:.2f}"
+
+
+def _at_threshold(rates: Mapping[str, float] | None) -> str:
+    """The mean of the two error rates where the model itself decides."""
+    return "" if rates is None else _percent((rates["p_miss"] + rates["p_fa"]) / 2)
 
 
 def _number(value: float | None) -> str:

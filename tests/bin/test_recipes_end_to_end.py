@@ -16,6 +16,7 @@ from speakerlab.data import audio
 KEYS = {
     *("trials", "system", "eer", "eer_untrained", "eer_ci95", "min_dcf", "cllr", "act_dcf"),
     *("num_target", "num_nontarget", "backend", "protocol", "model_sha256", "commit"),
+    "at_threshold",
 }
 FEW_STEPS = [*TINY, "training.num_epochs=1"]
 

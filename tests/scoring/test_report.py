@@ -11,7 +11,7 @@ from speakerlab.scoring.trials import Trials, read_trials
 
 KEYS = (
     "trials, system, eer, eer_untrained, eer_ci95, min_dcf, cllr, act_dcf, num_target, "
-    "num_nontarget, backend, protocol, model_sha256, commit"
+    "num_nontarget, backend, protocol, model_sha256, commit, at_threshold"
 )
 
 
@@ -59,7 +59,7 @@ def test_score_files_are_in_the_order_of_the_trials(tmp_path):
 def test_a_row_has_exactly_the_promised_keys():
     assert list(row()) == KEYS.split(", ")
     assert row()["eer_ci95"] == [0.0465, 0.0685]
-    assert row()["cllr"] is None and row()["act_dcf"] is None
+    assert row()["cllr"] is None and row()["act_dcf"] is None and row()["at_threshold"] is None
     assert json.loads(json.dumps(row())) == row()
 
 
@@ -100,8 +100,12 @@ def test_the_console_table_lines_up():
 
 def test_columns_appear_when_a_row_fills_them():
     assert "Cllr" not in report.format_table([row()])
-    table = report.format_table([row(), row(trials="x", cllr=0.1234, eer_untrained=None)])
-    assert "Cllr" in table and "0.123" in table and "None" not in table
+    rates = {"threshold": 0.4, "p_miss": 0.03, "p_fa": 0.08}
+    calibrated = {"cllr": 0.1234, "act_dcf": 0.55, "at_threshold": rates}
+    table = report.format_table([row(), row(trials="x", calibrated=calibrated, eer_untrained=None)])
+    assert "None" not in table
+    for header, text in (("Cllr", "0.123"), ("actDCF(0.01)", "0.550"), ("at threshold %", "5.50")):
+        assert header in table and text in table.splitlines()[-1]
 
 
 def test_the_page_holds_everything_and_links_nowhere(tmp_path):

@@ -1,0 +1,50 @@
+"""Learn what a model's scores mean from a data directory; store it with the model."""
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from speakerlab.atomic import write_json
+from speakerlab.bin.command import parser
+from speakerlab.data.manifest import read_manifest
+from speakerlab.extraction import Validation
+from speakerlab.published import CALIBRATION, load_published
+
+log = logging.getLogger(__name__)
+
+
+def main(words: Sequence[str]) -> None:
+    """`speakerlab calibrate --model DIR --data DIR [--far RATE...]`"""
+    options = parser("calibrate", __doc__)
+    options.add_argument("--model", type=Path, required=True, metavar="DIR")
+    options.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="checked, of unseen speakers"
+    )
+    options.add_argument(
+        "--far", type=float, nargs="+", default=[], metavar="RATE", help="false-alarm rates to keep"
+    )
+    args = options.parse_args(words)
+    published = load_published(args.model)
+    if not (args.data / "utt2spk").exists():
+        raise FileNotFoundError(f"{args.data}/utt2spk: no such file; calibration needs speakers")
+    manifest = read_manifest([args.data], sample_rate=published.embedder.sample_rate)
+    if len(manifest.speakers) < 2:
+        raise ValueError(
+            f"{args.data}: calibration needs at least two speakers, got {len(manifest.speakers)}; "
+            "add recordings of others"
+        )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    learned = Validation(manifest).calibrate(
+        published.embedder, device, source=args.data.name, fars=args.far
+    )
+    write_json(published.folder / CALIBRATION, learned.to_dict())
+    sys.stdout.write(
+        f"log-likelihood ratio = {learned.slope:.3f} x score {learned.intercept:+.3f}\n"
+        f"threshold {learned.threshold:.4f} at the EER, {100 * learned.eer:.2f} %\n"
+    )
+    for rate, threshold in learned.threshold_at_far.items():
+        sys.stdout.write(f"threshold {threshold:.4f} at {100 * float(rate):g} % false alarms\n")
+    log.info("%s: written, from %s", published.folder / CALIBRATION, learned.source)

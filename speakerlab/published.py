@@ -1,0 +1,176 @@
+"""Published models: how they are written, found and opened again.
+
+A published model is a folder: `embedder.safetensors` (tensors only), `config.yaml` (all that is
+needed to build it), `card.json` (facts) and, where they are known, `head.safetensors` and
+`speakers.txt` (to train on) and `calibration.json` (to decide by).
+Letters: C classes, D embedding.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from speakerlab.atomic import write_json, write_text
+from speakerlab.embedder import Embedder
+from speakerlab.scoring.calibration import Calibration
+
+if TYPE_CHECKING:
+    from speakerlab.config import Config
+
+log = logging.getLogger(__name__)
+CALIBRATION = "calibration.json"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model as found on disk."""
+
+    folder: Path
+    config: "Config"
+    embedder: Embedder
+    sha256: str
+    calibration: Calibration | None = None
+
+
+def publish(
+    folder: Path,
+    *,
+    embedder: Embedder,
+    config: "Config",
+    facts: Mapping[str, Any],
+    head: nn.Module | None = None,
+    speakers: Sequence[str] = (),
+    calibration: Calibration | None = None,
+) -> str:
+    """Write a model folder, replacing one that is there; return the sha256 of the weights.
+
+    `head` and the `speakers` that its rows are for go together; a model from elsewhere has neither.
+    """
+    fresh = folder.with_name(f".{folder.name}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    save_file(_tensors(embedder), fresh / "embedder.safetensors")
+    config.write(fresh / "config.yaml")
+    if head is not None:
+        save_file(_tensors(head), fresh / "head.safetensors")
+        write_text(fresh / "speakers.txt", "".join(f"{name}\n" for name in speakers))
+    if calibration is not None:
+        write_json(fresh / CALIBRATION, calibration.to_dict())
+    digest = file_sha256(fresh / "embedder.safetensors")
+    card = {
+        "sha256": digest,
+        "embed_dim": embedder.embed_dim,
+        "parameters": sum(p.numel() for p in embedder.parameters()),
+        **facts,
+    }
+    write_json(fresh / "card.json", card)
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.replace(folder)
+    return digest
+
+
+def find_model(path: Path) -> Path:
+    """The model folder meant by a path: itself, or the one inside an experiment."""
+    for folder in (path, path / "model"):
+        if (folder / "embedder.safetensors").exists():
+            return folder
+    raise FileNotFoundError(f"{path}: has no model, got no embedder.safetensors; run stage 3")
+
+
+def load_published(path: Path) -> Published:
+    """The model of a folder or experiment, in eval mode, its weights checked against its card."""
+    from speakerlab.build import build_embedder
+    from speakerlab.config import load_config
+
+    folder = find_model(path)
+    weights = folder / "embedder.safetensors"
+    digest = file_sha256(weights)
+    wanted = json.loads((folder / "card.json").read_text(encoding="utf-8"))["sha256"]
+    if digest != wanted:
+        raise ValueError(f"{weights}: sha256 must be {wanted}, got {digest}; copy the model again")
+    config = load_config([folder / "config.yaml"])
+    embedder = build_embedder(config)
+    embedder.load_state_dict(load_file(weights))
+    return Published(folder, config, embedder.eval(), digest, read_calibration(folder))
+
+
+def read_calibration(folder: Path) -> Calibration | None:
+    """What the model of a folder decides by; None where nothing was learned."""
+    path = folder / CALIBRATION
+    if not path.exists():
+        return None
+    return Calibration.from_dict(json.loads(path.read_text(encoding="utf-8")), where=str(path))
+
+
+def init_from(
+    path: Path, *, embedder: Embedder, head: nn.Module, classes: Sequence[str], head_rows: str
+) -> None:
+    """Start from a published model: all of its embedder, and its head's rows of the same name.
+
+    head_rows: "drop" takes no rows. Says what was loaded; a tensor that does not fit is an error.
+    """
+    folder = find_model(path)
+    loaded = load_file(folder / "embedder.safetensors")
+    own = embedder.state_dict()
+    odd = [
+        name
+        for name in sorted(own.keys() | loaded.keys())
+        if name not in own or name not in loaded or own[name].shape != loaded[name].shape
+    ]
+    if odd:
+        raise ValueError(
+            f"{folder}: must hold the model of this configuration, got {len(odd)} tensors that are "
+            f"missing, unexpected or of another shape ({', '.join(odd[:3])}); use its model section"
+        )
+    embedder.load_state_dict(loaded)
+    rows = 0 if head_rows == "drop" else _copy_rows(folder, head, classes)
+    log.info(
+        "initialised from %s: %d tensors, %d of %d head rows by name",
+        folder,
+        len(own),
+        rows,
+        len(classes),
+    )
+
+
+def read_classes(path: Path) -> list[str]:
+    """`speakers.txt` of a published model; empty where it came without a head."""
+    file = find_model(path) / "speakers.txt"
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+
+def file_sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _copy_rows(folder: Path, head: nn.Module, classes: Sequence[str]) -> int:
+    if not (folder / "head.safetensors").exists():
+        return 0
+    weight_CD = load_file(folder / "head.safetensors")["weight_CD"]
+    known = {name: row for row, name in enumerate(read_classes(folder))}
+    pairs = [(new, known[name]) for new, name in enumerate(classes) if name in known]
+    own_CD = head.get_parameter("weight_CD")
+    if pairs and own_CD.shape[1] == weight_CD.shape[1]:
+        new, old = map(list, zip(*pairs))
+        with torch.no_grad():
+            own_CD[new] = weight_CD[old]
+        return len(pairs)
+    return 0
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}

@@ -1,0 +1,167 @@
+"""What a score means: calibration by logistic regression, and the threshold to decide by.
+
+In: scores of trials with known answers, of speakers that nothing was trained on. Out: a map from
+score to log-likelihood ratio, and thresholds of the score itself.
+Letters: N trials, K operating points.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import minimize
+from scipy.special import expit
+
+from speakerlab.scoring.metrics import (
+    act_dcf,
+    cllr,
+    eer_of_points,
+    error_rates,
+    operating_points,
+)
+
+FALSE_ALARM_RATES = (0.1, 0.05, 0.02, 0.01, 0.005, 0.001)  # kept where there are trials to tell
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How a model's scores are read. Accepted is what scores at least the threshold."""
+
+    slope: float  # log-likelihood ratio = slope x score + intercept, natural logarithm
+    intercept: float
+    threshold: float  # of the score, where misses and false alarms are equal
+    threshold_at_far: Mapping[str, float]  # false-alarm rate -> threshold of the score
+    eer: float  # of the trials it was learned from
+    num_target: int
+    num_nontarget: int
+    source: str  # what these trials were
+
+    def llr(self, scores: ArrayLike) -> NDArray[np.float64]:
+        """Log-likelihood ratio of the same speaker against two speakers."""
+        return self.slope * np.asarray(scores, dtype=np.float64) + self.intercept
+
+    def threshold_at(self, far: float | None = None) -> float:
+        """Threshold of the score: at the EER, or at one of the false-alarm rates it knows."""
+        if far is None:
+            return self.threshold
+        if f"{far:g}" not in self.threshold_at_far:
+            known = ", ".join(self.threshold_at_far) or "none"
+            raise ValueError(
+                f"calibration: no threshold for this false-alarm rate, got {far:g}; known are "
+                f"{known}, others are added by `speakerlab calibrate --far`"
+            )
+        return self.threshold_at_far[f"{far:g}"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, where: str = "calibration") -> "Calibration":
+        """What `to_dict` gave. Raises ValueError where a value is missing or no finite number."""
+        try:
+            made = cls(**values)
+            numbers = (made.slope, made.intercept, made.threshold, *made.threshold_at_far.values())
+            is_finite = all(math.isfinite(number) for number in numbers)
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"{where}: is not a calibration, got {error}; make it anew") from error
+        if not is_finite:
+            raise ValueError(f"{where}: must hold finite numbers, got {numbers}; make it anew")
+        return made
+
+
+def fit_calibration(
+    scores: ArrayLike,
+    is_target: ArrayLike,
+    *,
+    source: str,
+    false_alarm_rates: Sequence[float] = (),
+) -> Calibration:
+    """Learn from N scores and whether each is a target trial.
+
+    Logistic regression with both kinds of trials weighing the same, so that its output is a
+    log-likelihood ratio (Brummer and du Preez, "Application-independent evaluation of speaker
+    detection", Computer Speech and Language 20, 2006). A set told apart without error would make
+    the slope infinite; each kind is therefore taken to hold one trial more of the other answer, as
+    Platt proposed ("Probabilistic outputs for support vector machines", 1999).
+
+    `false_alarm_rates` are kept beside the usual ones. Raises ValueError for a rate that the trials
+    are too few to tell.
+    """
+    p_miss_K, p_fa_K, threshold_K = operating_points(scores, is_target)
+    scores_N = np.asarray(scores, dtype=np.float64)
+    target_N = np.asarray(is_target, dtype=np.bool_)
+    num_target = int(np.count_nonzero(target_N))
+    num_nontarget = len(scores_N) - num_target
+    slope, intercept = _logistic(scores_N, target_N)
+    for rate in false_alarm_rates:
+        if not 1 / num_nontarget <= rate < 1:
+            raise ValueError(
+                f"calibration: {num_nontarget} non-target trials tell rates from "
+                f"{1 / num_nontarget:.2g} to 1 apart, got {rate:g}; use more speakers"
+            )
+    known = [rate for rate in FALSE_ALARM_RATES if rate >= 10 / num_nontarget]
+    rates = sorted({*known, *false_alarm_rates}, reverse=True)
+    return Calibration(
+        slope=slope,
+        intercept=intercept,
+        threshold=_midway(threshold_K, int(np.searchsorted(p_miss_K - p_fa_K, 0.0))),
+        threshold_at_far={
+            f"{rate:g}": _midway(threshold_K, int(np.argmax(p_fa_K <= rate))) for rate in rates
+        },
+        eer=eer_of_points(p_miss_K, p_fa_K),
+        num_target=num_target,
+        num_nontarget=num_nontarget,
+        source=source,
+    )
+
+
+class Quality(TypedDict):
+    """The part of a row of results that a calibration is needed for."""
+
+    cllr: float
+    act_dcf: float
+    at_threshold: dict[str, float]
+
+
+def quality(calibration: Calibration, scores: ArrayLike, is_target: ArrayLike) -> Quality:
+    """How well a calibration holds on other trials."""
+    llr_N = calibration.llr(scores)
+    p_miss, p_fa = error_rates(scores, is_target, threshold=calibration.threshold)
+    rates = {"threshold": calibration.threshold, "p_miss": p_miss, "p_fa": p_fa}
+    return {
+        "cllr": cllr(llr_N, is_target),
+        "act_dcf": act_dcf(llr_N, is_target, p_target=0.01),
+        "at_threshold": rates,
+    }
+
+
+def _midway(threshold_K: np.ndarray, k: int) -> float:
+    """Between the score that a point lets in last and the next lower one, where both are finite."""
+    lower = threshold_K[max(k - 1, 0)]
+    upper = threshold_K[k] if np.isfinite(threshold_K[k]) else np.nextafter(lower, np.inf)
+    return float((lower + upper) / 2) if k else float(upper)
+
+
+def _logistic(scores_N: np.ndarray, target_N: np.ndarray) -> tuple[float, float]:
+    """Slope and intercept, found on scores of mean 0 and deviation 1."""
+    mean, deviation = scores_N.mean(), scores_N.std()
+    if deviation == 0:
+        raise ValueError(f"calibration: all scores are equal, got {mean:g}; look at the model")
+    unit_N = (scores_N - mean) / deviation
+    num_target = np.count_nonzero(target_N)
+    counts_N = np.where(target_N, num_target, len(scores_N) - num_target)
+    weight_N = 0.5 / counts_N
+    answer_N = np.where(target_N, counts_N + 1.0, 1.0) / (counts_N + 2.0)
+
+    def loss(ab: np.ndarray) -> tuple[float, np.ndarray]:
+        logit_N = ab[0] * unit_N + ab[1]
+        losses_N = np.logaddexp(0.0, logit_N) - answer_N * logit_N
+        slope_N = weight_N * (expit(logit_N) - answer_N)
+        return float(weight_N @ losses_N), np.array([slope_N @ unit_N, slope_N.sum()])
+
+    a, b = minimize(loss, np.array([1.0, 0.0]), jac=True, method="BFGS", options={"gtol": 1e-9}).x
+    return float(a / deviation), float(b - a * mean / deviation)

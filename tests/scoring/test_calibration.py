@@ -1,0 +1,106 @@
+"""Calibration: right where the answer is known, finite where it would not be, kept as it is."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from speakerlab.scoring.calibration import Calibration, fit_calibration, quality
+from speakerlab.scoring.metrics import act_dcf, cllr, eer, error_rates, min_dcf
+
+
+def gaussians(num: int, seed: int, shift: float = 0.3, scale: float = 0.1):
+    """Scores shift + scale * x, x of mean +1 for targets and -1 for the rest, deviation 1.
+
+    The log-likelihood ratio of x is 2 x.
+    """
+    rng = np.random.default_rng(seed)
+    target_N = np.arange(num) % 5 == 0
+    x_N = np.where(target_N, 1.0, -1.0) + rng.standard_normal(num)
+    return shift + scale * x_N, target_N
+
+
+def test_gaussian_scores_get_their_true_likelihood_ratio():
+    scores_N, target_N = gaussians(100_000, seed=0)
+    learned = fit_calibration(scores_N, target_N, source="s")
+    assert learned.slope == pytest.approx(2 / 0.1, rel=0.02)
+    assert learned.llr([0.3, 0.4]) == pytest.approx([0.0, 2.0], abs=0.05)
+    assert (learned.num_target, learned.num_nontarget) == (20_000, 80_000)
+
+
+def test_thresholds_hold_on_other_trials():
+    learned = fit_calibration(*gaussians(100_000, seed=1), source="s", false_alarm_rates=[0.03])
+    scores_N, target_N = gaussians(100_000, seed=2)
+    p_miss, p_fa = error_rates(scores_N, target_N, threshold=learned.threshold)
+    assert p_miss == pytest.approx(p_fa, abs=0.02)
+    assert p_miss == pytest.approx(eer(scores_N, target_N), abs=0.01)
+    assert list(learned.threshold_at_far) == [
+        "0.1",
+        "0.05",
+        "0.03",
+        "0.02",
+        "0.01",
+        "0.005",
+        "0.001",
+    ]
+    for rate in (0.1, 0.03, 0.001):
+        _, p_fa = error_rates(scores_N, target_N, threshold=learned.threshold_at(rate))
+        assert p_fa == pytest.approx(rate, rel=0.25)
+
+
+def test_a_threshold_lets_in_what_it_says_by_hand():
+    """Non-targets 0.1 0.2 0.3 0.4; one of four may pass, so the threshold is below 0.4."""
+    scores, is_target = [0.1, 0.2, 0.3, 0.4, 0.35, 0.9], [0, 0, 0, 0, 1, 1]
+    learned = fit_calibration(scores, is_target, source="s", false_alarm_rates=[0.25])
+    assert learned.threshold_at(0.25) == pytest.approx(0.325)
+    assert error_rates(scores, is_target, threshold=learned.threshold_at(0.25)) == (0.0, 0.25)
+    with pytest.raises(ValueError, match=r"4 non-target trials tell rates from 0.25 to 1 .* 0.1;"):
+        fit_calibration(scores, is_target, source="s", false_alarm_rates=[0.1])
+    with pytest.raises(ValueError, match=r"got 0.01; known are 0.25"):
+        learned.threshold_at(0.01)
+
+
+def test_scores_told_apart_without_error_give_finite_ratios():
+    learned = fit_calibration([0.1, 0.2, 0.8, 0.9], [0, 0, 1, 1], source="s")
+    assert learned.threshold == pytest.approx(0.5) and learned.eer == 0.0
+    assert learned.llr([0.5]) == pytest.approx([0.0], abs=1e-6)
+    assert 0 < learned.slope < 10
+
+
+def test_equal_scores_teach_nothing():
+    with pytest.raises(ValueError, match="all scores are equal, got 0.5"):
+        fit_calibration([0.5] * 4, [0, 1, 0, 1], source="s")
+
+
+def test_a_calibration_comes_back_from_json_and_a_damaged_one_does_not():
+    learned = fit_calibration(*gaussians(1000, seed=0), source="s")
+    values = json.loads(json.dumps(learned.to_dict()))
+    assert Calibration.from_dict(values) == learned
+    for damaged in ({**values, "slope": math.nan}, {"slope": 1.0}, {**values, "more": 1}):
+        with pytest.raises(ValueError, match=r"^model/calibration.json: .* make it anew$"):
+            Calibration.from_dict(damaged, where="model/calibration.json")
+
+
+def test_cllr_by_hand():
+    """Ratios of 0 say nothing: 1 bit. A target at log 3: log2(4 / 3); a non-target: log2(4)."""
+    assert cllr([0.0, 0.0], [1, 0]) == pytest.approx(1.0)
+    assert cllr([math.log(3), math.log(3)], [1, 0]) == pytest.approx((math.log2(4 / 3) + 2) / 2)
+    assert cllr([800.0, -800.0], [1, 0]) == 0.0
+    assert cllr([-800.0, 800.0], [1, 0]) == pytest.approx(800 / math.log(2))
+
+
+def test_act_dcf_by_hand():
+    """p 0.01 decides at log 99 = 4.6: one of two targets is missed, one of four others passes."""
+    llr, is_target = [5.0, 4.0, 5.0, 0.0, 0.0, 0.0], [1, 1, 0, 0, 0, 0]
+    assert act_dcf(llr, is_target, 0.01) == pytest.approx((0.01 * 0.5 + 0.99 * 0.25) / 0.01)
+
+
+def test_calibrated_costs_are_near_the_least():
+    learned = fit_calibration(*gaussians(100_000, seed=1), source="s")
+    scores_N, target_N = gaussians(100_000, seed=2)
+    found = quality(learned, scores_N, target_N)
+    assert found["act_dcf"] == pytest.approx(min_dcf(scores_N, target_N, 0.01), rel=0.05)
+    assert found["cllr"] < 0.6 < cllr(scores_N - 0.3, target_N) < 1.0
+    rates = found["at_threshold"]
+    assert (rates["p_miss"] + rates["p_fa"]) / 2 == pytest.approx(eer(scores_N, target_N), abs=0.01)
