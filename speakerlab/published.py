@@ -3,19 +3,16 @@
 A published model is a folder: `embedder.safetensors` (tensors only), `config.yaml` (all that is
 needed to build it), `card.json` (facts) and, where they are known, `head.safetensors` and
 `speakers.txt` (to train on) and `calibration.json` (to decide by).
-Letters: C classes, D embedding.
 """
 
 import hashlib
 import json
-import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -26,7 +23,6 @@ from speakerlab.scoring.calibration import Calibration
 if TYPE_CHECKING:
     from speakerlab.config import Config
 
-log = logging.getLogger(__name__)
 CALIBRATION = "calibration.json"
 
 
@@ -111,37 +107,6 @@ def read_calibration(folder: Path) -> Calibration | None:
     return Calibration.from_dict(json.loads(path.read_text(encoding="utf-8")), where=str(path))
 
 
-def init_from(
-    path: Path, *, embedder: Embedder, head: nn.Module, classes: Sequence[str], head_rows: str
-) -> None:
-    """Start from a published model: all of its embedder, and its head's rows of the same name.
-
-    head_rows: "drop" takes no rows. Says what was loaded; a tensor that does not fit is an error.
-    """
-    folder = find_model(path)
-    loaded = load_file(folder / "embedder.safetensors")
-    own = embedder.state_dict()
-    odd = [
-        name
-        for name in sorted(own.keys() | loaded.keys())
-        if name not in own or name not in loaded or own[name].shape != loaded[name].shape
-    ]
-    if odd:
-        raise ValueError(
-            f"{folder}: must hold the model of this configuration, got {len(odd)} tensors that are "
-            f"missing, unexpected or of another shape ({', '.join(odd[:3])}); use its model section"
-        )
-    embedder.load_state_dict(loaded)
-    rows = 0 if head_rows == "drop" else _copy_rows(folder, head, classes)
-    log.info(
-        "initialised from %s: %d tensors, %d of %d head rows by name",
-        folder,
-        len(own),
-        rows,
-        len(classes),
-    )
-
-
 def read_classes(path: Path) -> list[str]:
     """`speakers.txt` of a published model; empty where it came without a head."""
     file = find_model(path) / "speakers.txt"
@@ -155,21 +120,6 @@ def file_sha256(path: Path) -> str:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def _copy_rows(folder: Path, head: nn.Module, classes: Sequence[str]) -> int:
-    if not (folder / "head.safetensors").exists():
-        return 0
-    weight_CD = load_file(folder / "head.safetensors")["weight_CD"]
-    known = {name: row for row, name in enumerate(read_classes(folder))}
-    pairs = [(new, known[name]) for new, name in enumerate(classes) if name in known]
-    own_CD = head.get_parameter("weight_CD")
-    if pairs and own_CD.shape[1] == weight_CD.shape[1]:
-        new, old = map(list, zip(*pairs))
-        with torch.no_grad():
-            own_CD[new] = weight_CD[old]
-        return len(pairs)
-    return 0
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

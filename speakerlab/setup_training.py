@@ -160,6 +160,7 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
         valid_every_steps=training.valid_every_epochs * per_epoch,
         checkpoint_every_steps=training.checkpoint_every_steps,
         log_every_steps=config.runtime.log_every_steps,
+        frozen_steps=round(training.freeze_epochs * per_epoch),
     )
 
 
@@ -202,8 +203,13 @@ def throw_away_batch(config: Config, device: torch.device, num_rows: int = 2) ->
     )
 
 
-def initial_model(init: Path | None, exp_dir: Path) -> str | None:
+def initial_model(config: Config, init: Path | None, exp_dir: Path) -> str | None:
     """sha256 of the model that --init names; a run that goes on must keep its own."""
+    if init is None and config.training.freeze_epochs:
+        raise ValueError(
+            f"training.freeze_epochs: only a model given by --init may be frozen, got "
+            f"{config.training.freeze_epochs:g} without one; set it to 0, or add --init"
+        )
     digest = None if init is None else file_sha256(find_model(init) / "embedder.safetensors")
     recorded = exp_dir / "run.json"
     if recorded.exists() and any((exp_dir / "checkpoints").glob("step_*")):

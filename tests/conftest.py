@@ -13,6 +13,7 @@ from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.manifest import write_data_dir
 from speakerlab.embedder import Embedder
+from speakerlab.published import publish
 
 # What tests compute is small: on a busy machine a second thread makes them four times slower.
 torch.set_num_threads(1)
@@ -78,5 +79,25 @@ def make_embedder(make_config) -> Callable[..., Embedder]:
         with torch.no_grad():
             embedder.train()(make_noise(1.0, rows=4))
         return embedder.eval()
+
+    return make
+
+
+@pytest.fixture
+def publish_to(make_config, make_embedder, tmp_path: Path):
+    """publish_to("a", classes=["x"]) -> (folder, embedder, head) of a model of `tmp_path/a`."""
+
+    def make(name: str, *overrides: str, classes=("a", "b", "c")):
+        config, embedder = make_config(*overrides), make_embedder(*overrides)
+        head = build.build_head(config, embed_dim=16, num_classes=len(classes))
+        publish(
+            tmp_path / name,
+            embedder=embedder,
+            head=head,
+            config=config,
+            speakers=classes,
+            facts={"steps": 7},
+        )
+        return tmp_path / name, embedder, head
 
     return make

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -10,35 +9,12 @@ import torch
 from safetensors.torch import load_file
 from voices import make_noise
 
-from speakerlab import build
 from speakerlab.published import (
     file_sha256,
     find_model,
-    init_from,
     load_published,
-    publish,
     read_classes,
 )
-
-
-@pytest.fixture
-def publish_to(make_config, make_embedder, tmp_path: Path):
-    """publish_to("a", classes=["x"]) -> (folder, embedder, head) of a model of `tmp_path/a`."""
-
-    def make(name: str, *overrides: str, classes=("a", "b", "c")):
-        config, embedder = make_config(*overrides), make_embedder(*overrides)
-        head = build.build_head(config, embed_dim=16, num_classes=len(classes))
-        publish(
-            tmp_path / name,
-            embedder=embedder,
-            head=head,
-            config=config,
-            speakers=classes,
-            facts={"steps": 7},
-        )
-        return tmp_path / name, embedder, head
-
-    return make
 
 
 def test_a_published_model_gives_the_same_embedding_bit_for_bit(publish_to):
@@ -105,42 +81,6 @@ def test_a_flipped_byte_is_refused(publish_to, place):
 def test_no_model(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match="has no model, got no embedder.safetensors; run s"):
         find_model(tmp_path)
-
-
-def test_initialisation_takes_the_embedder_and_the_rows_of_the_same_name(
-    publish_to, make_config, make_embedder, caplog, head_rows, copied
-):
-    folder, embedder, old_head = publish_to("model", classes=("a", "b", "c"))
-    fresh = make_embedder("seed=9")
-    classes = ["new", "c", "a", "c#0.9"]
-    head = build.build_head(make_config("seed=9"), embed_dim=16, num_classes=4)
-    before_CD = head.get_parameter("weight_CD").detach().clone()
-    with caplog.at_level(logging.INFO):
-        init_from(folder, embedder=fresh, head=head, classes=classes, head_rows=head_rows)
-    for name, tensor in fresh.state_dict().items():
-        assert torch.equal(tensor, embedder.state_dict()[name]), name
-    wanted_CD = before_CD.clone()
-    if copied:
-        old_CD = old_head.get_parameter("weight_CD")
-        wanted_CD[1], wanted_CD[2] = old_CD[2], old_CD[0]
-    assert torch.equal(head.get_parameter("weight_CD"), wanted_CD)
-    assert head.get_parameter("weight_CD").requires_grad
-    assert f"tensors, {copied} of 4 head rows by name" in caplog.text
-
-
-def test_a_model_that_does_not_fit_is_refused_by_its_tensors(publish_to, make_embedder):
-    folder, _, head = publish_to("model")
-    narrow = make_embedder("model.args.embed_dim=8")
-    before = {name: tensor.clone() for name, tensor in narrow.state_dict().items()}
-    with pytest.raises(ValueError) as refused:
-        init_from(folder, embedder=narrow, head=head, classes=["a"], head_rows="match")
-    assert str(refused.value) == (
-        f"{folder}: must hold the model of this configuration, got 3 tensors that are missing, "
-        "unexpected or of another shape (backbone.xvector.dense.linear.weight, "
-        "backbone.xvector.dense.nonlinear.batchnorm.running_mean, "
-        "backbone.xvector.dense.nonlinear.batchnorm.running_var); use its model section"
-    )
-    assert all(torch.equal(narrow.state_dict()[name], before[name]) for name in before)
 
 
 def test_sha256_of_a_file_larger_than_a_piece(tmp_path: Path):

@@ -23,7 +23,8 @@ from speakerlab.data.loader import train_loader
 from speakerlab.data.sampler import MicroBatches
 from speakerlab.embedder import Embedder
 from speakerlab.extraction import Validation
-from speakerlab.published import init_from, publish
+from speakerlab.initial import init_from
+from speakerlab.published import publish
 from speakerlab.scoring.calibration import Calibration
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import Checkpoints
@@ -84,14 +85,13 @@ def build_training(exp_dir: Path, init: Path | None, config: Config, ranks: Rank
     precision = setup_training.precision(config, ranks)
     apply_backend_settings(deterministic=config.runtime.deterministic)
     corpus = read_corpus(config)
-    initial_sha256 = setup_training.initial_model(init, exp_dir)
+    initial_sha256 = setup_training.initial_model(config, init, exp_dir)
     classes = setup_training.classes(config, corpus, init, exp_dir, ranks)
     embedder = build.build_embedder(config)
     head = build.build_head(config, embed_dim=embedder.embed_dim, num_classes=len(classes))
     checkpoints = Checkpoints(exp_dir / "checkpoints", keep=config.training.keep_checkpoints)
     if init is not None and not checkpoints.list():
-        rows = config.training.init_head
-        init_from(init, embedder=embedder, head=head, classes=classes, head_rows=rows)
+        init_from(init, embedder=embedder, head=head, classes=classes, config=config)
     task = SpeakerTask(
         augment=build.build_augment(config, rooms=corpus.rooms, noises=corpus.noises),
         embedder=embedder,

@@ -42,13 +42,15 @@ class SpeakerTask(nn.Module):
             f"augment.{name}" for name, _ in augment.named_buffers()
         ]
 
-    def forward(self, batch: Batch, margin: float) -> TaskOutput:
+    def forward(self, batch: Batch, margin: float, *, frozen: bool = False) -> TaskOutput:
+        """`frozen`: only the head learns; the backbone's gradients are zeros."""
         with torch.no_grad():
             wave_BS = self.augment(batch)
             feats_BTF = self.embedder.get_submodule("fbank")(wave_BS)
             feats_BTF = self.spec_augment(feats_BTF, batch.mask_BM2)
         with self.precision.autocast():
-            emb_BD = self.embedder.get_submodule("backbone")(feats_BTF)
+            backbone = self.embedder.get_submodule("backbone")
+            emb_BD = without_learning(backbone, feats_BTF) if frozen else backbone(feats_BTF)
         loss, logits_BC = self.head(emb_BD, batch.label_B, margin)
         num_correct = (logits_BC.argmax(dim=1) == batch.label_B).sum()
         return TaskOutput(loss, num_correct)
@@ -59,6 +61,16 @@ class SpeakerTask(nn.Module):
         taken = counts.sum()
         counts.zero_()
         return taken
+
+
+def without_learning(module: nn.Module, x: Tensor) -> Tensor:
+    """module(x) without a backward pass through it; its parameters get gradients of zero.
+
+    They must get some: DDP waits for the gradient of every parameter.
+    """
+    with torch.no_grad():
+        y = module(x)
+    return y + 0 * torch.stack([p[(0,) * p.dim()] for p in module.parameters()]).sum()
 
 
 def dummy_batch(

@@ -39,6 +39,7 @@ class Schedule:
     valid_every_steps: int
     checkpoint_every_steps: int
     log_every_steps: int
+    frozen_steps: int = 0  # steps at the start in which only the head learns
 
 
 class Window:
@@ -115,9 +116,14 @@ class Trainer:
         margin = self.schedule.margin_at(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        frozen = self.step < self.schedule.frozen_steps
         self.task.train()
+        if frozen:
+            self.task.embedder.eval()  # BatchNorm keeps its statistics
         self.guard.before_step()
-        sums = self.accumulate(module, batches, margin)
+        sums = self.accumulate(module, batches, margin, frozen=frozen)
+        if frozen:  # no gradient, unlike one of zero: no momentum and no weight decay either
+            self.task.embedder.zero_grad(set_to_none=True)
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm).item()
         accepted = self.guard.accepts(norm, self.step)
@@ -133,7 +139,9 @@ class Trainer:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def accumulate(self, module: nn.Module, batches: Iterator[Batch], margin: float) -> Tensor:
+    def accumulate(
+        self, module: nn.Module, batches: Iterator[Batch], margin: float, *, frozen: bool = False
+    ) -> Tensor:
         """Gradients of this step's loss, meaned over the global batch, into `.grad`.
 
         Returns this rank's sums over crops: loss, right ones, crops (the first of `Window.NAMES`).
@@ -146,7 +154,7 @@ class Trainer:
             self._seed_draws(index * self.ranks.world_size + self.ranks.rank)
             last = index == self.plan.accumulation - 1
             with self._reducing(module, now=last):
-                output: TaskOutput = module(batch, margin)
+                output: TaskOutput = module(batch, margin, frozen=frozen)
                 self.scaler.scale(output.loss / self.plan.accumulation).backward()
             rows = len(batch.label_B)
             sums[0] += output.loss.detach() * rows

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 GRADIENTS = Path(__file__).with_name("gradients_of_step_0.py")
 
@@ -137,9 +139,36 @@ def test_fine_tuning_keeps_every_row_of_the_head(uninterrupted, tmp_path, run, t
     more = ["augment.speeds=[1.0]", "training.init_head=keep", "training.num_epochs=1"]
     done = run(*train_command(exp, 1, *more, "--init", str(uninterrupted / "model")))
     assert done.returncode == 0, done.stderr
-    assert "18 of 18 head rows by name" in done.stderr
+    assert "head: 18 of 18 rows by name, 0 made new, 0 of the model's dropped" in done.stderr
     assert (exp / "speakers.txt").read_text() == (uninterrupted / "speakers.txt").read_text()
     assert weights(exp) != weights(uninterrupted)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_frozen_epochs_leave_the_backbone_as_it_was(
+    ranks, uninterrupted, tmp_path, run, train_command
+):
+    """One frozen epoch of one: only the head learns. The second of two moves the backbone too."""
+    init = ["--init", str(uninterrupted / "model")]
+    frozen = ["training.num_epochs=1", "training.freeze_epochs=1", "training.init_head=drop"]
+    done = run(*train_command(tmp_path / "frozen", ranks, *frozen, *init))
+    assert done.returncode == 0, done.stderr
+    assert weights(tmp_path / "frozen") == weights(uninterrupted)
+    head, old = (
+        load_file(exp / "model" / "head.safetensors")["weight_CD"]
+        for exp in (tmp_path / "frozen", uninterrupted)
+    )
+    assert not torch.equal(head, old)
+    more = ["training.num_epochs=2", "training.freeze_epochs=1", *init]
+    done = run(*train_command(tmp_path / "thawed", ranks, *more))
+    assert done.returncode == 0, done.stderr
+    assert weights(tmp_path / "thawed") != weights(uninterrupted)
+
+
+def test_only_a_given_model_may_be_frozen(tmp_path, run, train_command):
+    done = run(*train_command(tmp_path / "exp", 1, "training.freeze_epochs=1"))
+    assert done.returncode == 1
+    assert "training.freeze_epochs: only a model given by --init may be frozen" in done.stderr
 
 
 def test_a_finished_training_is_left_as_it_is(uninterrupted, run, train_command):

@@ -1,0 +1,99 @@
+"""Starting a training from a published model. In: its folder, new modules. Out: modules filled.
+
+Letters: C classes, D embedding.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from speakerlab.embedder import Embedder
+from speakerlab.published import find_model, read_classes
+
+if TYPE_CHECKING:
+    from speakerlab.config import Config
+
+log = logging.getLogger(__name__)
+
+
+def init_from(
+    path: Path,
+    *,
+    embedder: Embedder,
+    head: nn.Module,
+    classes: Sequence[str],
+    config: "Config",
+) -> None:
+    """Take all of a published model's embedder, and its head's rows of the same name.
+
+    `classes` are the names of the head's rows; with training.init_head "drop" none are taken. Says
+    what was loaded, made new and dropped. Raises ValueError where a tensor does not fit, or where
+    the model was trained on other features.
+    """
+    folder = find_model(path)
+    _check_front_end(folder, config)
+    loaded = load_file(folder / "embedder.safetensors")
+    own = embedder.state_dict()
+    odd = [
+        name
+        for name in sorted(own.keys() | loaded.keys())
+        if name not in own or name not in loaded or own[name].shape != loaded[name].shape
+    ]
+    if odd:
+        raise ValueError(
+            f"{folder}: must hold the model of this configuration, got {len(odd)} tensors that are "
+            f"missing, unexpected or of another shape ({', '.join(odd[:3])}); use its model section"
+        )
+    embedder.load_state_dict(loaded)
+    known = read_classes(folder) if (folder / "head.safetensors").exists() else []
+    rows = 0
+    if known and config.training.init_head != "drop":
+        rows = _copy_rows(folder, head, classes, known)
+    log.info(
+        "initialised from %s: %d tensors of the embedder; head: %d of %d rows by name, %d made new,"
+        " %d of the model's dropped",
+        *(folder, len(own), rows, len(classes), len(classes) - rows, len(known) - rows),
+    )
+
+
+def _check_front_end(folder: Path, config: "Config") -> None:
+    """A model goes on with the features it knows; dither alone may differ."""
+    from speakerlab.config import load_config
+
+    theirs = load_config([folder / "config.yaml"]).frontend
+    changed = [
+        f"{key}: {theirs[key]} -> {value}"
+        for key, value in config.frontend.items()
+        if key != "dither" and theirs[key] != value
+    ]
+    if changed:
+        raise ValueError(
+            f"{folder}: was trained on other features, got {'; '.join(changed)}; "
+            "use its frontend section"
+        )
+
+
+def _copy_rows(folder: Path, head: nn.Module, classes: Sequence[str], known: Sequence[str]) -> int:
+    """Rows of every parameter of the head, those without axes whole; none where a shape differs."""
+    loaded = load_file(folder / "head.safetensors")
+    own = dict(head.named_parameters())
+    fits = own.keys() == loaded.keys() and all(
+        own[name].shape[1:] == loaded[name].shape[1:] for name in own
+    )
+    row_of = {name: row for row, name in enumerate(known)}
+    pairs = [(new, row_of[name]) for new, name in enumerate(classes) if name in row_of]
+    if not fits or not pairs:
+        return 0
+    new, old = map(list, zip(*pairs))
+    with torch.no_grad():
+        for name, parameter in own.items():
+            if parameter.dim():
+                parameter[new] = loaded[name][old]
+            else:
+                parameter.copy_(loaded[name])
+    return len(pairs)

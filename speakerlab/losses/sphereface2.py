@@ -1,0 +1,90 @@
+"""SphereFace2: a binary decision for every class instead of one choice among all.
+
+In: emb_BD in any float type, label_B. Out: loss and logits_BC, fp32.
+
+Letters: B batch, C classes, D embedding.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from speakerlab.losses.cosine import at_target, cosines, sines, with_target
+from speakerlab.losses.margin import add_margin
+
+
+class SphereFace2(nn.Module):
+    """Wen et al., SphereFace2: Binary Classification is All You Need for Deep Face Recognition,
+    ICLR 2022, arXiv 2108.01513; for speakers: Han et al., Exploring Binary Classification Loss for
+    Speaker Verification, ICASSP 2023, arXiv 2307.08205.
+
+    Each class asks "is it this one": with g(z) = 2 ((z + 1) / 2)^exponent - 1, the target gives
+    positive_weight * softplus(-(scale * p + bias)), and every other class
+    (1 - positive_weight) * softplus(scale * n + bias), where
+    type A (additive angle): p = g(cos(theta + margin)), n = g(cos(theta - margin));
+    type C (additive cosine): p = g(cos(theta)) - margin, n = g(cos(theta)) + margin.
+    One bias for all classes. Usual margins: C 0.2, A 0.15; in large-margin fine-tuning 0.3, 0.25.
+    """
+
+    takes_margin = True
+
+    def __init__(
+        self,
+        *,
+        embed_dim: int,
+        num_classes: int,
+        scale: float = 32.0,
+        margin_type: Literal["A", "C"] = "C",
+        positive_weight: float = 0.7,
+        exponent: int = 3,
+    ) -> None:
+        super().__init__()
+        if not 0 < positive_weight < 1:
+            raise ValueError(
+                f"sphereface2: positive_weight must be between 0 and 1, got {positive_weight:g}; "
+                "0.7 is usual"
+            )
+        if exponent < 1:
+            raise ValueError(
+                f"sphereface2: exponent must be at least 1, got {exponent}; 3 is usual"
+            )
+        self.scale, self.margin_type = scale, margin_type
+        self.positive_weight, self.exponent = positive_weight, exponent
+        self.weight_CD = nn.Parameter(torch.empty(num_classes, embed_dim))
+        self.bias = nn.Parameter(torch.zeros(()))
+        nn.init.xavier_uniform_(self.weight_CD)
+
+    def forward(
+        self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Mean over the rows of the loss with `margin` (type A radians, type C in units of g), and
+        scale * cosine (B, C) without it."""
+        with torch.autocast(emb_BD.device.type, enabled=False):
+            cos_BC = cosines(emb_BD, self.weight_CD)
+            cos_B = at_target(cos_BC, label_B)
+            m = torch.as_tensor(margin, dtype=torch.float32)
+            if self.margin_type == "A":
+                positive_B = self._spread(add_margin(cos_B, m, easy_margin=False))
+                # The only square root of all (B, C): the angle of every class is changed.
+                negative_BC = self._spread(cos_BC * m.cos() + sines(cos_BC) * m.sin())
+            else:
+                positive_B = self._spread(cos_B) - m
+                negative_BC = self._spread(cos_BC) + m
+            return self._binary_loss(positive_B, negative_BC, label_B), self.scale * cos_BC
+
+    def _spread(self, cos: Tensor) -> Tensor:
+        """g: a cosine spread over more of [-1, 1], in training most of them being near 0."""
+        return 2 * ((cos + 1) / 2).pow(self.exponent) - 1
+
+    def _binary_loss(self, positive_B: Tensor, negative_BC: Tensor, label_B: Tensor) -> Tensor:
+        """log(1 + exp(x)) as softplus, which a large x does not overflow."""
+        weight, bias = self.positive_weight, self.bias.float()
+        logit_B = self.scale * positive_B + bias
+        # A logit of -inf is a class that is not asked: softplus 0, slope 0.
+        others_BC = with_target(
+            self.scale * negative_BC + bias, label_B, torch.full_like(logit_B, -torch.inf)
+        )
+        loss_B = weight * F.softplus(-logit_B) + (1 - weight) * F.softplus(others_BC).sum(dim=1)
+        return loss_B.mean()
