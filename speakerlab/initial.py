@@ -79,19 +79,20 @@ def _check_front_end(folder: Path, config: "Config") -> None:
 
 
 def _copy_rows(folder: Path, head: nn.Module, classes: Sequence[str], known: Sequence[str]) -> int:
-    """Rows of every parameter of the head, those without axes whole; none where a shape differs."""
+    """Rows of the parameters that both heads have in one shape; those without axes whole."""
     loaded = load_file(folder / "head.safetensors")
-    own = dict(head.named_parameters())
-    fits = own.keys() == loaded.keys() and all(
-        own[name].shape[1:] == loaded[name].shape[1:] for name in own
-    )
+    fits = {
+        name: parameter
+        for name, parameter in head.named_parameters()
+        if name in loaded and parameter.shape[1:] == loaded[name].shape[1:]
+    }
     row_of = {name: row for row, name in enumerate(known)}
     pairs = [(new, row_of[name]) for new, name in enumerate(classes) if name in row_of]
-    if not fits or not pairs:
+    if "weight_CD" not in fits or not pairs:
         return 0
     new, old = map(list, zip(*pairs))
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in fits.items():
             if parameter.dim():
                 parameter[new] = loaded[name][old]
             else:

@@ -53,7 +53,7 @@ def test_a_model_that_does_not_fit_is_refused_by_its_tensors(
 
 @pytest.mark.parametrize("name", ["aam_softmax_subcenter_topk", "sphereface2", "softmax"])
 def test_rows_of_every_parameter_of_a_head_are_taken(publish_to, make_config, make_embedder, name):
-    settings = (f"head={{name: {name}}}",)
+    settings = (f"head={{name: {name}}}", "training.margin={initial: 0, final: 0}")
     folder, *_ = publish_to("model", *settings, classes=("a", "b"))
     config = make_config(*settings)
     head = build.build_head(make_config("seed=9", *settings), embed_dim=16, num_classes=3)

@@ -20,6 +20,7 @@ source "$recipe_dir/../common/options.sh"
 # What recipe.sh may set, beside the defaults of options.
 train_sets=(train) test_sets=(test) trials=(test/trials) prepare_args=()
 overlay=''             # conf/finetune/<overlay>.yaml, a layer of every training
+init_overlay=''        # with --init: that model's configuration instead of conf/<model>.yaml, and this overlay
 stage0_always=false    # stage 0 has something to do although --corpus is given
 allow_missing=0        # share of a set's audio that may be missing in stage 1 ...
 allow_undecodable=0.01 # ... and broken in stage 2
@@ -109,6 +110,7 @@ check_order() {
 unchanged() {
   local marker=$data/.stage$1 folder
   if [[ $dry_run == true || ! -f $marker || $(<"$marker") != "$2" ]]; then return 1; fi
+  list_data_dirs
   for folder in "${data_dirs[@]}"; do
     if [[ ! -f $folder/utt2dur ]]; then return 1; fi
   done
@@ -147,8 +149,17 @@ stage_0() {
   fi
 }
 
+# What stage 1 found too small to train on is one data directory: the first training set.
+list_data_dirs() {
+  local name
+  data_dirs=()
+  for name in "${train_sets[@]}" "${test_sets[@]}"; do data_dirs+=("$data/$name"); done
+  if [[ -f $data/calibration_only ]]; then data_dirs=("${data_dirs[0]}"); fi
+}
+
 # Audio to augment with is checked too: what a recipe makes itself, or what the options name.
 list_checked() {
+  list_data_dirs
   checked=("${data_dirs[@]}")
   if [[ -n $noise || -d $data/noise ]]; then checked+=("$data/noise"); fi
   if [[ -n $rirs || -d $data/rirs ]]; then checked+=("$data/rirs"); fi
@@ -180,7 +191,14 @@ stage_2() {
 }
 
 stage_3() {
-  train "$exp" "$init" ${overlay:+"$overlay"}
+  if [[ ! -f $data/calibration_only ]]; then
+    train "$exp" "$init" ${overlay:+"$overlay"}
+  elif [[ -z $init ]]; then
+    die "stage 3: $(<"$data/calibration_only"); give a trained model by --init, or more recordings"
+  else
+    say "stage 3: $(<"$data/calibration_only")"
+    run -m speakerlab calibrate --model "$init" --data "${data_dirs[0]}" --out "$exp"
+  fi
 }
 
 stage_4() {
@@ -196,7 +214,7 @@ stage_4() {
 
 # train EXPERIMENT INIT OVERLAY...: one training, in as many processes as there are ranks.
 train() {
-  local name arguments layers=("$root/conf/$model.yaml" "$recipe_dir/conf.yaml")
+  local name arguments layers=("$base_layer" "$recipe_dir/conf.yaml")
   for name in "${@:3}"; do layers+=("$root/conf/finetune/$name.yaml"); done
   if [[ $hardware != auto ]]; then layers+=("$root/conf/hardware/$hardware.yaml"); fi
   arguments=(--exp "$1" --config "${layers[@]}")
@@ -257,8 +275,13 @@ list_systems() {
 run_stage() {
   local began=$SECONDS
   list_systems
+  list_data_dirs
   if ((nnodes > 1 && node_rank > 0 && $1 != 3 && $1 != 4)); then
     say "stage $1: left to node rank 0"
+    return
+  fi
+  if (($1 > 3)) && [[ -f $data/calibration_only ]]; then
+    say "stage $1: left out, $(<"$data/calibration_only")"
     return
   fi
   if [[ $1 != 4 || $fine_tuned == true ]]; then check_order "$1"; fi
@@ -277,13 +300,19 @@ report_failure() {
 }
 
 main() {
-  local number name fine_tuned data_dirs=() systems cuda_devices launch
+  local number name fine_tuned data_dirs=() systems cuda_devices launch base_layer
   parse_options "$@"
   check_options
   check_machines
   for name in corpus noise rirs init data exp; do # a recorded path must mean the same from anywhere
     if [[ -n ${!name} && ${!name} != /* ]]; then printf -v "$name" '%s' "$PWD/${!name}"; fi
   done
+  base_layer=$root/conf/$model.yaml
+  if [[ -n $init && -n $init_overlay ]]; then
+    overlay=$init_overlay base_layer=$init/config.yaml
+    [[ -f $base_layer || $dry_run == true ]] ||
+      die "--init: is no model, got no $base_layer; give an experiment or its model/"
+  fi
   data=${data:-$recipe_dir/data}
   exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}_s$seed}
   data=${data%/} exp=${exp%/}
@@ -292,7 +321,6 @@ main() {
     if [[ $name == frontend.sample_rate=* ]]; then sample_rate=${name#*=}; fi
   done
   if [[ $stage == 4 || $stop_stage == 4 ]]; then fine_tuned=true; fi
-  for name in "${train_sets[@]}" "${test_sets[@]}"; do data_dirs+=("$data/$name"); done
   trap report_failure EXIT
   set_environment
   for ((number = stage; number <= stop_stage; number++)); do run_stage "$number"; done

@@ -1,6 +1,7 @@
 """Learn what a model's scores mean from a data directory; store it with the model."""
 
 import logging
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +12,13 @@ from speakerlab.atomic import write_json
 from speakerlab.bin.command import parser
 from speakerlab.data.manifest import read_manifest
 from speakerlab.extraction import Validation
-from speakerlab.published import CALIBRATION, load_published
+from speakerlab.published import CALIBRATION, find_model, load_published
 
 log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab calibrate --model DIR --data DIR [--far RATE...]`"""
+    """`speakerlab calibrate --model DIR --data DIR [--far RATE...] [--out EXP]`"""
     options = parser("calibrate", __doc__)
     options.add_argument("--model", type=Path, required=True, metavar="DIR")
     options.add_argument(
@@ -26,8 +27,11 @@ def main(words: Sequence[str]) -> None:
     options.add_argument(
         "--far", type=float, nargs="+", default=[], metavar="RATE", help="false-alarm rates to keep"
     )
+    options.add_argument(
+        "--out", type=Path, metavar="EXP", help="copy the model to EXP/model first"
+    )
     args = options.parse_args(words)
-    published = load_published(args.model)
+    published = load_published(copied(args.model, args.out) if args.out else args.model)
     if not (args.data / "utt2spk").exists():
         raise FileNotFoundError(f"{args.data}/utt2spk: no such file; calibration needs speakers")
     manifest = read_manifest([args.data], sample_rate=published.embedder.sample_rate)
@@ -48,3 +52,14 @@ def main(words: Sequence[str]) -> None:
     for rate, threshold in learned.threshold_at_far.items():
         sys.stdout.write(f"threshold {threshold:.4f} at {100 * float(rate):g} % false alarms\n")
     log.info("%s: written, from %s", published.folder / CALIBRATION, learned.source)
+
+
+def copied(model: Path, exp_dir: Path) -> Path:
+    """An experiment that holds a copy of a model."""
+    source, target = find_model(model), exp_dir / "model"
+    if target.exists() and target.resolve() == source.resolve():
+        return source
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(source, target)
+    shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")
+    return target

@@ -1,0 +1,182 @@
+"""Prepares recordings of one's own: a folder a speaker, any nesting below, any common format.
+
+In: --corpus DIR, holding DIR/SPEAKER/**/*.{wav,flac,mp3,ogg,m4a,...}. Out: --data DIR with
+`train/`, `test/` and its trials, and `noise/`, `rirs/` where folders were given for them. What is
+not 16 kHz wav or flac is converted into `wav/`. A corpus too small to train on becomes `train/`
+alone, and `calibration_only` says why.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from egs.common.corpus import make_parser, run, write_noise_and_rooms, write_set
+from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
+from speakerlab.data import audio
+from speakerlab.data.convert import read_wave
+from speakerlab.data.manifest import Trial, stable_hash
+from speakerlab.faults import Faults
+
+HERE = Path(__file__).resolve().parent
+SAMPLE_RATE = 16000
+SUFFIXES = {
+    *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm", ".aif", ".aiff"),
+    *(".au", ".caf", ".w64"),
+}
+READ_AS_THEY_ARE = {".wav", ".flac"}
+MIN_SPEAKERS, MIN_UTTERANCES = 20, 2  # to train on
+TEST_SHARE, MIN_TEST, MAX_TEST = 0.2, 5, 50  # of the speakers with several utterances
+MAX_TARGETS_PER_SPEAKER, MAX_NONTARGETS = 100, 20_000
+MARKER = "calibration_only"
+
+
+def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str]]:
+    """(utterance -> file, utterance -> speaker); the speaker is the first folder below `corpus`."""
+    faults = Faults()
+    wavs: dict[str, Path] = {}
+    speakers: dict[str, str] = {}
+    for path in sorted(corpus.rglob("*")):
+        if path.suffix.lower() not in SUFFIXES or not path.is_file():
+            continue
+        parts = path.relative_to(corpus).parts
+        name = re.sub(r"\s", "_", "/".join(parts).removesuffix(path.suffix))
+        if len(parts) == 1:
+            faults.add(
+                "recordings without a speaker",
+                f"{path}: lies in no folder, so its speaker is unknown; move it to one",
+            )
+        elif name in wavs:
+            faults.add(
+                "recordings with one id",
+                f"{path}: would have the id of {wavs[name].name}, got {name}; rename one",
+            )
+        else:
+            wavs[name], speakers[name] = path, re.sub(r"\s", "_", parts[0])
+    if not wavs:
+        got = "no audio below its folders" if corpus.is_dir() else "no folder"
+        faults.add("empty corpora", f"{corpus}: no recordings found, got {got}; use SPEAKER/*.wav")
+    faults.raise_if_any(f"{corpus}: refused")
+    return wavs, speakers
+
+
+def convert_all(wavs: dict[str, Path], folder: Path, *, num_jobs: int) -> dict[str, Path]:
+    """utterance -> a file that training can read parts of; one that is there is not made anew.
+
+    What cannot be read keeps its own path: the check that follows says what is wrong with it.
+    """
+    with ThreadPoolExecutor(num_jobs) as pool:
+        files = pool.map(lambda item: _converted(item[1], folder / f"{item[0]}.flac"), wavs.items())
+        return dict(zip(wavs, files))
+
+
+def _converted(path: Path, target: Path) -> Path:
+    try:
+        as_it_is = path.suffix.lower() in READ_AS_THEY_ARE
+        if as_it_is and audio.read_info(path).sample_rate == SAMPLE_RATE:
+            return path
+        if target.exists() and target.stat().st_mtime_ns == path.stat().st_mtime_ns:
+            return target
+        wave_S = read_wave(path, sample_rate=SAMPLE_RATE)
+    except (ValueError, FileNotFoundError):
+        return path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = target.with_suffix(".new.flac")
+    audio.write(fresh, audio.to_int16(wave_S), SAMPLE_RATE)
+    times = path.stat()
+    os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which a change shows
+    fresh.replace(target)
+    return target
+
+
+def reason_not_to_train(speakers: dict[str, str]) -> str | None:
+    """Why a corpus is too small to learn from, or None."""
+    groups = group_by_speaker(speakers)
+    several = sum(len(utterances) >= MIN_UTTERANCES for utterances in groups.values())
+    if several >= MIN_SPEAKERS:
+        return None
+    return (
+        f"{several} of {len(groups)} speakers have {MIN_UTTERANCES} recordings or more, training "
+        f"takes {MIN_SPEAKERS} such: only the calibration is learned"
+    )
+
+
+def choose_test_speakers(speakers: dict[str, str]) -> set[str]:
+    """A fifth of the speakers with several utterances, by a hash of their names."""
+    groups = group_by_speaker(speakers)
+    several = [name for name, rows in groups.items() if len(rows) >= MIN_UTTERANCES]
+    count = min(max(MIN_TEST, round(TEST_SHARE * len(several))), MAX_TEST)
+    return set(sorted(several, key=stable_hash)[:count])
+
+
+def make_trials(speakers: dict[str, str], *, seed: int) -> list[Trial]:
+    """All pairs, or as many of them as are worth scoring."""
+    groups = group_by_speaker(speakers)
+    targets = draw_targets(groups, seed=seed, max_per_speaker=MAX_TARGETS_PER_SPEAKER)
+    pairs = combinations(groups, 2)
+    nontargets = draw_nontargets(groups, speaker_pairs=pairs, seed=seed, max_trials=MAX_NONTARGETS)
+    return sorted(targets + nontargets)
+
+
+def prepare(
+    corpus: Path,
+    data: Path,
+    *,
+    noise: Path | None = None,
+    rirs: Path | None = None,
+    seed: int = 1,
+    num_jobs: int = 2,
+) -> None:
+    """Write the data directories of a corpus."""
+    found, speakers = find_recordings(corpus)
+    wavs = convert_all(found, data / "wav", num_jobs=num_jobs)
+    reason = reason_not_to_train(speakers)
+    test = set() if reason else choose_test_speakers(speakers)
+    for name in ("test", MARKER):  # of an earlier corpus
+        if (data / name).is_dir():
+            shutil.rmtree(data / name)
+        else:
+            (data / name).unlink(missing_ok=True)
+    for name in ("train", "test"):
+        owners = {row: who for row, who in speakers.items() if (who in test) == (name == "test")}
+        if owners:
+            trials = {"trials": make_trials(owners, seed=seed)} if name == "test" else None
+            rows = {row: wavs[row] for row in owners}
+            write_set(data / name, wavs=rows, speakers=owners, trials=trials)
+    if reason:
+        (data / MARKER).write_text(f"{reason}\n", encoding="utf-8")
+        print(reason)
+    write_noise_and_rooms(data, noise=noise, rirs=rirs)
+
+
+def ask_for_corpus() -> None:
+    """Stage 0 without --corpus."""
+    raise ValueError("--corpus: your recordings are needed, got no folder; give DIR/SPEAKER/*.wav")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command around `prepare`."""
+    parser = make_parser("Prepare a folder of recordings a speaker.", corpus=HERE / "corpus")
+    args = parser.parse_args(argv)
+    return run(
+        args,
+        download=ask_for_corpus,
+        prepare=lambda: prepare(
+            args.corpus,
+            args.data,
+            noise=args.noise,
+            rirs=args.rirs,
+            seed=args.seed,
+            num_jobs=args.num_jobs,
+        ),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

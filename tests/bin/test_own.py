@@ -1,0 +1,77 @@
+"""egs/own through run.sh: fine-tuned where there is enough, calibrated where there is not."""
+
+import json
+import subprocess
+
+import pytest
+from tiny import ROOT
+from voices import RATE, make_wave
+
+from speakerlab.data import audio
+
+FEW_STEPS = [
+    *("training.num_epochs=2", "training.freeze_epochs=1", "training.global_batch=8"),
+    *("data.crop_seconds=0.6", "data.valid_speakers=3", "runtime.num_workers=0"),
+]
+
+
+@pytest.fixture(scope="module")
+def initial(tmp_path_factory, run, train_command):
+    exp = tmp_path_factory.mktemp("initial") / "exp"
+    done = run(*train_command(exp, 1, "training.num_epochs=1"))
+    assert done.returncode == 0, done.stderr
+    return exp
+
+
+@pytest.fixture
+def run_own(environment, tmp_path, initial):
+    """run_own(number of speakers, *options) -> (finished run.sh, experiment)."""
+
+    def run_recipe(num_speakers: int, *options: str):
+        for speaker in range(num_speakers):
+            for take in range(2):
+                path = tmp_path / "in" / f"name {speaker}" / f"{take}.flac"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                audio.write(path, make_wave(speaker, take, 1.5), RATE)
+        words = ["bash", ROOT / "egs/own/run.sh", "--corpus", tmp_path / "in"]
+        words += ["--data", tmp_path / "data", "--exp", tmp_path / "exp", *options]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
+        return done, tmp_path / "exp"
+
+    return run_recipe
+
+
+def test_twenty_speakers_are_fine_tuned_to_and_tested(run_own, initial):
+    done, exp = run_own(22, "--init", str(initial), "--set", *FEW_STEPS)
+    assert done.returncode == 0, done.stderr
+    assert "head: 0 of 14 rows by name, 14 made new, 18 of the model's dropped" in done.stderr
+    (row,) = json.loads((exp / "results.json").read_text())
+    assert (row["num_target"], row["num_nontarget"]) == (4, 24)
+    assert row["at_threshold"]["threshold"] == pytest.approx(
+        json.loads((exp / "model/calibration.json").read_text())["threshold"]
+    )
+
+
+def test_a_handful_of_speakers_teaches_the_threshold_only(run_own, initial):
+    done, exp = run_own(4, "--init", str(initial))
+    assert done.returncode == 0, done.stderr
+    assert "4 of 4 speakers have 2 recordings or more, training takes 20 such" in done.stdout
+    for stage in (4, 5, 6):
+        assert f"stage {stage}: left out, 4 of 4 speakers" in done.stdout
+    weights = [(e / "model/embedder.safetensors").read_bytes() for e in (exp, initial)]
+    assert weights[0] == weights[1]
+    learned = json.loads((exp / "model/calibration.json").read_text())
+    assert learned["source"] == "train: 4 speakers, 8 recordings"
+    assert learned != json.loads((initial / "model/calibration.json").read_text())
+
+
+def test_without_a_model_a_handful_is_refused(run_own):
+    done, _ = run_own(4)
+    assert done.returncode == 1
+    assert "only the calibration is learned; give a trained model by --init" in done.stderr
+
+
+def test_what_is_no_model_is_refused_at_once(run_own, tmp_path):
+    done, _ = run_own(4, "--init", str(tmp_path / "nothing"))
+    assert done.returncode == 1 and not (tmp_path / "data").exists()
+    assert "--init: is no model, got no " in done.stderr

@@ -1,0 +1,122 @@
+"""One folder a speaker: what is found, converted, kept for the test, or too little to train on."""
+
+import io
+import shutil
+
+import numpy as np
+import pytest
+from voices import RATE, make_wave
+
+from egs.own import prepare
+from speakerlab.data import audio
+from speakerlab.data.manifest import read_table
+
+
+def write_corpus(folder, num_speakers: int, num_recordings: int = 2, seconds: float = 0.5):
+    for speaker in range(num_speakers):
+        for take in range(num_recordings):
+            path = folder / f"who {speaker}" / "any" / "depth" / f"{take}.wav"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            audio.write(path, make_wave(speaker, take, seconds), RATE)
+
+
+def main(corpus, data, *more) -> int:
+    return prepare.main(["--corpus", str(corpus), "--data", str(data), *more])
+
+
+def test_a_fifth_of_the_speakers_is_the_test_set(tmp_path):
+    write_corpus(tmp_path / "in", 30, 3)
+    assert main(tmp_path / "in", tmp_path / "data") == 0
+    train, test = (read_table(tmp_path / "data" / name / "utt2spk") for name in ("train", "test"))
+    assert len(set(test.values())) == 6 and len(set(train.values())) == 24
+    assert not set(test.values()) & set(train.values())
+    assert read_table(tmp_path / "data/train/wav.scp").keys() == train.keys()
+    lines = [line.split() for line in (tmp_path / "data/test/trials").read_text().splitlines()]
+    assert sum(label == "target" for *_, label in lines) == 6 * 3
+    assert len(lines) == 6 * 3 + 15 * 9
+    assert "who_0/any/depth/1" in train.keys() | test.keys()
+    kept = read_table(tmp_path / "data/test/utt2spk")
+    assert main(tmp_path / "in", tmp_path / "data") == 0
+    assert read_table(tmp_path / "data/test/utt2spk") == kept
+
+
+@pytest.mark.parametrize(("speakers", "recordings"), [(19, 2), (25, 1)])
+def test_too_little_to_train_on_is_for_calibration(tmp_path, capsys, speakers, recordings):
+    write_corpus(tmp_path / "in", speakers, recordings)
+    data = tmp_path / "data"
+    (data / "test").mkdir(parents=True)  # of an earlier corpus
+    assert main(tmp_path / "in", data) == 0
+    several = speakers if recordings > 1 else 0
+    line = f"{several} of {speakers} speakers have 2 recordings or more, training takes 20 such"
+    assert line in (data / "calibration_only").read_text() and line in capsys.readouterr().out
+    assert len(read_table(data / "train/utt2spk")) == speakers * recordings
+    assert not (data / "test").exists()
+    shutil.rmtree(tmp_path / "in")
+    write_corpus(tmp_path / "in", 20, 2)
+    assert main(tmp_path / "in", data) == 0
+    assert not (data / "calibration_only").exists() and (data / "test/trials").exists()
+
+
+def test_other_rates_and_formats_are_converted_once(tmp_path):
+    write_corpus(tmp_path / "in", 2)
+    soundfile = pytest.importorskip("soundfile")
+    tone = 0.5 * np.sin(2 * np.pi * 440 * np.arange(44100) / 44100)
+    soundfile.write(tmp_path / "in/who 0/a.mp3", np.stack([tone, 0 * tone], 1), 44100)
+    soundfile.write(tmp_path / "in/who 1/b.ogg", tone[:22050], 44100)
+    soundfile.write(tmp_path / "in/who 1/c.wav", tone, 44100)
+    assert main(tmp_path / "in", tmp_path / "data") == 0
+    wavs = read_table(tmp_path / "data/train/wav.scp")
+    for name, seconds in (("who_0/a", 1.0), ("who_1/b", 0.5), ("who_1/c", 1.0)):
+        assert wavs[name] == str(tmp_path / "data" / "wav" / f"{name}.flac")
+        info = audio.read_info(wavs[name])
+        assert info.sample_rate == 16000 and info.seconds == pytest.approx(seconds, abs=0.08)
+        wave_S = audio.read(wavs[name]) / 32768
+        spectrum = np.abs(np.fft.rfft(wave_S))
+        assert spectrum.argmax() / info.seconds == pytest.approx(440, abs=3)
+    assert wavs["who_0/any/depth/0"] == str(tmp_path / "in/who 0/any/depth/0.wav")
+    before = {
+        name: (tmp_path / "data/wav" / f"{name}.flac").stat().st_ctime_ns for name in ("who_0/a",)
+    }
+    assert main(tmp_path / "in", tmp_path / "data") == 0
+    after = (tmp_path / "data/wav/who_0/a.flac").stat().st_ctime_ns
+    assert after == before["who_0/a"]
+
+
+def test_m4a_is_read_where_av_is(tmp_path):
+    av = pytest.importorskip("av")
+    write_corpus(tmp_path / "in", 1)
+    path = tmp_path / "in" / "who 0" / "phone.m4a"
+    content = io.BytesIO()
+    with av.open(content, "w", format="mp4") as container:
+        stream = container.add_stream("aac", rate=48000, layout="mono")
+        tone = (8000 * np.sin(2 * np.pi * 440 * np.arange(48000) / 48000)).astype(np.int16)
+        frame = av.AudioFrame.from_ndarray(tone[None], format="s16", layout="mono")
+        frame.sample_rate = 48000
+        for packet in (*stream.encode(frame), *stream.encode(None)):
+            container.mux(packet)
+    path.write_bytes(content.getvalue())
+    assert main(tmp_path / "in", tmp_path / "data") == 0
+    wavs = read_table(tmp_path / "data/train/wav.scp")
+    info = audio.read_info(wavs["who_0/phone"])
+    assert (info.sample_rate, info.num_channels) == (16000, 1)
+    assert info.seconds == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_broken_file_keeps_its_name_for_the_check(tmp_path):
+    write_corpus(tmp_path / "in", 2)
+    (tmp_path / "in/who 1/broken.mp3").write_bytes(b"no audio")
+    assert main(tmp_path / "in", tmp_path / "data") == 0
+    wavs = read_table(tmp_path / "data/train/wav.scp")
+    assert wavs["who_1/broken"] == str(tmp_path / "in/who 1/broken.mp3")
+
+
+def test_what_has_no_speaker_is_refused_in_lines(tmp_path, capsys):
+    write_corpus(tmp_path / "in", 2)
+    audio.write(tmp_path / "in" / "stray.wav", make_wave(0, 0, 0.5), RATE)
+    assert main(tmp_path / "in", tmp_path / "data") == 1
+    assert "stray.wav: lies in no folder, so its speaker is unknown" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert main(tmp_path / "empty", tmp_path / "data") == 1
+    assert "no recordings found" in capsys.readouterr().err
+    assert prepare.main(["--download"]) == 1
+    assert "--corpus: your recordings are needed" in capsys.readouterr().err
