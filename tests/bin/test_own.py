@@ -46,7 +46,7 @@ def test_twenty_speakers_are_fine_tuned_to_and_tested(run_own, initial):
     assert done.returncode == 0, done.stderr
     assert "head: 0 of 14 rows by name, 14 made new, 18 of the model's dropped" in done.stderr
     (row,) = json.loads((exp / "results.json").read_text())
-    assert (row["num_target"], row["num_nontarget"]) == (4, 24)
+    assert (row["num_target"], row["num_nontarget"]) == (5, 40)
     assert row["at_threshold"]["threshold"] == pytest.approx(
         json.loads((exp / "model/calibration.json").read_text())["threshold"]
     )
