@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from speakerlab.embedder import Embedder
-from speakerlab.published import find_model, read_classes
+from speakerlab.published import find_model, read_classes, read_tensors
 
 if TYPE_CHECKING:
     from speakerlab.config import Config
@@ -37,7 +36,7 @@ def init_from(
     """
     folder = find_model(path)
     _check_front_end(folder, config)
-    loaded = load_file(folder / "embedder.safetensors")
+    loaded = read_tensors(folder / "embedder.safetensors")
     own = embedder.state_dict()
     odd = [
         name
@@ -80,7 +79,7 @@ def _check_front_end(folder: Path, config: "Config") -> None:
 
 def _copy_rows(folder: Path, head: nn.Module, classes: Sequence[str], known: Sequence[str]) -> int:
     """Rows of the parameters that both heads have in one shape; those without axes whole."""
-    loaded = load_file(folder / "head.safetensors")
+    loaded = read_tensors(folder / "head.safetensors")
     fits = {
         name: parameter
         for name, parameter in head.named_parameters()

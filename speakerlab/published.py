@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -95,7 +96,7 @@ def load_published(path: Path) -> Published:
         raise ValueError(f"{weights}: sha256 must be {wanted}, got {digest}; copy the model again")
     config = load_config([folder / "config.yaml"])
     embedder = build_embedder(config)
-    embedder.load_state_dict(load_file(weights))
+    embedder.load_state_dict(read_tensors(weights))
     return Published(folder, config, embedder.eval(), digest, read_calibration(folder))
 
 
@@ -105,6 +106,14 @@ def read_calibration(folder: Path) -> Calibration | None:
     if not path.exists():
         return None
     return Calibration.from_dict(json.loads(path.read_text(encoding="utf-8")), where=str(path))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """What a safetensors file holds; ValueError with one line where it is none."""
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: is no safetensors file, got '{error}'; copy it again") from error
 
 
 def read_classes(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ import io
 import logging
 import math
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,7 +72,14 @@ class Checkpoints:
 
 def load_state(data: bytes) -> dict[str, Any]:
     """Bytes of a checkpoint -> its dictionary, on the CPU. Runs no code from the file."""
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"checkpoint: holds more than tensors and plain values, got '{reason}'; "
+            "remove its folder to go on from the one before"
+        ) from error
 
 
 def _non_finite(value: Any, path: str) -> list[str]:
