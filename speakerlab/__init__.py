@@ -1,3 +1,21 @@
-"""speakerlab: train, evaluate and ship speaker-embedding models."""
+"""speakerlab: train, evaluate and ship speaker-embedding models.
+
+import speakerlab
+model = speakerlab.load("exp/mini")
+model.verify("a.wav", "b.wav")
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from speakerlab.api import SpeakerModel
 
 __version__ = "0.1.0"
+
+
+def load(model: str | Path, *, device: Literal["auto", "cpu", "cuda"] = "auto") -> "SpeakerModel":
+    """Open an experiment, a model folder, an `.onnx` file, or `hub:ID` (a published model)."""
+    from speakerlab import api  # only now: the command line's help waits for no torch
+
+    return api.load(model, device=device)

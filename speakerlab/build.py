@@ -14,6 +14,7 @@ from speakerlab.embedder import Embedder
 from speakerlab.frontend.augment import Augment
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.specaugment import SpecAugment
+from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS
 from speakerlab.models import MODELS
 from speakerlab.training.optim import OPTIMIZERS
@@ -31,6 +32,7 @@ REGISTRIES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 FIXED: Mapping[tuple[str, ...], Callable[..., Any]] = {
     ("frontend",): Fbank,
     ("augment", "spec"): SpecAugment,
+    ("vad",): EnergyVad,
 }
 # Constructor arguments that follow from other parts and are never configured.
 GIVEN: Mapping[str, tuple[str, ...]] = {
@@ -39,6 +41,7 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("lr",),
     "frontend": (),
     "spec": (),
+    "vad": ("sample_rate",),
 }
 
 
@@ -47,13 +50,31 @@ def build_embedder(config: "Config") -> Embedder:
     torch.manual_seed(config.seed)
     fbank = Fbank(**config.frontend)
     backbone = MODELS[config.model.name](feat_dim=fbank.num_mel_bins, **config.model.args)
-    return Embedder(fbank=fbank, backbone=backbone, max_seconds=config.model.max_seconds)
+    return Embedder(
+        fbank=fbank,
+        backbone=backbone,
+        max_seconds=config.model.max_seconds,
+        vad=build_vad(config),
+    )
+
+
+def build_vad(config: "Config") -> EnergyVad | None:
+    """What leaves out silence before a whole recording is embedded; None where all is kept."""
+    if config.vad is None:
+        return None
+    return EnergyVad(sample_rate=config.frontend["sample_rate"], **config.vad)
 
 
 def build_head(config: "Config", *, embed_dim: int, num_classes: int) -> nn.Module:
     """The training head, weights drawn from the configuration's seed."""
+    head, margin = HEADS[config.head.name], config.training.margin
+    if not head.takes_margin and (margin.initial or margin.final):  # pyright: ignore[reportAttributeAccessIssue]
+        raise ValueError(
+            f"training.margin: head {config.head.name} has no margin, got {margin.initial:g} to "
+            f"{margin.final:g}; set training.margin.initial and .final to 0"
+        )
     torch.manual_seed(config.seed + 1)
-    return HEADS[config.head.name](embed_dim=embed_dim, num_classes=num_classes, **config.head.args)
+    return head(embed_dim=embed_dim, num_classes=num_classes, **config.head.args)
 
 
 def build_augment(

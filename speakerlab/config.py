@@ -116,6 +116,7 @@ class TrainingConfig(Section):
     margin: MarginConfig = MarginConfig()
     clip_norm: Positive = 50.0  # far above the usual 5 to 20: only outliers are clipped
     init_head: Literal["match", "keep", "drop"] = "match"  # rows of the head that --init brings
+    freeze_epochs: Annotated[float, Field(ge=0)] = 0.0  # at the start only the head learns so long
     bn_batch: Count | None = None  # crops BatchNorm must see at once; null: whatever fits
     valid_every_epochs: Count = 1
     checkpoint_every_steps: Count = 1000
@@ -142,6 +143,7 @@ class Config(Section):
     model: ModelConfig
     head: Component = Component(name="aam_softmax")
     frontend: dict[str, Any] = {}  # args of Fbank
+    vad: dict[str, Any] | None = None  # args of EnergyVad; null: recordings are embedded whole
     augment: AugmentConfig = AugmentConfig()
     data: DataConfig = DataConfig()
     optimizer: Component = Component(name="sgd")
@@ -231,6 +233,8 @@ def _components(
             line = f"{_where(origin, (section, 'name'))}: unknown {section}, got '{name}'"
             faults.add("unknown components", line + _nearest(name, registry))
     for place, constructor in build.FIXED.items():
+        if Config.model_fields[place[0]].default is None and values.get(place[0]) is None:
+            continue  # optional, and not asked for
         yield place, constructor, build.GIVEN[place[-1]]
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from speakerlab.frontend.fbank import Fbank
+from speakerlab.frontend.vad import EnergyVad
 from speakerlab.windows import cut_windows
 
 
@@ -16,11 +17,20 @@ class Embedder(nn.Module):
 
     Input longer than `max_seconds` is cut in equal windows whose embeddings are averaged, so that
     memory is bounded; input too short for the backbone is repeated until it is long enough.
+    `vad`, where there is one, is what leaves out silence before a whole recording is embedded; it
+    works on one wave at a time and is not applied here, so that training crops keep their length.
     """
 
-    def __init__(self, *, fbank: Fbank, backbone: nn.Module, max_seconds: float = 120.0) -> None:
+    def __init__(
+        self,
+        *,
+        fbank: Fbank,
+        backbone: nn.Module,
+        max_seconds: float = 120.0,
+        vad: EnergyVad | None = None,
+    ) -> None:
         super().__init__()
-        self.fbank, self.backbone = fbank, backbone
+        self.fbank, self.backbone, self.vad = fbank, backbone, vad
         self.sample_rate = fbank.sample_rate
         self.embed_dim: int = backbone.embed_dim  # pyright: ignore[reportAttributeAccessIssue]
         self.max_samples = round(max_seconds * self.sample_rate)

@@ -1,10 +1,12 @@
 """From recordings to embeddings, and the validation that rests on it. In: pieces. Out: emb_ND.
 
 Pieces of equal frame count share a batch, so that nothing is padded and a batch equals its rows.
+Where the model leaves out silence, what is left of a piece is embedded alone.
 Letters: N pieces, B rows of a batch, S samples, D embedding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -16,6 +18,7 @@ from speakerlab.data.dataset import Piece, Pieces
 from speakerlab.data.loader import start_worker
 from speakerlab.data.manifest import Manifest
 from speakerlab.embedder import Embedder
+from speakerlab.frontend.vad import EnergyVad
 from speakerlab.scoring.backend import pairwise_eer
 from speakerlab.scoring.calibration import Calibration, fit_calibration
 
@@ -40,13 +43,13 @@ def embed_pieces(
         Pieces(pieces),
         batch_sampler=groups,
         num_workers=num_workers,
-        collate_fn=_stack,
+        collate_fn=partial(_stack, vad=embedder.vad),
         worker_init_fn=start_worker,
     )
     done = 0
     with torch.inference_mode():
         for rows, wave_BS in zip(groups, loader):
-            wave_BS = wave_BS.to(device, non_blocking=True).float() / FULL_SCALE
+            wave_BS = wave_BS.to(device, non_blocking=True).float().div_(FULL_SCALE)
             emb_ND[rows] = embedder(wave_BS).float().cpu().numpy()
             done += len(rows)
             progress(done)
@@ -109,12 +112,14 @@ def _groups(embedder: Embedder, pieces: Sequence[Piece]) -> Iterator[list[int]]:
     for _, group in groupby(order, key=key):
         rows = list(group)
         seconds = pieces[rows[0]].num_samples / embedder.sample_rate
-        size = max(int(MAX_BATCH_SECONDS / seconds), 1)
+        size = 1 if embedder.vad else max(int(MAX_BATCH_SECONDS / seconds), 1)
         yield from (rows[first : first + size] for first in range(0, len(rows), size))
 
 
-def _stack(waves: Sequence[np.ndarray]) -> torch.Tensor:
+def _stack(waves: Sequence[np.ndarray], vad: EnergyVad | None) -> torch.Tensor:
     """wave_BS; the samples beyond the shortest row are less than a frame and reach no feature."""
+    if vad is not None:
+        waves = [vad(wave_S) for wave_S in waves]
     shortest = min(len(wave_S) for wave_S in waves)
     return torch.from_numpy(np.stack([wave_S[:shortest] for wave_S in waves]))
 

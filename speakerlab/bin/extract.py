@@ -3,7 +3,6 @@
 import logging
 import multiprocessing
 import shutil
-import time
 from argparse import Namespace
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,11 +16,11 @@ from speakerlab.build import build_embedder
 from speakerlab.data.loader import auto_workers
 from speakerlab.data.manifest import read_manifest
 from speakerlab.extraction import embed_pieces, utterance_pieces
+from speakerlab.progress import Progress
 from speakerlab.published import load_published
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 log = logging.getLogger(__name__)
-SECONDS_PER_LINE = 10.0
 
 
 def main(words: Sequence[str]) -> None:
@@ -37,6 +36,7 @@ def main(words: Sequence[str]) -> None:
     manifest = read_manifest([args.data], sample_rate=published.embedder.sample_rate)
     stem = embeddings_stem(args.exp, args.data.name, untrained=args.untrained)
     facts = {"precision": "fp32", "data_sha256": manifest.sha256(), "untrained": args.untrained}
+    facts["vad"] = published.config.vad  # in no tensor, so no part of the model's hash
     if is_done(stem, published.sha256, facts):
         log.info("%s: done before with this model and data, kept", stem)
         return
@@ -84,23 +84,8 @@ def embed_part(args: Namespace, index: int, stem: Path, facts: dict[str, object]
         pieces,
         device=device,
         num_workers=auto_workers(args.nproc),
-        progress=Progress(len(pieces)).tell,
+        progress=Progress(len(pieces), what="utterances", bar=args.nproc == 1).tell,
     )
     stem.parent.mkdir(parents=True, exist_ok=True)
     ids = [manifest.ids[row] for row in rows]
     EmbeddingTable(ids, emb_ND, published.sha256, facts).save(stem)
-
-
-class Progress:
-    """A line every ten seconds with what is done and what is left."""
-
-    def __init__(self, total: int) -> None:
-        self.total = total
-        self.started_at = self.last_at = time.monotonic()
-
-    def tell(self, done: int) -> None:
-        now = time.monotonic()
-        if now - self.last_at >= SECONDS_PER_LINE:
-            self.last_at = now
-            left = (now - self.started_at) / done * (self.total - done)
-            log.info("%d of %d utterances, %.0f s left", done, self.total, left)

@@ -1,11 +1,16 @@
 """The only file that opens audio. In: path and range of samples. Out: int16, first channel.
 
-Letters: S samples, C channels. Formats are libsndfile's; training reads wav and flac.
+Letters: S samples, C channels. Formats are libsndfile's; training reads wav and flac. `stream`
+reads whole recordings in blocks, also from memory, and by PyAV (extra `aac`) what is not.
 """
 
+import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import soundfile
@@ -16,6 +21,11 @@ INTEGER_SUBTYPES = ("PCM_", "ULAW", "ALAW", "GSM", "IMA_ADPCM", "MS_ADPCM")
 # libsndfile silently shortens a file whose header promises more than there is; only its log tells.
 SHORTENED = re.compile(r"^(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
 UNKNOWN_LENGTH = 0x7FFF0000  # bytes; a header says this or more where it was written into a pipe
+BLOCK_SAMPLES = 1 << 18  # decoded at a time
+UNKNOWN_SAMPLES = 1 << 40  # the same, as libsndfile counts them
+UNKNOWN_FORMAT = 1  # libsndfile's code
+
+Source = str | Path | bytes | BinaryIO  # a file by its path or content, or one that is open
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,15 @@ class AudioInfo:
     @property
     def seconds(self) -> float:
         return self.num_samples / self.sample_rate
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A recording that is being decoded, block by block."""
+
+    sample_rate: int
+    num_samples: int  # what the header promises, 0 where it does not say
+    blocks: Iterator[np.ndarray]  # wave_S, int16, of the first channel
 
 
 def read_info(path: str | Path) -> AudioInfo:
@@ -46,7 +65,7 @@ def read(path: str | Path, start: int = 0, num_samples: int = -1) -> np.ndarray:
         wanted = file.frames - start if num_samples < 0 else num_samples
         try:
             file.seek(start)
-            wave_SC = _read_int16(file, wanted)
+            wave_SC = _read_int16(file, wanted, str(path))
         except soundfile.LibsndfileError as error:
             raise ValueError(f"{path}: cannot be decoded, got '{error}'; copy it again") from error
     if len(wave_SC) < wanted:
@@ -65,16 +84,9 @@ def read_cyclic(path: str | Path, start: int, num_samples: int, available: int) 
 
 def decode_fault(path: str | Path, num_samples: int) -> str | None:
     """Decode the whole file in pieces; one line if it does not give `num_samples`, else None."""
-    piece, found = 1 << 20, 0
     try:
         with _open(path) as file:
-            short = SHORTENED.search(file.extra_info)
-            if short and int(short[2]) < int(short[1]) < UNKNOWN_LENGTH:
-                return f"{path}: is cut short, got {short[2]} of {short[1]} bytes; copy it again"
-            while len(wave_SC := _read_int16(file, piece)):
-                found += len(wave_SC)
-    except soundfile.LibsndfileError as error:
-        return f"{path}: cannot be decoded after {found} samples, got '{error}'; copy it again"
+            found = sum(map(len, _decoded(file, str(path))))
     except (ValueError, FileNotFoundError) as error:
         return str(error)
     if found != num_samples:
@@ -82,9 +94,45 @@ def decode_fault(path: str | Path, num_samples: int) -> str | None:
     return None
 
 
+@contextmanager
+def stream(source: Source) -> Iterator[Stream]:
+    """Decode a recording in blocks of bounded size, the same samples that `read` gives.
+
+    Raises ValueError, while it decodes too, and FileNotFoundError, with one line.
+    """
+    where = name_of(source)
+    given = _openable(source, where)
+    file: soundfile.SoundFile | None = None
+    try:
+        file = soundfile.SoundFile(given)
+    except soundfile.LibsndfileError as error:
+        if error.code != UNKNOWN_FORMAT:
+            raise ValueError(_unreadable(where, error)) from error
+    if file is None:
+        with _open_av(given, where) as container:
+            yield _av_stream(container, where)
+    else:
+        with file:
+            num_samples = file.frames if file.frames < UNKNOWN_SAMPLES else 0
+            yield Stream(file.samplerate, num_samples, _whole(file, where, num_samples))
+
+
+def name_of(source: object) -> str:
+    """What to call a recording in a message."""
+    if isinstance(source, str | Path):
+        return str(source)
+    name = getattr(source, "name", None)
+    return name if isinstance(name, str) else f"audio ({type(source).__name__})"
+
+
 def write(path: str | Path, wave_S: np.ndarray, sample_rate: int) -> None:
     """Write int16 samples as 16-bit PCM; the format follows the file's ending (.wav, .flac)."""
     soundfile.write(str(path), wave_S, sample_rate, subtype="PCM_16")
+
+
+def to_int16(wave: np.ndarray) -> np.ndarray:
+    """Amplitudes of any shape as 16-bit samples; what lies outside [-1, 1] is clipped."""
+    return np.clip(np.rint(wave * FULL_SCALE), -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
 
 
 def _open(path: str | Path) -> soundfile.SoundFile:
@@ -95,14 +143,99 @@ def _open(path: str | Path) -> soundfile.SoundFile:
             raise FileNotFoundError(
                 f"{path}: no such file; correct wav.scp or restore it"
             ) from None
-        reason = str(error).split(": ", 1)[-1]
+        raise ValueError(_unreadable(str(path), error)) from error
+
+
+def _unreadable(where: str, error: object) -> str:
+    reason = str(error).split(": ", 1)[-1]
+    return f"{where}: is not readable audio, got '{reason}'; convert it to 16-bit wav or flac"
+
+
+def _decoded(file: soundfile.SoundFile, where: str) -> Iterator[np.ndarray]:
+    """Blocks of wave_S, int16; ValueError for what libsndfile cannot decode or has shortened."""
+    short = SHORTENED.search(file.extra_info)
+    if short and int(short[2]) < int(short[1]) < UNKNOWN_LENGTH:
         raise ValueError(
-            f"{path}: is not readable audio, got '{reason}'; convert it to 16-bit wav or flac"
+            f"{where}: is cut short, got {short[2]} of {short[1]} bytes; copy it again"
+        )
+    found = 0
+    try:
+        while len(wave_SC := _read_int16(file, BLOCK_SAMPLES, where)):
+            found += len(wave_SC)
+            yield np.ascontiguousarray(wave_SC[:, 0])
+    except soundfile.LibsndfileError as error:
+        raise ValueError(
+            f"{where}: cannot be decoded after {found} samples, got '{error}'; copy it again"
         ) from error
 
 
-def _read_int16(file: soundfile.SoundFile, num_samples: int) -> np.ndarray:
+def _whole(file: soundfile.SoundFile, where: str, wanted: int) -> Iterator[np.ndarray]:
+    """What `_decoded` gives, and ValueError at the end if there was less than announced."""
+    found = 0
+    for wave_S in _decoded(file, where):
+        found += len(wave_S)
+        yield wave_S
+    if found < wanted:
+        raise ValueError(f"{where}: ends early, got {found} of {wanted} samples; copy it again")
+
+
+def _openable(source: Source, where: str) -> str | BinaryIO:
+    """What libsndfile and PyAV open: a path, or a file that can be sought in."""
+    if isinstance(source, str | Path):
+        if not Path(source).is_file():
+            what = "is a folder" if Path(source).is_dir() else "no such file"
+            raise FileNotFoundError(f"{where}: {what}; give the path of a recording")
+        return str(source)
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    return source if source.seekable() else io.BytesIO(source.read())
+
+
+@contextmanager
+def _open_av(given: str | BinaryIO, where: str) -> Iterator[Any]:
+    """PyAV's container of a file with sound."""
+    try:
+        import av
+        from av.error import FFmpegError
+    except ImportError:
+        raise ValueError(
+            f"{where}: is no audio that libsndfile reads; if it is m4a or the like, install the "
+            "extra for it: pip install 'speakerlab[aac]'"
+        ) from None
+    if not isinstance(given, str):
+        given.seek(0)
+    try:
+        with av.open(given) as container:
+            if not container.streams.audio:
+                raise ValueError(f"{where}: holds no sound; give a recording")
+            yield container
+    except FFmpegError as error:
+        raise ValueError(_unreadable(where, error.strerror)) from error
+
+
+def _av_stream(container: Any, where: str) -> Stream:
+    from av import AudioFrame, AudioResampler
+
+    to_int16 = AudioResampler(format="s16p")  # rate and channels stay
+    frames = (frame for coded in container.decode(audio=0) for frame in to_int16.resample(coded))
+    first = next(frames, None)
+    if first is None:
+        raise ValueError(f"{where}: holds no sound; give a recording")
+
+    def blocks() -> Iterator[np.ndarray]:
+        yield first.to_ndarray()[0]
+        for frame in frames:
+            yield cast(AudioFrame, frame).to_ndarray()[0]
+
+    return Stream(first.sample_rate, 0, blocks())
+
+
+def _read_int16(file: soundfile.SoundFile, num_samples: int, where: str) -> np.ndarray:
     if file.subtype.startswith(INTEGER_SUBTYPES):
         return file.read(num_samples, dtype="int16", always_2d=True)
     wave_SC = file.read(num_samples, dtype="float32", always_2d=True)
-    return np.clip(np.rint(wave_SC * FULL_SCALE), -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
+    if not np.isfinite(wave_SC).all():
+        raise ValueError(
+            f"{where}: must hold finite samples, got NaN or infinity; make the recording again"
+        )
+    return to_int16(wave_SC)

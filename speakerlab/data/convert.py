@@ -1,0 +1,133 @@
+"""Audio as a model takes it. In: a file, its content, an array. Out: wave_S at the model's rate.
+
+Of several channels the first is taken, as training does. Letters: S samples, C channels.
+A file is read as int16 like the recordings of a data directory, so that both give equal samples.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speakerlab.data import audio
+
+MAX_CHANNELS = 32  # more in the shorter direction of an array is a batch
+MAX_PEAK = 2.0  # of floating point: above 1 is an overshoot and clipped, above this another scale
+INTEGERS = {  # dtype -> (value of silence, value of amplitude 1.0)
+    np.dtype(np.uint8): (128, 128.0),
+    np.dtype(np.int16): (0, 32768.0),
+    np.dtype(np.int32): (0, 2147483648.0),
+}
+
+
+def read_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) -> np.ndarray:
+    """wave_S, float32 in [-1, 1], at `sample_rate`.
+
+    source: a path, the content of a file (bytes), an open binary file, or an array or tensor of
+    floating point, int16, int32 or uint8 with shape (S,), (S, C) or (C, S); the shorter direction
+    is that of the channels. `source_rate` is the rate of an array; None: it has `sample_rate`.
+    Raises ValueError with one line for audio that is broken, empty or constant.
+    """
+    where = audio.name_of(source)
+    if isinstance(source, str | Path | bytes | bytearray | memoryview) or hasattr(source, "read"):
+        if isinstance(source, bytearray | memoryview):
+            source = bytes(source)
+        with audio.stream(source) as stream:
+            _check_rate(stream.sample_rate, source_rate, where)
+            blocks = (wave_S.astype(np.float32) / audio.FULL_SCALE for wave_S in stream.blocks)
+            seconds = stream.num_samples / stream.sample_rate
+            wave_S = _join(
+                _resampled(blocks, stream.sample_rate, sample_rate), seconds * sample_rate
+            )
+    else:
+        rate = sample_rate if source_rate is None else source_rate
+        if rate < 1:
+            raise ValueError(f"{where}: sample_rate must be above 0, got {rate}; correct it")
+        raw_S = _first_channel(source, where)
+        seconds = len(raw_S) / rate
+        wave_S = _join(_resampled(_blocks(raw_S, where), rate, sample_rate), seconds * sample_rate)
+    if not len(wave_S):
+        raise ValueError(f"{where}: holds no audio, got 0 samples; give a recording")
+    if wave_S.min() == wave_S.max():
+        raise ValueError(
+            f"{where}: is silent, got {wave_S[0]:g} in every sample; give a recording of a voice"
+        )
+    return wave_S
+
+
+def _check_rate(found: int, given: int | None, where: str) -> None:
+    if given not in (None, found):
+        raise ValueError(
+            f"{where}: the file says {found} Hz, got sample_rate={given}; leave it out for files"
+        )
+
+
+def _first_channel(source: Any, where: str) -> np.ndarray:
+    """raw_S, a view where that is possible, of a numpy array or torch tensor."""
+    if hasattr(source, "detach"):  # a tensor; torch need not be there to know
+        source = source.detach().cpu()
+        source = (source.float() if source.is_floating_point() else source).numpy()
+    if not isinstance(source, np.ndarray):
+        raise ValueError(
+            f"{where}: is no audio, got {type(source).__name__}; give a path, bytes, an open file, "
+            "a numpy array or a tensor"
+        )
+    if source.dtype not in INTEGERS and not np.issubdtype(source.dtype, np.floating):
+        raise ValueError(
+            f"{where}: must be floating point, int16, int32 or uint8, got {source.dtype}; cast it"
+        )
+    if not source.size:
+        return source.reshape(-1)
+    if source.ndim == 2 and min(source.shape) <= MAX_CHANNELS:
+        return source[0] if source.shape[0] <= source.shape[1] else source[:, 0]
+    if source.ndim != 1:
+        raise ValueError(
+            f"{where}: must have shape (samples,), (samples, channels) or (channels, samples), got "
+            f"{source.shape}; give recordings one by one"
+        )
+    return source
+
+
+def _blocks(raw_S: np.ndarray, where: str) -> Iterator[np.ndarray]:
+    """wave_S of an array, float32 in [-1, 1]; refuses what is not finite or of another scale."""
+    for start in range(0, len(raw_S), audio.BLOCK_SAMPLES):
+        block_S = raw_S[start : start + audio.BLOCK_SAMPLES]
+        if raw_S.dtype in INTEGERS:
+            silence, full_scale = INTEGERS[raw_S.dtype]
+            yield ((block_S.astype(np.float64) - silence) / full_scale).astype(np.float32)
+            continue
+        if not np.isfinite(block_S).all():
+            raise ValueError(f"{where}: must be finite, got NaN or infinity; look at its source")
+        peak = np.abs(block_S).max()
+        if peak > MAX_PEAK:
+            raise ValueError(
+                f"{where}: floating point must be in [-1, 1], got {peak:g}; divide by the full "
+                "scale (32768 for 16 bits)"
+            )
+        yield np.clip(block_S, -1.0, 1.0).astype(np.float32)
+
+
+def _resampled(blocks: Iterator[np.ndarray], from_rate: int, to_rate: int) -> Iterator[np.ndarray]:
+    """The same wave at another rate, its spectrum cut below the lower Nyquist frequency."""
+    if from_rate == to_rate:
+        yield from blocks
+        return
+    import soxr
+
+    stream = soxr.ResampleStream(from_rate, to_rate, 1, dtype="float32", quality="HQ")
+    for wave_S in blocks:
+        yield stream.resample_chunk(wave_S)
+    yield stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True)
+
+
+def _join(blocks: Iterator[np.ndarray], expected: float) -> np.ndarray:
+    """All blocks in one buffer, made once where it is known how many samples come."""
+    wave_S, filled = np.empty(int(expected) + 1, dtype=np.float32), 0
+    for block_S in blocks:
+        end = filled + len(block_S)
+        if end > len(wave_S):
+            wave_S.resize(max(end, len(wave_S) * 3 // 2), refcheck=False)
+        wave_S[filled:end] = block_S
+        filled = end
+    return wave_S[:filled]

@@ -1,0 +1,68 @@
+"""Embeddings written for other programs. In: an `EmbeddingTable`. Out: files beside one stem.
+
+Letters: N utterances, D dimensions of an embedding.
+npy          the table as stage 5 writes it: .npy, .ids, .json
+ark          Kaldi's binary vectors: .ark, and .scp that says where in it each one is
+safetensors  one tensor `emb_ND`; its ids (a JSON list) and the model's sha256 as metadata
+jsonl        a line {"id": ..., "embedding": [...]} each
+"""
+
+import json
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from safetensors.numpy import save_file
+
+from speakerlab.atomic import replacing
+from speakerlab.scoring.embeddings import EmbeddingTable
+
+KALDI_FLOAT_VECTOR = b"\0BFV \4"  # binary, float vector, an int of four bytes follows
+
+
+def write_npy(stem: Path, table: EmbeddingTable) -> Path:
+    """`<stem>.npy` and what belongs to it; scoring reads them."""
+    table.save(stem)
+    return Path(f"{stem}.npy")
+
+
+def write_ark(stem: Path, table: EmbeddingTable) -> Path:
+    """`<stem>.ark` and `<stem>.scp`, which holds the archive's absolute path."""
+    ark, scp = Path(f"{stem}.ark"), Path(f"{stem}.scp")
+    lines: list[str] = []
+    with replacing(ark) as partial, partial.open("wb") as file:
+        for utterance, emb_D in zip(table.ids, table.emb_ND):
+            file.write(f"{utterance} ".encode())
+            lines.append(f"{utterance} {ark.resolve()}:{file.tell()}\n")
+            file.write(KALDI_FLOAT_VECTOR + struct.pack("<i", len(emb_D)))
+            file.write(emb_D.astype("<f4").tobytes())
+    with replacing(scp) as partial:
+        partial.write_text("".join(lines), encoding="utf-8")
+    return scp
+
+
+def write_safetensors(stem: Path, table: EmbeddingTable) -> Path:
+    """`<stem>.safetensors`."""
+    path = Path(f"{stem}.safetensors")
+    metadata = {"ids": json.dumps(table.ids), "model_sha256": table.model_sha256}
+    with replacing(path) as partial:
+        save_file({"emb_ND": table.emb_ND}, partial, metadata)
+    return path
+
+
+def write_jsonl(stem: Path, table: EmbeddingTable) -> Path:
+    """`<stem>.jsonl`; numbers as short as reads back the same float32."""
+    path = Path(f"{stem}.jsonl")
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
+        for utterance, emb_D in zip(table.ids, table.emb_ND):
+            numbers = ", ".join(str(value) for value in emb_D)
+            file.write(f'{{"id": {json.dumps(utterance)}, "embedding": [{numbers}]}}\n')
+    return path
+
+
+WRITERS: Mapping[str, Callable[[Path, EmbeddingTable], Path]] = {
+    "npy": write_npy,
+    "ark": write_ark,
+    "safetensors": write_safetensors,
+    "jsonl": write_jsonl,
+}

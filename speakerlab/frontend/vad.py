@@ -1,0 +1,83 @@
+"""Leaves out what is not speech, by loudness. In: wave_S. Out: its louder frames, joined.
+
+A frame counts as speech where it is at most `range_db` quieter than the loudest and above
+`floor_dbfs` (Kinnunen and Li, "An overview of text-independent speaker recognition: from features
+to supervectors", Speech Communication 52, 2010, section 3.1), and is kept where enough frames
+around it count, as in Kaldi's `compute-vad` (Povey et al., "The Kaldi speech recognition toolkit",
+ASRU 2011). Only the level within the recording matters: music and noise as loud as speech stay.
+Letters: S samples, T frames, L samples of a frame.
+"""
+
+import numpy as np
+
+LOUDEST = 99  # percentile of the frames that is taken for the loudest: one click is not it
+QUIETEST_POWER = 1e-12  # -120 dBFS, for frames of digital silence
+
+INT16_POWER = 2.0**30  # of full scale
+
+
+class EnergyVad:
+    """wave_S -> its speech, never empty: where no frame counts the wave comes back whole.
+
+    Whole recordings are shortened before they are embedded; training crops never are.
+    """
+
+    def __init__(
+        self,
+        *,
+        sample_rate: int = 16000,
+        range_db: float = 30.0,
+        floor_dbfs: float = -55.0,
+        frame_ms: float = 20.0,
+        context_frames: int = 5,
+        min_share: float = 0.25,
+    ) -> None:
+        self.range_db, self.floor_dbfs = range_db, floor_dbfs
+        self.frame_samples = round(frame_ms * sample_rate / 1000)
+        self.context_frames, self.min_share = context_frames, min_share
+        if self.frame_samples < 2:
+            raise ValueError(f"vad: frame_ms is too short, got {frame_ms:g}; use 20, say")
+        if range_db <= 0 or context_frames < 0 or not 0 < min_share <= 1:
+            raise ValueError(
+                "vad: needs range_db > 0, context_frames >= 0 and min_share in (0, 1], got "
+                f"{range_db:g}, {context_frames} and {min_share:g}; correct them"
+            )
+
+    def __call__(self, wave_S: np.ndarray) -> np.ndarray:
+        """The speech of a wave, int16 or floating point in [-1, 1], in the type that it came in.
+
+        The last samples, if less than a frame, go with the last frame.
+        """
+        num_frames = len(wave_S) // self.frame_samples
+        voiced_T = self.voiced_frames(wave_S)
+        if voiced_T.all() or not voiced_T.any():
+            return wave_S
+        mask_S = np.repeat(voiced_T, self.frame_samples)
+        rest = len(wave_S) - num_frames * self.frame_samples
+        return wave_S[np.append(mask_S, np.full(rest, voiced_T[-1]))]
+
+    def voiced_frames(self, wave_S: np.ndarray) -> np.ndarray:
+        """voiced_T: which frames, side by side from the first sample on, are kept."""
+        level_T = self._levels_dbfs(wave_S)
+        if not len(level_T):
+            return np.zeros(0, dtype=np.bool_)
+        loudest = np.percentile(level_T, LOUDEST)
+        loud_T = (level_T >= loudest - self.range_db) & (level_T >= self.floor_dbfs)
+        window = np.ones(2 * self.context_frames + 1)
+        first, stop = self.context_frames, self.context_frames + len(level_T)
+        votes_T = np.convolve(loud_T, window)[first:stop]
+        present_T = np.convolve(np.ones(len(level_T)), window)[first:stop]
+        return votes_T >= self.min_share * present_T
+
+    def _levels_dbfs(self, wave_S: np.ndarray) -> np.ndarray:
+        """Power of each frame around its own mean, so that an offset is not loud."""
+        num_frames = len(wave_S) // self.frame_samples
+        frames_TL = wave_S[: num_frames * self.frame_samples].reshape(
+            num_frames, self.frame_samples
+        )
+        mean_T = frames_TL.mean(axis=1, dtype=np.float64)
+        power_T = np.einsum("tl,tl->t", frames_TL, frames_TL, dtype=np.float64)
+        power_T = power_T / self.frame_samples - mean_T**2
+        if np.issubdtype(wave_S.dtype, np.integer):
+            power_T /= INT16_POWER  # exact, so that the type changes no decision
+        return 10 * np.log10(np.maximum(power_T, QUIETEST_POWER))

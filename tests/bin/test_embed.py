@@ -1,0 +1,146 @@
+"""`speakerlab embed`: every format read back, ids, files that cannot be read, exit codes."""
+
+import json
+from pathlib import Path
+
+import kaldiio
+import numpy as np
+import pytest
+from models_on_disk import publish_small
+from safetensors import safe_open
+from voices import RATE, make_wave
+
+import speakerlab
+from speakerlab.bin import embed
+from speakerlab.data import audio
+from speakerlab.scoring.embeddings import EmbeddingTable
+
+
+@pytest.fixture
+def exp(tmp_path: Path, make_config, make_embedder) -> Path:
+    return publish_small(tmp_path / "exp", make_config(), make_embedder())
+
+
+@pytest.fixture
+def wavs(tmp_path: Path) -> list[Path]:
+    """b.wav, a.wav and "c d.flac", of 1, 1.3 and 1 s."""
+    paths = [tmp_path / name for name in ("b.wav", "a.wav", "c d.flac")]
+    for take, path in enumerate(paths):
+        audio.write(path, make_wave(take, 0, 1.0 + 0.3 * (take % 2)), RATE)
+    return paths
+
+
+@pytest.fixture
+def wanted_ND(exp, wavs) -> np.ndarray:
+    model = speakerlab.load(exp, device="cpu")
+    return np.stack([model.embed(path) for path in wavs])
+
+
+def embed_all(exp: Path, out: Path, *words: object) -> None:
+    embed.main([*map(str, words), "--model", str(exp), "--out", str(out), "--device", "cpu"])
+
+
+IDS = ["b", "a", "c_d"]
+
+
+def read_npy(out: Path):
+    table = EmbeddingTable.load(out)
+    return table.ids, table.emb_ND
+
+
+def read_ark(out: Path):
+    by_scp = kaldiio.load_scp(f"{out}.scp")
+    in_order = list(kaldiio.load_ark(f"{out}.ark"))
+    assert [name for name, _ in in_order] == list(by_scp)
+    for name, emb_D in in_order:
+        assert emb_D.dtype == np.float32
+        assert np.array_equal(by_scp[name], emb_D)
+    return list(by_scp), np.stack([emb_D for _, emb_D in in_order])
+
+
+def read_safetensors(out: Path):
+    with safe_open(f"{out}.safetensors", framework="numpy") as file:
+        assert len(file.metadata()["model_sha256"]) == 64
+        return json.loads(file.metadata()["ids"]), file.get_tensor("emb_ND")
+
+
+def read_jsonl(out: Path):
+    rows = [json.loads(line) for line in Path(f"{out}.jsonl").read_text().splitlines()]
+    return [row["id"] for row in rows], np.float32([row["embedding"] for row in rows])
+
+
+@pytest.mark.parametrize("read", [read_npy, read_ark, read_safetensors, read_jsonl])
+def test_every_format_reads_back(exp, wavs, wanted_ND, tmp_path, read):
+    out = tmp_path / "new folder" / "v1.0"
+    embed_all(exp, out, *wavs, "--format", read.__name__.removeprefix("read_"))
+    ids, emb_ND = read(out)
+    assert ids == IDS
+    assert emb_ND.dtype == np.float32
+    assert np.allclose(emb_ND, wanted_ND, rtol=1e-5, atol=1e-6)
+    assert not Path(f"{out}.rejected.tsv").exists()
+
+
+def test_jsonl_loses_no_bit(exp, wavs, tmp_path):
+    for form in ("npy", "jsonl"):
+        embed_all(exp, tmp_path / "out", *wavs, "--format", form)
+    assert np.array_equal(read_jsonl(tmp_path / "out")[1], read_npy(tmp_path / "out")[1])
+
+
+def test_files_by_a_list_and_by_wav_scp(exp, wavs, wanted_ND, tmp_path):
+    (tmp_path / "list").write_text("".join(f"{path}\n" for path in wavs) + "\n")
+    embed_all(exp, tmp_path / "one", "--list", tmp_path / "list")
+    assert read_npy(tmp_path / "one")[0] == IDS
+    (tmp_path / "wav.scp").write_text(f"z {wavs[0]}\ny {wavs[2]}\n")
+    embed_all(exp, tmp_path / "two", "--wav-scp", tmp_path / "wav.scp")
+    ids, emb_ND = read_npy(tmp_path / "two")
+    assert ids == ["z", "y"]
+    assert np.allclose(emb_ND, wanted_ND[[0, 2]], rtol=1e-5, atol=1e-6)
+
+
+def test_two_files_of_one_name_are_refused(exp, wavs, tmp_path):
+    (tmp_path / "other").mkdir()
+    audio.write(tmp_path / "other" / "a.flac", make_wave(5, 0, 1.0), RATE)
+    with pytest.raises(ValueError) as refused:
+        embed_all(exp, tmp_path / "out", *wavs, tmp_path / "other" / "a.flac")
+    assert str(refused.value).splitlines() == [
+        f"{tmp_path}/other/a.flac: has the id of {wavs[1]}, got a; use --wav-scp",
+        "embed: refused, ids must be unique",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "embed: needs one of FILE..., --list and --wav-scp, got 0; see --help"),
+        (["a.wav", "--list", "x"], "embed: needs one of FILE..., --list and --wav-scp, got 2"),
+        (["--list", "/no/list"], "/no/list: no such file; correct --list"),
+        (["a.wav", "--runtime", "onnx"], "exp runs with torch, got onnx; write one with `speaker"),
+    ],
+)
+def test_what_is_refused(exp, tmp_path, words, line):
+    with pytest.raises((ValueError, FileNotFoundError)) as refused:
+        embed_all(exp, tmp_path / "out", *words)
+    assert line in str(refused.value)
+
+
+def test_unreadable_files_are_listed_and_the_rest_is_written(exp, wavs, tmp_path, run):
+    broken, out = tmp_path / "broken.wav", tmp_path / "out"
+    broken.write_bytes(b"RIFF")
+    files = [wavs[0], broken, tmp_path / "gone.wav", wavs[1]]
+    words = ["-m", "speakerlab", "embed", *files, "--model", exp, "--out", out, "--device", "cpu"]
+    done = run(*words)
+    assert done.returncode == 1
+    assert f"{broken}: is not readable audio, got " in done.stderr
+    assert f"{tmp_path}/gone.wav: no such file; give the path of a recording\n" in done.stderr
+    assert "2 of 4 files could not be embedded" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert read_npy(out)[0] == ["b", "a"]
+    rows = [line.split("\t") for line in Path(f"{out}.rejected.tsv").read_text().splitlines()]
+    assert [row[:2] for row in rows] == [
+        ["broken", str(broken)],
+        ["gone", str(tmp_path / "gone.wav")],
+    ]
+    embed_all(exp, out, *files, "--allow-rejected", "0.5")  # returns: so many may be
+    assert Path(f"{out}.rejected.tsv").exists()
+    embed_all(exp, out, *wavs)
+    assert not Path(f"{out}.rejected.tsv").exists()

@@ -1,0 +1,112 @@
+"""`speakerlab verify`: what stages 5 and 6 write, decisions, pairs by path and by name."""
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from models_on_disk import CALIBRATION, publish_small
+
+from speakerlab.bin import extract, score, verify
+from speakerlab.data.manifest import read_table
+from speakerlab.scoring.trials import read_trials
+
+
+@pytest.fixture
+def data_dir(make_data_dir) -> Path:
+    """9 utterances and a list of 20 trials of them."""
+    names = [f"spk{speaker}-{take}" for speaker in range(3) for take in range(3)]
+    pairs = list(combinations(names, 2))[:20]
+    trials = [(a, b, a[:4] == b[:4]) for a, b in pairs]
+    return make_data_dir("test", speakers=[0, 1, 2], trials=trials)
+
+
+@pytest.fixture
+def make_exp(tmp_path, make_config, make_embedder):
+    """make_exp("vad={}", ..., calibration=None) -> an experiment with a model."""
+
+    def make(*overrides: str, calibration=None) -> Path:
+        config, embedder = make_config(*overrides), make_embedder(*overrides)
+        return publish_small(tmp_path / "exp", config, embedder, calibration)
+
+    return make
+
+
+def printed(capsys, *words: object) -> list[str]:
+    capsys.readouterr()
+    verify.main([*map(str, words), "--device", "cpu"])
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("overrides", [(), ("vad={}",)])
+def test_20_pairs_give_the_scores_of_the_score_file(make_exp, data_dir, capsys, overrides):
+    exp, trials = make_exp(*overrides), data_dir / "trials"
+    extract.main(["--exp", str(exp), "--data", str(data_dir)])
+    score.score(exp, trials, read_trials(trials))
+    written = (exp / "scores" / "test_trials.txt").read_text().splitlines()
+    assert len(written) == 20
+    words = ["--trials", trials, "--wav-scp", data_dir / "wav.scp", "--model", exp]
+    lines = printed(capsys, *words)
+    assert len(lines) == 20
+    for line, wanted in zip(lines, written):
+        *names, value = line.split()
+        assert names == wanted.split()[:2]
+        assert len(value.partition(".")[2]) == 6
+        assert float(value) == pytest.approx(float(wanted.split()[2]), abs=1.01e-6)
+    table = read_table(data_dir / "wav.scp")
+    for line in lines[:3]:  # two files alone: the same again
+        a, b, value = line.split()
+        first = printed(capsys, table[a], table[b], "--model", exp)[0]
+        assert float(first.split()[1]) == pytest.approx(float(value), abs=1.01e-6)
+
+
+def test_pairs_of_paths_without_labels(make_exp, data_dir, capsys, tmp_path):
+    wavs = list(read_table(data_dir / "wav.scp").values())[:3]
+    pairs = [(wavs[0], wavs[1]), (wavs[0], wavs[1]), (wavs[2], wavs[2])]  # one may occur twice
+    (tmp_path / "pairs").write_text("".join(f"{a} {b}\n" for a, b in pairs))
+    lines = printed(capsys, "--trials", tmp_path / "pairs", "--model", make_exp())
+    assert [tuple(line.split()[:2]) for line in lines] == pairs
+    assert lines[0] == lines[1]
+    assert float(lines[2].split()[2]) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_decision(make_exp, data_dir, capsys):
+    wavs = list(read_table(data_dir / "wav.scp").values())
+    exp = make_exp(calibration=CALIBRATION)
+    lines = printed(capsys, wavs[0], wavs[0], "--model", exp)
+    assert lines == [
+        "score      1.000000",
+        "llr        +5.000",
+        "threshold  0.500000 (at the EER)",
+        "decision   the same speaker",
+    ]
+    lines = printed(capsys, wavs[0], wavs[8], "--model", exp, "--far", "0.01")
+    assert lines[2:] == [
+        "threshold  0.999900 (at 1 % false alarms)",
+        "decision   two speakers",
+    ]
+
+
+def test_no_decision_without_calibration(make_exp, data_dir, capsys):
+    wav = next(iter(read_table(data_dir / "wav.scp").values()))
+    lines = printed(capsys, wav, wav, "--model", make_exp())
+    assert lines == ["score      1.000000", "decision   none: the model has no calibration"]
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "line"),
+    [
+        (["a.wav"], "", "verify: needs two recordings or --trials, got 1 files; see --help"),
+        (["a.wav", "--trials", "FILE"], "a b\n", "verify: needs two recordings or --trials, got 1"),
+        (["--trials", "/no/list"], "", "/no/list: no such trial list; correct --trials"),
+        (["--trials", "FILE"], "a b\na\n", ":2: is no pair, got 'a'; write 'a b'"),
+        (["--trials", "FILE"], "a b\n", "a: no such file; give the path of a recording"),
+        (["--trials", "FILE", "--wav-scp", "SCP"], "a b\n", "a trial names a, which is not in"),
+    ],
+)
+def test_what_is_refused(make_exp, data_dir, tmp_path, words, text, line):
+    (tmp_path / "pairs").write_text(text)
+    places = {"FILE": str(tmp_path / "pairs"), "SCP": str(data_dir / "wav.scp")}
+    words = [places.get(word, word) for word in words]
+    with pytest.raises((ValueError, FileNotFoundError)) as refused:
+        verify.main([*words, "--model", str(make_exp())])
+    assert line in str(refused.value)

@@ -1,0 +1,234 @@
+"""The Python API: the numbers of stage 5 from any kind of audio, decisions, enrolled speakers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from models_on_disk import CALIBRATION, publish_small
+from voices import RATE, make_wave
+
+import speakerlab
+from speakerlab.data import audio
+from speakerlab.data.dataset import Piece
+from speakerlab.extraction import embed_pieces
+from speakerlab.published import load_published
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def open_small(tmp_path: Path, make_config, make_embedder):
+    """open_small("vad={}", ..., calibration=None) -> the model at `tmp_path/exp`, by the API."""
+
+    def make(*overrides: str, name: str = "exp", calibration=None):
+        config, embedder = make_config(*overrides), make_embedder(*overrides)
+        exp = publish_small(tmp_path / name, config, embedder, calibration)
+        return speakerlab.load(exp, device="cpu")
+
+    return make
+
+
+@pytest.fixture
+def wavs(tmp_path: Path) -> list[Path]:
+    """Recordings of speakers 0 to 3, two each, of 1 s and 1.3 s by turns."""
+    paths = []
+    for speaker in range(4):
+        for take in range(2):
+            paths.append(tmp_path / f"s{speaker}-{take}.wav")
+            audio.write(paths[-1], make_wave(speaker, take, 1.0 + 0.3 * take), RATE)
+    return paths
+
+
+def stage_5(exp: Path, path: Path) -> np.ndarray:
+    """emb_D as `speakerlab extract` computes it."""
+    piece = Piece(str(path), 0, audio.read_info(path).num_samples)
+    return embed_pieces(load_published(exp).embedder, [piece], device=CPU)[0]
+
+
+def relative_error(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+@pytest.mark.parametrize("overrides", [(), ("vad={}",), ("model.max_seconds=0.5",)])
+@pytest.mark.parametrize("seconds", [0.01, 1.0, 2.34567])
+def test_a_file_gives_the_embedding_of_stage_5(open_small, tmp_path, overrides, seconds):
+    model = open_small(*overrides)
+    wave_S = make_wave(0, 0, seconds)
+    wave_S[: len(wave_S) // 3] //= 1000  # silence, for the VAD
+    audio.write(tmp_path / "a.wav", wave_S, RATE)
+    emb_D = model.embed(tmp_path / "a.wav")
+    assert emb_D.dtype == np.float32
+    assert emb_D.shape == (model.embed_dim,) == (16,)
+    wanted_D = stage_5(tmp_path / "exp", tmp_path / "a.wav")
+    if "model.max_seconds=0.5" in overrides:  # a mean of windows, by numpy instead of torch
+        assert relative_error(emb_D, wanted_D) < 1e-6
+    else:
+        assert np.array_equal(emb_D, wanted_D)
+    assert np.array_equal(model.embed(wave_S), emb_D)
+    assert np.array_equal(model.embed((tmp_path / "a.wav").read_bytes()), emb_D)
+
+
+def test_vad_changes_the_embedding_to_that_of_the_speech(open_small):
+    wave_S = make_wave(0, 0, 3.0)
+    wave_S[16000:32000] //= 1000
+    with_vad, without = open_small("vad={}", name="a"), open_small(name="b")
+    speech_S = with_vad.runtime.vad(wave_S)
+    assert 32000 <= len(speech_S) < 36000
+    assert np.array_equal(with_vad.embed(wave_S), without.embed(speech_S))
+    assert relative_error(with_vad.embed(wave_S), without.embed(wave_S)) > 1e-3
+
+
+def test_many_are_each_as_alone_in_order(open_small, wavs):
+    model = open_small("model.max_seconds=1.1")
+    sources = [*wavs, make_wave(4, 0, 70.0), make_wave(4, 0, 0.01), wavs[0].read_bytes()]
+    emb_ND = model.embed_many(sources)
+    assert emb_ND.dtype == np.float32
+    for source, emb_D in zip(sources, emb_ND):
+        assert relative_error(emb_D, model.embed(source)) < 1e-5
+    assert relative_error(emb_ND[0], emb_ND[2]) > 1e-2
+    assert model.embed_many([]).shape == (0, 16)
+
+
+def test_one_broken_among_many(open_small, wavs):
+    model = open_small()
+    sources = [wavs[0], "nowhere.wav", wavs[1]]
+    with pytest.raises(FileNotFoundError, match="nowhere.wav: no such file"):
+        model.embed_many(sources)
+    results = dict(model.embed_each(sources))
+    assert sorted(results) == [0, 1, 2]
+    assert isinstance(results[1], FileNotFoundError)
+    assert np.array_equal(results[2], model.embed(wavs[1]))
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(
+    open_small, wavs, caplog, monkeypatch
+):
+    monkeypatch.setattr("speakerlab.progress.SECONDS_PER_LINE", 0.0)
+    with caplog.at_level("INFO"):
+        open_small().embed_many(wavs, progress=True)
+    assert "3 of 8 recordings, " in caplog.text
+
+
+def test_another_rate_is_told_for_arrays_and_read_from_files(open_small, tmp_path):
+    model = open_small()
+    wave_S = make_wave(0, 0, 2.0, 48000)
+    soundfile.write(tmp_path / "a.flac", wave_S, 48000)
+    emb_D = model.embed(tmp_path / "a.flac")
+    assert np.array_equal(model.embed(wave_S, 48000), emb_D)
+    assert np.array_equal(model.embed_many([wave_S], 48000)[0], emb_D)
+    assert relative_error(model.embed(wave_S), emb_D) > 1e-2  # taken for 16 kHz
+    assert relative_error(model.embed(make_wave(0, 0, 2.0)), emb_D) < 0.2  # much the same sound
+
+
+def test_a_comparison_with_calibration(open_small, wavs):
+    model = open_small(calibration=CALIBRATION)
+    a, b = model.embed(wavs[0]), model.embed(wavs[4])
+    score = float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+    result = model.verify(wavs[0], wavs[4])
+    assert result.score == pytest.approx(score, abs=1e-6)
+    assert result.llr == pytest.approx(10 * score - 5, abs=1e-4)
+    assert (result.threshold, result.is_same) == (0.5, score >= 0.5)
+    same = model.verify(wavs[0], str(wavs[0]))
+    assert same.score == pytest.approx(1, abs=1e-6)
+    assert same.is_same
+    strict = model.verify(wavs[0], wavs[4], far=0.01)
+    assert (strict.threshold, strict.is_same) == (0.9999, score >= 0.9999)
+    with pytest.raises(ValueError, match="no threshold for this false-alarm rate, got 0.03"):
+        model.verify(wavs[0], wavs[4], far=0.03)
+
+
+def test_a_comparison_without_calibration_decides_nothing(open_small, wavs):
+    model = open_small()
+    result = model.verify(wavs[0], wavs[1])
+    assert (result.llr, result.is_same, result.threshold) == (None, None, None)
+    with pytest.raises(ValueError, match="model: has no calibration, got far=0.01; run `speakerla"):
+        model.verify(wavs[0], wavs[1], far=0.01)
+
+
+def test_enrolled_speakers_are_found_again(open_small, wavs, tmp_path):
+    model = open_small(calibration=CALIBRATION)
+    with pytest.raises(ValueError, match="identify: nobody is enrolled, got 0 speakers"):
+        model.identify(wavs[0])
+    model.enroll("ann", [wavs[0], wavs[1]])
+    model.enroll("bob", wavs[4])
+    units = [e / np.linalg.norm(e) for e in map(model.embed, wavs[:2])]
+    mean = sum(units) / np.linalg.norm(sum(units))
+    probe = model.embed(wavs[5])
+    probe /= np.linalg.norm(probe)
+    found = model.identify(wavs[5])
+    scores = dict(found.ranking)
+    assert scores["ann"] == pytest.approx(float(mean @ probe), abs=1e-6)
+    bob = model.embed(wavs[4])
+    assert scores["bob"] == pytest.approx(float(bob @ probe / np.linalg.norm(bob)), abs=1e-6)
+    assert [row[1] for row in found.ranking] == sorted(scores.values(), reverse=True)
+    assert found.threshold == 0.5
+    assert found.is_known == (found.ranking[0][1] >= 0.5)
+    model.save_speakers(tmp_path / "team.safetensors")
+    again = speakerlab.load(tmp_path / "exp", device="cpu")
+    again.load_speakers(tmp_path / "team.safetensors")
+    assert again.identify(wavs[5]) == found
+    again.enroll("ann", wavs[6])  # in place of the one that was
+    assert sorted(again.speakers) == ["ann", "bob"]
+    assert again.identify(wavs[6]).ranking[0] == ("ann", pytest.approx(1, abs=1e-6))
+
+
+def test_nobody_is_named_below_the_threshold(open_small, wavs):
+    model = open_small(calibration=CALIBRATION)
+    model.enroll("ann", wavs[0])
+    far_away = model.identify(wavs[6], far=0.01)
+    assert far_away.ranking[0][1] < 0.9999
+    assert (far_away.is_known, far_away.name) == (False, None)
+    assert model.identify(wavs[0], far=0.01).name == "ann"
+    undecided = open_small(name="b")
+    undecided.enroll("ann", wavs[0])
+    found = undecided.identify(wavs[6])
+    assert (found.is_known, found.threshold, found.name) == (None, None, "ann")
+
+
+def test_speakers_of_another_model_or_of_none_are_refused(open_small, wavs, tmp_path):
+    model, other = open_small(name="a"), open_small("seed=1", name="b")
+    model.enroll("ann", wavs[0])
+    path = tmp_path / "team.safetensors"
+    model.save_speakers(path)
+    with pytest.raises(ValueError) as refused:
+        other.load_speakers(path)
+    assert str(refused.value) == (
+        f"{path}: was made with another model (sha256 {model.sha256[:12]}), got "
+        f"{other.sha256[:12]}; enrol the speakers with this one"
+    )
+    with pytest.raises(FileNotFoundError, match="none: no such file; enrol speakers first"):
+        model.load_speakers(tmp_path / "none")
+    for content in (b"junk", (tmp_path / "a" / "model" / "embedder.safetensors").read_bytes()):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="team.safetensors: holds no speakers, got .*; enrol"):
+            model.load_speakers(path)
+    for name, sources in (("", wavs[0]), ("eve", [])):
+        with pytest.raises(ValueError, match="enrol: "):
+            model.enroll(name, sources)
+
+
+def test_where_there_is_no_model(tmp_path):
+    with pytest.raises(FileNotFoundError, match="has no model, got no embedder.safetensors"):
+        speakerlab.load(tmp_path)
+    with pytest.raises(ValueError, match="hub:"):
+        speakerlab.load("hub:no-such-model")
+
+
+def test_a_device_that_is_not_there(open_small, tmp_path):
+    open_small()
+    with pytest.raises(ValueError, match="device: must be auto, cpu or cuda, got 'tpu'"):
+        speakerlab.load(tmp_path / "exp", device="tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="device: no GPU can be used, got 'cuda'"):
+            speakerlab.load(tmp_path / "exp", device="cuda")
+
+
+def test_importing_waits_for_nothing_heavy():
+    code = "import sys, speakerlab; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1]).returncode == 0
+    )

@@ -1,0 +1,123 @@
+"""Long recordings: the Python API, stage 5 and ONNX agree, each in bounded memory.
+
+In `make test` five minutes and a small model; in `make test-all` an hour, CAM++ at full size and
+ONNX, whose export takes as long as everything else here.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from models_on_disk import publish_small
+from voices import make_wave
+
+import speakerlab
+from speakerlab.config import load_config
+from speakerlab.data import audio
+from speakerlab.data.convert import read_wave
+from speakerlab.data.dataset import Piece
+from speakerlab.export import export_onnx
+from speakerlab.extraction import embed_pieces
+from speakerlab.published import load_published
+
+ROOT = Path(__file__).parents[1]
+RATE = 16000
+GIB = 2**30
+# One runtime embeds one file and tells its peak memory in bytes.
+MEASURED = """
+import resource, sys
+from pathlib import Path
+import numpy as np, torch
+torch.set_num_threads(1)
+runtime, model, wav, out = sys.argv[1:]
+if runtime == "stage 5":
+    from speakerlab.data import audio
+    from speakerlab.data.dataset import Piece
+    from speakerlab.extraction import embed_pieces
+    from speakerlab.published import load_published
+    pieces = [Piece(wav, 0, audio.read_info(wav).num_samples)]
+    embedder = load_published(Path(model)).embedder
+    emb_D = embed_pieces(embedder, pieces, device=torch.device("cpu"))[0]
+else:
+    import speakerlab
+    emb_D = speakerlab.load(model, device="cpu").embed(wav)
+np.save(out, emb_D)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def write_long(path: Path, minutes: int) -> None:
+    """At 48 kHz a voice a minute, ten in turn; in the second channel another one."""
+    voices = [np.tile(make_wave(speaker, 0, 10.0, 48000), 6) for speaker in range(10)]
+    with soundfile.SoundFile(path, "w", 48000, 2, subtype="PCM_16") as file:
+        for minute in range(minutes):
+            file.write(np.stack([voices[minute % 10], voices[(minute + 5) % 10]], axis=1))
+
+
+def write_at_the_models_rate(wide: Path, path: Path) -> None:
+    """The same as stage 5 takes it: 16 kHz, 16 bits."""
+    audio.write(path, np.rint(read_wave(wide, sample_rate=RATE) * 32767).astype(np.int16), RATE)
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def test_five_minutes_by_the_api_and_stage_5(tmp_path, make_config, make_embedder):
+    config, embedder = make_config(), make_embedder()
+    exp = publish_small(tmp_path / "exp", config, embedder)
+    write_long(tmp_path / "wide.wav", 5)
+    write_at_the_models_rate(tmp_path / "wide.wav", tmp_path / "a.wav")
+    model = speakerlab.load(exp, device="cpu")
+    emb_D = model.embed(tmp_path / "a.wav")
+    with audio.stream(tmp_path / "wide.wav") as stream:
+        sizes = [len(block) for block in stream.blocks]
+    assert max(sizes) == audio.BLOCK_SAMPLES
+    assert sum(sizes) == 5 * 60 * 48000
+    assert cosine(model.embed(tmp_path / "wide.wav"), emb_D) > 0.99999
+    piece = Piece(str(tmp_path / "a.wav"), 0, 5 * 60 * RATE)
+    wanted_D = embed_pieces(load_published(exp).embedder, [piece], device=torch.device("cpu"))[0]
+    assert np.abs(emb_D - wanted_D).max() < 1e-6 * np.abs(wanted_D).max()
+    # it is a mean of three windows, and of the first channel: else the cosine would be lower
+    assert cosine(model.embed(audio.read(tmp_path / "a.wav")[: 100 * RATE]), emb_D) < 0.9999
+    wide_SC, _ = soundfile.read(tmp_path / "wide.wav", dtype="int16")
+    assert cosine(model.embed(wide_SC[:, 1], 48000), emb_D) < 0.9999
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_an_hour_takes_less_than_2_gib_and_all_agree(tmp_path, make_config):
+    from speakerlab.build import build_embedder
+
+    torch.manual_seed(0)
+    config = load_config([ROOT / "conf" / "campplus.yaml"])
+    embedder = build_embedder(config)
+    with torch.no_grad():
+        embedder.train()(0.1 * torch.randn(4, 2 * RATE))  # so that BatchNorm has seen data
+    exp = publish_small(tmp_path / "exp", config, embedder.eval())
+    del embedder
+    export_onnx(exp, tmp_path / "model.onnx")
+    write_long(tmp_path / "wide.wav", 60)
+    write_at_the_models_rate(tmp_path / "wide.wav", tmp_path / "a.wav")
+    embs, peaks = {}, {}
+    for runtime, model, wav in (
+        ("api", "exp", "wide.wav"),
+        ("stage 5", "exp", "a.wav"),
+        ("onnx", "model.onnx", "wide.wav"),
+    ):
+        out = tmp_path / f"{runtime}.npy"
+        words = [sys.executable, "-c", MEASURED, runtime, tmp_path / model, tmp_path / wav, out]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        embs[runtime], peaks[runtime] = np.load(out), int(done.stdout) / GIB
+    (tmp_path / "wide.wav").unlink()  # 0.7 GB
+    print({runtime: round(peak, 2) for runtime, peak in peaks.items()})
+    assert max(peaks.values()) < 2
+    assert cosine(embs["api"], embs["stage 5"]) >= 0.99999
+    assert cosine(embs["api"], embs["onnx"]) >= 0.99999
