@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 PROJECTION = "projection."  # WeSpeaker's head, in the same checkpoint
 # Arguments that change how a model computes, not what.
 FREE_ARGS = {"memory_efficient"}
+MAX_SECONDS = {"redimnet": 30.0}  # attention costs the square of the length; as in conf/
 
 
 def import_checkpoint(
@@ -107,7 +108,11 @@ def _convert(
     features = frontend or frontend_of(found.toolkit, folder=source.checkpoint.absolute().parent)
     section = foreign.head()
     values = {
-        "model": {"name": found.model, "args": found.args},
+        "model": {
+            "name": found.model,
+            "args": found.args,
+            **({"max_seconds": MAX_SECONDS[found.model]} if found.model in MAX_SECONDS else {}),
+        },
         "frontend": foreign.frontend(features),
         **({"head": section} if section else {}),
     }

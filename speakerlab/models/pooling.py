@@ -1,14 +1,19 @@
-"""Averages over time, shared by the models: statistics pooling, and means over short segments.
+"""Averages over time, shared by the models: the poolings, and means over short segments.
 
 In: feature maps whose last axis is time, in any float type. Out: fp32 (fp64 of fp64).
 Sums of squares leave the range of fp16 and lose most digits in bf16, so everything here is computed
-in at least fp32 whatever autocast says. Input that is too short to pool is refused here, too.
+in at least fp32 whatever autocast says, but for the convolutions that score frames for attention.
+Input that is too short to pool is refused here, too.
 
 Letters: B batch, C channels, T frames, F mel bins, S segments, K = 2 x everything between B and T.
 """
 
+from collections import OrderedDict
+from difflib import get_close_matches
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 # What the square root is kept away from where a model adds no epsilon of its own. Far below any
 # variance that fp32 features have, and its root (1e-15) still divides without overflow.
@@ -80,3 +85,189 @@ def segment_context(x_BCT: Tensor, members_TS: Tensor) -> Tensor:
 def spread_segments(mask_BCS: Tensor, members_TS: Tensor) -> Tensor:
     """Repeat the value of each segment for its frames, (B, C, S) -> (B, C, T); exact copies."""
     return mask_BCS @ members_TS.to(mask_BCS.dtype).T
+
+
+def attentive_mean_std(x_BCT: Tensor, scores_BCT: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and deviation (B, C) under the weights softmax(scores) over time.
+
+    The deviation is sqrt(max(var, eps)) of the weighted variance. Everything is taken relative to
+    the first frame: a constant, and a single frame, then come out exactly, and large values cost no
+    digits. As the weights sum to one, no gradient flows through that reference.
+    """
+    with fp32_island(x_BCT):
+        wide_BCT = widened(x_BCT)
+        weight_BCT = widened(scores_BCT).softmax(-1)
+        first_BC1 = wide_BCT[..., :1].detach()
+        offset_BCT = wide_BCT - first_BC1
+        mean_BC1 = (weight_BCT * offset_BCT).sum(-1, keepdim=True)
+        var_BC = (weight_BCT * (offset_BCT - mean_BC1).square()).sum(-1)
+        std_BC = var_BC.clamp_min(max(eps, TINY_VARIANCE)).sqrt()
+        return (first_BC1 + mean_BC1).squeeze(-1), std_BC
+
+
+def convolve_with_context(conv: nn.Conv1d, x_BCT: Tensor, context_BK: Tensor) -> Tensor:
+    """A 1x1 convolution of x and, after it, of a context that is the same at all frames.
+
+    Equal to `conv(cat([x, context.expand(..., T)], 1))`; the share of the context is computed once
+    for each utterance, and in fp32, so that two overflows of fp16 never meet as inf - inf.
+    """
+    channels = x_BCT.shape[1]
+    share_BCT = functional.conv1d(x_BCT, conv.weight[:, :channels], conv.bias)
+    with fp32_island(x_BCT):
+        weight_CK = widened(conv.weight[:, channels:, 0])
+        share_BC = functional.linear(context_BK, weight_CK)
+    return share_BCT + share_BC.unsqueeze(-1)
+
+
+class Pooling(nn.Module):
+    """Statistics over time: (B, C, T) or (B, C, F, T) -> (B, out_dim), `in_dim` being C or C x F.
+
+    `eps` keeps the variance off 0: 1e-7 in WeSpeaker; in 3D-Speaker 1e-8, with attention 1e-10.
+    `min_frames` is the fewest frames that give more than a constant; one is always finite.
+    """
+
+    min_frames = 2
+    num_stats = 2
+
+    def __init__(self, in_dim: int, *, eps: float = 1e-7) -> None:
+        super().__init__()
+        self.out_dim = self.num_stats * in_dim
+        self.eps = eps
+
+
+class TAP(Pooling):
+    """Temporal average pooling: the mean."""
+
+    min_frames = 1
+    num_stats = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        with fp32_island(x):
+            return widened(x).mean(-1).flatten(1)
+
+
+class TSDP(Pooling):
+    """Temporal standard deviation pooling: the deviation."""
+
+    num_stats = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mean_std(x, eps=self.eps)[:, self.out_dim :]
+
+
+class TSTP(Pooling):
+    """Temporal statistics pooling: mean and deviation (Snyder et al., "X-Vectors", ICASSP 2018)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mean_std(x, eps=self.eps)
+
+
+class ASTP(Pooling):
+    """Attentive statistics pooling: each channel weighs the frames by a small network.
+
+    Okabe, Koshinaka, Shinoda: "Attentive Statistics Pooling for Deep Speaker Embedding",
+    Interspeech 2018, arXiv 1803.10963; per channel, and with `global_context` (the network also
+    sees mean and deviation of the utterance) as in ECAPA-TDNN, arXiv 2005.07143.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        *,
+        eps: float = 1e-7,
+        bottleneck: int = 128,
+        global_context: bool = False,
+    ) -> None:
+        super().__init__(in_dim, eps=eps)
+        self.global_context = global_context
+        self.linear1 = nn.Conv1d(in_dim * (3 if global_context else 1), bottleneck, 1)
+        self.linear2 = nn.Conv1d(bottleneck, in_dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_BCT = x.flatten(1, -2)
+        into_BCT = x_BCT.to(self.linear1.weight.dtype)
+        if self.global_context:
+            context_BK = mean_std(x_BCT, eps=self.eps)
+            hidden = convolve_with_context(self.linear1, into_BCT, context_BK)
+        else:
+            hidden = self.linear1(into_BCT)
+        scores_BCT = self.linear2(hidden.tanh())
+        return torch.cat(attentive_mean_std(x_BCT, scores_BCT, eps=self.eps), dim=1)
+
+
+class MQMHASTP(Pooling):
+    """Multi-query multi-head attentive statistics pooling.
+
+    Zhao, Wei, Xiao, Wang, Li: "Multi-Query Multi-Head Attention Pooling and Inter-Topk Penalty for
+    Speaker Verification", ICASSP 2022, arXiv 2110.05042. Out: for each query, for each head, the
+    means and then the deviations of the head's channels.
+    """
+
+    num_queries = 2
+    num_heads = 8
+    num_stats = 2 * num_queries
+
+    def __init__(self, in_dim: int, *, eps: float = 1e-7, bottleneck: int = 64) -> None:
+        super().__init__(in_dim, eps=eps)
+        if in_dim % self.num_heads:
+            raise ValueError(
+                f"mqmhastp: the heads share the channels evenly, got {in_dim} channels for "
+                f"{self.num_heads} heads; give the model a multiple"
+            )
+        width = in_dim // self.num_heads
+        self.n_query = nn.ModuleList(
+            _Query(width, num_heads=self.num_heads, bottleneck=bottleneck)
+            for _ in range(self.num_queries)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_BCT = x.flatten(1, -2)
+        stats = []
+        for query in self.n_query:
+            mean_BC, std_BC = attentive_mean_std(x_BCT, query(x_BCT), eps=self.eps)
+            by_head = [stat.unflatten(1, (self.num_heads, -1)) for stat in (mean_BC, std_BC)]
+            stats.append(torch.cat(by_head, dim=2).flatten(1))
+        return torch.cat(stats, dim=1)
+
+
+class _Query(nn.Module):
+    """Scores of one query: each head sees, and weighs, its own channels."""
+
+    def __init__(self, width: int, *, num_heads: int, bottleneck: int) -> None:
+        super().__init__()
+        self.heads_att_trans = nn.ModuleList(
+            nn.Sequential(
+                OrderedDict(
+                    att_0=nn.Conv1d(width, bottleneck, 1),
+                    tanh0=nn.Tanh(),
+                    att_1=nn.Conv1d(bottleneck, width, 1),
+                )
+            )
+            for _ in range(num_heads)
+        )
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        into_BCT = x_BCT.to(next(self.parameters()).dtype)
+        chunks = into_BCT.chunk(len(self.heads_att_trans), dim=1)
+        return torch.cat([head(c) for head, c in zip(self.heads_att_trans, chunks)], dim=1)
+
+
+POOLINGS = {"tap": TAP, "tsdp": TSDP, "tstp": TSTP, "astp": ASTP, "mqmhastp": MQMHASTP}
+
+
+def make_pooling(
+    name: str, in_dim: int, *, eps: float = 1e-7, global_context: bool = False
+) -> Pooling:
+    """A pooling by its name; see `Pooling` for what goes in, what comes out, and `eps`."""
+    if name not in POOLINGS:
+        nearest = get_close_matches(name.lower(), POOLINGS, n=1, cutoff=0.5)
+        advice = f"did you mean {nearest[0]!r}? known" if nearest else "known"
+        raise ValueError(f"pooling: unknown name, got {name!r}; {advice}: {', '.join(POOLINGS)}")
+    if global_context and name != "astp":
+        raise ValueError(
+            f"pooling: only astp takes the global context, got {name!r}; "
+            "set pooling to 'astp' or global_context to false"
+        )
+    if global_context:
+        return ASTP(in_dim, eps=eps, global_context=True)
+    return POOLINGS[name](in_dim, eps=eps)

@@ -1,0 +1,187 @@
+"""ECAPA-TDNN: time-delay layers with Res2Net splits and squeeze-excitation, attentive pooling.
+
+In: feats_BTF, log mel features, fp32. Out: emb_BD.
+Desplanques, Thienpondt, Demuynck: "ECAPA-TDNN: Emphasized Channel Attention, Propagation and
+Aggregation in TDNN Based Speaker Verification", Interspeech 2020, arXiv 2005.07143.
+
+This is the network of SpeechBrain and 3D-Speaker; WeSpeaker's, in ecapa_tdnn_wespeaker.py, differs
+throughout. Names and shapes of the parameters are those of the published checkpoints.
+
+Letters: B batch, T frames, F mel bins, C channels, K mean and deviation of C, D embedding.
+"""
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from speakerlab.models.pooling import (
+    attentive_mean_std,
+    convolve_with_context,
+    fp32_island,
+    refuse_unusable,
+    widened,
+)
+
+DILATIONS = (2, 3, 4)  # of the three blocks
+
+
+class ECAPATDNN(nn.Module):
+    """ECAPA-TDNN (default: as 3D-Speaker publishes it; `channels` 512: the paper's smaller one)."""
+
+    min_frames = 5  # the most that is reflected at an edge, four frames, and the edge itself
+
+    def __init__(
+        self,
+        *,
+        feat_dim: int = 80,
+        embed_dim: int = 192,
+        channels: int = 1024,
+        scale: int = 8,
+        squeezed_channels: int = 128,
+        attention_channels: int = 128,
+        global_context: bool = True,
+    ) -> None:
+        super().__init__()
+        refuse_scale(channels, scale)
+        self.feat_dim = feat_dim
+        self.embed_dim = embed_dim
+        blocks = [
+            Block(channels, dilation=dilation, scale=scale, squeezed_channels=squeezed_channels)
+            for dilation in DILATIONS
+        ]
+        self.blocks = nn.ModuleList([TimeDelay(feat_dim, channels, kernel=5), *blocks])
+        wide = len(blocks) * channels
+        self.mfa = TimeDelay(wide, wide)
+        self.asp = AttentiveStatistics(
+            wide, attention_channels=attention_channels, global_context=global_context
+        )
+        self.asp_bn = _within(norm=nn.BatchNorm1d(2 * wide))
+        self.fc = _within(conv=nn.Conv1d(2 * wide, embed_dim, 1))
+
+    def forward(self, feats_BTF: Tensor) -> Tensor:
+        """Embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
+        refuse_unusable(
+            feats_BTF, name="ECAPATDNN", feat_dim=self.feat_dim, min_frames=self.min_frames
+        )
+        x_BCT = feats_BTF.transpose(1, 2)
+        outputs: list[Tensor] = []
+        for block in self.blocks:
+            x_BCT = block(x_BCT)
+            outputs.append(x_BCT)
+        stats_BK = self.asp_bn(self.asp(self.mfa(torch.cat(outputs[1:], dim=1))))
+        return self.fc(stats_BK.unsqueeze(-1)).squeeze(-1)
+
+
+class TimeDelay(nn.Module):
+    """Convolution over time that keeps the number of frames by reflection, ReLU, BatchNorm."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, *, kernel: int = 1, dilation: int = 1
+    ) -> None:
+        super().__init__()
+        padding = dilation * (kernel // 2)
+        conv = nn.Conv1d(
+            in_channels,
+            out_channels,
+            kernel,
+            dilation=dilation,
+            padding=padding,
+            padding_mode="reflect" if padding else "zeros",
+        )
+        self.conv = _within(conv=conv)
+        self.norm = _within(norm=nn.BatchNorm1d(out_channels))
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        return self.norm(F.relu(self.conv(x_BCT), inplace=True))
+
+
+class Block(nn.Module):
+    """1x1 layer, Res2Net split, 1x1 layer and squeeze-excitation, beside the identity."""
+
+    def __init__(self, channels: int, *, dilation: int, scale: int, squeezed_channels: int) -> None:
+        super().__init__()
+        self.tdnn1 = TimeDelay(channels, channels)
+        self.res2net_block = Res2Split(channels, dilation=dilation, scale=scale)
+        self.tdnn2 = TimeDelay(channels, channels)
+        self.se_block = SqueezeExcitation(channels, squeezed_channels)
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        return x_BCT + self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(x_BCT))))
+
+
+class Res2Split(nn.Module):
+    """Channels in `scale` groups: the first passes by, the others go through layers in a row."""
+
+    def __init__(self, channels: int, *, dilation: int, scale: int) -> None:
+        super().__init__()
+        width = channels // scale
+        self.blocks = nn.ModuleList(
+            TimeDelay(width, width, kernel=3, dilation=dilation) for _ in range(scale - 1)
+        )
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        first, *others = x_BCT.chunk(len(self.blocks) + 1, dim=1)
+        outputs = [first]
+        for i, (layer, group) in enumerate(zip(self.blocks, others)):
+            outputs.append(layer(group if i == 0 else group + outputs[-1]))
+        return torch.cat(outputs, dim=1)
+
+
+class SqueezeExcitation(nn.Module):
+    """Weighs the channels of an utterance by a small network that sees their means."""
+
+    def __init__(self, channels: int, squeezed_channels: int) -> None:
+        super().__init__()
+        self.conv1 = _within(conv=nn.Conv1d(channels, squeezed_channels, 1))
+        self.conv2 = _within(conv=nn.Conv1d(squeezed_channels, channels, 1))
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        hidden_BC1 = F.relu(self.conv1(x_BCT.mean(-1, keepdim=True)))
+        return x_BCT * self.conv2(hidden_BC1).sigmoid()
+
+
+class AttentiveStatistics(nn.Module):
+    """Attentive statistics pooling whose network has ReLU and BatchNorm before its tanh.
+
+    (B, C, T) -> (B, K), fp32. The deviation of the context is the biased one.
+    """
+
+    EPS = 1e-12
+
+    def __init__(self, channels: int, *, attention_channels: int, global_context: bool) -> None:
+        super().__init__()
+        self.global_context = global_context
+        self.tdnn = TimeDelay(channels * (3 if global_context else 1), attention_channels)
+        self.conv = _within(conv=nn.Conv1d(attention_channels, channels, 1))
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        if self.global_context:
+            conv = self.tdnn.conv[0]
+            assert isinstance(conv, nn.Conv1d)
+            hidden = convolve_with_context(conv, x_BCT, self._context(x_BCT))
+            hidden = self.tdnn.norm(F.relu(hidden, inplace=True))
+        else:
+            hidden = self.tdnn(x_BCT)
+        scores_BCT = self.conv(hidden.tanh())
+        return torch.cat(attentive_mean_std(x_BCT, scores_BCT, eps=self.EPS), dim=1)
+
+    def _context(self, x_BCT: Tensor) -> Tensor:
+        with fp32_island(x_BCT):
+            var_BC, mean_BC = torch.var_mean(widened(x_BCT), dim=-1, correction=0)
+            return torch.cat([mean_BC, var_BC.clamp_min(self.EPS).sqrt()], dim=1)
+
+
+def refuse_scale(channels: int, scale: int) -> None:
+    """Raise ValueError, one line, unless the channels split evenly into at least two groups."""
+    if scale < 2 or channels % scale:
+        raise ValueError(
+            f"ECAPA-TDNN: channels must split into scale >= 2 even groups, got {channels} into "
+            f"{scale}; give a multiple"
+        )
+
+
+def _within(**layer: nn.Module) -> nn.Sequential:
+    """One layer under the second name that it has in the published checkpoints."""
+    return nn.Sequential(OrderedDict(layer))

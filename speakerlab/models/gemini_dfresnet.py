@@ -1,0 +1,104 @@
+"""Gemini DF-ResNet: a deep, narrow ResNet that keeps time fine and makes frequency coarse.
+
+In: feats_BTF, log mel features, fp32. Out: emb_BD.
+Liu, Lee, Wang, Li: "Golden Gemini Is All You Need: Finding the Sweet Spots for Speaker
+Verification", IEEE/ACM TASLP 2024, arXiv 2312.03620, on the design of Liu, Chen, Wang, Wang, Han,
+Qian: "DF-ResNet: Boosting Speaker Verification Performance with Depth-First Design", Interspeech
+2022. Names and shapes of the parameters are those of the checkpoints that WeSpeaker publishes.
+
+Letters: B batch, T frames (halved once on the way), F mel bins (divided by sixteen), C channels,
+D embedding.
+"""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from speakerlab.models.pooling import make_pooling, refuse_unusable
+
+# depth, counting the strided convolutions -> blocks per stage
+STAGES: dict[int, tuple[int, int, int, int]] = {
+    60: (3, 3, 9, 3),
+    114: (3, 3, 27, 3),
+    183: (3, 8, 45, 3),
+    237: (3, 8, 63, 3),
+}
+WIDENING = (1, 1, 2, 4, 8)  # channels of the stem and of each stage, in `m_channels`
+STRIDES = ((2, 1), (2, 2), (2, 1), (2, 1))  # (frequency, time), before each stage
+EXPANSION = 4
+
+
+class GeminiDFResNet(nn.Module):
+    """Gemini DF-ResNet (default: the 114 layers of WeSpeaker's recipe; 60, 183 and 237 exist).
+
+    A 3x3 stem, four stages of inverted bottlenecks with a strided convolution before each, then a
+    pooling (see pooling.py for the names and `pool_eps`).
+    """
+
+    def __init__(
+        self,
+        *,
+        feat_dim: int = 80,
+        embed_dim: int = 256,
+        depth: int = 114,
+        m_channels: int = 32,
+        pooling: str = "tstp",
+        pool_eps: float = 1e-7,
+    ) -> None:
+        super().__init__()
+        if depth not in STAGES:
+            known = ", ".join(map(str, STAGES))
+            raise ValueError(f"GeminiDFResNet: unknown depth, got {depth}; give one of {known}")
+        self.feat_dim = feat_dim
+        self.embed_dim = embed_dim
+        widths = [m_channels * factor for factor in WIDENING]
+        self.downsample_layers = nn.ModuleList([_conv_norm(1, widths[0], stride=(1, 1))])
+        self.stages = nn.ModuleList()
+        for i, (num_blocks, stride) in enumerate(zip(STAGES[depth], STRIDES)):
+            self.downsample_layers.append(_conv_norm(widths[i], widths[i + 1], stride=stride))
+            blocks = (InvertedBottleneck(widths[i + 1]) for _ in range(num_blocks))
+            self.stages.append(nn.Sequential(*blocks))
+
+        last_bins = -(-feat_dim // 16)  # each halving rounds up
+        self.pool = make_pooling(pooling, widths[-1] * last_bins, eps=pool_eps)
+        self.min_frames = 2 * (self.pool.min_frames - 1) + 1  # and so it does with frames
+        self.seg_1 = nn.Linear(self.pool.out_dim, embed_dim)
+
+    def forward(self, feats_BTF: Tensor) -> Tensor:
+        """Embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
+        refuse_unusable(
+            feats_BTF, name="GeminiDFResNet", feat_dim=self.feat_dim, min_frames=self.min_frames
+        )
+        x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
+        stem, *downsamples = self.downsample_layers
+        x_BCFT = F.relu(stem(x_BCFT), inplace=True)
+        for downsample, stage in zip(downsamples, self.stages):
+            x_BCFT = stage(downsample(x_BCFT))
+        return self.seg_1(self.pool(x_BCFT))
+
+
+class InvertedBottleneck(nn.Module):
+    """A 3x3 convolution of each channel alone, between two 1x1 ones that widen and narrow."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        wide = EXPANSION * channels
+        self.conv1 = nn.Conv2d(channels, wide, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(wide)
+        self.conv2 = nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False)
+        self.bn2 = nn.BatchNorm2d(wide)
+        self.conv3 = nn.Conv2d(wide, channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels)
+
+    def forward(self, x_BCFT: Tensor) -> Tensor:
+        y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
+        y_BCFT = F.relu(self.bn2(self.conv2(y_BCFT)), inplace=True)
+        y_BCFT = self.bn3(self.conv3(y_BCFT))
+        return F.relu(y_BCFT + x_BCFT, inplace=True)
+
+
+def _conv_norm(in_channels: int, out_channels: int, *, stride: tuple[int, int]) -> nn.Sequential:
+    """A 3x3 convolution, bias-free as a BatchNorm follows."""
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False),
+        nn.BatchNorm2d(out_channels),
+    )

@@ -1,0 +1,139 @@
+"""SimAM-ResNet: a ResNet whose blocks weigh each place of their map by how much it stands out.
+
+In: feats_BTF, log mel features, fp32. Out: emb_BD.
+Qin, Li, Weng, Su, Li: "Simple Attention Module Based Speaker Verification with Iterative Noisy
+Label Detection", ICASSP 2022, arXiv 2110.06534; the attention is from Yang, Zhang, Li, Xie: "SimAM:
+A Simple, Parameter-Free Attention Module for Convolutional Neural Networks", ICML 2021. Names and
+shapes of the parameters are those of the checkpoints that WeSpeaker publishes.
+
+Letters: B batch, T frames, F mel bins (both divided by up to eight on the way), C channels,
+D embedding.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from speakerlab.models.pooling import attentive_mean_std, fp32_island, refuse_unusable, widened
+
+# depth -> blocks per stage
+STAGES: dict[int, tuple[int, int, int, int]] = {34: (3, 4, 6, 3), 100: (6, 16, 24, 3)}
+ATTENTION_CHANNELS = 128
+VARIANCE_FLOOR = 1e-5  # of the pooled deviations
+REGULARISATION = 1e-4  # lambda of SimAM
+
+
+class SimAMResNet(nn.Module):
+    """SimAM-ResNet (default: SimAM-ResNet34 as WeSpeaker publishes it; `depth` may be 100).
+
+    Four residual stages, the last three halving time and frequency, and attentive pooling.
+    """
+
+    min_frames = 9  # three halvings, rounding up, leave two frames for the deviation
+
+    def __init__(
+        self,
+        *,
+        feat_dim: int = 80,
+        embed_dim: int = 256,
+        depth: int = 34,
+        m_channels: int = 64,
+    ) -> None:
+        super().__init__()
+        if depth not in STAGES:
+            known = ", ".join(map(str, STAGES))
+            raise ValueError(f"SimAMResNet: unknown depth, got {depth}; give one of {known}")
+        self.feat_dim = feat_dim
+        self.embed_dim = embed_dim
+        self.front = Front(m_channels, STAGES[depth])
+        last_bins = -(-feat_dim // 8)  # each halving rounds up
+        self.pooling = AttentivePooling(8 * m_channels * last_bins)
+        self.bottleneck = nn.Linear(self.pooling.out_dim, embed_dim)
+
+    def forward(self, feats_BTF: Tensor) -> Tensor:
+        """Embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
+        refuse_unusable(
+            feats_BTF, name="SimAMResNet", feat_dim=self.feat_dim, min_frames=self.min_frames
+        )
+        x_BCFT = self.front(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1))
+        return self.bottleneck(self.pooling(x_BCFT.flatten(1, 2)))
+
+
+class Front(nn.Module):
+    """A 3x3 stem and four stages of `SimAMBlock`s: (B, 1, F, T) -> (B, 8 m, F / 8, T / 8)."""
+
+    def __init__(self, m_channels: int, num_blocks: tuple[int, int, int, int]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(m_channels)
+        stages: list[nn.Sequential] = []
+        in_channels = m_channels
+        for i, depth in enumerate(num_blocks):
+            channels = m_channels * 2**i
+            first = SimAMBlock(in_channels, channels, stride=2 if i > 0 else 1)
+            rest = (SimAMBlock(channels, channels, stride=1) for _ in range(depth - 1))
+            stages.append(nn.Sequential(first, *rest))
+            in_channels = channels
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+
+    def forward(self, x_BCFT: Tensor) -> Tensor:
+        x_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
+        return self.layer4(self.layer3(self.layer2(self.layer1(x_BCFT))))
+
+
+class SimAMBlock(nn.Module):
+    """Two 3x3 convolutions and `simam`, beside a shortcut; the first convolution may stride.
+
+    The places that a stride skips are left out before the 1x1 convolution of the shortcut, not by
+    it: the backward pass of a strided 1x1 convolution is slow on a CPU.
+    """
+
+    def __init__(self, in_channels: int, channels: int, *, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.downsample = nn.Sequential()
+        if stride != 1 or in_channels != channels:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(in_channels, channels, 1, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x_BCFT: Tensor) -> Tensor:
+        y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
+        y_BCFT = simam(self.bn2(self.conv2(y_BCFT)))
+        kept_BCFT = x_BCFT[:, :, :: self.stride, :: self.stride]
+        return F.relu(y_BCFT + self.downsample(kept_BCFT), inplace=True)
+
+
+class AttentivePooling(nn.Module):
+    """Weighted mean and deviation, (B, C, T) -> (B, 2C); a small network weighs the frames."""
+
+    def __init__(self, in_dim: int) -> None:
+        super().__init__()
+        self.out_dim = 2 * in_dim
+        self.attention = nn.Sequential(
+            nn.Conv1d(in_dim, ATTENTION_CHANNELS, 1),
+            nn.ReLU(inplace=True),
+            nn.BatchNorm1d(ATTENTION_CHANNELS),
+            nn.Conv1d(ATTENTION_CHANNELS, in_dim, 1),
+        )
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        stats = attentive_mean_std(x_BCT, self.attention(x_BCT), eps=VARIANCE_FLOOR)
+        return torch.cat(stats, dim=1)
+
+
+def simam(x_BCFT: Tensor) -> Tensor:
+    """Each value times the sigmoid of its inverse energy: how far it is from the channel's mean.
+
+    The inverse energy is (x - mean)^2 / (4 (variance + lambda)) + 1/2, the variance unbiased over
+    the places of the map, of which there must be two. In fp32, as everything that squares.
+    """
+    with fp32_island(x_BCFT):
+        wide_BCFT = widened(x_BCFT)
+        var, mean = torch.var_mean(wide_BCFT, dim=(2, 3), keepdim=True)
+        inverse_energy = (wide_BCFT - mean).square() / (4 * (var + REGULARISATION)) + 0.5
+        return (wide_BCFT * inverse_energy.sigmoid()).to(x_BCFT.dtype)

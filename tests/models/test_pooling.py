@@ -1,0 +1,214 @@
+"""The poolings by hand, and at the edges: one frame, constants, large values in narrow types.
+
+Letters: B batch, T frames, F mel bins, C channels, K mean and deviation of C.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from speakerlab.models.pooling import (
+    ASTP,
+    MQMHASTP,
+    POOLINGS,
+    attentive_mean_std,
+    convolve_with_context,
+    make_pooling,
+)
+
+EPS = 1e-7
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+every_pooling = pytest.mark.parametrize(
+    ("name", "context"), [*((name, False) for name in POOLINGS), ("astp", True)]
+)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def make(name: str, context: bool, in_dim: int = 16) -> nn.Module:
+    torch.manual_seed(0)
+    return make_pooling(name, in_dim, eps=EPS, global_context=context)
+
+
+def halves(name: str, stats_BK: Tensor) -> tuple[Tensor, Tensor]:
+    """The means and the deviations in what a pooling of 16 channels gives; either may be none."""
+    if name == "tap":
+        return stats_BK, stats_BK[:, :0]
+    if name == "tsdp":
+        return stats_BK[:, :0], stats_BK
+    if name == "mqmhastp":  # 2 queries of 8 heads of 2 channels
+        mean, std = stats_BK.unflatten(1, (2, 8, 2, 2)).unbind(3)
+        return mean.flatten(1), std.flatten(1)
+    return stats_BK[:, :16], stats_BK[:, 16:]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("tap", [3, 1]), ("tsdp", [7**0.5, 1]), ("tstp", [3, 1, 7**0.5, 1])],
+)
+def test_statistics_by_hand(name, expected):
+    """1 2 6: mean 3, squares 4 + 1 + 9 over two; 0 1 2: mean 1, squares 1 + 0 + 1 over two."""
+    x_BCT = torch.tensor([[[1.0, 2.0, 6.0], [0.0, 1.0, 2.0]]])
+    pool = make_pooling(name, 2, eps=0.0)
+    assert pool(x_BCT)[0].tolist() == pytest.approx(expected, rel=1e-6)
+    assert pool.out_dim == len(expected)
+
+
+def test_attention_by_hand():
+    """Scores of 0 and ln 3 weigh 0 and 1 as a quarter and three: mean 3/4, variance 3/16."""
+    pool = ASTP(1, eps=0.0, bottleneck=1)
+    for parameter in pool.parameters():
+        nn.init.zeros_(parameter)
+    nn.init.ones_(pool.linear1.weight)
+    nn.init.constant_(pool.linear2.weight, math.log(3) / math.tanh(1))
+    stats = pool(torch.tensor([[[0.0, 1.0]]]))[0].tolist()
+    assert stats == pytest.approx([3 / 4, (3 / 16) ** 0.5], rel=1e-6)
+
+
+def test_heads_give_their_means_and_then_their_deviations():
+    """With equal weights: channel c is c and c + 2, so mean c + 1 and deviation 1."""
+    pool = MQMHASTP(16, eps=0.0)
+    for parameter in pool.parameters():
+        nn.init.zeros_(parameter)
+    c_C = torch.arange(16.0)
+    stats = pool(torch.stack([c_C, c_C + 2], dim=1).unsqueeze(0))[0]
+    one_query = [v for head in range(8) for v in (2 * head + 1, 2 * head + 2, 1, 1)]
+    assert stats.tolist() == pytest.approx(one_query * 2, rel=1e-6)
+
+
+def test_each_head_sees_its_own_channels_and_each_query_has_its_own_weights():
+    pool = make("mqmhastp", False)
+    x_BCT = torch.randn(1, 16, 5)
+    other_BCT = x_BCT.clone()
+    other_BCT[:, 4:6] = torch.randn(1, 2, 5)  # the channels of head 2
+    changed = (pool(x_BCT) != pool(other_BCT)).unflatten(1, (2, 8, 4)).all(-1)[0]
+    assert changed.tolist() == [[head == 2 for head in range(8)]] * 2
+    first, second = pool(x_BCT)[0].chunk(2)
+    assert not torch.allclose(first, second)
+
+
+@every_pooling
+@torch.no_grad()
+def test_channels_and_bins_are_pooled_as_channels(name, context):
+    pool = make(name, context)
+    x_BCFT = torch.randn(3, 4, 4, 9)
+    stats_BK = pool(x_BCFT)
+    assert stats_BK.shape == (3, pool.out_dim)
+    assert torch.equal(stats_BK, pool(x_BCFT.flatten(1, 2)))
+
+
+@every_pooling
+@every_dtype
+def test_one_frame_is_exact(name, context, dtype):
+    """Its mean is itself, its deviation the least there is, and its gradient finite."""
+    pool = make(name, context)
+    for scale in (0.0, 1.0, 1000.0):
+        x_BCT = (torch.rand(2, 16, 1) * scale).to(dtype).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mean, std = halves(name, pool(x_BCT))
+        assert torch.equal(mean, x_BCT.float().squeeze(-1).repeat(1, mean.shape[1] // 16))
+        assert torch.equal(std, torch.full_like(std, EPS).sqrt())
+        (mean.sum() + std.sum()).backward()
+        assert x_BCT.grad is not None and x_BCT.grad.isfinite().all()
+        assert torch.equal(x_BCT.grad, torch.full_like(x_BCT, mean.shape[1] // 16))
+
+
+@every_pooling
+@every_dtype
+@pytest.mark.parametrize("value", [0.0, 0.1, -1000.0])
+def test_constants_have_finite_gradients(name, context, dtype, value):
+    pool = make(name, context)
+    x_BCT = torch.full((2, 16, 47), value, dtype=dtype, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mean, std = halves(name, pool(x_BCT))
+    expected = x_BCT[0, 0, 0].item()
+    torch.testing.assert_close(mean, torch.full_like(mean, expected), rtol=2e-7, atol=0)
+    torch.testing.assert_close(std, torch.full_like(std, EPS).sqrt(), rtol=1e-4, atol=0)
+    (mean.sum() + std.sum()).backward()
+    assert x_BCT.grad is not None and x_BCT.grad.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in pool.parameters())
+
+
+@every_pooling
+@every_dtype
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+def test_large_values_are_pooled_in_fp32(name, context, dtype, narrow):
+    """Squares of 1000 are outside fp16, and their differences are lost in bf16."""
+    pool = make(name, context)
+    x_BCT = torch.tensor([1000.0, -1000.0]).repeat(2, 16, 50).to(dtype).requires_grad_()
+    with torch.autocast("cpu", dtype=narrow):
+        stats_BK = pool(x_BCT)
+    mean, std = halves(name, stats_BK)
+    assert stats_BK.dtype == torch.float32
+    if name in ("tap", "tsdp", "tstp"):
+        torch.testing.assert_close(mean, torch.zeros_like(mean))
+        torch.testing.assert_close(std, torch.full_like(std, 1000 * (100 / 99) ** 0.5))
+    else:  # of two values, whatever the weights
+        torch.testing.assert_close(mean.square() + std.square(), torch.full_like(mean, 1e6))
+    stats_BK.sum().backward()
+    assert x_BCT.grad is not None and x_BCT.grad.isfinite().all()
+
+
+@every_pooling
+@every_dtype
+@torch.no_grad()
+def test_narrow_types_only_store(name, context, dtype):
+    pool = make(name, context)
+    x_BCT = (1000 * torch.randn(3, 16, 47)).to(dtype)
+    assert torch.equal(pool(x_BCT), pool(x_BCT.float()))
+
+
+@torch.no_grad()
+def test_constants_are_exact_under_uneven_weights():
+    """Though the weights sum to one only nearly, which moves the mean of 1000 by 1e-4."""
+    torch.manual_seed(0)
+    mean, std = attentive_mean_std(torch.full((4, 8, 47), 1e3), torch.randn(4, 8, 47), eps=1e-12)
+    assert torch.equal(mean, torch.full((4, 8), 1e3))
+    assert torch.equal(std, torch.full((4, 8), 1e-12).sqrt())
+
+
+def test_gradient_of_attention_is_the_numerical_one():
+    """Though the frame that all is taken relative to counts as a constant."""
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+
+    def stats(x_BCT: Tensor, scores_BCT: Tensor) -> tuple[Tensor, Tensor]:
+        return attentive_mean_std(x_BCT, scores_BCT, eps=1e-12)
+
+    assert torch.autograd.gradcheck(stats, inputs)
+
+
+@torch.no_grad()
+def test_context_is_convolved_as_if_it_stood_at_every_frame():
+    conv = nn.Conv1d(9, 5, 1).double()
+    x_BCT, context_BK = torch.randn(2, 3, 7).double(), torch.randn(2, 6).double()
+    whole = conv(torch.cat([x_BCT, context_BK.unsqueeze(-1).expand(2, 6, 7)], dim=1))
+    torch.testing.assert_close(convolve_with_context(conv, x_BCT, context_BK), whole)
+
+
+@torch.no_grad()
+def test_two_overflows_do_not_meet():
+    """1e5 of the frame and -1e5 of the context, each outside fp16: no NaN comes of them."""
+    conv = nn.Conv1d(2, 1, 1)
+    conv.weight.copy_(torch.tensor([[[100.0], [-100.0]]]))
+    with torch.autocast("cpu", dtype=torch.float16):
+        sums = convolve_with_context(conv, torch.full((1, 1, 4), 1e3), torch.full((1, 1), 1e3))
+    assert not sums.isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("name", "in_dim", "context", "text"),
+    [
+        ("tspt", 16, False, "unknown name, got 'tspt'; did you mean 'tstp'?"),
+        ("ASTP", 16, False, "unknown name, got 'ASTP'; did you mean 'astp'?"),
+        ("xyz", 16, False, "unknown name, got 'xyz'; known: tap, tsdp, tstp, astp, mqmhastp"),
+        ("tstp", 16, True, "only astp takes the global context, got 'tstp'; set pooling to 'astp'"),
+        ("mqmhastp", 12, False, "got 12 channels for 8 heads; give the model a multiple"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_with_one_line(name, in_dim, context, text):
+    with pytest.raises(ValueError) as caught:
+        make_pooling(name, in_dim, global_context=context)
+    assert text in str(caught.value) and "\n" not in str(caught.value)
