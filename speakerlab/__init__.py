@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from speakerlab.api import SpeakerModel
+    from speakerlab.inference.speaker_model import SpeakerModel
 
 __version__ = "0.1.0"
 
 
 def load(model: str | Path, *, device: Literal["auto", "cpu", "cuda"] = "auto") -> "SpeakerModel":
     """Open an experiment, a model folder, an `.onnx` file, or `hub:ID` (a published model)."""
-    from speakerlab import api  # only now: the command line's help waits for no torch
+    from speakerlab.inference import speaker_model  # now: the command line's help needs no torch
 
-    return api.load(model, device=device)
+    return speaker_model.load(model, device=device)

@@ -18,12 +18,13 @@ import pytest
 import torch
 import yaml
 
-from speakerlab import archives, build
+from speakerlab import build
 from speakerlab.config import load_config
 from speakerlab.data.manifest import write_data_dir
-from speakerlab.foreign_files import read_tensors
 from speakerlab.initial import init_from
-from speakerlab.interop import import_checkpoint
+from speakerlab.interop import archives
+from speakerlab.interop.checkpoints import import_checkpoint
+from speakerlab.interop.files import read_tensors
 from speakerlab.published import file_sha256, load_published, publish
 from speakerlab.training.checkpoint import Checkpoints, load_state
 

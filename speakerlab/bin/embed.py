@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab import process
-from speakerlab.api import SpeakerModel
 from speakerlab.atomic import write_text
 from speakerlab.bin.command import parser
 from speakerlab.bin.model_options import add_model_options, open_model
 from speakerlab.data.manifest import read_table
-from speakerlab.embedding_files import WRITERS
 from speakerlab.faults import Faults
-from speakerlab.progress import Progress
+from speakerlab.inference.embedding_files import WRITERS
+from speakerlab.inference.speaker_model import SpeakerModel
+from speakerlab.inference.progress import Progress
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 log = logging.getLogger(__name__)

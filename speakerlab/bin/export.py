@@ -17,7 +17,7 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--format", choices=("onnx", "3dspeaker"), default="onnx")
     args = options.parse_args(words)
     if args.format == "3dspeaker":
-        from speakerlab.interop import export_3dspeaker as export
+        from speakerlab.interop.checkpoints import export_3dspeaker as export
     else:
         from speakerlab.export import export_onnx as export
     export(args.model, args.out)

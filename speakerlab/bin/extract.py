@@ -16,7 +16,7 @@ from speakerlab.build import build_embedder
 from speakerlab.data.loader import auto_workers
 from speakerlab.data.manifest import read_manifest
 from speakerlab.extraction import embed_pieces, utterance_pieces
-from speakerlab.progress import Progress
+from speakerlab.inference.progress import Progress
 from speakerlab.published import load_published
 from speakerlab.scoring.embeddings import EmbeddingTable
 

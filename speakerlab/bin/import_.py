@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser
-from speakerlab.foreign_config import FRONTENDS
-from speakerlab.interop import import_checkpoint
+from speakerlab.interop.checkpoints import import_checkpoint
+from speakerlab.interop.toolkit_config import FRONTENDS
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import speakerlab
-from speakerlab.api import SpeakerModel
+from speakerlab.inference.speaker_model import SpeakerModel
 
 SPEAKERS = Path("speakers.safetensors")  # where enrolled speakers are, unless said otherwise
 

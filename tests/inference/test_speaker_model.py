@@ -107,7 +107,7 @@ def test_one_broken_among_many(open_small, wavs):
 def test_progress_is_told_in_lines_where_there_is_no_terminal(
     open_small, wavs, caplog, monkeypatch
 ):
-    monkeypatch.setattr("speakerlab.progress.SECONDS_PER_LINE", 0.0)
+    monkeypatch.setattr("speakerlab.inference.progress.SECONDS_PER_LINE", 0.0)
     with caplog.at_level("INFO"):
         open_small().embed_many(wavs, progress=True)
     assert "3 of 8 recordings, " in caplog.text
@@ -230,5 +230,5 @@ def test_a_device_that_is_not_there(open_small, tmp_path):
 def test_importing_waits_for_nothing_heavy():
     code = "import sys, speakerlab; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
     assert (
-        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1]).returncode == 0
+        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
     )

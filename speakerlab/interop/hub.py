@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from speakerlab.atomic import write_json
-from speakerlab.hub_models import MODELS, MODELSCOPE, WESPEAKER_INDEX, HubModel
-from speakerlab.interop import import_checkpoint
+from speakerlab.interop.checkpoints import import_checkpoint
+from speakerlab.interop.hub_models import MODELS, MODELSCOPE, WESPEAKER_INDEX, HubModel
 from speakerlab.published import file_sha256
 
 log = logging.getLogger(__name__)

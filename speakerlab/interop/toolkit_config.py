@@ -14,7 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from speakerlab.data.dataset import class_names
-from speakerlab.foreign_names import Toolkit
+from speakerlab.interop.names import Toolkit
 
 FrontendName = Literal["3dspeaker", "wespeaker"]
 # What each toolkit computes features by; nothing of it stands in a checkpoint. 3D-Speaker gives

@@ -14,9 +14,9 @@ import numpy as np
 
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import read_wave
-from speakerlab.enrolment import Speakers
 from speakerlab.frontend.vad import EnergyVad
-from speakerlab.progress import Progress
+from speakerlab.inference.enrolment import Speakers
+from speakerlab.inference.progress import Progress
 from speakerlab.scoring.backend import unit_rows
 from speakerlab.scoring.calibration import Calibration
 from speakerlab.windows import cut_windows
@@ -72,7 +72,7 @@ def load(model: str | Path, *, device: Device = "auto") -> "SpeakerModel":
     Raises ValueError and FileNotFoundError with one line.
     """
     if str(model).startswith(HUB):
-        from speakerlab import hub
+        from speakerlab.interop import hub
 
         model = hub.fetch(str(model).removeprefix(HUB))
     if Path(model).suffix == ".onnx":
@@ -81,8 +81,8 @@ def load(model: str | Path, *, device: Device = "auto") -> "SpeakerModel":
         if device == "cuda":
             raise ValueError("device: an .onnx file runs on the CPU, got 'cuda'; take cpu or auto")
         return SpeakerModel(OnnxModel(Path(model)))
+    from speakerlab.inference.torch_model import TorchModel
     from speakerlab.published import load_published
-    from speakerlab.torch_model import TorchModel
 
     return SpeakerModel(TorchModel(load_published(Path(model)), device=device))
 

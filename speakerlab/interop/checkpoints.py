@@ -13,21 +13,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from speakerlab import archives
 from speakerlab.atomic import replacing
 from speakerlab.build import build_embedder, build_head
 from speakerlab.config import Config, parse_config
 from speakerlab.embedder import Embedder
-from speakerlab.foreign_config import (
+from speakerlab.frontend.fbank import Fbank
+from speakerlab.interop import archives
+from speakerlab.interop.files import WESPEAKER_NAME, Source, find_checkpoint, read_tensors
+from speakerlab.interop.names import Toolkit
+from speakerlab.interop.recognise import COUNTER, Recognised, complete_args, recognise
+from speakerlab.interop.toolkit_config import (
     ForeignConfig,
     FrontendName,
     frontend_of,
     read_config,
     read_speakers,
 )
-from speakerlab.foreign_files import WESPEAKER_NAME, Source, find_checkpoint, read_tensors
-from speakerlab.foreign_names import Toolkit
-from speakerlab.frontend.fbank import Fbank
 from speakerlab.published import (
     Published,
     file_sha256,
@@ -35,7 +36,6 @@ from speakerlab.published import (
     load_published,
     publish,
 )
-from speakerlab.recognise import COUNTER, Recognised, complete_args, recognise
 
 log = logging.getLogger(__name__)
 PROJECTION = "projection."  # WeSpeaker's head, in the same checkpoint

@@ -20,11 +20,11 @@ from toolkit_cases import CASES, STORED, real_files, run_peer, write_checkpoint
 from speakerlab import build
 from speakerlab.config import parse_config
 from speakerlab.data import audio
-from speakerlab.interop import export_3dspeaker, import_checkpoint
+from speakerlab.interop.checkpoints import export_3dspeaker, import_checkpoint
 from speakerlab.models import MODELS
 from speakerlab.published import Published, load_published, publish, read_classes
 
-SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", Path(__file__).parents[2] / "shared"))
+SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", Path(__file__).parents[3] / "shared"))
 CHECKOUTS = {"3dspeaker": "SPEAKERLAB_3DSPEAKER", "wespeaker": "SPEAKERLAB_WESPEAKER"}
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "models"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
 from figures import PARITY, read_figures
 from members import MEMBERS
 
+from speakerlab.interop.recognise import complete_args, recognise
 from speakerlab.models import MODELS
-from speakerlab.recognise import complete_args, recognise
 
 STORED = [
     pytest.param(name, marks=[] if member.smallest else [pytest.mark.slow])

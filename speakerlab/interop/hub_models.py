@@ -12,7 +12,7 @@ is done then. To add a model: a row.
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from speakerlab.foreign_config import FrontendName
+from speakerlab.interop.toolkit_config import FrontendName
 
 MODELSCOPE = "https://www.modelscope.cn/"
 WESPEAKER_INDEX = "https://modelscope.cn/api/v1/datasets/wenet/wespeaker_pretrained_models/oss/tree"

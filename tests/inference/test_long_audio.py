@@ -25,7 +25,7 @@ from speakerlab.export import export_onnx
 from speakerlab.extraction import embed_pieces
 from speakerlab.published import load_published
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RATE = 16000
 GIB = 2**30
 # One runtime embeds one file and tells its peak memory in bytes.

@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from speakerlab.foreign_config import read_config
+from speakerlab.interop.toolkit_config import read_config
 
 WESPEAKER_NAME = "avg_model.pt"
 NAMES = (WESPEAKER_NAME, "embedding_model.ckpt")  # what the toolkits call their checkpoints

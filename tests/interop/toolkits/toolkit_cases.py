@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "models"))
 
 from figures import fill, read_figures
 

@@ -9,7 +9,7 @@ every published member of tests/models/members.py to be recognised with exactly 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from speakerlab.foreign_names import Toolkit
+from speakerlab.interop.names import Toolkit
 from speakerlab.models import gemini_dfresnet, redimnet, resnet
 
 Stages = tuple[int, ...]

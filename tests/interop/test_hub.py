@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from speakerlab import hub
-from speakerlab.hub_models import MODELS
+from speakerlab.interop import hub
+from speakerlab.interop.hub_models import MODELS
 from speakerlab.models import MODELS as BACKBONES
 from speakerlab.published import load_published
 

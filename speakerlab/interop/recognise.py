@@ -13,9 +13,9 @@ from functools import lru_cache
 
 import torch
 
-from speakerlab.architectures import ARCHITECTURES, Architecture
 from speakerlab.faults import Faults
-from speakerlab.foreign_names import Toolkit, to_our_name
+from speakerlab.interop.architectures import ARCHITECTURES, Architecture
+from speakerlab.interop.names import Toolkit, to_our_name
 from speakerlab.models import MODELS
 from speakerlab.models.pooling import POOLINGS
 
