@@ -3,7 +3,7 @@
 In: wave_BS, float32 in [-1, 1].
 Out: feats_BTF, float32, by default with each utterance's mean removed.
 Letters: B rows of the batch, S samples, T frames, L samples of a frame, K bins of the power
-spectrum, F mel bins.
+spectrum, F mel bins, 2 real and imaginary part.
 
 What is computed, and in which order, is the feature extraction of Povey et al., "The Kaldi speech
 recognition toolkit", ASRU 2011 (`compute-fbank-feats` with snip-edges=true).
@@ -68,11 +68,26 @@ def frame_window(window: Window, *, length: int) -> Tensor:
     return torch.hann_window(length, periodic=False, dtype=torch.float64).pow(0.85)
 
 
+def dft_matrices(*, length: int, num_fft: int) -> Tensor:
+    """(2, L, K) float64: a frame times these is real and imaginary part of its spectrum.
+
+    The angle is taken modulo a turn in integers, so that every entry is exact to rounding.
+    """
+    turns_LK = torch.arange(length)[:, None] * torch.arange(num_fft // 2 + 1) % num_fft
+    angle_LK = turns_LK.double() * (2 * torch.pi / num_fft)
+    return torch.stack([angle_LK.cos(), -angle_LK.sin()])
+
+
 class Fbank(nn.Module):
-    """Kaldi-compatible log mel filter bank; the same module in training, extraction and export."""
+    """Kaldi-compatible log mel filter bank; the same module in training, extraction and export.
+
+    While it is traced for export the spectrum is a matrix product, which every runtime has, and not
+    an FFT, which few have; both err alike from the exact values.
+    """
 
     window_L: Tensor
     mel_KF: Tensor
+    dft_2LK: Tensor
 
     def __init__(
         self,
@@ -113,6 +128,8 @@ class Fbank(nn.Module):
         window_L, mel_KF = self._constants()
         self.register_buffer("window_L", window_L.float(), persistent=False)
         self.register_buffer("mel_KF", mel_KF.float(), persistent=False)
+        dft_2LK = dft_matrices(length=self.frame_length, num_fft=self.num_fft)
+        self.register_buffer("dft_2LK", dft_2LK.float(), persistent=False)
 
     @property
     def min_samples(self) -> int:
@@ -158,9 +175,16 @@ class Fbank(nn.Module):
         frames_BTL = frames_BTL - frames_BTL.mean(2, keepdim=True)
         before_BTL = torch.cat([frames_BTL[..., :1], frames_BTL[..., :-1]], dim=2)
         frames_BTL = (frames_BTL - self.preemphasis * before_BTL) * window_L
-        spectrum_BTK = torch.fft.rfft(frames_BTL, n=self.num_fft)
-        power_BTK = spectrum_BTK.real.square() + spectrum_BTK.imag.square()
-        return (power_BTK @ mel_KF).clamp_min(LOG_FLOOR).log()
+        return (self._power(frames_BTL) @ mel_KF).clamp_min(LOG_FLOOR).log()
+
+    def _power(self, frames_BTL: Tensor) -> Tensor:
+        """(B, T, L) to the power spectrum (B, T, K)."""
+        if torch.compiler.is_compiling():  # true while exporting, too
+            real_BTK, imag_BTK = frames_BTL @ self.dft_2LK[0], frames_BTL @ self.dft_2LK[1]
+        else:
+            spectrum_BTK = torch.fft.rfft(frames_BTL, n=self.num_fft)
+            real_BTK, imag_BTK = spectrum_BTK.real, spectrum_BTK.imag
+        return real_BTK.square() + imag_BTK.square()
 
     def _constants(self) -> tuple[Tensor, Tensor]:
         weights_KF = mel_matrix(

@@ -10,14 +10,14 @@ D embedding.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
+from speakerlab.models.batchnorm import BatchNorm2d
+from speakerlab.models.dense import append_rows, can_append
 from speakerlab.models.pooling import (
     mean_std,
     refuse_unusable,
@@ -34,7 +34,8 @@ class CAMPPlus(nn.Module):
 
     A 2-D residual `head` divides the frequency axis by eight; what is left is stacked into channels
     and goes through one strided TDNN layer, dense blocks that each end in a halving `transit`, and
-    statistics pooling. `memory_efficient` recomputes part of each dense layer in the backward pass.
+    statistics pooling. `memory_efficient` recomputes part of each dense layer in the backward pass
+    (not where a dense block has to take its plain formulation, see dense.py).
     """
 
     min_frames = 3  # the shortest input that leaves two frames for the unbiased deviation
@@ -109,13 +110,13 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.stride = stride
         self.conv1 = nn.Conv2d(channels, channels, 3, stride=(stride, 1), padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
+        self.bn1 = BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
+        self.bn2 = BatchNorm2d(channels)
         self.shortcut = nn.Sequential()
         if stride != 1:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels)
+                nn.Conv2d(channels, channels, 1, bias=False), BatchNorm2d(channels)
             )
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
@@ -178,28 +179,20 @@ class DenseLayer(nn.Module):
         )
 
     def forward(self, x_BCT: Tensor, members_TS: Tensor) -> Tensor:
-        if self.memory_efficient and self.training:
-            y_BCT = checkpoint(
-                self._bottleneck, x_BCT, use_reentrant=False, context_fn=self._contexts
-            )
-        else:
-            y_BCT = self._bottleneck(x_BCT)
-        return self.cam_layer(self.nonlinear2(y_BCT), members_TS)
-
-    def _bottleneck(self, x_BCT: Tensor) -> Tensor:
-        return self.linear1(self.nonlinear1(x_BCT))
-
-    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """What surrounds the forward pass, and what surrounds its repetition."""
-        return nullcontext(), _statistics_kept(self.nonlinear1[0])
+        """The plain formulation; dense.py has the one that is computed where it can be."""
+        hidden_BCT = self.nonlinear2(self.linear1(self.nonlinear1(x_BCT)))
+        return self.cam_layer(hidden_BCT, members_TS)
 
 
 class DenseBlock(nn.ModuleDict):
     """Named `DenseLayer`s that each see the input and the outputs of all layers before them."""
 
     def forward(self, x_BCT: Tensor) -> Tensor:
+        layers: list[Any] = list(self.values())
         members_TS = segment_members(x_BCT.shape[-1], SEGMENT_FRAMES, like=x_BCT)
-        for layer in self.values():
+        if can_append(layers, x_BCT):
+            return append_rows(layers, x_BCT, members_TS)
+        for layer in layers:
             x_BCT = torch.cat([x_BCT, layer(x_BCT, members_TS)], dim=1)
         return x_BCT
 
@@ -215,14 +208,14 @@ def _head(channels: int, blocks: tuple[int, ...]) -> nn.Sequential:
     """2-D convolutions on (B, 1, F, T); each stage and the last convolution halve F, none T."""
     layers = OrderedDict[str, nn.Module](
         conv1=nn.Conv2d(1, channels, 3, padding=1, bias=False),
-        bn1=nn.BatchNorm2d(channels),
+        bn1=BatchNorm2d(channels),
         relu1=nn.ReLU(inplace=True),
     )
     for i, depth in enumerate(blocks, 1):
         strides = [2] + [1] * (depth - 1)
         layers[f"layer{i}"] = nn.Sequential(*(ResidualBlock(channels, stride=s) for s in strides))
     layers["conv2"] = nn.Conv2d(channels, channels, 3, stride=(2, 1), padding=1, bias=False)
-    layers["bn2"] = nn.BatchNorm2d(channels)
+    layers["bn2"] = BatchNorm2d(channels)
     layers["relu2"] = nn.ReLU(inplace=True)
     return nn.Sequential(layers)
 
@@ -260,19 +253,3 @@ def _init_weights(module: nn.Module) -> None:
         nn.init.kaiming_normal_(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-@contextmanager
-def _statistics_kept(norm: nn.Module) -> Iterator[None]:
-    """Let a repeated forward pass update copies of the running statistics, which are dropped.
-
-    Switching tracking off instead would change what autograd saves, which `checkpoint` refuses.
-    """
-    kept = dict(norm.named_buffers())
-    for name, buffer in kept.items():
-        setattr(norm, name, buffer.clone())
-    try:
-        yield
-    finally:
-        for name, buffer in kept.items():
-            setattr(norm, name, buffer)

@@ -197,4 +197,6 @@ def test_exports_with_any_batch_and_length():
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     program = torch.export.export(fbank, (torch.zeros(2, 16000),), dynamic_shapes=(free,))
     wave_BS = speech_like(20 * CPU_FRAMES * 160, seed=9).reshape(10, -1)
-    assert (program.module()(wave_BS) - fbank(wave_BS)).abs().max() < 1e-5
+    # Not an FFT, but a matrix product: both are rounded relative to the loudest bin of a frame, and
+    # the floor of this wave is 60 dB below it.
+    assert (program.module()(wave_BS) - fbank(wave_BS)).abs().max() < 1e-3

@@ -1,0 +1,203 @@
+"""A dense block by rows against its plain formulation: values, gradients, statistics, memory.
+
+Letters: B batch, T frames, C channels.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from speakerlab.models.campplus import CAMPPlus, DenseBlock, DenseLayer
+from speakerlab.models.dense import append_rows, can_append
+from speakerlab.models.pooling import segment_members
+from speakerlab.training.batch_size import slow_batchnorm
+
+TINY = {
+    "embed_dim": 12,
+    "init_channels": 16,
+    "growth_rate": 8,
+    "blocks": (2, 2, 2),
+    "head_channels": 4,
+    "head_blocks": (1, 1),
+}
+
+
+def make_block(kernel_size=3, dilation=2, memory_efficient=False, dtype=torch.float64):
+    """Four layers on six channels; no parameter or statistic is the initial one."""
+    torch.manual_seed(0)
+    block = DenseBlock()
+    for i in range(4):
+        block[f"tdnnd{i}"] = DenseLayer(
+            6 + 4 * i,
+            growth_rate=4,
+            bottleneck=8,
+            kernel_size=kernel_size,
+            dilation=dilation,
+            memory_efficient=memory_efficient,
+        )
+    for norm in (m for m in block.modules() if isinstance(m, nn.BatchNorm1d)):
+        norm.weight.data.uniform_(-1, 2)
+        norm.bias.data.normal_()
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    return block.to(dtype)
+
+
+def members(x_BCT: Tensor) -> Tensor:
+    return segment_members(x_BCT.shape[-1], 100, like=x_BCT)
+
+
+def run_plain(block: DenseBlock, x_BCT: Tensor) -> Tensor:
+    for layer in block.values():
+        x_BCT = torch.cat([x_BCT, layer(x_BCT, members(x_BCT))], dim=1)
+    return x_BCT
+
+
+def run_rows(block: DenseBlock, x_BCT: Tensor) -> Tensor:
+    assert can_append(block.values(), x_BCT)
+    return append_rows(block.values(), x_BCT, members(x_BCT))
+
+
+def everything(run, block, x_BCT, steps=2):
+    """Outputs, gradients and buffers after some steps, by name."""
+    x_BCT = x_BCT.clone().requires_grad_()
+    for _ in range(steps):
+        y_BCT = run(block, x_BCT)
+        (
+            y_BCT * torch.linspace(-1, 2, y_BCT.numel(), dtype=y_BCT.dtype).view_as(y_BCT)
+        ).sum().backward()
+    found = {"output": y_BCT.detach(), "gradient of the input": x_BCT.grad}
+    found |= {f"gradient of {name}": p.grad for name, p in block.named_parameters()}
+    return found | dict(block.named_buffers())
+
+
+def require_close(rows, plain, allowed):
+    for name, value in plain.items():
+        if value is None:
+            assert rows[name] is None, name
+        else:
+            error = (rows[name] - value).abs().max() / value.abs().max().clamp_min(1e-12)
+            assert error < allowed, (name, float(error))
+
+
+@pytest.mark.parametrize("memory_efficient", [False, True])
+@pytest.mark.parametrize("frames", [2, 3, 100, 149, 230])
+def test_rows_are_the_plain_formulation(frames, memory_efficient):
+    block = make_block(memory_efficient=memory_efficient)
+    plain = copy.deepcopy(block)
+    x_BCT = torch.randn(3, 6, frames, dtype=torch.float64)
+    require_close(
+        everything(run_rows, block, x_BCT), everything(run_plain, plain, x_BCT), allowed=1e-9
+    )
+
+
+@pytest.mark.parametrize(("kernel_size", "dilation"), [(1, 1), (3, 1), (5, 3)])
+def test_any_kernel_and_dilation_even_longer_than_the_input(kernel_size, dilation):
+    block = make_block(kernel_size, dilation)
+    for frames in (2, 40):
+        x_BCT = torch.randn(2, 6, frames, dtype=torch.float64)
+        torch.testing.assert_close(run_rows(block, x_BCT), run_plain(copy.deepcopy(block), x_BCT))
+
+
+def test_momentum_of_accumulated_steps_is_kept():
+    block = make_block()
+    slow_batchnorm(block, 4)
+    plain = copy.deepcopy(block)
+    x_BCT = torch.randn(3, 6, 50, dtype=torch.float64)
+    require_close(
+        everything(run_rows, block, x_BCT), everything(run_plain, plain, x_BCT), allowed=1e-9
+    )
+
+
+def test_evaluation_with_gradient_and_frozen_parts():
+    block = make_block().eval()
+    block["tdnnd1"].linear1.weight.requires_grad_(False)
+    block["tdnnd2"].nonlinear1.requires_grad_(False)
+    block["tdnnd2"].nonlinear2.train()
+    plain = copy.deepcopy(block)
+    x_BCT = torch.randn(3, 6, 50, dtype=torch.float64)
+    found = everything(run_rows, block, x_BCT)
+    require_close(found, everything(run_plain, plain, x_BCT), allowed=1e-9)
+    assert found["gradient of tdnnd1.linear1.weight"] is None
+    counts = {k: int(v) for k, v in block.named_buffers() if k.endswith("tracked") and v}
+    assert counts == {"tdnnd2.nonlinear2.batchnorm.num_batches_tracked": 2}
+
+
+def test_bfloat16_autocast_in_training_is_no_rougher_than_the_plain_formulation():
+    block = make_block(dtype=torch.float32)
+    plain, exact = copy.deepcopy(block), copy.deepcopy(block).double()
+    x_BCT = torch.randn(4, 6, 150).bfloat16()
+    truth = everything(run_plain, exact, x_BCT.double(), steps=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rows = everything(run_rows, block, x_BCT, steps=1)
+        expected = everything(run_plain, plain, x_BCT, steps=1)
+    assert rows["output"].dtype == expected["output"].dtype == torch.bfloat16
+    for name, value in truth.items():
+        size = value.double().norm().clamp_min(1e-6)
+        errors = [float((found[name] - value).double().norm() / size) for found in (rows, expected)]
+        assert errors[0] < 1.2 * errors[1] + 0.01, (name, errors)
+
+
+def test_no_layer_copies_what_it_reads():
+    """All that the layers keep of their common input is one store of 22 channels."""
+    block = make_block(dtype=torch.float32)
+    x_BCT = torch.randn(5, 6, 200)
+    rows = 4 * 5 * 200  # bytes of one channel
+    saved = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y_BCT = run_rows(block, x_BCT)
+    assert y_BCT.untyped_storage().nbytes() == (6 + 4 * 4) * rows
+    assert y_BCT.untyped_storage().data_ptr() in saved
+    sizes = [storage.nbytes() // rows for storage in saved.values()]
+    # What a layer keeps for itself is as large as its input, too, but that is the rectified one.
+    assert [sizes.count(6 + 4 * i) for i in range(5)] == [1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda block: nn.SyncBatchNorm.convert_sync_batchnorm(block),
+        lambda block: setattr(block["tdnnd0"].nonlinear1[0], "momentum", 0.2),
+        lambda block: [setattr(m, "momentum", None) for m in block.modules()],
+        lambda block: setattr(block["tdnnd3"].nonlinear2, "batchnorm", nn.InstanceNorm1d(8)),
+        lambda block: block.bfloat16(),
+    ],
+)
+def test_whatever_is_not_usual_goes_the_plain_way(change):
+    x_BCT = torch.randn(2, 6, 30, dtype=torch.float64)
+    block = make_block()
+    assert can_append(block.values(), x_BCT)
+    change(block)
+    assert not can_append(block.values(), x_BCT)
+
+
+def test_a_synchronised_block_still_computes():
+    block = make_block().eval()
+    x_BCT = torch.randn(2, 6, 30, dtype=torch.float64)
+    expected = block(x_BCT)
+    nn.SyncBatchNorm.convert_sync_batchnorm(block)
+    torch.testing.assert_close(block(x_BCT), expected)
+
+
+def test_an_exported_graph_has_the_plain_formulation_and_any_length():
+    torch.manual_seed(0)
+    model = CAMPPlus(**TINY).eval()
+    feats = torch.randn(3, 130, 80)
+    program = torch.export.export(
+        copy.deepcopy(model), (feats,), dynamic_shapes=({1: torch.export.Dim.AUTO},)
+    )
+    names = {str(node.target) for node in program.graph.nodes}
+    assert any("aten.cat" in name for name in names)
+    assert not any("native_batch_norm" in name or "_Append" in name for name in names)
+    for length in (130, 301):
+        feats = torch.randn(3, length, 80)
+        found, expected = program.module()(feats), copy.deepcopy(model)(feats)
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)

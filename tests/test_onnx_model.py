@@ -1,0 +1,181 @@
+"""An exported model without torch: by OnnxModel, by the examples of docs/, and refused if odd."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models_on_disk import publish_small
+from voices import RATE, make_wave
+
+from speakerlab import build
+from speakerlab.config import load_config
+from speakerlab.data import audio
+from speakerlab.export import export_onnx, speech_like
+from speakerlab.onnx_model import OnnxModel
+
+EXAMPLES = Path(__file__).parents[1] / "docs" / "onnx"
+XVECTOR = (
+    "model={name: xvector, max_seconds: 2.0, "
+    "args: {embed_dim: 16, hidden_channels: 16, stats_channels: 24}}"
+)
+WITHOUT_TORCH = """
+import sys
+from pathlib import Path
+import numpy as np
+from speakerlab.onnx_model import OnnxModel
+print(*OnnxModel(Path(sys.argv[1]), num_threads=1).embed(np.ones(100, np.float32)))
+sys.exit("torch" in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    """A model that takes two seconds at once."""
+    folder = tmp_path_factory.mktemp("exported")
+    config = load_config([], [XVECTOR])
+    embedder = build.build_embedder(config)
+    with torch.no_grad():
+        embedder.train()(torch.from_numpy(speech_like(4, 16000)))
+    publish_small(folder / "exp", config, embedder.eval())
+    return export_onnx(folder / "exp", folder / "model.onnx")
+
+
+@pytest.fixture
+def wavs(tmp_path) -> list[Path]:
+    """0.1 s, which is too short, 1.3 s, and 5.1 s, which is three windows."""
+    paths = [tmp_path / f"{name}.wav" for name in ("short", "fit", "long wave")]
+    for take, (path, seconds) in enumerate(zip(paths, (0.1, 1.3, 5.1))):
+        audio.write(path, make_wave(take, take, seconds), RATE)
+    return paths
+
+
+@pytest.fixture
+def with_texts(file, tmp_path):
+    """with_texts(vad="{}", sha256=None) -> the file with other texts; None takes one away."""
+
+    def make(**texts: str | None) -> Path:
+        import onnx
+
+        model = onnx.load(file)
+        kept = {prop.key: prop.value for prop in model.metadata_props} | texts
+        del model.metadata_props[:]
+        onnx.helper.set_model_props(model, {k: v for k, v in kept.items() if v is not None})
+        onnx.save(model, tmp_path / "other.onnx")
+        return tmp_path / "other.onnx"
+
+    return make
+
+
+def ours(file: Path, wavs: list[Path]) -> np.ndarray:
+    model = OnnxModel(file, num_threads=1)
+    return np.stack(
+        [model.embed(make_wave(i, i, s) / np.float32(32768)) for i, s in enumerate((0.1, 1.3, 5.1))]
+    )
+
+
+def run(*words: object) -> subprocess.CompletedProcess:
+    return subprocess.run([*map(str, words)], capture_output=True, text=True)
+
+
+def check_program(file: Path, wavs: list[Path], *program: object) -> None:
+    """Prints an embedding a line; of two files, the cosine; refuses another rate in a line."""
+    emb_ND = ours(file, wavs)
+    done = run(*program, file, *wavs)
+    assert done.returncode == 0, done.stderr
+    printed_ND = np.array([line.split() for line in done.stdout.splitlines()], dtype=np.float64)
+    assert printed_ND.shape == (3, 16)
+    assert np.abs(printed_ND - emb_ND).max() / np.abs(emb_ND).max() < 1e-5
+    a, b = emb_ND[1].astype(np.float64), emb_ND[2].astype(np.float64)
+    done = run(*program, file, wavs[1], wavs[2])
+    assert float(done.stdout) == pytest.approx(
+        a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=2e-6
+    )
+    audio.write(wavs[0], make_wave(0, 0, 1.0, rate=8000), 8000)
+    done = run(*program, file, wavs[0])
+    assert done.returncode == 1 and "short.wav: must" in done.stderr and "16000 Hz" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_python_example_needs_no_torch_and_agrees(file, wavs, with_texts):
+    source = (EXAMPLES / "embed.py").read_text()
+    assert len(source.splitlines()) <= 40 and "torch" not in source and "speakerlab." not in source
+    check_program(file, wavs, sys.executable, EXAMPLES / "embed.py")
+    done = run(sys.executable, EXAMPLES / "embed.py", with_texts(vad="{}"), wavs[1])
+    assert done.returncode == 1 and "leaves out silence" in done.stderr
+
+
+def test_the_cpp_example_agrees(file, wavs, with_texts, tmp_path):
+    """Compiled where there is a compiler, the headers (ONNXRUNTIME_INCLUDE) and a library."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    places = [os.environ.get("ONNXRUNTIME_INCLUDE", ""), "/usr/include/onnxruntime"]
+    headers = [p for p in places if p and (Path(p) / "onnxruntime_cxx_api.h").exists()]
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    libraries = sorted((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"))
+    if not (headers and compiler and libraries):
+        pytest.skip("needs a C++ compiler and onnxruntime's headers and library")
+    (tmp_path / "libonnxruntime.so.1").symlink_to(libraries[0])
+    words = ["-std=c++17", "-Wall", "-Wextra", "-Werror", EXAMPLES / "embed.cpp", "-I", headers[0]]
+    links = [tmp_path / "libonnxruntime.so.1", f"-Wl,-rpath,{tmp_path}"]
+    built = run(compiler, *words, *links, "-o", tmp_path / "embed")
+    assert built.returncode == 0, built.stderr
+    check_program(file, wavs, tmp_path / "embed")
+    done = run(tmp_path / "embed", with_texts(vad="{}"), wavs[1])
+    assert done.returncode == 1 and "leaves out silence" in done.stderr
+
+
+def test_the_runtime_never_imports_torch(file):
+    done = run(sys.executable, "-c", WITHOUT_TORCH, file)
+    assert done.returncode == 0, done.stderr
+    found_D = np.array(done.stdout.split(), dtype=np.float32)
+    wanted_D = OnnxModel(file, num_threads=1).embed(np.ones(2800, np.float32))
+    assert np.abs(found_D - wanted_D).max() <= 1e-6 * np.abs(wanted_D).max()
+
+
+def test_the_vad_of_the_file_is_ready_for_use(with_texts):
+    vad = OnnxModel(with_texts(vad='{"range_db": 20.0}')).vad
+    assert vad is not None and vad.range_db == 20 and vad.frame_samples == 320
+    wave_S = np.concatenate([speech_like(1, 16000)[0], np.zeros(16000, np.float32)])
+    assert 8000 < len(vad(wave_S)) < 18000
+
+
+def test_rows_of_a_batch_do_not_meet(file):
+    model, wave_BS = OnnxModel(file, num_threads=1), speech_like(3, 20000)
+    alone_BD = np.concatenate([model.embed_window(row[None]) for row in wave_BS])
+    emb_BD = model.embed_window(wave_BS)
+    assert np.abs(emb_BD - alone_BD).max() / np.abs(alone_BD).max() < 1e-4
+    assert np.array_equal(model.embed_window(wave_BS.astype(np.float64)[:, ::1]), emb_BD)
+
+
+@pytest.mark.parametrize("shape", [(1, 2799), (1, 32001), (16000,), (1, 1, 16000)])
+def test_a_window_of_another_shape_is_refused(file, shape):
+    with pytest.raises(ValueError, match="rows of 2800 to 32000 samples, got ") as caught:
+        OnnxModel(file).embed_window(np.zeros(shape, np.float32))
+    assert str(shape) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_wave_without_samples_or_with_channels_is_refused(file):
+    model = OnnxModel(file)
+    with pytest.raises(ValueError, match="got 0 samples"):
+        model.embed(np.zeros(0))
+    with pytest.raises(ValueError, match=r"one channel, got \(16000, 2\); choose"):
+        model.embed(np.zeros((16000, 2)))
+
+
+def test_files_that_are_not_ours_are_refused_with_one_line(file, with_texts, tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such model, got no file; run `speakerlab exp"):
+        OnnxModel(tmp_path / "none.onnx")
+    half = tmp_path / "half.onnx"
+    half.write_bytes(file.read_bytes()[:100_000])
+    with pytest.raises(ValueError, match="half.onnx: is not a whole ONNX file, got '") as caught:
+        OnnxModel(half)
+    assert "\n" not in str(caught.value)
+    foreign = dict.fromkeys(("sha256", "max_samples", "frontend", "calibration"))
+    with pytest.raises(ValueError, match="is no model of ours, got the metadata sample_rate, "):
+        OnnxModel(with_texts(**foreign))
+    with pytest.raises(ValueError, match="other.onnx: is not a calibration, got Cal"):
+        OnnxModel(with_texts(calibration='{"slope": 1}'))
