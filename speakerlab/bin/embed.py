@@ -16,8 +16,8 @@ from speakerlab.bin.model_options import add_model_options, open_model
 from speakerlab.data.manifest import read_table
 from speakerlab.faults import Faults
 from speakerlab.inference.embedding_files import WRITERS
-from speakerlab.inference.speaker_model import SpeakerModel
 from speakerlab.inference.progress import Progress
+from speakerlab.inference.speaker_model import SpeakerModel
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 log = logging.getLogger(__name__)
