@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from speakerlab.atomic import replacing
 from speakerlab.embedder import Embedder
 from speakerlab.faults import Faults
+from speakerlab.inference.onnx_model import INPUT, Facts, OnnxModel, open_session
 from speakerlab.onnx_graph import to_onnx
-from speakerlab.onnx_model import INPUT, Facts, OnnxModel, open_session
 from speakerlab.published import Published, load_published
 
 log = logging.getLogger(__name__)

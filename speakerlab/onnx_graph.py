@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from speakerlab import __version__
-from speakerlab.onnx_model import INPUT, INSTALL, OUTPUT
+from speakerlab.inference.onnx_model import INPUT, INSTALL, OUTPUT
 
 OPSET, IR_VERSION = 18, 8  # of 2022: older runtimes open the file, too
 NOISY = ("torch.onnx", "onnxscript", "onnx_ir")  # loggers that tell what concerns no user

@@ -18,7 +18,7 @@ from speakerlab.config import load_config
 from speakerlab.embedder import Embedder
 from speakerlab.export import checked_lengths, export_onnx, facts_of, speech_like, write_onnx
 from speakerlab.frontend.fbank import Fbank
-from speakerlab.onnx_model import Facts, OnnxModel
+from speakerlab.inference.onnx_model import Facts, OnnxModel
 from speakerlab.published import load_published
 
 ROOT = Path(__file__).parents[1]

@@ -76,7 +76,7 @@ def load(model: str | Path, *, device: Device = "auto") -> "SpeakerModel":
 
         model = hub.fetch(str(model).removeprefix(HUB))
     if Path(model).suffix == ".onnx":
-        from speakerlab.onnx_model import OnnxModel
+        from speakerlab.inference.onnx_model import OnnxModel
 
         if device == "cuda":
             raise ValueError("device: an .onnx file runs on the CPU, got 'cuda'; take cpu or auto")

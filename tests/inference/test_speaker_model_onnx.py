@@ -16,7 +16,7 @@ from voices import RATE, make_wave
 import speakerlab
 from speakerlab.bin import embed
 from speakerlab.data import audio
-from speakerlab.onnx_model import Facts, OnnxModel
+from speakerlab.inference.onnx_model import Facts, OnnxModel
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 

@@ -16,8 +16,8 @@ from members import SMALL
 from speakerlab.embedder import Embedder
 from speakerlab.export import speech_like, write_onnx
 from speakerlab.frontend.fbank import Fbank
+from speakerlab.inference.onnx_model import Facts, OnnxModel
 from speakerlab.models import MODELS
-from speakerlab.onnx_model import Facts, OnnxModel
 
 # Less than SMALL. ERes2NetV2 and Res2Net are made of the blocks of ERes2Net; the other models
 # without a line cannot have few layers.

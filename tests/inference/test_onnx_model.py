@@ -16,9 +16,9 @@ from speakerlab import build
 from speakerlab.config import load_config
 from speakerlab.data import audio
 from speakerlab.export import export_onnx, speech_like
-from speakerlab.onnx_model import OnnxModel
+from speakerlab.inference.onnx_model import OnnxModel
 
-EXAMPLES = Path(__file__).parents[1] / "docs" / "onnx"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "onnx"
 XVECTOR = (
     "model={name: xvector, max_seconds: 2.0, "
     "args: {embed_dim: 16, hidden_channels: 16, stats_channels: 24}}"
@@ -27,7 +27,7 @@ WITHOUT_TORCH = """
 import sys
 from pathlib import Path
 import numpy as np
-from speakerlab.onnx_model import OnnxModel
+from speakerlab.inference.onnx_model import OnnxModel
 print(*OnnxModel(Path(sys.argv[1]), num_threads=1).embed(np.ones(100, np.float32)))
 sys.exit("torch" in sys.modules)
 """
