@@ -34,8 +34,9 @@ class CAMPPlus(nn.Module):
 
     A 2-D residual `head` divides the frequency axis by eight; what is left is stacked into channels
     and goes through one strided TDNN layer, dense blocks that each end in a halving `transit`, and
-    statistics pooling. `memory_efficient` recomputes part of each dense layer in the backward pass
-    (not where a dense block has to take its plain formulation, see dense.py).
+    statistics pooling, of the deviation sqrt(var + pool_eps) (0 in 3D-Speaker, 1e-7 in WeSpeaker).
+    `memory_efficient` recomputes part of each dense layer in the backward pass (not where a dense
+    block has to take its plain formulation, see dense.py).
     """
 
     min_frames = 3  # the shortest input that leaves two frames for the unbiased deviation
@@ -53,6 +54,7 @@ class CAMPPlus(nn.Module):
         dilations: tuple[int, ...] = (1, 2, 2),
         head_channels: int = 32,
         head_blocks: tuple[int, ...] = (2, 2),
+        pool_eps: float = 0.0,
         memory_efficient: bool = False,
     ) -> None:
         super().__init__()
@@ -85,7 +87,7 @@ class CAMPPlus(nn.Module):
             layers[f"transit{i}"] = _transit(channels, channels // 2)
             channels //= 2
         layers["out_nonlinear"] = _norm_relu(channels)
-        layers["stats"] = Statistics()
+        layers["stats"] = Statistics(eps=pool_eps)
         layers["dense"] = _dense(2 * channels, embed_dim)
         self.xvector = nn.Sequential(layers)
         self.apply(_init_weights)
@@ -200,8 +202,12 @@ class DenseBlock(nn.ModuleDict):
 class Statistics(nn.Module):
     """Mean and deviation of each channel, as a sequence of one frame: (B, C, T) -> (B, 2C, 1)."""
 
+    def __init__(self, *, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
     def forward(self, x_BCT: Tensor) -> Tensor:
-        return mean_std(x_BCT, eps=0.0).unsqueeze(-1)
+        return mean_std(x_BCT, eps=self.eps).unsqueeze(-1)
 
 
 def _head(channels: int, blocks: tuple[int, ...]) -> nn.Sequential:

@@ -79,6 +79,7 @@ MEMBERS = {
     "res2net": Member(
         "res2net", {}, "3dspeaker", f"{THREE}.res2net.Res2Net:Res2Net", smallest=True
     ),
+    "campplus_wespeaker": wespeaker("campplus", "CAMPPlus", {"embed_dim": 512}),
     "eres2net_base_wespeaker": wespeaker(
         "eres2net", "ERes2Net34_Base", {"embed_dim": 512}, fp32=FUSED
     ),
