@@ -5,6 +5,7 @@ Where the model leaves out silence, what is left of a piece is embedded alone.
 Letters: N pieces, B rows of a batch, S samples, D embedding.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -22,8 +23,10 @@ from speakerlab.frontend.vad import EnergyVad
 from speakerlab.scoring.backend import pairwise_eer
 from speakerlab.scoring.calibration import Calibration, fit_calibration
 
+log = logging.getLogger(__name__)
 MAX_BATCH_SECONDS = 64  # of audio in one forward pass, unless a single piece is longer
 MAX_UTTERANCES_PER_VALID_SPEAKER = 10
+FEW_SPEAKERS = 10  # whose threshold is not to be trusted
 
 
 def embed_pieces(
@@ -96,7 +99,11 @@ class Validation:
         """What the embedder's scores mean, learned from all pairs; `fars` are rates to know."""
         emb_ND = embed_pieces(embedder, self.pieces, device=device)
         _, scores_N, is_target_N = pairwise_eer(emb_ND, np.array(self.speaker_N))
-        source = f"{source}: {len(set(self.speaker_N))} speakers, {len(self.pieces)} recordings"
+        num_speakers = len(set(self.speaker_N))
+        if num_speakers < FEW_SPEAKERS:
+            text = "the threshold is learned from %d speakers only: it is rough"
+            log.warning(text, num_speakers)
+        source = f"{source}: {num_speakers} speakers, {len(self.pieces)} recordings"
         if self.num_halved:
             source += f", {self.num_halved} of the speakers with two halves of one recording"
         return fit_calibration(scores_N, is_target_N, source=source, false_alarm_rates=fars)

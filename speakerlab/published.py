@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from speakerlab.atomic import write_json, write_text
+from speakerlab.atomic import replacing, write_json, write_text
 from speakerlab.embedder import Embedder
 from speakerlab.scoring.calibration import Calibration
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from speakerlab.config import Config
 
 CALIBRATION = "calibration.json"
+INITIAL = "initial.safetensors"
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ def publish(
     fresh = folder.with_name(f".{folder.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    save_file(_tensors(embedder), fresh / "embedder.safetensors")
+    write_tensors(fresh / "embedder.safetensors", embedder)
     config.write(fresh / "config.yaml")
     if head is not None:
-        save_file(_tensors(head), fresh / "head.safetensors")
+        write_tensors(fresh / "head.safetensors", head)
         write_text(fresh / "speakers.txt", "".join(f"{name}\n" for name in speakers))
     if calibration is not None:
         write_json(fresh / CALIBRATION, calibration.to_dict())
@@ -80,7 +81,11 @@ def find_model(path: Path) -> Path:
     for folder in (path, path / "model"):
         if (folder / "embedder.safetensors").exists():
             return folder
-    raise FileNotFoundError(f"{path}: has no model, got no embedder.safetensors; run stage 3")
+    got = "a file" if path.is_file() else "a folder without" if path.is_dir() else "nothing there"
+    raise FileNotFoundError(
+        f"{path}: must be an experiment or a model folder with embedder.safetensors, got {got}; "
+        "train one (stage 3), or `speakerlab import` a checkpoint"
+    )
 
 
 def load_published(path: Path) -> Published:
@@ -98,6 +103,21 @@ def load_published(path: Path) -> Published:
     embedder = build_embedder(config)
     embedder.load_state_dict(read_tensors(weights))
     return Published(folder, config, embedder.eval(), digest, read_calibration(folder))
+
+
+def load_initial(exp_dir: Path, config: "Config") -> Embedder:
+    """The embedder as its training began: as drawn, or as --init gave it."""
+    from speakerlab.build import build_embedder
+
+    embedder = build_embedder(config)
+    if (exp_dir / INITIAL).exists():
+        embedder.load_state_dict(read_tensors(exp_dir / INITIAL))
+    return embedder.eval()
+
+
+def write_initial(exp_dir: Path, embedder: Embedder) -> None:
+    """Keep what a training begins with, where it is not drawn from the seed."""
+    write_tensors(exp_dir / INITIAL, embedder)
 
 
 def read_calibration(folder: Path) -> Calibration | None:
@@ -131,5 +151,8 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
+def write_tensors(path: Path, module: nn.Module) -> None:
+    """Parameters and buffers and nothing else, whole or not at all, readable as other files are."""
+    tensors = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
+    with replacing(path) as partial:
+        partial.write_bytes(save(tensors))

@@ -79,7 +79,9 @@ def test_a_flipped_byte_is_refused(publish_to, place):
 
 
 def test_no_model(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="has no model, got no embedder.safetensors; run s"):
+    with pytest.raises(
+        FileNotFoundError, match="must be an experiment or a model folder .* got a folder without;"
+    ):
         find_model(tmp_path)
 
 

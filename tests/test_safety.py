@@ -265,3 +265,9 @@ def test_file_names_never_reach_a_shell(tmp_path: Path, marker: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 1
     assert not marker.exists()
+
+
+def test_checkpoint_with_a_nan_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2), "b": torch.tensor([1.0, float("nan")])}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"must hold finite numbers, .* in 1 tensors \(b\); take"):
+        read_tensors(tmp_path / "a.pt")

@@ -10,6 +10,8 @@ import numpy as np
 import onnxruntime
 import soundfile
 
+if len(sys.argv) < 3:
+    sys.exit("usage: embed.py model.onnx a.wav [b.wav]")
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 facts = session.get_modelmeta().custom_metadata_map
 rate, least, most = (int(facts[name]) for name in ("sample_rate", "min_samples", "max_samples"))

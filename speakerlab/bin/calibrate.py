@@ -12,7 +12,7 @@ from speakerlab.atomic import write_json
 from speakerlab.bin.command import parser
 from speakerlab.data.manifest import read_manifest
 from speakerlab.extraction import Validation
-from speakerlab.published import CALIBRATION, find_model, load_published
+from speakerlab.published import CALIBRATION, file_sha256, find_model, load_published
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +59,14 @@ def copied(model: Path, exp_dir: Path) -> Path:
     source, target = find_model(model), exp_dir / "model"
     if target.exists() and target.resolve() == source.resolve():
         return source
+    weights = [folder / "embedder.safetensors" for folder in (source, target)]
+    if target.exists() and file_sha256(weights[0]) != file_sha256(weights[1]):
+        raise ValueError(
+            f"{exp_dir}: holds another model than {model}, got sha256 "
+            f"{file_sha256(weights[1])[:12]} for {file_sha256(weights[0])[:12]}; use another --exp"
+        )
+    if any((exp_dir / "checkpoints").glob("step_*")):
+        raise ValueError(f"{exp_dir}: is a training, got its checkpoints; use another --exp")
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
     shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")

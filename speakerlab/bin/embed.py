@@ -37,6 +37,12 @@ def main(words: Sequence[str]) -> None:
     add_model_options(options)
     args = options.parse_args(words)
     check_runtime(args.model, args.runtime)
+    if args.out.suffix == f".{args.format}":
+        args.out = args.out.with_suffix("")
+    elif args.out.suffix.removeprefix(".") in WRITERS:
+        raise ValueError(
+            f"--out: ends like another format than {args.format}, got {args.out}; add --format"
+        )
     files = find_files(args)
     model, ids = open_model(args), list(files)
     rows, emb_ND, rejected = embed_files(model, list(files.values()))

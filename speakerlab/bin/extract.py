@@ -12,12 +12,11 @@ import torch
 
 from speakerlab import process
 from speakerlab.bin.command import parser
-from speakerlab.build import build_embedder
 from speakerlab.data.loader import auto_workers
 from speakerlab.data.manifest import read_manifest
 from speakerlab.extraction import embed_pieces, utterance_pieces
 from speakerlab.inference.progress import Progress
-from speakerlab.published import load_published
+from speakerlab.published import load_initial, load_published
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 log = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ def main(words: Sequence[str]) -> None:
     options = parser("extract", __doc__)
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
     options.add_argument("--data", type=Path, required=True, metavar="DIR")
-    options.add_argument("--untrained", action="store_true", help="with the initial weights")
+    options.add_argument("--untrained", action="store_true", help="as training began")
     options.add_argument("--nproc", type=int, default=1, help="processes, one a GPU")
     args = options.parse_args(words)
     published = load_published(args.exp)
@@ -72,7 +71,9 @@ def embed_part(args: Namespace, index: int, stem: Path, facts: dict[str, object]
     """One process's share: every nproc-th utterance, on a GPU of its own where there are any."""
     process.die_with_parent()
     published = load_published(args.exp)
-    embedder = build_embedder(published.config) if args.untrained else published.embedder
+    embedder = published.embedder
+    if args.untrained:
+        embedder = load_initial(args.exp, published.config)
     manifest = read_manifest([args.data], sample_rate=embedder.sample_rate)
     device = torch.device("cpu")
     if torch.cuda.is_available():

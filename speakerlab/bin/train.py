@@ -24,7 +24,7 @@ from speakerlab.data.sampler import MicroBatches
 from speakerlab.embedder import Embedder
 from speakerlab.extraction import Validation
 from speakerlab.initial import init_from
-from speakerlab.published import publish
+from speakerlab.published import publish, write_initial
 from speakerlab.scoring.calibration import Calibration
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import Checkpoints
@@ -92,6 +92,7 @@ def build_training(exp_dir: Path, init: Path | None, config: Config, ranks: Rank
     checkpoints = Checkpoints(exp_dir / "checkpoints", keep=config.training.keep_checkpoints)
     if init is not None and not checkpoints.list():
         init_from(init, embedder=embedder, head=head, classes=classes, config=config)
+        ranks.on_first(lambda: write_initial(exp_dir, embedder))
     task = SpeakerTask(
         augment=build.build_augment(config, rooms=corpus.rooms, noises=corpus.noises),
         embedder=embedder,

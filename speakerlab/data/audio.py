@@ -185,8 +185,12 @@ def _openable(source: Source, where: str) -> str | BinaryIO:
         if not Path(source).is_file():
             what = "is a folder" if Path(source).is_dir() else "no such file"
             raise FileNotFoundError(f"{where}: {what}; give the path of a recording")
+        if not Path(source).stat().st_size:
+            raise ValueError(f"{where}: is empty, got 0 bytes; give a recording")
         return str(source)
     if isinstance(source, bytes):
+        if not source:
+            raise ValueError(f"{where}: is empty, got 0 bytes; give a recording")
         return io.BytesIO(source)
     return source if source.seekable() else io.BytesIO(source.read())
 
@@ -200,7 +204,7 @@ def _open_av(given: str | BinaryIO, where: str) -> Iterator[Any]:
     except ImportError:
         raise ValueError(
             f"{where}: is no audio that libsndfile reads; if it is m4a or the like, install the "
-            "extra for it: pip install 'speakerlab[aac]'"
+            "extra for it: pip install av"
         ) from None
     if not isinstance(given, str):
         given.seek(0)

@@ -19,7 +19,7 @@ from speakerlab.scoring.calibration import Calibration
 from speakerlab.windows import cut_windows
 
 INPUT, OUTPUT = "wave", "embedding"
-INSTALL = 'pip install "speakerlab[onnx]"'
+INSTALL = "pip install onnx onnxscript onnxruntime"
 
 
 @dataclass(frozen=True)

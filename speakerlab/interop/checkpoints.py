@@ -9,6 +9,7 @@ import logging
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,13 @@ from speakerlab.frontend.fbank import Fbank
 from speakerlab.interop import archives
 from speakerlab.interop.files import WESPEAKER_NAME, Source, find_checkpoint, read_tensors
 from speakerlab.interop.names import Toolkit
-from speakerlab.interop.recognise import COUNTER, Recognised, complete_args, recognise
+from speakerlab.interop.recognise import (
+    COUNTER,
+    Recognised,
+    Shape,
+    complete_args,
+    recognise,
+)
 from speakerlab.interop.toolkit_config import (
     ForeignConfig,
     FrontendName,
@@ -96,11 +103,13 @@ def _convert(
     tensors = read_tensors(source.checkpoint)
     head_CD = tensors.get(f"{PROJECTION}weight")
     backbone = {name: t for name, t in tensors.items() if not name.startswith(PROJECTION)}
+    shapes = {name: tuple(tensor.shape) for name, tensor in backbone.items()}
+    possible = _possible_toolkits(
+        foreign, frontend, source.checkpoint, has_projection=len(backbone) < len(tensors)
+    )
     found = recognise(
-        {name: tuple(tensor.shape) for name, tensor in backbone.items()},
-        toolkits=_possible_toolkits(
-            foreign, frontend, source.checkpoint, has_projection=len(backbone) < len(tensors)
-        ),
+        shapes,
+        toolkits=possible,
         pooling=foreign.pooling,
         feat_dim=foreign.feat_dim,
         where=str(original),
@@ -125,11 +134,12 @@ def _convert(
     head, classes = None, []
     if section and head_CD is not None:
         head, classes = _named_head(config, embedder, head_CD, listed)
-    log.info(
-        "%s: %s, features as in %s, %s",
-        *(original, found.title, "3D-Speaker" if features == "3dspeaker" else "WeSpeaker"),
-        f"head of {len(classes)} speakers" if head else "no head: its speakers are not known",
-    )
+    if len(possible) > 1 and frontend is None:
+        _warn_if_ambiguous(shapes, foreign, original)
+    toolkit = "3D-Speaker" if features == "3dspeaker" else "WeSpeaker"
+    kept = f"head of {len(classes)} speakers" if head else "no head: its speakers are not known"
+    named = (source.checkpoint.name, found.title, toolkit, kept)
+    log.info("%s: %s, features as in %s, %s", *named)
     facts = {
         "source": {
             "toolkit": found.toolkit,
@@ -140,6 +150,26 @@ def _convert(
         }
     }
     publish(out, embedder=embedder, config=config, facts=facts, head=head, speakers=classes)
+
+
+def _warn_if_ambiguous(shapes: Mapping[str, Shape], foreign: ForeignConfig, where: Path) -> None:
+    """Say so where the network of the one toolkit is, tensor by tensor, one of the other's too."""
+    try:
+        for toolkit in get_args(Toolkit):
+            recognise(
+                shapes,
+                toolkits=(toolkit,),
+                pooling=foreign.pooling,
+                feat_dim=foreign.feat_dim,
+                where=str(where),
+            )
+    except ValueError:
+        return
+    log.warning(
+        "%s: 3D-Speaker and WeSpeaker both have this network; without a config.yaml it counts as "
+        "3D-Speaker's. Of WeSpeaker? Then use --model-config, or --frontend wespeaker",
+        where,
+    )
 
 
 def _possible_toolkits(

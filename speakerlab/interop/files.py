@@ -53,9 +53,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")  # what is odd about the file is an error or nothing
             content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling may raise anything; all of it means the same
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        # Not torch's text: it advises to load the file with code and all.
         raise ValueError(
-            f"{path}: is no checkpoint of tensors alone, got '{reason}'; nothing of it was run"
+            f"{path}: is no checkpoint of tensors alone, got {type(error).__name__} from "
+            "torch.load; nothing of it was run"
         ) from None
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -65,6 +66,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     odd = [name for name, value in content.items() if not isinstance(value, Tensor)]
     if odd:
         raise ValueError(f"{path}: must hold tensors alone, got {odd[0]!r} of another kind")
+    broken = [name for name, value in content.items() if not value.isfinite().all()]
+    if broken:
+        raise ValueError(
+            f"{path}: must hold finite numbers, got NaN or infinity in {len(broken)} tensors "
+            f"({', '.join(broken[:3])}); take another checkpoint"
+        )
     prefix = "module." if all(name.startswith("module.") for name in content) else ""
     return {name.removeprefix(prefix): value for name, value in content.items()}
 

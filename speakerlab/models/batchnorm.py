@@ -1,9 +1,9 @@
 """Batch normalisation whose statistics are quick to compute on a CPU, and may be shared.
 
 In: x of any shape (B, C, ...). Out: what torch's BatchNorm gives, to rounding, with its gradients
-and running statistics. Its CPU kernel takes two thirds of its time for the mean and the variance,
-in double precision one number at a time; here they are vectorised sums in the precision of x (at
-least fp32), around the mean, so that no digits cancel.
+and running statistics. Its CPU kernel spends most of its time on the mean and the variance; here
+they are vectorised sums in the precision of x (at least fp32), and squares are taken around the
+mean, so that no digits cancel.
 
 Ioffe, Szegedy: "Batch Normalization", ICML 2015, arXiv 1502.03167.
 

@@ -88,7 +88,7 @@ def _figure(caller: str) -> "tuple[Figure, Axes]":
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            f"{caller}: matplotlib is not installed; pip install speakerlab[plot]"
+            f"{caller}: matplotlib is not installed; pip install matplotlib"
         ) from error
     figure = Figure(figsize=(INCHES, INCHES), layout="constrained")
     return figure, figure.add_subplot()

@@ -65,7 +65,8 @@ DEFINITIONS = (
     ),
     (
         "Untrained",
-        "The same network with its initial weights, scored on the same trials.",
+        "The same network with the weights that its training began with, drawn or those of --init, "
+        "scored on the same trials.",
     ),
 )
 

@@ -75,11 +75,11 @@ def load_state(data: bytes) -> dict[str, Any]:
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).strip().splitlines()[0]
+        # Not torch's text: it advises to load the file with code and all.
         raise ValueError(
-            f"checkpoint: holds more than tensors and plain values, got '{reason}'; "
-            "remove its folder to go on from the one before"
-        ) from error
+            "checkpoint: holds more than tensors and plain values, got "
+            f"{type(error).__name__}; remove its folder to go on from the one before"
+        ) from None
 
 
 def _non_finite(value: Any, path: str) -> list[str]:

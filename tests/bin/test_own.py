@@ -1,13 +1,19 @@
 """egs/own through run.sh: fine-tuned where there is enough, calibrated where there is not."""
 
 import json
+import shutil
 import subprocess
 
+import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 from tiny import ROOT
 from voices import RATE, make_wave
 
+import speakerlab
 from speakerlab.data import audio
+from speakerlab.published import file_sha256
+from speakerlab.scoring.embeddings import EmbeddingTable
 
 FEW_STEPS = [
     *("training.num_epochs=2", "training.freeze_epochs=1", "training.global_batch=8"),
@@ -41,12 +47,20 @@ def run_own(environment, tmp_path, initial):
     return run_recipe
 
 
-def test_twenty_speakers_are_fine_tuned_to_and_tested(run_own, initial):
+def wavs(ids):
+    return [f"{name.replace('_', ' ')}.flac" for name in ids]
+
+
+def test_twenty_speakers_are_fine_tuned_to_and_tested(run_own, initial, tmp_path):
     done, exp = run_own(22, "--init", str(initial), "--set", *FEW_STEPS)
     assert done.returncode == 0, done.stderr
     assert "head: 0 of 14 rows by name, 14 made new, 18 of the model's dropped" in done.stderr
     (row,) = json.loads((exp / "results.json").read_text())
     assert (row["num_target"], row["num_nontarget"]) == (5, 40)
+    # "Untrained" is the model that it began with.
+    before = EmbeddingTable.load(exp / "embeddings/test/untrained")
+    again = speakerlab.load(initial).embed_many([tmp_path / "in" / n for n in wavs(before.ids)])
+    np.testing.assert_allclose(before.emb_ND, again, rtol=1e-4, atol=1e-5)
     assert row["at_threshold"]["threshold"] == pytest.approx(
         json.loads((exp / "model/calibration.json").read_text())["threshold"]
     )
@@ -63,6 +77,23 @@ def test_a_handful_of_speakers_teaches_the_threshold_only(run_own, initial):
     learned = json.loads((exp / "model/calibration.json").read_text())
     assert learned["source"] == "train: 4 speakers, 8 recordings"
     assert learned != json.loads((initial / "model/calibration.json").read_text())
+
+
+def test_another_corpus_does_not_overwrite_an_experiment(run_own, initial, run, tmp_path):
+    done, exp = run_own(4, "--init", str(initial))
+    assert done.returncode == 0, done.stderr
+    kept = (exp / "model/embedder.safetensors").read_bytes()
+    other = tmp_path / "other"
+    shutil.copytree(initial, other)
+    weights = load_file(other / "model/embedder.safetensors")
+    save_file({name: t + 1 for name, t in weights.items()}, other / "model/embedder.safetensors")
+    card = json.loads((other / "model/card.json").read_text())
+    card["sha256"] = file_sha256(other / "model/embedder.safetensors")
+    (other / "model/card.json").write_text(json.dumps(card))
+    done, _ = run_own(4, "--init", str(other), "--stage", "3")
+    assert done.returncode == 1
+    assert f"{exp}: holds another model than {other}, got sha256 " in done.stderr
+    assert (exp / "model/embedder.safetensors").read_bytes() == kept
 
 
 def test_without_a_model_a_handful_is_refused(run_own):

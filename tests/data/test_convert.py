@@ -145,7 +145,7 @@ def test_m4a_without_its_extra_names_it(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)  # as if it were not installed
     assert refusal(tmp_path / "a.m4a") == (
         f"{tmp_path}/a.m4a: is no audio that libsndfile reads; if it is m4a or the like, install "
-        "the extra for it: pip install 'speakerlab[aac]'"
+        "the extra for it: pip install av"
     )
 
 
@@ -155,7 +155,7 @@ def test_m4a_without_its_extra_names_it(tmp_path: Path, monkeypatch):
         ("/no/such.wav", "/no/such.wav: no such file; give the path of a recording"),
         ("/", "/: is a folder; give the path of a recording"),
         (b"hello " * 100, "audio (bytes): is not readable audio, got 'Invalid data found when"),
-        (b"", "audio (bytes): is not readable audio, got "),
+        (b"", "audio (bytes): is empty, got 0 bytes; give a recording"),
         ([0.0, 0.1], "audio (list): is no audio, got list; give a path, bytes, an open file"),
         (np.zeros(0, np.float32), "audio (ndarray): holds no audio, got 0 samples; give a rec"),
         (np.zeros((2, 0), np.int16), "audio (ndarray): holds no audio, got 0 samples; give a rec"),

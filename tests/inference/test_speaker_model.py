@@ -212,7 +212,7 @@ def test_speakers_of_another_model_or_of_none_are_refused(open_small, wavs, tmp_
 
 
 def test_where_there_is_no_model(tmp_path):
-    with pytest.raises(FileNotFoundError, match="has no model, got no embedder.safetensors"):
+    with pytest.raises(FileNotFoundError, match="must be an experiment or a model folder"):
         speakerlab.load(tmp_path)
     with pytest.raises(ValueError, match="hub:"):
         speakerlab.load("hub:no-such-model")

@@ -233,3 +233,11 @@ def test_folder_of_others_is_not_replaced(checkpoints, tmp_path: Path) -> None:
     import_checkpoint(checkpoints["3dspeaker"], tmp_path / "out")
     import_checkpoint(checkpoints["3dspeaker"], tmp_path / "out")  # a model may be
     assert load_published(tmp_path / "out").embedder.embed_dim == 16
+
+
+def test_network_that_both_toolkits_have_is_told(checkpoints, tmp_path: Path, caplog) -> None:
+    import_checkpoint(checkpoints["3dspeaker"], tmp_path / "a")
+    assert "3D-Speaker and WeSpeaker both have this network" in caplog.text
+    caplog.clear()
+    import_checkpoint(checkpoints["3dspeaker"], tmp_path / "b", frontend="3dspeaker")
+    assert "both have this network" not in caplog.text
