@@ -214,6 +214,6 @@ def test_the_facts_come_back_from_text(exp):
 @pytest.mark.parametrize("extra", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_package_names_the_extra(monkeypatch, exp, tmp_path, extra):
     monkeypatch.setitem(sys.modules, extra, None)
-    with pytest.raises(ImportError, match=rf"{extra} is not installed; .*onnx onnxscript onnxruntime"):
+    with pytest.raises(ImportError, match=rf"{extra} is not installed; .*pip install onnx"):
         export_onnx(exp, tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())
