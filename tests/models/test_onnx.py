@@ -26,6 +26,9 @@ SHALLOW: dict[str, dict[str, object]] = {
     "ecapa_tdnn": {"scale": 2},
     "ecapa_tdnn_wespeaker": {},
     "eres2net": {"blocks": (1, 1, 1, 1)},
+    "eres2netv2": {"blocks": (1, 1, 1, 1)},
+    "gemini_dfresnet": {},
+    "res2net": {"blocks": (1, 1, 1, 1)},
     "resnet": {},
     "xvector": {},
 }
