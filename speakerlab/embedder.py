@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
+from speakerlab.models.folding import fold_batchnorm
 from speakerlab.windows import cut_windows
 
 
@@ -47,6 +48,15 @@ class Embedder(nn.Module):
     def embed_window(self, wave_BS: Tensor) -> Tensor:
         """emb_BD of waves of `min_samples` to `max_samples`; what an export holds."""
         return self.backbone(self.fbank(wave_BS))
+
+    def folded(self) -> "Embedder":
+        """The same for inference only, quicker: its backbone has fewer BatchNorms."""
+        return Embedder(
+            fbank=self.fbank,
+            backbone=fold_batchnorm(self.backbone),
+            max_seconds=self.max_samples / self.sample_rate,
+            vad=self.vad,
+        ).eval()
 
     def batch_key(self, num_samples: int) -> tuple[int, int]:
         """Inputs of one key may share a batch: trimming them to the shortest changes nothing."""

@@ -81,7 +81,7 @@ def embed_part(args: Namespace, index: int, stem: Path, facts: dict[str, object]
     rows = range(index, len(manifest), args.nproc)
     pieces = utterance_pieces(manifest)[index :: args.nproc]
     emb_ND = embed_pieces(
-        embedder,
+        embedder.folded(),
         pieces,
         device=device,
         num_workers=auto_workers(args.nproc),

@@ -20,7 +20,7 @@ class TorchModel:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
-        self.embedder = published.embedder.eval().to(self.device)
+        self.embedder = published.embedder.eval().folded().to(self.device)
         self.sample_rate, self.embed_dim = self.embedder.sample_rate, self.embedder.embed_dim
         self.min_samples, self.max_samples = self.embedder.min_samples, self.embedder.max_samples
         self.vad = self.embedder.vad

@@ -1,0 +1,84 @@
+"""Folded models give the same embeddings: every registered one, in float64 and in fp32.
+
+Letters: B batch, T frames, F mel bins, D embedding.
+"""
+
+import pytest
+import torch
+from members import MEMBERS, SMALL
+from torch import nn
+
+from speakerlab.models import MODELS
+from speakerlab.models.folding import find_pairs, fold_batchnorm
+
+
+def build(name: str, args: dict[str, object]) -> nn.Module:
+    """Scales, shifts and running statistics that are not the initial ones."""
+    torch.manual_seed(0)
+    model = MODELS[name](**args)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine:
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+    with torch.no_grad():
+        model(torch.randn(4, 60, model.feat_dim))
+    return model.eval()
+
+
+def norms(model: nn.Module) -> int:
+    return sum(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
+cases = [pytest.param(name, SMALL[name], id=name) for name in sorted(MODELS)] + [
+    pytest.param(member.model, member.args, id=f"published {name}", marks=pytest.mark.slow)
+    for name, member in MEMBERS.items()
+]
+
+
+@pytest.mark.parametrize(("name", "args"), cases)
+def test_the_embeddings_are_the_same(name, args):
+    model = build(name, args).double()
+    folded = fold_batchnorm(model)
+    assert norms(folded) == norms(model) - len(find_pairs(model))
+    for frames in (model.min_frames, 137, 298):
+        feats_BTF = torch.randn(2, frames, model.feat_dim, dtype=torch.float64)
+        with torch.inference_mode():
+            wanted_BD, found_BD = model(feats_BTF), folded(feats_BTF)
+        assert torch.isfinite(wanted_BD).all()
+        assert (found_BD - wanted_BD).abs().max() < 1e-9 * wanted_BD.abs().max()
+
+
+def test_what_is_folded():
+    """Convolution then BatchNorm in ERes2Net and ResNet; in CAM++ the other order stays."""
+    assert norms(fold_batchnorm(build("resnet", SMALL["resnet"]))) == 0
+    assert norms(fold_batchnorm(build("eres2net", SMALL["eres2net"]))) == 0
+    campplus = build("campplus", SMALL["campplus"])
+    assert ("head.conv1", "head.bn1") in find_pairs(campplus)
+    assert 0 < norms(fold_batchnorm(campplus)) < norms(campplus)
+
+
+def test_the_model_itself_stays_as_it_was():
+    model = build("resnet", SMALL["resnet"]).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fold_batchnorm(model)
+    assert model.training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_layer_that_runs_twice_is_left_alone():
+    class Twice(nn.Module):
+        feat_dim, min_frames = 4, 1
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def forward(self, feats_BTF):
+            first_BF = self.norm(self.linear(feats_BTF.mean(1)))
+            return first_BF + self.linear(first_BF)
+
+    model = Twice().eval()
+    model.norm.running_mean.fill_(3.0)
+    assert find_pairs(model) == []
+    feats_BTF = torch.randn(2, 5, 4)
+    assert torch.equal(fold_batchnorm(model)(feats_BTF), model(feats_BTF))
