@@ -5,7 +5,6 @@ A component's `args` are checked against the signature of its constructor (`buil
 the signature is the schema. Unknown keys are refused with the nearest known one.
 """
 
-import difflib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,10 +20,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 
 from speakerlab import build
 from speakerlab.atomic import write_text
+from speakerlab.config_faults import nearest, note_error, where_from
 from speakerlab.faults import Faults
 from speakerlab.layers import flatten, merge_layers, section_at, to_yaml
 
@@ -180,12 +179,12 @@ def parse_config(values: Mapping[str, Any], *, origin: Mapping[str, str] | None 
         try:
             args.update(schema.model_validate_json(json.dumps(args)).model_dump(mode="json"))
         except ValidationError as error:
-            _note(error, schema, args, place, faults, where)
+            note_error(error, schema, args, place, faults, where)
     config: Config | None = None
     try:
         config = Config.model_validate_json(json.dumps(filled))
     except ValidationError as error:
-        _note(error, Config, filled, (), faults, where)
+        note_error(error, Config, filled, (), faults, where)
     faults.raise_if_any("configuration refused")
     assert config is not None
     return config
@@ -230,90 +229,9 @@ def _components(
         if isinstance(name, str) and name in registry:
             yield (section, "args"), registry[name], build.GIVEN[section]
         elif isinstance(name, str):
-            line = f"{_where(origin, (section, 'name'))}: unknown {section}, got '{name}'"
-            faults.add("unknown components", line + _nearest(name, registry))
+            line = f"{where_from(origin, (section, 'name'))}: unknown {section}, got '{name}'"
+            faults.add("unknown components", line + nearest(name, registry))
     for place, constructor in build.FIXED.items():
         if Config.model_fields[place[0]].default is None and values.get(place[0]) is None:
             continue  # optional, and not asked for
         yield place, constructor, build.GIVEN[place[-1]]
-
-
-def _note(
-    error: ValidationError,
-    schema: type[BaseModel],
-    values: Any,
-    place: tuple[str, ...],
-    faults: Faults,
-    origin: Mapping[str, str],
-) -> None:
-    """One line for each key below `place` that pydantic found fault with in `values`."""
-    found: dict[tuple[str, ...], list[ErrorDetails]] = {}
-    for item in error.errors():
-        found.setdefault(_keys(item, values), []).append(item)
-    for keys, items in found.items():
-        if any(keys == other[: len(keys)] for other in found if other != keys):
-            continue  # the other branches of a union, one of which went further
-        where = _where(origin, (*place, *keys))
-        if items[0]["type"] == "extra_forbidden":
-            known = _fields_at(schema, keys[:-1])
-            faults.add("unknown keys", f"{where}: unknown key{_nearest(keys[-1], known)}")
-        elif items[0]["type"] == "missing":
-            faults.add("missing keys", f"{where}: is missing; add it")
-        else:
-            faults.add("bad values", f"{where}: {_complaint(items)}")
-
-
-def _keys(item: ErrorDetails, values: Any) -> tuple[str, ...]:
-    """Where the fault is, without the names that pydantic gives to the branches of a union."""
-    keys: list[str] = []
-    for part in item["loc"]:
-        if isinstance(values, dict) and part in values:
-            values = values[str(part)]
-        elif isinstance(values, list) and isinstance(part, int):
-            values = values[part] if part < len(values) else None
-        elif item["type"] != "missing":
-            continue
-        keys.append(str(part))
-    return tuple(keys)
-
-
-def _complaint(items: Sequence[ErrorDetails]) -> str:
-    """What is wrong, got what, and what to do, of a value that no branch of its type takes."""
-    custom = items[0].get("ctx", {}).get("error")
-    wrong, _, remedy = str(custom or _wanted(items)).partition("; ")
-    got = items[0]["input"]
-    shown = f"'{got}'" if isinstance(got, str) else json.dumps(got)
-    return f"{wrong}, got {shown}; {remedy or 'correct it'}"
-
-
-def _wanted(items: Sequence[ErrorDetails]) -> str:
-    """Pydantic's messages as one, in the words of somebody who writes YAML."""
-    texts = [item["msg"].replace("Input should ", "must ") for item in items]
-    text = " or ".join(dict.fromkeys(text.removeprefix("must be ") for text in texts))
-    text = text.replace("a valid array", "a list").replace("an object", "a section of keys")
-    return f"must be {text}" if texts[0].startswith("must be ") else text[0].lower() + text[1:]
-
-
-def _fields_at(schema: type[BaseModel], keys: Sequence[str]) -> Iterable[str]:
-    for key in keys:
-        annotation = schema.model_fields[key].annotation
-        if not (inspect.isclass(annotation) and issubclass(annotation, BaseModel)):
-            return ()
-        schema = annotation
-    return schema.model_fields
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; known are {', '.join(sorted(known))}"
-
-
-def _where(origin: Mapping[str, str], path: Sequence[str]) -> str:
-    """The key, and the layer that set it or the section it is in."""
-    key = ".".join(path)
-    holders = [".".join(path[:end]) for end in range(len(path), 0, -1)]
-    layer = next((origin[holder] for holder in holders if holder in origin), "")
-    if not layer or layer.startswith(f"--set {key}="):
-        return layer or key
-    return f"{layer}: {key}"
