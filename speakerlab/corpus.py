@@ -12,13 +12,8 @@ import numpy as np
 from speakerlab.build import crop_samples
 from speakerlab.config import Config
 from speakerlab.data import audio
-from speakerlab.data.manifest import (
-    Manifest,
-    read_manifest,
-    read_rejected,
-    read_table,
-    split_valid,
-)
+from speakerlab.data.manifest import Manifest, read_manifest, split_valid
+from speakerlab.data.tables import read_rejected, read_table
 from speakerlab.frontend.augment import bank_bytes
 
 MIN_VALID_SPEAKERS = 2

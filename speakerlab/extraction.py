@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from speakerlab.data.audio import FULL_SCALE
-from speakerlab.data.dataset import Piece, Pieces
 from speakerlab.data.loader import start_worker
 from speakerlab.data.manifest import Manifest
+from speakerlab.data.pieces import Piece, Pieces, Stretch
 from speakerlab.embedder import Embedder
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.scoring.backend import pairwise_eer
@@ -31,7 +31,7 @@ FEW_SPEAKERS = 10  # whose threshold is not to be trusted
 
 def embed_pieces(
     embedder: Embedder,
-    pieces: Sequence[Piece],
+    pieces: Sequence[Piece | Stretch],
     *,
     device: torch.device,
     num_workers: int = 0,
@@ -60,11 +60,11 @@ def embed_pieces(
     return emb_ND
 
 
-def utterance_pieces(manifest: Manifest) -> list[Piece]:
+def utterance_pieces(manifest: Manifest) -> list[Stretch]:
     """Every utterance of a manifest, whole."""
     return [
-        Piece(manifest.paths[row], int(start), int(num_samples))
-        for row, (start, num_samples) in enumerate(zip(manifest.start_N, manifest.num_samples_N))
+        Stretch(manifest, row, 0, int(num_samples))
+        for row, num_samples in enumerate(manifest.num_samples_N)
     ]
 
 
@@ -75,7 +75,7 @@ class Validation:
     """
 
     def __init__(self, manifest: Manifest) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[Stretch] = []
         self.speaker_N: list[int] = []
         self.num_halved = 0
         whole = utterance_pieces(manifest)
@@ -109,7 +109,7 @@ class Validation:
         return fit_calibration(scores_N, is_target_N, source=source, false_alarm_rates=fars)
 
 
-def _groups(embedder: Embedder, pieces: Sequence[Piece]) -> Iterator[list[int]]:
+def _groups(embedder: Embedder, pieces: Sequence[Piece | Stretch]) -> Iterator[list[int]]:
     """Indices of pieces that may share a batch, longest first."""
 
     def key(index: int) -> tuple[int, int]:
@@ -131,6 +131,7 @@ def _stack(waves: Sequence[np.ndarray], vad: EnergyVad | None) -> torch.Tensor:
     return torch.from_numpy(np.stack([wave_S[:shortest] for wave_S in waves]))
 
 
-def _halves(piece: Piece) -> list[Piece]:
+def _halves(piece: Stretch) -> list[Stretch]:
     half = piece.num_samples // 2
-    return [Piece(piece.path, piece.start, half), Piece(piece.path, piece.start + half, half)]
+    manifest, row, start = piece.manifest, piece.row, piece.start
+    return [Stretch(manifest, row, start, half), Stretch(manifest, row, start + half, half)]

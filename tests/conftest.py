@@ -11,7 +11,7 @@ from speakerlab import build
 from speakerlab.config import Config, load_config
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
-from speakerlab.data.manifest import write_data_dir
+from speakerlab.data.tables import write_data_dir
 from speakerlab.embedder import Embedder
 from speakerlab.published import publish
 

@@ -7,7 +7,7 @@ import pytest
 
 from speakerlab.corpus import num_valid_speakers, read_bank, read_corpus
 from speakerlab.data import audio
-from speakerlab.data.manifest import write_data_dir
+from speakerlab.data.tables import write_data_dir
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import yaml
 
 from speakerlab import build
 from speakerlab.config import load_config
-from speakerlab.data.manifest import write_data_dir
+from speakerlab.data.tables import write_data_dir
 from speakerlab.initial import init_from
 from speakerlab.interop import archives
 from speakerlab.interop.checkpoints import import_checkpoint

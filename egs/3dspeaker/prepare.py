@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from egs.common.corpus import check_disjoint, make_parser, run, write_noise_and_rooms, write_set
 from egs.common.fetch import download, unpack
-from speakerlab.data.manifest import Trial
+from speakerlab.data.tables import Trial
 from speakerlab.faults import Faults
 
 HERE = Path(__file__).resolve().parent

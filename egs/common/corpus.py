@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from speakerlab.data.manifest import Trial, write_data_dir
+from speakerlab.data.tables import Trial, write_data_dir
 from speakerlab.faults import Faults
 
 AUDIO_SUFFIXES = (".wav", ".flac")

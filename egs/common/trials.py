@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from speakerlab.data.manifest import Trial
+from speakerlab.data.tables import Trial
 
 Pair = tuple[str, str]
 

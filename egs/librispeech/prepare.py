@@ -22,7 +22,7 @@ from egs.common.corpus import (
 )
 from egs.common.fetch import download, unpack
 from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
-from speakerlab.data.manifest import Trial
+from speakerlab.data.tables import Trial
 from speakerlab.faults import Faults
 
 HERE = Path(__file__).resolve().parent

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from egs.common.corpus import make_parser, run, write_noise_and_rooms, write_set
 from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
 from egs.mini.making import REQUIREMENT, TOOLS, Size, describe, has_espeak, make_corpus, plan
-from speakerlab.data.manifest import Trial
+from speakerlab.data.tables import Trial
 
 HERE = Path(__file__).resolve().parent
 MAX_TARGETS_PER_SPEAKER = 63  # about 1,500 with 24 speakers

@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from egs.common.corpus import make_parser, run, write_noise_and_rooms, write_set
 from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
 from speakerlab.data import audio
+from speakerlab.data.columns import stable_hash
 from speakerlab.data.convert import read_wave
-from speakerlab.data.manifest import Trial, stable_hash
+from speakerlab.data.tables import Trial
 from speakerlab.faults import Faults
 
 HERE = Path(__file__).resolve().parent

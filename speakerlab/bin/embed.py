@@ -13,7 +13,7 @@ from speakerlab import process
 from speakerlab.atomic import write_text
 from speakerlab.bin.command import parser
 from speakerlab.bin.model_options import add_model_options, open_model
-from speakerlab.data.manifest import read_table
+from speakerlab.data.tables import read_table
 from speakerlab.faults import Faults
 from speakerlab.inference.embedding_files import WRITERS
 from speakerlab.inference.progress import Progress

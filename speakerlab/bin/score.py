@@ -12,7 +12,7 @@ from speakerlab import provenance
 from speakerlab.bin.command import parser
 from speakerlab.bin.extract import embeddings_stem
 from speakerlab.config import load_config
-from speakerlab.data.manifest import read_table
+from speakerlab.data.tables import read_table
 from speakerlab.layers import flatten
 from speakerlab.published import find_model, read_calibration
 from speakerlab.scoring import plots, report

@@ -9,7 +9,7 @@ import numpy as np
 
 from speakerlab.bin.command import parser
 from speakerlab.bin.model_options import add_model_options, open_model
-from speakerlab.data.manifest import read_table
+from speakerlab.data.tables import read_table
 from speakerlab.inference.speaker_model import SpeakerModel, Verification
 from speakerlab.scoring.backend import cosine_scores
 from speakerlab.scoring.embeddings import EmbeddingTable

@@ -56,12 +56,17 @@ def read_info(path: str | Path) -> AudioInfo:
         return AudioInfo(file.frames, file.samplerate, file.channels)
 
 
-def read(path: str | Path, start: int = 0, num_samples: int = -1) -> np.ndarray:
+def read(
+    path: str | Path, start: int = 0, num_samples: int = -1, *, whole: bool = False
+) -> np.ndarray:
     """wave_S, int16, of the first channel: `num_samples` from `start`, or all (-1).
 
-    Only the range asked for is read. Raises ValueError where the file holds less than that.
+    Only the range asked for is read. Raises ValueError where the file holds less than that or,
+    with `whole`, less than its header says.
     """
     with _open(path) as file:
+        if whole:
+            _refuse_shortened(file, str(path))
         wanted = file.frames - start if num_samples < 0 else num_samples
         try:
             file.seek(start)
@@ -73,13 +78,6 @@ def read(path: str | Path, start: int = 0, num_samples: int = -1) -> np.ndarray:
             f"{path}: ends early, got {len(wave_SC)} of {wanted} samples; copy it again"
         )
     return np.ascontiguousarray(wave_SC[:, 0])
-
-
-def read_cyclic(path: str | Path, start: int, num_samples: int, available: int) -> np.ndarray:
-    """Like `read`, but a piece of only `available` samples is repeated until it is long enough."""
-    if available >= num_samples:
-        return read(path, start, num_samples)
-    return np.resize(read(path, start, available), num_samples)
 
 
 def decode_fault(path: str | Path, num_samples: int) -> str | None:
@@ -130,6 +128,21 @@ def write(path: str | Path, wave_S: np.ndarray, sample_rate: int) -> None:
     soundfile.write(str(path), wave_S, sample_rate, subtype="PCM_16")
 
 
+def to_flac(wave_S: np.ndarray, sample_rate: int) -> bytes:
+    """int16 samples as the content of a FLAC file."""
+    file = io.BytesIO()
+    soundfile.write(file, wave_S, sample_rate, format="FLAC", subtype="PCM_16")
+    return file.getvalue()
+
+
+def from_flac(data: bytes | memoryview) -> np.ndarray:
+    """wave_S, int16, of the content of a FLAC file; ValueError where it is none."""
+    try:
+        return soundfile.read(io.BytesIO(data), dtype="int16")[0]
+    except soundfile.LibsndfileError as error:
+        raise ValueError(_unreadable("a packed FLAC member", error)) from error
+
+
 def to_int16(wave: np.ndarray) -> np.ndarray:
     """Amplitudes of any shape as 16-bit samples; what lies outside [-1, 1] is clipped."""
     return np.clip(np.rint(wave * FULL_SCALE), -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
@@ -153,11 +166,7 @@ def _unreadable(where: str, error: object) -> str:
 
 def _decoded(file: soundfile.SoundFile, where: str) -> Iterator[np.ndarray]:
     """Blocks of wave_S, int16; ValueError for what libsndfile cannot decode or has shortened."""
-    short = SHORTENED.search(file.extra_info)
-    if short and int(short[2]) < int(short[1]) < UNKNOWN_LENGTH:
-        raise ValueError(
-            f"{where}: is cut short, got {short[2]} of {short[1]} bytes; copy it again"
-        )
+    _refuse_shortened(file, where)
     found = 0
     try:
         while len(wave_SC := _read_int16(file, BLOCK_SAMPLES, where)):
@@ -167,6 +176,14 @@ def _decoded(file: soundfile.SoundFile, where: str) -> Iterator[np.ndarray]:
         raise ValueError(
             f"{where}: cannot be decoded after {found} samples, got '{error}'; copy it again"
         ) from error
+
+
+def _refuse_shortened(file: soundfile.SoundFile, where: str) -> None:
+    short = SHORTENED.search(file.extra_info)
+    if short and int(short[2]) < int(short[1]) < UNKNOWN_LENGTH:
+        raise ValueError(
+            f"{where}: is cut short, got {short[2]} of {short[1]} bytes; copy it again"
+        )
 
 
 def _whole(file: soundfile.SoundFile, where: str, wanted: int) -> Iterator[np.ndarray]:

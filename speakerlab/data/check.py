@@ -1,6 +1,6 @@
 """The one door for data: every fault of a set of data directories, found before training starts.
 
-In: data directories as `manifest.py` describes them. Out: `utt2dur` and `rejected.tsv` written
+In: data directories as `tables.py` describes them. Out: `utt2dur` and `rejected.tsv` written
 beside them, notes for the user, or one ValueError that lists what is wrong.
 A directory with trials is a test set; of one without utt2spk (noise, rooms) the audio is checked.
 """
@@ -10,8 +10,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from speakerlab.atomic import write_text
-from speakerlab.data import audio, manifest
+from speakerlab.data import audio, tables
+from speakerlab.data.columns import store_columns
 from speakerlab.faults import Faults
 
 MIN_FILES_FOR_POOL = 500  # below this, starting processes costs more than it saves
@@ -64,7 +64,7 @@ def check_data_dirs(
         _check_trials(data_dir, faults)
     faults.raise_if_any(f"{', '.join(map(str, folders))}: refused, nothing was written")
     for data_dir in dirs:
-        notes.append(_write(data_dir))
+        notes.append(_write(data_dir, sample_rate))
     return notes
 
 
@@ -72,9 +72,9 @@ def _read_dir(folder: Path, faults: Faults) -> DataDir:
     utt2spk = folder / "utt2spk"
     return DataDir(
         folder=folder,
-        wavs=manifest.read_table(folder / "wav.scp", faults),
-        segments=manifest.read_segments(folder / "segments", faults),
-        speakers=manifest.read_table(utt2spk, faults) if utt2spk.exists() else None,
+        wavs=tables.read_table(folder / "wav.scp", faults),
+        segments=tables.read_segments(folder / "segments", faults),
+        speakers=tables.read_table(utt2spk, faults) if utt2spk.exists() else None,
         trials=sorted(folder.glob("trials*")),
     )
 
@@ -244,18 +244,16 @@ def _map(
         return list(pool.map(function, paths, chunksize=64))
 
 
-def _write(data_dir: DataDir) -> str:
-    """Write what was found; return the line that sums the directory up."""
+def _write(data_dir: DataDir, sample_rate: int) -> str:
+    """Write what was found; the line that sums the directory up."""
     folder = data_dir.folder
-    manifest.write_table(folder / "utt2dur", {k: f"{s:.6f}" for k, s in data_dir.seconds.items()})
-    if data_dir.rejected:
-        rows = [
-            f"{utterance}\t{data_dir.wavs[data_dir.recording_of(utterance)]}\t{reason}\n"
-            for utterance, reason in sorted(data_dir.rejected.items())
-        ]
-        write_text(folder / "rejected.tsv", "".join(rows))
-    else:
-        (folder / "rejected.tsv").unlink(missing_ok=True)
+    tables.write_table(folder / "utt2dur", {k: f"{s:.6f}" for k, s in data_dir.seconds.items()})
+    rejected = {
+        utterance: (data_dir.wavs[data_dir.recording_of(utterance)], reason)
+        for utterance, reason in data_dir.rejected.items()
+    }
+    tables.write_rejected(folder, rejected)
+    store_columns(folder, sample_rate=sample_rate)
     speakers = len(set((data_dir.speakers or {}).values()))
     hours = sum(data_dir.seconds.values()) / 3600
     who = f"{speakers} speakers, " if speakers else ""

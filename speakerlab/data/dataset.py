@@ -11,7 +11,6 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from speakerlab.batch import Crop
-from speakerlab.data import audio
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.sampler import Slot
 
@@ -67,9 +66,8 @@ class TrainCrops(Dataset[Crop]):
         has_noise = len(draws.noise_lengths) > 0 and u[4] < draws.noise_prob
         noise = int(u[5] * len(draws.noise_lengths)) if has_noise else -1
         low, high = draws.snr_db
-        start = int(manifest.start_N[row])
         return Crop(
-            wave_S=audio.read_cyclic(manifest.paths[row], start + first, wanted, available - first),
+            wave_S=manifest.read(row, first, wanted),
             label=int(self.label_KN[speed, manifest.speaker_N[row]]),
             speed=speed,
             room=int(u[3] * draws.num_rooms) if has_room else -1,
@@ -94,23 +92,3 @@ def labels_by_name(
     index = {name: label for label, name in enumerate(classes)}
     names = class_names(speakers, speeds)
     return np.array([index[name] for name in names]).reshape(len(speeds), len(speakers))
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A stretch of a recording that is embedded whole."""
-
-    path: str
-    start: int
-    num_samples: int
-
-
-class Pieces(Dataset[np.ndarray]):
-    """wave_S, int16, of each piece."""
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self.pieces = pieces
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        piece = self.pieces[index]
-        return audio.read(piece.path, piece.start, piece.num_samples)

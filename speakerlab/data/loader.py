@@ -1,29 +1,81 @@
 """From crops to batches, read ahead by worker processes. In: a data set, an order. Out: `Batch`.
 
+How many workers there are follows from the CPUs and the shared memory that this process may use.
 Letters: B rows of the batch, S samples, M masks.
 """
 
+import logging
 import signal
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from speakerlab import process
 from speakerlab.batch import Batch, Crop
 from speakerlab.data.dataset import TrainCrops
-from speakerlab.data.sampler import MicroBatches
+from speakerlab.data.sampler import MicroBatches, Slot
+from speakerlab.data.watchdog import SHARED_MEMORY, Board, Hop, Watch, free_shared_memory, watched
 
+log = logging.getLogger(__name__)
 MAX_WORKERS = 8
 MICRO_BATCHES_AHEAD = 4  # read ahead by each worker
+IN_FLIGHT = 1.5  # batches in shared memory for each that is read ahead: some are being taken out
+NCCL_BYTES = 64 << 20  # of shared memory for each GPU of several on a host
+TENSORS = 16  # in a batch; each takes whole pages
+PAGE_BYTES = 4096
 
 
 def auto_workers(local_ranks: int) -> int:
     """Workers for each rank of this host: its share of the CPUs, one left for the rank itself."""
     return max(1, min(MAX_WORKERS, process.available_cpus() // local_ranks - 1))
+
+
+def batch_bytes(crops: TrainCrops, micro_batch: int) -> int:
+    """Shared memory of one batch in which every crop is of the longest kind."""
+    draws = crops.draws
+    longest = max(map(draws.read_samples, range(len(draws.speeds))))
+    row = 2 * longest + 8 * (8 + draws.num_masks)
+    return micro_batch * row + TENSORS * PAGE_BYTES
+
+
+def fit_workers(
+    wanted: int,
+    *,
+    bytes_per_batch: int,
+    local_ranks: int,
+    is_fixed: bool,
+    on_gpus: bool = False,
+    folder: Path = SHARED_MEMORY,
+) -> int:
+    """How many of `wanted` workers a rank can have for what `folder` has left, at least one.
+
+    Raises ValueError where it has too little for one, or for all of them if their number is fixed.
+    """
+    fixed = NCCL_BYTES * local_ranks if on_gpus and local_ranks > 1 else 0
+    each = round(local_ranks * MICRO_BATCHES_AHEAD * bytes_per_batch * IN_FLIGHT)
+    free = free_shared_memory(folder)
+    if wanted == 0 or free < 0 or fixed + wanted * each <= free:
+        return wanted
+    fitting = (free - fixed) // each
+    if fitting < 1 or is_fixed:
+        num_workers = wanted if is_fixed else 1
+        need = -(-(fixed + num_workers * each) >> 20)
+        raise ValueError(
+            f"runtime.num_workers: {num_workers} for each of {local_ranks} ranks need {need} MiB "
+            f"of {folder}, got {free >> 20} MiB free; enlarge it (docker run --shm-size="
+            f"{2 * need}m, or --ipc=host) or lower runtime.num_workers (0 needs none)"
+        )
+    text = (
+        "%d data workers a rank instead of %d: %s has %d MiB free, each needs %d (see --shm-size)"
+    )
+    log.warning(text, fitting, wanted, folder, free >> 20, -(-each >> 20))
+    return fitting
 
 
 def collate(crops: Sequence[Crop], *, num_speeds: int) -> Batch:
@@ -53,20 +105,56 @@ def collate(crops: Sequence[Crop], *, num_speeds: int) -> Batch:
     )
 
 
+class NotedCrops(Dataset[Crop]):
+    """The crops, each noted on the board when its reading begins."""
+
+    def __init__(self, crops: TrainCrops, board: Board) -> None:
+        self.crops, self.board = crops, board
+
+    def __getitem__(self, slot: Slot) -> Crop:
+        self.board.note(Hop.READING, slot[2])
+        return self.crops[slot]
+
+
+def noted(crops: Sequence[Crop], *, make: Callable[[Sequence[Crop]], Batch], board: Board) -> Batch:
+    """make(crops), noted on the board."""
+    board.note(Hop.COLLATING)
+    batch = make(crops)
+    board.note(Hop.IDLE)
+    return batch
+
+
 def train_loader(
-    crops: TrainCrops, order: MicroBatches, *, num_workers: int, pin_memory: bool
-) -> DataLoader[Batch]:
-    """One pass over `order`, in order, read ahead by `num_workers` processes (0: none)."""
+    crops: TrainCrops,
+    order: MicroBatches,
+    *,
+    num_workers: int,
+    pin_memory: bool,
+    stall_seconds: float = 60.0,
+) -> Iterator[Batch]:
+    """One pass over `order`, in order, read ahead by `num_workers` processes (0: none).
+
+    A batch that does not come for `stall_seconds` is told, and why; a worker that died is a
+    ValueError.
+    """
+    board = Board(num_workers)
     loader = DataLoader(
-        crops,
+        NotedCrops(crops, board),
         batch_sampler=order,
         num_workers=num_workers,
-        collate_fn=partial(collate, num_speeds=len(crops.draws.speeds)),
+        collate_fn=partial(
+            noted, make=partial(collate, num_speeds=len(crops.draws.speeds)), board=board
+        ),
         pin_memory=pin_memory,
         prefetch_factor=MICRO_BATCHES_AHEAD if num_workers else None,
         worker_init_fn=start_worker,
+        # Forked, whatever Python's default: the columns of the manifest are shared, not copied.
+        multiprocessing_context="fork" if num_workers and sys.platform == "linux" else None,
     )
-    return cast("DataLoader[Batch]", loader)  # collate makes batches of crops
+    manifest = crops.manifest
+    watch = Watch(board, lambda row: f"{manifest.ids[row]} ({manifest.paths[row]})")
+    batches = cast("DataLoader[Batch]", loader)  # collate makes batches of crops
+    return watched(batches, watch, stall_seconds=stall_seconds)
 
 
 def start_worker(_worker: int) -> None:

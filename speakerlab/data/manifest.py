@@ -1,67 +1,125 @@
-"""Kaldi data directories on disk, and the compact columns that training reads them into.
+"""What a run reads: the utterances of several data directories as one set.
 
-A data directory holds `wav.scp` (id path), `utt2spk` (id speaker), `utt2dur` (id seconds), where
-recordings are cut up `segments` (id recording start end, in seconds), `trials*` where it is a test
-set, and `rejected.tsv` (id, path, reason) of utterances to leave out. Letters: N utterances.
+In: checked data directories. Out: `Manifest`, whose rows are ordered by a hash of the utterance id
+and read from shards where a directory has been packed, else from the recordings themselves.
+Letters: N utterances, P directories, S samples, T frames, F mel bins.
 """
 
 import hashlib
-import os
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from speakerlab.atomic import write_text
-from speakerlab.faults import Faults
+from speakerlab.data import audio
+from speakerlab.data.columns import Columns, read_columns, stable_hash
+from speakerlab.data.packed import Packed, read_packed
 
-Trial = tuple[str, str, bool]  # enrolment id, test id, same speaker
+log = logging.getLogger(__name__)
 
 
-class Strings(Sequence[str]):
-    """Many strings in two arrays, which forked workers share without a copy."""
+class Texts(Sequence[str]):
+    """One string a row, looked up when it is asked for."""
 
-    def __init__(self, strings: Iterable[str]) -> None:
-        encoded = [string.encode() for string in strings]
-        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        self.blob, self.ends = np.frombuffer(b"".join(encoded), dtype=np.uint8), ends
+    def __init__(self, length: int, get: Callable[[int], str]) -> None:
+        self.length, self.get = length, get
 
     def __len__(self) -> int:
-        return len(self.ends) - 1
+        return self.length
 
     def __getitem__(self, index: int) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not 0 <= index < len(self):
+        if not 0 <= index < self.length:
             raise IndexError(index)
-        return self.blob[self.ends[index] : self.ends[index + 1]].tobytes().decode()
+        return self.get(index)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One data directory: its columns and, where it is packed, its shards."""
+
+    columns: Columns
+    waves: Packed | None = None
+    features: Packed | None = None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Utterances as columns; rows are ordered by a hash of their id, so order has no meaning."""
+    """Utterances as columns; strings are looked up in the part that a row belongs to."""
 
-    ids: Strings
-    paths: Strings
-    start_N: np.ndarray  # int64, first sample within the file
+    parts: tuple[Part, ...]
+    part_N: np.ndarray  # int16, index into `parts`
+    row_N: np.ndarray  # int32, row within the part
     num_samples_N: np.ndarray  # int64
     speaker_N: np.ndarray  # int32, index into `speakers`
     speakers: tuple[str, ...]  # sorted
     sample_rate: int
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.row_N)
 
     @property
     def hours(self) -> float:
         return float(self.num_samples_N.sum()) / self.sample_rate / 3600
 
+    @property
+    def ids(self) -> Texts:
+        return Texts(len(self), lambda row: self._columns(row).ids[int(self.row_N[row])])
+
+    @property
+    def paths(self) -> Texts:
+        """The recording that each utterance is (a part of), packed or not."""
+
+        def path(row: int) -> str:
+            columns = self._columns(row)
+            return columns.files[int(columns.file_N[self.row_N[row]])]
+
+        return Texts(len(self), path)
+
+    def read(self, row: int, first: int, num_samples: int) -> np.ndarray:
+        """wave_S, int16: so many samples from sample `first` of the utterance.
+
+        An utterance that ends before is repeated until there are enough. Raises ValueError and
+        FileNotFoundError with one line where the audio is not as it was.
+        """
+        part, own = self.parts[self.part_N[row]], int(self.row_N[row])
+        count = min(num_samples, int(self.num_samples_N[row]) - first)
+        if part.waves is not None:
+            wave_S = part.waves.read(own, first, count)
+        else:
+            columns = part.columns
+            start = int(columns.start_N[own]) + first
+            wave_S = audio.read(columns.files[int(columns.file_N[own])], start, count)
+        return wave_S if count == num_samples else np.resize(wave_S, num_samples)
+
+    def read_features(self, row: int, first: int, num_frames: int) -> np.ndarray:
+        """feats_TF, float32: so many frames from frame `first`; repeated where they end before."""
+        part, own = self.parts[self.part_N[row]], int(self.row_N[row])
+        if part.features is None:
+            raise ValueError(
+                f"{self.ids[row]}: has no stored features, got only audio; run stage 2 with "
+                "--features fbank"
+            )
+        count = min(num_frames, part.features.num_units(own) - first)
+        feats_TF = part.features.read(own, first, count)
+        return (
+            feats_TF
+            if count == num_frames
+            else np.resize(feats_TF, (num_frames, feats_TF.shape[1]))
+        )
+
     def sha256(self) -> str:
-        """Of everything but the paths, which may differ between hosts."""
+        """Of everything but the paths, which may differ between hosts, packed or not."""
         digest = hashlib.sha256("\n".join(self.speakers).encode())
-        for column in (self.ids.blob, self.ids.ends, self.start_N, self.num_samples_N):
-            digest.update(column.tobytes())
-        digest.update(self.speaker_N.tobytes())
+        for sha256 in sorted(part.columns.sha256 for part in self.parts):
+            digest.update(sha256.encode())
+        hash_N = np.empty(len(self), dtype=np.uint64)
+        for index, part in enumerate(self.parts):
+            own_N = self.part_N == index
+            hash_N[own_N] = part.columns.hash_N[self.row_N[own_N]]
+        digest.update(hash_N.data)
+        digest.update(np.ascontiguousarray(self.speaker_N).data)
         return digest.hexdigest()
 
     def of_speakers(self, wanted: Iterable[str]) -> "Manifest":
@@ -71,19 +129,17 @@ class Manifest:
         new_index = np.array([index.get(speaker, -1) for speaker in self.speakers], dtype=np.int32)
         rows = np.flatnonzero(new_index[self.speaker_N] >= 0)
         return Manifest(
-            ids=Strings(self.ids[int(row)] for row in rows),
-            paths=Strings(self.paths[int(row)] for row in rows),
-            start_N=self.start_N[rows],
+            parts=self.parts,
+            part_N=self.part_N[rows],
+            row_N=self.row_N[rows],
             num_samples_N=self.num_samples_N[rows],
             speaker_N=new_index[self.speaker_N[rows]],
             speakers=speakers,
             sample_rate=self.sample_rate,
         )
 
-
-def stable_hash(text: str) -> int:
-    """64 bits that depend on the text alone: on no seed, process or machine."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    def _columns(self, row: int) -> Columns:
+        return self.parts[self.part_N[row]].columns
 
 
 def split_valid(manifest: Manifest, num_speakers: int) -> tuple[Manifest, Manifest]:
@@ -106,159 +162,63 @@ def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
     Raises FileNotFoundError where a directory was not checked (no utt2dur), ValueError where two
     directories share an id.
     """
-    rows: list[tuple[int, str, str, str, int, int]] = []
-    for folder in dirs:
-        rows += _read_rows(folder, sample_rate)
-    rows.sort()
-    ids = [row[1] for row in rows]
-    if len(set(ids)) < len(ids):
-        twice = next(a for a, b in zip(sorted(ids), sorted(ids)[1:]) if a == b)
-        raise ValueError(
-            f"{' + '.join(map(str, dirs))}: an id stands in two directories, got {twice}; "
-            "prefix the ids of one of them"
-        )
-    speakers = tuple(sorted({row[3] for row in rows}))
+    parts = [read_part(folder, sample_rate=sample_rate) for folder in dirs]
+    columns = [part.columns for part in parts]
+    speakers = tuple(sorted({speaker for part in columns for speaker in part.speakers}))
     index = {speaker: i for i, speaker in enumerate(speakers)}
+    renamed = [np.array([index[s] for s in part.speakers], dtype=np.int32) for part in columns]
+    part_N = np.repeat(np.arange(len(parts), dtype=np.int16), [len(part) for part in columns])
+    row_N = np.concatenate([np.arange(len(part), dtype=np.int32) for part in columns])
+    num_samples_N = np.concatenate([part.num_samples_N for part in columns])
+    speaker_N = np.concatenate([new[part.speaker_N] for new, part in zip(renamed, columns)])
+    if len(parts) > 1:
+        hash_N = np.concatenate([part.hash_N for part in columns])
+        order_N = np.argsort(hash_N, kind="stable")
+        _refuse_twins(dirs, columns, part_N[order_N], row_N[order_N], hash_N[order_N])
+        part_N, row_N, num_samples_N, speaker_N = (
+            column[order_N] for column in (part_N, row_N, num_samples_N, speaker_N)
+        )
     return Manifest(
-        ids=Strings(ids),
-        paths=Strings(row[2] for row in rows),
-        start_N=np.array([row[4] for row in rows], dtype=np.int64),
-        num_samples_N=np.array([row[5] for row in rows], dtype=np.int64),
-        speaker_N=np.array([index[row[3]] for row in rows], dtype=np.int32),
+        parts=tuple(parts),
+        part_N=part_N,
+        row_N=row_N,
+        num_samples_N=num_samples_N,
+        speaker_N=speaker_N,
         speakers=speakers,
         sample_rate=sample_rate,
     )
 
 
-def _read_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str, int, int]]:
-    """(hash, id, path, speaker, first sample, number of samples) of each utterance kept."""
-    if not (folder / "utt2dur").exists():
-        raise FileNotFoundError(
-            f"{folder}: has not been checked, got no utt2dur; run stage 1, or `speakerlab check`"
-        )
-    wavs, seconds = read_table(folder / "wav.scp"), read_table(folder / "utt2dur")
-    speakers = read_table(folder / "utt2spk") if (folder / "utt2spk").exists() else {}
-    segments = read_segments(folder / "segments")
-    rejected = read_rejected(folder)
-    changed = (segments or wavs).keys() ^ (seconds.keys() | rejected.keys())
-    if changed:
-        raise ValueError(
-            f"{folder}: has changed since it was checked, got {min(changed)}; run stage 1, or "
-            "`speakerlab check`"
-        )
-    rows = []
-    for utterance, duration in seconds.items():
-        if utterance in rejected:
-            continue
-        recording, start, _ = segments.get(utterance, (utterance, 0.0, 0.0))
-        rows.append(
-            (
-                stable_hash(utterance),
-                utterance,
-                wavs[recording],
-                speakers.get(utterance, utterance),
-                round(start * sample_rate),
-                round(float(duration) * sample_rate),
+def read_part(folder: Path, *, sample_rate: int) -> Part:
+    """A directory's columns, and the shards that were packed from just these."""
+    columns = read_columns(folder, sample_rate=sample_rate)
+    packed: dict[str, Packed] = {}
+    for kind in ("waves", "features"):
+        found = read_packed(folder, kind)
+        if found is not None and found.sha256 == columns.sha256:
+            packed[kind] = found
+        elif found is not None:
+            log.warning(
+                "%s: was packed from other tables than it has now; the files are read; "
+                "run stage 2 again",
+                found.folder,
             )
-        )
-    return rows
+    return Part(columns, packed.get("waves"), packed.get("features"))
 
 
-def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
-    """A Kaldi table: the first word of a line is the key, the rest its value.
-
-    Duplicate keys and lines without a value go to `faults`, or raise ValueError without it.
-    """
-    own = Faults() if faults is None else faults
-    table: dict[str, str] = {}
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file; run stage 1 first")
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            if "\ufffd" in line:
-                text = f"{path}:{number}: is not UTF-8, got '{line.strip()}'; save it as UTF-8"
-                own.add("lines of another encoding", text)
-                continue
-            key, value = (*line.split(maxsplit=1), "", "")[:2]
-            if not key:
-                continue
-            if not value:
-                own.add(
-                    "bad lines", f"{path}:{number}: has no value, got '{key}'; write 'id value'"
-                )
-            elif key in table:
-                own.add("duplicate ids", f"{path}:{number}: duplicate id, got {key}; keep one line")
-            else:
-                table[key] = value.strip()
-    if faults is None:
-        own.raise_if_any(f"{path}: refused")
-    return table
-
-
-def read_segments(path: Path, faults: Faults | None = None) -> dict[str, tuple[str, float, float]]:
-    """`segments`: id -> (recording, start, end) in seconds; empty where there is no such file."""
-    if not path.exists():
-        return {}
-    own = Faults() if faults is None else faults
-    segments: dict[str, tuple[str, float, float]] = {}
-    for utterance, text in read_table(path, own).items():
-        try:
-            recording, start, end = text.split()
-            segments[utterance] = (recording, float(start), float(end))
-        except ValueError:
-            own.add(
-                "bad lines",
-                f"{path}: segment {utterance} is not 'recording start end', got '{text}'; mend it",
-            )
-    if faults is None:
-        own.raise_if_any(f"{path}: refused")
-    return segments
-
-
-def read_rejected(folder: Path) -> dict[str, str]:
-    """`rejected.tsv`: id -> reason; empty where nothing was rejected."""
-    path = folder / "rejected.tsv"
-    if not path.exists():
-        return {}
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()]
-    return {row[0]: row[-1] for row in rows}
-
-
-def write_table(path: Path, table: Mapping[str, str]) -> None:
-    """Write a Kaldi table sorted by key, whole or not at all."""
-    write_text(path, "".join(f"{key} {table[key]}\n" for key in sorted(table)))
-
-
-def write_data_dir(
-    folder: Path,
-    *,
-    wavs: Mapping[str, Path | str],
-    speakers: Mapping[str, str] | None = None,
-    segments: Mapping[str, tuple[str, float, float]] | None = None,
-    trials: Mapping[str, Iterable[Trial]] | None = None,
+def _refuse_twins(
+    dirs: Sequence[Path],
+    columns: Sequence[Columns],
+    part_N: np.ndarray,
+    row_N: np.ndarray,
+    hash_N: np.ndarray,
 ) -> None:
-    """Write a data directory, replacing one that is there; `trials` maps file name to its lines.
-
-    wavs: id (of the recording, where there are segments) -> audio file, made absolute.
-    """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "wav.scp").exists():
+    """Equal ids have equal hashes, so they are neighbours (hashes in rising order)."""
+    neighbours = map(int, np.flatnonzero(hash_N[1:] == hash_N[:-1]))
+    pairs = [[columns[part_N[i]].ids[int(row_N[i])] for i in (row, row + 1)] for row in neighbours]
+    twins = [a for a, b in pairs if a == b]
+    if twins:
         raise ValueError(
-            f"{folder}: is not a data directory and would be replaced, got a folder without "
-            "wav.scp; give another --data"
+            f"{' + '.join(map(str, dirs))}: an id stands in two directories, got {min(twins)}; "
+            "prefix the ids of one of them"
         )
-    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    write_table(fresh / "wav.scp", {key: str(Path(wav).resolve()) for key, wav in wavs.items()})
-    if speakers is not None:
-        write_table(fresh / "utt2spk", speakers)
-    if segments is not None:
-        rows = {key: f"{rec} {start:.6f} {end:.6f}" for key, (rec, start, end) in segments.items()}
-        write_table(fresh / "segments", rows)
-    for name, rows in (trials or {}).items():
-        words = ("nontarget", "target")
-        text = "".join(f"{enrol} {test} {words[same]}\n" for enrol, test, same in rows)
-        write_text(fresh / name, text)
-    if folder.exists():
-        shutil.rmtree(folder)
-    fresh.replace(folder)

@@ -13,7 +13,7 @@ from voices import RATE, make_wave
 
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
-from speakerlab.data.manifest import write_data_dir
+from speakerlab.data.tables import write_data_dir
 
 
 def write_set(folder: Path, speakers: range, num_utterances: int, trials: bool) -> None:

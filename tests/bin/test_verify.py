@@ -7,7 +7,7 @@ import pytest
 from models_on_disk import CALIBRATION, publish_small
 
 from speakerlab.bin import extract, score, verify
-from speakerlab.data.manifest import read_table
+from speakerlab.data.tables import read_table
 from speakerlab.scoring.trials import read_trials
 
 

@@ -95,15 +95,6 @@ def test_more_than_there_is(clip):
         audio.read(path, 48001, 10)
 
 
-def test_a_short_utterance_is_repeated(clip):
-    path, wave_S = clip
-    read_S = audio.read_cyclic(path, 100, 1000, 300)
-    piece = wave_S[100:400]
-    assert np.array_equal(read_S, np.concatenate([piece, piece, piece, piece[:100]]))
-    assert np.array_equal(audio.read_cyclic(path, 100, 300, 300), piece)
-    assert np.array_equal(audio.read_cyclic(path, 100, 200, 300), piece[:200])
-
-
 def test_not_there_and_not_audio(tmp_path: Path):
     with pytest.raises(FileNotFoundError) as missing:
         audio.read(tmp_path / "none.wav")

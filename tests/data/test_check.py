@@ -10,7 +10,8 @@ import soundfile
 
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
-from speakerlab.data.manifest import read_manifest, read_table, write_data_dir, write_table
+from speakerlab.data.manifest import read_manifest
+from speakerlab.data.tables import read_table, write_data_dir, write_table
 
 RATE = 16000
 

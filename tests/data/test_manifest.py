@@ -7,15 +7,9 @@ import pytest
 
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
-from speakerlab.data.manifest import (
-    Strings,
-    read_manifest,
-    read_table,
-    split_valid,
-    stable_hash,
-    write_data_dir,
-    write_table,
-)
+from speakerlab.data.columns import NAME, TABLES, Strings, is_fresh, map_arrays, stable_hash
+from speakerlab.data.manifest import read_manifest, split_valid
+from speakerlab.data.tables import read_table, write_data_dir, write_table
 from speakerlab.faults import Faults
 
 RATE = 16000
@@ -27,13 +21,13 @@ def reverse_lines(path: Path) -> None:
 
 def test_strings_are_a_sequence():
     words = ["", "plain", "größer", "日本", "with space"]
-    strings = Strings(words)
+    strings = Strings.of(words)
     assert list(strings) == words
     assert len(strings) == 5
     assert strings[3] == "日本"
     with pytest.raises(IndexError):
         strings[5]
-    assert list(Strings([])) == []
+    assert list(Strings.of([])) == []
 
 
 def test_hash_depends_on_the_text_alone():
@@ -60,13 +54,12 @@ def test_columns(make_data_dir):
     manifest = read_manifest([make_data_dir(seconds=[1.0, 1.25])], sample_rate=RATE)
     assert manifest.speakers == ("spk0", "spk1", "spk2", "spk3")
     assert manifest.speaker_N.dtype == np.int32
-    assert manifest.num_samples_N.dtype == manifest.start_N.dtype == np.int64
+    assert manifest.num_samples_N.dtype == np.int64
     assert manifest.hours == pytest.approx(4 * 2.25 / 3600)
     for row, utterance in enumerate(manifest.ids):
         assert manifest.num_samples_N[row] == {"0": 16000, "1": 20000}[utterance[-1]]
         assert manifest.speakers[manifest.speaker_N[row]] == utterance[:4]
         assert Path(manifest.paths[row]).stem == utterance
-        assert manifest.start_N[row] == 0
 
 
 def test_hash_of_the_manifest_sees_what_matters_and_no_paths(make_data_dir):
@@ -95,7 +88,8 @@ def test_segments_are_ranges_of_their_recording(tmp_path: Path):
     check_data_dirs([tmp_path / "d"])
     manifest = read_manifest([tmp_path / "d"], sample_rate=RATE)
     row = list(manifest.ids).index("b")
-    assert manifest.start_N[row] == 19753  # 1.23456 s is sample 19752.96
+    first = 19753  # 1.23456 s is sample 19752.96
+    assert np.array_equal(manifest.read(row, 5, 7), wave_S[first + 5 : first + 12])
     assert manifest.num_samples_N[row] == 80000 - 19753
     assert set(manifest.num_samples_N) == {24000, 60247}
     assert list(manifest.paths) == [str(tmp_path / "long.wav")] * 2
@@ -209,3 +203,54 @@ def test_a_data_directory_replaces_the_old_one(tmp_path: Path):
     assert read_table(tmp_path / "d/wav.scp") == {"b": str(Path("x.wav").resolve())}
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["trials_b", "wav.scp"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]
+
+
+def test_a_read_stays_inside_its_segment_and_repeats_it(tmp_path: Path):
+    wave_S = np.arange(40000, dtype=np.int64).astype(np.int16)
+    audio.write(tmp_path / "long.wav", wave_S, RATE)
+    write_data_dir(
+        tmp_path / "d",
+        wavs={"rec": tmp_path / "long.wav"},
+        speakers={"a": "s1", "b": "s2"},
+        segments={"a": ("rec", 0.625, 1.0625), "b": ("rec", 0.0, 0.5)},  # 10000 to 17000
+    )
+    check_data_dirs([tmp_path / "d"])
+    manifest = read_manifest([tmp_path / "d"], sample_rate=RATE)
+    row = list(manifest.ids).index("a")
+    assert manifest.num_samples_N[row] == 7000
+    wanted = np.concatenate([wave_S[10000:17000], wave_S[10000:15000]])
+    assert np.array_equal(manifest.read(row, 0, 12000), wanted)
+    assert np.array_equal(manifest.read(row, 6990, 10), wave_S[16990:17000])
+
+
+def test_columns_are_mapped_while_they_hold_and_made_anew_when_not(make_data_dir):
+    folder = make_data_dir(seconds=[1.0])
+    stored = folder / NAME
+    wanted = read_manifest([folder], sample_rate=RATE)
+    assert isinstance(wanted.parts[0].columns.hash_N.base, np.ndarray)  # a view of the file
+    for name in TABLES:
+        if (folder / name).exists():
+            (folder / name).touch()  # another time, the same content
+    assert is_fresh(folder, map_arrays(stored)[1])
+    utt2spk = folder / "utt2spk"
+    utt2spk.write_text(utt2spk.read_text().replace(" spk3", " spk9"))
+    assert not is_fresh(folder, map_arrays(stored)[1])
+    changed = read_manifest([folder], sample_rate=RATE)
+    assert changed.speakers[-1] == "spk9"
+    stored.unlink()
+    assert read_manifest([folder], sample_rate=RATE).sha256() == changed.sha256()
+
+
+@pytest.mark.parametrize("keep", [0, 5, 30, -1])
+def test_a_damaged_file_of_columns_is_named(make_data_dir, keep):
+    stored = make_data_dir(seconds=[0.5]) / NAME
+    stored.write_bytes(stored.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=f"{NAME}: is damaged, got .*; remove it and run the st"):
+        read_manifest([stored.parent], sample_rate=RATE)
+
+
+def test_the_hash_is_the_same_from_text_and_from_the_file(make_data_dir):
+    folder = make_data_dir()
+    mapped = read_manifest([folder], sample_rate=RATE)
+    (folder / NAME).unlink()
+    assert read_manifest([folder], sample_rate=RATE).sha256() == mapped.sha256()

@@ -9,7 +9,7 @@ from voices import RATE, make_wave
 
 from egs.own import prepare
 from speakerlab.data import audio
-from speakerlab.data.manifest import read_table
+from speakerlab.data.tables import read_table
 
 
 def write_corpus(folder, num_speakers: int, num_recordings: int = 2, seconds: float = 0.5):

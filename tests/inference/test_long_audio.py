@@ -20,7 +20,7 @@ import speakerlab
 from speakerlab.config import load_config
 from speakerlab.data import audio
 from speakerlab.data.convert import read_wave
-from speakerlab.data.dataset import Piece
+from speakerlab.data.pieces import Piece
 from speakerlab.export import export_onnx
 from speakerlab.extraction import embed_pieces
 from speakerlab.published import load_published
@@ -37,7 +37,7 @@ torch.set_num_threads(1)
 runtime, model, wav, out = sys.argv[1:]
 if runtime == "stage 5":
     from speakerlab.data import audio
-    from speakerlab.data.dataset import Piece
+    from speakerlab.data.pieces import Piece
     from speakerlab.extraction import embed_pieces
     from speakerlab.published import load_published
     pieces = [Piece(wav, 0, audio.read_info(wav).num_samples)]

@@ -1,0 +1,288 @@
+"""The utterances of one data directory as arrays, mapped from a file and not loaded.
+
+In: checked tables. Out: `Columns`, rows in the order of a hash of the utterance id. All processes
+of a host that map the file share one copy of it, which is the page cache's.
+Letters: N utterances, F files, D folders.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from speakerlab.atomic import replacing
+from speakerlab.data.tables import read_rejected, read_segments, read_table
+
+NAME = "columns.safetensors"  # in the data directory, made from its tables
+TABLES = ("wav.scp", "segments", "utt2spk", "utt2dur", "rejected.tsv")
+DTYPES = {"U8": "<u1", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
+Arrays = Mapping[str, np.ndarray]
+
+
+class Strings(Sequence[str]):
+    """Many strings in two arrays, which forked workers share without a copy."""
+
+    def __init__(self, blob: np.ndarray, ends: np.ndarray) -> None:
+        """blob: uint8, all strings in UTF-8 in a row; ends: where each begins, and the end."""
+        self.blob, self.ends = blob, ends
+
+    @classmethod
+    def of(cls, strings: Iterable[str]) -> "Strings":
+        encoded = [string.encode() for string in strings]
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, index: int) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.blob[self.ends[index] : self.ends[index + 1]].tobytes().decode()
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        return {f"{name}.blob": self.blob, f"{name}.ends": self.ends}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, name: str) -> "Strings":
+        return cls(arrays[f"{name}.blob"], arrays[f"{name}.ends"])
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Paths of files, each folder told once."""
+
+    folders: Strings
+    names: Strings
+    folder_F: np.ndarray  # int32
+
+    @classmethod
+    def of(cls, paths: Sequence[str]) -> "Paths":
+        index: dict[str, int] = {}
+        split = [path.rpartition("/")[::2] for path in paths]
+        folder_F = [index.setdefault(folder, len(index)) for folder, _ in split]
+        names = Strings.of(name for _, name in split)
+        return cls(Strings.of(index), names, np.array(folder_F, dtype=np.int32))
+
+    def __getitem__(self, index: int) -> str:
+        name, folder = self.names[index], self.folders[int(self.folder_F[index])]
+        return f"{folder}/{name}" if folder else name
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        names = self.names.arrays("file_name")
+        return {**self.folders.arrays("folder"), **names, "folder_F": self.folder_F}
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays) -> "Paths":
+        folders, names = (Strings.from_arrays(arrays, name) for name in ("folder", "file_name"))
+        return cls(folders, names, arrays["folder_F"])
+
+
+@dataclass(frozen=True)
+class Columns:
+    """One data directory; rows are ordered by a hash of their id, so order has no meaning."""
+
+    ids: Strings
+    hash_N: np.ndarray  # uint64, rising
+    files: Paths
+    file_N: np.ndarray  # int32, index into `files`
+    start_N: np.ndarray  # int64, first sample within the file
+    num_samples_N: np.ndarray  # int64
+    speaker_N: np.ndarray  # int32, index into `speakers`
+    speakers: tuple[str, ...]  # sorted
+    sample_rate: int
+    sha256: str  # of everything but the paths, which may differ between hosts
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def write(self, path: Path, facts: Mapping[str, object]) -> None:
+        """One file, whole or not at all; `facts` are plain values."""
+        arrays = {
+            **self.ids.arrays("id"),
+            **self.files.arrays(),
+            **Strings.of(self.speakers).arrays("speaker"),
+            **{name: getattr(self, name) for name in ("hash_N", "file_N", "start_N")},
+            **{name: getattr(self, name) for name in ("num_samples_N", "speaker_N")},
+        }
+        known = {"sample_rate": self.sample_rate, "sha256": self.sha256}
+        write_arrays(path, arrays, {**facts, **known})
+
+    @classmethod
+    def from_arrays(cls, arrays: Arrays, facts: Mapping[str, object]) -> "Columns":
+        sample_rate, sha256 = facts["sample_rate"], facts["sha256"]
+        assert isinstance(sample_rate, int) and isinstance(sha256, str)
+        return cls(
+            ids=Strings.from_arrays(arrays, "id"),
+            hash_N=arrays["hash_N"],
+            files=Paths.from_arrays(arrays),
+            file_N=arrays["file_N"],
+            start_N=arrays["start_N"],
+            num_samples_N=arrays["num_samples_N"],
+            speaker_N=arrays["speaker_N"],
+            speakers=tuple(Strings.from_arrays(arrays, "speaker")),
+            sample_rate=sample_rate,
+            sha256=sha256,
+        )
+
+
+def stable_hash(text: str) -> int:
+    """64 bits that depend on the text alone: on no seed, process or machine."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def write_arrays(path: Path, arrays: Arrays, facts: Mapping[str, object]) -> None:
+    """A safetensors file whose metadata has `facts` as JSON."""
+    with replacing(path) as partial:
+        packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        save_file(packed, partial, metadata={"facts": json.dumps(facts)})
+
+
+def map_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, object]]:
+    """(arrays, facts) of a file of `write_arrays`; the arrays are views of the mapped file.
+
+    Raises ValueError with one line where the file is not such a file, or not whole.
+    """
+    data = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, "u1")
+    try:
+        length = int(data[:8].view("<u8")[0])
+        header = json.loads(data[8 : 8 + length].tobytes())
+        facts = json.loads(header.pop("__metadata__")["facts"])
+        arrays = {name: _view(data[8 + length :], entry) for name, entry in header.items()}
+    except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path}: is damaged, got '{error}'; remove it and run the stage that wrote it again"
+        ) from error
+    return arrays, facts
+
+
+def _view(data: np.ndarray, entry: Mapping[str, object]) -> np.ndarray:
+    """An array of the mapped bytes; sizes that do not fit are a ValueError of numpy."""
+    begin, end = entry["data_offsets"]  # pyright: ignore[reportGeneralTypeIssues]
+    if end > len(data):
+        raise ValueError(f"{len(data)} bytes of {end}")
+    return data[begin:end].view(DTYPES[str(entry["dtype"])]).reshape(entry["shape"])  # pyright: ignore
+
+
+def read_columns(folder: Path, *, sample_rate: int) -> Columns:
+    """The columns of a checked data directory, mapped where they were stored and still hold.
+
+    Raises FileNotFoundError where it was not checked, ValueError where it has changed since.
+    """
+    path = folder / NAME
+    if path.exists():
+        arrays, facts = map_arrays(path)
+        if is_fresh(folder, facts) and facts["sample_rate"] == sample_rate:
+            return Columns.from_arrays(arrays, facts)
+    return compile_columns(folder, sample_rate=sample_rate)
+
+
+def store_columns(folder: Path, *, sample_rate: int) -> Columns:
+    """Make the columns from the tables and keep them beside these."""
+    columns = compile_columns(folder, sample_rate=sample_rate)
+    columns.write(folder / NAME, {"tables": describe_tables(folder)})
+    return columns
+
+
+def describe_tables(folder: Path) -> dict[str, list[object]]:
+    """[size, time of change, sha256] of each table, by which `is_fresh` knows them again."""
+    described: dict[str, list[object]] = {}
+    for name in TABLES:
+        if (folder / name).exists():
+            stat = (folder / name).stat()
+            described[name] = [stat.st_size, stat.st_mtime_ns, _file_sha256(folder / name)]
+    return described
+
+
+def is_fresh(folder: Path, facts: Mapping[str, object]) -> bool:
+    """Whether the tables are those that were described; content decides where times differ."""
+    known = facts.get("tables")
+    if not isinstance(known, dict):
+        return False
+    if {name for name in TABLES if (folder / name).exists()} != known.keys():
+        return False
+    for name, (size, changed, sha256) in known.items():
+        stat = (folder / name).stat()
+        if stat.st_size != size:
+            return False
+        if stat.st_mtime_ns != changed and _file_sha256(folder / name) != sha256:
+            return False
+    return True
+
+
+def compile_columns(folder: Path, *, sample_rate: int) -> Columns:
+    """The columns from the tables."""
+    rows = _read_rows(folder, sample_rate)
+    rows.sort()
+    speakers = tuple(sorted({row[3] for row in rows}))
+    index = {speaker: i for i, speaker in enumerate(speakers)}
+    paths = list(dict.fromkeys(row[2] for row in rows))
+    file_index = {path: i for i, path in enumerate(paths)}
+    columns = Columns(
+        ids=Strings.of(row[1] for row in rows),
+        hash_N=np.array([row[0] for row in rows], dtype=np.uint64),
+        files=Paths.of(paths),
+        file_N=np.array([file_index[row[2]] for row in rows], dtype=np.int32),
+        start_N=np.array([row[4] for row in rows], dtype=np.int64),
+        num_samples_N=np.array([row[5] for row in rows], dtype=np.int64),
+        speaker_N=np.array([index[row[3]] for row in rows], dtype=np.int32),
+        speakers=speakers,
+        sample_rate=sample_rate,
+        sha256="",
+    )
+    return Columns(**{**vars(columns), "sha256": _digest(columns)})
+
+
+def _digest(columns: Columns) -> str:
+    digest = hashlib.sha256("\n".join(columns.speakers).encode())
+    for column in (columns.ids.blob, columns.ids.ends, columns.start_N):
+        digest.update(column.data)
+    digest.update(columns.num_samples_N.data)
+    digest.update(columns.speaker_N.data)
+    return digest.hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _read_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str, int, int]]:
+    """(hash, id, path, speaker, first sample, number of samples) of each utterance kept."""
+    if not (folder / "utt2dur").exists():
+        raise FileNotFoundError(
+            f"{folder}: has not been checked, got no utt2dur; run stage 1, or `speakerlab check`"
+        )
+    wavs, seconds = read_table(folder / "wav.scp"), read_table(folder / "utt2dur")
+    speakers = read_table(folder / "utt2spk") if (folder / "utt2spk").exists() else {}
+    segments = read_segments(folder / "segments")
+    rejected = read_rejected(folder)
+    changed = (segments or wavs).keys() ^ (seconds.keys() | rejected.keys())
+    if changed:
+        raise ValueError(
+            f"{folder}: has changed since it was checked, got {min(changed)}; run stage 1, or "
+            "`speakerlab check`"
+        )
+    rows = []
+    for utterance, duration in seconds.items():
+        if utterance in rejected:
+            continue
+        recording, start, _ = segments.get(utterance, (utterance, 0.0, 0.0))
+        rows.append(
+            (
+                stable_hash(utterance),
+                utterance,
+                wavs[recording],
+                speakers.get(utterance, utterance),
+                round(start * sample_rate),
+                round(float(duration) * sample_rate),
+            )
+        )
+    return rows

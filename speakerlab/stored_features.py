@@ -1,0 +1,49 @@
+"""Features that are computed once and stored. In: a configuration's front end. Out: feats_TF.
+
+What is stored is the log mel energies of whole utterances before their mean is removed, which
+training does for each crop. A model carries the same front end either way.
+Letters: S samples, T frames, F mel bins.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from speakerlab.data.shards import Layout
+from speakerlab.frontend.fbank import Fbank
+
+FULL_SCALE = 32768  # int16 value of amplitude 1.0
+
+
+class StoredFbank:
+    """Makes what is stored; sent to the processes that pack, so it makes its module when called."""
+
+    def __init__(self, frontend: dict[str, Any]) -> None:
+        """frontend: arguments of `Fbank`. Raises ValueError for dither, which is drawn anew."""
+        if frontend.get("dither"):
+            raise ValueError(
+                f"frontend.dither: cannot be stored, got {frontend['dither']}; set it to 0"
+            )
+        self.frontend = frontend
+        fbank = Fbank(**frontend)
+        self.layout = Layout.of_features(
+            sample_rate=fbank.sample_rate,
+            frame_shift=fbank.frame_shift,
+            num_bins=fbank.num_mel_bins,
+        )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the features are a function of, beside the audio."""
+        return {"frontend": {k: v for k, v in self.frontend.items() if k != "mean_norm"}}
+
+    def __call__(self, wave_S: np.ndarray) -> np.ndarray:
+        """feats_TF, float32, of wave_S, int16; no frame for less than one frame's samples."""
+        torch.set_num_threads(1)
+        fbank = Fbank(**{**self.frontend, "mean_norm": False})
+        if len(wave_S) < fbank.min_samples:
+            return np.empty((0, fbank.num_mel_bins), dtype=np.float32)
+        with torch.inference_mode():
+            wave_1S = torch.from_numpy(wave_S.astype(np.float32) / FULL_SCALE).unsqueeze(0)
+            return fbank(wave_1S)[0].numpy()
