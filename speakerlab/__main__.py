@@ -8,6 +8,7 @@ from speakerlab.bin.command import nearest, run
 
 COMMANDS = {
     "check": "check data directories; writes utt2dur, lists what is wrong",
+    "pack": "pack audio, or features, into shards that training reads",
     "train": "train a model, or resume where it was stopped",
     "extract": "embed every utterance of a data directory",
     "score": "score trial lists; writes results.json and report.html",

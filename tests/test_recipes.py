@@ -63,6 +63,7 @@ def test_dry_run_prints_every_stage(recipe: str, tmp_path: Path) -> None:
         "--data",
         "check",
         "check",
+        "pack",
         "train",
         "extract",
         "extract",
@@ -75,7 +76,7 @@ def test_dry_run_names_the_right_files(recipe: str, tmp_path: Path) -> None:
     data, exp = tmp_path / "my data", tmp_path / "my exp"
     options = ("--data", data, "--exp", exp, "--hardware", "cpu", "--large-margin", "true")
     commands = dry_run(recipe, *options, "--noise", "/my noise", "--seed=7")
-    download, prepare, look, decode, train, tune, *extract, score, score_tuned = commands
+    download, prepare, look, decode, pack, train, tune, *extract, score, score_tuned = commands
 
     script = str(ROOT / "egs" / recipe / "prepare.py")
     assert download[:2] == [script, "--download"]
@@ -84,7 +85,9 @@ def test_dry_run_names_the_right_files(recipe: str, tmp_path: Path) -> None:
     rate = ["--sample-rate", "16000"]
     assert look[:-1] == ["-m", "speakerlab", "check", *checked, *rate, "--allow-rejected"]
     assert 0 <= float(look[-1]) <= 0.05
-    assert decode[:7] == ["-m", "speakerlab", "check", *checked, "--decode"]
+    assert decode[:6] == ["-m", "speakerlab", "check", *checked[1:], "--decode"]
+    assert pack[:4] == ["-m", "speakerlab", "pack", checked[0]]
+    assert (values_of("--codec", pack), pack[6:8]) == (["pcm"], rate)
 
     assert values_of("--exp", train) == [str(exp)]
     assert "--init" not in train
@@ -117,6 +120,26 @@ def test_help_names_every_option(recipe: str) -> None:
     assert done.returncode == 0
     for option in ("--stage", "--corpus", "--set", "--noise", "--rirs", "--gpus", "--dry-run"):
         assert option in done.stdout
+
+
+def test_stage_2_stores_the_features_of_the_layers_that_are_trained_with() -> None:
+    options = ("--stage", "2", "--stop-stage", "3", "--features", "fbank", "--model", "eres2net")
+    decode, pack, train = dry_run("mini", *options, "--set", "frontend.num_mel_bins=64")
+    assert decode[2] == "check"
+    assert values_of("--features", pack) == ["fbank"]
+    assert values_of("--config", pack) == values_of("--config", train)
+    assert values_of("--config", pack)[-1] == str(ROOT / "conf/features/fbank.yaml")
+    assert values_of("--set", pack)[1:] == ["frontend.num_mel_bins=64"]
+    assert values_of("--exp", train) == [str(ROOT / "egs/mini/exp/eres2net_fbank_s0")]
+
+
+def test_a_job_of_stage_2_packs_its_part_and_only_the_first_decodes() -> None:
+    options = ("--stage", "2", "--stop-stage", "2", "--codec", "flac")
+    check, first = dry_run("mini", *options, "--job", "1/3")
+    (other,) = dry_run("mini", *options, "--job", "3/3")
+    assert check[2] == "check"
+    assert (values_of("--job", first), values_of("--job", other)) == (["1/3"], ["3/3"])
+    assert values_of("--codec", other) == ["flac"]
 
 
 def test_default_experiment_is_named_by_model_and_seed() -> None:
@@ -181,7 +204,7 @@ def test_ranks_of_several_hosts(rank: int) -> None:
     where = ("--nnodes", "2", "--node-rank", str(rank), "--rdzv", "10.0.0.1:29400", "--nproc", "4")
     commands = dry_run("mini", *where)
     (train,) = [words for words in commands if "speakerlab.bin.train" in words]
-    assert len(commands) == (8 if rank == 0 else 1)
+    assert len(commands) == (9 if rank == 0 else 1)
     launch = train[: train.index("speakerlab.bin.train") - 1]
     assert values_of("--nnodes", launch) == ["2"]
     assert values_of("--rdzv-endpoint", launch) == ["10.0.0.1:29400"]
@@ -211,8 +234,11 @@ def test_ranks_of_several_hosts(rank: int) -> None:
         ("--stage 3 --stop-stage 2", "--stop-stage: is a whole number from 3 to 6, got 2"),
         ("--seed -1", "--seed: is a whole number from 0 to"),
         ("--large-margin yes", "--large-margin: is true or false, got yes"),
-        ("--features fbank", "--features fbank: not in this release; use wave"),
-        ("--job 1/4", "--job 1/4: not in this release"),
+        ("--features mfcc", "--features: is wave or fbank, got mfcc"),
+        ("--codec mp3", "--codec: is pcm or flac, got mp3"),
+        ("--job 1/4", "--job 1/4: is for stage 2 alone, got stages 0 to 6; add --stage 2 --stop"),
+        ("--stage 2 --stop-stage 2 --job 5/4", "--job: is I/N with I from 1 to N, got 5/4"),
+        ("--stage 2 --stop-stage 2 --job 1", "--job: is I/N with I from 1 to N, got 1"),
         ("--task lid", "--task lid: not in this release; use sv"),
         ("--gpus 0,1 --nproc 3", "more ranks than --gpus has GPUs, got 3"),
         ("--nnodes 2 --rdzv a:1", "--node-rank: is a whole number from 0 to 1, got none"),

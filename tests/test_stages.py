@@ -21,6 +21,7 @@ case "$*" in
   *' check '*) for folder in "$@"; do [[ $folder != /* ]] || touch "$folder/utt2dur"; done ;;
   *prepare.py*--download*) ;;
   *prepare.py*) mkdir -p "$DATA"/{train,test} && touch "$DATA"/{train,test}/wav.scp ;;
+  *' pack '*) touch "$4/packed" ;;
   *' train '*) mkdir -p "$5/model" && exit "${TRAIN_EXITS:-0}" ;;
   *' extract '*) mkdir -p "$5/embeddings/test" ;;
 esac
@@ -74,7 +75,7 @@ def test_all_stages_run_in_order(toy: Toy) -> None:
     done = toy.run("")
     assert (done.stderr, done.returncode) == ("", 0)
     names = [call[4] if call[2] == "-m" else Path(call[2]).name for call in toy.recorded()]
-    prepare = ["prepare.py", "prepare.py", "check", "check"]
+    prepare = ["prepare.py", "prepare.py", "check", "check", "pack"]
     assert names == [*prepare, "train", "extract", "extract", "score"]
     for number in range(7):
         assert f"stage {number}: " in done.stdout
@@ -114,19 +115,19 @@ def test_finished_stages_are_not_redone_while_inputs_are_the_same(toy: Toy) -> N
         assert toy.run(f"--stage 1 --stop-stage 2 {options}").returncode == 0
         return [call[4] if call[2] == "-m" else "prepare" for call in toy.recorded()]
 
-    assert run_both() == ["prepare", "check", "check"]
+    assert run_both() == ["prepare", "check", "check", "pack"]
     assert run_both() == []
     assert "stage 1: done before with the same options, skipped" in toy.run("--stop-stage 1").stdout
-    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check"]
+    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check", "pack"]
     assert run_both("--corpus /elsewhere") == []
     (toy.recipe / "prepare.py").write_text("print(1)\n")
-    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check"]
+    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check", "pack"]
     (toy.data / "train/wav.scp").write_text("a a.wav\n")
-    assert run_both("--corpus /elsewhere") == ["check"]  # stage 2 alone reads it
+    assert run_both("--corpus /elsewhere") == ["check", "pack"]  # stage 2 alone reads it
     (toy.data / ".stage1").unlink()
-    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check"]
+    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check", "pack"]
     (toy.data / "test/utt2dur").unlink()
-    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check"]
+    assert run_both("--corpus /elsewhere") == ["prepare", "check", "check", "pack"]
 
 
 def test_stage_4_runs_when_asked_for_by_number(toy: Toy) -> None:

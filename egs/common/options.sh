@@ -4,16 +4,16 @@
 # array `settings`. Whatever is wrong with them ends the run in one line.
 
 stage=0 stop_stage=6 model=campplus hardware=auto gpus='' nproc='' corpus='' noise='' rirs=''
-data='' exp='' seed=0 init='' large_margin=false features=wave job='' task=sv
+data='' exp='' seed=0 init='' large_margin=false features=wave codec=pcm job='' task=sv
 nnodes=1 node_rank='' rdzv='' settings=() dry_run=false
 option_names=(stage stop-stage model hardware gpus nproc corpus data exp seed init large-margin
-  features job task nnodes node-rank rdzv noise rirs set dry-run help)
+  features codec job task nnodes node-rank rdzv noise rirs set dry-run help)
 
 usage() {
   cat <<END
 Usage: bash egs/$recipe/run.sh [options]
 
-Stages: 0 get the corpus, 1 prepare and check data directories, 2 decode all audio once,
+Stages: 0 get the corpus, 1 prepare and check data directories, 2 decode and pack all audio,
         3 train, 4 large-margin fine-tuning, 5 extract embeddings, 6 score and report
   --stage N, --stop-stage N    first and last stage (0, 6); a training that was cut off goes on
   --dry-run                    print every command, whatever was done before, and run none
@@ -24,18 +24,22 @@ What is trained
   --init MODEL                 start from a published model
   --large-margin true|false    whether stage 4 runs without being asked for by number ($large_margin)
   --set section.key=value ...  change the configuration, after all files
-  --features wave, --task sv   what this release has
+  --features wave|fbank        what stage 2 packs: audio, augmented and turned into features while
+                               training, or stored features, which are never augmented ($features)
+  --task sv                    what this release has
 
 Where things are
   --corpus DIR                 the audio, if it is here already
   --noise DIR, --rirs DIR      recordings of noise and room impulse responses, to augment with
   --data DIR                   data directories (egs/$recipe/data)
+  --codec pcm|flac             how stage 2 packs audio; flac takes two thirds of the room ($codec)
   --exp DIR                    the experiment (egs/$recipe/exp/<model>_s<seed>); stage 4: <DIR>-lm
 
 What it runs on
   --hardware auto|NAME         one of conf/hardware/*.yaml, or measured ($hardware)
   --gpus "0 1 2 3"             GPUs of this host
   --nproc N                    ranks on this host (one per GPU listed, else 1)
+  --job I/N                    stage 2 as one of N jobs at a time, on any hosts that see --data
   --nnodes N --node-rank I --rdzv HOST:PORT
                                several hosts: the same command on each, HOST being that of rank 0;
                                export GLOO_SOCKET_IFNAME where a host has several networks
@@ -87,8 +91,16 @@ check_options() {
   check_number --stage "$stage" 0 6
   check_number --stop-stage "$stop_stage" "$stage" 6
   check_number --seed "$seed" 0 4294967295
-  [[ -z $job ]] || die "--job $job: not in this release; leave it out"
-  [[ $features == wave ]] || die "--features $features: not in this release; use wave"
+  [[ $features == wave || $features == fbank ]] ||
+    die "--features: is wave or fbank, got $features; see --help"
+  [[ $codec == pcm || $codec == flac ]] || die "--codec: is pcm or flac, got $codec; see --help"
+  if [[ -n $job ]]; then
+    if [[ ! $job =~ ^[1-9][0-9]*/[1-9][0-9]*$ ]] || ((${job%/*} > ${job#*/})); then
+      die "--job: is I/N with I from 1 to N, got $job; see --help"
+    fi
+    ((stage == 2 && stop_stage == 2)) ||
+      die "--job $job: is for stage 2 alone, got stages $stage to $stop_stage; add --stage 2 --stop-stage 2"
+  fi
   [[ $task == sv ]] || die "--task $task: not in this release; use sv"
   [[ $large_margin == true || $large_margin == false ]] ||
     die "--large-margin: is true or false, got $large_margin; see --help"

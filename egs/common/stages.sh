@@ -28,7 +28,7 @@ allow_undecodable=0.01 # ... and broken in stage 2
 source "$recipe_dir/recipe.sh"
 
 recipe=${recipe_dir##*/} # also named by usage
-stage_names=(corpus 'data directories' 'audio decoded' training 'large-margin fine-tuning'
+stage_names=(corpus 'data directories' 'audio decoded and packed' training 'large-margin fine-tuning'
   embeddings 'scores and report')
 current=''        # the stage that runs
 sample_rate=16000 # of all audio; --set frontend.sample_rate=8000 changes it
@@ -178,16 +178,38 @@ stage_1() {
   finish 1 "$inputs"
 }
 
+# Training reads what is packed; everything else that has audio is decoded once.
 stage_2() {
-  local inputs checked folder
+  local inputs checked folder packed=() others=() arguments=(--codec "$codec")
   list_checked
-  inputs=$(printf '%s\n' "allowed=$allow_undecodable" "rate=$sample_rate" &&
+  for folder in "${checked[@]}"; do
+    if is_training_set "$folder"; then packed+=("$folder"); else others+=("$folder"); fi
+  done
+  inputs=$(printf '%s\n' "allowed=$allow_undecodable" "rate=$sample_rate" "packed=$features $codec" &&
+    if [[ $features == fbank ]]; then printf '%s\n' "model=$model" "${settings[@]}"; fi &&
     for folder in "${checked[@]}"; do digest "$folder"/{wav.scp,segments,utt2spk,trials*}; done)
   if unchanged 2 "$inputs"; then return; fi
   if [[ $dry_run == false ]]; then rm -f "$data/.stage2"; fi
-  run -m speakerlab check "${checked[@]}" --decode --sample-rate "$sample_rate" \
-    --allow-rejected "$allow_undecodable"
-  finish 2 "$inputs"
+  if ((${#others[@]})) && [[ -z $job || $job == 1/* ]]; then
+    run -m speakerlab check "${others[@]}" --decode --sample-rate "$sample_rate" \
+      --allow-rejected "$allow_undecodable"
+  fi
+  if [[ $features == fbank ]]; then
+    list_layers ${overlay:+"$overlay"}
+    arguments=(--features fbank --config "${layers[@]}" --set "data.dir=$data" "${settings[@]}")
+  fi
+  run -m speakerlab pack "${packed[@]}" "${arguments[@]}" --sample-rate "$sample_rate" \
+    --allow-rejected "$allow_undecodable" ${job:+--job "$job"}
+  if [[ -z $job ]]; then finish 2 "$inputs"; fi
+}
+
+# is_training_set DIR: whether it is the data directory of a training set.
+is_training_set() {
+  local name
+  for name in "${train_sets[@]}"; do
+    if [[ $1 == "$data/$name" ]]; then return; fi
+  done
+  return 1
 }
 
 stage_3() {
@@ -214,9 +236,8 @@ stage_4() {
 
 # train EXPERIMENT INIT OVERLAY...: one training, in as many processes as there are ranks.
 train() {
-  local name arguments layers=("$base_layer" "$recipe_dir/conf.yaml")
-  for name in "${@:3}"; do layers+=("$root/conf/finetune/$name.yaml"); done
-  if [[ $hardware != auto ]]; then layers+=("$root/conf/hardware/$hardware.yaml"); fi
+  local arguments
+  list_layers "${@:3}"
   arguments=(--exp "$1" --config "${layers[@]}")
   if [[ -n $2 ]]; then arguments+=(--init "$2"); fi
   arguments+=(--set "data.dir=$data" "seed=$seed" "${settings[@]}")
@@ -226,6 +247,15 @@ train() {
     list_launch_options
     run -m speakerlab.bin.launch "${launch[@]}" -m speakerlab.bin.train "${arguments[@]}"
   fi
+}
+
+# list_layers OVERLAY...: the configuration, file by file.
+list_layers() {
+  local name
+  layers=("$base_layer" "$recipe_dir/conf.yaml")
+  for name in "$@"; do layers+=("$root/conf/finetune/$name.yaml"); done
+  if [[ $features == fbank ]]; then layers+=("$root/conf/features/fbank.yaml"); fi
+  if [[ $hardware != auto ]]; then layers+=("$root/conf/hardware/$hardware.yaml"); fi
 }
 
 # A dead rank ends the run (no restarts): the same command again goes on from the checkpoint.
@@ -300,7 +330,7 @@ report_failure() {
 }
 
 main() {
-  local number name fine_tuned data_dirs=() systems cuda_devices launch base_layer
+  local number name fine_tuned data_dirs=() systems cuda_devices launch base_layer layers stored=''
   parse_options "$@"
   check_options
   check_machines
@@ -314,7 +344,8 @@ main() {
       die "--init: is no model, got no $base_layer; give an experiment or its model/"
   fi
   data=${data:-$recipe_dir/data}
-  exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}_s$seed}
+  if [[ $features != wave ]]; then stored=$features; fi
+  exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}${stored:+_$stored}_s$seed}
   data=${data%/} exp=${exp%/}
   fine_tuned=$large_margin
   for name in "${settings[@]}"; do

@@ -1,0 +1,167 @@
+"""A data directory of millions of utterances: time to load it, memory of the parent and of workers.
+
+    python benchmarks/manifest.py [--utterances 5000000] [--json FILE]
+
+In: tables of utterances that are made up, and an index of shards as packing would write it. Out: a
+line and a row for each figure, {"name", "ours", "peer", "ratio", "unit"}; there is no peer.
+PSS is what a process holds, memory that is shared divided by those that share it (Linux).
+"""
+
+import argparse
+import gc
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from speakerlab.data.columns import read_columns, store_columns
+from speakerlab.data.manifest import Manifest, read_manifest, split_valid
+from speakerlab.data.packed import Packed
+from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.shards import Layout
+
+RATE = 16000
+UTTERANCES_PER_SPEAKER = 100
+WORKERS = 4
+LOOKED_UP = 20000  # utterances by each worker
+MB = 1e6
+
+
+def write_tables(folder: Path, num_utterances: int) -> None:
+    """wav.scp, utt2spk and utt2dur as a corpus like 3D-Speaker's has them."""
+    folder.mkdir(parents=True)
+    names = [f"{i // UTTERANCES_PER_SPEAKER:06d}_dev01_{i:08d}" for i in range(num_utterances)]
+    seconds = np.random.default_rng(0).uniform(1.5, 15.0, num_utterances)
+    rows = zip(names, seconds)
+    with (
+        (folder / "wav.scp").open("w") as wavs,
+        (folder / "utt2spk").open("w") as speakers,
+        (folder / "utt2dur").open("w") as durations,
+    ):
+        for name, duration in rows:
+            wavs.write(f"{name} /corpora/3dspeaker/train/{name[:6]}/{name}.wav\n")
+            speakers.write(f"{name} {name[:6]}\n")
+            durations.write(f"{name} {duration:.6f}\n")
+
+
+def write_index(folder: Path) -> None:
+    """What packing leaves, but for the shards."""
+    columns = read_columns(folder, sample_rate=RATE)
+    (folder / "shards").mkdir()
+    layout = Layout.of_waves("pcm", sample_rate=RATE)
+    ends_N = np.cumsum(2 * columns.num_samples_N + 1024)
+    blocks_N = -(-columns.num_samples_N // RATE)
+    Packed(
+        folder=folder / "shards",
+        layout=layout,
+        sha256=columns.sha256,
+        facts={"codec": "pcm"},
+        shards=tuple(f"shard-{i:05d}.tar" for i in range(int(ends_N[-1] >> 30) + 1)),
+        ids=columns.ids,
+        shard_N=(ends_N >> 30).astype(np.int32),
+        start_N=ends_N % (1 << 30),
+        num_units_N=columns.num_samples_N,
+        block_N=np.concatenate([[0], np.cumsum(blocks_N)]),
+        crc_K=np.zeros(int(blocks_N.sum()), dtype=np.uint32),
+        block_start_K=np.empty(0, dtype=np.int64),
+        block_size_K=np.empty(0, dtype=np.int32),
+    ).write()
+
+
+def memory() -> dict[str, float]:
+    """MB of this process: resident, its share of it, and what only it holds."""
+    rows = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    kilobytes = {name.strip(":"): float(value) for name, value, *_ in map(str.split, rows)}
+    private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
+    return {
+        "rss": kilobytes["Rss"] * 1024 / MB,
+        "pss": kilobytes["Pss"] * 1024 / MB,
+        "private": private * 1024 / MB,
+    }
+
+
+def measure(folder: Path) -> Iterator[tuple[str, float, str]]:
+    """(name, value, unit) of each figure."""
+    gc.collect()
+    before = memory()
+    started_at = time.monotonic()
+    manifest = read_manifest([folder], sample_rate=RATE)
+    yield "manifest.load", time.monotonic() - started_at, "s"
+    assert manifest.parts[0].waves is not None, "read from shards"
+    train, _ = split_valid(manifest, len(manifest.speakers) // 100)
+    train.sha256()
+    yield "manifest.load_split_hash", time.monotonic() - started_at, "s"
+    del manifest
+    started_at = time.monotonic()
+    order = EpochOrder(train.num_samples_N, crop_samples=3 * RATE, global_batch=256, seed=0)
+    rows_P = order.rows(0)
+    yield "manifest.epoch_order", time.monotonic() - started_at, "s"
+    after = memory()
+    for name in ("rss", "pss", "private"):
+        yield f"manifest.parent_{name}", after[name] - before[name], "MB"
+    started = [worker(train, rows_P, number) for number in range(WORKERS)]
+    for number, (read_end, process) in enumerate(started):
+        with os.fdopen(read_end) as answer:
+            told = json.loads(answer.read())
+        os.waitpid(process, 0)
+        yield f"manifest.worker{number}_private", told["private"], "MB"
+        yield f"manifest.worker{number}_pss", told["pss"], "MB"
+
+
+def worker(train: Manifest, rows_P: np.ndarray, number: int) -> tuple[int, int]:
+    """A forked process that looks up utterances as a loader's worker does: (pipe, process id).
+
+    It tells what it came to hold beyond what it began with.
+    """
+    read_end, write_end = os.pipe()
+    process = os.fork()
+    if process:
+        os.close(write_end)
+        return read_end, process
+    before = memory()
+    packed = train.parts[0].waves
+    assert packed is not None
+    for row in map(int, rows_P[number :: len(rows_P) // LOOKED_UP]):
+        own = int(train.row_N[row])
+        blocks = slice(int(packed.block_N[own]), int(packed.block_N[own + 1]))
+        assert len(packed.crc_K[blocks]) == -(-int(train.num_samples_N[row]) // RATE)
+        assert packed.shards[packed.shard_N[own]] and train.ids[row]
+    after = memory()
+    told = {name: after[name] - before[name] for name in after}
+    os.write(write_end, json.dumps(told).encode())
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--utterances", type=int, default=5_000_000)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "train"
+        write_tables(folder, args.utterances)
+        if not (making := os.fork()):  # in a process of its own: its memory is not the loader's
+            started_at = time.monotonic()
+            store_columns(folder, sample_rate=RATE)
+            seconds = time.monotonic() - started_at
+            write_index(folder)
+            (Path(scratch) / "made").write_text(f"{seconds}")
+            os._exit(0)
+        os.waitpid(making, 0)
+        made = float((Path(scratch) / "made").read_text())
+        figures = [("manifest.compile", made, "s"), *measure(folder)]
+    for name, value, unit in figures:
+        sys.stdout.write(f"{name:28} {value:10.2f} {unit}\n")
+        rows.append({"name": name, "ours": value, "peer": None, "ratio": None, "unit": unit})
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
