@@ -10,12 +10,14 @@ PSS is what a process holds, memory that is shared divided by those that share i
 import argparse
 import gc
 import json
+import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +30,7 @@ from speakerlab.data.shards import Layout
 RATE = 16000
 UTTERANCES_PER_SPEAKER = 100
 WORKERS = 4
-LOOKED_UP = 20000  # utterances by each worker
+LOOKED_UP = 100_000  # utterances by each worker
 MB = 1e6
 
 
@@ -104,37 +106,43 @@ def measure(folder: Path) -> Iterator[tuple[str, float, str]]:
     after = memory()
     for name in ("rss", "pss", "private"):
         yield f"manifest.parent_{name}", after[name] - before[name], "MB"
-    started = [worker(train, rows_P, number) for number in range(WORKERS)]
-    for number, (read_end, process) in enumerate(started):
-        with os.fdopen(read_end) as answer:
-            told = json.loads(answer.read())
-        os.waitpid(process, 0)
+    held = fork_workers(train, rows_P)
+    for number, told in enumerate(held):
         yield f"manifest.worker{number}_private", told["private"], "MB"
         yield f"manifest.worker{number}_pss", told["pss"], "MB"
 
 
-def worker(train: Manifest, rows_P: np.ndarray, number: int) -> tuple[int, int]:
-    """A forked process that looks up utterances as a loader's worker does: (pipe, process id).
+def fork_workers(train: Manifest, rows_P: np.ndarray) -> list[dict[str, float]]:
+    """What each of several processes came to hold, all of them alive, by looking up utterances."""
+    context = multiprocessing.get_context("fork")
+    all_done = context.Barrier(WORKERS)
+    told = context.SimpleQueue()
+    processes = [
+        context.Process(target=worker, args=(train, rows_P[number::WORKERS], all_done, told))
+        for number in range(WORKERS)
+    ]
+    for process in processes:
+        process.start()
+    held = [told.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return held
 
-    It tells what it came to hold beyond what it began with.
-    """
-    read_end, write_end = os.pipe()
-    process = os.fork()
-    if process:
-        os.close(write_end)
-        return read_end, process
+
+def worker(train: Manifest, rows: np.ndarray, all_done: Any, told: Any) -> None:
+    """Look up what a loader's worker does, as many as an hour of training might."""
     before = memory()
     packed = train.parts[0].waves
     assert packed is not None
-    for row in map(int, rows_P[number :: len(rows_P) // LOOKED_UP]):
+    for row in map(int, rows[:LOOKED_UP]):
         own = int(train.row_N[row])
         blocks = slice(int(packed.block_N[own]), int(packed.block_N[own + 1]))
         assert len(packed.crc_K[blocks]) == -(-int(train.num_samples_N[row]) // RATE)
         assert packed.shards[packed.shard_N[own]] and train.ids[row]
+    all_done.wait()
     after = memory()
-    told = {name: after[name] - before[name] for name in after}
-    os.write(write_end, json.dumps(told).encode())
-    os._exit(0)
+    all_done.wait()  # nobody leaves while another still measures
+    told.put({name: after[name] - before[name] for name in after})
 
 
 def main() -> None:
