@@ -4,7 +4,8 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-all lint mini bench
 
-for_tests := export GOMP_SPINCOUNT=2000 && source egs/common/env.sh && find_python test && "$$python" -m
+find := export GOMP_SPINCOUNT=2000 && source egs/common/env.sh && find_python test
+for_tests := $(find) && "$$python" -m
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,5 +28,8 @@ lint: ## ruff, basedpyright, shellcheck, shfmt, the import rules
 mini: ## the recipe that needs no corpus
 	@bash egs/mini/run.sh
 
-bench: ## rates of the models; PEER=DIR sets them beside a checkout of 3D-Speaker, ARGS="--help"
-	@$(for_tests) benchmarks.models $(if $(PEER),--peer "$(PEER)") $(ARGS)
+WHAT ?= models data
+bench: ## rates of models and data; PEER=DIR: a checkout of 3D-Speaker beside them; WHAT=data ARGS="--help"
+	@$(find) && for what in $(WHAT); do \
+	  "$$python" "benchmarks/$$what.py" $(if $(PEER),--peer "$(PEER)") $(ARGS); \
+	done

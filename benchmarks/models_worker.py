@@ -9,15 +9,14 @@ Letters: B batch, T frames, F mel bins, C classes, D embedding.
 """
 
 import argparse
-import importlib
 import json
-import os
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from sides import Answer, Order, import_from_root, serve
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -46,10 +45,7 @@ SIDES: dict[str, dict[str, tuple[str, str, dict[str, Any]]]] = {
 
 def build(side: str, model: str, more: dict[str, Any]) -> nn.Module:
     module, name, args = SIDES[side][model]
-    root = Path(os.environ["PYTHONPATH"]).resolve()
-    loaded = importlib.import_module(module)
-    assert root in Path(str(loaded.__file__)).resolve().parents, f"{module} is not from {root}"
-    return getattr(loaded, name)(**args, **more)
+    return getattr(import_from_root(module), name)(**args, **more)
 
 
 class Side:
@@ -141,20 +137,19 @@ def main() -> None:
         parser.add_argument(f"--{name}", required=True)
     for name in ("micro-batch", "frames"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a model prints is no answer
-    side = Side(parser.parse_args())
-    answers.write(json.dumps({"ready": True}) + "\n")
-    answers.flush()
-    for line in sys.stdin:
-        order = json.loads(line)
-        if order["do"] == "values":
-            side.values(order["path"], order["dtype"])
-            answer: dict[str, Any] = {"written": True}
-        else:
-            answer = {"seconds": side.run(order["do"], order["precision"], order["steps"])}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+
+    def start() -> Callable[[Order], Answer]:
+        side = Side(parser.parse_args())
+
+        def answer(order: Order) -> Answer:
+            if order["do"] == "values":
+                side.values(order["path"], order["dtype"])
+                return {"written": True}
+            return {"seconds": side.run(order["do"], order["precision"], order["steps"])}
+
+        return answer
+
+    serve(start)
 
 
 if __name__ == "__main__":

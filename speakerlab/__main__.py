@@ -18,6 +18,7 @@ COMMANDS = {
     "identify": "name the enrolled speaker of a recording",
     "calibrate": "learn what a model's scores mean from a data directory",
     "import": "open a checkpoint of 3D-Speaker or WeSpeaker",
+    "bench": "how fast training gets its data here; crops as they sound",
     "export": "write a model as ONNX, or as a 3D-Speaker checkpoint",
 }
 

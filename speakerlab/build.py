@@ -80,12 +80,14 @@ def build_head(config: "Config", *, embed_dim: int, num_classes: int) -> nn.Modu
 def build_augment(
     config: "Config", *, rooms: Sequence[np.ndarray], noises: Sequence[np.ndarray]
 ) -> Augment:
-    """Speed, room and noise, on whole batches."""
+    """Speed, room, noise and telephone, on whole batches."""
     return Augment(
         num_samples=crop_samples(config),
         speeds=config.augment.speeds,
         rooms=rooms,
         noises=noises,
+        telephone=config.augment.telephone_prob > 0,
+        codec=config.augment.codec_prob > 0,
         sample_rate=config.frontend["sample_rate"],
     )
 

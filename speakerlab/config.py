@@ -31,6 +31,9 @@ STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=Fals
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(gt=0)]
+Range = tuple[float, float]
+Odds = Annotated[float, Field(ge=0)]
+Voices = Annotated[int, Field(ge=1, le=32)]
 
 
 class Section(BaseModel):
@@ -52,13 +55,31 @@ class ModelConfig(Component):
     max_seconds: Positive = 120.0
 
 
+class KindOdds(Section):
+    """How often noise is of each kind; kinds that there are no recordings of do not count."""
+
+    noise: Odds = 1.0
+    music: Odds = 1.0
+    speech: Odds = 1.0
+
+
 class AugmentConfig(Section):
-    """What is done to a training crop. The first speed is 1; others make new speakers."""
+    """What is done to a training crop. The first speed is 1; others make new speakers.
+
+    SNRs and number of voices are those of Kaldi's recipes for MUSAN (egs/voxceleb/v2/run.sh), where
+    they are a list of values: noise 0 to 15 dB, music 5 to 15 dB, 3 to 7 voices at 13 to 20 dB.
+    """
 
     speeds: tuple[Annotated[float, Field(ge=0.5, le=2)], ...] = (1.0, 0.9, 1.1)
     room_prob: Share = 0.4
     noise_prob: Share = 0.4
-    snr_db: tuple[float, float] = (0.0, 15.0)
+    snr_db: Range = (0.0, 15.0)  # of the kind `noise`
+    music_snr_db: Range = (5.0, 15.0)
+    babble_snr_db: Range = (13.0, 20.0)  # of the sum
+    babble_voices: tuple[Voices, Voices] = (3, 7)  # recordings of the kind `speech` that are summed
+    kind_odds: KindOdds = KindOdds()
+    telephone_prob: Share = 0.0  # 300 to 3400 Hz
+    codec_prob: Share = 0.0  # 8 kHz and G.711, mu-law or A-law
     spec: dict[str, Any] = {}  # args of SpecAugment
 
     @field_validator("speeds")
@@ -68,12 +89,12 @@ class AugmentConfig(Section):
             raise ValueError("must begin with 1.0 and name each once; write [1.0, 0.9, 1.1]")
         return speeds
 
-    @field_validator("snr_db")
+    @field_validator("snr_db", "music_snr_db", "babble_snr_db", "babble_voices")
     @classmethod
-    def _rise(cls, snr_db: tuple[float, float]) -> tuple[float, float]:
-        if snr_db[0] > snr_db[1]:
+    def _rise(cls, ends: tuple[float, float]) -> tuple[float, float]:
+        if ends[0] > ends[1]:
             raise ValueError("must be [low, high]; swap them")
-        return snr_db
+        return ends
 
 
 class DataConfig(Section):
@@ -83,6 +104,7 @@ class DataConfig(Section):
     train: tuple[str, ...] = ("train",)
     noise: str | None = "noise"
     rirs: str | None = "rirs"
+    features: Literal["wave", "fbank"] = "wave"  # made while training, or stored by stage 2
     crop_seconds: Positive = 3.0
     valid_speakers: Annotated[int, Field(ge=0)] | None = None  # null: max(10, 1 %), at most a fifth
 
@@ -106,7 +128,8 @@ class TrainingConfig(Section):
     """What is learned and how; hardware has no say here."""
 
     num_epochs: Count = 60
-    epoch_hours: Positive | None = None  # hours of crops in an epoch; null: as long as the corpus
+    epoch_hours: Positive | None = None  # of crops; null: the corpus, but at least a global batch
+    speaker_balance: Share = 0.0  # 0: speakers as often as they speak long; 1: all equally often
     global_batch: Count = 256
     lr: Positive = 0.1  # peak, at a global batch of `lr_base_batch`; scaled in proportion
     lr_base_batch: Count = 256
@@ -128,7 +151,8 @@ class RuntimeConfig(Section):
     micro_batch: Literal["auto"] | Count | dict[str, Count] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    bank_gb: Positive = 4.0  # noise and rooms kept on the device
+    stall_seconds: Positive = 60.0  # a batch that takes longer is told, and what holds it up
+    bank_gb: Positive = 4.0  # noise and rooms on the device; beyond it noise stays on the host
     deterministic: bool = False  # bit for bit on a GPU too, slower; a CPU always is
     log_every_steps: Count = 10
     log_every_seconds: Positive = 10.0
@@ -148,6 +172,17 @@ class Config(Section):
     optimizer: Component = Component(name="sgd")
     training: TrainingConfig = TrainingConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _augment_waves_only(self) -> "Config":
+        augment = self.augment
+        probs = (augment.room_prob, augment.noise_prob, augment.telephone_prob, augment.codec_prob)
+        if self.data.features == "fbank" and (any(probs) or augment.speeds != (1.0,)):
+            raise ValueError(
+                "stored features cannot be augmented: augment.speeds must be [1.0] and every "
+                "augment.*_prob 0; set them, or data.features to wave"
+            )
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in YAML."""

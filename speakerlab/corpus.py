@@ -3,7 +3,9 @@
 In: `Config` and checked data directories. Out: manifests, and int16 waves of rooms and noises.
 """
 
+import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +13,12 @@ import numpy as np
 
 from speakerlab.build import crop_samples
 from speakerlab.config import Config
-from speakerlab.data import audio
+from speakerlab.data.banks import EMPTY_BANK, Bank, find_recordings, map_bank, read_bank
+from speakerlab.data.dataset import NoiseKind
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
-from speakerlab.data.tables import read_rejected, read_table
-from speakerlab.frontend.augment import bank_bytes
+from speakerlab.frontend.banks import bank_bytes
 
+log = logging.getLogger(__name__)
 MIN_VALID_SPEAKERS = 2
 
 
@@ -25,12 +28,18 @@ class Corpus:
 
     train: Manifest
     valid: Manifest
-    rooms: list[np.ndarray]
-    noises: list[np.ndarray]
+    rooms: Bank
+    noise: Bank
+    noise_on_device: bool = True  # else workers cut it and send it along
+
+    @property
+    def noises(self) -> Sequence[np.ndarray]:
+        """What the device is to hold."""
+        return self.noise if self.noise_on_device else ()
 
 
 def read_corpus(config: Config) -> Corpus:
-    """Manifests without the validation speakers' audio in training, and the resident banks."""
+    """Manifests without the validation speakers' audio in training, and the banks."""
     root, sample_rate = Path(config.data.dir), config.frontend["sample_rate"]
     folders = [root / name for name in config.data.train]
     for folder in folders:
@@ -38,20 +47,62 @@ def read_corpus(config: Config) -> Corpus:
             raise FileNotFoundError(f"{folder}/utt2spk: no such file; training needs speakers")
     whole = read_manifest(folders, sample_rate=sample_rate)
     train, valid = split_valid(whole, num_valid_speakers(config, len(whole.speakers)))
-    rooms = read_bank(root, config.data.rirs, sample_rate)
-    noises = read_bank(root, config.data.noise, sample_rate)
-    size = bank_bytes(
-        num_samples=crop_samples(config),
-        room_lengths=[len(room) for room in rooms],
-        noise_lengths=[len(noise) for noise in noises],
-        sample_rate=sample_rate,
+    return Corpus(train, valid, *read_banks(config))
+
+
+def read_banks(config: Config) -> tuple[Bank, Bank, bool]:
+    """(rooms, noise, whether the device is to hold the noise too): it does where it has room."""
+    root, sample_rate = Path(config.data.dir), config.frontend["sample_rate"]
+    rooms, noise = (
+        find_recordings(root / name, sample_rate=sample_rate) if name is not None else None
+        for name in (config.data.rirs, config.data.noise)
     )
-    if size > config.runtime.bank_gb * 2**30:
+    room_bank = read_bank(rooms) if rooms else EMPTY_BANK
+    limit, lengths = config.runtime.bank_gb * 2**30, [len(room) for room in room_bank]
+    size = bank_bytes(num_samples=0, room_lengths=lengths, sample_rate=sample_rate)
+    if size > limit:
         raise ValueError(
-            f"runtime.bank_gb: noise and rooms must fit, got {size / 2**30:.1f} GB for "
-            f"{config.runtime.bank_gb}; raise it, or list fewer files in data.noise"
+            f"runtime.bank_gb: the rooms must fit, got {size / 2**30:.1f} GB for "
+            f"{config.runtime.bank_gb}; raise it, or list fewer files in data.rirs"
         )
-    return Corpus(train, valid, rooms, noises)
+    if noise is None:
+        return room_bank, EMPTY_BANK, True
+    size += bank_bytes(num_samples=crop_samples(config), noise_lengths=noise.lengths)
+    if size <= limit:
+        return room_bank, read_bank(noise), True
+    log.info(
+        "%s: noise and rooms would take %.1f GB of the device, more than runtime.bank_gb %g: "
+        "the loader's workers cut the noise",
+        *(noise.folder, size / 2**30, config.runtime.bank_gb),
+    )
+    return room_bank, map_bank(noise), False
+
+
+def noise_kinds(config: Config, noise: Bank) -> list[NoiseKind]:
+    """The kinds that the noise is of, each with its odds and its levels."""
+    augment = config.augment
+    snr_db = {
+        "noise": augment.snr_db,
+        "music": augment.music_snr_db,
+        "speech": augment.babble_snr_db,
+    }
+    odds = augment.kind_odds.model_dump()
+    kinds = [
+        NoiseKind(
+            noises=[index for index, other in enumerate(noise.kinds) if other == kind],
+            odds=odds[kind],
+            snr_db=snr_db[kind],
+            num_summed=augment.babble_voices if kind == "speech" else (1, 1),
+        )
+        for kind in sorted(set(noise.kinds))
+        if odds[kind] > 0
+    ]
+    if len(noise) and augment.noise_prob and not kinds:
+        raise ValueError(
+            f"augment.kind_odds: some kind of noise must be drawn, got 0 for "
+            f"{', '.join(sorted(set(noise.kinds)))}; raise it, or set augment.noise_prob to 0"
+        )
+    return kinds
 
 
 def num_valid_speakers(config: Config, num_speakers: int) -> int:
@@ -66,20 +117,3 @@ def num_valid_speakers(config: Config, num_speakers: int) -> int:
             f"{wanted}; raise it, or 0 for no validation"
         )
     return wanted
-
-
-def read_bank(root: Path, name: str | None, sample_rate: int) -> list[np.ndarray]:
-    """int16 waves of a data directory, in the order of their ids; empty where there is none."""
-    if name is None or not (root / name / "wav.scp").exists():
-        return []
-    waves, rejected = [], read_rejected(root / name)
-    for recording, path in sorted(read_table(root / name / "wav.scp").items()):
-        if recording in rejected:
-            continue
-        info = audio.read_info(path)
-        if info.sample_rate != sample_rate:
-            raise ValueError(
-                f"{path}: must have {sample_rate} Hz, got {info.sample_rate}; convert it"
-            )
-        waves.append(audio.read(path))
-    return waves

@@ -1,9 +1,12 @@
 """What a process may use, and how it ends: with its parent, and with a known code."""
 
 import ctypes
+import math
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 PARENT_VARIABLE = "SPEAKERLAB_PARENT"  # process id of whoever started this one
@@ -14,11 +17,45 @@ EXIT_INPUT = 1  # wrong input: one line a fault was printed
 EXIT_NUMERIC = 3  # too many steps in a row without a finite gradient
 
 
-def available_cpus() -> int:
-    """CPUs this process may use, which in a container are fewer than the machine's."""
+def available_cpus(root: Path = Path("/")) -> int:
+    """CPUs this process may use: those it may run on, and no more than its cgroup's quota.
+
+    A quota of 2.5 counts as 2: a process with more threads than its quota is put to sleep for part
+    of each period. `root` is where `proc` and `sys` lie.
+    """
+    allowed = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        allowed = len(os.sched_getaffinity(0))
+    return max(1, int(min([allowed, *_cpu_quotas(root)])))
+
+
+def _cpu_quotas(root: Path) -> Iterator[float]:
+    """CPUs that each cgroup this process is in, or below, may use; none where there is no limit."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, inside = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # A container sees its own cgroup at the root of the mount, whatever its path outside.
+        folders = [Path(inside.strip("/")), *Path(inside.strip("/")).parents]
+        for mount in {"", "unified"} if not controllers else {"cpu", controllers}:
+            yield from (_cpu_quota(root / "sys/fs/cgroup" / mount / folder) for folder in folders)
+
+
+def _cpu_quota(folder: Path) -> float:
+    """The quota of one cgroup, version 1 or 2, in CPUs; infinite where it has none."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota = (folder / "cpu.cfs_quota_us").read_text()
+            period = (folder / "cpu.cfs_period_us").read_text()
+        return int(quota) / int(period) if int(quota) > 0 else math.inf
+    except (OSError, ValueError):  # no such file, or "max"
+        return math.inf
 
 
 def die_with_parent() -> None:

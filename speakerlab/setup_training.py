@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from speakerlab import provenance
+from speakerlab import provenance, stored_features
 from speakerlab.atomic import write_json, write_text
 from speakerlab.batch import Batch
 from speakerlab.build import crop_samples
 from speakerlab.config import Config, differences, load_config
-from speakerlab.corpus import Corpus
+from speakerlab.corpus import Corpus, noise_kinds
 from speakerlab.data.dataset import Draws, TrainCrops, class_names, labels_by_name
-from speakerlab.data.loader import auto_workers
+from speakerlab.data.loader import auto_workers, batch_bytes, fit_workers
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.published import file_sha256, find_model, read_classes
 from speakerlab.training import batch_size
@@ -103,7 +103,7 @@ def plan_batch(config: Config, ranks: Ranks, task: SpeakerTask) -> BatchPlan:
 
     def forward(num_rows: int) -> Any:
         batch = throw_away_batch(config, torch.device("cpu"), num_rows)
-        return task(batch, 0.0).loss
+        return task(task.features(batch), batch.label_B, 0.0).loss
 
     def limit() -> int:
         guard = Guard(task)
@@ -126,13 +126,19 @@ def plan_batch(config: Config, ranks: Ranks, task: SpeakerTask) -> BatchPlan:
 def epoch_order(config: Config, corpus: Corpus) -> EpochOrder:
     """The order of all epochs."""
     hours = config.training.epoch_hours
-    return EpochOrder(
+    order = EpochOrder(
         corpus.train.num_samples_N,
         crop_samples=crop_samples(config),
         global_batch=config.training.global_batch,
         seed=config.seed,
         epoch_samples=None if hours is None else hours * 3600 * corpus.train.sample_rate,
+        speaker_N=corpus.train.speaker_N,
+        speaker_balance=config.training.speaker_balance,
     )
+    if hours is None and order.repeats > 1:
+        text = "the corpus is shorter than a global batch: each epoch repeats it %.1f times"
+        log.info(text, order.repeats)
+    return order
 
 
 def schedule(config: Config, order: EpochOrder) -> Schedule:
@@ -166,19 +172,31 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
 
 def train_crops(config: Config, corpus: Corpus, names: Sequence[str]) -> TrainCrops:
     """The training set as crops with their draws."""
-    augment = config.augment
+    augment, stored = config.augment, {}
+    if config.data.features == "fbank":
+        stored = stored_features.frames_to_read(config.frontend, crop_samples(config))
+        stored_features.check_stored(corpus.train, config.frontend)
     draws = Draws(
         crop_samples=crop_samples(config),
+        **stored,
         speeds=augment.speeds,
         room_prob=augment.room_prob,
         num_rooms=len(corpus.rooms),
         noise_prob=augment.noise_prob,
-        noise_lengths=[len(noise) for noise in corpus.noises],
-        snr_db=augment.snr_db,
+        noise_lengths=[len(noise) for noise in corpus.noise],
+        noise_kinds=noise_kinds(config, corpus.noise),
+        telephone_prob=augment.telephone_prob,
+        codec_prob=augment.codec_prob,
         num_masks=num_masks(config),
     )
     labels = labels_by_name(names, corpus.train.speakers, augment.speeds)
-    return TrainCrops(corpus.train, draws, label_KN=labels, seed=config.seed)
+    return TrainCrops(
+        corpus.train,
+        draws,
+        label_KN=labels,
+        seed=config.seed,
+        noise_bank=None if corpus.noise_on_device else corpus.noise,
+    )
 
 
 def num_masks(config: Config) -> int:
@@ -186,10 +204,16 @@ def num_masks(config: Config) -> int:
     return config.augment.spec["num_freq_masks"] + config.augment.spec["num_time_masks"]
 
 
-def num_workers(config: Config, ranks: Ranks) -> int:
-    """Worker processes of this rank."""
+def num_workers(config: Config, ranks: Ranks, crops: TrainCrops, plan: BatchPlan) -> int:
+    """Worker processes of this rank: as many as its CPUs and the host's shared memory allow."""
     asked = config.runtime.num_workers
-    return auto_workers(ranks.local_size) if asked == "auto" else asked
+    return fit_workers(
+        auto_workers(ranks.local_size) if asked == "auto" else asked,
+        bytes_per_batch=batch_bytes(crops, plan.micro_batch),
+        local_ranks=ranks.local_size,
+        is_fixed=asked != "auto",
+        on_gpus=ranks.device.type == "cuda",
+    )
 
 
 def throw_away_batch(config: Config, device: torch.device, num_rows: int = 2) -> Batch:
@@ -245,7 +269,8 @@ def facts(
         "train_sha256": corpus.train.sha256(),
         "valid_speakers": len(corpus.valid.speakers),
         "rooms": len(corpus.rooms),
-        "noises": len(corpus.noises),
+        "noises": len(corpus.noise),
+        "noise_on_device": corpus.noise_on_device,
         "steps_per_epoch": order.steps_per_epoch,
         "crops_dropped_per_epoch": order.num_dropped,
     }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from speakerlab.data.manifest import Manifest
 from speakerlab.data.shards import Layout
 from speakerlab.frontend.fbank import Fbank
 
@@ -47,3 +48,27 @@ class StoredFbank:
         with torch.inference_mode():
             wave_1S = torch.from_numpy(wave_S.astype(np.float32) / FULL_SCALE).unsqueeze(0)
             return fbank(wave_1S)[0].numpy()
+
+
+def frames_to_read(frontend: dict[str, Any], crop_samples: int) -> dict[str, int]:
+    """Arguments of `Draws`: how many frames a crop of so many samples has, and their shift."""
+    fbank = Fbank(**frontend)
+    return {"crop_frames": fbank.num_frames(crop_samples), "frame_shift": fbank.frame_shift}
+
+
+def check_stored(manifest: Manifest, frontend: dict[str, Any]) -> None:
+    """ValueError where a directory has no stored features, or those of another front end."""
+    wanted = StoredFbank(frontend).facts["frontend"]
+    for part in manifest.parts:
+        if part.features is None:
+            raise ValueError(
+                "data.features: is fbank, got a training set without stored features; run stage 2 "
+                "with --features fbank"
+            )
+        known = part.features.facts["frontend"]
+        other = sorted(key for key in wanted if known.get(key) != wanted[key])
+        if other:
+            raise ValueError(
+                f"{part.features.folder}: was made with another front end, got "
+                f"{other[0]} {known.get(other[0])} for {wanted[other[0]]}; run stage 2 again"
+            )

@@ -13,16 +13,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from egs.common.corpus import (
-    AUDIO_SUFFIXES,
+    LeftOut,
     check_disjoint,
     make_parser,
     run,
+    walk,
     write_noise_and_rooms,
     write_set,
 )
 from egs.common.fetch import download, unpack
 from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
-from speakerlab.data.tables import Trial
+from speakerlab.data.files import one_line
+from speakerlab.data.tables import Trial, name_fault
 from speakerlab.faults import Faults
 
 HERE = Path(__file__).resolve().parent
@@ -91,20 +93,26 @@ def choose_subsets(
     return chosen
 
 
-def read_subset(folder: Path, faults: Faults) -> tuple[dict[str, Path], dict[str, str]]:
-    """(utterance -> file, utterance -> speaker) of one subset."""
+def read_subset(folder: Path, faults: Faults) -> tuple[dict[str, Path], dict[str, str], LeftOut]:
+    """(utterance -> file, utterance -> speaker, what is left out) of one subset."""
     wavs: dict[str, Path] = {}
     speakers: dict[str, str] = {}
-    for path in sorted(folder.glob("*/*/*")):
-        if path.suffix.lower() not in AUDIO_SUFFIXES:
-            continue
+    found, left_out = walk(folder)
+    for path in found:
         speaker, chapter = path.parts[-3:-1]
-        if not path.stem.startswith(f"{speaker}-{chapter}-"):
+        if len(path.relative_to(folder).parts) != 3:
+            line = (
+                f"{one_line(path)}: must lie in SPEAKER/CHAPTER, got another depth; move it there"
+            )
+            faults.add("misplaced files", line)
+        elif not path.stem.startswith(f"{speaker}-{chapter}-"):
             faults.add(
                 "misplaced files",
-                f"{path}: does not bear its speaker and chapter, got {path.name}; "
-                f"name it {speaker}-{chapter}-UTT{path.suffix}",
+                f"{one_line(path)}: does not bear its speaker and chapter, got "
+                f"{one_line(path.name)}; name it {speaker}-{chapter}-UTT{path.suffix}",
             )
+        elif fault := name_fault(path.stem, path) or name_fault(speaker, path):
+            left_out[path] = fault
         elif path.stem in wavs:
             faults.add(
                 "duplicate ids",
@@ -117,7 +125,7 @@ def read_subset(folder: Path, faults: Faults) -> tuple[dict[str, Path], dict[str
             "empty subsets",
             f"{folder}: no audio found, got no SPEAKER/CHAPTER/*.flac; check the layout",
         )
-    return wavs, speakers
+    return wavs, speakers, left_out
 
 
 def make_trials(speakers: dict[str, str], *, seed: int) -> list[Trial]:
@@ -149,7 +157,7 @@ def prepare(
     faults = Faults()
     subsets = {name: read_subset(root / name, faults) for name in (*train, *test)}
     faults.raise_if_any(f"{root}: refused")
-    (train_wavs, train_speakers), (test_wavs, test_speakers) = (
+    (train_wavs, train_speakers, train_left_out), (test_wavs, test_speakers, test_left_out) = (
         _join([subsets[name] for name in names], where=root) for names in (train, test)
     )
     check_disjoint(train_speakers.values(), test_speakers.values(), where=root)
@@ -157,18 +165,25 @@ def prepare(
         "trials" if len(test) == 1 else f"trials_{name}": make_trials(subsets[name][1], seed=seed)
         for name in test
     }
-    write_set(data / "train", wavs=train_wavs, speakers=train_speakers)
-    write_set(data / "test", wavs=test_wavs, speakers=test_speakers, trials=trials)
+    write_set(data / "train", wavs=train_wavs, speakers=train_speakers, left_out=train_left_out)
+    write_set(
+        data / "test",
+        wavs=test_wavs,
+        speakers=test_speakers,
+        trials=trials,
+        left_out=test_left_out,
+    )
     write_noise_and_rooms(data, noise=noise, rirs=rirs)
 
 
 def _join(
-    subsets: Sequence[tuple[dict[str, Path], dict[str, str]]], *, where: Path
-) -> tuple[dict[str, Path], dict[str, str]]:
+    subsets: Sequence[tuple[dict[str, Path], dict[str, str], LeftOut]], *, where: Path
+) -> tuple[dict[str, Path], dict[str, str], LeftOut]:
     """Several subsets as one."""
     wavs: dict[str, Path] = {}
     speakers: dict[str, str] = {}
-    for more_wavs, more_speakers in subsets:
+    left_out: LeftOut = {}
+    for more_wavs, more_speakers, more_left_out in subsets:
         twice = sorted(wavs.keys() & more_wavs.keys())
         if twice:
             raise ValueError(
@@ -176,7 +191,8 @@ def _join(
             )
         wavs |= more_wavs
         speakers |= more_speakers
-    return wavs, speakers
+        left_out |= more_left_out
+    return wavs, speakers, left_out
 
 
 def main(argv: Sequence[str] | None = None) -> int:

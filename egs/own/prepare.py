@@ -7,7 +7,6 @@ alone, and `calibration_only` says why.
 """
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -17,11 +16,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from egs.common.corpus import make_parser, run, write_noise_and_rooms, write_set
+from egs.common.corpus import (
+    LeftOut,
+    id_fault,
+    make_id,
+    make_parser,
+    refuse_nothing,
+    run,
+    walk,
+    write_noise_and_rooms,
+    write_set,
+)
 from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
+from speakerlab.atomic import replacing
 from speakerlab.data import audio
 from speakerlab.data.columns import stable_hash
 from speakerlab.data.convert import read_wave
+from speakerlab.data.files import one_line
 from speakerlab.data.tables import Trial
 from speakerlab.faults import Faults
 
@@ -36,64 +47,87 @@ MIN_SPEAKERS, MIN_UTTERANCES = 20, 2  # to train on
 TEST_SHARE, MIN_TEST, MAX_TEST = 0.2, 5, 50  # of the speakers with several utterances
 MAX_TARGETS_PER_SPEAKER, MAX_NONTARGETS = 100, 20_000
 MARKER = "calibration_only"
+MAX_NAME_BYTES = 200
 
 
-def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """(utterance -> file, utterance -> speaker); the speaker is the first folder below `corpus`."""
+def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str], LeftOut]:
+    """(utterance -> file, utterance -> speaker, what is left out).
+
+    The speaker is the first folder below `corpus`.
+    """
     faults = Faults()
     wavs: dict[str, Path] = {}
     speakers: dict[str, str] = {}
-    for path in sorted(corpus.rglob("*")):
-        if path.suffix.lower() not in SUFFIXES or not path.is_file():
-            continue
+    folders: dict[str, str] = {}  # speaker -> the folder's name
+    found, left_out = walk(corpus, SUFFIXES)
+    for path in found:
         parts = path.relative_to(corpus).parts
-        name = re.sub(r"\s", "_", "/".join(parts).removesuffix(path.suffix))
+        name, speaker = make_id("/".join(parts).removesuffix(path.suffix)), make_id(parts[0])
+        first = folders.setdefault(speaker, parts[0])
         if len(parts) == 1:
             faults.add(
                 "recordings without a speaker",
                 f"{path}: lies in no folder, so its speaker is unknown; move it to one",
             )
-        elif name in wavs:
-            faults.add(
-                "recordings with one id",
-                f"{path}: would have the id of {wavs[name].name}, got {name}; rename one",
-            )
+        elif first != parts[0]:
+            line = f"{one_line(path)}: its speaker would be that of folder {one_line(first)}"
+            left_out[path] = f"{line}, got {speaker}; rename one"
+        elif fault := id_fault(name, path, wavs):
+            left_out[path] = fault
         else:
-            wavs[name], speakers[name] = path, re.sub(r"\s", "_", parts[0])
-    if not wavs:
-        got = "no audio below its folders" if corpus.is_dir() else "no folder"
-        faults.add("empty corpora", f"{corpus}: no recordings found, got {got}; use SPEAKER/*.wav")
+            wavs[name], speakers[name] = path, speaker
     faults.raise_if_any(f"{corpus}: refused")
-    return wavs, speakers
+    return wavs, speakers, left_out
 
 
-def convert_all(wavs: dict[str, Path], folder: Path, *, num_jobs: int) -> dict[str, Path]:
-    """utterance -> a file that training can read parts of; one that is there is not made anew.
+def convert_all(
+    wavs: dict[str, Path], folder: Path, *, num_jobs: int
+) -> tuple[dict[str, Path], LeftOut]:
+    """(utterance -> a file that training can read parts of, what cannot be made one).
 
-    What cannot be read keeps its own path: the check that follows says what is wrong with it.
+    A file that was converted before is not made anew.
     """
     with ThreadPoolExecutor(num_jobs) as pool:
-        files = pool.map(lambda item: _converted(item[1], folder / f"{item[0]}.flac"), wavs.items())
-        return dict(zip(wavs, files))
+        targets = (folder / f"{_short(name)}.flac" for name in wavs)
+        made = dict(zip(wavs, pool.map(_converted, wavs.values(), targets)))
+    left_out = {wavs[name]: fault for name, fault in made.items() if isinstance(fault, str)}
+    return {name: path for name, path in made.items() if isinstance(path, Path)}, left_out
 
 
-def _converted(path: Path, target: Path) -> Path:
+def _short(name: str) -> str:
+    """The id as a path whose parts leave room for an ending."""
+    parts = name.split("/")
+    fits = [len(part.encode()) <= MAX_NAME_BYTES for part in parts]
+    return "/".join(
+        part if fit else f"{part[:40]}~{stable_hash(part):016x}" for part, fit in zip(parts, fits)
+    )
+
+
+def _converted(path: Path, target: Path) -> Path | str:
+    """The file to use, or one line that says why there is none."""
     try:
-        as_it_is = path.suffix.lower() in READ_AS_THEY_ARE
-        if as_it_is and audio.read_info(path).sample_rate == SAMPLE_RATE:
+        if _is_ready(path):
             return path
-        if target.exists() and target.stat().st_mtime_ns == path.stat().st_mtime_ns:
+        times = path.stat()
+        if target.exists() and target.stat().st_mtime_ns == times.st_mtime_ns:
             return target
         wave_S = read_wave(path, sample_rate=SAMPLE_RATE)
-    except (ValueError, FileNotFoundError):
-        return path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_suffix(".new.flac")
-    audio.write(fresh, audio.to_int16(wave_S), SAMPLE_RATE)
-    times = path.stat()
-    os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which a change shows
-    fresh.replace(target)
+    except (ValueError, FileNotFoundError) as error:
+        return str(error).replace(str(path), one_line(path))
+    with replacing(target) as fresh:
+        fresh.write_bytes(audio.to_flac(audio.to_int16(wave_S), SAMPLE_RATE))
+        os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which a change shows
     return target
+
+
+def _is_ready(path: Path) -> bool:
+    """Whether it is wav or flac at the right rate, as far as its header tells."""
+    if path.suffix.lower() not in READ_AS_THEY_ARE:
+        return False
+    try:
+        return audio.read_info(path).sample_rate == SAMPLE_RATE
+    except ValueError:
+        return False
 
 
 def reason_not_to_train(speakers: dict[str, str]) -> str | None:
@@ -135,8 +169,11 @@ def prepare(
     num_jobs: int = 2,
 ) -> None:
     """Write the data directories of a corpus."""
-    found, speakers = find_recordings(corpus)
-    wavs = convert_all(found, data / "wav", num_jobs=num_jobs)
+    found, speakers, left_out = find_recordings(corpus)
+    wavs, broken = convert_all(found, data / "wav", num_jobs=num_jobs)
+    left_out |= broken
+    refuse_nothing(corpus, wavs, left_out, wanted="SPEAKER/*.wav")
+    speakers = {name: speakers[name] for name in wavs}
     reason = reason_not_to_train(speakers)
     test = set() if reason else choose_test_speakers(speakers)
     for name in ("test", MARKER):  # of an earlier corpus
@@ -149,7 +186,8 @@ def prepare(
         if owners:
             trials = {"trials": make_trials(owners, seed=seed)} if name == "test" else None
             rows = {row: wavs[row] for row in owners}
-            write_set(data / name, wavs=rows, speakers=owners, trials=trials)
+            not_used = left_out if name == "train" else None
+            write_set(data / name, wavs=rows, speakers=owners, trials=trials, left_out=not_used)
     if reason:
         (data / MARKER).write_text(f"{reason}\n", encoding="utf-8")
         print(reason)

@@ -5,6 +5,7 @@ import re
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from speakerlab.bin.command import parser
 from speakerlab.data.pack import pack_data_dir
@@ -63,12 +64,12 @@ def job(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def wave_options(args: Namespace) -> dict[str, object]:
+def wave_options(args: Namespace) -> dict[str, Any]:
     """How waves are packed."""
     return {"layout": Layout.of_waves(args.codec, sample_rate=args.sample_rate)}
 
 
-def features_options(args: Namespace) -> dict[str, object]:
+def features_options(args: Namespace) -> dict[str, Any]:
     """How the features of a configuration are; torch is needed here alone."""
     from speakerlab.config import load_config
     from speakerlab.stored_features import StoredFbank

@@ -106,6 +106,7 @@ def build_training(exp_dir: Path, init: Path | None, config: Config, ranks: Rank
     order = setup_training.epoch_order(config, corpus)
     schedule = setup_training.schedule(config, order)
     crops = setup_training.train_crops(config, corpus, classes)
+    num_workers = setup_training.num_workers(config, ranks, crops, plan)
     validation = Validation(corpus.valid) if len(corpus.valid) else None
     if validation is not None and validation.num_halved and ranks.is_first:
         text = "%d validation speakers have one utterance: its halves are compared, which is easy"
@@ -120,9 +121,13 @@ def build_training(exp_dir: Path, init: Path | None, config: Config, ranks: Rank
             rank=ranks.rank,
             world_size=ranks.world_size,
         )
-        num_workers = setup_training.num_workers(config, ranks)
-        pin_memory = ranks.device.type == "cuda"
-        return train_loader(crops, positions, num_workers=num_workers, pin_memory=pin_memory)
+        return train_loader(
+            crops,
+            positions,
+            num_workers=num_workers,
+            pin_memory=ranks.device.type == "cuda",
+            stall_seconds=config.runtime.stall_seconds,
+        )
 
     trainer = Trainer(
         task=task,

@@ -5,6 +5,7 @@ reads whole recordings in blocks, also from memory, and by PyAV (extra `aac`) wh
 """
 
 import io
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 import soundfile
+from numpy.typing import DTypeLike
+
+from speakerlab.data.files import require_file
 
 FULL_SCALE = 32768  # int16 value of amplitude 1.0
 # libsndfile does not rescale floating-point files when asked for integers.
@@ -24,6 +28,14 @@ UNKNOWN_LENGTH = 0x7FFF0000  # bytes; a header says this or more where it was wr
 BLOCK_SAMPLES = 1 << 18  # decoded at a time
 UNKNOWN_SAMPLES = 1 << 40  # the same, as libsndfile counts them
 UNKNOWN_FORMAT = 1  # libsndfile's code
+RATES = range(2000, 1_000_001)  # Hz; a header that says another is wrong
+MAX_PEAK = 100.0  # of floating-point files: above 1 is clipped, above this it is another scale
+FIRST_SAMPLES = 1 << 24  # that room is made for before they are read: headers may promise anything
+# What PyAV may open. Others among FFmpeg's formats are lists of files or addresses to read instead.
+AV_FORMATS = (
+    "mov,mp4,m4a,3gp,matroska,webm,aac,adts,ac3,amr,aiff,ape,asf,au,avi,caf,flac,flv,mp3,mpeg,"
+    "mpegts,nistsphere,ogg,tta,w64,wav,wv"
+)
 
 Source = str | Path | bytes | BinaryIO  # a file by its path or content, or one that is open
 
@@ -53,6 +65,9 @@ class Stream:
 def read_info(path: str | Path) -> AudioInfo:
     """Header of an audio file; ValueError or FileNotFoundError with one line if there is none."""
     with _open(path) as file:
+        if file.frames >= UNKNOWN_SAMPLES:
+            line = f"{path}: must say how long it is, got a header that was written into a pipe"
+            raise ValueError(f"{line}; write it to a file: ffmpeg -i IN.flac OUT.flac")
         return AudioInfo(file.frames, file.samplerate, file.channels)
 
 
@@ -70,14 +85,14 @@ def read(
         wanted = file.frames - start if num_samples < 0 else num_samples
         try:
             file.seek(start)
-            wave_SC = _read_int16(file, wanted, str(path))
+            wave_S = joined(_first_channel(file, wanted, str(path)), wanted, np.int16)
         except soundfile.LibsndfileError as error:
             raise ValueError(f"{path}: cannot be decoded, got '{error}'; copy it again") from error
-    if len(wave_SC) < wanted:
+    if len(wave_S) < wanted:
         raise ValueError(
-            f"{path}: ends early, got {len(wave_SC)} of {wanted} samples; copy it again"
+            f"{path}: ends early, got {len(wave_S)} of {wanted} samples; copy it again"
         )
-    return np.ascontiguousarray(wave_SC[:, 0])
+    return wave_S
 
 
 def decode_fault(path: str | Path, num_samples: int) -> str | None:
@@ -106,13 +121,13 @@ def stream(source: Source) -> Iterator[Stream]:
     except soundfile.LibsndfileError as error:
         if error.code != UNKNOWN_FORMAT:
             raise ValueError(_unreadable(where, error)) from error
-    if file is None:
+    if file is None or file.frames >= UNKNOWN_SAMPLES:  # libsndfile cannot seek there, nor read
         with _open_av(given, where) as container:
             yield _av_stream(container, where)
     else:
         with file:
-            num_samples = file.frames if file.frames < UNKNOWN_SAMPLES else 0
-            yield Stream(file.samplerate, num_samples, _whole(file, where, num_samples))
+            _refuse_rate(file.samplerate, where)
+            yield Stream(file.samplerate, file.frames, _whole(file, where, file.frames))
 
 
 def name_of(source: object) -> str:
@@ -148,15 +163,33 @@ def to_int16(wave: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(wave * FULL_SCALE), -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
 
 
+def joined(blocks: Iterator[np.ndarray], expected: float, dtype: DTypeLike) -> np.ndarray:
+    """All blocks as one wave_S; `expected` is how many samples are promised, not how many come."""
+    wave_S, filled = np.empty(min(int(expected) + 1, FIRST_SAMPLES), dtype), 0
+    for block_S in blocks:
+        end = filled + len(block_S)
+        if end > len(wave_S):
+            wave_S.resize(max(end, len(wave_S) * 3 // 2), refcheck=False)
+        wave_S[filled:end] = block_S
+        filled = end
+    return wave_S[:filled]
+
+
 def _open(path: str | Path) -> soundfile.SoundFile:
+    require_file(path)
     try:
-        return soundfile.SoundFile(str(path))
-    except soundfile.LibsndfileError as error:
-        if not Path(path).exists():
-            raise FileNotFoundError(
-                f"{path}: no such file; correct wav.scp or restore it"
-            ) from None
+        file = soundfile.SoundFile(os.fsencode(path))  # pyright: ignore[reportArgumentType]
+    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: x.raw has no header
         raise ValueError(_unreadable(str(path), error)) from error
+    _refuse_rate(file.samplerate, str(path))
+    return file
+
+
+def _refuse_rate(sample_rate: int, where: str) -> None:
+    """A second at 1 Hz would be four hours at 16 kHz."""
+    if sample_rate not in RATES:
+        line = f"{where}: must have a sample rate from {RATES[0]} to {RATES[-1]} Hz"
+        raise ValueError(f"{line}, got {sample_rate}; its header is wrong: copy it again")
 
 
 def _unreadable(where: str, error: object) -> str:
@@ -199,9 +232,11 @@ def _whole(file: soundfile.SoundFile, where: str, wanted: int) -> Iterator[np.nd
 def _openable(source: Source, where: str) -> str | BinaryIO:
     """What libsndfile and PyAV open: a path, or a file that can be sought in."""
     if isinstance(source, str | Path):
-        if not Path(source).is_file():
-            what = "is a folder" if Path(source).is_dir() else "no such file"
-            raise FileNotFoundError(f"{where}: {what}; give the path of a recording")
+        try:
+            require_file(source)
+        except FileNotFoundError:
+            text = f"{where}: no such file; give the path of a recording"
+            raise FileNotFoundError(text) from None
         if not Path(source).stat().st_size:
             raise ValueError(f"{where}: is empty, got 0 bytes; give a recording")
         return str(source)
@@ -214,7 +249,7 @@ def _openable(source: Source, where: str) -> str | BinaryIO:
 
 @contextmanager
 def _open_av(given: str | BinaryIO, where: str) -> Iterator[Any]:
-    """PyAV's container of a file with sound."""
+    """PyAV's container of a file with sound. It opens no other file, whatever that one says."""
     try:
         import av
         from av.error import FFmpegError
@@ -226,7 +261,8 @@ def _open_av(given: str | BinaryIO, where: str) -> Iterator[Any]:
     if not isinstance(given, str):
         given.seek(0)
     try:
-        with av.open(given) as container:
+        options = {"format_whitelist": AV_FORMATS, "protocol_whitelist": "file"}
+        with av.open(given, options=options) as container:
             if not container.streams.audio:
                 raise ValueError(f"{where}: holds no sound; give a recording")
             yield container
@@ -242,6 +278,7 @@ def _av_stream(container: Any, where: str) -> Stream:
     first = next(frames, None)
     if first is None:
         raise ValueError(f"{where}: holds no sound; give a recording")
+    _refuse_rate(first.sample_rate, where)
 
     def blocks() -> Iterator[np.ndarray]:
         yield first.to_ndarray()[0]
@@ -251,12 +288,28 @@ def _av_stream(container: Any, where: str) -> Stream:
     return Stream(first.sample_rate, 0, blocks())
 
 
+def _first_channel(file: soundfile.SoundFile, num_samples: int, where: str) -> Iterator[np.ndarray]:
+    """Blocks of wave_S, int16, until there are so many samples or the file ends."""
+    while num_samples > 0:
+        wave_SC = _read_int16(file, min(num_samples, BLOCK_SAMPLES), where)
+        if not len(wave_SC):
+            return
+        num_samples -= len(wave_SC)
+        yield wave_SC[:, 0]
+
+
 def _read_int16(file: soundfile.SoundFile, num_samples: int, where: str) -> np.ndarray:
     if file.subtype.startswith(INTEGER_SUBTYPES):
         return file.read(num_samples, dtype="int16", always_2d=True)
     wave_SC = file.read(num_samples, dtype="float32", always_2d=True)
-    if not np.isfinite(wave_SC).all():
+    peak = float(np.abs(wave_SC).max(initial=0.0))
+    if not peak < np.inf:  # NaN is not
         raise ValueError(
             f"{where}: must hold finite samples, got NaN or infinity; make the recording again"
+        )
+    if peak > MAX_PEAK:
+        raise ValueError(
+            f"{where}: floating-point samples must be in [-1, 1], got {peak:g}; divide them by "
+            "their full scale"
         )
     return to_int16(wave_SC)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 
 from speakerlab.data import audio, tables
 from speakerlab.data.columns import store_columns
@@ -30,6 +31,7 @@ class DataDir:
     trials: list[Path]
     seconds: dict[str, float] = field(default_factory=dict)  # utterance -> duration
     rejected: dict[str, str] = field(default_factory=dict)  # utterance -> reason
+    nameless: dict[str, tuple[str, str]] = field(default_factory=dict)  # made-up id -> path, reason
 
     @property
     def utterances(self) -> Iterable[str]:
@@ -69,13 +71,16 @@ def check_data_dirs(
 
 
 def _read_dir(folder: Path, faults: Faults) -> DataDir:
-    utt2spk = folder / "utt2spk"
+    utt2spk, wavs = folder / "utt2spk", tables.read_table(folder / "wav.scp", faults)
+    left_out = tables.read_rejected(folder).items()
+    nameless = {u: row for u, row in left_out if u.startswith(tables.NAMELESS) and u not in wavs}
     return DataDir(
         folder=folder,
-        wavs=tables.read_table(folder / "wav.scp", faults),
+        wavs=wavs,
         segments=tables.read_segments(folder / "segments", faults),
         speakers=tables.read_table(utt2spk, faults) if utt2spk.exists() else None,
         trials=sorted(folder.glob("trials*")),
+        nameless=nameless,
     )
 
 
@@ -149,10 +154,9 @@ def _check_audio(
     for recording, info in found.items():
         if not isinstance(info, str) and info.sample_rate != sample_rate:
             path = recordings[recording]
-            faults.add(
-                "files of another sample rate",
+            found[recording] = (
                 f"{path}: must have {sample_rate} Hz, got {info.sample_rate}; convert it: "
-                f"ffmpeg -i {path} -ar {sample_rate} OUT.wav (or set frontend.sample_rate)",
+                f"ffmpeg -i {quote(path)} -ar {sample_rate} OUT.wav (or set frontend.sample_rate)"
             )
     for utterance in data_dir.utterances:
         info = found.get(data_dir.recording_of(utterance))
@@ -184,9 +188,10 @@ def _note_duration(
 
 
 def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) -> None:
-    share = len(data_dir.rejected) / max(len(list(data_dir.utterances)), 1)
-    if share > allow_rejected:
-        for reason in sorted(set(data_dir.rejected.values())):
+    reasons = [*data_dir.rejected.values(), *(reason for _, reason in data_dir.nameless.values())]
+    num_files = len(list(data_dir.utterances)) + len(data_dir.nameless)
+    if len(reasons) == num_files or len(reasons) / num_files > allow_rejected:
+        for reason in sorted(set(reasons)):
             faults.add("broken recordings", reason)
     for trials in data_dir.trials if data_dir.rejected else []:
         for utterance in sorted(_trial_ids(trials, Faults()).keys() & data_dir.rejected.keys()):
@@ -252,12 +257,11 @@ def _write(data_dir: DataDir, sample_rate: int) -> str:
         utterance: (data_dir.wavs[data_dir.recording_of(utterance)], reason)
         for utterance, reason in data_dir.rejected.items()
     }
+    rejected |= data_dir.nameless
     tables.write_rejected(folder, rejected)
     store_columns(folder, sample_rate=sample_rate)
     speakers = len(set((data_dir.speakers or {}).values()))
     hours = sum(data_dir.seconds.values()) / 3600
     who = f"{speakers} speakers, " if speakers else ""
     what = f"{folder}: {who}{len(data_dir.seconds)} utterances, {hours:.2f} h"
-    if not data_dir.rejected:
-        return what
-    return f"{what}; {len(data_dir.rejected)} left out, see {folder}/rejected.tsv"
+    return f"{what}; {len(rejected)} left out, see {folder}/rejected.tsv" if rejected else what

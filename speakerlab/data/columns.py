@@ -6,21 +6,17 @@ Letters: N utterances, F files, D folders.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
-from speakerlab.atomic import replacing
+from speakerlab.data.arrays import Arrays, map_arrays, write_arrays
 from speakerlab.data.tables import read_rejected, read_segments, read_table
 
 NAME = "columns.safetensors"  # in the data directory, made from its tables
 TABLES = ("wav.scp", "segments", "utt2spk", "utt2dur", "rejected.tsv")
-DTYPES = {"U8": "<u1", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
-Arrays = Mapping[str, np.ndarray]
 
 
 class Strings(Sequence[str]):
@@ -135,39 +131,6 @@ def stable_hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def write_arrays(path: Path, arrays: Arrays, facts: Mapping[str, object]) -> None:
-    """A safetensors file whose metadata has `facts` as JSON."""
-    with replacing(path) as partial:
-        packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        save_file(packed, partial, metadata={"facts": json.dumps(facts)})
-
-
-def map_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, object]]:
-    """(arrays, facts) of a file of `write_arrays`; the arrays are views of the mapped file.
-
-    Raises ValueError with one line where the file is not such a file, or not whole.
-    """
-    data = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, "u1")
-    try:
-        length = int(data[:8].view("<u8")[0])
-        header = json.loads(data[8 : 8 + length].tobytes())
-        facts = json.loads(header.pop("__metadata__")["facts"])
-        arrays = {name: _view(data[8 + length :], entry) for name, entry in header.items()}
-    except (ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path}: is damaged, got '{error}'; remove it and run the stage that wrote it again"
-        ) from error
-    return arrays, facts
-
-
-def _view(data: np.ndarray, entry: Mapping[str, object]) -> np.ndarray:
-    """An array of the mapped bytes; sizes that do not fit are a ValueError of numpy."""
-    begin, end = entry["data_offsets"]  # pyright: ignore[reportGeneralTypeIssues]
-    if end > len(data):
-        raise ValueError(f"{len(data)} bytes of {end}")
-    return data[begin:end].view(DTYPES[str(entry["dtype"])]).reshape(entry["shape"])  # pyright: ignore
-
-
 def read_columns(folder: Path, *, sample_rate: int) -> Columns:
     """The columns of a checked data directory, mapped where they were stored and still hold.
 
@@ -264,7 +227,8 @@ def _read_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str,
     speakers = read_table(folder / "utt2spk") if (folder / "utt2spk").exists() else {}
     segments = read_segments(folder / "segments")
     rejected = read_rejected(folder)
-    changed = (segments or wavs).keys() ^ (seconds.keys() | rejected.keys())
+    utterances = (segments or wavs).keys()
+    changed = (utterances - seconds.keys() - rejected.keys()) | (seconds.keys() - utterances)
     if changed:
         raise ValueError(
             f"{folder}: has changed since it was checked, got {min(changed)}; run stage 1, or "

@@ -37,16 +37,16 @@ def read_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) 
             _check_rate(stream.sample_rate, source_rate, where)
             blocks = (wave_S.astype(np.float32) / audio.FULL_SCALE for wave_S in stream.blocks)
             seconds = stream.num_samples / stream.sample_rate
-            wave_S = _join(
-                _resampled(blocks, stream.sample_rate, sample_rate), seconds * sample_rate
-            )
+            resampled = _resampled(blocks, stream.sample_rate, sample_rate)
+            wave_S = audio.joined(resampled, seconds * sample_rate, np.float32)
     else:
         rate = sample_rate if source_rate is None else source_rate
         if rate < 1:
             raise ValueError(f"{where}: sample_rate must be above 0, got {rate}; correct it")
         raw_S = _first_channel(source, where)
         seconds = len(raw_S) / rate
-        wave_S = _join(_resampled(_blocks(raw_S, where), rate, sample_rate), seconds * sample_rate)
+        resampled = _resampled(_blocks(raw_S, where), rate, sample_rate)
+        wave_S = audio.joined(resampled, seconds * sample_rate, np.float32)
     if not len(wave_S):
         raise ValueError(f"{where}: holds no audio, got 0 samples; give a recording")
     if wave_S.min() == wave_S.max():
@@ -119,15 +119,3 @@ def _resampled(blocks: Iterator[np.ndarray], from_rate: int, to_rate: int) -> It
     for wave_S in blocks:
         yield stream.resample_chunk(wave_S)
     yield stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True)
-
-
-def _join(blocks: Iterator[np.ndarray], expected: float) -> np.ndarray:
-    """All blocks in one buffer, made once where it is known how many samples come."""
-    wave_S, filled = np.empty(int(expected) + 1, dtype=np.float32), 0
-    for block_S in blocks:
-        end = filled + len(block_S)
-        if end > len(wave_S):
-            wave_S.resize(max(end, len(wave_S) * 3 // 2), refcheck=False)
-        wave_S[filled:end] = block_S
-        filled = end
-    return wave_S[:filled]

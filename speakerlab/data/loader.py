@@ -27,7 +27,7 @@ MAX_WORKERS = 8
 MICRO_BATCHES_AHEAD = 4  # read ahead by each worker
 IN_FLIGHT = 1.5  # batches in shared memory for each that is read ahead: some are being taken out
 NCCL_BYTES = 64 << 20  # of shared memory for each GPU of several on a host
-TENSORS = 16  # in a batch; each takes whole pages
+TENSORS = 24  # in a batch; each takes whole pages
 PAGE_BYTES = 4096
 
 
@@ -40,7 +40,10 @@ def batch_bytes(crops: TrainCrops, micro_batch: int) -> int:
     """Shared memory of one batch in which every crop is of the longest kind."""
     draws = crops.draws
     longest = max(map(draws.read_samples, range(len(draws.speeds))))
-    row = 2 * longest + 8 * (8 + draws.num_masks)
+    noise = 0 if crops.noise_bank is None else draws.crop_samples
+    frames = draws.crop_frames  # of stored features, which come instead of the waves
+    wave = 4 * frames * crops.num_bins if frames else 2 * (longest + noise)
+    row = wave + 8 * (12 + draws.num_masks)
     return micro_batch * row + TENSORS * PAGE_BYTES
 
 
@@ -74,7 +77,7 @@ def fit_workers(
     text = (
         "%d data workers a rank instead of %d: %s has %d MiB free, each needs %d (see --shm-size)"
     )
-    log.warning(text, fitting, wanted, folder, free >> 20, -(-each >> 20))
+    log.info(text, fitting, wanted, folder, free >> 20, -(-each >> 20))
     return fitting
 
 
@@ -85,9 +88,13 @@ def collate(crops: Sequence[Crop], *, num_speeds: int) -> Batch:
     for row, crop in zip(wave_BS, crops):
         row[: len(crop.wave_S)] = crop.wave_S
     with_room = [i for i, crop in enumerate(crops) if crop.room >= 0]
-    with_noise = [i for i, crop in enumerate(crops) if crop.noise >= 0]
+    noisy = [crop for crop in crops if crop.noises]
+    cut = [crop.noise_S for crop in noisy if crop.noise_S is not None]
+    feats = [crop.feats_TF for crop in crops if crop.feats_TF is not None]
+    with_codec = [i for i, crop in enumerate(crops) if crop.codec >= 0]
     return Batch(
         wave_BS=torch.from_numpy(wave_BS),
+        feats_BTF=torch.from_numpy(np.stack(feats) if feats else np.empty((0, 0, 0), "f4")),
         label_B=_ints(crop.label for crop in crops),
         speed_rows=tuple(
             _ints(i for i, crop in enumerate(crops) if crop.speed == speed)
@@ -95,10 +102,15 @@ def collate(crops: Sequence[Crop], *, num_speeds: int) -> Batch:
         ),
         room_rows=_ints(with_room),
         room_R=_ints(crops[i].room for i in with_room),
-        noise_rows=_ints(with_noise),
-        noise_N=_ints(crops[i].noise for i in with_noise),
-        noise_start_N=_ints(crops[i].noise_start for i in with_noise),
-        snr_db_N=torch.tensor([crops[i].snr_db for i in with_noise], dtype=torch.float32),
+        noise_rows=_ints(i for i, crop in enumerate(crops) if crop.noises),
+        noise_V=_ints(noise for crop in noisy for noise in crop.noises),
+        noise_start_V=_ints(start for crop in noisy for start in crop.noise_starts),
+        noise_of_V=_ints(i for i, crop in enumerate(noisy) for _ in crop.noises),
+        noise_NS=torch.from_numpy(np.stack(cut) if cut else np.empty((0, 0), dtype=np.int16)),
+        snr_db_N=torch.tensor([crop.snr_db for crop in noisy], dtype=torch.float32),
+        telephone_rows=_ints(i for i, crop in enumerate(crops) if crop.telephone),
+        codec_rows=_ints(with_codec),
+        codec_C=_ints(crops[i].codec for i in with_codec),
         mask_BM2=torch.from_numpy(np.stack([crop.mask_M2 for crop in crops])),
         position_B=_ints(crop.position for crop in crops),
         row_B=_ints(crop.row for crop in crops),

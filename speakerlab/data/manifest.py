@@ -109,6 +109,12 @@ class Manifest:
             else np.resize(feats_TF, (num_frames, feats_TF.shape[1]))
         )
 
+    @property
+    def num_bins(self) -> int:
+        """Mel bins of the stored features; 0 where there are none."""
+        features = self.parts[0].features
+        return 0 if features is None else features.layout.unit_bytes // 4
+
     def sha256(self) -> str:
         """Of everything but the paths, which may differ between hosts, packed or not."""
         digest = hashlib.sha256("\n".join(self.speakers).encode())

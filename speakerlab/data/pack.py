@@ -17,14 +17,8 @@ import numpy as np
 
 from speakerlab.atomic import replacing
 from speakerlab.data import audio
-from speakerlab.data.columns import (
-    Columns,
-    Strings,
-    map_arrays,
-    read_columns,
-    store_columns,
-    write_arrays,
-)
+from speakerlab.data.arrays import map_arrays, write_arrays
+from speakerlab.data.columns import Columns, Strings, read_columns, store_columns
 from speakerlab.data.packed import FOLDERS, Kind, Packed, read_packed
 from speakerlab.data.shards import Layout, ShardWriter
 from speakerlab.data.tables import read_rejected, write_rejected

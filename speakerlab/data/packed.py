@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from speakerlab.data.columns import Strings, map_arrays, write_arrays
+from speakerlab.data.arrays import map_arrays, write_arrays
+from speakerlab.data.columns import Strings
 from speakerlab.data.shards import Layout, Place, read_units
 
 INDEX = "index.safetensors"

@@ -2,17 +2,23 @@
 
 A data directory holds `wav.scp` (id path), `utt2spk` (id speaker), `utt2dur` (id seconds), where
 recordings are cut up `segments` (id recording start end, in seconds), `trials*` where it is a test
-set, and `rejected.tsv` (id, path, reason) of utterances to leave out.
+set, and `rejected.tsv` (id, path, reason) of what is left out: utterances of the tables and, under
+ids that begin with NAMELESS, files that never got into them.
 """
 
+import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from speakerlab.atomic import write_text
+from speakerlab.data.files import one_line
 from speakerlab.faults import Faults
 
+NAMELESS = "~"
+SURROGATE = re.compile("[\ud800-\udfff]")  # what a byte that is not UTF-8 is read as
 Trial = tuple[str, str, bool]  # enrolment id, test id, same speaker
 
 
@@ -25,10 +31,11 @@ def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
     table: dict[str, str] = {}
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file; run stage 1 first")
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with path.open(encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
-            if "\ufffd" in line:
-                text = f"{path}:{number}: is not UTF-8, got '{line.strip()}'; save it as UTF-8"
+            if not line.isascii() and SURROGATE.search(line):
+                got = one_line(line.strip())
+                text = f"{path}:{number}: is not UTF-8, got '{got}'; save it as UTF-8"
                 own.add("lines of another encoding", text)
                 continue
             key, value = (*line.split(maxsplit=1), "", "")[:2]
@@ -72,14 +79,21 @@ def read_rejected(folder: Path) -> dict[str, tuple[str, str]]:
     path = folder / "rejected.tsv"
     if not path.exists():
         return {}
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").split("\n") if line]
-    return {row[0]: (row[1], row[-1]) for row in rows}
+    text = path.read_text(encoding="utf-8", errors="replace")
+    rows = [line.split("\t") for line in text.split("\n") if line]
+    for number, row in enumerate(rows, 1):
+        if len(row) != 3:
+            raise ValueError(
+                f"{path}:{number}: is not 'id path reason' with tabs between, got {len(row)} "
+                "columns; correct it, or remove the file and run stage 1 again"
+            )
+    return {row[0]: (row[1], row[2]) for row in rows}
 
 
 def write_rejected(folder: Path, rejected: Mapping[str, tuple[str, str]]) -> None:
     """`rejected.tsv` of id -> (path, reason); no file where there are none."""
     rows = [
-        "\t".join(map(_one_field, (utterance, *rejected[utterance]))) + "\n"
+        "\t".join(map(one_line, (utterance, *rejected[utterance]))) + "\n"
         for utterance in sorted(rejected)
     ]
     if rows:
@@ -88,9 +102,19 @@ def write_rejected(folder: Path, rejected: Mapping[str, tuple[str, str]]) -> Non
         (folder / "rejected.tsv").unlink(missing_ok=True)
 
 
-def _one_field(text: str) -> str:
-    """Tabs and line ends, which file names may have, would end a field or a line."""
-    return text.translate({9: "\\t", 10: "\\n", 13: "\\r"})
+def name_fault(name: str, path: Path | str) -> str | None:
+    """Why no table can list a file under this id, in one line, or None."""
+    text, where = str(path), one_line(path)
+    if name.split() != [name] or SURROGATE.search(name):
+        got = one_line(name)
+        return f"{where}: its id must be one word of UTF-8, got '{got}'; rename the file"
+    if SURROGATE.search(text):
+        return f"{where}: its name must be UTF-8, got other bytes; rename the file"
+    if "\n" in text or "\r" in text:
+        return f"{where}: its name must be one line, got several; rename the file"
+    if text.endswith("|") or text != text.strip():
+        return f"{where}: its name must not end in a blank or '|', got one; rename the file"
+    return None
 
 
 def write_table(path: Path, table: Mapping[str, str]) -> None:
@@ -105,11 +129,18 @@ def write_data_dir(
     speakers: Mapping[str, str] | None = None,
     segments: Mapping[str, tuple[str, float, float]] | None = None,
     trials: Mapping[str, Iterable[Trial]] | None = None,
+    nameless: Mapping[Path, str] | None = None,
 ) -> None:
     """Write a data directory, replacing one that is there; `trials` maps file name to its lines.
 
     wavs: id (of the recording, where there are segments) -> audio file, made absolute.
+    nameless: what is not among them although it bears the name of audio -> why, in one line.
+    Raises ValueError where a table cannot hold an id or a path.
     """
+    paths, faults = {key: _absolute(wav) for key, wav in wavs.items()}, Faults()
+    for fault in filter(None, map(name_fault, paths.keys(), paths.values())):
+        faults.add("bad names", fault)
+    faults.raise_if_any(f"{folder}: refused, nothing was written")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "wav.scp").exists():
         raise ValueError(
             f"{folder}: is not a data directory and would be replaced, got a folder without "
@@ -118,7 +149,7 @@ def write_data_dir(
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    write_table(fresh / "wav.scp", {key: str(Path(wav).resolve()) for key, wav in wavs.items()})
+    write_table(fresh / "wav.scp", paths)
     if speakers is not None:
         write_table(fresh / "utt2spk", speakers)
     if segments is not None:
@@ -128,6 +159,19 @@ def write_data_dir(
         words = ("nontarget", "target")
         text = "".join(f"{enrol} {test} {words[same]}\n" for enrol, test, same in rows)
         write_text(fresh / name, text)
+    write_rejected(fresh, {_made_up(p): (str(p), why) for p, why in (nameless or {}).items()})
     if folder.exists():
         shutil.rmtree(folder)
     fresh.replace(folder)
+
+
+def _absolute(path: Path | str) -> str:
+    try:
+        return str(Path(path).resolve())
+    except (OSError, RuntimeError):  # links in a circle: the check will say so
+        return str(Path(path).absolute())
+
+
+def _made_up(path: Path) -> str:
+    """An id for a file that cannot have one of its own, always the same."""
+    return NAMELESS + hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()

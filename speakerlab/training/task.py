@@ -1,9 +1,10 @@
-"""One forward pass, from a batch to its loss. What DDP wraps. Letters: B rows, S, T, F, D, C.
+"""From a batch to its features, and from these to the loss. Letters: B rows, S, T, F, D, C.
 
 In: `Batch` on the device (int16 wave_BS, labels, draws). Out: mean loss and number of right rows.
+What learns is in `forward`, which DDP wraps; what does not is in `features`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,17 +43,25 @@ class SpeakerTask(nn.Module):
             f"augment.{name}" for name, _ in augment.named_buffers()
         ]
 
-    def forward(self, batch: Batch, margin: float, *, frozen: bool = False) -> TaskOutput:
-        """`frozen`: only the head learns; the backbone's gradients are zeros."""
-        with torch.no_grad():
-            wave_BS = self.augment(batch)
-            feats_BTF = self.embedder.get_submodule("fbank")(wave_BS)
-            feats_BTF = self.spec_augment(feats_BTF, batch.mask_BM2)
+    @torch.no_grad()
+    def features(self, batch: Batch) -> Tensor:
+        """feats_BTF of the batch: augment -> fbank (or stored features) -> SpecAugment."""
+        fbank: Any = self.embedder.get_submodule("fbank")
+        if len(batch.feats_BTF):
+            feats_BTF = fbank.normalise(batch.feats_BTF)
+        else:
+            feats_BTF = fbank(self.augment(batch))
+        return self.spec_augment(feats_BTF, batch.mask_BM2)
+
+    def forward(
+        self, feats_BTF: Tensor, label_B: Tensor, margin: float, *, frozen: bool = False
+    ) -> TaskOutput:
+        """Backbone and head. `frozen`: only the head learns; the backbone's gradients are zeros."""
         with self.precision.autocast():
             backbone = self.embedder.get_submodule("backbone")
             emb_BD = without_learning(backbone, feats_BTF) if frozen else backbone(feats_BTF)
-        loss, logits_BC = self.head(emb_BD, batch.label_B, margin)
-        num_correct = (logits_BC.argmax(dim=1) == batch.label_B).sum()
+        loss, logits_BC = self.head(emb_BD, label_B, margin)
+        num_correct = (logits_BC.argmax(dim=1) == label_B).sum()
         return TaskOutput(loss, num_correct)
 
     def take_silent(self) -> Tensor:
@@ -83,14 +92,20 @@ def dummy_batch(
         wave_BS=torch.randint(
             -3000, 3000, (num_rows, num_samples), dtype=torch.int16, generator=generator
         ),
+        feats_BTF=torch.empty(0, 0, 0),
         label_B=torch.zeros(num_rows, dtype=torch.int64),
         speed_rows=(torch.arange(num_rows), *([none] * (num_speeds - 1))),
         room_rows=none,
         room_R=none,
         noise_rows=none,
-        noise_N=none,
-        noise_start_N=none,
+        noise_V=none,
+        noise_start_V=none,
+        noise_of_V=none,
+        noise_NS=torch.empty(0, 0, dtype=torch.int16),
         snr_db_N=torch.empty(0),
+        telephone_rows=none,
+        codec_rows=none,
+        codec_C=none,
         mask_BM2=torch.zeros(num_rows, num_masks, 2),
         position_B=torch.arange(num_rows),
         row_B=torch.arange(num_rows),

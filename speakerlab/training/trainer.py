@@ -6,7 +6,7 @@ checkpoints and rows of metrics on the way. Resuming from a checkpoint repeats t
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from speakerlab.training.checkpoint import Checkpoints, load_state
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.guard import Guard
 from speakerlab.training.monitor import Monitor
+from speakerlab.training.prefetch import Prefetcher, WaitTeller
 from speakerlab.training.task import SpeakerTask, TaskOutput
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class Window:
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(len(self.NAMES), dtype=torch.float64, device=device)
-        self.started_at, self.wait_seconds = time.monotonic(), 0.0
+        self.started_at = time.monotonic()
 
     def add(self, name: str, value: Tensor | float) -> None:
         self.sums[self.NAMES.index(name)] += value
@@ -83,6 +84,7 @@ class Trainer:
         self.scaler = task.precision.scaler()
         self.guard = Guard(task)
         self.window = Window(ranks.device)
+        self.wait_teller = WaitTeller()
         self.attempt, self.step = 0, 0
         self.best_eer: float | None = None
 
@@ -98,30 +100,37 @@ class Trainer:
         watch = monitor(self.step) if self.ranks.is_first else None
         module = self.ranks.wrap(self.task)
         self._settle_buckets(module)
-        batches = self._on_device(self.batches(self.step))
+        inputs = self.prefetch(self.step)
         self.window.started_at = time.monotonic()
         while self.step < self.schedule.total_steps:
-            self.run_step(module, batches)
+            self.run_step(module, inputs)
             self.step += 1
-            self._log(watch)
+            self._log(watch, inputs)
             self._validate(watch)
             self._checkpoint(checkpoints, facts)
         if watch is not None:
             watch.close()
         return self.step - start_step
 
-    def run_step(self, module: nn.Module, batches: Iterator[Batch]) -> None:
+    def prefetch(self, start_step: int) -> Prefetcher:
+        """The micro-batches of this rank from a step on, ready for the forward pass."""
+        return Prefetcher(
+            self.task,
+            self.batches(start_step),
+            device=self.ranks.device,
+            begin=self._begin,
+            first=start_step * self.plan.accumulation,
+        )
+
+    def run_step(self, module: nn.Module, inputs: Prefetcher) -> None:
         """One optimizer step: forward and backward of each micro-batch, reduce, clip, step."""
         lr = self.schedule.lr_at(self.step)
         margin = self.schedule.margin_at(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         frozen = self.step < self.schedule.frozen_steps
-        self.task.train()
-        if frozen:
-            self.task.embedder.eval()  # BatchNorm keeps its statistics
         self.guard.before_step()
-        sums = self.accumulate(module, batches, margin, frozen=frozen)
+        sums = self.accumulate(module, inputs, margin, frozen=frozen)
         if frozen:  # no gradient, unlike one of zero: no momentum and no weight decay either
             self.task.embedder.zero_grad(set_to_none=True)
         self.scaler.unscale_(self.optimizer)
@@ -130,7 +139,6 @@ class Trainer:
         if accepted:
             self.scaler.step(self.optimizer)
             self.window.sums[: len(sums)] += sums
-        self.window.add("silent", self.task.take_silent())
         if self.ranks.is_first:  # the same on every rank, so counted by one
             self.window.add("grad_norm", norm if accepted else 0.0)
             self.window.add("clipped", accepted and norm > self.clip_norm)
@@ -140,7 +148,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def accumulate(
-        self, module: nn.Module, batches: Iterator[Batch], margin: float, *, frozen: bool = False
+        self, module: nn.Module, inputs: Prefetcher, margin: float, *, frozen: bool = False
     ) -> Tensor:
         """Gradients of this step's loss, meaned over the global batch, into `.grad`.
 
@@ -148,18 +156,17 @@ class Trainer:
         """
         sums = torch.zeros(3, dtype=torch.float64, device=self.ranks.device)
         for index in range(self.plan.accumulation):
-            asked_at = time.monotonic()
-            batch = next(batches)
-            self.window.wait_seconds += time.monotonic() - asked_at
-            self._seed_draws(index * self.ranks.world_size + self.ranks.rank)
+            feats_BTF, label_B, silent, _ = inputs.take()
             last = index == self.plan.accumulation - 1
             with self._reducing(module, now=last):
-                output: TaskOutput = module(batch, margin, frozen=frozen)
+                output: TaskOutput = module(feats_BTF, label_B, margin, frozen=frozen)
                 self.scaler.scale(output.loss / self.plan.accumulation).backward()
-            rows = len(batch.label_B)
+            inputs.look_ahead()
+            rows = len(label_B)
             sums[0] += output.loss.detach() * rows
             sums[1] += output.num_correct
             sums[2] += rows
+            self.window.add("silent", silent)
         return sums
 
     def state(self) -> dict[str, Any]:
@@ -208,7 +215,8 @@ class Trainer:
             return
         self.task.train()
         self.guard.before_step()
-        output: TaskOutput = module(self.throw_away_batch, 0.0)
+        batch = self.throw_away_batch
+        output: TaskOutput = module(self.task.features(batch), batch.label_B, 0.0)
         output.loss.backward()
         self.guard.restore()
         self.optimizer.zero_grad(set_to_none=True)
@@ -218,32 +226,28 @@ class Trainer:
         is_alone = not isinstance(module, DistributedDataParallel)
         return nullcontext() if is_alone or now else module.no_sync()
 
-    def _on_device(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Batches on this rank's device, copied one ahead of their use."""
-        if self.ranks.device.type == "cpu":
-            yield from batches
-            return
-        ahead: Batch | None = None
-        for batch in batches:
-            moved = batch.to(self.ranks.device)
-            if ahead is not None:
-                yield ahead
-            ahead = moved
-        if ahead is not None:
-            yield ahead
+    def _begin(self, number: int) -> None:
+        """Modes and generators for this rank's micro-batch `number`, counted over all steps.
 
-    def _seed_draws(self, micro_batch: int) -> None:
-        """Dropout and dither draw from a generator seeded by what they are drawn for."""
-        key = [self.seed, self.attempt, self.step, micro_batch, DRAWS_KEY]
+        Dropout and dither draw from a generator seeded by what they are drawn for.
+        """
+        step, index = divmod(number, self.plan.accumulation)
+        if index == 0:
+            self.task.train()
+            if step < self.schedule.frozen_steps:
+                self.task.embedder.eval()  # BatchNorm keeps its statistics
+        micro_batch = index * self.ranks.world_size + self.ranks.rank
+        key = [self.seed, self.attempt, step, micro_batch, DRAWS_KEY]
         words = np.random.SeedSequence(key).generate_state(1, np.uint64)
         torch.manual_seed(int(words[0]) >> 1)
 
-    def _log(self, watch: Monitor | None) -> None:
+    def _log(self, watch: Monitor | None, inputs: Prefetcher) -> None:
         if self.step % self.schedule.log_every_steps and self.step != self.schedule.total_steps:
             return
         sums = dict(zip(Window.NAMES, self.ranks.sum(self.window.sums).tolist()))
         seconds = time.monotonic() - self.window.started_at
-        wait = self.window.wait_seconds
+        wait = inputs.take_wait_seconds()
+        self.wait_teller.add(self.step, wait, seconds)
         self.window = Window(self.ranks.device)
         if watch is None:
             return

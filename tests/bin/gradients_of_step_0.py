@@ -22,8 +22,7 @@ def main() -> None:
     ranks = start_ranks(timeout_minutes=1)
     trainer = train.build_training(exp, None, config, ranks).trainer
     module = ranks.wrap(trainer.task)
-    trainer.task.train()
-    trainer.accumulate(module, iter(trainer.batches(0)), margin=0.2)
+    trainer.accumulate(module, trainer.prefetch(0), margin=0.2)
     grads = {n: p.grad.numpy() for n, p in trainer.task.named_parameters() if p.grad is not None}
     if ranks.is_first:
         np.savez(out, **grads)

@@ -1,4 +1,4 @@
-"""Trainings on the data that users have: packed, parts of one long file, ten files, read-only."""
+"""Trainings on the data that users have: packed, parts of one long file, read-only, stored."""
 
 import hashlib
 import json
@@ -13,12 +13,13 @@ import pytest
 from tiny import ROOT, TINY
 from voices import RATE, make_wave
 
+import speakerlab
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.data.shards import Layout
-from speakerlab.data.tables import write_data_dir
+from speakerlab.data.tables import read_table, write_data_dir
 
 CONFIG = str(ROOT / "conf" / "campplus_tiny.yaml")
 PCM = Layout.of_waves("pcm", sample_rate=RATE)
@@ -95,17 +96,6 @@ def test_half_an_hour_in_one_file_trains_by_its_segments(tmp_path, run):
         assert np.array_equal(packed.read(row, 0, 4 * RATE), loose.read(row, 0, 4 * RATE))
 
 
-def test_ten_files_train_on_four_ranks(tmp_path, run):
-    data = write_ten_files(tmp_path)
-    launch = ["-m", "speakerlab.bin.launch", "--standalone", "--max-restarts", "0"]
-    launch += ["--nproc-per-node", "4", "-m", "speakerlab.bin.train"]
-    exp = tmp_path / "exp"
-    more = ("runtime.num_workers=2", "training.num_epochs=2", "data.valid_speakers=0")
-    done = run(*launch, *options(exp, data, *more, "runtime.micro_batch=2"))
-    assert done.returncode == 0, done.stderr
-    assert num_steps(exp) >= 2
-
-
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("unshare"), reason="mounts, so needs root"
 )
@@ -131,3 +121,21 @@ def test_a_corpus_on_a_read_only_file_system_trains(tmp_path, environment):
     assert done.returncode == 0, done.stderr
     assert read_manifest([data / "train"], sample_rate=RATE).parts[0].waves is not None
     assert num_steps(tmp_path / "exp") >= 1
+
+
+def test_stored_features_train_a_model_that_takes_waves(data, tmp_path, run):
+    own = tmp_path / "data"
+    shutil.copytree(data, own)
+    layers = [CONFIG, str(ROOT / "conf/features/fbank.yaml")]
+    done = run(
+        "-m", "speakerlab", "pack", own / "train", "--features", "fbank", "--config", *layers
+    )
+    assert done.returncode == 0, done.stderr
+    exp = tmp_path / "exp"
+    words = ["--exp", str(exp), "--config", *layers, "--set", f"data.dir={own}", *TINY]
+    shutil.rmtree(own / "noise")  # nothing but the features is read to train
+    done = run("-m", "speakerlab", "train", *words)
+    assert done.returncode == 0, done.stderr
+    model = speakerlab.load(exp, device="cpu")
+    emb_D = model.embed(read_table(own / "test/wav.scp")["s8-u0"])
+    assert emb_D.shape == (32,) and np.isfinite(emb_D).all()

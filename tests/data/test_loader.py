@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from speakerlab.batch import Batch, Crop
-from speakerlab.data.dataset import Draws, TrainCrops
+from speakerlab.data.dataset import Draws, NoiseKind, TrainCrops
 from speakerlab.data.loader import auto_workers, collate, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder, MicroBatches
@@ -18,12 +18,17 @@ from speakerlab.process import available_cpus
 def make_crop(length: int, **changes) -> Crop:
     values = {
         "wave_S": np.full(length, length, dtype=np.int16),
+        "feats_TF": None,
         "label": length,
         "speed": 0,
         "room": -1,
-        "noise": -1,
-        "noise_start": 0,
+        "first": 0,
+        "noises": (),
+        "noise_starts": (),
+        "noise_S": None,
         "snr_db": 9.0,
+        "telephone": False,
+        "codec": -1,
         "mask_M2": np.full((1, 2), length / 16, dtype=np.float32),
         "position": 100 + length,
         "row": 200 + length,
@@ -34,9 +39,9 @@ def make_crop(length: int, **changes) -> Crop:
 def test_rows_are_padded_and_listed():
     batch = collate(
         [
-            make_crop(4, speed=1, noise=5, noise_start=77, snr_db=10.5),
-            make_crop(6, room=2),
-            make_crop(5, room=0, noise=1, noise_start=8, snr_db=-3.0),
+            make_crop(4, speed=1, noises=(5,), noise_starts=(77,), snr_db=10.5, codec=1),
+            make_crop(6, room=2, telephone=True),
+            make_crop(5, room=0, noises=(1, 4), noise_starts=(8, 9), snr_db=-3.0),
         ],
         num_speeds=3,
     )
@@ -45,25 +50,43 @@ def test_rows_are_padded_and_listed():
     assert batch.label_B.tolist() == [4, 6, 5]
     assert [rows.tolist() for rows in batch.speed_rows] == [[1, 2], [0], []]
     assert (batch.room_rows.tolist(), batch.room_R.tolist()) == ([1, 2], [2, 0])
-    assert (batch.noise_rows.tolist(), batch.noise_N.tolist()) == ([0, 2], [5, 1])
-    assert (batch.noise_start_N.tolist(), batch.snr_db_N.tolist()) == ([77, 8], [10.5, -3.0])
+    assert (batch.noise_rows.tolist(), batch.snr_db_N.tolist()) == ([0, 2], [10.5, -3.0])
+    assert batch.noise_V.tolist() == [5, 1, 4]
+    assert batch.noise_start_V.tolist() == [77, 8, 9]
+    assert batch.noise_of_V.tolist() == [0, 1, 1]
+    assert batch.noise_NS.shape == (0, 0)
+    assert batch.telephone_rows.tolist() == [1]
+    assert (batch.codec_rows.tolist(), batch.codec_C.tolist()) == ([0], [1])
     assert batch.mask_BM2.tolist() == [[[0.25, 0.25]], [[0.375, 0.375]], [[0.3125, 0.3125]]]
     assert batch.position_B.tolist() == [104, 106, 105]
     assert batch.row_B.tolist() == [204, 206, 205]
-    integers = (batch.label_B, *batch.speed_rows, batch.room_rows, batch.noise_start_N, batch.row_B)
+    integers = (batch.label_B, *batch.speed_rows, batch.room_rows, batch.noise_start_V, batch.row_B)
     assert {tensor.dtype for tensor in integers} == {torch.int64}
     assert {batch.snr_db_N.dtype, batch.mask_BM2.dtype} == {torch.float32}
 
 
 def test_nothing_drawn_gives_empty_lists():
     batch = collate([make_crop(3)], num_speeds=1)
-    for tensor in (batch.room_rows, batch.room_R, batch.noise_rows, batch.noise_N, batch.snr_db_N):
+    for tensor in (batch.room_rows, batch.room_R, batch.noise_rows, batch.noise_V, batch.snr_db_N):
         assert tensor.shape == (0,)
+    assert batch.noise_NS.shape == (0, 0) and batch.noise_NS.dtype == torch.int16
     assert collate([make_crop(3, mask_M2=np.empty((0, 2)))], num_speeds=1).mask_BM2.shape == (
         1,
         0,
         2,
     )
+
+
+def test_noise_that_workers_cut_is_stacked_as_it_is():
+    noise = np.arange(5, dtype=np.int16)
+    crops = [
+        make_crop(7, noises=(1,), noise_starts=(0,), noise_S=noise),
+        make_crop(5),
+        make_crop(6, noises=(0, 2), noise_starts=(3, 4), noise_S=noise[::-1]),
+    ]
+    batch = collate(crops, num_speeds=1)
+    assert batch.noise_NS.tolist() == [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
+    assert (batch.noise_NS.dtype, batch.noise_rows.tolist()) == (torch.int16, [0, 2])
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -89,6 +112,7 @@ def load(make_data_dir):
             num_rooms=2,
             noise_prob=0.5,
             noise_lengths=[5000],
+            noise_kinds=[NoiseKind(noises=[0])],
             num_masks=2,
         )
         label_KN = np.arange(12).reshape(3, 4)

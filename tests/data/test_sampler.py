@@ -1,5 +1,6 @@
 """Which utterance stands where, and that ranks, accumulation and a resume change nothing of it."""
 
+import tracemalloc
 from itertools import chain
 
 import numpy as np
@@ -116,14 +117,107 @@ def test_an_epoch_may_be_of_other_hours_than_the_corpus(factor, crops):
     assert np.all(np.abs(slots_N - share_N) < 1)
 
 
-def test_too_small_a_corpus_is_refused():
+def test_too_short_an_epoch_is_refused():
     with pytest.raises(ValueError) as refused:
-        make_order(global_batch=99)
+        make_order(global_batch=99, epoch_samples=9800)
     assert str(refused.value) == (
-        "training.global_batch: an epoch must hold at least one batch, got 98 crops for 99; lower "
-        "it or raise training.epoch_hours"
+        "training.epoch_hours: an epoch must hold at least one batch of 99 crops and at most "
+        "2147483646, got 98; set it to null, or change training.global_batch"
     )
-    assert make_order(global_batch=98).steps_per_epoch == 1
+    assert make_order(global_batch=98, epoch_samples=9800).steps_per_epoch == 1
+    with pytest.raises(ValueError, match="got 3000000000; set it to null"):
+        make_order(epoch_samples=3e9 * CROP)
+
+
+def test_a_corpus_shorter_than_a_batch_is_repeated_up_to_one():
+    """Ten files on 4 ranks with the default batch of 256: 26 to 52 slots a file, all in one step"""
+    num_samples_N = np.array([50, 60, 70, 80, 90, 100, 60, 70, 80, 90])
+    order = make_order(num_samples_N, global_batch=256)
+    assert (order.num_crops, order.steps_per_epoch, order.num_dropped) == (256, 1, 0)
+    assert order.repeats == pytest.approx(256 / 7.5)
+    slots_N = np.bincount(order.rows(0)[:256], minlength=10)
+    assert np.all(np.abs(slots_N - num_samples_N / 750 * 256) <= 1)
+    for rank in range(4):
+        cut = {"micro_batch": 16, "rank": rank, "world_size": 4}
+        assert [len(batch) for batch in slots_of(order, 0, 2, **cut)] == [16] * 8
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.3, 1.0])
+def test_a_repeated_corpus_gives_one_batch_whatever_its_lengths(balance):
+    rng = np.random.default_rng(0)
+    for global_batch in range(1, 300):
+        num_samples_N = rng.integers(1, 100, size=rng.integers(1, 9))
+        if num_samples_N.sum() > global_batch * CROP:
+            continue
+        speaker_N = rng.integers(0, 3, size=len(num_samples_N))
+        more = {"speaker_N": speaker_N, "speaker_balance": balance}
+        order = make_order(num_samples_N, global_batch=global_batch, **more)
+        assert (order.num_crops, order.steps_per_epoch) == (global_batch, 1)
+        assert len(order.rows(1)) in (global_batch, global_batch + 1)
+
+
+SPEAKERS = np.array([0, 2, 2, 1, 2, 0, 2, 2])  # speaker 1 has one utterance, 2 has five
+LENGTHS = np.array([300, 400, 100, 250, 700, 100, 900, 500])  # 400, 250 and 2600 in all
+
+
+def balanced(balance: float) -> EpochOrder:
+    more = {"speaker_N": SPEAKERS, "speaker_balance": balance}
+    return make_order(LENGTHS, global_batch=4, epoch_samples=310.0 * CROP, **more)
+
+
+def test_balanced_speakers_come_equally_often_to_a_slot():
+    for epoch in range(20):
+        rows = balanced(1.0).rows(epoch)
+        assert len(rows) in (310, 311)
+        counts = np.bincount(SPEAKERS[rows])
+        assert set(counts) <= {103, 104}  # 310 / 3
+        slots_N = np.bincount(rows, minlength=8)
+        totals = np.array([400, 250, 2600])[SPEAKERS]
+        assert np.all(np.abs(slots_N - LENGTHS / totals * 310 / 3) < 1)
+
+
+def test_half_balanced_speakers_come_as_the_root_of_their_length():
+    shares = np.sqrt([400, 250, 2600])
+    shares *= 310 / shares.sum()
+    counts = np.mean([np.bincount(SPEAKERS[balanced(0.5).rows(e)]) for e in range(200)], axis=0)
+    assert np.abs(counts - shares).max() < 0.15
+    for epoch in range(20):
+        assert np.all(np.abs(np.bincount(SPEAKERS[balanced(0.5).rows(epoch)]) - shares) < 1)
+
+
+def test_no_balance_is_the_order_by_length():
+    more = {"speaker_N": SPEAKERS, "speaker_balance": 0.0}
+    plain = make_order(LENGTHS, global_batch=4)
+    assert np.array_equal(plain.rows(2), make_order(LENGTHS, global_batch=4, **more).rows(2))
+    assert not np.array_equal(balanced(0.0).rows(2), balanced(0.5).rows(2))
+
+
+@pytest.mark.parametrize("balance", [0.0, 0.5])
+def test_a_balanced_order_too_is_the_same_for_any_ranks_and_a_resume(balance):
+    wanted = list(chain.from_iterable(slots_of(balanced(balance), 0, 90, micro_batch=4)))
+    resumed = list(chain.from_iterable(slots_of(balanced(balance), 80, 90, micro_batch=2)))
+    assert resumed == wanted[80 * 4 :]
+    ranks = [
+        list(chain.from_iterable(slots_of(balanced(balance), 0, 90, micro_batch=1, **cut)))
+        for cut in ({"rank": rank, "world_size": 4} for rank in range(4))
+    ]
+    assert list(chain.from_iterable(zip(*ranks))) == wanted
+
+
+@pytest.mark.parametrize("balance", [0.0, 1.0])
+def test_a_million_utterances_take_little_memory(balance):
+    rng = np.random.default_rng(0)
+    num_samples_N = rng.integers(30, 300, size=1_000_000)
+    more = {"speaker_N": rng.integers(0, 200_000, size=1_000_000), "speaker_balance": balance}
+    order = make_order(num_samples_N, global_batch=256, **more)
+    tracemalloc.start()
+    try:
+        rows = order.rows(0)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rows.dtype == np.int32 and len(rows) == pytest.approx(1.65e6, rel=0.01)
+    assert peak < 24e6  # 7 MB for the order, 4 for the slots, as much for a copy, and windows
 
 
 def test_rows_are_shuffled_within_windows_of_permuted_blocks(monkeypatch):

@@ -9,7 +9,7 @@ from voices import RATE, make_wave
 
 from egs.own import prepare
 from speakerlab.data import audio
-from speakerlab.data.tables import read_table
+from speakerlab.data.tables import read_rejected, read_table
 
 
 def write_corpus(folder, num_speakers: int, num_recordings: int = 2, seconds: float = 0.5):
@@ -102,12 +102,13 @@ def test_m4a_is_read_where_av_is(tmp_path):
     assert info.seconds == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_broken_file_keeps_its_name_for_the_check(tmp_path):
+def test_a_broken_file_is_left_out_and_listed(tmp_path):
     write_corpus(tmp_path / "in", 2)
     (tmp_path / "in/who 1/broken.mp3").write_bytes(b"no audio")
     assert main(tmp_path / "in", tmp_path / "data") == 0
-    wavs = read_table(tmp_path / "data/train/wav.scp")
-    assert wavs["who_1/broken"] == str(tmp_path / "in/who 1/broken.mp3")
+    assert "who_1/broken" not in read_table(tmp_path / "data/train/wav.scp")
+    ((path, reason),) = read_rejected(tmp_path / "data/train").values()
+    assert path == str(tmp_path / "in/who 1/broken.mp3") and "is not readable audio" in reason
 
 
 def test_what_has_no_speaker_is_refused_in_lines(tmp_path, capsys):

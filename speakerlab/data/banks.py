@@ -1,0 +1,202 @@
+"""Rooms and noises on this side of the device: whole recordings, cut by the samples they are in.
+
+In: a data directory of recordings, with `utt2kind` (id noise|music|speech) where they are of
+several kinds. Out: `Bank`, int16. A bank of noise too large for the device is mapped from a file
+beside its wav.scp: all processes of a host that use it share one copy, the page cache's, of which
+only the parts that are read are ever loaded. Letters: K recordings, S samples, V voices.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from speakerlab.atomic import replacing
+from speakerlab.batch import SILENCE_POWER
+from speakerlab.data import audio
+from speakerlab.data.tables import read_rejected, read_table
+
+log = logging.getLogger(__name__)
+
+KINDS = ("noise", "music", "speech")  # the folders of MUSAN
+KIND_TABLE = "utt2kind"
+FULL_SCALE = 32767  # the largest int16
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """A data directory of rooms or noises, by their headers; nothing is decoded yet."""
+
+    folder: Path
+    ids: tuple[str, ...]  # sorted
+    paths: tuple[str, ...]
+    kinds: tuple[str, ...]
+    lengths: tuple[int, ...]  # in samples
+
+    def decode(self) -> Iterator[np.ndarray]:
+        """wave_S, int16, of each."""
+        for path, length in zip(self.paths, self.lengths):
+            yield audio.read(path, 0, length)
+
+
+@dataclass(frozen=True, eq=False)
+class Bank(Sequence[np.ndarray]):
+    """int16 waves, all in one array that may be a mapped file's; then only its path is pickled."""
+
+    ids: tuple[str, ...]
+    kinds: tuple[str, ...]
+    ends_K: np.ndarray  # int64, of each wave in the array
+    wave_S: np.ndarray
+    path: Path | None = None  # of the mapped file
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.wave_S[self.ends_K[index - 1] if index else 0 : self.ends_K[index]]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = (self.ids, self.kinds, self.ends_K)
+        if self.path is None:
+            return Bank, (*facts, self.wave_S)
+        return open_bank, (self.path, *facts)
+
+    def cut(self, noises: Sequence[int], starts: Sequence[int], num_samples: int) -> np.ndarray:
+        """So many samples of one noise from its start, or of the babble that several make."""
+        waves = [self._stretch(*where, num_samples) for where in zip(noises, starts)]
+        return waves[0] if len(waves) == 1 else babble(waves)
+
+    def _stretch(self, index: int, start: int, num_samples: int) -> np.ndarray:
+        wave_S = self[index]
+        if start + num_samples <= len(wave_S):
+            return wave_S[start : start + num_samples]
+        return np.take(wave_S, np.arange(start, start + num_samples), mode="wrap")
+
+
+EMPTY_BANK = Bank((), (), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int16))
+
+
+def babble(voices: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum of voices brought to equal power, silent ones left out, as int16 at full scale.
+
+    The level means nothing, since the noise is brought to an SNR: at full scale, rounding adds an
+    error of no more than -96 dB of the sum's peak.
+    """
+    silent = SILENCE_POWER * audio.FULL_SCALE**2
+    sum_S = np.zeros(len(voices[0]), dtype=np.float32)
+    for voice_S in voices:
+        float_S = voice_S.astype(np.float32)
+        power = float(np.dot(float_S, float_S)) / len(float_S)
+        if power >= silent:
+            float_S *= power**-0.5
+            sum_S += float_S
+    peak = max(float(sum_S.max()), -float(sum_S.min()))
+    if peak:
+        sum_S *= FULL_SCALE / peak
+    return np.rint(sum_S, out=sum_S).astype(np.int16)
+
+
+def find_recordings(folder: Path, *, sample_rate: int) -> Recordings | None:
+    """What a directory holds, what was rejected left out; None where there is no such directory.
+
+    Raises ValueError where a recording is empty or has another rate, no kind or an unknown one.
+    """
+    if not (folder / "wav.scp").exists():
+        return None
+    wavs, rejected = read_table(folder / "wav.scp"), read_rejected(folder)
+    ids = tuple(sorted(wavs.keys() - rejected.keys()))
+    table = folder / KIND_TABLE
+    kind_of = read_table(table) if table.exists() else dict.fromkeys(ids, KINDS[0])
+    unknown = next((name for name in ids if kind_of.get(name) not in KINDS), None)
+    if unknown is not None:
+        raise ValueError(
+            f"{table}: {unknown} must be noise, music or speech, got "
+            f"{kind_of.get(unknown, 'no line')}; correct it, or remove the table"
+        )
+    lengths = []
+    for name in ids:
+        info = audio.read_info(wavs[name])
+        if info.sample_rate != sample_rate:
+            raise ValueError(
+                f"{wavs[name]}: must have {sample_rate} Hz, got {info.sample_rate}; convert it"
+            )
+        if not info.num_samples:
+            raise ValueError(f"{wavs[name]}: is empty, got 0 samples; remove it from wav.scp")
+        lengths.append(info.num_samples)
+    paths, kinds = (tuple(table[name] for name in ids) for table in (wavs, kind_of))
+    return Recordings(folder, ids, paths, kinds, tuple(lengths))
+
+
+def read_bank(recordings: Recordings) -> Bank:
+    """All of it in memory."""
+    wave_S = np.empty(sum(recordings.lengths), dtype=np.int16)
+    ends_K = np.cumsum(recordings.lengths, dtype=np.int64)
+    for wave, end in zip(recordings.decode(), ends_K):
+        wave_S[end - len(wave) : end] = wave
+    return Bank(recordings.ids, recordings.kinds, ends_K, wave_S)
+
+
+def map_bank(recordings: Recordings) -> Bank:
+    """All of it as a file beside wav.scp, made by whichever process is first.
+
+    The file's name tells what it was made of; one made of anything else is removed. Where none can
+    be written (a read-only directory, a full disk) the bank is read into memory instead.
+    """
+    folder, name = recordings.folder, f"bank.{_fingerprint(recordings)}.npy"
+    facts = (recordings.ids, recordings.kinds, np.cumsum(recordings.lengths, dtype=np.int64))
+    try:
+        if not (folder / name).exists():
+            with _alone(folder / ".bank.lock"):
+                if not (folder / name).exists():
+                    _write_bank(folder / name, recordings)
+        return open_bank(folder / name, *facts)
+    except OSError as error:
+        size = 2 * sum(recordings.lengths) / 2**30
+        text = "%s: takes no file of %.1f GB (%s); every rank keeps its noise in memory of its own"
+        log.warning(text, folder, size, error.strerror)
+        return read_bank(recordings)
+
+
+def open_bank(path: Path, ids: tuple[str, ...], kinds: tuple[str, ...], ends_K: np.ndarray) -> Bank:
+    """The bank that `map_bank` has written."""
+    return Bank(ids, kinds, ends_K, np.asarray(np.load(path, mmap_mode="r")), path)
+
+
+def _write_bank(path: Path, recordings: Recordings) -> None:
+    for stale in (*path.parent.glob("bank.*.npy"), *path.parent.glob(".bank.*.partial")):
+        stale.unlink()
+    log.info("%s: %d recordings are put into one file", path, len(recordings.ids))
+    shape = (sum(recordings.lengths),)
+    with replacing(path) as partial, partial.open("wb") as file:
+        header = {"descr": "<i2", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for wave_S in recordings.decode():
+            wave_S.astype("<i2", copy=False).tofile(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process of this host is here; the kernel frees the lock of a dead one."""
+    with path.open("a") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
+
+
+def _fingerprint(recordings: Recordings) -> str:
+    """Of what the recordings were: another host may have them under other paths."""
+    stats = [Path(path).stat() for path in recordings.paths]
+    facts = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
+    text = json.dumps([recordings.ids, recordings.lengths, facts])
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

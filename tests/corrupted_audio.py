@@ -1,0 +1,226 @@
+"""Contents of recordings as they should not be, each made from a generator of random numbers.
+
+In: a generator. Out: bytes, and what must become of them. Letters: S samples.
+"""
+
+import io
+import struct
+import zipfile
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import soundfile
+from voices import RATE, make_wave
+
+Rng = np.random.Generator
+Fate = Literal["kept", "rejected", "either"]
+MARKER = "PWNED"  # a file of this name appears where a file name, or a content, was run
+EDGES = (0, 1, 2, 3, 7, 8, 16, 24, 32, 127, 255, 2**15 - 1, 2**15, 2**16 - 1)
+EDGES_32 = (*EDGES, 2**24, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1)
+WAV_FIELDS = {  # offset -> format, of the 44 bytes before the samples
+    "riff_size": (4, "<I"),
+    "fmt_size": (16, "<I"),
+    "format_tag": (20, "<H"),
+    "channels": (22, "<H"),
+    "sample_rate": (24, "<I"),
+    "byte_rate": (28, "<I"),
+    "block_align": (32, "<H"),
+    "bits": (34, "<H"),
+    "data_size": (40, "<I"),
+}
+FLAC_FIELDS = {  # first bit of STREAMINFO -> bits, behind "fLaC" and a block header of 32 bits
+    "block_header": (-32, 32),
+    "min_block": (0, 16),
+    "max_block": (16, 16),
+    "max_frame": (56, 24),
+    "sample_rate": (80, 20),
+    "channels": (100, 3),
+    "bits": (103, 5),
+    "total_samples": (108, 36),
+    "md5": (144, 128),
+}
+
+
+def clean_wave(rng: Rng) -> np.ndarray:
+    return make_wave(int(rng.integers(100)), int(rng.integers(9)), 0.3 + 0.9 * rng.random())
+
+
+def encoded(wave: np.ndarray, form: str = "WAV", subtype: str | None = None, rate: int = RATE):
+    """The content of a file of any format that libsndfile writes."""
+    file = io.BytesIO()
+    if subtype in ("FLOAT", "DOUBLE") and wave.dtype == np.int16:  # libsndfile would not scale
+        wave = wave / 32768
+    soundfile.write(file, wave, rate, format=form, subtype=subtype)
+    return file.getvalue()
+
+
+def wav(rng: Rng) -> bytes:
+    return encoded(clean_wave(rng))
+
+
+def flac(rng: Rng) -> bytes:
+    return encoded(clean_wave(rng), "FLAC")
+
+
+def cut(data: bytes, rng: Rng, first: int, last: int | None = None) -> bytes:
+    return data[: int(rng.integers(first, min(last or len(data), len(data))))]
+
+
+def flip(data: bytes, rng: Rng, first: int, last: int | None = None) -> bytes:
+    """One to eight bits."""
+    changed = bytearray(data)
+    for _ in range(int(rng.integers(1, 9))):
+        changed[int(rng.integers(first, min(last or len(data), len(data))))] ^= 1 << rng.integers(8)
+    return bytes(changed)
+
+
+def splice(data: bytes, rng: Rng) -> bytes:
+    """Bytes taken out, put in, or replaced by zeros."""
+    at, size = int(rng.integers(len(data))), int(rng.integers(1, 5000))
+    middle = [b"", rng.bytes(size) + data[at : at + size], bytes(size)][rng.integers(3)]
+    return data[:at] + middle + data[at + size :]
+
+
+def lying_wav(field: str) -> Callable[[Rng], bytes]:
+    offset, form = WAV_FIELDS[field]
+
+    def make(rng: Rng) -> bytes:
+        data, values = bytearray(wav(rng)), EDGES_32 if form == "<I" else EDGES
+        struct.pack_into(form, data, offset, values[rng.integers(len(values))])
+        return bytes(data)
+
+    return make
+
+
+def lying_flac(field: str) -> Callable[[Rng], bytes]:
+    first, size = FLAC_FIELDS[field]
+
+    def make(rng: Rng) -> bytes:
+        data = flac(rng)
+        values = [0, 1, 2**size - 1, 2 ** (size - 1), int(rng.integers(1, 2 ** min(size, 62)))]
+        bits = int.from_bytes(data, "big")
+        below = 8 * len(data) - (64 + first) - size
+        bits &= ~((2**size - 1) << below)
+        return (bits | values[rng.integers(len(values))] << below).to_bytes(len(data), "big")
+
+    return make
+
+
+def extensible(rng: Rng) -> bytes:
+    """WAVE_FORMAT_EXTENSIBLE whose inner format, sizes or valid bits are odd."""
+    wave = clean_wave(rng).tobytes()
+    inner = rng.bytes(16) if rng.random() < 0.5 else b"\1\0\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71"
+    size, valid = int(rng.choice([0, 1, 22, 23, 65535])), int(rng.choice([0, 3, 8, 16, 24, 99]))
+    fmt = struct.pack("<HHIIHHHHI", 0xFFFE, 1, RATE, 2 * RATE, 2, 16, size, valid, 4) + inner
+    body = b"WAVEfmt " + struct.pack("<I", len(fmt)) + fmt + b"data" + struct.pack("<I", len(wave))
+    return b"RIFF" + struct.pack("<I", len(body) + len(wave)) + body + wave
+
+
+def odd_chunks(rng: Rng) -> bytes:
+    """Chunks of absurd sizes before the samples, twice the same, or in the wrong order."""
+    data = wav(rng)
+    size = int(EDGES_32[rng.integers(len(EDGES_32))])
+    chunk = rng.choice([b"LIST", b"fact", b"fmt ", b"data", b"\0\0\0\0"]) + struct.pack("<I", size)
+    return data[:12] + chunk + rng.bytes(min(size, 64)) + data[12:]
+
+
+def disguised(form: str, subtype: str | None = None, rate: int = RATE) -> Callable[[Rng], bytes]:
+    return lambda rng: encoded(clean_wave(rng), form, subtype, rate)
+
+
+def poisoned(value: float, subtype: str = "FLOAT") -> Callable[[Rng], bytes]:
+    def make(rng: Rng) -> bytes:
+        wave_S = clean_wave(rng) / 32768
+        wave_S[rng.integers(len(wave_S), size=3)] = value
+        return encoded(wave_S, "WAV", subtype)
+
+    return make
+
+
+def of_length(num_samples: int, form: str = "WAV") -> Callable[[Rng], bytes]:
+    return lambda rng: encoded(clean_wave(rng)[:num_samples], form)
+
+
+def with_rate(rate: int) -> Callable[[Rng], bytes]:
+    """Header alone: libsndfile would not write it."""
+
+    def make(rng: Rng) -> bytes:
+        data = bytearray(wav(rng))
+        struct.pack_into("<II", data, 24, rate, min(2 * rate, 2**32 - 1))
+        return bytes(data)
+
+    return make
+
+
+def with_channels(count: int) -> Callable[[Rng], bytes]:
+    return lambda rng: encoded(np.stack([clean_wave(rng)[:3000]] * count, 1))
+
+
+def zipped(rng: Rng) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a.wav", wav(rng))
+    return file.getvalue()
+
+
+TEXTS = {
+    "text": b"this is no audio\n" * 20,
+    "html": b"<!doctype html><html><body><h1>404 Not Found</h1></body></html>",
+    "png": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\2\0\0\0" + bytes(100),
+    "script": b"#!/bin/sh\ntouch " + MARKER.encode() + b"\n",
+    "playlist": b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nother.wav\n#EXTINF:1,\nother.wav\n",
+    "concat": b"ffconcat version 1.0\nfile other.wav\n",
+    "pickle": b"cos\nsystem\n(S'touch " + MARKER.encode() + b"'\ntR.",
+    "lfs pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+    "zeros": bytes(4096),
+}
+CONTENTS: dict[str, tuple[Callable[[Rng], bytes], Fate]] = {
+    "empty": (lambda rng: b"", "rejected"),
+    "wav cut in RIFF": (lambda rng: cut(wav(rng), rng, 1, 12), "rejected"),
+    "wav cut in fmt": (lambda rng: cut(wav(rng), rng, 12, 36), "rejected"),
+    "wav cut in data header": (lambda rng: cut(wav(rng), rng, 36, 44), "rejected"),
+    "wav cut in data": (lambda rng: cut(wav(rng), rng, 44), "rejected"),
+    "flac cut in metadata": (lambda rng: cut(flac(rng), rng, 1, 80), "rejected"),
+    "flac cut in frames": (lambda rng: cut(flac(rng), rng, 100), "rejected"),
+    "wav bits flipped in header": (lambda rng: flip(wav(rng), rng, 0, 44), "either"),
+    "wav bits flipped in data": (lambda rng: flip(wav(rng), rng, 44), "kept"),
+    "flac bits flipped in metadata": (lambda rng: flip(flac(rng), rng, 0, 80), "either"),
+    "flac bits flipped in frames": (lambda rng: flip(flac(rng), rng, 100), "either"),
+    "wav spliced": (lambda rng: splice(wav(rng), rng), "either"),
+    "flac spliced": (lambda rng: splice(flac(rng), rng), "either"),
+    **{f"wav lies: {name}": (lying_wav(name), "either") for name in WAV_FIELDS},
+    **{f"flac lies: {name}": (lying_flac(name), "either") for name in FLAC_FIELDS},
+    "wav extensible": (extensible, "either"),
+    "wav odd chunks": (odd_chunks, "either"),
+    "ogg bits flipped": (lambda rng: flip(disguised("OGG")(rng), rng, 0), "either"),
+    "mp3 bits flipped": (lambda rng: flip(disguised("MP3")(rng), rng, 0), "either"),
+    **{
+        f"wav {subtype}": (disguised("WAV", subtype), "kept")
+        for subtype in ("PCM_U8", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW", "MS_ADPCM")
+    },
+    **{
+        f"{form} as wav": (disguised(form), "kept")
+        for form in ("RF64", "W64", "AIFF", "AU", "CAF", "FLAC", "OGG", "MP3")
+    },
+    "NaN": (poisoned(float("nan")), "rejected"),
+    "infinity": (poisoned(float("-inf")), "rejected"),
+    "NaN in double": (poisoned(float("nan"), "DOUBLE"), "rejected"),
+    "huge": (poisoned(3e38), "rejected"),
+    "integers as float": (
+        lambda rng: encoded(clean_wave(rng).astype(np.float32), "WAV", "FLOAT"),
+        "rejected",
+    ),
+    "no samples": (of_length(0), "rejected"),
+    "no samples in flac": (of_length(0, "FLAC"), "rejected"),
+    "1 sample": (of_length(1), "either"),
+    "2 samples in flac": (of_length(2, "FLAC"), "either"),
+    "100 samples": (of_length(100), "either"),
+    **{f"rate {rate}": (with_rate(rate), "rejected") for rate in (0, 1, 2**31 - 1, 2**32 - 1)},
+    **{f"rate {rate}": (with_rate(rate), "kept") for rate in (8000, 44100, 15999)},
+    "2 channels": (with_channels(2), "kept"),
+    "9 channels": (with_channels(9), "kept"),
+    "random bytes": (lambda rng: rng.bytes(int(rng.integers(1, 9000))), "either"),
+    "zip": (zipped, "rejected"),
+    **{name: (lambda rng, text=text: text, "rejected") for name, text in TEXTS.items()},
+}

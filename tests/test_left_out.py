@@ -1,0 +1,172 @@
+"""What is not used of a corpus is listed, and what looks like a fault is not one."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corrupted_audio import clean_wave, encoded
+from voices import RATE, make_wave
+
+from egs.common.corpus import find_audio, walk
+from egs.own import prepare
+from speakerlab.data import audio
+from speakerlab.data.check import check_data_dirs
+from speakerlab.data.convert import read_wave
+from speakerlab.data.manifest import read_manifest
+from speakerlab.data.tables import read_rejected, read_table, write_data_dir
+
+WAV = encoded(clean_wave(np.random.default_rng(0)))
+
+
+def put(path: Path, content: bytes = WAV) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Two speakers with two recordings each."""
+    for name in ("anna/1", "anna/2", "bob/1", "bob/2"):
+        put(tmp_path / "in" / f"{name}.wav")
+    return tmp_path / "in"
+
+
+def prepared(corpus: Path) -> Path:
+    data = corpus.parent / "data"
+    assert prepare.main(["--corpus", str(corpus), "--data", str(data)]) == 0
+    return data / "train"
+
+
+def test_links_are_followed_once_and_not_out_of_the_corpus(corpus: Path):
+    (corpus / "carl").symlink_to(put(corpus.parent / "elsewhere/1.wav").parent)
+    (corpus / "a").symlink_to(corpus / "bob")  # before bob in the alphabet, and bob all the same
+    (corpus / "carl" / "round").symlink_to(corpus)
+    (corpus / "up").symlink_to("/")
+    files, left_out = walk(corpus)
+    names = [str(path.relative_to(corpus)) for path in files]
+    assert names == ["anna/1.wav", "anna/2.wav", "bob/1.wav", "bob/2.wav", "carl/1.wav"]
+    assert left_out == {}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
+def test_a_folder_that_cannot_be_listed_is(corpus: Path):
+    (corpus / "bob").chmod(0)
+    left_out = walk(corpus)[1]
+    (corpus / "bob").chmod(0o700)
+    assert "cannot be listed, got 'Permission denied'" in left_out[corpus / "bob"]
+
+
+def test_a_folder_that_ends_like_audio_may_hold_some(corpus: Path):
+    put(corpus / "anna/interview.wav/part.wav")
+    (corpus / "anna/nothing.wav/deeper").mkdir(parents=True)
+    files, left_out = find_audio(corpus)
+    assert "anna/interview.wav/part.wav" in files
+    assert list(left_out) == [corpus / "anna/nothing.wav"]
+
+
+def test_what_has_no_id_stays_listed_and_counts(corpus: Path):
+    put(corpus / "anna/two\nlines.wav")
+    folder = prepared(corpus)
+    listed = read_rejected(folder)
+    ((name, (path, reason)),) = listed.items()
+    assert name.startswith("~") and path == f"{corpus}/anna/two\\nlines.wav"
+    assert reason == f"{path}: its name must be one line, got several; rename the file"
+    with pytest.raises(ValueError, match="its name must be one line, got several"):
+        check_data_dirs([folder], allow_rejected=0.19)
+    for _ in range(2):
+        assert "1 left out, see" in check_data_dirs([folder], allow_rejected=0.2)[0]
+        assert read_rejected(folder) == listed
+    assert len(read_manifest([folder], sample_rate=RATE)) == 4
+    (corpus / "anna/two\nlines.wav").rename(corpus / "anna/one line.wav")
+    assert read_rejected(prepared(corpus)) == {}
+
+
+def test_a_set_of_which_nothing_is_left_is_refused(corpus: Path):
+    folder = prepared(corpus)
+    for path in read_table(folder / "wav.scp").values():
+        Path(path).unlink()
+    with pytest.raises(ValueError, match=r"no such file(.|\n)*refused, nothing was written"):
+        check_data_dirs([folder], allow_rejected=1.0)
+
+
+def test_another_rate_is_one_broken_file_and_its_command_is_quoted(corpus: Path):
+    path = put(corpus / "anna/$(touch a).wav")
+    folder = prepared(corpus)
+    path.write_bytes(encoded(clean_wave(np.random.default_rng(0)), rate=8000))
+    line = f"{path}: must have 16000 Hz, got 8000; convert it: ffmpeg -i '{path}' -ar 16000 OUT.wav"
+    with pytest.raises(ValueError) as refused:
+        check_data_dirs([folder], allow_rejected=0.19)
+    assert str(refused.value).startswith(line)
+    check_data_dirs([folder], allow_rejected=0.2)
+    assert read_rejected(folder)["anna/$(touch_a)"][1].startswith(line)
+
+
+def test_what_cannot_be_converted_is_listed_with_its_own_reason(corpus: Path):
+    wave_S = make_wave(0, 0, 1.0, 8000)
+    cut = put(corpus / "anna/cut.wav", encoded(wave_S, rate=8000)[:9000])
+    put(corpus / "anna" / f"{'n' * 251}.wav", encoded(wave_S, rate=8000))
+    put(corpus / "anna/same.new.wav", encoded(wave_S, rate=8000))
+    put(corpus / "anna/same.wav", encoded(wave_S[:4000], rate=8000))
+    folder = prepared(corpus)
+    assert list(read_rejected(folder).values()) == [
+        (str(cut), f"{cut}: is cut short, got 8956 of 16000 bytes; copy it again")
+    ]
+    wavs = read_table(folder / "wav.scp")
+    seconds = {name: audio.read_info(path).seconds for name, path in wavs.items()}
+    assert seconds["anna/same.new"] == seconds["anna/" + "n" * 251] == 1.0
+    assert seconds["anna/same"] == 0.5
+
+
+def test_flac_from_a_pipe_is_converted(corpus: Path):
+    pytest.importorskip("av")
+    content = bytearray(encoded(make_wave(0, 0, 1.0), "FLAC"))
+    content[21] &= 0xF0  # 36 bits of STREAMINFO: how many samples there are
+    content[22:26] = bytes(4)
+    path = put(corpus / "anna/piped.flac", bytes(content))
+    with pytest.raises(ValueError, match="must say how long it is, got a header that was written"):
+        audio.read_info(path)
+    wavs = read_table(prepared(corpus) / "wav.scp")
+    assert np.array_equal(audio.read(wavs["anna/piped"]), make_wave(0, 0, 1.0))
+
+
+def test_a_list_of_files_is_no_recording(tmp_path: Path):
+    pytest.importorskip("av")
+    put(tmp_path / "other.wav")
+    path = put(tmp_path / "a.m4a", b"ffconcat version 1.0\nfile other.wav\n")
+    with pytest.raises(ValueError, match=r"a\.m4a: is not readable audio, got"):
+        read_wave(path, sample_rate=RATE)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "line"),
+    [
+        ("a b", "/x.wav", "/x.wav: its id must be one word of UTF-8, got 'a b'; rename the file"),
+        ("", "/x.wav", "/x.wav: its id must be one word of UTF-8, got ''; rename the file"),
+        ("a", "/x\ry.wav", "/x\\ry.wav: its name must be one line, got several; rename the file"),
+        ("a", "/x\udcff", "/x\\udcff: its name must be UTF-8, got other bytes; rename the file"),
+        ("a", "/x |", "/x |: its name must not end in a blank or '|', got one; rename the file"),
+    ],
+)
+def test_what_no_table_can_hold_is_refused(tmp_path: Path, name, path, line):
+    with pytest.raises(ValueError) as refused:
+        write_data_dir(tmp_path / "d", wavs={name: path})
+    assert str(refused.value).splitlines()[0] == line
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_damaged_rejected_tsv_is_told(corpus: Path):
+    folder = prepared(corpus)
+    (folder / "rejected.tsv").write_text("anna/1 /x.wav\n")
+    with pytest.raises(ValueError, match=r"rejected\.tsv:1: is not 'id path reason' with tabs"):
+        check_data_dirs([folder])
+
+
+def test_a_converted_file_follows_its_source(corpus: Path):
+    put(corpus / "anna/8k.wav", encoded(make_wave(0, 0, 1.0, 8000), rate=8000))
+    folder = prepared(corpus)
+    shutil.copyfile(corpus / "anna/1.wav", corpus / "anna/8k.wav")  # now at 16 kHz
+    assert read_table(folder / "wav.scp")["anna/8k"].endswith("/data/wav/anna/8k.flac")
+    assert read_table(prepared(corpus) / "wav.scp")["anna/8k"] == f"{corpus}/anna/8k.wav"
