@@ -78,7 +78,7 @@ class Paths:
         return cls(folders, names, arrays["folder_F"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Columns:
     """One data directory; rows are ordered by a hash of their id, so order has no meaning."""
 

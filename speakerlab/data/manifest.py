@@ -35,7 +35,7 @@ class Texts(Sequence[str]):
         return self.get(index)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """One data directory: its columns and, where it is packed, its shards."""
 
@@ -44,7 +44,7 @@ class Part:
     features: Packed | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Manifest:
     """Utterances as columns; strings are looked up in the part that a row belongs to."""
 

@@ -20,7 +20,7 @@ Kind = Literal["waves", "features"]
 FOLDERS: dict[Kind, str] = {"waves": "shards", "features": "features"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Packed:
     """Where every utterance of a data directory lies in its shards, in the order of the columns."""
 
