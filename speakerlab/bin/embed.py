@@ -13,6 +13,7 @@ from speakerlab import process
 from speakerlab.atomic import write_text
 from speakerlab.bin.command import parser
 from speakerlab.bin.model_options import add_model_options, open_model
+from speakerlab.data.files import one_line
 from speakerlab.data.tables import read_table
 from speakerlab.faults import Faults
 from speakerlab.inference.embedding_files import WRITERS
@@ -114,5 +115,6 @@ def list_rejected(out: Path, rejected: dict[str, tuple[Path, str]]) -> None:
     listing.unlink(missing_ok=True)
     if rejected:
         sys.stderr.writelines(f"{text}\n" for _, text in rejected.values())
-        lines = (f"{name}\t{path}\t{text}\n" for name, (path, text) in rejected.items())
+        rows = ((name, one_line(path), text) for name, (path, text) in rejected.items())
+        lines = ("\t".join(row) + "\n" for row in rows)
         write_text(listing, "".join(lines))

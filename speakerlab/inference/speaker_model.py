@@ -110,7 +110,10 @@ class SpeakerModel:
     def embed_many(
         self, sources: Sequence[Any], sample_rate: int | None = None, *, progress: bool = False
     ) -> np.ndarray:
-        """emb_ND, float32, in the order of `sources`. The first that is broken ends it."""
+        """emb_ND, float32, in the order of `sources`. The first that is broken ends it.
+
+        Raises ValueError where `sources` is a single recording.
+        """
         emb_ND = np.empty((len(sources), self.embed_dim), dtype=np.float32)
         tell = Progress(len(sources)).tell if progress else lambda done: None
         for done, (row, result) in enumerate(self.embed_each(sources, sample_rate), 1):
@@ -128,6 +131,11 @@ class SpeakerModel:
         One group of recordings is read while the one before is embedded; in a group those of one
         length share a batch.
         """
+        if isinstance(sources, str | Path | bytes):
+            raise ValueError(
+                f"sources: is a list of recordings, got one ({name_of(sources)}); "
+                "put it in a list, or use embed"
+            )
         for group in self._groups(sources, sample_rate):
             by_length: dict[int, list[tuple[int, np.ndarray]]] = {}
             for row, got in group:

@@ -232,3 +232,11 @@ def test_importing_waits_for_nothing_heavy():
     assert (
         subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
     )
+
+
+def test_one_recording_is_no_list_of_them(open_small, tmp_path):
+    model = open_small()
+    with pytest.raises(
+        ValueError, match=r"sources: is a list of recordings, got one \(a.flac\); put"
+    ):
+        model.embed_many("a.flac")
