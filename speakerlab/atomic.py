@@ -1,7 +1,12 @@
-"""Files written whole or not at all: a reader, or a run after a kill, never meets half a file."""
+"""Files written whole or not at all: a reader, or a run after a kill, never meets half a file.
 
+`alone` keeps processes, of several hosts where the file system has locks, out of each other's way.
+"""
+
+import fcntl
 import json
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,12 +17,20 @@ from typing import Any
 def replacing(path: Path) -> Iterator[Path]:
     """A file to write that takes the place of `path` when all went well, and vanishes otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.partial")
     try:
         yield partial
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait until no other process is here; the kernel frees the lock file of one that is dead."""
+    with path.open("a") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
 
 
 def write_text(path: Path, text: str) -> None:

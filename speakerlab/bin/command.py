@@ -38,6 +38,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def plain_text(error: Exception) -> str:
     """What a user should read; of a fault in a loader's worker, not the traceback it comes in."""
+    if isinstance(error, OSError) and error.errno is not None:  # not one of our own lines
+        where = error.filename or "a file"
+        return f"{where}: cannot be used, got '{error.strerror}'; look at the disk and permissions"
     text = str(error)
     if text.startswith("Caught ") and "Original Traceback" in text:
         return text.rstrip().splitlines()[-1].partition(": ")[2]
@@ -58,7 +61,7 @@ def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> NoReturn
     code = 0
     try:
         main(words)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         if DEBUG_VARIABLE in os.environ:
             logging.exception("traceback, shown because %s is set", DEBUG_VARIABLE)
         tell(plain_text(error))

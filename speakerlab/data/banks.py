@@ -6,20 +6,18 @@ beside its wav.scp: all processes of a host that use it share one copy, the page
 only the parts that are read are ever loaded. Letters: K recordings, S samples, V voices.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from speakerlab.atomic import replacing
+from speakerlab.atomic import alone, replacing
 from speakerlab.batch import SILENCE_POWER
 from speakerlab.data import audio
 from speakerlab.data.tables import read_rejected, read_table
@@ -156,7 +154,7 @@ def map_bank(recordings: Recordings) -> Bank:
     facts = (recordings.ids, recordings.kinds, np.cumsum(recordings.lengths, dtype=np.int64))
     try:
         if not (folder / name).exists():
-            with _alone(folder / ".bank.lock"):
+            with alone(folder / ".bank.lock"):
                 if not (folder / name).exists():
                     _write_bank(folder / name, recordings)
         return open_bank(folder / name, *facts)
@@ -184,14 +182,6 @@ def _write_bank(path: Path, recordings: Recordings) -> None:
             wave_S.astype("<i2", copy=False).tofile(file)
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Wait until no other process of this host is here; the kernel frees the lock of a dead one."""
-    with path.open("a") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        yield
 
 
 def _fingerprint(recordings: Recordings) -> str:

@@ -59,14 +59,13 @@ class Paths:
     @classmethod
     def of(cls, paths: Sequence[str]) -> "Paths":
         index: dict[str, int] = {}
-        split = [path.rpartition("/")[::2] for path in paths]
-        folder_F = [index.setdefault(folder, len(index)) for folder, _ in split]
-        names = Strings.of(name for _, name in split)
+        split = [path.rpartition("/") for path in paths]
+        folder_F = [index.setdefault(folder + slash, len(index)) for folder, slash, _ in split]
+        names = Strings.of(name for _, _, name in split)
         return cls(Strings.of(index), names, np.array(folder_F, dtype=np.int32))
 
     def __getitem__(self, index: int) -> str:
-        name, folder = self.names[index], self.folders[int(self.folder_F[index])]
-        return f"{folder}/{name}" if folder else name
+        return self.folders[int(self.folder_F[index])] + self.names[index]
 
     def arrays(self) -> dict[str, np.ndarray]:
         names = self.names.arrays("file_name")
@@ -136,19 +135,28 @@ def read_columns(folder: Path, *, sample_rate: int) -> Columns:
 
     Raises FileNotFoundError where it was not checked, ValueError where it has changed since.
     """
-    path = folder / NAME
-    if path.exists():
-        arrays, facts = map_arrays(path)
-        if is_fresh(folder, facts) and facts["sample_rate"] == sample_rate:
-            return Columns.from_arrays(arrays, facts)
-    return compile_columns(folder, sample_rate=sample_rate)
+    stored = _read_stored(folder, sample_rate)
+    return compile_columns(folder, sample_rate=sample_rate) if stored is None else stored
 
 
 def store_columns(folder: Path, *, sample_rate: int) -> Columns:
-    """Make the columns from the tables and keep them beside these."""
+    """The same, stored beside the tables where they were not."""
+    stored = _read_stored(folder, sample_rate)
+    if stored is not None:
+        return stored
     columns = compile_columns(folder, sample_rate=sample_rate)
     columns.write(folder / NAME, {"tables": describe_tables(folder)})
     return columns
+
+
+def _read_stored(folder: Path, sample_rate: int) -> Columns | None:
+    path = folder / NAME
+    if not path.exists():
+        return None
+    arrays, facts = map_arrays(path)
+    if not is_fresh(folder, facts) or facts["sample_rate"] != sample_rate:
+        return None
+    return Columns.from_arrays(arrays, facts)
 
 
 def describe_tables(folder: Path) -> dict[str, list[object]]:

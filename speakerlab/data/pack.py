@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab.atomic import replacing
+from speakerlab.atomic import alone, replacing
 from speakerlab.data import audio
 from speakerlab.data.arrays import map_arrays, write_arrays
 from speakerlab.data.columns import Columns, Strings, read_columns, store_columns
@@ -26,6 +26,7 @@ from speakerlab.faults import Faults
 
 MAX_SHARD_BYTES = 1 << 30
 MIN_SHARD_BYTES = 1 << 25
+LOCK = ".pack.lock"  # held by the process that makes the columns or joins the shards
 FEWEST_SHARDS = 32  # of a corpus that has enough for them, so that jobs can share it
 Features = Callable[[np.ndarray], np.ndarray]  # wave_S, int16 -> feats_TF, float32
 
@@ -64,13 +65,13 @@ def pack_data_dir(
     `allow_rejected`, a share, in the directory; nothing is replaced then.
     """
     kind: Kind = "features" if layout.codec == "fbank" else "waves"
-    columns = read_columns(folder, sample_rate=layout.sample_rate)
     made_with = {**(facts or {}), "codec": layout.codec}
+    with alone(folder / LOCK):
+        columns = store_columns(folder, sample_rate=layout.sample_rate)  # processes map them
     if is_packed(folder, kind, columns, layout, made_with):
         return f"{folder}: packed before, kept"
     if not len(columns):
         raise ValueError(f"{folder}: has no utterances to pack; run stage 1 again")
-    columns = store_columns(folder, sample_rate=layout.sample_rate)  # what the processes map
     bounds = shard_bounds(columns.num_samples_N)
     plan = [columns.sha256, asdict(layout), made_with, bounds]
     digest = hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:12]
@@ -79,10 +80,14 @@ def pack_data_dir(
     job = Job(folder, room, layout, bounds, features)
     shards = range(part[0] - 1, len(bounds) - 1, part[1])
     _write_shards(job, shards, num_workers, progress)
-    missing = [i for i in range(len(bounds) - 1) if not job.stem(i).with_suffix(".done").exists()]
-    if missing:
-        return f"{folder}: {len(shards)} shards packed, {len(missing)} are left to other jobs"
-    return _join(job, columns, kind, made_with, allow_rejected)
+    with alone(folder / LOCK):
+        if not room.exists():
+            return f"{folder}: {len(shards)} shards packed, all joined by another job"
+        is_there = [job.stem(i).with_suffix(".done").exists() for i in range(len(bounds) - 1)]
+        if not all(is_there):
+            missing = is_there.count(False)
+            return f"{folder}: {len(shards)} shards packed, {missing} are left to other jobs"
+        return _join(job, columns, kind, made_with, allow_rejected)
 
 
 def is_packed(

@@ -125,3 +125,10 @@ def test_a_stereo_file_is_read_by_its_first_channel_and_said(copy, run):
     line = f"{copy}/train: 1 recordings have several channels, got s0-u0; the first channel is read"
     assert line in done.stderr
     assert np.array_equal(audio.read(copy / "wav" / "two.wav"), WAVE)
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path, run):
+    (tmp_path / "file").write_text("")
+    done = run("-m", "speakerlab", "pack", tmp_path / "file" / "train")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and f"{tmp_path}/file/train" in done.stderr

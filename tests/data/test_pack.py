@@ -3,6 +3,7 @@
 Letters: S samples.
 """
 
+import multiprocessing
 import tarfile
 import zlib
 from pathlib import Path
@@ -13,7 +14,7 @@ import soundfile
 
 from speakerlab.data import pack
 from speakerlab.data.check import check_data_dirs
-from speakerlab.data.columns import read_columns
+from speakerlab.data.columns import Paths, read_columns
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir, shard_bounds
 from speakerlab.data.packed import read_packed
@@ -91,7 +92,7 @@ def test_the_same_bytes_whoever_packs(folder, tmp_path, make_data_dir):
     for path in sorted((folder / "shards").glob("*.tar")):
         assert path.read_bytes() == (other / "shards" / path.name).read_bytes()
     assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in other.iterdir())
-    assert [p for p in folder.iterdir() if p.name.startswith(".")] == []
+    assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == [".pack.lock"]
 
 
 def test_a_packing_that_was_stopped_goes_on(folder, monkeypatch):
@@ -240,3 +241,24 @@ def test_every_second_has_its_checksum(folder):
         first, end = packed.block_N[row : row + 2]
         assert packed.crc_K[first:end].tolist() == [zlib.crc32(block) for block in blocks]
         assert packed.ids[row] == columns.ids[row]
+
+
+def test_jobs_that_end_at_the_same_time_join_once(folder):
+    """Four processes, a shard each, all of which may find that all shards are there."""
+    context = multiprocessing.get_context("fork")
+    with context.Pool(4) as pool:
+        lines = pool.starmap(pack_part, [(folder, i) for i in range(1, 5)])
+    assert sum("12 utterances in 4 shards" in line for line in lines) == 1
+    assert read_manifest([folder], sample_rate=RATE).parts[0].waves is not None
+    assert len(waves_of(folder)) == 12
+
+
+def pack_part(folder: Path, number: int) -> str:
+    return pack_data_dir(folder, layout=PCM, part=(number, 4))
+
+
+def test_a_file_at_the_root_keeps_its_path():
+    paths = ["/a.wav", "b.wav", "/c/d.wav", "/c/e.wav"]
+    kept = Paths.of(paths)
+    assert [kept[i] for i in range(4)] == paths
+    assert list(kept.folders) == ["/", "", "/c/"]
