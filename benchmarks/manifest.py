@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone need not be installed
+
 from speakerlab.data.columns import read_columns, store_columns
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
 from speakerlab.data.packed import Packed

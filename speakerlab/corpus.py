@@ -52,6 +52,8 @@ def read_corpus(config: Config) -> Corpus:
 
 def read_banks(config: Config) -> tuple[Bank, Bank, bool]:
     """(rooms, noise, whether the device is to hold the noise too): it does where it has room."""
+    if config.data.features == "fbank":  # nothing is done to waves
+        return EMPTY_BANK, EMPTY_BANK, True
     root, sample_rate = Path(config.data.dir), config.frontend["sample_rate"]
     rooms, noise = (
         find_recordings(root / name, sample_rate=sample_rate) if name is not None else None

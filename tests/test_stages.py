@@ -21,7 +21,7 @@ case "$*" in
   *' check '*) for folder in "$@"; do [[ $folder != /* ]] || touch "$folder/utt2dur"; done ;;
   *prepare.py*--download*) ;;
   *prepare.py*) mkdir -p "$DATA"/{train,test} && touch "$DATA"/{train,test}/wav.scp ;;
-  *' pack '*) touch "$4/packed" ;;
+  *' pack '*) mkdir -p "$4/shards" && touch "$4/shards/index.safetensors" ;;
   *' train '*) mkdir -p "$5/model" && exit "${TRAIN_EXITS:-0}" ;;
   *' extract '*) mkdir -p "$5/embeddings/test" ;;
 esac

@@ -188,7 +188,7 @@ stage_2() {
   inputs=$(printf '%s\n' "allowed=$allow_undecodable" "rate=$sample_rate" "packed=$features $codec" &&
     if [[ $features == fbank ]]; then printf '%s\n' "model=$model" "${settings[@]}"; fi &&
     for folder in "${checked[@]}"; do digest "$folder"/{wav.scp,segments,utt2spk,trials*}; done)
-  if unchanged 2 "$inputs"; then return; fi
+  if all_packed "${packed[@]}" && unchanged 2 "$inputs"; then return; fi
   if [[ $dry_run == false ]]; then rm -f "$data/.stage2"; fi
   if ((${#others[@]})) && [[ -z $job || $job == 1/* ]]; then
     run -m speakerlab check "${others[@]}" --decode --sample-rate "$sample_rate" \
@@ -201,6 +201,15 @@ stage_2() {
   run -m speakerlab pack "${packed[@]}" "${arguments[@]}" --sample-rate "$sample_rate" \
     --allow-rejected "$allow_undecodable" ${job:+--job "$job"}
   if [[ -z $job ]]; then finish 2 "$inputs"; fi
+}
+
+# all_packed DIR...: whether each has its shards, or its features.
+all_packed() {
+  local folder kind=shards
+  if [[ $features == fbank ]]; then kind=features; fi
+  for folder in "$@"; do
+    if [[ ! -f $folder/$kind/index.safetensors ]]; then return 1; fi
+  done
 }
 
 # is_training_set DIR: whether it is the data directory of a training set.

@@ -29,7 +29,10 @@ def write_arrays(path: Path, arrays: Arrays, facts: Mapping[str, object]) -> Non
         array = packed[name]
         crc = zlib.crc32(array.data, _crc_of_kind(crc, name, array))
     with replacing(path) as partial:
+        partial.touch()  # of the usual mode; safetensors writes files that only their owner reads
+        mode = partial.stat().st_mode
         save_file(packed, partial, metadata={"facts": text, "crc32": str(crc)})
+        partial.chmod(mode)
 
 
 def map_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, object]]:

@@ -177,6 +177,8 @@ def joined(blocks: Iterator[np.ndarray], expected: float, dtype: DTypeLike) -> n
 
 def _open(path: str | Path) -> soundfile.SoundFile:
     require_file(path)
+    if not Path(path).stat().st_size:
+        raise ValueError(f"{path}: is empty, got 0 bytes; copy it again")
     try:
         file = soundfile.SoundFile(os.fsencode(path))  # pyright: ignore[reportArgumentType]
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: x.raw has no header

@@ -121,6 +121,7 @@ def find_recordings(folder: Path, *, sample_rate: int) -> Recordings | None:
             f"{table}: {unknown} must be noise, music or speech, got "
             f"{kind_of.get(unknown, 'no line')}; correct it, or remove the table"
         )
+    seconds = read_table(folder / "utt2dur") if (folder / "utt2dur").exists() else {}
     lengths = []
     for name in ids:
         info = audio.read_info(wavs[name])
@@ -130,6 +131,11 @@ def find_recordings(folder: Path, *, sample_rate: int) -> Recordings | None:
             )
         if not info.num_samples:
             raise ValueError(f"{wavs[name]}: is empty, got 0 samples; remove it from wav.scp")
+        if name in seconds and abs(info.seconds - float(seconds[name])) > 1e-3:
+            raise ValueError(
+                f"{wavs[name]}: has changed since it was checked, got {info.seconds:.3f} s for "
+                f"{float(seconds[name]):.3f}; restore it, or run stage 1 again"
+            )
         lengths.append(info.num_samples)
     paths, kinds = (tuple(table[name] for name in ids) for table in (wavs, kind_of))
     return Recordings(folder, ids, paths, kinds, tuple(lengths))

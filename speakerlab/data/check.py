@@ -14,6 +14,7 @@ from shlex import quote
 from speakerlab.data import audio, tables
 from speakerlab.data.columns import store_columns
 from speakerlab.faults import Faults
+from speakerlab.process import die_with_parent
 
 MIN_FILES_FOR_POOL = 500  # below this, starting processes costs more than it saves
 MIN_SEGMENT_SECONDS = 0.025
@@ -245,7 +246,7 @@ def _map(
 ) -> list[audio.AudioInfo | str]:
     if num_workers < 2 or len(paths) < MIN_FILES_FOR_POOL:
         return list(map(function, paths))
-    with ProcessPoolExecutor(num_workers) as pool:
+    with ProcessPoolExecutor(num_workers, initializer=die_with_parent) as pool:
         return list(pool.map(function, paths, chunksize=64))
 
 

@@ -242,6 +242,11 @@ def _read_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str,
             f"{folder}: has changed since it was checked, got {min(changed)}; run stage 1, or "
             "`speakerlab check`"
         )
+    nobody = seconds.keys() - speakers.keys() - rejected.keys() if speakers else set()
+    if nobody:
+        raise ValueError(
+            f"{folder}/utt2spk: an utterance has no speaker, got {min(nobody)}; add its line"
+        )
     rows = []
     for utterance, duration in seconds.items():
         if utterance in rejected:

@@ -164,9 +164,18 @@ class TrainCrops(Dataset[Crop]):
         least, most = kind.num_summed
         count = least + _index(v[0], most - least + 1)
         picks, places = (which, *v[1::2])[:count], (u[2], *v[2::2])[:count]
-        noises = tuple(kind.noises[_index(pick, len(kind.noises))] for pick in picks)
+        noises = _pick_each(kind.noises, picks)
         lengths = (draws.noise_lengths[noise] for noise in noises)
         return noises, tuple(_index(u, n) for u, n in zip(places, lengths)), snr_db
+
+
+def _pick_each(noises: Sequence[int], picks: Sequence[float]) -> tuple[int, ...]:
+    """One noise for each uniform, none twice while there are others."""
+    picked, left = list[int](), list(noises)
+    for u in picks:
+        left = left or list(noises)
+        picked.append(left.pop(_index(u, len(left))))
+    return tuple(picked)
 
 
 def _index(u: float, count: int) -> int:

@@ -56,21 +56,20 @@ def fit_workers(
     on_gpus: bool = False,
     folder: Path = SHARED_MEMORY,
 ) -> int:
-    """How many of `wanted` workers a rank can have for what `folder` has left, at least one.
+    """How many of `wanted` workers a rank can have for what `folder` has left; 0: none at all.
 
-    Raises ValueError where it has too little for one, or for all of them if their number is fixed.
+    Raises ValueError where it has too little for all of them and their number is fixed.
     """
     fixed = NCCL_BYTES * local_ranks if on_gpus and local_ranks > 1 else 0
     each = round(local_ranks * MICRO_BATCHES_AHEAD * bytes_per_batch * IN_FLIGHT)
     free = free_shared_memory(folder)
     if wanted == 0 or free < 0 or fixed + wanted * each <= free:
         return wanted
-    fitting = (free - fixed) // each
-    if fitting < 1 or is_fixed:
-        num_workers = wanted if is_fixed else 1
-        need = -(-(fixed + num_workers * each) >> 20)
+    fitting = max(0, (free - fixed) // each)
+    if is_fixed or fixed > free:
+        need = -(-(fixed + wanted * each) >> 20)
         raise ValueError(
-            f"runtime.num_workers: {num_workers} for each of {local_ranks} ranks need {need} MiB "
+            f"runtime.num_workers: {wanted} for each of {local_ranks} ranks need {need} MiB "
             f"of {folder}, got {free >> 20} MiB free; enlarge it (docker run --shm-size="
             f"{2 * need}m, or --ipc=host) or lower runtime.num_workers (0 needs none)"
         )

@@ -20,13 +20,15 @@ from speakerlab.data import audio
 from speakerlab.data.arrays import map_arrays, write_arrays
 from speakerlab.data.columns import Columns, Strings, read_columns, store_columns
 from speakerlab.data.packed import FOLDERS, Kind, Packed, read_packed
-from speakerlab.data.shards import Layout, ShardWriter
+from speakerlab.data.shards import Layout, ShardWriter, open_shards
 from speakerlab.data.tables import read_rejected, write_rejected
 from speakerlab.faults import Faults
+from speakerlab.process import die_with_parent
 
 MAX_SHARD_BYTES = 1 << 30
 MIN_SHARD_BYTES = 1 << 25
 LOCK = ".pack.lock"  # held by the process that makes the columns or joins the shards
+REFUSED = "refused.tsv"  # what was too much to be rejected
 FEWEST_SHARDS = 32  # of a corpus that has enough for them, so that jobs can share it
 Features = Callable[[np.ndarray], np.ndarray]  # wave_S, int16 -> feats_TF, float32
 
@@ -79,7 +81,12 @@ def pack_data_dir(
     room.mkdir(exist_ok=True)
     job = Job(folder, room, layout, bounds, features)
     shards = range(part[0] - 1, len(bounds) - 1, part[1])
-    _write_shards(job, shards, num_workers, progress)
+    try:
+        _write_shards(job, shards, num_workers, progress)
+    except OSError as error:
+        if not room.exists():
+            return f"{folder}: packed by another process meanwhile"
+        raise OSError(error.errno, error.strerror, str(folder)) from error  # a full disk, say
     with alone(folder / LOCK):
         if not room.exists():
             return f"{folder}: {len(shards)} shards packed, all joined by another job"
@@ -93,11 +100,14 @@ def pack_data_dir(
 def is_packed(
     folder: Path, kind: Kind, columns: Columns, layout: Layout, facts: dict[str, object]
 ) -> bool:
-    """Whether there are shards of just these columns, laid out like this."""
-    found = read_packed(folder, kind)
+    """Whether there are whole shards of just these columns, laid out like this."""
+    try:
+        found = read_packed(folder, kind)
+    except ValueError:  # a damaged index: packed anew
+        return False
     if found is None or found.sha256 != columns.sha256 or found.facts != facts:
         return False
-    return found.layout == layout and all((found.folder / name).exists() for name in found.shards)
+    return found.layout == layout and not list(found.cut_short())
 
 
 def shard_bounds(num_samples_N: np.ndarray) -> tuple[int, ...]:
@@ -126,7 +136,7 @@ def _each(job: Job, shards: Sequence[int], num_workers: int) -> Iterator[int]:
     if num_workers < 2:
         yield from (write_shard(job, shard) for shard in shards)
         return
-    with ProcessPoolExecutor(num_workers) as pool:
+    with ProcessPoolExecutor(num_workers, initializer=die_with_parent) as pool:
         yield from pool.map(write_shard, *zip(*((job, shard) for shard in shards)))
 
 
@@ -177,6 +187,7 @@ def _join(
     for _, known in found:
         rejected.update(known["rejected"])  # pyright: ignore[reportArgumentType, reportCallIssue]
     _refuse_rejected(job, columns, rejected, allow_rejected)
+    (job.folder / REFUSED).unlink(missing_ok=True)
     per_row = {
         name: np.concatenate([arrays[name] for arrays, _ in found])
         for name in ("row", "start", "num_units", "crc", "block_start", "block_size")
@@ -210,6 +221,7 @@ def _join(
     place = job.folder / FOLDERS[kind]
     shutil.rmtree(place, ignore_errors=True)
     job.room.rename(place)
+    open_shards.close()
     for old in job.folder.glob(f".{FOLDERS[kind]}-*"):
         shutil.rmtree(old, ignore_errors=True)
     size = sum((place / name).stat().st_size for name in packed.shards)
@@ -232,8 +244,9 @@ def _refuse_rejected(
     faults = Faults()
     for reason in sorted({reason for _, reason in rejected.values()}):
         faults.add("broken recordings", reason)
-    share = len(rejected) / len(columns)
+    write_rejected(job.folder, rejected, name=REFUSED)
     faults.raise_if_any(
-        f"{job.folder}: refused, {len(rejected)} of {len(columns)} utterances cannot be read, "
-        f"got a share of {share:.3g} for {allow_rejected:g}; mend them, or raise --allow-rejected"
+        f"{job.folder}: refused, at most {allow_rejected:.2%} of the utterances may be broken, got "
+        f"{len(rejected)} of {len(columns)}, all listed in {job.folder / REFUSED}; mend them, or "
+        "raise --allow-rejected"
     )

@@ -5,6 +5,7 @@ has its tar files and `index.safetensors`. The index is mapped, so processes of 
 Letters: N utterances, K blocks, S samples, T frames, F mel bins.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +45,18 @@ class Packed:
     def num_units(self, row: int) -> int:
         """Samples, or frames, of an utterance."""
         return int(self.num_units_N[row])
+
+    def cut_short(self) -> Iterator[Path]:
+        """Shards that are not there, or smaller than what should be in them."""
+        for index, name in enumerate(self.shards):
+            rows = np.flatnonzero(self.shard_N == index)
+            least = int(self.start_N[rows].max()) if len(rows) else 0
+            if len(rows) and self.layout.unit_bytes:
+                last = rows[self.start_N[rows].argmax()]
+                least += int(self.num_units_N[last]) * self.layout.unit_bytes
+            path = self.folder / name
+            if not path.exists() or path.stat().st_size < least:
+                yield path
 
     def read(self, row: int, first: int, count: int) -> np.ndarray:
         """wave_S, int16, or feats_TF, float32: `count` units from unit `first`."""

@@ -19,6 +19,7 @@ import tarfile
 import zlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO, Literal
 from urllib.parse import quote
 
@@ -147,9 +148,14 @@ class OpenShards:
         if len(data) < size:
             raise ValueError(
                 f"{path}: ends early, got {len(data)} of {size} bytes at byte {first}; "
-                "run stage 2 again"
+                f"remove {Path(path).parent} and pack again (speakerlab pack)"
             )
         return data
+
+    def close(self) -> None:
+        """Forget all; other files may have taken their places."""
+        while self.handles:
+            os.close(self.handles.popitem()[1])
 
     def _open(self, path: str) -> int:
         if path in self.handles:
@@ -159,7 +165,8 @@ class OpenShards:
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         except OSError as error:
             raise FileNotFoundError(
-                f"{path}: cannot be opened, got '{error.strerror}'; restore it or run stage 2 again"
+                f"{path}: cannot be opened, got '{error.strerror}'; restore it, or remove "
+                f"{Path(path).parent} and pack again (speakerlab pack)"
             ) from None
         self.handles[path] = handle
         if len(self.handles) > MAX_OPEN:
@@ -231,7 +238,8 @@ def _check(place: Place, block: int, at: int, data: memoryview) -> None:
     if zlib.crc32(data) != place.crc_K[block]:
         raise ValueError(
             f"{place.path}: the checksum is wrong, got another content of {place.utterance} at "
-            f"byte {at} (block {block}); check the disk, then run stage 2 again"
+            f"byte {at} (block {block}); check the disk, remove {Path(place.path).parent} and pack "
+            "again (speakerlab pack)"
         )
 
 

@@ -90,16 +90,18 @@ def read_rejected(folder: Path) -> dict[str, tuple[str, str]]:
     return {row[0]: (row[1], row[2]) for row in rows}
 
 
-def write_rejected(folder: Path, rejected: Mapping[str, tuple[str, str]]) -> None:
+def write_rejected(
+    folder: Path, rejected: Mapping[str, tuple[str, str]], *, name: str = "rejected.tsv"
+) -> None:
     """`rejected.tsv` of id -> (path, reason); no file where there are none."""
     rows = [
         "\t".join(map(one_line, (utterance, *rejected[utterance]))) + "\n"
         for utterance in sorted(rejected)
     ]
     if rows:
-        write_text(folder / "rejected.tsv", "".join(rows))
+        write_text(folder / name, "".join(rows))
     else:
-        (folder / "rejected.tsv").unlink(missing_ok=True)
+        (folder / name).unlink(missing_ok=True)
 
 
 def name_fault(name: str, path: Path | str) -> str | None:

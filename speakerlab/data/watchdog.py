@@ -24,6 +24,7 @@ from speakerlab.batch import Batch
 log = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")  # what workers hand their batches over in
 MAX_NAMED = 4  # busy workers in a line
+ENDING_SECONDS = 2.0  # that a worker whose connection broke is given to end
 REMEDIES = {
     signal.SIGKILL: "often the kernel's out-of-memory killer, see dmesg: lower runtime.num_workers",
     signal.SIGBUS: "enlarge /dev/shm (docker run --shm-size) or lower runtime.num_workers, and see "
@@ -162,6 +163,9 @@ def watched(loader: DataLoader[Batch], watch: Watch, *, stall_seconds: float) ->
             except StopIteration:
                 return
             except Exception as error:
+                if isinstance(error, ConnectionError | EOFError | FileNotFoundError):
+                    for worker in watch.workers:  # one that is ending breaks its connections first
+                        worker.join(ENDING_SECONDS / len(watch.workers))
                 death = watch.describe_death()
                 if death is None:
                     raise

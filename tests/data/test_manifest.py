@@ -254,3 +254,11 @@ def test_the_hash_is_the_same_from_text_and_from_the_file(make_data_dir):
     mapped = read_manifest([folder], sample_rate=RATE)
     (folder / NAME).unlink()
     assert read_manifest([folder], sample_rate=RATE).sha256() == mapped.sha256()
+
+
+def test_an_utterance_without_speaker_is_refused_not_made_one(make_data_dir):
+    folder = make_data_dir()
+    lines = (folder / "utt2spk").read_text().splitlines(keepends=True)
+    (folder / "utt2spk").write_text("".join(lines[1:]))
+    with pytest.raises(ValueError, match="utt2spk: an utterance has no speaker, got spk0-0; add"):
+        read_manifest([folder], sample_rate=RATE)

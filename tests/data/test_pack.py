@@ -3,6 +3,7 @@
 Letters: S samples.
 """
 
+import errno
 import multiprocessing
 import tarfile
 import zlib
@@ -133,7 +134,7 @@ def test_what_cannot_be_read_is_listed_and_left_out(folder):
         pack_data_dir(folder, layout=PCM, allow_rejected=0.1)
     lines = str(error.value).splitlines()
     assert len(lines) == 3 and "spk2-0.wav: no such file" in str(error.value)
-    assert "2 of 12 utterances cannot be read, got a share of 0.167 for 0.1; mend" in lines[-1]
+    assert "at most 10.00% of the utterances may be broken, got 2 of 12, all listed in" in lines[-1]
     assert read_packed(folder, "waves") is None
     line = pack_data_dir(folder, layout=PCM, allow_rejected=0.2)
     assert "10 utterances in 4 shards" in line and "2 cannot be read, see" in line
@@ -262,3 +263,35 @@ def test_a_file_at_the_root_keeps_its_path():
     kept = Paths.of(paths)
     assert [kept[i] for i in range(4)] == paths
     assert list(kept.folders) == ["/", "", "/c/"]
+
+
+def test_a_shard_that_was_cut_or_an_index_that_was_damaged_is_packed_again(folder):
+    pack_data_dir(folder, layout=PCM)
+    wanted = waves_of(folder)
+    shard = sorted((folder / "shards").glob("*.tar"))[1]
+    shard.write_bytes(shard.read_bytes()[:-3000])
+    assert "12 utterances" in pack_data_dir(folder, layout=PCM)
+    index = folder / "shards" / "index.safetensors"
+    index.write_bytes(index.read_bytes()[:-10])
+    assert "12 utterances" in pack_data_dir(folder, layout=PCM)
+    found = waves_of(folder)
+    assert all(np.array_equal(found[utterance], wanted[utterance]) for utterance in wanted)
+    assert index.stat().st_mode == shard.stat().st_mode  # others may read it as they may the rest
+
+
+def test_too_many_broken_are_all_listed(folder):
+    for path in read_table(folder / "wav.scp").values():
+        Path(path).write_bytes(b"")
+    with pytest.raises(ValueError, match="got 12 of 12, all listed in .*/refused.tsv; mend them"):
+        pack_data_dir(folder, layout=PCM, allow_rejected=0.5)
+    assert len((folder / "refused.tsv").read_text().splitlines()) == 12
+
+
+def test_a_full_disk_is_told_with_the_place(folder, monkeypatch):
+    def full(_job, _shard):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pack, "write_shard", full)
+    with pytest.raises(OSError, match="No space left on device") as error:
+        pack_data_dir(folder, layout=PCM)
+    assert error.value.filename == str(folder)
