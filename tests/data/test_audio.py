@@ -104,8 +104,11 @@ def test_not_there_and_not_audio(tmp_path: Path):
 
     (tmp_path / "text.wav").write_text("this is not audio at all")
     (tmp_path / "empty.wav").write_bytes(b"")
-    for name in ("text.wav", "empty.wav"):
-        with pytest.raises(ValueError, match=f"{name}: is not readable audio, got '.*'; convert"):
+    for name, fault in (
+        ("text.wav", "is not readable audio, got '.*'; convert it"),
+        ("empty.wav", "is empty, got 0 bytes; copy it again"),
+    ):
+        with pytest.raises(ValueError, match=f"{name}: {fault}"):
             audio.read_info(tmp_path / name)
 
 
