@@ -13,8 +13,9 @@ help: ## list these targets
 setup: ## make .venv with everything, whatever environment is active
 	@source egs/common/env.sh && make_venv test
 
-# A process a core, up to four; a file stays in one, since its tests share what they trained.
-in_parallel := -n auto --maxprocesses 4 --dist loadfile
+# A process a core, up to four; a file stays in one, since its tests share what they trained. In the
+# order of the folders: the longest tests, which are in files of few, must not come last.
+in_parallel := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: ## the tests that take minutes
 	@$(for_tests) pytest $(in_parallel) -m "not slow and not gpu"
