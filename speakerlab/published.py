@@ -5,7 +5,6 @@ needed to build it), `card.json` (facts) and, where they are known, `head.safete
 `speakers.txt` (to train on) and `calibration.json` (to decide by).
 """
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from speakerlab.atomic import replacing, write_json, write_text
+from speakerlab.data.columns import file_sha256
 from speakerlab.embedder import Embedder
 from speakerlab.scoring.calibration import Calibration
 
@@ -140,15 +140,6 @@ def read_classes(path: Path) -> list[str]:
     """`speakers.txt` of a published model; empty where it came without a head."""
     file = find_model(path) / "speakers.txt"
     return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-
-
-def file_sha256(path: Path) -> str:
-    """Hex digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def write_tensors(path: Path, module: nn.Module) -> None:

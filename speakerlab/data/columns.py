@@ -165,7 +165,7 @@ def describe_tables(folder: Path) -> dict[str, list[object]]:
     for name in TABLES:
         if (folder / name).exists():
             stat = (folder / name).stat()
-            described[name] = [stat.st_size, stat.st_mtime_ns, _file_sha256(folder / name)]
+            described[name] = [stat.st_size, stat.st_mtime_ns, file_sha256(folder / name)]
     return described
 
 
@@ -180,7 +180,7 @@ def is_fresh(folder: Path, facts: Mapping[str, object]) -> bool:
         stat = (folder / name).stat()
         if stat.st_size != size:
             return False
-        if stat.st_mtime_ns != changed and _file_sha256(folder / name) != sha256:
+        if stat.st_mtime_ns != changed and file_sha256(folder / name) != sha256:
             return False
     return True
 
@@ -217,7 +217,8 @@ def _digest(columns: Columns) -> str:
     return digest.hexdigest()
 
 
-def _file_sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
