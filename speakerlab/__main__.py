@@ -9,7 +9,10 @@ from speakerlab.bin.command import nearest, run
 COMMANDS = {
     "check": "check data directories; writes utt2dur, lists what is wrong",
     "pack": "pack audio, or features, into shards that training reads",
+    "doctor": "look at this machine before a run; each line ok or what to change",
+    "plan": "how a training would fit the memory of a GPU",
     "train": "train a model, or resume where it was stopped",
+    "average": "publish the mean of a training's last checkpoints",
     "extract": "embed every utterance of a data directory",
     "score": "score trial lists; writes results.json and report.html",
     "embed": "write the embeddings of audio files",

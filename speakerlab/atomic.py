@@ -4,6 +4,7 @@
 """
 
 import fcntl
+import hashlib
 import json
 import os
 import socket
@@ -31,6 +32,15 @@ def alone(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         yield
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:

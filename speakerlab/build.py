@@ -4,6 +4,7 @@ In: `Config`. Out: modules and optimizers, which know nothing of configuration.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.specaugment import SpecAugment
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS
+from speakerlab.losses.head import Head
+from speakerlab.losses.sharded import ShardedHead
+from speakerlab.losses.shards import Shards
 from speakerlab.models import MODELS
 from speakerlab.training.optim import OPTIMIZERS
 
@@ -65,16 +69,24 @@ def build_vad(config: "Config") -> EnergyVad | None:
     return EnergyVad(sample_rate=config.frontend["sample_rate"], **config.vad)
 
 
-def build_head(config: "Config", *, embed_dim: int, num_classes: int) -> nn.Module:
-    """The training head, weights drawn from the configuration's seed."""
+def build_head(
+    config: "Config", *, embed_dim: int, num_classes: int, shards: Shards | None = None
+) -> Head:
+    """The training head, weights drawn from the configuration's seed.
+
+    shards: the ranks that its rows are split over; None: each has all.
+    """
     head, margin = HEADS[config.head.name], config.training.margin
     if not head.takes_margin and (margin.initial or margin.final):  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError(
             f"training.margin: head {config.head.name} has no margin, got {margin.initial:g} to "
             f"{margin.final:g}; set training.margin.initial and .final to 0"
         )
+    make = partial(head, embed_dim=embed_dim, num_classes=num_classes, **config.head.args)
     torch.manual_seed(config.seed + 1)
-    return head(embed_dim=embed_dim, num_classes=num_classes, **config.head.args)
+    if shards is None:
+        return make()
+    return ShardedHead(make, shards=shards, sampled_share=config.training.sampled_share)
 
 
 def build_augment(

@@ -139,20 +139,27 @@ class TrainingConfig(Section):
     clip_norm: Positive = 50.0  # far above the usual 5 to 20: only outliers are clipped
     init_head: Literal["match", "keep", "drop"] = "match"  # rows of the head that --init brings
     freeze_epochs: Annotated[float, Field(ge=0)] = 0.0  # at the start only the head learns so long
+    sampled_share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the head's classes, each step
     bn_batch: Count | None = None  # crops BatchNorm must see at once; null: whatever fits
     valid_every_epochs: Count = 1
     checkpoint_every_steps: Count = 1000
-    keep_checkpoints: Count = 3
+    keep_checkpoints: Count = 3  # the newest; the best validated one is kept too
+    average_checkpoints: Count = 1  # newest ones whose mean is published
+    on_divergence: Literal["warn", "stop"] = "warn"  # where the loss says that nothing is learned
 
 
 class RuntimeConfig(Section):
     """What depends on the machine and must not change what is learned."""
 
-    micro_batch: Literal["auto"] | Count | dict[str, Count] = "auto"
+    micro_batch: Literal["auto", "probe"] | Count | dict[str, Count] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    tf32: Literal["auto", "off"] = "auto"  # auto: in convolutions, never in matrix products
+    sync_bn: Literal["auto", "off"] = "auto"  # auto: ranks join where training.bn_batch wants it
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     stall_seconds: Positive = 60.0  # a batch that takes longer is told, and what holds it up
     bank_gb: Positive = 4.0  # noise and rooms on the device; beyond it noise stays on the host
+    split_head: Literal["auto", "on", "off"] = "auto"  # rows over the ranks; auto: from 50,000 on
+    checkpoint_minutes: Positive = 30.0  # at the latest so long after the one before
     deterministic: bool = False  # bit for bit on a GPU too, slower; a CPU always is
     log_every_steps: Count = 10
     log_every_seconds: Positive = 10.0
@@ -243,6 +250,7 @@ def differences(old: Config, new: Config) -> list[str]:
     free = (
         *("runtime.", "data.dir", "training.keep_checkpoints"),
         *("training.checkpoint_every_steps", "training.valid_every_epochs"),
+        *("training.average_checkpoints", "training.on_divergence"),
     )
     return [
         f"{key}: {a.get(key)} -> {b.get(key)}"

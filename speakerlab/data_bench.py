@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from speakerlab import build, setup_training
+from speakerlab import setup_training
 from speakerlab.atomic import write_text
 from speakerlab.batch import CODECS, Batch, Crop
 from speakerlab.config import Config
@@ -83,22 +83,16 @@ def build_bench(config: Config, ranks: Ranks) -> DataBench:
     """Build the data's path and the model, for one rank."""
     corpus = read_corpus(config)
     classes = class_names(corpus.train.speakers, config.augment.speeds)
-    augment = build.build_augment(config, rooms=corpus.rooms, noises=corpus.noises)
-    embedder = build.build_embedder(config)
-    task = SpeakerTask(
-        augment=augment,
-        embedder=embedder,
-        spec_augment=build.build_spec_augment(config),
-        head=build.build_head(config, embed_dim=embedder.embed_dim, num_classes=len(classes)),
-        precision=setup_training.precision(config, ranks),
-    )
+    precision = setup_training.precision(config, ranks)
+    task = setup_training.build_task(config, corpus, precision, ranks, num_classes=len(classes))
+    assert isinstance(task.augment, Augment)
     plan = setup_training.plan_batch(config, ranks, task)
     crops = setup_training.train_crops(config, corpus, classes)
     return DataBench(
         corpus=corpus,
         crops=crops,
         order=setup_training.epoch_order(config, corpus),
-        augment=augment,
+        augment=task.augment,
         task=task.to(ranks.device),
         device=ranks.device,
         micro_batch=plan.micro_batch,

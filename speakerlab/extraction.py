@@ -78,6 +78,7 @@ class Validation:
         self.pieces: list[Stretch] = []
         self.speaker_N: list[int] = []
         self.num_halved = 0
+        self.emb_ND: np.ndarray | None = None  # of the last `run`
         whole = utterance_pieces(manifest)
         for speaker in range(len(manifest.speakers)):
             rows = np.flatnonzero(manifest.speaker_N == speaker)[:MAX_UTTERANCES_PER_VALID_SPEAKER]
@@ -90,8 +91,8 @@ class Validation:
 
     def run(self, embedder: Embedder, device: torch.device) -> dict[str, float]:
         """{"eer": fraction} of the embedder as it is now."""
-        emb_ND = embed_pieces(embedder, self.pieces, device=device)
-        return {"eer": pairwise_eer(emb_ND, np.array(self.speaker_N))[0]}
+        self.emb_ND = embed_pieces(embedder, self.pieces, device=device)
+        return {"eer": pairwise_eer(self.emb_ND, np.array(self.speaker_N))[0]}
 
     def calibrate(
         self, embedder: Embedder, device: torch.device, *, source: str, fars: Sequence[float] = ()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from speakerlab.embedder import Embedder
+from speakerlab.losses.head import Head
 from speakerlab.published import find_model, read_classes, read_tensors
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def init_from(
     path: Path,
     *,
     embedder: Embedder,
-    head: nn.Module,
+    head: Head,
     classes: Sequence[str],
     config: "Config",
 ) -> None:
@@ -77,7 +77,7 @@ def _check_front_end(folder: Path, config: "Config") -> None:
         )
 
 
-def _copy_rows(folder: Path, head: nn.Module, classes: Sequence[str], known: Sequence[str]) -> int:
+def _copy_rows(folder: Path, head: Head, classes: Sequence[str], known: Sequence[str]) -> int:
     """Rows of the parameters that both heads have in one shape; those without axes whole."""
     loaded = read_tensors(folder / "head.safetensors")
     fits = {
@@ -89,7 +89,9 @@ def _copy_rows(folder: Path, head: nn.Module, classes: Sequence[str], known: Seq
     pairs = [(new, row_of[name]) for new, name in enumerate(classes) if name in row_of]
     if "weight_CD" not in fits or not pairs:
         return 0
-    new, old = map(list, zip(*pairs))
+    first, last = head.row_range
+    own = [(new - first, old) for new, old in pairs if first <= new < last]
+    new, old = ([pair[side] for pair in own] for side in (0, 1))
     with torch.no_grad():
         for name, parameter in fits.items():
             if parameter.dim():

@@ -13,8 +13,17 @@ PARENT_VARIABLE = "SPEAKERLAB_PARENT"  # process id of whoever started this one
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
+# How a command ends; run.sh ends alike, and docs/troubleshooting.md says what to do.
 EXIT_INPUT = 1  # wrong input: one line a fault was printed
-EXIT_NUMERIC = 3  # too many steps in a row without a finite gradient
+EXIT_NUMERIC = 3  # too many steps in a row without a finite gradient, whatever was tried
+EXIT_DIVERGED = 4  # the loss is finite and grows
+EXIT_MEMORY = 5  # out of memory; exp/out_of_memory has the micro-batch that did not fit
+EXIT_LOST = 6  # another rank, or its host, is gone; what was wrong is told there
+
+
+def stopped(number: int) -> int:
+    """The exit code of a run that saved and left because of a signal, as shells count them."""
+    return 128 + number
 
 
 def available_cpus(root: Path = Path("/")) -> int:
@@ -76,6 +85,16 @@ def die_with_launcher() -> None:
     die_with_parent()
     if parent is not None and os.getppid() != int(parent):
         leave(EXIT_INPUT)
+
+
+def leave_signals_to_parent() -> None:
+    """For a forked child that dies with its parent: signals to both are the parent's to answer.
+
+    A training saves before it leaves, and needs its workers until then.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)
 
 
 def leave(code: int) -> NoReturn:

@@ -1,6 +1,7 @@
 """What a run was made with: versions, commit, host. In: nothing. Out: plain values for run.json."""
 
 import platform
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -23,25 +24,37 @@ def commit() -> str:
     return described.stdout.strip() or "unknown"
 
 
+def driver(root: Path = Path("/")) -> str | None:
+    """Version of NVIDIA's kernel driver, None where there is none. `root` is where `proc` lies."""
+    try:
+        text = (root / "proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"\s(\d+(\.\d+)+)\s", text)
+    return found.group(1) if found else None
+
+
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware, as far as they bear on results and speed."""
-    facts: dict[str, Any] = {
+    """Versions and hardware, as far as they bear on results and speed; the keys are always there.
+
+    `cuda` and `cudnn` are what torch was built with.
+    """
+    on_gpu = device.type == "cuda"
+    return {
         "speakerlab": speakerlab.__version__,
         "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "cuda": torch.version.cuda or torch.version.hip,
+        "cudnn": torch.backends.cudnn.version(),
+        "driver": driver(),
         "host": socket.gethostname(),
         "device": str(device),
+        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
+        "capability": list(torch.cuda.get_device_capability(device)) if on_gpu else None,
         "threads": torch.get_num_threads(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "conv_tf32": torch.backends.cudnn.allow_tf32,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-    if device.type == "cuda":
-        facts |= {
-            "gpu": torch.cuda.get_device_name(device),
-            "capability": list(torch.cuda.get_device_capability(device)),
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        }
-    return facts

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import Tensor, nn
+from torch import Tensor
 
-from speakerlab.atomic import replacing, write_json, write_text
-from speakerlab.data.columns import file_sha256
+from speakerlab.atomic import file_sha256, replacing, write_json, write_text
 from speakerlab.embedder import Embedder
 from speakerlab.scoring.calibration import Calibration
 
@@ -45,18 +44,19 @@ def publish(
     embedder: Embedder,
     config: "Config",
     facts: Mapping[str, Any],
-    head: nn.Module | None = None,
+    head: Mapping[str, Tensor] | None = None,
     speakers: Sequence[str] = (),
     calibration: Calibration | None = None,
 ) -> str:
     """Write a model folder, replacing one that is there; return the sha256 of the weights.
 
-    `head` and the `speakers` that its rows are for go together; a model from elsewhere has neither.
+    `head`, its tensors, and the `speakers` that its rows are for go together; a model from
+    elsewhere has neither.
     """
     fresh = folder.with_name(f".{folder.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    write_tensors(fresh / "embedder.safetensors", embedder)
+    write_tensors(fresh / "embedder.safetensors", embedder.state_dict())
     config.write(fresh / "config.yaml")
     if head is not None:
         write_tensors(fresh / "head.safetensors", head)
@@ -117,7 +117,7 @@ def load_initial(exp_dir: Path, config: "Config") -> Embedder:
 
 def write_initial(exp_dir: Path, embedder: Embedder) -> None:
     """Keep what a training begins with, where it is not drawn from the seed."""
-    write_tensors(exp_dir / INITIAL, embedder)
+    write_tensors(exp_dir / INITIAL, embedder.state_dict())
 
 
 def read_calibration(folder: Path) -> Calibration | None:
@@ -142,8 +142,8 @@ def read_classes(path: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
-def write_tensors(path: Path, module: nn.Module) -> None:
-    """Parameters and buffers and nothing else, whole or not at all, readable as other files are."""
-    tensors = {name: t.detach().cpu().contiguous() for name, t in module.state_dict().items()}
+def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Tensors and nothing else, whole or not at all, readable as other files are."""
+    tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
     with replacing(path) as partial:
         partial.write_bytes(save(tensors))

@@ -3,7 +3,6 @@
 In: `Config`, the experiment's folder, the ranks. Out: plain objects and numbers for the trainer.
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -12,41 +11,29 @@ from typing import Any
 
 import torch
 
-from speakerlab import provenance, stored_features
-from speakerlab.atomic import write_json, write_text
+from speakerlab import build, provenance, stored_features
+from speakerlab.atomic import write_json
 from speakerlab.batch import Batch
 from speakerlab.build import crop_samples
-from speakerlab.config import Config, differences, load_config
+from speakerlab.config import Config
 from speakerlab.corpus import Corpus, noise_kinds
-from speakerlab.data.dataset import Draws, TrainCrops, class_names, labels_by_name
+from speakerlab.data.dataset import Draws, TrainCrops, labels_by_name
 from speakerlab.data.loader import auto_workers, batch_bytes, fit_workers
 from speakerlab.data.sampler import EpochOrder
-from speakerlab.published import file_sha256, find_model, read_classes
+from speakerlab.losses.sharded import SPLITTABLE
+from speakerlab.planning import asked_micro_batch, crops_that_fit, footprint, may_join_ranks
+from speakerlab.probing import Trial, largest_that_runs
 from speakerlab.training import batch_size
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.guard import Guard
-from speakerlab.training.precision import Precision, resolve_precision
+from speakerlab.training.precision import Precision, card_of, resolve_precision
 from speakerlab.training.schedules import margin_ramp, warmup_cosine
 from speakerlab.training.task import SpeakerTask, dummy_batch
 from speakerlab.training.trainer import Schedule
 
 log = logging.getLogger(__name__)
+SPLIT_FROM_CLASSES = 50_000  # below it, all rows and their reduction cost next to nothing
 LOG_FORMAT = "%(asctime)s %(message)s"
-
-
-def load(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[str]) -> Config:
-    """The configuration; refused if the experiment was begun with another."""
-    config = load_config(layers, overrides)
-    recorded = exp_dir / "config.yaml"
-    if recorded.exists() and any((exp_dir / "checkpoints").glob("step_*")):
-        changed = differences(load_config([recorded]), config)
-        if changed:
-            raise ValueError(
-                f"{recorded}: a resumed run must keep its configuration, got {'; '.join(changed)}; "
-                "use the old values, or another --exp"
-            )
-    return config
 
 
 def log_to(exp_dir: Path, ranks: Ranks) -> None:
@@ -61,81 +48,108 @@ def log_to(exp_dir: Path, ranks: Ranks) -> None:
 
 def precision(config: Config, ranks: Ranks) -> Precision:
     """The same on every rank: that of the least capable device."""
-    capability = None
-    if ranks.device.type == "cuda":
-        major, minor = ranks.min(torch.cuda.get_device_capability(ranks.device))
-        capability = (major, minor)
-    return resolve_precision(config.runtime.precision, ranks.device, capability)
+    every = ranks.every(card_of(ranks.device))
+    cards = [card for card in every if card is not None]
+    conv_tf32 = torch.backends.cudnn.allow_tf32
+    return resolve_precision(config.runtime.precision, ranks.device, cards, conv_tf32=conv_tf32)
 
 
-def classes(
-    config: Config, corpus: Corpus, init: Path | None, exp_dir: Path, ranks: Ranks
-) -> list[str]:
-    """The name of each row of the head; those of an experiment that goes on must be the same.
-
-    With training.init_head "keep", the rows of the initial model come first, all of them.
-    """
-    names = class_names(corpus.train.speakers, config.augment.speeds)
-    if init is not None and config.training.init_head == "keep":
-        names = list(dict.fromkeys([*read_classes(init), *names]))
-    recorded = exp_dir / "speakers.txt"
-
-    def record() -> None:
-        text = "".join(f"{name}\n" for name in names)
-        resumed = any((exp_dir / "checkpoints").glob("step_*"))
-        if resumed and recorded.read_text(encoding="utf-8") != text:
-            raise ValueError(
-                f"{recorded}: a resumed run must keep its speakers, got other training data; "
-                "restore the data, or use another --exp"
-            )
-        write_text(recorded, text)
-        config.write(exp_dir / "config.yaml")
-
-    ranks.on_first(record)
-    return names
-
-
-def plan_batch(config: Config, ranks: Ranks, task: SpeakerTask) -> BatchPlan:
-    """Micro-batch and accumulation; asks the memory only where the micro-batch is `auto`."""
-    asked = config.runtime.micro_batch
-    if isinstance(asked, dict):
-        asked = asked.get(config.model.name, "auto")
-
-    def forward(num_rows: int) -> Any:
-        batch = throw_away_batch(config, torch.device("cpu"), num_rows)
-        return task(task.features(batch), batch.label_B, 0.0).loss
-
-    def limit() -> int:
-        guard = Guard(task)
-        guard.before_step()
-        # Counted in fp32 on the CPU; what the backbone keeps in 16 bits is half of it.
-        size = batch_size.saved_bytes_per_crop(forward) * task.precision.dtype.itemsize / 4
-        guard.restore()
-        free = batch_size.free_bytes(ranks.device, ranks.local_size)
-        return ranks.min((batch_size.memory_limit(size, free, ranks.device),))[0]
-
-    return batch_size.plan_batch(
-        global_batch=config.training.global_batch,
-        world_size=ranks.world_size,
-        micro_batch=asked if isinstance(asked, int) else None,
-        bn_batch=config.training.bn_batch,
-        limit=limit,
+def build_task(
+    config: Config, corpus: Corpus, precision: Precision, ranks: Ranks, *, num_classes: int
+) -> SpeakerTask:
+    """Everything between a batch and its loss, on the CPU."""
+    embedder = build.build_embedder(config)
+    shards = ranks if is_head_split(config, ranks, num_classes) else None
+    dim = embedder.embed_dim
+    return SpeakerTask(
+        augment=build.build_augment(config, rooms=corpus.rooms, noises=corpus.noises),
+        embedder=embedder,
+        spec_augment=build.build_spec_augment(config),
+        head=build.build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards),
+        precision=precision,
     )
 
 
-def epoch_order(config: Config, corpus: Corpus) -> EpochOrder:
-    """The order of all epochs."""
+def is_head_split(config: Config, ranks: Ranks, num_classes: int) -> bool:
+    """Whether each rank has rows of its own; also where a step takes a share of the classes."""
+    asked = config.runtime.split_head
+    is_worth_it = ranks.world_size > 1 and num_classes >= SPLIT_FROM_CLASSES
+    can = config.head.name in SPLITTABLE
+    sampled = config.training.sampled_share < 1
+    if (asked == "on" or sampled) and not can:
+        raise ValueError(
+            f"runtime.split_head: rows of {config.head.name} cannot be split over ranks, got "
+            f"{asked} and training.sampled_share {config.training.sampled_share:g}; use head "
+            f"{', '.join(SPLITTABLE)}, or off and 1"
+        )
+    return can and (asked == "on" or sampled or (asked == "auto" and is_worth_it))
+
+
+def plan_batch(
+    config: Config, ranks: Ranks, task: SpeakerTask, *, below: int | None = None
+) -> BatchPlan:
+    """Micro-batch and accumulation; asks the memory only where the micro-batch is not fixed.
+
+    below: only a smaller micro-batch, after one of so many crops went out of memory.
+    """
+    training, asked = config.training, asked_micro_batch(config)
+    on_gpu = ranks.device.type == "cuda"
+    num_classes = len(task.head.get_parameter("weight_CD"))
+    # Noise and rooms are not on the GPU yet; on a host they are in the memory already.
+    banks = sum(buffer.nbytes for buffer in task.augment.buffers()) if on_gpu else 0
+
+    def counted() -> int:
+        found = footprint(
+            config,
+            num_classes=num_classes,
+            precision=task.precision.name,
+            split_over=ranks.world_size if task.head.is_split else 1,
+            with_data=not on_gpu,
+        )
+        free, world = batch_size.free_bytes(ranks.device, ranks.local_size), ranks.world_size
+        return crops_that_fit(found, free, ranks.device, world_size=world, bank_bytes=banks)
+
+    def tried() -> int:
+        divisors = batch_size.micro_batches(training.global_batch, ranks.world_size)
+        sizes = batch_size.micro_batches_to_try(divisors, bn_batch=training.bn_batch, below=below)
+        return largest_that_runs(
+            Trial(
+                config=config.to_dict(),
+                num_classes=num_classes,
+                precision=task.precision.name,
+                device=str(ranks.device),
+                bank_bytes=banks,
+                sizes=sizes,
+            )
+        )
+
+    limit = tried if asked == "probe" else counted
+    return batch_size.plan_batch(
+        global_batch=training.global_batch,
+        world_size=ranks.world_size,
+        micro_batch=asked if isinstance(asked, int) else None,
+        bn_batch=training.bn_batch,
+        join_ranks=may_join_ranks(config),
+        below=below,
+        limit=lambda: ranks.min((limit(),))[0],
+        mode=str(asked),
+    )
+
+
+def epoch_order(config: Config, corpus: Corpus, attempt: int = 0) -> EpochOrder:
+    """The order of all epochs; its length is the same at every attempt."""
     hours = config.training.epoch_hours
     order = EpochOrder(
         corpus.train.num_samples_N,
         crop_samples=crop_samples(config),
         global_batch=config.training.global_batch,
         seed=config.seed,
+        attempt=attempt,
         epoch_samples=None if hours is None else hours * 3600 * corpus.train.sample_rate,
         speaker_N=corpus.train.speaker_N,
         speaker_balance=config.training.speaker_balance,
     )
-    if hours is None and order.repeats > 1:
+    if hours is None and order.repeats > 1 and not attempt:
         text = "the corpus is shorter than a global batch: each epoch repeats it %.1f times"
         log.info(text, order.repeats)
     return order
@@ -165,12 +179,15 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
         steps_per_epoch=per_epoch,
         valid_every_steps=training.valid_every_epochs * per_epoch,
         checkpoint_every_steps=training.checkpoint_every_steps,
+        checkpoint_seconds=60 * config.runtime.checkpoint_minutes,
         log_every_steps=config.runtime.log_every_steps,
         frozen_steps=round(training.freeze_epochs * per_epoch),
     )
 
 
-def train_crops(config: Config, corpus: Corpus, names: Sequence[str]) -> TrainCrops:
+def train_crops(
+    config: Config, corpus: Corpus, names: Sequence[str], attempt: int = 0
+) -> TrainCrops:
     """The training set as crops with their draws."""
     augment, stored = config.augment, {}
     if config.data.features == "fbank":
@@ -195,6 +212,7 @@ def train_crops(config: Config, corpus: Corpus, names: Sequence[str]) -> TrainCr
         draws,
         label_KN=labels,
         seed=config.seed,
+        attempt=attempt,
         noise_bank=None if corpus.noise_on_device else corpus.noise,
     )
 
@@ -227,25 +245,6 @@ def throw_away_batch(config: Config, device: torch.device, num_rows: int = 2) ->
     )
 
 
-def initial_model(config: Config, init: Path | None, exp_dir: Path) -> str | None:
-    """sha256 of the model that --init names; a run that goes on must keep its own."""
-    if init is None and config.training.freeze_epochs:
-        raise ValueError(
-            f"training.freeze_epochs: only a model given by --init may be frozen, got "
-            f"{config.training.freeze_epochs:g} without one; set it to 0, or add --init"
-        )
-    digest = None if init is None else file_sha256(find_model(init) / "embedder.safetensors")
-    recorded = exp_dir / "run.json"
-    if recorded.exists() and any((exp_dir / "checkpoints").glob("step_*")):
-        begun = json.loads(recorded.read_text(encoding="utf-8")).get("init_sha256")
-        if begun != digest:
-            raise ValueError(
-                f"{recorded}: a resumed run must keep its initial model, got {digest} for {begun}; "
-                f"remove {exp_dir} to begin anew, or use another --exp"
-            )
-    return digest
-
-
 def facts(
     config: Config,
     ranks: Ranks,
@@ -259,9 +258,13 @@ def facts(
         **provenance.environment(ranks.device),
         "precision": used.name,
         "precision_reason": used.reason,
+        "precision_remarks": list(used.remarks),
+        "autocast_dtype": None if used.name == "fp32" else str(used.dtype).removeprefix("torch."),
+        "loss_scaling": used.scales_loss,
         "world_size": ranks.world_size,
         "batch": str(plan),
-        "bn_batch": plan.micro_batch,
+        "bn_batch": plan.bn_batch,
+        "bn_joined_ranks": plan.joined_ranks,
         "seed": config.seed,
         "train_speakers": len(corpus.train.speakers),
         "train_utterances": len(corpus.train),
@@ -278,11 +281,16 @@ def facts(
 
 def describe(exp_dir: Path, config: Config, known: dict[str, Any], task: SpeakerTask) -> None:
     """Say what is about to happen; write run.json, unless the experiment is finished."""
+    gpu = "" if known["gpu"] is None else ", {gpu}, capability {capability[0]}.{capability[1]}"
     log.info(
-        "%s: %s on %s (%s)",
-        *(exp_dir, *(known[name] for name in ("precision", "device", "precision_reason"))),
+        "%s: %s on %s%s (%s)",
+        *(exp_dir, known["precision"], known["device"], gpu.format(**known)),
+        known["precision_reason"],
     )
-    log.info("%s; BatchNorm sees %d crops at once", known["batch"], known["bn_batch"])
+    for remark in known["precision_remarks"]:
+        log.info("%s", remark)
+    joined = f" of {known['bn_joined_ranks']} ranks" if known["bn_joined_ranks"] > 1 else ""
+    log.info("%s; BatchNorm sees %d crops%s at once", known["batch"], known["bn_batch"], joined)
     names = ("train_speakers", "train_utterances", "train_hours", "valid_speakers", "rooms")
     names = (*names, "noises", "steps_per_epoch", "crops_dropped_per_epoch")
     log.info(

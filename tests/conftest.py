@@ -93,7 +93,7 @@ def publish_to(make_config, make_embedder, tmp_path: Path):
         publish(
             tmp_path / name,
             embedder=embedder,
-            head=head,
+            head=head.state_dict(),
             config=config,
             speakers=classes,
             facts={"steps": 7},

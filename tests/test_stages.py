@@ -1,69 +1,14 @@
 """The stages at work in a small recipe: their order, what they skip, how they fail.
 
-In: the shell files as they are. A stand-in for the Python interpreter records the commands, so that
-nothing here needs an environment or trains anything.
+In: the shell files as they are; `toy_recipe` says what stands in for the rest.
 """
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[1]
-
-# Writes down how it was called, and leaves what each command would; TRAIN_EXITS is its exit code.
-PYTHON = """#!/usr/bin/env bash
-if [[ $1 == -c ]]; then printf '%s\\n' "$0" && exit; fi
-printf '%s\\t' "$PPID" "$SPEAKERLAB_PARENT" "$@" >>"$CALLS" && printf '\\n' >>"$CALLS"
-case "$*" in
-  *' check '*) for folder in "$@"; do [[ $folder != /* ]] || touch "$folder/utt2dur"; done ;;
-  *prepare.py*--download*) ;;
-  *prepare.py*) mkdir -p "$DATA"/{train,test} && touch "$DATA"/{train,test}/wav.scp ;;
-  *' pack '*) mkdir -p "$4/shards" && touch "$4/shards/index.safetensors" ;;
-  *' train '*) mkdir -p "$5/model" && exit "${TRAIN_EXITS:-0}" ;;
-  *' extract '*) mkdir -p "$5/embeddings/test" ;;
-esac
-"""
-
-
-class Toy:
-    """A copy of the shell files around a small recipe, and the recorder of its commands."""
-
-    def __init__(self, folder: Path) -> None:
-        self.recipe = folder / "egs/toy"
-        self.recipe.mkdir(parents=True)
-        (folder / "egs/common").mkdir()
-        for source in ROOT.glob("egs/common/*.sh"):
-            shutil.copy(source, folder / "egs/common")
-        shutil.copy(ROOT / "egs/mini/run.sh", self.recipe)
-        (self.recipe / "recipe.sh").write_text("model=tiny\n")
-        (self.recipe / "prepare.py").write_text("pass\n")
-        (folder / "conf/hardware").mkdir(parents=True)
-        (folder / "conf/tiny.yaml").touch()
-        self.path = folder / "bin"
-        self.path.mkdir()
-        (self.path / "python3").write_text(PYTHON)
-        (self.path / "python3").chmod(0o755)
-        self.data, self.exp, self.calls = folder / "my data", folder / "my exp", folder / "calls"
-
-    def run(self, options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """run.sh with `options` and these folders; forgets what was recorded before."""
-        self.calls.write_text("")
-        search = f"{self.path}:{os.environ['PATH']}"
-        known = {"PATH": search, "CALLS": str(self.calls), "DATA": str(self.data), **variables}
-        where = ["--data", self.data, "--exp", self.exp]
-        return subprocess.run(
-            ["bash", self.recipe / "run.sh", *options.split(), *where],
-            env=known,
-            capture_output=True,
-            text=True,
-        )
-
-    def recorded(self) -> list[list[str]]:
-        """The words of every command of the last run, the two process ids in front."""
-        return [line.split("\t")[:-1] for line in self.calls.read_text().splitlines()]
+from toy_recipe import Toy
 
 
 @pytest.fixture
@@ -130,6 +75,19 @@ def test_finished_stages_are_not_redone_while_inputs_are_the_same(toy: Toy) -> N
     assert run_both("--corpus /elsewhere") == ["prepare", "check", "check", "pack"]
 
 
+def test_stored_features_are_redone_when_the_configuration_changes(toy: Toy) -> None:
+    assert toy.run("--stop-stage 2 --features fbank").returncode == 0
+    stage_2 = "--stage 2 --stop-stage 2 --features fbank"
+    (toy.root / "conf/hardware/cpu.yaml").touch()
+    assert toy.run(f"{stage_2} --hardware cpu").returncode == 0  # says nothing of features
+    assert toy.recorded() == []
+    (toy.root / "conf/tiny.yaml").write_text("frontend: {num_mel_bins: 64}\n")
+    assert toy.run(stage_2).returncode == 0
+    assert [call[4] for call in toy.recorded()] == ["check", "pack"]
+    assert toy.run(stage_2).returncode == 0
+    assert toy.recorded() == []
+
+
 def test_stage_4_runs_when_asked_for_by_number(toy: Toy) -> None:
     toy.run("--stop-stage 3")
     done = toy.run("--stage 4")
@@ -142,11 +100,34 @@ def test_stage_4_runs_when_asked_for_by_number(toy: Toy) -> None:
     assert [call[6] for call in toy.recorded()] == [str(toy.exp), f"{toy.exp}-lm"]
 
 
-def test_a_failed_command_ends_the_run_with_its_exit_code(toy: Toy) -> None:
-    done = toy.run("", TRAIN_EXITS="3")
-    assert done.returncode == 3
-    assert done.stderr == "stage 3: failed with exit code 3\n"
-    assert [call[4] for call in toy.recorded()][-1] == "train"
+@pytest.mark.parametrize("code", [1, 3, 4])
+def test_a_failed_command_ends_the_run_with_its_exit_code(toy: Toy, code: int) -> None:
+    done = toy.run("", TRAIN_EXITS=f"{code} 0")
+    assert done.returncode == code
+    assert done.stderr == f"stage 3: failed with exit code {code}\n"
+    assert [call[4] for call in toy.recorded()].count("train") == 1
+    assert toy.recorded()[-1][4] == "train"
+
+
+def test_what_did_not_fit_the_memory_is_begun_once_more_below_it(toy: Toy) -> None:
+    done = toy.run("--stop-stage 3 --set training.lr=0.2", TRAIN_EXITS="5 0")
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert "stage 3: a micro-batch of 64 did not fit the memory; once more" in done.stdout
+    first, second = (call[4:] for call in toy.recorded() if call[4] == "train")
+    place = second.index("--below-micro-batch")
+    assert second[place : place + 3] == ["--below-micro-batch", "64", "--set"]
+    assert second[:place] + second[place + 2 :] == first
+
+
+def test_out_of_memory_twice_ends_the_run(toy: Toy) -> None:
+    done = toy.run("", TRAIN_EXITS="5 5 0")
+    assert done.returncode == 5
+    assert done.stderr.splitlines() == [
+        "stage 3: out of memory again, got micro-batches of 64; use a shorter data.crop_seconds, a "
+        "smaller model or a lower runtime.precision",
+        "stage 3: failed with exit code 5",
+    ]
+    assert [call[4] for call in toy.recorded()].count("train") == 2
 
 
 def test_without_python_one_line_says_what_to_do(toy: Toy) -> None:

@@ -31,7 +31,10 @@ recipe=${recipe_dir##*/} # also named by usage
 stage_names=(corpus 'data directories' 'audio decoded and packed' training 'large-margin fine-tuning'
   embeddings 'scores and report')
 current=''        # the stage that runs
+stopped=''        # the signal that a training was told to stop by
+num_passed=0      # signals passed on
 sample_rate=16000 # of all audio; --set frontend.sample_rate=8000 changes it
+stop_signals=(TERM INT HUP USR1)
 
 say() {
   if [[ $dry_run == true ]]; then printf '# '; fi
@@ -46,6 +49,46 @@ run() {
     if [[ -z $python ]]; then find_python; fi
     "$python" "$@"
   fi
+}
+
+# run_stoppable ARGUMENT...: as run, for what saves when it is told to stop: signals (Slurm's is USR1)
+# are passed on and waited for. While bash waits for a command in the foreground it heeds no signal,
+# so this one is in the background.
+run_stoppable() {
+  local child='' code=0 name
+  if [[ $dry_run == true ]]; then
+    run "$@"
+    return
+  fi
+  if [[ -z $python ]]; then find_python; fi
+  for name in "${stop_signals[@]}"; do
+    # shellcheck disable=SC2064 # the name of now
+    trap "pass_on $name" "$name"
+  done
+  # What is in the background ignores Ctrl-C, unless told.
+  (trap - INT QUIT && exec "$python" "$@") </dev/null &
+  child=$!
+  if [[ -n $stopped ]]; then pass_on "$stopped"; fi # came before there was a child
+  wait_for "$child" || code=$?
+  trap - "${stop_signals[@]}"
+  if [[ $code == 0 && -n $stopped ]]; then code=$((128 + $(kill -l "$stopped"))); fi
+  return "$code"
+}
+
+# A Ctrl-C has reached the child too, which takes a second one as an order to leave without saving.
+pass_on() {
+  stopped=$1 num_passed=$((num_passed + 1))
+  if [[ -n $child ]]; then kill -s "${1/INT/TERM}" "$child" 2>/dev/null || true; fi
+}
+
+# wait_for PROCESS: return its exit code, however many signals cut the waiting short.
+wait_for() {
+  local before code
+  while :; do
+    before=$num_passed code=0
+    wait "$1" || code=$?
+    if ((num_passed == before)); then return "$code"; fi
+  done
 }
 
 # give NAME VALUE: put a variable into the environment of the commands.
@@ -186,7 +229,7 @@ stage_2() {
     if is_training_set "$folder"; then packed+=("$folder"); else others+=("$folder"); fi
   done
   inputs=$(printf '%s\n' "allowed=$allow_undecodable" "rate=$sample_rate" "packed=$features $codec" &&
-    if [[ $features == fbank ]]; then printf '%s\n' "model=$model" "${settings[@]}"; fi &&
+    if [[ $features == fbank ]]; then describe_features; fi &&
     for folder in "${checked[@]}"; do digest "$folder"/{wav.scp,segments,utt2spk,trials*}; done)
   if all_packed "${packed[@]}" && unchanged 2 "$inputs"; then return; fi
   if [[ $dry_run == false ]]; then rm -f "$data/.stage2"; fi
@@ -201,6 +244,14 @@ stage_2() {
   run -m speakerlab pack "${packed[@]}" "${arguments[@]}" --sample-rate "$sample_rate" \
     --allow-rejected "$allow_undecodable" ${job:+--job "$job"}
   if [[ -z $job ]]; then finish 2 "$inputs"; fi
+}
+
+# describe_features: print what stored features follow from. The machine is not in it.
+describe_features() {
+  local hardware=auto layers
+  list_layers ${overlay:+"$overlay"}
+  printf '%s\n' "model=$model" "${settings[@]}"
+  digest "${layers[@]}"
 }
 
 # all_packed DIR...: whether each has its shards, or its features.
@@ -243,18 +294,34 @@ stage_4() {
   fi
 }
 
-# train EXPERIMENT INIT OVERLAY...: one training, in as many processes as there are ranks.
+# train EXPERIMENT INIT OVERLAY...: one training, in as many processes as there are ranks. What did
+# not fit the memory (exit code 5) is begun once more with a smaller micro-batch.
 train() {
-  local arguments
+  local options values code=0 too_large
   list_layers "${@:3}"
-  arguments=(--exp "$1" --config "${layers[@]}")
-  if [[ -n $2 ]]; then arguments+=(--init "$2"); fi
-  arguments+=(--set "data.dir=$data" "seed=$seed" "${settings[@]}")
+  options=(--exp "$1" --config "${layers[@]}")
+  if [[ -n $2 ]]; then options+=(--init "$2"); fi
+  values=(--set "data.dir=$data" "seed=$seed" "${settings[@]}")
+  start_training 1 "${options[@]}" "${values[@]}" || code=$?
+  if [[ $code == 5 && -z $stopped && -s $1/out_of_memory ]]; then
+    too_large=$(<"$1/out_of_memory") code=0
+    say "stage $current: a micro-batch of $too_large did not fit the memory; once more with a smaller one"
+    start_training 2 "${options[@]}" --below-micro-batch "$too_large" "${values[@]}" || code=$?
+    if [[ $code == 5 ]]; then
+      say "stage $current: out of memory again, got micro-batches of $(<"$1/out_of_memory"); use a" \
+        'shorter data.crop_seconds, a smaller model or a lower runtime.precision' >&2
+    fi
+  fi
+  return "$code"
+}
+
+# start_training ATTEMPT OPTION...: ATTEMPT is 1, or 2 after one that ran out of memory.
+start_training() {
   if ((nproc * nnodes == 1)); then
-    run -m speakerlab train "${arguments[@]}"
+    run_stoppable -m speakerlab train "${@:2}"
   else
-    list_launch_options
-    run -m speakerlab.bin.launch "${launch[@]}" -m speakerlab.bin.train "${arguments[@]}"
+    list_launch_options "$1"
+    run_stoppable -m speakerlab.bin.launch "${launch[@]}" -m speakerlab.bin.train "${@:2}"
   fi
 }
 
@@ -267,7 +334,8 @@ list_layers() {
   if [[ $hardware != auto ]]; then layers+=("$root/conf/hardware/$hardware.yaml"); fi
 }
 
-# A dead rank ends the run (no restarts): the same command again goes on from the checkpoint.
+# list_launch_options ATTEMPT: a dead rank ends the run (no restarts): the same command again goes on
+# from the checkpoint.
 list_launch_options() {
   launch=(--nnodes "$nnodes" --nproc-per-node "$nproc" --max-restarts 0)
   if ((nnodes == 1)); then
@@ -275,9 +343,10 @@ list_launch_options() {
   else
     # Rank 0 must be told that it is the host: its name may resolve to 127.0.0.1.
     launch+=(--node-rank "$node_rank" --rdzv-backend c10d --rdzv-endpoint "$rdzv"
-      --rdzv-id speakerlab
+      --rdzv-id "speakerlab-$1"
       --rdzv-conf "is_host=$((node_rank == 0)),timeout=300,join_timeout=600")
     if ((node_rank == 0)); then launch+=(--local-addr "${rdzv%:*}"); fi
+    if (($1 > 1 && node_rank > 0)); then sleep 5; fi # the meeting point of the attempt before closes
   fi
 }
 
@@ -332,10 +401,15 @@ run_stage() {
 }
 
 report_failure() {
-  local code=$?
-  if [[ -n $current && $code != 0 ]]; then
-    printf 'stage %s: failed with exit code %s\n' "$current" "$code" >&2
-  fi
+  local code=$? name
+  if [[ -z $current || $code == 0 ]]; then return; fi
+  for name in "${stop_signals[@]}"; do
+    if ((code == 128 + $(kill -l "$name"))); then
+      printf 'stage %s: stopped by SIG%s; run the same command again to go on\n' "$current" "$name" >&2
+      return
+    fi
+  done
+  printf 'stage %s: failed with exit code %s\n' "$current" "$code" >&2
 }
 
 main() {

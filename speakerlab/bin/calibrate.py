@@ -13,6 +13,7 @@ from speakerlab.bin.command import parser
 from speakerlab.data.manifest import read_manifest
 from speakerlab.extraction import Validation
 from speakerlab.published import CALIBRATION, file_sha256, find_model, load_published
+from speakerlab.training.checkpoint import was_begun
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def copied(model: Path, exp_dir: Path) -> Path:
             f"{exp_dir}: holds another model than {model}, got sha256 "
             f"{file_sha256(weights[1])[:12]} for {file_sha256(weights[0])[:12]}; use another --exp"
         )
-    if any((exp_dir / "checkpoints").glob("step_*")):
+    if was_begun(exp_dir):
         raise ValueError(f"{exp_dir}: is a training, got its checkpoints; use another --exp")
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from speakerlab.atomic import file_sha256
 from speakerlab.data.arrays import Arrays, map_arrays, write_arrays
 from speakerlab.data.tables import read_rejected, read_segments, read_table
 
@@ -214,15 +215,6 @@ def _digest(columns: Columns) -> str:
         digest.update(column.data)
     digest.update(columns.num_samples_N.data)
     digest.update(columns.speaker_N.data)
-    return digest.hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
     return digest.hexdigest()
 
 

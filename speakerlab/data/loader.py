@@ -5,7 +5,6 @@ Letters: B rows of the batch, S samples, M masks.
 """
 
 import logging
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -169,9 +168,9 @@ def train_loader(
 
 
 def start_worker(_worker: int) -> None:
-    """A worker dies with its rank, ignores Ctrl-C (the rank handles it) and uses one thread."""
+    """A worker dies with its rank, leaves signals to it and uses one thread."""
     process.die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.leave_signals_to_parent()
     torch.set_num_threads(1)
 
 

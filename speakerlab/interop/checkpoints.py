@@ -149,7 +149,8 @@ def _convert(
             "features": features,
         }
     }
-    publish(out, embedder=embedder, config=config, facts=facts, head=head, speakers=classes)
+    rows = None if head is None else head.state_dict()
+    publish(out, embedder=embedder, config=config, facts=facts, head=rows, speakers=classes)
 
 
 def _warn_if_ambiguous(shapes: Mapping[str, Shape], foreign: ForeignConfig, where: Path) -> None:

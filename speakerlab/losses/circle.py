@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speakerlab.losses.cosine import at_target, cosines, with_target
+from speakerlab.losses.head import Head
 
 
-class CircleLoss(nn.Module):
+class CircleLoss(Head):
     """Sun et al., Circle Loss: A Unified Perspective of Pair Similarity Optimization, CVPR 2020,
     arXiv 2002.10857; the form for class-level labels.
 

@@ -21,13 +21,19 @@ MIN_LENGTH = 1e-6
 
 def cosines(emb_BD: Tensor, weight_CD: Tensor) -> Tensor:
     """The cosine of every row with every class, (B, C)."""
-    return F.linear(unit_rows(emb_BD.float()), unit_rows(weight_CD.float()))
+    return F.linear(unit_rows(emb_BD), unit_rows(weight_CD))
 
 
 def unit_rows(x_BD: Tensor) -> Tensor:
-    """Each row divided by its length; zeros where it is shorter than MIN_LENGTH."""
+    """Each row, at least in fp32, divided by its length; zeros if that is below MIN_LENGTH."""
+    x_BD = at_least_fp32(x_BD)
     length_B1 = x_BD.norm(dim=1, keepdim=True)
     return x_BD / length_B1.masked_fill(length_B1 < MIN_LENGTH, torch.inf)
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """fp32 of all narrower types; fp64, which only tests of exactness use, stays what it is."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def sines(cos: Tensor) -> Tensor:

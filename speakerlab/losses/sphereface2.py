@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speakerlab.losses.cosine import at_target, cosines, sines, with_target
+from speakerlab.losses.head import Head
 from speakerlab.losses.margin import add_margin
 
 
-class SphereFace2(nn.Module):
+class SphereFace2(Head):
     """Wen et al., SphereFace2: Binary Classification is All You Need for Deep Face Recognition,
     ICLR 2022, arXiv 2108.01513; for speakers: Han et al., Exploring Binary Classification Loss for
     Speaker Verification, ICASSP 2023, arXiv 2307.08205.

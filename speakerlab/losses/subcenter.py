@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speakerlab.losses.cosine import at_target, cosines, sines, with_target
+from speakerlab.losses.head import Head
 from speakerlab.losses.margin import add_margin
 
 PENALTY_MARGIN = 0.2  # radians; the margin at which the penalty is the one that was asked for
 
 
-class SubcenterTopkAAMSoftmax(nn.Module):
+class SubcenterTopkAAMSoftmax(Head):
     """Sub-center AAM softmax with inter-top-k penalty.
 
     Deng et al., Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces, ECCV

@@ -1,73 +1,111 @@
-"""Training state on disk: written whole or not at all, verified when read.
+"""Training state on disk: written whole or not at all, in the background, verified when read.
 
-`checkpoints/step_00000100/` holds `state.pt` and `sha256`. In: a dictionary of state dicts and
-plain values. Out: the same, from the newest directory that is intact.
+`checkpoints/step_00000100/` holds `state.pt`, `rows_<first>_<rank>.pt` of a head that is split over
+ranks, and `note.json` with the sha256 of each. In: dictionaries of state dicts and plain values.
+Out: the same, from the newest folder that is intact.
 """
 
 import hashlib
 import io
+import json
 import logging
 import math
 import os
 import pickle
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from speakerlab.atomic import file_sha256
+
 log = logging.getLogger(__name__)
+STATE, NOTE, ROWS = "state.pt", "note.json", "rows_"
 
 
-class Checkpoints:
-    """The checkpoints of one experiment; only global rank 0 holds one of these."""
+@dataclass(frozen=True)
+class Note:
+    """What is known of a checkpoint without reading its tensors."""
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    step: int
+    attempt: int  # how often the run was rolled back before
+    scheduled: bool  # at a multiple of training.checkpoint_every_steps: may be averaged
+    valid_eer: float | None  # of this very step, if it was validated
+    sha256: Mapping[str, str]  # of every other file
+    bytes: int
 
-    def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Write the state of `step`, then drop all but the newest `keep`.
 
-        Raises ValueError, and keeps what there is, if a tensor of the state is not finite.
-        """
-        for name in ("task", "optimizer"):
-            for path in _non_finite(state[name], name):
-                raise ValueError(f"step {step}: state is not finite, got {path}; nothing was saved")
-        buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
-        data = buffer.getbuffer()
-        final = self.folder / f"step_{step:08d}"
-        fresh = self.folder / f".{final.name}"
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        _write_synced(fresh / "state.pt", data)
-        _write_synced(fresh / "sha256", hashlib.sha256(data).hexdigest().encode())
-        shutil.rmtree(final, ignore_errors=True)
-        fresh.replace(final)
-        _sync_folder(self.folder)
-        for old in self.list()[: -self.keep]:
-            shutil.rmtree(old)
-        return final
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Finished checkpoints, oldest first; a later attempt at a step comes after the first."""
+    return sorted(folder.glob("step_*"))
 
-    def list(self) -> list[Path]:
-        """Finished checkpoints, oldest first."""
-        return sorted(self.folder.glob("step_????????"))
 
-    def read_latest(self) -> bytes | None:
-        """The newest intact state as bytes for `load_state`; None where there is none."""
-        for folder in reversed(self.list()):
-            try:
-                data = (folder / "state.pt").read_bytes()
-                wanted = (folder / "sha256").read_text(encoding="ascii")
-            except OSError as error:
-                log.warning("%s: cannot be read (%s); trying the one before", folder, error)
-                continue
-            if hashlib.sha256(data).hexdigest() == wanted:
-                return data
-            log.warning("%s: is damaged (sha256 differs); trying the one before", folder)
-        return None
+def was_begun(exp_dir: Path) -> bool:
+    """Whether an experiment has a checkpoint to go on from."""
+    return bool(list_checkpoints(exp_dir / "checkpoints"))
+
+
+def name_of(step: int, attempt: int) -> str:
+    """The folder of a checkpoint."""
+    return f"step_{step:08d}" + (f"_attempt_{attempt}" if attempt else "")
+
+
+def read_note(folder: Path) -> Note:
+    """Raises ValueError where it is not whole."""
+    try:
+        return Note(**json.loads((folder / NOTE).read_text(encoding="utf-8")))
+    except (OSError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder / NOTE}: cannot be read, got {error!r}") from None
+
+
+class Found(NamedTuple):
+    """A checkpoint whose files are all intact."""
+
+    folder: Path
+    state: bytes  # for `load_state`
+
+
+def read_checked(folder: Path) -> Found:
+    """Raises ValueError where a file of the checkpoint is damaged."""
+    for name, digest in read_note(folder).sha256.items():
+        try:
+            found = file_sha256(folder / name)
+        except OSError as error:
+            raise ValueError(f"{folder / name}: cannot be read, got {error.strerror}") from None
+        if found != digest:
+            raise ValueError(f"{folder / name}: is damaged, its sha256 differs")
+    return Found(folder, (folder / STATE).read_bytes())
+
+
+def read_rows(folder: Path) -> list[tuple[int, dict[str, Tensor]]]:
+    """(first row, tensors by name) of each part of a split head, mapped to the files."""
+    return [
+        (int(path.stem.split("_")[1]), torch.load(path, mmap=True, weights_only=True))
+        for path in sorted(folder.glob(f"{ROWS}*.pt"))
+    ]
+
+
+def read_latest(folder: Path) -> Found | None:
+    """The newest intact checkpoint; None where there is none at all.
+
+    Raises ValueError where there are some but none is intact: a training is not begun anew over it.
+    """
+    found = list_checkpoints(folder)
+    for one in reversed(found):
+        try:
+            return read_checked(one)
+        except ValueError as error:
+            log.warning("%s; trying the one before", error)
+    if found:
+        raise ValueError(
+            f"{folder}: no checkpoint is intact, got {len(found)} damaged ones; remove the folder "
+            "to begin anew, or restore it"
+        )
+    return None
 
 
 def load_state(data: bytes) -> dict[str, Any]:
@@ -82,25 +120,67 @@ def load_state(data: bytes) -> dict[str, Any]:
         ) from None
 
 
-def _non_finite(value: Any, path: str) -> list[str]:
+def find_non_finite(value: Any, path: str) -> list[str]:
+    """Paths, in a nest of mappings, of the tensors and numbers that are not finite."""
     if isinstance(value, Tensor):
         return [] if not value.is_floating_point() or bool(value.isfinite().all()) else [path]
     if isinstance(value, float):
         return [] if math.isfinite(value) else [path]
     items = value.items() if isinstance(value, Mapping) else []
-    return [bad for key, item in items for bad in _non_finite(item, f"{path}.{key}")]
+    return [bad for key, item in items for bad in find_non_finite(item, f"{path}.{key}")]
 
 
-def _write_synced(path: Path, data: Any) -> None:
+def snapshot(value: Any) -> Any:
+    """A copy on the CPU of a nest of mappings and lists, which later steps do not change."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: snapshot(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(snapshot(item) for item in value)
+    return value
+
+
+def write_tensors(path: Path, value: Any) -> str:
+    """Write a file that survives a loss of power; its sha256."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    data = buffer.getbuffer()
+    write_synced(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_synced(path: Path, data: Any) -> None:
+    """Write bytes and have them on the disk when this returns."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def finish(partial: Path, final: Path, note: Note) -> None:
+    """Give a folder of which all but the note is written its name."""
+    write_synced(partial / NOTE, json.dumps(asdict(note), indent=1).encode())
+    shutil.rmtree(final, ignore_errors=True)  # damaged, else the run would not be here again
+    partial.replace(final)
+    descriptor = os.open(final.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def prune(folder: Path, *, keep: int) -> None:
+    """Leave the newest, the `keep` newest of the schedule, and the best validated one."""
+    notes = {}
+    for one in list_checkpoints(folder):
+        try:
+            notes[one] = read_note(one)
+        except ValueError:
+            shutil.rmtree(one, ignore_errors=True)
+    scheduled = [one for one, note in notes.items() if note.scheduled]
+    validated = [one for one, note in notes.items() if note.valid_eer is not None]
+    best = sorted(validated, key=lambda one: (notes[one].valid_eer, notes[one].step))[:1]
+    kept = {*list(notes)[-1:], *scheduled[-keep:], *best}
+    for one in notes.keys() - kept:
+        shutil.rmtree(one, ignore_errors=True)

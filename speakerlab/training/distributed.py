@@ -4,7 +4,7 @@ One process needs no launcher and no process group: every call here then does th
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -15,6 +15,26 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some neighbouring ranks that compute something together; tensors are of one shape in all."""
+
+    size: int
+    handle: Any  # torch's process group
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over the group; `values` itself is left alone."""
+        total = values.clone()
+        dist.all_reduce(total, group=self.handle)
+        return total
+
+    def gather(self, values: Tensor) -> Tensor:
+        """The values of each of the group's ranks, in their order, along a new first axis."""
+        every = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(every, values, group=self.handle)
+        return torch.stack(every)
 
 
 @dataclass(frozen=True)
@@ -47,20 +67,60 @@ class Ranks:
             dist.all_reduce(total)
         return total
 
-    def min(self, values: tuple[int, ...]) -> tuple[int, ...]:
-        """The smallest tuple over ranks, compared as tuples are."""
+    def max(self, values: Tensor) -> Tensor:
+        """The largest of each value over ranks; `values` itself is left alone."""
+        largest = values.clone()
+        if self.world_size > 1:
+            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return largest
+
+    def gather(self, values: Tensor) -> Tensor:
+        """The ranks' values, all of one shape, joined along the first axis in their order."""
         if self.world_size == 1:
             return values
-        every: list[Any] = [None] * self.world_size
-        dist.all_gather_object(every, values)
-        return min(every)
+        values = values.contiguous()
+        parts = [torch.empty_like(values) for _ in range(self.world_size)]
+        dist.all_gather(parts, values)
+        return torch.cat(parts)
+
+    def min(self, values: tuple[int, ...]) -> tuple[int, ...]:
+        """The smallest tuple over ranks, compared as tuples are."""
+        return min(self.every(values))
+
+    def every(self, value: T) -> list[T]:
+        """Each rank's value, in the order of ranks; plain values that can be pickled."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def neighbours(self, size: int) -> Group:
+        """This rank's group of `size` consecutive ranks; all ranks must call it alike."""
+        assert self.world_size % size == 0, (self.world_size, size)
+        starts = range(0, self.world_size, size)
+        handles = [dist.new_group(range(start, start + size)) for start in starts]
+        return Group(size, handles[self.rank // size])
+
+    def begin_largest(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Begin to find the largest of each value over ranks; call the result to have them.
+
+        All ranks must do both. They travel while other things are computed.
+        """
+        largest = torch.tensor(values, dtype=torch.int64)
+        if self.world_size == 1:
+            return largest.tolist
+        work: Any = dist.all_reduce(largest, op=dist.ReduceOp.MAX, async_op=True)
+
+        def result() -> list[int]:
+            work.wait()
+            return largest.tolist()
+
+        return result
 
     def barrier(self, tag: str) -> None:
         """Wait for all ranks; ranks at different tags raise instead of passing each other."""
-        if self.world_size == 1:
-            return
-        tags: list[Any] = [None] * self.world_size
-        dist.all_gather_object(tags, tag)
+        tags = self.every(tag)
         if len(set(tags)) > 1:
             raise RuntimeError(f"barrier: ranks wait at different places, got {tags}; report this")
 
@@ -82,6 +142,11 @@ class Ranks:
         if outcome[1] is not None:
             raise ValueError(f"rank 0 failed: {outcome[1]}")
         return outcome[0]
+
+
+def is_lost_peer(error: RuntimeError) -> bool:
+    """Whether a collective failed because another rank is gone, or no longer answers."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def start_ranks(*, timeout_minutes: float) -> Ranks:
@@ -113,4 +178,17 @@ def start_ranks(*, timeout_minutes: float) -> Ranks:
         world_size=world_size,
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
         device=device,
+    )
+
+
+def shared_store(ranks: Ranks) -> Any:
+    """A connection of its own to the store that all ranks share; None where there is one rank."""
+    if ranks.world_size == 1:
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        host, port, is_master=False, wait_for_workers=False
+    )
+    return dist.PrefixStore(  # pyright: ignore[reportPrivateImportUsage]
+        "speakerlab", store
     )

@@ -7,7 +7,7 @@ forward pass goes on drawing where its front end stopped. Letters: B rows, T fra
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ class Inputs(NamedTuple):
     label_B: Tensor
     silent: Tensor  # scalar, crops that got no noise
     draws: Tensor  # state of the device's generator
+    row_B: Tensor  # rows of the manifest, on the CPU
 
 
 class Prefetcher:
@@ -89,6 +90,12 @@ class Prefetcher:
         except StopIteration:
             self.ahead = None
 
+    def close(self) -> None:
+        """End what reads ahead; no batch is taken after it."""
+        self.ahead = None
+        if isinstance(self.batches, Generator):
+            self.batches.close()
+
     def take_wait_seconds(self) -> float:
         """How long the device had nothing to do for want of a batch, since the last call."""
         for began, ended in self.idle:
@@ -102,10 +109,11 @@ class Prefetcher:
         batch = self._next_batch()
         self.begin(self.number)
         with self._on_stream():
+            row_B = batch.row_B
             batch = batch.to(self.device)
             feats_BTF = self.task.features(batch)
             silent = self.task.take_silent()
-        return Inputs(feats_BTF, batch.label_B, silent, self._get_draws())
+        return Inputs(feats_BTF, batch.label_B, silent, self._get_draws(), row_B)
 
     def _next_batch(self) -> Batch:
         """The next batch; what counts as waiting is only time in which the device is idle."""

@@ -1,8 +1,25 @@
 """Learning rate and margin as pure functions of a step that the trainer owns."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 MARGIN_LEFT_AT_END = 1e-3  # the exponential ramp closes all but this share of the way
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When things happen, in steps, and the two functions of a step."""
+
+    lr_at: Callable[[int], float]
+    margin_at: Callable[[int], float]
+    total_steps: int
+    steps_per_epoch: int
+    valid_every_steps: int
+    checkpoint_every_steps: int
+    checkpoint_seconds: float  # or so long after the last one
+    log_every_steps: int
+    frozen_steps: int = 0  # steps at the start in which only the head learns
 
 
 def warmup_cosine(

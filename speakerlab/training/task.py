@@ -22,7 +22,8 @@ class SpeakerTask(nn.Module):
     """Speaker classification: augment -> fbank -> SpecAugment -> backbone -> margin head.
 
     embedder: has submodules `fbank` (wave_BS -> feats_BTF) and `backbone` (feats_BTF -> emb_BD);
-    augment: has a buffer `silent_count`.
+    augment: has a buffer `silent_count`. head: (emb_BD, label_B, margin) -> loss and what its
+    `count_correct` takes; `is_split` says that other ranks have other rows of it.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class SpeakerTask(nn.Module):
         augment: nn.Module,
         embedder: nn.Module,
         spec_augment: nn.Module,
-        head: nn.Module,
+        head: Any,
         precision: Precision,
     ) -> None:
         super().__init__()
@@ -42,6 +43,11 @@ class SpeakerTask(nn.Module):
         self._ddp_params_and_buffers_to_ignore = [
             f"augment.{name}" for name, _ in augment.named_buffers()
         ]
+        # Rows that only this rank has: their gradients are whole without the others'.
+        self.split: dict[str, nn.Parameter] = {}
+        if head.is_split:
+            self.split = {f"head.{name}": p for name, p in head.named_parameters()}
+        self._ddp_params_and_buffers_to_ignore += list(self.split)
 
     @torch.no_grad()
     def features(self, batch: Batch) -> Tensor:
@@ -60,9 +66,8 @@ class SpeakerTask(nn.Module):
         with self.precision.autocast():
             backbone = self.embedder.get_submodule("backbone")
             emb_BD = without_learning(backbone, feats_BTF) if frozen else backbone(feats_BTF)
-        loss, logits_BC = self.head(emb_BD, label_B, margin)
-        num_correct = (logits_BC.argmax(dim=1) == label_B).sum()
-        return TaskOutput(loss, num_correct)
+        loss, decided = self.head(emb_BD, label_B, margin)
+        return TaskOutput(loss, self.head.count_correct(decided, label_B))
 
     def take_silent(self) -> Tensor:
         """How many crops got no noise since the last call, they or the noise being silent."""

@@ -8,19 +8,21 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab import setup_training
 from speakerlab.bin import train
+from speakerlab.consistency import load
 from speakerlab.process import leave
+from speakerlab.run_training import build_training
 from speakerlab.training.distributed import start_ranks
+from speakerlab.training.signals import Signals
 
 
 def main() -> None:
     out, exp = map(Path, sys.argv[1:3])
     args = train.parse(["--exp", str(exp), *sys.argv[3:]])
     exp.mkdir(parents=True, exist_ok=True)
-    config = setup_training.load(exp, args.config, args.set)
+    config = load(exp, args.config, args.set)
     ranks = start_ranks(timeout_minutes=1)
-    trainer = train.build_training(exp, None, config, ranks).trainer
+    trainer = build_training(exp, None, config, ranks, Signals(leave)).trainer
     module = ranks.wrap(trainer.task)
     trainer.accumulate(module, trainer.prefetch(0), margin=0.2)
     grads = {n: p.grad.numpy() for n, p in trainer.task.named_parameters() if p.grad is not None}

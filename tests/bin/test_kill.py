@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -10,47 +9,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-Processes = dict[int, str]  # process id -> command line
-
-
-def processes_of(exp: Path) -> Processes:
-    """All that mention the experiment: run.sh, torchrun, ranks and their loader workers."""
-    found: Processes = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            state = (folder / "stat").read_text().rpartition(") ")[2][0]
-        except (OSError, UnicodeDecodeError):
-            continue
-        if str(exp) in line and state != "Z":
-            found[int(folder.name)] = line
-    return found
+from processes import Crew, crew_of, end_all, wait_until_gone
+from stage_3 import prepared, stage_3
 
 
-def pick(processes: Processes, pattern: str) -> int:
-    """The oldest process whose command line matches."""
-    return min(pid for pid, line in processes.items() if re.search(pattern, line))
+def kill_torchrun(crew: Crew, shell: int) -> None:
+    assert crew.launcher is not None
+    os.kill(crew.launcher, signal.SIGKILL)
 
 
-RANK, TORCHRUN, SHELL = r"-m speakerlab\.bin\.train", r"speakerlab\.bin\.launch", r"run\.sh"
-PLAIN_RANK = r"python\S* -u -m speakerlab\.bin\.train"
+def kill_group(crew: Crew, shell: int) -> None:
+    assert crew.launcher is not None
+    os.killpg(os.getpgid(crew.launcher), signal.SIGKILL)
 
 
-def kill_torchrun(processes: Processes, shell: int) -> None:
-    os.kill(pick(processes, TORCHRUN), signal.SIGKILL)
+def kill_one_rank(crew: Crew, shell: int) -> None:
+    os.kill(crew.ranks[0], signal.SIGKILL)
 
 
-def kill_group(processes: Processes, shell: int) -> None:
-    os.killpg(os.getpgid(pick(processes, TORCHRUN)), signal.SIGKILL)
-
-
-def kill_one_rank(processes: Processes, shell: int) -> None:
-    os.kill(pick(processes, PLAIN_RANK), signal.SIGKILL)
-
-
-def kill_shell(processes: Processes, shell: int) -> None:
+def kill_shell(crew: Crew, shell: int) -> None:
     os.kill(shell, signal.SIGKILL)
 
 
@@ -66,16 +43,8 @@ def exp(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def words(data, settings, tmp_path_factory, exp) -> list[str]:
     """stage 3 of egs/mini on the tiny corpus, for so long that only a kill ends it."""
-    copy = tmp_path_factory.mktemp("data") / "data"
-    shutil.copytree(data, copy)
-    for marker in (".stage1", ".stage2"):
-        (copy / marker).touch()
-    values = [value for value in settings[3:] if not value.startswith("data.dir=")]
-    return [
-        *("bash", str(ROOT / "egs" / "mini" / "run.sh"), "--stage", "3", "--stop-stage", "3"),
-        *("--model", "campplus_tiny", "--data", str(copy), "--exp", str(exp), "--nproc", "2"),
-        *("--set", *values, "training.num_epochs=4000"),
-    ]
+    copy = prepared(data, tmp_path_factory.mktemp("data") / "data")
+    return stage_3(copy, exp, settings, "--nproc", "2", "training.num_epochs=4000")
 
 
 def start(words: list[str], environment: dict[str, str], wanted: str) -> subprocess.Popen[str]:
@@ -94,7 +63,7 @@ def start(words: list[str], environment: dict[str, str], wanted: str) -> subproc
 
 @pytest.mark.parametrize("kill", [kill_torchrun, kill_group, kill_one_rank, kill_shell])
 def test_nobody_outlives_a_kill(
-    kill: Callable[[Processes, int], None],
+    kill: Callable[[Crew, int], None],
     words: list[str],
     environment: dict[str, str],
     exp: Path,
@@ -111,14 +80,10 @@ def test_nobody_outlives_a_kill(
         while newest(checkpoints) == before:
             assert time.monotonic() < deadline, "no progress"
             time.sleep(0.02)
-        processes = processes_of(exp)
-        assert sum(bool(re.search(PLAIN_RANK, line)) for line in processes.values()) >= 2
-        kill(processes, run.pid)
-        deadline = time.monotonic() + 5
-        while alive := processes_of(exp):
-            assert time.monotonic() < deadline, f"still alive after 5 s: {alive}"
-            time.sleep(0.05)
+        crew = crew_of(exp)
+        assert len(crew.ranks) == 2
+        kill(crew, run.pid)
+        wait_until_gone(exp, seconds=5)
     finally:
-        for pid in processes_of(exp):
-            os.kill(pid, signal.SIGKILL)
+        end_all(exp)
         run.wait()

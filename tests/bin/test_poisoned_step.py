@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from speakerlab.bin.train import build_training
+from speakerlab import process
 from speakerlab.config import load_config
+from speakerlab.run_training import build_training
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.guard import NumericError
 from speakerlab.training.monitor import Monitor
+from speakerlab.training.signals import Signals
 
 ALONE = Ranks(rank=0, local_rank=0, world_size=1, local_size=1, device=torch.device("cpu"))
 BAD_STEP = 3
@@ -20,7 +22,8 @@ BAD_STEP = 3
 def training(request, settings, tmp_path):
     """A training of as many epochs (of 6 steps) as the test asks for."""
     overrides = [*settings[3:], f"training.num_epochs={request.param}"]
-    return build_training(tmp_path, None, load_config([Path(settings[1])], overrides), ALONE)
+    config = load_config([Path(settings[1])], overrides)
+    return build_training(tmp_path, None, config, ALONE, Signals(process.leave))
 
 
 def poison(training, is_bad):
@@ -43,7 +46,7 @@ def fit(training, exp):
         total = training.trainer.schedule.total_steps
         return Monitor(exp, start_step=step, total_steps=total, every_seconds=100)
 
-    training.trainer.fit(training.checkpoints, monitor, {})
+    training.trainer.fit(monitor)
 
 
 @pytest.mark.parametrize("training", [1], indirect=True)
@@ -62,13 +65,14 @@ def test_a_poisoned_step_is_skipped_whole(training, tmp_path):
 
     trainer.run_step = watched
     fit(training, tmp_path)
-    assert trainer.step == 6 and trainer.guard.skipped == 1
+    assert trainer.step == 6 and trainer.updater.guard.skipped == 1
     assert all(v.isfinite().all() for v in trainer.task.state_dict().values())
     rows = (tmp_path / "metrics.jsonl").read_text()
     assert '"skipped": 1' in rows and "NaN" not in rows
     moved = [k for k, v in trainer.task.state_dict().items() if not torch.equal(v, states[4][k])]
     assert len(moved) > 50  # training went on after the bad step
-    assert trainer.best_eer is not None and math.isfinite(trainer.best_eer)
+    best_eer = trainer.keeper.progress.best_eer
+    assert best_eer is not None and math.isfinite(best_eer)
 
 
 @pytest.mark.parametrize("training", [5], indirect=True)

@@ -1,65 +1,188 @@
-"""Checkpoints are whole, verified, and the newest intact one is used."""
+"""Checkpoints are whole, verified, and the newest intact one is used; writing waits for nobody."""
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from speakerlab.training.checkpoint import Checkpoints, load_state
+from speakerlab.training import writer as writer_module
+from speakerlab.training.checkpoint import (
+    STATE,
+    find_non_finite,
+    list_checkpoints,
+    load_state,
+    read_latest,
+    read_note,
+    read_rows,
+)
+from speakerlab.training.writer import CheckpointWriter
 
 
-def state(value):
-    return {"task": {"w": torch.full((3,), value)}, "optimizer": {"state": {}}, "step": value}
+def state(step, attempt=0):
+    weights = torch.full((3,), float(step))
+    return {"task": {"w": weights}, "step": step, "attempt": attempt}
 
 
-def latest(checkpoints):
-    data = checkpoints.read_latest()
-    assert data is not None
-    return load_state(data)
+def save(folder, *steps, keep=3, **more):
+    writer = CheckpointWriter(folder, keep=keep)
+    for step in steps:
+        writer.save(state(step), **more)
+    writer.wait()
+    return writer
+
+
+def latest(folder):
+    found = read_latest(folder)
+    assert found is not None
+    return load_state(found.state)
+
+
+def names(folder):
+    return [path.name for path in list_checkpoints(folder)]
 
 
 def test_the_newest_is_read_and_old_ones_go(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    for step in (1, 2, 3):
-        checkpoints.save(step, state(step))
-    assert [path.name for path in checkpoints.list()] == ["step_00000002", "step_00000003"]
-    assert latest(checkpoints)["step"] == 3
-    assert torch.equal(latest(checkpoints)["task"]["w"], torch.full((3,), 3.0))
+    save(tmp_path, 1, 2, 3, keep=2)
+    assert names(tmp_path) == ["step_00000002", "step_00000003"]
+    assert latest(tmp_path)["step"] == 3
+    assert torch.equal(latest(tmp_path)["task"]["w"], torch.full((3,), 3.0))
 
 
-@pytest.mark.parametrize("harm", ["cut", "flip", "gone"])
+def test_the_best_stays_and_what_is_off_the_schedule_goes(tmp_path):
+    writer = CheckpointWriter(tmp_path, keep=2)
+    for step, eer, scheduled in [(1, 0.2, False), (2, 0.1, False), (3, None, True), (4, 0.3, True)]:
+        writer.save(state(step), valid_eer=eer, scheduled=scheduled)
+    writer.save(state(5), scheduled=False)
+    writer.save(state(6), scheduled=True)
+    writer.wait()
+    assert names(tmp_path) == ["step_00000002", "step_00000004", "step_00000006"]
+    assert read_note(tmp_path / "step_00000002").valid_eer == 0.1
+
+
+def test_another_attempt_at_a_step_comes_after_the_first(tmp_path):
+    writer = save(tmp_path, 7)
+    writer.save(state(7, attempt=1), scheduled=False)
+    writer.wait()
+    assert names(tmp_path) == ["step_00000007", "step_00000007_attempt_1"]
+    assert latest(tmp_path)["attempt"] == 1
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "gone", "no note"])
 def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, harm, caplog):
-    checkpoints = Checkpoints(tmp_path, keep=3)
-    checkpoints.save(1, state(1))
-    file = checkpoints.save(2, state(2)) / "state.pt"
+    save(tmp_path, 1, 2)
+    file = tmp_path / "step_00000002" / STATE
     data = bytearray(file.read_bytes())
     if harm == "cut":
         file.write_bytes(data[:-7])
     elif harm == "flip":
         data[len(data) // 2] ^= 1
         file.write_bytes(data)
-    else:
+    elif harm == "gone":
         file.unlink()
-    assert latest(checkpoints)["step"] == 1
-    assert "trying the one before" in caplog.text
+    else:
+        (file.parent / "note.json").unlink()
+    assert latest(tmp_path)["step"] == 1
+    assert "trying the one before" in caplog.text and str(file.parent) in caplog.text
+    (tmp_path / "step_00000001" / STATE).unlink()
+    with pytest.raises(ValueError, match="no checkpoint is intact, got 2 damaged ones; remove"):
+        read_latest(tmp_path)
 
 
 def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=3)
-    checkpoints.save(1, state(1))
-    half = tmp_path / ".step_00000002"
+    save(tmp_path, 1)
+    half = tmp_path / ".step_00000002.abc"
     half.mkdir()
-    (half / "state.pt").write_bytes(b"half")
-    assert latest(checkpoints)["step"] == 1
-    checkpoints.save(2, state(2))
-    assert latest(checkpoints)["step"] == 2
-
-
-def test_values_that_are_not_finite_are_refused_and_the_last_stays(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=3)
-    checkpoints.save(1, state(1))
-    with pytest.raises(ValueError, match=r"step 2: state is not finite, got task\.w; nothing"):
-        checkpoints.save(2, state(float("nan")))
-    assert latest(checkpoints)["step"] == 1
+    (half / STATE).write_bytes(b"half")
+    assert latest(tmp_path)["step"] == 1
+    save(tmp_path, 2)
+    assert latest(tmp_path)["step"] == 2 and not half.exists()
 
 
 def test_no_checkpoint_is_none(tmp_path):
-    assert Checkpoints(tmp_path / "none", keep=1).read_latest() is None
+    assert read_latest(tmp_path / "none") is None
+
+
+def test_what_is_not_finite_is_named():
+    good = {"a": torch.ones(2), "n": torch.tensor([1]), "x": 1.0}
+    assert find_non_finite(good, "state") == []
+    bad = {"a": {"w": torch.tensor([1.0, float("inf")])}, "x": float("nan"), **{"b": good}}
+    assert find_non_finite(bad, "state") == ["state.a.w", "state.x"]
+
+
+def test_the_state_is_that_of_the_call_though_training_goes_on(tmp_path, monkeypatch):
+    """The write is slow; the tensor changes meanwhile; the call returned long before."""
+    slow = writer_module.write_tensors
+
+    def write_late(path, value):
+        time.sleep(0.5)
+        return slow(path, value)
+
+    monkeypatch.setattr(writer_module, "write_tensors", write_late)
+    writer, values = CheckpointWriter(tmp_path, keep=1), state(1)
+    began = time.monotonic()
+    writer.save(values)
+    assert time.monotonic() - began < 0.25
+    values["task"]["w"].fill_(99)
+    assert names(tmp_path) == []
+    writer.wait()
+    assert torch.equal(latest(tmp_path)["task"]["w"], torch.ones(3))
+
+
+def test_a_checkpoint_is_complete_when_every_rank_has_written_its_rows(tmp_path):
+    ranks = [CheckpointWriter(tmp_path, keep=1, run="r", rank=r, num_parts=2) for r in (0, 1)]
+    ranks[0].save(state(1), rows=(0, {"w": torch.zeros(5)}))
+    time.sleep(0.2)
+    assert names(tmp_path) == []
+    ranks[1].save(state(1), rows=(5, {"w": torch.ones(4)}))
+    ranks[0].wait()
+    found = read_latest(tmp_path)
+    assert found is not None
+    (first, _), (second, ones) = read_rows(found.folder)
+    assert (first, second) == (0, 5) and torch.equal(ones["w"], torch.ones(4))
+    (found.folder / "rows_00000000_0.pt").write_bytes(b"cut")
+    with pytest.raises(ValueError, match="no checkpoint is intact"):
+        read_latest(tmp_path)
+
+
+FULL_DISK = """
+import sys
+from pathlib import Path
+import torch
+from speakerlab.training.writer import CheckpointWriter
+
+folder = Path(sys.argv[1])
+writer = CheckpointWriter(folder, keep=3)
+for step, size in ((1, 100), (2, 2_000_000), (3, 100)):
+    writer.save({"task": {"w": torch.zeros(size)}, "step": step, "attempt": 0})
+    try:
+        writer.wait()
+    except OSError as error:
+        print(error)
+print(*sorted(path.name for path in folder.iterdir()))
+"""
+
+
+def can_mount() -> bool:
+    command = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return shutil.which("unshare") is not None and not subprocess.run(command).returncode
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs root, to mount a small disk")
+def test_on_a_full_disk_the_last_one_remains_and_it_is_said(tmp_path):
+    """8 MB do not fit on 4 MiB; the next checkpoint, which fits, is written again."""
+    mount = f'mount -t tmpfs -o size=4m none {tmp_path} && exec "$@"'
+    words = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", mount, "sh", *words],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    line, kept = done.stdout.splitlines()
+    assert line.startswith(f"{tmp_path}/step_00000002: cannot be written: the disk is full, got ")
+    assert "MiB free; free some there. step_00000001 remains; training goes on" in line
+    assert kept == "step_00000001 step_00000003"

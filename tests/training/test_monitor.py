@@ -1,19 +1,62 @@
 """Rows of metrics: written once, cut on resume, read back from TensorBoard's files."""
 
+import io
 import json
 import logging
+import os
+from pathlib import Path
 
+import numpy as np
+import pytest
+from google.protobuf import text_format
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.projector import projector_config_pb2
 
+from speakerlab.training import events
+from speakerlab.training.events import Pictures
 from speakerlab.training.monitor import Monitor
 
+NAMES = ("loss", "accuracy", "lr", "margin", "grad_norm", "clipped", "skipped", "loss_scale")
+NAMES = (*NAMES, "crops_per_second", "data_wait", "gpu_memory_mb", "attempt")
 
-def make_monitor(folder, start_step=0):
-    return Monitor(folder, start_step=start_step, total_steps=40, every_seconds=0.0)
+
+def make_monitor(folder, start_step=0, **more):
+    return Monitor(folder, start_step=start_step, total_steps=40, every_seconds=0.0, **more)
 
 
 def rows(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def read_events(folder: Path) -> EventAccumulator:
+    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0})
+    found.Reload()
+    return found
+
+
+def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in read_events(folder).Scalars(name)]
+
+
+def pictures(shade: int = 0, num_points: int = 3) -> Pictures:
+    """An image of 4 x 2 pixels and points whose first coordinate is the row."""
+    png = io.BytesIO()
+    Image.new("RGBA", (4, 2), (shade, 0, 0, 255)).save(png, "png")
+    emb_ND = np.full((num_points, 2), shade, dtype=np.float32)
+    emb_ND[:, 0] = np.arange(num_points)
+    ids = [f"utt{row}" for row in range(num_points)]
+    return Pictures(png.getvalue(), emb_ND, ["ann"] * num_points, ids)
+
+
+def read_projector(folder: Path) -> tuple[np.ndarray, list[str]]:
+    """Points and names, found as TensorBoard finds them."""
+    log_dir = folder / "tensorboard"
+    config = getattr(projector_config_pb2, "ProjectorConfig")()  # noqa: B009 # made at run time
+    text_format.Parse((log_dir / "projector_config.pbtxt").read_text(), config)
+    (info,) = config.embeddings
+    points = np.loadtxt(log_dir / info.tensor_path, delimiter="\t", ndmin=2)
+    return points, (log_dir / info.metadata_path).read_text().splitlines()
 
 
 def test_rows_beyond_the_checkpoint_are_cut_on_resume(tmp_path):
@@ -30,19 +73,95 @@ def test_rows_beyond_the_checkpoint_are_cut_on_resume(tmp_path):
     assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(10, 1), (20, 2), (30, 7)]
 
 
-def test_tensorboard_has_the_same_numbers_and_purges_the_rest(tmp_path):
+@pytest.mark.parametrize("damage", [b'{"kind": "train", "st', b"\0" * 40 + b"\n"])
+def test_a_last_line_that_is_no_row_is_cut(tmp_path, damage):
     first = make_monitor(tmp_path)
     first.train_row(10, {"loss": 1.0})
-    first.train_row(20, {"loss": 2.0})
     first.close()
+    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        file.write(damage)
     second = make_monitor(tmp_path, start_step=10)
-    second.train_row(20, {"loss": 5.0})
-    second.valid_row(20, {"eer": 0.125})
+    second.train_row(20, {"loss": 2.0})
     second.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(10, 1.0), (20, 5.0)]
-    assert events.Scalars("valid/eer")[0].value == 0.125
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(10, 1), (20, 2)]
+
+
+def test_tensorboard_has_the_same_numbers(tmp_path):
+    monitor = make_monitor(tmp_path)
+    for step in (10, 20):
+        monitor.train_row(step, {name: step + i for i, name in enumerate(NAMES)})
+    monitor.valid_row(20, {"eer": 0.125})
+    monitor.close()
+    for i, name in enumerate(NAMES):
+        assert scalars(tmp_path, f"train/{name}") == [(10, 10 + i), (20, 20 + i)]
+    assert scalars(tmp_path, "valid/eer") == [(20, 0.125)]
+
+
+@pytest.mark.parametrize("clock", [0, -3600], ids=["the same second", "a host an hour behind"])
+def test_no_step_is_there_twice_after_resumes(tmp_path, monkeypatch, clock):
+    """Each goes on from step 10, as after a roll-back, with a loss of its own."""
+    at = [2_000_000_000.0]
+    monkeypatch.setattr(events.time, "time", lambda: at[0])
+    for attempt in range(12):
+        monitor = make_monitor(tmp_path, start_step=10 if attempt else 0)
+        for step in (10, 20, 30)[bool(attempt) :]:
+            monitor.train_row(step, {"loss": float(attempt)})
+        monitor.close()
+        at[0] += clock
+    assert scalars(tmp_path, "train/loss") == [(10, 0.0), (20, 11.0), (30, 11.0)]
+    assert [row["loss"] for row in rows(tmp_path)] == [0.0, 11.0, 11.0]
+
+
+def test_an_event_cut_by_a_loss_of_power_hides_no_later_one(tmp_path):
+    first = make_monitor(tmp_path)
+    for step in (10, 20, 30):
+        first.train_row(step, {"loss": 1.0})
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    os.truncate(path, path.stat().st_size - 5)
+    second = make_monitor(tmp_path, start_step=10)
+    second.train_row(20, {"loss": 2.0})
+    assert scalars(tmp_path, "train/loss") == [(10, 1.0), (20, 2.0)]
+
+
+def test_pictures_of_each_validation_and_points_of_the_last(tmp_path):
+    shown = iter([pictures(50), pictures(200)])
+    monitor = make_monitor(tmp_path, pictures=lambda: next(shown), picture_seconds=0)
+    monitor.valid_row(10, {"eer": 0.5})
+    before = {path for path in (tmp_path / "tensorboard").rglob("*") if path.is_file()}
+    monitor.valid_row(20, {"eer": 0.25})
+    monitor.close()
+    assert before == {path for path in (tmp_path / "tensorboard").rglob("*") if path.is_file()}
+    images = read_events(tmp_path).Images("valid/det")
+    assert [(image.step, image.width, image.height) for image in images] == [(10, 4, 2), (20, 4, 2)]
+    reds = [np.array(Image.open(io.BytesIO(i.encoded_image_string)))[0, 0, 0] for i in images]
+    assert reds == [50, 200]
+    points, names = read_projector(tmp_path)
+    assert points.tolist() == [[0, 200], [1, 200], [2, 200]]
+    assert names == ["speaker\tutterance", "ann\tutt0", "ann\tutt1", "ann\tutt2"]
+
+
+def test_a_projector_has_2000_points_from_first_to_last(tmp_path):
+    monitor = make_monitor(tmp_path, pictures=lambda: pictures(0, 5001), picture_seconds=0)
+    monitor.valid_row(10, {"eer": 0.5})
+    points, names = read_projector(tmp_path)
+    assert len(points) == 2000 and len(names) == 2001
+    assert names[1] == "ann\tutt0" and names[-1] == "ann\tutt5000"
+    assert [f"ann\tutt{row:.0f}" for row in points[:, 0]] == names[1:]
+
+
+def test_pictures_are_not_drawn_all_the_time(tmp_path):
+    """0.5 s apart: of four validations in a row one has pictures, and the last of the run."""
+    asked: list[int] = []
+    monitor = make_monitor(tmp_path, pictures=lambda: asked.append(1), picture_seconds=0.5)
+    monitor.valid_row(10, {"eer": 0.5})
+    assert len(asked) == 0  # the run is too young
+    monitor.last_picture_at -= 0.5
+    for step in (20, 30):
+        monitor.valid_row(step, {"eer": 0.5})
+    assert len(asked) == 1
+    monitor.started_at -= 0.5
+    monitor.valid_row(40, {"eer": 0.5})
+    assert len(asked) == 2
 
 
 def test_lines_tell_the_step_and_the_time_left(tmp_path, caplog):

@@ -1,59 +1,174 @@
 """The format follows from the capability, never from what a driver claims to support."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from speakerlab.training.precision import apply_backend_settings, resolve_precision
+from speakerlab.training.precision import (
+    Card,
+    apply_backend_settings,
+    as_device,
+    card_of,
+    resolve_precision,
+)
 
 CUDA, CPU = torch.device("cuda", 3), torch.device("cpu")
+T4 = Card(False, (7, 5), "capability 7.5")
+A100 = Card(True, (8, 0), "capability 8.0")
+
+
+@pytest.fixture
+def install_card(monkeypatch):
+    """install_card((7, 5)): torch then reports such a GPU, of a driver that emulates bf16."""
+
+    def install(capability, hip=None, arch=""):
+        properties = SimpleNamespace(gcnArchName=arch)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_a, **_k: True)
+        monkeypatch.setattr(torch.version, "hip", hip)
+
+    return install
 
 
 @pytest.mark.parametrize(
-    ("card", "capability", "name"),
+    ("name", "capability", "expected"),
     [
+        ("GTX 1080 Ti", (6, 1), "fp32"),
         ("P100", (6, 0), "fp32"),
         ("V100", (7, 0), "fp32"),
-        ("T4, 2080Ti", (7, 5), "fp32"),
+        ("T4, RTX 2080 Ti, GTX 1660", (7, 5), "fp32"),
         ("A100", (8, 0), "bf16"),
-        ("RTX 3090", (8, 6), "bf16"),
+        ("RTX 3090, A5000", (8, 6), "bf16"),
         ("L4, RTX 4090", (8, 9), "bf16"),
-        ("H100", (9, 0), "bf16"),
+        ("H100, H200", (9, 0), "bf16"),
         ("B200", (10, 0), "bf16"),
+        ("RTX 5090", (12, 0), "bf16"),
     ],
 )
-def test_auto_by_card(card, capability, name, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_a, **_k: True)  # emulated
-    assert resolve_precision("auto", CUDA, capability).name == name, card
+def test_auto_by_card(name, capability, expected, install_card):
+    install_card(capability)
+    card = card_of(CUDA)
+    assert card is not None
+    used = resolve_precision("auto", CUDA, [card])
+    assert used.name == expected, name
+    verb = "has" if expected == "bf16" else "lacks"
+    assert used.reason == f"auto: capability {capability[0]}.{capability[1]} {verb} bf16"
 
 
-def test_auto_on_a_cpu_is_fp32():
-    assert resolve_precision("auto", CPU, None).name == "fp32"
+@pytest.mark.parametrize(
+    ("arch", "version", "expected"),
+    [
+        ("gfx906:sramecc+:xnack-", (9, 0), "fp32"),  # MI50
+        ("gfx90a:sramecc+:xnack-", (9, 0), "bf16"),  # MI200: the same version
+        ("gfx942", (9, 4), "bf16"),
+        ("gfx1030", (10, 3), "fp32"),
+        ("gfx1100", (11, 0), "bf16"),
+    ],
+)
+def test_auto_on_rocm_goes_by_the_architecture(arch, version, expected, install_card):
+    install_card(version, hip="6.2", arch=arch)
+    card = card_of(CUDA)
+    assert card is not None
+    assert resolve_precision("auto", CUDA, [card]).name == expected
 
 
-def test_only_the_type_reaches_autocast():
-    assert resolve_precision("bf16", CUDA, (8, 0)).device_type == "cuda"
+@pytest.mark.parametrize("kind", ["cpu", "mps"])
+def test_auto_without_cuda_is_fp32(kind):
+    assert card_of(torch.device(kind)) is None
+    assert resolve_precision("auto", kind).name == "fp32"
+
+
+def test_the_least_capable_rank_decides_for_all_and_it_is_said_once():
+    used = resolve_precision("auto", CUDA, [A100, T4, A100, A100])
+    assert (used.name, used.reason) == ("fp32", "auto: capability 7.5 lacks bf16")
+    assert used.remarks == (
+        "ranks have different GPUs, got capability 7.5 on 1 of 4, capability 8.0 on 3 of 4; the "
+        "least capable decides",
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "card", "words"),
+    [
+        ("bf16", T4, "capability 7.5 only emulates bf16"),
+        ("fp16", Card(False, (6, 1), "capability 6.1"), "capability 6.1 has no tensor cores"),
+        ("fp32", A100, "capability 8.0 has bf16, which auto takes"),
+    ],
+)
+def test_what_the_card_is_not_made_for_is_one_line(asked, card, words):
+    used = resolve_precision(asked, CUDA, [card])
+    assert (used.name, used.reason) == (asked, "asked for")
+    (line,) = used.remarks
+    assert words in line and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("asked", "card"), [("auto", A100), ("auto", T4), ("bf16", A100), ("fp16", T4), ("fp32", T4)]
+)
+def test_what_the_card_is_made_for_needs_no_remark(asked, card):
+    assert resolve_precision(asked, CUDA, [card]).remarks == ()
+
+
+def test_the_hint_for_fp32_tells_whether_convolutions_use_tf32():
+    for conv_tf32, word in [(True, "yes"), (False, "no")]:
+        (line,) = resolve_precision("fp32", CUDA, [A100], conv_tf32=conv_tf32).remarks
+        assert f"convolutions use TF32: {word}, matrix products: no" in line
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        ("cpu", "cpu"),
+        ("cuda", "cuda"),
+        ("cuda:0", "cuda"),
+        ("cuda:3", "cuda"),
+        (torch.device("cuda", 3), "cuda"),
+        (torch.device("cpu"), "cpu"),
+        ("mps", "mps"),
+    ],
+)
+def test_only_the_type_reaches_autocast(device, kind):
+    used = resolve_precision("bf16", device)
+    assert used.device_type == kind
+    assert ":" not in getattr(used.autocast(), "device")  # noqa: B009
+
+
+@pytest.mark.parametrize("device", ["0", "", "cuda:x", "gpu"])
+def test_what_is_no_device_is_one_line(device):
+    with pytest.raises(ValueError, match=rf"^device: .*, got '{device}'; use cpu, cuda or cuda:0$"):
+        as_device(device)
+    with pytest.raises(ValueError, match=r"^device: "):
+        resolve_precision("auto", device)
 
 
 def test_fp16_needs_cuda():
     with pytest.raises(ValueError, match=r"fp16 needs a CUDA device, got cpu; use auto, fp32 or"):
-        resolve_precision("fp16", CPU, None)
+        resolve_precision("fp16", CPU)
 
 
 def test_bf16_autocast_casts_products_and_fp32_does_not():
     x = torch.ones(2, 2)
-    with resolve_precision("bf16", CPU, None).autocast():
+    with resolve_precision("bf16", CPU).autocast():
         assert (x @ x).dtype == torch.bfloat16
-    with resolve_precision("fp32", CPU, None).autocast():
+    with resolve_precision("fp32", CPU).autocast():
         assert (x @ x).dtype == torch.float32
 
 
-def test_the_scaler_works_in_fp16_only():
-    assert not resolve_precision("bf16", CPU, None).scaler().is_enabled()
-    assert not resolve_precision("fp32", CPU, None).scaler().is_enabled()
+def test_only_fp16_scales_the_loss():
+    names = ("fp32", "bf16", "fp16")
+    assert [resolve_precision(n, CUDA, [T4]).scales_loss for n in names] == [False, False, True]
 
 
-def test_backend_settings_can_be_read_back():
-    apply_backend_settings(deterministic=False)
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert torch.backends.cuda.matmul.allow_tf32 is False
-    assert torch.backends.cudnn.allow_tf32 is True
+@pytest.mark.parametrize("conv_tf32", [False, True])
+def test_backend_settings_can_be_read_back(conv_tf32):
+    apply_backend_settings(deterministic=False, conv_tf32=conv_tf32)
+    try:
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.backends.cuda.matmul.allow_tf32 is False
+        assert torch.backends.cudnn.allow_tf32 is conv_tf32
+        assert torch.backends.cudnn.benchmark
+        assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        apply_backend_settings(deterministic=False)

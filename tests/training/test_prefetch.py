@@ -12,6 +12,7 @@ from speakerlab.batch import Batch
 from speakerlab.frontend.augment import Augment
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.specaugment import SpecAugment
+from speakerlab.losses.head import Head
 from speakerlab.training import prefetch
 from speakerlab.training.precision import resolve_precision
 from speakerlab.training.prefetch import Prefetcher, WaitTeller
@@ -31,7 +32,7 @@ class Tiny(nn.Module):
         self.backbone = nn.Sequential(nn.Dropout(0.5), nn.Linear(80, 4))
 
 
-class Head(nn.Module):
+class MeanHead(Head):
     def forward(self, emb_BTD, label_B, margin):
         logits_BC = emb_BTD.mean(1)
         return nn.functional.cross_entropy(logits_BC, label_B), logits_BC
@@ -43,7 +44,7 @@ def make_task(device: torch.device) -> SpeakerTask:
         augment=Augment(num_samples=SAMPLES, speeds=(1.0,)),
         embedder=Tiny(),
         spec_augment=SpecAugment(num_time_masks=1),
-        head=Head(),
+        head=MeanHead(),
         precision=resolve_precision("fp32", device, None),
     )
     return task.to(device)
@@ -79,7 +80,7 @@ def losses(
     found = []
     load = torch.ones(disturb, disturb, device=device)
     for _ in range(count):
-        feats_BTF, label_B, silent, _ = inputs.take()
+        feats_BTF, label_B, silent, *_ = inputs.take()
         for _ in range(20 if disturb else 0):
             load = load @ load / disturb
         output = task(feats_BTF, label_B, 0.0)

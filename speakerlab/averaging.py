@@ -1,0 +1,80 @@
+"""The mean of the embedders of a training's last checkpoints. In: its folder. Out: weights.
+
+Only checkpoints of the step schedule count: where others lie depends on time and on signals.
+Izmailov et al., Averaging Weights Leads to Wider Optima, UAI 2018, arXiv 1803.05407, without its
+own learning rates; BatchNorm's statistics are averaged like weights, as WeSpeaker does.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from speakerlab.build import build_embedder
+from speakerlab.config import load_config
+from speakerlab.embedder import Embedder
+from speakerlab.published import publish
+from speakerlab.training.checkpoint import (
+    list_checkpoints,
+    load_state,
+    read_checked,
+    read_note,
+)
+
+PREFIX = "embedder."
+
+
+def average_newest(exp_dir: Path, num: int, embedder: Embedder) -> list[int]:
+    """Load into `embedder` the mean of up to `num` newest checkpoints; their steps, oldest first.
+
+    Raises ValueError where there is none, or one is damaged.
+    """
+    folders = [
+        folder
+        for folder in list_checkpoints(exp_dir / "checkpoints")
+        if read_note(folder).scheduled
+    ][-num:]
+    if not folders:
+        raise ValueError(
+            f"{exp_dir}/checkpoints: none is of the step schedule, got nothing to average; lower "
+            "training.checkpoint_every_steps, or use one checkpoint"
+        )
+    sums: dict[str, Tensor] = {}
+    for folder in folders:
+        for name, tensor in embedder_of(folder).items():
+            wide = tensor.double() / len(folders)
+            sums[name] = sums[name] + wide if name in sums else wide
+    own = embedder.state_dict()
+    embedder.load_state_dict({name: total.to(own[name].dtype) for name, total in sums.items()})
+    return [read_note(folder).step for folder in folders]
+
+
+def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]:
+    """Write a model folder with the mean of up to `num` checkpoints; their steps and its sha256.
+
+    It has no head, so it cannot be trained on, and no calibration: that is learned for a model.
+    """
+    if num < 1:
+        raise ValueError(f"--last: at least one checkpoint must be averaged, got {num}; raise it")
+    recorded = exp_dir / "config.yaml"
+    if not recorded.exists():
+        raise FileNotFoundError(f"{recorded}: no such file; give the folder of a training")
+    config = load_config([recorded])
+    embedder = build_embedder(config)
+    steps = average_newest(exp_dir, num, embedder)
+    run = exp_dir / "run.json"
+    known = json.loads(run.read_text(encoding="utf-8")) if run.exists() else {}
+    facts = {**known, "averaged": steps}
+    return steps, publish(out, embedder=embedder, config=config, facts=facts)
+
+
+def embedder_of(folder: Path) -> Mapping[str, Tensor]:
+    """The embedder's tensors in a checkpoint."""
+    task = load_state(read_checked(folder).state)["task"]
+    return {
+        name.removeprefix(PREFIX): t
+        for name, t in task.items()
+        if name.startswith(PREFIX) and isinstance(t, torch.Tensor)
+    }

@@ -1,0 +1,154 @@
+"""How a training would fit the memory of a GPU: without the GPU, and without a corpus."""
+
+import math
+from argparse import Namespace
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from speakerlab.bin.command import nearest, parser
+from speakerlab.config import Config, load_config
+from speakerlab.planning import CARDS_GB, CardPlan, Footprint, footprint
+from speakerlab.setup_training import is_head_split
+from speakerlab.training.distributed import Ranks
+
+ROOT = Path(__file__).parents[2]
+TABLE_MODELS, TABLE_CARDS_GB = ("campplus", "eres2net"), (11, 24, 32)
+AUTO = {"fp32": "auto below capability 8.0", "bf16": "auto from capability 8.0 on"}
+
+
+def main(words: Sequence[str]) -> None:
+    """`speakerlab plan --model M [--recipe NAME] --gpu-mem 24 [--gpus 4] [--set key=value ...]`"""
+    args = parse(words)
+    if args.table:
+        for model in TABLE_MODELS:
+            args.model = model
+            print_table(load(args), args, TABLE_CARDS_GB)
+        return
+    config = load(args)
+    if args.gpu_mem is None:
+        print_table(config, args, CARDS_GB)
+        return
+    for found in footprints(config, args):
+        print_card(CardPlan(config, found, args.gpu_mem, args.gpus, args.bank_gb), config, args)
+
+
+def parse(words: Sequence[str]) -> Namespace:
+    options = parser("plan", __doc__)
+    what = options.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", metavar="NAME", help="conf/NAME.yaml")
+    what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help="as in train")
+    seed = "CAM++ and ERes2Net base on cards of 11, 24 and 32 GB"
+    what.add_argument("--table", action="store_true", help=seed)
+    options.add_argument("--recipe", metavar="NAME", help="egs/NAME/conf.yaml, with --model")
+    options.add_argument("--gpu-mem", type=float, metavar="GB", help="of one card; else a table")
+    options.add_argument("--gpus", type=int, default=1, metavar="N", help="how many cards (1)")
+    formats = ("auto", "fp32", "bf16", "fp16")
+    both = "auto: both that it may choose"
+    options.add_argument("--precision", choices=formats, default="auto", help=both)
+    rows = "in the training set (10000); each speed makes another class of each"
+    options.add_argument("--speakers", type=int, default=10000, metavar="N", help=rows)
+    banks = "noise and rooms on the card (0), at most runtime.bank_gb"
+    options.add_argument("--bank-gb", type=float, default=0.0, metavar="GB", help=banks)
+    options.add_argument(
+        "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help="as in train"
+    )
+    return check(options.parse_args(words))
+
+
+def check(args: Namespace) -> Namespace:
+    """Refuse numbers that mean nothing."""
+    for name in ("gpu_mem", "gpus", "speakers"):
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option}: must be above 0, got {value:g}; correct it")
+    if args.bank_gb < 0:
+        raise ValueError(f"--bank-gb: must not be below 0, got {args.bank_gb:g}; correct it")
+    if args.recipe is not None and args.model is None and not args.table:
+        raise ValueError(
+            f"--recipe: goes with --model, got {args.recipe} with --config; list its conf.yaml"
+        )
+    return args
+
+
+def load(args: Namespace) -> Config:
+    """The configuration that the recipe would train."""
+    if args.config is not None:
+        return load_config(args.config, args.set)
+    layers = [existing("--model", args.model, "conf/{}.yaml", ROOT.glob("conf/*.yaml"))]
+    if args.recipe is not None:
+        known = (path.parent for path in ROOT.glob("egs/*/conf.yaml"))
+        layers.append(existing("--recipe", args.recipe, "egs/{}/conf.yaml", known))
+    return load_config(layers, args.set)
+
+
+def existing(option: str, name: str, place: str, known: Iterable[Path]) -> Path:
+    """The file of a name that was given."""
+    path = ROOT / place.format(name)
+    if not path.exists():
+        hint = nearest(name, (other.stem for other in known))
+        raise ValueError(f"{option}: no {place.format(name)}, got {name}{hint}")
+    return path
+
+
+def footprints(config: Config, args: Namespace) -> list[Footprint]:
+    """One of each format that is asked about."""
+    names = ("fp32", "bf16") if args.precision == "auto" else (args.precision,)
+    ranks = Ranks(0, 0, args.gpus, args.gpus, torch.device("cuda"))
+    num_classes = args.speakers * len(config.augment.speeds)
+    split_over = args.gpus if is_head_split(config, ranks, num_classes) else 1
+    rows = math.ceil(num_classes / split_over)
+    return [
+        footprint(config, num_classes=rows, precision=name, split_over=split_over) for name in names
+    ]
+
+
+def headline(config: Config, args: Namespace) -> str:
+    num_classes = args.speakers * len(config.augment.speeds)
+    return f"{config.model.name}, {num_classes} classes, crops of {config.data.crop_seconds:g} s"
+
+
+def print_card(plan: CardPlan, config: Config, args: Namespace) -> None:
+    """One format on one kind of card, part by part."""
+    found = plan.found
+    why = f" ({AUTO[found.precision]})" if args.precision == "auto" else ""
+    print(f"{headline(config, args)}, {found.precision}{why}")
+    print(f"  a crop keeps {found.crop / 2**20:.1f} MiB for the backward pass")
+    print(f"  {plan.card_gb:6.2f} GiB, of which")
+    for gib, what in plan.parts():
+        print(f"  {gib:6.2f}     {what}")
+    try:
+        batch = plan.batch()
+        print(f"  {batch}")
+        joined = f" of {batch.joined_ranks} ranks" if batch.joined_ranks > 1 else ""
+        print(f"  BatchNorm sees {batch.bn_batch} crops{joined} at once")
+    except ValueError as error:
+        print(f"  refused: {error}")
+
+
+def print_table(config: Config, args: Namespace, cards_gb: Sequence[float]) -> None:
+    """Every card and format in a line each."""
+    training = config.training
+    print(
+        f"{headline(config, args)}, global batch {training.global_batch}, "
+        f"training.bn_batch {training.bn_batch or 'unset'}"
+    )
+    print("  card    format   MiB/crop   crops that fit   micro-batch x ranks x accumulation   BN")
+    found = footprints(config, args)
+    for card_gb in cards_gb:
+        for one in found:
+            plan = CardPlan(config, one, card_gb, args.gpus, args.bank_gb)
+            print(f"  {card_gb:2g} GB   {one.precision:6}   {row(plan)}")
+
+
+def row(plan: CardPlan) -> str:
+    """What fits, and what is made of it."""
+    start = f"{plan.found.crop / 2**20:8.1f}   {plan.fit:14}"
+    try:
+        batch = plan.batch()
+    except ValueError as error:
+        return f"{start}   refused: {error}"
+    product = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
+    return f"{start}   {product:34}   {batch.bn_batch}"

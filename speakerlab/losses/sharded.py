@@ -1,0 +1,298 @@
+"""A head for very many classes, whose rows are split over the ranks.
+
+In: emb_BD and label_B of this rank. Out: the mean loss over the rows of all ranks, the same on
+each, and which of this rank's rows were decided right.
+
+Every rank meets the embeddings of all ranks with its own classes, and holds one matrix of
+similarities, (S, G). The softmax over all classes needs of the others only, for each embedding, the
+largest logit, the sum of exponentials and the logit of the target.
+
+Letters: B rows of a rank, C classes of a rank, D embedding, G rows of all ranks, S classes of this
+rank that take part.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from speakerlab.losses import HEADS
+from speakerlab.losses.head import Head, SoftmaxHead
+from speakerlab.losses.shards import (
+    Shards,
+    blocks_of,
+    draw_rows,
+    gather_rows,
+    reshard,
+    rows_of,
+    take_part,
+)
+
+SPLITTABLE = tuple(name for name, head in HEADS.items() if issubclass(head, SoftmaxHead))
+
+
+class ShardedHead(Head):
+    """One of the softmax heads, of which this rank has the rows `row_range`.
+
+    Its parameters are named as the whole head's, and begin as the same rows of it. Losses and
+    gradients are the whole head's (An et al., Partial FC: Training 10 Million Identities on a
+    Single Machine, ICCVW 2021, arXiv 2010.05222; Killing Two Birds with One Stone, CVPR 2022, arXiv
+    2203.15565), given that the parameters are left out of DistributedDataParallel:
+
+    - the loss is the mean over the G rows of all ranks, and the gradient of a row is that of this
+      loss, complete without a reduction;
+    - the gradient that goes back into emb_BD is W times that of this loss, because DDP divides the
+      sum over W ranks by W.
+
+    With `sampled_share` below 1, a class takes part in a step if it is drawn by the step's key (see
+    `take_part`) or is the label of a row of all ranks; the softmax is over these, without a
+    correction for the others, and so is `count_correct`. The gradient of other rows is zero, not
+    missing: momentum and weight decay go on for them, as they do in the whole softmax, where a row
+    far from every embedding has a gradient of almost zero. So each gradient moves its row as far,
+    and as early, as it does there, and weight decay is the same for all shares. (If momentum stood
+    still until its row is drawn again, a gradient would take 1 / share times as long to act.)
+    """
+
+    is_split = True
+    bias_C: nn.Parameter | None
+
+    def __init__(
+        self, make: Callable[[], nn.Module], *, shards: Shards, sampled_share: float = 1.0
+    ) -> None:
+        """make: builds the whole head; called on the meta device, where it takes no memory.
+
+        Weights are drawn from torch's generator, to be seeded as for the whole head.
+        """
+        super().__init__()
+        with torch.device("meta"):
+            whole = make()
+        if not isinstance(whole, SoftmaxHead):
+            raise ValueError(
+                f"head: must be one whose rows can be split over ranks, got {type(whole).__name__};"
+                f" use {', '.join(SPLITTABLE)}"
+            )
+        if not 0 < sampled_share <= 1:
+            raise ValueError(
+                f"sampled_share: must be above 0 and at most 1, got {sampled_share:g}; "
+                "1 takes all classes, 0.1 is usual for a million"
+            )
+        self.num_classes, embed_dim = whole.weight_CD.shape
+        self.shards, self.sampled_share, self.key = shards, sampled_share, 0
+        self.takes_margin, self.scale = whole.takes_margin, whole.scale
+        self.prepare, self.harden = whole.prepare, whole.harden
+        rows = self.row_range
+        self.weight_CD = nn.Parameter(
+            draw_rows(rows, num_classes=self.num_classes, embed_dim=embed_dim)
+        )
+        bias_C = None if whole.bias_C is None else nn.Parameter(torch.zeros(rows[1] - rows[0]))
+        self.register_parameter("bias_C", bias_C)
+
+    @property
+    def row_range(self) -> tuple[int, int]:
+        world_size = self.shards.world_size
+        return rows_of(self.shards.rank, num_classes=self.num_classes, world_size=world_size)
+
+    def own_rows(self, blocks: Iterable[tuple[int, Tensor]]) -> Tensor:
+        """This rank's rows of blocks (first row, rows) that any number of ranks have written."""
+        return reshard(
+            blocks,
+            num_classes=self.num_classes,
+            rank=self.shards.rank,
+            world_size=self.shards.world_size,
+        )
+
+    def begin_step(self, key: int) -> None:
+        """Draw the classes of a step; a function of the key alone. The same key on every rank."""
+        self.key = key
+
+    def forward(
+        self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Mean loss over all ranks' rows, and for this rank's whether they are right, (B,)."""
+        with torch.autocast(emb_BD.device.type, enabled=False):
+            emb_GD: Any = _Gathered.apply(self.prepare(emb_BD), self.shards)
+            problem = self._problem(self.shards.gather(label_B), margin)
+            outputs: Any = _Softmax.apply(emb_GD, self.weight_CD, self.bias_C, problem)
+        loss, right_G = outputs
+        return loss, right_G.chunk(self.shards.world_size)[self.shards.rank]
+
+    def _problem(self, label_G: Tensor, margin: float | Tensor) -> "_Problem":
+        """The classes of this rank that take part, and where the targets are among them."""
+        first, last = self.row_range
+        target_G = label_G - first
+        if self.sampled_share == 1:
+            return _Problem(self, None, last - first, target_G, margin)
+        drawn_C = take_part(
+            (first, last), key=self.key, share=self.sampled_share, device=label_G.device
+        )
+        drawn_C[target_G[(target_G >= 0) & (target_G < last - first)]] = True
+        row_S = drawn_C.nonzero().squeeze(1)
+        place_G = torch.searchsorted(row_S, target_G).where(target_G >= 0, -1)
+        return _Problem(self, row_S, len(row_S), place_G, margin)
+
+    def count_correct(self, decided: Tensor, label_B: Tensor) -> Tensor:
+        return decided.sum()
+
+    def gather_state(self) -> dict[str, Tensor]:
+        """The state of the whole head on rank 0, on the CPU; nothing on other ranks."""
+        whole = {
+            name: gather_rows(own, num_classes=self.num_classes, shards=self.shards)
+            for name, own in self.named_parameters()
+        }
+        return {name: rows for name, rows in whole.items() if rows is not None}
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What a softmax over shards needs to know beside its tensors."""
+
+    head: ShardedHead
+    row_S: Tensor | None  # the rows that take part; None for all
+    num_rows: int
+    target_G: Tensor  # place of the target among these rows; of another rank's, before or beyond
+    margin: float | Tensor
+
+    def rows(self, x_CD: Tensor, start: int, stop: int) -> Tensor:
+        """Rows start..stop - 1 of those that take part."""
+        return x_CD[start:stop] if self.row_S is None else x_CD[self.row_S[start:stop]]
+
+    def put_rows(self, x_CD: Tensor, start: int, rows: Tensor) -> None:
+        """The reverse of `rows`."""
+        stop = start + len(rows)
+        if self.row_S is None:
+            x_CD[start:stop] = rows
+        else:
+            x_CD[self.row_S[start:stop]] = rows
+
+    def swap_targets(self, block_SG: Tensor, start: int, value_G: Tensor) -> Tensor:
+        """Put the values at the targets within a block; what was there, 0 for targets elsewhere.
+
+        Without a question to the device, which would wait for it.
+        """
+        place_G = self.target_G - start
+        inside_1G = ((place_G >= 0) & (place_G < len(block_SG))).unsqueeze(0)
+        place_1G = place_G.clamp(0, len(block_SG) - 1).unsqueeze(0)
+        old_1G = block_SG.gather(0, place_1G)
+        block_SG.scatter_(0, place_1G, value_G.unsqueeze(0).where(inside_1G, old_1G))
+        return old_1G.where(inside_1G, 0).squeeze(0)
+
+
+class _Gathered(torch.autograd.Function):
+    """The rows of all ranks; their gradient, summed over ranks, goes back times W (see above)."""
+
+    @staticmethod
+    def forward(ctx: Any, emb_BD: Tensor, shards: Shards) -> Tensor:
+        ctx.shards = shards
+        return shards.gather(emb_BD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad_GD: Tensor
+    ) -> tuple[Tensor, None]:
+        shards: Shards = ctx.shards
+        own_BD = shards.sum(grad_GD).chunk(shards.world_size)[shards.rank]
+        return own_BD * shards.world_size, None
+
+
+class _Softmax(torch.autograd.Function):
+    """Prepared embeddings and the rows of this rank -> loss, and which embeddings are right.
+
+    Keeps one matrix, the similarities with those of the targets put to -inf: a target counts with
+    its hardened logit, which is the same on every rank. Whatever else has a row for each class is
+    made block by block, in both directions.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, emb_GD: Tensor, weight_CD: Tensor, bias_C: Tensor | None, problem: _Problem
+    ) -> tuple[Tensor, Tensor]:
+        head, shards = problem.head, problem.head.shards
+        similarity_SG, target_G = _similarities(emb_GD, weight_CD, bias_C, problem)
+        target_G = shards.sum(target_G)
+        most_G, right_G = _most(similarity_SG, target_G, problem)
+        hard_G, back = _with_gradient(lambda x_G: head.harden(x_G, problem.margin), target_G)
+        top_G = torch.maximum(head.scale * shards.max(most_G), hard_G)
+        sum_G = torch.zeros_like(top_G)
+        for start, stop in blocks_of(problem.num_rows):
+            sum_G += _exponentials(similarity_SG[start:stop], head.scale, top_G).sum(0)
+        # NaN travels by sums: the largest of a number and NaN may be the number.
+        sum_G, num_wrong_G = shards.sum(torch.stack([sum_G, (~right_G).to(sum_G)]))
+        log_sum_G = top_G + (sum_G + (hard_G - top_G).exp()).log()
+        pull_G = ((hard_G - log_sum_G).exp() - 1) * back(torch.ones_like(hard_G))
+        ctx.problem = problem
+        ctx.save_for_backward(emb_GD, weight_CD, bias_C, similarity_SG, log_sum_G, pull_G)
+        right_G = num_wrong_G == 0
+        ctx.mark_non_differentiable(right_G)
+        return (log_sum_G - hard_G).mean(), right_G
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad_loss: Tensor, _: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        problem: _Problem = ctx.problem
+        emb_GD, weight_CD, bias_C, similarity_SG, log_sum_G, pull_G = ctx.saved_tensors
+        each = grad_loss / len(emb_GD)
+        new = torch.empty_like if problem.row_S is None else torch.zeros_like
+        grad_GD, grad_CD = torch.zeros_like(emb_GD), new(weight_CD)
+        grad_C = None if bias_C is None else new(bias_C)
+        scale = problem.head.scale
+        for start, stop in blocks_of(problem.num_rows):
+            grad_SG = _exponentials(similarity_SG[start:stop], scale, log_sum_G).mul_(each * scale)
+            problem.swap_targets(grad_SG, start, pull_G * each)
+            row_SD = problem.rows(weight_CD, start, stop)
+            prepared_SD, back = _with_gradient(problem.head.prepare, row_SD)
+            grad_GD.addmm_(grad_SG.T, prepared_SD)
+            problem.put_rows(grad_CD, start, back(grad_SG @ emb_GD))
+            if grad_C is not None:
+                problem.put_rows(grad_C, start, grad_SG.sum(1))
+        return grad_GD, grad_CD, grad_C, None
+
+
+def _similarities(
+    emb_GD: Tensor, weight_CD: Tensor, bias_C: Tensor | None, problem: _Problem
+) -> tuple[Tensor, Tensor]:
+    """Similarities (S, G) with -inf at the targets, and what was there, 0 where no row is here."""
+    similarity_SG = emb_GD.new_empty(problem.num_rows, len(emb_GD))
+    target_G = emb_GD.new_zeros(len(emb_GD))
+    nowhere_G = torch.full_like(target_G, -torch.inf)
+    for start, stop in blocks_of(problem.num_rows):
+        prepared_SD = problem.head.prepare(problem.rows(weight_CD, start, stop))
+        block_SG = torch.mm(prepared_SD, emb_GD.T, out=similarity_SG[start:stop])
+        if bias_C is not None:
+            block_SG += problem.rows(bias_C, start, stop).unsqueeze(1)
+        target_G += problem.swap_targets(block_SG, start, nowhere_G)
+    return similarity_SG, target_G
+
+
+def _most(similarity_SG: Tensor, target_G: Tensor, problem: _Problem) -> tuple[Tensor, Tensor]:
+    """The largest similarity of another class here, and whether the target is decided for.
+
+    Of equal ones the first is, as by argmax; NaN is never right.
+    """
+    most_G = torch.full_like(target_G, -torch.inf)
+    right_G = target_G == target_G
+    for start, stop in blocks_of(problem.num_rows):
+        value_G, place_G = similarity_SG[start:stop].max(0)
+        is_before_G = problem.target_G < place_G + start
+        right_G &= (target_G > value_G) | ((target_G == value_G) & is_before_G)
+        most_G = torch.maximum(most_G, value_G)
+    return most_G, right_G
+
+
+def _exponentials(similarity_SG: Tensor, scale: float, minus_G: Tensor) -> Tensor:
+    return similarity_SG.mul(scale).sub_(minus_G).exp_()
+
+
+def _with_gradient(
+    function: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """function(x), and what takes a gradient back through it, once."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        y = function(x)
+    return y.detach(), lambda grad: torch.autograd.grad(y, x, grad)[0]

@@ -1,0 +1,165 @@
+"""Rows of classes split over ranks: which are whose, drawn, sampled, brought together, split anew.
+
+Rank r of W has the rows from r * ceil(C / W) on, as many or fewer, the last ones possibly none. No
+rank ever needs all rows at once, but for rank 0 in `gather_rows`.
+
+Letters: C classes, D embedding, N rows of a rank, W ranks.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# Rows handled at a time: 12 MB where an embedding has 192 values.
+BLOCK_ROWS = 16384
+# The multipliers and shifts of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014, "mix64variant13").
+GAMMA, FIRST_MULTIPLIER, SECOND_MULTIPLIER = (
+    0x9E3779B97F4A7C15,
+    0xBF58476D1CE4E5B9,
+    0x94D049BB133111EB,
+)
+
+
+class Shards(Protocol):
+    """This rank among the others, and what ranks say to each other; nothing of it has a gradient.
+
+    All ranks call the same in the same order, with tensors of one shape. A single rank gets back
+    what it gave.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def sum(self, values: Tensor) -> Tensor: ...
+
+    def max(self, values: Tensor) -> Tensor: ...
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Joined along the first axis, in the order of ranks."""
+        ...
+
+
+def rows_of(rank: int, *, num_classes: int, world_size: int) -> tuple[int, int]:
+    """The first row of a rank and the one after its last."""
+    each = math.ceil(num_classes / world_size)
+    return min(rank * each, num_classes), min((rank + 1) * each, num_classes)
+
+
+def blocks_of(num_rows: int) -> Iterator[tuple[int, int]]:
+    """(first, one after the last) of each block of rows."""
+    for first in range(0, num_rows, BLOCK_ROWS):
+        yield first, min(first + BLOCK_ROWS, num_rows)
+
+
+def draw_rows(rows: tuple[int, int], *, num_classes: int, embed_dim: int) -> Tensor:
+    """Rows first..last - 1 of what `xavier_uniform_` draws for all classes, (N, D), bit for bit.
+
+    Draws from torch's generator, and leaves it as the whole draw would.
+    """
+    first, last = rows
+    bound = math.sqrt(3.0) * math.sqrt(2.0 / (num_classes + embed_dim))
+    own_ND = torch.empty(last - first, embed_dim)
+    for start, stop in blocks_of(num_classes):
+        block = torch.empty(stop - start, embed_dim).uniform_(-bound, bound)
+        low, high = max(start, first), min(stop, last)
+        if low < high:
+            own_ND[low - first : high - first] = block[low - start : high - start]
+    return own_ND
+
+
+def take_part(rows: tuple[int, int], *, key: int, share: float, device: torch.device) -> Tensor:
+    """Which of the classes first..last - 1 are drawn by `key`: booleans (N,), `share` of them true.
+
+    Each class is decided by a hash of the key and its number, so the choice is the same however
+    the rows are split, and on every device.
+    """
+    start = int(_mix(torch.tensor(_signed(key + GAMMA))))
+    class_N = torch.arange(rows[0] + 1, rows[1] + 1, device=device)
+    bits_N = _shifted(_mix(class_N * _signed(GAMMA) + start), 1)
+    return bits_N < math.floor(share * 2.0**63)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """SplitMix64's finalizer on int64, which wrap around as unsigned integers do."""
+    x = (x ^ _shifted(x, 30)) * _signed(FIRST_MULTIPLIER)
+    x = (x ^ _shifted(x, 27)) * _signed(SECOND_MULTIPLIER)
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right: int64 have only the arithmetic one, which copies the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    """The int64 with the bits of an unsigned word, taken modulo 2^64."""
+    word %= 1 << 64
+    return word - (1 << 64) if word >> 63 else word
+
+
+def gather_blocks(own: Tensor, *, num_classes: int, shards: Shards) -> Iterator[tuple[int, Tensor]]:
+    """(first row, rows) of all ranks' rows, in blocks that together are all; order as it comes.
+
+    Every rank must iterate to the end. At any time W blocks are held.
+    """
+    spans = [
+        rows_of(rank, num_classes=num_classes, world_size=shards.world_size)
+        for rank in range(shards.world_size)
+    ]
+    for start, stop in blocks_of(spans[0][1]):
+        padded = own.new_zeros(stop - start, *own.shape[1:])
+        part = own[start:stop]
+        padded[: len(part)] = part
+        blocks = shards.gather(padded).chunk(shards.world_size)
+        for (first, last), block in zip(spans, blocks):
+            num_rows = min(last - first, stop) - start
+            if num_rows > 0:
+                yield first + start, block[:num_rows]
+
+
+def gather_rows(own: Tensor, *, num_classes: int, shards: Shards) -> Tensor | None:
+    """All rows on rank 0, on the CPU; None on the others. Every rank must call it."""
+    own = own.detach()
+    whole = torch.empty(num_classes, *own.shape[1:], dtype=own.dtype) if shards.rank == 0 else None
+    for first, block in gather_blocks(own, num_classes=num_classes, shards=shards):
+        if whole is not None:
+            whole[first : first + len(block)] = block
+    return whole
+
+
+def reshard(
+    blocks: Iterable[tuple[int, Tensor]], *, num_classes: int, rank: int, world_size: int
+) -> Tensor:
+    """The rows of a rank from blocks (first row, rows) that were split over any number of ranks.
+
+    For weights and for an optimizer's state alike. Only the overlap of a block is touched, so
+    tensors that are mapped to a file are read no further. Raises ValueError where rows are missing
+    or too many.
+    """
+    blocks = list(blocks)
+    _check_whole(blocks, num_classes)
+    first, last = rows_of(rank, num_classes=num_classes, world_size=world_size)
+    own = blocks[0][1].new_empty(last - first, *blocks[0][1].shape[1:])
+    for start, rows in blocks:
+        low, high = max(start, first), min(start + len(rows), last)
+        if low < high:
+            own[low - first : high - first] = rows[low - start : high - start]
+    return own
+
+
+def _check_whole(blocks: Sequence[tuple[int, Tensor]], num_classes: int) -> None:
+    """Each class has its row in one block."""
+    spans = sorted((start, start + len(rows)) for start, rows in blocks if len(rows))
+    edges = [0, *(edge for span in spans for edge in span), num_classes]
+    if edges[::2] != edges[1::2]:
+        raise ValueError(
+            f"rows of the head: must be 0 to {num_classes}, each once, got "
+            f"{', '.join(f'{start} to {stop}' for start, stop in spans) or 'none'}; "
+            "use a checkpoint of which every rank wrote its part"
+        )

@@ -1,0 +1,152 @@
+"""BatchNorm over the rows of several ranks. In: a module and a group of ranks. Out: joined norms.
+
+A BatchNorm of n ranks with B rows each sees what one would of n x B rows: the outputs, the
+gradients and the running statistics are the same, to rounding. The gradients of scale and shift are
+those of a rank's own rows, which DDP adds up as it does all others.
+On a GPU this is torch's SyncBatchNorm, which refuses tensors of a CPU; there it is computed here.
+
+Ioffe, Szegedy: "Batch Normalization", ICML 2015, arXiv 1502.03167. Moments of parts are merged as
+in Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample
+Variances", 1979.
+
+Letters: B rows, C channels, R ranks of the group; what follows B and C is averaged over.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from speakerlab.training.distributed import Group
+
+
+def join_batchnorms(module: nn.Module, group: Group, *, device: torch.device) -> None:
+    """Replace every BatchNorm in `module` by one that sees the rows of the whole group.
+
+    Parameters, buffers and their names stay what they are, so that checkpoints and optimizers do
+    not know. From then on every rank of the group must run each training pass. device: where the
+    module will be.
+    """
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, _joined(child, group, device))
+
+
+def _joined(norm: Any, group: Group, device: torch.device) -> _BatchNorm:
+    joined: Any
+    if device.type == "cuda":
+        joined = nn.SyncBatchNorm(norm.num_features, process_group=group.handle)
+    else:
+        joined = JoinedBatchNorm(norm.num_features)
+        joined.group = group
+    for name in ("eps", "momentum", "affine", "track_running_stats"):
+        setattr(joined, name, getattr(norm, name))
+    for name in ("weight", "bias"):
+        joined.register_parameter(name, getattr(norm, name))
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        joined.register_buffer(name, getattr(norm, name))
+    return joined.train(norm.training)
+
+
+@contextmanager
+def apart(module: nn.Module) -> Iterator[None]:
+    """For this long, joined BatchNorms see their own rank's rows: a rank may run a pass alone."""
+    joined = [m for m in module.modules() if isinstance(m, JoinedBatchNorm | nn.SyncBatchNorm)]
+    for norm in joined:
+        norm.forward = partial(_BatchNorm.forward, norm)
+    try:
+        yield
+    finally:
+        for norm in joined:
+            del norm.forward
+
+
+class JoinedBatchNorm(_BatchNorm):
+    """What torch's SyncBatchNorm is on a GPU; DDP refuses that one on a CPU, so it is none."""
+
+    group: Group
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any shape (B, C, ...)."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        y, mean_C, var_C, count = _Normalise.apply(
+            input, self.weight, self.bias, self.eps, self.group
+        )
+        self._track(mean_C, var_C, count)
+        return y
+
+    @torch.no_grad()
+    def _track(self, mean_C: Tensor, var_C: Tensor, count: Tensor) -> None:
+        """Move the running statistics as torch does: by the unbiased variance."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        momentum = self.momentum
+        if momentum is None:  # a plain mean over all batches
+            momentum = 1 / float(self.num_batches_tracked)
+        unbiased_C = var_C * (count / (count - 1).clamp_min(1))
+        self.running_mean.lerp_(mean_C.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(unbiased_C.to(self.running_var.dtype), momentum)
+
+
+class _Normalise(torch.autograd.Function):
+    """weight * (x - mean) / sqrt(var + eps) + bias, of the group's mean and variance, and these."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        x, weight_C, bias_C, eps, ctx.group = args
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean_C, var_C, ctx.count = _group_moments(wide, ctx.group)
+        scale_C = (var_C + eps).rsqrt()
+        unit = (wide - _spread(mean_C, x)) * _spread(scale_C, x)
+        y = unit if weight_C is None else unit * _spread(weight_C, x) + _spread(bias_C, x)
+        ctx.save_for_backward(x, weight_C, mean_C, scale_C)
+        ctx.mark_non_differentiable(mean_C, var_C, ctx.count)
+        return y.to(x.dtype), mean_C, var_C, ctx.count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight_C, mean_C, scale_C = ctx.saved_tensors
+        grad, dims = grads[0].to(mean_C.dtype), _places(x)
+        unit = (x.to(mean_C.dtype) - _spread(mean_C, x)) * _spread(scale_C, x)
+        own_2C = torch.stack([grad.sum(dims), (grad * unit).sum(dims)])
+        shift_C, slope_C = ctx.group.sum(own_2C) / ctx.count
+        factor_C = scale_C if weight_C is None else scale_C * weight_C
+        grad_x = (grad - _spread(shift_C, x) - unit * _spread(slope_C, x)) * _spread(factor_C, x)
+        if weight_C is None:
+            return grad_x.to(x.dtype), None, None, None, None
+        grad_bias_C, grad_weight_C = own_2C.to(weight_C.dtype)
+        return grad_x.to(x.dtype), grad_weight_C, grad_bias_C, None, None
+
+
+def _group_moments(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and biased variance of each channel over the group, and of how many values they are."""
+    var_C, mean_C = torch.var_mean(x, dim=_places(x), correction=0)
+    count = mean_C.new_full((1,), x.numel() // x.shape[1])
+    every_RK = group.gather(torch.cat([mean_C, var_C, count]))
+    mean_RC, var_RC = every_RK[:, :-1].chunk(2, dim=1)
+    share_R1 = every_RK[:, -1:] / every_RK[:, -1:].sum()
+    mean_C = (share_R1 * mean_RC).sum(0)
+    var_C = (share_R1 * (var_RC + (mean_RC - mean_C).square())).sum(0)
+    return mean_C, var_C, every_RK[:, -1].sum()
+
+
+def _places(x: Tensor) -> list[int]:
+    """All axes but that of the channels."""
+    return [axis for axis in range(x.dim()) if axis != 1]
+
+
+def _spread(values_C: Tensor, x: Tensor) -> Tensor:
+    """A value a channel, in the axes of x."""
+    return values_C.view(-1, *[1] * (x.dim() - 2))

@@ -1,0 +1,195 @@
+"""What the tests of split heads compute, on one rank or on several: run as a script, rank by rank.
+
+shard_ranks.py OUT RANK PORT PORT: rank RANK of 3 computes `everything` with the two others, then
+ranks 0 and 1 alone; what rank R of W got is OUT/W_R.pt.
+
+Letters: B rows of a rank, C classes, D embedding, G rows of all ranks.
+"""
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from speakerlab.losses import HEADS
+from speakerlab.losses.head import Head
+from speakerlab.losses.sharded import ShardedHead
+from speakerlab.training.distributed import Ranks, start_ranks
+
+IN_DIM, EMBED_DIM, NUM_ROWS = 6, 5, 12
+SOFTMAX, AM, AAM = "softmax", "am_softmax", "aam_softmax"
+# Name, classes, margin, arguments of the head; over 3 ranks 5 classes are 2, 2, 1 and 4: 2, 2, 0.
+CASES = [
+    *((SOFTMAX, num_classes, 0.0, {}) for num_classes in (1, 4, 5, 13)),
+    *((AM, num_classes, margin, {}) for num_classes in (4, 5) for margin in (0.0, 0.2, 0.5)),
+    *((AAM, num_classes, margin, {}) for num_classes in (4, 5, 13) for margin in (0.0, 0.2, 0.5)),
+    (AAM, 13, 0.5, {"easy_margin": True}),
+    (AAM, 13, 0.5, {"scale": 3000.0}),  # exp underflows unless it is taken relative to the largest
+    (AAM, 20_000, 0.2, {}),  # more than a block of rows
+]
+BEGINNINGS = [(name, num_classes) for name in (SOFTMAX, AAM) for num_classes in (4, 5, 20_000)]
+KEYS = (0, 1, 2**63 + 5)
+SHARE = 0.3
+
+
+class Net(nn.Module):
+    """A backbone and a head in float64, the head outside DDP where it is split."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        layers = nn.Linear(IN_DIM, 8), nn.Tanh(), nn.Linear(8, EMBED_DIM)
+        self.backbone = nn.Sequential(*layers).double()
+        self.head = head
+        if head.is_split:
+            self._ddp_params_and_buffers_to_ignore = [f"head.{n}" for n in head.state_dict()]
+
+    def forward(self, x_BI: Tensor, label_B: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+        loss, decided = self.head(self.backbone(x_BI), label_B, margin)
+        return loss, self.head.count_correct(decided, label_B)
+
+
+def make_head(ranks: Ranks | None, name: str, num_classes: int, share=1.0, **args) -> Head:
+    """A head of one seed, fp32: split over `ranks`, or whole for None."""
+    make = partial(HEADS[name], embed_dim=EMBED_DIM, num_classes=num_classes, **args)
+    torch.manual_seed(3)
+    return make() if ranks is None else ShardedHead(make, shards=ranks, sampled_share=share)
+
+
+def batch_of(ranks: Ranks | None, num_classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """This rank's part of 12 rows and their labels."""
+    generator = torch.Generator().manual_seed(seed)
+    x_GI = torch.randn(NUM_ROWS, IN_DIM, dtype=torch.float64, generator=generator)
+    label_G = torch.randint(num_classes, (NUM_ROWS,), generator=generator)
+    if ranks is None:
+        return x_GI, label_G
+    return x_GI.chunk(ranks.world_size)[ranks.rank], label_G.chunk(ranks.world_size)[ranks.rank]
+
+
+def one_pass(ranks: Ranks | None, head: Head, num_classes: int, margin: float) -> dict[str, Tensor]:
+    """Loss, right rows of all ranks, and the gradients of a backward pass."""
+    net = Net(head.double())
+    module = net if ranks is None else ranks.wrap(net)
+    loss, num_correct = module(*batch_of(ranks, num_classes), margin)
+    loss.backward()
+    total = num_correct if ranks is None else ranks.sum(num_correct)
+    grads = {n: p.grad for n, p in net.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "num_correct": total, **grads}
+
+
+def clip(ranks: Ranks | None, net: Net, max_norm: float) -> Tensor:
+    """The norm over backbone and all rows, to which the gradients are clipped."""
+    square = torch.stack([p.grad.square().sum() for p in net.head.parameters()]).sum()
+    square = square if ranks is None else ranks.sum(square)
+    square = square + sum(p.grad.square().sum() for p in net.backbone.parameters())
+    norm = square.sqrt()
+    for parameter in net.parameters():
+        parameter.grad *= (max_norm / norm).clamp(max=1)
+    return norm
+
+
+def ten_steps(ranks: Ranks | None) -> dict[str, Tensor]:
+    """Parameters after ten clipped steps of two micro-batches, and the norms."""
+    net = Net(make_head(ranks, AAM, 5).double())
+    module = net if ranks is None else ranks.wrap(net)
+    optimizer = torch.optim.SGD(
+        net.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3
+    )
+    norms = []
+    for step in range(10):
+        for micro_batch in range(2):
+            if hasattr(module, "require_backward_grad_sync"):
+                module.require_backward_grad_sync = micro_batch == 1
+            loss, _ = module(*batch_of(ranks, 5, seed=2 * step + micro_batch), 0.2)
+            (loss / 2).backward()
+        norms.append(clip(ranks, net, 3.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    return {
+        "norms": torch.stack(norms).detach(),
+        **{n: p.detach() for n, p in net.named_parameters()},
+    }
+
+
+def poisoned(ranks: Ranks | None) -> dict[str, Tensor]:
+    """The norm where the last rank's last embedding is not a number."""
+    net = Net(make_head(ranks, AAM, 4).double())
+    x_BI, label_B = batch_of(ranks, 4)
+    if ranks is None or ranks.rank == ranks.world_size - 1:
+        x_BI[-1] = torch.nan
+    module = net if ranks is None else ranks.wrap(net)
+    loss, num_correct = module(x_BI, label_B, 0.2)
+    loss.backward()
+    return {"norm": clip(ranks, net, 3.0), "loss": loss.detach(), "num_correct": num_correct}
+
+
+def worst_places(ranks: Ranks | None, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Gradients, fp32, of rows on their weight, opposite to it, on another's, and of zeros."""
+    head, weight_CD = make_head(ranks, AAM, 5), make_head(None, AAM, 5).weight_CD.detach()
+    rows = [7.3 * weight_CD, -weight_CD, weight_CD.roll(1, 0), 0 * weight_CD]
+    emb_BD = torch.cat(rows).to(dtype).requires_grad_()
+    loss, _ = head(emb_BD, torch.arange(5).repeat(4), 0.5)
+    loss.backward()
+    return {"loss": loss.detach(), "emb_BD": emb_BD.grad, "weight_CD": head.weight_CD.grad}
+
+
+def sampled(ranks: Ranks | None, key: int) -> dict[str, Tensor]:
+    """A pass over the classes drawn by a key, of 40."""
+    head = make_head(ranks, AAM, 40, share=SHARE)
+    head.begin_step(key)
+    return one_pass(ranks, head, 40, 0.2)
+
+
+def equal_classes(ranks: Ranks | None) -> dict[str, Tensor]:
+    """How many of 12 rows are right, on all ranks, where all 4 classes are equally near."""
+    head = make_head(ranks, AAM, 4)
+    nn.init.ones_(head.weight_CD)
+    _, label_B = batch_of(ranks, 4)
+    _, decided = head(torch.ones(len(label_B), EMBED_DIM), label_B, 0.2)
+    num_correct = head.count_correct(decided, label_B)
+    return {"num_correct": num_correct if ranks is None else ranks.sum(num_correct)}
+
+
+def beginning(ranks: Ranks | None, name: str, num_classes: int) -> dict[str, dict[str, Tensor]]:
+    """A new head's rows and what is drawn after them, and the rows of all ranks."""
+    head = make_head(ranks, name, num_classes)
+    return {"own": {**head.state_dict(), "next": torch.rand(3)}, "all": head.gather_state()}
+
+
+def everything(ranks: Ranks) -> dict[str, object]:
+    cases = [
+        one_pass(ranks, make_head(ranks, name, num_classes, **args), num_classes, margin)
+        for name, num_classes, margin, args in CASES
+    ]
+    return {
+        "cases": cases,
+        "steps": ten_steps(ranks),
+        "poisoned": poisoned(ranks),
+        "equal": equal_classes(ranks),
+        "worst": [worst_places(ranks, dtype) for dtype in (torch.float32, torch.bfloat16)],
+        "sampled": [sampled(ranks, key) for key in KEYS],
+        "beginning": [beginning(ranks, *which) for which in BEGINNINGS],
+    }
+
+
+def main() -> None:
+    out, rank, *ports = sys.argv[1:]
+    torch.set_num_threads(1)
+    for world_size, port in zip((3, 2), ports):
+        if int(rank) < world_size:
+            os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(world_size)}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            ranks = start_ranks(timeout_minutes=1)
+            torch.save(everything(ranks), Path(out) / f"{world_size}_{rank}.pt")
+            ranks.barrier("saved")
+            dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

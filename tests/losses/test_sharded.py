@@ -1,0 +1,264 @@
+"""A head split over 2 and 3 real ranks is the whole head, in float64, to 1e-12.
+
+Letters: B rows of a rank, C classes, D embedding, G rows of all ranks.
+"""
+
+import math
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import shard_ranks
+import torch
+from shard_ranks import AAM, BEGINNINGS, CASES, KEYS, SHARE, make_head, one_pass
+
+from speakerlab.losses import HEADS
+from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
+from speakerlab.losses.shards import reshard, rows_of, take_part
+from speakerlab.training.distributed import start_ranks
+
+CPU = torch.device("cpu")
+exactly = partial(torch.testing.assert_close, rtol=0, atol=0)
+nearly = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return start_ranks(timeout_minutes=1)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, alone):
+    """World size -> what each rank got."""
+    out = tmp_path_factory.mktemp("ranks")
+    sockets = [socket.socket() for _ in range(2)]
+    for each in sockets:
+        each.bind(("127.0.0.1", 0))
+    ports = [str(each.getsockname()[1]) for each in sockets]
+    for each in sockets:
+        each.close()
+    command = [sys.executable, shard_ranks.__file__, str(out)]
+    started = [
+        subprocess.Popen([*command, str(rank), *ports], stderr=subprocess.PIPE, text=True)
+        for rank in range(3)
+    ]
+    try:
+        errors = [process.communicate(timeout=120)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0, 0], "\n".join(errors)
+    saved = {w: [torch.load(out / f"{w}_{r}.pt") for r in range(w)] for w in (2, 3)}
+    return {1: [shard_ranks.everything(alone)], **saved}
+
+
+def joined(parts: list[dict]) -> dict:
+    """What the ranks have, the rows of the head put together, the rest from rank 0 and equal."""
+    whole = {}
+    for name, value in parts[0].items():
+        if name.endswith(("weight_CD", "bias_C")):
+            whole[name] = torch.cat([part[name] for part in parts])
+        else:
+            for part in parts[1:]:
+                exactly(part[name], value, msg=f"{name} differs between ranks")
+            whole[name] = value
+    return whole
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: "-".join(map(str, CASES[i])))
+def test_loss_and_gradients_are_those_of_the_whole_head(results, index, world_size):
+    name, num_classes, margin, args = CASES[index]
+    expected = one_pass(None, make_head(None, name, num_classes, **args), num_classes, margin)
+    got = joined([rank["cases"][index] for rank in results[world_size]])
+    assert got.keys() == expected.keys()
+    assert len(got["head.weight_CD"]) == num_classes and got["head.weight_CD"].any() == (
+        num_classes > 1
+    )
+    for key, value in expected.items():
+        nearly(got[key], value, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def test_the_cases_have_right_and_wrong_rows(results):
+    counts = {int(case["num_correct"]) for case in results[1][0]["cases"]}
+    assert {0, 12} < counts and len(counts) > 3
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ten_clipped_steps_end_with_the_same_parameters(results, world_size):
+    expected = shard_ranks.ten_steps(None)
+    got = joined([rank["steps"] for rank in results[world_size]])
+    assert (expected["norms"] > 3).all()
+    assert got.keys() == expected.keys()
+    for key, value in expected.items():
+        nearly(got[key], value)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_nan_on_one_rank_is_seen_by_all(results, world_size):
+    for rank in results[world_size]:
+        assert not rank["poisoned"]["norm"].isfinite()
+        assert not rank["poisoned"]["loss"].isfinite()
+    assert sum(int(rank["poisoned"]["num_correct"]) for rank in results[world_size]) < 12
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_gradients_are_finite_in_the_worst_places(results, world_size):
+    for index, dtype in enumerate((torch.float32, torch.bfloat16)):
+        expected = shard_ranks.worst_places(None, dtype)
+        for rank in results[world_size]:
+            got = rank["worst"][index]
+            assert all(value.isfinite().all() for value in got.values())
+            assert got["emb_BD"].dtype == dtype and got["loss"].dtype == torch.float32
+            torch.testing.assert_close(got["loss"], expected["loss"])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_rows_begin_as_those_of_the_whole_head(results, world_size):
+    """And what is drawn after them is the same, too."""
+    for index, which in enumerate(BEGINNINGS):
+        expected = shard_ranks.beginning(None, *which)
+        ranks = [rank["beginning"][index] for rank in results[world_size]]
+        exactly(joined([rank["own"] for rank in ranks]), expected["own"])
+        first, *others = [rank["all"] for rank in ranks]
+        exactly(first, expected["all"])
+        assert not any(others)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_same_classes_are_sampled_by_any_number_of_ranks(results, world_size):
+    taking_part = []
+    for index in range(len(KEYS)):
+        expected = results[1][0]["sampled"][index]
+        got = joined([rank["sampled"][index] for rank in results[world_size]])
+        for key, value in expected.items():
+            nearly(got[key], value)
+        taking_part.append(tuple(got["head.weight_CD"].any(dim=1).nonzero().flatten().tolist()))
+    assert len(set(taking_part)) == len(KEYS)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_sampled_classes_are_the_drawn_and_the_targets(results, alone, key):
+    got = results[1][0]["sampled"][KEYS.index(key)]
+    _, label_G = shard_ranks.batch_of(None, 40)
+    drawn_C = take_part((0, 40), key=key, share=SHARE, device=CPU)
+    drawn_C[label_G] = True
+    assert got["head.weight_CD"].any(dim=1).tolist() == drawn_C.tolist()
+    assert len(set(label_G.tolist())) < drawn_C.sum() < 40
+    head = make_head(None, AAM, 40).double()  # a whole head of these classes alone
+    head.weight_CD = torch.nn.Parameter(head.weight_CD.detach()[drawn_C])
+    net = shard_ranks.Net(head)
+    x_GI, _ = shard_ranks.batch_of(None, 40)
+    loss, num_correct = net(x_GI, drawn_C.cumsum(0)[label_G] - 1, 0.2)
+    loss.backward()
+    nearly(got["loss"], loss.detach())
+    nearly(got["head.weight_CD"][drawn_C], head.weight_CD.grad)
+    assert got["num_correct"] == num_correct
+
+
+@pytest.mark.parametrize("share", [0.001, 0.1, 0.7])
+def test_a_share_of_the_classes_is_drawn(share):
+    count = 200_000
+    first = take_part((0, count), key=7, share=share, device=CPU)
+    other = take_part((0, count), key=8, share=share, device=CPU)
+    parts = [take_part(rows, key=7, share=share, device=CPU) for rows in ((0, 77), (77, count))]
+    assert torch.equal(torch.cat(parts), first)
+    for drawn, expected in ((first, share), (other, share), (first & other, share**2)):
+        deviation = math.sqrt(count * expected * (1 - expected))
+        assert abs(int(drawn.sum()) - count * expected) < 4 * deviation + 1
+
+
+def test_hash_is_splitmix64():
+    """The first draw of java.util.SplittableRandom(0) and of the reference C code."""
+    from speakerlab.losses.shards import GAMMA, _mix, _signed
+
+    assert int(_mix(torch.tensor(_signed(GAMMA)))) % 2**64 == 0xE220A8397B1DCDAF
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_first_of_equal_classes_is_decided_for(results, world_size):
+    """As argmax does, also where the equal ones are on different ranks."""
+    num_first = int((shard_ranks.batch_of(None, 4)[1] == 0).sum())
+    assert 0 < num_first < 12
+    assert shard_ranks.equal_classes(None)["num_correct"] == num_first
+    for rank in results[world_size]:
+        assert rank["equal"]["num_correct"] == num_first
+
+
+@pytest.mark.parametrize("tail", [(), (3,)])
+def test_rows_are_split_anew(tail):
+    rows = torch.randn(7, *tail)
+    for before in (1, 2, 3, 5, 8):
+        spans = [rows_of(r, num_classes=7, world_size=before) for r in range(before)]
+        blocks = [(first, rows[first:last]) for first, last in spans]
+        for after in (1, 2, 4, 9):
+            parts = [
+                reshard(reversed(blocks), num_classes=7, rank=r, world_size=after)
+                for r in range(after)
+            ]
+            assert torch.equal(torch.cat(parts), rows)
+
+
+@pytest.mark.parametrize(
+    ("spans", "told"),
+    [
+        ([(0, 3), (5, 7)], "0 to 3, 5 to 7"),
+        ([(0, 3), (2, 7)], "0 to 3, 2 to 7"),
+        ([(0, 6)], "0 to 6"),
+        ([(0, 8)], "0 to 8"),
+        ([], "none"),
+    ],
+)
+def test_missing_rows_are_told(spans, told):
+    blocks = [(first, torch.zeros(last - first, 2)) for first, last in spans]
+    with pytest.raises(ValueError, match=rf"must be 0 to 7, each once, got {told}; use"):
+        reshard(blocks, num_classes=7, rank=0, world_size=2)
+
+
+def test_only_the_rows_of_a_rank_are_read(tmp_path):
+    """Of a mapped file of 64 MB, 1 MB is asked for."""
+    torch.save(torch.ones(2**14, 2**10), tmp_path / "rows.pt")
+    rows = torch.load(tmp_path / "rows.pt", mmap=True)
+    before = mapped_mb()
+    own = reshard([(0, rows)], num_classes=2**14, rank=3, world_size=64)
+    assert own.shape == (2**8, 2**10) and own.all()
+    assert mapped_mb() - before < 16
+    assert rows.all() and mapped_mb() - before > 60
+
+
+def mapped_mb() -> float:
+    """Pages of files that this process has in memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssFile"))
+
+
+@pytest.mark.parametrize("name", sorted(set(HEADS) - set(SPLITTABLE)))
+def test_other_heads_are_refused(alone, name):
+    with pytest.raises(ValueError, match="use softmax, am_softmax, aam_softmax$"):
+        make_head(alone, name, 5)
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
+def test_impossible_shares_are_refused(alone, share):
+    with pytest.raises(ValueError, match="must be above 0 and at most 1"):
+        make_head(alone, AAM, 5, share=share)
+
+
+def test_margin_is_refused_where_there_is_none(alone):
+    with pytest.raises(ValueError, match="softmax: takes no margin, got 0.2"):
+        make_head(alone, "softmax", 5)(torch.ones(2, 5), torch.tensor([0, 1]), 0.2)
+
+
+def test_a_million_classes_take_no_memory_before_they_are_split(alone):
+    """The whole head is built where tensors have no storage."""
+    made = []
+
+    def make():
+        made.append(HEADS[AAM](embed_dim=5, num_classes=6))
+        return made[0]
+
+    head = ShardedHead(make, shards=alone)
+    assert made[0].weight_CD.is_meta and not head.weight_CD.is_meta

@@ -1,0 +1,46 @@
+"""The mean of the last checkpoints of the schedule, by hand."""
+
+import pytest
+import torch
+
+from speakerlab.averaging import average_newest, publish_average
+from speakerlab.published import load_published
+from speakerlab.training.writer import CheckpointWriter
+
+
+@pytest.fixture
+def exp(tmp_path, make_config, make_embedder):
+    """Checkpoints at steps 1 to 4, each an embedder of its own seed; step 3 off the schedule."""
+    writer = CheckpointWriter(tmp_path / "checkpoints", keep=10)
+    for step in (1, 2, 3, 4):
+        weights = make_embedder(f"seed={step}").state_dict()
+        task = {f"embedder.{name}": tensor for name, tensor in weights.items()}
+        task["head.weight_CD"] = torch.zeros(3, 16)
+        writer.save({"step": step, "attempt": 0, "task": task}, scheduled=step != 3)
+    writer.wait()
+    make_config().write(tmp_path / "config.yaml")
+    return tmp_path
+
+
+def test_the_mean_is_that_of_the_newest_on_the_schedule(exp, make_embedder):
+    mean = make_embedder()
+    assert average_newest(exp, 2, mean) == [2, 4]
+    one, other = (make_embedder(f"seed={step}").state_dict() for step in (2, 4))
+    for name, tensor in mean.state_dict().items():
+        hand = ((one[name].double() + other[name].double()) / 2).to(tensor.dtype)
+        assert torch.equal(tensor, hand), name
+    assert average_newest(exp, 99, mean) == [1, 2, 4]
+
+
+def test_it_is_published_as_a_model(exp, tmp_path):
+    steps, digest = publish_average(exp, 3, tmp_path / "out")
+    assert steps == [1, 2, 4] and load_published(tmp_path / "out").sha256 == digest
+
+
+def test_what_cannot_be_averaged_is_said(exp, tmp_path, make_embedder):
+    with pytest.raises(ValueError, match="--last: at least one checkpoint"):
+        publish_average(exp, 0, tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match=r"config\.yaml: no such file; give the folder of"):
+        publish_average(tmp_path / "none", 1, tmp_path / "out")
+    with pytest.raises(ValueError, match="none is of the step schedule"):
+        average_newest(tmp_path / "none", 1, make_embedder())

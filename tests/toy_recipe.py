@@ -1,0 +1,76 @@
+"""A small recipe around the shell files as they are, for tests of them.
+
+A stand-in for the Python interpreter records the commands, so that nothing here needs an
+environment or trains anything.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# Writes down how it was called, and leaves what each command would. TRAIN_EXITS: the exit codes of
+# trainings, one after another. TRAINING: a program that stands in for them.
+PYTHON = """#!/usr/bin/env bash
+if [[ $1 == -c ]]; then printf '%s\\n' "$0" && exit; fi
+printf '%s\\t' "$PPID" "$SPEAKERLAB_PARENT" "$@" >>"$CALLS" && printf '\\n' >>"$CALLS"
+case "$*" in
+  *' check '*) for folder in "$@"; do [[ $folder != /* ]] || touch "$folder/utt2dur"; done ;;
+  *prepare.py*--download*) ;;
+  *prepare.py*) mkdir -p "$DATA"/{train,test} && touch "$DATA"/{train,test}/wav.scp ;;
+  *' pack '*)
+    kind=shards && if [[ $* == *'--features fbank'* ]]; then kind=features; fi
+    mkdir -p "$4/$kind" && touch "$4/$kind/index.safetensors" ;;
+  *' train '*)
+    mkdir -p "$5/model"
+    if [[ -n ${TRAINING-} ]]; then exec "$TRAINING"; fi
+    codes=(${TRAIN_EXITS:-0}) code=${codes[$(grep -c $'\\ttrain\\t' "$CALLS") - 1]}
+    if [[ $code == 5 ]]; then echo 64 >"$5/out_of_memory"; fi
+    exit "$code" ;;
+  *' extract '*) mkdir -p "$5/embeddings/test" ;;
+esac
+"""
+
+
+class Toy:
+    """A copy of the shell files around a small recipe, and the recorder of its commands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.recipe = folder, folder / "egs/toy"
+        self.recipe.mkdir(parents=True)
+        (folder / "egs/common").mkdir()
+        for source in ROOT.glob("egs/common/*.sh"):
+            shutil.copy(source, folder / "egs/common")
+        shutil.copy(ROOT / "egs/mini/run.sh", self.recipe)
+        (self.recipe / "recipe.sh").write_text("model=tiny\n")
+        (self.recipe / "prepare.py").write_text("pass\n")
+        (folder / "conf/hardware").mkdir(parents=True)
+        (folder / "conf/tiny.yaml").touch()
+        self.path = folder / "bin"
+        self.path.mkdir()
+        (self.path / "python3").write_text(PYTHON)
+        (self.path / "python3").chmod(0o755)
+        self.data, self.exp, self.calls = folder / "my data", folder / "my exp", folder / "calls"
+
+    def run(self, options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """run.sh with `options` and these folders; forgets what was recorded before."""
+        self.calls.write_text("")
+        return subprocess.run(
+            self.words(options), env=self.variables(**variables), capture_output=True, text=True
+        )
+
+    def words(self, options: str) -> list[str | Path]:
+        """The command line of run.sh."""
+        where = ["--data", self.data, "--exp", self.exp]
+        return ["bash", self.recipe / "run.sh", *options.split(), *where]
+
+    def variables(self, **more: str) -> dict[str, str]:
+        """The environment of run.sh."""
+        search = f"{self.path}:{os.environ['PATH']}"
+        return {"PATH": search, "CALLS": str(self.calls), "DATA": str(self.data), **more}
+
+    def recorded(self) -> list[list[str]]:
+        """The words of every command of the last run, the two process ids in front."""
+        return [line.split("\t")[:-1] for line in self.calls.read_text().splitlines()]

@@ -1,0 +1,157 @@
+"""Two ranks with a part of the rows each are, in float64, what one process with all rows is."""
+
+import os
+import socket
+from contextlib import nullcontext
+from multiprocessing import get_context
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from speakerlab import process
+from speakerlab.models.batchnorm import BatchNorm2d
+from speakerlab.models.campplus import CAMPPlus
+from speakerlab.training.distributed import start_ranks
+from speakerlab.training.sync_batchnorm import JoinedBatchNorm, apart, join_batchnorms
+
+CPU = torch.device("cpu")
+SMALL = {"head_channels": 4, "init_channels": 16, "growth_rate": 4, "blocks": (1, 1, 1)}
+# What normalises, the shape of one row, the rows of each rank.
+CASES = {
+    "3-D": (lambda: nn.Sequential(nn.BatchNorm1d(5)), (5, 7), (4, 4)),
+    "4-D": (lambda: nn.Sequential(nn.BatchNorm2d(3, momentum=0.3)), (3, 4, 5), (4, 4)),
+    "our own": (lambda: nn.Sequential(BatchNorm2d(3)), (3, 4, 5), (4, 4)),
+    "plain": (lambda: nn.Sequential(nn.BatchNorm1d(6, affine=False)), (6,), (4, 4)),
+    "mean of all": (lambda: nn.Sequential(nn.BatchNorm1d(6, momentum=None)), (6,), (4, 4)),
+    "uneven": (lambda: nn.Sequential(nn.BatchNorm1d(5)), (5, 7), (3, 5)),
+    "CAM++": (lambda: CAMPPlus(embed_dim=8, **SMALL), (40, 80), (4, 4)),
+}
+
+
+def run_case(name, rank=None, group=None, *, alone=False):
+    """Two training passes over a rank's rows, or over all: output, gradients, state by name.
+
+    alone: where other ranks of the group do not run.
+    """
+    make, shape, rows = CASES[name]
+    torch.manual_seed(0)
+    module = make().double().train()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    if group is not None:
+        join_batchnorms(module, group, device=CPU)
+    mine = slice(None) if rank is None else slice(rank * rows[0], rank * rows[0] + rows[rank])
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        x = 3 + torch.randn(sum(rows), *shape, dtype=torch.float64, generator=generator)
+        x = x[mine].clone().requires_grad_()
+        module.zero_grad()
+        with apart(module) if alone else nullcontext():
+            y = module(x)
+        weights = torch.randn(sum(rows), *y.shape[1:], dtype=torch.float64, generator=generator)
+        (y * weights[mine]).sum().backward()
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    return {"y": y.detach(), "x": x.grad, "of": gradients, "state": module.state_dict()}
+
+
+def work(rank, port, path):
+    """One of two ranks: every case, and what is only true of joined modules."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", **address)
+    torch.set_num_threads(1)
+    ranks = start_ranks(timeout_minutes=1)
+    group = ranks.neighbours(2)
+    found = {name: run_case(name, rank, group) for name in CASES}
+    module = nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)).bfloat16()
+    module[1].float()
+    join_batchnorms(module, group, device=CPU)
+    y = module(torch.randn(4, 2, 5, dtype=torch.bfloat16))
+    y.float().sum().backward()
+    found["bf16"] = {"dtype": y.dtype, "finite": bool(module[0].weight.grad.isfinite().all())}
+    module.eval()
+    if rank == 0:  # alone: validation must not wait for the others
+        module(torch.randn(4, 2, 5, dtype=torch.bfloat16))
+    if rank == 0:
+        found["apart"] = run_case("4-D", rank, group, alone=True)
+    found["alone"] = ranks.neighbours(1).gather(torch.tensor([rank])).tolist()
+    torch.save(found, f"{path}/{rank}.pt")
+    ranks.barrier("saved")
+    process.leave(0)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each of two ranks found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = get_context("spawn")
+    workers = [context.Process(target=work, args=(rank, port, folder)) for rank in (0, 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=60)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_are_one_process_with_all_rows(name, found):
+    expected, parts = run_case(name), [ranks[name] for ranks in found]
+    for key in ("y", "x"):
+        close(torch.cat([part[key] for part in parts]), expected[key])
+    for parameter, gradient in expected["of"].items():
+        close(sum(part["of"][parameter] for part in parts), gradient)
+    for part in parts:
+        assert list(part["state"]) == list(expected["state"])
+        for entry, value in expected["state"].items():
+            close(part["state"][entry], value)
+
+
+def test_the_rows_of_one_rank_alone_give_something_else(found):
+    one = run_case("4-D", rank=0)
+    assert not torch.allclose(one["y"], found[0]["4-D"]["y"], atol=0.01)
+
+
+def test_a_rank_may_run_alone_for_a_while(found):
+    one = run_case("4-D", rank=0)
+    close(found[0]["apart"]["y"], one["y"])
+    for entry, value in one["state"].items():
+        close(found[0]["apart"]["state"][entry], value)
+
+
+def test_sixteen_bits_stay_sixteen_bits(found):
+    assert found[0]["bf16"] == {"dtype": torch.bfloat16, "finite": True}
+
+
+def test_a_group_is_of_neighbours(found):
+    assert [rank["alone"] for rank in found] == [[[0]], [[1]]]
+
+
+class Alone(NamedTuple):
+    handle = None
+    size = 1
+
+
+@pytest.mark.parametrize(("kind", "norm"), [("cpu", JoinedBatchNorm), ("cuda", nn.SyncBatchNorm)])
+def test_joined_norms_keep_parameters_buffers_momentum_and_mode(kind, norm):
+    model = CAMPPlus(embed_dim=8, **SMALL)
+    model.head.bn1.momentum = 0.05
+    model.head.eval()
+    before = {name: id(t) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    names = list(model.state_dict())
+    join_batchnorms(model, Alone(), device=torch.device(kind))
+    after = {name: id(t) for name, t in [*model.named_parameters(), *model.named_buffers()]}
+    assert after == before and list(model.state_dict()) == names
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert norms and all(type(found) is norm for found in norms)
+    assert model.head.bn1.momentum == 0.05
+    assert not model.head.bn1.training and model.xvector.tdnn.nonlinear.batchnorm.training
+    assert not model.xvector.dense.nonlinear.batchnorm.affine

@@ -1,0 +1,160 @@
+"""A bad step leaves everything as it was and is counted; too many in a row are an error."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from speakerlab.training.guard import MAX_BAD_STEPS, Guard, NumericError
+from speakerlab.training.optim import OPTIMIZERS
+from speakerlab.training.update import Updater
+
+CPU = torch.device("cpu")
+
+
+def make(name="sgd", *, scale_loss=False, clip_norm=1e9, seed=0):
+    """A small model with BatchNorm, and what updates it."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = OPTIMIZERS[name](model.parameters(), lr=0.1)
+    updater = Updater(model, optimizer, device=CPU, clip_norm=clip_norm, scale_loss=scale_loss)
+    return model, updater
+
+
+def step(model, updater, x, lr=0.1):
+    updater.guard.before_step()
+    updater.scale.apply(model(x).square().mean()).backward()
+    return updater.step(lr)
+
+
+def everything(model, updater):
+    """All that a bad step must not touch, as one list of copies."""
+    state = updater.optimizer.state_dict()["state"]
+    tensors = [*model.state_dict().values(), *(t for s in state.values() for t in s.values())]
+    return [tensor.clone() for tensor in tensors]
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_bad_step_leaves_parameters_momentum_and_statistics(name, first, poison):
+    model, updater = make(name)
+    x = torch.randn(8, 3)
+    if not first:
+        step(model, updater, x)
+    before = everything(model, updater)
+    bad = x.clone()
+    bad[0, 0] = poison
+    update = step(model, updater, bad)
+    assert update.is_bad == 1 and int(updater.guard.skipped) == 1
+    if before[-1].dim():  # Adam has no state before its first step
+        after = everything(model, updater)
+        for old, new in zip(before, after):
+            assert torch.equal(old, new)
+    for tensor in everything(model, updater):
+        assert tensor.isfinite().all()
+    # and the next good step is the one that a model would take that had never met the bad one
+    other, other_updater = make(name)
+    for _ in range(1 if first else 2):
+        step(other, other_updater, x)
+    step(model, updater, x)
+    for old, new in zip(everything(other, other_updater), everything(model, updater)):
+        assert torch.equal(old, new)
+
+
+def test_good_steps_are_those_of_the_plain_optimizer():
+    model, updater = make(clip_norm=0.5)
+    twin, _ = make()
+    plain = torch.optim.SGD(
+        twin.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4
+    )
+    for seed in range(5):
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
+        update = step(model, updater, x)
+        twin(x).square().mean().backward()
+        norm = nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+        plain.step()
+        plain.zero_grad()
+        assert update.is_bad == 0
+        torch.testing.assert_close(norm, update.grad_norm)
+        for a, b in zip(model.parameters(), twin.parameters()):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
+
+
+def test_twenty_bad_steps_in_a_row_are_an_error_and_a_good_one_ends_the_row():
+    model, updater = make()
+    bad = torch.full((8, 3), math.nan)
+
+    def take(x, number):
+        updater.check(number, step(model, updater, x))
+
+    for number in range(MAX_BAD_STEPS - 1):
+        take(bad, number)
+    take(torch.randn(8, 3), 19)
+    for number in range(20, 20 + MAX_BAD_STEPS - 1):
+        take(bad, number)
+    with pytest.raises(NumericError, match=r"^step 39: 20 steps in a row had no finite") as error:
+        take(bad, 39)
+    assert error.value.step == 39 and int(updater.guard.skipped) == 2 * MAX_BAD_STEPS - 1
+    updater.begin_anew()
+    take(bad, 40)
+
+
+def test_split_parameters_count_in_the_norm_by_their_sum_over_ranks():
+    """3 of one's own and 4 of the other rank: 5; all is clipped by that."""
+    own = nn.Parameter(torch.zeros(1))
+    shared = nn.Parameter(torch.zeros(1))
+    module = nn.ParameterList([shared, own])
+    updater = Updater(
+        module,
+        torch.optim.SGD(module.parameters(), lr=1.0, fused=True),
+        device=CPU,
+        clip_norm=1.0,
+        scale_loss=False,
+        split=[own],
+        sum_over_ranks=lambda square: square + 16.0,
+    )
+    shared.grad, own.grad = torch.zeros(1), torch.tensor([3.0])
+    update = updater.step(1.0)
+    assert update.grad_norm == 5.0
+    torch.testing.assert_close(own.detach(), torch.tensor([-0.6]))
+
+
+def test_the_loss_scale_halves_doubles_and_has_a_floor():
+    model, updater = make(scale_loss=True)
+    x, bad = torch.randn(8, 3), torch.full((8, 3), math.inf)
+    assert float(updater.scale.scale) == 65536
+    plain, plain_updater = make()
+    step(model, updater, x)
+    step(plain, plain_updater, x)  # a power of two: the same bits
+    for a, b in zip(model.parameters(), plain.parameters()):
+        assert torch.equal(a, b)
+    step(model, updater, bad)
+    assert float(updater.scale.scale) == 32768
+    updater.scale.good.fill_(1999)
+    step(model, updater, x)
+    assert float(updater.scale.scale) == 65536 and int(updater.scale.good) == 0
+    with pytest.raises(NumericError, match="the loss scale of fp16 fell below 1, got 0.5"):
+        for number in range(17):
+            updater.check(number, step(model, updater, bad))
+            updater.guard.in_a_row.zero_()  # the floor alone is looked at
+    updater.begin_anew()
+    assert float(updater.scale.scale) == 65536
+
+
+def test_a_loss_scale_below_the_floor_is_never_loaded():
+    _, updater = make(scale_loss=True)
+    updater.scale.load_state({"scale": 0.0, "good": 3})
+    assert updater.scale.state() == {"scale": 1.0, "good": 3}
+
+
+def test_the_guard_does_not_touch_a_good_step():
+    layer = nn.BatchNorm1d(2)
+    guard = Guard(nn.Sequential(layer), CPU)
+    guard.before_step()
+    layer(torch.randn(8, 2))
+    after = [buffer.clone() for buffer in layer.buffers()]
+    assert guard.judge(torch.tensor(1.0)) == 0
+    for old, new in zip(after, layer.buffers()):
+        assert torch.equal(old, new)
