@@ -22,6 +22,7 @@ from speakerlab.embedder import Embedder
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.scoring.backend import pairwise_eer
 from speakerlab.scoring.calibration import Calibration, fit_calibration
+from speakerlab.training.distributed import Ranks
 
 log = logging.getLogger(__name__)
 MAX_BATCH_SECONDS = 64  # of audio in one forward pass, unless a single piece is longer
@@ -36,12 +37,17 @@ def embed_pieces(
     device: torch.device,
     num_workers: int = 0,
     progress: Callable[[int], None] = lambda done: None,
+    share: tuple[int, int] = (0, 1),
 ) -> np.ndarray:
-    """emb_ND, float32, in the order of `pieces`; `progress` is told how many are done."""
+    """emb_ND, float32, in the order of `pieces`; `progress` is told how many are done.
+
+    share: (i, n) computes the batches i, i + n, i + 2 n, ... and leaves the other rows zero, so
+    that the sum of n shares is the same, bit for bit, as the whole.
+    """
     was_training = embedder.training
     embedder.eval().to(device)
-    emb_ND = np.empty((len(pieces), embedder.embed_dim), dtype=np.float32)
-    groups = list(_groups(embedder, pieces))
+    emb_ND = np.zeros((len(pieces), embedder.embed_dim), dtype=np.float32)
+    groups = list(_groups(embedder, pieces))[share[0] :: share[1]]
     loader = DataLoader(
         Pieces(pieces),
         batch_sampler=groups,
@@ -89,9 +95,16 @@ class Validation:
             self.pieces += pieces
             self.speaker_N += [speaker] * len(pieces)
 
-    def run(self, embedder: Embedder, device: torch.device) -> dict[str, float]:
-        """{"eer": fraction} of the embedder as it is now."""
-        self.emb_ND = embed_pieces(embedder, self.pieces, device=device)
+    def run(self, embedder: Embedder, ranks: Ranks) -> dict[str, float]:
+        """{"eer": fraction} of rank 0's embedder as it is now; every rank does its share.
+
+        BatchNorm's statistics are taken from rank 0, whose they are: in training each rank has its
+        own, and uses none of them.
+        """
+        ranks.copy_from_first(list(embedder.buffers()))
+        share = (ranks.rank, ranks.world_size)
+        emb_ND = embed_pieces(embedder, self.pieces, device=ranks.device, share=share)
+        self.emb_ND = ranks.sum(torch.from_numpy(emb_ND)).numpy()
         return {"eer": pairwise_eer(self.emb_ND, np.array(self.speaker_N))[0]}
 
     def calibrate(

@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from speakerlab.extraction import Validation
 from speakerlab.initial import init_from
 from speakerlab.losses.head import Head
 from speakerlab.published import publish, write_initial
-from speakerlab.scoring.calibration import Calibration
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import read_latest, was_begun
 from speakerlab.training.distributed import Ranks
@@ -36,6 +35,7 @@ from speakerlab.training.trainer import Trainer
 from speakerlab.training.update import Updater
 from speakerlab.training.window import Window
 from speakerlab.training.writer import CheckpointWriter, run_word
+from speakerlab.validation_pictures import pictures_of
 
 log = logging.getLogger(__name__)
 REPORT = "nan_report.json"
@@ -51,7 +51,7 @@ class Training:
     head: Head
     classes: list[str]
     facts: dict[str, Any]
-    calibrate: Callable[[], Calibration | None]
+    validation: Validation | None
 
 
 def build_training(
@@ -144,7 +144,7 @@ def build_training(
         ranks=ranks,
         batches=batches,
         throw_away_batch=setup_training.throw_away_batch(config, ranks.device),
-        validate=partial(validation.run, embedder, ranks.device) if validation else None,
+        validate=partial(validation.run, embedder, ranks) if validation else None,
         report=partial(report, exp_dir, corpus, facts),
         note_memory=partial(write_text, exp_dir / OUT_OF_MEMORY, f"{plan.micro_batch}\n"),
         signals=signals,
@@ -152,22 +152,18 @@ def build_training(
     )
     if ranks.is_first:
         setup_training.describe(exp_dir, config, facts, task)
-
-    def calibrate() -> Calibration | None:
-        if validation is None:
-            return None
-        return validation.calibrate(embedder, ranks.device, source="validation speakers")
-
-    return Training(trainer, embedder, head, classes, facts, calibrate)
+    return Training(trainer, embedder, head, classes, facts, validation)
 
 
 def train(exp_dir: Path, config: Config, ranks: Ranks, parts: Training) -> None:
     """Fit (or go on fitting), then publish the last checkpoint, or the mean of the last ones."""
+    validation = parts.validation
     monitor = partial(
         Monitor,
         exp_dir,
         total_steps=parts.trainer.schedule.total_steps,
         every_seconds=config.runtime.log_every_seconds,
+        pictures=partial(pictures_of, validation) if validation else None,
     )
     num_steps = parts.trainer.fit(lambda step: monitor(start_step=step))
     if num_steps == 0 and (exp_dir / "model").exists():
@@ -180,6 +176,10 @@ def train(exp_dir: Path, config: Config, ranks: Ranks, parts: Training) -> None:
         averaged = average_newest(exp_dir, num, parts.embedder) if num > 1 else []
         progress = parts.trainer.keeper.progress
         done = {"steps": progress.step, "best_valid_eer": progress.best_eer, "averaged": averaged}
+        calibration = None
+        if validation is not None:
+            source = "validation speakers"
+            calibration = validation.calibrate(parts.embedder, ranks.device, source=source)
         digest = publish(
             exp_dir / "model",
             embedder=parts.embedder,
@@ -187,7 +187,7 @@ def train(exp_dir: Path, config: Config, ranks: Ranks, parts: Training) -> None:
             config=config,
             speakers=parts.classes,
             facts={**parts.facts, "attempt": progress.attempt, **done},
-            calibration=parts.calibrate(),
+            calibration=calibration,
         )
         log.info("published %s/model, sha256 %s", exp_dir, digest[:12])
     ranks.barrier("published")

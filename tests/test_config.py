@@ -96,7 +96,8 @@ def test_unknown_key_is_refused_with_the_nearest(refusal, text, line):
         ("runtime: {deterministic: on}", "runtime.deterministic: must be a valid boolean, got "),
         (
             "runtime: {micro_batch: true}",
-            "runtime.micro_batch: must be 'auto' or 'probe' or a valid integer or a section of keys, got true",
+            "runtime.micro_batch: must be 'auto' or 'probe' or a valid integer or a section of keys, "
+            "got true",
         ),
         (
             "runtime: {micro_batch: 1.5}",

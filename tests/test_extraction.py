@@ -11,6 +11,7 @@ from speakerlab.data import audio
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pieces import Piece
 from speakerlab.extraction import Validation, embed_pieces, utterance_pieces
+from speakerlab.training.distributed import start_ranks
 
 RATE = 16000
 CPU = torch.device("cpu")
@@ -31,6 +32,14 @@ def recording(tmp_path: Path) -> Path:
     wave_S = np.random.default_rng(0).normal(0, 3000, 2 * RATE).astype(np.int16)
     audio.write(tmp_path / "rec.wav", wave_S, RATE)
     return tmp_path / "rec.wav"
+
+
+def test_shares_add_up_to_the_whole_bit_for_bit(embedder, recording):
+    pieces = [Piece(str(recording), 0, n) for n in (4000, 4000, 300, 8001, 9000, 16000, 720)]
+    whole = embed_pieces(embedder, pieces, device=CPU)
+    shares = [embed_pieces(embedder, pieces, device=CPU, share=(i, 3)) for i in range(3)]
+    assert np.array_equal(sum(shares), whole)
+    assert all((abs(share).max(axis=1) == 0).any() for share in shares)
 
 
 def relative_error(a: np.ndarray, b: np.ndarray) -> float:
@@ -116,10 +125,10 @@ def test_validation_gives_an_eer_and_leaves_no_trace(embedder, make_data_dir, tr
     manifest = read_manifest([make_data_dir(seconds=[0.5, 0.6])], sample_rate=RATE)
     embedder.train(training)
     before = {name: tensor.clone() for name, tensor in embedder.state_dict().items()}
-    result = Validation(manifest).run(embedder, CPU)
+    result = Validation(manifest).run(embedder, start_ranks(timeout_minutes=1))
     assert list(result) == ["eer"]
     assert 0 <= result["eer"] <= 1
-    assert Validation(manifest).run(embedder, CPU) == result
+    assert Validation(manifest).run(embedder, start_ranks(timeout_minutes=1)) == result
     assert embedder.training is training
     assert all(module.training is training for module in embedder.modules())
     for name, tensor in embedder.state_dict().items():

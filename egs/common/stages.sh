@@ -344,7 +344,7 @@ list_launch_options() {
     # Rank 0 must be told that it is the host: its name may resolve to 127.0.0.1.
     launch+=(--node-rank "$node_rank" --rdzv-backend c10d --rdzv-endpoint "$rdzv"
       --rdzv-id "speakerlab-$1"
-      --rdzv-conf "is_host=$((node_rank == 0)),timeout=300,join_timeout=600")
+      --rdzv-conf "is_host=$((node_rank == 0)),timeout=300,read_timeout=600,join_timeout=600")
     if ((node_rank == 0)); then launch+=(--local-addr "${rdzv%:*}"); fi
     if (($1 > 1 && node_rank > 0)); then sleep 5; fi # the meeting point of the attempt before closes
   fi

@@ -118,6 +118,12 @@ class Ranks:
 
         return result
 
+    def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite tensors by rank 0's."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
     def barrier(self, tag: str) -> None:
         """Wait for all ranks; ranks at different tags raise instead of passing each other."""
         tags = self.every(tag)

@@ -137,6 +137,14 @@ class Keeper:
             raise NumericError(f"step {step}: state is not finite, got {found[0]}", step - 1)
         self._write(state, scheduled=scheduled, valid_eer=valid_eer)
 
+    def wait(self) -> None:
+        """Until the last checkpoint is on the disk; no rank goes on before all are here.
+
+        A rank that left earlier would have the others stopped while they write.
+        """
+        self.writer.wait()
+        self.ranks.barrier("checkpoint written")
+
     def save_before_step(self, sums: list[float]) -> None:
         """Write the state from before the step that is being computed, and wait for it.
 

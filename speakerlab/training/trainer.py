@@ -97,7 +97,7 @@ class Trainer:
                 self._run(module, monitor)
             except NumericError as error:
                 self._roll_back(error)
-        self.keeper.writer.wait()
+        self.keeper.wait()
         return self.step - start_step
 
     def prefetch(self, start_step: int) -> Prefetcher:
@@ -169,7 +169,7 @@ class Trainer:
                 number, time_is_up = wanted()
                 self._checkpoint(asked=bool(number or time_is_up), valid_eer=valid_eer)
                 if number and self.step < self.schedule.total_steps:
-                    self.keeper.writer.wait()
+                    self.keeper.wait()
                     raise Stopped(number, self.step)
         finally:
             inputs.close()
@@ -292,7 +292,7 @@ class Trainer:
             log.warning("%s", line)
         if learning.stop:
             self._checkpoint(asked=True, valid_eer=None)
-            self.keeper.writer.wait()
+            self.keeper.wait()
             raise DivergedError(line)
 
     def _validate(self, watch: Monitor | None) -> float | None:
@@ -301,7 +301,7 @@ class Trainer:
         if self.validate is None or not (due or self.step == self.schedule.total_steps):
             return None
         started_at = time.monotonic()
-        values = self.ranks.on_first(self.validate)
+        values = self.validate()
         self.window.started_at += time.monotonic() - started_at
         if watch is not None:
             watch.valid_row(self.step, values)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 from processes import Crew, crew_of, end_all, rows, step_of, wait_until_gone
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 OF_TIME = {"crops_per_second", "data_wait", "gpu_memory_mb"}
 STEPS_PER_EPOCH = 4
@@ -233,10 +234,13 @@ def test_25_kills_in_all(ranks, harm, capsys):
 
 
 def assert_equal(cut: Harm, whole: Harm, *, num_steps: int) -> None:
-    """The same weights and the same rows, each step once and in order."""
+    """The same weights and the same rows, each step once and in order, in TensorBoard too."""
     assert left_by(cut.exp) == left_by(whole.exp)
     trained = [row["step"] for row in rows(cut.exp) if row["kind"] == "train"]
     assert trained == list(range(1, num_steps + 1))
+    events = EventAccumulator(str(cut.exp / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == trained
 
 
 def figures(ranks: int, fates: list[Fate], seconds: float) -> str:
