@@ -155,6 +155,8 @@ class RuntimeConfig(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     tf32: Literal["auto", "off"] = "auto"  # auto: in convolutions, never in matrix products
     sync_bn: Literal["auto", "off"] = "auto"  # auto: ranks join where training.bn_batch wants it
+    compile: bool = False  # the backbone, by torch.compile; minutes at the start
+    channels_last: bool = False  # memory layout of two-dimensional convolutions
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     stall_seconds: Positive = 60.0  # a batch that takes longer is told, and what holds it up
     bank_gb: Positive = 4.0  # noise and rooms on the device; beyond it noise stays on the host

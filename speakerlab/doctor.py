@@ -110,7 +110,7 @@ def commit(_: Plan) -> Line:
 def tensorboard(_: Plan) -> Line:
     """Whether the event files of a training can be written."""
     try:
-        from torch.utils.tensorboard.writer import SummaryWriter  # noqa: F401
+        import speakerlab.training.events  # noqa: F401
     except ImportError as error:
         return Line("fail", f"TensorBoard: cannot be imported, got '{error}'; pip install it")
     return Line("ok", "TensorBoard: can be imported")

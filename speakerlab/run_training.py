@@ -79,6 +79,7 @@ def build_training(
         join_batchnorms(task, ranks.neighbours(plan.joined_ranks), device=ranks.device)
     slow_batchnorm(task, plan.accumulation)
     task.to(ranks.device)
+    setup_training.choose_kernels(config, task)
     order = setup_training.epoch_order(config, corpus)
     schedule = setup_training.schedule(config, order)
     crops = setup_training.train_crops(config, corpus, classes)

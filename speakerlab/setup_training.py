@@ -24,6 +24,7 @@ from speakerlab.losses.sharded import SPLITTABLE
 from speakerlab.planning import asked_micro_batch, crops_that_fit, footprint, may_join_ranks
 from speakerlab.probing import Trial, largest_that_runs
 from speakerlab.training import batch_size
+from speakerlab.training.appended import LogFile
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import Precision, card_of, resolve_precision
@@ -39,7 +40,7 @@ LOG_FORMAT = "%(asctime)s %(message)s"
 def log_to(exp_dir: Path, ranks: Ranks) -> None:
     """Rank 0 also logs to `exp/train.log`; the other ranks only speak when something is wrong."""
     if ranks.is_first:
-        file = logging.FileHandler(exp_dir / "train.log", encoding="utf-8")
+        file = LogFile(exp_dir / "train.log")
         file.setFormatter(logging.Formatter(LOG_FORMAT, "%Y-%m-%d %H:%M:%S"))
         logging.getLogger().addHandler(file)
     else:
@@ -83,6 +84,15 @@ def is_head_split(config: Config, ranks: Ranks, num_classes: int) -> bool:
             f"{', '.join(SPLITTABLE)}, or off and 1"
         )
     return can and (asked == "on" or sampled or (asked == "auto" and is_worth_it))
+
+
+def choose_kernels(config: Config, task: SpeakerTask) -> None:
+    """Layout and compilation as configured; neither changes a loss beyond rounding."""
+    if config.runtime.channels_last:
+        backbone = task.embedder.get_submodule("backbone")
+        backbone.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if config.runtime.compile:
+        task.compile_backbone()
 
 
 def plan_batch(

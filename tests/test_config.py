@@ -96,17 +96,14 @@ def test_unknown_key_is_refused_with_the_nearest(refusal, text, line):
         ("runtime: {deterministic: on}", "runtime.deterministic: must be a valid boolean, got "),
         (
             "runtime: {micro_batch: true}",
-            "runtime.micro_batch: must be 'auto' or 'probe' or a valid integer or a section of keys, "
-            "got true",
+            "runtime.micro_batch: must be 'auto' or 'probe' or a valid integer or a section of "
+            "keys, got true",
         ),
         (
             "runtime: {micro_batch: 1.5}",
             "runtime.micro_batch: must be 'auto' or 'probe' or a valid integer",
         ),
-        (
-            "runtime: {micro_batch: 0}",
-            "runtime.micro_batch: must be 'auto' or 'probe' or greater than 0",
-        ),
+        ("runtime: {micro_batch: 0}", "runtime.micro_batch: must be 'auto' or 'probe' or greater"),
         (
             "runtime: {micro_batch: {campplus: 16, ERes-2: 0}}",
             "runtime.micro_batch.ERes-2: must be greater than 0, got 0; correct it",

@@ -26,7 +26,8 @@ from speakerlab.interop import archives
 from speakerlab.interop.checkpoints import import_checkpoint
 from speakerlab.interop.files import read_tensors
 from speakerlab.published import file_sha256, load_published, publish
-from speakerlab.training.checkpoint import Checkpoints, load_state
+from speakerlab.training.checkpoint import STATE, load_state, read_latest, read_rows
+from speakerlab.training.writer import CheckpointWriter
 
 ROOT = Path(__file__).parents[1]
 
@@ -124,16 +125,23 @@ def test_pickled_object_in_a_model_is_refused(
     assert not marker.exists()
 
 
-def test_pickled_object_in_a_training_checkpoint_is_refused(tmp_path: Path, marker: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
-    checkpoints.save(10, {"task": {}, "optimizer": {}})
-    state = tmp_path / "checkpoints" / "step_00000010" / "state.pt"
-    plant_checkpoint(state, marker, kind="zip")
-    (state.parent / "sha256").write_text(file_sha256(state))
-    data = checkpoints.read_latest()
-    assert data is not None  # by its digest it is whole
-    with pytest.raises(ValueError, match="checkpoint: holds more than tensors") as caught:
-        load_state(data)
+@pytest.mark.parametrize("name", [STATE, "rows_00000000_0.pt"])
+def test_pickled_object_in_a_training_checkpoint_is_refused(
+    tmp_path: Path, marker: Path, name: str
+) -> None:
+    writer = CheckpointWriter(tmp_path, keep=2, num_parts=1)
+    writer.save({"step": 10, "attempt": 0}, rows=(0, {"w": torch.zeros(2)}))
+    writer.wait()
+    file = tmp_path / "step_00000010" / name
+    before = file_sha256(file)
+    plant_checkpoint(file, marker, kind="zip")
+    note = file.with_name("note.json")
+    note.write_text(note.read_text().replace(before, file_sha256(file)))
+    found = read_latest(tmp_path)
+    assert found is not None  # by its digest it is whole
+    with pytest.raises(ValueError, match="holds more than tensors and plain values") as caught:
+        load_state(found.state)
+        read_rows(found.folder)
     assert one_line(caught)
     assert not marker.exists()
 

@@ -84,7 +84,7 @@ def read_checked(folder: Path) -> Found:
 def read_rows(folder: Path) -> list[tuple[int, dict[str, Tensor]]]:
     """(first row, tensors by name) of each part of a split head, mapped to the files."""
     return [
-        (int(path.stem.split("_")[1]), torch.load(path, mmap=True, weights_only=True))
+        (int(path.stem.split("_")[1]), _load(path, mmap=True))
         for path in sorted(folder.glob(f"{ROWS}*.pt"))
     ]
 
@@ -110,8 +110,12 @@ def read_latest(folder: Path) -> Found | None:
 
 def load_state(data: bytes) -> dict[str, Any]:
     """Bytes of a checkpoint -> its dictionary, on the CPU. Runs no code from the file."""
+    return _load(io.BytesIO(data))
+
+
+def _load(source: Any, *, mmap: bool = False) -> dict[str, Any]:
     try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        return torch.load(source, map_location="cpu", mmap=mmap, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         # Not torch's text: it advises to load the file with code and all.
         raise ValueError(

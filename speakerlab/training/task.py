@@ -4,6 +4,7 @@ In: `Batch` on the device (int16 wave_BS, labels, draws). Out: mean loss and num
 What learns is in `forward`, which DDP wraps; what does not is in `features`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +49,11 @@ class SpeakerTask(nn.Module):
         if head.is_split:
             self.split = {f"head.{name}": p for name, p in head.named_parameters()}
         self._ddp_params_and_buffers_to_ignore += list(self.split)
+        self.compiled: tuple[Callable[[Tensor], Tensor], ...] = ()  # no submodule: it is none
+
+    def compile_backbone(self) -> None:
+        """Let torch compile the backbone for training; validation has many lengths and does not."""
+        self.compiled = (torch.compile(self.embedder.get_submodule("backbone")),)
 
     @torch.no_grad()
     def features(self, batch: Batch) -> Tensor:
@@ -65,7 +71,8 @@ class SpeakerTask(nn.Module):
         """Backbone and head. `frozen`: only the head learns; the backbone's gradients are zeros."""
         with self.precision.autocast():
             backbone = self.embedder.get_submodule("backbone")
-            emb_BD = without_learning(backbone, feats_BTF) if frozen else backbone(feats_BTF)
+            run = self.compiled[0] if self.compiled else backbone
+            emb_BD = without_learning(backbone, feats_BTF) if frozen else run(feats_BTF)
         loss, decided = self.head(emb_BD, label_B, margin)
         return TaskOutput(loss, self.head.count_correct(decided, label_B))
 

@@ -302,9 +302,9 @@ class Trainer:
             return None
         started_at = time.monotonic()
         values = self.validate()
-        self.window.started_at += time.monotonic() - started_at
         if watch is not None:
             watch.valid_row(self.step, values)
+        self.window.started_at += time.monotonic() - started_at
         return values["eer"]
 
     def _checkpoint(self, *, asked: bool, valid_eer: float | None) -> None:

@@ -63,6 +63,8 @@ class CheckpointWriter:
 
         state: has `step` and `attempt`; only rank 0's is written. rows: (first row, this rank's).
         """
+        if self.rank != 0 and rows is None:
+            return
         step, attempt = state["step"], state["attempt"]
         began = time.monotonic()
         self._join()

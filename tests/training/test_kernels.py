@@ -1,0 +1,59 @@
+"""Layout, compilation and split heads change no loss beyond rounding: 20 steps in float64."""
+
+import shutil
+
+import pytest
+import torch
+
+from speakerlab import setup_training
+from speakerlab.corpus import Corpus
+from speakerlab.data.banks import EMPTY_BANK
+from speakerlab.training.distributed import start_ranks
+from speakerlab.training.precision import resolve_precision
+from speakerlab.training.update import Updater
+
+STEPS, ROWS, FRAMES, CLASSES = 20, 4, 40, 6
+LR = 1e-4  # larger, and rounding alone grows tenfold each step
+
+
+def losses(config) -> list[float]:
+    """Of 20 steps on made-up features, each with other labels."""
+    ranks = start_ranks(timeout_minutes=1)
+    corpus = Corpus(None, None, EMPTY_BANK, EMPTY_BANK)  # pyright: ignore[reportArgumentType]
+    precision = resolve_precision("fp32", ranks.device)
+    task = setup_training.build_task(config, corpus, precision, ranks, num_classes=CLASSES)
+    task.double().train()
+    setup_training.choose_kernels(config, task)
+    optimizer = torch.optim.SGD(task.parameters(), lr=LR, momentum=0.9, fused=True)
+    updater = Updater(task, optimizer, device=ranks.device, clip_norm=50.0, scale_loss=False)
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(STEPS):
+        feats_BTF = torch.randn(ROWS, FRAMES, 80, dtype=torch.float64, generator=generator)
+        label_B = torch.randint(CLASSES, (ROWS,), generator=generator)
+        updater.guard.before_step()
+        output = task(feats_BTF, label_B, 0.1)
+        output.loss.backward()
+        updater.step(LR)
+        found.append(output.loss.item())
+    return found
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "runtime.channels_last=true",
+        "runtime.split_head=on",
+        pytest.param(
+            "runtime.compile=true",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
+            ],
+        ),
+    ],
+)
+def test_losses_stay_the_same(make_config, setting):
+    plain, other = losses(make_config()), losses(make_config(setting))
+    assert len(set(plain)) == STEPS
+    assert other == pytest.approx(plain, rel=1e-9)
