@@ -63,14 +63,14 @@ def measure(
     ranks = start_ranks(timeout_minutes=1)
     trainer = build_training(exp, None, config, ranks, Signals(process.leave)).trainer
     monitor = Monitor(exp, start_step=0, total_steps=options.steps, every_seconds=10)
-    inputs = trainer.prefetch(0)
+    inputs = trainer.inputs(0)
     watch, seconds, shares = Stopwatch(), [], []
     with watch.watching(HOPS):
         for step in range(options.steps + options.warm_up):
             if step == options.warm_up:
                 watch.seconds.clear()
             began, spent = time.perf_counter(), sum(watch.seconds.values())
-            trainer.run_step(trainer.task, inputs)
+            trainer.run_step(inputs)
             trainer.keeper.progress.step += 1
             trainer._log(monitor, inputs)  # noqa: SLF001
             trainer._checkpoint(asked=False, valid_eer=None)  # noqa: SLF001

@@ -26,6 +26,7 @@ from speakerlab.published import publish, write_initial
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import read_latest, was_begun
 from speakerlab.training.distributed import Ranks
+from speakerlab.training.gradients import Gradients
 from speakerlab.training.keeper import Keeper
 from speakerlab.training.learning import LearningWatch
 from speakerlab.training.monitor import Monitor
@@ -138,18 +139,21 @@ def build_training(
         facts={"classes": classes, "config": config.to_dict()},
     )
     trainer = Trainer(
-        task=task,
+        gradients=Gradients(
+            task=task,
+            plan=plan,
+            ranks=ranks,
+            batches=batches,
+            throw_away_batch=setup_training.throw_away_batch(config, ranks.device),
+            frozen_steps=schedule.frozen_steps,
+            seed=config.seed,
+        ),
         keeper=keeper,
         schedule=schedule,
-        plan=plan,
-        ranks=ranks,
-        batches=batches,
-        throw_away_batch=setup_training.throw_away_batch(config, ranks.device),
         validate=partial(validation.run, embedder, ranks) if validation else None,
         report=partial(report, exp_dir, corpus, facts),
         note_memory=partial(write_text, exp_dir / OUT_OF_MEMORY, f"{plan.micro_batch}\n"),
         signals=signals,
-        seed=config.seed,
     )
     if ranks.is_first:
         setup_training.describe(exp_dir, config, facts, task)

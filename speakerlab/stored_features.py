@@ -5,20 +5,20 @@ training does for each crop. A model carries the same front end either way.
 Letters: S samples, T frames, F mel bins.
 """
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
+from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.shards import Layout
 from speakerlab.frontend.fbank import Fbank
 
-FULL_SCALE = 32768  # int16 value of amplitude 1.0
-
 
 class StoredFbank:
-    """Makes what is stored; sent to the processes that pack, so it makes its module when called."""
+    """Makes what is stored; sent to the processes that pack, each of which makes its own module."""
 
     def __init__(self, frontend: dict[str, Any]) -> None:
         """frontend: arguments of `Fbank`. Raises ValueError for dither, which is drawn anew."""
@@ -39,15 +39,19 @@ class StoredFbank:
         """What the features are a function of, beside the audio."""
         return {"frontend": {k: v for k, v in self.frontend.items() if k != "mean_norm"}}
 
+    @cached_property
+    def fbank(self) -> Fbank:
+        """Without the mean's removal."""
+        return Fbank(**{**self.frontend, "mean_norm": False})
+
     def __call__(self, wave_S: np.ndarray) -> np.ndarray:
         """feats_TF, float32, of wave_S, int16; no frame for less than one frame's samples."""
         torch.set_num_threads(1)
-        fbank = Fbank(**{**self.frontend, "mean_norm": False})
-        if len(wave_S) < fbank.min_samples:
-            return np.empty((0, fbank.num_mel_bins), dtype=np.float32)
+        if len(wave_S) < self.fbank.min_samples:
+            return np.empty((0, self.fbank.num_mel_bins), dtype=np.float32)
         with torch.inference_mode():
             wave_1S = torch.from_numpy(wave_S.astype(np.float32) / FULL_SCALE).unsqueeze(0)
-            return fbank(wave_1S)[0].numpy()
+            return self.fbank(wave_1S)[0].numpy()
 
 
 def frames_to_read(frontend: dict[str, Any], crop_samples: int) -> dict[str, int]:

@@ -21,19 +21,12 @@ def main(words: Sequence[str]) -> None:
     args = parse(words)
     options = features_options(args) if args.features == "fbank" else wave_options(args)
     for folder in args.folders:
-        bars: list[Progress] = []
-
-        def tell(done: int, total: int, bars: list[Progress] = bars) -> None:
-            if not bars:
-                bars.append(Progress(total, what="utterances"))
-            bars[0].tell(done)
-
         line = pack_data_dir(
             folder,
             allow_rejected=args.allow_rejected,
             num_workers=args.num_workers,
             part=args.job,
-            progress=tell,
+            progress=Progress(what="utterances").tell,
             **options,
         )
         log.info("%s", line)

@@ -54,6 +54,7 @@ def main(words: Sequence[str]) -> None:
             model_sha256=card["sha256"],
             commit=card.get("commit"),
             calibrated=calibration and quality(calibration, trained, trials.is_target_N),
+            bn_batch=card.get("bn_batch"),
             **summary(trained, trials.is_target_N, *speakers),
         )
         rows = report.update_results(args.exp / "results.json", row)

@@ -13,13 +13,14 @@ BAR_CELLS = 24
 class Progress:
     """Tells what is done of `total` and the time left. bar=False: lines on a terminal too."""
 
-    def __init__(self, total: int, *, what: str = "recordings", bar: bool = True) -> None:
+    def __init__(self, total: int = 0, *, what: str = "recordings", bar: bool = True) -> None:
         self.total, self.what = total, what
         self.has_bar = bar and sys.stderr.isatty()
         self.started_at = self.last_at = time.monotonic()
 
-    def tell(self, done: int) -> None:
-        """`done` of them are done; called as often as one likes."""
+    def tell(self, done: int, total: int | None = None) -> None:
+        """`done` of them are done; called as often as one likes. total: where it is known now."""
+        self.total = self.total if total is None else total
         now = time.monotonic()
         seconds_left = (now - self.started_at) / max(done, 1) * (self.total - done)
         if self.has_bar and (now - self.last_at >= SECONDS_PER_BAR or done == self.total):

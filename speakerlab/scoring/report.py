@@ -124,8 +124,11 @@ def result_row(
     model_sha256: str,
     commit: str | None,
     calibrated: Quality | None = None,
+    bn_batch: int | None = None,
 ) -> Row:
     """One row of results.json; rates are fractions, `min_dcf` is keyed by the prior.
+
+    bn_batch: crops that BatchNorm saw at once in training, where that is known.
 
     The measured part comes from `metrics.summary` and, for a model that has a calibration (else
     it is null), from `calibration.quality`.
@@ -147,6 +150,7 @@ def result_row(
         "model_sha256": model_sha256,
         "commit": commit,
         "at_threshold": None if calibrated is None else calibrated["at_threshold"],
+        "bn_batch": bn_batch,
     }
 
 

@@ -23,9 +23,11 @@ def main() -> None:
     config = load(exp, args.config, args.set)
     ranks = start_ranks(timeout_minutes=1)
     trainer = build_training(exp, None, config, ranks, Signals(leave)).trainer
-    module = ranks.wrap(trainer.task)
-    trainer.accumulate(module, trainer.prefetch(0), margin=0.2)
-    grads = {n: p.grad.numpy() for n, p in trainer.task.named_parameters() if p.grad is not None}
+    gradients = trainer.gradients
+    gradients.join(trainer.updater.guard)
+    gradients.make(0, trainer.inputs(0), margin=0.2)
+    parameters = dict(gradients.task.named_parameters())
+    grads = {name: p.grad.numpy() for name, p in parameters.items() if p.grad is not None}
     if ranks.is_first:
         np.savez(out, **grads)
     ranks.barrier("written")

@@ -23,9 +23,9 @@ def refuse(_gradient: torch.Tensor) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory, said the test")
 
 
-def harmed(*args) -> Training:
+def harmed(*args, **more) -> Training:
     """A training whose first convolution does what was asked for."""
-    training = build_training(*args)
+    training = build_training(*args, **more)
     trainer = training.trainer
 
     def hook(module, _inputs, out):

@@ -61,7 +61,15 @@ def start(words: list[str], environment: dict[str, str], wanted: str) -> subproc
     raise AssertionError(f"no line like {wanted!r} in:\n{seen}")
 
 
-@pytest.mark.parametrize("kill", [kill_torchrun, kill_group, kill_one_rank, kill_shell])
+@pytest.mark.parametrize(
+    "kill",
+    [
+        kill_torchrun,
+        pytest.param(kill_group, marks=pytest.mark.slow),
+        pytest.param(kill_one_rank, marks=pytest.mark.slow),
+        kill_shell,
+    ],
+)
 def test_nobody_outlives_a_kill(
     kill: Callable[[Crew, int], None],
     words: list[str],

@@ -56,20 +56,26 @@ def test_a_poisoned_step_is_skipped_whole(training, tmp_path):
     states = {}
     run_step = trainer.run_step
 
-    def watched(module, batches):
-        states[trainer.step] = {k: v.clone() for k, v in trainer.task.state_dict().items()}
-        run_step(module, batches)
+    def watched(inputs):
+        states[trainer.step] = {
+            k: v.clone() for k, v in trainer.gradients.task.state_dict().items()
+        }
+        run_step(inputs)
         if trainer.step == BAD_STEP:
-            for name, value in trainer.task.state_dict().items():
+            for name, value in trainer.gradients.task.state_dict().items():
                 assert torch.equal(value, states[BAD_STEP][name]), name
 
     trainer.run_step = watched
     fit(training, tmp_path)
     assert trainer.step == 6 and trainer.updater.guard.skipped == 1
-    assert all(v.isfinite().all() for v in trainer.task.state_dict().values())
+    assert all(v.isfinite().all() for v in trainer.gradients.task.state_dict().values())
     rows = (tmp_path / "metrics.jsonl").read_text()
     assert '"skipped": 1' in rows and "NaN" not in rows
-    moved = [k for k, v in trainer.task.state_dict().items() if not torch.equal(v, states[4][k])]
+    moved = [
+        k
+        for k, v in trainer.gradients.task.state_dict().items()
+        if not torch.equal(v, states[4][k])
+    ]
     assert len(moved) > 50  # training went on after the bad step
     best_eer = trainer.keeper.progress.best_eer
     assert best_eer is not None and math.isfinite(best_eer)
@@ -80,4 +86,4 @@ def test_nothing_but_poison_ends_the_run(training, tmp_path):
     poison(training, lambda step: True)
     with pytest.raises(NumericError, match=r"20 steps in a row had no finite gradient"):
         fit(training, tmp_path)
-    assert all(v.isfinite().all() for v in training.trainer.task.state_dict().values())
+    assert all(v.isfinite().all() for v in training.trainer.gradients.task.state_dict().values())

@@ -16,7 +16,7 @@ from speakerlab.data import audio
 KEYS = {
     *("trials", "system", "eer", "eer_untrained", "eer_ci95", "min_dcf", "cllr", "act_dcf"),
     *("num_target", "num_nontarget", "backend", "protocol", "model_sha256", "commit"),
-    "at_threshold",
+    *("at_threshold", "bn_batch"),
 }
 FEW_STEPS = [*TINY, "training.num_epochs=1"]
 
@@ -70,6 +70,7 @@ def write_3dspeaker(corpus: Path) -> None:
         (corpus / f"files/trials_cross_{kind}").write_text("".join(lines))
 
 
+@pytest.mark.slow
 def test_librispeech_from_flac_to_report(run_recipe, tmp_path):
     write_librispeech(tmp_path / "corpus")
     done = run_recipe("librispeech", tmp_path / "corpus", "--nproc", "2", "--set", *FEW_STEPS)

@@ -53,6 +53,7 @@ def test_it_resumes_with_the_same_bits_and_is_published_whole(whole, tmp_path, r
     assert head["weight_CD"].shape == (18, 32)
 
 
+@pytest.mark.slow
 def test_its_checkpoint_goes_on_at_one_rank_and_its_model_can_be_begun_from(
     whole, tmp_path, run, train_command
 ):

@@ -78,6 +78,7 @@ def test_without_the_test_audio_the_weights_are_the_same(
     assert weights(tmp_path / "exp") == weights(uninterrupted)
 
 
+@pytest.mark.slow
 def test_two_ranks_resume_with_the_same_bits(tmp_path, run, train_command):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     done = run(*train_command(whole, 2, "training.num_epochs=1"))
@@ -144,7 +145,7 @@ def test_fine_tuning_keeps_every_row_of_the_head(uninterrupted, tmp_path, run, t
     assert weights(exp) != weights(uninterrupted)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_frozen_epochs_leave_the_backbone_as_it_was(
     ranks, uninterrupted, tmp_path, run, train_command
 ):

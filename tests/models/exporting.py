@@ -3,9 +3,12 @@
 Letters: B batch, S samples, D embedding.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from speakerlab.embedder import Embedder
@@ -31,6 +34,17 @@ SHALLOW: dict[str, dict[str, object]] = {
 
 # Exported in turn by another process than the rest.
 RESIDUAL = {"eres2net", "eres2netv2", "gemini_dfresnet", "res2net", "simam_resnet"}
+
+# Half a minute each and more, or like another of their kind: in `make test-all`.
+SLOW = {"redimnet", "eres2netv2", "gemini_dfresnet", "simam_resnet"}
+
+
+def usually(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test over the names, in order."""
+    return [
+        pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
+        for name in sorted(names)
+    ]
 
 
 def check(name: str, args: dict[str, object], out: Path) -> None:

@@ -11,7 +11,7 @@ from speakerlab.scoring.trials import Trials, read_trials
 
 KEYS = (
     "trials, system, eer, eer_untrained, eer_ci95, min_dcf, cllr, act_dcf, num_target, "
-    "num_nontarget, backend, protocol, model_sha256, commit, at_threshold"
+    "num_nontarget, backend, protocol, model_sha256, commit, at_threshold, bn_batch"
 )
 
 
