@@ -18,13 +18,15 @@ from speakerlab.frontend.specaugment import SpecAugment
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS
 from speakerlab.losses.head import Head
-from speakerlab.losses.sharded import ShardedHead
+from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
 from speakerlab.losses.shards import Shards
 from speakerlab.models import MODELS
 from speakerlab.training.optim import OPTIMIZERS
 
 if TYPE_CHECKING:
     from speakerlab.config import Config
+
+SPLIT_FROM_CLASSES = 50_000  # below it, all rows and their reduction cost next to nothing
 
 # Section of the configuration -> what its `name` may be.
 REGISTRIES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
@@ -87,6 +89,21 @@ def build_head(
     if shards is None:
         return make()
     return ShardedHead(make, shards=shards, sampled_share=config.training.sampled_share)
+
+
+def is_head_split(config: "Config", world_size: int, num_classes: int) -> bool:
+    """Whether each rank has rows of its own; also where a step takes a share of the classes."""
+    asked = config.runtime.split_head
+    is_worth_it = world_size > 1 and num_classes >= SPLIT_FROM_CLASSES
+    can = config.head.name in SPLITTABLE
+    sampled = config.training.sampled_share < 1
+    if (asked == "on" or sampled) and not can:
+        raise ValueError(
+            f"runtime.split_head: rows of {config.head.name} cannot be split over ranks, got "
+            f"{asked} and training.sampled_share {config.training.sampled_share:g}; use head "
+            f"{', '.join(SPLITTABLE)}, or off and 1"
+        )
+    return can and (asked == "on" or sampled or (asked == "auto" and is_worth_it))
 
 
 def build_augment(

@@ -38,9 +38,11 @@ def embed_pieces(
     num_workers: int = 0,
     progress: Callable[[int], None] = lambda done: None,
     share: tuple[int, int] = (0, 1),
+    stop: Callable[[], bool] = lambda: False,
 ) -> np.ndarray:
     """emb_ND, float32, in the order of `pieces`; `progress` is told how many are done.
 
+    stop: asked after each batch; where it says so, the rest stays zero.
     share: (i, n) computes the batches i, i + n, i + 2 n, ... and leaves the other rows zero, so
     that the sum of n shares is the same, bit for bit, as the whole.
     """
@@ -62,6 +64,8 @@ def embed_pieces(
             emb_ND[rows] = embedder(wave_BS).float().cpu().numpy()
             done += len(rows)
             progress(done)
+            if stop():
+                break
     embedder.train(was_training)
     return emb_ND
 
@@ -95,15 +99,21 @@ class Validation:
             self.pieces += pieces
             self.speaker_N += [speaker] * len(pieces)
 
-    def run(self, embedder: Embedder, ranks: Ranks) -> dict[str, float]:
+    def run(
+        self, embedder: Embedder, ranks: Ranks, stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, float] | None:
         """{"eer": fraction} of rank 0's embedder as it is now; every rank does its share.
 
+        None where `stop` said on any rank that there is no time.
         BatchNorm's statistics are taken from rank 0, whose they are: in training each rank has its
         own, and uses none of them.
         """
         ranks.copy_from_first(list(embedder.buffers()))
         share = (ranks.rank, ranks.world_size)
-        emb_ND = embed_pieces(embedder, self.pieces, device=ranks.device, share=share)
+        device = ranks.device
+        emb_ND = embed_pieces(embedder, self.pieces, device=device, share=share, stop=stop)
+        if any(ranks.every(stop())):
+            return None
         self.emb_ND = ranks.sum(torch.from_numpy(emb_ND)).numpy()
         return {"eer": pairwise_eer(self.emb_ND, np.array(self.speaker_N))[0]}
 

@@ -20,7 +20,6 @@ from speakerlab.corpus import Corpus, noise_kinds
 from speakerlab.data.dataset import Draws, TrainCrops, labels_by_name
 from speakerlab.data.loader import auto_workers, batch_bytes, fit_workers
 from speakerlab.data.sampler import EpochOrder
-from speakerlab.losses.sharded import SPLITTABLE
 from speakerlab.planning import asked_micro_batch, crops_that_fit, footprint, may_join_ranks
 from speakerlab.probing import Trial, largest_that_runs
 from speakerlab.training import batch_size
@@ -33,7 +32,7 @@ from speakerlab.training.task import SpeakerTask, dummy_batch
 from speakerlab.training.trainer import Schedule
 
 log = logging.getLogger(__name__)
-SPLIT_FROM_CLASSES = 50_000  # below it, all rows and their reduction cost next to nothing
+MAX_LR_SCALE = 4.0  # Goyal et al., arXiv 1706.02677, keep the rule with a warm-up; more fails early
 LOG_FORMAT = "%(asctime)s %(message)s"
 
 
@@ -60,7 +59,8 @@ def build_task(
 ) -> SpeakerTask:
     """Everything between a batch and its loss, on the CPU."""
     embedder = build.build_embedder(config)
-    shards = ranks if is_head_split(config, ranks, num_classes) else None
+    is_split = build.is_head_split(config, ranks.world_size, num_classes)
+    shards = ranks if is_split else None
     dim = embedder.embed_dim
     return SpeakerTask(
         augment=build.build_augment(config, rooms=corpus.rooms, noises=corpus.noises),
@@ -69,21 +69,6 @@ def build_task(
         head=build.build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards),
         precision=precision,
     )
-
-
-def is_head_split(config: Config, ranks: Ranks, num_classes: int) -> bool:
-    """Whether each rank has rows of its own; also where a step takes a share of the classes."""
-    asked = config.runtime.split_head
-    is_worth_it = ranks.world_size > 1 and num_classes >= SPLIT_FROM_CLASSES
-    can = config.head.name in SPLITTABLE
-    sampled = config.training.sampled_share < 1
-    if (asked == "on" or sampled) and not can:
-        raise ValueError(
-            f"runtime.split_head: rows of {config.head.name} cannot be split over ranks, got "
-            f"{asked} and training.sampled_share {config.training.sampled_share:g}; use head "
-            f"{', '.join(SPLITTABLE)}, or off and 1"
-        )
-    return can and (asked == "on" or sampled or (asked == "auto" and is_worth_it))
 
 
 def choose_kernels(config: Config, task: SpeakerTask) -> None:
@@ -308,6 +293,15 @@ def describe(exp_dir: Path, config: Config, known: dict[str, Any], task: Speaker
         "%d steps an epoch, %d crops of its incomplete last step left out",
         *(known[name] for name in names),
     )
+    training = config.training
+    scale = training.global_batch / training.lr_base_batch
+    log.info(
+        "learning rate up to %g: %g at a batch of %d, in proportion; gradients clipped at %g",
+        *(scale * training.lr, training.lr, training.lr_base_batch, training.clip_norm),
+    )
+    if scale > MAX_LR_SCALE:
+        text = "training.lr: grows with the batch, got %.1f times; beyond %g this often diverges"
+        log.warning(text, scale, MAX_LR_SCALE)
     parameters = sum(p.numel() for p in task.embedder.parameters())
     log.info("%s: %.2f M parameters", config.model.name, parameters / 1e6)
     if not (exp_dir / "model").exists():

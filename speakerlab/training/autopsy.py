@@ -54,6 +54,7 @@ def examine(
     seed: sets modes and generators as for this micro-batch. `rows`: of the batch, those whose
     features are not finite or, alone in eval mode, whose embedding is not; empty if it takes all.
     """
+    task.compiled = ()  # what is compiled has no outputs to watch
     seed()
     found = _run(task, feats_BTF, label_B, margin)
     found["rows"] = _bad_rows(task, feats_BTF)

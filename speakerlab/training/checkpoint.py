@@ -165,8 +165,12 @@ def write_synced(path: Path, data: Any) -> None:
 def finish(partial: Path, final: Path, note: Note) -> None:
     """Give a folder of which all but the note is written its name."""
     write_synced(partial / NOTE, json.dumps(asdict(note), indent=1).encode())
-    shutil.rmtree(final, ignore_errors=True)  # damaged, else the run would not be here again
+    old = final.with_name(f".{final.name}.replaced")  # damaged, or without its validation
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.replace(old)
     partial.replace(final)
+    shutil.rmtree(old, ignore_errors=True)
     descriptor = os.open(final.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -38,6 +38,7 @@ class Progress:
     attempt: int = 0  # grows at a roll-back: another order, other draws
     step: int = 0
     best_eer: float | None = None
+    validated: int = 0  # the last step that was
 
 
 class Keeper:
@@ -84,6 +85,7 @@ class Keeper:
             "attempt": progress.attempt,
             "step": progress.step,
             "best_eer": progress.best_eer,
+            "validated": progress.validated,
         }
 
     def rows(self) -> dict[str, Tensor]:
@@ -114,7 +116,8 @@ class Keeper:
         sums = torch.tensor(state["window"], dtype=torch.float64)
         self.window.sums.copy_(sums if self.ranks.is_first else torch.zeros_like(sums))
         self.learning.load_state(state["learning"])
-        self.progress = Progress(state["attempt"], state["step"], state["best_eer"])
+        names = ("attempt", "step", "best_eer", "validated")
+        self.progress = Progress(*(state[name] for name in names))
 
     def resume(self) -> bool:
         """Rank 0 reads the newest checkpoint and hands it to the others; False where is none."""

@@ -32,8 +32,9 @@ BACK_OFF = 0.5  # of the learning rate, at each
 class Trainer:
     """Runs a task until the schedule's last step.
 
-    report: called on rank 0 with what made a run roll back or end; note_memory: when a step did not
-    fit.
+    validate: gives the EER and more; its argument says, now and then, that there is no time: then
+    None, on all ranks. report: called on rank 0 with what made a run roll back or end; note_memory:
+    when a step did not fit.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Trainer:
         gradients: Gradients,
         keeper: Keeper,
         schedule: Schedule,
-        validate: Callable[[], dict[str, float]] | None,
+        validate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
         report: Callable[[dict[str, Any]], None],
         note_memory: Callable[[], None],
         signals: Signals,
@@ -76,7 +77,7 @@ class Trainer:
             self._tell_where("resuming from")
         start_step = self.step
         self.gradients.join(self.updater.guard)
-        while self.step < self.schedule.total_steps:
+        while self.step < self.schedule.total_steps or self._is_validation_due():
             try:
                 self._run(monitor)
             except NumericError as error:
@@ -111,6 +112,12 @@ class Trainer:
         inputs = self.inputs(self.step)
         self.window.started_at = time.monotonic()
         try:
+            # A run may have been stopped in the midst of its validation.
+            valid_eer = self._validate(watch) if self.step else None
+            if valid_eer is not None:
+                self._checkpoint(asked=False, valid_eer=valid_eer)
+            elif self.step and self._is_validation_due():  # and is asked to again
+                raise Stopped(self._signal(), self.step)
             while self.step < self.schedule.total_steps:
                 # What any rank wants, known to all at the end of the step.
                 wanted = self.ranks.begin_largest([self.signals.number, self._is_time_up()])
@@ -119,8 +126,10 @@ class Trainer:
                 self._log(watch, inputs)
                 valid_eer = self._validate(watch)
                 number, time_is_up = wanted()
+                if self._is_validation_due():  # it has just been left
+                    number = self._signal()
                 self._checkpoint(asked=bool(number or time_is_up), valid_eer=valid_eer)
-                if number and self.step < self.schedule.total_steps:
+                if number:
                     self.keeper.wait()
                     raise Stopped(number, self.step)
         finally:
@@ -149,6 +158,10 @@ class Trainer:
         self.keeper.roll_back()
         share = BACK_OFF ** (attempt + 1)
         self._tell_where(f"rolled back: another order, {share:g} of the learning rate, from")
+
+    def _signal(self) -> int:
+        """The signal that some rank was sent, known to all; 0 for none."""
+        return self.ranks.begin_largest([self.signals.number])()[0]
 
     def _lr_at(self, step: int) -> float:
         return self.schedule.lr_at(step) * BACK_OFF**self.keeper.progress.attempt
@@ -209,16 +222,24 @@ class Trainer:
             raise DivergedError(line)
 
     def _validate(self, watch: Monitor | None) -> float | None:
-        """The EER of this step, where it is due."""
-        due = self.step % self.schedule.valid_every_steps == 0
-        if self.validate is None or not (due or self.step == self.schedule.total_steps):
+        """The EER of this step, where it is due; None too where the run is asked to leave."""
+        if self.validate is None or not self._is_validation_due():
             return None
         started_at = time.monotonic()
-        values = self.validate()
+        values = self.validate(lambda: bool(self.signals.number))
+        if values is None:
+            return None
+        self.keeper.progress.validated = self.step
         if watch is not None:
             watch.valid_row(self.step, values)
         self.window.started_at += time.monotonic() - started_at
         return values["eer"]
+
+    def _is_validation_due(self) -> bool:
+        """At the end of this step, and not done yet."""
+        is_last = self.step == self.schedule.total_steps
+        due = is_last or self.step % self.schedule.valid_every_steps == 0
+        return self.validate is not None and due and self.keeper.progress.validated != self.step
 
     def _checkpoint(self, *, asked: bool, valid_eer: float | None) -> None:
         progress = self.keeper.progress
