@@ -32,7 +32,7 @@ from speakerlab.training.task import SpeakerTask, dummy_batch
 from speakerlab.training.trainer import Schedule
 
 log = logging.getLogger(__name__)
-MAX_LR_SCALE = 4.0  # Goyal et al., arXiv 1706.02677, keep the rule with a warm-up; more fails early
+MAX_LR_SCALE = 4.0  # far from its batch the linear rule (Goyal et al., arXiv 1706.02677) fails
 LOG_FORMAT = "%(asctime)s %(message)s"
 
 
