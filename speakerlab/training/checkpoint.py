@@ -145,6 +145,14 @@ def snapshot(value: Any) -> Any:
     return value
 
 
+def size_of(value: Any) -> int:
+    """Bytes of the tensors in a nest of mappings and lists."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    items = value.values() if isinstance(value, Mapping) else value
+    return sum(map(size_of, items)) if isinstance(value, Mapping | list | tuple) else 0
+
+
 def write_tensors(path: Path, value: Any) -> str:
     """Write a file that survives a loss of power; its sha256."""
     buffer = io.BytesIO()

@@ -11,7 +11,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from speakerlab.training.checkpoint import (
     list_checkpoints,
     name_of,
     prune,
+    size_of,
     snapshot,
     write_synced,
     write_tensors,
@@ -46,7 +47,7 @@ class CheckpointWriter:
         self.folder, self.keep, self.run = folder, keep, run
         self.rank, self.num_parts = rank, num_parts
         self.thread: threading.Thread | None = None
-        self.failure: OSError | None = None
+        self.failure = ""  # why the last checkpoint could not be written
         if rank == 0:
             for left in folder.glob(".step_*"):  # of a run that was killed
                 shutil.rmtree(left, ignore_errors=True)
@@ -85,8 +86,8 @@ class CheckpointWriter:
     def wait(self) -> None:
         """Until all is on the disk; OSError where the last checkpoint could not be written."""
         self._join()
-        if self.failure is not None:
-            raise self.failure
+        if self.failure:
+            raise OSError(f"{self.failure}. The same command goes on from there")
 
     def _join(self) -> None:
         if self.thread is not None:
@@ -112,10 +113,11 @@ class CheckpointWriter:
                 size = sum((partial / file).stat().st_size for file in sha256)
                 finish(partial, self.folder / name, note(sha256, size))
                 prune(self.folder, keep=self.keep)
-            self.failure = None
-        except OSError as error:
-            self.failure = OSError(self._told(name, error))
-            log.error("%s", self.failure)
+            self.failure = ""
+        except (OSError, RuntimeError, MemoryError) as error:
+            self.failure = self._told(name, error, [state, part])
+            text = "%s; training goes on and tries again at the next checkpoint"
+            log.error(text, self.failure)
             if self.rank == 0:
                 shutil.rmtree(partial, ignore_errors=True)
 
@@ -131,19 +133,16 @@ class CheckpointWriter:
             path.unlink()
         return found
 
-    def _told(self, name: str, error: OSError) -> str:
-        """One line on a checkpoint that could not be written."""
+    def _told(self, name: str, error: Exception, values: Sequence[Any]) -> str:
+        """What is wrong with a checkpoint of these values that could not be written."""
         kept = [path.name for path in list_checkpoints(self.folder)]
         last = f"{kept[-1]} remains" if kept else "there is none yet"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(self.folder).free
-            why = f"the disk is full, got {free >> 20} MiB free; free some there"
-        else:
-            why = f"got '{error.strerror or error}'; look at the disk and permissions"
-        return (
-            f"{self.folder / name}: cannot be written: {why}. {last}; training goes on and "
-            "tries again at the next checkpoint"
-        )
+        why = f"got '{error}'; look at the disk and permissions"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            free, need = shutil.disk_usage(self.folder).free, size_of(values)
+            why = f"the disk is full, got {free / 2**20:.1f} MiB free for {need / 2**20:.1f}"
+            why += "; free some there"
+        return f"{self.folder / name}: cannot be written: {why}. {last}"
 
 
 def run_word() -> str:

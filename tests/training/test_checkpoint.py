@@ -184,5 +184,5 @@ def test_on_a_full_disk_the_last_one_remains_and_it_is_said(tmp_path):
     )
     line, kept = done.stdout.splitlines()
     assert line.startswith(f"{tmp_path}/step_00000002: cannot be written: the disk is full, got ")
-    assert "MiB free; free some there. step_00000001 remains; training goes on" in line
+    assert "MiB free for 7.6; free some there. step_00000001 remains. The same" in line
     assert kept == "step_00000001 step_00000003"
