@@ -51,11 +51,12 @@ class Rescue:
         *,
         rank: int,
         world_size: int,
+        device: torch.device,
         window: Callable[[], list[float]],
         save: Callable[[list[float]], None],
         step_at: Callable[[], int | None],
     ) -> None:
-        self.store, self.rank, self.world_size = store, rank, world_size
+        self.store, self.rank, self.world_size, self.device = store, rank, world_size, device
         self.window, self.save, self.step_at = window, save, step_at
         self.is_caller = False
         if store is not None:
@@ -88,7 +89,16 @@ class Rescue:
         self._leave()
 
     def _leave(self) -> NoReturn:
-        """Hand over this rank's sums, save or wait for it, and end."""
+        """Save with the others, and end."""
+        if self.device.type != "cuda":
+            self._save_together()
+        else:  # the main thread's stream waits for the rank that is out of memory
+            with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream()):
+                self._save_together()
+        process.leave(process.EXIT_MEMORY)
+
+    def _save_together(self) -> None:
+        """Hand over this rank's sums; save, or wait for it."""
         store: Any = self.store
         store.set(f"{WINDOW}/{self.rank}", json.dumps(self.window()))
         try:
@@ -101,7 +111,6 @@ class Rescue:
                 store.wait([SAVED], timedelta(seconds=SAVE_SECONDS))
         except (OSError, RuntimeError) as error:  # what could not be saved was told
             log.error("rank %d: %s", self.rank, error)
-        process.leave(process.EXIT_MEMORY)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

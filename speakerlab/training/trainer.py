@@ -57,6 +57,7 @@ class Trainer:
             shared_store(self.ranks),
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
+            device=self.ranks.device,
             window=self.window.sums.tolist,
             save=self._save_before_step,
             step_at=lambda: gradients.at,

@@ -1,0 +1,44 @@
+"""What two ranks say to one another: values, tags, failures; and that one is gone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TALKING = Path(__file__).with_name("talking_ranks.py")
+
+
+def talk(folder: Path, how: str) -> list[dict]:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, *launch, str(TALKING), str(folder), how],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TALKING.parents[2])},
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
+def test_ranks_hear_the_same(tmp_path):
+    first, second = talk(tmp_path, "live")
+    for found in (first, second):
+        assert found["every"] == [[0, ""], [1, "x"]] and found["still"] == [0, 1]
+        assert found["copied"] == [0.0, 0.0] and found["sum"] == [2.0, 1.0]
+        assert found["largest"] == [1, 5] and found["min"] == [8, 0]
+        assert found["good"] is None and found["first"] == 42 and found["peer"] == "there"
+        line = "RuntimeError: barrier: ranks wait at different places, got "
+        assert found["tags"] == line + "['published', 'checkpoint']; report this"
+    fault = "data/train: no such folder; run stage 1"
+    assert first["failed"] == f"ValueError: {fault}"
+    assert second["failed"] == f"ValueError: rank 0 failed: {fault}"
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_gone_is_noticed(tmp_path):
+    (second,) = talk(tmp_path, "die")
+    assert second["peer"] == "lost"
