@@ -158,3 +158,29 @@ def test_the_guard_does_not_touch_a_good_step():
     assert guard.judge(torch.tensor(1.0)) == 0
     for old, new in zip(after, layer.buffers()):
         assert torch.equal(old, new)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale_loss", [False, True])
+def test_on_a_gpu_nothing_waits_and_the_verdict_comes_one_step_late(scale_loss):
+    gpu = torch.device("cuda", 0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).to(gpu)
+    optimizer = OPTIMIZERS["sgd"](model.parameters(), lr=0.1)
+    updater = Updater(model, optimizer, device=gpu, clip_norm=1.0, scale_loss=scale_loss)
+    x = torch.randn(8, 3, device=gpu)
+    bad = torch.full((8, 3), math.nan, device=gpu)
+    step(model, updater, x)
+    before = everything(model, updater)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        updates = [step(model, updater, bad) for _ in range(2)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for old, new in zip(before, everything(model, updater)):
+        assert torch.equal(old, new)
+    guard, scale = updater.guard, updater.scale.scale
+    assert guard.read(1, updates[0].grad_norm, scale) is None
+    verdict = guard.read(2, updates[1].grad_norm, scale)
+    assert verdict is not None and (verdict.step, verdict.bad_in_a_row) == (1, 2)
+    assert int(guard.skipped) == 2
