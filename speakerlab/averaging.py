@@ -58,6 +58,8 @@ def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]
     """
     if num < 1:
         raise ValueError(f"--last: at least one checkpoint must be averaged, got {num}; raise it")
+    if out.exists():
+        raise ValueError(f"{out}: is there already, got --out {out}; give a folder that is not")
     recorded = exp_dir / "config.yaml"
     if not recorded.exists():
         raise FileNotFoundError(f"{recorded}: no such file; give the folder of a training")

@@ -82,7 +82,7 @@ def check_host(plan: Plan) -> Iterator[Line]:
         except (ValueError, OSError) as error:
             text = str(error)
             if isinstance(error, OSError) and error.errno is not None:  # not one of our own lines
-                what = f"{error.filename or check.__name__}: cannot be used, got '{error.strerror}'"
+                what = f"{error.filename or check.__name__}: cannot be used, got '{error.strerror or error}'"
                 text = f"{what}; look at the disk and permissions"
             yield Line("fail", text)
 
@@ -203,8 +203,14 @@ def host_name(_: Plan) -> Line:
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that there is."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    """The folder, or the nearest above it that there is.
+
+    Raises NotADirectoryError where that is no folder, so that none can be made there.
+    """
+    found = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    if not found.is_dir():
+        raise NotADirectoryError(f"{found}: is no folder, got --exp {folder} in it; use another")
+    return found
 
 
 def writing(plan: Plan) -> Line:
@@ -218,7 +224,7 @@ def writing(plan: Plan) -> Line:
             os.fsync(file.fileno())
             rate = WRITTEN_BYTES / (time.perf_counter() - began)
     except OSError as error:
-        text = f"{plan.exp}: cannot be written, got '{error.strerror}'"
+        text = f"{plan.exp}: cannot be written, got '{error.strerror or error}'"
         return Line("fail", f"{text}; free some space, mount it writable, or use another --exp")
     text = f"{plan.exp}: written at {rate / 1e6:.0f} MB/s"
     if rate < SLOW_WRITE:
@@ -269,7 +275,7 @@ def locks(plan: Plan) -> Line:
             is_kept = subprocess.run(other, capture_output=True, timeout=10).returncode != 0
     except OSError as error:
         remedy = "mount it with locks, or use another --exp"
-        return Line("fail", f"{plan.exp}: has no file locks, got '{error.strerror}'; {remedy}")
+        return Line("fail", f"{plan.exp}: has no file locks, got '{error.strerror or error}'; {remedy}")
     if not is_kept:
         remedy = "mount it with locks, or never start two runs of one --exp"
         return Line("warn", f"{plan.exp}: its file locks do not hold; {remedy}")

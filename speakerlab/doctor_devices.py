@@ -50,7 +50,8 @@ def check_devices(num_ranks: int) -> Iterator[Line]:
     elif there == 1:
         yield Line("ok", "NCCL: one GPU, nothing to connect")
     else:
-        yield ranks_talk(min(there, num_ranks) if num_ranks > 1 else there or 2)
+        most = there or num_ranks  # a GPU each
+        yield ranks_talk(max(2, min(most, num_ranks) if num_ranks > 1 else most))
 
 
 def driver(num_gpus: int, *, found: str | None, newest: str | None, built_for: str | None) -> Line:

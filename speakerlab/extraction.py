@@ -104,7 +104,8 @@ class Validation:
     ) -> dict[str, float] | None:
         """{"eer": fraction} of rank 0's embedder as it is now; every rank does its share.
 
-        None where `stop` said on any rank that there is no time.
+        None where `stop` said on any rank that there is no time. Raises FloatingPointError, on
+        every rank, for embeddings that are not finite.
         BatchNorm's statistics are taken from rank 0, whose they are: in training each rank has its
         own, and uses none of them.
         """
@@ -115,6 +116,11 @@ class Validation:
         if any(ranks.every(stop())):
             return None
         self.emb_ND = ranks.sum(torch.from_numpy(emb_ND)).numpy()
+        num_bad = int((~np.isfinite(self.emb_ND).all(axis=1)).sum())
+        if num_bad:
+            raise FloatingPointError(
+                f"{num_bad} of {len(self.emb_ND)} validation embeddings are not finite"
+            )
         return {"eer": pairwise_eer(self.emb_ND, np.array(self.speaker_N))[0]}
 
     def calibrate(

@@ -95,6 +95,8 @@ def footprint(
 def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
     """What the optimizer keeps after a step, whichever it is."""
     optimizer = build.build_optimizer(config, parameters, lr=0.1)
+    for group in optimizer.param_groups:  # fused kernels would compute with real memory
+        group |= {"fused": False, "foreach": False}
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

@@ -53,6 +53,7 @@ def publish(
     `head`, its tensors, and the `speakers` that its rows are for go together; a model from
     elsewhere has neither.
     """
+    refuse_other_folder(folder)
     fresh = folder.with_name(f".{folder.name}")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -74,6 +75,18 @@ def publish(
     shutil.rmtree(folder, ignore_errors=True)
     fresh.replace(folder)
     return digest
+
+
+def refuse_other_folder(folder: Path) -> None:
+    """ValueError where something lies under this name that is no published model."""
+    if folder.is_dir() and (not any(folder.iterdir()) or (folder / "card.json").exists()):
+        if not (folder / "checkpoints").exists():
+            return
+    elif not folder.exists():
+        return
+    raise ValueError(
+        f"{folder}: would be replaced by a model, got something else under this name; give another"
+    )
 
 
 def find_model(path: Path) -> Path:

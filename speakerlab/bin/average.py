@@ -19,6 +19,9 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--out", type=Path, required=True, metavar="DIR", help="a model folder")
     args = options.parse_args(words)
     steps, digest = publish_average(args.exp, args.last, args.out)
+    if len(steps) < args.last:
+        text = "only %d of %d checkpoints are there; training.keep_checkpoints says how many stay"
+        log.warning(text, len(steps), args.last)
     log.info("averaged steps %s", ", ".join(map(str, steps)))
     log.info("published %s, sha256 %s", args.out, digest[:12])
 

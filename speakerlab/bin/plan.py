@@ -5,13 +5,10 @@ from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import torch
-
+from speakerlab import build
 from speakerlab.bin.command import nearest, parser
 from speakerlab.config import Config, load_config
 from speakerlab.planning import CARDS_GB, CardPlan, Footprint, footprint
-from speakerlab.setup_training import is_head_split
-from speakerlab.training.distributed import Ranks
 
 ROOT = Path(__file__).parents[2]
 TABLE_MODELS, TABLE_CARDS_GB = ("campplus", "eres2net"), (11, 24, 32)
@@ -61,10 +58,10 @@ def check(args: Namespace) -> Namespace:
     """Refuse numbers that mean nothing."""
     for name in ("gpu_mem", "gpus", "speakers"):
         value = getattr(args, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             option = name.replace("_", "-")
-            raise ValueError(f"--{option}: must be above 0, got {value:g}; correct it")
-    if args.bank_gb < 0:
+            raise ValueError(f"--{option}: must be a number above 0, got {value:g}; correct it")
+    if not 0 <= args.bank_gb < math.inf:
         raise ValueError(f"--bank-gb: must not be below 0, got {args.bank_gb:g}; correct it")
     if args.recipe is not None and args.model is None and not args.table:
         raise ValueError(
@@ -96,9 +93,8 @@ def existing(option: str, name: str, place: str, known: Iterable[Path]) -> Path:
 def footprints(config: Config, args: Namespace) -> list[Footprint]:
     """One of each format that is asked about."""
     names = ("fp32", "bf16") if args.precision == "auto" else (args.precision,)
-    ranks = Ranks(0, 0, args.gpus, args.gpus, torch.device("cuda"))
     num_classes = args.speakers * len(config.augment.speeds)
-    split_over = args.gpus if is_head_split(config, ranks, num_classes) else 1
+    split_over = args.gpus if build.is_head_split(config, args.gpus, num_classes) else 1
     rows = math.ceil(num_classes / split_over)
     return [
         footprint(config, num_classes=rows, precision=name, split_over=split_over) for name in names

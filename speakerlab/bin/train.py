@@ -71,7 +71,11 @@ def parse(words: Sequence[str]) -> Namespace:
     )
     below = "only smaller micro-batches: this one did not fit (run.sh gives it)"
     options.add_argument("--below-micro-batch", type=int, metavar="N", help=below)
-    return options.parse_args(words)
+    args = options.parse_args(words)
+    if args.below_micro_batch is not None and args.below_micro_batch < 2:
+        got = args.below_micro_batch
+        raise ValueError(f"--below-micro-batch: must be at least 2, got {got}; leave it out")
+    return args
 
 
 if __name__ == "__main__":

@@ -58,8 +58,10 @@ def read_note(folder: Path) -> Note:
     """Raises ValueError where it is not whole."""
     try:
         return Note(**json.loads((folder / NOTE).read_text(encoding="utf-8")))
-    except (OSError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{folder / NOTE}: cannot be read, got {error!r}") from None
+    except FileNotFoundError:
+        raise ValueError(f"{folder / NOTE}: no such file; cut, or of another version") from None
+    except (OSError, TypeError, json.JSONDecodeError):
+        raise ValueError(f"{folder / NOTE}: is damaged") from None
 
 
 class Found(NamedTuple):
@@ -102,8 +104,8 @@ def read_latest(folder: Path) -> Found | None:
             log.warning("%s; trying the one before", error)
     if found:
         raise ValueError(
-            f"{folder}: no checkpoint is intact, got {len(found)} damaged ones; remove the folder "
-            "to begin anew, or restore it"
+            f"{folder}: no checkpoint is intact, got {len(found)} that cannot be used; restore the "
+            "folder, or move it away to begin anew"
         )
     return None
 

@@ -54,7 +54,8 @@ class Monitor:
         if now - self.last_line_at >= self.every_seconds or step == self.total_steps:
             self.last_line_at = now
             log.info("%s %s", text, " ".join(f"{k} {_text(v)}" for k, v in values.items()))
-        self.bar.draw(step / self.total_steps, f"{text} loss {_text(values['loss'])}")
+        loss = _text(values["loss"]) if "loss" in values else "none: every step was skipped"
+        self.bar.draw(step / self.total_steps, f"{text} loss {loss}")
 
     def valid_row(self, step: int, values: Mapping[str, float]) -> None:
         """A row of validation; always printed."""

@@ -227,7 +227,10 @@ class Trainer:
         if self.validate is None or not self._is_validation_due():
             return None
         started_at = time.monotonic()
-        values = self.validate(lambda: bool(self.signals.number))
+        try:
+            values = self.validate(lambda: bool(self.signals.number))
+        except FloatingPointError as error:
+            raise NumericError(f"step {self.step}: {error}", self.step - 1) from None
         if values is None:
             return None
         self.keeper.progress.validated = self.step

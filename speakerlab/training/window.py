@@ -41,12 +41,22 @@ class Window:
 
 
 def row_of(sums: dict[str, float], *, seconds: float) -> dict[str, Any]:
-    """Means over the crops and steps of a window whose sums are those of all ranks."""
-    crops, good = max(sums["crops"], 1), max(sums["steps"] - sums["skipped"], 1)
+    """Means over the crops and steps of a window whose sums are those of all ranks.
+
+    Where every step was skipped there is no loss, accuracy or gradient norm.
+    """
+    crops, good = sums["crops"], sums["steps"] - sums["skipped"]
+    means = (
+        {}
+        if not good
+        else {
+            "loss": round(sums["loss"] / crops, 6),
+            "accuracy": round(sums["correct"] / crops, 6),
+            "grad_norm": round(sums["grad_norm"] / good, 6),
+        }
+    )
     return {
-        "loss": round(sums["loss"] / crops, 6),
-        "accuracy": round(sums["correct"] / crops, 6),
-        "grad_norm": round(sums["grad_norm"] / good, 6),
+        **means,
         "clipped": sums["clipped"] / sums["steps"],
         "silent": int(sums["silent"]),
         "crops_per_second": round(sums["crops"] / seconds, 1),

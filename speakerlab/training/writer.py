@@ -72,6 +72,8 @@ class CheckpointWriter:
         if time.monotonic() - began > SLOW_SECONDS:
             text = "step %d: waited %.1f s for the checkpoint before; the disk is slow"
             log.warning(text, step, time.monotonic() - began)
+        if self.failure and not list_checkpoints(self.folder):
+            raise OSError(f"{self.failure}. A run that was never saved is not gone on with")
         copied = snapshot(state) if self.rank == 0 else None
         part = None if rows is None else (rows[0], snapshot(rows[1]))
 
@@ -136,7 +138,7 @@ class CheckpointWriter:
     def _told(self, name: str, error: Exception, values: Sequence[Any]) -> str:
         """What is wrong with a checkpoint of these values that could not be written."""
         kept = [path.name for path in list_checkpoints(self.folder)]
-        last = f"{kept[-1]} remains" if kept else "there is none yet"
+        last = f"{kept[-1]} remains" if kept else "There is none before it"
         why = f"got '{error}'; look at the disk and permissions"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             free, need = shutil.disk_usage(self.folder).free, size_of(values)

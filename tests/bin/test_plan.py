@@ -51,7 +51,7 @@ def test_what_training_would_refuse_is_told_so(capsys):
             [*TINY, "--recipe", "minni"],
             "--recipe: no egs/minni/conf.yaml, got minni; did you mean m",
         ),
-        ([*TINY, "--gpu-mem", "0"], "--gpu-mem: must be above 0, got 0; correct it"),
+        ([*TINY, "--gpu-mem", "0"], "--gpu-mem: must be a number above 0, got 0; correct it"),
         ([*TINY, "--bank-gb", "-1"], "--bank-gb: must not be below 0, got -1; correct it"),
     ],
 )

@@ -88,7 +88,9 @@ def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, harm, caplog):
     assert latest(tmp_path)["step"] == 1
     assert "trying the one before" in caplog.text and str(file.parent) in caplog.text
     (tmp_path / "step_00000001" / STATE).unlink()
-    with pytest.raises(ValueError, match="no checkpoint is intact, got 2 damaged ones; remove"):
+    with pytest.raises(
+        ValueError, match="no checkpoint is intact, got 2 that cannot be used; restore"
+    ):
         read_latest(tmp_path)
 
 
