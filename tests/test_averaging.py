@@ -5,6 +5,7 @@ import torch
 
 from speakerlab.averaging import average_newest, publish_average
 from speakerlab.published import load_published
+from speakerlab.training.checkpoint import list_checkpoints
 from speakerlab.training.writer import CheckpointWriter
 
 
@@ -35,6 +36,15 @@ def test_the_mean_is_that_of_the_newest_on_the_schedule(exp, make_embedder):
 def test_it_is_published_as_a_model(exp, tmp_path):
     steps, digest = publish_average(exp, 3, tmp_path / "out")
     assert steps == [1, 2, 4] and load_published(tmp_path / "out").sha256 == digest
+
+
+def test_nothing_that_is_there_is_replaced(exp, tmp_path):
+    with pytest.raises(ValueError, match="is there already, got --out"):
+        publish_average(exp, 3, exp)
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(ValueError, match="is there already"):
+        publish_average(exp, 3, tmp_path / "notes")
+    assert len(list_checkpoints(exp / "checkpoints")) == 3  # one was off the schedule
 
 
 def test_what_cannot_be_averaged_is_said(exp, tmp_path, make_embedder):

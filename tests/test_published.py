@@ -89,3 +89,20 @@ def test_sha256_of_a_file_larger_than_a_piece(tmp_path: Path):
     content = b"abc" * 1_000_000
     (tmp_path / "x").write_bytes(content)
     assert file_sha256(tmp_path / "x") == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder of notes", "an experiment"])
+def test_a_model_replaces_nothing_but_a_model(publish_to, tmp_path, what):
+    place = tmp_path / "model"
+    if what == "a file":
+        place.write_text("mine")
+    else:
+        kept = place / ("checkpoints/note" if what == "an experiment" else "notes.txt")
+        kept.parent.mkdir(parents=True)
+        kept.write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=f"{place}: would be replaced by a model, got something"):
+        publish_to("model")
+    assert sorted(tmp_path.rglob("*")) == before
+    publish_to("other")
+    publish_to("other", "seed=1")

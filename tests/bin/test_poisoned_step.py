@@ -1,5 +1,6 @@
 """A batch that makes gradients NaN in the middle of a training costs its step and nothing else."""
 
+import json
 import math
 from pathlib import Path
 
@@ -87,3 +88,23 @@ def test_nothing_but_poison_ends_the_run(training, tmp_path):
     with pytest.raises(NumericError, match=r"20 steps in a row had no finite gradient"):
         fit(training, tmp_path)
     assert all(v.isfinite().all() for v in training.trainer.gradients.task.state_dict().values())
+
+
+@pytest.mark.parametrize("training", [3], indirect=True)
+def test_a_validation_that_is_not_finite_is_rolled_back(training, tmp_path):
+    """Steps are fine; the embeddings of the first validation are not."""
+    trainer = training.trainer
+    attempts = []
+
+    def hook(module, _inputs, out):
+        if module.training or trainer.keeper.progress.attempt:
+            return out
+        attempts.append(trainer.step)
+        return out * float("inf")
+
+    convolution = next(m for m in training.embedder.modules() if isinstance(m, torch.nn.Conv2d))
+    convolution.register_forward_hook(hook)
+    fit(training, tmp_path)
+    assert attempts and trainer.keeper.progress.attempt == 1 and trainer.step == 18
+    report = json.loads((tmp_path / "nan_report.json").read_text())
+    assert report["error"] == f"step {attempts[0]}: 6 of 6 validation embeddings are not finite"
