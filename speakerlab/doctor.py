@@ -82,7 +82,7 @@ def check_host(plan: Plan) -> Iterator[Line]:
         except (ValueError, OSError) as error:
             text = str(error)
             if isinstance(error, OSError) and error.errno is not None:  # not one of our own lines
-                what = f"{error.filename or check.__name__}: cannot be used, got '{error.strerror or error}'"
+                what = f"{error.filename or check.__name__}: cannot be used, got '{error.strerror}'"
                 text = f"{what}; look at the disk and permissions"
             yield Line("fail", text)
 
@@ -274,8 +274,9 @@ def locks(plan: Plan) -> Line:
             other = [sys.executable, "-S", "-c", TRY_LOCK, file.name]
             is_kept = subprocess.run(other, capture_output=True, timeout=10).returncode != 0
     except OSError as error:
+        why = error.strerror or error
         remedy = "mount it with locks, or use another --exp"
-        return Line("fail", f"{plan.exp}: has no file locks, got '{error.strerror or error}'; {remedy}")
+        return Line("fail", f"{plan.exp}: has no file locks, got '{why}'; {remedy}")
     if not is_kept:
         remedy = "mount it with locks, or never start two runs of one --exp"
         return Line("warn", f"{plan.exp}: its file locks do not hold; {remedy}")
