@@ -54,7 +54,7 @@ def examine(
     seed: sets modes and generators as for this micro-batch. `rows`: of the batch, those whose
     features are not finite or, alone in eval mode, whose embedding is not; empty if it takes all.
     """
-    task.compiled = ()  # what is compiled has no outputs to watch
+    compiled, task.compiled = task.compiled, ()  # what is compiled has no outputs to watch
     seed()
     found = _run(task, feats_BTF, label_B, margin)
     found["rows"] = _bad_rows(task, feats_BTF)
@@ -64,6 +64,7 @@ def examine(
         seed()
         found["is_finite_in_fp32"] = _run(task, feats_BTF, label_B, margin)["is_finite"]
         task.precision = used
+    task.compiled = compiled
     return found
 
 
