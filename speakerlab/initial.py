@@ -12,7 +12,8 @@ import torch
 
 from speakerlab.embedder import Embedder
 from speakerlab.losses.head import Head
-from speakerlab.published import find_model, read_classes, read_tensors
+from speakerlab.model_files import find_model, read_classes
+from speakerlab.published import read_tensors
 
 if TYPE_CHECKING:
     from speakerlab.config import Config

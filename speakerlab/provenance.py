@@ -5,11 +5,19 @@ import re
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 import speakerlab
+
+if TYPE_CHECKING:
+    import torch
+
+# What `environment` tells, and so run.json and a model's card do.
+ENVIRONMENT = (
+    *("speakerlab", "commit", "python", "torch", "cuda", "cudnn", "driver", "host", "device"),
+    *("gpu", "capability", "threads", "matmul_precision", "conv_tf32", "cudnn_benchmark"),
+    "deterministic",
+)
 
 
 def commit() -> str:
@@ -34,13 +42,15 @@ def driver(root: Path = Path("/")) -> str | None:
     return found.group(1) if found else None
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: "torch.device") -> dict[str, Any]:
     """Versions and hardware, as far as they bear on results and speed; the keys are always there.
 
     `cuda` and `cudnn` are what torch was built with.
     """
+    import torch
+
     on_gpu = device.type == "cuda"
-    return {
+    found = {
         "speakerlab": speakerlab.__version__,
         "commit": commit(),
         "python": platform.python_version(),
@@ -58,3 +68,5 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
+    assert tuple(found) == ENVIRONMENT
+    return found

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from speakerlab.atomic import file_sha256, replacing, write_json, write_text
 from speakerlab.embedder import Embedder
+from speakerlab.model_files import CALIBRATION, find_model, read_calibration
 from speakerlab.scoring.calibration import Calibration
 
 if TYPE_CHECKING:
     from speakerlab.config import Config
 
-CALIBRATION = "calibration.json"
 INITIAL = "initial.safetensors"
 
 
@@ -89,18 +89,6 @@ def refuse_other_folder(folder: Path) -> None:
     )
 
 
-def find_model(path: Path) -> Path:
-    """The model folder meant by a path: itself, or the one inside an experiment."""
-    for folder in (path, path / "model"):
-        if (folder / "embedder.safetensors").exists():
-            return folder
-    got = "a file" if path.is_file() else "a folder without" if path.is_dir() else "nothing there"
-    raise FileNotFoundError(
-        f"{path}: must be an experiment or a model folder with embedder.safetensors, got {got}; "
-        "train one (stage 3), or `speakerlab import` a checkpoint"
-    )
-
-
 def load_published(path: Path) -> Published:
     """The model of a folder or experiment, in eval mode, its weights checked against its card."""
     from speakerlab.build import build_embedder
@@ -133,26 +121,12 @@ def write_initial(exp_dir: Path, embedder: Embedder) -> None:
     write_tensors(exp_dir / INITIAL, embedder.state_dict())
 
 
-def read_calibration(folder: Path) -> Calibration | None:
-    """What the model of a folder decides by; None where nothing was learned."""
-    path = folder / CALIBRATION
-    if not path.exists():
-        return None
-    return Calibration.from_dict(json.loads(path.read_text(encoding="utf-8")), where=str(path))
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """What a safetensors file holds; ValueError with one line where it is none."""
     try:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path}: is no safetensors file, got '{error}'; copy it again") from error
-
-
-def read_classes(path: Path) -> list[str]:
-    """`speakers.txt` of a published model; empty where it came without a head."""
-    file = find_model(path) / "speakers.txt"
-    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:

@@ -9,12 +9,8 @@ import torch
 from safetensors.torch import load_file
 from voices import make_noise
 
-from speakerlab.published import (
-    file_sha256,
-    find_model,
-    load_published,
-    read_classes,
-)
+from speakerlab.model_files import find_model, read_classes
+from speakerlab.published import file_sha256, load_published
 
 
 def test_a_published_model_gives_the_same_embedding_bit_for_bit(publish_to):

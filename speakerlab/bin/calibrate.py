@@ -11,9 +11,10 @@ import torch
 from speakerlab.atomic import write_json
 from speakerlab.bin.command import parser
 from speakerlab.data.manifest import read_manifest
-from speakerlab.extraction import Validation
-from speakerlab.published import CALIBRATION, file_sha256, find_model, load_published
+from speakerlab.model_files import CALIBRATION, find_model
+from speakerlab.published import file_sha256, load_published
 from speakerlab.training.checkpoint import was_begun
+from speakerlab.validation import Validation
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ def parse(words: Sequence[str]) -> Namespace:
     what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help="as in train")
     seed = "CAM++ and ERes2Net base on cards of 11, 24 and 32 GB"
     what.add_argument("--table", action="store_true", help=seed)
-    options.add_argument("--recipe", metavar="NAME", help="egs/NAME/conf.yaml, with --model")
+    options.add_argument("--recipe", metavar="NAME", help="its layers, with --model")
     options.add_argument("--gpu-mem", type=float, metavar="GB", help="of one card; else a table")
     options.add_argument("--gpus", type=int, default=1, metavar="N", help="how many cards (1)")
     formats = ("auto", "fp32", "bf16", "fp16")
@@ -78,6 +78,8 @@ def load(args: Namespace) -> Config:
     if args.recipe is not None:
         known = (path.parent for path in ROOT.glob("egs/*/conf.yaml"))
         layers.append(existing("--recipe", args.recipe, "egs/{}/conf.yaml", known))
+        own = layers[-1].parent / "conf" / layers[0].name
+        layers += [own] if own.exists() else []
     return load_config(layers, args.set)
 
 

@@ -89,9 +89,8 @@ def read(
         except soundfile.LibsndfileError as error:
             raise ValueError(f"{path}: cannot be decoded, got '{error}'; copy it again") from error
     if len(wave_S) < wanted:
-        raise ValueError(
-            f"{path}: ends early, got {len(wave_S)} of {wanted} samples; copy it again"
-        )
+        line = f"{path}: ends early, got {len(wave_S)} of {wanted} samples"
+        raise ValueError(f"{line}; copy it again")
     return wave_S
 
 
@@ -145,8 +144,13 @@ def write(path: str | Path, wave_S: np.ndarray, sample_rate: int) -> None:
 
 def to_flac(wave_S: np.ndarray, sample_rate: int) -> bytes:
     """int16 samples as the content of a FLAC file."""
+    return encode(wave_S, sample_rate, "FLAC")
+
+
+def encode(wave_S: np.ndarray, sample_rate: int, kind: str) -> bytes:
+    """int16 samples as the content of a file: FLAC, or MP3, which is small and loses detail."""
     file = io.BytesIO()
-    soundfile.write(file, wave_S, sample_rate, format="FLAC", subtype="PCM_16")
+    soundfile.write(file, wave_S, sample_rate, format=kind)  # 16-bit where that can be chosen
     return file.getvalue()
 
 
@@ -216,9 +220,8 @@ def _decoded(file: soundfile.SoundFile, where: str) -> Iterator[np.ndarray]:
 def _refuse_shortened(file: soundfile.SoundFile, where: str) -> None:
     short = SHORTENED.search(file.extra_info)
     if short and int(short[2]) < int(short[1]) < UNKNOWN_LENGTH:
-        raise ValueError(
-            f"{where}: is cut short, got {short[2]} of {short[1]} bytes; copy it again"
-        )
+        line = f"{where}: is cut short, got {short[2]} of {short[1]} bytes"
+        raise ValueError(f"{line}; copy it again")
 
 
 def _whole(file: soundfile.SoundFile, where: str, wanted: int) -> Iterator[np.ndarray]:

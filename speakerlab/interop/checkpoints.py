@@ -36,13 +36,8 @@ from speakerlab.interop.toolkit_config import (
     read_config,
     read_speakers,
 )
-from speakerlab.published import (
-    Published,
-    file_sha256,
-    find_model,
-    load_published,
-    publish,
-)
+from speakerlab.model_files import find_model
+from speakerlab.published import Published, file_sha256, load_published, publish
 
 log = logging.getLogger(__name__)
 PROJECTION = "projection."  # WeSpeaker's head, in the same checkpoint

@@ -23,13 +23,22 @@ def cosine_scores(
 ) -> NDArray[np.float32]:
     """Cosine of the two embeddings of every trial, (N) in -1..1.
 
-    Rows are normalised once. Where the trials fill a good part of the E x T matrix it is computed
-    by blocks of rows, else pairs are gathered; either way in bounded memory. Raises ValueError
-    for utterances without embedding, for an embedding of length 0 and for tables of two models.
+    Rows are normalised once; memory is bounded. Raises ValueError for utterances without embedding,
+    for an embedding of length 0 and for tables of two models.
     """
     require_one_model([table_enrol, table_test])
     enrol_ED = _unit_rows_of(table_enrol, trials.enrol_ids, "enrolment embeddings")
     test_TD = _unit_rows_of(table_test, trials.test_ids, "test embeddings")
+    return dot_scores(enrol_ED, test_TD, trials)
+
+
+def dot_scores(enrol_ED: np.ndarray, test_TD: np.ndarray, trials: Trials) -> NDArray[np.float32]:
+    """Inner product of the two rows of every trial, (N).
+
+    Rows are in the order of `trials.enrol_ids` and `trials.test_ids`. Where the trials fill a good
+    part of the E x T matrix it is computed by blocks of rows, else pairs are gathered.
+    """
+    assert len(enrol_ED) == len(trials.enrol_ids) and len(test_TD) == len(trials.test_ids)
     num_cells = len(enrol_ED) * len(test_TD)
     by_matrix = num_cells <= CELLS_PER_TRIAL * len(trials)
     score = _scores_by_matrix if by_matrix else _scores_by_pair
@@ -59,6 +68,13 @@ def unit_rows(
     emb_ND: np.ndarray, ids: Sequence[str], *, where: str = "embeddings"
 ) -> NDArray[np.float32]:
     """Rows scaled to length 1; a row that has no length is refused by its id."""
+    return np.divide(emb_ND, row_lengths(emb_ND, ids, where=where)[:, None], dtype=np.float32)
+
+
+def row_lengths(
+    emb_ND: np.ndarray, ids: Sequence[str], *, where: str = "embeddings"
+) -> NDArray[np.float32]:
+    """Euclidean length of every row, (N); one that is 0 or not finite is refused by its id."""
     norm_N = np.sqrt(np.einsum("nd,nd->n", emb_ND, emb_ND, dtype=np.float64)).astype(np.float32)
     faults = Faults()
     for row in np.flatnonzero(~(np.isfinite(norm_N) & (norm_N > 0))).tolist():
@@ -67,8 +83,8 @@ def unit_rows(
             f"{where}: {ids[row]} has no direction, got length {norm_N[row]:g}; "
             "look at its audio and at the model",
         )
-    faults.raise_if_any(f"{where}: refused, a cosine needs a direction")
-    return np.divide(emb_ND, norm_N[:, None], dtype=np.float32)
+    faults.raise_if_any(f"{where}: refused, a score needs a direction")
+    return norm_N
 
 
 def _unit_rows_of(table: EmbeddingTable, ids: Sequence[str], where: str) -> NDArray[np.float32]:

@@ -12,9 +12,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import minimize
-from scipy.special import expit
 
+from speakerlab.scoring.linear import fit_linear
 from speakerlab.scoring.metrics import (
     act_dcf,
     cllr,
@@ -82,11 +81,7 @@ def fit_calibration(
 ) -> Calibration:
     """Learn from N scores and whether each is a target trial.
 
-    Logistic regression with both kinds of trials weighing the same, so that its output is a
-    log-likelihood ratio (Brummer and du Preez, "Application-independent evaluation of speaker
-    detection", Computer Speech and Language 20, 2006). A set told apart without error would make
-    the slope infinite; each kind is therefore taken to hold one trial more of the other answer, as
-    Platt proposed ("Probabilistic outputs for support vector machines", 1999).
+    Logistic regression on the score alone, see `linear.fit_linear`.
 
     `false_alarm_rates` are kept beside the usual ones. Raises ValueError for a rate that the trials
     are too few to tell.
@@ -96,7 +91,7 @@ def fit_calibration(
     target_N = np.asarray(is_target, dtype=np.bool_)
     num_target = int(np.count_nonzero(target_N))
     num_nontarget = len(scores_N) - num_target
-    slope, intercept = _logistic(scores_N, target_N)
+    line = fit_linear(scores_N[:, None], target_N, names=["scores"])
     for rate in false_alarm_rates:
         if not 1 / num_nontarget <= rate < 1:
             raise ValueError(
@@ -106,8 +101,8 @@ def fit_calibration(
     known = [rate for rate in FALSE_ALARM_RATES if rate >= 10 / num_nontarget]
     rates = sorted({*known, *false_alarm_rates}, reverse=True)
     return Calibration(
-        slope=slope,
-        intercept=intercept,
+        slope=float(line.weights_F[0]),
+        intercept=line.bias,
         threshold=_midway(threshold_K, int(np.searchsorted(p_miss_K - p_fa_K, 0.0))),
         threshold_at_far={
             f"{rate:g}": _midway(threshold_K, int(np.argmax(p_fa_K <= rate))) for rate in rates
@@ -144,24 +139,3 @@ def _midway(threshold_K: np.ndarray, k: int) -> float:
     lower = threshold_K[max(k - 1, 0)]
     upper = threshold_K[k] if np.isfinite(threshold_K[k]) else np.nextafter(lower, np.inf)
     return float((lower + upper) / 2) if k else float(upper)
-
-
-def _logistic(scores_N: np.ndarray, target_N: np.ndarray) -> tuple[float, float]:
-    """Slope and intercept, found on scores of mean 0 and deviation 1."""
-    mean, deviation = scores_N.mean(), scores_N.std()
-    if deviation == 0:
-        raise ValueError(f"calibration: all scores are equal, got {mean:g}; look at the model")
-    unit_N = (scores_N - mean) / deviation
-    num_target = np.count_nonzero(target_N)
-    counts_N = np.where(target_N, num_target, len(scores_N) - num_target)
-    weight_N = 0.5 / counts_N
-    answer_N = np.where(target_N, counts_N + 1.0, 1.0) / (counts_N + 2.0)
-
-    def loss(ab: np.ndarray) -> tuple[float, np.ndarray]:
-        logit_N = ab[0] * unit_N + ab[1]
-        losses_N = np.logaddexp(0.0, logit_N) - answer_N * logit_N
-        slope_N = weight_N * (expit(logit_N) - answer_N)
-        return float(weight_N @ losses_N), np.array([slope_N @ unit_N, slope_N.sum()])
-
-    a, b = minimize(loss, np.array([1.0, 0.0]), jac=True, method="BFGS", options={"gtol": 1e-9}).x
-    return float(a / deviation), float(b - a * mean / deviation)

@@ -1,10 +1,12 @@
 """Trial lists: a text file in, index arrays out.
 
 Letters: N trials.
-Three spellings are read, told apart by the first line and held to for the whole file:
-`enrol test target|nontarget` (Kaldi), `1|0 enrol test` (VoxCeleb) and `enrol test 1|0`.
+Spellings are told apart by the first line and held to for the whole file: `enrol test
+target|nontarget` (Kaldi), `1|0 enrol test` (VoxCeleb), `enrol test 1|0` (CN-Celeb), and tables with
+a header, separated by commas, semicolons or tabs (NIST's keys among them).
 """
 
+import csv
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +27,13 @@ FORMATS = {
     "1|0 enrol test": (0, {"1", "0"}),
     "enrol test 1|0": (2, {"1", "0"}),
 }
+# what the three columns of a table may be called, in lower case
+HEADERS = (
+    ("label", "target", "targettype", "is_target", "key"),
+    ("enrol", "enroll", "enrolment", "enrollment", "model", "modelid", "utt1", "wav1", "file1"),
+    ("test", "segment", "segmentid", "utt2", "wav2", "file2"),
+)
+TABLE_TRUTH = TRUTH | {"true": True, "false": False, "imp": False, "tgt": True}
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ class _Numbering(dict[str, int]):
 
 
 def read_trials(path: str | Path) -> Trials:
-    """Read a trial list; what is wrong with it is named by file and line.
+    """Read a trial list in any of the spellings; what is wrong with it is named by file and line.
 
     Raises ValueError for lines of another shape than the first, and for a pair that occurs twice.
     """
@@ -92,7 +101,9 @@ def read_trials(path: str | Path) -> Trials:
         raise FileNotFoundError(f"{path}: no such trial list; make it in stage 1")
     enrol, test = _Numbering(), _Numbering()
     pieces: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for (label, first, second), count in _read_columns(path):
+    separator = _separator(path)
+    columns = _read_columns(path) if separator is None else _read_table(path, separator)
+    for (label, first, second), count in columns:
         pieces.append(
             (
                 np.fromiter(map(enrol.__getitem__, first), np.int32, count),
@@ -104,7 +115,7 @@ def read_trials(path: str | Path) -> Trials:
         raise ValueError(f"{path}: no trials, got an empty file; make it in stage 1")
     enrol_N, test_N, is_target_N = (np.concatenate(column) for column in zip(*pieces))
     trials = Trials(list(enrol), list(test), enrol_N, test_N, is_target_N)
-    _refuse_duplicates(trials, path)
+    _refuse_duplicates(trials, path, lines_before=0 if separator is None else 1)
     return trials
 
 
@@ -147,6 +158,46 @@ def _read_columns(path: Path) -> Iterator[tuple[Sequence[tuple[str, ...]], int]]
             yield [columns.pop(column), *columns], len(rows)
 
 
+def _separator(path: Path) -> str | None:
+    """What separates the columns of a table with a header; None for the other spellings."""
+    with path.open(encoding="utf-8-sig") as stream:
+        first = stream.readline()
+    for separator in ",;\t":
+        if _places(next(csv.reader([first], delimiter=separator), [])) is not None:
+            return separator
+    return None
+
+
+def _places(header: Sequence[str]) -> list[int] | None:
+    """Where the label, the enrolment and the test column are, if this is a header."""
+    words = [word.strip().lower() for word in header]
+    found = [[i for i, word in enumerate(words) if word in names] for names in HEADERS]
+    return [places[0] for places in found] if all(len(places) == 1 for places in found) else None
+
+
+def _read_table(path: Path, separator: str) -> Iterator[tuple[Sequence[tuple[str, ...]], int]]:
+    """As `_read_columns`, from a table with a header; labels in the spelling of the others."""
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        rows = csv.reader(stream, delimiter=separator)
+        places = _places(next(rows)) or []
+        faults = Faults()
+        while piece := list(islice(rows, LINES_AT_ONCE)):
+            kept: list[tuple[str, ...]] = []
+            for number, row in enumerate(piece, rows.line_num - len(piece) + 1):
+                words = tuple(row[i].strip() for i in places if i < len(row))
+                if len(words) < 3 or words[0].lower() not in TABLE_TRUTH or not all(words):
+                    faults.add(
+                        "unreadable lines",
+                        f"{path}:{number}: needs a label, an enrolment and a test id, got "
+                        f"{separator.join(row)!r}; correct the line",
+                    )
+                else:
+                    kept.append((label_of(TABLE_TRUTH[words[0].lower()]), *words[1:]))
+            if kept:
+                yield list(zip(*kept)), len(kept)
+        faults.raise_if_any(f"{path}: refused, no trial was read")
+
+
 def _style_of(row: Sequence[str], path: Path) -> str:
     matches = [
         style for style, (i, labels) in FORMATS.items() if len(row) == 3 and row[i] in labels
@@ -154,7 +205,10 @@ def _style_of(row: Sequence[str], path: Path) -> str:
     if len(matches) != 1:
         problem = "could be read in two ways" if matches else "is no trial"
         known = "', '".join(FORMATS)
-        raise ValueError(f"{path}:1: {problem}, got {' '.join(row)!r}; write '{known}'")
+        raise ValueError(
+            f"{path}:1: {problem}, got {' '.join(row)!r}; write '{known}', or a table whose header "
+            "names enrol, test and label"
+        )
     return matches[0]
 
 
@@ -171,7 +225,7 @@ def _refuse_lines(rows: Sequence[Sequence[str]], style: str, path: Path, num_bef
     faults.raise_if_any(f"{path}: refused, no trial was read")
 
 
-def _refuse_duplicates(trials: Trials, path: Path) -> None:
+def _refuse_duplicates(trials: Trials, path: Path, *, lines_before: int) -> None:
     pair_N = trials.enrol_N.astype(np.int64) * len(trials.test_ids) + trials.test_N
     order_N = np.argsort(pair_N, kind="stable")
     repeats_N = pair_N[order_N[1:]] == pair_N[order_N[:-1]]
@@ -181,7 +235,7 @@ def _refuse_duplicates(trials: Trials, path: Path) -> None:
         enrol, test = trials.enrol_ids[trials.enrol_N[again]], trials.test_ids[trials.test_N[again]]
         faults.add(
             "duplicate trials",
-            f"{path}:{again + 1}: the trial of line {first + 1} again, got {enrol} {test}; "
-            "keep one of them",
+            f"{path}:{again + 1 + lines_before}: the trial of line {first + 1 + lines_before} "
+            f"again, got {enrol} {test}; keep one of them",
         )
     faults.raise_if_any(f"{path}: refused, a trial may occur once")

@@ -160,3 +160,16 @@ def test_fewer_samples_than_the_table_says(clip):
     path, _ = clip
     line = f"{path}: ends early, got 48000 of 48001 samples; copy it again"
     assert audio.decode_fault(path, 48001) == line
+
+
+def test_mp3_to_listen_to_is_small_and_as_long():
+    time_S = np.arange(5 * RATE) / RATE
+    wave_S = audio.to_int16(0.3 * np.sin(2 * np.pi * 440 * time_S))
+    mp3, flac = (audio.encode(wave_S, RATE, kind) for kind in ("MP3", "FLAC"))
+    assert len(mp3) < 0.2 * wave_S.nbytes
+    with audio.stream(mp3) as heard:
+        again_S = np.concatenate(list(heard.blocks)).astype(float)
+        assert heard.sample_rate == RATE
+    assert len(again_S) == len(wave_S)
+    assert np.corrcoef(again_S, wave_S)[0, 1] > 0.99
+    assert np.array_equal(audio.from_flac(flac), wave_S)  # which loses nothing

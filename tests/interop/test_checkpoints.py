@@ -22,7 +22,8 @@ from speakerlab.config import parse_config
 from speakerlab.data import audio
 from speakerlab.interop.checkpoints import export_3dspeaker, import_checkpoint
 from speakerlab.models import MODELS
-from speakerlab.published import Published, load_published, publish, read_classes
+from speakerlab.model_files import read_classes
+from speakerlab.published import Published, load_published, publish
 
 SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", Path(__file__).parents[3] / "shared"))
 CHECKOUTS = {"3dspeaker": "SPEAKERLAB_3DSPEAKER", "wespeaker": "SPEAKERLAB_WESPEAKER"}

@@ -4,44 +4,12 @@ import time
 
 import numpy as np
 import pytest
+from counted import brute_eer, brute_points, simulated
 
-from speakerlab.scoring import metrics
+from speakerlab.scoring import intervals, metrics
 
 TIED_SCORES = [0.9, 0.5, 0.5, 0.5, 0.2, 0.1]
 TIED_IS_TARGET = [1, 1, 1, 0, 0, 0]
-
-
-def brute_points(scores, is_target, weights):
-    """Rates at each threshold, counted one threshold at a time."""
-    points = []
-    for threshold in [*sorted(set(scores.tolist())), np.inf]:
-        accepted = scores >= threshold
-        miss = weights[is_target & ~accepted].sum() / weights[is_target].sum()
-        fa = weights[~is_target & accepted].sum() / weights[~is_target].sum()
-        points.append((miss, fa))
-    return points
-
-
-def brute_eer(scores, is_target, weights=None):
-    points = brute_points(scores, is_target, np.ones(len(scores)) if weights is None else weights)
-    for (miss_0, fa_0), (miss_1, fa_1) in zip(points, points[1:]):
-        if miss_0 < fa_0 and miss_1 >= fa_1:
-            share = (fa_0 - miss_0) / ((fa_0 - miss_0) + (miss_1 - fa_1))
-            return miss_0 + share * (miss_1 - miss_0)
-    raise AssertionError("no crossing")
-
-
-def simulated(*, num_speakers, per_speaker, seed, spread=1.3, dim=8):
-    """All pairs of noisy copies of random directions: scores, truth, and the two speakers."""
-    rng = np.random.default_rng(seed)
-    centre = rng.normal(size=(num_speakers, 1, dim))
-    # speakers differ in how far their utterances scatter, so trials of one speaker go together
-    scatter = spread * np.exp(0.3 * rng.normal(size=(num_speakers, 1, 1)))
-    emb = centre + scatter * rng.normal(size=(num_speakers, per_speaker, dim))
-    emb = emb.reshape(-1, dim) / np.linalg.norm(emb.reshape(-1, dim), axis=1, keepdims=True)
-    i, j = np.triu_indices(len(emb), 1)
-    speaker = np.arange(num_speakers).repeat(per_speaker)
-    return (emb @ emb.T)[i, j], speaker[i] == speaker[j], speaker[i], speaker[j]
 
 
 def random_trials(seed, num_trials=60):
@@ -123,75 +91,9 @@ def test_order_of_trials_does_not_matter():
     order = np.random.default_rng(1).permutation(len(scores))
     for function in (metrics.eer, metrics.min_dcf):
         assert function(scores[order], is_target[order]) == function(scores, is_target)
-    assert metrics.eer_interval(
+    assert intervals.eer_interval(
         scores[order], is_target[order], enrol[order], test[order], num_replicates=50
-    ) == metrics.eer_interval(scores, is_target, enrol, test, num_replicates=50)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_replicate_is_the_eer_with_products_of_draws_as_weights(seed):
-    scores, is_target, enrol, test = simulated(num_speakers=12, per_speaker=4, seed=seed)
-    scores = np.round(scores, 1 + seed % 2)  # ties within and between the kinds
-    draws = np.random.default_rng(seed).integers(12, size=12)
-    times = np.bincount(draws, minlength=12)
-    expected = brute_eer(scores, is_target, times[enrol] * times[test])
-    low, high = metrics.eer_interval(scores, is_target, enrol, test, num_replicates=1, seed=seed)
-    assert low == high == pytest.approx(expected, abs=1e-12)
-
-
-def test_interval_is_reproducible_and_takes_names():
-    trials = simulated(num_speakers=20, per_speaker=4, seed=3)
-    scores, is_target, enrol, test = trials
-    names = np.array([f"speaker{i:02d}" for i in range(20)])
-    interval = metrics.eer_interval(*trials)
-    assert metrics.eer_interval(scores, is_target, names[enrol], names[test]) == interval
-    assert metrics.eer_interval(*trials, seed=1) != interval
-    assert interval[0] < metrics.eer(scores, is_target) < interval[1]
-
-
-def test_interval_is_wider_with_fewer_speakers():
-    def width(num_speakers):
-        low, high = metrics.eer_interval(
-            *simulated(num_speakers=num_speakers, per_speaker=4, seed=5), num_replicates=300
-        )
-        return high - low
-
-    assert width(10) > 1.5 * width(80)
-
-
-def test_interval_covers_the_true_eer():
-    shape = {"per_speaker": 4}
-    true = metrics.eer(*simulated(num_speakers=600, seed=99, **shape)[:2])
-    hits = 0
-    for seed in range(60):
-        low, high = metrics.eer_interval(
-            *simulated(num_speakers=20, seed=seed, **shape), num_replicates=200
-        )
-        hits += low <= true <= high
-        assert high - low < 0.3
-    assert hits >= 53  # 95 % of 60 is 57; fewer than 53 is no accident
-
-
-def test_replicates_without_an_eer_are_drawn_again():
-    # two speakers: half of the draws hold one speaker only, so no non-target trial
-    scores, is_target = [0.9, 0.8, 0.1, 0.2], [1, 1, 0, 0]
-    enrol, test = ["a", "b", "a", "b"], ["a", "b", "b", "a"]
-    assert metrics.eer_interval(scores, is_target, enrol, test) == (0.0, 0.0)
-
-
-def test_summary_agrees_with_its_parts():
-    trials = simulated(num_speakers=10, per_speaker=4, seed=7)
-    scores, is_target = trials[:2]
-    assert metrics.summary(*trials) == {
-        "eer": metrics.eer(scores, is_target),
-        "eer_ci95": list(metrics.eer_interval(*trials)),
-        "min_dcf": {
-            "0.01": metrics.min_dcf(scores, is_target),
-            "0.05": metrics.min_dcf(scores, is_target, p_target=0.05),
-        },
-        "num_target": 60,  # 10 speakers x 6 pairs of 4
-        "num_nontarget": 720,  # 780 pairs of 40 less those
-    }
+    ) == intervals.eer_interval(scores, is_target, enrol, test, num_replicates=50)
 
 
 @pytest.mark.parametrize(
@@ -217,11 +119,6 @@ def test_bad_weights_are_refused(weights):
         metrics.operating_points([0.1, 0.2], [1, 0], weights)
 
 
-def test_a_target_trial_of_two_speakers_is_refused():
-    with pytest.raises(ValueError, match="1 target trials join two speakers, got a and b at trial"):
-        metrics.eer_interval([0.1, 0.2], [1, 0], ["a", "a"], ["b", "b"])
-
-
 @pytest.mark.parametrize("p_target", [0.0, 1.0, -0.1])
 def test_prior_out_of_range_is_refused(p_target):
     with pytest.raises(ValueError, match="p_target is not between 0 and 1"):
@@ -235,3 +132,56 @@ def test_half_a_million_trials_take_a_fraction_of_a_second():
     start = time.process_time()
     assert metrics.eer(scores, is_target) == pytest.approx(0.02275, abs=0.001)  # Phi(-2)
     assert time.process_time() - start < 1.0  # 0.1 s on an idle core
+
+
+def all_rising_maps(is_target):
+    """Cllr of the best map, found by trying every way to cut the sorted trials into groups."""
+    num_target = sum(is_target)
+    prior_odds = num_target / (len(is_target) - num_target)
+    best = np.inf
+    for cuts in range(2 ** (len(is_target) - 1)):
+        bounds = [i + 1 for i in range(len(is_target) - 1) if cuts >> i & 1]
+        groups = np.split(np.array(is_target), bounds)
+        with np.errstate(divide="ignore"):
+            ratios = [np.log(g.sum() / (len(g) - g.sum()) / prior_odds) for g in groups]
+        if all(a <= b for a, b in zip(ratios, ratios[1:])):
+            llr = np.repeat(ratios, [len(g) for g in groups])
+            best = min(best, metrics.cllr(llr, is_target))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_min_cllr_equals_brute_force(seed):
+    is_target = np.random.default_rng(seed).permutation([1] * (3 + seed % 3) + [0] * 5)
+    found = metrics.min_cllr(np.arange(len(is_target)), is_target)
+    assert found == pytest.approx(all_rising_maps(is_target), abs=1e-12)
+
+
+def test_min_cllr_by_hand():
+    assert metrics.min_cllr([0.1, 0.2, 0.8, 0.9], [0, 0, 1, 1]) == 0.0
+    assert metrics.min_cllr([0.9, 0.8, 0.2, 0.1], [0, 0, 1, 1]) == pytest.approx(1.0)
+    # equal scores have one ratio, here 2 to 1: (log2(1 + 1/2) + log2(1 + 2)) / 2 of both kinds is
+    # paid by 2 of 3 targets and 1 of 3 non-targets, the others are told apart
+    paid = (2 / 3 * np.log2(1.5) + 1 / 3 * np.log2(3)) / 2
+    assert metrics.min_cllr([0, 0, 1, 1, 1, 2], [0, 0, 1, 1, 0, 1]) == pytest.approx(paid)
+
+
+def test_min_cllr_is_at_most_cllr_and_blind_to_rising_maps():
+    scores, is_target, _, _ = simulated(num_speakers=12, per_speaker=5, seed=2)
+    least = metrics.min_cllr(scores, is_target)
+    assert least <= min(metrics.cllr(slope * scores, is_target) for slope in (1, 2, 4, 8))
+    assert metrics.min_cllr(np.exp(3 * scores), is_target) == pytest.approx(least, abs=1e-12)
+
+
+def test_threshold_at_a_wished_rate():
+    scores, is_target = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0, 0, 1, 0, 1, 1]
+    assert metrics.threshold_at(scores, is_target, far=1 / 3) == 0.3  # lets in the 0.4 alone
+    assert metrics.threshold_at(scores, is_target, far=0.3) == 0.5
+    assert metrics.threshold_at(scores, is_target, far=0.0) == 0.5
+    assert metrics.threshold_at([0.1, 0.2], [1, 0], far=0.0) == np.inf
+    assert metrics.threshold_at(scores, is_target, frr=0.0) == 0.3
+    assert metrics.threshold_at(scores, is_target, frr=0.34) == 0.5
+    assert metrics.threshold_at(scores, is_target, frr=1.0) == np.inf
+    for wrong in ({}, {"far": 0.1, "frr": 0.1}, {"far": 1.5}, {"frr": float("nan")}):
+        with pytest.raises(ValueError, match=r"^threshold: .*, got .*; "):
+            metrics.threshold_at(scores, is_target, **wrong)

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from speakerlab.scoring.metrics import operating_points
-from speakerlab.scoring.plots import plot_det, plot_scores
+from speakerlab.scoring.plots import (
+    plot_calibration,
+    plot_course,
+    plot_det,
+    plot_scores,
+    thinned,
+)
 
 BLUE, ORANGE = (0x1F, 0x5F, 0xA8), (0xC8, 0x50, 0x1E)
 
@@ -55,13 +61,55 @@ def test_extreme_systems_can_be_drawn(tmp_path, separation):
     assert (tmp_path / "det.png").stat().st_size > 5000
 
 
-def test_equal_curves_are_equal_bytes(tmp_path):
+DRAWN = {
+    "det": lambda path: plot_det(path, {"x": operating_points(*trials(2))[:2]}),
+    "scores": lambda path: plot_scores(path, *trials(2)),
+    "calibration": lambda path: plot_calibration(path, *trials(2)),
+    "course": lambda path: plot_course(path, [10, 20, 30], [3.0, 2.0, 1.5], name="loss"),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
+def test_equal_input_makes_equal_bytes(tmp_path, draw):
     pytest.importorskip("matplotlib")
     for name in "ab":
-        plot_det(tmp_path / name, {"x": operating_points(*trials(2))[:2]})
+        draw(tmp_path / name)
     data = (tmp_path / "a").read_bytes()
-    assert data == (tmp_path / "b").read_bytes()
+    assert data.startswith(b"\x89PNG") and data == (tmp_path / "b").read_bytes()
     assert b"Software" not in data  # nor does the version of matplotlib change them
+
+
+def test_what_calibration_loses_is_shaded(tmp_path):
+    pytest.importorskip("matplotlib")
+    scores_N, is_target_N = trials(2)
+    pale = tuple(round(255 + 0.12 * (c - 255)) for c in ORANGE)
+    shaded = {}
+    for name, offset in (("good", -2.0), ("bad", 2.0)):  # 2 x score - 2 is the right ratio
+        plot_calibration(tmp_path / name, 2 * scores_N + offset, is_target_N)
+        shaded[name] = num_coloured(pixels(tmp_path / name), pale)
+    assert shaded["bad"] > 5 * shaded["good"] > 0
+
+
+def test_a_course_that_falls_is_drawn_falling(tmp_path):
+    pytest.importorskip("matplotlib")
+    plot_course(tmp_path / "x.png", [0, 100], [5.0, 1.0], name="loss")
+    y, x = np.nonzero(np.abs(pixels(tmp_path / "x.png") - np.array(BLUE)).max(axis=2) <= 4)
+    assert np.corrcoef(x, y)[0, 1] > 0.99  # y counts from the top
+
+
+def test_a_long_curve_is_thinned_to_what_can_be_seen():
+    x_K = np.linspace(-3, 3, 1_000_000)
+    y_K = -x_K + 0.01 * np.sin(50 * x_K)
+    thin_x, thin_y = thinned(x_K, y_K)
+    assert len(thin_x) < 20_000
+    assert (thin_x[0], thin_x[-1], thin_y[0], thin_y[-1]) == (x_K[0], x_K[-1], y_K[0], y_K[-1])
+    assert np.abs(np.interp(x_K, thin_x, thin_y) - y_K).max() < 2 * 6 / 2000
+
+
+def test_the_corners_of_a_staircase_stay():
+    corners = (np.array([0.0, 0.0, 0.5, 0.5, 1.0]), np.array([1.0, 0.4, 0.4, 0.0, 0.0]))
+    for thin, whole in zip(thinned(*corners), corners):
+        assert thin.tolist() == whole.tolist()
 
 
 def test_the_histogram_shows_targets_right_of_non_targets(tmp_path):
@@ -75,12 +123,9 @@ def test_the_histogram_shows_targets_right_of_non_targets(tmp_path):
     assert columns[1] - columns[0] > image.shape[1] / 4
 
 
-def test_without_matplotlib_the_remedy_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
+def test_without_matplotlib_the_remedy_is_named(tmp_path, monkeypatch, draw):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    for draw in (
-        lambda: plot_det(tmp_path / "x.png", {"x": operating_points(*trials(1))[:2]}),
-        lambda: plot_scores(tmp_path / "x.png", *trials(1)),
-    ):
-        with pytest.raises(ImportError, match=r"pip install matplotlib"):
-            draw()
+    with pytest.raises(ImportError, match=r"pip install matplotlib"):
+        draw(tmp_path / "x.png")
     assert not list(tmp_path.iterdir())

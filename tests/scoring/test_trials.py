@@ -9,6 +9,14 @@ SPELLINGS = {
     "kaldi": "a x target\nb x nontarget\na y nontarget\n",
     "label first": "1 a x\n0 b x\n0 a y\n",
     "label last": "a x 1\nb x 0\na\ty  0\n\n",
+    "a table": "enrol,test,label\na,x,1\nb,x,0\na,y,0\n",
+    "columns in any order": (
+        "\ufefflabel;session;Test;Enroll\ntrue;1;x;a\nFalse;1;x;b\nfalse;2;y;a\n"
+    ),
+    "a key of NIST": (
+        "modelid\tsegmentid\tside\ttargettype\n"
+        "a\tx\ta\ttarget\nb\tx\ta\tnontarget\na\ty\ta\tnontarget\n"
+    ),
 }
 
 
@@ -61,6 +69,11 @@ def test_a_list_that_fails_half_way_is_not_written(tmp_path):
         ("1 a 0\n", ":1: could be read in two ways, got '1 a 0'"),
         ("a b 1\nb c 0\na b 0\n", ":3: the trial of line 1 again, got a b; keep one"),
         ("", ": no trials, got an empty file"),
+        ("enrol,test,label\na,b,1\na,b,2\n", ":3: needs a label, .* got 'a,b,2'; correct"),
+        ("enrol,test,label\na,b,1\nc,,0\n", ":3: needs a label, .* got 'c,,0'; correct"),
+        ("enrol,test,label\na,b,1\nc,d,0\na,b,0\n", ":4: the trial of line 2 again, got a b"),
+        ("enrol,test,label\n", ": no trials, got an empty file"),
+        ("enrol,test\na,b\n", ":1: is no trial, got 'enrol,test'"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, text, line):

@@ -1,0 +1,54 @@
+"""Measure score files of one trial list, and compare the others with the first, trial by trial."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from speakerlab.bin.command import parser
+from speakerlab.scoring.intervals import Replicates, bootstrap, interval, paired
+from speakerlab.scoring.metrics import eer, min_cllr, min_dcf, threshold_at
+from speakerlab.scoring.score_files import read_scores
+from speakerlab.trial_list import read_trial_list
+
+METRICS = {"EER": "eer", "minDCF(0.01)": "min_dcf_0.01"}
+
+
+def main(words: Sequence[str]) -> None:
+    """`speakerlab compare --trials FILE SCORES... [--far RATE | --frr RATE]`"""
+    options = parser("compare", __doc__)
+    options.add_argument("scores", type=Path, nargs="+", metavar="SCORES")
+    trials = "the list; utt2spk of its speakers lies beside it"
+    options.add_argument("--trials", type=Path, required=True, metavar="FILE", help=trials)
+    wished = options.add_mutually_exclusive_group()
+    wished.add_argument("--far", type=float, metavar="RATE", help="tell the threshold for it")
+    wished.add_argument("--frr", type=float, metavar="RATE", help="tell the threshold for it")
+    args = options.parse_args(words)
+    listed = read_trial_list(args.trials)
+    is_target_N = listed.trials.is_target_N
+    first: tuple[dict[str, float], Replicates] | None = None
+    for path in args.scores:
+        scores_N = read_scores(path, listed.trials)
+        found = {"eer": eer(scores_N, is_target_N), "min_dcf_0.01": min_dcf(scores_N, is_target_N)}
+        drawn = bootstrap(scores_N, is_target_N, *listed.speakers, p_targets=(0.01,))
+        sys.stdout.write(f"{path}\n")
+        for name, key in METRICS.items():
+            sys.stdout.write(f"  {name:13} {_value(key, found[key], interval(drawn[key]))}\n")
+        sys.stdout.write(f"  minCllr       {min_cllr(scores_N, is_target_N):.4f}\n")
+        if args.far is not None or args.frr is not None:
+            threshold = threshold_at(scores_N, is_target_N, far=args.far, frr=args.frr)
+            sys.stdout.write(f"  threshold     {threshold:.6f}\n")
+        if first is None:
+            first = found, drawn
+            continue
+        for name, key in METRICS.items():
+            told = paired(found[key] - first[0][key], drawn[key], first[1][key])
+            difference = _value(key, told["difference"], told["ci95"], sign="+")
+            p_value = f"p = {told['p_value']:.3g}"
+            sys.stdout.write(f"  {name:13} {difference} against {args.scores[0]}, {p_value}\n")
+
+
+def _value(key: str, value: float, bounds: Sequence[float], *, sign: str = "") -> str:
+    """A rate in per cent, a cost as it is, with its interval."""
+    scale, digits, unit = (100, 2, " %") if key == "eer" else (1, 4, "")
+    low, high = (f"{scale * bound:{sign}.{digits}f}" for bound in bounds)
+    return f"{scale * value:{sign}.{digits}f}{unit} ({low} to {high})"

@@ -1,0 +1,117 @@
+"""Fuse score files of several systems by logistic regression; tell what each is worth.
+
+The weights are learned from development scores, or by cross-validation over the speakers of the
+list itself: then no trial is scored by what was learned from either of its speakers.
+Letters: N trials, F systems.
+"""
+
+import logging
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from speakerlab.bin.command import parser
+from speakerlab.data.tables import read_table
+from speakerlab.scoring.linear import cross_validated, fit_linear
+from speakerlab.scoring.metrics import act_dcf, cllr, eer, min_dcf
+from speakerlab.scoring.score_files import read_scores, write_scores
+from speakerlab.scoring.trials import Trials, read_trials
+from speakerlab.trial_list import read_trial_list
+
+log = logging.getLogger(__name__)
+LlrOf = Callable[[slice], np.ndarray]  # some of the systems -> ratios (N)
+
+
+def main(words: Sequence[str]) -> None:
+    """`speakerlab fuse --trials FILE --scores FILE... --out FILE [--dev-trials ...]`"""
+    options = parser("fuse", __doc__)
+    options.add_argument("--trials", type=Path, required=True, metavar="FILE")
+    options.add_argument(
+        "--scores", type=Path, nargs="+", required=True, metavar="FILE", help="one a system"
+    )
+    options.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="log-likelihood ratios"
+    )
+    options.add_argument("--dev-trials", type=Path, metavar="FILE", help="of other speakers")
+    options.add_argument(
+        "--dev-scores", type=Path, nargs="+", metavar="FILE", help="of the same systems"
+    )
+    options.add_argument(
+        "--speakers", type=Path, metavar="FILE", help="utt2spk; default: beside the trials"
+    )
+    args = options.parse_args(words)
+    _check(args)
+    trials, llr_of = _learned(args) if args.dev_trials else _cross_validated(args)
+    names = [str(path) for path in args.scores]
+    fused_N = llr_of(slice(None))
+    ratios = {name: llr_of(slice(i, i + 1)) for i, name in enumerate(names)} | {"fused": fused_N}
+    write_scores(args.out, trials, fused_N)
+    sys.stdout.write(_table(ratios, trials.is_target_N))
+    log.info("%s: written", args.out)
+
+
+def _learned(args: Namespace) -> tuple[Trials, LlrOf]:
+    """Learned from development scores."""
+    trials, dev_trials = read_trials(args.trials), read_trials(args.dev_trials)
+    scores_NF, dev_MF = _columns(args.scores, trials), _columns(args.dev_scores, dev_trials)
+
+    def llr_of(systems: slice) -> np.ndarray:
+        names = [path.name for path in args.scores[systems]]
+        model = fit_linear(dev_MF[:, systems], dev_trials.is_target_N, names=names)
+        log.info("learned from %s: %s", args.dev_trials, model)
+        return model.llr(scores_NF[:, systems])
+
+    return trials, llr_of
+
+
+def _cross_validated(args: Namespace) -> tuple[Trials, LlrOf]:
+    """Learned from the list itself, by cross-validation over its speakers."""
+    if args.speakers is None:
+        listed = read_trial_list(args.trials)
+        trials, speakers = listed.trials, listed.speakers
+    else:
+        trials, speaker_of = read_trials(args.trials), read_table(args.speakers)
+        trials.check_known(speaker_of, where=str(args.speakers))
+        speakers = trials.speakers(speaker_of)
+    scores_NF = _columns(args.scores, trials)
+
+    def llr_of(systems: slice) -> np.ndarray:
+        names = [path.name for path in args.scores[systems]]
+        return cross_validated(scores_NF[:, systems], trials.is_target_N, *speakers, names=names)
+
+    return trials, llr_of
+
+
+def _columns(paths: Sequence[Path], trials: Trials) -> np.ndarray:
+    return np.stack([read_scores(path, trials) for path in paths], axis=1)
+
+
+def _check(args: Namespace) -> None:
+    """Refuse options that do not go together."""
+    num_dev = len(args.dev_scores or [])
+    if (args.dev_trials is None) != (num_dev == 0) or num_dev not in (0, len(args.scores)):
+        raise ValueError(
+            f"fuse: --dev-trials takes one --dev-scores for each of the {len(args.scores)} --scores"
+            f", in their order, got {num_dev}; give both options or neither"
+        )
+    if args.dev_trials is not None and args.speakers is not None:
+        raise ValueError(
+            "fuse: development scores need no speakers, got --speakers beside --dev-trials; "
+            "leave one out"
+        )
+
+
+def _table(ratios: Mapping[str, np.ndarray], is_target_N: np.ndarray) -> str:
+    """What each system and their fusion are worth, all calibrated alike."""
+    width = max(map(len, ratios))
+    lines = [f"{'':{width}}  EER %  minDCF(0.01)  actDCF(0.01)   Cllr"]
+    for name, llr_N in ratios.items():
+        costs = min_dcf(llr_N, is_target_N), act_dcf(llr_N, is_target_N), cllr(llr_N, is_target_N)
+        lines.append(
+            f"{name:{width}}  {100 * eer(llr_N, is_target_N):5.2f}  {costs[0]:12.3f}  "
+            f"{costs[1]:12.3f}  {costs[2]:5.3f}"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,192 @@
+"""Logistic regression on features of trials: calibration, quality measures and fusion.
+
+In: numbers that describe each trial (a score, the scores of several systems, durations), and which
+trials are targets. Out: a log-likelihood ratio a trial, natural logarithm.
+Letters: N trials, F features, G = F + 1 (the last is the constant), S speakers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+MAX_OF_A_KIND = 200_000  # trials of either kind that a fold is fitted to: more do not move it
+MAX_NEWTON_STEPS = 50  # about 8 are taken
+GRADIENT_AT_END = 1e-10  # of a loss of the order of 1
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """log-likelihood ratio = features . weights + bias."""
+
+    names: tuple[str, ...]
+    weights_F: NDArray[np.float64]
+    bias: float
+
+    def llr(self, features_NF: ArrayLike) -> NDArray[np.float64]:
+        """Log-likelihood ratio of every trial, (N)."""
+        return np.asarray(features_NF, dtype=np.float64) @ self.weights_F + self.bias
+
+    def __str__(self) -> str:
+        parts = [f"{weight:.4g} x {name}" for weight, name in zip(self.weights_F, self.names)]
+        return f"log-likelihood ratio = {' + '.join(parts)} {self.bias:+.4g}"
+
+
+def fit_linear(features_NF: ArrayLike, is_target_N: ArrayLike, *, names: Sequence[str]) -> Linear:
+    """Learn the weights of N trials with F features, called `names`.
+
+    Targets and non-targets weigh the same altogether, so that the output is a log-likelihood ratio
+    (Brummer and du Preez, "Application-independent evaluation of speaker detection", Computer
+    Speech and Language 20, 2006). A set told apart without error would make the weights infinite;
+    each kind is therefore taken to hold one trial more of the other answer, as Platt proposed
+    ("Probabilistic outputs for support vector machines", 1999). Scaling or shifting a feature does
+    not change the ratios. A feature that is the same for every trial gets weight 0.
+
+    Raises ValueError for a feature that is not finite, where one kind of trial is missing and
+    where no feature varies.
+    """
+    features_NF, target_N = _checked(features_NF, is_target_N, names)
+    mean_F = features_NF.mean(axis=0, dtype=np.float64)
+    deviation_F = features_NF.std(axis=0, dtype=np.float64)
+    varies_F = deviation_F > 1e-12 * np.abs(mean_F)
+    if not varies_F.any():
+        raise ValueError(
+            f"calibration: all {' and '.join(names)} are equal, got "
+            f"{', '.join(f'{mean:g}' for mean in mean_F)}; look at the model"
+        )
+    scale_F = np.where(varies_F, deviation_F, np.inf)
+    unit_NG = np.empty((len(features_NF), len(names) + 1))
+    np.divide(features_NF - mean_F, scale_F, out=unit_NG[:, :-1])
+    unit_NG[:, -1] = 1.0
+    solution_G = _logistic_regression(unit_NG, target_N)
+    weights_F = solution_G[:-1] / scale_F
+    return Linear(tuple(names), weights_F, float(solution_G[-1] - weights_F @ mean_F))
+
+
+def cross_validated(
+    features_NF: ArrayLike,
+    is_target_N: ArrayLike,
+    enrol_speaker_N: ArrayLike,
+    test_speaker_N: ArrayLike,
+    *,
+    names: Sequence[str],
+    num_folds: int = 5,
+    seed: int = 0,
+) -> NDArray[np.float64]:
+    """Log-likelihood ratios (N), each by a model that saw neither of the trial's speakers.
+
+    The speakers are dealt into folds. A trial of speakers in folds i and j is scored by the model
+    of the trials that have no speaker in i or j. A model is fitted to at most MAX_OF_A_KIND targets
+    and as many non-targets, drawn by `seed`; the weight of either kind does not change.
+    Speakers are names or numbers. Raises ValueError where the trials that are left to learn from
+    lack a kind.
+    """
+    features_NF, target_N = _checked(features_NF, is_target_N, names)
+    fold_N2 = _folds(enrol_speaker_N, test_speaker_N, num_folds=num_folds, seed=seed)
+    assert len(fold_N2) == len(target_N), (fold_N2.shape, target_N.shape)
+    learned_M = _thinned(target_N, seed=seed)
+    features_MF, target_M, fold_M2 = features_NF[learned_M], target_N[learned_M], fold_N2[learned_M]
+    low_N, high_N = fold_N2.min(axis=1), fold_N2.max(axis=1)
+    pair_N = low_N * num_folds + high_N
+    llr_N = np.full(len(target_N), np.nan)
+    for pair in np.unique(pair_N):
+        held_out = divmod(int(pair), num_folds)
+        seen_M = ~np.isin(fold_M2, held_out).any(axis=1)
+        _require_both_kinds(target_M[seen_M], num_folds)
+        model = fit_linear(features_MF[seen_M], target_M[seen_M], names=names)
+        scored = np.flatnonzero(pair_N == pair)
+        llr_N[scored] = model.llr(features_NF[scored])
+    return llr_N
+
+
+def _checked(
+    features: ArrayLike, is_target: ArrayLike, names: Sequence[str]
+) -> tuple[np.ndarray, NDArray[np.bool_]]:
+    features_NF = np.asarray(features)
+    target_N = np.asarray(is_target, dtype=np.bool_)
+    assert features_NF.shape == (len(target_N), len(names)), (features_NF.shape, target_N.shape)
+    for name, column_N in zip(names, features_NF.T):
+        broken_N = ~np.isfinite(column_N)
+        if broken_N.any():
+            first = int(broken_N.argmax())
+            raise ValueError(
+                f"calibration: {np.count_nonzero(broken_N)} of {len(target_N)} {name} are not "
+                f"finite, got {column_N[first]} at trial {first}; look for broken embeddings"
+            )
+    for count, kind in ((target_N.sum(), "target"), ((~target_N).sum(), "non-target")):
+        if count == 0:
+            raise ValueError(
+                f"calibration: learns from both kinds of trials, got no {kind} among "
+                f"{len(target_N)}; use a list with both"
+            )
+    return features_NF, target_N
+
+
+def _logistic_regression(unit_NG: np.ndarray, target_N: np.ndarray) -> NDArray[np.float64]:
+    """Weights (G) by Newton's method; a step that would raise the loss is halved until it does not.
+
+    The ridge lets collinear features pass. It acts on the step only, not on where steps end.
+    """
+    num_target = np.count_nonzero(target_N)
+    counts_N = np.where(target_N, num_target, len(target_N) - num_target)
+    weight_N = 0.5 / counts_N
+    answer_N = np.where(target_N, counts_N + 1.0, 1.0) / (counts_N + 2.0)
+    ridge_GG = 1e-10 * np.eye(unit_NG.shape[1])
+
+    def evaluate(at_G: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss, and the probability of a target for each trial."""
+        logit_N = unit_NG @ at_G
+        small_N = np.exp(-np.abs(logit_N))
+        losses_N = np.maximum(logit_N, 0) + np.log1p(small_N) - answer_N * logit_N
+        return float(weight_N @ losses_N), np.where(logit_N >= 0, 1.0, small_N) / (1.0 + small_N)
+
+    solution_G = np.zeros(unit_NG.shape[1])
+    loss, chance_N = evaluate(solution_G)
+    for _ in range(MAX_NEWTON_STEPS):
+        gradient_G = (weight_N * (chance_N - answer_N)) @ unit_NG
+        if np.abs(gradient_G).max() < GRADIENT_AT_END:
+            break
+        curvature_N = weight_N * chance_N * (1.0 - chance_N)
+        hessian_GG = np.einsum("ng,nh->gh", unit_NG * curvature_N[:, None], unit_NG, optimize=True)
+        step_G = np.linalg.solve(hessian_GG + ridge_GG, gradient_G)
+        tried_loss, tried_N = evaluate(solution_G - step_G)
+        while tried_loss > loss + 1e-15 and np.abs(step_G).max() > 1e-12:
+            step_G = step_G / 2
+            tried_loss, tried_N = evaluate(solution_G - step_G)
+        solution_G, loss, chance_N = solution_G - step_G, tried_loss, tried_N
+    return solution_G
+
+
+def _folds(
+    enrol_speaker: ArrayLike, test_speaker: ArrayLike, *, num_folds: int, seed: int
+) -> NDArray[np.int64]:
+    """The fold of the enrolment and of the test speaker of each trial, (N, 2)."""
+    speaker_2N = np.stack([np.asarray(enrol_speaker), np.asarray(test_speaker)])
+    speakers_S, code_2N = np.unique(speaker_2N, return_inverse=True)
+    if not 3 <= num_folds <= len(speakers_S):
+        raise ValueError(
+            f"calibration: cross-validation over speakers takes 3 folds to a fold a speaker, got "
+            f"{num_folds} folds for {len(speakers_S)} speakers; use trials of more speakers"
+        )
+    order_S = np.random.default_rng([seed, len(speakers_S)]).permutation(len(speakers_S))
+    return (order_S % num_folds)[code_2N.reshape(2, -1)].T
+
+
+def _thinned(target_N: np.ndarray, *, seed: int) -> NDArray[np.int64]:
+    """Rows of at most MAX_OF_A_KIND targets and as many non-targets, ascending."""
+    rng = np.random.default_rng([seed, len(target_N)])
+    kept: list[np.ndarray] = []
+    for rows in (np.flatnonzero(target_N), np.flatnonzero(~target_N)):
+        few = len(rows) <= MAX_OF_A_KIND
+        kept.append(rows if few else rng.choice(rows, MAX_OF_A_KIND, replace=False, shuffle=False))
+    return np.sort(np.concatenate(kept))
+
+
+def _require_both_kinds(target_M: np.ndarray, num_folds: int) -> None:
+    if not target_M.any() or target_M.all():
+        raise ValueError(
+            f"calibration: cross-validation with {num_folds} folds of speakers leaves no "
+            f"{'non-target' if target_M.any() else 'target'} trial to learn from, got "
+            f"{len(target_M)} trials; use trials of more speakers, or a development list"
+        )

@@ -1,0 +1,190 @@
+"""Chains of steps: what each makes of scores, what is refused, and what the report is told."""
+
+import numpy as np
+import pytest
+from gaussian_speakers import MODEL, all_pairs, draw
+
+from speakerlab.scoring.backend import cosine_scores
+from speakerlab.scoring.chain import Development, build_chain
+from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.metrics import eer
+from speakerlab.scoring.plda import learn_plda
+from speakerlab.scoring.transforms import learn_lda, learn_mean
+
+DIM = 6
+DEVELOPMENT = draw(40, 8, DIM, seed=1, mean=1.5, name="d")
+TEST = draw(30, 3, DIM, seed=2, mean=1.5)
+TRIALS = all_pairs(TEST, TEST)
+SPECS = [
+    *("cosine", "mean+cosine", "mean+whiten+cosine", "mean+lda+length+plda", "plda+snorm"),
+    *("length+mean+cosine+asnorm", "mean+lda+length+plda+asnorm"),
+]
+
+
+def shifted(development, by):
+    table = development.table
+    moved = EmbeddingTable(table.ids, (table.emb_ND + by).astype(np.float32), MODEL)
+    return Development(moved, development.speaker_M)
+
+
+def score(spec, development=DEVELOPMENT, test=TEST, **options):
+    return build_chain(spec, development, **options).score(test.table, test.table, TRIALS)
+
+
+def test_cosine_needs_no_development_set():
+    chain = build_chain("cosine", None)
+    scored = chain.score(TEST.table, TEST.table, TRIALS)
+    expected = cosine_scores(TEST.table, TEST.table, TRIALS)
+    np.testing.assert_array_equal(scored.scores_N, expected)
+    assert chain.protocol == "scored by the cosine of the embeddings"
+    norm_N = np.linalg.norm(TEST.table.emb_ND, axis=1)
+    np.testing.assert_allclose(scored.enrol_quality["norm"], norm_N[TRIALS.enrol_N], rtol=1e-6)
+    np.testing.assert_allclose(scored.test_quality["norm"], norm_N[TRIALS.test_N], rtol=1e-6)
+    assert list(scored.enrol_quality) == ["norm"]
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith("mean")])
+def test_a_constant_added_to_all_embeddings_changes_nothing(spec):
+    by = np.linspace(-20, 20, DIM)
+    moved = score(spec, shifted(DEVELOPMENT, by), shifted(TEST, by)).scores_N
+    np.testing.assert_allclose(moved, score(spec).scores_N, atol=2e-3 if "plda" in spec else 1e-4)
+    plain = score("cosine").scores_N
+    assert np.abs(score("cosine", test=shifted(TEST, by)).scores_N - plain).max() > 0.1
+
+
+def test_steps_are_learned_from_what_the_steps_before_them_leave():
+    found_N = score("mean+lda+plda", lda_dim=4).scores_N
+    centred = learn_mean(DEVELOPMENT)
+    at = Development(centred(DEVELOPMENT.table), DEVELOPMENT.speaker_M)
+    reduced = learn_lda(at, dim=4)
+    plda = learn_plda(Development(reduced(at.table), DEVELOPMENT.speaker_M))
+    emb_ND = reduced(centred(TEST.table)).emb_ND
+    expected_N = plda.log_likelihood_ratio(emb_ND, emb_ND)[TRIALS.enrol_N, TRIALS.test_N]
+    np.testing.assert_allclose(found_N, expected_N, rtol=1e-4, atol=1e-4)
+
+
+def test_the_cohort_is_one_unit_mean_a_development_speaker():
+    """mean+cosine+asnorm from its parts, of raw embeddings averaged by speaker, then centred."""
+    emb_MD, speakers = DEVELOPMENT.table.emb_ND, np.array(DEVELOPMENT.speaker_M)
+    mean_D = emb_MD.mean(axis=0)
+
+    def unit(rows):
+        return (rows - mean_D) / np.linalg.norm(rows - mean_D, axis=1, keepdims=True)
+
+    cohort_CD = unit(np.stack([emb_MD[speakers == name].mean(axis=0) for name in set(speakers)]))
+    unit_ND = unit(TEST.table.emb_ND)
+    nearest_N10 = np.sort(unit_ND @ cohort_CD.T, axis=1)[:, -10:]
+    mean_N, deviation_N = nearest_N10.mean(axis=1), nearest_N10.std(axis=1)
+    raw_NN = unit_ND @ unit_ND.T
+    by_enrol_NN = (raw_NN - mean_N[:, None]) / deviation_N[:, None]
+    expected_N = ((by_enrol_NN + by_enrol_NN.T) / 2)[TRIALS.enrol_N, TRIALS.test_N]
+    scored = score("mean+cosine+asnorm", top_n=10)
+    np.testing.assert_allclose(scored.scores_N, expected_N, rtol=1e-3, atol=1e-3)
+    found_N = scored.test_quality["cohort_mean"]
+    np.testing.assert_allclose(found_N, mean_N[TRIALS.test_N], atol=1e-5)
+
+
+@pytest.mark.parametrize("scorer", ["mean+cosine", "mean+lda+length+plda"])
+def test_s_norm_is_as_norm_with_the_whole_cohort(scorer):
+    whole = score(f"{scorer}+asnorm", top_n=40).scores_N
+    np.testing.assert_array_equal(score(f"{scorer}+snorm", top_n=5).scores_N, whole)
+    assert np.abs(score(f"{scorer}+asnorm", top_n=5).scores_N - whole).max() > 0.1
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_chain_tells_speakers_apart(spec):
+    assert eer(score(spec).scores_N, TRIALS.is_target_N) < 0.35
+
+
+def test_models_of_several_recordings_count_for_plda_alone():
+    enrol = draw(30, 1, DIM, seed=7)
+    trials = all_pairs(enrol, TEST)
+    five = dict.fromkeys(enrol.table.ids[:10], 5)
+    for spec, changes in (("mean+plda", True), ("mean+cosine", False)):
+        chain = build_chain(spec, DEVELOPMENT)
+        plain = chain.score(enrol.table, TEST.table, trials).scores_N
+        counted = chain.score(enrol.table, TEST.table, trials, num_enrol=five).scores_N
+        is_other_N = np.abs(counted - plain) > 1e-3
+        assert is_other_N[trials.enrol_N < 10].any() == changes
+        assert not is_other_N[trials.enrol_N >= 10].any()
+
+
+def test_a_plda_adapted_to_a_louder_domain_scores_it_better():
+    """The domain of the trials differs in one direction, where recordings vary 10 times as much."""
+
+    def other_domain(development):
+        noise = 10 * np.random.default_rng(3).normal(size=(len(development.speaker_M), 1))
+        return shifted(development, noise * np.eye(DIM)[2] + 4)
+
+    test, adaptation = other_domain(TEST), other_domain(draw(60, 3, DIM, seed=4))
+    plain = score("plda", test=test)
+    adapted = score("plda", test=test, adaptation=adaptation.table)
+    before, after = (eer(s.scores_N, TRIALS.is_target_N) for s in (plain, adapted))
+    assert after < before - 0.05
+
+
+def test_the_protocol_says_what_was_done():
+    chain = build_chain("mean+lda+length+plda+asnorm", DEVELOPMENT, adaptation=TEST.table)
+    assert chain.name == "mean+lda+length+plda+asnorm"
+    assert chain.protocol == (
+        "scored by the log-likelihood ratio of a two-covariance PLDA, adapted to 90 utterances "
+        "without speakers; embeddings are first centred on the development mean, then projected to "
+        "6 dimensions by LDA, then scaled to length 1; AS-Norm with the 40 (300 were asked for) "
+        "nearest of a cohort of 40 speakers' mean embeddings; learned from 320 utterances of 40 "
+        "speakers that occur in no trial"
+    )
+    assert "the 20 nearest of a" in build_chain("cosine+asnorm", DEVELOPMENT, top_n=20).protocol
+    assert "S-Norm with a cohort of 40" in build_chain("cosine+snorm", DEVELOPMENT).protocol
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("mean+cosin", r"unknown step in 'mean\+cosin', got 'cosin'; known: mean, lda, whiten,"),
+        ("", "unknown step in '', got ''"),
+        ("mean", "steps out of order, got 'mean'; write mean, lda, whiten, length as wished"),
+        ("asnorm", "steps out of order"),
+        ("cosine+mean", "steps out of order"),
+        ("cosine+plda", "steps out of order"),
+        ("cosine+asnorm+snorm", "steps out of order"),
+    ],
+)
+def test_a_spec_that_cannot_be_run_is_one_line(spec, line):
+    with pytest.raises(ValueError, match=f"^backend: {line}") as error:
+        build_chain(spec, DEVELOPMENT)
+    assert "\n" not in str(error.value)
+
+
+def test_what_has_to_be_learned_needs_a_development_set():
+    with pytest.raises(ValueError, match=r"learns mean, plda, asnorm from a dev.*, got none; ext"):
+        build_chain("mean+length+plda+asnorm", None)
+    assert build_chain("length+cosine", None).score(TEST.table, TEST.table, TRIALS)
+
+
+def test_a_cohort_of_one_is_refused():
+    with pytest.raises(ValueError, match="asnorm: takes the deviation .* got a cohort of 1 speak"):
+        build_chain("cosine+asnorm", draw(1, 9, DIM))
+
+
+@pytest.mark.parametrize("spec", ["cosine", "mean+cosine", "mean+plda", "mean+cosine+asnorm"])
+def test_an_embedding_without_direction_is_refused_by_its_id(spec):
+    def silenced(development, row):
+        emb_ND = development.table.emb_ND.copy()
+        emb_ND[row] = 0
+        ids = development.table.ids
+        return Development(EmbeddingTable(ids, emb_ND, MODEL), development.speaker_M)
+
+    with pytest.raises(ValueError, match=f"enrolment embeddings: {TEST.table.ids[4]} has no direc"):
+        score(spec, test=silenced(TEST, 4))
+    if spec != "cosine":
+        with pytest.raises(ValueError, match="development embeddings: d0-7 has no direction"):
+            score(spec, silenced(DEVELOPMENT, 7))
+
+
+def test_tables_of_another_model_are_refused():
+    other = EmbeddingTable(TEST.table.ids, TEST.table.emb_ND, "cd" * 32)
+    chain = build_chain("mean+cosine", DEVELOPMENT)
+    with pytest.raises(ValueError, match="made by 2 different models"):
+        chain.score(other, other, TRIALS)
+    with pytest.raises(ValueError, match="made by 2 different models"):
+        build_chain("plda", DEVELOPMENT, adaptation=other)

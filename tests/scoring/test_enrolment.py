@@ -1,0 +1,29 @@
+"""Enrolment models by hand."""
+
+import numpy as np
+import pytest
+
+from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.enrolment import average_models, speaker_of_models
+
+TABLE = EmbeddingTable(["u", "v", "w"], np.array([[1, 2], [3, 6], [5, 0]], np.float32), "sha")
+
+
+def test_a_model_is_the_mean_of_its_utterances():
+    models = average_models(TABLE, {"one": ["w"], "two": ["u", "v"], "three": ["u", "v", "w"]})
+    assert models.ids == ["one", "two", "three"] and models.model_sha256 == "sha"
+    np.testing.assert_allclose(models.emb_ND, [[5, 0], [2, 4], [3, 8 / 3]], rtol=1e-6)
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(ValueError, match="enrolment: no embedding of x"):
+        average_models(TABLE, {"m": ["u", "x"]})
+    with pytest.raises(ValueError, match="enrolment: m has no utterances"):
+        average_models(TABLE, {"m": []})
+
+
+def test_a_model_is_one_speaker():
+    spoken_by = {"u": "a", "v": "a", "w": "b"}
+    assert speaker_of_models({"m": ["u", "v"], "n": ["w"]}, spoken_by) == {"m": "a", "n": "b"}
+    with pytest.raises(ValueError, match="enrolment: m must be one speaker, got a, b; mend"):
+        speaker_of_models({"m": ["u", "w"]}, spoken_by)
