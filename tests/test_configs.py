@@ -1,4 +1,7 @@
-"""Every YAML of the repository: a model's loads with every recipe, overlay and card, and builds."""
+"""Every YAML of the repository: a model's loads with every recipe, overlay and card, and builds.
+
+What recipes have published is compared number by number in test_published_training.py.
+"""
 
 from itertools import product
 from pathlib import Path
@@ -37,12 +40,31 @@ def combinations_of(model):
         yield from product([None], [None], HARDWARE)
 
 
+def layers_of(model, recipe, overlay, hardware=None):
+    """The layers that egs/common/stages.sh takes: a recipe may have its own for a model."""
+    names = [model.stem] if overlay is None else [overlay.stem, f"{model.stem}_{overlay.stem}"]
+    own = [] if recipe is None else [recipe.parent / "conf" / f"{name}.yaml" for name in names]
+    below = [] if overlay is None else layers_of(model, recipe, None)
+    above = [model, recipe] if overlay is None else [overlay]
+    layers = [*below, *above, *(path for path in own if path.is_file()), hardware]
+    return [layer for layer in layers if layer is not None]
+
+
 @pytest.mark.parametrize("model", MODELS, ids=names_of(MODELS))
 def test_every_combination_loads(model):
     for above in combinations_of(model):
-        layers = [model, *(layer for layer in above if layer is not None)]
+        layers = layers_of(model, *above)
         config = load_config(layers)
         assert config.training.global_batch % 16 == 0, layers
+
+
+def test_what_a_recipe_has_of_its_own_is_for_something_that_there_is():
+    overlays = [layer.stem for layer in OVERLAYS if layer is not None]
+    models = names_of(MODELS)
+    known = {*models, *overlays, *(f"{m}_{o}" for m, o in product(models, overlays))}
+    found = sorted(ROOT.glob("egs/*/conf/*.yaml"))
+    assert len(found) > 20
+    assert [path for path in found if path.stem not in known] == []
 
 
 @pytest.mark.parametrize("model", MODELS, ids=names_of(MODELS))

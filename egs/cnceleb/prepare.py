@@ -1,0 +1,175 @@
+"""Prepares CN-Celeb 1 and 2 from their official layout.
+
+In: --corpus DIR with `CN-Celeb_flac/` and `CN-Celeb2_flac/`, as the archives unpack.
+Out: --data DIR with `train/`, where short utterances are joined (`joined/` holds the new files and
+the table `utt2utts`), and `test/` with a trial list for each way of enrolling a speaker. FLAC is
+read as it is. With --download (stage 0) the archives are fetched into --corpus instead.
+
+Sources: github.com/wenet-e2e/wespeaker at dfa7419, examples/cnceleb/v2/local/, there [W]
+prepare_data.sh, [U] combine_utt.sh, [F] format_trials_cnceleb.py and [G] download_data.sh;
+github.com/modelscope/3D-Speaker at 09e7806, egs/cnceleb/sv-cam++/, there [P]
+local/prepare_data_cncb.sh and [Y] conf/cam++.yaml. [C] counted the files and lists of the corpus:
+github.com/Evildoersudo/camplusplus at ebe57e6, its notes on the experiments with CN-Celeb.
+"""
+
+import argparse
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from egs.cnceleb.evaluation import LISTS, read_test, read_words, report_extra
+from egs.cnceleb.joining import genre_of, join_all
+from egs.common.archives import unpack
+from egs.common.corpus import check_disjoint, make_parser, run, write_noise_and_rooms, write_set
+from egs.common.fetch import download
+from egs.common.noises import FREE_SOUND, find_noise, find_rooms
+from speakerlab.data.tables import write_table
+from speakerlab.faults import MAX_LINES_PER_KIND, Faults
+
+HERE = Path(__file__).resolve().parent
+URL = "https://www.openslr.org/resources/82"  # [G]:40,48
+ONE, TWO = "CN-Celeb_flac", "CN-Celeb2_flac"  # [W]:55-60
+# Folder -> its archive in order ([G]:38-40,47-48) and the md5 of the whole ([G]:42,53).
+ARCHIVES: dict[str, tuple[tuple[str, ...], str]] = {
+    ONE: (("cn-celeb_v2.tar.gz",), "md5:7ab1b214028a7439e26608b2d5a0336c"),
+    TWO: (
+        ("cn-celeb2_v2.tar.gzaa", "cn-celeb2_v2.tar.gzab", "cn-celeb2_v2.tar.gzac"),
+        "md5:55c47cf0b6d0bf793e88bf79d5dfc660",
+    ),
+}
+# Who is trained on ([W]:101,106): their recordings are data/<speaker>/*.flac ([W]:70,102,107).
+SPEAKER_LISTS = {ONE: "dev/dev.lst", TWO: "spk.lst"}
+PIECES = (
+    *(f"{folder}/{name}" for folder in SPEAKER_LISTS for name in ("data", SPEAKER_LISTS[folder])),
+    *(f"{ONE}/eval/{name}" for name in ("enroll", "test")),
+    *(f"{ONE}/{LISTS}/{name}" for name in ("enroll.lst", "enroll.map", "test.lst", "trials.lst")),
+)
+NUM_TRAIN_SPEAKERS = 2793  # [Y]:30
+
+
+def download_corpus(corpus: Path, *, url: str = URL) -> None:
+    """Fetch and unpack the archives; a folder that is there is left alone."""
+    for folder, (archives, checksum) in ARCHIVES.items():
+        if (corpus / folder).is_dir():
+            print(f"{corpus / folder}: is there already")
+            continue
+        for name in archives:
+            print(
+                f"{corpus / folder}: is in {' '.join(archives)}, getting {url}/{name}", flush=True
+            )
+            download(f"{url}/{name}", corpus / name)
+        unpack([corpus / name for name in archives], corpus, checksum=checksum)
+
+
+def check_layout(corpus: Path) -> None:
+    """Raise FileNotFoundError naming every missing piece and the archives that hold them."""
+    missing = [piece for piece in PIECES if not (corpus / piece).exists()]
+    if missing:
+        folders = dict.fromkeys(piece.split("/")[0] for piece in missing)
+        names = " ".join(name for folder in folders for name in ARCHIVES[folder][0])
+        raise FileNotFoundError(
+            f"{corpus}: not CN-Celeb 1 and 2, got no {' '.join(missing)}; get {names} "
+            f"from {URL} (stage 0 does) and unpack there"
+        )
+
+
+def read_training(
+    corpus: Path, faults: Faults, *, tested: Collection[str]
+) -> dict[str, list[Path]]:
+    """speaker -> recordings, of everyone whom the two corpora list for training."""
+    found: dict[str, list[Path]] = {}
+    for folder, listing in SPEAKER_LISTS.items():
+        listed = read_words(corpus / folder / listing, faults)
+        others = {path.name for path in (corpus / folder / "data").iterdir()} - {*listed, *tested}
+        report_extra(corpus / folder / "data", sorted(others))
+        for speaker in listed:
+            place = corpus / folder / "data" / speaker
+            names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+            usable = [name for name in names if is_recording(name)]
+            report_extra(place, [name for name in names if not is_recording(name)])
+            found.setdefault(speaker, []).extend(place / name for name in usable)
+            if not usable:
+                text = f"{place}: a speaker of {listing} must have recordings, got none"
+                archives = " ".join(ARCHIVES[folder][0])
+                faults.add("speakers without recordings", f"{text}; unpack {archives} again")
+    print(_compare_speakers(len(found)))
+    return found
+
+
+def is_recording(name: str) -> bool:
+    """Whether a file is one of the corpus: <genre>-<session>-<number>.flac."""
+    path = Path(name)
+    return path.suffix == ".flac" and "-" in name and genre_of(path).replace("_", "").isalpha()
+
+
+def _compare_speakers(num_speakers: int) -> str:
+    verdict = "" if num_speakers == NUM_TRAIN_SPEAKERS else ": not the whole of both corpora"
+    return (
+        f"train: {num_speakers} speakers are listed, published are {NUM_TRAIN_SPEAKERS} "
+        f"(github.com/modelscope/3D-Speaker, egs/cnceleb){verdict}"
+    )
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Write the data directories; short utterances are joined first."""
+    check_layout(args.corpus)
+    faults = Faults()
+    test = read_test(args.corpus / ONE, faults)
+    recordings = read_training(args.corpus, faults, tested=set(test.speakers.values()))
+    faults.raise_if_any(f"{args.corpus}: refused")
+    check_disjoint(recordings, test.speakers.values(), where=args.corpus)
+    write_training(args.data, recordings, join_seconds=args.join_seconds, num_jobs=args.num_jobs)
+    write_set(
+        args.data / "test",
+        wavs=test.wavs,
+        speakers=test.speakers,
+        trials={"trials_concat": test.concatenated, "trials_average": test.trials},
+        columns={"utt2genre": test.genres},
+        enroll=test.enroll,
+    )
+    write_noise_and_rooms(
+        args.data,
+        noise=args.noise,
+        rirs=args.rirs,
+        find_noise=partial(find_noise, parts=FREE_SOUND),  # [P]:80
+        find_rooms=partial(find_rooms, simulated=False),  # [P]:82
+    )
+
+
+def write_training(
+    data: Path, recordings: Mapping[str, Sequence[Path]], *, join_seconds: float, num_jobs: int
+) -> None:
+    """Write `train/`, and in `joined/` the new files with a table of what each is made of."""
+    folder, paths = data / "joined", list(recordings.values())
+    joined = join_all(paths, folder, min_seconds=join_seconds, num_jobs=num_jobs)
+    for line in joined.broken[:MAX_LINES_PER_KIND]:
+        print(f"not joined: {line}")
+    table = {name: " ".join(made_of) for name, made_of in joined.made_of.items()}
+    write_table(folder / "utt2utts", table)
+    print(
+        f"{folder}: {sum(map(len, joined.made_of.values()))} utterances, those below "
+        f"{join_seconds:g} s and neighbours of the same genre, joined into {len(table)}; "
+        f"{len(joined.wavs) - len(table)} are used as they are"
+    )
+    write_set(
+        data / "train",
+        wavs=joined.wavs,
+        speakers={name: name.partition("/")[0] for name in joined.wavs},
+        columns={"utt2genre": {name: genre_of(Path(name)) for name in joined.wavs}},
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command around `prepare` and `download_corpus`."""
+    parser = make_parser("Prepare CN-Celeb 1 and 2.", corpus=HERE / "corpus")
+    what = "shorter training utterances are joined, by speaker and genre (default 5; 0: none)"
+    parser.add_argument("--join-seconds", type=float, default=5.0, metavar="S", help=what)  # [W]:72
+    args = parser.parse_args(argv)
+    return run(args, download=lambda: download_corpus(args.corpus), prepare=lambda: prepare(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
