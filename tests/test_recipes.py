@@ -39,6 +39,13 @@ def values_of(option: str, command: Sequence[str]) -> list[str]:
     return rest[:end]
 
 
+def extractions(recipe: str) -> list[tuple[str, list[str]]]:
+    """(data directory, more options) of what stage 5 extracts of each system."""
+    text = (ROOT / "egs" / recipe / "recipe.sh").read_text()
+    found = [("test", [])] if "untrained=false" in text else [("test", []), ("test", ["untrained"])]
+    return found + ([("train", ["per-speaker"])] if "development=true" in text else [])
+
+
 @every_recipe
 def test_recipe_is_whole(recipe: str) -> None:
     there = {path.name for path in (ROOT / "egs" / recipe).iterdir()}
@@ -65,8 +72,7 @@ def test_dry_run_prints_every_stage(recipe: str, tmp_path: Path) -> None:
         "check",
         "pack",
         "train",
-        "extract",
-        "extract",
+        *["extract"] * len(extractions(recipe)),
         "score",
     ]
 
@@ -92,8 +98,10 @@ def test_dry_run_names_the_right_files(recipe: str, tmp_path: Path) -> None:
     assert values_of("--exp", train) == [str(exp)]
     assert "--init" not in train
     layers = values_of("--config", train)
+    own = ROOT / "egs" / recipe / "conf" / Path(layers[0]).name
     assert [Path(layer).relative_to(ROOT).as_posix() for layer in layers[1:]] == [
         f"egs/{recipe}/conf.yaml",
+        *([own.relative_to(ROOT).as_posix()] if own.is_file() else []),
         "conf/hardware/cpu.yaml",
     ]
     assert values_of("--set", train) == [f"data.dir={data}", "seed=7"]
@@ -101,17 +109,37 @@ def test_dry_run_names_the_right_files(recipe: str, tmp_path: Path) -> None:
     assert values_of("--exp", tune) == [f"{exp}-lm"]
     assert values_of("--init", tune) == [f"{exp}/model"]
     overlay = str(ROOT / "conf/finetune/large_margin.yaml")
-    assert values_of("--config", tune) == [*layers[:2], overlay, layers[2]]
+    assert values_of("--config", tune) == [*layers[:-1], overlay, layers[-1]]
     for layer in values_of("--config", tune):
         assert Path(layer).is_file(), layer
 
-    assert len(extract) == 4
-    assert [("--untrained" in words) for words in extract] == [False, True, False, True]
-    assert {words[5 + 1] for words in extract} == {f"{data}/test"}
+    assert [
+        (
+            *values_of("--data", words),
+            [name for name in ("untrained", "per-speaker") if f"--{name}" in words],
+        )
+        for words in extract
+    ] == 2 * [(f"{data}/{name}", options) for name, options in extractions(recipe)]
+    assert [values_of("--exp", words) for words in extract] == [
+        [path] for path in (str(exp), f"{exp}-lm") for _ in extractions(recipe)
+    ]
     assert values_of("--exp", score) == [str(exp)]
     assert values_of("--exp", score_tuned) == [f"{exp}-lm"]
     for trials in values_of("--trials", score):
         assert trials.startswith(f"{data}/test/trials")
+
+
+def test_a_recipes_own_layers_stand_after_those_they_change() -> None:
+    options = ("--model", "eres2netv2", "--large-margin", "true", "--hardware", "cpu")
+    tune = [words for words in dry_run("cnceleb", *options) if "train" in words][1]
+    assert [Path(path).relative_to(ROOT).as_posix() for path in values_of("--config", tune)] == [
+        "conf/eres2netv2.yaml",
+        "egs/cnceleb/conf.yaml",
+        "egs/cnceleb/conf/eres2netv2.yaml",
+        "conf/finetune/large_margin.yaml",
+        "egs/cnceleb/conf/eres2netv2_large_margin.yaml",
+        "conf/hardware/cpu.yaml",
+    ]
 
 
 @every_recipe
@@ -140,6 +168,12 @@ def test_a_job_of_stage_2_packs_its_part_and_only_the_first_decodes() -> None:
     assert check[2] == "check"
     assert (values_of("--job", first), values_of("--job", other)) == (["1/3"], ["3/3"])
     assert values_of("--codec", other) == ["flac"]
+
+
+def test_a_job_of_stage_5_extracts_its_part_and_waits_for_nobody() -> None:
+    commands = dry_run("mini", "--stage", "5", "--stop-stage", "5", "--job", "2/3")
+    assert [values_of("--job", words) for words in commands] == [["2/3"], ["2/3"]]
+    assert not any("--wait-minutes" in words for words in commands)
 
 
 def test_default_experiment_is_named_by_model_and_seed() -> None:
@@ -204,7 +238,10 @@ def test_ranks_of_several_hosts(rank: int) -> None:
     where = ("--nnodes", "2", "--node-rank", str(rank), "--rdzv", "10.0.0.1:29400", "--nproc", "4")
     commands = dry_run("mini", *where)
     (train,) = [words for words in commands if "speakerlab.bin.train" in words]
-    assert len(commands) == (9 if rank == 0 else 1)
+    assert len(commands) == (9 if rank == 0 else 3)
+    for words in commands[1 if rank else 6 :][:2]:
+        assert (words[2], values_of("--job", words)) == ("extract", [f"{rank + 1}/2"])
+        assert ("--wait-minutes" in words) == (rank == 0)
     launch = train[: train.index("speakerlab.bin.train") - 1]
     assert values_of("--nnodes", launch) == ["2"]
     assert values_of("--rdzv-endpoint", launch) == ["10.0.0.1:29400"]
@@ -236,10 +273,16 @@ def test_ranks_of_several_hosts(rank: int) -> None:
         ("--large-margin yes", "--large-margin: is true or false, got yes"),
         ("--features mfcc", "--features: is wave or fbank, got mfcc"),
         ("--codec mp3", "--codec: is pcm or flac, got mp3"),
-        ("--job 1/4", "--job 1/4: is for stage 2 alone, got stages 0 to 6; add --stage 2 --stop"),
+        ("--job 1/4", "--job 1/4: is for stage 2 or 5 alone, got stages 0 to 6; add --stage 2"),
+        ("--stage 5 --job 1/4", "--job 1/4: is for stage 2 or 5 alone, got stages 5 to 6"),
+        (
+            "--stage 5 --stop-stage 5 --job 1/2 --nnodes 2 --node-rank 0 --rdzv a:1",
+            "--job 1/2: a host of several is a job by itself, got --nnodes 2",
+        ),
+        ("--wait-minutes soon", "--wait-minutes: is a whole number from 0 to"),
         ("--stage 2 --stop-stage 2 --job 5/4", "--job: is I/N with I from 1 to N, got 5/4"),
         ("--stage 2 --stop-stage 2 --job 1", "--job: is I/N with I from 1 to N, got 1"),
-        ("--task lid", "--task lid: not in this release; use sv"),
+        ("--task asr", "--task: is sv or lid, got asr"),
         ("--gpus 0,1 --nproc 3", "more ranks than --gpus has GPUs, got 3"),
         ("--nnodes 2 --rdzv a:1", "--node-rank: is a whole number from 0 to 1, got none"),
         ("--nnodes 2 --node-rank 1", "--rdzv: is HOST:PORT of node rank 0, got none"),

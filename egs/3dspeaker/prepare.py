@@ -2,23 +2,36 @@
 
 In: --corpus DIR with `train/`, `test/` and `files/`, as the three official archives unpack.
 Out: --data DIR with `train/`, `test/` and its three trial lists, device 09 left out of both as in
-the official recipe. With --download (stage 0) the archives are fetched into --corpus instead.
+the official recipe; device, distance and dialect of each utterance as `utt2device` and so on. With
+--download (stage 0) the archives are fetched into --corpus instead.
 
 Sources: github.com/modelscope/3D-Speaker at 09e7806, there in egs/3dspeaker/sv-cam++/local/
-[D] download_data.sh and [P] prepare_data.sh; [S] speakerlab/bin/compute_score_metrics.py;
-[L] egs/3dspeaker/language-identification/local/prepare_data.sh. [A] is arXiv:2306.15354v3.
+[D] download_data.sh and [P] prepare_data.sh; [L] egs/3dspeaker/language-identification/local/
+prepare_data.sh. [A] is arXiv:2306.15354v3.
 """
 
+import csv
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from egs.common.corpus import check_disjoint, make_parser, run, write_noise_and_rooms, write_set
-from egs.common.fetch import download, unpack
-from speakerlab.data.tables import Trial
+from egs.common.archives import unpack
+from egs.common.corpus import (
+    check_disjoint,
+    make_parser,
+    run,
+    walk,
+    write_noise_and_rooms,
+    write_set,
+)
+from egs.common.fetch import download
+from egs.common.noises import FREE_SOUND, find_noise, find_rooms
+from egs.common.official import compare, read_official
+from speakerlab.data.tables import read_table
 from speakerlab.faults import Faults
 
 HERE = Path(__file__).resolve().parent
@@ -38,12 +51,19 @@ ARCHIVES: dict[str, dict[str, str | None]] = {
         "train.tar.gz-part-f": "md5:be64551c030e8087562a10df2c74ccb1",
     },
 }
+# The parts of train as one file, which [D]:58-60 makes of them, with its md5.
+WHOLE = {"train": ("train.tar.gz", "md5:c2cea55fd22a2b867d295fb35a2d3340")}
 # [P]:80-81 and :91-92 drop every line with this word, in train and in test.
 LEFT_OUT = "Device09"
 TRIALS = ("trials_cross_device", "trials_cross_distance", "trials_cross_dialect")  # [P]:97-99
-LABELS = {"1": True, "target": True, "0": False, "nontarget": False}  # [S]:65-70
 # (speakers, utterances): [A] section 3 for train, table 5 for test.
 PUBLISHED = {"train": (10_000, 579_013), "test": (240, 18_782)}
+UNITS, SOURCE = ("speakers", "utterances"), "arXiv:2306.15354"
+# Tables of conditions -> how the column of utt2info.csv is called. Its first column is the
+# utterance and its sixth the dialect ([L]:89-93), also where it has no line of names.
+CONDITIONS = {"utt2device": "device", "utt2distance": "distance", "utt2dialect": "dialect"}
+GENDER = "gender"
+DIALECT_COLUMN = 5
 
 
 def download_corpus(corpus: Path, *, url: str = URL) -> None:
@@ -51,6 +71,10 @@ def download_corpus(corpus: Path, *, url: str = URL) -> None:
     for folder, archives in ARCHIVES.items():
         if (corpus / folder).is_dir():
             print(f"{corpus / folder}: is there already")
+            continue
+        whole, whole_checksum = WHOLE.get(folder, ("", None))
+        if whole and (corpus / whole).exists():
+            unpack([corpus / whole], corpus, checksum=whole_checksum)
             continue
         for name, checksum in archives.items():
             download(f"{url}/{name}", corpus / name, checksum=checksum)
@@ -74,86 +98,70 @@ def check_layout(corpus: Path) -> None:
     )
 
 
-def read_columns(path: Path, faults: Faults) -> dict[str, str]:
-    """A list of the corpus: first word -> the rest of the line."""
-    table: dict[str, str] = {}
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            words = line.split(maxsplit=1)
-            if len(words) == 1:
-                faults.add(
-                    "bad lines", f"{path}:{number}: has one column, got '{words[0]}'; correct it"
-                )
-            elif words and words[0] in table:
-                faults.add(
-                    "duplicate ids",
-                    f"{path}:{number}: duplicate id, got {words[0]}; keep one line",
-                )
-            elif words:
-                table[words[0]] = words[1].strip()
-    return table
-
-
 def read_split(
     corpus: Path, split: str, faults: Faults
 ) -> tuple[dict[str, Path], dict[str, str], int]:
     """(utterance -> file, utterance -> speaker, utterances left out) of `train` or `test`."""
     # Paths in the list are relative to the corpus ([P]:77,88).
-    listed = read_columns(corpus / f"files/{split}_wav.scp", faults)
-    spoken_by = read_columns(corpus / f"files/{split}_utt2spk", faults)
+    listed = read_table(corpus / f"files/{split}_wav.scp", faults)
+    spoken_by = read_table(corpus / f"files/{split}_utt2spk", faults)
     wavs = {u: corpus / path for u, path in listed.items() if LEFT_OUT not in f"{u} {path}"}
     for utterance in wavs.keys() - spoken_by.keys():
         faults.add(
             "utterances without a speaker",
             f"{corpus}/files/{split}_utt2spk: no speaker, got nothing for {utterance}; add a line",
         )
+    check_files(
+        corpus,
+        split,
+        used=wavs.values(),
+        listed={corpus / p for p in listed.values()},
+        faults=faults,
+    )
     speakers = {utterance: spoken_by.get(utterance, "") for utterance in wavs}
     num_speakers = len({spoken_by[utterance] for utterance in listed.keys() & spoken_by.keys()})
-    print(_compare(split, num_speakers=num_speakers, num_utterances=len(listed)))
+    print(compare(split, (num_speakers, len(listed)), PUBLISHED[split], UNITS, SOURCE))
     return wavs, speakers, len(listed) - len(wavs)
 
 
-def _compare(split: str, *, num_speakers: int, num_utterances: int) -> str:
-    """One line: what was found beside what is published."""
-    published = PUBLISHED[split]
-    verdict = "" if (num_speakers, num_utterances) == published else ": not the whole corpus"
-    return (
-        f"{split}: {num_speakers} speakers and {num_utterances} utterances are listed, published "
-        f"are {published[0]} and {published[1]} (arXiv:2306.15354){verdict}"
-    )
+def check_files(
+    corpus: Path, split: str, *, used: Collection[Path], listed: set[Path], faults: Faults
+) -> None:
+    """The recordings of a set against its list: a missing one is a fault, others are said."""
+    found, _ = walk(corpus / split)
+    missing = sorted(path for path in set(used).difference(found) if not path.is_file())
+    if missing:
+        faults.add(
+            "sets that are not whole",
+            f"{corpus / split}: {len(missing)} of {len(used)} listed recordings are missing, got "
+            f"no {missing[0].name}{' and others' if missing[1:] else ''}; unpack "
+            f"{' '.join(ARCHIVES[split])} again",
+        )
+    if extra := sorted(set(found) - listed):
+        others = " and others" if extra[1:] else ""
+        print(f"{split}: {len(extra)} recordings are in no list, not used, got {extra[0]}{others}")
 
 
-def read_trials(path: Path, known: Mapping[str, str], faults: Faults) -> list[Trial]:
-    """`enrol test label` lines, in the order of the file; every id must be in `known`."""
-    trials: list[Trial] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            words = line.split()
-            if not words:
-                continue
-            if len(words) != 3 or words[2] not in LABELS:
-                faults.add(
-                    "bad trials",
-                    f"{path}:{number}: is not 'enrol test {'|'.join(LABELS)}', "
-                    f"got '{line.strip()}'; correct it",
-                )
-                continue
-            for utterance in words[:2]:
-                if utterance not in known:
-                    faults.add(
-                        "trials of unknown utterances",
-                        f"{path}:{number}: no such test utterance, got {utterance}; "
-                        "remove the trial or complete the corpus",
-                    )
-            trials.append((words[0], words[1], LABELS[words[2]]))
-    return trials
-
-
-def count_without_info(path: Path, utterances: Mapping[str, Path]) -> int:
-    """How many utterances have no row in utt2info.csv, whose first column is the id ([L]:89)."""
-    with path.open(encoding="utf-8") as lines:
-        known = {line.split(",", 1)[0].strip() for line in lines}
-    return len(utterances.keys() - known)
+def read_info(path: Path, speakers: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Tables of conditions from utt2info.csv, of the utterances that are used."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
+    names = [name.lower() for name in rows[0]] if rows else []
+    place = {name: names.index(name) for name in (*CONDITIONS.values(), GENDER) if name in names}
+    place.setdefault("dialect", DIALECT_COLUMN)
+    known = [row for row in rows if row and row[0] in speakers and len(row) > max(place.values())]
+    tables = {
+        table: {row[0]: row[place[name]] for row in known}
+        for table, name in CONDITIONS.items()
+        if name in place
+    }
+    if GENDER in place:
+        tables["spk2gender"] = {
+            speakers[row[0]]: gender
+            for row in known
+            if (gender := row[place[GENDER]][:1].lower()) in ("m", "f")
+        }
+    return {name: table for name, table in tables.items() if table}
 
 
 def prepare(
@@ -163,23 +171,36 @@ def prepare(
     check_layout(corpus)
     faults = Faults()
     sets = {split: read_split(corpus, split, faults) for split in PUBLISHED}
+    # How many trials each list has is published nowhere that we know of.
     trials = {
-        name: read_trials(corpus / "files" / name, sets["test"][1], faults) for name in TRIALS
+        name: read_official(corpus / "files" / name, faults, known=sets["test"][1])
+        for name in TRIALS
     }
     faults.raise_if_any(f"{corpus}: refused")
     check_disjoint(sets["train"][1].values(), sets["test"][1].values(), where=corpus)
     for split, (wavs, speakers, num_left_out) in sets.items():
-        write_set(
-            data / split, wavs=wavs, speakers=speakers, trials=trials if split == "test" else None
-        )
         info = corpus / f"files/{split}_utt2info.csv"
+        columns = read_info(info, speakers)
+        write_set(
+            data / split,
+            wavs=wavs,
+            speakers=speakers,
+            trials=trials if split == "test" else None,
+            columns=columns,
+        )
         shutil.copyfile(info, data / split / "utt2info.csv")
-        unknown = count_without_info(info, wavs)
+        unknown = len(wavs.keys() - columns.get("utt2dialect", {}).keys())
         print(
             f"{data / split}: {num_left_out} utterances of {LEFT_OUT} left out"
             + (f", {unknown} of the others are not in {info.name}" if unknown else "")
         )
-    write_noise_and_rooms(data, noise=noise, rirs=rirs)
+    write_noise_and_rooms(
+        data,
+        noise=noise,
+        rirs=rirs,
+        find_noise=partial(find_noise, parts=FREE_SOUND),  # [P]:68
+        find_rooms=partial(find_rooms, simulated=False),  # [P]:70
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

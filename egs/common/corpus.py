@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from egs.common.openslr import download_noise_and_rooms
 from speakerlab.data.banks import KIND_TABLE, KINDS
 from speakerlab.data.files import one_line, require_file
 from speakerlab.data.tables import Trial, name_fault, write_data_dir, write_table
@@ -20,6 +21,7 @@ from speakerlab.faults import Faults
 
 AUDIO_SUFFIXES = (".wav", ".flac")
 LeftOut = dict[Path, str]  # files that are not used -> why, in one line
+Finder = Callable[[Path], tuple[dict[str, Path], LeftOut]]  # folder -> (id -> file, left out)
 
 
 def make_parser(description: str, *, corpus: Path) -> argparse.ArgumentParser:
@@ -28,11 +30,13 @@ def make_parser(description: str, *, corpus: Path) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--corpus", type=Path, default=corpus, metavar="DIR", help="the audio")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where data directories go")
-    parser.add_argument("--noise", type=Path, metavar="DIR", help="noise recordings (wav, flac)")
-    parser.add_argument("--rirs", type=Path, metavar="DIR", help="room impulse responses")
+    parser.add_argument("--noise", type=Path, metavar="DIR", help="noise recordings, or MUSAN")
+    parser.add_argument("--rirs", type=Path, metavar="DIR", help="rooms, or RIRS_NOISES")
     parser.add_argument("--seed", type=int, default=1, help="of everything drawn (default 1)")
     parser.add_argument("--num-jobs", type=int, default=num_cpus or 1, metavar="N")
     parser.add_argument("--download", action="store_true", help="get the corpus, prepare nothing")
+    only = "get MUSAN as --noise .../musan and RIRS_NOISES as --rirs .../RIRS_NOISES, nothing else"
+    parser.add_argument("--download-noise", action="store_true", help=only)
     return parser
 
 
@@ -41,11 +45,17 @@ def run(
 ) -> int:
     """Download or prepare, as `args` says; the exit code. What is wrong goes to stderr in lines."""
     try:
-        if not args.download and args.data is None:
+        preparing = not (args.download or args.download_noise)
+        if preparing and args.data is None:
             raise ValueError("--data: no folder given, got nothing; add --data DIR")
         if args.num_jobs < 1:
             raise ValueError(f"--num-jobs: must be at least 1, got {args.num_jobs}; raise it")
-        (download if args.download else prepare)()
+        if preparing:
+            prepare()
+        else:
+            download_noise_and_rooms(noise=args.noise, rirs=args.rirs)
+        if args.download:
+            download()
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -162,28 +172,48 @@ def write_set(
     speakers: Mapping[str, str] | None = None,
     trials: Mapping[str, Sequence[Trial]] | None = None,
     left_out: LeftOut | None = None,
+    columns: Mapping[str, Mapping[str, str]] | None = None,
+    enroll: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Write one data directory and print a line about it; `left_out` goes to its rejected.tsv."""
-    write_data_dir(folder, wavs=wavs, speakers=speakers, trials=trials, nameless=left_out)
+    write_data_dir(
+        folder,
+        wavs=wavs,
+        speakers=speakers,
+        trials=trials,
+        nameless=left_out,
+        columns=columns,
+        enroll=enroll,
+    )
     counts = [f"{len(wavs)} recordings"]
     if speakers is not None:
         counts = [f"{len(set(speakers.values()))} speakers, {len(wavs)} utterances"]
     for name, rows in (trials or {}).items():
         num_target = sum(same for _, _, same in rows)
         counts.append(f"{name} {num_target} target + {len(rows) - num_target} nontarget")
+    if enroll is not None:
+        counts.append(f"{len(enroll)} enrolment models")
     if left_out:
         counts.append(f"{len(left_out)} files left out, see {folder}/rejected.tsv")
     print(f"{folder}: {', '.join(counts)}")
 
 
-def write_noise_and_rooms(data: Path, *, noise: Path | None, rirs: Path | None) -> None:
+def write_noise_and_rooms(
+    data: Path,
+    *,
+    noise: Path | None,
+    rirs: Path | None,
+    find_noise: Finder = find_audio,
+    find_rooms: Finder = find_audio,
+) -> None:
     """Write `noise/` and `rirs/` for the folders given, remove those of an earlier run.
 
-    Noise laid out as MUSAN is gets a table of the kind of each recording.
+    Noise laid out as MUSAN is gets a table of the kind of each recording. `find_noise` and
+    `find_rooms` choose what of a folder is taken (`noises.py`), by default all.
     """
-    for name, folder in (("noise", noise), ("rirs", rirs)):
+    for name, folder, find in (("noise", noise, find_noise), ("rirs", rirs, find_rooms)):
         if folder is not None:
-            wavs, left_out = find_audio(folder)
+            wavs, left_out = find(folder)
             write_set(data / name, wavs=wavs, left_out=left_out)
             if name == "noise":
                 write_kinds(data / name, wavs)

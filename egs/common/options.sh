@@ -5,9 +5,9 @@
 
 stage=0 stop_stage=6 model=campplus hardware=auto gpus='' nproc='' corpus='' noise='' rirs=''
 data='' exp='' seed=0 init='' large_margin=false features=wave codec=pcm job='' task=sv
-nnodes=1 node_rank='' rdzv='' settings=() dry_run=false
+nnodes=1 node_rank='' rdzv='' wait_minutes=10 settings=() dry_run=false
 option_names=(stage stop-stage model hardware gpus nproc corpus data exp seed init large-margin
-  features codec job task nnodes node-rank rdzv noise rirs set dry-run help)
+  features codec job task nnodes node-rank rdzv wait-minutes noise rirs set dry-run help)
 
 usage() {
   cat <<END
@@ -26,12 +26,13 @@ What is trained
   --set section.key=value ...  change the configuration, after all files
   --features wave|fbank        what stage 2 packs: audio, augmented and turned into features while
                                training, or stored features, which are never augmented ($features)
-  --task sv                    what this release has
+  --task sv|lid                speaker verification, or language identification where the recipe
+                               has a folder lid/ ($task)
 
 Where things are
   --corpus DIR                 the audio, if it is here already
   --noise DIR, --rirs DIR      recordings of noise and room impulse responses, to augment with
-  --data DIR                   data directories (egs/$recipe/data)
+  --data DIR                   data directories (egs/$recipe/data; another task's: data_<task>)
   --codec pcm|flac             how stage 2 packs audio; flac takes two thirds of the room ($codec)
   --exp DIR                    the experiment (egs/$recipe/exp/<model>_s<seed>); stage 4: <DIR>-lm
 
@@ -39,10 +40,13 @@ What it runs on
   --hardware auto|NAME         one of conf/hardware/*.yaml, or measured ($hardware)
   --gpus "0 1 2 3"             GPUs of this host
   --nproc N                    ranks on this host (one per GPU listed, else 1)
-  --job I/N                    stage 2 as one of N jobs at a time, on any hosts that see --data
+  --job I/N                    stage 2, or stage 5, as one of N jobs at a time, on any hosts that
+                               see --data and --exp
   --nnodes N --node-rank I --rdzv HOST:PORT
                                several hosts: the same command on each, HOST being that of rank 0;
                                export GLOO_SOCKET_IFNAME where a host has several networks
+  --wait-minutes M             stage 5 of rank 0 gives up when for so long no other host has
+                               finished a piece ($wait_minutes)
 END
 }
 
@@ -98,10 +102,10 @@ check_options() {
     if [[ ! $job =~ ^[1-9][0-9]*/[1-9][0-9]*$ ]] || ((${job%/*} > ${job#*/})); then
       die "--job: is I/N with I from 1 to N, got $job; see --help"
     fi
-    ((stage == 2 && stop_stage == 2)) ||
-      die "--job $job: is for stage 2 alone, got stages $stage to $stop_stage; add --stage 2 --stop-stage 2"
+    ((stage == stop_stage && (stage == 2 || stage == 5))) ||
+      die "--job $job: is for stage 2 or 5 alone, got stages $stage to $stop_stage; add --stage 2 --stop-stage 2, say"
   fi
-  [[ $task == sv ]] || die "--task $task: not in this release; use sv"
+  check_task
   [[ $large_margin == true || $large_margin == false ]] ||
     die "--large-margin: is true or false, got $large_margin; see --help"
   check_file_name --model "$model" "$root"/conf/*.yaml
@@ -116,12 +120,27 @@ check_options() {
   done
 }
 
+# A task other than speaker verification is a folder of the recipe, with its own prepare and YAML.
+check_task() {
+  local prepare names=()
+  [[ $task == sv || $task == lid ]] || die "--task: is sv or lid, got $task; see --help"
+  if [[ $task == sv || -f $recipe_dir/$task/prepare.py ]]; then return; fi
+  for prepare in "$root"/egs/*/"$task"/prepare.py; do
+    prepare=${prepare%"/$task/prepare.py"}
+    if [[ $prepare != *'*' ]]; then names+=("${prepare##*/}"); fi
+  done
+  die "--task $task: this recipe has no folder $task/, got $recipe; there is one in ${names[*]:-none}"
+}
+
 check_machines() {
   local gpu_list
   read -r -a gpu_list <<<"${gpus//,/ }"
   nproc=${nproc:-$((${#gpu_list[@]} > 0 ? ${#gpu_list[@]} : 1))}
   check_number --nproc "$nproc" 1 1024
   check_number --nnodes "$nnodes" 1 4096
+  check_number --wait-minutes "$wait_minutes" 0 100000
+  ((nnodes == 1)) || [[ -z $job ]] ||
+    die "--job $job: a host of several is a job by itself, got --nnodes $nnodes; leave one of them out"
   ((${#gpu_list[@]} == 0 || nproc <= ${#gpu_list[@]})) ||
     die "--nproc: has more ranks than --gpus has GPUs, got $nproc; use ${#gpu_list[@]} or fewer"
   if ((nnodes > 1)); then

@@ -19,8 +19,11 @@ source "$recipe_dir/../common/options.sh"
 
 # What recipe.sh may set, beside the defaults of options.
 train_sets=(train) test_sets=(test) trials=(test/trials) prepare_args=()
+backends=(cosine)      # of stage 6, one row of results each: see docs/scoring.md
 overlay=''             # conf/finetune/<overlay>.yaml, a layer of every training
 init_overlay=''        # with --init: that model's configuration instead of conf/<model>.yaml, and this overlay
+untrained=true         # stage 5 also extracts with the weights that training began with
+development=false      # stage 5 also extracts from the first training set: what back ends learn from
 stage0_always=false    # stage 0 has something to do although --corpus is given
 allow_missing=0        # share of a set's audio that may be missing in stage 1 ...
 allow_undecodable=0.01 # ... and broken in stage 2
@@ -180,13 +183,14 @@ prepare() {
   for name in corpus noise rirs; do
     if [[ -n ${!name} ]]; then arguments+=("--$name" "${!name}"); fi
   done
-  run "$recipe_dir/prepare.py" "$@" "${arguments[@]}" --data "$data" "${prepare_args[@]}"
+  run "$task_dir/prepare.py" "$@" "${arguments[@]}" --data "$data" "${prepare_args[@]}"
 }
 
 stage_0() {
   if [[ -n $corpus && $stage0_always == false ]]; then
     [[ -d $corpus || $dry_run == true ]] || die "--corpus: no such folder, got $corpus; correct it"
     say "stage 0: nothing to do, the corpus is $corpus"
+    if [[ -n $noise && ! -d $noise || -n $rirs && ! -d $rirs ]]; then prepare --download-noise; fi
   else
     prepare --download
   fi
@@ -211,7 +215,7 @@ list_checked() {
 stage_1() {
   local inputs checked
   inputs=$(printf '%s\n' "corpus=$corpus" "noise=$noise" "rirs=$rirs" "allowed=$allow_missing" "rate=$sample_rate" &&
-    digest "$recipe_dir"/{recipe.sh,*.py} "$recipe_dir/../common"/*.py)
+    digest "$recipe_dir"/{recipe.sh,*.py} "$recipe_dir/$task"/*.py "$recipe_dir/../common"/*.py)
   if unchanged 1 "$inputs"; then return; fi
   if [[ $dry_run == false ]]; then rm -f "$data"/.stage[12]; fi
   prepare
@@ -328,10 +332,20 @@ start_training() {
 # list_layers OVERLAY...: the configuration, file by file.
 list_layers() {
   local name
-  layers=("$base_layer" "$recipe_dir/conf.yaml")
-  for name in "$@"; do layers+=("$root/conf/finetune/$name.yaml"); done
+  layers=("$base_layer" "$task_dir/conf.yaml")
+  if [[ $base_layer == "$root/conf/$model.yaml" ]]; then add_own_layer "$model"; fi
+  for name in "$@"; do
+    layers+=("$root/conf/finetune/$name.yaml")
+    add_own_layer "$name"
+    add_own_layer "${model}_$name"
+  done
   if [[ $features == fbank ]]; then layers+=("$root/conf/features/fbank.yaml"); fi
   if [[ $hardware != auto ]]; then layers+=("$root/conf/hardware/$hardware.yaml"); fi
+}
+
+# add_own_layer NAME: what the recipe has of its own for a model or an overlay, if it has.
+add_own_layer() {
+  if [[ -f $task_dir/conf/$1.yaml ]]; then layers+=("$task_dir/conf/$1.yaml"); fi
 }
 
 # list_launch_options ATTEMPT: a dead rank ends the run (no restarts): the same command again goes on
@@ -355,23 +369,58 @@ stage_5() {
   for system in "${systems[@]}"; do
     for set_name in "${test_sets[@]}"; do
       extract "$system" "$data/$set_name"
-      extract "$system" "$data/$set_name" --untrained
+      if [[ $untrained == true ]]; then extract "$system" "$data/$set_name" --untrained; fi
     done
+    if [[ $development == true ]]; then
+      extract "$system" "$data/${train_sets[0]}" --per-speaker 10
+    fi
   done
 }
 
+# extract SYSTEM DATA_DIR OPTION...: one table of embeddings. Several hosts are a job each; the first,
+# which goes on to stage 6, waits for the others.
 extract() {
-  run -m speakerlab extract --exp "$1" --data "$2" "${@:3}" --nproc "$nproc"
+  local share=$job waiting=()
+  if ((nnodes > 1)); then
+    share=$((node_rank + 1))/$nnodes
+    if ((node_rank == 0)); then waiting=(--wait-minutes "$wait_minutes"); fi
+  fi
+  run -m speakerlab extract --exp "$1" --data "$2" "${@:3}" --nproc "$nproc" \
+    ${share:+--job "$share"} "${waiting[@]}"
 }
 
 stage_6() {
-  local system pattern file lists=()
+  local system pattern file lists=() learned_from=()
+  if [[ $task != sv ]]; then
+    name_classes
+    return
+  fi
+  if [[ $development == true ]]; then learned_from=(--development "$data/${train_sets[0]}"); fi
   for pattern in "${trials[@]}"; do
     for file in "$data"/$pattern; do lists+=("$file"); done
   done
   for system in "${systems[@]}"; do
-    run -m speakerlab score --exp "$system" --trials "${lists[@]}"
+    run -m speakerlab score --exp "$system" --trials "${lists[@]}" --backend "${backends[@]}" \
+      "${learned_from[@]}"
   done
+}
+
+# name_classes: stage 6 of an identification, which has classes in the place of trials.
+name_classes() {
+  local system
+  for system in "${systems[@]}"; do
+    run -m speakerlab classify --exp "$system" --data "${test_sets[@]/#/$data/}"
+  done
+}
+
+# choose_task: what differs in another task than speaker verification, before the user's folders.
+choose_task() {
+  task_dir=$recipe_dir task_tag=''
+  if [[ $task != sv ]]; then
+    task_dir=$recipe_dir/$task task_tag=_$task
+    train_sets=(train) test_sets=(test) trials=() prepare_args=() overlay='' init_overlay=''
+    untrained=false development=false
+  fi
 }
 
 # The systems that stages 5 and 6 are about: the model, and its fine-tuned sibling where there is one.
@@ -384,7 +433,7 @@ run_stage() {
   local began=$SECONDS
   list_systems
   list_data_dirs
-  if ((nnodes > 1 && node_rank > 0 && $1 != 3 && $1 != 4)); then
+  if ((nnodes > 1 && node_rank > 0)) && [[ $1 != [345] ]]; then
     say "stage $1: left to node rank 0"
     return
   fi
@@ -414,9 +463,11 @@ report_failure() {
 
 main() {
   local number name fine_tuned data_dirs=() systems cuda_devices launch base_layer layers stored=''
+  local task_dir task_tag
   parse_options "$@"
   check_options
   check_machines
+  choose_task
   for name in corpus noise rirs init data exp; do # a recorded path must mean the same from anywhere
     if [[ -n ${!name} && ${!name} != /* ]]; then printf -v "$name" '%s' "$PWD/${!name}"; fi
   done
@@ -426,9 +477,9 @@ main() {
     [[ -f $base_layer || $dry_run == true ]] ||
       die "--init: is no model, got no $base_layer; give an experiment or its model/"
   fi
-  data=${data:-$recipe_dir/data}
+  data=${data:-$recipe_dir/data$task_tag}
   if [[ $features != wave ]]; then stored=$features; fi
-  exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}${stored:+_$stored}_s$seed}
+  exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}$task_tag${stored:+_$stored}_s$seed}
   data=${data%/} exp=${exp%/}
   fine_tuned=$large_margin
   for name in "${settings[@]}"; do

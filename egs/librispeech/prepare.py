@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from egs.common.archives import unpack
 from egs.common.corpus import (
     LeftOut,
     check_disjoint,
@@ -21,7 +22,7 @@ from egs.common.corpus import (
     write_noise_and_rooms,
     write_set,
 )
-from egs.common.fetch import download, unpack
+from egs.common.fetch import download
 from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
 from speakerlab.data.files import one_line
 from speakerlab.data.tables import Trial, name_fault

@@ -6,16 +6,15 @@ not 16 kHz wav or flac is converted into `wav/`. A corpus too small to train on 
 alone, and `calibration_only` says why.
 """
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from egs.common.convert_audio import convert_all
 from egs.common.corpus import (
     LeftOut,
     id_fault,
@@ -28,26 +27,20 @@ from egs.common.corpus import (
     write_set,
 )
 from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
-from speakerlab.atomic import replacing
-from speakerlab.data import audio
 from speakerlab.data.columns import stable_hash
-from speakerlab.data.convert import read_wave
 from speakerlab.data.files import one_line
 from speakerlab.data.tables import Trial
 from speakerlab.faults import Faults
 
 HERE = Path(__file__).resolve().parent
-SAMPLE_RATE = 16000
 SUFFIXES = {
     *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm", ".aif", ".aiff"),
     *(".au", ".caf", ".w64"),
 }
-READ_AS_THEY_ARE = {".wav", ".flac"}
 MIN_SPEAKERS, MIN_UTTERANCES = 20, 2  # to train on
 TEST_SHARE, MIN_TEST, MAX_TEST = 0.2, 5, 50  # of the speakers with several utterances
 MAX_TARGETS_PER_SPEAKER, MAX_NONTARGETS = 100, 20_000
 MARKER = "calibration_only"
-MAX_NAME_BYTES = 200
 
 
 def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str], LeftOut]:
@@ -78,56 +71,6 @@ def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str], Left
             wavs[name], speakers[name] = path, speaker
     faults.raise_if_any(f"{corpus}: refused")
     return wavs, speakers, left_out
-
-
-def convert_all(
-    wavs: dict[str, Path], folder: Path, *, num_jobs: int
-) -> tuple[dict[str, Path], LeftOut]:
-    """(utterance -> a file that training can read parts of, what cannot be made one).
-
-    A file that was converted before is not made anew.
-    """
-    with ThreadPoolExecutor(num_jobs) as pool:
-        targets = (folder / f"{_short(name)}.flac" for name in wavs)
-        made = dict(zip(wavs, pool.map(_converted, wavs.values(), targets)))
-    left_out = {wavs[name]: fault for name, fault in made.items() if isinstance(fault, str)}
-    return {name: path for name, path in made.items() if isinstance(path, Path)}, left_out
-
-
-def _short(name: str) -> str:
-    """The id as a path whose parts leave room for an ending."""
-    parts = name.split("/")
-    fits = [len(part.encode()) <= MAX_NAME_BYTES for part in parts]
-    return "/".join(
-        part if fit else f"{part[:40]}~{stable_hash(part):016x}" for part, fit in zip(parts, fits)
-    )
-
-
-def _converted(path: Path, target: Path) -> Path | str:
-    """The file to use, or one line that says why there is none."""
-    try:
-        if _is_ready(path):
-            return path
-        times = path.stat()
-        if target.exists() and target.stat().st_mtime_ns == times.st_mtime_ns:
-            return target
-        wave_S = read_wave(path, sample_rate=SAMPLE_RATE)
-    except (ValueError, FileNotFoundError) as error:
-        return str(error).replace(str(path), one_line(path))
-    with replacing(target) as fresh:
-        fresh.write_bytes(audio.to_flac(audio.to_int16(wave_S), SAMPLE_RATE))
-        os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which a change shows
-    return target
-
-
-def _is_ready(path: Path) -> bool:
-    """Whether it is wav or flac at the right rate, as far as its header tells."""
-    if path.suffix.lower() not in READ_AS_THEY_ARE:
-        return False
-    try:
-        return audio.read_info(path).sample_rate == SAMPLE_RATE
-    except ValueError:
-        return False
 
 
 def reason_not_to_train(speakers: dict[str, str]) -> str | None:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser
+from speakerlab.evaluation.trial_list import read_trial_list
 from speakerlab.scoring.intervals import Replicates, bootstrap, interval, paired
 from speakerlab.scoring.metrics import eer, min_cllr, min_dcf, threshold_at
 from speakerlab.scoring.score_files import read_scores
-from speakerlab.trial_list import read_trial_list
 
 METRICS = {"EER": "eer", "minDCF(0.01)": "min_dcf_0.01"}
 

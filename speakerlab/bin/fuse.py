@@ -15,11 +15,11 @@ import numpy as np
 
 from speakerlab.bin.command import parser
 from speakerlab.data.tables import read_table
+from speakerlab.evaluation.trial_list import read_trial_list
 from speakerlab.scoring.linear import cross_validated, fit_linear
 from speakerlab.scoring.metrics import act_dcf, cllr, eer, min_dcf
 from speakerlab.scoring.score_files import read_scores, write_scores
 from speakerlab.scoring.trials import Trials, read_trials
-from speakerlab.trial_list import read_trial_list
 
 log = logging.getLogger(__name__)
 LlrOf = Callable[[slice], np.ndarray]  # some of the systems -> ratios (N)

@@ -9,15 +9,15 @@ from pathlib import Path
 import yaml
 
 from speakerlab.bin.command import parser
-from speakerlab.development import read_development
-from speakerlab.evaluation import LEARNINGS, System, build_back_ends, evaluate
-from speakerlab.evaluation_page import ListScores, write_report
+from speakerlab.evaluation.development import read_development
+from speakerlab.evaluation.evaluate import LEARNINGS, System, build_back_ends, evaluate
+from speakerlab.evaluation.report_page import ListScores, write_report
+from speakerlab.evaluation.trial_list import read_trial_list
 from speakerlab.model_files import embeddings_stem, find_model, read_calibration, read_card
 from speakerlab.scoring import report
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.metrics import P_TARGETS
 from speakerlab.scoring.score_files import write_scores
-from speakerlab.trial_list import read_trial_list
 
 log = logging.getLogger(__name__)
 

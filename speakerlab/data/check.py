@@ -3,6 +3,7 @@
 In: data directories as `tables.py` describes them. Out: `utt2dur` and `rejected.tsv` written
 beside them, notes for the user, or one ValueError that lists what is wrong.
 A directory with trials is a test set; of one without utt2spk (noise, rooms) the audio is checked.
+What may be there beside (conditions, enrolment models) is looked at by `check_tables.py`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
-from speakerlab.data import audio, tables
+from speakerlab.data import audio, check_tables, tables
 from speakerlab.data.columns import store_columns
 from speakerlab.faults import Faults
 from speakerlab.process import die_with_parent
@@ -33,6 +34,7 @@ class DataDir:
     seconds: dict[str, float] = field(default_factory=dict)  # utterance -> duration
     rejected: dict[str, str] = field(default_factory=dict)  # utterance -> reason
     nameless: dict[str, tuple[str, str]] = field(default_factory=dict)  # made-up id -> path, reason
+    models: dict[str, list[str]] = field(default_factory=dict)  # of enrolment -> utterances
 
     @property
     def utterances(self) -> Iterable[str]:
@@ -64,7 +66,13 @@ def check_data_dirs(
     for data_dir in dirs:
         notes += _check_audio(data_dir, faults, sample_rate, decode, num_workers)
         _check_rejected(data_dir, faults, allow_rejected)
-        _check_trials(data_dir, faults)
+        for trials in data_dir.trials:
+            check_tables.check_trials(
+                trials,
+                utterances=set(data_dir.utterances),
+                models=data_dir.models,
+                faults=faults,
+            )
     faults.raise_if_any(f"{', '.join(map(str, folders))}: refused, nothing was written")
     for data_dir in dirs:
         notes.append(_write(data_dir, sample_rate))
@@ -106,6 +114,9 @@ def _check_tables(data_dir: DataDir, faults: Faults) -> None:
             faults.add("bad segments", f"{line}, got {start} {end}; correct it")
     if data_dir.speakers is not None:
         _check_speakers(data_dir, data_dir.speakers, faults)
+    utterances, speakers = set(data_dir.utterances), set((data_dir.speakers or {}).values())
+    check_tables.check_conditions(folder, utterances=utterances, speakers=speakers, faults=faults)
+    data_dir.models = check_tables.read_models(folder, utterances=utterances, faults=faults)
 
 
 def _check_speakers(data_dir: DataDir, speakers: dict[str, str], faults: Faults) -> None:
@@ -195,33 +206,10 @@ def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) ->
         for reason in sorted(set(reasons)):
             faults.add("broken recordings", reason)
     for trials in data_dir.trials if data_dir.rejected else []:
-        for utterance in sorted(_trial_ids(trials, Faults()).keys() & data_dir.rejected.keys()):
+        named = check_tables.utterances_of(trials, data_dir.models)
+        for utterance in sorted(named & data_dir.rejected.keys()):
             line = f"{trials}: names an utterance whose audio is broken, got {utterance}"
             faults.add("trials without audio", f"{line}; {data_dir.rejected[utterance]}")
-
-
-def _check_trials(data_dir: DataDir, faults: Faults) -> None:
-    known = set(data_dir.utterances)
-    for trials in data_dir.trials:
-        for utterance, number in _trial_ids(trials, faults).items():
-            if utterance not in known:
-                line = f"{trials}:{number}: names an unknown utterance, got {utterance}"
-                faults.add("unknown utterances", f"{line}; add it to wav.scp or drop the trial")
-
-
-def _trial_ids(path: Path, faults: Faults) -> dict[str, int]:
-    """Every id that a trial list names -> the first line that names it."""
-    ids: dict[str, int] = {}
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            words = line.split()
-            if len(words) != 3 or words[2] not in ("target", "nontarget"):
-                text = f"{path}:{number}: is not 'enrol test target|nontarget'"
-                faults.add("bad lines", f"{text}, got '{line.strip()}'; correct it")
-                continue
-            ids.setdefault(words[0], number)
-            ids.setdefault(words[1], number)
-    return ids
 
 
 def _look(path: str) -> audio.AudioInfo | str:

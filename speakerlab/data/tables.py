@@ -3,7 +3,9 @@
 A data directory holds `wav.scp` (id path), `utt2spk` (id speaker), `utt2dur` (id seconds), where
 recordings are cut up `segments` (id recording start end, in seconds), `trials*` where it is a test
 set, and `rejected.tsv` (id, path, reason) of what is left out: utterances of the tables and, under
-ids that begin with NAMELESS, files that never got into them.
+ids that begin with NAMELESS, files that never got into them. `utt2<name>` and `spk2<name>` tell
+conditions of an utterance or a speaker in one word; `enroll.map` (model utterance ...) the
+utterances that an enrolment model of a trial list is made of.
 """
 
 import hashlib
@@ -18,6 +20,9 @@ from speakerlab.data.files import one_line
 from speakerlab.faults import Faults
 
 NAMELESS = "~"
+ENROLL_MAP = "enroll.map"
+# Tables of those names that every data directory may have, and that are no conditions.
+NO_CONDITIONS = {"utt2spk", "utt2dur", "utt2num_frames", "spk2utt"}
 SURROGATE = re.compile("[\ud800-\udfff]")  # what a byte that is not UTF-8 is read as
 Trial = tuple[str, str, bool]  # enrolment id, test id, same speaker
 
@@ -74,6 +79,19 @@ def read_segments(path: Path, faults: Faults | None = None) -> dict[str, tuple[s
     return segments
 
 
+def read_enroll(path: Path, faults: Faults | None = None) -> dict[str, list[str]]:
+    """`enroll.map`: enrolment model -> its utterances; empty where there is no such file."""
+    if not path.exists():
+        return {}
+    return {model: text.split() for model, text in read_table(path, faults).items()}
+
+
+def list_conditions(folder: Path) -> list[str]:
+    """Names of the tables of conditions that a data directory has, such as `utt2device`."""
+    found = {path.name for kind in ("utt2*", "spk2*") for path in folder.glob(kind)}
+    return sorted(name for name in found - NO_CONDITIONS if "." not in name)
+
+
 def read_rejected(folder: Path) -> dict[str, tuple[str, str]]:
     """`rejected.tsv`: id -> (path, reason); empty where nothing was rejected."""
     path = folder / "rejected.tsv"
@@ -124,6 +142,11 @@ def write_table(path: Path, table: Mapping[str, str]) -> None:
     write_text(path, "".join(f"{key} {table[key]}\n" for key in sorted(table)))
 
 
+def one_word(value: str) -> str:
+    """A value of a condition as its table has it: blanks as '_'."""
+    return "_".join(value.split())
+
+
 def write_data_dir(
     folder: Path,
     *,
@@ -132,10 +155,15 @@ def write_data_dir(
     segments: Mapping[str, tuple[str, float, float]] | None = None,
     trials: Mapping[str, Iterable[Trial]] | None = None,
     nameless: Mapping[Path, str] | None = None,
+    columns: Mapping[str, Mapping[str, str]] | None = None,
+    enroll: Mapping[str, Iterable[str]] | None = None,
 ) -> None:
     """Write a data directory, replacing one that is there; `trials` maps file name to its lines.
 
     wavs: id (of the recording, where there are segments) -> audio file, made absolute.
+    columns: name of a table, `utt2<name>` or `spk2<name>` -> id -> condition, made one word; an
+        empty one is left out.
+    enroll: enrolment model -> its utterances.
     nameless: what is not among them although it bears the name of audio -> why, in one line.
     Raises ValueError where a table cannot hold an id or a path.
     """
@@ -161,6 +189,12 @@ def write_data_dir(
         words = ("nontarget", "target")
         text = "".join(f"{enrol} {test} {words[same]}\n" for enrol, test, same in rows)
         write_text(fresh / name, text)
+    for name, values in (columns or {}).items():
+        write_table(
+            fresh / name, {key: word for key, value in values.items() if (word := one_word(value))}
+        )
+    if enroll is not None:
+        write_table(fresh / ENROLL_MAP, {model: " ".join(rows) for model, rows in enroll.items()})
     write_rejected(fresh, {_made_up(p): (str(p), why) for p, why in (nameless or {}).items()})
     if folder.exists():
         shutil.rmtree(folder)

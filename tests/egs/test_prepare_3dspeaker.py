@@ -86,14 +86,18 @@ def test_every_list(recipe, corpus, tmp_path, capsys):
         "trials_cross_distance": f"{b} {a} target\n{c} {b} nontarget\n",
         "trials_cross_dialect": f"{c} {a} nontarget\n",
     }
+    assert (data / "test/utt2device").read_text() == f"{a} 03\n{b} 06\n{c} 01\n"
+    for table, value in (("utt2distance", "0.3"), ("utt2dialect", "Standard_Mandarin")):
+        assert (data / "test" / table).read_text() == "".join(f"{u} {value}\n" for u in (a, b, c))
+    assert not (data / "test/spk2gender").exists()
     for split in ("train", "test"):
         original = (corpus / f"files/{split}_utt2info.csv").read_bytes()
         assert (data / split / "utt2info.csv").read_bytes() == original
     assert capsys.readouterr().out.splitlines() == [
         "train: 2 speakers and 4 utterances are listed, published are 10000 and 579013 "
-        "(arXiv:2306.15354): not the whole corpus",
+        "(arXiv:2306.15354): not the whole corpus, or another version of it",
         "test: 2 speakers and 4 utterances are listed, published are 240 and 18782 "
-        "(arXiv:2306.15354): not the whole corpus",
+        "(arXiv:2306.15354): not the whole corpus, or another version of it",
         f"{data}/train: 2 speakers, 3 utterances",
         f"{data}/train: 1 utterances of Device09 left out",
         f"{data}/test: 2 speakers, 3 utterances, trials_cross_device 1 target + 1 nontarget, "
@@ -128,7 +132,8 @@ def test_a_missing_piece_names_its_archive(recipe, corpus, tmp_path, capsys):
         (
             "trials_cross_distance",
             "a b same\n",
-            "{path}:1: is not 'enrol test 1|target|0|nontarget', got 'a b same'; correct it",
+            "{path}:1: is not 'enrol test target|nontarget' or '1|0 enrol test' or "
+            "'enrol test 1|0', got 'a b same'; correct it",
         ),
         (
             "test_utt2spk",
@@ -137,7 +142,7 @@ def test_a_missing_piece_names_its_archive(recipe, corpus, tmp_path, capsys):
         ),
         (
             "train_wav.scp",
-            f"{name(*TRAIN[0])} a.wav\n{name(*TRAIN[0])} b.wav\n",
+            f"{name(*TRAIN[0])} train/a.wav\n{name(*TRAIN[0])} train/b.wav\n",
             "{path}:2: duplicate id, got {first_train}; keep one line",
         ),
         (
@@ -163,16 +168,50 @@ def test_faults_are_one_line_each(recipe, corpus, tmp_path, capsys, file, text, 
     assert not (tmp_path / "data").exists()
 
 
+def test_a_half_extracted_tree_and_an_extra_file(recipe, corpus, tmp_path, capsys):
+    args = ["--corpus", str(corpus), "--data", str(tmp_path / "data")]
+    extra = corpus / "test/3D_SPK_06154/more.wav"
+    soundfile.write(extra, np.full(1600, 0.1), 16000)
+    assert recipe("3dspeaker").main(args) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert f"test: 1 recordings are in no list, not used, got {extra}" in out
+    (corpus / f"train/3D_SPK_00001/{name(*TRAIN[1])}.wav").unlink()  # device 09 is not needed
+    assert recipe("3dspeaker").main(args) == 0
+    capsys.readouterr()
+    shutil.rmtree(corpus / "train/3D_SPK_00001")
+    assert recipe("3dspeaker").main(args) == 1
+    parts = " ".join(f"train.tar.gz-part-{part}" for part in "abcdef")
+    assert capsys.readouterr().err.splitlines() == [
+        f"{corpus}/train: 2 of 3 listed recordings are missing, got no {name(*TRAIN[0])}.wav and "
+        f"others; unpack {parts} again",
+        f"{corpus}: refused",
+    ]
+
+
+def test_gender_and_dialect_without_a_line_of_names(recipe, corpus, tmp_path):
+    """A column of gender is used where there is one; the dialect is the sixth column."""
+    args = ["--corpus", str(corpus), "--data", str(tmp_path / "data")]
+    info = corpus / "files/test_utt2info.csv"
+    lines = info.read_text().splitlines()
+    info.write_text(
+        "\n".join(f"{line},{'Gender' if not i else 'Female'}" for i, line in enumerate(lines))
+    )
+    assert recipe("3dspeaker").main(args) == 0
+    genders = (tmp_path / "data/test/spk2gender").read_text()
+    assert genders == "3D_SPK_06154 f\n3D_SPK_06155 f\n"
+    info.write_text("\n".join(lines[1:]) + "\n")
+    assert recipe("3dspeaker").main(args) == 0
+    kept = {path.name for path in (tmp_path / "data/test").glob("*2*")}
+    assert kept == {"utt2spk", "utt2dialect", "utt2info.csv"}
+
+
 def test_download_joins_the_parts(recipe, corpus, tmp_path, monkeypatch):
     threed = recipe("3dspeaker")
     store = tmp_path / "store"
     store.mkdir()
     archives = {}
     for folder, names in threed.ARCHIVES.items():
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-            tar.add(corpus / folder, arcname=folder)
-        body = buffer.getvalue()
+        body = tar_of(corpus / folder)
         step = -(-len(body) // len(names))
         archives[folder] = {}
         for i, part in enumerate(names):
@@ -187,3 +226,22 @@ def test_download_joins_the_parts(recipe, corpus, tmp_path, monkeypatch):
             assert (copy / path.relative_to(corpus)).read_bytes() == path.read_bytes()
     shutil.rmtree(store)
     threed.download_corpus(copy, url=store.as_uri())  # everything is there: nothing is fetched
+
+    shutil.rmtree(copy / "train")
+    for part in archives["train"]:
+        (copy / part).unlink()
+    whole = tar_of(corpus / "train")
+    (copy / "train.tar.gz").write_bytes(whole)
+    with pytest.raises(ValueError, match=r"train\.tar\.gz: wrong md5, got .*; delete and download"):
+        threed.download_corpus(copy, url=store.as_uri())
+    digest = f"md5:{hashlib.md5(whole).hexdigest()}"
+    monkeypatch.setitem(threed.WHOLE, "train", ("train.tar.gz", digest))
+    threed.download_corpus(copy, url=store.as_uri())  # the parts that somebody has joined before
+    assert (copy / "train/3D_SPK_00001").is_dir()
+
+
+def tar_of(folder):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        tar.add(folder, arcname=folder.name)
+    return buffer.getvalue()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from egs.common import fetch
+from egs.common import archives, fetch
 
 SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 MINI = SHARED / "data/librispeech-mini"
@@ -270,7 +270,7 @@ def test_an_archive_that_leaves_its_folder_is_refused(tmp_path, member):
     archive = tmp_path / "bad.tar.gz"
     archive.write_bytes(tar_bytes({"inside.txt": b"1", member: b"2"}))
     with pytest.raises(ValueError, match=r"cannot be unpacked, got .*outside"):
-        fetch.unpack([archive], tmp_path / "corpus")
+        archives.unpack([archive], tmp_path / "corpus")
     assert list((tmp_path / "corpus").iterdir()) == []
     assert not list(tmp_path.rglob("outside.txt"))
 
@@ -279,7 +279,7 @@ def test_a_truncated_archive_leaves_nothing(tmp_path):
     archive = tmp_path / "cut.tar.gz"
     archive.write_bytes(tar_bytes({"x": np.random.default_rng(0).bytes(9_000)})[:5_000])
     with pytest.raises(ValueError, match="cannot be unpacked"):
-        fetch.unpack([archive], tmp_path / "corpus")
+        archives.unpack([archive], tmp_path / "corpus")
     assert list((tmp_path / "corpus").iterdir()) == []
 
 

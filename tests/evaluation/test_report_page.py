@@ -8,7 +8,7 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 
-from speakerlab.evaluation_page import ListScores, facts_of, read_courses, write_report
+from speakerlab.evaluation.report_page import ListScores, facts_of, read_courses, write_report
 from speakerlab.model_files import read_card
 from speakerlab.scoring import report
 from speakerlab.scoring.metrics import eer

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from speakerlab.bin import compare, score
-from speakerlab.development import FEW_SPEAKERS, read_development
+from speakerlab.evaluation.development import FEW_SPEAKERS, read_development
+from speakerlab.evaluation.trial_list import read_trial_list
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.metrics import act_dcf, cllr, eer, min_dcf
 from speakerlab.scoring.score_files import read_scores
 from speakerlab.scoring.trials import read_trials
-from speakerlab.trial_list import read_trial_list
 
 DIM, SHA = 16, "5" * 64
 CHAINS = ["cosine", "mean+cosine", "mean+cosine+asnorm", "mean+cosine+asnorm+qmf"]

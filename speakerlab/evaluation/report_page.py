@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 from speakerlab import provenance
-from speakerlab.hardest import Player, hardest_trials, player_of
+from speakerlab.evaluation.hardest import Player, hardest_trials, player_of
 from speakerlab.layers import flatten
 from speakerlab.model_files import find_model, read_card
 from speakerlab.scoring.metrics import operating_points

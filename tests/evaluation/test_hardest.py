@@ -8,7 +8,7 @@ import pytest
 from voices import RATE
 
 from speakerlab.data import audio
-from speakerlab.hardest import clip, hardest_trials, loudest_start, player_of
+from speakerlab.evaluation.hardest import clip, hardest_trials, loudest_start, player_of
 from speakerlab.scoring.trials import Trials
 
 SIX = Trials(

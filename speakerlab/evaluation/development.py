@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.data.tables import read_table
+from speakerlab.evaluation.trial_list import TrialList, read_seconds
 from speakerlab.model_files import embeddings_stem, read_classes
 from speakerlab.scoring.chain import Development
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.trials import Trials
-from speakerlab.trial_list import TrialList, read_seconds
 
 FEW_SPEAKERS = 10  # that are held out and have two utterances: fewer are nothing to learn from
 MAX_UTTERANCES = 10  # of a held-out speaker

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from speakerlab.development import DevelopmentSet
-from speakerlab.evaluation_page import ListScores
+from speakerlab.evaluation.development import DevelopmentSet
+from speakerlab.evaluation.report_page import ListScores
+from speakerlab.evaluation.trial_list import TrialList
 from speakerlab.model_files import embeddings_stem
 from speakerlab.scoring import report
 from speakerlab.scoring.calibration import Calibration, quality
@@ -26,7 +27,6 @@ from speakerlab.scoring.intervals import Replicates, bootstrap, interval, paired
 from speakerlab.scoring.linear import cross_validated, fit_linear
 from speakerlab.scoring.metrics import P_TARGETS, act_dcf, cllr, eer, min_cllr
 from speakerlab.scoring.quality import quality_features
-from speakerlab.trial_list import TrialList
 
 log = logging.getLogger(__name__)
 QMF = "+qmf"

@@ -1,0 +1,65 @@
+"""Which recordings of MUSAN and RIRS_NOISES to augment with: what the published recipes take.
+
+In: the folder of --noise or --rirs, and the choice of a recipe. Out: id -> file. A folder that is
+laid out in another way is taken whole.
+
+Sources: [D] is egs/voxceleb/sv-cam++/local/prepare_data.sh of github.com/modelscope/3D-Speaker at
+09e7806, whose egs/3dspeaker does the same; [W] is examples/voxceleb/v2/local/prepare_data.sh of
+github.com/wenet-e2e/wespeaker at dfa7419.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from egs.common.corpus import LeftOut, find_audio
+from speakerlab.data.banks import KINDS
+from speakerlab.faults import Faults
+
+FREE_SOUND = ("noise/free-sound",)  # [D]:84
+ALL_OF_MUSAN = KINDS  # [W]:84
+REAL_LIST = "real_rirs_isotropic_noises/rir_list"  # [D]:86, whose fifth column is the path
+SIMULATED = "simulated_rirs"  # [W]:86
+
+
+def find_noise(folder: Path, *, parts: Sequence[str]) -> tuple[dict[str, Path], LeftOut]:
+    """(id -> file of these folders of MUSAN, what is left out); ids begin with the kind."""
+    root = folder / "musan" if (folder / "musan").is_dir() else folder
+    if not any((root / kind).is_dir() for kind in KINDS):
+        return find_audio(folder)
+    missing = [part for part in parts if not (root / part).is_dir()]
+    if missing:
+        raise FileNotFoundError(
+            f"{root}: not the whole of MUSAN, got no {' '.join(missing)}; unpack musan.tar.gz again"
+        )
+    wavs, left_out = find_audio(root)
+    return {
+        name: path
+        for name, path in wavs.items()
+        if any(name.startswith(f"{part}/") for part in parts)
+    }, left_out
+
+
+def find_rooms(folder: Path, *, simulated: bool) -> tuple[dict[str, Path], LeftOut]:
+    """(id -> room impulse response, what is left out): the simulated ones, or the real ones."""
+    root = folder / "RIRS_NOISES" if (folder / "RIRS_NOISES").is_dir() else folder
+    if not (root / SIMULATED).is_dir() and not (root / REAL_LIST).parent.is_dir():
+        return find_audio(folder)
+    if simulated:
+        return find_audio(root / SIMULATED)
+    listed = root / REAL_LIST
+    if not listed.is_file():
+        raise FileNotFoundError(
+            f"{root}: not the whole of RIRS_NOISES, got no {REAL_LIST}; unpack rirs_noises.zip "
+            "again"
+        )
+    faults = Faults()
+    rooms: dict[str, Path] = {}
+    for number, line in enumerate(listed.read_text(encoding="utf-8").splitlines(), 1):
+        words = line.split()
+        name = words[4].removeprefix("RIRS_NOISES/") if len(words) > 4 else ""
+        if not name or not (root / name).is_file():
+            text = f"{listed}:{number}: names no file, got '{line.strip()}'"
+            faults.add("missing rooms", f"{text}; unpack rirs_noises.zip again")
+        rooms[name] = root / name
+    faults.raise_if_any(f"{root}: refused")
+    return rooms, {}

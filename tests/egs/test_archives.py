@@ -1,0 +1,110 @@
+"""Zips and archives in parts: whole, unsafe, broken."""
+
+import hashlib
+import io
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from egs.common import progress
+from egs.common.archives import checksum_fault, unpack
+
+CONTENT = np.random.default_rng(0).bytes(3_000_000)
+
+
+def zip_bytes(members: dict[str, bytes], *, link: str = "") -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            info = zipfile.ZipInfo(name)
+            if name == link:
+                info.external_attr = (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(info, content)
+    return buffer.getvalue()
+
+
+def split(body: bytes, folder: Path, *ends: int) -> list[Path]:
+    """The bytes as files x_partaa, x_partab, ..., cut at `ends`."""
+    folder.mkdir(exist_ok=True)
+    paths = []
+    for number, (start, end) in enumerate(zip((0, *ends), (*ends, len(body)))):
+        paths.append(folder / f"x_parta{'abcd'[number]}")
+        paths[-1].write_bytes(body[start:end])
+    return paths
+
+
+def tgz_bytes(name: str, content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "body", [zip_bytes({"wav/a": CONTENT, "wav/b/c": b"1"}), tgz_bytes("wav/a", CONTENT)]
+)
+def test_parts_are_read_as_one(tmp_path, body):
+    paths = split(body, tmp_path / "in", 7, 1_500_000, 2_900_000)
+    digest = hashlib.md5(body).hexdigest()
+    (tmp_path / "out/wav").mkdir(parents=True)
+    (tmp_path / "out/wav/old").write_text("stays")
+    unpack(paths, tmp_path / "out", checksum=f"md5:{digest}")
+    assert (tmp_path / "out/wav/a").read_bytes() == CONTENT
+    assert (tmp_path / "out/wav/old").read_text() == "stays"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["wav"]
+
+
+def test_a_part_too_few_is_told_before_anything_is_unpacked(tmp_path):
+    body = zip_bytes({"wav/a": CONTENT})
+    paths = split(body, tmp_path / "in", 1_000_000, 2_000_000)[:2]
+    digest = hashlib.md5(body).hexdigest()
+    got = hashlib.md5(body[:2_000_000]).hexdigest()
+    assert checksum_fault(paths, f"md5:{digest}") == f"wrong md5, got {got} instead of {digest}"
+    with pytest.raises(ValueError) as error:
+        unpack(paths, tmp_path / "out", checksum=f"md5:{digest}")
+    assert str(error.value) == (
+        f"{paths[0]} {paths[1]}: wrong md5, got {got} instead of {digest}; delete and download "
+        "again"
+    )
+    with pytest.raises(ValueError, match="cannot be unpacked, got File is not a zip file; delete"):
+        unpack(paths, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "wav/../../outside"])
+def test_a_zip_that_leaves_its_folder_is_refused(tmp_path, name):
+    (tmp_path / "x.zip").write_bytes(zip_bytes({"inside": b"1", name: b"2"}))
+    with pytest.raises(ValueError, match="which would lead out of the folder"):
+        unpack([tmp_path / "x.zip"], tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == [] and not list(tmp_path.rglob("outside"))
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path):
+    (tmp_path / "x.zip").write_bytes(zip_bytes({"wav": b"/etc"}, link="wav"))
+    with pytest.raises(ValueError, match="got wav, which would lead out"):
+        unpack([tmp_path / "x.zip"], tmp_path / "out")
+
+
+def test_a_damaged_zip_leaves_nothing(tmp_path):
+    body = bytearray(zip_bytes({"a": b"1", "b": CONTENT}))
+    body[1_000_000] ^= 255
+    (tmp_path / "x.zip").write_bytes(bytes(body))
+    with pytest.raises(
+        ValueError, match=r"x\.zip: cannot be unpacked, got .*; delete and download"
+    ):
+        unpack([tmp_path / "x.zip"], tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_progress_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    (tmp_path / "x.zip").write_bytes(zip_bytes({"a": CONTENT}))
+    unpack([tmp_path / "x.zip"], tmp_path / "out")
+    lines = capsys.readouterr().out.splitlines()
+    assert "x.zip: 3 of 3 MB read" in lines

@@ -1,0 +1,88 @@
+"""Files in any format as FLAC: the samples, what is kept, what is left out."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from voices import make_wave
+
+from egs.common import convert_audio, progress
+from egs.common.convert_audio import convert_all, require_decoder
+from speakerlab.data import audio
+from tests.egs.corpora import write_m4a
+
+
+@pytest.fixture
+def m4a(tmp_path) -> Path:
+    path = tmp_path / "in" / "spoken.m4a"
+    write_m4a(path, make_wave(1, 0, 2.0))
+    return path
+
+
+def test_samples_are_those_of_the_ffmpeg_command(m4a, tmp_path):
+    made, left_out = convert_all({"s/v/1": m4a}, tmp_path / "out", num_jobs=1)
+    assert made == {"s/v/1": tmp_path / "out/s/v/1.flac"} and left_out == {}
+    wave_S = audio.read(made["s/v/1"])
+    # 2 s take 32 frames of 1,024 samples, and the encoder begins with one more.
+    assert len(wave_S) == 33 * 1024
+    if shutil.which("ffmpeg") is None:
+        pytest.skip("needs ffmpeg")
+    command = ["ffmpeg", "-v", "error", "-i", m4a, "-acodec", "pcm_s16le", tmp_path / "by.wav"]
+    subprocess.run(command, check=True)
+    theirs_S = audio.read(tmp_path / "by.wav")
+    assert len(theirs_S) == len(wave_S)
+    # Decoders of two versions differ in the last bit, here and there.
+    error_S = np.abs(theirs_S.astype(int) - wave_S)
+    assert error_S.max() <= 1 and (error_S > 0).mean() < 0.01
+
+
+def test_finished_files_stay_and_changed_sources_are_made_anew(m4a, tmp_path):
+    wavs, out = {"a": m4a}, tmp_path / "out"
+    made, _ = convert_all(wavs, out, num_jobs=1)
+    before = made["a"].stat().st_ino
+    assert convert_all(wavs, out, num_jobs=1) == (made, {})
+    assert made["a"].stat().st_ino == before
+    write_m4a(m4a, make_wave(2, 0, 1.0))
+    convert_all(wavs, out, num_jobs=1)
+    assert len(audio.read(made["a"])) == 17 * 1024
+
+
+def test_processes_keep_order_and_list_what_is_broken(m4a, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    wavs = {f"s{number:02d}/{number}": tmp_path / f"in/{number}.m4a" for number in range(40)}
+    for path in wavs.values():
+        shutil.copy(m4a, path)
+    broken = wavs["s07/7"]
+    broken.write_bytes(m4a.read_bytes()[:300])
+    made, left_out = convert_all(wavs, tmp_path / "out", num_jobs=2)
+    assert list(made) == [name for name in wavs if name != "s07/7"]
+    assert list(left_out) == [broken] and left_out[broken].startswith(f"{broken}: ")
+    assert not list((tmp_path / "out").rglob("*.partial"))
+    assert not (tmp_path / "out/s07/7.flac").exists()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"{tmp_path}/out: converted: 40 of 40 files"
+
+
+def test_wav_of_the_right_rate_is_read_as_it_is(tmp_path):
+    right, wrong = tmp_path / "16.wav", tmp_path / "44.wav"
+    audio.write(right, make_wave(1, 0, 1.0), 16000)
+    audio.write(wrong, make_wave(1, 0, 1.0, rate=44100), 44100)
+    made, _ = convert_all({"a": right, "b": wrong}, tmp_path / "out", num_jobs=1)
+    assert made == {"a": right, "b": tmp_path / "out/b.flac"}
+    assert audio.read_info(made["b"]).num_samples == 16000
+
+
+def test_without_pyav_one_line_names_the_extra(m4a, tmp_path, monkeypatch):
+    require_decoder([tmp_path / "a.wav", m4a], where=tmp_path)
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ValueError) as error:
+        require_decoder([tmp_path / "a.wav", m4a], where=tmp_path)
+    assert str(error.value) == (
+        f"{tmp_path}: holds .m4a files, which take PyAV, got an environment without it; install "
+        "the extra: pip install 'speakerlab[aac]' (or pip install av)"
+    )
+    require_decoder([tmp_path / "a.wav"], where=tmp_path)
+    assert convert_audio.MIN_FILES_FOR_POOL <= 40  # so the test above uses processes

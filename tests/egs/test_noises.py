@@ -1,0 +1,119 @@
+"""What is taken of MUSAN and RIRS_NOISES, and how stage 0 gets the two."""
+
+import hashlib
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from egs.common import openslr
+from egs.common.corpus import find_audio
+from egs.common.noises import ALL_OF_MUSAN, FREE_SOUND, find_noise, find_rooms
+from egs.common.openslr import download_noise_and_rooms
+
+LISTED = "RVB2014_type1_rir_largeroom1_far_angla.wav"
+MUSAN = ("music/fma/music-0.wav", "noise/free-sound/n-0.wav", "noise/sound-bible/n-1.wav")
+ROOMS = (
+    f"real_rirs_isotropic_noises/{LISTED}",
+    "real_rirs_isotropic_noises/RVB2014_type1_noise_largeroom1_1.wav",
+    "simulated_rirs/smallroom/Room001/Room001-00001.wav",
+)
+RIR_LIST = f"--rir-id 00001 --room-id 001 RIRS_NOISES/real_rirs_isotropic_noises/{LISTED}\n"
+
+
+def write(folder: Path, names: tuple[str, ...]) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(folder / name, np.full(100, 0.1), 16000)
+    return folder
+
+
+@pytest.fixture
+def musan(tmp_path) -> Path:
+    return write(tmp_path / "musan", (*MUSAN, "speech/librivox/s-0.wav"))
+
+
+@pytest.fixture
+def rirs(tmp_path) -> Path:
+    write(tmp_path / "RIRS_NOISES", ROOMS)
+    (tmp_path / "RIRS_NOISES/real_rirs_isotropic_noises/rir_list").write_text(RIR_LIST)
+    return tmp_path / "RIRS_NOISES"
+
+
+def test_parts_of_musan(musan, tmp_path):
+    for folder in (musan, tmp_path):  # itself, or where it was unpacked
+        assert list(find_noise(folder, parts=FREE_SOUND)[0]) == ["noise/free-sound/n-0.wav"]
+        assert len(find_noise(folder, parts=ALL_OF_MUSAN)[0]) == 4
+    own = write(tmp_path / "own", ("x/hum.wav",))
+    assert list(find_noise(own, parts=FREE_SOUND)[0]) == ["x/hum.wav"]
+
+
+def test_real_rooms_of_the_list_and_simulated_ones(rirs, tmp_path):
+    for folder in (rirs, tmp_path):
+        rooms, _ = find_rooms(folder, simulated=False)
+        assert rooms == {ROOMS[0]: rirs / ROOMS[0]}  # the noise beside it is not listed
+        assert list(find_rooms(folder, simulated=True)[0]) == [
+            "smallroom/Room001/Room001-00001.wav"
+        ]
+    own = write(tmp_path / "own", ("hall.wav",))
+    assert find_rooms(own, simulated=False) == find_audio(own)
+
+
+def test_what_was_not_unpacked_to_the_end(musan, rirs):
+    (rirs / ROOMS[0]).unlink()
+    with pytest.raises(ValueError) as error:
+        find_rooms(rirs, simulated=False)
+    assert str(error.value).splitlines()[0] == (
+        f"{rirs}/real_rirs_isotropic_noises/rir_list:1: names no file, got '{RIR_LIST.strip()}'; "
+        "unpack rirs_noises.zip again"
+    )
+    (rirs / "real_rirs_isotropic_noises/rir_list").unlink()
+    with pytest.raises(FileNotFoundError, match="not the whole of RIRS_NOISES, got no real_rirs"):
+        find_rooms(rirs, simulated=False)
+    (musan / MUSAN[1]).unlink()
+    (musan / MUSAN[1]).parent.rmdir()
+    with pytest.raises(FileNotFoundError) as missing:
+        find_noise(musan, parts=FREE_SOUND)
+    assert str(missing.value) == (
+        f"{musan}: not the whole of MUSAN, got no noise/free-sound; unpack musan.tar.gz again"
+    )
+
+
+def test_stage_0_fetches_what_is_asked_for(recipe, musan, rirs, tmp_path, monkeypatch, capsys):
+    store = tmp_path / "store"
+    store.mkdir()
+    with tarfile.open(store / "musan.tar.gz", "w:gz") as tar:
+        tar.add(musan, arcname="musan")
+    with zipfile.ZipFile(store / "rirs_noises.zip", "w") as archive:
+        for path in sorted(rirs.rglob("*.*")):
+            archive.write(path, path.relative_to(rirs.parent))
+    for name, file in (("musan", "musan.tar.gz"), ("RIRS_NOISES", "rirs_noises.zip")):
+        digest = hashlib.md5((store / file).read_bytes()).hexdigest()
+        monkeypatch.setitem(openslr.ARCHIVES, name, ((store / file).as_uri(), f"md5:{digest}"))
+    here = tmp_path / "here"
+    args = ["--noise", str(here / "musan"), "--rirs", str(here / "RIRS_NOISES")]
+    assert recipe("librispeech").main(["--download-noise", *args]) == 0
+    assert (here / "musan" / MUSAN[1]).read_bytes() == (musan / MUSAN[1]).read_bytes()
+    assert (here / "RIRS_NOISES" / ROOMS[2]).is_file()
+    for file in store.iterdir():
+        file.unlink()
+    assert recipe("librispeech").main(["--download-noise", *args]) == 0  # all is there
+    capsys.readouterr()
+    assert recipe("librispeech").main(["--download-noise", "--noise", str(here / "mussan")]) == 1
+    assert capsys.readouterr().err == (
+        f"--noise: no such folder, got {here}/mussan; correct it, or name one that ends in /musan "
+        "to have that archive downloaded\n"
+    )
+    download_noise_and_rooms(noise=None, rirs=None)
+
+
+def test_corrupted_download_is_not_kept(tmp_path, monkeypatch):
+    (tmp_path / "musan.tar.gz").write_bytes(b"not the archive")
+    url = (tmp_path / "musan.tar.gz").as_uri()
+    monkeypatch.setitem(openslr.ARCHIVES, "musan", (url, openslr.ARCHIVES["musan"][1]))
+    with pytest.raises(ValueError, match="wrong md5, got .* instead of 0c472d4f.*; it was removed"):
+        download_noise_and_rooms(noise=tmp_path / "here/musan", rirs=None)
+    assert list((tmp_path / "here").iterdir()) == []

@@ -1,0 +1,70 @@
+"""3D-Speaker's lists of languages: relative paths, a table with commas, blanks in names."""
+
+import numpy as np
+import pytest
+import soundfile
+
+HEADER = "Utt-id,Spk-id,Seg-id,Device,Distance,Dialect"
+# utterance -> dialect; the last of each set is not in the list of languages
+SETS = {
+    "train": {"A1": "Standard Mandarin", "A2": "Standard Mandarin", "B1": "Wu dialect", "C1": "x"},
+    "test": {"D1": "Wu dialect", "E1": "Standard Mandarin", "F1": "y"},
+}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    corpus = tmp_path / "3d speaker"
+    for split, dialects in SETS.items():
+        (corpus / split).mkdir(parents=True)
+        files = corpus / "files"
+        files.mkdir(exist_ok=True)
+        rows = [f"{u},{u[0]},1,1,0.3,{dialect}\r\n" for u, dialect in dialects.items()]
+        (files / f"{split}_utt2info.csv").write_text(HEADER + "\r\n" + "".join(rows))
+        (files / f"{split}_utt2spk").write_text("".join(f"{u} {u[0]}\n" for u in dialects))
+        listed = list(dialects)[:-1]
+        paths = [f"{u} {split}/{u}.wav\n" for u in listed]
+        (files / f"lid_{split}_wav.scp").write_text("".join(paths))
+        for utterance in listed:
+            soundfile.write(corpus / split / f"{utterance}.wav", np.full(1600, 0.1), 16000)
+    return corpus
+
+
+def test_the_sixth_column_is_the_class(recipe, corpus, tmp_path, capsys):
+    code = recipe("3dspeaker/lid").main(["--corpus", str(corpus), "--data", str(tmp_path / "d")])
+    assert (code, capsys.readouterr().err) == (0, "")
+    assert (tmp_path / "d/train/utt2lang").read_text() == (
+        "A1 Standard_Mandarin\nA2 Standard_Mandarin\nB1 Wu_dialect\n"
+    )
+    assert (tmp_path / "d/test/utt2lang").read_text() == "D1 Wu_dialect\nE1 Standard_Mandarin\n"
+    assert (tmp_path / "d/train/utt2spk").read_text() == "A1 A\nA2 A\nB1 B\n"
+    wav = (tmp_path / "d/test/wav.scp").read_text().splitlines()[0]
+    assert wav == f"D1 {corpus.resolve()}/test/D1.wav"
+
+
+def run(recipe, corpus, tmp_path, capsys) -> str:
+    code = recipe("3dspeaker/lid").main(["--corpus", str(corpus), "--data", str(tmp_path / "d")])
+    assert code == 1
+    assert not (tmp_path / "d").exists()
+    return capsys.readouterr().err
+
+
+def test_a_missing_list_is_named(recipe, corpus, tmp_path, capsys):
+    (corpus / "files/lid_test_wav.scp").unlink()
+    told = run(recipe, corpus, tmp_path, capsys)
+    assert "got no files/lid_test_wav.scp; get its archives from https://" in told
+    assert told.count("\n") == 1
+
+
+def test_an_utterance_without_a_language_is_named(recipe, corpus, tmp_path, capsys):
+    info = corpus / "files/train_utt2info.csv"
+    info.write_text(info.read_text().replace("Wu dialect", ""))
+    told = run(recipe, corpus, tmp_path, capsys)
+    line = "train_utt2info.csv: an utterance of lid_train_wav.scp is not in it, got B1; take"
+    assert line in told
+
+
+def test_a_speaker_in_both_sets_is_named(recipe, corpus, tmp_path, capsys):
+    table = corpus / "files/test_utt2spk"
+    table.write_text(table.read_text().replace("D1 D", "D1 A"))
+    assert "a speaker is in train and test, got A" in run(recipe, corpus, tmp_path, capsys)

@@ -1,0 +1,258 @@
+"""VoxCeleb: where its parts may lie, what is converted, one line for each thing that is wrong."""
+
+import hashlib
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from speakerlab.data.tables import read_table
+from tests.egs.corpora import (
+    META,
+    VOX1_DEV,
+    VOX1_TEST,
+    VOX2,
+    write_m4a,
+    write_vox_list,
+    write_voxceleb,
+)
+
+NUM_SAMPLES = 25 * 1024  # 1.5 s take 24 frames of AAC, and its encoder begins with one more
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    corpus = tmp_path_factory.mktemp("vox") / "celeb 1 and 2"
+    write_voxceleb(corpus)
+    return corpus
+
+
+@pytest.fixture
+def corpus(original, tmp_path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "corpus"))
+
+
+@pytest.fixture
+def refusal(recipe, corpus, tmp_path, capsys):
+    """refusal() -> the lines of stderr of stage 1, which must have written nothing."""
+
+    def lines() -> list[str]:
+        args = ["--corpus", str(corpus), "--data", str(tmp_path / "data"), "--num-jobs", "1"]
+        assert recipe("voxceleb").main(args) == 1
+        assert not (tmp_path / "data/train").exists()
+        return capsys.readouterr().err.splitlines()
+
+    return lines
+
+
+def prepare(recipe, corpus: Path, data: Path) -> Path:
+    args = ["--corpus", str(corpus), "--data", str(data), "--num-jobs", "2"]
+    assert recipe("voxceleb").main(args) == 0
+    return data
+
+
+def test_all_parts_from_the_archives_layout(recipe, corpus, tmp_path, capsys):
+    data = prepare(recipe, corpus, tmp_path / "data")
+    train, test = read_table(data / "train/wav.scp"), read_table(data / "test/wav.scp")
+    assert {name.split("/")[0] for name in train} == set(VOX2)
+    assert {name.split("/")[0] for name in test} == {*VOX1_DEV, *VOX1_TEST}
+    assert (len(train), len(test)) == (48, 24)
+    name = "id00012/5r0dWxy17C8/00001.wav"
+    assert train[name] == str(data / "wav/id00012/5r0dWxy17C8/00001.flac")
+    assert test["id10270/-vBNO3AhQRs/00002.wav"] == str(
+        corpus / "voxceleb1/test/wav/id10270/-vBNO3AhQRs/00002.wav"
+    )
+    assert read_table(data / "train/utt2spk")[name] == "id00012"
+    info = soundfile.info(train[name])
+    assert (info.samplerate, info.channels, info.frames) == (16000, 1, NUM_SAMPLES)
+    assert read_table(data / "test/spk2gender") == {
+        **dict(zip(VOX1_DEV, "mfm")),
+        **dict(zip(VOX1_TEST, "fmf")),
+    }
+    first = (data / "test/trials_O").read_text().splitlines()[0]
+    assert first == "id10270/-vBNO3AhQRs/00001.wav id10270/-vBNO3AhQRs/00002.wav target"
+    out = capsys.readouterr().out.splitlines()
+    source = "(PaddleSpeech, examples/voxceleb): not the whole corpus, or another version of it"
+    assert out[:3] == [
+        "train: 12 speakers and 48 utterances are listed, published are 5994 and 1092009 " + source,
+        "test: 6 speakers and 24 utterances are listed, published are 1251 and 153516 " + source,
+        "veri_test2.txt: 18 target and 48 nontarget trials are listed, published are 18802 and "
+        "18809 " + source,
+    ]
+    # 36 + 240 are all 24 C 2 pairs; the hard list is every other one of them.
+    assert out[-1] == (
+        f"{data}/test: 6 speakers, 24 utterances, trials_O 18 target + 48 nontarget, "
+        "trials_E 36 target + 240 nontarget, trials_H 18 target + 120 nontarget"
+    )
+
+
+def test_what_was_converted_before_is_kept_and_used(recipe, corpus, tmp_path):
+    """Another tool's wav tree, next to the m4a; both parts of VoxCeleb1 in one folder."""
+    shutil.move(corpus / "voxceleb1/dev/wav", corpus / "wav")
+    for speaker in VOX1_TEST:
+        shutil.move(corpus / f"voxceleb1/test/wav/{speaker}", corpus / "wav")
+    made = corpus / "voxceleb2_wav/dev/aac/id00013/5r0dWxy17C8/00001.wav"
+    made.parent.mkdir(parents=True)
+    soundfile.write(made, np.full(16000, 0.1), 16000)
+    shutil.copytree(corpus / "voxceleb2_m4a/dev/aac/id00012", corpus / "vox2/test/aac/id00099")
+    unfinished = corpus / "voxceleb2_m4a/.unpack-vox2_aac.zip/dev/aac"
+    shutil.copytree(corpus / "voxceleb2_m4a/dev/aac/id00012", unfinished / "id00098")
+    data = prepare(recipe, corpus, tmp_path / "data")
+    train = read_table(data / "train/wav.scp")
+    assert train["id00013/5r0dWxy17C8/00001.wav"] == str(made)
+    assert len(train) == 48  # nothing of VoxCeleb2's test part, nor of an unpacking
+    again = data / "wav/id00012/5r0dWxy17C8/00001.flac"
+    before = again.stat().st_ino
+    prepare(recipe, corpus, data)
+    assert again.stat().st_ino == before
+
+
+@pytest.mark.parametrize(
+    ("whose", "noise", "rooms"),
+    [
+        ("3dspeaker", ["noise/free-sound/a.wav"], ["real_rirs_isotropic_noises/r.wav"]),
+        (
+            "wespeaker",
+            ["music/m.wav", "noise/free-sound/a.wav", "speech/s.wav"],
+            ["smallroom/s.wav"],
+        ),
+    ],
+)
+def test_whose_noise_and_rooms(recipe, corpus, tmp_path, whose, noise, rooms):
+    musan, rirs = tmp_path / "musan", tmp_path / "RIRS_NOISES"
+    names = [musan / name for name in ("music/m.wav", "noise/free-sound/a.wav", "speech/s.wav")]
+    names += [rirs / "real_rirs_isotropic_noises/r.wav", rirs / "simulated_rirs/smallroom/s.wav"]
+    for path in names:
+        path.parent.mkdir(parents=True)
+        soundfile.write(path, np.full(100, 0.1), 16000)
+    listed = "--rir-id 1 --room-id 1 RIRS_NOISES/real_rirs_isotropic_noises/r.wav\n"
+    (rirs / "real_rirs_isotropic_noises/rir_list").write_text(listed)
+    args = ["--corpus", str(corpus), "--data", str(tmp_path / "data"), "--num-jobs", "1"]
+    args += ["--noise", str(musan), "--rirs", str(rirs), "--noise-as", whose]
+    assert recipe("voxceleb").main(args) == 0
+    assert list(read_table(tmp_path / "data/noise/wav.scp")) == noise
+    assert list(read_table(tmp_path / "data/rirs/wav.scp")) == rooms
+
+
+def test_a_broken_m4a_is_listed(recipe, corpus, tmp_path):
+    path = corpus / "voxceleb2_m4a/dev/aac/id00012/5r0dWxy17C8/00001.m4a"
+    path.write_bytes(path.read_bytes()[:200])
+    data = prepare(recipe, corpus, tmp_path / "data")
+    assert len(read_table(data / "train/wav.scp")) == 47
+    (line,) = (data / "train/rejected.tsv").read_text().splitlines()
+    assert line.split("\t")[1] == str(path)
+
+
+def test_a_missing_archive(refusal, corpus):
+    shutil.rmtree(corpus / "voxceleb1/dev")
+    parts = " ".join(f"vox1_dev_wav_parta{letter}" for letter in "abcd")
+    assert refusal() == [
+        f"{corpus}: the audio of VoxCeleb has to be asked for, got no {parts}; ask at "
+        "https://mm.kaist.ac.kr/datasets/voxceleb/, put the archives there as they come and run "
+        "stage 0 again"
+    ]
+
+
+def test_a_missing_list(refusal, corpus):
+    (corpus / "meta/list_test_all2.txt").unlink()
+    assert refusal() == [
+        f"{corpus}: not the trial lists of VoxCeleb1, got no list_test_all2.txt; get them from "
+        "https://www.robots.ox.ac.uk/~vgg/data/voxceleb/meta (stage 0 does) into "
+        f"{corpus}/meta"
+    ]
+
+
+def test_an_extra_file(recipe, corpus, tmp_path):
+    extra = corpus / "voxceleb2_m4a/dev/aac/id00012/00001.m4a"
+    write_m4a(extra, np.zeros(2000, np.int16))
+    data = prepare(recipe, corpus, tmp_path / "data")
+    (line,) = (data / "train/rejected.tsv").read_text().splitlines()
+    assert line.split("\t")[2] == (
+        f"{extra}: is not <speaker>/<video>/<recording> below {corpus}/voxceleb2_m4a/dev/aac, "
+        "got 2 parts; move it away"
+    )
+
+
+def test_a_list_of_another_version(refusal, recipe, corpus, tmp_path, capsys):
+    path, here = corpus / "meta/veri_test2.txt", "id10270/5r0dWxy17C8/00001.wav"
+    write_vox_list(path, [(here, "id10270/5r0dWxy17C8/00009.wav", True)])
+    assert refusal() == [
+        f"{path}:1: no such test utterance, got id10270/5r0dWxy17C8/00009.wav; remove the trial or "
+        "complete the corpus",
+        f"{corpus}: refused",
+    ]
+    vox = recipe("voxceleb")
+    vox.UNCLEANED.add((1, 0))
+    write_vox_list(path, [(here, "id10270/5r0dWxy17C8/00002.wav", True)])
+    args = ["--corpus", str(corpus), "--data", str(tmp_path / "data"), "--num-jobs", "1"]
+    assert vox.main(args) == 0
+    assert "18809 (PaddleSpeech, examples/voxceleb): the list before it was cleaned\n" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_half_extracted_tree(refusal, corpus):
+    for speaker in VOX2[-2:]:
+        shutil.rmtree(corpus / f"voxceleb2_m4a/dev/aac/{speaker}")
+        (corpus / f"voxceleb2_m4a/dev/aac/{speaker}/5r0dWxy17C8").mkdir(parents=True)
+    assert refusal()[0] == (
+        f"{corpus}/voxceleb2_m4a/dev/aac: 2 speakers have no recordings, got nothing in "
+        f"{VOX2[-2]} and others; unpack vox2_aac.zip again"
+    )
+
+
+def test_genders_without_their_column_are_refused(refusal, corpus):
+    (corpus / "meta/vox1_meta.csv").write_text(META.replace("Gender", "Sex") + "\n")
+    assert refusal()[0].startswith(f"{corpus}/meta/vox1_meta.csv: has no column Gender, got ['Vox")
+
+
+def test_stage_0_unpacks_what_is_there_and_names_what_is_not(
+    recipe, original, tmp_path, monkeypatch, capsys
+):
+    vox = recipe("voxceleb")
+    corpus, url = tmp_path / "corpus", (original / "meta").as_uri()
+    corpus.mkdir()
+    whole = corpus / "vox2_aac.zip"
+    pack(original / "voxceleb2_m4a", whole)
+    body = whole.read_bytes()
+    monkeypatch.setitem(
+        vox.ARCHIVES, "vox2_dev", ("voxceleb2_m4a", whole.name, md5(body), {"x_partaa": ""})
+    )
+    pack(original / "voxceleb1/dev", corpus / "all.zip")
+    body = (corpus / "all.zip").read_bytes()
+    half = len(body) // 2
+    pieces = {"vox1_partaa": md5(body[:half]), "vox1_partab": md5(body[half:])}
+    (corpus / "vox1_partaa").write_bytes(body[:half])
+    monkeypatch.setitem(vox.ARCHIVES, "vox1_dev", ("voxceleb1/dev", "vox1.zip", md5(body), pieces))
+    with pytest.raises(FileNotFoundError, match="got no vox1_test_wav.zip vox1_partab; ask at"):
+        vox.download_corpus(corpus, url=url)
+    assert (corpus / "voxceleb2_m4a/dev/aac/id00012/5r0dWxy17C8/00001.m4a").is_file()
+    assert sorted(path.name for path in (corpus / "meta").iterdir()) == [
+        *("list_test_all2.txt", "list_test_hard2.txt", "veri_test2.txt", "vox1_meta.csv")
+    ]
+    shutil.copytree(original / "voxceleb1/test", corpus / "voxceleb1/test")
+    (corpus / "vox1_partab").write_bytes(body[half:-1])
+    with pytest.raises(ValueError, match="vox1_partab: wrong md5, got .*; download it again"):
+        vox.download_corpus(corpus, url=url)
+    (corpus / "vox1_partab").write_bytes(body[half:])
+    capsys.readouterr()
+    vox.download_corpus(corpus, url=url)
+    assert (corpus / "voxceleb1/dev/wav/id10001/5r0dWxy17C8/00001.wav").is_file()
+    assert capsys.readouterr().out.splitlines() == [
+        f"{corpus}: vox1_test is there already",
+        f"{corpus}: vox2_dev is there already",
+    ]
+    prepare(recipe, corpus, tmp_path / "data")
+
+
+def md5(body: bytes) -> str:
+    return f"md5:{hashlib.md5(body).hexdigest()}"
+
+
+def pack(folder: Path, path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in sorted(folder.rglob("*.*")):
+            archive.write(file, file.relative_to(folder))
