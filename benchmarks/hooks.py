@@ -73,7 +73,7 @@ def measure(
             trainer.run_step(inputs)
             trainer.keeper.progress.step += 1
             trainer._log(monitor, inputs)  # noqa: SLF001
-            trainer._checkpoint(asked=False, valid_eer=None)  # noqa: SLF001
+            trainer._checkpoint(asked=False, valid=None)  # noqa: SLF001
             if step >= options.warm_up:
                 seconds.append(time.perf_counter() - began)
                 shares.append((sum(watch.seconds.values()) - spent) / seconds[-1])

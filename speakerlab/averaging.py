@@ -1,4 +1,4 @@
-"""The mean of the embedders of a training's last checkpoints. In: its folder. Out: weights.
+"""The mean of the models of a training's last checkpoints. In: its folder. Out: weights.
 
 Only checkpoints of the step schedule count: where others lie depends on time and on signals.
 Izmailov et al., Averaging Weights Leads to Wider Optima, UAI 2018, arXiv 1803.05407, without its
@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from speakerlab.build import build_embedder
+from speakerlab.build import build_embedder, build_head
 from speakerlab.config import load_config
 from speakerlab.embedder import Embedder
+from speakerlab.losses.head import Head
 from speakerlab.published import publish
 from speakerlab.training.checkpoint import (
     list_checkpoints,
@@ -23,13 +24,16 @@ from speakerlab.training.checkpoint import (
     read_note,
 )
 
-PREFIX = "embedder."
+PREFIXES = ("embedder.", "head.")
 
 
-def average_newest(exp_dir: Path, num: int, embedder: Embedder) -> list[int]:
+def average_newest(
+    exp_dir: Path, num: int, embedder: Embedder, head: Head | None = None
+) -> list[int]:
     """Load into `embedder` the mean of up to `num` newest checkpoints; their steps, oldest first.
 
-    Raises ValueError where there is none, or one is damaged.
+    head: is averaged too, where it is to decide; it must not be split over ranks. Raises ValueError
+    where there is none, or one is damaged.
     """
     folders = [
         folder
@@ -43,18 +47,22 @@ def average_newest(exp_dir: Path, num: int, embedder: Embedder) -> list[int]:
         )
     sums: dict[str, Tensor] = {}
     for folder in folders:
-        for name, tensor in embedder_of(folder).items():
+        for name, tensor in model_of(folder).items():
             wide = tensor.double() / len(folders)
             sums[name] = sums[name] + wide if name in sums else wide
-    own = embedder.state_dict()
-    embedder.load_state_dict({name: total.to(own[name].dtype) for name, total in sums.items()})
+    for prefix, module in zip(PREFIXES, (embedder, head)):
+        own = {} if module is None else module.state_dict()
+        mean = {name: sums[prefix + name].to(tensor.dtype) for name, tensor in own.items()}
+        if module is not None:
+            module.load_state_dict(mean)
     return [read_note(folder).step for folder in folders]
 
 
 def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]:
     """Write a model folder with the mean of up to `num` checkpoints; their steps and its sha256.
 
-    It has no head, so it cannot be trained on, and no calibration: that is learned for a model.
+    It has no calibration: that is learned for a model. It has a head where that decides, in
+    identification; else it cannot be trained on.
     """
     if num < 1:
         raise ValueError(f"--last: at least one checkpoint must be averaged, got {num}; raise it")
@@ -64,19 +72,29 @@ def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]
     if not recorded.exists():
         raise FileNotFoundError(f"{recorded}: no such file; give the folder of a training")
     config = load_config([recorded])
-    embedder = build_embedder(config)
-    steps = average_newest(exp_dir, num, embedder)
+    embedder, head, classes = build_embedder(config), None, list[str]()
+    if config.task == "identification":
+        classes = (exp_dir / "speakers.txt").read_text(encoding="utf-8").splitlines()
+        head = build_head(config, embed_dim=embedder.embed_dim, num_classes=len(classes))
+    steps = average_newest(exp_dir, num, embedder, head)
     run = exp_dir / "run.json"
     known = json.loads(run.read_text(encoding="utf-8")) if run.exists() else {}
     facts = {**known, "averaged": steps}
-    return steps, publish(out, embedder=embedder, config=config, facts=facts)
+    return steps, publish(
+        out,
+        embedder=embedder,
+        config=config,
+        facts=facts,
+        head=head.state_dict() if head else None,
+        speakers=classes,
+    )
 
 
-def embedder_of(folder: Path) -> Mapping[str, Tensor]:
-    """The embedder's tensors in a checkpoint."""
+def model_of(folder: Path) -> Mapping[str, Tensor]:
+    """The tensors of embedder and head in a checkpoint, by names with their prefix."""
     task = load_state(read_checked(folder).state)["task"]
     return {
-        name.removeprefix(PREFIX): t
+        name: t
         for name, t in task.items()
-        if name.startswith(PREFIX) and isinstance(t, torch.Tensor)
+        if name.startswith(PREFIXES) and isinstance(t, torch.Tensor)
     }

@@ -97,6 +97,13 @@ def is_head_split(config: "Config", world_size: int, num_classes: int) -> bool:
     is_worth_it = world_size > 1 and num_classes >= SPLIT_FROM_CLASSES
     can = config.head.name in SPLITTABLE
     sampled = config.training.sampled_share < 1
+    if config.task == "identification":  # validation and the published model decide by all rows
+        if asked == "on" or sampled:
+            raise ValueError(
+                f"runtime.split_head: identification needs a whole head, got {asked} and "
+                f"training.sampled_share {config.training.sampled_share:g}; use auto and 1"
+            )
+        return False
     if (asked == "on" or sampled) and not can:
         raise ValueError(
             f"runtime.split_head: rows of {config.head.name} cannot be split over ranks, got "

@@ -102,11 +102,14 @@ class DataConfig(Section):
 
     dir: str = "data"
     train: tuple[str, ...] = ("train",)
+    labels: Annotated[str, Field(pattern=r"^utt2[a-z0-9_]+$")] = "utt2spk"  # the table of classes
     noise: str | None = "noise"
     rirs: str | None = "rirs"
     features: Literal["wave", "fbank"] = "wave"  # made while training, or stored by stage 2
     crop_seconds: Positive = 3.0
-    valid_speakers: Annotated[int, Field(ge=0)] | None = None  # null: max(10, 1 %), at most a fifth
+    # Held out; null: max(10, 1 %), at most a fifth. Identification holds out one of each class at
+    # least, and counts utterances where the speakers themselves are the classes.
+    valid_speakers: Annotated[int, Field(ge=0)] | None = None
 
 
 class MarginConfig(Section):
@@ -169,9 +172,14 @@ class RuntimeConfig(Section):
 
 
 class Config(Section):
-    """One experiment, whole. Written to `exp/<name>/config.yaml`."""
+    """One experiment, whole. Written to `exp/<name>/config.yaml`.
+
+    task: verification compares speakers never heard in training; identification names one of the
+    classes of training, speakers or what else `data.labels` holds.
+    """
 
     seed: Annotated[int, Field(ge=0)] = 0
+    task: Literal["verification", "identification"] = "verification"
     model: ModelConfig
     head: Component = Component(name="aam_softmax")
     frontend: dict[str, Any] = {}  # args of Fbank
@@ -190,6 +198,15 @@ class Config(Section):
             raise ValueError(
                 "stored features cannot be augmented: augment.speeds must be [1.0] and every "
                 "augment.*_prob 0; set them, or data.features to wave"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _classes_are_speakers(self) -> "Config":
+        if self.task == "verification" and self.data.labels != "utt2spk":
+            raise ValueError(
+                f"data.labels: verification learns from speakers, got {self.data.labels}; set "
+                "task to identification, or data.labels to utt2spk"
             )
         return self
 

@@ -36,6 +36,8 @@ def note_error(
             faults.add("unknown keys", f"{where}: unknown key{nearest(keys[-1], known)}")
         elif items[0]["type"] == "missing":
             faults.add("missing keys", f"{where}: is missing; add it")
+        elif not where:  # of the whole configuration, which is too long to be shown
+            faults.add("bad values", str(items[0].get("ctx", {}).get("error")))
         else:
             faults.add("bad values", f"{where}: {_complaint(items)}")
 

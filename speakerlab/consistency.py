@@ -11,9 +11,9 @@ from pathlib import Path
 
 from speakerlab.atomic import write_text
 from speakerlab.config import Config, differences, load_config
-from speakerlab.corpus import Corpus, read_corpus
-from speakerlab.data.dataset import class_names
-from speakerlab.published import file_sha256, find_model, read_classes
+from speakerlab.corpus import Corpus, read_corpus, row_names
+from speakerlab.model_files import find_model, read_classes
+from speakerlab.published import file_sha256
 from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.distributed import Ranks
 
@@ -78,7 +78,7 @@ def classes(
 
     With training.init_head "keep", the rows of the initial model come first, all of them.
     """
-    names = class_names(corpus.train.speakers, config.augment.speeds)
+    names = row_names(config, corpus)
     if init is not None and config.training.init_head == "keep":
         names = list(dict.fromkeys([*read_classes(init), *names]))
     recorded = exp_dir / "speakers.txt"

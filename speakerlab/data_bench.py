@@ -18,9 +18,9 @@ from speakerlab import setup_training
 from speakerlab.atomic import write_text
 from speakerlab.batch import CODECS, Batch, Crop
 from speakerlab.config import Config
-from speakerlab.corpus import Corpus, read_corpus
+from speakerlab.corpus import Corpus, read_corpus, row_names
 from speakerlab.data import audio
-from speakerlab.data.dataset import TrainCrops, class_names
+from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.loader import collate, train_loader
 from speakerlab.data.sampler import EpochOrder, MicroBatches
 from speakerlab.frontend.augment import Augment
@@ -82,7 +82,7 @@ class DataBench:
 def build_bench(config: Config, ranks: Ranks) -> DataBench:
     """Build the data's path and the model, for one rank."""
     corpus = read_corpus(config)
-    classes = class_names(corpus.train.speakers, config.augment.speeds)
+    classes = row_names(config, corpus)
     precision = setup_training.precision(config, ranks)
     task = setup_training.build_task(config, corpus, precision, ranks, num_classes=len(classes))
     assert isinstance(task.augment, Augment)

@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from speakerlab.corpus import Corpus
 from speakerlab.data.loader import train_loader
 from speakerlab.data.sampler import MicroBatches
 from speakerlab.embedder import Embedder
-from speakerlab.extraction import Validation
 from speakerlab.initial import init_from
 from speakerlab.losses.head import Head
 from speakerlab.published import publish, write_initial
@@ -36,6 +35,7 @@ from speakerlab.training.trainer import Trainer
 from speakerlab.training.update import Updater
 from speakerlab.training.window import Window
 from speakerlab.training.writer import CheckpointWriter, run_word
+from speakerlab.validation import ClassValidation, Validation
 from speakerlab.validation_pictures import pictures_of
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Training:
     head: Head
     classes: list[str]
     facts: dict[str, Any]
-    validation: Validation | None
+    validation: Validation | ClassValidation | None
 
 
 def build_training(
@@ -85,10 +85,7 @@ def build_training(
     schedule = setup_training.schedule(config, order)
     crops = setup_training.train_crops(config, corpus, classes)
     num_workers = setup_training.num_workers(config, ranks, crops, plan)
-    validation = Validation(corpus.valid) if len(corpus.valid) else None
-    if validation is not None and validation.num_halved and ranks.is_first:
-        text = "%d validation speakers have one utterance: its halves are compared, which is easy"
-        log.info(text, validation.num_halved)
+    validation = validation_of(config, corpus, head, classes)
     facts = setup_training.facts(config, ranks, precision, plan, corpus, order)
     facts["init_sha256"] = initial_sha256
 
@@ -137,6 +134,7 @@ def build_training(
         ),
         read_latest=partial(read_latest, exp_dir / "checkpoints"),
         facts={"classes": classes, "config": config.to_dict()},
+        figure=validation.figure if validation else Validation.figure,
     )
     trainer = Trainer(
         gradients=Gradients(
@@ -160,6 +158,21 @@ def build_training(
     return Training(trainer, embedder, head, classes, facts, validation)
 
 
+def validation_of(
+    config: Config, corpus: Corpus, head: Head, classes: Sequence[str]
+) -> Validation | ClassValidation | None:
+    """What judges the training on what is held out of it, if anything is."""
+    if not len(corpus.valid):
+        return None
+    if config.task == "identification":
+        return ClassValidation(corpus.valid, head=head, classes=classes)
+    validation = Validation(corpus.valid)
+    if validation.num_halved:
+        text = "%d validation speakers have one utterance: its halves are compared, which is easy"
+        log.info(text, validation.num_halved)
+    return validation
+
+
 def train(exp_dir: Path, config: Config, ranks: Ranks, parts: Training) -> None:
     """Fit (or go on fitting), then publish the last checkpoint, or the mean of the last ones."""
     validation = parts.validation
@@ -175,14 +188,17 @@ def train(exp_dir: Path, config: Config, ranks: Ranks, parts: Training) -> None:
         log.info("%s: was trained to its end before, nothing changed", exp_dir)
         ranks.barrier("nothing changed")
         return
+    num, averaged = config.training.average_checkpoints, list[int]()
+    if ranks.is_first and num > 1:
+        decides = config.task == "identification"  # else the head is for further training alone
+        averaged = average_newest(exp_dir, num, parts.embedder, parts.head if decides else None)
     head = parts.head.gather_state()  # every rank has a part
     if ranks.is_first:
-        num = config.training.average_checkpoints
-        averaged = average_newest(exp_dir, num, parts.embedder) if num > 1 else []
-        progress = parts.trainer.keeper.progress
-        done = {"steps": progress.step, "best_valid_eer": progress.best_eer, "averaged": averaged}
-        calibration = None
-        if validation is not None:
+        keeper, calibration = parts.trainer.keeper, None
+        progress = keeper.progress
+        done = {"steps": progress.step, f"best_valid_{keeper.figure}": progress.best}
+        done["averaged"] = averaged
+        if isinstance(validation, Validation):
             source = "validation speakers"
             calibration = validation.calibrate(parts.embedder, ranks.device, source=source)
         digest = publish(

@@ -16,8 +16,8 @@ from speakerlab.atomic import write_json
 from speakerlab.batch import Batch
 from speakerlab.build import crop_samples
 from speakerlab.config import Config
-from speakerlab.corpus import Corpus, noise_kinds
-from speakerlab.data.dataset import Draws, TrainCrops, labels_by_name
+from speakerlab.corpus import Corpus, corpus_facts, counted, noise_kinds, row_labels
+from speakerlab.data.dataset import Draws, TrainCrops
 from speakerlab.data.loader import auto_workers, batch_bytes, fit_workers
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.planning import asked_micro_batch, crops_that_fit, footprint, may_join_ranks
@@ -201,11 +201,10 @@ def train_crops(
         codec_prob=augment.codec_prob,
         num_masks=num_masks(config),
     )
-    labels = labels_by_name(names, corpus.train.speakers, augment.speeds)
     return TrainCrops(
         corpus.train,
         draws,
-        label_KN=labels,
+        label_KN=row_labels(config, corpus, names),
         seed=config.seed,
         attempt=attempt,
         noise_bank=None if corpus.noise_on_device else corpus.noise,
@@ -261,14 +260,7 @@ def facts(
         "bn_batch": plan.bn_batch,
         "bn_joined_ranks": plan.joined_ranks,
         "seed": config.seed,
-        "train_speakers": len(corpus.train.speakers),
-        "train_utterances": len(corpus.train),
-        "train_hours": round(corpus.train.hours, 3),
-        "train_sha256": corpus.train.sha256(),
-        "valid_speakers": len(corpus.valid.speakers),
-        "rooms": len(corpus.rooms),
-        "noises": len(corpus.noise),
-        "noise_on_device": corpus.noise_on_device,
+        **corpus_facts(config, corpus),
         "steps_per_epoch": order.steps_per_epoch,
         "crops_dropped_per_epoch": order.num_dropped,
     }
@@ -286,12 +278,13 @@ def describe(exp_dir: Path, config: Config, known: dict[str, Any], task: Speaker
         log.info("%s", remark)
     joined = f" of {known['bn_joined_ranks']} ranks" if known["bn_joined_ranks"] > 1 else ""
     log.info("%s; BatchNorm sees %d crops%s at once", known["batch"], known["bn_batch"], joined)
-    names = ("train_speakers", "train_utterances", "train_hours", "valid_speakers", "rooms")
-    names = (*names, "noises", "steps_per_epoch", "crops_dropped_per_epoch")
+    what, held_out = counted(config)
     log.info(
-        "%d speakers, %d utterances, %.2f h; %d validation speakers; %d rooms, %d noises; "
+        "%d %s, %d utterances, %.2f h; %d validation %s; %d rooms, %d noises; "
         "%d steps an epoch, %d crops of its incomplete last step left out",
-        *(known[name] for name in names),
+        *(known[f"train_{what}"], what, known["train_utterances"], known["train_hours"]),
+        *(known[f"valid_{held_out}"], held_out, known["rooms"], known["noises"]),
+        *(known["steps_per_epoch"], known["crops_dropped_per_epoch"]),
     )
     training = config.training
     scale = training.global_batch / training.lr_base_batch

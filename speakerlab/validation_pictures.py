@@ -1,4 +1,4 @@
-"""What a validation shows beside its EER. In: a `Validation` that was run. Out: `Pictures`.
+"""What a validation shows beside its figure. In: a validation that was run. Out: `Pictures`.
 
 Letters: N trials.
 """
@@ -10,26 +10,31 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from speakerlab.extraction import Validation
 from speakerlab.scoring.backend import pairwise_eer
 from speakerlab.scoring.metrics import operating_points
 from speakerlab.scoring.plots import plot_det
 from speakerlab.training.events import Pictures
+from speakerlab.validation import ClassValidation, Validation
 
 log = logging.getLogger(__name__)
 
 
-def pictures_of(validation: Validation) -> Pictures | None:
-    """Of the last run, if there was one; without matplotlib there is no curve, which is told."""
-    emb_ND = validation.emb_ND
+def pictures_of(validation: Validation | ClassValidation) -> Pictures | None:
+    """Of the last run, if there was one; without matplotlib there is no curve, which is told.
+
+    An identification has no curve: embeddings are shown with their classes.
+    """
+    emb_ND, det_png = validation.emb_ND, None
     if emb_ND is None:
         return None
-    _, scores_N, is_target_N = pairwise_eer(emb_ND, np.array(validation.speaker_N))
+    if isinstance(validation, Validation):
+        _, scores_N, is_target_N = pairwise_eer(emb_ND, np.array(validation.speaker_N))
+        det_png = _draw_det(scores_N, is_target_N)
     pieces = validation.pieces
     return Pictures(
-        _draw_det(scores_N, is_target_N),
+        det_png,
         emb_ND,
-        [p.manifest.speakers[number] for p, number in zip(pieces, validation.speaker_N)],
+        [p.manifest.speakers[p.manifest.speaker_N[p.row]] for p in pieces],
         [p.manifest.ids[p.row] for p in pieces],
     )
 

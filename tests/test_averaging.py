@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from speakerlab.averaging import average_newest, publish_average
+from speakerlab.classifier import load_classifier
 from speakerlab.published import load_published
 from speakerlab.training.checkpoint import list_checkpoints
 from speakerlab.training.writer import CheckpointWriter
@@ -36,6 +37,23 @@ def test_the_mean_is_that_of_the_newest_on_the_schedule(exp, make_embedder):
 def test_it_is_published_as_a_model(exp, tmp_path):
     steps, digest = publish_average(exp, 3, tmp_path / "out")
     assert steps == [1, 2, 4] and load_published(tmp_path / "out").sha256 == digest
+
+
+def test_a_head_that_decides_is_averaged_and_published(make_config, make_embedder, tmp_path):
+    folder, head = tmp_path / "lid", {"head.weight_CD": torch.ones(2, 16)}
+    writer = CheckpointWriter(folder / "checkpoints", keep=10)
+    weights = make_embedder().state_dict()
+    for step in (1, 2, 6):
+        task = {f"embedder.{name}": tensor for name, tensor in weights.items()}
+        task |= {name: step * tensor for name, tensor in head.items()}
+        writer.save({"step": step, "attempt": 0, "task": task}, scheduled=True)
+    writer.wait()
+    make_config("task=identification").write(folder / "config.yaml")
+    (folder / "speakers.txt").write_text("de\nth\n")
+    assert publish_average(folder, 3, tmp_path / "mean")[0] == [1, 2, 6]
+    found = load_classifier(tmp_path / "mean")
+    assert found.classes == ["de", "th"]
+    assert torch.equal(found.head.weight_CD, torch.full((2, 16), 3.0))
 
 
 def test_nothing_that_is_there_is_replaced(exp, tmp_path):

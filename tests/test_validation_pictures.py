@@ -11,9 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from voices import RATE
 
 from speakerlab.data.manifest import read_manifest
-from speakerlab.extraction import Validation
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.monitor import Monitor
+from speakerlab.validation import Validation
 from speakerlab.validation_pictures import _tell_once, pictures_of
 
 BLUE = (0x1F, 0x5F, 0xA8)  # of the first curve

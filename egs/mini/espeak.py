@@ -31,7 +31,7 @@ Callback = ctypes.CFUNCTYPE(
 
 
 class Synthesizer:
-    """espeak-ng over a data folder with English and these voices only; becomes the current folder.
+    """espeak-ng over a data folder with these voices and their languages; goes to that folder.
 
     The full data with many voices more goes beyond espeak-ng's limit of 350 voice files.
     """
@@ -97,13 +97,17 @@ def _unload(library: ctypes.CDLL) -> None:
 
 
 def _write_data(source: Path, target: Path, voices: dict[str, dict[str, str]]) -> None:
-    """Write the part of espeak-ng's data that English needs, and a variant file per voice."""
+    """Write the part of espeak-ng's data that the languages need, and a variant file per voice."""
+    languages = sorted({voice["language"].partition("-")[0] for voice in voices.values()})
+    dictionaries = [f"{language}_dict" for language in languages]
     (target / "voices" / "!v").mkdir(parents=True)
-    (target / "lang" / "gmw").mkdir(parents=True)
-    for name in ("phondata", "phonindex", "phontab", "intonations", "en_dict"):
+    for name in ("phondata", "phonindex", "phontab", "intonations", *dictionaries):
         shutil.copyfile(source / name, target / name)
-    for path in (source / "lang" / "gmw").glob("en*"):
-        shutil.copyfile(path, target / "lang" / "gmw" / path.name)
+    for path in (source / "lang").rglob("*"):
+        if path.is_file() and path.name.partition("-")[0] in languages:
+            place = target / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
     for name, voice in voices.items():
         (target / "voices" / "!v" / name).write_text(voice["variant"])
 

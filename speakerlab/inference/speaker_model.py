@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from speakerlab.inference.progress import Progress
 from speakerlab.scoring.backend import unit_rows
 from speakerlab.scoring.calibration import Calibration
 from speakerlab.windows import cut_windows
+
+if TYPE_CHECKING:
+    from speakerlab.classifier import Classifier
 
 Device = Literal["auto", "cpu", "cuda"]
 HUB = "hub:"
@@ -81,10 +84,14 @@ def load(model: str | Path, *, device: Device = "auto") -> "SpeakerModel":
         if device == "cuda":
             raise ValueError("device: an .onnx file runs on the CPU, got 'cuda'; take cpu or auto")
         return SpeakerModel(OnnxModel(Path(model)))
+    from speakerlab.classifier import load_classifier
     from speakerlab.inference.torch_model import TorchModel
     from speakerlab.published import load_published
 
-    return SpeakerModel(TorchModel(load_published(Path(model)), device=device))
+    published = load_published(Path(model))
+    named = published.config.task == "identification"
+    classifier = load_classifier(published.folder) if named else None
+    return SpeakerModel(TorchModel(published, device=device), classifier)
 
 
 class SpeakerModel:
@@ -94,8 +101,8 @@ class SpeakerModel:
     sample rate; see `read_wave`. `sample_rate` is that of arrays, by default the model's.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
+    def __init__(self, runtime: Runtime, classifier: "Classifier | None" = None) -> None:
+        self.runtime, self.classifier = runtime, classifier
         self.sample_rate, self.embed_dim = runtime.sample_rate, runtime.embed_dim
         self.sha256, self.calibration = runtime.sha256, runtime.calibration
         self.speakers = Speakers(runtime.sha256)
@@ -182,6 +189,20 @@ class SpeakerModel:
         )
         is_known = None if threshold is None else ranking[0][1] >= threshold
         return Identification(ranking, is_known, threshold)
+
+    def classify(self, audio: Any, sample_rate: int | None = None) -> list[tuple[str, float]]:
+        """Every class of a model of task identification, and its posterior, best first.
+
+        Raises ValueError for a model that has no classes, an `.onnx` file among them.
+        """
+        if self.classifier is None:
+            raise ValueError(
+                "model: has no classes to name, got one that only embeds; take an experiment that "
+                "was trained with task identification"
+            )
+        posterior_C = self.classifier.posteriors(self.embed(audio, sample_rate)[None])[0]
+        named = zip(self.classifier.classes, posterior_C.tolist())
+        return sorted(named, key=lambda one: -one[1])
 
     def save_speakers(self, path: str | Path) -> None:
         """Write the enrolled speakers to a file (safetensors)."""

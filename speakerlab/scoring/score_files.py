@@ -42,7 +42,8 @@ def write_scores(path: str | Path, trials: Trials, scores_N: np.ndarray) -> None
 def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
     """The score of every trial, (N). Lines may come in any order; those of other trials are passed.
 
-    Raises ValueError for a line without a score, and for a trial that has none or more than one.
+    Raises ValueError for a line without a score, and for a trial that has none, more than one, or
+    one that is not a number.
     """
     path = Path(path)
     if not path.is_file():
@@ -58,7 +59,13 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
         cells.append((row_L * len(trials.test_ids) + column_L)[known_L])
         scores.append(np.asarray(numbers)[known_L])
     place_N = _places(np.concatenate(cells), trials, path)
-    return np.concatenate(scores)[place_N]
+    scores_N = np.concatenate(scores)[place_N]
+    faults = Faults()
+    for n in np.flatnonzero(np.isnan(scores_N)):
+        name = f"{trials.enrol_ids[trials.enrol_N[n]]} {trials.test_ids[trials.test_N[n]]}"
+        faults.add("scores", f"{path}: must be a number, got nan for {name}; score it again")
+    faults.raise_if_any(f"{path}: refused, each trial needs a number")
+    return scores_N
 
 
 def _read_pieces(path: Path) -> Iterator[tuple[Sequence[str], Sequence[str], list[float]]]:

@@ -37,6 +37,12 @@ class Note:
     valid_eer: float | None  # of this very step, if it was validated
     sha256: Mapping[str, str]  # of every other file
     bytes: int
+    valid_error: float | None = None  # the same, of an identification
+
+    @property
+    def figure(self) -> float | None:
+        """What checkpoints are compared by; lower is better."""
+        return self.valid_eer if self.valid_error is None else self.valid_error
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -197,8 +203,8 @@ def prune(folder: Path, *, keep: int) -> None:
         except ValueError:
             shutil.rmtree(one, ignore_errors=True)
     scheduled = [one for one, note in notes.items() if note.scheduled]
-    validated = [one for one, note in notes.items() if note.valid_eer is not None]
-    best = sorted(validated, key=lambda one: (notes[one].valid_eer, notes[one].step))[:1]
+    validated = [one for one, note in notes.items() if note.figure is not None]
+    best = sorted(validated, key=lambda one: (notes[one].figure, notes[one].step))[:1]
     kept = {*list(notes)[-1:], *scheduled[-keep:], *best}
     for one in notes.keys() - kept:
         shutil.rmtree(one, ignore_errors=True)

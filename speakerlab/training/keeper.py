@@ -37,7 +37,7 @@ class Progress:
 
     attempt: int = 0  # grows at a roll-back: another order, other draws
     step: int = 0
-    best_eer: float | None = None
+    best: float | None = None  # figure of validation; lower is better
     validated: int = 0  # the last step that was
 
 
@@ -45,7 +45,7 @@ class Keeper:
     """Saves and loads a run.
 
     read_latest: finds the newest intact checkpoint, called on rank 0. facts: plain values
-    saved along.
+    saved along. figure: the name of what validation gives and the best checkpoint has least of.
     """
 
     def __init__(
@@ -59,10 +59,11 @@ class Keeper:
         writer: CheckpointWriter,
         read_latest: Callable[[], Found | None],
         facts: Mapping[str, Any],
+        figure: str = "eer",
     ) -> None:
         self.task, self.updater, self.window, self.learning = task, updater, window, learning
         self.ranks, self.writer, self.read_latest = ranks, writer, read_latest
-        self.facts = facts
+        self.facts, self.figure = facts, figure
         self.progress = Progress()
         self.saved_at = time.monotonic()
         self.initial: list[Any] | None = None  # state and parts, until there is a checkpoint
@@ -84,7 +85,7 @@ class Keeper:
             "learning": self.learning.state(),
             "attempt": progress.attempt,
             "step": progress.step,
-            "best_eer": progress.best_eer,
+            f"best_{self.figure}": progress.best,
             "validated": progress.validated,
         }
 
@@ -116,7 +117,7 @@ class Keeper:
         sums = torch.tensor(state["window"], dtype=torch.float64)
         self.window.sums.copy_(sums if self.ranks.is_first else torch.zeros_like(sums))
         self.learning.load_state(state["learning"])
-        names = ("attempt", "step", "best_eer", "validated")
+        names = ("attempt", "step", f"best_{self.figure}", "validated")
         self.progress = Progress(*(state[name] for name in names))
 
     def resume(self) -> bool:
@@ -129,7 +130,7 @@ class Keeper:
         self.load(load_state(found.state), read_rows(found.folder))
         return True
 
-    def save(self, *, scheduled: bool, valid_eer: float | None = None) -> None:
+    def save(self, *, scheduled: bool, valid: Mapping[str, float] | None = None) -> None:
         """Begin to write a checkpoint; raises NumericError, on every rank, if it is not finite."""
         state = self.state(self.ranks.sum(self.window.sums).tolist())
         watched = {"task": state["task"], "optimizer": state["optimizer"], "rows": self.rows()}
@@ -138,7 +139,7 @@ class Keeper:
         if found:
             step = self.progress.step
             raise NumericError(f"step {step}: state is not finite, got {found[0]}", step - 1)
-        self._write(state, scheduled=scheduled, valid_eer=valid_eer)
+        self._write(state, scheduled=scheduled, valid=valid)
 
     def wait(self) -> None:
         """Until the last checkpoint is on the disk; no rank goes on before all are here.
@@ -157,7 +158,7 @@ class Keeper:
         before = {now.data_ptr(): old for now, old in zip(guard.buffers, guard.saved)}
         state = self.state(sums)
         state["task"] = {name: before.get(t.data_ptr(), t) for name, t in state["task"].items()}
-        self._write(state, scheduled=False, valid_eer=None)
+        self._write(state, scheduled=False, valid=None)
         self.writer.wait()
 
     def roll_back(self) -> None:
@@ -175,13 +176,15 @@ class Keeper:
         self.learning.reset()
         self.save(scheduled=False)
 
-    def _write(self, state: dict[str, Any], *, scheduled: bool, valid_eer: float | None) -> None:
+    def _write(
+        self, state: dict[str, Any], *, scheduled: bool, valid: Mapping[str, float] | None
+    ) -> None:
         self.saved_at, self.initial = time.monotonic(), None
         self.writer.save(
             {**state, **self.facts},
             rows=self._parts()[0] if self.task.split else None,
             scheduled=scheduled,
-            valid_eer=valid_eer,
+            valid=valid,
         )
 
     def _parts(self) -> list[tuple[int, dict[str, Tensor]]]:

@@ -32,9 +32,9 @@ BACK_OFF = 0.5  # of the learning rate, at each
 class Trainer:
     """Runs a task until the schedule's last step.
 
-    validate: gives the EER and more; its argument says, now and then, that there is no time: then
-    None, on all ranks. report: called on rank 0 with what made a run roll back or end; note_memory:
-    when a step did not fit.
+    validate: gives the keeper's figure by name, the EER say; its argument says, now and then, that
+    there is no time: then None, on all ranks. report: called on rank 0 with what made a run roll
+    back or end; note_memory: when a step did not fit.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class Trainer:
         self.window.started_at = time.monotonic()
         try:
             # A run may have been stopped in the midst of its validation.
-            valid_eer = self._validate(watch) if self.step else None
-            if valid_eer is not None:
-                self._checkpoint(asked=False, valid_eer=valid_eer)
+            valid = self._validate(watch) if self.step else None
+            if valid is not None:
+                self._checkpoint(asked=False, valid=valid)
             elif self.step and self._is_validation_due():  # and is asked to again
                 raise Stopped(self._signal(), self.step)
             while self.step < self.schedule.total_steps:
@@ -125,11 +125,11 @@ class Trainer:
                 self.run_step(inputs)
                 self.keeper.progress.step += 1
                 self._log(watch, inputs)
-                valid_eer = self._validate(watch)
+                valid = self._validate(watch)
                 number, time_is_up = wanted()
                 if self._is_validation_due():  # it has just been left
                     number = self._signal()
-                self._checkpoint(asked=bool(number or time_is_up), valid_eer=valid_eer)
+                self._checkpoint(asked=bool(number or time_is_up), valid=valid)
                 if number:
                     self.keeper.wait()
                     raise Stopped(number, self.step)
@@ -218,12 +218,12 @@ class Trainer:
         if self.ranks.is_first:
             log.warning("%s", line)
         if learning.stop:
-            self._checkpoint(asked=True, valid_eer=None)
+            self._checkpoint(asked=True, valid=None)
             self.keeper.wait()
             raise DivergedError(line)
 
-    def _validate(self, watch: Monitor | None) -> float | None:
-        """The EER of this step, where it is due; None too where the run is asked to leave."""
+    def _validate(self, watch: Monitor | None) -> dict[str, float] | None:
+        """The figures of this step, where due; None too where the run is asked to leave."""
         if self.validate is None or not self._is_validation_due():
             return None
         started_at = time.monotonic()
@@ -237,7 +237,7 @@ class Trainer:
         if watch is not None:
             watch.valid_row(self.step, values)
         self.window.started_at += time.monotonic() - started_at
-        return values["eer"]
+        return values
 
     def _is_validation_due(self) -> bool:
         """At the end of this step, and not done yet."""
@@ -245,14 +245,14 @@ class Trainer:
         due = is_last or self.step % self.schedule.valid_every_steps == 0
         return self.validate is not None and due and self.keeper.progress.validated != self.step
 
-    def _checkpoint(self, *, asked: bool, valid_eer: float | None) -> None:
+    def _checkpoint(self, *, asked: bool, valid: dict[str, float] | None) -> None:
         progress = self.keeper.progress
-        best = progress.best_eer
-        is_best = valid_eer is not None and (best is None or valid_eer < best)
+        best, now = progress.best, None if valid is None else valid[self.keeper.figure]
+        is_best = now is not None and (best is None or now < best)
         if is_best:
-            progress.best_eer = valid_eer
+            progress.best = now
         scheduled = self.step % self.schedule.checkpoint_every_steps == 0
         if scheduled and not asked and int(self.updater.guard.in_a_row):
             scheduled = False  # a roll-back is to repeat the bad steps, not to go on after them
         if asked or is_best or scheduled or self.step == self.schedule.total_steps:
-            self.keeper.save(scheduled=scheduled, valid_eer=valid_eer)
+            self.keeper.save(scheduled=scheduled, valid=valid)

@@ -58,11 +58,12 @@ class CheckpointWriter:
         *,
         rows: tuple[int, Mapping[str, Any]] | None = None,
         scheduled: bool = True,
-        valid_eer: float | None = None,
+        valid: Mapping[str, float] | None = None,
     ) -> None:
         """Copy the state and begin to write it; waits for the checkpoint before.
 
         state: has `step` and `attempt`; only rank 0's is written. rows: (first row, this rank's).
+        valid: the figure of this step's validation by its name, `eer` or `error`.
         """
         if self.rank != 0 and rows is None:
             return
@@ -78,7 +79,8 @@ class CheckpointWriter:
         part = None if rows is None else (rows[0], snapshot(rows[1]))
 
         def note(sha256: Mapping[str, str], size: int) -> Note:
-            return Note(step, attempt, scheduled, valid_eer, sha256, size)
+            eer, error = ((valid or {}).get(name) for name in ("eer", "error"))
+            return Note(step, attempt, scheduled, eer, sha256, size, error)
 
         self.thread = threading.Thread(
             target=self._write, args=(name_of(step, attempt), copied, part, note), name="checkpoint"

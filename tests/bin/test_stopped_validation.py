@@ -67,5 +67,5 @@ def test_the_validation_is_made_up_for(settings, tmp_path, step):
     last = training_of(settings, cut)
     assert fit(last, cut) == 12 - step
     assert valid_rows(cut) == valid_rows(whole)
-    best = [t.trainer.keeper.progress.best_eer for t in (last, undisturbed)]
+    best = [t.trainer.keeper.progress.best for t in (last, undisturbed)]
     assert best[0] == best[1] is not None

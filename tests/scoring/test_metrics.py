@@ -41,6 +41,7 @@ def test_operating_points_by_hand():
         ([0.5, 0.5, 0.5, 0.5], [1, 1, 0, 0], 0.5),
         ([3.0, 1.0, 2.0, 0.0], [1, 1, 0, 0], 0.5),
         ([4, 3, 2, 0, 5, 1, -1, -2], [1, 1, 1, 1, 0, 0, 0, 0], 0.25),
+        ([0.9, 0.95, 0.1], [1, 0, 0], 0.5),  # one target, which one of two alarms beats
     ],
 )
 def test_eer_by_hand(scores, is_target, expected):

@@ -44,6 +44,7 @@ def test_a_long_file_in_another_order(tmp_path):
         ("a x 1\nb x 2\n", ": has no score for a y; score the whole list"),
         ("", ": has no score for a x"),
         ("a x 1\nb x two\na y 3\n", ":2: is not 'enrol test score', got 'b x two'"),
+        ("a x 1\na y nan\nb x 0\n", ": must be a number, got nan for a y; score it again"),
         ("a x 1\nb x\na y 3\n", ":2: is not 'enrol test score', got 'b x'"),
         ("a x 1\na x 1\nb x 2\na y 3\n", ": a trial is scored more than once, got a x"),
     ],

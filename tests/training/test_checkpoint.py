@@ -55,7 +55,7 @@ def test_the_newest_is_read_and_old_ones_go(tmp_path):
 def test_the_best_stays_and_what_is_off_the_schedule_goes(tmp_path):
     writer = CheckpointWriter(tmp_path, keep=2)
     for step, eer, scheduled in [(1, 0.2, False), (2, 0.1, False), (3, None, True), (4, 0.3, True)]:
-        writer.save(state(step), valid_eer=eer, scheduled=scheduled)
+        writer.save(state(step), valid=eer and {"eer": eer}, scheduled=scheduled)
     writer.save(state(5), scheduled=False)
     writer.save(state(6), scheduled=True)
     writer.wait()

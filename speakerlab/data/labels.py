@@ -1,0 +1,84 @@
+"""Classes that are not held-out speakers: labels of any table, and what validation takes of each.
+
+In: a manifest and its data directories. Out: a manifest whose `speakers` are the classes, and which
+speakers or utterances to leave out of training.
+Letters: N utterances, C classes, U units that are held out whole: speakers, or utterances.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from speakerlab.data.columns import stable_hash
+from speakerlab.data.manifest import Manifest
+from speakerlab.data.tables import read_table
+
+
+def label(manifest: Manifest, dirs: Sequence[Path], *, table: str) -> Manifest:
+    """`manifest` with the values of `table`, `utt2lang` say, in the place of its speakers.
+
+    Raises ValueError where an utterance has no label, a label is not one word, or there is one
+    class only; FileNotFoundError where a directory has no such table.
+    """
+    labels: dict[str, str] = {}
+    for folder in dirs:
+        found = read_table(folder / table)
+        for utterance, value in found.items():
+            if len(value.split()) != 1:
+                raise ValueError(
+                    f"{folder / table}: a label must be one word, got '{value}' for {utterance}; "
+                    "write _ for blanks"
+                )
+        labels |= found
+    try:
+        label_N = [labels[utterance] for utterance in manifest.ids]
+    except KeyError as error:
+        raise ValueError(
+            f"{' + '.join(str(folder / table) for folder in dirs)}: an utterance has no label, got "
+            f"{error.args[0]}; add its line"
+        ) from None
+    classes = tuple(sorted(set(label_N)))
+    if len(classes) < 2:
+        raise ValueError(
+            f"{' + '.join(str(folder / table) for folder in dirs)}: needs at least 2 classes, got "
+            f"only {', '.join(classes) or 'none'}; add others"
+        )
+    index = {name: number for number, name in enumerate(classes)}
+    class_N = np.array([index[name] for name in label_N], dtype=np.int32)
+    return replace(manifest, speaker_N=class_N, speakers=classes)
+
+
+def hold_out(
+    class_N: np.ndarray, unit_N: np.ndarray, names: Sequence[str], *, num_units: int
+) -> np.ndarray:
+    """held_U: which units to leave out of training, about `num_units`, by the classes' sizes.
+
+    names: of the units, whose stable hash decides, so that others change nothing. Every class keeps
+    a unit to train on, and gives one at least where it has two. A unit with utterances of several
+    classes (a speaker of two languages) is held out of all of them.
+    """
+    pairs = np.unique(np.stack([class_N, unit_N]), axis=1)
+    num_classes = int(class_N.max()) + 1
+    left_C = np.bincount(pairs[0], minlength=num_classes)
+    wanted_C = np.maximum(np.rint(num_units * left_C / left_C.sum()), 1).astype(int)
+    wanted_C = np.minimum(wanted_C, np.maximum(left_C - 1, 0))
+    classes_of: dict[int, list[int]] = {}
+    units_of: list[list[int]] = [[] for _ in range(num_classes)]
+    for of_class, unit in pairs.T.tolist():
+        classes_of.setdefault(unit, []).append(of_class)
+        units_of[of_class].append(unit)
+    held_U = np.zeros(len(names), dtype=bool)
+    for of_class in np.argsort(left_C, kind="stable").tolist():
+        order = sorted(units_of[of_class], key=lambda unit: stable_hash(f"valid:{names[unit]}"))
+        missing = wanted_C[of_class] - int(held_U[order].sum())
+        for unit in order:
+            if missing <= 0:
+                break
+            if held_U[unit] or (left_C[classes_of[unit]] < 2).any():
+                continue
+            held_U[unit] = True
+            left_C[classes_of[unit]] -= 1
+            missing -= 1
+    return held_U
