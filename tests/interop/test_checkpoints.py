@@ -21,8 +21,8 @@ from speakerlab import build
 from speakerlab.config import parse_config
 from speakerlab.data import audio
 from speakerlab.interop.checkpoints import export_3dspeaker, import_checkpoint
-from speakerlab.models import MODELS
 from speakerlab.model_files import read_classes
+from speakerlab.models import MODELS
 from speakerlab.published import Published, load_published, publish
 
 SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", Path(__file__).parents[3] / "shared"))
