@@ -21,7 +21,7 @@ from speakerlab.layers import flatten
 from speakerlab.model_files import find_model, read_card
 from speakerlab.scoring.metrics import operating_points
 from speakerlab.scoring.page import HardTrial, Picture, write_page
-from speakerlab.scoring.page_tables import best_row
+from speakerlab.scoring.page_tables import last_row
 from speakerlab.scoring.plots import plot_calibration, plot_course, plot_det, plot_scores
 from speakerlab.scoring.report import Row
 from speakerlab.scoring.trials import Trials
@@ -148,9 +148,9 @@ class _Players:
 
 
 def _ranked(group: Sequence[ListScores], rows: Sequence[Row]) -> list[ListScores]:
-    """The back ends of one trial list, the one with the lowest EER first."""
-    best = best_row([row for row in rows if row["trials"] == group[0].name])
-    return sorted(group, key=lambda one: one.backend != best["backend"])
+    """The back ends of one trial list, the last of them first."""
+    last = last_row([row for row in rows if row["trials"] == group[0].name])
+    return sorted(group, key=lambda one: one.backend != last["backend"])
 
 
 def _draw(exp_dir: Path, ranked: Sequence[Sequence[ListScores]], notes: list[str]) -> list[Picture]:
@@ -170,7 +170,7 @@ def _draw(exp_dir: Path, ranked: Sequence[Sequence[ListScores]], notes: list[str
 
 
 def _draw_list(folder: Path, group: Sequence[ListScores]) -> list[Picture]:
-    """DET curves of all back ends; scores and calibration of each, the best one unfolded."""
+    """DET curves of all back ends; scores and calibration of each, the first one unfolded."""
     name, is_target_N = group[0].name, group[0].trials.is_target_N
     curves = {one.backend: one.scores_N for one in group}
     untrained = [one.untrained_N for one in group if one.untrained_N is not None]

@@ -55,8 +55,8 @@ DEFINITIONS = (
         "embeddings is subtracted; lda, whiten, length: linear discriminant analysis, whitening, "
         "scaling to unit length; cosine, plda: the scorer, plda being two-covariance probabilistic "
         "linear discriminant analysis; qmf: durations, lengths of embeddings and cohort means are "
-        "added by logistic regression. The one that a verdict names has the lowest EER of those "
-        "compared on the list, so its figure errs a little on the low side.",
+        "added by logistic regression. A verdict is about the last one, whatever the numbers: "
+        "nothing is chosen on a test list.",
     ),
     (
         "snorm, asnorm",

@@ -15,9 +15,9 @@ from speakerlab.atomic import write_text
 from speakerlab.scoring.definitions import DEFINITIONS
 from speakerlab.scoring.page_style import STYLE
 from speakerlab.scoring.page_tables import (
-    best_row,
     by_list,
     conditions_table,
+    last_row,
     results_table,
     verdict,
 )
@@ -108,7 +108,7 @@ def _training(pictures: Sequence[Picture]) -> str:
 
 
 def _conditions(group: Sequence[Row]) -> str:
-    """Tables of the best back end, those of the others folded."""
+    """Tables of the last back end, those of the others folded."""
     tables = {
         row["backend"]: conditions_table(row["conditions"])
         for row in group
@@ -116,13 +116,13 @@ def _conditions(group: Sequence[Row]) -> str:
     }
     if not tables:
         return ""
-    best = best_row(group)["backend"]
-    if best not in tables:
-        best = next(iter(tables))
+    last = last_row(group)["backend"]
+    if last not in tables:
+        last = list(tables)[-1]
     others = [
-        _folded(f"Conditions: {name}", table) for name, table in tables.items() if name != best
+        _folded(f"Conditions: {name}", table) for name, table in tables.items() if name != last
     ]
-    return f"<h3>Conditions: {html.escape(best)}</h3>{tables[best]}{''.join(others)}"
+    return f"<h3>Conditions: {html.escape(last)}</h3>{tables[last]}{''.join(others)}"
 
 
 def _hardest(trials: Sequence[HardTrial]) -> str:

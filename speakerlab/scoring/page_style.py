@@ -31,8 +31,8 @@ th:first-child,td:first-child{text-align:left;padding-left:.2rem}
 td small{display:block;font-size:.8rem;line-height:1.4}
 .group th{text-align:left;font-weight:700;padding-top:1.1rem;white-space:normal}
 .group small{font-weight:400;font-size:.85rem;margin-left:.4rem}
-.best td{background:#eef4fb}.best td:first-child,.best td:nth-child(2){font-weight:700}
-.best small{font-weight:400}
+.last td{background:#eef4fb}.last td:first-child,.last td:nth-child(2){font-weight:700}
+.last small{font-weight:400}
 .conditions{width:auto}.conditions td svg{display:block;margin-top:.25rem}
 .conditions td{padding-top:.4rem;padding-bottom:.4rem}.conditions td small{display:inline;
 margin-left:.6rem}.conditions th:nth-child(5),.conditions td:nth-child(5){text-align:left}

@@ -21,9 +21,9 @@ Column = Callable[[Row], str]
 PRIOR = "0.01"  # of the detection cost in the verdict; actDCF is measured there
 
 
-def best_row(rows: Sequence[Row]) -> Row:
-    """The one with the lowest EER, the first of equals."""
-    return min(rows, key=lambda row: row["eer"])
+def last_row(rows: Sequence[Row]) -> Row:
+    """The last back end, which the recipe names as its result: the numbers choose nothing."""
+    return rows[-1]
 
 
 def by_list(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
@@ -35,7 +35,7 @@ def by_list(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def verdict(rows: Sequence[Row]) -> str:
-    """A card for each trial list: its best back end."""
+    """A card for each trial list: its last back end."""
     cards = [_card(name, group) for name, group in _named(rows)]
     return f'<div class="cards">{"".join(cards)}</div>'
 
@@ -46,15 +46,15 @@ def results_table(rows: Sequence[Row]) -> str:
     header = "".join(f"<th>{html.escape(name)}</th>" for name in ["back end", *columns])
     body = []
     for name, group in _named(rows):
-        best = best_row(group)
-        known = filter(None, [_counts(best), _untrained(group)])
+        last = last_row(group)
+        known = filter(None, [_counts(last), _untrained(group)])
         body.append(
             f'<tr class="group"><th colspan="{len(columns) + 1}">{html.escape(name)} '
             f"<small>{' · '.join(known)}</small></th></tr>"
         )
         for row in group:
             cells = "".join(f"<td>{column(row)}</td>" for column in columns.values())
-            kind = ' class="best"' if row is best and len(group) > 1 else ""
+            kind = ' class="last"' if row is last and len(group) > 1 else ""
             body.append(f"<tr{kind}><td>{html.escape(row['backend'])}</td>{cells}</tr>")
     return (
         f'<div class="wide"><table><thead><tr>{header}</tr></thead>'
@@ -156,9 +156,9 @@ def _named(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def _card(name: str, group: Sequence[Row]) -> str:
-    row = best_row(group)
+    row = last_row(group)
     low, high = map(percent, row["eer_ci95"])
-    chosen = f", the lowest EER of {len(group)} back ends" if len(group) > 1 else ""
+    chosen = f", the last of {len(group)} back ends" if len(group) > 1 else ""
     lines = [f"{row['backend']}{chosen}", _costs(row), *_remarks(row)]
     lines = filter(None, [*lines, _untrained(group)])
     items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)

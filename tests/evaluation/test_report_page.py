@@ -79,7 +79,7 @@ def test_a_report_holds_pictures_players_and_versions(experiment, make_data_dir)
         "test_trials_det.png",
         "training_loss.png",
     ]
-    assert "Hardest trials: better" in page  # those of the back end with the lowest EER
+    assert "Hardest trials: better" in page  # those of the last back end
     assert page.count("<audio") == page.count('src="data:audio/mpeg') == 2 * (4 + 5)
     folded = page.partition("<summary>Other back ends</summary>")[2].partition("</details>")[0]
     assert "Scores of cosine" in folded and "Scores of better" not in folded

@@ -85,12 +85,12 @@ def test_every_row_shows_its_numbers(tmp_path):
         assert shown in text, shown
 
 
-def test_the_verdict_is_about_the_best_back_end_and_comes_first(tmp_path):
+def test_the_verdict_is_about_the_last_back_end_and_comes_first(tmp_path):
     text = text_of(page_of(tmp_path, [row(), better()]))
     verdict = text.partition("Results")[0]
     for shown in (
         "mini 3.45 % EER, 95 % interval 2.34 to 4.56 %",
-        "mean+cosine+asnorm, the lowest EER of 2 back ends",
+        "mean+cosine+asnorm, the last of 2 back ends",
         "minDCF(0.01) 0.400, minDCF(0.05) 0.291",
         "calibrated: actDCF(0.01) 0.480, 1.20 times the minimum",
         "Cllr 0.211, minCllr 0.178",
@@ -104,7 +104,7 @@ def test_the_verdict_is_about_the_best_back_end_and_comes_first(tmp_path):
 def test_scores_without_calibration_are_called_so(tmp_path):
     verdict = text_of(page_of(tmp_path, [row()])).partition("Results")[0]
     assert "not calibrated: scores are no log-likelihood ratios" in verdict
-    assert "lowest" not in verdict and "Cllr" not in verdict
+    assert "the last of" not in verdict and "Cllr" not in verdict
 
 
 def test_trial_lists_have_a_card_and_a_section_each(tmp_path):
