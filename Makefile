@@ -30,7 +30,7 @@ mini: ## the recipe that needs no corpus
 	@bash egs/mini/run.sh
 
 WHAT ?= models data
-bench: ## rates of models and data; PEER=DIR: a checkout of 3D-Speaker beside them; WHAT=data ARGS="--help"
+bench: ## rates of models and data; PEER=DIR: a checkout of 3D-Speaker beside them; WHAT=scoring ARGS="--help"
 	@$(find) && for what in $(WHAT); do \
 	  "$$python" "benchmarks/$$what.py" $(if $(PEER),--peer "$(PEER)") $(ARGS); \
 	done

@@ -27,7 +27,13 @@ def cut_windows(wave: Wave, *, min_samples: int, max_samples: int) -> list[Wave]
         return [wave[..., rows]]  # pyright: ignore[reportIndexIssue]
     if num_samples <= max_samples:
         return [wave]
+    bounds = window_bounds(num_samples, max_samples=max_samples)
+    return [wave[..., first:end] for first, end in bounds]  # pyright: ignore[reportIndexIssue]
+
+
+def window_bounds(num_samples: int, *, max_samples: int) -> list[tuple[int, int]]:
+    """(first sample, end) of each window, for those who read one after the other."""
     count = math.ceil(num_samples / max_samples)
     length, rest = divmod(num_samples, count)
     starts = [index * length + min(index, rest) for index in range(count)]
-    return [wave[..., s : s + length] for s in starts]  # pyright: ignore[reportIndexIssue]
+    return [(start, start + length) for start in starts]

@@ -1,5 +1,6 @@
-"""Embeddings of pieces: a batch equals its rows, in order; validation leaves no trace."""
+"""Embeddings of pieces: a batch equals its rows, in order."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,7 @@ from speakerlab import build
 from speakerlab.data import audio
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pieces import Piece
-from speakerlab.extraction import Validation, embed_pieces, utterance_pieces
-from speakerlab.training.distributed import start_ranks
+from speakerlab.extraction import embed_batches, embed_pieces, group_pieces, utterance_pieces
 
 RATE = 16000
 CPU = torch.device("cpu")
@@ -100,36 +100,36 @@ def test_every_utterance_whole(make_data_dir):
     assert {type(piece.num_samples) for piece in pieces} == {int}  # no numpy: hashed, sent, printed
 
 
-def test_validation_pairs_all_and_halves_lone_utterances(make_data_dir):
-    folders = [
-        make_data_dir("many", speakers=[0, 1], seconds=[0.5] * 12),
-        make_data_dir("lone", speakers=[2, 3], seconds=[1.0]),
-    ]
-    validation = Validation(read_manifest(folders, sample_rate=RATE))
-    assert validation.speaker_N == [0] * 10 + [1] * 10 + [2] * 2 + [3] * 2
-    assert validation.num_halved == 2
-    lone = validation.pieces[20:]
-    assert [(p.manifest.ids[p.row], p.start, p.num_samples) for p in lone] == [
-        ("spk2-0", 0, 8000),
-        ("spk2-0", 8000, 8000),
-        ("spk3-0", 0, 8000),
-        ("spk3-0", 8000, 8000),
-    ]
-    for piece, speaker in zip(validation.pieces, validation.speaker_N):
-        assert piece.manifest.ids[piece.row].startswith(f"spk{speaker}-")
-    assert len(set(validation.pieces)) == 24
+@dataclass(frozen=True)
+class Noted(Piece):
+    """Notes how much is read at a time."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def read(self) -> np.ndarray:
+        self.sizes.append(self.num_samples)
+        return super().read()
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_validation_gives_an_eer_and_leaves_no_trace(embedder, make_data_dir, training):
-    manifest = read_manifest([make_data_dir(seconds=[0.5, 0.6])], sample_rate=RATE)
-    embedder.train(training)
-    before = {name: tensor.clone() for name, tensor in embedder.state_dict().items()}
-    result = Validation(manifest).run(embedder, start_ranks(timeout_minutes=1))
-    assert list(result) == ["eer"]
-    assert 0 <= result["eer"] <= 1
-    assert Validation(manifest).run(embedder, start_ranks(timeout_minutes=1)) == result
-    assert embedder.training is training
-    assert all(module.training is training for module in embedder.modules())
-    for name, tensor in embedder.state_dict().items():
-        assert torch.equal(tensor, before[name]), name
+def test_long_pieces_are_read_window_by_window(embedder, recording):
+    """Two of 30,000 samples: four windows of 7,500 each, of the 8,000 that are allowed."""
+    sizes: list[int] = []
+    pieces = [Noted(str(recording), start, 30000, sizes) for start in (0, 2000)]
+    emb_ND = embed_pieces(embedder, pieces, device=CPU)
+    assert sizes == [7500] * 8
+    waves = [audio.read(piece.path, piece.start, piece.num_samples) for piece in pieces]
+    with torch.inference_mode():
+        whole_ND = embedder(torch.from_numpy(np.stack(waves)).float() / 32768).numpy()
+    assert np.array_equal(emb_ND, whole_ND)
+
+
+def test_batches_at_a_time_change_no_bit(embedder, recording):
+    pieces = [Piece(str(recording), 50 * i, 4000 + 160 * (i % 7)) for i in range(20)]
+    pieces += [Piece(str(recording), 0, 20000)]
+    batches = list(group_pieces(embedder, pieces))
+    one, several = (
+        list(embed_batches(embedder, pieces, batches, device=CPU, num_threads=threads))
+        for threads in (1, 3)
+    )
+    assert [rows for rows, _ in one] == [rows for rows, _ in several] == batches
+    assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(one, several))

@@ -1,92 +1,88 @@
 """Embed every utterance of a data directory with an experiment's model."""
 
 import logging
-import multiprocessing
-import shutil
 from argparse import Namespace
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-
-import torch
 
 from speakerlab import process
 from speakerlab.bin.command import parser
-from speakerlab.data.loader import auto_workers
+from speakerlab.bin.pack import job
 from speakerlab.data.manifest import read_manifest
-from speakerlab.extraction import embed_pieces, utterance_pieces
-from speakerlab.inference.progress import Progress
+from speakerlab.embedder import Embedder
+from speakerlab.extraction_jobs import (
+    Extraction,
+    join,
+    left_of_job,
+    name_jobs,
+    plan_extraction,
+    wait_for_jobs,
+)
+from speakerlab.extraction_workers import embed_left, share_threads
+from speakerlab.model_files import embeddings_stem
 from speakerlab.published import load_initial, load_published
-from speakerlab.scoring.embeddings import EmbeddingTable
 
 log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab extract --exp DIR --data DIR [--untrained] [--nproc N]`"""
+    """`speakerlab extract --exp DIR --data DIR [--untrained] [--nproc N] [--job I/N] ...`"""
     process.die_with_launcher()
+    args = parse(words)
+    num_threads = share_threads(args.nproc)
+    work, embedder = plan(args)
+    left = left_of_job(work, args.job)
+    if left is None:
+        log.info("%s: done before with this model and data, kept", work.stem)
+        return
+    kept = len(work.of_job(args.job)) - len(left)
+    if kept:
+        log.info("%s: %d of %d chunks are there, kept", work.stem, kept, kept + len(left))
+    embed_left(work, embedder, left, nproc=args.nproc, num_threads=num_threads)
+    missing = join(work)
+    if missing and args.wait_minutes is not None:
+        wait_for_jobs(work, args.job[1], minutes=args.wait_minutes)
+    elif missing:
+        jobs = name_jobs(missing, args.job[1])
+        counts = (len(missing), len(work.chunks))
+        log.info("%s: %d of %d chunks are left to %s", work.stem, *counts, jobs)
+        return
+    log.info("%s: %d embeddings of %d dimensions", work.stem, len(work.pieces), embedder.embed_dim)
+
+
+def parse(words: Sequence[str]) -> Namespace:
     options = parser("extract", __doc__)
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
     options.add_argument("--data", type=Path, required=True, metavar="DIR")
     options.add_argument("--untrained", action="store_true", help="as training began")
+    options.add_argument("--per-speaker", type=int, metavar="K", help="at most K of each speaker")
     options.add_argument("--nproc", type=int, default=1, help="processes, one a GPU")
+    options.add_argument("--job", type=job, default=(1, 1), metavar="I/N", help="of N at a time")
+    wait = "for the other jobs; give up when none has finished a chunk for so long"
+    options.add_argument("--wait-minutes", type=float, metavar="M", help=wait)
     args = options.parse_args(words)
-    published = load_published(args.exp)
-    manifest = read_manifest([args.data], sample_rate=published.embedder.sample_rate)
-    stem = embeddings_stem(args.exp, args.data.name, untrained=args.untrained)
-    facts = {"precision": "fp32", "data_sha256": manifest.sha256(), "untrained": args.untrained}
-    facts["vad"] = published.config.vad  # in no tensor, so no part of the model's hash
-    if is_done(stem, published.sha256, facts):
-        log.info("%s: done before with this model and data, kept", stem)
-        return
-    parts = stem.with_name(f".{stem.name}.parts")
-    shutil.rmtree(parts, ignore_errors=True)
-    jobs = [(args, index, parts / str(index), facts) for index in range(args.nproc)]
-    if args.nproc == 1:
-        embed_part(*jobs[0])
-    else:
-        # Started afresh: a forked process cannot use CUDA.
-        with ProcessPoolExecutor(args.nproc, multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(embed_part, *zip(*jobs)))
-    tables = [EmbeddingTable.load(part) for _, _, part, _ in jobs]
-    EmbeddingTable.merge(tables, list(manifest.ids)).save(stem)
-    shutil.rmtree(parts)
-    log.info("%s: %d embeddings of %d dimensions", stem, len(manifest), tables[0].emb_ND.shape[1])
+    for name in ("nproc", "per_speaker"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: is at least 1, got {value}; see --help")
+    return args
 
 
-def embeddings_stem(exp_dir: Path, data_name: str, *, untrained: bool) -> Path:
-    """Where the embeddings of a test set are, without endings."""
-    return exp_dir / "embeddings" / data_name / ("untrained" if untrained else "trained")
-
-
-def is_done(stem: Path, model_sha256: str, facts: dict[str, object]) -> bool:
-    """Whether finished embeddings of this model and data are there already."""
-    if not stem.with_suffix(".json").exists():
-        return False
-    table = EmbeddingTable.load(stem)
-    return table.model_sha256 == model_sha256 and dict(table.facts) == facts
-
-
-def embed_part(args: Namespace, index: int, stem: Path, facts: dict[str, object]) -> None:
-    """One process's share: every nproc-th utterance, on a GPU of its own where there are any."""
-    process.die_with_parent()
+def plan(args: Namespace) -> tuple[Extraction, Embedder]:
+    """What is to be done, and the model for it."""
     published = load_published(args.exp)
     embedder = published.embedder
     if args.untrained:
         embedder = load_initial(args.exp, published.config)
     manifest = read_manifest([args.data], sample_rate=embedder.sample_rate)
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", index % torch.cuda.device_count())
-    rows = range(index, len(manifest), args.nproc)
-    pieces = utterance_pieces(manifest)[index :: args.nproc]
-    emb_ND = embed_pieces(
-        embedder.folded(),
-        pieces,
-        device=device,
-        num_workers=auto_workers(args.nproc),
-        progress=Progress(len(pieces), what="utterances", bar=args.nproc == 1).tell,
+    facts = {"precision": "fp32", "untrained": args.untrained}
+    facts["vad"] = published.config.vad  # in no tensor, so no part of the model's hash
+    work = plan_extraction(
+        embeddings_stem(args.exp, args.data.name, untrained=args.untrained),
+        manifest,
+        embedder,
+        model_sha256=published.sha256,
+        facts=facts,
+        per_speaker=args.per_speaker,
     )
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    ids = [manifest.ids[row] for row in rows]
-    EmbeddingTable(ids, emb_ND, published.sha256, facts).save(stem)
+    return work, embedder.folded()

@@ -1,16 +1,18 @@
-"""Stretches of recordings that are embedded whole. In: indices. Out: wave_S, int16, of each.
+"""Stretches of recordings that are embedded whole. In: spans of them. Out: wave_S, int16, of each.
 
 Letters: S samples.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from speakerlab.data import audio
 from speakerlab.data.manifest import Manifest
+
+Span = tuple[int, int, int]  # index of a piece, first sample within it, number of samples
 
 
 @dataclass(frozen=True)
@@ -39,10 +41,12 @@ class Stretch:
 
 
 class Pieces(Dataset[np.ndarray]):
-    """wave_S, int16, of each piece."""
+    """wave_S, int16, of a span of a piece, which need not be read whole."""
 
     def __init__(self, pieces: Sequence[Piece | Stretch]) -> None:
         self.pieces = pieces
 
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self.pieces[index].read()
+    def __getitem__(self, span: Span) -> np.ndarray:
+        index, first, num_samples = span
+        piece = self.pieces[index]
+        return replace(piece, start=piece.start + first, num_samples=num_samples).read()

@@ -7,7 +7,6 @@ they make one operating point. Everything here is one sort of the scores and sum
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import isotonic_regression
 
 Points = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -108,6 +107,8 @@ def min_cllr(scores: ArrayLike, is_target: ArrayLike) -> float:
     The map is found by pooling adjacent violators (Brummer and du Preez, Computer Speech and
     Language 20, 2006); equal scores get one ratio. What `cllr` has above it is lost by calibration.
     """
+    from scipy.optimize import isotonic_regression  # here: it takes half a second to import
+
     scores_N, is_target_N = checked(scores, is_target)
     order_N, starts_K = order_of(scores_N)
     before_K = sums_before(is_target_N[order_N].astype(np.int64))[starts_K]

@@ -79,6 +79,7 @@ def test_a_handful_of_speakers_teaches_the_threshold_only(run_own, initial):
     assert learned != json.loads((initial / "model/calibration.json").read_text())
 
 
+@pytest.mark.slow
 def test_another_corpus_does_not_overwrite_an_experiment(run_own, initial, run, tmp_path):
     done, exp = run_own(4, "--init", str(initial))
     assert done.returncode == 0, done.stderr

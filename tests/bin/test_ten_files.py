@@ -24,6 +24,7 @@ def ten_files(tmp_path):
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 def test_ten_files_train_on_four_ranks_of_eight_workers(ten_files, tmp_path, run, train_command):
     """A global batch of 64 (the least for four ranks) repeats the 15 crops of three speakers."""
     more = ["training.global_batch=64", "data.valid_speakers=2", "training.num_epochs=2"]

@@ -72,6 +72,7 @@ def test_packed_audio_trains_the_same_weights_and_may_come_in_the_middle(
     assert weights(mixed) == weights(loose)
 
 
+@pytest.mark.slow
 def test_half_an_hour_in_one_file_trains_by_its_segments(tmp_path, run):
     wave_S = np.concatenate([make_wave(minute % 6, 0, 60.0) for minute in range(30)])
     audio.write(tmp_path / "long.flac", wave_S, RATE)

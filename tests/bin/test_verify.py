@@ -8,7 +8,6 @@ from models_on_disk import CALIBRATION, publish_small
 
 from speakerlab.bin import extract, score, verify
 from speakerlab.data.tables import read_table
-from speakerlab.scoring.trials import read_trials
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def printed(capsys, *words: object) -> list[str]:
 def test_20_pairs_give_the_scores_of_the_score_file(make_exp, data_dir, capsys, overrides):
     exp, trials = make_exp(*overrides), data_dir / "trials"
     extract.main(["--exp", str(exp), "--data", str(data_dir)])
-    score.score(exp, trials, read_trials(trials))
+    score.main(["--exp", str(exp), "--trials", str(trials)])
     written = (exp / "scores" / "test_trials.txt").read_text().splitlines()
     assert len(written) == 20
     words = ["--trials", trials, "--wav-scp", data_dir / "wav.scp", "--model", exp]

@@ -1,0 +1,256 @@
+"""Stage 5 as chunks: killed and gone on with, in processes, as jobs; of one model, all there."""
+
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models_on_disk import publish_small
+from voices import RATE
+
+from speakerlab import build
+from speakerlab.bin import extract
+from speakerlab.data import audio
+from speakerlab.data.check import check_data_dirs
+from speakerlab.data.columns import stable_hash
+from speakerlab.data.tables import write_data_dir
+from speakerlab.scoring.embeddings import EmbeddingTable
+
+NUM_CHUNKS = 5  # of 4 utterances of 16 s each, which share a batch
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """20 utterances of 16 s by 4 speakers."""
+    root = tmp_path_factory.mktemp("long")
+    noise_S = np.random.default_rng(0).normal(0, 3000, 20 * RATE).astype(np.int16)
+    wavs = {f"u{i:02d}": root / "wav" / f"u{i:02d}.wav" for i in range(20)}
+    (root / "wav").mkdir()
+    for i, path in enumerate(wavs.values()):
+        audio.write(path, np.roll(noise_S, 4321 * i)[: 16 * RATE], RATE)
+    speakers = {name: f"s{int(name[1:]) % 4}" for name in wavs}
+    write_data_dir(root / "test", wavs=wavs, speakers=speakers)
+    check_data_dirs([root / "test"])
+    return root / "test"
+
+
+@pytest.fixture
+def publish_as(tmp_path, make_config):
+    """publish_as("a", 1) -> an experiment whose weights are drawn by seed 1."""
+
+    def make(name: str, seed: int = 0) -> Path:
+        config = make_config(f"seed={seed}")
+        embedder = build.build_embedder(config)
+        with torch.no_grad():
+            embedder.train()(0.1 * torch.randn(4, RATE, generator=torch.Generator().manual_seed(1)))
+        return publish_small(tmp_path / name, config, embedder.eval())
+
+    return make
+
+
+def words(exp: Path, data: Path, *more: str) -> list[str]:
+    return ["--exp", str(exp), "--data", str(data), *more]
+
+
+def files(exp: Path) -> list[bytes]:
+    """The finished table; nothing else but a lock may be left beside it."""
+    folder = exp / "embeddings/test"
+    names = ["trained.ids", "trained.json", "trained.npy"]
+    assert sorted(path.name for path in folder.iterdir()) == [".trained.lock", *names]
+    return [(folder / name).read_bytes() for name in names]
+
+
+def parts(exp: Path) -> list[Path]:
+    """The tables of finished chunks."""
+    return sorted((exp / "embeddings/test/.trained.parts").glob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, list[bytes]]:
+    """What was computed before."""
+    return {}
+
+
+@pytest.fixture
+def whole(known, publish_as, data) -> list[bytes]:
+    """What one process writes that is left alone."""
+    if not known:
+        exp = publish_as("whole")
+        extract.main(words(exp, data))
+        known["whole"] = files(exp)
+    return known["whole"]
+
+
+def children_of(parent: int) -> list[int]:
+    """Living processes of a process."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, of = stat.read_text().rpartition(") ")[2].split()[:2]
+        except OSError:
+            continue
+        if int(of) == parent and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_killed_and_gone_on_with_by_another_number(publish_as, data, whole, caplog, nproc):
+    exp = publish_as("killed")
+    context = multiprocessing.get_context("fork")
+    command = context.Process(target=extract.main, args=[words(exp, data, "--nproc", str(nproc))])
+    command.start()
+    wait_for(lambda: parts(exp))
+    assert command.pid
+    workers = children_of(command.pid)
+    command.kill()
+    command.join()
+    assert len(workers) == (0 if nproc == 1 else 2)
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 5)
+    num_kept = len(parts(exp))
+    assert 1 <= num_kept < NUM_CHUNKS
+    assert not (exp / "embeddings/test/trained.json").exists()
+    with caplog.at_level(logging.INFO):
+        extract.main(words(exp, data, "--nproc", str(3 - nproc)))
+    assert f"{num_kept} of {NUM_CHUNKS} chunks are there, kept" in caplog.text
+    assert files(exp) == whole
+
+
+def test_jobs_give_the_bits_of_one_process(publish_as, data, whole, caplog):
+    exp = publish_as("jobs")
+    torch.set_num_threads(2)  # as another host may have them
+    with caplog.at_level(logging.INFO):
+        extract.main(words(exp, data, "--job", "3/4"))
+        extract.main(words(exp, data, "--job", "1/4", "--nproc", "2"))
+    assert "trained: 4 of 5 chunks are left to jobs 1, 2 and 4 of 4" in caplog.text
+    assert "trained: 2 of 5 chunks are left to jobs 2 and 4 of 4" in caplog.text
+    extract.main(words(exp, data, "--job", "4/4"))
+    made_at = [path.stat().st_mtime_ns for path in parts(exp)]
+    extract.main(words(exp, data, "--job", "1/4"))  # once more: it keeps what it did
+    assert [path.stat().st_mtime_ns for path in parts(exp)] == made_at
+    extract.main(words(exp, data, "--job", "2/4"))
+    assert files(exp) == whole
+    extract.main(words(exp, data, "--job", "1/4"))
+    assert files(exp) == whole
+
+
+def test_the_first_job_waits_and_names_those_that_do_not_come(publish_as, data, whole, caplog):
+    exp = publish_as("waits")
+    with pytest.raises(ValueError) as error:
+        extract.main(words(exp, data, "--job", "1/3", "--wait-minutes", "0.001"))
+    assert str(error.value).startswith(
+        f"{exp}/embeddings/test/trained: nothing has come for 0.001 minutes, got 3 of 5 chunks of "
+        "jobs 2 and 3 of 3 missing; look at those hosts"
+    )
+    assert "\n" not in str(error.value)
+    context = multiprocessing.get_context("fork")
+    others = [
+        context.Process(target=extract.main, args=[words(exp, data, "--job", f"{i}/3")])
+        for i in (2, 3)
+    ]
+    for other in others:
+        other.start()
+    extract.main(words(exp, data, "--job", "1/3", "--wait-minutes", "1"))
+    for other in others:
+        other.join()
+        assert other.exitcode == 0
+    assert files(exp) == whole
+
+
+def test_another_models_chunks_are_never_joined(publish_as, data):
+    exp = publish_as("model")
+    extract.main(words(exp, data, "--job", "1/2"))
+    publish_as("model", 1)
+    extract.main(words(exp, data, "--job", "2/2"))
+    assert len(parts(exp)) == NUM_CHUNKS
+    assert not (exp / "embeddings/test/trained.json").exists()
+    extract.main(words(exp, data, "--job", "1/2"))
+    fresh = publish_as("fresh", 1)
+    extract.main(words(fresh, data))
+    assert files(exp) == files(fresh)
+    publish_as("model", 0)  # a finished table of another model goes when the next begins
+    extract.main(words(exp, data, "--job", "5/5"))
+    assert not (exp / "embeddings/test/trained.json").exists()
+
+
+def drop_first(part: Path) -> None:
+    """A chunk without one of its utterances, whole otherwise."""
+    table = EmbeddingTable.load(part.with_suffix(""))
+    kept = (table.ids[1:], table.emb_ND[1:], table.model_sha256, table.facts)
+    EmbeddingTable(*kept).save(part.with_suffix(""))
+
+
+def test_harmed_chunks_are_done_again(publish_as, data, whole, caplog):
+    exp = publish_as("harmed")
+    for job in range(1, 5):
+        extract.main(words(exp, data, "--job", f"{job}/5"))
+    os.truncate(parts(exp)[0].with_suffix(".npy"), 200)
+    os.truncate(parts(exp)[1].with_suffix(".ids"), 5)
+    drop_first(parts(exp)[2])
+    with caplog.at_level(logging.INFO):
+        extract.main(words(exp, data))
+    assert "1 of 5 chunks are there, kept" in caplog.text
+    assert files(exp) == whole
+
+
+def test_a_killed_process_ends_the_command_in_one_line(publish_as, data):
+    exp = publish_as("worker")
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        wait_for(lambda: parts(exp))
+        killed.append(children_of(os.getpid())[-1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    with pytest.raises(ValueError) as error:
+        extract.main(words(exp, data, "--nproc", "2"))
+    killer.join()
+    assert re.fullmatch(
+        rf"extract: process [12] of 2: was killed, got SIGKILL of process {killed[0]}; likely out "
+        "of memory: use fewer processes",
+        str(error.value),
+    )
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_audio_that_is_gone_is_named(publish_as, data, tmp_path, nproc):
+    exp = publish_as("gone")
+    wavs = {f"u{i}": tmp_path / f"u{i}.wav" for i in range(6)}
+    for path in wavs.values():
+        audio.write(path, np.full(16 * RATE, 1000, np.int16), RATE)
+    write_data_dir(tmp_path / "test", wavs=wavs, speakers={u: u for u in wavs})
+    check_data_dirs([tmp_path / "test"])
+    (tmp_path / "u4.wav").unlink()
+    with pytest.raises(FileNotFoundError, match=r"u4\.wav: "):
+        extract.main(words(exp, tmp_path / "test", "--nproc", str(nproc)))
+
+
+def test_at_most_so_many_of_a_speaker(publish_as, data, whole):
+    exp = publish_as("few")
+    extract.main(words(exp, data, "--per-speaker", "2"))
+    table = EmbeddingTable.load(exp / "embeddings/test/trained")
+    ids = sorted((f"u{i:02d}" for i in range(20)), key=stable_hash)
+    of_speakers = [[name for name in ids if int(name[1:]) % 4 == s] for s in range(4)]
+    assert sorted(table.ids) == sorted(name for group in of_speakers for name in group[:2])
+    assert table.facts["per_speaker"] == 2
+    extract.main(words(exp, data))  # all of them is another table
+    assert files(exp) == whole
+    with pytest.raises(ValueError, match="--per-speaker: is at least 1, got 0"):
+        extract.main(words(exp, data, "--per-speaker", "0"))
