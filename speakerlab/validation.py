@@ -14,7 +14,7 @@ from speakerlab.classifier import Classifier
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.pieces import Stretch
 from speakerlab.embedder import Embedder
-from speakerlab.extraction import embed_pieces, utterance_pieces
+from speakerlab.extraction.batches import embed_pieces, utterance_pieces
 from speakerlab.losses.head import Head
 from speakerlab.scoring.backend import pairwise_eer
 from speakerlab.scoring.calibration import Calibration, fit_calibration

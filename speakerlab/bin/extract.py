@@ -10,7 +10,7 @@ from speakerlab.bin.command import parser
 from speakerlab.bin.pack import job
 from speakerlab.data.manifest import read_manifest
 from speakerlab.embedder import Embedder
-from speakerlab.extraction_jobs import (
+from speakerlab.extraction.jobs import (
     Extraction,
     join,
     left_of_job,
@@ -18,7 +18,7 @@ from speakerlab.extraction_jobs import (
     plan_extraction,
     wait_for_jobs,
 )
-from speakerlab.extraction_workers import embed_left, share_threads
+from speakerlab.extraction.shares import embed_left, share_threads
 from speakerlab.model_files import embeddings_stem
 from speakerlab.published import load_initial, load_published
 

@@ -22,7 +22,7 @@ from speakerlab.data import audio
 from speakerlab.data.convert import read_wave
 from speakerlab.data.pieces import Piece
 from speakerlab.export import export_onnx
-from speakerlab.extraction import embed_pieces
+from speakerlab.extraction.batches import embed_pieces
 from speakerlab.published import load_published
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ runtime, model, wav, out = sys.argv[1:]
 if runtime == "stage 5":
     from speakerlab.data import audio
     from speakerlab.data.pieces import Piece
-    from speakerlab.extraction import embed_pieces
+    from speakerlab.extraction.batches import embed_pieces
     from speakerlab.published import load_published
     pieces = [Piece(wav, 0, audio.read_info(wav).num_samples)]
     embedder = load_published(Path(model)).embedder

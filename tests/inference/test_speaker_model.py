@@ -14,7 +14,7 @@ from voices import RATE, make_wave
 import speakerlab
 from speakerlab.data import audio
 from speakerlab.data.pieces import Piece
-from speakerlab.extraction import embed_pieces
+from speakerlab.extraction.batches import embed_pieces
 from speakerlab.published import load_published
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from speakerlab.atomic import alone
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.pieces import Stretch
 from speakerlab.embedder import Embedder
-from speakerlab.extraction import group_pieces, utterance_pieces
+from speakerlab.extraction.batches import group_pieces, utterance_pieces
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 log = logging.getLogger(__name__)

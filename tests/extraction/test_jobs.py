@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from speakerlab.extraction_jobs import chunk_bounds, first_rows, name_jobs
+from speakerlab.extraction.jobs import chunk_bounds, first_rows, name_jobs
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ import torch
 from speakerlab import process
 from speakerlab.data.loader import auto_workers
 from speakerlab.embedder import Embedder
-from speakerlab.extraction import embed_batches
-from speakerlab.extraction_jobs import Extraction
+from speakerlab.extraction.batches import embed_batches
+from speakerlab.extraction.jobs import Extraction
+from speakerlab.extraction.processes import context, run_workers
 from speakerlab.inference.progress import Progress
-from speakerlab.workers import context, run_workers
 
 MAX_THREADS = 8  # of a process; more would wait for Python, not compute
 

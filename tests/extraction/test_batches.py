@@ -11,7 +11,12 @@ from speakerlab import build
 from speakerlab.data import audio
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pieces import Piece
-from speakerlab.extraction import embed_batches, embed_pieces, group_pieces, utterance_pieces
+from speakerlab.extraction.batches import (
+    embed_batches,
+    embed_pieces,
+    group_pieces,
+    utterance_pieces,
+)
 
 RATE = 16000
 CPU = torch.device("cpu")

@@ -1,0 +1,1 @@
+"""Recordings -> embeddings: batches of equal length, chunks of work, processes and hosts."""
