@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from speakerlab.scoring.calibration import Calibration
 
 CALIBRATION = "calibration.json"
@@ -27,6 +29,11 @@ def find_model(path: Path) -> Path:
 def read_card(path: Path) -> dict[str, Any]:
     """The facts about a model, its sha256 among them."""
     return json.loads((find_model(path) / "card.json").read_text(encoding="utf-8"))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The configuration that a model was trained by, as it stands in its YAML."""
+    return yaml.safe_load((find_model(path) / "config.yaml").read_text(encoding="utf-8"))
 
 
 def read_calibration(folder: Path) -> Calibration | None:

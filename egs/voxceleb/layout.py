@@ -20,7 +20,8 @@ from egs.common.corpus import LeftOut, walk
 from speakerlab.data.files import one_line
 
 SPEAKER = re.compile(r"id\d{5}")
-FIRST_OF_VOX1, TEST_OF_VOX1 = "id10001", ("id10270", "id10309")
+FIRST_OF_VOX1, LAST_OF_VOX1 = "id10001", "id11251"  # 1,251 speakers, counted through
+TEST_OF_VOX1 = ("id10270", "id10309")
 MAX_DEPTH = 5  # of folders above those of speakers
 # Better first: what was converted is read rather than what it was made from.
 SUFFIXES = (".wav", ".flac", ".m4a")
@@ -39,6 +40,11 @@ class Part:
 
 
 PARTS = ("vox1_test", "vox1_dev", "vox2_dev")
+
+
+def is_speaker(name: str) -> bool:
+    """Whether VoxCeleb has a speaker of this name, as far as names tell."""
+    return SPEAKER.fullmatch(name) is not None and name <= LAST_OF_VOX1
 
 
 def part_of(speaker: str) -> str:
@@ -71,12 +77,15 @@ def find_parts(corpus: Path) -> tuple[dict[str, Part], LeftOut]:
         for path in found:
             names = path.relative_to(root).parts
             heard.add(names[0])
-            if len(names) != 3 or not SPEAKER.fullmatch(names[0]):
-                line = f"{one_line(path)}: is not <speaker>/<video>/<recording> below {root}"
-                left_out[path] = f"{line}, got {len(names)} parts; move it away"
+            if len(names) != 3 or not is_speaker(names[0]):
+                line = f"{one_line(path)}: is not <speaker>/<video>/<recording> below {root}, a"
+                left_out[path] = (
+                    f"{line} speaker being id00001 to {LAST_OF_VOX1}, got {'/'.join(names)}; "
+                    "move it away"
+                )
             elif not (of_test and part_of(names[0]) == "vox2_dev"):
                 _add(parts[part_of(names[0])].wavs, path, names)
-        silent = {entry.name for entry in root.iterdir() if SPEAKER.fullmatch(entry.name)} - heard
+        silent = {entry.name for entry in root.iterdir() if is_speaker(entry.name)} - heard
         for name in sorted(silent):
             parts[part_of(name)].empty.append(root / name)
     return parts, left_out

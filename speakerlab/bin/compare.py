@@ -7,7 +7,7 @@ from pathlib import Path
 from speakerlab.bin.command import parser
 from speakerlab.evaluation.trial_list import read_trial_list
 from speakerlab.scoring.intervals import Replicates, bootstrap, interval, paired
-from speakerlab.scoring.metrics import eer, min_cllr, min_dcf, threshold_at
+from speakerlab.scoring.metrics import eer, error_rates, min_cllr, min_dcf, threshold_at
 from speakerlab.scoring.score_files import read_scores
 
 METRICS = {"EER": "eer", "minDCF(0.01)": "min_dcf_0.01"}
@@ -36,7 +36,9 @@ def main(words: Sequence[str]) -> None:
         sys.stdout.write(f"  minCllr       {min_cllr(scores_N, is_target_N):.4f}\n")
         if args.far is not None or args.frr is not None:
             threshold = threshold_at(scores_N, is_target_N, far=args.far, frr=args.frr)
-            sys.stdout.write(f"  threshold     {threshold:.6f}\n")
+            p_miss, p_fa = error_rates(scores_N, is_target_N, threshold=threshold)
+            rates = f"false alarms {100 * p_fa:.2f} %, misses {100 * p_miss:.2f} %"
+            sys.stdout.write(f"  threshold     {threshold:.6f}: {rates}\n")
         if first is None:
             first = found, drawn
             continue

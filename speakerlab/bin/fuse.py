@@ -102,12 +102,24 @@ def _check(args: Namespace) -> None:
             "fuse: development scores need no speakers, got --speakers beside --dev-trials; "
             "leave one out"
         )
+    files = [path.resolve() for path in (*args.scores, *(args.dev_scores or []))]
+    twice = {str(path) for path in files if files.count(path) > 1}
+    if twice:
+        raise ValueError(f"fuse: takes each score file once, got {min(twice)} again; leave one out")
+    if args.out.resolve() in {*files, args.trials.resolve()}:
+        raise ValueError(f"--out: would overwrite what is read, got {args.out}; give another name")
+    if args.dev_trials and args.dev_trials.resolve() == args.trials.resolve():
+        raise ValueError(
+            f"--dev-trials: must be of other speakers, got {args.trials} itself; leave it out for "
+            "cross-validation over speakers"
+        )
 
 
 def _table(ratios: Mapping[str, np.ndarray], is_target_N: np.ndarray) -> str:
     """What each system and their fusion are worth, all calibrated alike."""
     width = max(map(len, ratios))
-    lines = [f"{'':{width}}  EER %  minDCF(0.01)  actDCF(0.01)   Cllr"]
+    lines = ["of the log-likelihood ratios, each system calibrated as the fusion is:"]
+    lines.append(f"{'':{width}}  EER %  minDCF(0.01)  actDCF(0.01)   Cllr")
     for name, llr_N in ratios.items():
         costs = min_dcf(llr_N, is_target_N), act_dcf(llr_N, is_target_N), cllr(llr_N, is_target_N)
         lines.append(

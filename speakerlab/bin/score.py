@@ -6,16 +6,14 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from speakerlab.bin.command import parser
 from speakerlab.evaluation.development import read_development
+from speakerlab.evaluation.embedded import read_embedded
 from speakerlab.evaluation.evaluate import LEARNINGS, System, build_back_ends, evaluate
 from speakerlab.evaluation.report_page import ListScores, write_report
 from speakerlab.evaluation.trial_list import read_trial_list
-from speakerlab.model_files import embeddings_stem, find_model, read_calibration, read_card
+from speakerlab.model_files import find_model, read_calibration, read_card, read_settings
 from speakerlab.scoring import report
-from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.metrics import P_TARGETS
 from speakerlab.scoring.score_files import write_scores
 
@@ -31,7 +29,7 @@ def main(words: Sequence[str]) -> None:
         system.development,
         top_n=args.top_n,
         lda_dim=args.lda_dim,
-        adaptation=None if args.adapt is None else EmbeddingTable.load(stem_of(args)),
+        adapt=args.adapt and (args.adapt.name, read_embedded(args.exp, args.adapt)),
     )
     rows: list[report.Row] = []
     scores: list[ListScores] = []
@@ -66,25 +64,29 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument("--adapt", type=Path, metavar="DIR", help=adapt)
     priors = "of a target, at which costs are given (0.01 0.05)"
     options.add_argument("--p-target", type=float, nargs="+", default=P_TARGETS, help=priors)
-    return options.parse_args(words)
+    args = options.parse_args(words)
+    for prior in args.p_target:
+        if not 0 < prior < 1:
+            raise ValueError(f"--p-target: must be between 0 and 1, got {prior:g}; use e.g. 0.01")
+    return args
 
 
 def open_system(exp_dir: Path, development: Path | None) -> System:
     """The experiment's model and its development set, by default the first training set."""
-    model = find_model(exp_dir)
-    data = yaml.safe_load((model / "config.yaml").read_text(encoding="utf-8"))["data"]
-    learned_from = development or Path(data["dir"], data["train"][0])
-    return System(
-        exp_dir,
-        read_card(model),
-        read_calibration(model),
-        read_development(exp_dir, learned_from),
-    )
-
-
-def stem_of(args: Namespace) -> Path:
-    """Where the embeddings are that PLDA is adapted to."""
-    return embeddings_stem(args.exp, args.adapt.name)
+    model, data = find_model(exp_dir), read_settings(exp_dir)["data"]
+    found = None
+    try:
+        found = read_development(exp_dir, development or Path(data["dir"], data["train"][0]))
+    except (ValueError, FileNotFoundError) as error:
+        if development is not None:
+            raise
+        log.warning("%s; nothing is learned from it", error)  # cosine needs nothing
+    if development is not None and found is None:
+        raise ValueError(
+            f"--development: must be embedded, got nothing of {development} in "
+            f"{exp_dir}/embeddings; run `speakerlab extract --per-speaker 10` with it"
+        )
+    return System(exp_dir, read_card(model), read_calibration(model), found)
 
 
 def score_path(exp_dir: Path, trials: Path, backend: str) -> Path:

@@ -33,8 +33,15 @@ def main(words: Sequence[str]) -> None:
     add_model_options(options)
     args = options.parse_args(words)
     if len(args.files) != (0 if args.trials else 2):
+        beside = " and --trials" if args.trials else ""
         raise ValueError(
-            f"verify: needs two recordings or --trials, got {len(args.files)} files; see --help"
+            f"verify: needs either two recordings or --trials, got {len(args.files)} files"
+            f"{beside}; see --help"
+        )
+    if args.trials and args.far is not None:
+        raise ValueError(
+            f"--far: decides about two recordings, got {args.far:g} with --trials, which gives "
+            "scores; leave it out"
         )
     model = open_model(args)
     if args.trials is None:

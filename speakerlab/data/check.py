@@ -73,7 +73,7 @@ def check_data_dirs(
                 models=data_dir.models,
                 faults=faults,
             )
-    faults.raise_if_any(f"{', '.join(map(str, folders))}: refused, nothing was written")
+    faults.raise_if_any(f"{', '.join(map(str, folders))}: refused, no utt2dur was written")
     for data_dir in dirs:
         notes.append(_write(data_dir, sample_rate))
     return notes

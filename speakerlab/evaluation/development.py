@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.data.tables import read_table
+from speakerlab.evaluation.embedded import are_embedded, read_embedded
 from speakerlab.evaluation.trial_list import TrialList, read_seconds
-from speakerlab.model_files import embeddings_stem, read_classes
+from speakerlab.model_files import read_classes
 from speakerlab.scoring.chain import Development
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.trials import Trials
@@ -39,11 +40,16 @@ def read_development(exp_dir: Path, data_dir: Path) -> DevelopmentSet | None:
 
     Speakers that the model has a class for are the cohort; where it has no classes, all are.
     """
-    stem = embeddings_stem(exp_dir, data_dir.name)
-    if not Path(f"{stem}.json").exists():
+    if not are_embedded(exp_dir, data_dir):
         return None
-    table = EmbeddingTable.load(stem)
+    table = read_embedded(exp_dir, data_dir)
     speaker_of = read_table(data_dir / "utt2spk")
+    unknown = [name for name in table.ids if name not in speaker_of]
+    if unknown:
+        raise ValueError(
+            f"{data_dir}/utt2spk: must have every utterance that was embedded, got no "
+            f"{unknown[0]}; run the extraction (stage 5) again"
+        )
     classes = {name.partition("#")[0] for name in read_classes(exp_dir)}
     trained = [name for name in table.ids if not classes or speaker_of[name] in classes]
     if not trained:

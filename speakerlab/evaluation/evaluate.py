@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from speakerlab.evaluation.development import DevelopmentSet
+from speakerlab.evaluation.embedded import are_embedded, read_embedded
 from speakerlab.evaluation.report_page import ListScores
 from speakerlab.evaluation.trial_list import TrialList
-from speakerlab.model_files import embeddings_stem
 from speakerlab.scoring import report
 from speakerlab.scoring.calibration import Calibration, quality
 from speakerlab.scoring.chain import Chain, Scored, build_chain
@@ -33,6 +33,7 @@ QMF = "+qmf"
 Learning = Literal["auto", "validation", "cross", "none"]
 LEARNINGS = ("auto", "validation", "cross", "none")
 NUM_FOLDS = 5
+USUAL_TOP_N = 300
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,12 @@ class BackEnd:
 
     chain: Chain
     with_quality: bool
+    options: tuple[str, ...] = ()  # that differ from the usual ones, as in "lda-dim=50"
 
     @property
     def name(self) -> str:
-        return self.chain.name + (QMF if self.with_quality else "")
+        """The steps, and the options that others of these steps may not have."""
+        return ",".join([self.chain.name + (QMF if self.with_quality else ""), *self.options])
 
     @property
     def protocol(self) -> str:
@@ -74,11 +77,19 @@ def build_back_ends(
     specs: Sequence[str],
     development: DevelopmentSet | None,
     *,
-    top_n: int = 300,
+    top_n: int = USUAL_TOP_N,
     lda_dim: int | None = None,
-    adaptation: EmbeddingTable | None = None,
+    adapt: tuple[str, EmbeddingTable] | None = None,
 ) -> list[BackEnd]:
-    """Back ends by their names, such as `mean+cosine+asnorm+qmf`."""
+    """Back ends by their names, such as `mean+cosine+asnorm+qmf`.
+
+    adapt: the name of a set and its embeddings, which a PLDA is adapted to.
+    """
+    options = {
+        "lda": [] if lda_dim is None else [f"lda-dim={lda_dim}"],
+        "asnorm": [] if top_n == USUAL_TOP_N else [f"top-n={top_n}"],
+        "plda": [] if adapt is None else [f"adapt={adapt[0]}"],
+    }
     return [
         BackEnd(
             build_chain(
@@ -86,9 +97,10 @@ def build_back_ends(
                 None if development is None else development.cohort,
                 top_n=top_n,
                 lda_dim=lda_dim,
-                adaptation=adaptation,
+                adaptation=None if adapt is None else adapt[1],
             ),
             spec.endswith(QMF),
+            tuple(text for step in spec.split("+") for text in options.get(step, [])),
         )
         for spec in specs
     ]
@@ -109,8 +121,7 @@ def evaluate(
     `auto`: the calibration stored with the model for plain cosine scores; for others the held-out
     speakers where there are enough, else `cross`.
     """
-    stem = embeddings_stem(system.exp_dir, listed.path.parent.name)
-    tables = listed.tables(EmbeddingTable.load(stem))
+    tables = listed.tables(read_embedded(system.exp_dir, listed.path.parent))
     untrained_N = score_untrained(system, listed)
     scores: list[ListScores] = []
     rows: list[report.Row] = []
@@ -121,7 +132,7 @@ def evaluate(
         if read is None and back_end.with_quality:
             log.info("%s: left out %s, which must be learned", listed.name, back_end.name)
             continue
-        own = _together(listed, back_end, scored, read, None if rows else untrained_N)
+        own = _together(listed, back_end, scored, read, untrained_N)
         drawn = bootstrap(
             own.scores_N,
             own.trials.is_target_N,
@@ -134,7 +145,8 @@ def evaluate(
         row["compared"] = _compared(row, rows[0], drawn, first) if rows else None
         scores.append(own)
         rows.append(row)
-        log.info("%s: scored by %s", listed.name, back_end.name)
+        source = "" if read is None else f", read as ratios by {read.source}"
+        log.info("%s: scored by %s%s", listed.name, back_end.name, source)
     return rows, scores
 
 
@@ -153,7 +165,7 @@ def _together(
         trials=listed.trials,
         scores_N=llr_N if back_end.with_quality and llr_N is not None else scored.scores_N,
         llr_N=llr_N,
-        untrained_N=untrained_N,
+        untrained_N=untrained_N if back_end.name == "cosine" else None,
         data_dir=listed.path.parent,
         utterances_of=listed.models,
     )
@@ -255,12 +267,13 @@ def read_as_llr(
 
 def score_untrained(system: System, listed: TrialList) -> np.ndarray | None:
     """Cosine scores of the initial weights, None where they were not extracted."""
-    stem = embeddings_stem(system.exp_dir, listed.path.parent.name, untrained=True)
-    if not Path(f"{stem}.json").exists():
+    data_dir = listed.path.parent
+    if not are_embedded(system.exp_dir, data_dir, untrained=True):
         log.info("%s: no untrained embeddings (extract --untrained), left out", listed.name)
         return None
     cosine = build_chain("cosine", None)
-    return cosine.score(*listed.tables(EmbeddingTable.load(stem)), listed.trials).scores_N
+    table = read_embedded(system.exp_dir, data_dir, untrained=True)
+    return cosine.score(*listed.tables(table), listed.trials).scores_N
 
 
 def _score(

@@ -5,6 +5,7 @@ The enrolment side may name models of `enroll.map`, whose embedding is the mean 
 utterances. `utt2<name>` and `spk2<name>` are conditions, `utt2dur` tells durations.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,12 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.data.tables import ENROLL_MAP, list_conditions, read_enroll, read_table
+from speakerlab.faults import Faults
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.enrolment import average_models, speaker_of_models
-from speakerlab.scoring.trials import Trials, read_trials
+from speakerlab.scoring.trials import Trials, label_of, read_trials
 
+log = logging.getLogger(__name__)
 PROTOCOL = "each trial compares two whole utterances"
 AVERAGED = (
     "each trial compares a model of {least} to {most} utterances, the mean of their embeddings, "
@@ -78,15 +81,52 @@ def read_trial_list(path: Path) -> TrialList:
                 column[model] = str(*values)
         if all(name in seconds for name in names):
             seconds[model] = sum(seconds[name] for name in names)
+    who = speaker_of | speaker_of_models(models, speaker_of, where=str(folder / ENROLL_MAP))
+    _check(trials, who, models, path)
+    for condition, column in columns.items():
+        unknown = [name for name in trials.ids if name not in column]
+        if unknown:
+            log.info(
+                "%s: tells nothing of %d of %d utterances and models, %s among them: their trials "
+                "are in no row of it",
+                *(folder / condition, len(unknown), len(trials.ids), unknown[0]),
+            )
     return TrialList(
         name=f"{folder.name}/{path.name}",
         path=path,
         trials=trials,
-        speakers=trials.speakers(speaker_of | speaker_of_models(models, speaker_of)),
+        speakers=trials.speakers(who),
         models=models,
         columns=columns,
         seconds=seconds,
     )
+
+
+def _check(
+    trials: Trials, who: Mapping[str, str], models: Mapping[str, Sequence[str]], path: Path
+) -> None:
+    """Refuse a truth that the speakers contradict; tell of trials that test what they enrolled."""
+    enrol_N, test_N = trials.speakers(who)
+    faults = Faults()
+    for n in np.flatnonzero((enrol_N == test_N) != trials.is_target_N).tolist():
+        enrol, test = trials.enrol_ids[trials.enrol_N[n]], trials.test_ids[trials.test_N[n]]
+        faults.add(
+            "trials that the speakers contradict",
+            f"{path}: trial {n + 1} is a {label_of(trials.is_target_N[n])}, got {enrol} of "
+            f"{who[enrol]} and {test} of {who[test]}; mend the list or utt2spk",
+        )
+    faults.raise_if_any(f"{path}: refused")
+    num_target = int(trials.is_target_N.sum())
+    if not 0 < num_target < len(trials):
+        raise ValueError(
+            f"{path}: an error rate needs targets and nontargets, got {num_target} targets of "
+            f"{len(trials)} trials; add the others"
+        )
+    parts = [set(models.get(name, [name])) for name in trials.enrol_ids]
+    ids = trials.test_ids
+    own = sum(ids[t] in parts[e] for e, t in zip(trials.enrol_N.tolist(), trials.test_N.tolist()))
+    if own:
+        log.warning("%s: %d trials test an utterance that is enrolled in them", path, own)
 
 
 def read_seconds(folder: Path) -> dict[str, float]:

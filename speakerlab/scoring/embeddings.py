@@ -81,7 +81,14 @@ class EmbeddingTable:
                 f"{described_path}: does not describe embeddings, got {error!r}; "
                 "run the extraction (stage 5) again"
             ) from error
-        emb_ND = np.load(_file(stem, ".npy"), allow_pickle=False)
+        try:
+            emb_ND = np.load(_file(stem, ".npy"), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            got = str(error).splitlines()[0]
+            raise ValueError(
+                f"{_file(stem, '.npy')}: is cut off or damaged, got '{got}'; run the extraction "
+                "(stage 5) again"
+            ) from error
         ids = _file(stem, ".ids").read_text(encoding="utf-8").splitlines()
         if emb_ND.shape != (num, dim) or len(ids) != num or emb_ND.dtype != np.float32:
             raise ValueError(

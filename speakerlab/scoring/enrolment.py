@@ -30,7 +30,7 @@ def average_models(table: EmbeddingTable, models: Mapping[str, Sequence[str]]) -
 
 
 def speaker_of_models(
-    models: Mapping[str, Sequence[str]], speaker_of: Mapping[str, str]
+    models: Mapping[str, Sequence[str]], speaker_of: Mapping[str, str], *, where: str = "enrolment"
 ) -> dict[str, str]:
     """model -> speaker. Raises ValueError for a model whose utterances are of several."""
     faults, found = Faults(), dict[str, str]()
@@ -38,7 +38,7 @@ def speaker_of_models(
         speakers = sorted({speaker_of.get(name, "nobody") for name in names})
         if len(speakers) != 1:
             got = ", ".join(speakers)
-            faults.add("models", f"enrolment: {model} must be one speaker, got {got}; mend the map")
+            faults.add("models", f"{where}: {model} must be one speaker, got {got}; mend it")
         found[model] = speakers[0]
-    faults.raise_if_any("enrolment: refused, a model is one speaker")
+    faults.raise_if_any(f"{where}: refused, a model is one speaker")
     return found

@@ -135,7 +135,7 @@ def _limits(
     rates = np.array(PERCENT_TICKS) / 100
     low = rates[rates <= min(steps)].max(initial=rates[0])
     high = rates[rates >= min(1.6 * worst_eer, rates[-1])].min()
-    return float(low), float(max(high, 0.4))
+    return float(min(low, 0.1)), float(max(high, 0.4))
 
 
 def _figure(caller: str, *, height: float = INCHES) -> "tuple[Figure, Axes]":

@@ -35,13 +35,18 @@ class Spec:
         for step in steps:
             if step not in {*TRANSFORMS, *SCORERS, *NORMALISATIONS}:
                 known = ", ".join([*TRANSFORMS, *SCORERS, *NORMALISATIONS])
-                raise ValueError(f"backend: unknown step in '{text}', got '{step}'; known: {known}")
+                raise ValueError(
+                    f"backend: unknown step in '{text}', got '{step}'; known: {known}, and qmf at "
+                    "the end; join steps by +, set back ends apart by blanks"
+                )
         normalisation = steps.pop() if steps[-1] in NORMALISATIONS else None
         scorer = steps.pop() if steps else ""
-        if scorer not in SCORERS or not TRANSFORMS.keys() >= set(steps):
+        is_twice = len(set(steps)) < len(steps)
+        if scorer not in SCORERS or not TRANSFORMS.keys() >= set(steps) or is_twice:
             raise ValueError(
                 f"backend: steps out of order, got '{text}'; write {', '.join(TRANSFORMS)} as "
-                f"wished, then {' or '.join(SCORERS)}, then {' or '.join(NORMALISATIONS)} or none"
+                f"wished, then {' or '.join(SCORERS)}, then {' or '.join(NORMALISATIONS)} or none, "
+                "then qmf or none, each once"
             )
         return cls(text, tuple(steps), scorer, normalisation)
 

@@ -62,7 +62,8 @@ class SpeakerMeans:
             raise ValueError(
                 f"{step}: {dim} dimensions need 2 speakers, and {dim} more utterances than "
                 f"speakers that differ in each, got {num} utterances of {num_speakers} speakers; "
-                f"extract more of the training set (--per-speaker), or score without {step}"
+                "embed more utterances of each speaker, put lda with a smaller --lda-dim before it "
+                f"or leave out {step}"
             )
 
 
@@ -111,7 +112,7 @@ def learn_lda(development: Development, *, dim: int | None = None) -> Affine:
     if dim is not None and not 1 <= dim <= most:
         raise ValueError(
             f"lda: {len(means.names)} speakers and {len(means.within_DD)} dimensions give 1 to "
-            f"{most} directions, got {dim}; lower it, or leave it out"
+            f"{most} directions, got {dim}; correct --lda-dim, or leave it out"
         )
     num = means.count_S.sum()
     apart_SD = means.mean_SD - means.count_S @ means.mean_SD / num

@@ -188,8 +188,8 @@ def _read_table(path: Path, separator: str) -> Iterator[tuple[Sequence[tuple[str
                 if len(words) < 3 or words[0].lower() not in TABLE_TRUTH or not all(words):
                     faults.add(
                         "unreadable lines",
-                        f"{path}:{number}: needs a label, an enrolment and a test id, got "
-                        f"{separator.join(row)!r}; correct the line",
+                        f"{path}:{number}: needs an enrolment id, a test id and one of the labels "
+                        f"{', '.join(TABLE_TRUTH)}, got {separator.join(row)!r}; correct it",
                     )
                 else:
                     kept.append((label_of(TABLE_TRUTH[words[0].lower()]), *words[1:]))

@@ -32,7 +32,7 @@ def fuse(folder, *words):
 
 def rows_of(text):
     """first word -> the numbers of its line."""
-    lines = [line.split() for line in text.splitlines()[1:]]
+    lines = [line.split() for line in text.splitlines()[2:]]
     return {words[0].rpartition("/")[2]: [float(word) for word in words[1:]] for words in lines}
 
 
@@ -79,6 +79,21 @@ def test_options_that_do_not_go_together_are_refused(tmp_path):
     both = [*dev, "--dev-scores", folder / "a", folder / "b", "--speakers", folder / "utt2spk"]
     with pytest.raises(ValueError, match="^fuse: development scores need no speakers, got --spea"):
         fuse(folder, *both)
+
+
+def test_files_that_would_fool_are_refused(tmp_path):
+    folder = tmp_path / "test"
+    write_list(folder, seed=0)
+    write_list(tmp_path / "dev", seed=1)
+    dev = [tmp_path / "dev/a", tmp_path / "dev/b"]
+    with pytest.raises(ValueError, match="^--dev-trials: must be of other speakers, got .* itself"):
+        fuse(folder, "--dev-trials", folder / "trials", "--dev-scores", *dev)
+    with pytest.raises(ValueError, match="^fuse: takes each score file once, got .*a again"):
+        fuse(folder, "--scores", folder / "a", folder / "a")
+    before = (folder / "b").read_bytes()
+    with pytest.raises(ValueError, match="^--out: would overwrite what is read, got .*/b; give"):
+        fuse(folder, "--out", folder / "b")
+    assert (folder / "b").read_bytes() == before
 
 
 def test_scores_of_another_list_are_refused(tmp_path):

@@ -94,8 +94,13 @@ def test_no_decision_without_calibration(make_exp, data_dir, capsys):
 @pytest.mark.parametrize(
     ("words", "text", "line"),
     [
-        (["a.wav"], "", "verify: needs two recordings or --trials, got 1 files; see --help"),
-        (["a.wav", "--trials", "FILE"], "a b\n", "verify: needs two recordings or --trials, got 1"),
+        (["a.wav"], "", "verify: needs either two recordings or --trials, got 1 files; see --help"),
+        (
+            ["a.wav", "--trials", "FILE"],
+            "a b\n",
+            "or --trials, got 1 files and --trials",
+        ),
+        (["--trials", "FILE", "--far", "0.1"], "a b\n", "--far: decides about two recordings, got"),
         (["--trials", "/no/list"], "", "/no/list: no such trial list; correct --trials"),
         (["--trials", "FILE"], "a b\na\n", ":2: is no pair, got 'a'; write 'a b'"),
         (["--trials", "FILE"], "a b\n", "a: no such file; give the path of a recording"),

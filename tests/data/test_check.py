@@ -21,7 +21,7 @@ def refusal(*folders: Path, **settings) -> list[str]:
     with pytest.raises(ValueError) as refused:
         check_data_dirs(folders, **settings)
     *lines, verdict = str(refused.value).splitlines()
-    assert verdict == f"{', '.join(map(str, folders))}: refused, nothing was written"
+    assert verdict == f"{', '.join(map(str, folders))}: refused, no utt2dur was written"
     for folder in folders:
         assert not (folder / "utt2dur").exists()
         assert not (folder / "rejected.tsv").exists()

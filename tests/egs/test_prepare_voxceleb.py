@@ -172,7 +172,7 @@ def test_an_extra_file(recipe, corpus, tmp_path):
     (line,) = (data / "train/rejected.tsv").read_text().splitlines()
     assert line.split("\t")[2] == (
         f"{extra}: is not <speaker>/<video>/<recording> below {corpus}/voxceleb2_m4a/dev/aac, "
-        "got 2 parts; move it away"
+        "a speaker being id00001 to id11251, got id00012/00001.m4a; move it away"
     )
 
 

@@ -74,10 +74,13 @@ def rows_of(exp, *options):
 def test_every_back_end_in_one_table(experiment, capsys):
     exp, data = experiment
     rows = rows_of(exp, "--backend", *CHAINS, "--top-n", "20")
-    assert [row["backend"] for row in rows] == CHAINS
+    assert [row["backend"] for row in rows] == [
+        *CHAINS[:2],
+        *(f"{name},top-n=20" for name in CHAINS[2:]),
+    ]
     assert capsys.readouterr().out.count("test/trials") == 4
     trials = read_trials(data / "test/trials")
-    files = [f"test_trials{end}.txt" for end in ("", *(f"_{name}" for name in CHAINS[1:]))]
+    files = [f"test_trials{end}.txt" for end in ("", *(f"_{row['backend']}" for row in rows[1:]))]
     for row, name in zip(rows, files):
         scores = read_scores(exp / "scores" / name, trials)
         assert row["eer"] == pytest.approx(eer(scores, trials.is_target_N), abs=2e-4)
@@ -199,3 +202,77 @@ def test_stored_calibration_is_that_of_plain_cosine_scores(experiment):
     assert plain["calibration"] == "stored with the model, from 5 voices"
     assert plain["at_threshold"]["threshold"] == 0.4
     assert centred["at_threshold"] is None and "held-out" in centred["calibration"]
+
+
+def test_embeddings_of_another_model_are_refused(experiment):
+    exp, _ = experiment
+    (exp / "model/card.json").write_text(json.dumps({"sha256": "6" * 64}))
+    with pytest.raises(ValueError, match=r"test/trained: embeddings must be of the model in .*exp"):
+        rows_of(exp)
+
+
+def test_a_truth_that_the_speakers_contradict_is_named(experiment):
+    exp, data = experiment
+    path = data / "test/trials"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:8], lines[8].replace("nontarget", "target"), *lines[9:]]))
+    with pytest.raises(ValueError, match=r"trials: trial 9 is a target, got s\d+-\d of s\d+ and"):
+        rows_of(exp)
+    path.write_text("s0-0 s0-1 target\ns0-0 s0-2 nontarget\n")
+    with pytest.raises(ValueError, match="trial 2 is a nontarget, got s0-0 of s0 and s0-2 of s0;"):
+        rows_of(exp)
+    path.write_text("s0-0 s0-1 target\n")
+    with pytest.raises(ValueError, match="needs targets and nontargets, got 1 targets of 1 trials"):
+        rows_of(exp)
+
+
+def test_what_is_half_known_is_told(experiment, caplog):
+    caplog.set_level("INFO")
+    exp, data = experiment
+    (data / "test/spk2gender").write_text("".join(f"s{i} m\n" for i in range(20)))
+    (data / "test/enroll.map").write_text("m s0-0 s0-1\n")
+    with (data / "test/trials").open("a") as file:
+        file.write("m s0-1 target\ns3-0 s3-0 target\n")
+    listed = read_trial_list(data / "test/trials")
+    assert "test/gender: tells nothing of 96 of 177 utterances and models" in caplog.text
+    assert "2 trials test an utterance that is enrolled in them" in caplog.text
+    assert len(listed.trials) == 176 * 175 // 2 + 2
+
+
+def test_options_of_a_back_end_are_in_its_name(experiment):
+    exp, data = experiment
+    dims = ["--backend", "cosine", "mean+lda+cosine", "--lda-dim"]
+    rows_of(exp, *dims, "4")
+    rows = rows_of(exp, *dims, "6")
+    names = ["cosine", "mean+lda+cosine,lda-dim=4", "mean+lda+cosine,lda-dim=6"]
+    assert [row["backend"] for row in rows] == names
+    assert rows[1]["eer"] != rows[2]["eer"]
+    adapted = rows_of(exp, "--backend", "mean+lda+plda", "--adapt", str(data / "test"))
+    assert adapted[-1]["backend"] == "mean+lda+plda,adapt=test"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--p-target", "0"], "--p-target: must be between 0 and 1, got 0; use e.g. 0.01"),
+        (
+            ["--development", "elsewhere"],
+            "--development: must be embedded, got nothing of elsewh",
+        ),
+        (["--backend", "qmf"], "known: mean, .*, and qmf at the end; join steps by"),
+        (["--backend", "mean+mean+cosine"], "steps out of order, got 'mean\\+mean"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(experiment, words, line):
+    with pytest.raises(ValueError, match=line):
+        rows_of(experiment[0], *words)
+
+
+def test_a_training_set_that_shrank_leaves_cosine_alone(experiment, caplog):
+    exp, data = experiment
+    kept = [line for line in (data / "train/utt2spk").open() if not line.startswith("t7-")]
+    (data / "train/utt2spk").write_text("".join(kept))
+    assert rows_of(exp)[0]["backend"] == "cosine"
+    assert "utt2spk: must have every utterance that was embedded, got no t7-" in caplog.text
+    with pytest.raises(ValueError, match="learns mean from a development set, got none"):
+        rows_of(exp, "--backend", "mean+cosine")

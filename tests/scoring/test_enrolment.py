@@ -25,5 +25,5 @@ def test_what_is_missing_is_named():
 def test_a_model_is_one_speaker():
     spoken_by = {"u": "a", "v": "a", "w": "b"}
     assert speaker_of_models({"m": ["u", "v"], "n": ["w"]}, spoken_by) == {"m": "a", "n": "b"}
-    with pytest.raises(ValueError, match="enrolment: m must be one speaker, got a, b; mend"):
+    with pytest.raises(ValueError, match="enrolment: m must be one speaker, got a, b; mend it"):
         speaker_of_models({"m": ["u", "w"]}, spoken_by)
