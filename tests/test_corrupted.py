@@ -72,7 +72,7 @@ def stages_1_and_2(place: Path, data: Path, words: Sequence[object], cases: Sequ
     check = ["-m", "speakerlab", "check", data / "train", "--num-workers", 2]
     code, text = run(place, *check, **how)
     assert code == 1
-    assert text.splitlines()[-1] == f"{data}/train: refused, nothing was written"
+    assert text.splitlines()[-1] == f"{data}/train: refused, no utt2dur was written"
     assert re.search(r"\.\.\. and \d+ more broken recordings", text.splitlines()[-2])
     code, text = run(place, *check, "--allow-rejected", 1, **how)
     assert code == 0, text

@@ -88,7 +88,7 @@ def test_a_set_of_which_nothing_is_left_is_refused(corpus: Path):
     folder = prepared(corpus)
     for path in read_table(folder / "wav.scp").values():
         Path(path).unlink()
-    with pytest.raises(ValueError, match=r"no such file(.|\n)*refused, nothing was written"):
+    with pytest.raises(ValueError, match=r"no such file(.|\n)*refused, no utt2dur was written"):
         check_data_dirs([folder], allow_rejected=1.0)
 
 

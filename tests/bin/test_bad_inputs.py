@@ -88,7 +88,7 @@ def test_bad_data_is_refused_in_one_line(harm, copy, run):
     lines = done.stderr.splitlines()
     assert len(lines) == 2, done.stderr  # the fault, then the verdict
     assert lines[0].startswith(line)
-    assert lines[1] == f"{copy}/train, {copy}/test: refused, nothing was written"
+    assert lines[1] == f"{copy}/train, {copy}/test: refused, no utt2dur was written"
 
 
 def test_an_unknown_configuration_key_names_the_nearest(run, train_command, tmp_path):
