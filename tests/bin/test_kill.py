@@ -67,7 +67,7 @@ def start(words: list[str], environment: dict[str, str], wanted: str) -> subproc
         kill_torchrun,
         pytest.param(kill_group, marks=pytest.mark.slow),
         pytest.param(kill_one_rank, marks=pytest.mark.slow),
-        kill_shell,
+        pytest.param(kill_shell, marks=pytest.mark.slow),
     ],
 )
 def test_nobody_outlives_a_kill(

@@ -145,7 +145,8 @@ def test_fine_tuning_keeps_every_row_of_the_head(uninterrupted, tmp_path, run, t
     assert weights(exp) != weights(uninterrupted)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_frozen_epochs_leave_the_backbone_as_it_was(
     ranks, uninterrupted, tmp_path, run, train_command
 ):

@@ -51,6 +51,7 @@ def test_same_seed_gives_the_same_bytes_whatever_the_number_of_jobs(made, tmp_pa
     assert not (made / "corpus/.part").exists()
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_corpus_and_the_same_one_is_left_alone(made, tmp_path):
     other = make(tmp_path, "--seed", "2")
     assert "speaking" in other.stdout

@@ -36,7 +36,10 @@ SHALLOW: dict[str, dict[str, object]] = {
 RESIDUAL = {"eres2net", "eres2netv2", "gemini_dfresnet", "res2net", "simam_resnet"}
 
 # Half a minute each and more, or like another of their kind: in `make test-all`.
-SLOW = {"redimnet", "eres2netv2", "gemini_dfresnet", "simam_resnet"}
+SLOW = {
+    *("redimnet", "eres2netv2", "gemini_dfresnet", "simam_resnet"),
+    *("res2net", "ecapa_tdnn_wespeaker"),
+}
 
 
 def usually(names: Iterable[str]) -> list[Any]:
