@@ -86,7 +86,7 @@ DEFINITIONS = (
     ),
     (
         "Training",
-        "The loss rises while the margin of the head grows, and accuracy falls: that is wished for. "
-        "What tells is the EER of held-out training speakers.",
+        "The loss rises while the margin of the head grows, and accuracy falls: that is wished "
+        "for. What tells is the EER of held-out training speakers.",
     ),
 )
