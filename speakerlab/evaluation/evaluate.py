@@ -147,6 +147,11 @@ def evaluate(
         rows.append(row)
         source = "" if read is None else f", read as ratios by {read.source}"
         log.info("%s: scored by %s%s", listed.name, back_end.name, source)
+    if not rows:
+        raise ValueError(
+            f"{listed.path}: nothing was scored, got too little to learn quality measures from; "
+            "add a back end without qmf"
+        )
     return rows, scores
 
 

@@ -131,6 +131,16 @@ def test_without_held_out_speakers_scores_are_read_by_cross_validation(experimen
         rows_of(exp, "--backend", "mean+cosine", "--calibration", "validation")
 
 
+def test_what_cannot_be_learned_is_left_out_beside_what_needs_no_learning(experiment, caplog):
+    exp, data = experiment
+    (data / "test/trials").write_text("s0-0 s0-1 target\ns0-0 s1-0 nontarget\n")
+    (exp / "model/speakers.txt").unlink()  # all speakers are the cohort, none is held out
+    (row,) = rows_of(exp, "--backend", "cosine", "cosine+qmf")
+    assert row["backend"] == "cosine" and row["cllr"] is None
+    with pytest.raises(ValueError, match="nothing was scored, got too little to learn quality"):
+        rows_of(exp, "--backend", "cosine+qmf")
+
+
 def test_the_cohort_is_of_speakers_that_were_trained_on(experiment):
     exp, data = experiment
     development = read_development(exp, data / "train")
