@@ -14,7 +14,6 @@ import csv
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -25,11 +24,10 @@ from egs.common.corpus import (
     make_parser,
     run,
     walk,
-    write_noise_and_rooms,
     write_set,
 )
 from egs.common.fetch import download
-from egs.common.noises import FREE_SOUND, find_noise, find_rooms
+from egs.common.noises import write_published_choice
 from egs.common.official import compare, read_official
 from speakerlab.data.tables import read_table
 from speakerlab.faults import Faults
@@ -194,13 +192,7 @@ def prepare(
             f"{data / split}: {num_left_out} utterances of {LEFT_OUT} left out"
             + (f", {unknown} of the others are not in {info.name}" if unknown else "")
         )
-    write_noise_and_rooms(
-        data,
-        noise=noise,
-        rirs=rirs,
-        find_noise=partial(find_noise, parts=FREE_SOUND),  # [P]:68
-        find_rooms=partial(find_rooms, simulated=False),  # [P]:70
-    )
+    write_published_choice(data, noise=noise, rirs=rirs)  # [P]:68,70
 
 
 def main(argv: Sequence[str] | None = None) -> int:

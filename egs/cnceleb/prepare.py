@@ -15,7 +15,6 @@ github.com/Evildoersudo/camplusplus at ebe57e6, its notes on the experiments wit
 import argparse
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -23,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from egs.cnceleb.evaluation import LISTS, read_test, read_words, report_extra
 from egs.cnceleb.joining import genre_of, join_all
 from egs.common.archives import unpack
-from egs.common.corpus import check_disjoint, make_parser, run, write_noise_and_rooms, write_set
+from egs.common.corpus import check_disjoint, make_parser, run, write_set
 from egs.common.fetch import download
-from egs.common.noises import FREE_SOUND, find_noise, find_rooms
+from egs.common.noises import write_published_choice
 from speakerlab.data.tables import write_table
 from speakerlab.faults import MAX_LINES_PER_KIND, Faults
 
@@ -130,13 +129,7 @@ def prepare(args: argparse.Namespace) -> None:
         columns={"utt2genre": test.genres},
         enroll=test.enroll,
     )
-    write_noise_and_rooms(
-        args.data,
-        noise=args.noise,
-        rirs=args.rirs,
-        find_noise=partial(find_noise, parts=FREE_SOUND),  # [P]:80
-        find_rooms=partial(find_rooms, simulated=False),  # [P]:82
-    )
+    write_published_choice(args.data, noise=args.noise, rirs=args.rirs)  # [P]:80,82
 
 
 def write_training(

@@ -9,9 +9,10 @@ github.com/wenet-e2e/wespeaker at dfa7419.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from egs.common.corpus import LeftOut, find_audio
+from egs.common.corpus import LeftOut, find_audio, write_noise_and_rooms
 from speakerlab.data.banks import KINDS
 from speakerlab.faults import Faults
 
@@ -19,6 +20,22 @@ FREE_SOUND = ("noise/free-sound",)  # [D]:84
 ALL_OF_MUSAN = KINDS  # [W]:84
 REAL_LIST = "real_rirs_isotropic_noises/rir_list"  # [D]:86, whose fifth column is the path
 SIMULATED = "simulated_rirs"  # [W]:86
+
+
+def write_published_choice(
+    data: Path, *, noise: Path | None, rirs: Path | None, as_wespeaker: bool = False
+) -> None:
+    """Write `noise/` and `rirs/` of what 3D-Speaker's recipes take, or of what WeSpeaker's do.
+
+    3D-Speaker: free sound and real rooms. WeSpeaker: all of MUSAN and simulated rooms.
+    """
+    write_noise_and_rooms(
+        data,
+        noise=noise,
+        rirs=rirs,
+        find_noise=partial(find_noise, parts=ALL_OF_MUSAN if as_wespeaker else FREE_SOUND),
+        find_rooms=partial(find_rooms, simulated=as_wespeaker),
+    )
 
 
 def find_noise(folder: Path, *, parts: Sequence[str]) -> tuple[dict[str, Path], LeftOut]:

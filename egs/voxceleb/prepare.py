@@ -16,16 +16,15 @@ author names the page ACCESS.
 import csv
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from egs.common.archives import checksum_fault, unpack
 from egs.common.convert_audio import convert_all, require_decoder
-from egs.common.corpus import LeftOut, make_parser, run, write_noise_and_rooms, write_set
+from egs.common.corpus import LeftOut, make_parser, run, write_set
 from egs.common.fetch import download
-from egs.common.noises import ALL_OF_MUSAN, FREE_SOUND, find_noise, find_rooms
+from egs.common.noises import write_published_choice
 from egs.common.official import compare, read_official
 from egs.voxceleb.layout import Part, find_parts
 from speakerlab.data.tables import Trial
@@ -237,14 +236,8 @@ def prepare(
         trials=trials,
         columns={"spk2gender": genders} if genders else None,
     )
-    write_noise_and_rooms(
-        data,
-        noise=noise,
-        rirs=rirs,
-        # 3D-Speaker: [P]:84,86; WeSpeaker: the lines of that number in its script.
-        find_noise=partial(find_noise, parts=ALL_OF_MUSAN if as_wespeaker else FREE_SOUND),
-        find_rooms=partial(find_rooms, simulated=as_wespeaker),
-    )
+    # 3D-Speaker: [P]:84,86; WeSpeaker: the lines of that number in its script.
+    write_published_choice(data, noise=noise, rirs=rirs, as_wespeaker=as_wespeaker)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,6 @@ local/prepare_data.sh. How many utterances its lists have is published nowhere t
 import csv
 import sys
 from collections.abc import Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -20,10 +19,9 @@ from egs.common.corpus import (
     check_disjoint,
     make_parser,
     run,
-    write_noise_and_rooms,
     write_set,
 )
-from egs.common.noises import FREE_SOUND, find_noise, find_rooms
+from egs.common.noises import write_published_choice
 from speakerlab.data.tables import read_table
 from speakerlab.faults import Faults
 
@@ -84,13 +82,7 @@ def prepare(
         columns = {"utt2lang": languages}
         write_set(data / split, wavs=wavs, speakers=speakers, columns=columns)
         print(f"{data / split}: {len(set(languages.values()))} languages")
-    write_noise_and_rooms(
-        data,
-        noise=noise,
-        rirs=rirs,
-        find_noise=partial(find_noise, parts=FREE_SOUND),
-        find_rooms=partial(find_rooms, simulated=False),
-    )
+    write_published_choice(data, noise=noise, rirs=rirs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
