@@ -165,6 +165,11 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="of what is measured in seconds")
     parser.add_argument("--threads", type=int, help="of each side; default: what numpy takes")
     options = parser.parse_args(words)
+    for name in ("turns", "repeats"):
+        if getattr(options, name) < 2:
+            parser.error(
+                f"--{name}: must be at least 2 to tell a spread, got {getattr(options, name)}"
+            )
     options.peers = {}
     for folder in options.peer:
         sides = [side for side, file in PEERS.items() if (folder / file).is_file()]
