@@ -29,8 +29,5 @@ lint: ## ruff, basedpyright, shellcheck, shfmt, the import rules
 mini: ## the recipe that needs no corpus
 	@bash egs/mini/run.sh
 
-WHAT ?= models data
-bench: ## rates of models and data; PEER=DIR: a checkout of 3D-Speaker beside them; WHAT=scoring ARGS="--help"
-	@$(find) && for what in $(WHAT); do \
-	  "$$python" "benchmarks/$$what.py" $(if $(PEER),--peer "$(PEER)") $(ARGS); \
-	done
+bench: ## speed of every part; PEERS="3dspeaker=DIR wespeaker=DIR speechbrain=DIR" beside them; ARGS="--help"
+	@$(find) && "$$python" benchmarks/suite.py $(if $(PEERS),--peers $(PEERS)) $(ARGS)

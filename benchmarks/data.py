@@ -19,45 +19,20 @@ Before anything is timed, both must give the same features of the same crops.
 """
 
 import argparse
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sides import ROOT, Process, environment, measure, report, say, write_rows
+import speech
+from sides import ROOT, Process, measure, report, say, write_rows
+from speech import AUGMENTED, PROB, SOURCES
 
 HERE = Path(__file__).parent
-SHARED = ROOT.parent / "shared/data"
-DEFAULTS = {"audio": "librispeech-mini/train-clean-100", "noise": "noise", "rirs": "rirs"}
-SOURCES = ("flac", "wav", "shard")
 WORKS = ("to_device", "full_cpu")
-AUGMENTED = 0.8  # of the crops; as 3D-Speaker's aug_prob
-PROB = 1 - (1 - AUGMENTED) ** 0.5  # of a room, and of noise
 ALLOWED = 1e-2  # difference of mean-normalised log mel features: the peer's rounding in fp32
 Split = Mapping[str, Any]  # the answer to "hops"
-
-
-def make_corpus(folder: Path, options: argparse.Namespace) -> None:
-    """Fill the folder (data_corpus.py) and say what with."""
-    words = [f"--folder={folder}", f"--crop-seconds={options.crop_seconds}"]
-    for name in ("audio", "noise", "rirs", "utterance_seconds"):
-        value = getattr(options, name)
-        words += [] if value is None else [f"--{name.replace('_', '-')}={value}"]
-    words += ["--pack"] if "shard" in options.source else []
-    command = [sys.executable, str(HERE / "data_corpus.py"), *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment(ROOT, 1))
-    if done.returncode:
-        raise SystemExit("data.py: there is nothing to measure with; see above")
-    facts = json.loads(done.stdout.splitlines()[-1])
-    say(
-        f"{'synthetic' if options.audio is None else options.audio}: {facts['utterances']} "
-        f"recordings of {facts['speakers']} speakers, {facts['seconds']:.1f} s on average; crops "
-        f"of {options.crop_seconds:g} s, {options.micro_batch} together; one thread each side"
-    )
 
 
 def require_equal(ours: Process, peer: Process, folder: Path) -> None:
@@ -71,14 +46,6 @@ def require_equal(ours: Process, peer: Process, folder: Path) -> None:
     say(f"features of {len(found)} crops, largest difference: {error:.1e}")
     if not error <= ALLOWED:
         raise SystemExit("data.py: the features are not equal; nothing was timed")
-
-
-def warm(folder: Path) -> None:
-    """Bring every file into the system's cache."""
-    scps = (folder / source / "wav.scp" for source in SOURCES)
-    loose = (line.split(maxsplit=1)[1] for scp in scps for line in scp.read_text().splitlines())
-    for path in {*map(Path, loose), *(path for path in folder.rglob("*") if path.is_file())}:
-        path.read_bytes()
 
 
 def compare(folder: Path, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
@@ -144,10 +111,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peer", type=Path, help="a checkout of 3D-Speaker")
     parser.add_argument("--json", type=Path, help="where to write the rows")
     parser.add_argument("--source", nargs="+", default=list(SOURCES), choices=SOURCES)
-    parser.add_argument("--audio", type=Path, help="flac files in a folder for each speaker")
-    parser.add_argument("--noise", type=Path, help="a folder of noises")
-    parser.add_argument("--rirs", type=Path, help="a folder of room impulse responses")
-    parser.add_argument("--utterance-seconds", type=float, help="cut recordings to this length")
+    speech.add_options(parser)
     parser.add_argument("--crop-seconds", type=float, default=3.0)
     parser.add_argument("--micro-batch", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each side of each row")
@@ -155,12 +119,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(words)
     if options.peer is not None and not (options.peer / "speakerlab/process").is_dir():
         parser.error(f"--peer: must be a checkout of 3D-Speaker, got {options.peer}")
-    for name, default in DEFAULTS.items():
-        given = getattr(options, name)
-        if given is not None and not given.is_dir():
-            parser.error(f"--{name}: must be a folder, got {given}")
-        if given is None and (SHARED / default).is_dir():
-            setattr(options, name, SHARED / default)
+    speech.settle(parser, options)
     return options
 
 
@@ -168,8 +127,14 @@ def main() -> None:
     options = parse()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_corpus(folder, options)
-        warm(folder)
+        found = speech.make(
+            folder, options, crop_seconds=options.crop_seconds, sources=options.source
+        )
+        say(
+            f"{found}; crops of {options.crop_seconds:g} s, {options.micro_batch} together; one "
+            "thread each side"
+        )
+        speech.warm(folder)
         rows = list(compare(folder, options))
     write_rows(options.json, rows)
 

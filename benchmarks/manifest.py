@@ -1,10 +1,11 @@
 """A data directory of millions of utterances: time to load it, memory of the parent and of workers.
 
-    python benchmarks/manifest.py [--utterances 5000000] [--json FILE]
+    python benchmarks/manifest.py [--utterances 10000 100000 1000000 5000000] [--json FILE]
 
 In: tables of utterances that are made up, and an index of shards as packing would write it. Out: a
 line and a row for each figure, {"name", "ours", "peer", "ratio", "unit"}; there is no peer.
-PSS is what a process holds, memory that is shared divided by those that share it (Linux).
+Seconds are those of the processor, so that other processes do not count. PSS is what a process
+holds, memory that is shared divided by those that share it (Linux).
 """
 
 import argparse
@@ -20,13 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone need not be installed
 
+from speakerlab.benching.memory import PeakMemory
 from speakerlab.data.columns import read_columns, store_columns
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
 from speakerlab.data.packed import Packed
-from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.sampler import EpochOrder, MicroBatches
 from speakerlab.data.shards import Layout
 
 RATE = 16000
@@ -36,10 +39,10 @@ LOOKED_UP = 100_000  # utterances by each worker
 MB = 1e6
 
 
-def write_tables(folder: Path, num_utterances: int) -> None:
+def write_tables(folder: Path, num_utterances: int, *, each: int = UTTERANCES_PER_SPEAKER) -> None:
     """wav.scp, utt2spk and utt2dur as a corpus like 3D-Speaker's has them."""
     folder.mkdir(parents=True)
-    names = [f"{i // UTTERANCES_PER_SPEAKER:06d}_dev01_{i:08d}" for i in range(num_utterances)]
+    names = [f"{i // each:06d}_dev01_{i:08d}" for i in range(num_utterances)]
     seconds = np.random.default_rng(0).uniform(1.5, 15.0, num_utterances)
     rows = zip(names, seconds)
     with (
@@ -93,18 +96,29 @@ def measure(folder: Path) -> Iterator[tuple[str, float, str]]:
     """(name, value, unit) of each figure."""
     gc.collect()
     before = memory()
-    started_at = time.monotonic()
+    started_at = time.process_time()
     manifest = read_manifest([folder], sample_rate=RATE)
-    yield "manifest.load", time.monotonic() - started_at, "s"
+    yield "manifest.load", time.process_time() - started_at, "s"
     assert manifest.parts[0].waves is not None, "read from shards"
     train, _ = split_valid(manifest, len(manifest.speakers) // 100)
     train.sha256()
-    yield "manifest.load_split_hash", time.monotonic() - started_at, "s"
+    yield "manifest.load_split_hash", time.process_time() - started_at, "s"
     del manifest
-    started_at = time.monotonic()
+    started_at = time.process_time()
     order = EpochOrder(train.num_samples_N, crop_samples=3 * RATE, global_batch=256, seed=0)
     rows_P = order.rows(0)
-    yield "manifest.epoch_order", time.monotonic() - started_at, "s"
+    yield "manifest.epoch_order", time.process_time() - started_at, "s"
+    middle = order.steps_per_epoch + order.steps_per_epoch // 2
+    for name, step in (("first_batch", 0), ("resume_mid_epoch", middle)):
+        started_at = time.process_time()
+        slots = MicroBatches(order, start_step=step, stop_step=step + 1, micro_batch=64)
+        assert len(next(iter(slots))) == 64
+        yield f"manifest.{name}_slots", time.process_time() - started_at, "s"
+    packed = train.parts[0].waves
+    assert packed is not None
+    started_at = time.process_time()
+    assert len(list(packed.cut_short())) == len(packed.shards)  # there are none
+    yield "manifest.look_at_shards", time.process_time() - started_at, "s"
     after = memory()
     for name in ("rss", "pss", "private"):
         yield f"manifest.parent_{name}", after[name] - before[name], "MB"
@@ -147,28 +161,43 @@ def worker(train: Manifest, rows: np.ndarray, all_done: Any, told: Any) -> None:
     told.put({name: after[name] - before[name] for name in after})
 
 
+def make(folder: Path, num_utterances: int) -> tuple[float, float]:
+    """(seconds, MB) that it took at most to compile the columns, in a process of its own."""
+    write_tables(folder, num_utterances)
+    made = folder.with_suffix(".made")
+    if not (making := os.fork()):
+        with PeakMemory(torch.device("cpu")) as peak:
+            started_at = time.process_time()
+            store_columns(folder, sample_rate=RATE)
+            seconds = time.process_time() - started_at
+        write_index(folder)
+        made.write_text(f"{seconds} {(peak.bytes or 0) / MB}")
+        os._exit(0)
+    os.waitpid(making, 0)
+    seconds, size = map(float, made.read_text().split())
+    return seconds, size
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--utterances", type=int, default=5_000_000)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--utterances", type=int, nargs="+", default=[5_000_000])
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "train"
-        write_tables(folder, args.utterances)
-        if not (making := os.fork()):  # in a process of its own: its memory is not the loader's
-            started_at = time.monotonic()
-            store_columns(folder, sample_rate=RATE)
-            seconds = time.monotonic() - started_at
-            write_index(folder)
-            (Path(scratch) / "made").write_text(f"{seconds}")
-            os._exit(0)
-        os.waitpid(making, 0)
-        made = float((Path(scratch) / "made").read_text())
-        figures = [("manifest.compile", made, "s"), *measure(folder)]
-    for name, value, unit in figures:
-        sys.stdout.write(f"{name:28} {value:10.2f} {unit}\n")
-        rows.append({"name": name, "ours": value, "peer": None, "ratio": None, "unit": unit})
+    for num_utterances in args.utterances:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / "train"
+            seconds, size = make(folder, num_utterances)
+            figures = [
+                ("manifest.compile", seconds, "s"),
+                ("manifest.compile_peak", size, "MB"),
+                *measure(folder),
+            ]
+        for name, value, unit in figures:
+            name = f"{name}.{num_utterances}"
+            sys.stdout.write(f"{name:40} {value:10.3f} {unit}\n")
+            sys.stdout.flush()
+            rows.append({"name": name, "ours": value, "peer": None, "ratio": None, "unit": unit})
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import scoring_agreement
-from sides import ROOT, Measured, Process, report, say, write_rows
+from sides import ROOT, Measured, Process, add_peers, recognise_peers, report, say, write_rows
 
 HERE = Path(__file__).parent
 PEERS = {
@@ -153,8 +153,7 @@ def medians(rates: Sequence[tuple[float, float]]) -> Measured:
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    what = "checkouts of 3D-Speaker and of WeSpeaker, either or both"
-    parser.add_argument("--peer", type=Path, nargs="+", action="extend", default=[], help=what)
+    add_peers(parser, PEERS)
     parser.add_argument("--json", type=Path, help="where to write the rows")
     parser.add_argument("--enrol", type=int, default=196)
     parser.add_argument("--test", type=int, default=17_777)
@@ -170,12 +169,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
             parser.error(
                 f"--{name}: must be at least 2 to tell a spread, got {getattr(options, name)}"
             )
-    options.peers = {}
-    for folder in options.peer:
-        sides = [side for side, file in PEERS.items() if (folder / file).is_file()]
-        if not sides:
-            parser.error(f"--peer: must be a checkout of 3D-Speaker or of WeSpeaker, got {folder}")
-        options.peers[sides[0]] = folder
+    options.peers = recognise_peers(parser, options.peer, PEERS)
     return options
 
 

@@ -9,10 +9,8 @@ embeddings is not timed and is done here, with the array library alone.
 
 import argparse
 import contextlib
-import importlib
 import importlib.util
 import logging
-import os
 import sys
 import time
 import types
@@ -21,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sides import Answer, Order, serve
+from sides import Answer, Order, import_from_root, serve
 
 METRICS = {
     "3dspeaker": "speakerlab.utils.score_metrics",
     "wespeaker": "wespeaker.utils.score_metrics",
 }
+PACKAGES = {"3dspeaker": "speakerlab", "wespeaker": "wespeaker"}
 LOOPS = {
     "3dspeaker": "speakerlab.bin.compute_score_metrics",
     "wespeaker": "wespeaker.bin.score",
@@ -77,17 +76,6 @@ def stand_in(clock: Clock) -> list[str]:
     return sorted({name.partition(".")[0] for name in parts})
 
 
-def import_bare(name: str) -> Any:
-    """A module of the peer without what its packages import when they are opened."""
-    root = Path(os.environ["PYTHONPATH"]).resolve()
-    package, *_ = name.split(".")
-    opened = sys.modules.setdefault(package, types.ModuleType(package))
-    opened.__path__ = [str(root / package)]
-    module = importlib.import_module(name)
-    assert root in Path(str(module.__file__)).resolve().parents, f"{name} is not from {root}"
-    return module
-
-
 class Peer:
     """3D-Speaker or WeSpeaker."""
 
@@ -95,8 +83,8 @@ class Peer:
         self.side, self.folder, self.clock = side, folder, Clock()
         self.replaced = stand_in(self.clock)
         logging.disable()  # its metrics of each turn
-        self.metrics = import_bare(METRICS[side])
-        self.module = import_bare(LOOPS[side])
+        self.metrics = import_from_root(METRICS[side], bare=[PACKAGES[side]])
+        self.module = import_from_root(LOOPS[side], bare=[PACKAGES[side]])
 
     def loop(self) -> Answer:
         """Score the list of `head`; the seconds of the loop alone."""

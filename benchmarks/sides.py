@@ -5,6 +5,7 @@ A side is a script that waits on stdin and answers each line of JSON with one: {
 does falls on both; the one whose turn it is not sleeps on a pipe. Rates are medians over the turns.
 """
 
+import argparse
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 TURN_SECONDS = 1.0  # short, so that a slow spell of the machine meets both sides
 MIN_TURNS = 3
+TOOLKITS = {"3dspeaker": "3D-Speaker", "wespeaker": "WeSpeaker", "speechbrain": "SpeechBrain"}
 
 Order = dict[str, Any]
 Answer = dict[str, Any]
@@ -88,15 +90,49 @@ def serve(start: Callable[[], Callable[[Order], Answer]]) -> None:
         answers.flush()
 
 
-def import_from_root(name: str) -> Any:
-    """A module of the `speakerlab` in PYTHONPATH, also where another one is installed."""
+def import_from_root(name: str, bare: Sequence[str] = ()) -> Any:
+    """A module of the package in PYTHONPATH, also where another of that name is installed.
+
+    bare: packages whose own `__init__`, which imports what no comparison needs, is not run.
+    """
     root = Path(os.environ["PYTHONPATH"]).resolve()
-    if not (root / "speakerlab/__init__.py").exists():
-        package = sys.modules.setdefault("speakerlab", types.ModuleType("speakerlab"))
-        package.__path__ = [str(root / "speakerlab")]
+    top = name.partition(".")[0]
+    unopened = bare if (root / top / "__init__.py").exists() else [top, *bare]
+    for package in unopened:
+        opened = sys.modules.setdefault(package, types.ModuleType(package))
+        opened.__path__ = [str(root.joinpath(*package.split(".")))]
     module = importlib.import_module(name)
     assert root in Path(str(module.__file__)).resolve().parents, f"{name} is not from {root}"
     return module
+
+
+def add_peers(parser: argparse.ArgumentParser, marks: Mapping[str, str]) -> None:
+    """`--peer DIR [DIR]`: checkouts, each known by a file or folder that only it has."""
+    named = " and of ".join(TOOLKITS[name] for name in marks)
+    some = "" if len(marks) == 1 else ", any of them"
+    parser.add_argument(
+        *("--peer",),
+        type=Path,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="DIR",
+        help=f"checkouts of {named}{some}",
+    )
+
+
+def recognise_peers(
+    parser: argparse.ArgumentParser, folders: Sequence[Path], marks: Mapping[str, str]
+) -> dict[str, Path]:
+    """name -> folder, in the order of `marks`; the parser refuses a folder that is none."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        names = [name for name, mark in marks.items() if (folder / mark).exists()]
+        if not names:
+            known = " or of ".join(TOOLKITS[name] for name in marks)
+            parser.error(f"--peer: must be a checkout of {known}, got {folder}")
+        found[names[0]] = folder
+    return {name: found[name] for name in marks if name in found}
 
 
 def say(text: str) -> None:
@@ -132,16 +168,20 @@ def measure(
     return Measured(rate, peer[0], rate / peer[0], (low, high))
 
 
-def report(name: str, measured: Measured, *, unit: str = "utt/s") -> dict[str, Any]:
-    """Print a line; the row for the file."""
+def report(name: str, measured: Measured, *, unit: str = "utt/s", **more: Any) -> dict[str, Any]:
+    """Print a line; the row for the file. `more`: further columns, those that are None left out."""
     line = f"{name:32s} ours {measured.rate:8.2f}"
     if measured.quartiles is not None:
         low, high = measured.quartiles
         line += f"   peer {measured.peer_rate:8.2f}   ratio {measured.ratio:5.2f}"
         line += f"   (half of the pairs in {low:.2f} - {high:.2f})"
-    say(f"{line}   {unit}")
     row = {"name": name, "ours": measured.rate, "peer": measured.peer_rate}
-    return {**row, "ratio": measured.ratio, "unit": unit}
+    row |= {"ratio": measured.ratio, "unit": unit}
+    more["quartiles"] = measured.quartiles
+    row |= {column: value for column, value in more.items() if value is not None}
+    told = [f"{column} {value:.3g}" for column, value in more.items() if isinstance(value, float)]
+    say("   ".join([f"{line}   {unit}", *told]))
+    return row
 
 
 def write_rows(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:

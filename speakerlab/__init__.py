@@ -14,8 +14,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def load(model: str | Path, *, device: Literal["auto", "cpu", "cuda"] = "auto") -> "SpeakerModel":
-    """Open an experiment, a model folder, an `.onnx` file, or `hub:ID` (a published model)."""
+def load(
+    model: str | Path,
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["auto", "fp32", "bf16"] = "fp32",
+) -> "SpeakerModel":
+    """Open an experiment, a model folder, an `.onnx` file, or `hub:ID` (a published model).
+
+    precision: of the backbone; auto is bf16 on a GPU that has it, else fp32.
+    """
     from speakerlab.inference import speaker_model  # now: the command line's help needs no torch
 
-    return speaker_model.load(model, device=device)
+    return speaker_model.load(model, device=device, precision=precision)

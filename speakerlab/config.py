@@ -107,8 +107,8 @@ class DataConfig(Section):
     rirs: str | None = "rirs"
     features: Literal["wave", "fbank"] = "wave"  # made while training, or stored by stage 2
     crop_seconds: Positive = 3.0
-    # Held out; null: max(10, 1 %), at most a fifth. Identification holds out one of each class at
-    # least, and counts utterances where the speakers themselves are the classes.
+    # Held out; null: max(10, 1 %), at most a fifth and 500. Identification holds out one of each
+    # class at least, any number, and counts utterances where the speakers are the classes.
     valid_speakers: Annotated[int, Field(ge=0)] | None = None
 
 
@@ -159,7 +159,7 @@ class RuntimeConfig(Section):
     tf32: Literal["auto", "off"] = "auto"  # auto: in convolutions, never in matrix products
     sync_bn: Literal["auto", "off"] = "auto"  # auto: ranks join where training.bn_batch wants it
     compile: bool = False  # the backbone, by torch.compile; minutes at the start
-    channels_last: bool = False  # memory layout of two-dimensional convolutions
+    channels_last: Literal["auto"] | bool = "auto"  # layout of 2-D convolutions
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     stall_seconds: Positive = 60.0  # a batch that takes longer is told, and what holds it up
     bank_gb: Positive = 4.0  # noise and rooms on the device; beyond it noise stays on the host

@@ -22,6 +22,7 @@ from speakerlab.frontend.banks import bank_bytes
 
 log = logging.getLogger(__name__)
 MIN_VALID_SPEAKERS = 2
+MAX_HELD_OUT = 500  # speakers, where their number is not set
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ def num_valid_speakers(config: Config, num_speakers: int) -> int:
     """As configured, or the larger of 10 and 1 %, but no more than a fifth; none below 10."""
     wanted = config.data.valid_speakers
     if wanted is None:
-        share = share_held_out(num_speakers)
+        share = min(share_held_out(num_speakers), MAX_HELD_OUT)  # each is compared with each
         return share if share >= MIN_VALID_SPEAKERS else 0
     if 0 < wanted < MIN_VALID_SPEAKERS:
         raise ValueError(

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.models.folding import fold_batchnorm
+from speakerlab.models.narrowing import narrow
+from speakerlab.training.precision import Precision
 from speakerlab.windows import cut_windows
 
 
@@ -20,6 +22,7 @@ class Embedder(nn.Module):
     memory is bounded; input too short for the backbone is repeated until it is long enough.
     `vad`, where there is one, is what leaves out silence before a whole recording is embedded; it
     works on one wave at a time and is not applied here, so that training crops keep their length.
+    `precision`, where there is one, is the format of the backbone; embeddings are float32 anyway.
     """
 
     def __init__(
@@ -29,8 +32,10 @@ class Embedder(nn.Module):
         backbone: nn.Module,
         max_seconds: float = 120.0,
         vad: EnergyVad | None = None,
+        precision: Precision | None = None,
     ) -> None:
         super().__init__()
+        self.precision = precision
         self.fbank, self.backbone, self.vad = fbank, backbone, vad
         self.sample_rate = fbank.sample_rate
         self.embed_dim: int = backbone.embed_dim  # pyright: ignore[reportAttributeAccessIssue]
@@ -47,15 +52,30 @@ class Embedder(nn.Module):
 
     def embed_window(self, wave_BS: Tensor) -> Tensor:
         """emb_BD of waves of `min_samples` to `max_samples`; what an export holds."""
-        return self.backbone(self.fbank(wave_BS))
+        feats_BTF = self.fbank(wave_BS)
+        if self.precision is None:
+            return self.backbone(feats_BTF)
+        with self.precision.autocast():
+            return self.backbone(feats_BTF).float()
 
-    def folded(self) -> "Embedder":
-        """The same for inference only, quicker: its backbone has fewer BatchNorms."""
+    def folded(self, precision: Precision | None = None) -> "Embedder":
+        """The same for inference only, quicker: its backbone has fewer BatchNorms.
+
+        precision: as `resolve_precision` gave it for the device of the work; fp32 without one. The
+        front end, the pooling and the layers after it are fp32 all the same.
+        """
+        backbone = fold_batchnorm(self.backbone)
+        if precision is not None and precision.name == "fp32":
+            precision = None
+        if precision is not None:
+            backbone = narrow(backbone, precision.dtype)
         return Embedder(
             fbank=self.fbank,
-            backbone=fold_batchnorm(self.backbone),
+            # What 2-D convolutions give has the order of their weights; on a CPU this is quicker.
+            backbone=backbone.to(memory_format=torch.channels_last),  # pyright: ignore[reportCallIssue]
             max_seconds=self.max_samples / self.sample_rate,
             vad=self.vad,
+            precision=precision,
         ).eval()
 
     def batch_key(self, num_samples: int) -> tuple[int, int]:

@@ -129,16 +129,11 @@ def facts_of(published: Published) -> Facts:
 
 def write_onnx(embedder: Embedder, out: Path, *, facts: Facts) -> list[Comparison]:
     """Export, compare, and only then let the file appear; see `export_onnx`."""
-    num_bytes = sum(4 * tensor.numel() for tensor in embedder.state_dict().values())
-    if num_bytes > MAX_BYTES:
-        raise ValueError(
-            f"{out}: one ONNX file holds {MAX_BYTES} bytes of weights, got {num_bytes}; "
-            "export a smaller model"
-        )
+    refuse_large(embedder, out)
     embedder.eval()
     with replacing(out) as partial:
         partial.write_bytes(
-            to_onnx(Traced(embedder), _traced_wave(embedder), texts=facts.to_texts())
+            to_onnx(Traced(embedder), traced_wave(embedder), texts=facts.to_texts())
         )
         compared = compare(embedder, partial)
         parted = [row for row in compared if not row.is_equal]
@@ -147,15 +142,31 @@ def write_onnx(embedder: Embedder, out: Path, *, facts: Facts) -> list[Compariso
     return compared
 
 
+def refuse_large(embedder: Embedder, out: Path) -> None:
+    """ValueError for a model that does not fit in one file."""
+    num_bytes = sum(4 * tensor.numel() for tensor in embedder.state_dict().values())
+    if num_bytes > MAX_BYTES:
+        raise ValueError(
+            f"{out}: one ONNX file holds {MAX_BYTES} bytes of weights, got {num_bytes}; "
+            "export a smaller model"
+        )
+
+
 def compare(embedder: Embedder, path: Path) -> list[Comparison]:
     """A file against PyTorch at six lengths or more, two rows each, shortest first."""
+    waves = [speech_like(2, num_samples) for num_samples in checked_lengths(embedder)]
+    return compare_waves(embedder, path, waves)
+
+
+def compare_waves(embedder: Embedder, path: Path, waves: Sequence[np.ndarray]) -> list[Comparison]:
+    """A file against PyTorch for each wave_BS."""
     model = OnnxModel(path, num_threads=torch.get_num_threads())
     return [
         Comparison(
             wave_BS.shape[1],
             *_distance(model.embed_window(wave_BS), _embed(embedder, wave_BS)),
         )
-        for wave_BS in (speech_like(2, num_samples) for num_samples in checked_lengths(embedder))
+        for wave_BS in waves
     ]
 
 
@@ -200,7 +211,7 @@ def _first_difference(room: Path, embedder: Embedder, num_samples: int) -> str:
     module, wave_BS = TracedParts(embedder), speech_like(2, num_samples)
     with torch.inference_mode():
         ours = {name: t.numpy() for name, t in module.outputs(torch.from_numpy(wave_BS)).items()}
-    room.write_bytes(to_onnx(module, _traced_wave(embedder), outputs=list(ours)))
+    room.write_bytes(to_onnx(module, traced_wave(embedder), outputs=list(ours)))
     theirs = open_session(room).run(list(ours), {INPUT: wave_BS})
     errors = {name: _distance(t, ours[name])[1] for name, t in zip(ours, theirs)}
     before = "the wave"
@@ -233,7 +244,8 @@ def _embed(embedder: Embedder, wave_BS: np.ndarray) -> np.ndarray:
         return embedder.embed_window(torch.from_numpy(wave_BS)).numpy()
 
 
-def _traced_wave(embedder: Embedder) -> Tensor:
+def traced_wave(embedder: Embedder) -> Tensor:
+    """wave_BS to trace a model with."""
     wanted = round(TRACED_SECONDS * embedder.sample_rate)
     num_samples = min(max(wanted, embedder.min_samples), embedder.max_samples)
     return torch.from_numpy(speech_like(2, num_samples))

@@ -57,7 +57,11 @@ def to_onnx(
         assert program is not None
         optimizer.fold_constants(program.model)
         optimizer.remove_unused_nodes(program.model)
-    model: Any = program.model_proto
+    return finish(program.model_proto, texts=texts)
+
+
+def finish(model: Any, *, texts: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of a graph with `texts` as its metadata, and nothing that tells of its making."""
     _strip(model)
     model.graph.name = model.producer_name = "speakerlab"
     model.producer_version, model.ir_version = __version__, IR_VERSION

@@ -12,6 +12,7 @@ from typing import NoReturn
 PARENT_VARIABLE = "SPEAKERLAB_PARENT"  # process id of whoever started this one
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
 # How a command ends; run.sh ends alike, and docs/troubleshooting.md says what to do.
 EXIT_INPUT = 1  # wrong input: one line a fault was printed
@@ -65,6 +66,18 @@ def _cpu_quota(folder: Path) -> float:
         return int(quota) / int(period) if int(quota) > 0 else math.inf
     except (OSError, ValueError):  # no such file, or "max"
         return math.inf
+
+
+def keep_freed_memory() -> None:
+    """Have memory that was freed stay with this process; for one that fills it again each step.
+
+    glibc gives large blocks back at once. The kernel then clears every page anew at each step: up
+    to a third of a training step's time on a CPU. Where there is no glibc nothing is changed.
+    """
+    glibc = ctypes.CDLL(None)
+    if hasattr(glibc, "mallopt"):
+        glibc.mallopt(M_MMAP_MAX, 0)  # no block of its own for a large request
+        glibc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def die_with_parent() -> None:

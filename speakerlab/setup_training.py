@@ -73,11 +73,18 @@ def build_task(
 
 def choose_kernels(config: Config, task: SpeakerTask) -> None:
     """Layout and compilation as configured; neither changes a loss beyond rounding."""
-    if config.runtime.channels_last:
+    if wants_channels_last(config, task.precision):
         backbone = task.embedder.get_submodule("backbone")
         backbone.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if config.runtime.compile:
         task.compile_backbone()
+
+
+def wants_channels_last(config: Config, precision: Precision) -> bool:
+    """Whether 2-D convolutions are to have that layout; auto: where it is the quicker one."""
+    if config.runtime.channels_last == "auto":
+        return precision.device_type == "cpu" or precision.name != "fp32"
+    return config.runtime.channels_last
 
 
 def plan_batch(

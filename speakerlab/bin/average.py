@@ -5,7 +5,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from speakerlab.averaging import publish_average
 from speakerlab.bin.command import parser, run
 
 log = logging.getLogger(__name__)
@@ -18,6 +17,8 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--last", type=int, default=10, metavar="N", help="checkpoints (10)")
     options.add_argument("--out", type=Path, required=True, metavar="DIR", help="a model folder")
     args = options.parse_args(words)
+    from speakerlab.averaging import publish_average  # torch: not before the options are right
+
     steps, digest = publish_average(args.exp, args.last, args.out)
     if len(steps) < args.last:
         text = "only %d of %d checkpoints are there; training.keep_checkpoints says how many stay"

@@ -1,59 +1,100 @@
-"""How fast training gets its data on this machine, hop by hop, and what its crops sound like."""
+"""How fast this machine is, and how near to that models and data come; crops as they sound."""
 
+import json
+import time
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from speakerlab import process
 from speakerlab.bin.command import parser
-from speakerlab.config import load_config
-from speakerlab.data_bench import (
-    build_bench,
-    measure_hops,
-    measure_loader,
-    measure_training,
-    write_crops,
-)
-from speakerlab.training.distributed import start_ranks
 
+if TYPE_CHECKING:  # torch comes with it: not before the options are right
+    from speakerlab.config import Config
+
+PARTS = ("all", "machine", "model", "train", "data")
+MODELS = ["campplus", "eres2net"]
 LISTEN_CROPS = 10
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab bench data --config YAML... [--set key=value ...] [--listen DIR]`"""
+    """`speakerlab bench [all|machine|model|train|data] [--model NAME... | --config YAML...]`"""
     args = parse(words)
-    config = load_config(args.config, args.set)
-    bench = build_bench(config, start_ranks(timeout_minutes=config.runtime.timeout_minutes))
+    if args.profile:
+        print_profile(args)
+    else:
+        print_rows(args)
+
+
+def print_rows(args: Namespace) -> None:
+    """Measure; crops to listen to first, where asked."""
+    from speakerlab.atomic import write_text
+    from speakerlab.benching.bench import start_bench
+    from speakerlab.benching.data import write_crops
+
+    start, rows = time.monotonic(), []
+    bench = start_bench(read_configs(args), has_data=args.config is not None)
     if args.listen is not None:
-        write_crops(bench, args.listen, count=LISTEN_CROPS)
+        with bench.data() as data:
+            write_crops(data, args.listen, count=LISTEN_CROPS)
         print(f"{args.listen}: {LISTEN_CROPS} crops, and crops.tsv says what was done to each")
     if not args.seconds:
         return
-    print(
-        f"{process.available_cpus()} CPUs, {bench.num_workers} loader workers, model on "
-        f"{bench.device}, micro-batches of {bench.micro_batch} crops of "
-        f"{config.data.crop_seconds:g} s; noise on the "
-        f"{'device' if bench.corpus.noise_on_device else 'host'}"
-    )
-    print(f"loader alone: {measure_loader(bench, seconds=args.seconds):.0f} crops/s")
-    rate, waited = measure_training(bench, seconds=args.seconds)
-    print(f"{config.model.name} training: {rate:.0f} crops/s, {waited:.1%} of it waiting for data")
-    seconds = measure_hops(bench, seconds=args.seconds)
-    total = sum(seconds.values())
-    print(f"one process, hop after hop: {1 / total:.0f} crops/s")
-    for hop, took in seconds.items():
-        print(f"  {hop:10} {1e6 * took:8.0f} us a crop {took / total:7.1%}")
+    print(bench.headline(), flush=True)
+    for row in bench.rows(args.what, seconds=args.seconds):
+        print(row.line(), flush=True)
+        rows.append(row.to_json())
+    print(f"{time.monotonic() - start:.0f} s in all")
+    if args.json is not None:
+        write_text(args.json, json.dumps(rows, indent=1) + "\n")
+
+
+def print_profile(args: Namespace) -> None:
+    """Where the time of a training's step goes."""
+    from speakerlab.benching.profile import profile_training
+
+    (config,) = read_configs(args).values()
+    found = profile_training(config, exp_dir=args.exp, num_steps=args.steps, trace=args.trace)
+    print("\n".join(found.lines()))
+
+
+def read_configs(args: Namespace) -> "dict[str, Config]":
+    """By the name of the model: of `--config`, or of each `--model`."""
+    from speakerlab.bin.plan import ROOT, existing
+    from speakerlab.config import load_config
+
+    if args.config is not None:
+        config = load_config(args.config, args.set)
+        return {config.model.name: config}
+    known = list(ROOT.glob("conf/*.yaml"))
+    layers = {name: existing("--model", name, "conf/{}.yaml", known) for name in args.model}
+    return {name: load_config([layer], args.set) for name, layer in layers.items()}
 
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("bench", __doc__)
-    options.add_argument("what", choices=["data"])
-    options.add_argument("--config", type=Path, nargs="+", required=True, metavar="YAML")
+    parts = "all (default): machine, model and data; model: training and inference; train: training"
+    options.add_argument("what", nargs="?", choices=PARTS, default="all", help=parts)
+    what = options.add_mutually_exclusive_group()
+    models = f"conf/NAME.yaml, with made-up data (default: {' '.join(MODELS)})"
+    what.add_argument("--model", nargs="+", default=MODELS, metavar="NAME", help=models)
+    what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help="as in train")
+    settings = "as in train, e.g. runtime.micro_batch=32 runtime.precision=bf16"
     options.add_argument(
-        "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help="as in train"
+        "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help=settings
     )
+    seconds = "of each measurement, about (2); 0: none"
+    options.add_argument("--seconds", type=float, default=2.0, help=seconds)
     options.add_argument("--listen", type=Path, metavar="DIR", help="write ten crops as wav")
-    options.add_argument(
-        "--seconds", type=float, default=5.0, help="of each measurement (default 5), 0 for none"
-    )
-    return options.parse_args(words)
+    options.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
+    profile = "train with --config: where the time of its steps goes"
+    options.add_argument("--profile", action="store_true", help=profile)
+    options.add_argument("--steps", type=int, default=10, metavar="N", help="profiled (10)")
+    options.add_argument("--trace", type=Path, metavar="FILE", help="of the profile, for Chrome")
+    options.add_argument("--exp", type=Path, metavar="DIR", help="where the profiled run writes")
+    args = options.parse_args(words)
+    if args.profile and (args.what != "train" or args.config is None):
+        options.error("--profile: goes with train and --config")
+    if not 0 <= args.seconds < float("inf"):
+        raise ValueError(f"--seconds: must not be below 0, got {args.seconds:g}; correct it")
+    return args

@@ -6,15 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from speakerlab.atomic import write_json
 from speakerlab.bin.command import parser
 from speakerlab.data.manifest import read_manifest
 from speakerlab.model_files import CALIBRATION, find_model
-from speakerlab.published import file_sha256, load_published
-from speakerlab.training.checkpoint import was_begun
-from speakerlab.validation import Validation
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +28,11 @@ def main(words: Sequence[str]) -> None:
         "--out", type=Path, metavar="EXP", help="copy the model to EXP/model first"
     )
     args = options.parse_args(words)
+    import torch  # not before the options are right
+
+    from speakerlab.published import load_published
+    from speakerlab.validation import Validation
+
     published = load_published(copied(args.model, args.out) if args.out else args.model)
     if not (args.data / "utt2spk").exists():
         raise FileNotFoundError(f"{args.data}/utt2spk: no such file; calibration needs speakers")
@@ -58,6 +58,9 @@ def main(words: Sequence[str]) -> None:
 
 def copied(model: Path, exp_dir: Path) -> Path:
     """An experiment that holds a copy of a model."""
+    from speakerlab.published import file_sha256
+    from speakerlab.training.checkpoint import was_begun
+
     source, target = find_model(model), exp_dir / "model"
     if target.exists() and target.resolve() == source.resolve():
         return source

@@ -4,12 +4,11 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from speakerlab.bin.command import parser
-from speakerlab.classifier import Classifier, load_classifier
-from speakerlab.config import load_config
 from speakerlab.data.tables import read_table
 from speakerlab.evaluation.report_page import facts_of
 from speakerlab.layers import flatten
@@ -17,6 +16,9 @@ from speakerlab.model_files import embeddings_stem, find_model, read_card
 from speakerlab.scoring import identification
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.identification_page import write_page
+
+if TYPE_CHECKING:  # torch comes with it: not before the options are right
+    from speakerlab.classifier import Classifier
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,9 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
     options.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
     args = options.parse_args(words)
+    from speakerlab.classifier import load_classifier
+    from speakerlab.config import load_config
+
     classifier = load_classifier(args.exp)
     config = load_config([find_model(args.exp) / "config.yaml"])
     rows: list[identification.Row] = []
@@ -46,7 +51,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def classify(
-    exp_dir: Path, folder: Path, classifier: Classifier, *, labels: str
+    exp_dir: Path, folder: Path, classifier: "Classifier", *, labels: str
 ) -> identification.Row:
     """The row of results of one data directory; decisions are written to `scores/`."""
     card, table = read_card(exp_dir), EmbeddingTable.load(embeddings_stem(exp_dir, folder.name))

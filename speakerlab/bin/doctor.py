@@ -4,11 +4,12 @@ import logging
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from speakerlab.bin.command import parser
-from speakerlab.config import Config, load_config
-from speakerlab.doctor import Plan, check_host
-from speakerlab.doctor_devices import check_devices
+
+if TYPE_CHECKING:  # torch comes with it: not before the options are right
+    from speakerlab.config import Config
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,6 +17,9 @@ ROOT = Path(__file__).parents[2]
 def main(words: Sequence[str]) -> None:
     """`speakerlab doctor [--data DIR] [--exp DIR] [--model M | --config YAML...] [--nproc N]`"""
     args = parse(words)
+    from speakerlab.doctor import Plan, check_host
+    from speakerlab.doctor_devices import check_devices
+
     logging.disable(logging.INFO)  # what is found is in the lines
     config = read_config(args)
     asked = config.runtime.num_workers if args.num_workers is None else args.num_workers
@@ -35,8 +39,10 @@ def main(words: Sequence[str]) -> None:
         raise ValueError(f"doctor: {failed} lines with fail; mend what they name before a run")
 
 
-def read_config(args: Namespace) -> Config:
+def read_config(args: Namespace) -> "Config":
     """The training that is meant; runtime.num_workers may be given by itself."""
+    from speakerlab.config import load_config
+
     layers = args.config or [ROOT / "conf" / f"{args.model}.yaml"]
     return load_config(layers, args.set)
 

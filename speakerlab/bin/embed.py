@@ -49,7 +49,8 @@ def main(words: Sequence[str]) -> None:
     rows, emb_ND, rejected = embed_files(model, list(files.values()))
     list_rejected(args.out, {ids[row]: (files[ids[row]], text) for row, text in rejected.items()})
     if rows:
-        table = EmbeddingTable([ids[row] for row in rows], emb_ND[rows], model.sha256)
+        facts = {"precision": model.precision}
+        table = EmbeddingTable([ids[row] for row in rows], emb_ND[rows], model.sha256, facts)
         written = WRITERS[args.format](args.out, table)
         log.info("%s: %d embeddings of %d dimensions", written, len(rows), model.embed_dim)
     if len(rejected) > args.allow_rejected * len(files):

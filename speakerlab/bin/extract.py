@@ -7,6 +7,7 @@ from pathlib import Path
 
 from speakerlab import process
 from speakerlab.bin.command import parser
+from speakerlab.bin.model_options import add_precision
 from speakerlab.bin.pack import job
 from speakerlab.data.manifest import read_manifest
 from speakerlab.embedder import Embedder
@@ -18,7 +19,7 @@ from speakerlab.extraction.jobs import (
     plan_extraction,
     wait_for_jobs,
 )
-from speakerlab.extraction.shares import embed_left, share_threads
+from speakerlab.extraction.shares import embed_left, precision_here, share_threads
 from speakerlab.model_files import embeddings_stem
 from speakerlab.published import load_initial, load_published
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab extract --exp DIR --data DIR [--untrained] [--nproc N] [--job I/N] ...`"""
+    """`speakerlab extract --exp DIR --data DIR [--precision bf16] [--nproc N] [--job I/N] ...`"""
     process.die_with_launcher()
     args = parse(words)
     num_threads = share_threads(args.nproc)
@@ -57,6 +58,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument("--untrained", action="store_true", help="as training began")
     options.add_argument("--per-speaker", type=int, metavar="K", help="at most K of each speaker")
     options.add_argument("--nproc", type=int, default=1, help="processes, one a GPU")
+    add_precision(options)
     options.add_argument("--job", type=job, default=(1, 1), metavar="I/N", help="of N at a time")
     wait = "for the other jobs; give up when none has finished a chunk for so long"
     options.add_argument("--wait-minutes", type=float, metavar="M", help=wait)
@@ -75,7 +77,10 @@ def plan(args: Namespace) -> tuple[Extraction, Embedder]:
     if args.untrained:
         embedder = load_initial(args.exp, published.config)
     manifest = read_manifest([args.data], sample_rate=embedder.sample_rate)
-    facts = {"precision": "fp32", "untrained": args.untrained}
+    precision = precision_here(args.precision)
+    if precision.name != "fp32" or args.precision == "auto":
+        log.info("precision: %s, %s", precision.name, precision.reason)
+    facts = {"precision": precision.name, "untrained": args.untrained}
     facts["vad"] = published.config.vad  # in no tensor, so no part of the model's hash
     work = plan_extraction(
         embeddings_stem(args.exp, args.data.name, untrained=args.untrained),
@@ -85,4 +90,4 @@ def plan(args: Namespace) -> tuple[Extraction, Embedder]:
         facts=facts,
         per_speaker=args.per_speaker,
     )
-    return work, embedder.folded()
+    return work, embedder.folded(precision)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser
-from speakerlab.interop.checkpoints import import_checkpoint
 from speakerlab.interop.toolkit_config import FRONTENDS
 
 log = logging.getLogger(__name__)
@@ -29,6 +28,8 @@ def main(words: Sequence[str]) -> None:
         help="train.csv or utt2spk of the training: names the head",
     )
     args = options.parse_args(words)
+    from speakerlab.interop.checkpoints import import_checkpoint  # torch: as late as can be
+
     published = import_checkpoint(
         args.checkpoint,
         args.out,

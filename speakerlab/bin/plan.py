@@ -4,11 +4,13 @@ import math
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from speakerlab import build
 from speakerlab.bin.command import nearest, parser
-from speakerlab.config import Config, load_config
-from speakerlab.planning import CARDS_GB, CardPlan, Footprint, footprint
+
+if TYPE_CHECKING:  # torch comes with them: not before the options are right
+    from speakerlab.config import Config
+    from speakerlab.planning import CardPlan, Footprint
 
 ROOT = Path(__file__).parents[2]
 TABLE_MODELS, TABLE_CARDS_GB = ("campplus", "eres2net"), (11, 24, 32)
@@ -18,6 +20,8 @@ AUTO = {"fp32": "auto below capability 8.0", "bf16": "auto from capability 8.0 o
 def main(words: Sequence[str]) -> None:
     """`speakerlab plan --model M [--recipe NAME] --gpu-mem 24 [--gpus 4] [--set key=value ...]`"""
     args = parse(words)
+    from speakerlab.planning import CARDS_GB, CardPlan
+
     if args.table:
         for model in TABLE_MODELS:
             args.model = model
@@ -70,8 +74,10 @@ def check(args: Namespace) -> Namespace:
     return args
 
 
-def load(args: Namespace) -> Config:
+def load(args: Namespace) -> "Config":
     """The configuration that the recipe would train."""
+    from speakerlab.config import load_config
+
     if args.config is not None:
         return load_config(args.config, args.set)
     layers = [existing("--model", args.model, "conf/{}.yaml", ROOT.glob("conf/*.yaml"))]
@@ -92,8 +98,11 @@ def existing(option: str, name: str, place: str, known: Iterable[Path]) -> Path:
     return path
 
 
-def footprints(config: Config, args: Namespace) -> list[Footprint]:
+def footprints(config: "Config", args: Namespace) -> "list[Footprint]":
     """One of each format that is asked about."""
+    from speakerlab import build
+    from speakerlab.planning import footprint
+
     names = ("fp32", "bf16") if args.precision == "auto" else (args.precision,)
     num_classes = args.speakers * len(config.augment.speeds)
     split_over = args.gpus if build.is_head_split(config, args.gpus, num_classes) else 1
@@ -103,12 +112,12 @@ def footprints(config: Config, args: Namespace) -> list[Footprint]:
     ]
 
 
-def headline(config: Config, args: Namespace) -> str:
+def headline(config: "Config", args: Namespace) -> str:
     num_classes = args.speakers * len(config.augment.speeds)
     return f"{config.model.name}, {num_classes} classes, crops of {config.data.crop_seconds:g} s"
 
 
-def print_card(plan: CardPlan, config: Config, args: Namespace) -> None:
+def print_card(plan: "CardPlan", config: "Config", args: Namespace) -> None:
     """One format on one kind of card, part by part."""
     found = plan.found
     why = f" ({AUTO[found.precision]})" if args.precision == "auto" else ""
@@ -126,8 +135,10 @@ def print_card(plan: CardPlan, config: Config, args: Namespace) -> None:
         print(f"  refused: {error}")
 
 
-def print_table(config: Config, args: Namespace, cards_gb: Sequence[float]) -> None:
+def print_table(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> None:
     """Every card and format in a line each."""
+    from speakerlab.planning import CardPlan
+
     training = config.training
     print(
         f"{headline(config, args)}, global batch {training.global_batch}, "
@@ -141,7 +152,7 @@ def print_table(config: Config, args: Namespace, cards_gb: Sequence[float]) -> N
             print(f"  {card_gb:2g} GB   {one.precision:6}   {row(plan)}")
 
 
-def row(plan: CardPlan) -> str:
+def row(plan: "CardPlan") -> str:
     """What fits, and what is made of it."""
     start = f"{plan.found.crop / 2**20:8.1f}   {plan.fit:14}"
     try:

@@ -6,7 +6,7 @@ Letters: N utterances, F files, D folders.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,68 +14,12 @@ import numpy as np
 
 from speakerlab.atomic import file_sha256
 from speakerlab.data.arrays import Arrays, map_arrays, write_arrays
+from speakerlab.data.in_step import Rows, read_in_step
+from speakerlab.data.strings import Paths, Strings, stable_hash
 from speakerlab.data.tables import read_rejected, read_segments, read_table
 
 NAME = "columns.safetensors"  # in the data directory, made from its tables
 TABLES = ("wav.scp", "segments", "utt2spk", "utt2dur", "rejected.tsv")
-
-
-class Strings(Sequence[str]):
-    """Many strings in two arrays, which forked workers share without a copy."""
-
-    def __init__(self, blob: np.ndarray, ends: np.ndarray) -> None:
-        """blob: uint8, all strings in UTF-8 in a row; ends: where each begins, and the end."""
-        self.blob, self.ends = blob, ends
-
-    @classmethod
-    def of(cls, strings: Iterable[str]) -> "Strings":
-        encoded = [string.encode() for string in strings]
-        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), ends)
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def __getitem__(self, index: int) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self.blob[self.ends[index] : self.ends[index + 1]].tobytes().decode()
-
-    def arrays(self, name: str) -> dict[str, np.ndarray]:
-        return {f"{name}.blob": self.blob, f"{name}.ends": self.ends}
-
-    @classmethod
-    def from_arrays(cls, arrays: Arrays, name: str) -> "Strings":
-        return cls(arrays[f"{name}.blob"], arrays[f"{name}.ends"])
-
-
-@dataclass(frozen=True)
-class Paths:
-    """Paths of files, each folder told once."""
-
-    folders: Strings
-    names: Strings
-    folder_F: np.ndarray  # int32
-
-    @classmethod
-    def of(cls, paths: Sequence[str]) -> "Paths":
-        index: dict[str, int] = {}
-        split = [path.rpartition("/") for path in paths]
-        folder_F = [index.setdefault(folder + slash, len(index)) for folder, slash, _ in split]
-        names = Strings.of(name for _, _, name in split)
-        return cls(Strings.of(index), names, np.array(folder_F, dtype=np.int32))
-
-    def __getitem__(self, index: int) -> str:
-        return self.folders[int(self.folder_F[index])] + self.names[index]
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        names = self.names.arrays("file_name")
-        return {**self.folders.arrays("folder"), **names, "folder_F": self.folder_F}
-
-    @classmethod
-    def from_arrays(cls, arrays: Arrays) -> "Paths":
-        folders, names = (Strings.from_arrays(arrays, name) for name in ("folder", "file_name"))
-        return cls(folders, names, arrays["folder_F"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,11 +68,6 @@ class Columns:
             sample_rate=sample_rate,
             sha256=sha256,
         )
-
-
-def stable_hash(text: str) -> int:
-    """64 bits that depend on the text alone: on no seed, process or machine."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def read_columns(folder: Path, *, sample_rate: int) -> Columns:
@@ -188,24 +127,8 @@ def is_fresh(folder: Path, facts: Mapping[str, object]) -> bool:
 
 def compile_columns(folder: Path, *, sample_rate: int) -> Columns:
     """The columns from the tables."""
-    rows = _read_rows(folder, sample_rate)
-    rows.sort()
-    speakers = tuple(sorted({row[3] for row in rows}))
-    index = {speaker: i for i, speaker in enumerate(speakers)}
-    paths = list(dict.fromkeys(row[2] for row in rows))
-    file_index = {path: i for i, path in enumerate(paths)}
-    columns = Columns(
-        ids=Strings.of(row[1] for row in rows),
-        hash_N=np.array([row[0] for row in rows], dtype=np.uint64),
-        files=Paths.of(paths),
-        file_N=np.array([file_index[row[2]] for row in rows], dtype=np.int32),
-        start_N=np.array([row[4] for row in rows], dtype=np.int64),
-        num_samples_N=np.array([row[5] for row in rows], dtype=np.int64),
-        speaker_N=np.array([index[row[3]] for row in rows], dtype=np.int32),
-        speakers=speakers,
-        sample_rate=sample_rate,
-        sha256="",
-    )
+    rows = read_in_step(folder, sample_rate=sample_rate) or _read_rows(folder, sample_rate)
+    columns = Columns(**rows._asdict(), sample_rate=sample_rate, sha256="")
     return Columns(**{**vars(columns), "sha256": _digest(columns)})
 
 
@@ -218,7 +141,27 @@ def _digest(columns: Columns) -> str:
     return digest.hexdigest()
 
 
-def _read_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str, int, int]]:
+def _read_rows(folder: Path, sample_rate: int) -> Rows:
+    """The rows of tables in any order, with or without segments."""
+    rows = _list_rows(folder, sample_rate)
+    rows.sort()
+    speakers = tuple(sorted({row[3] for row in rows}))
+    index = {speaker: i for i, speaker in enumerate(speakers)}
+    paths = list(dict.fromkeys(row[2] for row in rows))
+    file_index = {path: i for i, path in enumerate(paths)}
+    return Rows(
+        ids=Strings.of(row[1] for row in rows),
+        hash_N=np.array([row[0] for row in rows], dtype=np.uint64),
+        files=Paths.of(paths),
+        file_N=np.array([file_index[row[2]] for row in rows], dtype=np.int32),
+        start_N=np.array([row[4] for row in rows], dtype=np.int64),
+        num_samples_N=np.array([row[5] for row in rows], dtype=np.int64),
+        speaker_N=np.array([index[row[3]] for row in rows], dtype=np.int32),
+        speakers=speakers,
+    )
+
+
+def _list_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str, int, int]]:
     """(hash, id, path, speaker, first sample, number of samples) of each utterance kept."""
     if not (folder / "utt2dur").exists():
         raise FileNotFoundError(

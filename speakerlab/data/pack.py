@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from speakerlab.atomic import alone, replacing
 from speakerlab.data import audio
 from speakerlab.data.arrays import map_arrays, write_arrays
-from speakerlab.data.columns import Columns, Strings, read_columns, store_columns
+from speakerlab.data.columns import Columns, read_columns, store_columns
 from speakerlab.data.packed import FOLDERS, Kind, Packed, read_packed
 from speakerlab.data.shards import Layout, ShardWriter, open_shards
 from speakerlab.data.tables import read_rejected, write_rejected
@@ -124,6 +125,7 @@ def _write_shards(
     job: Job, shards: Sequence[int], num_workers: int, progress: Callable[[int, int], None]
 ) -> None:
     """Those that are not there yet; several processes where that is wanted."""
+    _columns_of.cache_clear()  # the tables may have changed since another packing
     sizes = {shard: job.bounds[shard + 1] - job.bounds[shard] for shard in shards}
     left = [shard for shard in shards if not job.stem(shard).with_suffix(".done").exists()]
     total, done = sum(sizes.values()), sum(sizes.values()) - sum(sizes[shard] for shard in left)
@@ -140,9 +142,15 @@ def _each(job: Job, shards: Sequence[int], num_workers: int) -> Iterator[int]:
         yield from pool.map(write_shard, *zip(*((job, shard) for shard in shards)))
 
 
+@lru_cache(maxsize=1)
+def _columns_of(folder: Path, sample_rate: int) -> Columns:
+    """Opened once by each process: all of them is read for their checksum."""
+    return read_columns(folder, sample_rate=sample_rate)
+
+
 def write_shard(job: Job, shard: int) -> int:
     """One shard and what is known of it; the `.done` file, written last, makes it count."""
-    columns = read_columns(job.folder, sample_rate=job.layout.sample_rate)
+    columns = _columns_of(job.folder, job.layout.sample_rate)
     stem, kept, rejected = job.stem(shard), list[int](), dict[str, tuple[str, str]]()
     with replacing(stem.with_suffix(".tar")) as partial, partial.open("wb") as file:
         writer = ShardWriter(file, job.layout)
@@ -201,7 +209,7 @@ def _join(
         sha256="",
         facts=dict(facts),
         shards=tuple(f"{job.stem(i).name}.tar" for i in range(len(found))),
-        ids=Strings.of(columns.ids[int(row)] for row in per_row["row"]),
+        ids=columns.ids.take(per_row["row"]),
         shard_N=np.repeat(
             np.arange(len(found), dtype=np.int32), [len(arrays["row"]) for arrays, _ in found]
         ),

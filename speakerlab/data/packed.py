@@ -48,14 +48,12 @@ class Packed:
 
     def cut_short(self) -> Iterator[Path]:
         """Shards that are not there, or smaller than what should be in them."""
-        for index, name in enumerate(self.shards):
-            rows = np.flatnonzero(self.shard_N == index)
-            least = int(self.start_N[rows].max()) if len(rows) else 0
-            if len(rows) and self.layout.unit_bytes:
-                last = rows[self.start_N[rows].argmax()]
-                least += int(self.num_units_N[last]) * self.layout.unit_bytes
+        end_N = self.start_N + self.num_units_N * self.layout.unit_bytes
+        least = np.zeros(len(self.shards), dtype=np.int64)
+        np.maximum.at(least, self.shard_N, end_N)
+        for name, size in zip(self.shards, least.tolist()):
             path = self.folder / name
-            if not path.exists() or path.stat().st_size < least:
+            if not path.exists() or path.stat().st_size < size:
                 yield path
 
     def read(self, row: int, first: int, count: int) -> np.ndarray:

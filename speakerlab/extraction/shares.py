@@ -7,6 +7,7 @@ Letters: B rows of a batch, D embedding.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from speakerlab.extraction.batches import embed_batches
 from speakerlab.extraction.jobs import Extraction
 from speakerlab.extraction.processes import context, run_workers
 from speakerlab.inference.progress import Progress
+from speakerlab.training.precision import Card, Precision, card_of, resolve_precision
 
 MAX_THREADS = 8  # of a process; more would wait for Python, not compute
 
@@ -30,6 +32,23 @@ def share_threads(nproc: int) -> int:
     num_threads = min(torch.get_num_threads(), share, MAX_THREADS)
     torch.set_num_threads(1)
     return num_threads
+
+
+def precision_here(asked: str) -> Precision:
+    """What fp32, bf16 or auto is on this host; several GPUs go by the least capable.
+
+    A process of its own looks at the GPUs: one that has used a GPU cannot be forked.
+    """
+    if asked == "fp32":
+        return resolve_precision(asked, "cpu")  # the same on any device
+    with ProcessPoolExecutor(1, mp_context=context()) as looking:
+        cards = looking.submit(_cards_here).result()
+    return resolve_precision(asked, "cuda" if cards else "cpu", cards or None)
+
+
+def _cards_here() -> list[Card]:
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [card for device in devices if (card := card_of(device)) is not None]
 
 
 def embed_left(

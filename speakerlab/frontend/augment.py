@@ -19,6 +19,7 @@ from speakerlab.frontend.banks import LEAD_SECONDS, noise_bank, room_bank
 from speakerlab.frontend.channel import INT16_SCALE, Channel
 from speakerlab.frontend.fbank import fp32_island
 from speakerlab.frontend.resampling import resampler
+from speakerlab.regions import region
 
 CPU_ROWS = 8  # rows at a time on a CPU: more fall out of a core's cache
 KEPT_ROOMS = 200  # spectra of so many rooms, a quarter of a megabyte each, are kept on a CPU
@@ -99,8 +100,9 @@ class Augment(nn.Module):
         """(B, S) float32. A row that nothing was drawn for is its samples / 32768, bit for bit."""
         wave_BS = batch.wave_BS
         with fp32_island(wave_BS.device):
-            for stage in self.stages().values():
-                wave_BS = stage(wave_BS, batch)
+            for name, stage in self.stages().items():
+                with region(f"step/front end/{name}"):
+                    wave_BS = stage(wave_BS, batch)
         return wave_BS
 
     def stages(self) -> dict[str, Stage]:

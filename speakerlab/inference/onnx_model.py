@@ -38,6 +38,7 @@ class Facts:
     frontend: Mapping[str, Any]
     calibration: Mapping[str, Any] | None = None
     vad: Mapping[str, Any] | None = None  # arguments of EnergyVad
+    precision: str = "fp32"  # of the weights and what they are multiplied with; or int8
 
     def to_texts(self) -> dict[str, str]:
         """Name -> text, as a file holds it."""
@@ -51,7 +52,7 @@ class Facts:
     def from_texts(cls, texts: Mapping[str, str], *, where: str) -> "Facts":
         """What `to_texts` gave. Raises ValueError where a name is missing or no JSON."""
         texts = {field.name: texts[field.name] for field in fields(cls) if field.name in texts}
-        plain = {"sha256", "architecture"}
+        plain = {"sha256", "architecture", "precision"}
         try:
             values: dict[str, Any] = {
                 name: text if name in plain else json.loads(text) for name, text in texts.items()
@@ -85,7 +86,7 @@ class OnnxModel:
         self.facts = Facts.from_texts(texts, where=str(path))
         self.sample_rate, self.embed_dim = self.facts.sample_rate, self.facts.embed_dim
         self.min_samples, self.max_samples = self.facts.min_samples, self.facts.max_samples
-        self.sha256 = self.facts.sha256
+        self.sha256, self.precision = self.facts.sha256, self.facts.precision
         self.calibration: Calibration | None = None
         if self.facts.calibration is not None:
             self.calibration = Calibration.from_dict(self.facts.calibration, where=str(path))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from speakerlab.classifier import Classifier
 
 Device = Literal["auto", "cpu", "cuda"]
+Precision = Literal["auto", "fp32", "bf16"]
 HUB = "hub:"
 AHEAD_SECONDS = 64  # of audio in a group: one is read while the one before is embedded
 
@@ -37,6 +38,7 @@ class Runtime(Protocol):
     min_samples: int
     max_samples: int
     sha256: str  # of the weights
+    precision: str  # of the backbone: fp32, bf16, int8
     calibration: Calibration | None
     vad: EnergyVad | None
 
@@ -69,9 +71,13 @@ class Identification:
         return None if self.is_known is False else self.ranking[0][0]
 
 
-def load(model: str | Path, *, device: Device = "auto") -> "SpeakerModel":
+def load(
+    model: str | Path, *, device: Device = "auto", precision: Precision = "fp32"
+) -> "SpeakerModel":
     """Open an experiment, a model folder, an `.onnx` file, or `hub:ID`.
 
+    precision: of the backbone; auto is bf16 on a GPU that has it, else fp32. An `.onnx` file has
+    the one that it was exported with.
     Raises ValueError and FileNotFoundError with one line.
     """
     if str(model).startswith(HUB):
@@ -83,6 +89,11 @@ def load(model: str | Path, *, device: Device = "auto") -> "SpeakerModel":
 
         if device == "cuda":
             raise ValueError("device: an .onnx file runs on the CPU, got 'cuda'; take cpu or auto")
+        if precision == "bf16":
+            raise ValueError(
+                "precision: an .onnx file keeps the one it was exported with, got 'bf16'; "
+                "take auto, or the model's folder"
+            )
         return SpeakerModel(OnnxModel(Path(model)))
     from speakerlab.classifier import load_classifier
     from speakerlab.inference.torch_model import TorchModel
@@ -91,7 +102,7 @@ def load(model: str | Path, *, device: Device = "auto") -> "SpeakerModel":
     published = load_published(Path(model))
     named = published.config.task == "identification"
     classifier = load_classifier(published.folder) if named else None
-    return SpeakerModel(TorchModel(published, device=device), classifier)
+    return SpeakerModel(TorchModel(published, device=device, precision=precision), classifier)
 
 
 class SpeakerModel:
@@ -105,6 +116,7 @@ class SpeakerModel:
         self.runtime, self.classifier = runtime, classifier
         self.sample_rate, self.embed_dim = runtime.sample_rate, runtime.embed_dim
         self.sha256, self.calibration = runtime.sha256, runtime.calibration
+        self.precision = runtime.precision
         self.speakers = Speakers(runtime.sha256)
 
     def embed(self, audio: Any, sample_rate: int | None = None) -> np.ndarray:

@@ -7,12 +7,15 @@ import numpy as np
 import torch
 
 from speakerlab.published import Published
+from speakerlab.training.precision import card_of, resolve_precision
 
 
 class TorchModel:
     """The PyTorch runtime; `OnnxModel` is the other."""
 
-    def __init__(self, published: Published, *, device: str = "auto") -> None:
+    def __init__(
+        self, published: Published, *, device: str = "auto", precision: str = "fp32"
+    ) -> None:
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device: must be auto, cpu or cuda, got '{device}'; correct it")
         if device == "cuda" and not torch.cuda.is_available():
@@ -20,7 +23,10 @@ class TorchModel:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device(device)
-        self.embedder = published.embedder.eval().folded().to(self.device)
+        card = card_of(self.device)
+        used = resolve_precision(precision, self.device, None if card is None else [card])
+        self.precision = used.name
+        self.embedder = published.embedder.eval().folded(used).to(self.device)
         self.sample_rate, self.embed_dim = self.embedder.sample_rate, self.embedder.embed_dim
         self.min_samples, self.max_samples = self.embedder.min_samples, self.embedder.max_samples
         self.vad = self.embedder.vad

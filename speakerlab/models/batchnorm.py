@@ -82,11 +82,11 @@ def normalise(norm: nn.modules.batchnorm._BatchNorm, x: Tensor, found: Moments) 
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """torch's, quicker on a CPU in training, and itself everywhere else."""
+    """torch's, quicker on a CPU in training of contiguous maps, and itself everywhere else."""
 
     def forward(self, input: Tensor) -> Tensor:
         plain = not self.training or input.device.type != "cpu" or is_traced()
-        if plain or not is_usual(self, input):
+        if plain or not is_usual(self, input) or not input.is_contiguous():
             return super().forward(input)
         found = moments(input)
         track([(self, found)], input.numel() // len(found.mean_C))

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from speakerlab.models.batchnorm import BatchNorm2d
 from speakerlab.models.dense import append_rows, can_append
+from speakerlab.models.layout import hold_layout, skip_places
 from speakerlab.models.pooling import (
     mean_std,
     refuse_unusable,
@@ -97,7 +98,7 @@ class CAMPPlus(nn.Module):
         refuse_unusable(
             feats_BTF, name="CAMPPlus", feat_dim=self.feat_dim, min_frames=self.min_frames
         )
-        x_BCFT = self.head(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1))
+        x_BCFT = hold_layout(self.head(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)))
         return self.xvector(x_BCFT.flatten(1, 2)).squeeze(-1)
 
 
@@ -124,7 +125,7 @@ class ResidualBlock(nn.Module):
     def forward(self, x_BCFT: Tensor) -> Tensor:
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
         y_BCFT = self.bn2(self.conv2(y_BCFT))
-        kept_BCFT = x_BCFT[:, :, :: self.stride]
+        kept_BCFT = skip_places(x_BCFT, bins=self.stride, frames=1)
         return F.relu(y_BCFT.add_(self.shortcut(kept_BCFT)), inplace=True)
 
 

@@ -68,7 +68,8 @@ class ERes2Net(Res2Backbone):
 class AttentiveFusion(nn.Module):
     """Weighs two maps against each other, per place and channel: x * (1 + a) + y * (1 - a).
 
-    `a` lies in (-1, 1) and is computed from both maps.
+    `a` lies in (-1, 1) and is computed from both maps. Written as x + y + a * (x - y), it takes
+    three passes over the maps instead of five, and saves two for the backward pass instead of four.
     """
 
     def __init__(self, channels: int) -> None:
@@ -84,7 +85,7 @@ class AttentiveFusion(nn.Module):
 
     def forward(self, x_BCFT: Tensor, y_BCFT: Tensor) -> Tensor:
         a_BCFT = self.local_att(torch.cat([x_BCFT, y_BCFT], dim=1)).tanh()
-        return x_BCFT * (1 + a_BCFT) + y_BCFT * (1 - a_BCFT)
+        return torch.addcmul(x_BCFT + y_BCFT, a_BCFT, x_BCFT - y_BCFT)
 
 
 def halve(in_channels: int, out_channels: int) -> nn.Conv2d:

@@ -7,11 +7,13 @@ shift, with s = scale / sqrt(var + eps). A pass over the activations is saved ea
 """
 
 import copy
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 LINEAR = (nn.Conv1d, nn.Conv2d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
@@ -32,7 +34,6 @@ def fold_batchnorm(backbone: nn.Module) -> nn.Module:
     return folded
 
 
-@torch.no_grad()
 def find_pairs(backbone: nn.Module) -> list[tuple[str, str]]:
     """Names of (layer, BatchNorm) of which the second's only input is the first's output."""
     # The tensors are kept, so that no id comes twice; the version tells of work in place between.
@@ -61,12 +62,18 @@ def find_pairs(backbone: nn.Module) -> list[tuple[str, str]]:
         for name, module in backbone.named_modules()
         if isinstance(module, NORMS)
     ]
-    frames: int = backbone.min_frames + PROBED_FRAMES  # pyright: ignore
+    probe(backbone, more_frames=PROBED_FRAMES, hooks=hooks)
+    return [(linear, norm) for linear, norm in pairs if calls[linear] == calls[norm] == 1]
+
+
+@torch.no_grad()
+def probe(backbone: nn.Module, *, more_frames: int, hooks: Iterable[RemovableHandle]) -> None:
+    """Run a backbone once, `more_frames` beyond the fewest that it takes, and take `hooks` off."""
+    frames: int = backbone.min_frames + more_frames  # pyright: ignore
     like = next(backbone.parameters())
     backbone(like.new_zeros(1, frames, backbone.feat_dim))  # pyright: ignore
     for hook in hooks:
         hook.remove()
-    return [(linear, norm) for linear, norm in pairs if calls[linear] == calls[norm] == 1]
 
 
 @torch.no_grad()

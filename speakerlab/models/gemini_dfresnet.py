@@ -13,6 +13,7 @@ D embedding.
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.models.layout import hold_layout
 from speakerlab.models.pooling import make_pooling, refuse_unusable
 
 # depth, counting the strided convolutions -> blocks per stage
@@ -73,7 +74,7 @@ class GeminiDFResNet(nn.Module):
         x_BCFT = F.relu(stem(x_BCFT), inplace=True)
         for downsample, stage in zip(downsamples, self.stages):
             x_BCFT = stage(downsample(x_BCFT))
-        return self.seg_1(self.pool(x_BCFT))
+        return self.seg_1(self.pool(hold_layout(x_BCFT)))
 
 
 class InvertedBottleneck(nn.Module):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.models.layout import hold_layout, skip_places
 from speakerlab.models.pooling import make_pooling, refuse_unusable
 
 # Joins the running output of a block (first) with its next group: built from their channels.
@@ -106,7 +107,7 @@ class Res2Backbone(nn.Module):
         )
         x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
         x_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
-        emb_BD = self.seg_1(self.pool(self.maps(x_BCFT)))
+        emb_BD = self.seg_1(self.pool(hold_layout(self.maps(x_BCFT))))
         if self.two_emb_layer:
             emb_BD = self.seg_2(self.seg_bn_1(F.relu(emb_BD)))
         return emb_BD
@@ -184,7 +185,7 @@ class Res2Block(nn.Module):
             )
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
-        x_BCFT = x_BCFT[:, :, :: self.stride, :: self.stride]
+        x_BCFT = skip_places(x_BCFT, bins=self.stride, frames=self.stride)
         groups = clipped_relu(self.bn1(self.conv1(x_BCFT))).split(self.width, dim=1)
         outputs: list[Tensor] = []
         for i, (conv, norm) in enumerate(zip(self.convs, self.bns)):

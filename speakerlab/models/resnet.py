@@ -13,6 +13,7 @@ D embedding.
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.models.layout import hold_layout, skip_places
 from speakerlab.models.pooling import make_pooling, refuse_unusable
 
 # depth -> blocks per stage; from 50 on they are bottlenecks
@@ -84,7 +85,7 @@ class ResNet(nn.Module):
         x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
         x_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
         x_BCFT = self.layer4(self.layer3(self.layer2(self.layer1(x_BCFT))))
-        emb_BD = self.seg_1(self.pool(x_BCFT))
+        emb_BD = self.seg_1(self.pool(hold_layout(x_BCFT)))
         if self.two_emb_layer:
             emb_BD = self.seg_2(self.seg_bn_1(F.relu(emb_BD)))
         return emb_BD
@@ -107,7 +108,7 @@ class BasicBlock(nn.Module):
     def forward(self, x_BCFT: Tensor) -> Tensor:
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
         y_BCFT = self.bn2(self.conv2(y_BCFT))
-        kept_BCFT = x_BCFT[:, :, :: self.stride, :: self.stride]
+        kept_BCFT = skip_places(x_BCFT, bins=self.stride, frames=self.stride)
         return F.relu(y_BCFT + self.shortcut(kept_BCFT), inplace=True)
 
 
@@ -132,7 +133,7 @@ class Bottleneck(nn.Module):
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
         y_BCFT = F.relu(self.bn2(self.conv2(y_BCFT)), inplace=True)
         y_BCFT = self.bn3(self.conv3(y_BCFT))
-        kept_BCFT = x_BCFT[:, :, :: self.stride, :: self.stride]
+        kept_BCFT = skip_places(x_BCFT, bins=self.stride, frames=self.stride)
         return F.relu(y_BCFT + self.shortcut(kept_BCFT), inplace=True)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.models.layout import hold_layout, skip_places
 from speakerlab.models.pooling import attentive_mean_std, fp32_island, refuse_unusable, widened
 
 # depth -> blocks per stage
@@ -56,7 +57,7 @@ class SimAMResNet(nn.Module):
             feats_BTF, name="SimAMResNet", feat_dim=self.feat_dim, min_frames=self.min_frames
         )
         x_BCFT = self.front(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1))
-        return self.bottleneck(self.pooling(x_BCFT.flatten(1, 2)))
+        return self.bottleneck(self.pooling(hold_layout(x_BCFT).flatten(1, 2)))
 
 
 class Front(nn.Module):
@@ -104,7 +105,7 @@ class SimAMBlock(nn.Module):
     def forward(self, x_BCFT: Tensor) -> Tensor:
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
         y_BCFT = simam(self.bn2(self.conv2(y_BCFT)))
-        kept_BCFT = x_BCFT[:, :, :: self.stride, :: self.stride]
+        kept_BCFT = skip_places(x_BCFT, bins=self.stride, frames=self.stride)
         return F.relu(y_BCFT + self.downsample(kept_BCFT), inplace=True)
 
 

@@ -14,7 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from speakerlab.regions import region
+
 T = TypeVar("T")
+REDUCE = "step/reduce"  # what a profiler sees of collectives that are waited for
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,15 @@ class Group:
     def sum(self, values: Tensor) -> Tensor:
         """The sum over the group; `values` itself is left alone."""
         total = values.clone()
-        dist.all_reduce(total, group=self.handle)
+        with region(REDUCE):
+            dist.all_reduce(total, group=self.handle)
         return total
 
     def gather(self, values: Tensor) -> Tensor:
         """The values of each of the group's ranks, in their order, along a new first axis."""
         every = [torch.empty_like(values) for _ in range(self.size)]
-        dist.all_gather(every, values, group=self.handle)
+        with region(REDUCE):
+            dist.all_gather(every, values, group=self.handle)
         return torch.stack(every)
 
 
@@ -64,14 +69,16 @@ class Ranks:
         """The sum over ranks; `values` itself is left alone."""
         total = values.clone()
         if self.world_size > 1:
-            dist.all_reduce(total)
+            with region(REDUCE):
+                dist.all_reduce(total)
         return total
 
     def max(self, values: Tensor) -> Tensor:
         """The largest of each value over ranks; `values` itself is left alone."""
         largest = values.clone()
         if self.world_size > 1:
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+            with region(REDUCE):
+                dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return largest
 
     def gather(self, values: Tensor) -> Tensor:
@@ -80,7 +87,8 @@ class Ranks:
             return values
         values = values.contiguous()
         parts = [torch.empty_like(values) for _ in range(self.world_size)]
-        dist.all_gather(parts, values)
+        with region(REDUCE):
+            dist.all_gather(parts, values)
         return torch.cat(parts)
 
     def min(self, values: tuple[int, ...]) -> tuple[int, ...]:

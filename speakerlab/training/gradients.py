@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from speakerlab.batch import Batch
+from speakerlab.regions import region
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.guard import Guard
@@ -45,6 +46,7 @@ class Gradients:
         self.throw_away_batch, self.frozen_steps, self.seed = throw_away_batch, frozen_steps, seed
         self.module: nn.Module = task  # what is called; DDP's from `join` on
         self.attempt = 0
+        self.modules = list(task.modules())
         self.at: int | None = None  # the step whose gradients are being made, while they are
 
     def join(self, guard: Guard) -> None:
@@ -95,8 +97,10 @@ class Gradients:
             feats_BTF, label_B, silent, *_ = inputs.take()
             last = index == self.plan.accumulation - 1
             with self._reducing(now=last):
-                output: TaskOutput = self.module(feats_BTF, label_B, margin, frozen=frozen)
-                scaled(output.loss / self.plan.accumulation).backward()
+                with region("step/forward"):
+                    output: TaskOutput = self.module(feats_BTF, label_B, margin, frozen=frozen)
+                with region("step/backward"):
+                    scaled(output.loss / self.plan.accumulation).backward()
             inputs.look_ahead()
             rows = len(label_B)
             sums[0] += output.loss.detach() * rows
@@ -121,7 +125,7 @@ class Gradients:
         """
         step, index = divmod(number, self.plan.accumulation)
         if index == 0:
-            self.task.train()
+            begin_training(self.modules)
             self.task.head.begin_step(self._key_of(step, HEAD_KEY))
             if step < self.frozen_steps:
                 self.task.embedder.eval()  # BatchNorm keeps its statistics
@@ -132,3 +136,13 @@ class Gradients:
         """63 bits that are those of this attempt and these numbers alone."""
         words = np.random.SeedSequence([self.seed, self.attempt, *numbers])
         return int(words.generate_state(1, np.uint64)[0]) >> 1
+
+
+def begin_training(modules: Iterable[nn.Module]) -> None:
+    """What `train()` of a module does to these, all that it has; only what is not so yet is set.
+
+    To set a module's attribute takes microseconds, and it is done at each step.
+    """
+    for module in modules:
+        if not module.training:
+            module.training = True

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from speakerlab.batch import Batch
+from speakerlab.regions import region
 from speakerlab.training.task import SpeakerTask
 
 log = logging.getLogger(__name__)
@@ -106,13 +107,16 @@ class Prefetcher:
         return taken
 
     def _make(self) -> Inputs:
-        batch = self._next_batch()
+        with region("step/data wait"):
+            batch = self._next_batch()
         self.begin(self.number)
         with self._on_stream():
             row_B = batch.row_B
-            batch = batch.to(self.device)
-            feats_BTF = self.task.features(batch)
-            silent = self.task.take_silent()
+            with region("step/transfer"):
+                batch = batch.to(self.device)
+            with region("step/front end"):
+                feats_BTF = self.task.features(batch)
+                silent = self.task.take_silent()
         return Inputs(feats_BTF, batch.label_B, silent, self._get_draws(), row_B)
 
     def _next_batch(self) -> Batch:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from speakerlab.batch import Batch
+from speakerlab.regions import region
 from speakerlab.training.precision import Precision
 
 
@@ -62,19 +63,23 @@ class SpeakerTask(nn.Module):
         if len(batch.feats_BTF):
             feats_BTF = fbank.normalise(batch.feats_BTF)
         else:
-            feats_BTF = fbank(self.augment(batch))
-        return self.spec_augment(feats_BTF, batch.mask_BM2)
+            wave_BS = self.augment(batch)
+            with region("step/front end/fbank"):
+                feats_BTF = fbank(wave_BS)
+        with region("step/front end/masks"):
+            return self.spec_augment(feats_BTF, batch.mask_BM2)
 
     def forward(
         self, feats_BTF: Tensor, label_B: Tensor, margin: float, *, frozen: bool = False
     ) -> TaskOutput:
         """Backbone and head. `frozen`: only the head learns; the backbone's gradients are zeros."""
-        with self.precision.autocast():
+        with self.precision.autocast(), region("step/forward/backbone"):
             backbone = self.embedder.get_submodule("backbone")
             run = self.compiled[0] if self.compiled else backbone
             emb_BD = without_learning(backbone, feats_BTF) if frozen else run(feats_BTF)
-        loss, decided = self.head(emb_BD, label_B, margin)
-        return TaskOutput(loss, self.head.count_correct(decided, label_B))
+        with region("step/forward/head"):
+            loss, decided = self.head(emb_BD, label_B, margin)
+            return TaskOutput(loss, self.head.count_correct(decided, label_B))
 
     def take_silent(self) -> Tensor:
         """How many crops got no noise since the last call, they or the noise being silent."""

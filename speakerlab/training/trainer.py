@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from speakerlab.regions import region
 from speakerlab.training.autopsy import examine_step
 from speakerlab.training.distributed import shared_store
 from speakerlab.training.gradients import Gradients
@@ -53,6 +54,7 @@ class Trainer:
         self.signals, self.ranks = signals, keeper.ranks
         self.updater, self.window = keeper.updater, keeper.window
         self.wait_teller = WaitTeller()
+        self.before_step: Callable[[int], None] = lambda _step: None  # told its number, every rank
         self.rescue = Rescue(
             shared_store(self.ranks),
             rank=self.ranks.rank,
@@ -101,11 +103,13 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             self.rescue.leave(step, error)
-        update = self.updater.step(self._lr_at(step))
+        with region("step/optimizer"):
+            update = self.updater.step(self._lr_at(step))
         self.window.add_crops(sums, update.is_bad)
         if self.ranks.is_first:  # the same on every rank, so counted by one
             self.window.add_step(update.grad_norm, update.is_bad, self.updater.clip_norm)
-        self.updater.check(step, update)
+        with region("step/host sync/verdict"):
+            self.updater.check(step, update)
 
     def _run(self, monitor: Callable[[int], Monitor]) -> None:
         """Step after step, to the last one or until something is raised."""
@@ -120,23 +124,32 @@ class Trainer:
             elif self.step and self._is_validation_due():  # and is asked to again
                 raise Stopped(self._signal(), self.step)
             while self.step < self.schedule.total_steps:
-                # What any rank wants, known to all at the end of the step.
-                wanted = self.ranks.begin_largest([self.signals.number, self._is_time_up()])
-                self.run_step(inputs)
-                self.keeper.progress.step += 1
-                self._log(watch, inputs)
-                valid = self._validate(watch)
-                number, time_is_up = wanted()
-                if self._is_validation_due():  # it has just been left
-                    number = self._signal()
-                self._checkpoint(asked=bool(number or time_is_up), valid=valid)
-                if number:
-                    self.keeper.wait()
-                    raise Stopped(number, self.step)
+                self.before_step(self.step)
+                with region("step"):
+                    self._take_step(watch, inputs)
         finally:
             inputs.close()
             if watch is not None:
                 watch.close()
+
+    def _take_step(self, watch: Monitor | None, inputs: Prefetcher) -> None:
+        """A step and all that is due after it; raises Stopped where a rank is asked to leave."""
+        # What any rank wants, known to all at the end of the step.
+        with region("step/host sync/wishes of ranks"):
+            wanted = self.ranks.begin_largest([self.signals.number, self._is_time_up()])
+        self.run_step(inputs)
+        self.keeper.progress.step += 1
+        with region("step/host sync/row of metrics"):
+            self._log(watch, inputs)
+        valid = self._validate(watch)
+        with region("step/host sync/wishes of ranks"):
+            number, time_is_up = wanted()
+        if self._is_validation_due():  # it has just been left
+            number = self._signal()
+        self._checkpoint(asked=bool(number or time_is_up), valid=valid)
+        if number:
+            self.keeper.wait()
+            raise Stopped(number, self.step)
 
     def _roll_back(self, error: NumericError) -> None:
         """Find out what was not finite; go back to the last checkpoint, or give up."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from speakerlab.regions import region
 from speakerlab.training.guard import MAX_BAD_STEPS, Guard, NumericError
 from speakerlab.training.loss_scale import FLOOR, LossScale
 
@@ -52,13 +53,16 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         shared, split = gradients_of(self.shared), gradients_of(self.split)
-        self.scale.remove([*shared, *split])
-        norm = self._norm(shared, split)
-        nn.utils.clip_grads_with_norm_([*self.shared, *self.split], self.clip_norm, norm)
-        is_bad = self.guard.judge(norm)
+        with region("step/optimizer/clip"):
+            self.scale.remove([*shared, *split])
+            norm = self._norm(shared, split)
+            nn.utils.clip_grads_with_norm_([*self.shared, *self.split], self.clip_norm, norm)
+        with region("step/optimizer/verdict"):
+            is_bad = self.guard.judge(norm)
         optimizer: Any = self.optimizer
         optimizer.grad_scale, optimizer.found_inf = None, is_bad
-        self.optimizer.step()
+        with region("step/optimizer/update"):
+            self.optimizer.step()
         self.scale.update(is_bad)
         self.optimizer.zero_grad(set_to_none=True)
         return Update(norm, is_bad)

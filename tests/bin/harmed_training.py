@@ -11,6 +11,7 @@ import sys
 import torch
 
 from speakerlab.bin import train
+from speakerlab.bin import training as train_run
 from speakerlab.bin.command import run
 from speakerlab.run_training import Training, build_training
 
@@ -47,5 +48,5 @@ def harmed(*args, **more) -> Training:
     return training
 
 
-train.build_training = harmed
+train_run.build_training = harmed
 run(train.main, sys.argv[5:])

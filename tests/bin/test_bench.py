@@ -1,9 +1,11 @@
-"""`speakerlab bench data`: crops to listen to, the same each time, and rates with every hop."""
+"""`speakerlab bench`: its table and file; crops to listen to, the same each time."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
+import torch
 
 from speakerlab.bin.bench import parse
 from speakerlab.data import audio
@@ -65,17 +67,50 @@ def test_a_crop_nothing_was_done_to_is_where_the_table_says(bench, data, tmp_pat
 
 
 def test_every_hop_and_both_rates_are_printed(bench):
-    lines = bench("--seconds", "0.2").splitlines()
-    assert "1 loader workers, model on" in lines[0] and lines[0].endswith("noise on the device")
-    assert lines[1].startswith("loader alone: ") and lines[1].endswith(" crops/s")
-    assert lines[2].startswith("campplus training: ") and lines[2].endswith("waiting for data")
-    hops = ["draw", "read", "collate", "to device", "speed", "room", "noise", "telephone", "fbank"]
-    assert [line.split("  ")[1].strip() for line in lines[4:]] == hops
-    shares = [float(line.split()[-1].rstrip("%")) for line in lines[4:]]
+    first, *lines, last = bench("--seconds", "0.2").splitlines()
+    assert first.startswith(f"torch {torch.__version__}, cpu, 1 threads, ")
+    names = [line.split()[0] for line in lines]
+    hops = ["draw", "read", "collate", "to_device", "speed", "room", "noise", "telephone", "fbank"]
+    assert names[:3] == ["data.loader", "data.training.campplus", "data.one_process"]
+    assert names[3:] == [f"data.hop.{hop}" for hop in hops]
+    assert "crops/s 1 workers, batches of 8" in " ".join(lines[0].split())
+    assert lines[1].endswith("of it waiting for data")
+    shares = [float(line.split()[-4].rstrip("%")) for line in lines[3:]]
     assert abs(sum(shares) - 100) < 1 and min(shares) >= 0
+    assert last.endswith(" s in all")
+
+
+def test_a_model_is_set_beside_the_machine_and_its_own_convolutions(run, settings, tmp_path):
+    """`all` without recordings: machine, model and data, the figures that the file has."""
+    small = settings[settings.index("--set") + 1 :]
+    words = ["--seconds", "0.05", "--json", tmp_path / "rows.json", "--set", *small[1:]]
+    words += ["runtime.micro_batch=4", "runtime.precision=fp32"]
+    done = run("-m", "speakerlab", "bench", "--model", "campplus_tiny", *words)
+    assert done.returncode == 0, done.stderr
+    rows = {row["name"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
+    printed = [line.split()[0] for line in done.stdout.splitlines()[1:-1]]
+    assert list(rows) == printed
+    assert {"machine.copy", "machine.matmul.bf16", "machine.decode.flac"} <= rows.keys()
+    assert {"data.loader", "data.training.campplus_tiny", "data.hop.read"} <= rows.keys()
+    for name in ("train.campplus_tiny.fp32", "infer.campplus_tiny.fp32"):
+        row = rows[name]
+        assert (row["unit"], row["peer"], row["ratio"]) == ("utt/s", None, None)
+        assert row["ours"] > 0 and row["gflops"] > 0 and row["note"] == "batch 4"
+        assert 0 < row["share"] < 1.5  # the rest of the model takes time as well
 
 
 def test_what_is_no_benchmark_is_refused(capsys):
     with pytest.raises(SystemExit):
-        parse(["model", "--config", "x.yaml"])
-    assert "invalid choice: 'model'" in capsys.readouterr().err
+        parse(["speed"])
+    assert "invalid choice: 'speed'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse(["train", "--profile"])
+    assert "--profile: goes with train and --config" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--seconds: must not be below 0, got -1"):
+        parse(["--seconds", "-1"])
+
+
+def test_a_model_that_is_not_there_is_told_in_one_line(run):
+    done = run("-m", "speakerlab", "bench", "machine", "--model", "campluss")
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "--model: no conf/campluss.yaml" in done.stderr and "campplus" in done.stderr

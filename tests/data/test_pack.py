@@ -47,6 +47,18 @@ def waves_of(folder: Path) -> dict[str, np.ndarray]:
     }
 
 
+def test_columns_are_opened_once_for_all_shards(folder, monkeypatch):
+    opened = []
+
+    def read(*args, **kwargs):
+        opened.append(args)
+        return read_columns(*args, **kwargs)
+
+    monkeypatch.setattr(pack, "read_columns", read)
+    pack_data_dir(folder, layout=PCM)
+    assert len(opened) == 1
+
+
 @every_codec
 def test_packed_audio_is_the_audio(folder, layout):
     loose = read_manifest([folder], sample_rate=RATE)

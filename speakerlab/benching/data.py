@@ -17,6 +17,7 @@ import torch
 from speakerlab import setup_training
 from speakerlab.atomic import write_text
 from speakerlab.batch import CODECS, Batch, Crop
+from speakerlab.benching.timing import synchronise
 from speakerlab.config import Config
 from speakerlab.corpus import Corpus, read_corpus, row_names
 from speakerlab.data import audio
@@ -39,8 +40,7 @@ class Laps:
         self.last = time.perf_counter()
 
     def end(self, name: str) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        synchronise(self.device)
         now = time.perf_counter()
         self.seconds[name] += now - self.last
         self.last = now

@@ -1,0 +1,204 @@
+"""The whole benchmark: every part, one after the other, beside the peers.
+
+    make bench PEERS="3dspeaker=DIR wespeaker=DIR speechbrain=DIR" [ARGS="--quick --gate ..."]
+    python benchmarks/suite.py --peers 3dspeaker=DIR --only models data --json FILE --markdown FILE
+
+In: checkouts of the peers; without them, or where one has no such part, rows of ours alone. Out: a
+table of all rows and, with --json, {"facts": ..., "parts": ..., "rows": ...}: date, commit, device,
+versions and threads, how each part ended, and what it measured.
+
+Each part is a script that runs alone, too, with --peer and --json (suite_parts.py). A part that
+fails is told and ends no other; the exit status is then 1.
+
+--store keeps the ratio of each row in baseline.json, for this kind of machine. --gate compares with
+them, and exits with 1 where a row lost more than 15 %: one whose quartiles reach the limit is
+measured once more first (gate.py). --quick takes a few minutes: fewer rows and seconds, of the same
+sizes, so that it can be gated by what a whole run has stored. --read joins what was measured in
+pieces on the same machine and the same day.
+
+The suite sets nothing that makes either side faster. What of the kind stands in the environment
+(an allocator, huge pages, threads) reaches both sides, and is among the facts.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gate
+import torch
+from sides import ROOT, TOOLKITS, environment, say
+from suite_parts import PARTS, Part
+from suite_table import facts_of, kind_of_machine, table
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Result:
+    """How a part ended."""
+
+    part: str
+    exit: int
+    seconds: float
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run_part(part: Part, options: argparse.Namespace, rows: Sequence[str] = ()) -> Result:
+    """Run a part's script, its lines going to the terminal; `rows`: only these, if it can."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.json"
+        command = [sys.executable, str(HERE / part.script), f"--json={path}"]
+        command += part.words(options, rows)
+        say(f"\n{part.name}: {' '.join(command[1:])}")
+        code = subprocess.run(
+            command, env=environment(ROOT, options.threads), check=False
+        ).returncode
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    if code or not found:
+        code = code or 1
+        say(f"suite: {part.name}: must end with 0 and give rows, got {code} and {len(found)} rows")
+    return Result(part.name, code, time.perf_counter() - start, found)
+
+
+def remeasure(
+    results: Sequence[Result],
+    parts: Sequence[Part],
+    doubtful: Sequence[str],
+    options: argparse.Namespace,
+) -> Iterator[Result]:
+    """The parts whose rows are in doubt, run once more; only these rows are replaced."""
+    by_name = {part.name: part for part in parts}
+    for result in results:
+        names = [row["name"] for row in result.rows if row["name"] in doubtful]
+        if not names or result.part not in by_name:
+            yield result
+            continue
+        say(f"suite: measured again: {', '.join(names)}")
+        again = run_part(by_name[result.part], options, names)
+        new = {row["name"]: row for row in again.rows if row["name"] in names}
+        rows = [new.get(row["name"], row) for row in result.rows]
+        code = result.exit or again.exit
+        yield Result(result.part, code, result.seconds + again.seconds, rows)
+
+
+def check(
+    results: list[Result], parts: Sequence[Part], kind: str, options: argparse.Namespace
+) -> tuple[list[Result], bool]:
+    """Hold the rows to what is stored: (the results, whether all of them pass)."""
+    stored = gate.read(kind, options.baseline)
+    doubtful = [loss.name for loss in gate.losses(rows_of(results), stored) if not loss.is_certain]
+    if doubtful:
+        results = list(remeasure(results, parts, doubtful, options))
+    rows = rows_of(results)
+    lost, judged = gate.losses(rows, stored), gate.num_judged(rows, stored)
+    for loss in lost:
+        say(f"gate: {loss}")
+    say(f"gate: {judged} rows compared with what is stored for '{kind}', {len(lost)} lost speed")
+    if not judged:
+        say("gate: must have rows to compare, got none; give the peers, or --store first")
+    return results, not lost and judged > 0
+
+
+def read(path: Path) -> Result:
+    """The rows that a part, run alone, or the suite has written."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return Result(path.name, 0, 0.0, found["rows"] if isinstance(found, dict) else found)
+
+
+def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
+    return [row for result in results for row in result.rows]
+
+
+def write(path: Path | None, facts: Mapping[str, Any], results: Sequence[Result]) -> None:
+    if path is None:
+        return
+    parts = [{k: v for k, v in asdict(result).items() if k != "rows"} for result in results]
+    text = json.dumps({"facts": facts, "parts": parts, "rows": rows_of(results)}, indent=1)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def parse(words: Sequence[str] | None, parts: Sequence[Part]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    names, known = [part.name for part in parts], ", ".join(TOOLKITS)
+    parser.add_argument(
+        "--peers", nargs="*", default=[], metavar="NAME=DIR", help=f"checkouts of {known}"
+    )
+    parser.add_argument(
+        *("--only",),
+        nargs="+",
+        default=names,
+        choices=names,
+        metavar="PART",
+        help=f"of {', '.join(names)}",
+    )
+    parser.add_argument("--quick", action="store_true", help="a few minutes")
+    parser.add_argument("--gate", action="store_true", help="exit with 1 where speed was lost")
+    parser.add_argument("--store", action="store_true", help="keep this run's ratios for --gate")
+    parser.add_argument(
+        *("--read",),
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="run nothing: take rows that parts, or the suite, have written (--json)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="facts, parts and rows")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, help="of each side; default: what torch takes")
+    parser.add_argument("--baseline", type=Path, default=gate.BASELINE, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    options.checkouts = {}
+    for peer in options.peers:
+        name, _, folder = peer.partition("=")
+        if name not in TOOLKITS or not Path(folder).is_dir() or not folder:
+            parser.error(f"--peers: must be NAME=DIR, NAME one of {known}, got '{peer}'")
+        options.checkouts[name] = Path(folder)
+    return options
+
+
+def main(words: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
+    """The exit status: 1 where a part failed or the gate does not let pass."""
+    options = parse(words, parts)
+    threads = options.threads or torch.get_num_threads()
+    kind = kind_of_machine(options.device, threads)
+    if options.gate:
+        gate.read(kind, options.baseline)  # before an hour is spent
+    facts = facts_of(options, kind=kind, threads=threads)
+    results = [read(path) for path in options.read]
+    for part in parts:
+        if part.name in options.only and not options.read:
+            results.append(run_part(part, options))
+            write(options.json, facts, results)  # a run that is ended has told what it had
+    passed = True
+    if options.gate:
+        results, passed = check(results, parts, kind, options)
+    rows = rows_of(results)
+    text = table(facts, rows)
+    say(f"\n{text}")
+    write(options.json, facts, results)
+    if options.markdown is not None:
+        options.markdown.write_text(text, encoding="utf-8")
+    if options.store:
+        kept = {key: str(facts[key]) for key in ("date", "commit")}
+        count = gate.store(kind, rows, facts=kept, path=options.baseline)
+        say(f"{options.baseline}: {count} rows stored for '{kind}'")
+    failed = [result.part for result in results if result.exit]
+    if failed:
+        say(f"suite: {', '.join(failed)} failed; see above")
+    return 0 if passed and not failed else 1
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except ValueError as fault:
+        raise SystemExit(f"suite: {fault}") from None
