@@ -79,7 +79,7 @@ class Side:
         self.config, self.device = config, torch.device(options.device)
         dataset = builder.build("dataset", config)
         sampler = RandomSampler(dataset, replacement=True, num_samples=ENDLESS)
-        config.dataloader["args"]["sampler"] = sampler
+        config.dataloader["args"] |= {"sampler": sampler, "worker_init_fn": resting.tie_to_parent}
         loader = builder.build("dataloader", config)
         self.backbone = builder.build("embedding_model", config)
         config.num_classes = len(config.label_encoder) * (3 if config.speed_pertub else 1)

@@ -4,13 +4,17 @@ They read ahead: without this, what they catch up with would be taken from the o
 They are stopped where they are, so that a turn begins as the one before it ended.
 """
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 
 import torch
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:
@@ -23,6 +27,12 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
     seconds = time.perf_counter() - start
     _tell_workers(signal.SIGSTOP)
     return seconds
+
+
+def tie_to_parent(_worker: int = 0) -> None:
+    """Have a worker die with its process, also while it sleeps (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def leave() -> None:

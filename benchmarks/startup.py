@@ -39,6 +39,9 @@ from sides import (
     write_rows,
 )
 
+sys.path.insert(0, str(ROOT))
+from speakerlab import process
+
 HERE = Path(__file__).parent
 MARKS = {"3dspeaker": "speakerlab/bin/train.py"}
 RECIPE = "egs/3dspeaker/sv-cam++/conf/cam++.yaml"
@@ -64,17 +67,18 @@ def seconds_to(line: str, command: Sequence[str], root: Path, threads: int | Non
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,  # so that all it has started can be ended
-    ) as process:
-        assert process.stdout is not None
+        preexec_fn=process.die_with_parent,
+    ) as started:
+        assert started.stdout is not None
         try:
-            for text in process.stdout:
+            for text in started.stdout:
                 if re.search(line, text):
                     return time.perf_counter() - start
                 told.append(text)
                 if time.perf_counter() - start > PATIENCE_SECONDS:
                     break
         finally:
-            _kill(process.pid)
+            _kill(started.pid)
     raise SystemExit(f"startup.py: {command[0]}: never told '{line}'\n{''.join(told[-20:])}")
 
 

@@ -8,18 +8,16 @@ ranks talk by gloo, which starts sooner. What torchaudio lacks is replaced in da
 with torchrun: by itself it would go on when that is killed.
 """
 
-import ctypes
-import signal
 import sys
 from pathlib import Path
 
 import data_peer
+import resting
 import torch
 from sides import import_from_root
 from torch import distributed
 
 CROP_SECONDS = 3.0
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def start_ranks(**_asked: str) -> None:
@@ -33,8 +31,7 @@ if not torch.cuda.is_available():
     for kind in (torch.Tensor, torch.nn.Module):
         kind.cuda = lambda self, *_args, **_more: self  # pyright: ignore[reportAttributeAccessIssue]
 
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+resting.tie_to_parent()
 data_dir = next(word for word in sys.argv if word.startswith("--data=")).partition("=")[2]
 rows = data_peer.write_list(Path(data_dir), CROP_SECONDS)
 sys.argv = [f"--data={rows}" if word.startswith("--data=") else word for word in sys.argv]

@@ -149,7 +149,14 @@ class EmbeddingTable:
 
 
 def require_one_model(tables: Iterable[EmbeddingTable]) -> None:
-    """Raise ValueError if the embeddings do not all come from the same model file."""
+    """Raise ValueError unless all come from the same model file, in the same number format."""
+    tables = list(tables)
+    precisions = sorted({str(table.facts.get("precision", "fp32")) for table in tables})
+    if len(precisions) > 1:
+        raise ValueError(
+            f"embeddings: made in {len(precisions)} precisions, got {' and '.join(precisions)}; "
+            "run the extraction (stage 5) again with one --precision"
+        )
     hashes = sorted({table.model_sha256 for table in tables})
     if len(hashes) > 1:
         raise ValueError(

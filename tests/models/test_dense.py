@@ -8,7 +8,9 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from speakerlab.models import dense
 from speakerlab.models.campplus import CAMPPlus, DenseBlock, DenseLayer
 from speakerlab.models.dense import append_rows, can_append
 from speakerlab.models.pooling import segment_members
@@ -201,3 +203,34 @@ def test_an_exported_graph_has_the_plain_formulation_and_any_length():
         feats = torch.randn(3, length, 80)
         found, expected = program.module()(feats), copy.deepcopy(model)(feats)
         torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
+
+
+def test_rounding_shapes_up_in_16_bits_changes_no_bit(monkeypatch):
+    torch.manual_seed(0)
+    model = CAMPPlus(**TINY).eval()
+    feats_BTF = torch.randn(2, 137, model.feat_dim)
+    shapes: list[set[int]] = []
+    found: list[Tensor] = []
+    for columns in (1, 64):
+        monkeypatch.setattr(dense, "COLUMNS", columns)
+        seen = Products()
+        with seen, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            found.append(model(feats_BTF))
+        shapes.append(seen.columns)
+    assert torch.equal(*found)
+    assert 2 * 69 in shapes[0]
+    assert 2 * 69 not in shapes[1]
+    assert 192 in shapes[1]
+
+
+class Products(TorchDispatchMode):
+    """Notes how many columns the matrix products have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.columns: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ == "mm":
+            self.columns.add(args[1].shape[1])
+        return func(*args, **(kwargs or {}))
