@@ -37,7 +37,7 @@ def test_the_plan_of_a_small_gpu_accumulates_to_256(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10.75 * GIB, 10.75 * GIB))
     plan = setup_training.plan_batch(config, ranks, make_task(config))
     assert (plan.micro_batch, plan.accumulation, plan.bn_batch) == (16, 16, 16)
-    assert plan.reason == "auto: memory allows 24"
+    assert plan.reason == "auto: memory allows 25"
     # A quarter of a GiB of noise will be on the card too.
     task = make_task(config, noises=[np.zeros(GIB // 8, dtype=np.int16)])
     assert setup_training.plan_batch(config, ranks, task).reason == "auto: memory allows 23"

@@ -1,6 +1,7 @@
 """How fast this machine is, and how near to that models and data come; crops as they sound."""
 
 import json
+import os
 import time
 from argparse import Namespace
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ LISTEN_CROPS = 10
 def main(words: Sequence[str]) -> None:
     """`speakerlab bench [all|machine|model|train|data] [--model NAME... | --config YAML...]`"""
     args = parse(words)
+    if "OMP_WAIT_POLICY" not in os.environ:  # as in the recipes; read when torch is imported
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     if args.profile:
         print_profile(args)
     else:
