@@ -40,7 +40,7 @@ def test_the_plan_of_a_small_gpu_accumulates_to_256(monkeypatch):
     assert plan.reason == "auto: memory allows 25"
     # A quarter of a GiB of noise will be on the card too.
     task = make_task(config, noises=[np.zeros(GIB // 8, dtype=np.int16)])
-    assert setup_training.plan_batch(config, ranks, task).reason == "auto: memory allows 23"
+    assert setup_training.plan_batch(config, ranks, task).reason == "auto: memory allows 24"
 
 
 def test_the_plan_of_a_host_and_after_it_ran_out_of_memory(make_config):
