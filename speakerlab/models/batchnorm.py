@@ -2,8 +2,8 @@
 
 In: x of any shape (B, C, ...). Out: what torch's BatchNorm gives, to rounding, with its gradients
 and running statistics. Its CPU kernel spends most of its time on the mean and the variance; here
-they are vectorised sums in the precision of x (at least fp32), and squares are taken around the
-mean, so that no digits cancel.
+they are those of a GroupNorm of one channel a group, whose kernel is vectorised, in at least fp32
+and without cancelling digits.
 
 Ioffe, Szegedy: "Batch Normalization", ICML 2015, arXiv 1502.03167.
 
@@ -20,6 +20,8 @@ from torch.autograd.function import once_differentiable
 from speakerlab.models.pooling import widened
 
 lerp_all = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
+SMALL = 1e-12  # added to a variance that is told as 1 / sqrt(variance), and taken off again
+
 add_all = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 is_tracing = torch.jit.is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
@@ -48,14 +50,17 @@ def is_usual(norm: nn.modules.batchnorm._BatchNorm, x: Tensor) -> bool:
 @torch.no_grad()
 def moments(x: Tensor) -> Moments:
     """Mean and variance of each channel, in at least fp32."""
-    dims = [d for d in range(x.dim()) if d != 1]
     if x.device.type != "cpu":
+        dims = [d for d in range(x.dim()) if d != 1]
         var_C, mean_C = torch.var_mean(widened(x), dim=dims, correction=0)
         return Moments(mean_C, var_C)
-    mean_C = x.mean(dims, dtype=torch.promote_types(x.dtype, torch.float32))
-    # A sample at a time: the differences stay in the cache.
-    squares = [(row.flatten(1) - mean_C.unsqueeze(1)).square_().sum(1) for row in x]
-    return Moments(mean_C, torch.stack(squares).sum(0) * (len(mean_C) / x.numel()))
+    batch, channels = x.shape[:2]
+    shape = (batch, channels, x[0, 0].numel(), channels)
+    ones_C = x.new_ones(channels, dtype=torch.promote_types(x.dtype, torch.float32))
+    _, mean_BC, scale_BC = torch.native_group_norm(x, ones_C, None, *shape, SMALL)
+    mean_C = mean_BC.mean(0)
+    var_BC = scale_BC.pow(-2) - SMALL + (mean_BC - mean_C).square()
+    return Moments(mean_C, var_BC.mean(0).clamp_min_(0))
 
 
 @torch.no_grad()
@@ -79,6 +84,17 @@ def normalise(norm: nn.modules.batchnorm._BatchNorm, x: Tensor, found: Moments) 
     if not norm.training:
         return norm(x)
     return _Normalise.apply(x, norm.weight, norm.bias, *found, norm.eps)
+
+
+def normalise_rows(norm: nn.modules.batchnorm._BatchNorm, x_CN: Tensor) -> tuple[Tensor, Moments]:
+    """The BatchNorm of rows that nothing else reads, and their moments, in one pass on a CPU."""
+    if not norm.training:
+        return norm(x_CN.unsqueeze(0)).squeeze(0), Moments(*x_CN.new_empty(2, 0))
+    if x_CN.device.type != "cpu":
+        found = moments(x_CN.unsqueeze(0))
+        return normalise(norm, x_CN.unsqueeze(0), found).squeeze(0), found
+    y_CN, mean_C, scale_C = _NormaliseRows.apply(x_CN, norm.weight, norm.bias, norm.eps)
+    return y_CN, Moments(mean_C, scale_C.pow(-2) - norm.eps)
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -105,10 +121,38 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight_C, mean_C, scale_C = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        found = torch.ops.aten.native_batch_norm_backward(
-            *(grads[0].contiguous(), x, weight_C, None, None, mean_C, scale_C),
-            *(True, ctx.eps, wanted),
+        return *_gradients(ctx, grads[0], *ctx.saved_tensors), None, None, None
+
+
+class _NormaliseRows(torch.autograd.Function):
+    """As `_Normalise`, and mean and 1 / sqrt(var + eps), of x_CN."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        x_CN, weight_C, bias_C, ctx.eps = args
+        channels, values = x_CN.shape
+        y_CN, mean_1C, scale_1C = torch.native_group_norm(
+            *(x_CN, weight_C, bias_C, 1, channels, values, channels, ctx.eps)
         )
-        return *(g if want else None for g, want in zip(found, wanted)), None, None, None
+        mean_C, scale_C = mean_1C.squeeze(0), scale_1C.squeeze(0)
+        ctx.save_for_backward(x_CN.unsqueeze(0), weight_C, mean_C, scale_C)
+        ctx.mark_non_differentiable(mean_C, scale_C)
+        return y_CN, mean_C, scale_C
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grad_1CN = grads[0].unsqueeze(0)
+        grad_x, *others = _gradients(ctx, grad_1CN, *ctx.saved_tensors)
+        return (None if grad_x is None else grad_x.squeeze(0)), *others, None
+
+
+def _gradients(
+    ctx: Any, grad: Tensor, x: Tensor, weight_C: Tensor, mean_C: Tensor, scale_C: Tensor
+) -> Any:
+    """Gradients of x, weight and bias, where they are wanted."""
+    wanted = ctx.needs_input_grad[:3]
+    found = torch.ops.aten.native_batch_norm_backward(
+        *(grad.contiguous(), x, weight_C, None, None, mean_C, scale_C, True, ctx.eps, wanted)
+    )
+    return [g if want else None for g, want in zip(found, wanted)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speakerlab.models.batchnorm import BatchNorm2d
-from speakerlab.models.dense import append_rows, can_append
+from speakerlab.models.dense import append_rows, can_append, is_rows, mix_rows, rectify_rows
 from speakerlab.models.layout import hold_layout, skip_places
 from speakerlab.models.pooling import (
     mean_std,
@@ -200,6 +200,23 @@ class DenseBlock(nn.ModuleDict):
         return x_BCT
 
 
+class NormRelu(nn.Sequential):
+    """Normalisation and ReLU; by rows where a dense block left them."""
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        return rectify_rows(self[0], x_BCT) if is_rows(self[0], x_BCT) else super().forward(x_BCT)
+
+
+class Transit(nn.Sequential):
+    """Normalisation and ReLU, then a 1x1 convolution to fewer channels; likewise."""
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        norm, linear = self[0][0], self[1]
+        if is_rows(norm, x_BCT):
+            return mix_rows(linear.weight.squeeze(2), rectify_rows(norm, x_BCT))
+        return super().forward(x_BCT)
+
+
 class Statistics(nn.Module):
     """Mean and deviation of each channel, as a sequence of one frame: (B, C, T) -> (B, 2C, 1)."""
 
@@ -227,10 +244,8 @@ def _head(channels: int, blocks: tuple[int, ...]) -> nn.Sequential:
     return nn.Sequential(layers)
 
 
-def _norm_relu(channels: int) -> nn.Sequential:
-    return nn.Sequential(
-        OrderedDict(batchnorm=nn.BatchNorm1d(channels), relu=nn.ReLU(inplace=True))
-    )
+def _norm_relu(channels: int) -> NormRelu:
+    return NormRelu(OrderedDict(batchnorm=nn.BatchNorm1d(channels), relu=nn.ReLU(inplace=True)))
 
 
 def _tdnn(in_channels: int, out_channels: int, *, kernel_size: int, stride: int) -> nn.Sequential:
@@ -241,10 +256,9 @@ def _tdnn(in_channels: int, out_channels: int, *, kernel_size: int, stride: int)
     return nn.Sequential(OrderedDict(linear=linear, nonlinear=_norm_relu(out_channels)))
 
 
-def _transit(in_channels: int, out_channels: int) -> nn.Sequential:
-    """Normalisation and ReLU, then a 1x1 convolution to fewer channels."""
+def _transit(in_channels: int, out_channels: int) -> Transit:
     linear = nn.Conv1d(in_channels, out_channels, 1, bias=False)
-    return nn.Sequential(OrderedDict(nonlinear=_norm_relu(in_channels), linear=linear))
+    return Transit(OrderedDict(nonlinear=_norm_relu(in_channels), linear=linear))
 
 
 def _dense(in_channels: int, out_channels: int) -> nn.Sequential:

@@ -30,6 +30,7 @@ from speakerlab.models.batchnorm import (
     is_usual,
     moments,
     normalise,
+    normalise_rows,
     track,
 )
 from speakerlab.models.pooling import segment_context, spread_segments
@@ -47,8 +48,12 @@ def can_append(layers: Iterable[DenseLayer], x_BCT: Tensor) -> bool:
     with affine parameters, running statistics and one momentum (a SyncBatchNorm, for example).
     """
     norms = [norm for layer in layers for norm in _norms(layer)]
-    usual = all(type(norm) is nn.BatchNorm1d and is_usual(norm, x_BCT) for norm in norms)
-    return usual and len({norm.momentum for norm in norms}) == 1 and not is_traced()
+    usual = all(_can_normalise(norm, x_BCT) for norm in norms)
+    return usual and len({norm.momentum for norm in norms}) == 1
+
+
+def _can_normalise(norm: Any, x_BCT: Tensor) -> bool:
+    return type(norm) is nn.BatchNorm1d and is_usual(norm, x_BCT) and not is_traced()
 
 
 def append_rows(layers: Iterable[DenseLayer], x_BCT: Tensor, members_TS: Tensor) -> Tensor:
@@ -65,14 +70,34 @@ def append_rows(layers: Iterable[DenseLayer], x_BCT: Tensor, members_TS: Tensor)
     for layer in layers:
         norm1, norm2 = _norms(layer)
         hidden_KN = _bottleneck(layer, seen_CN, found)
-        hidden_found = _measure(hidden_KN, trains)
+        hidden_KN, hidden_found = normalise_rows(norm2, hidden_KN)
+        hidden_KN = F.relu(hidden_KN, inplace=True)
         used += [(norm1, found), (norm2, hidden_found)]
-        hidden_KN = _norm_relu(norm2, hidden_KN, hidden_found)
         new_GN = _masked(layer.cam_layer, hidden_KN.unflatten(1, (batch, frames)), members_TS)
         found = Moments(*map(torch.cat, zip(found, _measure(new_GN, trains))))
         seen_CN = _Append.apply(seen_CN, new_GN, store_CN)
     track(used, batch * frames)
     return seen_CN.unflatten(1, (batch, frames)).transpose(0, 1)
+
+
+def is_rows(norm: Any, x_BCT: Tensor) -> bool:
+    """Whether x lies in memory as a dense block leaves it, and the BatchNorm after it is usual."""
+    return x_BCT.transpose(0, 1).is_contiguous() and _can_normalise(norm, x_BCT)
+
+
+def rectify_rows(norm: nn.BatchNorm1d, x_BCT: Tensor) -> Tensor:
+    """Normalise and rectify rows, which stay rows."""
+    x_CN = x_BCT.transpose(0, 1).flatten(1)
+    y_CN, found = normalise_rows(norm, x_CN)
+    track([(norm, found)], x_CN.shape[1])
+    y_CN = F.relu(y_CN, inplace=True)
+    return y_CN.unflatten(1, (len(x_BCT), -1)).transpose(0, 1)
+
+
+def mix_rows(weight_OI: Tensor, x_BIT: Tensor) -> Tensor:
+    """A 1x1 convolution of rows, to rows, (B, O, T)."""
+    y_ON = _mix(weight_OI, None, x_BIT.transpose(0, 1).flatten(1))
+    return y_ON.unflatten(1, (len(x_BIT), -1)).transpose(0, 1)
 
 
 def _norms(layer: DenseLayer) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ slower than with either. Letters: B batch, C channels, F mel bins, T frames.
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,4 +32,23 @@ def skip_places(x_BCFT: Tensor, *, bins: int, frames: int) -> Tensor:
     """Every `bins`-th bin and `frames`-th frame from the first on; x itself where both are 1."""
     if bins == frames == 1:
         return x_BCFT
-    return hold_layout(x_BCFT)[:, :, ::bins, ::frames]
+    if is_traced() or x_BCFT.is_contiguous():
+        return x_BCFT[:, :, ::bins, ::frames]
+    return _Skip.apply(x_BCFT, bins, frames)
+
+
+class _Skip(torch.autograd.Function):
+    """A slice in channels last whose gradient is, too."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Tensor:
+        x_BCFT, ctx.bins, ctx.frames = args
+        ctx.shape = x_BCFT.shape
+        return _as_channels_last(x_BCFT[:, :, :: ctx.bins, :: ctx.frames])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        batch, channels, bins, frames = ctx.shape
+        grad_BCFT = grads[0].new_zeros(batch, bins, frames, channels).permute(0, 3, 1, 2)
+        grad_BCFT[:, :, :: ctx.bins, :: ctx.frames] = grads[0]
+        return grad_BCFT, None, None
