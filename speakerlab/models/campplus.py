@@ -203,18 +203,20 @@ class DenseBlock(nn.ModuleDict):
 class NormRelu(nn.Sequential):
     """Normalisation and ReLU; by rows where a dense block left them."""
 
-    def forward(self, x_BCT: Tensor) -> Tensor:
-        return rectify_rows(self[0], x_BCT) if is_rows(self[0], x_BCT) else super().forward(x_BCT)
+    def forward(self, input: Tensor) -> Tensor:
+        norm: Any = self[0]
+        return rectify_rows(norm, input) if is_rows(norm, input) else super().forward(input)
 
 
 class Transit(nn.Sequential):
     """Normalisation and ReLU, then a 1x1 convolution to fewer channels; likewise."""
 
-    def forward(self, x_BCT: Tensor) -> Tensor:
-        norm, linear = self[0][0], self[1]
-        if is_rows(norm, x_BCT):
-            return mix_rows(linear.weight.squeeze(2), rectify_rows(norm, x_BCT))
-        return super().forward(x_BCT)
+    def forward(self, input: Tensor) -> Tensor:
+        nonlinear: Any = self[0]
+        linear: Any = self[1]
+        if is_rows(nonlinear[0], input):
+            return mix_rows(linear.weight.squeeze(2), nonlinear(input))
+        return super().forward(input)
 
 
 class Statistics(nn.Module):

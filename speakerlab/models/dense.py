@@ -34,6 +34,7 @@ from speakerlab.models.batchnorm import (
     track,
 )
 from speakerlab.models.pooling import segment_context, spread_segments
+from speakerlab.models.taps import convolve_with_context
 
 COLUMNS = 64  # of products in 16 bits without gradients
 
@@ -81,8 +82,12 @@ def append_rows(layers: Iterable[DenseLayer], x_BCT: Tensor, members_TS: Tensor)
 
 
 def is_rows(norm: Any, x_BCT: Tensor) -> bool:
-    """Whether x lies in memory as a dense block leaves it, and the BatchNorm after it is usual."""
-    return x_BCT.transpose(0, 1).is_contiguous() and _can_normalise(norm, x_BCT)
+    """Whether x lies as a dense block leaves it, the BatchNorm after it is usual, and it pays.
+
+    In fp32 what BatchNorm gains is lost again by the products.
+    """
+    rows = x_BCT.dtype.itemsize < 4 and x_BCT.transpose(0, 1).is_contiguous()
+    return rows and _can_normalise(norm, x_BCT)
 
 
 def rectify_rows(norm: nn.BatchNorm1d, x_BCT: Tensor) -> Tensor:
@@ -119,11 +124,21 @@ def _bottleneck(layer: DenseLayer, seen_CN: Tensor, found: Moments) -> Tensor:
 
 def _masked(cam: ContextMask, x_KBT: Tensor, members_TS: Tensor) -> Tensor:
     """The convolution over time, scaled by the mask of its context, (G, N)."""
-    context_KBS = segment_context(x_KBT, members_TS)
+    local_GBT, context_KBS = _look(cam.linear_local, x_KBT, members_TS)
     hidden_KN = _mix(cam.linear1.weight.squeeze(2), cam.linear1.bias, context_KBS.flatten(1))
     mask_GN = _mix(cam.linear2.weight.squeeze(2), cam.linear2.bias, F.relu(hidden_KN)).sigmoid()
     mask_GBT = spread_segments(mask_GN.unflatten(1, context_KBS.shape[1:]), members_TS)
-    return (_convolve(cam.linear_local, x_KBT) * mask_GBT).flatten(1)
+    return (local_GBT * mask_GBT).flatten(1)
+
+
+def _look(conv: nn.Conv1d, x_KBT: Tensor, members_TS: Tensor) -> tuple[Tensor, Tensor]:
+    """The convolution over time, which keeps the length, (G, B, T), and the context, (K, B, S)."""
+    if x_KBT.device.type == "cpu" and x_KBT.dtype.itemsize < 4 and torch.is_grad_enabled():
+        weight_GKJ = conv.weight.to(x_KBT.dtype)
+        return convolve_with_context(
+            x_KBT, weight_GKJ, dilation=conv.dilation[0], members_TS=members_TS
+        )
+    return _convolve(conv, x_KBT), segment_context(x_KBT, members_TS)
 
 
 def _convolve(conv: nn.Conv1d, x_KBT: Tensor) -> Tensor:

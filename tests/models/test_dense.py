@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from speakerlab.models import dense
+from speakerlab.models import campplus, dense
 from speakerlab.models.campplus import CAMPPlus, DenseBlock, DenseLayer
 from speakerlab.models.dense import append_rows, can_append
 from speakerlab.models.pooling import segment_members
@@ -234,3 +234,14 @@ class Products(TorchDispatchMode):
         if func.overloadpacket.__name__ == "mm":
             self.columns.add(args[1].shape[1])
         return func(*args, **(kwargs or {}))
+
+
+def test_transits_and_the_last_norm_stay_in_rows(monkeypatch):
+    """In 16 bits all between the first convolution and the pooling lies as the blocks leave it."""
+    torch.manual_seed(0)
+    model = CAMPPlus(**TINY).train()
+    calls: list[torch.Size] = []
+    monkeypatch.setattr(campplus, "rectify_rows", lambda norm, x: calls.append(x.shape) or norm(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(4, 60, 80))
+    assert [shape[1] for shape in calls] == [32, 32, 32, 16]
