@@ -215,7 +215,7 @@ class Transit(nn.Sequential):
         nonlinear: Any = self[0]
         linear: Any = self[1]
         if is_rows(nonlinear[0], input):
-            return mix_rows(linear.weight.squeeze(2), nonlinear(input))
+            return mix_rows(linear, nonlinear(input))
         return super().forward(input)
 
 

@@ -99,9 +99,9 @@ def rectify_rows(norm: nn.BatchNorm1d, x_BCT: Tensor) -> Tensor:
     return y_CN.unflatten(1, (len(x_BCT), -1)).transpose(0, 1)
 
 
-def mix_rows(weight_OI: Tensor, x_BIT: Tensor) -> Tensor:
+def mix_rows(linear: nn.Conv1d, x_BIT: Tensor) -> Tensor:
     """A 1x1 convolution of rows, to rows, (B, O, T)."""
-    y_ON = _mix(weight_OI, None, x_BIT.transpose(0, 1).flatten(1))
+    y_ON = _mix(linear.weight.squeeze(2), linear.bias, x_BIT.transpose(0, 1).flatten(1))
     return y_ON.unflatten(1, (len(x_BIT), -1)).transpose(0, 1)
 
 

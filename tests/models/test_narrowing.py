@@ -60,3 +60,14 @@ def test_a_pooling_keeps_its_weights():
     resnet = narrow(fold_batchnorm(build("resnet", args)), BF16)
     assert resnet.pool.linear1.weight.dtype == torch.float32
     assert resnet.conv1.weight.dtype == BF16
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_folded_in_16_bits_it_is_the_model_that_was_trained(name):
+    """Whatever path 16 bits take through a model, it has to know of what folding left there."""
+    model = build(name, SMALL[name])
+    feats_BTF = torch.randn(3, 137, model.feat_dim)
+    with torch.inference_mode():
+        wanted_BD = model(feats_BTF)
+    found_BD = under_autocast(narrow(fold_batchnorm(model), BF16), feats_BTF)
+    assert torch.nn.functional.cosine_similarity(found_BD, wanted_BD).min() > 0.999
