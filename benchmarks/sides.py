@@ -141,17 +141,22 @@ def say(text: str) -> None:
 
 
 def measure(
-    turns: Sequence[tuple[Process, Order]], *, utterances_per_step: int, seconds: float
+    turns: Sequence[tuple[Process, Order]],
+    *,
+    utterances_per_step: int,
+    seconds: float,
+    least_steps: int = 1,
 ) -> Measured:
     """One side's rate, or two sides' and their ratio: turns of about a second each, in turn.
 
     Every order gets `steps` and is answered with `seconds`; `seconds` are for each side in all.
+    least_steps: of the first turn, which is not timed, and of every other.
     """
     for side, order in turns:
-        side.tell(**order, steps=1)  # memory is taken and kernels are chosen
+        side.tell(**order, steps=least_steps)  # memory is taken and kernels are chosen
     turn_seconds = min(TURN_SECONDS, seconds / MIN_TURNS)
     once = [side.tell(**order, steps=1)["seconds"] for side, order in turns]
-    steps = [max(1, round(turn_seconds / took)) for took in once]
+    steps = [max(least_steps, round(turn_seconds / took)) for took in once]
     longest = max(n * took for n, took in zip(steps, once))
     num_turns = max(MIN_TURNS, round(seconds / longest))
     rates = [
