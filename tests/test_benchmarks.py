@@ -46,13 +46,13 @@ def test_ours_alone(tmp_path, model):
     path = tmp_path / "rows.json"
     less = ["--no-share"] if model == "campplus" else []  # whose layers take seconds
     rows = read_rows(run("--models", model, *FP32, *less, "--json", str(path)), path)
-    assert list(rows) == [f"train.{model}.fp32", f"infer.{model}.fp32"]
+    assert list(rows) == [f"infer.{model}.fp32", f"train.{model}.fp32"]
     assert all(row["peer"] is None and row["ratio"] is None for row in rows.values())
     for row in rows.values():
         assert ("share" not in row) if less else 0 < row["share"] < 2  # of few turns, each a moment
     if sys.platform == "linux":  # weights, gradients, momentum; weights alone
         megabytes = 4 * (7.2 if model == "campplus" else 6.6)
-        train, infer = (row["peak_mib"] for row in rows.values())
+        infer, train = (row["peak_mib"] for row in rows.values())
         assert 3 * megabytes < train < 500 and megabytes < infer < train
 
 

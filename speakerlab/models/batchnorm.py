@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import relu
 
 from speakerlab.models.pooling import widened
 
@@ -54,10 +55,8 @@ def moments(x: Tensor) -> Moments:
         dims = [d for d in range(x.dim()) if d != 1]
         var_C, mean_C = torch.var_mean(widened(x), dim=dims, correction=0)
         return Moments(mean_C, var_C)
-    batch, channels = x.shape[:2]
-    shape = (batch, channels, x[0, 0].numel(), channels)
-    ones_C = x.new_ones(channels, dtype=torch.promote_types(x.dtype, torch.float32))
-    _, mean_BC, scale_BC = torch.native_group_norm(x, ones_C, None, *shape, SMALL)
+    ones_C = x.new_ones(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+    _, mean_BC, scale_BC = _group_norm(x, ones_C, None, SMALL)
     mean_C = mean_BC.mean(0)
     var_BC = scale_BC.pow(-2) - SMALL + (mean_BC - mean_C).square()
     return Moments(mean_C, var_BC.mean(0).clamp_min_(0))
@@ -86,15 +85,18 @@ def normalise(norm: nn.modules.batchnorm._BatchNorm, x: Tensor, found: Moments) 
     return _Normalise.apply(x, norm.weight, norm.bias, *found, norm.eps)
 
 
-def normalise_rows(norm: nn.modules.batchnorm._BatchNorm, x_CN: Tensor) -> tuple[Tensor, Moments]:
-    """The BatchNorm of rows that nothing else reads, and their moments, in one pass on a CPU."""
+def rectify_rows(norm: nn.modules.batchnorm._BatchNorm, x_CN: Tensor) -> tuple[Tensor, Moments]:
+    """BatchNorm and ReLU of rows that nothing else reads, and their moments, in few passes."""
+    x_1CN = x_CN.unsqueeze(0)
     if not norm.training:
-        return norm(x_CN.unsqueeze(0)).squeeze(0), Moments(*x_CN.new_empty(2, 0))
-    if x_CN.device.type != "cpu":
-        found = moments(x_CN.unsqueeze(0))
-        return normalise(norm, x_CN.unsqueeze(0), found).squeeze(0), found
-    y_CN, mean_C, scale_C = _NormaliseRows.apply(x_CN, norm.weight, norm.bias, norm.eps)
-    return y_CN, Moments(mean_C, scale_C.pow(-2) - norm.eps)
+        y_1CN, found = norm(x_1CN), Moments(*x_CN.new_empty(2, 0))
+    elif x_CN.device.type != "cpu":
+        found = moments(x_1CN)
+        y_1CN = normalise(norm, x_1CN, found)
+    else:
+        y_1CN, mean_C, scale_C = _NormaliseRows.apply(x_1CN, norm.weight, norm.bias, norm.eps)
+        found = Moments(mean_C, scale_C.pow(-2) - norm.eps)
+    return relu(y_1CN, inplace=True).squeeze(0), found
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -125,26 +127,32 @@ class _Normalise(torch.autograd.Function):
 
 
 class _NormaliseRows(torch.autograd.Function):
-    """As `_Normalise`, and mean and 1 / sqrt(var + eps), of x_CN."""
+    """As `_Normalise`, and mean and 1 / sqrt(var + eps), of x_1CN."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        x_CN, weight_C, bias_C, ctx.eps = args
-        channels, values = x_CN.shape
-        y_CN, mean_1C, scale_1C = torch.native_group_norm(
-            *(x_CN, weight_C, bias_C, 1, channels, values, channels, ctx.eps)
-        )
+        x_1CN, weight_C, bias_C, ctx.eps = args
+        y_1CN, mean_1C, scale_1C = _group_norm(x_1CN, weight_C, bias_C, ctx.eps)
         mean_C, scale_C = mean_1C.squeeze(0), scale_1C.squeeze(0)
-        ctx.save_for_backward(x_CN.unsqueeze(0), weight_C, mean_C, scale_C)
+        ctx.save_for_backward(x_1CN, weight_C, mean_C, scale_C)
         ctx.mark_non_differentiable(mean_C, scale_C)
-        return y_CN, mean_C, scale_C
+        return y_1CN, mean_C, scale_C
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        grad_1CN = grads[0].unsqueeze(0)
-        grad_x, *others = _gradients(ctx, grad_1CN, *ctx.saved_tensors)
-        return (None if grad_x is None else grad_x.squeeze(0)), *others, None
+        return *_gradients(ctx, grads[0], *ctx.saved_tensors), None
+
+
+def _group_norm(
+    x: Tensor, weight_C: Tensor, bias_C: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x normalised with one channel a group, mean and 1 / sqrt(var + eps) of each, (B, C)."""
+    batch, channels = x.shape[:2]
+    y, mean_BC, scale_BC = torch.native_group_norm(
+        x, weight_C, bias_C, batch, channels, x[0, 0].numel(), channels, eps
+    )
+    return y, widened(mean_BC), widened(scale_BC)  # they are, but where shapes alone are computed
 
 
 def _gradients(

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speakerlab.models.batchnorm import BatchNorm2d
-from speakerlab.models.dense import append_rows, can_append, is_rows, mix_rows, rectify_rows
+from speakerlab.models.dense import append_rows, can_append, is_rows, mix_rows, norm_relu
 from speakerlab.models.layout import hold_layout, skip_places
 from speakerlab.models.pooling import (
     mean_std,
@@ -205,7 +205,7 @@ class NormRelu(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         norm: Any = self[0]
-        return rectify_rows(norm, input) if is_rows(norm, input) else super().forward(input)
+        return norm_relu(norm, input) if is_rows(norm, input) else super().forward(input)
 
 
 class Transit(nn.Sequential):

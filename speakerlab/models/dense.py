@@ -30,7 +30,7 @@ from speakerlab.models.batchnorm import (
     is_usual,
     moments,
     normalise,
-    normalise_rows,
+    rectify_rows,
     track,
 )
 from speakerlab.models.pooling import segment_context, spread_segments
@@ -71,8 +71,7 @@ def append_rows(layers: Iterable[DenseLayer], x_BCT: Tensor, members_TS: Tensor)
     for layer in layers:
         norm1, norm2 = _norms(layer)
         hidden_KN = _bottleneck(layer, seen_CN, found)
-        hidden_KN, hidden_found = normalise_rows(norm2, hidden_KN)
-        hidden_KN = F.relu(hidden_KN, inplace=True)
+        hidden_KN, hidden_found = rectify_rows(norm2, hidden_KN)
         used += [(norm1, found), (norm2, hidden_found)]
         new_GN = _masked(layer.cam_layer, hidden_KN.unflatten(1, (batch, frames)), members_TS)
         found = Moments(*map(torch.cat, zip(found, _measure(new_GN, trains))))
@@ -90,12 +89,11 @@ def is_rows(norm: Any, x_BCT: Tensor) -> bool:
     return rows and _can_normalise(norm, x_BCT)
 
 
-def rectify_rows(norm: nn.BatchNorm1d, x_BCT: Tensor) -> Tensor:
+def norm_relu(norm: nn.BatchNorm1d, x_BCT: Tensor) -> Tensor:
     """Normalise and rectify rows, which stay rows."""
     x_CN = x_BCT.transpose(0, 1).flatten(1)
-    y_CN, found = normalise_rows(norm, x_CN)
+    y_CN, found = rectify_rows(norm, x_CN)
     track([(norm, found)], x_CN.shape[1])
-    y_CN = F.relu(y_CN, inplace=True)
     return y_CN.unflatten(1, (len(x_BCT), -1)).transpose(0, 1)
 
 

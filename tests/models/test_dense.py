@@ -241,7 +241,7 @@ def test_transits_and_the_last_norm_stay_in_rows(monkeypatch):
     torch.manual_seed(0)
     model = CAMPPlus(**TINY).train()
     calls: list[torch.Size] = []
-    monkeypatch.setattr(campplus, "rectify_rows", lambda norm, x: calls.append(x.shape) or norm(x))
+    monkeypatch.setattr(campplus, "norm_relu", lambda norm, x: calls.append(x.shape) or norm(x))
     with torch.autocast("cpu", torch.bfloat16):
         model(torch.randn(4, 60, 80))
     assert [shape[1] for shape in calls] == [32, 32, 32, 16]
