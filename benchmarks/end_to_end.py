@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 MARKS = {"3dspeaker": "speakerlab/bin/train.py"}
 MODELS = ("campplus", "eres2net")
 PRECISIONS = ("fp32", "bf16")
-STEPS = 4  # of a turn at least: crops are read ahead of a step, and memory is new in the first ones
+STEPS = 4  # of a turn at least: one step may have found its crops read, or may wait for them
 
 
 def require_equal(ours: Process, peer: Process) -> None:

@@ -59,7 +59,7 @@ ALLOWED = {
     ("float32", "fp32"): {"embeddings": 0.1, "loss": 0.1, "gradients": 0.1, "statistics": 0.1},
     ("float32", "bf16"): {"embeddings": 0.1, "loss": 0.3},
 }
-# Inference first: in memory that a training has left in pieces it is up to a third slower.
+# Inference first: after trainings in the same process it was up to a third slower.
 WORKS, PRECISIONS = ["infer", "train"], ["fp32", "bf16"]
 
 

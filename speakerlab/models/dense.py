@@ -9,6 +9,7 @@ What is saved, in time and in memory:
 - The mean and variance of a channel are the same for every BatchNorm that reads it. They are
   computed once, when the channel is made.
 - Over rows, a 1x1 convolution is one matrix product, and each tap of a longer one is, too.
+- What follows a block stays in rows where that pays: its transit, and the last BatchNorm.
 
 Letters: B batch, T frames, N = B x T, C channels seen so far, K channels of the bottleneck,
 G channels that a layer adds, J taps of a kernel, I in and O out channels, S segments.
@@ -111,8 +112,8 @@ def _bottleneck(layer: DenseLayer, seen_CN: Tensor, found: Moments) -> Tensor:
     """Normalise, rectify and mix all channels seen; repeated in the backward pass if so asked."""
 
     def run(seen_CN: Tensor) -> Tensor:
-        rectified_CN = _norm_relu(_norms(layer)[0], seen_CN, found)
-        return _mix(layer.linear1.weight.squeeze(2), None, rectified_CN)
+        y_1CN = F.relu(normalise(_norms(layer)[0], seen_CN.unsqueeze(0), found), inplace=True)
+        return _mix(layer.linear1.weight.squeeze(2), None, y_1CN.squeeze(0))
 
     if not (layer.memory_efficient and layer.training):
         return run(seen_CN)
@@ -185,10 +186,6 @@ def _round_up(x: Tensor) -> Tensor:
 def _measure(x_CN: Tensor, used: bool) -> Moments:
     """The moments of rows, or none where no BatchNorm trains."""
     return moments(x_CN.unsqueeze(0)) if used else Moments(*x_CN.new_empty(2, 0))
-
-
-def _norm_relu(norm: nn.BatchNorm1d, x_CN: Tensor, found: Moments) -> Tensor:
-    return F.relu(normalise(norm, x_CN.unsqueeze(0), found), inplace=True).squeeze(0)
 
 
 class _Append(torch.autograd.Function):
