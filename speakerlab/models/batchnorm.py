@@ -56,7 +56,9 @@ def moments(x: Tensor) -> Moments:
         var_C, mean_C = torch.var_mean(widened(x), dim=dims, correction=0)
         return Moments(mean_C, var_C)
     ones_C = x.new_ones(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
-    _, mean_BC, scale_BC = _group_norm(x, ones_C, None, SMALL)
+    _, mean_BC, scale_BC = group_norm(x, ones_C, None, SMALL)
+    if len(x) == 1:
+        return Moments(mean_BC[0], (scale_BC[0].pow(-2) - SMALL).clamp_min_(0))
     mean_C = mean_BC.mean(0)
     var_BC = scale_BC.pow(-2) - SMALL + (mean_BC - mean_C).square()
     return Moments(mean_C, var_BC.mean(0).clamp_min_(0))
@@ -123,7 +125,8 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return *_gradients(ctx, grads[0], *ctx.saved_tensors), None, None, None
+        found = norm_gradients(grads[0], *ctx.saved_tensors, wanted=ctx.needs_input_grad[:3])
+        return *found, None, None, None
 
 
 class _NormaliseRows(torch.autograd.Function):
@@ -132,7 +135,7 @@ class _NormaliseRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
         x_1CN, weight_C, bias_C, ctx.eps = args
-        y_1CN, mean_1C, scale_1C = _group_norm(x_1CN, weight_C, bias_C, ctx.eps)
+        y_1CN, mean_1C, scale_1C = group_norm(x_1CN, weight_C, bias_C, ctx.eps)
         mean_C, scale_C = mean_1C.squeeze(0), scale_1C.squeeze(0)
         ctx.save_for_backward(x_1CN, weight_C, mean_C, scale_C)
         ctx.mark_non_differentiable(mean_C, scale_C)
@@ -141,10 +144,11 @@ class _NormaliseRows(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return *_gradients(ctx, grads[0], *ctx.saved_tensors), None
+        found = norm_gradients(grads[0], *ctx.saved_tensors, wanted=ctx.needs_input_grad[:3])
+        return *found, None
 
 
-def _group_norm(
+def group_norm(
     x: Tensor, weight_C: Tensor, bias_C: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x normalised with one channel a group, mean and 1 / sqrt(var + eps) of each, (B, C)."""
@@ -155,12 +159,16 @@ def _group_norm(
     return y, widened(mean_BC), widened(scale_BC)  # they are, but where shapes alone are computed
 
 
-def _gradients(
-    ctx: Any, grad: Tensor, x: Tensor, weight_C: Tensor, mean_C: Tensor, scale_C: Tensor
+def norm_gradients(
+    grad: Tensor,
+    x: Tensor,
+    weight_C: Tensor,
+    mean_C: Tensor,
+    scale_C: Tensor,
+    wanted: Sequence[bool] = (True, True, True),
 ) -> Any:
-    """Gradients of x, weight and bias, where they are wanted."""
-    wanted = ctx.needs_input_grad[:3]
+    """Gradients of x, weight and bias, where wanted; scale: 1 / sqrt(var + eps) of x."""
     found = torch.ops.aten.native_batch_norm_backward(
-        *(grad.contiguous(), x, weight_C, None, None, mean_C, scale_C, True, ctx.eps, wanted)
+        *(grad.contiguous(), x, weight_C, None, None, mean_C, scale_C, True, 0.0, wanted)
     )
     return [g if want else None for g, want in zip(found, wanted)]

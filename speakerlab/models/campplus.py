@@ -192,9 +192,9 @@ class DenseBlock(nn.ModuleDict):
 
     def forward(self, x_BCT: Tensor) -> Tensor:
         layers: list[Any] = list(self.values())
-        members_TS = segment_members(x_BCT.shape[-1], SEGMENT_FRAMES, like=x_BCT)
         if can_append(layers, x_BCT):
-            return append_rows(layers, x_BCT, members_TS)
+            return append_rows(layers, x_BCT, segment_frames=SEGMENT_FRAMES)
+        members_TS = segment_members(x_BCT.shape[-1], SEGMENT_FRAMES, like=x_BCT)
         for layer in layers:
             x_BCT = torch.cat([x_BCT, layer(x_BCT, members_TS)], dim=1)
         return x_BCT

@@ -34,8 +34,8 @@ from speakerlab.models.batchnorm import (
     rectify_rows,
     track,
 )
-from speakerlab.models.pooling import segment_context, spread_segments
-from speakerlab.models.taps import convolve_with_context
+from speakerlab.models.dense_training import norms_of, train_block
+from speakerlab.models.pooling import segment_context, segment_members, spread_segments
 
 COLUMNS = 64  # of products in 16 bits without gradients
 
@@ -49,7 +49,7 @@ def can_append(layers: Iterable[DenseLayer], x_BCT: Tensor) -> bool:
     It is where the graph is traced, as for ONNX, and where a BatchNorm is anything but torch's own
     with affine parameters, running statistics and one momentum (a SyncBatchNorm, for example).
     """
-    norms = [norm for layer in layers for norm in _norms(layer)]
+    norms = [norm for layer in layers for norm in norms_of(layer)]
     usual = all(_can_normalise(norm, x_BCT) for norm in norms)
     return usual and len({norm.momentum for norm in norms}) == 1
 
@@ -58,19 +58,23 @@ def _can_normalise(norm: Any, x_BCT: Tensor) -> bool:
     return type(norm) is nn.BatchNorm1d and is_usual(norm, x_BCT) and not is_traced()
 
 
-def append_rows(layers: Iterable[DenseLayer], x_BCT: Tensor, members_TS: Tensor) -> Tensor:
+def append_rows(layers: Iterable[DenseLayer], x_BCT: Tensor, *, segment_frames: int) -> Tensor:
     """Run the layers, each on the input and the outputs of all layers before it."""
     layers = list(layers)
+    norms = [norm for layer in layers for norm in norms_of(layer)]
+    if x_BCT.device.type == "cpu" and all(norm.training for norm in norms):
+        return train_block(layers, x_BCT, segment_frames=segment_frames)
     batch, channels, frames = x_BCT.shape
+    members_TS = segment_members(frames, segment_frames, like=x_BCT)
     growth = sum(layer.cam_layer.linear_local.out_channels for layer in layers)
     store_CN = x_BCT.new_empty(channels + growth, batch * frames)
     new_CN = x_BCT.transpose(0, 1).reshape(channels, -1)
     seen_CN = _Append.apply(store_CN[:0], new_CN, store_CN)
-    trains = any(norm.training for layer in layers for norm in _norms(layer))
+    trains = any(norm.training for norm in norms)
     found = _measure(new_CN, trains)
     used: list[tuple[nn.BatchNorm1d, Moments]] = []
     for layer in layers:
-        norm1, norm2 = _norms(layer)
+        norm1, norm2 = norms_of(layer)
         hidden_KN = _bottleneck(layer, seen_CN, found)
         hidden_KN, hidden_found = rectify_rows(norm2, hidden_KN)
         used += [(norm1, found), (norm2, hidden_found)]
@@ -104,15 +108,11 @@ def mix_rows(linear: nn.Conv1d, x_BIT: Tensor) -> Tensor:
     return y_ON.unflatten(1, (len(x_BIT), -1)).transpose(0, 1)
 
 
-def _norms(layer: DenseLayer) -> tuple[Any, Any]:
-    return layer.nonlinear1[0], layer.nonlinear2[0]
-
-
 def _bottleneck(layer: DenseLayer, seen_CN: Tensor, found: Moments) -> Tensor:
     """Normalise, rectify and mix all channels seen; repeated in the backward pass if so asked."""
 
     def run(seen_CN: Tensor) -> Tensor:
-        y_1CN = F.relu(normalise(_norms(layer)[0], seen_CN.unsqueeze(0), found), inplace=True)
+        y_1CN = F.relu(normalise(norms_of(layer)[0], seen_CN.unsqueeze(0), found), inplace=True)
         return _mix(layer.linear1.weight.squeeze(2), None, y_1CN.squeeze(0))
 
     if not (layer.memory_efficient and layer.training):
@@ -123,21 +123,12 @@ def _bottleneck(layer: DenseLayer, seen_CN: Tensor, found: Moments) -> Tensor:
 
 def _masked(cam: ContextMask, x_KBT: Tensor, members_TS: Tensor) -> Tensor:
     """The convolution over time, scaled by the mask of its context, (G, N)."""
-    local_GBT, context_KBS = _look(cam.linear_local, x_KBT, members_TS)
+    local_GBT = _convolve(cam.linear_local, x_KBT)
+    context_KBS = segment_context(x_KBT, members_TS)
     hidden_KN = _mix(cam.linear1.weight.squeeze(2), cam.linear1.bias, context_KBS.flatten(1))
     mask_GN = _mix(cam.linear2.weight.squeeze(2), cam.linear2.bias, F.relu(hidden_KN)).sigmoid()
     mask_GBT = spread_segments(mask_GN.unflatten(1, context_KBS.shape[1:]), members_TS)
     return (local_GBT * mask_GBT).flatten(1)
-
-
-def _look(conv: nn.Conv1d, x_KBT: Tensor, members_TS: Tensor) -> tuple[Tensor, Tensor]:
-    """The convolution over time, which keeps the length, (G, B, T), and the context, (K, B, S)."""
-    if x_KBT.device.type == "cpu" and x_KBT.dtype.itemsize < 4 and torch.is_grad_enabled():
-        weight_GKJ = conv.weight.to(x_KBT.dtype)
-        return convolve_with_context(
-            x_KBT, weight_GKJ, dilation=conv.dilation[0], members_TS=members_TS
-        )
-    return _convolve(conv, x_KBT), segment_context(x_KBT, members_TS)
 
 
 def _convolve(conv: nn.Conv1d, x_KBT: Tensor) -> Tensor:
