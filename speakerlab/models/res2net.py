@@ -193,7 +193,7 @@ class Res2Block(nn.Module):
             outputs.append(clipped_relu(norm(conv(into))))
         outputs.extend(groups[len(outputs) :])
         y_BCFT = self.bn3(self.conv3(torch.cat(outputs, dim=1)))
-        return clipped_relu(y_BCFT + self.shortcut(x_BCFT))
+        return clipped_relu(y_BCFT.add_(self.shortcut(x_BCFT)))
 
     def _join(self, i: int, running: Tensor, group: Tensor) -> Tensor:
         return self.fuse_models[i - 1](running, group) if self.fuse_models else running + group

@@ -109,7 +109,7 @@ class BasicBlock(nn.Module):
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
         y_BCFT = self.bn2(self.conv2(y_BCFT))
         kept_BCFT = skip_places(x_BCFT, bins=self.stride, frames=self.stride)
-        return F.relu(y_BCFT + self.shortcut(kept_BCFT), inplace=True)
+        return F.relu(y_BCFT.add_(self.shortcut(kept_BCFT)), inplace=True)
 
 
 class Bottleneck(nn.Module):
@@ -134,7 +134,7 @@ class Bottleneck(nn.Module):
         y_BCFT = F.relu(self.bn2(self.conv2(y_BCFT)), inplace=True)
         y_BCFT = self.bn3(self.conv3(y_BCFT))
         kept_BCFT = skip_places(x_BCFT, bins=self.stride, frames=self.stride)
-        return F.relu(y_BCFT + self.shortcut(kept_BCFT), inplace=True)
+        return F.relu(y_BCFT.add_(self.shortcut(kept_BCFT)), inplace=True)
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:

@@ -42,7 +42,7 @@ class Guard:
         self.saved = [torch.empty_like(buffer) for buffer in self.buffers]
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # in all
         self.in_a_row = torch.zeros((), dtype=torch.int64, device=device)
-        self.late = device.type == "cuda"
+        self.late = device.type == "cuda"  # the host does not wait to know
         self.on_the_way: tuple[int, Tensor, torch.cuda.Event] | None = None
 
     def before_step(self) -> None:
@@ -53,9 +53,11 @@ class Guard:
     def judge(self, grad_norm: Tensor) -> Tensor:
         """1.0 where the step is bad, else 0.0, on the device; BatchNorm is put back if it is."""
         is_bad = ~grad_norm.isfinite()
-        if self.buffers:
+        if self.buffers and self.late:
             kept = [torch.where(is_bad, old, new) for old, new in zip(self.saved, self.buffers)]
             copy_all(self.buffers, kept)
+        elif is_bad:
+            self.restore()
         self.skipped += is_bad
         self.in_a_row = torch.where(is_bad, self.in_a_row + 1, 0)
         return is_bad.float()
