@@ -114,7 +114,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     speech.add_options(parser)
     parser.add_argument("--crop-seconds", type=float, default=3.0)
     parser.add_argument("--micro-batch", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each side of each row")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each side of each row")
     parser.add_argument("--hop-steps", type=int, default=16, help="batches to time hop by hop")
     options = parser.parse_args(words)
     if options.peer is not None and not (options.peer / "speakerlab/process").is_dir():

@@ -31,9 +31,9 @@ from sides import ROOT, Process, add_peers, measure, recognise_peers, report, sa
 
 HERE = Path(__file__).parent
 MARKS = {"3dspeaker": "speakerlab/bin/train.py"}
-MODELS = ("campplus", "eres2net")
+# And the steps of a turn at least: a short one may have found its crops read, or wait for them.
+MODELS = {"campplus": 4, "eres2net": 2}
 PRECISIONS = ("fp32", "bf16")
-STEPS = 4  # of a turn at least: one step may have found its crops read, or may wait for them
 
 
 def require_equal(ours: Process, peer: Process) -> None:
@@ -71,7 +71,7 @@ def compare(model: str, folder: Path, options: argparse.Namespace) -> Iterable[d
             turns,
             utterances_per_step=options.micro_batch,
             seconds=options.seconds,
-            least_steps=STEPS,
+            least_steps=MODELS[model],
         )
         columns = {"precision": precision, "peak_mib": ours.tell(do="peak")["mib"]}
         columns["peer_peak_mib"] = None if peer is None else peer.tell(do="peak")["mib"]
@@ -94,7 +94,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="of each side's loader")
     parser.add_argument("--threads", type=int, help="of each side; default: what torch takes")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each side of each row")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each side of each row")
     options = parser.parse_args(words)
     options.peers = recognise_peers(parser, options.peer, MARKS)
     speech.settle(parser, options)

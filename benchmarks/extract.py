@@ -90,7 +90,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add_peers(parser, MARKS)
     parser.add_argument("--json", type=Path, help="where to write the rows")
-    parser.add_argument("--model", nargs="+", default=["campplus"], choices=MODELS)
+    parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
     precisions = tuple(ALLOWED)
     parser.add_argument("--precision", nargs="+", default=list(precisions), choices=precisions)
     speech.add_options(parser)

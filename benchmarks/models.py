@@ -236,7 +236,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="of each side; default: what torch takes")
     parser.add_argument("--micro-batch", type=int, help="default: by model and device")
     parser.add_argument("--frames", type=int, default=298, help="default: a crop of 3 s")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each side of each row")
+    parser.add_argument("--seconds", type=float, default=8.0, help="for each side of each row")
     parser.add_argument(
         "--no-share", action="store_true", help="do not time the convolutions alone"
     )

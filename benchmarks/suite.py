@@ -107,10 +107,23 @@ def check(
     return results, not lost and judged > 0
 
 
-def read(path: Path) -> Result:
-    """The rows that a part, run alone, or the suite has written."""
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return Result(path.name, 0, 0.0, found["rows"] if isinstance(found, dict) else found)
+def read(paths: Sequence[Path]) -> tuple[list[Result], dict[str, str] | None]:
+    """What parts, run alone, or the suite have written, and the settings that any file tells.
+
+    Of two rows of one name the one in the later file counts.
+    """
+    results: list[Result] = []
+    settings: dict[str, str] | None = None
+    for path in paths:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            settings = (settings or {}) | found["facts"]["settings"]
+            found = found["rows"]
+        new = {row["name"] for row in found}
+        for result in results:
+            result.rows = [row for row in result.rows if row["name"] not in new]
+        results.append(Result(path.name, 0, 0.0, found))
+    return results, settings
 
 
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -173,7 +186,9 @@ def main(words: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> i
     if options.gate:
         gate.read(kind, options.baseline)  # before an hour is spent
     facts = facts_of(options, kind=kind, threads=threads)
-    results = [read(path) for path in options.read]
+    results: list[Result] = []
+    if options.read:
+        results, facts["settings"] = read(options.read)
     for part in parts:
         if part.name in options.only and not options.read:
             results.append(run_part(part, options))

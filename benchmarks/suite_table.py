@@ -83,7 +83,9 @@ def table(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: the facts, then a line for each row."""
     versions = ", ".join(f"{key} {facts[key]}" for key in ("python", "torch", "numpy"))
     gpu = f", CUDA {facts['cuda']}, driver {facts['driver']}" if "cuda" in facts["device"] else ""
-    settings = " ".join(f"{key}={value}" for key, value in facts["settings"].items())
+    settings = "not told by what was read"
+    if facts["settings"] is not None:
+        settings = " ".join(f"{key}={value}" for key, value in facts["settings"].items())
     peers = "; ".join(f"{name} ({found})" for name, found in facts["peers"].items())
     about = [
         f"{facts['date']}, commit {facts['commit']}; {facts['machine']}, {facts['cores']} cores, "

@@ -154,6 +154,18 @@ def test_rows_measured_before_are_joined(run, tmp_path):
     assert "2 rows compared" in printed
 
 
+def test_of_pieces_the_later_row_counts_and_settings_are_those_told(tmp_path):
+    pieces = [[row("a", 1.0), row("b", 2.0)], {"facts": {"settings": {"OMP_X": "1"}}}]
+    pieces[1] |= {"rows": [row("a", 3.0)]}
+    paths = [tmp_path / f"{i}.json" for i in range(2)]
+    for path, piece in zip(paths, pieces):
+        path.write_text(json.dumps(piece))
+    results, settings = suite.read(paths)
+    assert [(r["name"], r["ratio"]) for r in suite.rows_of(results)] == [("b", 2.0), ("a", 3.0)]
+    assert settings == {"OMP_X": "1"}
+    assert suite.read(paths[:1])[1] is None
+
+
 def test_gate_without_anything_stored_is_refused_before_it_measures(run, tmp_path):
     with pytest.raises(ValueError, match="store them with --store"):
         run("--gate")
