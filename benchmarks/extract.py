@@ -94,7 +94,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     precisions = tuple(ALLOWED)
     parser.add_argument("--precision", nargs="+", default=list(precisions), choices=precisions)
     speech.add_options(parser)
-    parser.add_argument("--utterances", type=int, default=24, help="at most so many (24)")
+    parser.add_argument("--utterances", type=int, default=70, help="at most so many (70)")
     parser.add_argument("--threads", type=int, help="of each side; default: what torch takes")
     parser.add_argument("--seconds", type=float, default=20.0, help="for each side of each row")
     options = parser.parse_args(words)

@@ -61,7 +61,13 @@ PARTS = (
         BOTH,
         quick=("--seconds=3", "--model=campplus", "--precision=bf16"),
     ),
-    Part("extract", "extract.py", ALL[:1], BOTH[1:], quick=("--seconds=10", "--model=campplus")),
+    Part(
+        "extract",
+        "extract.py",
+        ALL[:1],
+        BOTH[1:],
+        quick=("--seconds=10", "--model=campplus", "--utterances=24"),
+    ),
     Part("scoring", "scoring.py", ALL[:2], BOTH[1:], quick=("--turns=3", "--repeats=2")),
     Part("startup", "startup.py", ALL[:1], BOTH[1:], quick=("--turns=2",)),
 )

@@ -58,13 +58,14 @@ class Embedder(nn.Module):
         with self.precision.autocast():
             return self.backbone(feats_BTF).float()
 
-    def folded(self, precision: Precision | None = None) -> "Embedder":
+    def folded(self, precision: Precision | None = None, *, in_place: bool = False) -> "Embedder":
         """The same for inference only, quicker: its backbone has fewer BatchNorms.
 
         precision: as `resolve_precision` gave it for the device of the work; fp32 without one. The
-        front end, the pooling and the layers after it are fp32 all the same.
+        front end, the pooling and the layers after it are fp32 all the same. in_place: this one is
+        used up.
         """
-        backbone = fold_batchnorm(self.backbone)
+        backbone = fold_batchnorm(self.backbone, in_place=in_place)
         if precision is not None and precision.name == "fp32":
             precision = None
         if precision is not None:

@@ -63,4 +63,4 @@ def plan(args: Namespace) -> tuple[Extraction, Embedder]:
         facts=facts,
         per_speaker=args.per_speaker,
     )
-    return work, embedder.folded(precision)
+    return work, embedder.folded(precision, in_place=True)

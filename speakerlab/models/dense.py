@@ -8,8 +8,10 @@ What is saved, in time and in memory:
   that are there, where concatenation would copy all of them for every layer.
 - The mean and variance of a channel are the same for every BatchNorm that reads it. They are
   computed once, when the channel is made.
-- Over rows, a 1x1 convolution is one matrix product, and each tap of a longer one is, too.
+- Over rows, a 1x1 convolution is one matrix product.
 - What follows a block stays in rows where that pays: its transit, and the last BatchNorm.
+Training and inference on a CPU, most of what there is, have modules of their own, dense_training.py
+and dense_inference.py; what is left to this one is a GPU, and BatchNorms that partly train.
 
 Letters: B batch, T frames, N = B x T, C channels seen so far, K channels of the bottleneck,
 G channels that a layer adds, J taps of a kernel, I in and O out channels, S segments.
@@ -34,10 +36,9 @@ from speakerlab.models.batchnorm import (
     rectify_rows,
     track,
 )
+from speakerlab.models.dense_inference import columns_for, infer_block
 from speakerlab.models.dense_training import norms_of, train_block
 from speakerlab.models.pooling import segment_context, segment_members, spread_segments
-
-COLUMNS = 64  # of products in 16 bits without gradients
 
 if TYPE_CHECKING:
     from speakerlab.models.campplus import ContextMask, DenseLayer
@@ -64,13 +65,15 @@ def append_rows(layers: Iterable[DenseLayer], x_BCT: Tensor, *, segment_frames: 
     norms = [norm for layer in layers for norm in norms_of(layer)]
     if x_BCT.device.type == "cpu" and all(norm.training for norm in norms):
         return train_block(layers, x_BCT, segment_frames=segment_frames)
+    trains = any(norm.training for norm in norms)
+    if x_BCT.device.type == "cpu" and not trains and not torch.is_grad_enabled():
+        return infer_block(layers, x_BCT, segment_frames=segment_frames)
     batch, channels, frames = x_BCT.shape
     members_TS = segment_members(frames, segment_frames, like=x_BCT)
     growth = sum(layer.cam_layer.linear_local.out_channels for layer in layers)
     store_CN = x_BCT.new_empty(channels + growth, batch * frames)
     new_CN = x_BCT.transpose(0, 1).reshape(channels, -1)
     seen_CN = _Append.apply(store_CN[:0], new_CN, store_CN)
-    trains = any(norm.training for norm in norms)
     found = _measure(new_CN, trains)
     used: list[tuple[nn.BatchNorm1d, Moments]] = []
     for layer in layers:
@@ -123,32 +126,12 @@ def _bottleneck(layer: DenseLayer, seen_CN: Tensor, found: Moments) -> Tensor:
 
 def _masked(cam: ContextMask, x_KBT: Tensor, members_TS: Tensor) -> Tensor:
     """The convolution over time, scaled by the mask of its context, (G, N)."""
-    local_GBT = _convolve(cam.linear_local, x_KBT)
+    local_GBT = cam.linear_local(x_KBT.transpose(0, 1)).transpose(0, 1)
     context_KBS = segment_context(x_KBT, members_TS)
     hidden_KN = _mix(cam.linear1.weight.squeeze(2), cam.linear1.bias, context_KBS.flatten(1))
     mask_GN = _mix(cam.linear2.weight.squeeze(2), cam.linear2.bias, F.relu(hidden_KN)).sigmoid()
     mask_GBT = spread_segments(mask_GN.unflatten(1, context_KBS.shape[1:]), members_TS)
     return (local_GBT * mask_GBT).flatten(1)
-
-
-def _convolve(conv: nn.Conv1d, x_KBT: Tensor) -> Tensor:
-    """A convolution that keeps the length: what each tap gives, moved in time, and summed.
-
-    Quicker on a CPU; on a GPU it would be more launches, and 16 bits would round before the sum.
-    """
-    num_taps, frames = conv.kernel_size[0], x_KBT.shape[-1]
-    if x_KBT.device.type != "cpu" or x_KBT.dtype.itemsize < 4:
-        x_KBT = _round_up(x_KBT)  # by zeros, as the convolution itself would add
-        return conv(x_KBT.transpose(0, 1))[..., :frames].transpose(0, 1)
-    weight_OK = conv.weight.permute(2, 0, 1).flatten(0, 1)
-    taps_ON = _mix(weight_OK, None, x_KBT.flatten(1))
-    taps_JGBT = taps_ON.view(num_taps, -1, *x_KBT.shape[1:]).unbind(0)
-    delays = [(num_taps // 2 - j) * conv.dilation[0] for j in range(num_taps)]
-    y_GBT = taps_JGBT[num_taps // 2]
-    for tap_GBT, delay in zip(taps_JGBT, delays):
-        if 0 < abs(delay) < frames:
-            y_GBT = y_GBT + F.pad(tap_GBT, (delay, -delay))
-    return y_GBT
 
 
 def _mix(weight_OI: Tensor, bias_O: Tensor | None, x_IN: Tensor) -> Tensor:
@@ -159,19 +142,10 @@ def _mix(weight_OI: Tensor, bias_O: Tensor | None, x_IN: Tensor) -> Tensor:
     """
     if x_IN.device.type != "cpu":
         return F.conv1d(x_IN.unsqueeze(0), weight_OI.unsqueeze(2), bias_O).squeeze(0)
-    y_ON = (weight_OI @ _round_up(x_IN))[:, : x_IN.shape[1]]
+    padding = 0 if torch.is_grad_enabled() else columns_for(x_IN.shape[1], x_IN) - x_IN.shape[1]
+    padded_IN = F.pad(x_IN, (0, padding)) if padding else x_IN
+    y_ON = (weight_OI @ padded_IN)[:, : x_IN.shape[1]]
     return y_ON if bias_O is None else y_ON + bias_O.unsqueeze(1)
-
-
-def _round_up(x: Tensor) -> Tensor:
-    """x with zeros up to a multiple of `COLUMNS` in its last axis, where that saves time.
-
-    In 16 bits the CPU's library makes a kernel for each shape, which takes as long as using it.
-    Recordings, whose lengths differ, share those of the multiples; crops in training are alike.
-    """
-    if x.device.type != "cpu" or x.dtype.itemsize >= 4 or torch.is_grad_enabled():
-        return x
-    return F.pad(x, (0, -x.shape[-1] % COLUMNS))
 
 
 def _measure(x_CN: Tensor, used: bool) -> Moments:

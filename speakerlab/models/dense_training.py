@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 def train_block(layers: Iterable[DenseLayer], x_BCT: Tensor, *, segment_frames: int) -> Tensor:
     """Run layers whose BatchNorms all are usual (batchnorm.py), and train."""
     layers = list(layers)
-    weights = [weight for layer in layers for weight in _weights(layer)]
+    weights = [weight for layer in layers for weight in weights_of(layer)]
     return _Block.apply(x_BCT, layers, segment_frames, *weights)
 
 
-class _Weights(NamedTuple):
+class Weights(NamedTuple):
     """Of a layer, as it holds them."""
 
     scale_C: Tensor
@@ -71,11 +71,12 @@ class _Kept(NamedTuple):
         return Moments(self.mean_K, self.inv_std_K.pow(-2) - eps)
 
 
-def _weights(layer: DenseLayer) -> _Weights:
+def weights_of(layer: DenseLayer) -> Weights:
+    """As the layer holds them now."""
     (norm1, norm2), cam = norms_of(layer), layer.cam_layer
     found: list[Any] = [norm1.weight, norm1.bias, layer.linear1.weight, norm2.weight, norm2.bias]
     found += [cam.linear_local.weight, cam.linear1.weight, cam.linear1.bias]
-    return _Weights(*found, cam.linear2.weight, cam.linear2.bias)  # pyright: ignore[reportCallIssue]
+    return Weights(*found, cam.linear2.weight, cam.linear2.bias)  # pyright: ignore[reportCallIssue]
 
 
 def norms_of(layer: DenseLayer) -> tuple[Any, Any]:
@@ -94,11 +95,11 @@ class _Block(torch.autograd.Function):
         store_CBT = x_BCT.new_empty(channels + growth, batch, frames)
         store_CBT[:channels] = x_BCT.transpose(0, 1)
         found = moments(store_CBT[:channels].unsqueeze(0))
-        ctx.segments = _Segments(frames, segment_frames, like=found.mean_C)
+        ctx.segments = Segments(frames, segment_frames, like=found.mean_C)
         used: list[Any] = []
         kept: list[Tensor] = []
         with fp32_island(x_BCT):
-            for layer, own in zip(ctx.layers, _grouped(weights, _Weights)):
+            for layer, own in zip(ctx.layers, _grouped(weights, Weights)):
                 norm1, norm2 = norms_of(layer)
                 of_layer = _forward(layer, own, store_CBT[:channels], found, ctx.segments)
                 used += [(norm1, found), (norm2, of_layer.moments(norm2.eps))]
@@ -118,9 +119,9 @@ class _Block(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         store_CBT, mean_C, var_C, *rest = ctx.saved_tensors
-        num_weights = len(ctx.layers) * len(_Weights._fields)
+        num_weights = len(ctx.layers) * len(Weights._fields)
         weights, kept = rest[:num_weights], rest[num_weights:]
-        steps = zip(ctx.layers, _grouped(weights, _Weights), _grouped(kept, _Kept))
+        steps = zip(ctx.layers, _grouped(weights, Weights), _grouped(kept, _Kept))
         shared = _Shared(grads[0].transpose(0, 1), store_CBT, Moments(mean_C, var_C))
         channels = len(store_CBT)
         of_weights: list[Any] = []
@@ -135,7 +136,7 @@ class _Block(torch.autograd.Function):
 
 
 def _forward(
-    layer: DenseLayer, own: _Weights, seen_CBT: Tensor, found: Moments, segments: _Segments
+    layer: DenseLayer, own: Weights, seen_CBT: Tensor, found: Moments, segments: Segments
 ) -> _Kept:
     """What a layer computes of the channels seen, whose moments are `found`."""
     read_CN = _read(own, seen_CBT.flatten(1), found, norms_of(layer)[0].eps)
@@ -147,22 +148,28 @@ def _forward(
     look_GKJ, dilation = own.look_GKJ.to(read_CN.dtype), layer.cam_layer.linear_local.dilation[0]
     local_GBT = taps.convolve(hidden_KBT, look_GKJ, dilation=dilation)
     context_KQ = segments.context(hidden_KBT)
-    squeezed_HQ = own.squeeze_H.unsqueeze(1) + own.squeeze_HK1.squeeze(2) @ context_KQ
-    excited_GQ = own.excite_G.unsqueeze(1) + own.excite_GH1.squeeze(2) @ squeezed_HQ.relu_()
     return _Kept(
         *(read_CN, mixed_KN, hidden_KBT, mean_1K.squeeze(0), inv_std_1K.squeeze(0)),
-        *(local_GBT, context_KQ, squeezed_HQ, excited_GQ.sigmoid_()),
+        *(local_GBT, context_KQ, *compute_mask(own, context_KQ)),
     )
+
+
+def compute_mask(own: Weights, context_KQ: Tensor) -> tuple[Tensor, Tensor]:
+    """The hidden units, rectified, (H, Q), and the mask, (G, Q)."""
+    squeezed_HQ = torch.addmm(own.squeeze_H.unsqueeze(1), own.squeeze_HK1.squeeze(2), context_KQ)
+    squeezed_HQ.relu_()
+    excited_GQ = torch.addmm(own.excite_G.unsqueeze(1), own.excite_GH1.squeeze(2), squeezed_HQ)
+    return squeezed_HQ, excited_GQ.sigmoid_()
 
 
 def _backward(
     layer: DenseLayer,
-    own: _Weights,
+    own: Weights,
     kept: _Kept,
     grad_GBT: Tensor,
     shared: _Shared,
-    segments: _Segments,
-) -> _Weights:
+    segments: Segments,
+) -> Weights:
     """Gradients of the weights, given that of what the layer adds; to `shared` goes what it read.
 
     Names are of the values; `d_` before one is the gradient of it.
@@ -196,7 +203,7 @@ def _backward(
     d_read_CN = _where_positive(mix_CK @ d_mixed_KN, read_CN)
     d_scale_C, d_shift_C = shared.add(d_read_CN, own.scale_C, norms_of(layer)[0].eps)
     wide = own.scale_C.dtype
-    return _Weights(
+    return Weights(
         *(d_scale_C, d_shift_C, d_mix_KC.to(wide).unsqueeze(2), d_scale_K, d_shift_K),
         d_look_GKJ.to(wide),
         (d_squeezed_HQ @ kept.context_KQ.T).unsqueeze(2),
@@ -206,7 +213,7 @@ def _backward(
     )
 
 
-def _read(own: _Weights, seen_CN: Tensor, found: Moments, eps: float) -> Tensor:
+def _read(own: Weights, seen_CN: Tensor, found: Moments, eps: float) -> Tensor:
     """Normalised and rectified."""
     y_1CN, _, _ = torch.native_batch_norm(
         seen_CN.unsqueeze(0), own.scale_C, own.shift_C, *found, False, 0.0, eps
@@ -268,7 +275,7 @@ class _Shared:
         return self.grad_CBT[start:end] - due_1CBT.squeeze(0)
 
 
-class _Segments:
+class Segments:
     """Stretches of frames of one context; the last may be shorter."""
 
     def __init__(self, frames: int, segment_frames: int, *, like: Tensor) -> None:

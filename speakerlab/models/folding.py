@@ -20,13 +20,14 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
 PROBED_FRAMES = 20  # beyond the fewest that the backbone takes
 
 
-def fold_batchnorm(backbone: nn.Module) -> nn.Module:
+def fold_batchnorm(backbone: nn.Module, *, in_place: bool = False) -> nn.Module:
     """A copy in eval mode whose BatchNorms are, where that is exact, part of the layer before.
 
     Which layer comes before is seen by running the copy once. That nothing else reads what that
-    layer gives cannot be seen: the tests hold it of every registered model.
+    layer gives cannot be seen: the tests hold it of every registered model. in_place: the backbone
+    itself, which saves the third of a second that a copy may take.
     """
-    folded = copy.deepcopy(backbone).eval()
+    folded = (backbone if in_place else copy.deepcopy(backbone)).eval()
     for linear, norm in find_pairs(folded):
         _fold(folded.get_submodule(linear), folded.get_submodule(norm))
         parent, _, name = norm.rpartition(".")

@@ -46,9 +46,14 @@ def narrow(backbone: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def find_wide(backbone: nn.Module, last: Iterable[str]) -> set[int]:
-    """The id of every module that stays fp32: the poolings, their parts, and the `last` layers."""
+    """The id of every module that stays fp32: the poolings, their parts, and the `last` layers.
+
+    So do those that a module names in `wide_layers`.
+    """
     poolings = [module for module in backbone.modules() if isinstance(module, Pooling)]
     wide = {id(part) for module in poolings for part in module.modules()}
+    for module in backbone.modules():
+        wide |= {id(getattr(module, name)) for name in getattr(module, "wide_layers", ())}
     return wide | {id(backbone.get_submodule(name)) for name in last}
 
 

@@ -10,14 +10,18 @@ Letters: B batch, T frames, N = B x T, K channels, G channels that come out, J t
 from torch import Tensor
 
 
-def convolve(x_KBT: Tensor, weight_GKJ: Tensor, *, dilation: int) -> Tensor:
-    """The convolution, (G, B, T)."""
+def convolve(
+    x_KBT: Tensor, weight_GKJ: Tensor, *, dilation: int, num_columns: int | None = None
+) -> Tensor:
+    """The convolution, (G, B, T). num_columns: of the product in 16 bits, at least N."""
     growth, rows, num_taps = weight_GKJ.shape
     if x_KBT.dtype.itemsize < 4:  # 16 bits would round what each tap gives before they are summed
-        seen_JKBT = x_KBT.new_empty(num_taps, *x_KBT.shape)
-        _delay(x_KBT, dilation, seen_JKBT)
-        y_GN = weight_GKJ.transpose(1, 2).flatten(1) @ seen_JKBT.view(num_taps * rows, -1)
-        return y_GN.view(growth, *x_KBT.shape[1:])
+        used = x_KBT.shape[1:].numel()
+        seen_JKN = x_KBT.new_empty(num_taps, rows, num_columns or used)
+        seen_JKN[..., used:] = 0
+        _delay(x_KBT, dilation, seen_JKN[..., :used].unflatten(2, x_KBT.shape[1:]))
+        y_GN = weight_GKJ.transpose(1, 2).flatten(1) @ seen_JKN.flatten(0, 1)
+        return y_GN[:, :used].unflatten(1, x_KBT.shape[1:])
     taps_ON = weight_GKJ.permute(2, 0, 1).flatten(0, 1) @ x_KBT.flatten(1)
     taps_JGBT = taps_ON.view(num_taps, growth, *x_KBT.shape[1:])
     frames, y_GBT = x_KBT.shape[-1], taps_JGBT[num_taps // 2].clone()

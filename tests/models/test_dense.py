@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from speakerlab.models import campplus, dense
+from speakerlab.models import campplus, dense_inference
 from speakerlab.models.campplus import CAMPPlus, DenseBlock, DenseLayer
 from speakerlab.models.dense import append_rows, can_append
 from speakerlab.models.pooling import segment_members
@@ -137,6 +137,27 @@ def test_statistics_are_measured_again_without_gradient():
         torch.testing.assert_close(ours, theirs, msg=name)
 
 
+@pytest.mark.parametrize("frames", [1, 2, 100, 149, 230])
+def test_inference_is_the_plain_formulation(frames):
+    block = make_block().eval()
+    x_BCT = torch.randn(3, 6, frames, dtype=torch.float64)
+    before = {name: buffer.clone() for name, buffer in block.named_buffers()}
+    with torch.inference_mode():
+        torch.testing.assert_close(run_rows(block, x_BCT), run_plain(block, x_BCT))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in block.named_buffers())
+
+
+def test_inference_in_16_bits_is_no_rougher_than_the_plain_formulation():
+    block = make_block(dtype=torch.float32).eval()
+    x_BCT = torch.randn(3, 6, 149).bfloat16()
+    with torch.inference_mode():
+        exact = run_plain(copy.deepcopy(block).double(), x_BCT.double())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found, plain = run_rows(block, x_BCT), run_plain(block, x_BCT)
+    ours, theirs = (float((y - exact).norm() / exact.norm()) for y in (found, plain))
+    assert found.dtype == torch.bfloat16 and ours < 1.1 * theirs
+
+
 def test_evaluation_with_gradient_and_frozen_parts():
     block = make_block().eval()
     block["tdnnd1"].linear1.weight.requires_grad_(False)
@@ -246,7 +267,7 @@ def test_rounding_shapes_up_in_16_bits_changes_no_bit(monkeypatch):
     shapes: list[set[int]] = []
     found: list[Tensor] = []
     for columns in (1, 64):
-        monkeypatch.setattr(dense, "COLUMNS", columns)
+        monkeypatch.setattr(dense_inference, "COLUMNS", columns)
         seen = Products()
         with seen, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             found.append(model(feats_BTF))

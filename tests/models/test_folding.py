@@ -57,6 +57,15 @@ def test_what_is_folded():
     assert 0 < norms(fold_batchnorm(campplus)) < norms(campplus)
 
 
+def test_in_place_it_is_the_same_without_a_copy():
+    model = build("campplus", SMALL["campplus"])
+    feats_BTF = torch.randn(2, 137, model.feat_dim)
+    with torch.no_grad():
+        wanted_BD = fold_batchnorm(model)(feats_BTF)
+        assert fold_batchnorm(model, in_place=True) is model
+        assert torch.equal(model(feats_BTF), wanted_BD)
+
+
 def test_the_model_itself_stays_as_it_was():
     model = build("resnet", SMALL["resnet"]).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

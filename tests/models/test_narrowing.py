@@ -48,7 +48,9 @@ def test_what_is_last_and_what_is_narrow():
         for name, layer in campplus.named_modules()
         if isinstance(layer, LINEAR) and layer.weight.dtype == torch.float32
     ]
-    assert wide == ["xvector.dense.linear.layer"]
+    *masks, last = wide
+    assert last == "xvector.dense.linear.layer"
+    assert masks and all(".cam_layer.linear" in name and "local" not in name for name in masks)
     assert campplus.head.conv1.weight.dtype == BF16
     assert campplus.head.conv1.bias.dtype == torch.float32
     xvector = fold_batchnorm(build("xvector", SMALL["xvector"]))
