@@ -37,6 +37,7 @@ def bench(run, settings):
     return run_bench
 
 
+@pytest.mark.slow
 def test_ten_crops_are_written_with_what_was_done_to_each(bench, tmp_path):
     text = bench(*CHANNEL, "--seconds", "0", "--listen", str(tmp_path / "a"))
     assert "10 crops, and crops.tsv says what was done to each" in text and "crops/s" not in text

@@ -204,6 +204,7 @@ def harm(tmp_path, train_command, environment) -> Callable[..., Harm]:
     return make
 
 
+@pytest.mark.slow
 def test_a_few_kills_and_a_truncated_checkpoint(harm):
     whole, cut = (harm(name, ranks=1, num_steps=16) for name in ("whole", "cut"))
     beside = whole.start()

@@ -66,6 +66,7 @@ def test_twenty_speakers_are_fine_tuned_to_and_tested(run_own, initial, tmp_path
     )
 
 
+@pytest.mark.slow
 def test_a_handful_of_speakers_teaches_the_threshold_only(run_own, initial):
     done, exp = run_own(4, "--init", str(initial))
     assert done.returncode == 0, done.stderr

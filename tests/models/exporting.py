@@ -38,7 +38,7 @@ RESIDUAL = {"eres2net", "eres2netv2", "gemini_dfresnet", "res2net", "simam_resne
 # Half a minute each and more, or like another of their kind: in `make test-all`.
 SLOW = {
     *("redimnet", "eres2netv2", "gemini_dfresnet", "simam_resnet"),
-    *("res2net", "ecapa_tdnn_wespeaker"),
+    *("res2net", "ecapa_tdnn", "ecapa_tdnn_wespeaker"),
 }
 
 
