@@ -10,14 +10,15 @@ versions and threads, how each part ended, and what it measured.
 Each part is a script that runs alone, too, with --peer and --json (suite_parts.py). A part that
 fails is told and ends no other; the exit status is then 1.
 
---store keeps the ratio of each row in baseline.json, for this kind of machine. --gate compares with
-them, and exits with 1 where a row lost more than 15 %: one whose quartiles reach the limit is
-measured once more first (gate.py). --quick takes a few minutes: fewer rows and seconds, of the same
-sizes, so that it can be gated by what a whole run has stored. --read joins what was measured in
-pieces on the same machine and the same day.
+--store keeps the ratio of each row in baseline.json, for this kind of machine, unless a part failed
+or the gate did not let pass. --gate compares with them, and exits with 1 where a row lost more than
+15 %: one whose quartiles reach the limit is measured once more first (gate.py). --quick takes a few
+minutes: fewer rows and seconds, of the same sizes, so that it can be gated by what a whole run has
+stored. --read joins what was measured in pieces on the same machine and the same day.
 
-The suite sets nothing that makes either side faster. What of the kind stands in the environment
-(an allocator, huge pages, threads) reaches both sides, and is among the facts.
+Of what makes a side faster the suite sets GOMP_SPINCOUNT=2000 alone, for both, where it is not set:
+threads that wait must not spin on the other's cores. What else of the kind stands in the
+environment (an allocator, huge pages) reaches both sides, and is among the facts.
 """
 
 import argparse
@@ -202,11 +203,11 @@ def main(words: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> i
     write(options.json, facts, results)
     if options.markdown is not None:
         options.markdown.write_text(text, encoding="utf-8")
-    if options.store:
+    failed = [result.part for result in results if result.exit]
+    if options.store and passed and not failed:
         kept = {key: str(facts[key]) for key in ("date", "commit")}
         count = gate.store(kind, rows, facts=kept, path=options.baseline)
         say(f"{options.baseline}: {count} rows stored for '{kind}'")
-    failed = [result.part for result in results if result.exit]
     if failed:
         say(f"suite: {', '.join(failed)} failed; see above")
     return 0 if passed and not failed else 1
@@ -215,5 +216,5 @@ def main(words: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> i
 if __name__ == "__main__":
     try:
         raise SystemExit(main())
-    except ValueError as fault:
+    except (ValueError, OSError) as fault:
         raise SystemExit(f"suite: {fault}") from None

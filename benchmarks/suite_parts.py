@@ -66,7 +66,7 @@ PARTS = (
         "extract.py",
         ALL[:1],
         BOTH[1:],
-        quick=("--seconds=10", "--model=campplus", "--utterances=24"),
+        quick=("--seconds=10", "--model=campplus"),
     ),
     Part("scoring", "scoring.py", ALL[:2], BOTH[1:], quick=("--turns=3", "--repeats=2")),
     Part("startup", "startup.py", ALL[:1], BOTH[1:], quick=("--turns=2",)),

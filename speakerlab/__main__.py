@@ -24,7 +24,7 @@ COMMANDS = {
     "identify": "name the enrolled speaker of a recording",
     "calibrate": "learn what a model's scores mean from a data directory",
     "import": "open a checkpoint of 3D-Speaker or WeSpeaker",
-    "bench": "how fast training gets its data here; crops as they sound",
+    "bench": "how fast this machine, its models and data are; crops as they sound",
     "export": "write a model as ONNX, or as a 3D-Speaker checkpoint",
 }
 
