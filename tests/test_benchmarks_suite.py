@@ -141,6 +141,12 @@ def test_gate_measures_again_what_is_in_doubt(run):
         assert f"gate: {name}: ratio must be within 15% of 2, got 1.6, 20% less" in printed
 
 
+def test_a_loss_is_not_stored(run):
+    assert run("--store", ratios=(2.0,))[0] == 0
+    assert run("--gate", "--store", ratios=(1.5,))[0] == 1
+    assert run("--gate", ratios=(1.5,))[0] == 1
+
+
 def test_rows_measured_before_are_joined(run, tmp_path):
     """Of a part that ran alone, and of a suite that lost speed: that is told, nothing is run."""
     assert run("--store", ratios=(2.0,))[0] == 0
