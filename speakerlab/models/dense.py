@@ -63,11 +63,12 @@ def append_rows(layers: Iterable[DenseLayer], x_BCT: Tensor, *, segment_frames: 
     """Run the layers, each on the input and the outputs of all layers before it."""
     layers = list(layers)
     norms = [norm for layer in layers for norm in norms_of(layer)]
-    if x_BCT.device.type == "cpu" and all(norm.training for norm in norms):
-        return train_block(layers, x_BCT, segment_frames=segment_frames)
     trains = any(norm.training for norm in norms)
-    if x_BCT.device.type == "cpu" and not trains and not torch.is_grad_enabled():
-        return infer_block(layers, x_BCT, segment_frames=segment_frames)
+    if x_BCT.device.type == "cpu":
+        if all(norm.training for norm in norms):
+            return train_block(layers, x_BCT, segment_frames=segment_frames)
+        if not trains and not torch.is_grad_enabled():
+            return infer_block(layers, x_BCT, segment_frames=segment_frames)
     batch, channels, frames = x_BCT.shape
     members_TS = segment_members(frames, segment_frames, like=x_BCT)
     growth = sum(layer.cam_layer.linear_local.out_channels for layer in layers)
