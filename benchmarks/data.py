@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 import speech
-from sides import ROOT, Process, measure, report, say, write_rows
+from rows import report, write_rows
+from sides import ROOT, Process, measure, say
 from speech import AUGMENTED, PROB, SOURCES
 
 HERE = Path(__file__).parent

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import speech
-from sides import ROOT, Process, add_peers, measure, recognise_peers, report, say, write_rows
+from rows import report, write_rows
+from sides import ROOT, Process, add_peers, measure, recognise_peers, say
 
 HERE = Path(__file__).parent
 MARKS = {"3dspeaker": "speakerlab/bin/train.py"}

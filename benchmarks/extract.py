@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 import speech
-from sides import ROOT, Process, add_peers, measure, recognise_peers, report, say, write_rows
+from rows import report, write_rows
+from sides import ROOT, Process, add_peers, measure, recognise_peers, say
 
 HERE = Path(__file__).parent
 MARKS = {"3dspeaker": "speakerlab/bin/extract.py"}

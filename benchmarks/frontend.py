@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from frontend_sides import ALLOWED, MARKS, RATE
-from sides import ROOT, Process, add_peers, measure, recognise_peers, report, say, write_rows
+from rows import report, write_rows
+from sides import ROOT, Process, add_peers, measure, recognise_peers, say
 
 WORKER = Path(__file__).with_name("frontend_worker.py")
 

@@ -1,23 +1,20 @@
-"""Whether a row has lost speed. In: rows, and what was stored for this kind of machine. Out: names.
+"""Whether a row has lost speed. In: rows, and those that were stored (stored.py). Out: losses.
 
-`benchmarks/baseline.json`: {kind of machine: {"commit", "date", "rows": {name: {"ratio": r} or
-{"share": s}}}}. A row is held to its ratio to a peer or, measured without one, to its share of the
-machine's convolution rate: both are about the same on every day of one machine, rates are not.
+A row is held to its ratio to a peer or, measured without one, to its share of the machine's
+convolution rate. Rates change with what else the machine does, ratios of sides that take turns far
+less; what they still do between two runs stands in RESULTS.md. A row in doubt is measured again.
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-BASELINE = Path(__file__).with_name("baseline.json")
+from rows import Row
+
 ALLOWED_LOSS = 0.15
 HELD = ("ratio", "share")  # the first that both the row and the store have
 LESS_IS_BETTER = ("s", "ms", "MiB", "GB")  # units
 
-Row = Mapping[str, Any]
-Stored = Mapping[str, Mapping[str, float]]
+Stored = Mapping[str, Row]  # by name
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,9 @@ def limit(stored: float, unit: str) -> float:
     return stored / (1 - ALLOWED_LOSS) if unit in LESS_IS_BETTER else stored * (1 - ALLOWED_LOSS)
 
 
-def judge(row: Row, stored: Mapping[str, float]) -> Loss | None:
+def judge(row: Row, stored: Row) -> Loss | None:
     """The row's loss, if it is more than allowed."""
-    what = next((key for key in HELD if key in stored and row.get(key) is not None), None)
+    what = next((key for key in HELD if stored.get(key) and row.get(key) is not None), None)
     if what is None:
         return None
     found, worst, unit = row[what], limit(stored[what], row["unit"]), row["unit"]
@@ -71,32 +68,6 @@ def losses(rows: Iterable[Row], stored: Stored) -> list[Loss]:
 def num_judged(rows: Iterable[Row], stored: Stored) -> int:
     """How many rows have something to be held to."""
     return sum(
-        any(key in stored.get(row["name"], {}) and row.get(key) is not None for key in HELD)
+        any(stored.get(row["name"], {}).get(key) and row.get(key) is not None for key in HELD)
         for row in rows
     )
-
-
-def read(kind: str, path: Path = BASELINE) -> Stored:
-    """What is stored for a kind of machine. Raises ValueError if nothing is."""
-    kinds = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if kind not in kinds:
-        known = "; ".join(kinds) or "nothing"
-        raise ValueError(
-            f"{path}: must have ratios of this kind of machine, '{kind}', got {known}; store them "
-            "with --store"
-        )
-    return kinds[kind]["rows"]
-
-
-def store(kind: str, rows: Sequence[Row], *, facts: Mapping[str, str], path: Path) -> int:
-    """Add the rows, or put them in the place of those of their names; how many there were."""
-    kinds = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    new = {
-        row["name"]: {key: round(row[key], 4) for key in HELD if row.get(key) is not None}
-        for row in rows
-    }
-    old = kinds.get(kind, {}).get("rows", {})
-    new = {name: kept for name, kept in new.items() if kept}
-    kinds[kind] = {**facts, "rows": dict(sorted({**old, **new}.items()))}
-    path.write_text(json.dumps(kinds, indent=1) + "\n", encoding="utf-8")
-    return len(new)

@@ -2,8 +2,8 @@
 
     python benchmarks/growth.py [--what head start validation ...] [--sizes N ...] [--json FILE]
 
-In: made-up tables, weights and scores. Out: a line and a row for each figure, {"name", "ours",
-"peer", "ratio", "unit"}; there is no peer. Each runs in a process of its own, whose peak is told.
+In: made-up tables, weights and scores. Out: a table for each of --what, and a row for
+each figure (rows.py); there is no peer. Each runs in a process of its own, whose peak is told.
 
 - head: a step of an AAM-softmax head of N classes alone, forward, backward and update, whole and
   by blocks as one of 1 or 8 ranks has it; --rows crops a rank, embeddings of 192, one thread.
@@ -29,8 +29,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from manifest import RATE, write_tables
+from rows import Figure, growth_lines, lone_row, write_rows
 from scaling_worker import Pretended
-from sides import say, write_rows
+from sides import say
 
 from speakerlab.benching.memory import PeakMemory
 from speakerlab.data import audio
@@ -49,7 +50,6 @@ from speakerlab.training import checkpoint
 from speakerlab.training.optim import OPTIMIZERS
 from speakerlab.training.update import make_momentum
 
-Figure = tuple[str, float, str]
 SIZES = {
     "head": [1_000, 10_000, 100_000, 1_000_000],
     "start": [1_000, 10_000, 100_000, 1_000_000],
@@ -230,13 +230,13 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for what in options.what:
-        for size in options.sizes or SIZES[what]:
-            for name, value, unit in alone(what, size, options.rows):
-                name = f"growth.{what}.{size}.{name}"
-                say(f"{name:56s} {value:10.3f} {unit}")
-                rows.append(
-                    {"name": name, "ours": value, "peer": None, "ratio": None, "unit": unit}
-                )
+        found = {size: alone(what, size, options.rows) for size in options.sizes or SIZES[what]}
+        rows += [
+            lone_row(f"growth.{what}.{size}.{name}", value, unit)
+            for size, figures in found.items()
+            for name, value, unit in figures
+        ]
+        say("\n".join([*growth_lines(what, found), ""]))
     write_rows(options.json, rows)
 
 

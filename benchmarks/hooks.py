@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 import torch
-from sides import ROOT, environment, say, write_rows
+from rows import lone_row, stamp, write_rows
+from sides import ROOT, environment, say
 from stopwatch import Hop, Stopwatch
 
 sys.path.insert(0, str(ROOT))
@@ -108,9 +109,9 @@ def main() -> None:
     mean = sum(watch.seconds.values()) / sum(seconds)
     say(f"{1000 * step:8.1f} ms, the median step of {options.model}, {options.steps} steps")
     say(f"hooks: {statistics.median(shares):.2%} of a step (median), {mean:.2%} of the time")
-    rows = [{"name": f"hooks.{options.model}", "ours": statistics.median(shares), "unit": "share"}]
-    if options.json:
-        write_rows(options.json, [{**row, "peer": None, "ratio": None} for row in rows])
+    say("measured {date} at {commit}".format(**stamp()))
+    row = lone_row(f"hooks.{options.model}", statistics.median(shares), "share")
+    write_rows(options.json, [row])
     process.leave(0)
 
 

@@ -3,14 +3,13 @@
     python benchmarks/manifest.py [--utterances 10000 100000 1000000 5000000] [--json FILE]
 
 In: tables of utterances that are made up, and an index of shards as packing would write it. Out: a
-line and a row for each figure, {"name", "ours", "peer", "ratio", "unit"}; there is no peer.
+table, a column a size, and a row for each figure (rows.py); there is no peer.
 Seconds are those of the processor, so that other processes do not count. PSS is what a process
-holds, memory that is shared divided by those that share it (Linux).
+holds, memory that is shared divided by those that share it (Linux); of the workers, the most.
 """
 
 import argparse
 import gc
-import json
 import multiprocessing
 import os
 import sys
@@ -22,8 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from rows import Figure, growth_lines, lone_row, write_rows
+from sides import ROOT, say
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone need not be installed
+sys.path.insert(0, str(ROOT))  # a clone need not be installed
 
 from speakerlab.benching.memory import PeakMemory
 from speakerlab.data.columns import read_columns, store_columns
@@ -92,40 +93,39 @@ def memory() -> dict[str, float]:
     }
 
 
-def measure(folder: Path) -> Iterator[tuple[str, float, str]]:
+def measure(folder: Path) -> Iterator[Figure]:
     """(name, value, unit) of each figure."""
     gc.collect()
     before = memory()
     started_at = time.process_time()
     manifest = read_manifest([folder], sample_rate=RATE)
-    yield "manifest.load", time.process_time() - started_at, "s"
+    yield "load", time.process_time() - started_at, "s"
     assert manifest.parts[0].waves is not None, "read from shards"
     train, _ = split_valid(manifest, len(manifest.speakers) // 100)
     train.sha256()
-    yield "manifest.load_split_hash", time.process_time() - started_at, "s"
+    yield "load_split_hash", time.process_time() - started_at, "s"
     del manifest
     started_at = time.process_time()
     order = EpochOrder(train.num_samples_N, crop_samples=3 * RATE, global_batch=256, seed=0)
     rows_P = order.rows(0)
-    yield "manifest.epoch_order", time.process_time() - started_at, "s"
+    yield "epoch_order", time.process_time() - started_at, "s"
     middle = order.steps_per_epoch + order.steps_per_epoch // 2
     for name, step in (("first_batch", 0), ("resume_mid_epoch", middle)):
         started_at = time.process_time()
         slots = MicroBatches(order, start_step=step, stop_step=step + 1, micro_batch=64)
         assert len(next(iter(slots))) == 64
-        yield f"manifest.{name}_slots", time.process_time() - started_at, "s"
+        yield f"{name}_slots", time.process_time() - started_at, "s"
     packed = train.parts[0].waves
     assert packed is not None
     started_at = time.process_time()
     assert len(list(packed.cut_short())) == len(packed.shards)  # there are none
-    yield "manifest.look_at_shards", time.process_time() - started_at, "s"
+    yield "look_at_shards", time.process_time() - started_at, "s"
     after = memory()
     for name in ("rss", "pss", "private"):
-        yield f"manifest.parent_{name}", after[name] - before[name], "MB"
+        yield f"parent_{name}", after[name] - before[name], "MB"
     held = fork_workers(train, rows_P)
-    for number, told in enumerate(held):
-        yield f"manifest.worker{number}_private", told["private"], "MB"
-        yield f"manifest.worker{number}_pss", told["pss"], "MB"
+    for name in ("private", "pss"):
+        yield f"worker_{name}", max(told[name] for told in held), "MB"
 
 
 def fork_workers(train: Manifest, rows_P: np.ndarray) -> list[dict[str, float]]:
@@ -183,23 +183,20 @@ def main() -> None:
     parser.add_argument("--utterances", type=int, nargs="+", default=[5_000_000])
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    rows = []
+    found: dict[int, list[Figure]] = {}
     for num_utterances in args.utterances:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch) / "train"
             seconds, size = make(folder, num_utterances)
-            figures = [
-                ("manifest.compile", seconds, "s"),
-                ("manifest.compile_peak", size, "MB"),
-                *measure(folder),
-            ]
-        for name, value, unit in figures:
-            name = f"{name}.{num_utterances}"
-            sys.stdout.write(f"{name:40} {value:10.3f} {unit}\n")
-            sys.stdout.flush()
-            rows.append({"name": name, "ours": value, "peer": None, "ratio": None, "unit": unit})
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+            made = [("compile", seconds, "s"), ("compile_peak", size, "MB")]
+            found[num_utterances] = [*made, *measure(folder)]
+    say("\n".join(growth_lines("utterances", found)))
+    rows = [
+        lone_row(f"manifest.{name}.{size}", value, unit)
+        for size, figures in found.items()
+        for name, value, unit in figures
+    ]
+    write_rows(args.json, rows)
 
 
 if __name__ == "__main__":

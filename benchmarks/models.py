@@ -35,17 +35,8 @@ from typing import Any
 
 import torch
 from models_sides import CASES, HAS_BF16, MARKS, REGISTERED, Case, micro_batch
-from sides import (
-    ROOT,
-    Measured,
-    Process,
-    add_peers,
-    measure,
-    recognise_peers,
-    report,
-    say,
-    write_rows,
-)
+from rows import report, write_rows
+from sides import ROOT, Measured, Process, add_peers, measure, recognise_peers, say
 
 sys.path.insert(0, str(ROOT))
 from speakerlab.interop.names import to_our_name

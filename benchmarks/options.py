@@ -18,7 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from sides import ROOT, say, write_rows
+from rows import write_rows
+from sides import ROOT, say
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

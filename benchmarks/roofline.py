@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sides import ROOT, Measured, report, write_rows
+from rows import report, write_rows
+from sides import ROOT, Measured
 
 sys.path.insert(0, str(ROOT))
 from speakerlab.benching.machine import Machine, measure_machine

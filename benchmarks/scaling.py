@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rows import stamp
 from scaling_simulation import Gradient, Head, Link, Rank, step_seconds, typical_slowest_pace
 from sides import ROOT, environment, say
 
@@ -89,7 +90,7 @@ def measure(
                 check=True,
                 env=environment(ROOT, 1),
             )
-            found = json.loads(done.stdout.splitlines()[-1])
+            found = json.loads(done.stdout.splitlines()[-1]) | stamp()
             name = f"{model}.{precision}.{found['case']['classes']}"
             name += ".split" if found["case"]["split"] else ""
             (folder / f"{name}.json").write_text(json.dumps(found), encoding="utf-8")
@@ -149,17 +150,16 @@ def check_lines(cases: Cases) -> Iterator[str]:
 
 
 def rank_lines(cases: Cases) -> Iterator[str]:
-    """Utterances a second of ranks of one core each, over links that are not this machine's."""
+    """Utterances a second of ranks of one core each, over this machine's link and slower ones."""
+    yield "| case | over | " + " | ".join(map(str, RANKS)) + " |"
+    yield "|---|---|" + "---|" * len(RANKS)
     for name, found in cases.items():
         rank, rows = rank_of(found, "alone"), found["case"]["micro_batch"]
         if found["case"]["split"]:
             continue
-        yield f"| {name} over | " + " | ".join(map(str, RANKS)) + " |"
-        yield "|---|" + "---|" * len(RANKS)
-        for link in (link_of(found), *LINKS[2:]):
+        for link in (link_of(found), *LINKS[4:]):
             rates = [n * rows / step_seconds(rank, n, link) for n in RANKS]
-            yield f"| {link.name} | " + " | ".join(f"{rate:.1f}" for rate in rates) + " |"
-        yield ""
+            yield f"| {name} | {link.name} | {' | '.join(f'{rate:.1f}' for rate in rates)} |"
 
 
 def gpu_rank(cases: Cases, gpu: Gpu) -> Rank:
@@ -268,8 +268,10 @@ def main() -> None:
     if options.simulate:
         paths = sorted(options.simulate.glob("*.json"))
         cases = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
-        say("\n".join(["Measured and simulated, utt/s", "", *check_lines(cases), ""]))
-        say("\n".join(["One core a rank, utt/s", "", *rank_lines(cases)]))
+        for name, found in cases.items():
+            say(f"{name}: measured {found['date']} at {found['commit']}")
+        say("\n".join(["", "Measured and simulated, utt/s", "", *check_lines(cases), ""]))
+        say("\n".join(["One core a rank, utt/s", "", *rank_lines(cases), ""]))
         say("\n".join(["GPUs, speed-up on 8", "", *gpu_lines(cases, num_ranks=8), ""]))
         say("\n".join(["GPUs, speed-up on 64", "", *gpu_lines(cases, num_ranks=64), ""]))
         say("\n".join(["From how many classes a split head is faster", "", *due_lines(cases), ""]))

@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import scoring_agreement
-from sides import ROOT, Measured, Process, add_peers, recognise_peers, report, say, write_rows
+from rows import lone_row, report, write_rows
+from sides import ROOT, Measured, Process, add_peers, recognise_peers, say
+from targets import AT_MOST
 
 HERE = Path(__file__).parent
 PEERS = {
@@ -33,8 +35,6 @@ PEERS = {
 }
 WRITTEN = 5e-6  # the peers write five decimals
 GB = 1e9
-# What a list of CN-Celeb's size may take on two cores.
-LIMITS = {"metrics": 3.0, "intervals": 20.0, "asnorm": 30.0, "peak_memory": 4.0}
 
 
 def start_ours(folder: Path, options: argparse.Namespace) -> Process:
@@ -106,9 +106,9 @@ def measure_large(folder: Path, options: argparse.Namespace) -> Iterable[dict[st
         answers = [ours.tell(do=work) for _ in range(options.repeats)]
         seconds = statistics.median(answer.pop("seconds") for answer in answers)
         listed = ", ".join(f"{name} {shown(value)}" for name, value in answers[0].items())
-        yield own_row(f"score.{work}", seconds, "s", LIMITS[work], listed)
+        yield own_row(f"score.{work}", seconds, "s", AT_MOST[f"score.{work}"], listed)
     peak = ours.tell(do="peak")["bytes"] / GB
-    yield own_row("score.peak_memory", peak, "GB", LIMITS["peak_memory"], "of this process")
+    yield own_row("score.peak_memory", peak, "GB", AT_MOST["score.peak_memory"], "of this process")
     ours.end()
 
 
@@ -122,7 +122,7 @@ def shown(value: Any) -> str:
 def own_row(name: str, value: float, unit: str, limit: float, remark: str) -> dict[str, Any]:
     """Print a line; the row for the file."""
     say(f"{name:32s} ours {value:8.2f} {unit} (at CN-Celeb's size at most {limit:g}); {remark}")
-    return {"name": name, "ours": value, "peer": None, "ratio": None, "unit": unit}
+    return lone_row(name, value, unit)
 
 
 def compare_large_metrics(

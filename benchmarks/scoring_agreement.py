@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rows import lone_row
 from sides import Process, say
 
 CLOSE = 1e-9  # two figures that are the same but for rounding
@@ -114,8 +115,8 @@ def compare_random(asked: Questions) -> list[dict[str, Any]]:
             say(f"{NUM_LISTS} random lists, {metric}: {verdict} to {side}, to {furthest:.0e}")
             ours, peer = answers[0]["ours"][metric], answers[0][side][metric]
             suffix = "" if side == "3dspeaker" else f".{side}"
-            row = {"name": f"score.{metric}{suffix}", "ours": ours, "peer": peer}
-            rows.append({**row, "ratio": ours / peer, "unit": "fraction"})
+            row = lone_row(f"score.{metric}{suffix}", ours, "fraction")
+            rows.append({**row, "peer": peer})  # no ratio: equal, not faster or slower
     return rows
 
 

@@ -1,4 +1,4 @@
-"""What every comparison with a peer shares: sides in processes of their own, turns, rows.
+"""What every comparison with a peer shares: sides in processes of their own, and turns.
 
 A side is a script that waits on stdin and answers each line of JSON with one: {"do": ..., ...} in,
 {"seconds": ...} or what was asked out. Sides take turns, A B A B, so that what else the machine
@@ -171,24 +171,3 @@ def measure(
         return Measured(rate, None, None, None)
     low, _, high = statistics.quantiles([mine / theirs for mine, theirs in rates], n=4)
     return Measured(rate, peer[0], rate / peer[0], (low, high))
-
-
-def report(name: str, measured: Measured, *, unit: str = "utt/s", **more: Any) -> dict[str, Any]:
-    """Print a line; the row for the file. `more`: further columns, those that are None left out."""
-    line = f"{name:32s} ours {measured.rate:8.2f}"
-    if measured.quartiles is not None:
-        low, high = measured.quartiles
-        line += f"   peer {measured.peer_rate:8.2f}   ratio {measured.ratio:5.2f}"
-        line += f"   (half of the pairs in {low:.2f} - {high:.2f})"
-    row = {"name": name, "ours": measured.rate, "peer": measured.peer_rate}
-    row |= {"ratio": measured.ratio, "unit": unit}
-    more["quartiles"] = measured.quartiles
-    row |= {column: value for column, value in more.items() if value is not None}
-    told = [f"{column} {value:.3g}" for column, value in more.items() if isinstance(value, float)]
-    say("   ".join([f"{line}   {unit}", *told]))
-    return row
-
-
-def write_rows(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
-    if path is not None:
-        path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -28,16 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import speech
-from sides import (
-    ROOT,
-    Measured,
-    add_peers,
-    environment,
-    recognise_peers,
-    report,
-    say,
-    write_rows,
-)
+from rows import report, write_rows
+from sides import ROOT, Measured, add_peers, environment, recognise_peers, say
 
 sys.path.insert(0, str(ROOT))
 from speakerlab import process

@@ -10,11 +10,12 @@ versions and threads, how each part ended, and what it measured.
 Each part is a script that runs alone, too, with --peer and --json (suite_parts.py). A part that
 fails is told and ends no other; the exit status is then 1.
 
---store keeps the ratio of each row in baseline.json, for this kind of machine, unless a part failed
-or the gate did not let pass. --gate compares with them, and exits with 1 where a row lost more than
-15 %: one whose quartiles reach the limit is measured once more first (gate.py). --quick takes a few
-minutes: fewer rows and seconds, of the same sizes, so that it can be gated by what a whole run has
-stored. --read joins what was measured in pieces on the same machine and the same day.
+--store keeps each row in baseline.json, for this kind of machine, and makes the table in RESULTS.md
+anew, unless a part failed or the gate did not let pass (stored.py). --gate compares with what is
+kept, and exits with 1 where a row lost more than 15 %: one whose quartiles reach the limit is
+measured once more first (gate.py). --quick takes a few minutes: fewer rows and seconds, of the same
+sizes, so that it can be gated by what a whole run has stored. --read joins what was measured in
+pieces on the same machine; each row keeps its date and commit.
 
 Of what makes a side faster the suite sets GOMP_SPINCOUNT=2000 alone, for both, where it is not set:
 threads that wait must not spin on the other's cores. What else of the kind stands in the
@@ -33,10 +34,12 @@ from pathlib import Path
 from typing import Any
 
 import gate
+import stored
 import torch
 from sides import ROOT, TOOLKITS, environment, say
+from suite_facts import facts_of, kind_of_machine
 from suite_parts import PARTS, Part
-from suite_table import facts_of, kind_of_machine, table
+from suite_table import table
 
 HERE = Path(__file__).parent
 
@@ -94,12 +97,12 @@ def check(
     results: list[Result], parts: Sequence[Part], kind: str, options: argparse.Namespace
 ) -> tuple[list[Result], bool]:
     """Hold the rows to what is stored: (the results, whether all of them pass)."""
-    stored = gate.read(kind, options.baseline)
-    doubtful = [loss.name for loss in gate.losses(rows_of(results), stored) if not loss.is_certain]
+    kept = stored.read(kind, options.baseline)
+    doubtful = [loss.name for loss in gate.losses(rows_of(results), kept) if not loss.is_certain]
     if doubtful:
         results = list(remeasure(results, parts, doubtful, options))
     rows = rows_of(results)
-    lost, judged = gate.losses(rows, stored), gate.num_judged(rows, stored)
+    lost, judged = gate.losses(rows, kept), gate.num_judged(rows, kept)
     for loss in lost:
         say(f"gate: {loss}")
     say(f"gate: {judged} rows compared with what is stored for '{kind}', {len(lost)} lost speed")
@@ -154,8 +157,14 @@ def parse(words: Sequence[str] | None, parts: Sequence[Part]) -> argparse.Namesp
         help=f"of {', '.join(names)}",
     )
     parser.add_argument("--quick", action="store_true", help="a few minutes")
-    parser.add_argument("--gate", action="store_true", help="exit with 1 where speed was lost")
-    parser.add_argument("--store", action="store_true", help="keep this run's ratios for --gate")
+    parser.add_argument(
+        "--gate",
+        action="store_true",
+        help="exit with 1 where a row lost 15 %% of what --store kept",
+    )
+    parser.add_argument(
+        "--store", action="store_true", help="keep this run for --gate, and in RESULTS.md"
+    )
     parser.add_argument(
         *("--read",),
         type=Path,
@@ -168,13 +177,18 @@ def parse(words: Sequence[str] | None, parts: Sequence[Part]) -> argparse.Namesp
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the table")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, help="of each side; default: what torch takes")
-    parser.add_argument("--baseline", type=Path, default=gate.BASELINE, help=argparse.SUPPRESS)
+    parser.add_argument("--baseline", type=Path, default=stored.BASELINE, help=argparse.SUPPRESS)
+    parser.add_argument("--results", type=Path, default=stored.RESULTS, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
-    options.checkouts = {}
+    options.checkouts, options.parts = {}, names
     for peer in options.peers:
         name, _, folder = peer.partition("=")
-        if name not in TOOLKITS or not Path(folder).is_dir() or not folder:
+        if name not in TOOLKITS or not folder:
             parser.error(f"--peers: must be NAME=DIR, NAME one of {known}, got '{peer}'")
+        if not Path(folder).is_dir():
+            parser.error(
+                f"--peers: must name a checkout, got no folder '{folder}'; clone {TOOLKITS[name]}"
+            )
         options.checkouts[name] = Path(folder)
     return options
 
@@ -185,7 +199,7 @@ def main(words: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> i
     threads = options.threads or torch.get_num_threads()
     kind = kind_of_machine(options.device, threads)
     if options.gate:
-        gate.read(kind, options.baseline)  # before an hour is spent
+        stored.read(kind, options.baseline)  # before an hour is spent
     facts = facts_of(options, kind=kind, threads=threads)
     results: list[Result] = []
     if options.read:
@@ -205,9 +219,8 @@ def main(words: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> i
         options.markdown.write_text(text, encoding="utf-8")
     failed = [result.part for result in results if result.exit]
     if options.store and passed and not failed:
-        kept = {key: str(facts[key]) for key in ("date", "commit")}
-        count = gate.store(kind, rows, facts=kept, path=options.baseline)
-        say(f"{options.baseline}: {count} rows stored for '{kind}'")
+        stored.store(kind, rows, facts=facts, path=options.baseline, results=options.results)
+        say(f"{options.baseline}: {len(rows)} rows stored for '{kind}', and their table")
     if failed:
         say(f"suite: {', '.join(failed)} failed; see above")
     return 0 if passed and not failed else 1

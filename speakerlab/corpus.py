@@ -49,7 +49,10 @@ def read_corpus(config: Config) -> Corpus:
     for folder in folders:
         if not (folder / labels).exists():
             who = "speakers" if labels == "utt2spk" else "classes"
-            raise FileNotFoundError(f"{folder / labels}: no such file; training needs {who}")
+            raise FileNotFoundError(
+                f"{folder / labels}: no such file; training needs {who}: run stage 1, or name a "
+                "checked data directory with --set data.dir=DIR"
+            )
     whole = read_manifest(folders, sample_rate=sample_rate)
     if config.task == "identification":
         train, valid = split_classes(config, whole, folders)

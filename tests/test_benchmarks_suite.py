@@ -11,7 +11,9 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import gate
+import stored
 import suite
+import targets
 from suite_parts import PARTS, Part
 from suite_table import table
 
@@ -46,18 +48,71 @@ def test_a_row_may_lose_15_percent(found, stored, verdict):
     )
 
 
+FACTS = {"date": "2026-01-02 03:04 UTC", "commit": "abcdef012345", "machine": "m", "cores": 2}
+FACTS |= {"device": "cpu", "python": "3", "torch": "2", "numpy": "2", "command": "make"}
+FACTS |= {"settings": {"THP_MEM_ALLOC_ENABLE": "1"}, "peers": {}}
+
+
 def test_what_is_stored_is_read_by_machine(tmp_path):
+    """Rows of an earlier run stay, each with its own date and commit."""
     path = tmp_path / "baseline.json"
     with pytest.raises(ValueError, match="must have ratios of this kind of machine, 'old'"):
-        gate.read("old", path)
-    facts = {"date": "today", "commit": "abc"}
+        stored.read("old", path)
     first = [row("a", 2.0), row("b", 3.0, share=0.5), row("c", None)]
-    assert gate.store("old", first, facts=facts, path=path) == 2
-    gate.store("new", [row("a", 1.0)], facts=facts, path=path)
-    gate.store("old", [row("a", 2.5)], facts=facts, path=path)
-    assert gate.read("old", path) == {"a": {"ratio": 2.5}, "b": {"ratio": 3.0, "share": 0.5}}
-    assert gate.read("new", path) == {"a": {"ratio": 1.0}}
-    assert gate.num_judged(first, gate.read("old", path)) == 2
+    stored.store("old", first, facts=FACTS, path=path, results=None)
+    stored.store("new", [row("a", 1.0)], facts=FACTS, path=path, results=None)
+    later = row("a", 2.512345678, date="2026-02-03 04:05 UTC", commit="fedcba9876")
+    stored.store("old", [later], facts=FACTS, path=path, results=None)
+    old = stored.read("old", path)
+    assert {name: found["ratio"] for name, found in old.items()} == {
+        "a": 2.5123,
+        "b": 3.0,
+        "c": None,
+    }
+    assert [old[name]["commit"] for name in "ab"] == ["fedcba9876", "abcdef012345"]
+    assert stored.read("new", path)["a"]["ratio"] == 1.0
+    assert gate.num_judged(first, old) == 2
+
+
+def test_the_table_is_made_anew_where_it_stands(tmp_path):
+    path, results = tmp_path / "baseline.json", tmp_path / "RESULTS.md"
+    results.write_text("# Results\n\nbefore\n\nafter\n")
+    for kind, ratio in (("one", 2.0), ("two", 3.0), ("one", 4.0)):
+        stored.store(kind, [row("x", ratio)], facts=FACTS, path=path, results=results)
+    text = results.read_text()
+    assert text.startswith("# Results") and text.count(stored.ENDS) == 2
+    assert [line for line in text.splitlines() if line.startswith("| x |")] == [
+        f"| x | {ratio} | 1 | utt/s | **{ratio}.00** |  |  |  |  | abcdef0 |" for ratio in (4, 3)
+    ]
+
+
+def test_results_tell_what_is_stored():
+    """The tables that a reader sees are those of baseline.json."""
+    text = stored.RESULTS.read_text()
+    kinds = stored.read_all()
+    assert kinds and "command" in next(iter(kinds.values()))["facts"]
+    for kind, kept in kinds.items():
+        assert stored.with_table(text, kind, kept) == text
+
+
+@pytest.mark.parametrize(
+    ("found", "aim", "reached"),
+    [
+        (row("data.to_device", 10.0), ">= 10", "yes"),
+        (row("train.campplus.bf16", 2.4), ">= 2.5", "NO"),
+        (row("train.campplus.bf16", 2.4, share=0.8), ">= 2.5", "yes"),  # whichever is lower
+        ({**row("startup.help", None, "s"), "ours": 1.1}, "<= 1 s", "NO"),
+        ({**row("startup.help", None, "s"), "ours": 0.9}, "<= 1 s", "yes"),
+    ],
+)
+def test_what_was_to_be_reached(found, aim, reached):
+    line = next(line for line in table(FACTS, [found]).splitlines() if found["name"] in line)
+    assert f"| {aim} | {reached} |" in line
+
+
+def test_every_target_is_of_a_row_that_the_suite_makes():
+    kept = next(iter(stored.read_all().values()))["rows"]
+    assert {*targets.RATIOS, *targets.AT_MOST} <= {found["name"] for found in kept}
 
 
 FBANK = """
@@ -96,7 +151,9 @@ def run(tmp_path, capsys):
     """run(words, ratios, code) -> (exit status, what was printed, words the part got)."""
     script = tmp_path / "part.py"
     parts = [Part("part", str(script), ("wespeaker",), ("threads",), ("--few",), can_choose=True)]
-    given = [f"--baseline={tmp_path / 'baseline.json'}", "--device=cpu", "--threads=1"]
+    given = [f"--baseline={tmp_path / 'baseline.json'}", f"--results={tmp_path / 'RESULTS.md'}"]
+    given += ["--device=cpu", "--threads=1"]
+    (tmp_path / "RESULTS.md").write_text("# Results\n")
 
     def run_suite(*words, ratios=(2.0,), code=0, fresh=True) -> tuple[int, str, list[str]]:
         script.write_text(SCRIPT.replace("RATIOS", str(ratios)).replace("CODE", str(code)))
@@ -120,7 +177,7 @@ def test_rows_facts_and_table(run, tmp_path):
     assert {"date", "commit", "machine", "threads", "torch", "settings"} < set(out["facts"])
     markdown = (tmp_path / "out.md").read_text()
     assert markdown in printed
-    assert "| train.x | 2 | 1 | **2.00** |" in markdown
+    assert "| train.x | 2 | 1 | utt/s | **2.00** |" in markdown
 
 
 def test_a_part_that_fails_ends_no_other(run, tmp_path):
@@ -156,7 +213,7 @@ def test_rows_measured_before_are_joined(run, tmp_path):
     (tmp_path / "words").write_text("untouched")
     status, printed, got = run("--gate", "--read", *files, fresh=False)
     assert status == 1 and got == ["untouched"]
-    assert "| score.x | 7 |" in printed and "gate: train.x" in printed
+    assert "| score.x | 7 | 1 | utt/s |" in printed and "gate: train.x" in printed
     assert "2 rows compared" in printed
 
 
@@ -178,13 +235,21 @@ def test_gate_without_anything_stored_is_refused_before_it_measures(run, tmp_pat
     assert not (tmp_path / "words").exists()
 
 
-@pytest.mark.parametrize("peer", ["kaldi=.", "wespeaker", "wespeaker=/nowhere"])
-def test_a_peer_that_is_none_is_refused(peer, capsys):
+@pytest.mark.parametrize(
+    ("peer", "fault"),
+    [
+        (
+            "kaldi=.",
+            "must be NAME=DIR, NAME one of 3dspeaker, wespeaker, speechbrain, got 'kaldi=.'",
+        ),
+        ("wespeaker", "NAME one of 3dspeaker, wespeaker, speechbrain, got 'wespeaker'"),
+        ("wespeaker=/nowhere", "must name a checkout, got no folder '/nowhere'; clone WeSpeaker"),
+    ],
+)
+def test_a_peer_that_is_none_is_refused(peer, fault, capsys):
     with pytest.raises(SystemExit):
         suite.main([f"--peers={peer}"])
-    assert f"must be NAME=DIR, NAME one of 3dspeaker, wespeaker, speechbrain, got '{peer}'" in (
-        " ".join(capsys.readouterr().err.split())
-    )
+    assert fault in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
@@ -219,9 +284,7 @@ def test_front_end_beside_one_of_equal_features(tmp_path):
 
 def test_a_row_in_the_table():
     found = row("train.y.bf16", 2.5, quartiles=[2.0, 3.0], share=0.8, peak_mib=1234.5)
-    facts = {"date": "d", "commit": "c", "machine": "m", "cores": 2, "device": "cpu"}
-    facts |= {"python": "3", "torch": "2", "numpy": "2", "command": "make"}
-    text = table({**facts, "settings": {"THP_MEM_ALLOC_ENABLE": "1"}, "peers": {}}, [found])
-    line = "| train.y.bf16 | 2.5 | 1 | **2.50** | 2.00 - 3.00 | 80% | 1,234 |  | utt/s |"
-    assert line in text.splitlines()
+    text = table(FACTS, [{**found, "commit": "abcdef012345-dirty"}])
+    line = "| train.y.bf16 | 2.5 | 1 | utt/s | **2.50** | 2.00 - 3.00 | 80% | 1,234 |  |"
+    assert f"{line} abcdef0-dirty |" in text.splitlines()
     assert "Set for both sides: THP_MEM_ALLOC_ENABLE=1. Peers: none." in text

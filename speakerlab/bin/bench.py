@@ -76,12 +76,14 @@ def read_configs(args: Namespace) -> "dict[str, Config]":
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("bench", __doc__)
+    options.epilog = "Beside other toolkits: make bench, in a clone (docs/hardware.md)."
     parts = "all (default): machine, model and data; model: training and inference; train: training"
     options.add_argument("what", nargs="?", choices=PARTS, default="all", help=parts)
     what = options.add_mutually_exclusive_group()
     models = f"conf/NAME.yaml, with made-up data (default: {' '.join(MODELS)})"
     what.add_argument("--model", nargs="+", default=MODELS, metavar="NAME", help=models)
-    what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help="as in train")
+    config = "as in train, with recordings: --set data.dir=DIR"
+    what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help=config)
     settings = "as in train, e.g. runtime.micro_batch=32 runtime.precision=bf16"
     options.add_argument(
         "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help=settings
@@ -94,7 +96,8 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument("--profile", action="store_true", help=profile)
     options.add_argument("--steps", type=int, default=10, metavar="N", help="profiled (10)")
     options.add_argument("--trace", type=Path, metavar="FILE", help="of the profile, for Chrome")
-    options.add_argument("--exp", type=Path, metavar="DIR", help="where the profiled run writes")
+    exp = "a new folder in which the profiled training writes, and which stays"
+    options.add_argument("--exp", type=Path, metavar="DIR", help=exp)
     args = options.parse_args(words)
     if args.profile and (args.what != "train" or args.config is None):
         options.error("--profile: goes with train and --config")

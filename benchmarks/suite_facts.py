@@ -1,0 +1,89 @@
+"""What stands above the suite's table: machine, versions, settings, peers, as plain values.
+
+In: the suite's options. Out: a dictionary for JSON.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rows import stamp
+from sides import ROOT
+
+sys.path.insert(0, str(ROOT))
+from speakerlab import provenance
+
+CPUINFO = Path("/proc/cpuinfo")
+FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # what decides how fast each format is
+# Variables that change how fast either side is.
+SETTINGS = ("OMP_", "MKL_", "GOMP_", "KMP_", "MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "THP_")
+
+
+def kind_of_machine(device: str, threads: int) -> str:
+    """What ratios may be compared on: a GPU's name, or a CPU's with its flags and the threads."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(torch.device(device))
+    name, flags = cpu()
+    return f"{name} ({' '.join(flags)}), {threads} threads"
+
+
+def cpu() -> tuple[str, list[str]]:
+    """(name of the model, those of FLAGS that it has)."""
+    if not CPUINFO.exists():
+        return platform.processor() or platform.machine(), []
+    pairs = (line.partition(":") for line in CPUINFO.read_text(encoding="utf-8").splitlines())
+    told = {key.strip(): value.strip() for key, _, value in pairs}
+    has = set(told.get("flags", "").split())
+    return told.get("model name", platform.machine()), [flag for flag in FLAGS if flag in has]
+
+
+def facts_of(options: argparse.Namespace, *, kind: str, threads: int) -> dict[str, Any]:
+    """Date, commit, machine, versions, settings and peers."""
+    known = provenance.environment(torch.device(options.device))
+    settings = {k: v for k, v in sorted(os.environ.items()) if k.startswith(SETTINGS)}
+    return {
+        **stamp(),
+        "machine": kind,
+        "device": known["device"],
+        "cores": os.cpu_count(),
+        "threads": threads,
+        **{name: known[name] for name in ("python", "torch", "cuda", "cudnn", "driver")},
+        "numpy": np.__version__,
+        "settings": settings,
+        "peers": {name: version(folder) for name, folder in options.checkouts.items()},
+        "command": command(options),
+    }
+
+
+def version(checkout: Path) -> str:
+    """The commit of a checkout; what its version file says, or the date of its newest source."""
+    top = subprocess.run(
+        ["git", "-C", str(checkout), "log", "-1", "--format=%h", "--", "."],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if top.stdout.strip() and (checkout / ".git").exists():
+        return top.stdout.strip()
+    newest = max((path.stat().st_mtime for path in checkout.rglob("*.py")), default=0.0)
+    return f"no commit, newest source {datetime.fromtimestamp(newest, timezone.utc):%Y-%m-%d}"
+
+
+def command(options: argparse.Namespace) -> str:
+    """What was typed, without the names of folders and files here."""
+    words = [f"--peers {' '.join(f'{name}=DIR' for name in options.checkouts)}"]
+    words = words if options.checkouts else []
+    if len(options.only) < len(options.parts):
+        words.append(f"--only {' '.join(options.only)}")
+    words += ["--quick"] if options.quick else []
+    words += ["--read FILE ..."] if options.read else []
+    return " ".join(
+        ["python benchmarks/suite.py", *words, f"--threads {options.threads or 'auto'}"]
+    )
