@@ -197,6 +197,22 @@ def test_bfloat16_autocast_in_training_is_no_rougher_than_the_plain_formulation(
         assert ours < 1.2 * theirs + 0.01, (name, ours, theirs)
 
 
+@pytest.mark.parametrize("value", [float("nan"), -float("nan")], ids=["nan", "-nan"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_no_number_reaches_the_gradients(value, dtype):
+    """And so the verdict on the step. In 16 bits a ReLU's gradient goes by its output's sign."""
+    block = make_block(dtype=torch.float32).train()
+    with torch.no_grad():
+        block["tdnnd1"].linear1.weight[0] = value
+    x_BCT = torch.randn(2, 6, 120)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        y_BCT = run_rows(block, x_BCT)
+    y_BCT.float().square().mean().backward()
+    assert y_BCT.isnan().any()
+    layer_before = block["tdnnd0"].parameters()
+    assert not sum(parameter.grad.abs().sum() for parameter in layer_before).isfinite()
+
+
 def test_no_layer_copies_what_it_reads():
     """All that the layers keep of their common input is one store of 22 channels."""
     block = make_block(dtype=torch.float32)
