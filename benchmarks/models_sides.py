@@ -156,14 +156,17 @@ class Ours:
     """Our backbone as the commands build it: for training, and its copy for inference."""
 
     def __init__(self, model: str, args: Mapping[str, object], device: torch.device) -> None:
-        from speakerlab.benching.steps import build_task
+        from speakerlab.benching.steps import NUM_CLASSES
+        from speakerlab.build import build_task
         from speakerlab.config import load_config
         from speakerlab.training.precision import apply_backend_settings, resolve_precision
 
         words = [f"model.args.{name}={value}" for name, value in args.items()]
         self.config = load_config([ROOT / "conf" / f"{model}.yaml"], words)
         apply_backend_settings(deterministic=False)
-        self.task = build_task(self.config, resolve_precision("fp32", device)).to(device)
+        precision = resolve_precision("fp32", device)
+        self.task = build_task(self.config, num_classes=NUM_CLASSES, precision=precision)
+        self.task.to(device)
         self.device = device
 
     @property

@@ -30,7 +30,6 @@ from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks, start_ranks
 from speakerlab.training.gradients import Gradients
 from speakerlab.training.precision import resolve_precision
-from speakerlab.training.task import SpeakerTask
 from speakerlab.training.update import Updater
 
 LR, MARGIN = 1e-5, 0.2  # a rate so small that training on noise stays finite
@@ -62,15 +61,8 @@ class Side:
         self, config: Config, ranks: Ranks, options: argparse.Namespace, shards: Shards | None
     ) -> None:
         precision = resolve_precision(options.precision, ranks.device)
-        embedder = build.build_embedder(config)
-        self.task = SpeakerTask(
-            augment=build.build_augment(config, rooms=(), noises=()),
-            embedder=embedder,
-            spec_augment=build.build_spec_augment(config),
-            head=build.build_head(
-                config, embed_dim=embedder.embed_dim, num_classes=options.classes, shards=shards
-            ),
-            precision=precision,
+        self.task = build.build_task(
+            config, num_classes=options.classes, precision=precision, shards=shards
         ).to(ranks.device)
         setup_training.choose_kernels(config, self.task)
         batch = setup_training.throw_away_batch(config, ranks.device, options.micro_batch)

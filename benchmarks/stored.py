@@ -1,7 +1,8 @@
 """What the suite keeps: rows by kind of machine in baseline.json, their table in RESULTS.md.
 
-baseline.json: {kind of machine: {"facts": {...}, "rows": [...]}}; facts are of the newest run, a
-row has its own date and commit. The table of RESULTS.md is made of this file alone.
+baseline.json: {kind of machine: {"facts": {...}, "rows": [...]}}; a fact is of the newest run
+that tells it (joined files tell no peers), a row has its own date and commit. The table of
+RESULTS.md is made of this file alone.
 """
 
 import json
@@ -47,11 +48,13 @@ def store(
 ) -> None:
     """Add the rows, or put them in the place of those of their names; make the table anew."""
     kinds = read_all(path)
-    old = kinds.get(kind, {}).get("rows", [])
+    old = kinds.get(kind, {"facts": {}, "rows": []})
     now = {key: facts[key] for key in ("date", "commit")}
-    merged = {row["name"]: row for row in old}
+    merged = {row["name"]: row for row in old["rows"]}
     merged |= {row["name"]: {**now, **rounded(row)} for row in rows}
-    kinds[kind] = {"facts": dict(facts), "rows": list(merged.values())}
+    told = {key: value for key, value in facts.items() if value or key not in old["facts"]}
+    told["peers"] = {**old["facts"].get("peers", {}), **facts["peers"]}
+    kinds[kind] = {"facts": {**old["facts"], **told}, "rows": list(merged.values())}
     path.write_text("\n".join(lines_of(kinds)) + "\n", encoding="utf-8")
     if results is not None:
         text = results.read_text(encoding="utf-8")

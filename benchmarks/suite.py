@@ -204,6 +204,7 @@ def main(words: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> i
     results: list[Result] = []
     if options.read:
         results, facts["settings"] = read(options.read)
+        facts["command"] = None  # each file may be of another one
     for part in parts:
         if part.name in options.only and not options.read:
             results.append(run_part(part, options))

@@ -83,7 +83,5 @@ def command(options: argparse.Namespace) -> str:
     if len(options.only) < len(options.parts):
         words.append(f"--only {' '.join(options.only)}")
     words += ["--quick"] if options.quick else []
-    words += ["--read FILE ..."] if options.read else []
-    return " ".join(
-        ["python benchmarks/suite.py", *words, f"--threads {options.threads or 'auto'}"]
-    )
+    words += [f"--threads {options.threads}"] if options.threads else []
+    return " ".join(["python benchmarks/suite.py", *words])

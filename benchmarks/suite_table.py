@@ -46,7 +46,7 @@ def about(facts: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:
         f"{facts['cores']} cores, on {facts['device']}; {versions}{gpu}."
     )
     yield f"Set for both sides: {settings or 'nothing'}. Peers: {peers or 'none'}."
-    yield f"`{facts['command']}`"
+    yield f"`{facts['command']}`" if facts["command"] else "Joined from files."
 
 
 def short(row: Row) -> str:

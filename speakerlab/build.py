@@ -22,6 +22,8 @@ from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
 from speakerlab.losses.shards import Shards
 from speakerlab.models import MODELS
 from speakerlab.training.optim import OPTIMIZERS
+from speakerlab.training.precision import Precision
+from speakerlab.training.task import SpeakerTask
 
 if TYPE_CHECKING:
     from speakerlab.config import Config
@@ -49,6 +51,27 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "spec": (),
     "vad": ("sample_rate",),
 }
+
+
+def build_task(
+    config: "Config",
+    *,
+    num_classes: int,
+    precision: Precision,
+    rooms: Sequence[np.ndarray] = (),
+    noises: Sequence[np.ndarray] = (),
+    shards: Shards | None = None,
+) -> SpeakerTask:
+    """Everything between a batch and its loss, on the CPU."""
+    embedder = build_embedder(config)
+    dim = embedder.embed_dim
+    return SpeakerTask(
+        augment=build_augment(config, rooms=rooms, noises=noises),
+        embedder=embedder,
+        spec_augment=build_spec_augment(config),
+        head=build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards),
+        precision=precision,
+    )
 
 
 def build_embedder(config: "Config") -> Embedder:

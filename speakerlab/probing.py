@@ -22,7 +22,6 @@ from speakerlab.batch import Batch
 from speakerlab.config import Config, parse_config
 from speakerlab.training.precision import apply_backend_settings, resolve_precision
 from speakerlab.training.rescue import is_out_of_memory
-from speakerlab.training.task import SpeakerTask
 
 log = logging.getLogger(__name__)
 MARGIN = 1.1  # a size has to run with so much more
@@ -73,7 +72,9 @@ def sizes_that_run(trial: Trial, batch_of: Callable[[Config, int], Batch]) -> It
     config, device = parse_config(trial.config), torch.device(trial.device)
     apply_backend_settings(deterministic=config.runtime.deterministic)
     try:
-        task = _build_task(trial, config).to(device)
+        precision = resolve_precision(trial.precision, device)
+        task = build.build_task(config, num_classes=trial.num_classes, precision=precision)
+        task.to(device).train()
         banks = torch.zeros(trial.bank_bytes, dtype=torch.uint8, device=device)
         optimizer = build.build_optimizer(config, task.parameters(), lr=1e-4)
         for size in trial.sizes:
@@ -84,18 +85,6 @@ def sizes_that_run(trial: Trial, batch_of: Callable[[Config, int], Batch]) -> It
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-
-
-def _build_task(trial: Trial, config: Config) -> SpeakerTask:
-    embedder = build.build_embedder(config)
-    head = build.build_head(config, embed_dim=embedder.embed_dim, num_classes=trial.num_classes)
-    return SpeakerTask(
-        augment=build.build_augment(config, rooms=(), noises=()),
-        embedder=embedder.train(),
-        spec_augment=build.build_spec_augment(config),
-        head=head,
-        precision=resolve_precision(trial.precision, trial.device),
-    )
 
 
 def _step(task: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:

@@ -57,17 +57,15 @@ def precision(config: Config, ranks: Ranks) -> Precision:
 def build_task(
     config: Config, corpus: Corpus, precision: Precision, ranks: Ranks, *, num_classes: int
 ) -> SpeakerTask:
-    """Everything between a batch and its loss, on the CPU."""
-    embedder = build.build_embedder(config)
+    """Everything between a batch and its loss, on the CPU; the head is split where that pays."""
     is_split = build.is_head_split(config, ranks.world_size, num_classes)
-    shards = ranks if is_split else None
-    dim = embedder.embed_dim
-    return SpeakerTask(
-        augment=build.build_augment(config, rooms=corpus.rooms, noises=corpus.noises),
-        embedder=embedder,
-        spec_augment=build.build_spec_augment(config),
-        head=build.build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards),
+    return build.build_task(
+        config,
+        num_classes=num_classes,
         precision=precision,
+        rooms=corpus.rooms,
+        noises=corpus.noises,
+        shards=ranks if is_split else None,
     )
 
 

@@ -59,10 +59,14 @@ def test_what_is_stored_is_read_by_machine(tmp_path):
     with pytest.raises(ValueError, match="must have ratios of this kind of machine, 'old'"):
         stored.read("old", path)
     first = [row("a", 2.0), row("b", 3.0, share=0.5), row("c", None)]
-    stored.store("old", first, facts=FACTS, path=path, results=None)
+    facts = {**FACTS, "peers": {"wespeaker": "1"}}
+    stored.store("old", first, facts=facts, path=path, results=None)
     stored.store("new", [row("a", 1.0)], facts=FACTS, path=path, results=None)
     later = row("a", 2.512345678, date="2026-02-03 04:05 UTC", commit="fedcba9876")
-    stored.store("old", [later], facts=FACTS, path=path, results=None)
+    joined = {**FACTS, "peers": {"speechbrain": "2"}, "command": None}
+    stored.store("old", [later], facts=joined, path=path, results=None)
+    facts = stored.read_all(path)["old"]["facts"]
+    assert facts["peers"] == {"wespeaker": "1", "speechbrain": "2"} and facts["command"] == "make"
     old = stored.read("old", path)
     assert {name: found["ratio"] for name, found in old.items()} == {
         "a": 2.5123,

@@ -21,14 +21,8 @@ def one_rank(kind: str) -> Ranks:
 
 
 def make_task(config: Config, noises=(), num_classes=100) -> SpeakerTask:
-    embedder = build.build_embedder(config)
-    return SpeakerTask(
-        augment=build.build_augment(config, rooms=(), noises=noises),
-        embedder=embedder,
-        spec_augment=build.build_spec_augment(config),
-        head=build.build_head(config, embed_dim=embedder.embed_dim, num_classes=num_classes),
-        precision=resolve_precision("fp32", "cpu"),
-    )
+    precision = resolve_precision("fp32", "cpu")
+    return build.build_task(config, num_classes=num_classes, precision=precision, noises=noises)
 
 
 def test_the_plan_of_a_small_gpu_accumulates_to_256(monkeypatch):

@@ -18,7 +18,6 @@ from speakerlab.benching.memory import PeakMemory
 from speakerlab.benching.timing import block_seconds
 from speakerlab.config import Config
 from speakerlab.training.precision import Precision, resolve_precision
-from speakerlab.training.task import SpeakerTask
 from speakerlab.training.update import Updater
 
 NUM_CLASSES = 1000
@@ -71,7 +70,8 @@ def make_features(config: Config, *, micro_batch: int, device: torch.device) -> 
 def training_step(config: Config, feats_BTF: Tensor, precision: Precision) -> Callable[[], None]:
     """What `Trainer.run_step` does once its batch is there, on one rank without accumulation."""
     device = feats_BTF.device
-    task = build_task(config, precision).to(device).train()
+    task = build.build_task(config, num_classes=NUM_CLASSES, precision=precision)
+    task.to(device).train()
     setup_training.choose_kernels(config, task)
     updater = Updater(
         task,
@@ -90,19 +90,6 @@ def training_step(config: Config, feats_BTF: Tensor, precision: Precision) -> Ca
         updater.check(next(steps), updater.step(LR))
 
     return step
-
-
-def build_task(config: Config, precision: Precision) -> SpeakerTask:
-    """A task without rooms and noises, with a whole head."""
-    embedder = build.build_embedder(config)
-    dim = embedder.embed_dim
-    return SpeakerTask(
-        augment=build.build_augment(config, rooms=(), noises=()),
-        embedder=embedder,
-        spec_augment=build.build_spec_augment(config),
-        head=build.build_head(config, embed_dim=dim, num_classes=NUM_CLASSES),
-        precision=precision,
-    )
 
 
 def inference(config: Config, feats_BTF: Tensor, precision: Precision) -> Callable[[], object]:

@@ -1,6 +1,6 @@
 """Error rates of a verification system: scores of trials in; EER, DCF and Cllr out.
 
-Letters: N trials, K operating points.
+Letters: N trials, M targets, K operating points.
 A trial is accepted where score >= threshold. Equal scores cannot be told apart by a threshold, so
 they make one operating point. Everything here is one sort of the scores and sums over that order.
 """
@@ -24,16 +24,37 @@ def operating_points(
     0 misses) to +inf (nothing is accepted: 0 false alarms).
     """
     scores_N, is_target_N = checked(scores, is_target)
-    order_N, starts_K = order_of(scores_N)
-    weights_N = _checked_weights(weights, len(scores_N))[order_N]
-    is_target_N = is_target_N[order_N]
-    miss_K = sums_before(np.where(is_target_N, weights_N, 0.0))[starts_K]
-    reject_K = sums_before(np.where(is_target_N, 0.0, weights_N))[starts_K]
+    if weights is None:
+        miss_K, reject_K, threshold_K = _count_rejected(scores_N, is_target_N)
+    else:
+        weights_N = _checked_weights(weights, len(scores_N))
+        miss_K, reject_K, threshold_K = _weigh_rejected(scores_N, is_target_N, weights_N)
     for total, kind in ((miss_K[-1], "target"), (reject_K[-1], "non-target")):
         if total <= 0:
             raise ValueError(f"trials: every {kind} trial has weight 0; give one a weight above 0")
-    thresholds_K = np.append(scores_N[order_N[starts_K[:-1]]], np.inf)
-    return miss_K / miss_K[-1], 1.0 - reject_K / reject_K[-1], thresholds_K
+    return miss_K / miss_K[-1], 1.0 - reject_K / reject_K[-1], threshold_K
+
+
+def _count_rejected(scores_N: np.ndarray, is_target_N: np.ndarray) -> Points:
+    """(targets below, non-targets below, threshold), K each.
+
+    The scores are sorted without their trials, which takes half the time of an order.
+    """
+    ascending_N, target_M = np.sort(scores_N), np.sort(scores_N[is_target_N])
+    starts_K = _starts(ascending_N)
+    threshold_K = np.append(ascending_N[starts_K[:-1]], np.inf)
+    miss_K = np.searchsorted(target_M, threshold_K)
+    miss_K[-1] = len(target_M)  # a score may be +inf
+    return miss_K, starts_K - miss_K, threshold_K
+
+
+def _weigh_rejected(scores_N: np.ndarray, is_target_N: np.ndarray, weights_N: np.ndarray) -> Points:
+    """The same in weights."""
+    order_N, starts_K = order_of(scores_N)
+    weights_N, is_target_N = weights_N[order_N], is_target_N[order_N]
+    miss_K = sums_before(np.where(is_target_N, weights_N, 0.0))[starts_K]
+    reject_K = sums_before(np.where(is_target_N, 0.0, weights_N))[starts_K]
+    return miss_K, reject_K, np.append(scores_N[order_N[starts_K[:-1]]], np.inf)
 
 
 def eer(scores: ArrayLike, is_target: ArrayLike) -> float:
@@ -173,9 +194,7 @@ def checked(scores: ArrayLike, is_target: ArrayLike) -> tuple[np.ndarray, NDArra
     return scores_N, is_target_N
 
 
-def _checked_weights(weights: ArrayLike | None, num_trials: int) -> NDArray[np.float64]:
-    if weights is None:
-        return np.ones(num_trials)
+def _checked_weights(weights: ArrayLike, num_trials: int) -> NDArray[np.float64]:
     weights_N = np.asarray(weights, dtype=np.float64)
     if weights_N.shape != (num_trials,) or not (np.isfinite(weights_N) & (weights_N >= 0)).all():
         raise ValueError(
@@ -188,9 +207,13 @@ def _checked_weights(weights: ArrayLike | None, num_trials: int) -> NDArray[np.f
 def order_of(scores_N: np.ndarray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """The ascending order, and where in it each group of equal scores starts (last: N)."""
     order_N = np.argsort(scores_N)
-    ascending_N = scores_N[order_N]
+    return order_N, _starts(scores_N[order_N])
+
+
+def _starts(ascending_N: np.ndarray) -> NDArray[np.intp]:
+    """Where each group of equal values starts, and last the end."""
     is_new_N = np.append(True, ascending_N[1:] != ascending_N[:-1])
-    return order_N, np.append(np.flatnonzero(is_new_N), len(order_N))
+    return np.append(np.flatnonzero(is_new_N), len(ascending_N))
 
 
 def sums_before(values_N: np.ndarray) -> np.ndarray:

@@ -114,6 +114,19 @@ def test_bad_trials_are_one_line(scores, is_target, line):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("decimals", [0, 1, 15])
+def test_counted_trials_are_those_of_weight_one(decimals):
+    """Counted without an order of the trials, bit for bit, with ties and infinite scores, too."""
+    rng = np.random.default_rng(decimals)
+    is_target = rng.random(500) < 0.3
+    scores = np.round(rng.normal(is_target), decimals)
+    scores[:6], is_target[:6] = [np.inf, -np.inf] * 3, [1, 1, 0, 0, 1, 0]
+    counted = metrics.operating_points(scores, is_target)
+    weighted = metrics.operating_points(scores, is_target, np.ones(500))
+    for found, wanted in zip(counted, weighted, strict=True):
+        assert np.array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("weights", [[1, -1], [1, np.nan], [1, 1, 1], [0, 1]])
 def test_bad_weights_are_refused(weights):
     with pytest.raises(ValueError, match="weight"):
