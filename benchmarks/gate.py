@@ -36,20 +36,14 @@ class Loss:
         )
 
 
-def limit(stored: float, unit: str) -> float:
-    """The worst value that is allowed."""
-    return stored / (1 - ALLOWED_LOSS) if unit in LESS_IS_BETTER else stored * (1 - ALLOWED_LOSS)
-
-
 def judge(row: Row, stored: Row) -> Loss | None:
     """The row's loss, if it is more than allowed."""
     what = next((key for key in HELD if stored.get(key) and row.get(key) is not None), None)
     if what is None:
         return None
-    found, worst, unit = row[what], limit(stored[what], row["unit"]), row["unit"]
-    less_is_better = what == "ratio" and unit in LESS_IS_BETTER
-    if what == "share":
-        worst = limit(stored[what], "")
+    found, allowed = row[what], 1 - ALLOWED_LOSS
+    less_is_better = what == "ratio" and row["unit"] in LESS_IS_BETTER
+    worst = stored[what] / allowed if less_is_better else stored[what] * allowed
     if found <= worst if less_is_better else found >= worst:
         return None
     quartiles = row.get("quartiles") if what == "ratio" else None

@@ -2,8 +2,9 @@
 
     python benchmarks/growth.py [--what head start validation ...] [--sizes N ...] [--json FILE]
 
-In: made-up tables, weights and scores. Out: a table for each of --what, and a row for
-each figure (rows.py); there is no peer. Each runs in a process of its own, whose peak is told.
+In: made-up tables, weights and scores. Out: a line and a row for each figure (rows.py),
+and a table for each of --what; there is no peer. Each runs in a process of its own, whose peak is
+told.
 
 - head: a step of an AAM-softmax head of N classes alone, forward, backward and update, whole and
   by blocks as one of 1 or 8 ranks has it; --rows crops a rank, embeddings of 192, one thread.
@@ -230,14 +231,14 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for what in options.what:
-        found = {size: alone(what, size, options.rows) for size in options.sizes or SIZES[what]}
-        rows += [
-            lone_row(f"growth.{what}.{size}.{name}", value, unit)
-            for size, figures in found.items()
-            for name, value, unit in figures
-        ]
-        say("\n".join([*growth_lines(what, found), ""]))
-    write_rows(options.json, rows)
+        found: dict[int, list[Figure]] = {}
+        for size in options.sizes or SIZES[what]:
+            found[size] = alone(what, size, options.rows)
+            for name, value, unit in found[size]:
+                rows.append(lone_row(f"growth.{what}.{size}.{name}", value, unit))
+                say(f"{rows[-1]['name']:56s} {value:10.3f} {unit}")
+            write_rows(options.json, rows)  # memory may end at the next size
+        say("\n".join(["", *growth_lines(what, found), ""]))
 
 
 if __name__ == "__main__":

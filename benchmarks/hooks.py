@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import torch
-from rows import lone_row, stamp, write_rows
+from rows import STARTED, lone_row, write_rows
 from sides import ROOT, environment, say
 from stopwatch import Hop, Stopwatch
 
@@ -109,7 +109,7 @@ def main() -> None:
     mean = sum(watch.seconds.values()) / sum(seconds)
     say(f"{1000 * step:8.1f} ms, the median step of {options.model}, {options.steps} steps")
     say(f"hooks: {statistics.median(shares):.2%} of a step (median), {mean:.2%} of the time")
-    say("measured {date} at {commit}".format(**stamp()))
+    say("measured {date} at {commit}".format(**STARTED))
     row = lone_row(f"hooks.{options.model}", statistics.median(shares), "share")
     write_rows(options.json, [row])
     process.leave(0)

@@ -3,7 +3,7 @@
     python benchmarks/manifest.py [--utterances 10000 100000 1000000 5000000] [--json FILE]
 
 In: tables of utterances that are made up, and an index of shards as packing would write it. Out: a
-table, a column a size, and a row for each figure (rows.py); there is no peer.
+line and a row for each figure (rows.py), and a table with a column a size; there is no peer.
 Seconds are those of the processor, so that other processes do not count. PSS is what a process
 holds, memory that is shared divided by those that share it (Linux); of the workers, the most.
 """
@@ -183,6 +183,7 @@ def main() -> None:
     parser.add_argument("--utterances", type=int, nargs="+", default=[5_000_000])
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
     found: dict[int, list[Figure]] = {}
     for num_utterances in args.utterances:
         with tempfile.TemporaryDirectory() as scratch:
@@ -190,13 +191,11 @@ def main() -> None:
             seconds, size = make(folder, num_utterances)
             made = [("compile", seconds, "s"), ("compile_peak", size, "MB")]
             found[num_utterances] = [*made, *measure(folder)]
-    say("\n".join(growth_lines("utterances", found)))
-    rows = [
-        lone_row(f"manifest.{name}.{size}", value, unit)
-        for size, figures in found.items()
-        for name, value, unit in figures
-    ]
-    write_rows(args.json, rows)
+        for name, value, unit in found[num_utterances]:
+            rows.append(lone_row(f"manifest.{name}.{num_utterances}", value, unit))
+            say(f"{rows[-1]['name']:40} {value:10.3f} {unit}")
+        write_rows(args.json, rows)
+    say("\n".join(["", *growth_lines("utterances", found)]))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,11 @@ Row = Mapping[str, Any]
 Figure = tuple[str, float, str]  # name, value, unit
 
 
-def stamp() -> dict[str, str]:
-    """When it is and what the source is; `-dirty` behind a commit: changed since."""
-    now = datetime.now(timezone.utc)
-    return {"date": f"{now:%Y-%m-%d %H:%M} UTC", "commit": provenance.commit()}
+# When a script began and of which source: `-dirty` behind a commit, any file was changed since.
+STARTED = {
+    "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+    "commit": provenance.commit(),
+}
 
 
 def lone_row(name: str, value: float, unit: str) -> dict[str, Any]:
@@ -51,14 +52,13 @@ def report(name: str, measured: Measured, *, unit: str = "utt/s", **more: Any) -
 def write_rows(path: Path | None, rows: Sequence[Row]) -> None:
     """Each with date and commit; nothing where `path` is None."""
     if path is not None:
-        now = stamp()
-        stamped = [{**row, **now} for row in rows]
+        stamped = [{**row, **STARTED} for row in rows]
         path.write_text(json.dumps(stamped, indent=1) + "\n", encoding="utf-8")
 
 
 def growth_lines(of: str, figures: Mapping[int, Sequence[Figure]]) -> Iterator[str]:
     """Markdown: a line a figure, a column for each size of what grows, after date and commit."""
-    yield "{date}, commit {commit}".format(**stamp())
+    yield "{date}, commit {commit}".format(**STARTED)
     yield ""
     yield f"| {of} | " + " | ".join(f"{size:,}" for size in figures) + " |"
     yield "|---|" + "---|" * len(figures)

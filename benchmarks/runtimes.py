@@ -76,7 +76,8 @@ def compare(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     config = load_config([ROOT / "conf" / f"{model}.yaml"], ["seed=1"])
     with tempfile.TemporaryDirectory() as folder:
         sides = dict(runs(config, Path(folder)))
-        wave_BS = speech_like(options.rows, round(options.crop_seconds * 16000))
+        num_samples = round(options.crop_seconds * config.frontend["sample_rate"])
+        wave_BS = speech_like(options.batch, num_samples)
         for run in sides.values():
             run(wave_BS)  # memory is taken and kernels are chosen
         rates: dict[str, list[float]] = {name: [] for name in sides}
@@ -85,7 +86,7 @@ def compare(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
             for name, run in sides.items():
                 began = time.perf_counter()
                 run(wave_BS)
-                rates[name].append(options.rows / (time.perf_counter() - began))
+                rates[name].append(options.batch / (time.perf_counter() - began))
     plain = rates["torch.fp32"]
     rows = []
     for name, rates_of in rates.items():
@@ -99,7 +100,7 @@ def compare(model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--models", nargs="+", default=["campplus", "eres2net"])
-    parser.add_argument("--rows", type=int, default=8, help="utterances at a time")
+    parser.add_argument("--batch", type=int, default=8, help="utterances at a time")
     parser.add_argument("--crop-seconds", type=float, default=3.0, help="of each")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each runtime, about")
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rows import stamp
+from rows import STARTED
 from scaling_simulation import Gradient, Head, Link, Rank, step_seconds, typical_slowest_pace
 from sides import ROOT, environment, say
 
@@ -90,7 +90,7 @@ def measure(
                 check=True,
                 env=environment(ROOT, 1),
             )
-            found = json.loads(done.stdout.splitlines()[-1]) | stamp()
+            found = json.loads(done.stdout.splitlines()[-1]) | STARTED
             name = f"{model}.{precision}.{found['case']['classes']}"
             name += ".split" if found["case"]["split"] else ""
             (folder / f"{name}.json").write_text(json.dumps(found), encoding="utf-8")
@@ -269,7 +269,7 @@ def main() -> None:
         paths = sorted(options.simulate.glob("*.json"))
         cases = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
         for name, found in cases.items():
-            say(f"{name}: measured {found['date']} at {found['commit']}")
+            say(f"{name}: measured {found.get('date')} at {found.get('commit')}")
         say("\n".join(["", "Measured and simulated, utt/s", "", *check_lines(cases), ""]))
         say("\n".join(["One core a rank, utt/s", "", *rank_lines(cases), ""]))
         say("\n".join(["GPUs, speed-up on 8", "", *gpu_lines(cases, num_ranks=8), ""]))

@@ -1,8 +1,10 @@
-"""What the suite keeps: rows by kind of machine in baseline.json, their table in RESULTS.md.
+"""What the suite keeps: rows by kind of machine in baseline.json, their tables in RESULTS.md.
 
-baseline.json: {kind of machine: {"facts": {...}, "rows": [...]}}; a fact is of the newest run
-that tells it (joined files tell no peers), a row has its own date and commit. The table of
-RESULTS.md is made of this file alone.
+    python benchmarks/stored.py     # make the tables of RESULTS.md anew from baseline.json
+
+baseline.json: {kind of machine: {"facts": {...}, "rows": [...]}}. A row has its own date and
+commit; a fact (suite_facts.py) is of the newest run that told it. The tables are made of this file
+alone.
 """
 
 import json
@@ -45,20 +47,32 @@ def store(
     facts: Mapping[str, Any],
     path: Path = BASELINE,
     results: Path | None = RESULTS,
-) -> None:
-    """Add the rows, or put them in the place of those of their names; make the table anew."""
+) -> int:
+    """Add the rows, or put them in the place of those of their names; make the tables anew.
+
+    A ratio is never lost to a row that has none, as one has that ran without its peer. Out: how
+    many rows were taken.
+    """
     kinds = read_all(path)
     old = kinds.get(kind, {"facts": {}, "rows": []})
+    kept = {row["name"]: row for row in old["rows"]}
     now = {key: facts[key] for key in ("date", "commit")}
-    merged = {row["name"]: row for row in old["rows"]}
-    merged |= {row["name"]: {**now, **rounded(row)} for row in rows}
-    told = {key: value for key, value in facts.items() if value or key not in old["facts"]}
+    new = {
+        row["name"]: {**now, **rounded(row)}
+        for row in rows
+        if row["ratio"] is not None or kept.get(row["name"], row)["ratio"] is None
+    }
+    told = {key: value for key, value in facts.items() if value is not None}
     told["peers"] = {**old["facts"].get("peers", {}), **facts["peers"]}
-    kinds[kind] = {"facts": {**old["facts"], **told}, "rows": list(merged.values())}
+    # One command made all rows, or none is told.
+    told["command"] = facts["command"] if kept.keys() <= new.keys() else None
+    merged = list({**kept, **new}.values())
+    kinds[kind] = {"facts": {**dict.fromkeys(facts), **old["facts"], **told}, "rows": merged}
+    tables = None if results is None else with_tables(results.read_text(encoding="utf-8"), kinds)
     path.write_text("\n".join(lines_of(kinds)) + "\n", encoding="utf-8")
-    if results is not None:
-        text = results.read_text(encoding="utf-8")
-        results.write_text(with_table(text, kind, kinds[kind]), encoding="utf-8")
+    if results is not None and tables is not None:
+        results.write_text(tables, encoding="utf-8")
+    return len(new)
 
 
 def rounded(row: Row) -> dict[str, Any]:
@@ -81,19 +95,33 @@ def lines_of(kinds: Kinds) -> Iterator[str]:
         yield f" {json.dumps(kind)}: {{"
         yield f'  "facts": {json.dumps(kept["facts"])},'
         yield '  "rows": ['
-        rows = [f"   {json.dumps(row)}" for row in kept["rows"]]
-        yield ",\n".join(rows)
+        yield ",\n".join(f"   {json.dumps(row)}" for row in kept["rows"])
         yield "  ]"
         yield " }" + ("," if i < len(kinds) else "")
     yield "}"
 
 
-def with_table(text: str, kind: str, kept: Mapping[str, Any]) -> str:
-    """The text with the table of this kind of machine in its place, or behind the last one."""
-    begins = BEGINS.format(kind=kind)
-    block = f"{begins}\n\n{table(kept['facts'], kept['rows'])}\n{ENDS}"
-    before, found, after = text.partition(begins)
-    if found:
-        return before + block + after.partition(ENDS)[2]
-    before, last, after = text.rpartition(ENDS) if ENDS in text else (text.rstrip(), "", "\n")
-    return f"{before}{last}\n\n{block}{after}"
+def with_tables(text: str, kinds: Kinds) -> str:
+    """The text with the table of each kind of machine in its place, or behind the last one.
+
+    Raises ValueError where a table begins and does not end.
+    """
+    for kind, kept in kinds.items():
+        begins = BEGINS.format(kind=kind)
+        block = f"{begins}\n\n{table(kept['facts'], kept['rows'])}\n{ENDS}"
+        before, found, after = text.partition(begins)
+        if found:
+            _, ended, after = after.partition(ENDS)
+            if not ended:
+                raise ValueError(f"{RESULTS}: must have '{ENDS}' behind the table, got none")
+            text = before + block + after
+        elif ENDS in text:
+            before, last, after = text.rpartition(ENDS)
+            text = f"{before}{last}\n\n{block}{after}"
+        else:
+            text = f"{text.rstrip()}\n\n{block}\n"
+    return text
+
+
+if __name__ == "__main__":
+    RESULTS.write_text(with_tables(RESULTS.read_text(encoding="utf-8"), read_all()))

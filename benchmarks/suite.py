@@ -111,23 +111,41 @@ def check(
     return results, not lost and judged > 0
 
 
-def read(paths: Sequence[Path]) -> tuple[list[Result], dict[str, str] | None]:
-    """What parts, run alone, or the suite have written, and the settings that any file tells.
+def read(paths: Sequence[Path], *, kind: str) -> tuple[list[Result], dict[str, Any]]:
+    """What parts, run alone, or the suite have written, and the facts that suites tell.
 
-    Of two rows of one name the one in the later file counts.
+    Of two rows of one name the one in the later file counts, and so do facts; peers are joined. A
+    file of a part tells no facts. Raises ValueError for another file, or one of another machine.
     """
     results: list[Result] = []
-    settings: dict[str, str] | None = None
+    facts: dict[str, Any] = {}
     for path in paths:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict):
-            settings = (settings or {}) | found["facts"]["settings"]
-            found = found["rows"]
-        new = {row["name"] for row in found}
+        own, rows = read_file(path)
+        machine = own.get("machine", kind)
+        if machine != kind:
+            raise ValueError(f"{path}: must be of this machine, '{kind}', got '{machine}'")
+        peers = {**facts.get("peers", {}), **own.get("peers", {})}
+        facts |= {key: value for key, value in own.items() if value is not None}
+        facts["peers"] = peers
+        new = {row["name"] for row in rows}
         for result in results:
             result.rows = [row for row in result.rows if row["name"] not in new]
-        results.append(Result(path.name, 0, 0.0, found))
-    return results, settings
+        results.append(Result(path.name, 0, 0.0, rows))
+    return results, facts
+
+
+def read_file(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(facts, {} of a part; rows, each with its date and commit). ValueError if it is no such."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        own, rows = (found["facts"], found["rows"]) if isinstance(found, dict) else ({}, found)
+        known = {key: own[key] for key in ("date", "commit") if key in own}
+        return own, [{**known, **row, "name": row["name"]} for row in rows]
+    except (KeyError, TypeError, json.JSONDecodeError) as fault:
+        raise ValueError(
+            f"{path}: must hold rows that a part or the suite wrote with --json, got "
+            f"{type(fault).__name__} {fault}; give another file"
+        ) from None
 
 
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -203,8 +221,9 @@ def main(words: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> i
     facts = facts_of(options, kind=kind, threads=threads)
     results: list[Result] = []
     if options.read:
-        results, facts["settings"] = read(options.read)
-        facts["command"] = None  # each file may be of another one
+        results, told = read(options.read, kind=kind)
+        facts |= {"settings": None, "command": None, **told}
+        facts["command"] = facts["command"] if len(options.read) == 1 else None
     for part in parts:
         if part.name in options.only and not options.read:
             results.append(run_part(part, options))
@@ -220,8 +239,11 @@ def main(words: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> i
         options.markdown.write_text(text, encoding="utf-8")
     failed = [result.part for result in results if result.exit]
     if options.store and passed and not failed:
-        stored.store(kind, rows, facts=facts, path=options.baseline, results=options.results)
-        say(f"{options.baseline}: {len(rows)} rows stored for '{kind}', and their table")
+        where = {"path": options.baseline, "results": options.results}
+        count = stored.store(kind, rows, facts=facts, **where)
+        say(f"{options.baseline}: {count} of {len(rows)} rows stored for '{kind}'; table made anew")
+    elif options.store:
+        say("suite: nothing is stored: a row lost speed, or a part failed")
     if failed:
         say(f"suite: {', '.join(failed)} failed; see above")
     return 0 if passed and not failed else 1

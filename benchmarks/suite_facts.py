@@ -6,7 +6,6 @@ In: the suite's options. Out: a dictionary for JSON.
 import argparse
 import os
 import platform
-import subprocess
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import stamp
-from sides import ROOT
+from rows import STARTED
+from sides import ROOT, environment
 
 sys.path.insert(0, str(ROOT))
 from speakerlab import provenance
@@ -47,9 +46,10 @@ def cpu() -> tuple[str, list[str]]:
 def facts_of(options: argparse.Namespace, *, kind: str, threads: int) -> dict[str, Any]:
     """Date, commit, machine, versions, settings and peers."""
     known = provenance.environment(torch.device(options.device))
-    settings = {k: v for k, v in sorted(os.environ.items()) if k.startswith(SETTINGS)}
+    of_sides = environment(ROOT, options.threads)
+    settings = {k: v for k, v in sorted(of_sides.items()) if k.startswith(SETTINGS)}
     return {
-        **stamp(),
+        **STARTED,
         "machine": kind,
         "device": known["device"],
         "cores": os.cpu_count(),
@@ -63,23 +63,19 @@ def facts_of(options: argparse.Namespace, *, kind: str, threads: int) -> dict[st
 
 
 def version(checkout: Path) -> str:
-    """The commit of a checkout; what its version file says, or the date of its newest source."""
-    top = subprocess.run(
-        ["git", "-C", str(checkout), "log", "-1", "--format=%h", "--", "."],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if top.stdout.strip() and (checkout / ".git").exists():
-        return top.stdout.strip()
+    """The commit of a checkout, or the date of its newest source."""
+    top = provenance.ask_git(checkout, "log", "-1", "--format=%h", "--", ".")
+    if top and (checkout / ".git").exists():
+        return top
     newest = max((path.stat().st_mtime for path in checkout.rglob("*.py")), default=0.0)
     return f"no commit, newest source {datetime.fromtimestamp(newest, timezone.utc):%Y-%m-%d}"
 
 
 def command(options: argparse.Namespace) -> str:
-    """What was typed, without the names of folders and files here."""
-    words = [f"--peers {' '.join(f'{name}=DIR' for name in options.checkouts)}"]
-    words = words if options.checkouts else []
+    """What decides about the figures of what was typed, without the names of folders here."""
+    words = [f"--device {options.device}"]
+    if options.checkouts:
+        words.append(f"--peers {' '.join(f'{name}=DIR' for name in options.checkouts)}")
     if len(options.only) < len(options.parts):
         words.append(f"--only {' '.join(options.only)}")
     words += ["--quick"] if options.quick else []

@@ -9,8 +9,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BOTH = ("device", "threads")
-
 
 @dataclass(frozen=True)
 class Part:
@@ -42,10 +40,11 @@ QUICK_ROWS = [
     for precision in ("fp32", "bf16")
 ]
 ALL = ("3dspeaker", "wespeaker", "speechbrain")
+BOTH = ("device", "threads")
 PARTS = (
     Part("roofline", "roofline.py", passes=BOTH, quick=("--seconds=5",)),
     Part("data", "data.py", ALL[:1], quick=("--seconds=3", "--source=shard")),
-    Part("frontend", "frontend.py", ALL, BOTH[:1], quick=("--seconds=3",)),
+    Part("frontend", "frontend.py", ALL, ("device",), quick=("--seconds=3",)),
     Part(
         "models",
         "models.py",
@@ -65,9 +64,9 @@ PARTS = (
         "extract",
         "extract.py",
         ALL[:1],
-        BOTH[1:],
+        ("threads",),
         quick=("--seconds=10", "--model=campplus"),
     ),
-    Part("scoring", "scoring.py", ALL[:2], BOTH[1:], quick=("--turns=3", "--repeats=2")),
-    Part("startup", "startup.py", ALL[:1], BOTH[1:], quick=("--turns=2",)),
+    Part("scoring", "scoring.py", ALL[:2], ("threads",), quick=("--turns=3", "--repeats=2")),
+    Part("startup", "startup.py", ALL[:1], ("threads",), quick=("--turns=2",)),
 )

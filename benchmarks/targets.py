@@ -5,8 +5,6 @@ does at least SHARE of the machine's own convolution rate, whichever is lower. A
 peer is reached at this or less, in the row's unit.
 """
 
-from typing import Any
-
 from rows import Row
 
 RATIOS = {
@@ -46,7 +44,7 @@ def target(row: Row) -> str | None:
 
 def is_reached(row: Row) -> bool:
     """Of a row that has a target."""
-    name: Any = row["name"]
+    name: str = row["name"]
     if name in AT_MOST:
         return row["ours"] <= AT_MOST[name]
-    return row["ratio"] >= RATIOS[name] or row.get("share", 0.0) >= SHARE
+    return row["ratio"] >= RATIOS[name] or (row.get("share") or 0.0) >= SHARE

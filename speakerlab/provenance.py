@@ -21,15 +21,18 @@ ENVIRONMENT = (
 
 
 def commit() -> str:
-    """The commit of the source tree, `-dirty` if it was changed, or `unknown` outside git."""
+    """The commit of the source tree, `-dirty` if it was changed, `unknown` where git is not."""
     root = Path(speakerlab.__file__).parents[1]
-    described = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return described.stdout.strip() or "unknown"
+    return ask_git(root, "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
+
+
+def ask_git(folder: Path, *words: str) -> str:
+    """What git answers about a folder; nothing where it is no repository, or git not installed."""
+    command = ["git", "-C", str(folder), *words]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # as in many images
+        return ""
 
 
 def driver(root: Path = Path("/")) -> str | None:

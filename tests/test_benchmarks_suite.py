@@ -11,11 +11,8 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import gate
-import stored
 import suite
-import targets
 from suite_parts import PARTS, Part
-from suite_table import table
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,7 +23,7 @@ def row(name: str, ratio: float | None, unit: str = "utt/s", **more) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("found", "stored", "verdict"),
+    ("found", "kept", "verdict"),
     [
         (row("a", 1.71), {"ratio": 2.0}, None),  # 2.0 less 15 % is 1.7
         (row("a", 1.69), {"ratio": 2.0}, "in doubt"),  # no quartiles are known
@@ -41,82 +38,11 @@ def row(name: str, ratio: float | None, unit: str = "utt/s", **more) -> dict:
         (row("a", None), {"ratio": 2.0}, None),  # nothing to compare
     ],
 )
-def test_a_row_may_lose_15_percent(found, stored, verdict):
-    lost = gate.losses([found], {"a": stored})
+def test_a_row_may_lose_15_percent(found, kept, verdict):
+    lost = gate.losses([found], {"a": kept})
     assert [("certain" if loss.is_certain else "in doubt") for loss in lost] == (
         [verdict] if verdict else []
     )
-
-
-FACTS = {"date": "2026-01-02 03:04 UTC", "commit": "abcdef012345", "machine": "m", "cores": 2}
-FACTS |= {"device": "cpu", "python": "3", "torch": "2", "numpy": "2", "command": "make"}
-FACTS |= {"settings": {"THP_MEM_ALLOC_ENABLE": "1"}, "peers": {}}
-
-
-def test_what_is_stored_is_read_by_machine(tmp_path):
-    """Rows of an earlier run stay, each with its own date and commit."""
-    path = tmp_path / "baseline.json"
-    with pytest.raises(ValueError, match="must have ratios of this kind of machine, 'old'"):
-        stored.read("old", path)
-    first = [row("a", 2.0), row("b", 3.0, share=0.5), row("c", None)]
-    facts = {**FACTS, "peers": {"wespeaker": "1"}}
-    stored.store("old", first, facts=facts, path=path, results=None)
-    stored.store("new", [row("a", 1.0)], facts=FACTS, path=path, results=None)
-    later = row("a", 2.512345678, date="2026-02-03 04:05 UTC", commit="fedcba9876")
-    joined = {**FACTS, "peers": {"speechbrain": "2"}, "command": None}
-    stored.store("old", [later], facts=joined, path=path, results=None)
-    facts = stored.read_all(path)["old"]["facts"]
-    assert facts["peers"] == {"wespeaker": "1", "speechbrain": "2"} and facts["command"] == "make"
-    old = stored.read("old", path)
-    assert {name: found["ratio"] for name, found in old.items()} == {
-        "a": 2.5123,
-        "b": 3.0,
-        "c": None,
-    }
-    assert [old[name]["commit"] for name in "ab"] == ["fedcba9876", "abcdef012345"]
-    assert stored.read("new", path)["a"]["ratio"] == 1.0
-    assert gate.num_judged(first, old) == 2
-
-
-def test_the_table_is_made_anew_where_it_stands(tmp_path):
-    path, results = tmp_path / "baseline.json", tmp_path / "RESULTS.md"
-    results.write_text("# Results\n\nbefore\n\nafter\n")
-    for kind, ratio in (("one", 2.0), ("two", 3.0), ("one", 4.0)):
-        stored.store(kind, [row("x", ratio)], facts=FACTS, path=path, results=results)
-    text = results.read_text()
-    assert text.startswith("# Results") and text.count(stored.ENDS) == 2
-    assert [line for line in text.splitlines() if line.startswith("| x |")] == [
-        f"| x | {ratio} | 1 | utt/s | **{ratio}.00** |  |  |  |  | abcdef0 |" for ratio in (4, 3)
-    ]
-
-
-def test_results_tell_what_is_stored():
-    """The tables that a reader sees are those of baseline.json."""
-    text = stored.RESULTS.read_text()
-    kinds = stored.read_all()
-    assert kinds and "command" in next(iter(kinds.values()))["facts"]
-    for kind, kept in kinds.items():
-        assert stored.with_table(text, kind, kept) == text
-
-
-@pytest.mark.parametrize(
-    ("found", "aim", "reached"),
-    [
-        (row("data.to_device", 10.0), ">= 10", "yes"),
-        (row("train.campplus.bf16", 2.4), ">= 2.5", "NO"),
-        (row("train.campplus.bf16", 2.4, share=0.8), ">= 2.5", "yes"),  # whichever is lower
-        ({**row("startup.help", None, "s"), "ours": 1.1}, "<= 1 s", "NO"),
-        ({**row("startup.help", None, "s"), "ours": 0.9}, "<= 1 s", "yes"),
-    ],
-)
-def test_what_was_to_be_reached(found, aim, reached):
-    line = next(line for line in table(FACTS, [found]).splitlines() if found["name"] in line)
-    assert f"| {aim} | {reached} |" in line
-
-
-def test_every_target_is_of_a_row_that_the_suite_makes():
-    kept = next(iter(stored.read_all().values()))["rows"]
-    assert {*targets.RATIOS, *targets.AT_MOST} <= {found["name"] for found in kept}
 
 
 FBANK = """
@@ -221,16 +147,27 @@ def test_rows_measured_before_are_joined(run, tmp_path):
     assert "2 rows compared" in printed
 
 
-def test_of_pieces_the_later_row_counts_and_settings_are_those_told(tmp_path):
-    pieces = [[row("a", 1.0), row("b", 2.0)], {"facts": {"settings": {"OMP_X": "1"}}}]
-    pieces[1] |= {"rows": [row("a", 3.0)]}
-    paths = [tmp_path / f"{i}.json" for i in range(2)]
+def test_of_pieces_the_later_row_counts_and_facts_are_those_told(tmp_path):
+    first = {"settings": {"OMP_X": "1"}, "peers": {"wespeaker": "1"}, "machine": "m"}
+    second = {"settings": None, "peers": {"speechbrain": "2"}, "torch": "3", "commit": "abc"}
+    pieces = [
+        {"facts": first, "rows": [row("a", 1.0), row("b", 2.0)]},
+        {"facts": second, "rows": [row("a", 3.0)]},
+        [row("c", 4.0, commit="def")],
+    ]
+    paths = [tmp_path / f"{i}.json" for i in range(3)]
     for path, piece in zip(paths, pieces):
         path.write_text(json.dumps(piece))
-    results, settings = suite.read(paths)
-    assert [(r["name"], r["ratio"]) for r in suite.rows_of(results)] == [("b", 2.0), ("a", 3.0)]
-    assert settings == {"OMP_X": "1"}
-    assert suite.read(paths[:1])[1] is None
+    results, facts = suite.read(paths, kind="m")
+    found = [(r["name"], r["ratio"], r.get("commit")) for r in suite.rows_of(results)]
+    assert found == [("b", 2.0, None), ("a", 3.0, "abc"), ("c", 4.0, "def")]
+    assert facts["settings"] == {"OMP_X": "1"} and facts["torch"] == "3"
+    assert facts["peers"] == {"wespeaker": "1", "speechbrain": "2"}
+    with pytest.raises(ValueError, match=r"0\.json: must be of this machine, 'n', got 'm'"):
+        suite.read(paths, kind="n")
+    paths[1].write_text("{}")
+    with pytest.raises(ValueError, match=r"1\.json: must hold rows .* got KeyError 'facts'"):
+        suite.read(paths, kind="m")
 
 
 def test_gate_without_anything_stored_is_refused_before_it_measures(run, tmp_path):
@@ -268,6 +205,17 @@ def test_every_part_is_a_script_that_takes_its_words(part, words, monkeypatch):
     assert left.value.code == 0
 
 
+LONE = ("growth", "hooks", "manifest", "options", "runtimes", "scaling")
+
+
+@pytest.mark.parametrize("name", LONE)
+def test_every_other_script_tells_its_options(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / f"benchmarks/{name}.py"), run_name="__main__")
+    assert left.value.code == 0 and "usage:" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_front_end_beside_one_of_equal_features(tmp_path):
     """3D-Speaker's, made of what it calls; in the second run it is ten percent too large."""
@@ -284,11 +232,3 @@ def test_front_end_beside_one_of_equal_features(tmp_path):
     (found,) = json.loads((tmp_path / "rows").read_text())
     assert found["name"] == "frontend.fbank" and found["unit"] == "crops/s"
     assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])
-
-
-def test_a_row_in_the_table():
-    found = row("train.y.bf16", 2.5, quartiles=[2.0, 3.0], share=0.8, peak_mib=1234.5)
-    text = table(FACTS, [{**found, "commit": "abcdef012345-dirty"}])
-    line = "| train.y.bf16 | 2.5 | 1 | utt/s | **2.50** | 2.00 - 3.00 | 80% | 1,234 |  |"
-    assert f"{line} abcdef0-dirty |" in text.splitlines()
-    assert "Set for both sides: THP_MEM_ALLOC_ENABLE=1. Peers: none." in text

@@ -2,7 +2,7 @@
 
 Letters: N trials, M targets, K operating points.
 A trial is accepted where score >= threshold. Equal scores cannot be told apart by a threshold, so
-they make one operating point. Everything here is one sort of the scores and sums over that order.
+they make one operating point. Everything here is a sort of the scores and what stands before each.
 """
 
 import numpy as np
