@@ -245,6 +245,8 @@ def main() -> None:
         f"{options.frames} frames in micro-batches: {sizes}"
     )
     rows = [row for model in options.models for row in compare(model, options)]
+    if not rows:
+        raise SystemExit("models: no such row is made with these options and peers; nothing ran")
     write_rows(options.json, rows)
 
 

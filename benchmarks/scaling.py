@@ -262,12 +262,20 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--words", default="", help="more options of scaling_worker.py")
     options = parser.parse_args()
+    if not options.measure and not options.simulate:
+        parser.error("give --measure DIR, then --simulate DIR")
     if options.measure:
         words = options.words.split()
         measure(options.measure, models=options.models, precisions=options.precisions, words=words)
     if options.simulate:
         paths = sorted(options.simulate.glob("*.json"))
         cases = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+        needed = {f"{gpu.model}.{gpu.precision}.1000" for gpu in GPUS}
+        if not needed <= cases.keys():
+            parser.error(
+                f"--simulate: {options.simulate} must hold {', '.join(sorted(needed))}, got "
+                f"{', '.join(cases) or 'nothing'}; run --measure {options.simulate} first"
+            )
         for name, found in cases.items():
             say(f"{name}: measured {found.get('date')} at {found.get('commit')}")
         say("\n".join(["", "Measured and simulated, utt/s", "", *check_lines(cases), ""]))

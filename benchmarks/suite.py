@@ -13,9 +13,9 @@ fails is told and ends no other; the exit status is then 1.
 --store keeps each row in baseline.json, for this kind of machine, and makes the table in RESULTS.md
 anew, unless a part failed or the gate did not let pass (stored.py). --gate compares with what is
 kept, and exits with 1 where a row lost more than 15 %: one whose quartiles reach the limit is
-measured once more first (gate.py). --quick takes a few minutes: fewer rows and seconds, of the same
-sizes, so that it can be gated by what a whole run has stored. --read joins what was measured in
-pieces on the same machine; each row keeps its date and commit.
+measured once more first (gate.py). --quick takes some 15 minutes: fewer rows and seconds, of the
+same sizes, so that it can be gated by what a whole run has stored; it is not stored itself. --read
+joins what was measured in pieces on the same machine; each row keeps its date and commit.
 
 Of what makes a side faster the suite sets GOMP_SPINCOUNT=2000 alone, for both, where it is not set:
 threads that wait must not spin on the other's cores. What else of the kind stands in the
@@ -42,6 +42,12 @@ from suite_parts import PARTS, Part
 from suite_table import table
 
 HERE = Path(__file__).parent
+MARKS = {  # what only a checkout has; where it is to be had
+    "3dspeaker": ("speakerlab/bin/train.py", "https://github.com/modelscope/3D-Speaker"),
+    "wespeaker": ("wespeaker/bin/score.py", "https://github.com/wenet-e2e/wespeaker"),
+    "speechbrain": ("speechbrain/core.py", "https://github.com/speechbrain/speechbrain"),
+}
+ON_AUDIO = ("data.", "end_to_end.", "extract.")  # rows that depend on the recordings
 
 
 @dataclass
@@ -94,10 +100,18 @@ def remeasure(
 
 
 def check(
-    results: list[Result], parts: Sequence[Part], kind: str, options: argparse.Namespace
+    results: list[Result],
+    parts: Sequence[Part],
+    facts: Mapping[str, Any],
+    options: argparse.Namespace,
 ) -> tuple[list[Result], bool]:
     """Hold the rows to what is stored: (the results, whether all of them pass)."""
+    kind = facts["machine"]
     kept = stored.read(kind, options.baseline)
+    audio = stored.read_all(options.baseline)[kind]["facts"].get("audio")
+    if audio != facts["audio"]:
+        say(f"gate: {', '.join(ON_AUDIO)} not compared: of {facts['audio']}, stored of {audio}")
+        kept = {name: row for name, row in kept.items() if not name.startswith(ON_AUDIO)}
     doubtful = [loss.name for loss in gate.losses(rows_of(results), kept) if not loss.is_certain]
     if doubtful:
         results = list(remeasure(results, parts, doubtful, options))
@@ -140,7 +154,8 @@ def read_file(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         found = json.loads(path.read_text(encoding="utf-8"))
         own, rows = (found["facts"], found["rows"]) if isinstance(found, dict) else ({}, found)
         known = {key: own[key] for key in ("date", "commit") if key in own}
-        return own, [{**known, **row, "name": row["name"]} for row in rows]
+        rows = [{**known, **row} for row in rows]
+        return own, [row for row in rows if row["name"] and row["date"] and row["commit"]]
     except (KeyError, TypeError, json.JSONDecodeError) as fault:
         raise ValueError(
             f"{path}: must hold rows that a part or the suite wrote with --json, got "
@@ -174,7 +189,7 @@ def parse(words: Sequence[str] | None, parts: Sequence[Part]) -> argparse.Namesp
         metavar="PART",
         help=f"of {', '.join(names)}",
     )
-    parser.add_argument("--quick", action="store_true", help="a few minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer rows and seconds (15 minutes)")
     parser.add_argument(
         "--gate",
         action="store_true",
@@ -203,11 +218,14 @@ def parse(words: Sequence[str] | None, parts: Sequence[Part]) -> argparse.Namesp
         name, _, folder = peer.partition("=")
         if name not in TOOLKITS or not folder:
             parser.error(f"--peers: must be NAME=DIR, NAME one of {known}, got '{peer}'")
-        if not Path(folder).is_dir():
+        mark, url = MARKS[name]
+        if not (Path(folder) / mark).is_file():
             parser.error(
-                f"--peers: must name a checkout, got no folder '{folder}'; clone {TOOLKITS[name]}"
+                f"--peers: {name} must be a checkout, got no {folder}/{mark}; git clone {url}"
             )
         options.checkouts[name] = Path(folder)
+    if options.store and options.quick:
+        parser.error("--store: keeps whole measurements, got --quick; leave one of them out")
     return options
 
 
@@ -230,7 +248,7 @@ def main(words: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> i
             write(options.json, facts, results)  # a run that is ended has told what it had
     passed = True
     if options.gate:
-        results, passed = check(results, parts, kind, options)
+        results, passed = check(results, parts, facts, options)
     rows = rows_of(results)
     text = table(facts, rows)
     say(f"\n{text}")

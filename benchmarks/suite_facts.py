@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from rows import STARTED
 from sides import ROOT, environment
+from speech import DEFAULTS, SHARED
 
 sys.path.insert(0, str(ROOT))
 from speakerlab import provenance
@@ -57,9 +58,16 @@ def facts_of(options: argparse.Namespace, *, kind: str, threads: int) -> dict[st
         **{name: known[name] for name in ("python", "torch", "cuda", "cudnn", "driver")},
         "numpy": np.__version__,
         "settings": settings,
+        "audio": audio(),
         "peers": {name: version(folder) for name, folder in options.checkouts.items()},
         "command": command(options),
     }
+
+
+def audio() -> str:
+    """Which recordings the parts take where none are named, as they are here."""
+    name = DEFAULTS["audio"]
+    return name if (SHARED / name).is_dir() else "made-up recordings"
 
 
 def version(checkout: Path) -> str:

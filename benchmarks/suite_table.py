@@ -38,7 +38,10 @@ def about(facts: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:
         f"From {dates[0]} to {dates[-1]}, commit {', '.join(commits)}; {facts['machine']}, "
         f"{facts['cores']} cores, on {facts['device']}; {versions}{gpu}."
     )
-    yield f"Set for both sides: {settings or 'nothing'}. Peers: {peers or 'none'}."
+    yield (
+        f"Set for both sides: {settings or 'nothing'}. Peers: {peers or 'none'}. Recordings: "
+        f"{facts.get('audio') or 'not told'}."
+    )
     yield f"`{facts['command']}`" if facts["command"] else "Measured in pieces."
 
 

@@ -1,6 +1,7 @@
 """`speakerlab plan`: what fits a card, without the card and without a corpus."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -66,7 +67,10 @@ def test_wrong_input_is_one_line(words, line):
 def test_the_table_of_three_cards_and_two_models(capsys):
     main(["--table"])
     text = capsys.readouterr().out
-    plans = re.findall(r"^  (\d+) GB   (\w+) +[\d.]+ +\d+   (\d+) x 1", text, re.MULTILINE)
-    campplus, eres2net = [[int(micro) for _, _, micro in plans[i : i + 6]] for i in (0, 6)]
+    plans = re.findall(r"^  (\d+) GB   (\w+) +[\d.]+ +(\d+)   (\d+) x 1", text, re.MULTILINE)
+    campplus, eres2net = [[int(micro) for *_, micro in plans[i : i + 6]] for i in (0, 6)]
     assert campplus == [64] * 6
     assert eres2net == [16, 32, 32, 64, 64, 64]  # 11, 24 and 32 GB, fp32 and bf16 of each
+    guide = (Path(__file__).parents[2] / "docs/hardware.md").read_text()
+    for first in (0, 1, 6, 7):  # the guide tells what the command prints
+        assert f"| {' / '.join(fit for *_, fit, _ in plans[first : first + 6 : 2])} |" in guide
