@@ -36,16 +36,17 @@ from typing import Any
 import gate
 import stored
 import torch
+from models_sides import MARKS
 from sides import ROOT, TOOLKITS, environment, say
 from suite_facts import facts_of, kind_of_machine
 from suite_parts import PARTS, Part
 from suite_table import table
 
 HERE = Path(__file__).parent
-MARKS = {  # what only a checkout has; where it is to be had
-    "3dspeaker": ("speakerlab/bin/train.py", "https://github.com/modelscope/3D-Speaker"),
-    "wespeaker": ("wespeaker/bin/score.py", "https://github.com/wenet-e2e/wespeaker"),
-    "speechbrain": ("speechbrain/core.py", "https://github.com/speechbrain/speechbrain"),
+URLS = {
+    "3dspeaker": "https://github.com/modelscope/3D-Speaker",
+    "wespeaker": "https://github.com/wenet-e2e/wespeaker",
+    "speechbrain": "https://github.com/speechbrain/speechbrain",
 }
 ON_AUDIO = ("data.", "end_to_end.", "extract.")  # rows that depend on the recordings
 
@@ -218,10 +219,10 @@ def parse(words: Sequence[str] | None, parts: Sequence[Part]) -> argparse.Namesp
         name, _, folder = peer.partition("=")
         if name not in TOOLKITS or not folder:
             parser.error(f"--peers: must be NAME=DIR, NAME one of {known}, got '{peer}'")
-        mark, url = MARKS[name]
-        if not (Path(folder) / mark).is_file():
+        if not (Path(folder) / MARKS[name]).exists():
             parser.error(
-                f"--peers: {name} must be a checkout, got no {folder}/{mark}; git clone {url}"
+                f"--peers: {name} must be a checkout, got no {folder}/{MARKS[name]}; git clone "
+                f"{URLS[name]}"
             )
         options.checkouts[name] = Path(folder)
     if options.store and options.quick:

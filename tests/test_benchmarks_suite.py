@@ -97,7 +97,7 @@ def run(tmp_path, capsys):
 
 
 def test_rows_facts_and_table(run, tmp_path):
-    for name in ("wespeaker/bin/score.py", "speechbrain/core.py"):
+    for name in ("wespeaker/models/speaker_model.py", "speechbrain/lobes/models/ECAPA_TDNN.py"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     words = ["--quick", "--peers", f"wespeaker={tmp_path}", f"speechbrain={tmp_path}"]
@@ -198,7 +198,10 @@ def test_gate_without_anything_stored_is_refused_before_it_measures(run, tmp_pat
     [
         ("kaldi=.", "must be NAME=DIR, NAME one of 3dspeaker, wespeaker, speechbrain, got 'k"),
         ("wespeaker", "NAME one of 3dspeaker, wespeaker, speechbrain, got 'wespeaker'"),
-        ("wespeaker=/nowhere", "got no /nowhere/wespeaker/bin/score.py; git clone https://github"),
+        (
+            "wespeaker=/nowhere",
+            "got no /nowhere/wespeaker/models/speaker_model.py; git clone https://github",
+        ),
     ],
 )
 def test_a_peer_that_is_none_is_refused(peer, fault, capsys):
