@@ -24,7 +24,7 @@ test-all: ## all tests that need no GPU
 	@$(for_tests) pytest $(in_parallel) -m "not gpu"
 
 lint: ## ruff, basedpyright, shellcheck, shfmt, the import rules
-	@$(for_tests) pytest tests/test_house.py tests/test_shell.py tests/test_layering.py
+	@$(for_tests) pytest tests/contracts/test_house.py tests/contracts/test_shell.py tests/contracts/test_layering.py
 
 mini: ## the recipe that needs no corpus
 	@bash egs/mini/run.sh

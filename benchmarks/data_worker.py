@@ -18,13 +18,13 @@ from sides import Answer, Order, serve
 from stopwatch import Hop, Stopwatch, bytes_read
 from torch import Tensor
 
-from speakerlab import setup_training
-from speakerlab.batch import Batch
-from speakerlab.build import build_augment
-from speakerlab.config import Config, load_config
-from speakerlab.corpus import read_corpus
+from speakerlab.config.build import build_augment
+from speakerlab.config.schema import Config, load_config
+from speakerlab.core.batch import Batch
 from speakerlab.data import dataset, loader, manifest
 from speakerlab.data.sampler import MicroBatches
+from speakerlab.experiments import setup as setup_training
+from speakerlab.experiments.corpus import read_corpus
 from speakerlab.frontend.fbank import Fbank
 
 ENDLESS = 1 << 40  # steps

@@ -12,10 +12,10 @@ from pathlib import Path
 import resting
 from sides import ROOT, Answer, Order, serve
 
-from speakerlab import process
 from speakerlab.bin.training import start_rank
-from speakerlab.config import Config, load_config
-from speakerlab.run_training import build_training
+from speakerlab.config.schema import Config, load_config
+from speakerlab.core import process
+from speakerlab.experiments.train import build_training
 from speakerlab.training.monitor import Monitor
 from speakerlab.training.signals import Signals
 

@@ -17,11 +17,11 @@ import torch
 import yaml
 from sides import ROOT, Answer, Order, serve
 
-from speakerlab import build
 from speakerlab.bin import extract
-from speakerlab.config import load_config
-from speakerlab.model_files import embeddings_stem
-from speakerlab.published import publish
+from speakerlab.checkpoints.model_files import embeddings_stem
+from speakerlab.checkpoints.published import publish
+from speakerlab.config import build
+from speakerlab.config.schema import load_config
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 EPOCH = 1

@@ -34,7 +34,8 @@ from rows import Figure, growth_lines, lone_row, write_rows
 from scaling_worker import Pretended
 from sides import say
 
-from speakerlab.benching.memory import PeakMemory
+from speakerlab.bench.memory import PeakMemory
+from speakerlab.checkpoints.published import write_tensors
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.columns import store_columns
@@ -43,7 +44,6 @@ from speakerlab.data.manifest import read_manifest, split_valid
 from speakerlab.losses.head import Head
 from speakerlab.losses.margin import AAMSoftmax
 from speakerlab.losses.sharded import ShardedHead
-from speakerlab.published import write_tensors
 from speakerlab.scoring.backend import dot_scores, pairwise_eer
 from speakerlab.scoring.metrics import eer
 from speakerlab.scoring.trials import read_trials

@@ -23,17 +23,17 @@ from sides import ROOT, environment, say
 from stopwatch import Hop, Stopwatch
 
 sys.path.insert(0, str(ROOT))
-from speakerlab import process
-from speakerlab.config import load_config
-from speakerlab.run_training import build_training
+from speakerlab.config.schema import load_config
+from speakerlab.core import process
+from speakerlab.experiments.train import build_training
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.guard import Guard
-from speakerlab.training.keeper import Keeper
+from speakerlab.training.metric_sums import Window
 from speakerlab.training.monitor import Monitor
+from speakerlab.training.run_state import Keeper
 from speakerlab.training.signals import Signals
 from speakerlab.training.trainer import Trainer
 from speakerlab.training.update import Updater
-from speakerlab.training.window import Window
 
 HOPS: list[Hop] = [
     ("guard: copy of BatchNorm", Guard, "before_step"),

@@ -26,7 +26,7 @@ from sides import ROOT, say
 
 sys.path.insert(0, str(ROOT))  # a clone need not be installed
 
-from speakerlab.benching.memory import PeakMemory
+from speakerlab.bench.memory import PeakMemory
 from speakerlab.data.columns import read_columns, store_columns
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
 from speakerlab.data.packed import Packed

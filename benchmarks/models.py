@@ -39,7 +39,7 @@ from rows import report, write_rows
 from sides import ROOT, Measured, Process, add_peers, measure, recognise_peers, say
 
 sys.path.insert(0, str(ROOT))
-from speakerlab.interop.names import to_our_name
+from speakerlab.checkpoints.names import to_our_name
 
 WORKER = Path(__file__).with_name("models_worker.py")
 # The largest difference over the largest value. That both compute the same shows in float64; in

@@ -156,9 +156,9 @@ class Ours:
     """Our backbone as the commands build it: for training, and its copy for inference."""
 
     def __init__(self, model: str, args: Mapping[str, object], device: torch.device) -> None:
-        from speakerlab.benching.steps import NUM_CLASSES
-        from speakerlab.build import build_task
-        from speakerlab.config import load_config
+        from speakerlab.bench.steps import NUM_CLASSES
+        from speakerlab.config.build import build_task
+        from speakerlab.config.schema import load_config
         from speakerlab.training.precision import apply_backend_settings, resolve_precision
 
         words = [f"model.args.{name}={value}" for name, value in args.items()]
@@ -175,7 +175,8 @@ class Ours:
 
     def choose_kernels(self, precision: str) -> None:
         """As training does, also where training of another format has chosen before."""
-        from speakerlab import process, setup_training
+        from speakerlab.core import process
+        from speakerlab.experiments import setup as setup_training
         from speakerlab.training.precision import resolve_precision
 
         self.backbone.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 NUM_CLASSES = 1000
 SCALE, MARGIN = 32.0, 0.2
 SGD = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True}
-PEAK_MEMORY = ROOT / "speakerlab/benching/memory.py"
+PEAK_MEMORY = ROOT / "speakerlab/bench/memory.py"
 COMPARED = (2, 64)  # crops and frames of what must be equal: float64 takes its time
 
 
@@ -177,7 +177,7 @@ class Side:
 
     def convolutions(self, work: str, precision: str, seconds: float) -> Answer:
         """Seconds that the model's convolutions and linear layers alone need for a step."""
-        from speakerlab.benching.convolutions import measure_convolutions
+        from speakerlab.bench.convolutions import measure_convolutions
 
         self.model.train(work == "train")
         found = measure_convolutions(

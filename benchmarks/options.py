@@ -24,8 +24,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(ROOT))
-from speakerlab import build, process
-from speakerlab.config import load_config
+from speakerlab.config import build
+from speakerlab.config.schema import load_config
+from speakerlab.core import process
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.optim import OPTIMIZERS
 from speakerlab.training.update import Updater

@@ -19,7 +19,7 @@ from rows import report, write_rows
 from sides import ROOT, Measured
 
 sys.path.insert(0, str(ROOT))
-from speakerlab.benching.machine import Machine, measure_machine
+from speakerlab.bench.machine import Machine, measure_machine
 
 
 def rows(machine: Machine) -> Iterator[tuple[str, float, str]]:

@@ -15,7 +15,7 @@ from typing import Any
 from sides import ROOT, Measured, say
 
 sys.path.insert(0, str(ROOT))
-from speakerlab import provenance
+from speakerlab.checkpoints import provenance
 
 Row = Mapping[str, Any]
 Figure = tuple[str, float, str]  # name, value, unit

@@ -23,12 +23,13 @@ from rows import report, write_rows
 from sides import ROOT, Measured
 
 sys.path.insert(0, str(ROOT))
-from speakerlab import build, process
-from speakerlab.config import Config, load_config
-from speakerlab.embedder import Embedder
-from speakerlab.export import speech_like, write_onnx
+from speakerlab.config import build
+from speakerlab.config.embedder import Embedder
+from speakerlab.config.schema import Config, load_config
+from speakerlab.core import process
+from speakerlab.inference.export import speech_like, write_onnx
 from speakerlab.inference.onnx_model import Facts, OnnxModel
-from speakerlab.quantising import write_int8
+from speakerlab.inference.quantize import write_int8
 from speakerlab.training.precision import resolve_precision
 
 Run = Callable[[np.ndarray], Any]

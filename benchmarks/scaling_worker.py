@@ -23,8 +23,10 @@ from sides import ROOT, say
 from torch import Tensor
 
 sys.path.insert(0, str(ROOT))
-from speakerlab import build, process, setup_training
-from speakerlab.config import Config, load_config
+from speakerlab.config import build
+from speakerlab.config.schema import Config, load_config
+from speakerlab.core import process
+from speakerlab.experiments import setup as setup_training
 from speakerlab.losses.shards import Shards
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks, start_ranks

@@ -32,7 +32,7 @@ from rows import report, write_rows
 from sides import ROOT, Measured, add_peers, environment, recognise_peers, say
 
 sys.path.insert(0, str(ROOT))
-from speakerlab import process
+from speakerlab.core import process
 
 HERE = Path(__file__).parent
 MARKS = {"3dspeaker": "speakerlab/bin/train.py"}

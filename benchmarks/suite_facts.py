@@ -18,7 +18,7 @@ from sides import ROOT, environment
 from speech import DEFAULTS, SHARED
 
 sys.path.insert(0, str(ROOT))
-from speakerlab import provenance
+from speakerlab.checkpoints import provenance
 
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")  # what decides how fast each format is

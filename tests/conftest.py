@@ -7,13 +7,13 @@ import pytest
 import torch
 from voices import RATE, make_noise, make_wave
 
-from speakerlab import build
-from speakerlab.config import Config, load_config
+from speakerlab.checkpoints.published import publish
+from speakerlab.config import build
+from speakerlab.config.embedder import Embedder
+from speakerlab.config.schema import Config, load_config
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.tables import write_data_dir
-from speakerlab.embedder import Embedder
-from speakerlab.published import publish
 
 # What tests compute is small: on a busy machine a second thread makes them four times slower.
 torch.set_num_threads(1)

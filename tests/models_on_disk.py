@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from speakerlab.published import publish
+from speakerlab.checkpoints.published import publish
 from speakerlab.scoring.calibration import Calibration
 
 CALIBRATION = Calibration(

@@ -29,8 +29,8 @@ from egs.common.corpus import (
 from egs.common.fetch import download
 from egs.common.noises import write_published_choice
 from egs.common.official import compare, read_official
+from speakerlab.core.faults import Faults
 from speakerlab.data.tables import read_table
-from speakerlab.faults import Faults
 
 HERE = Path(__file__).resolve().parent
 URL = "https://speech-lab-share-data.oss-cn-shanghai.aliyuncs.com/3D-Speaker"  # [D]:40,55,65

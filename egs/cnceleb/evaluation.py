@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 
 from egs.cnceleb.joining import genre_of
 from egs.common.official import compare, read_official
+from speakerlab.core.faults import Faults
 from speakerlab.data.tables import Trial, read_table
-from speakerlab.faults import Faults
 
 LISTS = "eval/lists"  # enroll.map [W]:119, trials.lst [W]:128, enroll.lst [F]:21
 NUM_EVALUATED = (196, 17_777)  # enrolments and test utterances, [C]

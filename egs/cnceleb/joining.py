@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from egs.common.progress import Progress
-from speakerlab.atomic import replacing
+from speakerlab.core.atomic import replacing
+from speakerlab.core.process import die_with_parent
 from speakerlab.data import audio
-from speakerlab.process import die_with_parent
 
 TOLERANCE_SECONDS = 1e-5  # of sums: choose_utts_to_combine.py:89 of the recipe that README names
 SPEAKERS_AT_ONCE = 4  # that a process is handed

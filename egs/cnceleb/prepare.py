@@ -25,8 +25,8 @@ from egs.common.archives import unpack
 from egs.common.corpus import check_disjoint, make_parser, run, write_set
 from egs.common.fetch import download
 from egs.common.noises import write_published_choice
+from speakerlab.core.faults import MAX_LINES_PER_KIND, Faults
 from speakerlab.data.tables import write_table
-from speakerlab.faults import MAX_LINES_PER_KIND, Faults
 
 HERE = Path(__file__).resolve().parent
 URL = "https://www.openslr.org/resources/82"  # [G]:40,48

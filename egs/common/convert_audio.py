@@ -15,12 +15,12 @@ from pathlib import Path
 
 from egs.common.corpus import LeftOut
 from egs.common.progress import Progress
-from speakerlab.atomic import replacing
+from speakerlab.core.atomic import replacing
+from speakerlab.core.process import die_with_parent
 from speakerlab.data import audio
 from speakerlab.data.columns import stable_hash
 from speakerlab.data.convert import read_wave
 from speakerlab.data.files import one_line
-from speakerlab.process import die_with_parent
 
 SAMPLE_RATE = 16000
 READ_AS_THEY_ARE = {".wav", ".flac"}

@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from egs.common.openslr import download_noise_and_rooms
+from speakerlab.core.faults import Faults
 from speakerlab.data.banks import KIND_TABLE, KINDS
 from speakerlab.data.files import one_line, require_file
 from speakerlab.data.tables import Trial, name_fault, write_data_dir, write_table
-from speakerlab.faults import Faults
 
 AUDIO_SUFFIXES = (".wav", ".flac")
 LeftOut = dict[Path, str]  # files that are not used -> why, in one line

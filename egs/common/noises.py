@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from egs.common.corpus import LeftOut, find_audio, write_noise_and_rooms
+from speakerlab.core.faults import Faults
 from speakerlab.data.banks import KINDS
-from speakerlab.faults import Faults
 
 FREE_SOUND = ("noise/free-sound",)  # [D]:84
 ALL_OF_MUSAN = KINDS  # [W]:84

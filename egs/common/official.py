@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from speakerlab.core.faults import Faults
 from speakerlab.data.tables import Trial
-from speakerlab.faults import Faults
 from speakerlab.scoring.trials import FORMATS, TRUTH
 
 Counts = tuple[int, int]

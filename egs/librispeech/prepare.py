@@ -24,9 +24,9 @@ from egs.common.corpus import (
 )
 from egs.common.fetch import download
 from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
+from speakerlab.core.faults import Faults
 from speakerlab.data.files import one_line
 from speakerlab.data.tables import Trial, name_fault
-from speakerlab.faults import Faults
 
 HERE = Path(__file__).resolve().parent
 URL = "https://www.openslr.org/resources/12"

@@ -29,7 +29,7 @@ from egs.mini.sound import (
     room,
 )
 from egs.mini.voices import Voice, draw_sentence, draw_voice
-from speakerlab.atomic import write_text
+from speakerlab.core.atomic import write_text
 
 HERE = Path(__file__).resolve().parent
 TOOLS = HERE / "tools"

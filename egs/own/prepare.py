@@ -27,10 +27,10 @@ from egs.common.corpus import (
     write_set,
 )
 from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
+from speakerlab.core.faults import Faults
 from speakerlab.data.columns import stable_hash
 from speakerlab.data.files import one_line
 from speakerlab.data.tables import Trial
-from speakerlab.faults import Faults
 
 HERE = Path(__file__).resolve().parent
 SUFFIXES = {

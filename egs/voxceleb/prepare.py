@@ -27,8 +27,8 @@ from egs.common.fetch import download
 from egs.common.noises import write_published_choice
 from egs.common.official import compare, read_official
 from egs.voxceleb.layout import Part, find_parts
+from speakerlab.core.faults import Faults
 from speakerlab.data.tables import Trial
-from speakerlab.faults import Faults
 
 HERE = Path(__file__).resolve().parent
 ACCESS = "https://mm.kaist.ac.kr/datasets/voxceleb/"

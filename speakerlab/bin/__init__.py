@@ -1,1 +1,1 @@
-"""Entry points: argparse -> configuration -> named objects -> one call."""
+"""Commands of `speakerlab`, one file each: parse the options, build the objects, call them."""

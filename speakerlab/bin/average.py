@@ -17,7 +17,9 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--last", type=int, default=10, metavar="N", help="checkpoints (10)")
     options.add_argument("--out", type=Path, required=True, metavar="DIR", help="a model folder")
     args = options.parse_args(words)
-    from speakerlab.averaging import publish_average  # torch: not before the options are right
+    from speakerlab.experiments.averaging import (
+        publish_average,  # torch: not before the options are right
+    )
 
     steps, digest = publish_average(args.exp, args.last, args.out)
     if len(steps) < args.last:

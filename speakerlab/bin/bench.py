@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from speakerlab.bin.command import parser
 
 if TYPE_CHECKING:  # torch comes with it: not before the options are right
-    from speakerlab.config import Config
+    from speakerlab.config.schema import Config
 
 PARTS = ("all", "machine", "model", "train", "data")
 MODELS = ["campplus", "eres2net"]
@@ -31,9 +31,9 @@ def main(words: Sequence[str]) -> None:
 
 def print_rows(args: Namespace) -> None:
     """Measure; crops to listen to first, where asked."""
-    from speakerlab.atomic import write_text
-    from speakerlab.benching.bench import start_bench
-    from speakerlab.benching.data import write_crops
+    from speakerlab.bench.bench import start_bench
+    from speakerlab.bench.data import write_crops
+    from speakerlab.core.atomic import write_text
 
     start, rows = time.monotonic(), []
     bench = start_bench(read_configs(args), has_data=args.config is not None)
@@ -54,7 +54,7 @@ def print_rows(args: Namespace) -> None:
 
 def print_profile(args: Namespace) -> None:
     """Where the time of a training's step goes."""
-    from speakerlab.benching.profile import profile_training
+    from speakerlab.bench.profile import profile_training
 
     (config,) = read_configs(args).values()
     found = profile_training(config, exp_dir=args.exp, num_steps=args.steps, trace=args.trace)
@@ -64,7 +64,7 @@ def print_profile(args: Namespace) -> None:
 def read_configs(args: Namespace) -> "dict[str, Config]":
     """By the name of the model: of `--config`, or of each `--model`."""
     from speakerlab.bin.plan import ROOT, existing
-    from speakerlab.config import load_config
+    from speakerlab.config.schema import load_config
 
     if args.config is not None:
         config = load_config(args.config, args.set)

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from speakerlab.atomic import write_json
 from speakerlab.bin.command import parser
+from speakerlab.checkpoints.model_files import CALIBRATION, find_model
+from speakerlab.core.atomic import write_json
 from speakerlab.data.manifest import read_manifest
-from speakerlab.model_files import CALIBRATION, find_model
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ def main(words: Sequence[str]) -> None:
     args = options.parse_args(words)
     import torch  # not before the options are right
 
-    from speakerlab.published import load_published
-    from speakerlab.validation import Validation
+    from speakerlab.checkpoints.published import load_published
+    from speakerlab.experiments.validation import Validation
 
     published = load_published(copied(args.model, args.out) if args.out else args.model)
     if not (args.data / "utt2spk").exists():
@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> None:
 
 def copied(model: Path, exp_dir: Path) -> Path:
     """An experiment that holds a copy of a model."""
-    from speakerlab.published import file_sha256
+    from speakerlab.checkpoints.published import file_sha256
     from speakerlab.training.checkpoint import was_begun
 
     source, target = find_model(model), exp_dir / "model"

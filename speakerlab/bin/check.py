@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser
+from speakerlab.core.process import available_cpus
 from speakerlab.data.check import check_data_dirs
-from speakerlab.process import available_cpus
 from speakerlab.scoring.trials import read_trials
 
 log = logging.getLogger(__name__)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from speakerlab.bin.command import parser
+from speakerlab.checkpoints.model_files import embeddings_stem, find_model, read_card
+from speakerlab.config.layers import flatten
 from speakerlab.data.tables import read_table
-from speakerlab.evaluation.report_page import facts_of
-from speakerlab.layers import flatten
-from speakerlab.model_files import embeddings_stem, find_model, read_card
+from speakerlab.experiments.identification_page import write_page
+from speakerlab.experiments.report_page import facts_of
 from speakerlab.scoring import identification
 from speakerlab.scoring.embeddings import EmbeddingTable
-from speakerlab.scoring.identification_page import write_page
 
 if TYPE_CHECKING:  # torch comes with it: not before the options are right
-    from speakerlab.classifier import Classifier
+    from speakerlab.inference.classifier import Classifier
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
     options.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
     args = options.parse_args(words)
-    from speakerlab.classifier import load_classifier
-    from speakerlab.config import load_config
+    from speakerlab.config.schema import load_config
+    from speakerlab.inference.classifier import load_classifier
 
     classifier = load_classifier(args.exp)
     config = load_config([find_model(args.exp) / "config.yaml"])

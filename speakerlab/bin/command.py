@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from speakerlab import process
+from speakerlab.core import process
 
 DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # any value: tracebacks are shown
 

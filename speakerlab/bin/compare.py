@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser
-from speakerlab.evaluation.trial_list import read_trial_list
+from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.scoring.intervals import Replicates, bootstrap, interval, paired
 from speakerlab.scoring.metrics import eer, error_rates, min_cllr, min_dcf, threshold_at
 from speakerlab.scoring.score_files import read_scores

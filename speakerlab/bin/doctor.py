@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from speakerlab.bin.command import parser
 
 if TYPE_CHECKING:  # torch comes with it: not before the options are right
-    from speakerlab.config import Config
+    from speakerlab.config.schema import Config
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 def main(words: Sequence[str]) -> None:
     """`speakerlab doctor [--data DIR] [--exp DIR] [--model M | --config YAML...] [--nproc N]`"""
     args = parse(words)
-    from speakerlab.doctor import Plan, check_host
-    from speakerlab.doctor_devices import check_devices
+    from speakerlab.bench.doctor import Plan, check_host
+    from speakerlab.bench.doctor_devices import check_devices
 
     logging.disable(logging.INFO)  # what is found is in the lines
     config = read_config(args)
@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> None:
 
 def read_config(args: Namespace) -> "Config":
     """The training that is meant; runtime.num_workers may be given by itself."""
-    from speakerlab.config import load_config
+    from speakerlab.config.schema import load_config
 
     layers = args.config or [ROOT / "conf" / f"{args.model}.yaml"]
     return load_config(layers, args.set)

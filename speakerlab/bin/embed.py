@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab import process
-from speakerlab.atomic import write_text
 from speakerlab.bin.command import parser
 from speakerlab.bin.model_options import add_model_options, open_model
+from speakerlab.core import process
+from speakerlab.core.atomic import write_text
+from speakerlab.core.faults import Faults
 from speakerlab.data.files import one_line
 from speakerlab.data.tables import read_table
-from speakerlab.faults import Faults
 from speakerlab.inference.embedding_files import WRITERS
 from speakerlab.inference.progress import Progress
 from speakerlab.inference.speaker_model import SpeakerModel

@@ -26,12 +26,12 @@ def main(words: Sequence[str]) -> None:
             "them; see --help"
         )
     if args.int8:
-        from speakerlab.quantising import export_int8
+        from speakerlab.inference.quantize import export_int8
 
         export = partial(export_int8, data_dir=args.calibrate)
     elif args.format == "3dspeaker":
-        from speakerlab.interop.checkpoints import export_3dspeaker as export
+        from speakerlab.checkpoints.foreign import export_3dspeaker as export
     else:
-        from speakerlab.export import export_onnx as export
+        from speakerlab.inference.export import export_onnx as export
     export(args.model, args.out)
     log.info("%s: written", args.out)

@@ -4,10 +4,10 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from speakerlab import process
 from speakerlab.bin.command import parser
 from speakerlab.bin.model_options import add_precision
 from speakerlab.bin.pack import job
+from speakerlab.core import process
 
 
 def main(words: Sequence[str]) -> None:

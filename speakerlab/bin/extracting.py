@@ -3,9 +3,11 @@
 import logging
 from argparse import Namespace
 
+from speakerlab.checkpoints.model_files import embeddings_stem
+from speakerlab.checkpoints.published import load_initial, load_published
+from speakerlab.config.embedder import Embedder
 from speakerlab.data.manifest import read_manifest
-from speakerlab.embedder import Embedder
-from speakerlab.extraction.jobs import (
+from speakerlab.inference.jobs import (
     Extraction,
     join,
     left_of_job,
@@ -13,9 +15,7 @@ from speakerlab.extraction.jobs import (
     plan_extraction,
     wait_for_jobs,
 )
-from speakerlab.extraction.shares import embed_left, precision_here, share_threads
-from speakerlab.model_files import embeddings_stem
-from speakerlab.published import load_initial, load_published
+from speakerlab.inference.shares import embed_left, precision_here, share_threads
 
 log = logging.getLogger(__name__)
 

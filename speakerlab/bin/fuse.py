@@ -15,7 +15,7 @@ import numpy as np
 
 from speakerlab.bin.command import parser
 from speakerlab.data.tables import read_table
-from speakerlab.evaluation.trial_list import read_trial_list
+from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.scoring.linear import cross_validated, fit_linear
 from speakerlab.scoring.metrics import act_dcf, cllr, eer, min_dcf
 from speakerlab.scoring.score_files import read_scores, write_scores

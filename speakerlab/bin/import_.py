@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser
-from speakerlab.interop.toolkit_config import FRONTENDS
+from speakerlab.checkpoints.toolkit_config import FRONTENDS
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> None:
         help="train.csv or utt2spk of the training: names the head",
     )
     args = options.parse_args(words)
-    from speakerlab.interop.checkpoints import import_checkpoint  # torch: as late as can be
+    from speakerlab.checkpoints.foreign import import_checkpoint  # torch: as late as can be
 
     published = import_checkpoint(
         args.checkpoint,

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from speakerlab.bin.command import parser
+from speakerlab.core.process import available_cpus
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.data.shards import Layout
 from speakerlab.inference.progress import Progress
-from speakerlab.process import available_cpus
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,8 @@ def wave_options(args: Namespace) -> dict[str, Any]:
 
 def features_options(args: Namespace) -> dict[str, Any]:
     """How the features of a configuration are; torch is needed here alone."""
-    from speakerlab.config import load_config
-    from speakerlab.stored_features import StoredFbank
+    from speakerlab.config.schema import load_config
+    from speakerlab.experiments.stored_features import StoredFbank
 
     if not args.config:
         raise ValueError("--features fbank: needs a configuration, got no --config; give one")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from speakerlab.bin.command import nearest, parser
 
 if TYPE_CHECKING:  # torch comes with them: not before the options are right
-    from speakerlab.config import Config
-    from speakerlab.planning import CardPlan, Footprint
+    from speakerlab.config.schema import Config
+    from speakerlab.experiments.planning import CardPlan, Footprint
 
 ROOT = Path(__file__).parents[2]
 TABLE_MODELS, TABLE_CARDS_GB = ("campplus", "eres2net"), (11, 24, 32)
@@ -20,7 +20,7 @@ AUTO = {"fp32": "auto below capability 8.0", "bf16": "auto from capability 8.0 o
 def main(words: Sequence[str]) -> None:
     """`speakerlab plan --model M [--recipe NAME] --gpu-mem 24 [--gpus 4] [--set key=value ...]`"""
     args = parse(words)
-    from speakerlab.planning import CARDS_GB, CardPlan
+    from speakerlab.experiments.planning import CARDS_GB, CardPlan
 
     if args.table:
         for model in TABLE_MODELS:
@@ -76,7 +76,7 @@ def check(args: Namespace) -> Namespace:
 
 def load(args: Namespace) -> "Config":
     """The configuration that the recipe would train."""
-    from speakerlab.config import load_config
+    from speakerlab.config.schema import load_config
 
     if args.config is not None:
         return load_config(args.config, args.set)
@@ -100,8 +100,8 @@ def existing(option: str, name: str, place: str, known: Iterable[Path]) -> Path:
 
 def footprints(config: "Config", args: Namespace) -> "list[Footprint]":
     """One of each format that is asked about."""
-    from speakerlab import build
-    from speakerlab.planning import footprint
+    from speakerlab.config import build
+    from speakerlab.experiments.planning import footprint
 
     names = ("fp32", "bf16") if args.precision == "auto" else (args.precision,)
     num_classes = args.speakers * len(config.augment.speeds)
@@ -137,7 +137,7 @@ def print_card(plan: "CardPlan", config: "Config", args: Namespace) -> None:
 
 def print_table(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> None:
     """Every card and format in a line each."""
-    from speakerlab.planning import CardPlan
+    from speakerlab.experiments.planning import CardPlan
 
     training = config.training
     print(

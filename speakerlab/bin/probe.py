@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from speakerlab import process, setup_training
-from speakerlab.batch import Batch
 from speakerlab.bin.command import run
-from speakerlab.config import Config
-from speakerlab.probing import Trial, sizes_that_run
+from speakerlab.config.schema import Config
+from speakerlab.core import process
+from speakerlab.core.batch import Batch
+from speakerlab.experiments import setup as setup_training
+from speakerlab.experiments.memory_probe import Trial, sizes_that_run
 
 
 def main(_words: Sequence[str]) -> None:

@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser
-from speakerlab.evaluation.development import read_development
-from speakerlab.evaluation.embedded import read_embedded
-from speakerlab.evaluation.evaluate import LEARNINGS, System, build_back_ends, evaluate
-from speakerlab.evaluation.report_page import ListScores, write_report
-from speakerlab.evaluation.trial_list import read_trial_list
-from speakerlab.model_files import find_model, read_calibration, read_card, read_settings
-from speakerlab.scoring import report
+from speakerlab.checkpoints.model_files import (
+    find_model,
+    read_calibration,
+    read_card,
+    read_settings,
+)
+from speakerlab.experiments import report
+from speakerlab.experiments.development import read_development
+from speakerlab.experiments.embedded import read_embedded
+from speakerlab.experiments.evaluate import LEARNINGS, System, build_back_ends, evaluate
+from speakerlab.experiments.report_page import ListScores, write_report
+from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.scoring.metrics import P_TARGETS
 from speakerlab.scoring.score_files import write_scores
 

@@ -8,8 +8,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from speakerlab import process
 from speakerlab.bin.command import parser, run
+from speakerlab.core import process
 
 
 def main(words: Sequence[str]) -> None:

@@ -4,10 +4,12 @@ import logging
 from argparse import Namespace
 from typing import TextIO
 
-from speakerlab import process, run_training, setup_training
-from speakerlab.config import Config
-from speakerlab.consistency import load
-from speakerlab.run_training import build_training
+from speakerlab.config.schema import Config
+from speakerlab.core import process
+from speakerlab.experiments import setup as setup_training
+from speakerlab.experiments import train as run_training
+from speakerlab.experiments.consistency import load
+from speakerlab.experiments.train import build_training
 from speakerlab.training.distributed import Ranks, is_lost_peer, start_ranks
 from speakerlab.training.guard import NumericError
 from speakerlab.training.learning import DivergedError

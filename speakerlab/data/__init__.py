@@ -1,1 +1,1 @@
-"""From disk to batch: data directories, audio files, order, crops and their draws."""
+"""From disk to batch: data directories, audio files, sampling order, crops and their draws."""

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from safetensors.numpy import save_file
 
-from speakerlab.atomic import replacing
+from speakerlab.core.atomic import replacing
 
 DTYPES = {"U8": "<u1", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
 BLOCK_BYTES = 1 << 22

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from speakerlab.atomic import alone, replacing
-from speakerlab.batch import SILENCE_POWER
+from speakerlab.core.atomic import alone, replacing
+from speakerlab.core.batch import SILENCE_POWER
 from speakerlab.data import audio
 from speakerlab.data.tables import read_rejected, read_table
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
+from speakerlab.core.faults import Faults
+from speakerlab.core.process import die_with_parent
 from speakerlab.data import audio, check_tables, tables
 from speakerlab.data.columns import store_columns
-from speakerlab.faults import Faults
-from speakerlab.process import die_with_parent
 
 MIN_FILES_FOR_POOL = 500  # below this, starting processes costs more than it saves
 MIN_SEGMENT_SECONDS = 0.025

@@ -7,8 +7,8 @@ named by whom. `check.py` is the door.
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from speakerlab.core.faults import Faults
 from speakerlab.data import tables
-from speakerlab.faults import Faults
 
 Sides = tuple[dict[str, int], dict[str, int]]  # enrolment and test ids -> the first line with each
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab.atomic import file_sha256
+from speakerlab.core.atomic import file_sha256
 from speakerlab.data.arrays import Arrays, map_arrays, write_arrays
 from speakerlab.data.in_step import Rows, read_in_step
 from speakerlab.data.strings import Paths, Strings, stable_hash

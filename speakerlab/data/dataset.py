@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch.utils.data import Dataset
 
-from speakerlab.batch import CODECS, Crop
+from speakerlab.core.batch import CODECS, Crop
 from speakerlab.data.banks import Bank
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.sampler import Slot

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from speakerlab import process
-from speakerlab.batch import Batch, Crop
+from speakerlab.core import process
+from speakerlab.core.batch import Batch, Crop
 from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.sampler import MicroBatches, Slot
 from speakerlab.data.watchdog import SHARED_MEMORY, Board, Hop, Watch, free_shared_memory, watched

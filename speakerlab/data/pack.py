@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab.atomic import alone, replacing
+from speakerlab.core.atomic import alone, replacing
+from speakerlab.core.faults import Faults
+from speakerlab.core.process import die_with_parent
 from speakerlab.data import audio
 from speakerlab.data.arrays import map_arrays, write_arrays
 from speakerlab.data.columns import Columns, read_columns, store_columns
 from speakerlab.data.packed import FOLDERS, Kind, Packed, read_packed
 from speakerlab.data.shards import Layout, ShardWriter, open_shards
 from speakerlab.data.tables import read_rejected, write_rejected
-from speakerlab.faults import Faults
-from speakerlab.process import die_with_parent
 
 MAX_SHARD_BYTES = 1 << 30
 MIN_SHARD_BYTES = 1 << 25

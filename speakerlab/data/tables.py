@@ -15,9 +15,9 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from speakerlab.atomic import write_text
+from speakerlab.core.atomic import write_text
+from speakerlab.core.faults import Faults
 from speakerlab.data.files import one_line
-from speakerlab.faults import Faults
 
 NAMELESS = "~"
 ENROLL_MAP = "enroll.map"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader, get_worker_info
 
-from speakerlab.batch import Batch
+from speakerlab.core.batch import Batch
 
 log = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")  # what workers hand their batches over in

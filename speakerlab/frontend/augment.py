@@ -14,12 +14,12 @@ import scipy.fft
 import torch
 from torch import Tensor, nn
 
-from speakerlab.batch import SILENCE_POWER, Batch
+from speakerlab.core.batch import SILENCE_POWER, Batch
+from speakerlab.core.regions import region
 from speakerlab.frontend.banks import LEAD_SECONDS, noise_bank, room_bank
 from speakerlab.frontend.channel import INT16_SCALE, Channel
 from speakerlab.frontend.fbank import fp32_island
 from speakerlab.frontend.resampling import resampler
-from speakerlab.regions import region
 
 CPU_ROWS = 8  # rows at a time on a CPU: more fall out of a core's cache
 KEPT_ROOMS = 200  # spectra of so many rooms, a quarter of a megabyte each, are kept on a CPU

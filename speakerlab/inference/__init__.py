@@ -1,5 +1,1 @@
-"""Using a model. In: recordings of any kind. Out: embeddings, scores, decisions, names.
-
-`speaker_model` is the Python API; it runs on `torch_model` or `onnx_model`. What it writes is in
-`enrolment` and `embedding_files`.
-"""
+"""From recordings to embeddings and decisions: the Python API, batch extraction, ONNX."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from speakerlab.atomic import replacing
+from speakerlab.core.atomic import replacing
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 KALDI_FLOAT_VECTOR = b"\0BFV \4"  # binary, float vector, an int of four bytes follows

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from speakerlab.atomic import replacing
+from speakerlab.core.atomic import replacing
 from speakerlab.scoring.backend import unit_rows
 
 

@@ -1,7 +1,7 @@
 """An exported model at work, without torch. In: waves in [-1, 1]. Out: embeddings.
 
-The one file that `speakerlab.export` writes holds the network with its front end, and, as `Facts`,
-what is to be known to use it.
+The file that `export.py` writes holds the network with its front end and, as `Facts`, all that its
+use requires.
 Letters: B rows, S samples, D embedding.
 """
 
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from speakerlab.core.windows import cut_windows
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.scoring.calibration import Calibration
-from speakerlab.windows import cut_windows
 
 INPUT, OUTPUT = "wave", "embedding"
 INSTALL = "pip install onnx onnxscript onnxruntime"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from speakerlab.core.windows import cut_windows
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import read_wave
 from speakerlab.frontend.vad import EnergyVad
@@ -19,10 +20,9 @@ from speakerlab.inference.enrolment import Speakers
 from speakerlab.inference.progress import Progress
 from speakerlab.scoring.backend import unit_rows
 from speakerlab.scoring.calibration import Calibration
-from speakerlab.windows import cut_windows
 
 if TYPE_CHECKING:
-    from speakerlab.classifier import Classifier
+    from speakerlab.inference.classifier import Classifier
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -81,7 +81,7 @@ def load(
     Raises ValueError and FileNotFoundError with one line.
     """
     if str(model).startswith(HUB):
-        from speakerlab.interop import hub
+        from speakerlab.checkpoints import hub
 
         model = hub.fetch(str(model).removeprefix(HUB))
     if Path(model).suffix == ".onnx":
@@ -95,9 +95,9 @@ def load(
                 "take auto, or the model's folder"
             )
         return SpeakerModel(OnnxModel(Path(model)))
-    from speakerlab.classifier import load_classifier
+    from speakerlab.checkpoints.published import load_published
+    from speakerlab.inference.classifier import load_classifier
     from speakerlab.inference.torch_model import TorchModel
-    from speakerlab.published import load_published
 
     published = load_published(Path(model))
     named = published.config.task == "identification"

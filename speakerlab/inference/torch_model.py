@@ -6,7 +6,7 @@ In: wave_BS, float32 in [-1, 1]. Out: emb_BD, float32. Letters: B rows, S sample
 import numpy as np
 import torch
 
-from speakerlab.published import Published
+from speakerlab.checkpoints.published import Published
 from speakerlab.training.precision import card_of, resolve_precision
 
 

@@ -1,1 +1,1 @@
-"""Embeddings and trial lists in; scores, error rates with intervals, and a report out."""
+"""From embeddings and trials to scores and metrics: back ends, calibration, intervals."""

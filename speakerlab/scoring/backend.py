@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from speakerlab.faults import Faults
+from speakerlab.core.faults import Faults
 from speakerlab.scoring.embeddings import EmbeddingTable, require_one_model
 from speakerlab.scoring.metrics import eer
 from speakerlab.scoring.trials import Trials

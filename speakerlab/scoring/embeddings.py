@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from speakerlab.atomic import replacing
-from speakerlab.faults import MAX_LINES_PER_KIND, Faults
+from speakerlab.core.atomic import replacing
+from speakerlab.core.faults import MAX_LINES_PER_KIND, Faults
 
 
 @dataclass(frozen=True)

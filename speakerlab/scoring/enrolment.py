@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from speakerlab.faults import Faults
+from speakerlab.core.faults import Faults
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from speakerlab.atomic import replacing, write_text
+from speakerlab.core.atomic import replacing, write_text
 
 Row = dict[str, Any]
 NUM_REPLICATES = 1000

@@ -16,6 +16,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from speakerlab.scoring.bootstrap import Pairs, Sweep
 from speakerlab.scoring.metrics import (
     P_TARGETS,
     checked,
@@ -23,7 +24,6 @@ from speakerlab.scoring.metrics import (
     min_dcf_of_points,
     operating_points,
 )
-from speakerlab.scoring.resampling import Pairs, Sweep
 
 MANY_TRIALS = 1_000_000  # above this a replicate is dear, and the interval hardly moves
 Replicates = dict[str, NDArray[np.float64]]  # metric -> its value in each replicate (R)

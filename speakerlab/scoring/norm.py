@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from speakerlab.faults import Faults
+from speakerlab.core.faults import Faults
 from speakerlab.scoring import backend
 from speakerlab.scoring.trials import Trials
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from speakerlab.atomic import replacing
-from speakerlab.faults import Faults
+from speakerlab.core.atomic import replacing
+from speakerlab.core.faults import Faults
 from speakerlab.scoring.trials import LINES_AT_ONCE, Trials, label_of
 
 NO_TRIAL = -1

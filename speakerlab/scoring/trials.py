@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from speakerlab.atomic import replacing
-from speakerlab.faults import Faults
+from speakerlab.core.atomic import replacing
+from speakerlab.core.faults import Faults
 
 LINES_AT_ONCE = 2_048  # a piece that fits the cache: larger ones take twice as long to split
 

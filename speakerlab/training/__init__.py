@@ -1,1 +1,1 @@
-"""The loop: schedules, precision, batch arithmetic, ranks, checkpoints, guard, monitor, trainer."""
+"""The training loop and its parts: updates, checkpoints, ranks, precision, schedules."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from speakerlab.atomic import file_sha256
+from speakerlab.core.atomic import file_sha256
 
 log = logging.getLogger(__name__)
 STATE, NOTE, ROWS = "state.pt", "note.json", "rows_"

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from speakerlab.regions import region
+from speakerlab.core.regions import region
 
 T = TypeVar("T")
 REDUCE = "step/reduce"  # what a profiler sees of collectives that are waited for

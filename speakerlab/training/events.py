@@ -24,7 +24,7 @@ from tensorboard.compat.proto.summary_pb2 import (
 )
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from speakerlab.atomic import write_text
+from speakerlab.core.atomic import write_text
 from speakerlab.training.appended import AppendedFile
 
 log = logging.getLogger(__name__)

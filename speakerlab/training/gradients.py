@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from speakerlab.batch import Batch
-from speakerlab.regions import region
+from speakerlab.core.batch import Batch
+from speakerlab.core.regions import region
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.guard import Guard

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from speakerlab.batch import Batch
-from speakerlab.regions import region
+from speakerlab.core.batch import Batch
+from speakerlab.core.regions import region
 from speakerlab.training.task import SpeakerTask
 
 log = logging.getLogger(__name__)

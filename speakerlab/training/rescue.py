@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from speakerlab import process
+from speakerlab.core import process
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5

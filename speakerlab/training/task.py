@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from speakerlab.batch import Batch
-from speakerlab.regions import region
+from speakerlab.core.batch import Batch
+from speakerlab.core.regions import region
 from speakerlab.training.precision import Precision
 
 

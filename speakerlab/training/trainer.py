@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from speakerlab.regions import region
-from speakerlab.training.autopsy import examine_step
+from speakerlab.core.regions import region
 from speakerlab.training.distributed import shared_store
 from speakerlab.training.gradients import Gradients
 from speakerlab.training.guard import NumericError
-from speakerlab.training.keeper import Keeper
 from speakerlab.training.learning import DivergedError
+from speakerlab.training.metric_sums import Window, row_of
 from speakerlab.training.monitor import Monitor
+from speakerlab.training.nan_report import examine_step
 from speakerlab.training.prefetch import Prefetcher, WaitTeller
 from speakerlab.training.rescue import Rescue, is_out_of_memory
+from speakerlab.training.run_state import Keeper
 from speakerlab.training.schedules import Schedule
 from speakerlab.training.signals import Signals, Stopped
-from speakerlab.training.window import Window, row_of
 
 log = logging.getLogger(__name__)
 MAX_ROLLBACKS = 2

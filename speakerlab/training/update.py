@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from speakerlab.regions import region
+from speakerlab.core.regions import region
 from speakerlab.training.guard import MAX_BAD_STEPS, Guard, NumericError
 from speakerlab.training.loss_scale import FLOOR, LossScale
 

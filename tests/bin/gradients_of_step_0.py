@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.bin import train
-from speakerlab.consistency import load
-from speakerlab.process import leave
-from speakerlab.run_training import build_training
+from speakerlab.core.process import leave
+from speakerlab.experiments.consistency import load
+from speakerlab.experiments.train import build_training
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.signals import Signals
 

@@ -13,7 +13,7 @@ import torch
 from speakerlab.bin import train
 from speakerlab.bin import training as train_run
 from speakerlab.bin.command import run
-from speakerlab.run_training import Training, build_training
+from speakerlab.experiments.train import Training, build_training
 
 harm, rank, first, last = sys.argv[1], *map(int, sys.argv[2:5])
 harm = harm.removesuffix("-once")

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from speakerlab.doctor_devices import driver, ranks_talk
+from speakerlab.bench.doctor_devices import driver, ranks_talk
 
 SMALL_SHM = "mount -t tmpfs -o size=16m tmpfs /dev/shm"
 

@@ -15,8 +15,8 @@ import torch
 from models_on_disk import publish_small
 from voices import RATE
 
-from speakerlab import build
 from speakerlab.bin import extract
+from speakerlab.config import build
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.columns import stable_hash

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from speakerlab.bin import export, import_
+from speakerlab.checkpoints.published import load_published
 from speakerlab.models import MODELS
-from speakerlab.published import load_published
 
 
 def write_model(path: Path) -> Path:

@@ -11,8 +11,8 @@ from tiny import ROOT
 from voices import RATE, make_wave
 
 import speakerlab
+from speakerlab.checkpoints.published import file_sha256
 from speakerlab.data import audio
-from speakerlab.published import file_sha256
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 FEW_STEPS = [

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from speakerlab import process
-from speakerlab.config import load_config
-from speakerlab.run_training import build_training
+from speakerlab.config.schema import load_config
+from speakerlab.core import process
+from speakerlab.experiments.train import build_training
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.guard import NumericError
 from speakerlab.training.monitor import Monitor

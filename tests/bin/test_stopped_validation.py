@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from speakerlab import process
-from speakerlab.config import load_config
-from speakerlab.run_training import build_training
+from speakerlab.config.schema import load_config
+from speakerlab.core import process
+from speakerlab.experiments.train import build_training
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.monitor import Monitor
 from speakerlab.training.signals import Signals, Stopped

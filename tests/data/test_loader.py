@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from speakerlab.batch import Batch, Crop
+from speakerlab.core.batch import Batch, Crop
+from speakerlab.core.process import available_cpus
 from speakerlab.data.dataset import Draws, NoiseKind, TrainCrops
 from speakerlab.data.loader import auto_workers, collate, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder, MicroBatches
-from speakerlab.process import available_cpus
 
 
 def make_crop(length: int, **changes) -> Crop:

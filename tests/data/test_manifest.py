@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speakerlab.core.faults import Faults
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.columns import NAME, TABLES, Strings, is_fresh, map_arrays, stable_hash
 from speakerlab.data.manifest import read_manifest, split_valid
 from speakerlab.data.tables import read_table, write_data_dir, write_table
-from speakerlab.faults import Faults
 
 RATE = 16000
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speakerlab.core.process import available_cpus
 from speakerlab.data.dataset import Draws, TrainCrops
 from speakerlab.data.loader import MICRO_BATCHES_AHEAD, batch_bytes, fit_workers, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder, MicroBatches
-from speakerlab.process import available_cpus
 
 MIB = 1 << 20
 

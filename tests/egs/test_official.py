@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from egs.common.official import compare, read_official
-from speakerlab.faults import Faults
+from speakerlab.core.faults import Faults
 
 KNOWN = {"a.wav", "b.wav", "c.wav"}
 

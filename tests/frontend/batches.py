@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from speakerlab.batch import Batch
+from speakerlab.core.batch import Batch
 
 S = 8001  # samples of a crop, odd on purpose
 Some = int | tuple[int, ...]

@@ -8,7 +8,7 @@ import scipy.signal
 import torch
 from batches import S, decaying_room, decibels, int16_noise, make_batch
 
-from speakerlab.batch import Batch
+from speakerlab.core.batch import Batch
 from speakerlab.frontend.augment import Augment
 from speakerlab.frontend.banks import bank_bytes
 from speakerlab.frontend.resampling import resampler

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from speakerlab import build
-from speakerlab.config import load_config
+from speakerlab.config import build
+from speakerlab.config.schema import load_config
 from speakerlab.frontend.vad import EnergyVad
 
 RATE = 16000

@@ -17,13 +17,13 @@ from models_on_disk import publish_small
 from voices import make_wave
 
 import speakerlab
-from speakerlab.config import load_config
+from speakerlab.checkpoints.published import load_published
+from speakerlab.config.schema import load_config
 from speakerlab.data import audio
 from speakerlab.data.convert import read_wave
 from speakerlab.data.pieces import Piece
-from speakerlab.export import export_onnx
-from speakerlab.extraction.batches import embed_pieces
-from speakerlab.published import load_published
+from speakerlab.inference.batches import embed_pieces
+from speakerlab.inference.export import export_onnx
 
 ROOT = Path(__file__).parents[2]
 RATE = 16000
@@ -38,8 +38,8 @@ runtime, model, wav, out = sys.argv[1:]
 if runtime == "stage 5":
     from speakerlab.data import audio
     from speakerlab.data.pieces import Piece
-    from speakerlab.extraction.batches import embed_pieces
-    from speakerlab.published import load_published
+    from speakerlab.inference.batches import embed_pieces
+    from speakerlab.checkpoints.published import load_published
     pieces = [Piece(wav, 0, audio.read_info(wav).num_samples)]
     embedder = load_published(Path(model)).embedder
     emb_D = embed_pieces(embedder, pieces, device=torch.device("cpu"))[0]
@@ -94,7 +94,7 @@ def test_five_minutes_by_the_api_and_stage_5(tmp_path, make_config, make_embedde
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_an_hour_takes_less_than_2_gib_and_all_agree(tmp_path, make_config):
-    from speakerlab.build import build_embedder
+    from speakerlab.config.build import build_embedder
 
     torch.manual_seed(0)
     config = load_config([ROOT / "conf" / "campplus.yaml"])

@@ -12,10 +12,10 @@ import torch
 from models_on_disk import publish_small
 from voices import RATE, make_wave
 
-from speakerlab import build
-from speakerlab.config import load_config
+from speakerlab.config import build
+from speakerlab.config.schema import load_config
 from speakerlab.data import audio
-from speakerlab.export import export_onnx, speech_like
+from speakerlab.inference.export import export_onnx, speech_like
 from speakerlab.inference.onnx_model import OnnxModel
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "onnx"

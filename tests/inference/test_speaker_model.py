@@ -12,10 +12,10 @@ from models_on_disk import CALIBRATION, publish_small
 from voices import RATE, make_wave
 
 import speakerlab
+from speakerlab.checkpoints.published import load_published
 from speakerlab.data import audio
 from speakerlab.data.pieces import Piece
-from speakerlab.extraction.batches import embed_pieces
-from speakerlab.published import load_published
+from speakerlab.inference.batches import embed_pieces
 
 CPU = torch.device("cpu")
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from speakerlab.embedder import Embedder
-from speakerlab.export import speech_like, write_onnx
+from speakerlab.config.embedder import Embedder
 from speakerlab.frontend.fbank import Fbank
+from speakerlab.inference.export import speech_like, write_onnx
 from speakerlab.inference.onnx_model import Facts, OnnxModel
 from speakerlab.models import MODELS
 

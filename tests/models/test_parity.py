@@ -24,7 +24,7 @@ from figures import FRAMES, PARITY, error, features, fill, read_figures
 from members import MEMBERS
 from torch import nn
 
-from speakerlab.interop.names import to_our_name
+from speakerlab.checkpoints.names import to_our_name
 from speakerlab.models import MODELS
 
 SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", Path(__file__).parents[3] / "shared"))

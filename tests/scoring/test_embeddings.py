@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from speakerlab.atomic import replacing
+from speakerlab.core.atomic import replacing
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 HASH = "ab" * 32

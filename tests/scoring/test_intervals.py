@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from counted import brute_eer, simulated
 
-from speakerlab.scoring import intervals, metrics, resampling
+from speakerlab.scoring import bootstrap as resampling
+from speakerlab.scoring import intervals, metrics
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from speakerlab.process import leave
+from speakerlab.core.process import leave
 from speakerlab.training.distributed import is_lost_peer, start_ranks
 
 

@@ -5,9 +5,9 @@ import shutil
 import pytest
 import torch
 
-from speakerlab import setup_training
-from speakerlab.corpus import Corpus
 from speakerlab.data.banks import EMPTY_BANK
+from speakerlab.experiments import setup as setup_training
+from speakerlab.experiments.corpus import Corpus
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.precision import resolve_precision
 from speakerlab.training.update import Updater

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speakerlab.batch import Batch
+from speakerlab.core.batch import Batch
 from speakerlab.frontend.augment import Augment
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.specaugment import SpecAugment

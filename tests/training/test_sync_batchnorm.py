@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from speakerlab import process
+from speakerlab.core import process
 from speakerlab.models.batchnorm import BatchNorm2d
 from speakerlab.models.campplus import CAMPPlus
 from speakerlab.training.distributed import start_ranks

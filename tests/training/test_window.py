@@ -2,7 +2,7 @@
 
 import torch
 
-from speakerlab.training.window import Window, row_of
+from speakerlab.training.metric_sums import Window, row_of
 
 
 def sums_of(window):

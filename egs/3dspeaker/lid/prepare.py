@@ -22,8 +22,8 @@ from egs.common.corpus import (
     write_set,
 )
 from egs.common.noises import write_published_choice
+from speakerlab.core.faults import Faults
 from speakerlab.data.tables import read_table
-from speakerlab.faults import Faults
 
 recipe = import_module("egs.3dspeaker.prepare")  # no name that a statement could import
 HERE = Path(__file__).resolve().parent

@@ -1,0 +1,1 @@
+"""Models on disk: published folders, their provenance, foreign toolkits and the hub."""

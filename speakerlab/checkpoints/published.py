@@ -1,0 +1,136 @@
+"""Published models: how they are written, found and opened again.
+
+A published model is a folder: `embedder.safetensors` (tensors only), `config.yaml` (all that is
+needed to build it), `card.json` (facts) and, where they are known, `head.safetensors` and
+`speakers.txt` (to train on) and `calibration.json` (to decide by).
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from speakerlab.checkpoints.model_files import CALIBRATION, find_model, read_calibration
+from speakerlab.config.embedder import Embedder
+from speakerlab.core.atomic import file_sha256, replacing, write_json, write_text
+from speakerlab.scoring.calibration import Calibration
+
+if TYPE_CHECKING:
+    from speakerlab.config.schema import Config
+
+INITIAL = "initial.safetensors"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model as found on disk."""
+
+    folder: Path
+    config: "Config"
+    embedder: Embedder
+    sha256: str
+    calibration: Calibration | None = None
+
+
+def publish(
+    folder: Path,
+    *,
+    embedder: Embedder,
+    config: "Config",
+    facts: Mapping[str, Any],
+    head: Mapping[str, Tensor] | None = None,
+    speakers: Sequence[str] = (),
+    calibration: Calibration | None = None,
+) -> str:
+    """Write a model folder, replacing one that is there; return the sha256 of the weights.
+
+    `head`, its tensors, and the `speakers` that its rows are for go together; a model from
+    elsewhere has neither.
+    """
+    refuse_other_folder(folder)
+    fresh = folder.with_name(f".{folder.name}")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    write_tensors(fresh / "embedder.safetensors", embedder.state_dict())
+    config.write(fresh / "config.yaml")
+    if head is not None:
+        write_tensors(fresh / "head.safetensors", head)
+        write_text(fresh / "speakers.txt", "".join(f"{name}\n" for name in speakers))
+    if calibration is not None:
+        write_json(fresh / CALIBRATION, calibration.to_dict())
+    digest = file_sha256(fresh / "embedder.safetensors")
+    card = {
+        "sha256": digest,
+        "embed_dim": embedder.embed_dim,
+        "parameters": sum(p.numel() for p in embedder.parameters()),
+        **facts,
+    }
+    write_json(fresh / "card.json", card)
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.replace(folder)
+    return digest
+
+
+def refuse_other_folder(folder: Path) -> None:
+    """ValueError where something lies under this name that is no published model."""
+    if folder.is_dir() and (not any(folder.iterdir()) or (folder / "card.json").exists()):
+        if not (folder / "checkpoints").exists():
+            return
+    elif not folder.exists():
+        return
+    raise ValueError(
+        f"{folder}: would be replaced by a model, got something else under this name; give another"
+    )
+
+
+def load_published(path: Path) -> Published:
+    """The model of a folder or experiment, in eval mode, its weights checked against its card."""
+    from speakerlab.config.build import build_embedder
+    from speakerlab.config.schema import load_config
+
+    folder = find_model(path)
+    weights = folder / "embedder.safetensors"
+    digest = file_sha256(weights)
+    wanted = json.loads((folder / "card.json").read_text(encoding="utf-8"))["sha256"]
+    if digest != wanted:
+        raise ValueError(f"{weights}: sha256 must be {wanted}, got {digest}; copy the model again")
+    config = load_config([folder / "config.yaml"])
+    embedder = build_embedder(config)
+    embedder.load_state_dict(read_tensors(weights))
+    return Published(folder, config, embedder.eval(), digest, read_calibration(folder))
+
+
+def load_initial(exp_dir: Path, config: "Config") -> Embedder:
+    """The embedder as its training began: as drawn, or as --init gave it."""
+    from speakerlab.config.build import build_embedder
+
+    embedder = build_embedder(config)
+    if (exp_dir / INITIAL).exists():
+        embedder.load_state_dict(read_tensors(exp_dir / INITIAL))
+    return embedder.eval()
+
+
+def write_initial(exp_dir: Path, embedder: Embedder) -> None:
+    """Keep what a training begins with, where it is not drawn from the seed."""
+    write_tensors(exp_dir / INITIAL, embedder.state_dict())
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """What a safetensors file holds; ValueError with one line where it is none."""
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: is no safetensors file, got '{error}'; copy it again") from error
+
+
+def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Tensors and nothing else, whole or not at all, readable as other files are."""
+    tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
+    with replacing(path) as partial:
+        partial.write_bytes(save(tensors))

@@ -1,0 +1,168 @@
+"""Configurations of 3D-Speaker and WeSpeaker: what of them an imported model has to keep.
+
+In: a config.yaml, read as plain data. Out: the toolkit, the front end, the head and where the
+training speakers are listed.
+"""
+
+import csv
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from speakerlab.checkpoints.names import Toolkit
+
+FrontendName = Literal["3dspeaker", "wespeaker"]
+# What each toolkit computes features by; nothing of it stands in a checkpoint. 3D-Speaker gives
+# torchaudio's defaults waves in [-1, 1] (process/processor.py: FBank); WeSpeaker multiplies by
+# 32768 first and asks for Hamming (dataset/processor.py: compute_fbank).
+FRONTENDS: Mapping[str, Mapping[str, Any]] = {
+    "3dspeaker": {"window": "povey", "scale": 1.0, "dither": 0.0},
+    "wespeaker": {"window": "hamming", "scale": 32768.0, "dither": 0.0},
+}
+# WeSpeaker's copies of 3D-Speaker's models want the latter's features; its command line knows by
+# these names (cli/hub.py, cli/speaker.py), which are those of their folders and archives.
+CONVERTED = ("campplus_cn_common_200k", "eres2net_cn_commom_200k")
+SPEEDS = (1.0, 0.9, 1.1)  # both toolkits number the speakers that speeds make in this order
+HEADS = {
+    "arc_margin": "aam_softmax",
+    "add_margin": "am_softmax",
+    "ArcMarginLoss": "aam_softmax",
+    "AddMarginLoss": "am_softmax",
+}
+
+
+@dataclass(frozen=True)
+class ForeignConfig:
+    """What a config.yaml says; `toolkit` None where there is none."""
+
+    path: Path | None
+    toolkit: Toolkit | None
+    values: Mapping[str, Any]
+
+    @property
+    def feat_dim(self) -> int:
+        args = _section(_section(self.values, "dataset_args"), "fbank_args")
+        stated = _section(self.values, "model_args").get("feat_dim", 80)
+        return self._whole(args.get("num_mel_bins", self.values.get("fbank_dim", stated)))
+
+    @property
+    def pooling(self) -> str | None:
+        """Name of WeSpeaker's pooling, as ours are called."""
+        name = _section(self.values, "model_args").get("pooling_func")
+        return None if name is None else str(name).lower()
+
+    def frontend(self, name: FrontendName) -> dict[str, Any]:
+        """Arguments of our Fbank. Raises ValueError where the features are no filter bank."""
+        data = _section(self.values, "dataset_args")
+        fbank = _section(data, "fbank_args")
+        kind = data.get("frontend", "fbank")
+        cmvn = _section(data, "cmvn_args")
+        if kind != "fbank":
+            raise ValueError(
+                f"{self.path}: the front end is no filter bank, got frontend: {kind}; "
+                "models on top of another network cannot be imported"
+            )
+        if cmvn.get("norm_var"):
+            raise ValueError(
+                f"{self.path}: the features are divided by their deviation, got norm_var: true; "
+                "only their mean is taken off here, so it cannot be imported"
+            )
+        mean_norm = bool(data.get("cmvn", True)) and bool(cmvn.get("norm_mean", True))
+        extractor = _section(_section(self.values, "feature_extractor"), "args")
+        if self.toolkit == "3dspeaker":
+            mean_norm = bool(extractor.get("mean_nor", not extractor))  # its default is False
+        rate = data.get("resample_rate", self.values.get("sample_rate", 16000))
+        return {
+            **FRONTENDS[name],
+            "sample_rate": self._whole(rate),
+            "num_mel_bins": self.feat_dim,
+            "frame_length_ms": float(self._whole(fbank.get("frame_length", 25))),
+            "frame_shift_ms": float(self._whole(fbank.get("frame_shift", 10))),
+            "mean_norm": mean_norm,
+        }
+
+    def head(self) -> dict[str, Any] | None:
+        """Our head of the published one, None where it is of a kind whose rows do not fit."""
+        if self.toolkit == "3dspeaker":
+            section = _section(self.values, "loss")
+            args = _section(section, "args")
+            kind = str(section.get("obj", "")).rpartition(".")[2]
+        else:
+            args = _section(self.values, "projection_args")
+            kind = str(args.get("project_type", ""))
+        if kind not in HEADS:
+            return None
+        ours: dict[str, Any] = {"scale": float(args.get("scale", 32.0))}
+        if HEADS[kind] == "aam_softmax":
+            ours["easy_margin"] = bool(args.get("easy_margin", False))
+        return {"name": HEADS[kind], "args": ours}
+
+    def speakers_file(self) -> Path | None:
+        """The list of training speakers, where it still is where the training found it."""
+        listed = self.values.get("data" if self.toolkit == "3dspeaker" else "train_label")
+        if not isinstance(listed, str) or self.path is None:
+            return None
+        places = [Path(listed), *(parent / listed for parent in self.path.absolute().parents[:4])]
+        return next((place for place in places if place.is_file()), None)
+
+    def _whole(self, value: object) -> int:
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"{self.path}: sizes of features must be whole numbers, got {value!r}; correct it"
+            )
+        return value
+
+
+def read_config(path: Path | None) -> ForeignConfig:
+    """Read a config.yaml as plain data: a tag that names code is refused, with one line."""
+    if path is None:
+        return ForeignConfig(None, None, {})
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        found = " ".join(str(error).split())
+        raise ValueError(f"{path}: is no plain YAML, got '{found}'; nothing was imported") from None
+    values = values if isinstance(values, dict) else {}
+    toolkit: Toolkit | None = None
+    if "embedding_model" in values:
+        toolkit = "3dspeaker"
+    elif "model_args" in values:
+        toolkit = "wespeaker"
+    return ForeignConfig(path, toolkit, values)
+
+
+def frontend_of(toolkit: Toolkit, *, folder: Path) -> FrontendName:
+    """Whose features a model of a toolkit takes, judged by the folder it was found in."""
+    if toolkit == "3dspeaker" or folder.name in CONVERTED:
+        return "3dspeaker"
+    home = Path(os.environ.get("WESPEAKER_HOME") or Path.home() / ".wespeaker")
+    copied = folder.name in ("campplus", "eres2net") and folder.absolute().parent == home.absolute()
+    return "3dspeaker" if copied else "wespeaker"
+
+
+def read_speakers(path: Path, *, num_rows: int) -> list[str] | None:
+    """What the rows of a head are of: speakers, then those that speeds made; None if it differs.
+
+    A 3D-Speaker list is CSV with a column `spk` and numbers speakers as they come; a WeSpeaker list
+    has lines `utterance speaker` and numbers them sorted.
+    """
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".csv":
+        rows = csv.DictReader(text.splitlines(), skipinitialspace=True)
+        speakers = list(dict.fromkeys(row["spk"] for row in rows if row.get("spk")))
+    else:
+        speakers = sorted({line.split()[1] for line in text.splitlines() if len(line.split()) > 1})
+    speeds = SPEEDS if num_rows == len(speakers) * len(SPEEDS) else (1.0,)
+    from speakerlab.data.dataset import class_names  # torch: `import --help` needs none
+
+    names = class_names(speakers, speeds)
+    return names if len(names) == num_rows else None
+
+
+def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    section = values.get(key)
+    return section if isinstance(section, Mapping) else {}

@@ -1,0 +1,1 @@
+"""Configuration: YAML layers to a checked `Config`, and a `Config` to objects."""

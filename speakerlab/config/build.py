@@ -1,0 +1,140 @@
+"""Build modules and optimizers from a `Config`; the parts themselves know nothing of it."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import nn
+
+from speakerlab.config.embedder import Embedder
+from speakerlab.config.schema import Config
+from speakerlab.frontend.augment import Augment
+from speakerlab.frontend.fbank import Fbank
+from speakerlab.frontend.specaugment import SpecAugment
+from speakerlab.frontend.vad import EnergyVad
+from speakerlab.losses import HEADS
+from speakerlab.losses.head import Head
+from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
+from speakerlab.losses.shards import Shards
+from speakerlab.models import MODELS
+from speakerlab.training.optim import OPTIMIZERS
+from speakerlab.training.precision import Precision
+from speakerlab.training.task import SpeakerTask
+
+SPLIT_FROM_CLASSES = 50_000  # below it, all rows and their reduction cost next to nothing
+
+
+def build_task(
+    config: Config,
+    *,
+    num_classes: int,
+    precision: Precision,
+    rooms: Sequence[np.ndarray] = (),
+    noises: Sequence[np.ndarray] = (),
+    shards: Shards | None = None,
+) -> SpeakerTask:
+    """Everything between a batch and its loss, on the CPU."""
+    embedder = build_embedder(config)
+    dim = embedder.embed_dim
+    return SpeakerTask(
+        augment=build_augment(config, rooms=rooms, noises=noises),
+        embedder=embedder,
+        spec_augment=build_spec_augment(config),
+        head=build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards),
+        precision=precision,
+    )
+
+
+def build_embedder(config: Config) -> Embedder:
+    """Waveform to embedding, weights drawn from the configuration's seed."""
+    torch.manual_seed(config.seed)
+    fbank = Fbank(**config.frontend)
+    backbone = MODELS[config.model.name](feat_dim=fbank.num_mel_bins, **config.model.args)
+    return Embedder(
+        fbank=fbank,
+        backbone=backbone,
+        max_seconds=config.model.max_seconds,
+        vad=build_vad(config),
+    )
+
+
+def build_vad(config: Config) -> EnergyVad | None:
+    """What leaves out silence before a whole recording is embedded; None where all is kept."""
+    if config.vad is None:
+        return None
+    return EnergyVad(sample_rate=config.frontend["sample_rate"], **config.vad)
+
+
+def build_head(
+    config: Config, *, embed_dim: int, num_classes: int, shards: Shards | None = None
+) -> Head:
+    """The training head, weights drawn from the configuration's seed.
+
+    shards: the ranks that its rows are split over; None: each has all.
+    """
+    head, margin = HEADS[config.head.name], config.training.margin
+    if not head.takes_margin and (margin.initial or margin.final):  # pyright: ignore[reportAttributeAccessIssue]
+        raise ValueError(
+            f"training.margin: head {config.head.name} has no margin, got {margin.initial:g} to "
+            f"{margin.final:g}; set training.margin.initial and .final to 0"
+        )
+    make = partial(head, embed_dim=embed_dim, num_classes=num_classes, **config.head.args)
+    torch.manual_seed(config.seed + 1)
+    if shards is None:
+        return make()
+    return ShardedHead(make, shards=shards, sampled_share=config.training.sampled_share)
+
+
+def is_head_split(config: Config, world_size: int, num_classes: int) -> bool:
+    """Whether each rank has rows of its own; also where a step takes a share of the classes."""
+    asked = config.runtime.split_head
+    is_worth_it = world_size > 1 and num_classes >= SPLIT_FROM_CLASSES
+    can = config.head.name in SPLITTABLE
+    sampled = config.training.sampled_share < 1
+    if config.task == "identification":  # validation and the published model decide by all rows
+        if asked == "on" or sampled:
+            raise ValueError(
+                f"runtime.split_head: identification needs a whole head, got {asked} and "
+                f"training.sampled_share {config.training.sampled_share:g}; use auto and 1"
+            )
+        return False
+    if (asked == "on" or sampled) and not can:
+        raise ValueError(
+            f"runtime.split_head: rows of {config.head.name} cannot be split over ranks, got "
+            f"{asked} and training.sampled_share {config.training.sampled_share:g}; use head "
+            f"{', '.join(SPLITTABLE)}, or off and 1"
+        )
+    return can and (asked == "on" or sampled or (asked == "auto" and is_worth_it))
+
+
+def build_augment(
+    config: Config, *, rooms: Sequence[np.ndarray], noises: Sequence[np.ndarray]
+) -> Augment:
+    """Speed, room, noise and telephone, on whole batches."""
+    return Augment(
+        num_samples=crop_samples(config),
+        speeds=config.augment.speeds,
+        rooms=rooms,
+        noises=noises,
+        telephone=config.augment.telephone_prob > 0,
+        codec=config.augment.codec_prob > 0,
+        sample_rate=config.frontend["sample_rate"],
+    )
+
+
+def build_spec_augment(config: Config) -> SpecAugment:
+    """Masks over features."""
+    return SpecAugment(**config.augment.spec)
+
+
+def build_optimizer(
+    config: Config, parameters: Iterable[nn.Parameter], *, lr: float
+) -> torch.optim.Optimizer:
+    """The optimizer; `lr` is its first learning rate, set anew at each step."""
+    return OPTIMIZERS[config.optimizer.name](parameters, lr=lr, **config.optimizer.args)
+
+
+def crop_samples(config: Config) -> int:
+    """Samples of a training crop."""
+    return round(config.data.crop_seconds * config.frontend["sample_rate"])

@@ -1,0 +1,98 @@
+"""What is wrong with a configuration, in the words of somebody who writes YAML.
+
+In: an error of pydantic, the values it is about, which layer set each. Out: lines in `Faults`.
+"""
+
+import difflib
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from speakerlab.core.faults import Faults
+
+
+def note_error(
+    error: ValidationError,
+    schema: type[BaseModel],
+    values: Any,
+    place: tuple[str, ...],
+    faults: Faults,
+    origin: Mapping[str, str],
+) -> None:
+    """One line for each key below `place` that pydantic found fault with in `values`."""
+    found: dict[tuple[str, ...], list[ErrorDetails]] = {}
+    for item in error.errors():
+        found.setdefault(_keys(item, values), []).append(item)
+    for keys, items in found.items():
+        if any(keys == other[: len(keys)] for other in found if other != keys):
+            continue  # the other branches of a union, one of which went further
+        where = where_from(origin, (*place, *keys))
+        if items[0]["type"] == "extra_forbidden":
+            known = _fields_at(schema, keys[:-1])
+            faults.add("unknown keys", f"{where}: unknown key{nearest(keys[-1], known)}")
+        elif items[0]["type"] == "missing":
+            faults.add("missing keys", f"{where}: is missing; add it")
+        elif not where:  # of the whole configuration, which is too long to be shown
+            faults.add("bad values", str(items[0].get("ctx", {}).get("error")))
+        else:
+            faults.add("bad values", f"{where}: {_complaint(items)}")
+
+
+def _keys(item: ErrorDetails, values: Any) -> tuple[str, ...]:
+    """Where the fault is, without the names that pydantic gives to the branches of a union."""
+    keys: list[str] = []
+    for part in item["loc"]:
+        if isinstance(values, dict) and part in values:
+            values = values[str(part)]
+        elif isinstance(values, list) and isinstance(part, int):
+            values = values[part] if part < len(values) else None
+        elif item["type"] != "missing":
+            continue
+        keys.append(str(part))
+    return tuple(keys)
+
+
+def _complaint(items: Sequence[ErrorDetails]) -> str:
+    """What is wrong, got what, and what to do, of a value that no branch of its type takes."""
+    custom = items[0].get("ctx", {}).get("error")
+    wrong, _, remedy = str(custom or _wanted(items)).partition("; ")
+    got = items[0]["input"]
+    shown = f"'{got}'" if isinstance(got, str) else json.dumps(got)
+    return f"{wrong}, got {shown}; {remedy or 'correct it'}"
+
+
+def _wanted(items: Sequence[ErrorDetails]) -> str:
+    """Pydantic's messages as one, in the words of somebody who writes YAML."""
+    texts = [item["msg"].replace("Input should ", "must ") for item in items]
+    text = " or ".join(dict.fromkeys(text.removeprefix("must be ") for text in texts))
+    text = text.replace("a valid array", "a list").replace("an object", "a section of keys")
+    return f"must be {text}" if texts[0].startswith("must be ") else text[0].lower() + text[1:]
+
+
+def _fields_at(schema: type[BaseModel], keys: Sequence[str]) -> Iterable[str]:
+    for key in keys:
+        annotation = schema.model_fields[key].annotation
+        if not (inspect.isclass(annotation) and issubclass(annotation, BaseModel)):
+            return ()
+        schema = annotation
+    return schema.model_fields
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    known = list(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; known are {', '.join(sorted(known))}"
+
+
+def where_from(origin: Mapping[str, str], path: Sequence[str]) -> str:
+    """The key, and the layer that set it or the section it is in."""
+    key = ".".join(path)
+    holders = [".".join(path[:end]) for end in range(len(path), 0, -1)]
+    layer = next((origin[holder] for holder in holders if holder in origin), "")
+    if not layer or layer.startswith(f"--set {key}="):
+        return layer or key
+    return f"{layer}: {key}"

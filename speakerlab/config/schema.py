@@ -1,0 +1,299 @@
+"""Typed configuration. In: YAML layers and `--set` values. Out: one frozen `Config`, or all faults.
+
+Layers are merged left to right; a layer that changes a component's `name` replaces its `args`.
+A component's `args` are checked against the signature of its constructor (listed in
+`registries.py`): the signature is the schema. Unknown keys are refused with the nearest known one.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
+
+from speakerlab.config import registries
+from speakerlab.config.layers import flatten, merge_layers, section_at, to_yaml
+from speakerlab.config.messages import nearest, note_error, where_from
+from speakerlab.core.atomic import write_text
+from speakerlab.core.faults import Faults
+
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(gt=0)]
+Range = tuple[float, float]
+Odds = Annotated[float, Field(ge=0)]
+Voices = Annotated[int, Field(ge=1, le=32)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys and wrong types are faults."""
+
+    model_config = STRICT
+
+
+class Component(Section):
+    """Something built by name; `args` are those of its constructor."""
+
+    name: str
+    args: dict[str, Any] = {}
+
+
+class ModelConfig(Component):
+    """The backbone. Input longer than `max_seconds` is embedded in windows, everywhere."""
+
+    max_seconds: Positive = 120.0
+
+
+class KindOdds(Section):
+    """How often noise is of each kind; kinds that there are no recordings of do not count."""
+
+    noise: Odds = 1.0
+    music: Odds = 1.0
+    speech: Odds = 1.0
+
+
+class AugmentConfig(Section):
+    """What is done to a training crop. The first speed is 1; others make new speakers.
+
+    SNRs and number of voices are those of Kaldi's recipes for MUSAN (egs/voxceleb/v2/run.sh), where
+    they are a list of values: noise 0 to 15 dB, music 5 to 15 dB, 3 to 7 voices at 13 to 20 dB.
+    """
+
+    speeds: tuple[Annotated[float, Field(ge=0.5, le=2)], ...] = (1.0, 0.9, 1.1)
+    room_prob: Share = 0.4
+    noise_prob: Share = 0.4
+    snr_db: Range = (0.0, 15.0)  # of the kind `noise`
+    music_snr_db: Range = (5.0, 15.0)
+    babble_snr_db: Range = (13.0, 20.0)  # of the sum
+    babble_voices: tuple[Voices, Voices] = (3, 7)  # recordings of the kind `speech` that are summed
+    kind_odds: KindOdds = KindOdds()
+    telephone_prob: Share = 0.0  # 300 to 3400 Hz
+    codec_prob: Share = 0.0  # 8 kHz and G.711, mu-law or A-law
+    spec: dict[str, Any] = {}  # args of SpecAugment
+
+    @field_validator("speeds")
+    @classmethod
+    def _begin_with_one(cls, speeds: tuple[float, ...]) -> tuple[float, ...]:
+        if speeds[:1] != (1.0,) or len(set(speeds)) < len(speeds):
+            raise ValueError("must begin with 1.0 and name each once; write [1.0, 0.9, 1.1]")
+        return speeds
+
+    @field_validator("snr_db", "music_snr_db", "babble_snr_db", "babble_voices")
+    @classmethod
+    def _rise(cls, ends: tuple[float, float]) -> tuple[float, float]:
+        if ends[0] > ends[1]:
+            raise ValueError("must be [low, high]; swap them")
+        return ends
+
+
+class DataConfig(Section):
+    """Where the data directories are: names below `dir`; null for no noise or no rooms."""
+
+    dir: str = "data"
+    train: tuple[str, ...] = ("train",)
+    labels: Annotated[str, Field(pattern=r"^utt2[a-z0-9_]+$")] = "utt2spk"  # the table of classes
+    noise: str | None = "noise"
+    rirs: str | None = "rirs"
+    features: Literal["wave", "fbank"] = "wave"  # made while training, or stored by stage 2
+    crop_seconds: Positive = 3.0
+    # Held out; null: max(10, 1 %), at most a fifth and 500. Identification holds out one of each
+    # class at least, any number, and counts utterances where the speakers are the classes.
+    valid_speakers: Annotated[int, Field(ge=0)] | None = None
+
+
+class MarginConfig(Section):
+    """The margin of the head: `initial` until `start_epoch`, `final` from `end_epoch` on."""
+
+    initial: Annotated[float, Field(ge=0, lt=1.5)] = 0.0
+    final: Annotated[float, Field(ge=0, lt=1.5)] = 0.2
+    start_epoch: Annotated[float, Field(ge=0)] = 0.0
+    end_epoch: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _end_after_start(self) -> "MarginConfig":
+        if self.end_epoch < self.start_epoch:
+            raise ValueError("end_epoch must not be before start_epoch; raise it")
+        return self
+
+
+class TrainingConfig(Section):
+    """What is learned and how; hardware has no say here."""
+
+    num_epochs: Count = 60
+    epoch_hours: Positive | None = None  # of crops; null: the corpus, but at least a global batch
+    speaker_balance: Share = 0.0  # 0: speakers as often as they speak long; 1: all equally often
+    global_batch: Count = 256
+    lr: Positive = 0.1  # peak, at a global batch of `lr_base_batch`; scaled in proportion
+    lr_base_batch: Count = 256
+    final_lr: Positive = 1e-4
+    warmup_epochs: Annotated[float, Field(ge=0)] = 5.0
+    margin: MarginConfig = MarginConfig()
+    clip_norm: Positive = 50.0  # far above the usual 5 to 20: only outliers are clipped
+    init_head: Literal["match", "keep", "drop"] = "match"  # rows of the head that --init brings
+    freeze_epochs: Annotated[float, Field(ge=0)] = 0.0  # at the start only the head learns so long
+    sampled_share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the head's classes, each step
+    bn_batch: Count | None = None  # crops BatchNorm must see at once; null: whatever fits
+    valid_every_epochs: Count = 1
+    checkpoint_every_steps: Count = 1000
+    keep_checkpoints: Count = 3  # the newest; the best validated one is kept too
+    average_checkpoints: Count = 1  # newest ones whose mean is published
+    on_divergence: Literal["warn", "stop"] = "warn"  # where the loss says that nothing is learned
+
+
+class RuntimeConfig(Section):
+    """What depends on the machine and must not change what is learned."""
+
+    micro_batch: Literal["auto", "probe"] | Count | dict[str, Count] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    tf32: Literal["auto", "off"] = "auto"  # auto: in convolutions, never in matrix products
+    sync_bn: Literal["auto", "off"] = "auto"  # auto: ranks join where training.bn_batch wants it
+    compile: bool = False  # the backbone, by torch.compile; minutes at the start
+    channels_last: Literal["auto"] | bool = "auto"  # layout of 2-D convolutions
+    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    stall_seconds: Positive = 60.0  # a batch that takes longer is told, and what holds it up
+    bank_gb: Positive = 4.0  # noise and rooms on the device; beyond it noise stays on the host
+    split_head: Literal["auto", "on", "off"] = "auto"  # rows over the ranks; auto: from 50,000 on
+    checkpoint_minutes: Positive = 30.0  # at the latest so long after the one before
+    deterministic: bool = False  # bit for bit on a GPU too, slower; a CPU always is
+    log_every_steps: Count = 10
+    log_every_seconds: Positive = 10.0
+    timeout_minutes: Positive = 10.0
+
+
+class Config(Section):
+    """One experiment, whole. Written to `exp/<name>/config.yaml`.
+
+    task: verification compares speakers never heard in training; identification names one of the
+    classes of training, speakers or what else `data.labels` holds.
+    """
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    task: Literal["verification", "identification"] = "verification"
+    model: ModelConfig
+    head: Component = Component(name="aam_softmax")
+    frontend: dict[str, Any] = {}  # args of Fbank
+    vad: dict[str, Any] | None = None  # args of EnergyVad; null: recordings are embedded whole
+    augment: AugmentConfig = AugmentConfig()
+    data: DataConfig = DataConfig()
+    optimizer: Component = Component(name="sgd")
+    training: TrainingConfig = TrainingConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+    @model_validator(mode="after")
+    def _augment_waves_only(self) -> "Config":
+        augment = self.augment
+        probs = (augment.room_prob, augment.noise_prob, augment.telephone_prob, augment.codec_prob)
+        if self.data.features == "fbank" and (any(probs) or augment.speeds != (1.0,)):
+            raise ValueError(
+                "stored features cannot be augmented: augment.speeds must be [1.0] and every "
+                "augment.*_prob 0; set them, or data.features to wave"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _classes_are_speakers(self) -> "Config":
+        if self.task == "verification" and self.data.labels != "utt2spk":
+            raise ValueError(
+                f"data.labels: verification learns from speakers, got {self.data.labels}; set "
+                "task to identification, or data.labels to utt2spk"
+            )
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as they stand in YAML."""
+        return self.model_dump(mode="json")
+
+    def write(self, path: Path) -> None:
+        """Write as YAML, whole or not at all."""
+        write_text(path, to_yaml(self.to_dict()))
+
+
+def load_config(layers: Sequence[Path], overrides: Sequence[str] = ()) -> Config:
+    """Merge YAML files and `key.path=value` overrides, left to right.
+
+    Raises ValueError listing every fault, FileNotFoundError for a layer that is not there.
+    """
+    merged, origin = merge_layers(layers, overrides)
+    return parse_config(merged, origin=origin)
+
+
+def parse_config(values: Mapping[str, Any], *, origin: Mapping[str, str] | None = None) -> Config:
+    """Check plain values; component arguments get the defaults of their constructors."""
+    faults, where = Faults(), dict(origin or {})
+    filled = json.loads(json.dumps(values, default=str))
+    for place, constructor, given in _components(filled, faults, where):
+        args = section_at(filled, place)
+        if args is None:  # no section: found below
+            continue
+        schema = args_schema(constructor, given=given)
+        try:
+            args.update(schema.model_validate_json(json.dumps(args)).model_dump(mode="json"))
+        except ValidationError as error:
+            note_error(error, schema, args, place, faults, where)
+    config: Config | None = None
+    try:
+        config = Config.model_validate_json(json.dumps(filled))
+    except ValidationError as error:
+        note_error(error, Config, filled, (), faults, where)
+    faults.raise_if_any("configuration refused")
+    assert config is not None
+    return config
+
+
+def args_schema(constructor: Callable[..., Any], *, given: Iterable[str]) -> type[BaseModel]:
+    """A schema made from a signature, without the arguments `given` by the program."""
+    hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name in given or parameter.kind is not parameter.KEYWORD_ONLY:
+            continue
+        required = parameter.default is parameter.empty
+        fields[name] = (hints[name], ... if required else parameter.default)
+    return create_model(constructor.__name__, __config__=STRICT, **fields)
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """Keys outside `runtime` (and the place of the data) that differ, as "key: old -> new"."""
+    a, b = flatten(old.to_dict()), flatten(new.to_dict())
+    free = (
+        *("runtime.", "data.dir", "training.keep_checkpoints"),
+        *("training.checkpoint_every_steps", "training.valid_every_epochs"),
+        *("training.average_checkpoints", "training.on_divergence"),
+    )
+    return [
+        f"{key}: {a.get(key)} -> {b.get(key)}"
+        for key in sorted(a.keys() | b.keys())
+        if a.get(key) != b.get(key) and not key.startswith(free)
+    ]
+
+
+def _components(
+    values: dict[str, Any], faults: Faults, origin: Mapping[str, str]
+) -> Iterable[tuple[tuple[str, ...], Callable[..., Any], tuple[str, ...]]]:
+    """(place of the args, constructor, arguments the program gives) of each component named."""
+    for section, registry in registries.REGISTRIES.items():
+        default = Config.model_fields[section].default
+        component = values.get(section, {})
+        if isinstance(default, Component) and isinstance(component, dict):
+            values[section] = component = {"name": default.name, **component}
+        name = component.get("name") if isinstance(component, dict) else None
+        if isinstance(name, str) and name in registry:
+            yield (section, "args"), registry[name], registries.GIVEN[section]
+        elif isinstance(name, str):
+            line = f"{where_from(origin, (section, 'name'))}: unknown {section}, got '{name}'"
+            faults.add("unknown components", line + nearest(name, registry))
+    for place, constructor in registries.FIXED.items():
+        if Config.model_fields[place[0]].default is None and values.get(place[0]) is None:
+            continue  # optional, and not asked for
+        yield place, constructor, registries.GIVEN[place[-1]]

@@ -1,0 +1,1 @@
+"""Train, evaluate and report an experiment, the folder `exp/<name>`."""

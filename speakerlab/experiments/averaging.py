@@ -1,0 +1,100 @@
+"""The mean of the models of a training's last checkpoints. In: its folder. Out: weights.
+
+Only checkpoints of the step schedule count: where others lie depends on time and on signals.
+Izmailov et al., Averaging Weights Leads to Wider Optima, UAI 2018, arXiv 1803.05407, without its
+own learning rates; BatchNorm's statistics are averaged like weights, as WeSpeaker does.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from speakerlab.checkpoints.published import publish
+from speakerlab.config.build import build_embedder, build_head
+from speakerlab.config.embedder import Embedder
+from speakerlab.config.schema import load_config
+from speakerlab.losses.head import Head
+from speakerlab.training.checkpoint import (
+    list_checkpoints,
+    load_state,
+    read_checked,
+    read_note,
+)
+
+PREFIXES = ("embedder.", "head.")
+
+
+def average_newest(
+    exp_dir: Path, num: int, embedder: Embedder, head: Head | None = None
+) -> list[int]:
+    """Load into `embedder` the mean of up to `num` newest checkpoints; their steps, oldest first.
+
+    head: is averaged too, where it is to decide; it must not be split over ranks. Raises ValueError
+    where there is none, or one is damaged.
+    """
+    folders = [
+        folder
+        for folder in list_checkpoints(exp_dir / "checkpoints")
+        if read_note(folder).scheduled
+    ][-num:]
+    if not folders:
+        raise ValueError(
+            f"{exp_dir}/checkpoints: none is of the step schedule, got nothing to average; lower "
+            "training.checkpoint_every_steps, or use one checkpoint"
+        )
+    sums: dict[str, Tensor] = {}
+    for folder in folders:
+        for name, tensor in model_of(folder).items():
+            wide = tensor.double() / len(folders)
+            sums[name] = sums[name] + wide if name in sums else wide
+    for prefix, module in zip(PREFIXES, (embedder, head)):
+        own = {} if module is None else module.state_dict()
+        mean = {name: sums[prefix + name].to(tensor.dtype) for name, tensor in own.items()}
+        if module is not None:
+            module.load_state_dict(mean)
+    return [read_note(folder).step for folder in folders]
+
+
+def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]:
+    """Write a model folder with the mean of up to `num` checkpoints; their steps and its sha256.
+
+    It has no calibration: that is learned for a model. It has a head where that decides, in
+    identification; else it cannot be trained on.
+    """
+    if num < 1:
+        raise ValueError(f"--last: at least one checkpoint must be averaged, got {num}; raise it")
+    if out.exists():
+        raise ValueError(f"{out}: is there already, got --out {out}; give a folder that is not")
+    recorded = exp_dir / "config.yaml"
+    if not recorded.exists():
+        raise FileNotFoundError(f"{recorded}: no such file; give the folder of a training")
+    config = load_config([recorded])
+    embedder, head, classes = build_embedder(config), None, list[str]()
+    if config.task == "identification":
+        classes = (exp_dir / "speakers.txt").read_text(encoding="utf-8").splitlines()
+        head = build_head(config, embed_dim=embedder.embed_dim, num_classes=len(classes))
+    steps = average_newest(exp_dir, num, embedder, head)
+    run = exp_dir / "run.json"
+    known = json.loads(run.read_text(encoding="utf-8")) if run.exists() else {}
+    facts = {**known, "averaged": steps}
+    return steps, publish(
+        out,
+        embedder=embedder,
+        config=config,
+        facts=facts,
+        head=head.state_dict() if head else None,
+        speakers=classes,
+    )
+
+
+def model_of(folder: Path) -> Mapping[str, Tensor]:
+    """The tensors of embedder and head in a checkpoint, by names with their prefix."""
+    task = load_state(read_checked(folder).state)["task"]
+    return {
+        name: t
+        for name, t in task.items()
+        if name.startswith(PREFIXES) and isinstance(t, torch.Tensor)
+    }

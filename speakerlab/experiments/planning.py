@@ -1,0 +1,179 @@
+"""What training takes of a device's memory, before it is tried: counted without computing.
+
+In: `Config`, a number of classes, a format. Out: `Footprint`, and with a card's memory `CardPlan`.
+The forward pass is run on tensors that have shapes and no data, in about a second on any machine.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from speakerlab.config import build
+from speakerlab.config.schema import Config
+from speakerlab.frontend.fbank import Fbank
+from speakerlab.models import MODELS
+from speakerlab.training import batch_size
+from speakerlab.training.batch_size import BatchPlan
+from speakerlab.training.precision import resolve_precision
+
+CARDS_GB = (11, 16, 24, 32, 40, 80)
+DRIVER_GB = 0.25  # of what a card is sold with, the driver leaves about so much less
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What training holds on its device, in bytes but for `num_parameters`."""
+
+    precision: str
+    backbone_crop: float  # saved for the backward pass, for each crop
+    head_crop: float
+    saved_once: float  # for any number of crops, without the parameters
+    num_parameters: int
+    weights: int
+    momentum: int  # all that the optimizer keeps
+
+    @property
+    def crop(self) -> float:
+        """For each crop; the gradients of logits are as large as what is saved of them."""
+        return self.backbone_crop + 2 * self.head_crop
+
+    def state(self, world_size: int) -> float:
+        """For any number of crops. DDP once holds two sets of gradients, as it regroups them."""
+        gradients = self.weights * (1 if world_size == 1 else 2)
+        return self.weights + gradients + self.momentum + self.saved_once
+
+
+def footprint(
+    config: Config,
+    *,
+    num_classes: int,
+    precision: str,
+    split_over: int = 1,
+    with_data: bool = False,
+) -> Footprint:
+    """Count for the configured model and head; precision: fp32, bf16 or fp16, already decided.
+
+    num_classes: rows of the head on this device; split_over: ranks whose crops meet these rows.
+    with_data: compute the forward pass after all; quicker where a model is small, and the same.
+    """
+    used = resolve_precision("fp32" if precision == "fp32" else "bf16", CPU)
+    fbank = Fbank(**config.frontend)
+    num_frames, num_bins = fbank.num_frames(build.crop_samples(config)), fbank.num_mel_bins
+    without_data = nullcontext() if with_data else FakeTensorMode()
+    with torch.random.fork_rng(devices=[]), without_data:
+        backbone: Any = MODELS[config.model.name](feat_dim=num_bins, **config.model.args)
+        head = build.build_head(config, embed_dim=backbone.embed_dim, num_classes=num_classes)
+        parameters = [*backbone.parameters(), *head.parameters()]
+
+        def embed(num_crops: int) -> Tensor:
+            with used.autocast():
+                return backbone(torch.zeros(num_crops, num_frames, num_bins))
+
+        def classify(num_crops: int) -> Tensor:
+            emb_BD = torch.zeros(num_crops, backbone.embed_dim, requires_grad=True)
+            return head(emb_BD, torch.zeros(num_crops, dtype=torch.int64), 0.0)[0]
+
+        crop, once = batch_size.saved_bytes(embed, parameters)
+        head_crop, head_once = batch_size.saved_bytes(classify, parameters)
+        return Footprint(
+            precision=precision,
+            backbone_crop=crop,
+            head_crop=head_crop * split_over,
+            saved_once=once + head_once,
+            num_parameters=sum(p.numel() for p in parameters),
+            weights=sum(p.nbytes for p in parameters),
+            momentum=_momentum_bytes(config, parameters),
+        )
+
+
+def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
+    """What the optimizer keeps after a step, whichever it is."""
+    optimizer = build.build_optimizer(config, parameters, lr=0.1)
+    for group in optimizer.param_groups:  # fused kernels would compute with real memory
+        group |= {"fused": False, "foreach": False}
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    kept = [value for state in optimizer.state.values() for value in state.values()]
+    return sum(value.nbytes for value in kept if isinstance(value, Tensor))
+
+
+def asked_micro_batch(config: Config) -> int | str:
+    """A number, or how it is found: auto or probe."""
+    asked = config.runtime.micro_batch
+    return asked.get(config.model.name, "auto") if isinstance(asked, dict) else asked
+
+
+def may_join_ranks(config: Config) -> bool:
+    """Whether ranks may share BatchNorm's statistics to see `training.bn_batch` crops."""
+    return config.runtime.sync_bn == "auto"
+
+
+def crops_that_fit(
+    found: Footprint, free: float, device: torch.device, *, world_size: int, bank_bytes: float = 0
+) -> int:
+    """How many crops a micro-batch can have in `free` bytes of a device."""
+    return batch_size.memory_limit(
+        found.crop,
+        int(free),
+        device,
+        state_bytes=found.state(world_size),
+        bank_bytes=bank_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class CardPlan:
+    """How a training would be done on one or more cards of `card_gb` GB each."""
+
+    config: Config
+    found: Footprint
+    card_gb: float
+    world_size: int = 1
+    bank_gb: float = 0.0
+
+    @cached_property
+    def fit(self) -> int:
+        """Crops that fit on one card."""
+        free = (self.card_gb - DRIVER_GB) * 2**30
+        banks = self.bank_gb * 2**30
+        return crops_that_fit(self.found, free, GPU, world_size=self.world_size, bank_bytes=banks)
+
+    def batch(self) -> BatchPlan:
+        """As training would plan it; ValueError where it would refuse."""
+        asked = asked_micro_batch(self.config)
+        return batch_size.plan_batch(
+            global_batch=self.config.training.global_batch,
+            world_size=self.world_size,
+            micro_batch=asked if isinstance(asked, int) else None,
+            bn_batch=self.config.training.bn_batch,
+            join_ranks=may_join_ranks(self.config),
+            limit=lambda: self.fit,
+        )
+
+    def parts(self) -> list[tuple[float, str]]:
+        """(GiB, what for) of the card's memory, activations of as many crops as fit last."""
+        free = self.card_gb - DRIVER_GB
+        state = self.found.state(self.world_size)
+        in_reserve = min(state, batch_size.STATE_IN_RESERVE)
+        names = f"of {self.found.num_parameters / 1e6:.1f} M parameters"
+        return [
+            (DRIVER_GB, "kept by the driver"),
+            (free * (1 - batch_size.GPU_USABLE_SHARE), "left free"),
+            (
+                (batch_size.GPU_RESERVE_BYTES - in_reserve) / 2**30,
+                "reserve: context, workspaces, communication",
+            ),
+            (state / 2**30, f"weights, gradients, momentum {names}, the head's among them"),
+            (self.bank_gb, "noise and rooms"),
+            (
+                self.fit * self.found.crop * batch_size.TRANSIENT_SHARE / 2**30,
+                f"activations of {self.fit} crops",
+            ),
+        ]

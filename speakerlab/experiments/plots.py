@@ -1,0 +1,165 @@
+"""Pictures of an evaluation: operating points, scores, curves in; PNG files out.
+
+Letters: N trials, K operating points, P priors, T points in time.
+Matplotlib is the extra `plot` and is imported only when something is drawn.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy.special import logit, ndtri
+
+from speakerlab.core.atomic import replacing
+from speakerlab.scoring.bayes_error import bayes_error
+from speakerlab.scoring.metrics import eer_of_points
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PERCENT_TICKS = (0.01, 0.1, 0.3, 1, 2, 5, 10, 20, 40, 60, 80, 95)
+COLOURS = ("#1f5fa8", "#c8501e", "#2f8a4c", "#7b4fa3", "#b0890f", "#0f8a94")
+GREY, PALE = "#8a94a0", "#e3e8ee"
+INCHES, DPI = 5.6, 160
+LEGEND_LINE = 0.23  # height in inches
+FLAT = 3.1  # height in inches of a picture that stands above or below another beside a square one
+RESOLUTION = 2000  # cells of an axis: points of a curve that share one are drawn once
+LOG_ODDS_P = np.linspace(-7, 7, 281)  # of the prior, for the calibration plot
+MARKED_PRIORS = (0.01, 0.05)
+MAX_BAYES_ERROR = 1.5  # of the axis: ratios that cost more than 1 are worse than none
+
+
+def plot_det(path: str | Path, curves: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """DET curves (p_miss_K, p_fa_K) by name, as a PNG; both axes are normal deviates.
+
+    EERs are marked. A name with "untrained" in it is drawn in grey dashes.
+    """
+    figure, axes = _figure("plot_det", height=INCHES + LEGEND_LINE * len(curves))
+    eers = {name: eer_of_points(*points) for name, points in curves.items()}
+    low, high = _limits(curves, max(eers.values()))
+    axes.plot(ndtri([low, high]), ndtri([low, high]), color=PALE, linewidth=1)
+    colours = iter(COLOURS * len(curves))
+    for name, (p_miss_K, p_fa_K) in curves.items():
+        is_untrained = "untrained" in name
+        colour = GREY if is_untrained else next(colours)
+        # beyond the axes rather than at minus infinity, so that a curve leaves the picture
+        x_K, y_K = (ndtri(np.clip(p_K, low / 10, 1 - low / 10)) for p_K in (p_fa_K, p_miss_K))
+        label = f"{name}: EER {100 * eers[name]:.2f} %"
+        style = "--" if is_untrained else "-"
+        axes.plot(*thinned(x_K, y_K), style, color=colour, linewidth=1.8, label=label)
+        crossing = ndtri(np.clip(eers[name], low / 10, 1 - low / 10))
+        axes.plot(crossing, crossing, "o", color=colour, markersize=7, markeredgecolor="white")
+    ticks = [tick for tick in PERCENT_TICKS if low <= tick / 100 <= high]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(ndtri(np.array(ticks) / 100), labels=[f"{tick:g}" for tick in ticks])
+    axes.set(xlim=ndtri([low, high]), ylim=ndtri([low, high]), aspect="equal")
+    axes.set(xlabel="false alarms, % of non-targets", ylabel="misses, % of targets")
+    _save(figure, axes, path)
+
+
+def plot_scores(path: str | Path, scores_N: np.ndarray, is_target_N: np.ndarray) -> None:
+    """Histograms of target and of non-target scores, each with area 1, as a PNG."""
+    figure, axes = _figure("plot_scores", height=FLAT)
+    is_target_N = np.asarray(is_target_N, dtype=np.bool_)
+    edges = np.histogram_bin_edges(scores_N, bins=60)
+    for name, chosen_N, colour in (
+        ("non-targets", ~is_target_N, COLOURS[1]),
+        ("targets", is_target_N, COLOURS[0]),
+    ):
+        density = np.histogram(scores_N[chosen_N], bins=edges, density=True)[0]
+        label = f"{name} ({np.count_nonzero(chosen_N):,})"
+        axes.stairs(density, edges, fill=True, alpha=0.3, color=colour, label=label)
+        axes.stairs(density, edges, linewidth=1.4, color=colour)
+    axes.set(xlabel="score", ylabel="density")
+    axes.set_ylim(bottom=0)
+    _save(figure, axes, path)
+
+
+def plot_calibration(path: str | Path, llr_N: np.ndarray, is_target_N: np.ndarray) -> None:
+    """Normalised Bayes error rate over prior log-odds, actual and minimum, as a PNG.
+
+    llr_N are natural logarithms. The equation and its source are in `bayes_error`. Operating
+    points 0.01 and 0.05 are marked.
+    """
+    figure, axes = _figure("plot_calibration", height=FLAT)
+    actual_P, minimum_P = bayes_error(llr_N, is_target_N, LOG_ODDS_P)
+    axes.axhline(1, color=GREY, linewidth=1, linestyle=":")
+    axes.fill_between(LOG_ODDS_P, minimum_P, actual_P, color=COLOURS[1], alpha=0.12, linewidth=0)
+    axes.plot(LOG_ODDS_P, actual_P, color=COLOURS[1], linewidth=1.8, label="actual")
+    axes.plot(LOG_ODDS_P, minimum_P, color=COLOURS[0], linewidth=1.8, label="minimum")
+    marked = logit(MARKED_PRIORS)
+    for log_odds, prior in zip(marked, MARKED_PRIORS):
+        axes.axvline(log_odds, color=GREY, linewidth=1, linestyle="--")
+        axes.annotate(
+            f"{prior:g}", (log_odds, 1), xycoords=("data", "axes fraction"), xytext=(3, -10),
+            textcoords="offset points", color="#5b6773", fontsize="small",
+        )  # fmt: skip
+    for curve_P, colour in zip((actual_P, minimum_P), (COLOURS[1], COLOURS[0])):
+        heights = np.interp(marked, LOG_ODDS_P, curve_P)
+        axes.plot(marked, heights, "o", color=colour, markersize=6, markeredgecolor="white")
+    top = float(np.clip(1.05 * max(actual_P.max(), minimum_P.max(), 1), 1.05, MAX_BAYES_ERROR))
+    axes.set(xlim=(LOG_ODDS_P[0], LOG_ODDS_P[-1]), ylim=(0, top))
+    axes.set(xlabel="log-odds of the prior of a target", ylabel="Bayes error, normalised")
+    _save(figure, axes, path)
+
+
+def plot_course(
+    path: str | Path, step_T: Sequence[float], value_T: Sequence[float], *, name: str
+) -> None:
+    """How one value of a training went, over its steps, as a PNG; few points are marked."""
+    figure, axes = _figure("plot_course", height=FLAT)
+    marker = "o" if len(step_T) <= 40 else ""
+    axes.plot(step_T, value_T, color=COLOURS[0], linewidth=1.6, marker=marker, markersize=4)
+    axes.set(xlabel="step", ylabel=name, xlim=(0, None))
+    _save(figure, axes, path)
+
+
+def thinned(x_K: np.ndarray, y_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The points of a curve that can be told apart in a picture; millions become thousands."""
+    is_new_K = np.zeros(len(x_K), dtype=np.bool_)
+    for value_K in (x_K, y_K):
+        low, high = value_K.min(), value_K.max()
+        cell_K = np.floor((value_K - low) / max(high - low, 1e-30) * RESOLUTION)
+        is_new_K[1:] |= np.diff(cell_K) != 0
+    is_new_K[[0, -1]] = True
+    return x_K[is_new_K], y_K[is_new_K]
+
+
+def _limits(
+    curves: Mapping[str, tuple[np.ndarray, np.ndarray]], worst_eer: float
+) -> tuple[float, float]:
+    """Ticks to begin and to end both axes with: down to what the trials resolve, up to the EERs."""
+    steps = [max(p_K[p_K > 0].min() for p_K in points) for points in curves.values()]
+    rates = np.array(PERCENT_TICKS) / 100
+    low = rates[rates <= min(steps)].max(initial=rates[0])
+    high = rates[rates >= min(1.6 * worst_eer, rates[-1])].min()
+    return float(min(low, 0.1)), float(max(high, 0.4))
+
+
+def _figure(caller: str, *, height: float = INCHES) -> "tuple[Figure, Axes]":
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"{caller}: matplotlib is not installed; pip install matplotlib"
+        ) from error
+    figure = Figure(figsize=(INCHES, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _save(figure: "Figure", axes: "Axes", path: str | Path) -> None:
+    axes.grid(color=PALE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["bottom", "left"]].set_color(GREY)
+    axes.tick_params(color=GREY)
+    if axes.get_legend_handles_labels()[0]:
+        columns = 1 if figure.get_figheight() > FLAT else 2
+        axes.legend(
+            frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderpad=0.1, ncols=columns
+        )
+    with replacing(Path(path)) as partial:
+        # without the name of the drawing program, so equal curves are equal bytes
+        figure.savefig(partial, format="png", dpi=DPI, metadata={"Software": None})

@@ -1,1 +1,0 @@
-"""Recordings -> embeddings: batches of equal length, chunks of work, processes and hosts."""

@@ -1,0 +1,117 @@
+"""What the suite keeps and tells: rows by machine, tables made of them, targets, the README."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import gate
+import stored
+import targets
+from suite_table import table
+
+ROOT = Path(__file__).parents[2]
+FACTS = {"date": "2026-01-02 03:04 UTC", "commit": "abcdef012345", "machine": "m", "cores": 2}
+FACTS |= {"device": "cpu", "python": "3", "torch": "2", "numpy": "2", "command": "make"}
+FACTS |= {"settings": {"THP_MEM_ALLOC_ENABLE": "1"}, "peers": {}}
+
+
+def row(name: str, ratio: float | None, unit: str = "utt/s", **more) -> dict:
+    """A row whose peer does one a second."""
+    return {"name": name, "ours": ratio or 5.0, "peer": 1.0, "ratio": ratio, "unit": unit, **more}
+
+
+def test_what_is_stored_is_read_by_machine(tmp_path):
+    """Rows of an earlier run stay, each with its own date and commit."""
+    path = tmp_path / "baseline.json"
+    with pytest.raises(ValueError, match="must have ratios of this kind of machine, 'old'"):
+        stored.read("old", path)
+    first = [row("a", 2.0), row("b", 3.0, share=0.5), row("c", None)]
+    facts = {**FACTS, "peers": {"wespeaker": "1"}}
+    stored.store("old", first, facts=facts, path=path, results=None)
+    stored.store("new", [row("a", 1.0)], facts=FACTS, path=path, results=None)
+    later = row("a", 2.512345678, date="2026-02-03 04:05 UTC", commit="fedcba9876")
+    facts = {**FACTS, "peers": {"speechbrain": "2"}, "settings": {}}
+    lone = row("b", None)  # ran without its peer: what is known of that stays
+    assert stored.store("old", [later, lone], facts=facts, path=path, results=None) == 1
+    facts = stored.read_all(path)["old"]["facts"]
+    assert facts["peers"] == {"wespeaker": "1", "speechbrain": "2"}
+    assert facts["settings"] == {} and facts["command"] is None  # one command did not make all
+    old = stored.read("old", path)
+    assert {name: found["ratio"] for name, found in old.items()} == {
+        "a": 2.5123,
+        "b": 3.0,
+        "c": None,
+    }
+    assert [old[name]["commit"] for name in "ab"] == ["fedcba9876", "abcdef012345"]
+    assert stored.read("new", path)["a"]["ratio"] == 1.0
+    assert gate.num_judged(first, old) == 2
+
+
+def test_the_table_is_made_anew_where_it_stands(tmp_path):
+    path, results = tmp_path / "baseline.json", tmp_path / "RESULTS.md"
+    results.write_text("# Results\n\nbefore\n\nafter\n")
+    for kind, ratio in (("one", 2.0), ("two", 3.0), ("one", 4.0)):
+        stored.store(kind, [row("x", ratio)], facts=FACTS, path=path, results=results)
+    text = results.read_text()
+    assert text.startswith("# Results") and text.count(stored.ENDS) == 2
+    with pytest.raises(ValueError, match="must have '<!-- end of what is stored -->'"):
+        stored.with_tables(text.replace(stored.ENDS, ""), stored.read_all(path))
+    assert [line for line in text.splitlines() if line.startswith("| x |")] == [
+        f"| x | {ratio} | 1 | utt/s | **{ratio}.00** |  |  |  |  | abcdef0 |" for ratio in (4, 3)
+    ]
+
+
+def test_results_tell_what_is_stored():
+    """The tables that a reader sees are those of baseline.json."""
+    text = stored.RESULTS.read_text()
+    kinds = stored.read_all()
+    assert kinds and "command" in next(iter(kinds.values()))["facts"]
+    assert stored.with_tables(text, kinds) == text  # python benchmarks/stored.py
+
+
+def test_readme_tells_what_is_stored():
+    """A figure that is stored anew is to be told anew."""
+    ratios = {row["name"]: row["ratio"] for row in next(iter(stored.read_all().values()))["rows"]}
+    section = (ROOT / "README.md").read_text().partition("## Speed")[2].partition("\n## ")[0]
+    lines = [line.split("|")[2:5] for line in section.splitlines() if "| `" in line]
+    assert len(lines) >= 8
+    for quoted, told, in_fp32 in lines:
+        name = quoted.strip(" `")
+        assert told.strip() == short(ratios[name]), name
+        name = f"{name.removesuffix('.bf16')}.fp32"
+        assert in_fp32.strip() == (short(ratios[name]) if name in ratios else ""), name
+
+
+def short(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}"
+
+
+@pytest.mark.parametrize(
+    ("found", "aim", "reached"),
+    [
+        (row("data.to_device", 10.0), ">= 10", "yes"),
+        (row("train.campplus.bf16", 2.4), ">= 2.5", "NO"),
+        (row("train.campplus.bf16", 2.4, share=0.8), ">= 2.5", "yes"),  # whichever is lower
+        ({**row("startup.help", None, "s"), "ours": 1.1}, "<= 1 s", "NO"),
+        ({**row("startup.help", None, "s"), "ours": 0.9}, "<= 1 s", "yes"),
+    ],
+)
+def test_what_was_to_be_reached(found, aim, reached):
+    line = next(line for line in table(FACTS, [found]).splitlines() if found["name"] in line)
+    assert f"| {aim} | {reached} |" in line
+
+
+def test_every_target_is_of_a_row_that_is_stored():
+    kept = next(iter(stored.read_all().values()))["rows"]
+    assert {*targets.RATIOS, *targets.AT_MOST} <= {found["name"] for found in kept}
+
+
+def test_a_row_in_the_table():
+    found = row("train.y.bf16", 2.5, quartiles=[2.0, 3.0], share=0.8, peak_mib=1234.5)
+    text = table(FACTS, [{**found, "commit": "abcdef012345-dirty"}])
+    line = "| train.y.bf16 | 2.5 | 1 | utt/s | **2.50** | 2.00 - 3.00 | 80% | 1,234 |  |"
+    assert f"{line} abcdef0-dirty |" in text.splitlines()
+    assert "Set for both sides: THP_MEM_ALLOC_ENABLE=1. Peers: none." in text

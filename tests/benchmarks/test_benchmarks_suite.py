@@ -1,0 +1,251 @@
+"""The suite of benchmarks: what it makes of its parts' rows, and when its gate shuts."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+import gate
+import suite
+from suite_parts import PARTS, Part
+
+ROOT = Path(__file__).parents[2]
+FACTS_OF = suite.facts_of
+
+
+def row(name: str, ratio: float | None, unit: str = "utt/s", **more) -> dict:
+    """A row whose peer does one a second."""
+    return {"name": name, "ours": ratio or 5.0, "peer": 1.0, "ratio": ratio, "unit": unit, **more}
+
+
+@pytest.mark.parametrize(
+    ("found", "kept", "verdict"),
+    [
+        (row("a", 1.71), {"ratio": 2.0}, None),  # 2.0 less 15 % is 1.7
+        (row("a", 1.69), {"ratio": 2.0}, "in doubt"),  # no quartiles are known
+        (row("a", 1.69, quartiles=[1.6, 1.75]), {"ratio": 2.0}, "in doubt"),
+        (row("a", 1.69, quartiles=[1.6, 1.695]), {"ratio": 2.0}, "certain"),
+        (row("a", 2.5), {"ratio": 2.0}, None),
+        (row("a", 0.58, "s"), {"ratio": 0.5}, None),  # seconds: 0.5 / 0.85 is 0.588
+        (row("a", 0.6, "s", quartiles=[0.59, 0.7]), {"ratio": 0.5}, "certain"),
+        (row("a", 0.6, "s", quartiles=[0.55, 0.7]), {"ratio": 0.5}, "in doubt"),
+        (row("a", None, share=0.6), {"ratio": 2.0, "share": 0.8}, "in doubt"),  # without a peer
+        (row("a", 2.0, share=0.6), {"ratio": 2.0, "share": 0.8}, None),  # the ratio is held to
+        (row("a", None), {"ratio": 2.0}, None),  # nothing to compare
+    ],
+)
+def test_a_row_may_lose_15_percent(found, kept, verdict):
+    lost = gate.losses([found], {"a": kept})
+    assert [("certain" if loss.is_certain else "in doubt") for loss in lost] == (
+        [verdict] if verdict else []
+    )
+
+
+FBANK = """
+from torchaudio.compliance import kaldi
+
+class FBank:
+    def __init__(self, num_bins, sample_rate, mean_nor):
+        self.num_bins = num_bins
+
+    def __call__(self, wave_S):
+        feats_TF = kaldi.fbank(wave_S[None], num_mel_bins=self.num_bins, dither=0.0)
+        return FACTOR * (feats_TF - feats_TF.mean(0))
+"""
+
+# A part that gives the next of RATIOS each time it runs, and notes the words it got.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+folder = Path(__file__).parent
+with (folder / "words").open("a") as file:
+    file.write(" ".join(sys.argv[2:]) + "\\n")
+turn = len((folder / "words").read_text().splitlines()) - 1
+(path,) = [word.partition("=")[2] for word in sys.argv if word.startswith("--json=")]
+ratio = RATIOS[turn]
+rows = [
+    {"name": name, "ours": ratio, "peer": 1.0, "ratio": ratio, "unit": "utt/s"}
+    for name in ("train.x", "infer.x")
+]
+Path(path).write_text(json.dumps(rows))
+sys.exit(CODE)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """run(words, ratios, code) -> (exit status, what was printed, words the part got)."""
+    script = tmp_path / "part.py"
+    parts = [Part("part", str(script), ("wespeaker",), ("threads",), ("--few",), can_choose=True)]
+    given = [f"--baseline={tmp_path / 'baseline.json'}", f"--results={tmp_path / 'RESULTS.md'}"]
+    given += ["--device=cpu", "--threads=1"]
+    (tmp_path / "RESULTS.md").write_text("# Results\n")
+
+    def run_suite(*words, ratios=(2.0,), code=0, fresh=True) -> tuple[int, str, list[str]]:
+        script.write_text(SCRIPT.replace("RATIOS", str(ratios)).replace("CODE", str(code)))
+        if fresh:
+            (tmp_path / "words").unlink(missing_ok=True)
+        status = suite.main([*given, *words], parts)
+        return status, capsys.readouterr().out, (tmp_path / "words").read_text().splitlines()
+
+    return run_suite
+
+
+def test_rows_facts_and_table(run, tmp_path):
+    for name in ("wespeaker/models/speaker_model.py", "speechbrain/lobes/models/ECAPA_TDNN.py"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    words = ["--quick", "--peers", f"wespeaker={tmp_path}", f"speechbrain={tmp_path}"]
+    files = [f"--json={tmp_path / 'out.json'}", f"--markdown={tmp_path / 'out.md'}"]
+    status, printed, got = run(*words, *files)
+    assert status == 0
+    assert got == [f"--few --threads=1 --peer {tmp_path}"]  # its own peer only
+    out = json.loads((tmp_path / "out.json").read_text())
+    assert [found["name"] for found in out["rows"]] == ["train.x", "infer.x"]
+    assert [(part["part"], part["exit"]) for part in out["parts"]] == [("part", 0)]
+    assert {"date", "commit", "machine", "threads", "torch", "settings"} < set(out["facts"])
+    markdown = (tmp_path / "out.md").read_text()
+    assert markdown in printed
+    assert "| train.x | 2 | 1 | utt/s | **2.00** |" in markdown
+
+
+def test_a_part_that_fails_ends_no_other(run, tmp_path):
+    status, printed, _ = run(f"--json={tmp_path / 'out.json'}", code=3)
+    assert status == 1
+    assert "suite: part: must end with 0 and give rows, got 3 and 2 rows" in printed
+    assert len(json.loads((tmp_path / "out.json").read_text())["rows"]) == 2
+
+
+def test_rows_of_other_recordings_are_not_compared(run, monkeypatch):
+    assert run("--store", ratios=(2.0,))[0] == 0
+    monkeypatch.setattr(suite, "ON_AUDIO", ("train.",))
+    monkeypatch.setattr(suite, "facts_of", lambda *a, **k: {**FACTS_OF(*a, **k), "audio": "other"})
+    status, printed, _ = run("--gate", ratios=(1.0, 1.9))
+    assert status == 0 and "gate: train. not compared: of other, stored of" in printed
+    assert "1 rows compared" in printed
+
+
+def test_gate_measures_again_what_is_in_doubt(run):
+    assert run("--store", ratios=(2.0,))[0] == 0
+    status, printed, got = run("--gate", ratios=(1.5, 1.9))
+    assert status == 0 and "0 lost speed" in printed
+    assert got == ["--threads=1", "--threads=1 --rows train.x infer.x"]
+    status, printed, got = run("--gate", ratios=(1.5, 1.6))
+    assert status == 1 and len(got) == 2
+    for name in ("train.x", "infer.x"):
+        assert f"gate: {name}: ratio must be within 15% of 2, got 1.6, 20% less" in printed
+
+
+def test_a_loss_is_not_stored(run):
+    assert run("--store", ratios=(2.0,))[0] == 0
+    assert run("--gate", "--store", ratios=(1.5,))[0] == 1
+    assert run("--gate", ratios=(1.5,))[0] == 1
+
+
+def test_rows_measured_before_are_joined(run, tmp_path):
+    """Of a part that ran alone, and of a suite that lost speed: that is told, nothing is run."""
+    assert run("--store", ratios=(2.0,))[0] == 0
+    run(f"--json={tmp_path / 'suite.json'}", ratios=(1.5,))
+    measured = row("score.x", 7.0, date="2026-01-02", commit="abc")
+    (tmp_path / "alone.json").write_text(json.dumps([measured]))
+    files = [str(tmp_path / name) for name in ("alone.json", "suite.json")]
+    (tmp_path / "words").write_text("untouched")
+    status, printed, got = run("--gate", "--read", *files, fresh=False)
+    assert status == 1 and got == ["untouched"]
+    assert "| score.x | 7 | 1 | utt/s |" in printed and "gate: train.x" in printed
+    assert "2 rows compared" in printed
+
+
+def test_of_pieces_the_later_row_counts_and_facts_are_those_told(tmp_path):
+    first = {"settings": {"OMP_X": "1"}, "peers": {"wespeaker": "1"}, "machine": "m"}
+    first |= {"date": "d", "commit": "123"}
+    second = {"settings": None, "peers": {"speechbrain": "2"}, "torch": "3"}
+    second |= {"date": "d", "commit": "abc"}
+    pieces = [
+        {"facts": first, "rows": [row("a", 1.0), row("b", 2.0)]},
+        {"facts": second, "rows": [row("a", 3.0)]},
+        [row("c", 4.0, date="d", commit="def")],
+    ]
+    paths = [tmp_path / f"{i}.json" for i in range(3)]
+    for path, piece in zip(paths, pieces):
+        path.write_text(json.dumps(piece))
+    results, facts = suite.read(paths, kind="m")
+    found = [(r["name"], r["ratio"], r.get("commit")) for r in suite.rows_of(results)]
+    assert found == [("b", 2.0, "123"), ("a", 3.0, "abc"), ("c", 4.0, "def")]
+    assert facts["settings"] == {"OMP_X": "1"} and facts["torch"] == "3"
+    assert facts["peers"] == {"wespeaker": "1", "speechbrain": "2"}
+    with pytest.raises(ValueError, match=r"0\.json: must be of this machine, 'n', got 'm'"):
+        suite.read(paths, kind="n")
+    for text, fault in (("{}", "facts"), (json.dumps([row("a", 1.0)]), "date")):
+        paths[1].write_text(text)
+        with pytest.raises(ValueError, match=rf"1\.json: must hold rows .* got KeyError '{fault}'"):
+            suite.read(paths, kind="m")
+
+
+def test_gate_without_anything_stored_is_refused_before_it_measures(run, tmp_path):
+    with pytest.raises(ValueError, match="store them with --store"):
+        run("--gate")
+    assert not (tmp_path / "words").exists()
+
+
+@pytest.mark.parametrize(
+    ("peer", "fault"),
+    [
+        ("kaldi=.", "must be NAME=DIR, NAME one of 3dspeaker, wespeaker, speechbrain, got 'k"),
+        ("wespeaker", "NAME one of 3dspeaker, wespeaker, speechbrain, got 'wespeaker'"),
+        (
+            "wespeaker=/nowhere",
+            "got no /nowhere/wespeaker/models/speaker_model.py; git clone https://github",
+        ),
+    ],
+)
+def test_a_peer_that_is_none_is_refused(peer, fault, capsys):
+    with pytest.raises(SystemExit):
+        suite.main([f"--peers={peer}"])
+    assert fault in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+@pytest.mark.parametrize("words", [[], ["--quick"]], ids=["whole", "quick"])
+def test_every_part_is_a_script_that_takes_its_words(part, words, monkeypatch):
+    """What follows the known words, `--help`, is reached: none of them is refused."""
+    options = suite.parse([*words, "--device=cpu", "--threads=1"], PARTS)
+    command = [part.script, "--json=rows.json", *part.words(options), "--help"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / "benchmarks" / part.script), run_name="__main__")
+    assert left.value.code == 0
+
+
+LONE = ("growth", "hooks", "manifest", "options", "runtimes", "scaling")
+
+
+@pytest.mark.parametrize("name", LONE)
+def test_every_other_script_tells_its_options(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / f"benchmarks/{name}.py"), run_name="__main__")
+    assert left.value.code == 0 and "usage:" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_front_end_beside_one_of_equal_features(tmp_path):
+    """3D-Speaker's, made of what it calls; in the second run it is ten percent too large."""
+    for name in ("process", "utils", "dataset"):
+        (tmp_path / f"speakerlab/{name}").mkdir(parents=True)
+    for factor, status in ((1, 0), (1.1, 1)):
+        source = FBANK.replace("FACTOR", str(factor))
+        (tmp_path / "speakerlab/process/processor.py").write_text(source)
+        words = ["--device=cpu", "--micro-batch=4", "--seconds=0.1", f"--peer={tmp_path}"]
+        command = [sys.executable, "benchmarks/frontend.py", *words, f"--json={tmp_path / 'rows'}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+    assert "3dspeaker: the features are not equal; nothing was timed" in done.stderr
+    (found,) = json.loads((tmp_path / "rows").read_text())
+    assert found["name"] == "frontend.fbank" and found["unit"] == "crops/s"
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"])

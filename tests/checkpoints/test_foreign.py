@@ -1,0 +1,244 @@
+"""Checkpoints of both toolkits, imported and written back: the same embeddings, or a refusal."""
+
+import json
+import os
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).parent / "toolkits"))
+
+from toolkit_cases import CASES, STORED, real_files, run_peer, write_checkpoint
+
+from speakerlab.checkpoints.foreign import export_3dspeaker, import_checkpoint
+from speakerlab.checkpoints.model_files import read_classes
+from speakerlab.checkpoints.published import Published, load_published, publish
+from speakerlab.config import build
+from speakerlab.config.schema import parse_config
+from speakerlab.data import audio
+from speakerlab.models import MODELS
+
+SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", Path(__file__).parents[3] / "shared"))
+CHECKOUTS = {"3dspeaker": "SPEAKERLAB_3DSPEAKER", "wespeaker": "SPEAKERLAB_WESPEAKER"}
+
+
+@torch.no_grad()
+def embed(published: Published, files: list[Path]) -> np.ndarray:
+    waves = [torch.from_numpy(audio.read(file).astype(np.float32)) / 32768 for file in files]
+    return np.stack([published.embedder(wave_S[None])[0].numpy() for wave_S in waves])
+
+
+def least_cosine(ours_ND: np.ndarray, theirs_ND: np.ndarray) -> float:
+    norms_N = np.linalg.norm(ours_ND, axis=1) * np.linalg.norm(theirs_ND, axis=1)
+    return float(((ours_ND * theirs_ND).sum(1) / norms_N).min())
+
+
+@pytest.fixture
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
+    """A small CAM++ of 16 dimensions as 3D-Speaker and as WeSpeaker leave one."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    torch.manual_seed(1)
+    state = MODELS["campplus"](embed_dim=16, init_channels=32, growth_rate=8).state_dict()
+    files = {"3dspeaker": folder / "a/embedding_model.ckpt", "wespeaker": folder / "b/avg_model.pt"}
+    for file in files.values():
+        file.parent.mkdir()
+    torch.save(state, files["3dspeaker"])
+    torch.save({**state, "projection.weight": torch.zeros(6, 16)}, files["wespeaker"])
+    config = {**CASES["campplus_wespeaker"].config, "model_args": {"pooling_func": "TSTP"}}
+    files["wespeaker"].with_name("config.yaml").write_text(yaml.dump(config))
+    return files
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_imported_model_equals_what_its_toolkit_gave(name: str, tmp_path: Path) -> None:
+    if not SHARED.is_dir():
+        pytest.skip("needs ../shared")
+    stored = np.load(STORED)
+    files = real_files(SHARED)
+    assert [file.name for file in files] == stored["files"].tolist()
+    published = import_checkpoint(write_checkpoint(name, tmp_path), tmp_path / "model")
+    assert least_cosine(embed(published, files), stored[name]) > 0.999999
+
+
+@pytest.mark.parametrize("toolkit", CHECKOUTS)
+def test_imported_model_equals_its_toolkit_side_by_side(toolkit: str, tmp_path: Path) -> None:
+    checkout = os.environ.get(CHECKOUTS[toolkit])
+    if not checkout or not SHARED.is_dir():
+        pytest.skip(f"needs ../shared and {CHECKOUTS[toolkit]}, a checkout")
+    files = real_files(SHARED)
+    written = {n: write_checkpoint(n, tmp_path) for n, c in CASES.items() if c.toolkit == toolkit}
+    theirs = run_peer(toolkit, Path(checkout), written, files, tmp_path)
+    for name, checkpoint in written.items():
+        published = import_checkpoint(checkpoint, tmp_path / "models" / name)
+        assert least_cosine(embed(published, files), theirs[name]) > 0.999999, name
+
+
+def test_front_end_of_the_other_toolkit_gives_other_embeddings(tmp_path: Path) -> None:
+    if not SHARED.is_dir():
+        pytest.skip("needs ../shared")
+    checkpoint = write_checkpoint("campplus", tmp_path)
+    published = import_checkpoint(checkpoint, tmp_path / "model", frontend="wespeaker")
+    stored = np.load(STORED)["campplus"]
+    assert least_cosine(embed(published, real_files(SHARED)), stored) < 0.9999
+
+
+def test_front_end_and_source_are_recorded(checkpoints, tmp_path: Path) -> None:
+    three = import_checkpoint(checkpoints["3dspeaker"], tmp_path / "a").config.frontend
+    we = import_checkpoint(checkpoints["wespeaker"], tmp_path / "b").config.frontend
+    keys = ("window", "scale", "dither", "mean_norm", "num_mel_bins", "sample_rate")
+    assert [three[key] for key in keys] == ["povey", 1.0, 0.0, True, 80, 16000]
+    assert [we[key] for key in keys] == ["hamming", 32768.0, 0.0, True, 80, 16000]
+    source = json.loads((tmp_path / "b" / "card.json").read_text())["source"]
+    assert (source["toolkit"], source["file"]) == ("wespeaker", "avg_model.pt")
+    assert source["architecture"] == "campplus of WeSpeaker"
+    assert len(source["sha256"]) == 64
+
+
+def test_converted_models_of_wespeaker_take_the_features_of_3dspeaker(
+    checkpoints, tmp_path: Path
+) -> None:
+    folder = checkpoints["wespeaker"].parent
+    bundle = tmp_path / "campplus_cn_common_200k.tar.gz"
+    with tarfile.open(bundle, "w:gz", compresslevel=1) as tar:
+        tar.add(folder, arcname="campplus_cn_common_200k")
+    assert import_checkpoint(bundle, tmp_path / "a").config.frontend["window"] == "povey"
+    asked = import_checkpoint(bundle, tmp_path / "b", frontend="wespeaker")
+    assert asked.config.frontend["window"] == "hamming"
+
+
+def test_zip_and_folder_are_opened_like_the_file(checkpoints, tmp_path: Path) -> None:
+    file = checkpoints["wespeaker"]
+    bundle = tmp_path / "voxceleb_CAM++.zip"
+    with zipfile.ZipFile(bundle, "w") as archive:
+        for name in ("avg_model.pt", "config.yaml"):
+            archive.write(file.with_name(name), f"voxceleb_CAM++/{name}")
+    digests = [import_checkpoint(p, tmp_path / "m").sha256 for p in (bundle, file.parent, file)]
+    assert len(set(digests)) == 1
+
+
+def test_wespeaker_checkpoint_without_configuration_is_refused(checkpoints, tmp_path: Path) -> None:
+    state = torch.load(checkpoints["wespeaker"], weights_only=True)
+    del state["projection.weight"]  # with it, it can only be WeSpeaker's
+    torch.save(state, tmp_path / "avg_model.pt")
+    with pytest.raises(FileNotFoundError, match=r"got no config.yaml beside it; give --model-conf"):
+        import_checkpoint(tmp_path / "avg_model.pt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    config = checkpoints["wespeaker"].with_name("config.yaml")
+    found = import_checkpoint(tmp_path / "avg_model.pt", tmp_path / "out", config=config)
+    assert found.config.frontend["window"] == "hamming"
+
+
+def write_experiment(folder: Path, checkpoint: Path, *, num_rows: int, speakers: list[str]) -> Path:
+    """An experiment as 3D-Speaker leaves it: two checkpoints, the newer one with another number."""
+    state = torch.load(checkpoint, weights_only=True)
+    for epoch, unixtime in ((9, 2.0), (10, 1.0)):
+        place = folder / f"exp/campplus/models/CKPT-EPOCH-{epoch}-00"
+        place.mkdir(parents=True)
+        torch.save({f"module.{n}": v for n, v in state.items()}, place / "embedding_model.ckpt")
+        weight_CD = torch.full((num_rows, 16), float(epoch))
+        torch.save({"weight": weight_CD}, place / "classifier.ckpt")
+        (place / "CKPT.yaml").write_text(f"unixtime: {unixtime}\nepoch: {epoch}\n")
+    rows = "".join(f"u{i},{s},{s}.wav\n" for i, s in enumerate(speakers))
+    (folder / "data").mkdir()
+    (folder / "data/train.csv").write_text(f"ID, spk, path\n{rows}")
+    config = {
+        "data": "data/train.csv",
+        "embedding_model": {"obj": "speakerlab.models.campplus.DTDNN.CAMPPlus"},
+        "feature_extractor": {"args": {"mean_nor": True}},
+        "loss": {"obj": "speakerlab.loss.margin_loss.ArcMarginLoss", "args": {"scale": 30.0}},
+    }
+    (folder / "exp/campplus/config.yaml").write_text(yaml.dump(config))
+    return folder / "exp/campplus"
+
+
+def test_head_of_an_experiment_is_kept_by_the_names_of_its_list(
+    checkpoints, tmp_path: Path
+) -> None:
+    experiment = write_experiment(
+        tmp_path, checkpoints["3dspeaker"], num_rows=6, speakers=["z", "a", "z"]
+    )
+    published = import_checkpoint(experiment, tmp_path / "model")
+    assert read_classes(tmp_path / "model") == ["z", "a", "z#0.9", "a#0.9", "z#1.1", "a#1.1"]
+    weight_CD = load_file(tmp_path / "model" / "head.safetensors")["weight_CD"]
+    assert torch.equal(weight_CD, torch.full((6, 16), 9.0))  # of the newest, not the last by name
+    assert published.config.head.args["scale"] == 30.0
+
+
+def test_head_whose_rows_are_of_other_speakers_is_left_out(
+    checkpoints, tmp_path: Path, caplog
+) -> None:
+    speakers = ["z", "a", "b", "c"]
+    experiment = write_experiment(tmp_path, checkpoints["3dspeaker"], num_rows=6, speakers=speakers)
+    with caplog.at_level("INFO"):
+        import_checkpoint(experiment, tmp_path / "model")
+    assert not (tmp_path / "model" / "head.safetensors").exists()
+    assert "lists other speakers than the head's 6 rows" in caplog.text
+    assert "no head" in caplog.text
+
+
+def test_projection_of_wespeaker_is_named_by_sorted_speakers(checkpoints, tmp_path: Path) -> None:
+    listed = tmp_path / "utt2spk"
+    listed.write_text("u1 b\nu2 a\nu3 b\n")
+    import_checkpoint(checkpoints["wespeaker"], tmp_path / "model", speakers=listed)
+    assert read_classes(tmp_path / "model") == ["a", "b", "a#0.9", "b#0.9", "a#1.1", "b#1.1"]
+
+
+@pytest.mark.parametrize(
+    "name", ["campplus", pytest.param("eres2net_base", marks=pytest.mark.slow)]
+)
+def test_what_is_exported_is_imported_bit_for_bit(name: str, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(name, tmp_path)
+    first = import_checkpoint(checkpoint, tmp_path / "a")
+    exported = export_3dspeaker(tmp_path / "a", tmp_path / "embedding_model.ckpt")
+    theirs, ours = torch.load(checkpoint), torch.load(exported)
+    assert list(theirs) == list(ours)
+    assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
+    assert import_checkpoint(exported, tmp_path / "b").sha256 == first.sha256
+
+
+def test_export_refuses_what_3dspeaker_would_not_reproduce(
+    checkpoints, tmp_path: Path, make_config
+) -> None:
+    import_checkpoint(checkpoints["wespeaker"], tmp_path / "we")
+    with pytest.raises(ValueError, match="other features, got window: hamming, scale: 32768"):
+        export_3dspeaker(tmp_path / "we", tmp_path / "a.ckpt")
+    dilated = parse_config({"model": {"name": "campplus", "args": {"dilations": [1, 1, 2]}}})
+    no_such = r"no such campplus, got dilations: \[1, 1, 2\]; export ONNX"
+    for config, match in ((dilated, no_such), (make_config(), "nearest, campplus.*no such model")):
+        embedder = build.build_embedder(config)
+        publish(tmp_path / "own", embedder=embedder, config=config, facts={})
+        with pytest.raises(ValueError, match=match):
+            export_3dspeaker(tmp_path / "own", tmp_path / "a.ckpt")
+    assert not (tmp_path / "a.ckpt").exists()
+
+
+def test_features_that_are_no_filter_bank_are_refused(checkpoints, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("model_args: {}\ndataset_args: {frontend: s3prl}\n")
+    with pytest.raises(ValueError, match="the front end is no filter bank, got frontend: s3prl"):
+        import_checkpoint(checkpoints["wespeaker"], tmp_path / "out", config=config)
+
+
+def test_folder_of_others_is_not_replaced(checkpoints, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is in the way, got no model folder"):
+        import_checkpoint(checkpoints["3dspeaker"], tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    import_checkpoint(checkpoints["3dspeaker"], tmp_path / "out")
+    import_checkpoint(checkpoints["3dspeaker"], tmp_path / "out")  # a model may be
+    assert load_published(tmp_path / "out").embedder.embed_dim == 16
+
+
+def test_network_that_both_toolkits_have_is_told(checkpoints, tmp_path: Path, caplog) -> None:
+    import_checkpoint(checkpoints["3dspeaker"], tmp_path / "a")
+    assert "3D-Speaker and WeSpeaker both have this network" in caplog.text
+    caplog.clear()
+    import_checkpoint(checkpoints["3dspeaker"], tmp_path / "b", frontend="3dspeaker")
+    assert "both have this network" not in caplog.text

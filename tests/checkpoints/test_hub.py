@@ -1,0 +1,190 @@
+"""Published models by name, from a server of the test: whole and the right file, or nothing."""
+
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from speakerlab.checkpoints import hub
+from speakerlab.checkpoints.hub_models import MODELS
+from speakerlab.checkpoints.published import load_published
+from speakerlab.models import MODELS as BACKBONES
+
+NAME = "iic/speech_campplus_sv_zh-cn_16k-common"
+PATH = "models/iic/speech_campplus_sv_zh-cn_16k-common/resolve/v1.0.0/campplus_cn_common.bin"
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves a folder; promises `extra` bytes more than it sends, and notes what was asked."""
+
+    extra = 0
+    asked: list[str] = []
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if keyword == "Content-Length":
+            value = str(int(value) + Handler.extra)
+        super().send_header(keyword, value)
+
+    def do_GET(self) -> None:
+        Handler.asked.append(self.path)
+        super().do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def write_model(path: Path, *, seed: int) -> str:
+    """A small CAM++ under the names of 3D-Speaker; the digest of the file."""
+    torch.manual_seed(seed)
+    backbone = BACKBONES["campplus"](embed_dim=16, init_channels=32, growth_rate=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(backbone.state_dict(), path)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch) -> Iterator[Path]:
+    """The folder that is served as the mirror; the cache is `tmp_path/cache`."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = partial(Handler, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        Handler.extra, Handler.asked = 0, []
+        monkeypatch.setenv("SPEAKERLAB_HUB", f"http://127.0.0.1:{httpd.server_port}")
+        monkeypatch.setenv("SPEAKERLAB_CACHE", str(tmp_path / "cache"))
+        yield folder
+        httpd.shutdown()
+        thread.join()
+
+
+def left_behind(tmp_path: Path) -> list[str]:
+    return sorted(str(p.relative_to(tmp_path)) for p in (tmp_path / "cache").rglob("*"))
+
+
+def test_model_is_downloaded_once_and_then_opened_offline(server: Path, monkeypatch, caplog):
+    digest = write_model(server / PATH, seed=1)
+    with caplog.at_level("INFO"):
+        folder = hub.fetch(f"hub:{NAME}")
+    assert f"first download, from now on it must be sha256:{digest}" in caplog.text
+    published = load_published(folder)
+    assert published.embedder.embed_dim == 16
+    assert published.config.frontend["window"] == "povey"
+    monkeypatch.setenv("SPEAKERLAB_HUB", "http://127.0.0.1:9")  # nobody listens there
+    assert hub.fetch(NAME) == hub.fetch("speech_campplus_sv_zh-cn_16k-common") == folder
+    assert hub.fetch("damo/speech_campplus_sv_zh-cn_16k-common") == folder
+    assert Handler.asked == [f"/{PATH}"]
+
+
+def test_pinned_digest_is_checked_before_the_file_is_opened(server: Path, tmp_path: Path) -> None:
+    (server / PATH).parent.mkdir(parents=True)
+    (server / PATH).write_bytes(b"not a checkpoint")
+    with pytest.raises(ValueError, match=r"another file than the one asked for, got sha256") as at:
+        hub.fetch(f"hub:{NAME}@sha256:{'0' * 64}")
+    assert "is no checkpoint" not in str(at.value)
+    assert left_behind(tmp_path) == []
+    digest = write_model(server / PATH, seed=1)
+    assert load_published(hub.fetch(f"hub:{NAME}@sha256:{digest.upper()}"))
+    with pytest.raises(ValueError, match="must be 64 hex digits, got 'abc'"):
+        hub.fetch(f"hub:{NAME}@sha256:abc")
+
+
+def test_another_file_than_the_first_is_refused(server: Path, tmp_path: Path) -> None:
+    first = write_model(server / PATH, seed=1)
+    folder = hub.fetch(NAME)
+    shutil.rmtree(folder)
+    second = write_model(server / PATH, seed=2)
+    with pytest.raises(ValueError, match=f"got sha256 {second} instead of {first}"):
+        hub.fetch(NAME)
+    assert not folder.exists()
+    assert [name for name in left_behind(tmp_path) if "iic/" in name] == []
+    assert hub.fetch(f"{NAME}@sha256:{second}") == folder  # asked for by its digest, it is taken
+    assert hub.fetch(NAME) == folder
+
+
+def test_digest_of_the_table_is_held(server: Path, tmp_path: Path, monkeypatch) -> None:
+    digest = write_model(server / PATH, seed=1)
+    monkeypatch.setitem(MODELS, NAME, replace(MODELS[NAME], sha256="1" * 64))
+    with pytest.raises(ValueError, match="instead of " + "1" * 64):
+        hub.fetch(NAME)
+    assert left_behind(tmp_path) == []
+    monkeypatch.setitem(MODELS, NAME, replace(MODELS[NAME], sha256=digest))
+    assert load_published(hub.fetch(NAME))
+
+
+def test_download_that_ends_early_is_refused(server: Path, tmp_path: Path) -> None:
+    write_model(server / PATH, seed=1)
+    size = (server / PATH).stat().st_size
+    Handler.extra = 10
+    with pytest.raises(ValueError, match=f"ended early, got {size} of {size + 10} bytes"):
+        hub.fetch(NAME)
+    assert left_behind(tmp_path) == []
+
+
+def test_missing_file_and_dead_server_are_one_line(server: Path, tmp_path: Path, monkeypatch):
+    with pytest.raises(ValueError, match=r"^http.*cannot be downloaded, got 'HTTP Error 404") as at:
+        hub.fetch(NAME)
+    monkeypatch.setenv("SPEAKERLAB_HUB", "http://127.0.0.1:9")
+    with pytest.raises(ValueError, match="cannot be downloaded, got '.*refused") as dead:
+        hub.fetch(NAME)
+    assert "\n" not in str(at.value) + str(dead.value)
+    assert left_behind(tmp_path) == []
+
+
+def test_archive_of_wespeaker_is_imported(server: Path, tmp_path: Path) -> None:
+    write_model(tmp_path / "a" / "avg_model.pt", seed=3)
+    (tmp_path / "a" / "config.yaml").write_text("model: CAMPPlus\nmodel_args: {feat_dim: 80}\n")
+    (server / "wespeaker").mkdir()
+    for archive in ("campplus_cn_common_200k.tar.gz", "voxceleb_CAM++.zip"):
+        assert any(row.file == archive for row in MODELS.values())
+    with tarfile.open(server / "wespeaker/campplus_cn_common_200k.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "a", arcname="campplus_cn_common_200k")
+    published = load_published(hub.fetch("hub:wespeaker/campplus"))
+    assert published.config.frontend["window"] == "povey"  # as WeSpeaker's command line has it
+
+
+def test_archive_is_found_by_the_index_of_its_publisher(server: Path, tmp_path: Path, monkeypatch):
+    base = os.environ["SPEAKERLAB_HUB"]
+    monkeypatch.delenv("SPEAKERLAB_HUB")
+    monkeypatch.setattr(hub, "WESPEAKER_INDEX", f"{base}/index.json")
+    rows = [{"Key": "voxceleb_resnet34.zip", "Url": f"{base}/elsewhere/a.zip?signed=1"}]
+    (server / "index.json").write_text(json.dumps({"Data": rows}))
+    write_model(tmp_path / "a" / "avg_model.pt", seed=3)
+    (tmp_path / "a" / "config.yaml").write_text("model: CAMPPlus\nmodel_args: {feat_dim: 80}\n")
+    (server / "elsewhere").mkdir()
+    with zipfile.ZipFile(server / "elsewhere/a.zip", "w") as archive:
+        for file in (tmp_path / "a").iterdir():
+            archive.write(file, file.name)
+    published = load_published(hub.fetch("voxceleb_resnet34"))
+    assert published.config.frontend["window"] == "hamming"
+    with pytest.raises(ValueError, match="is not in the publisher's index"):
+        hub.fetch("voxceleb_resnet34_LM")
+
+
+def test_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="no such published model") as caught:
+        hub.fetch("hub:speech_camplus_sv_en_voxceleb")
+    assert "iic/speech_campplus_sv_en_voxceleb_16k" in str(caught.value)
+    with pytest.raises(ValueError, match="wespeaker/voxceleb_resnet34_LM"):
+        hub.fetch("voxceleb_resnet34_lm")
+
+
+def test_addresses_are_those_of_the_publishers(monkeypatch) -> None:
+    monkeypatch.delenv("SPEAKERLAB_HUB", raising=False)
+    assert hub._address(NAME, MODELS[NAME]) == f"https://www.modelscope.cn/{PATH}"
+    assert MODELS["wespeaker/voxceleb_CAM++"].mirrored("http://m/") == (
+        "http://m/wespeaker/voxceleb_CAM%2B%2B.zip"
+    )
+    assert len(MODELS) == 37

@@ -1,0 +1,104 @@
+"""The published model: the same numbers when it comes back, and refused when it is another."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from voices import make_noise
+
+from speakerlab.checkpoints.model_files import find_model, read_classes
+from speakerlab.checkpoints.published import file_sha256, load_published
+
+
+def test_a_published_model_gives_the_same_embedding_bit_for_bit(publish_to):
+    folder, embedder, _ = publish_to("exp/model")
+    found = load_published(folder)
+    assert not found.embedder.training
+    with torch.inference_mode():
+        assert torch.equal(found.embedder(make_noise(1.3)), embedder(make_noise(1.3)))
+    assert load_published(folder.parent).sha256 == found.sha256  # by its experiment
+    assert found.config.model.args["embed_dim"] == 16
+
+
+def test_what_lies_in_the_folder(publish_to):
+    folder, embedder, head = publish_to("model")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "card.json",
+        "config.yaml",
+        "embedder.safetensors",
+        "head.safetensors",
+        "speakers.txt",
+    ]
+    card = json.loads((folder / "card.json").read_text())
+    assert card["sha256"] == file_sha256(folder / "embedder.safetensors")
+    assert card["steps"] == 7
+    assert card["parameters"] == sum(p.numel() for p in embedder.parameters())
+    assert read_classes(folder) == ["a", "b", "c"]
+    weight_CD = load_file(folder / "head.safetensors")["weight_CD"]
+    assert torch.equal(weight_CD, head.get_parameter("weight_CD"))
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_equal_weights_are_equal_bytes(publish_to):
+    a, b, other = (publish_to(*given)[0] for given in (("a",), ("x/b",), ("c", "seed=1")))
+    for name in ("embedder.safetensors", "head.safetensors"):
+        assert (a / name).read_bytes() == (b / name).read_bytes()
+        assert (a / name).read_bytes() != (other / name).read_bytes()
+
+
+def test_publishing_again_replaces_everything(publish_to):
+    folder, _, _ = publish_to("model")
+    (folder / "old.txt").touch()
+    before = load_published(folder).sha256
+    publish_to("model", "seed=1")
+    assert load_published(folder).sha256 != before
+    assert not (folder / "old.txt").exists()
+
+
+@pytest.mark.parametrize("place", [200, -1])
+def test_a_flipped_byte_is_refused(publish_to, place):
+    folder, _, _ = publish_to("model")
+    weights = folder / "embedder.safetensors"
+    wanted = file_sha256(weights)
+    content = bytearray(weights.read_bytes())
+    content[place] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ValueError) as refused:
+        load_published(folder)
+    got = hashlib.sha256(content).hexdigest()
+    assert str(refused.value) == (
+        f"{weights}: sha256 must be {wanted}, got {got}; copy the model again"
+    )
+
+
+def test_no_model(tmp_path: Path):
+    with pytest.raises(
+        FileNotFoundError, match="must be an experiment or a model folder .* got a folder without;"
+    ):
+        find_model(tmp_path)
+
+
+def test_sha256_of_a_file_larger_than_a_piece(tmp_path: Path):
+    content = b"abc" * 1_000_000
+    (tmp_path / "x").write_bytes(content)
+    assert file_sha256(tmp_path / "x") == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("what", ["a file", "a folder of notes", "an experiment"])
+def test_a_model_replaces_nothing_but_a_model(publish_to, tmp_path, what):
+    place = tmp_path / "model"
+    if what == "a file":
+        place.write_text("mine")
+    else:
+        kept = place / ("checkpoints/note" if what == "an experiment" else "notes.txt")
+        kept.parent.mkdir(parents=True)
+        kept.write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=f"{place}: would be replaced by a model, got something"):
+        publish_to("model")
+    assert sorted(tmp_path.rglob("*")) == before
+    publish_to("other")
+    publish_to("other", "seed=1")

@@ -1,0 +1,90 @@
+"""Architectures are known by their tensors: every published member, and none that is not whole."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+
+from figures import PARITY, read_figures
+from members import MEMBERS
+
+from speakerlab.checkpoints.recognise import complete_args, recognise
+from speakerlab.models import MODELS
+
+STORED = [
+    pytest.param(name, marks=[] if member.smallest else [pytest.mark.slow])
+    for name, member in MEMBERS.items()
+    if member.model in MODELS and (PARITY / f"{name}.npz").exists()
+]
+
+
+def published_pooling(name: str) -> str | None:
+    """What a WeSpeaker configuration says; the tensors of two poolings look alike."""
+    pooling = MEMBERS[name].args.get("pooling")
+    return None if pooling is None else str(pooling)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_published_member_is_recognised_with_its_arguments(name: str) -> None:
+    member, figures = MEMBERS[name], read_figures(name)
+    args = {key: value for key, value in member.args.items() if key != "feat_dim"}
+    found = recognise(
+        figures.shapes,
+        toolkits=(member.toolkit,),
+        pooling=published_pooling(name),
+        feat_dim=int(str(member.args.get("feat_dim", 80))),
+        where=name,
+    )
+    assert (found.model, found.toolkit) == (member.model, member.toolkit)
+    assert found.args == complete_args(member.model, args)
+    assert len(found.names) == len(MODELS[member.model](**member.args).state_dict())
+
+
+def campplus_shapes() -> dict[str, tuple[int, ...]]:
+    return dict(read_figures("campplus_192").shapes)
+
+
+def test_arguments_are_read_from_shapes() -> None:
+    found = recognise(campplus_shapes(), where="a.ckpt")
+    assert found.title == "campplus of 3D-Speaker"
+    assert (found.args["embed_dim"], found.args["init_channels"]) == (192, 128)
+
+
+def test_counters_may_be_missing() -> None:
+    shapes = {n: s for n, s in campplus_shapes().items() if not n.endswith("batches_tracked")}
+    assert recognise(shapes, where="a.ckpt").model == "campplus"
+
+
+def test_partial_match_lists_every_kind_at_most_five_times() -> None:
+    shapes = campplus_shapes()
+    renamed = [name for name in shapes if name.startswith("xvector.block3.tdnnd16.")]
+    for name in renamed:
+        shapes[f"extra.{name}"] = shapes.pop(name)
+    shapes["head.conv1.weight"] = (32, 2, 3, 3)
+    with pytest.raises(ValueError, match="nothing was imported") as caught:
+        recognise(shapes, where="a.ckpt")
+    lines = str(caught.value).splitlines()
+    assert len([line for line in lines if "is missing" in line]) == 5
+    assert len([line for line in lines if "is unexpected" in line]) == 5
+    assert "head.conv1.weight: has another shape, got [32, 2, 3, 3]; wanted [32, 1, 3, 3]" in lines
+    missing = len([name for name in renamed if not name.endswith("num_batches_tracked")])
+    assert f"... and {missing - 5} more missing tensors" in lines
+    assert lines[-1].startswith("a.ckpt: is no architecture known here, got ")
+    assert "campplus of 3D-Speaker" in lines[-1]
+
+
+def test_other_tensors_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^a.pt: holds no architecture known.*got 1 tensors.*$"):
+        recognise({"encoder.0.weight": (3, 3)}, where="a.pt")
+
+
+def test_recognition_draws_nothing() -> None:
+    import torch
+
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    recognise(read_figures("eres2net_base").shapes, where="a.ckpt")
+    assert torch.equal(torch.rand(1), expected)

@@ -1,0 +1,318 @@
+"""Configuration: what is refused, by which line; how layers are merged; what is written."""
+
+from pathlib import Path
+
+import pytest
+
+from speakerlab.config.schema import Config, differences, load_config, parse_config
+
+TINY = "model: {name: campplus, args: {embed_dim: 64, blocks: [1, 1, 1]}}\n"
+
+
+@pytest.fixture
+def load(tmp_path: Path):
+    """load("text of a layer", "of another", set=["a.b=1"]) -> Config; files are 0.yaml, 1.yaml."""
+
+    def load_texts(*texts: str, set: tuple[str, ...] = ()) -> Config:
+        layers = [tmp_path / f"{number}.yaml" for number in range(len(texts))]
+        for layer, text in zip(layers, texts):
+            layer.write_text(text)
+        return load_config(layers, set)
+
+    return load_texts
+
+
+@pytest.fixture
+def refusal(load, tmp_path: Path):
+    """The lines with which `load` refuses, without the verdict and the folder of the layers."""
+
+    def lines(*texts: str, set: tuple[str, ...] = ()) -> list[str]:
+        with pytest.raises(ValueError) as refused:
+            load(*texts, set=set)
+        *found, verdict = str(refused.value).replace(f"{tmp_path}/", "").splitlines()
+        assert verdict == "configuration refused"
+        return found
+
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("trainning: {}", "trainning: unknown key; did you mean 'training'?"),
+        ("Seed: 1", "Seed: unknown key; did you mean 'seed'?"),
+        ("training: {num_epoch: 1}", "training.num_epoch: unknown key; did you mean 'num_epochs'?"),
+        (
+            "training: {margin: {finl: 0.2}}",
+            "training.margin.finl: unknown key; did you mean 'final'?",
+        ),
+        (
+            "model: {args: {embd_dim: 64}}",
+            "model.args.embd_dim: unknown key; did you mean 'embed_dim'?",
+        ),
+        (
+            "frontend: {num_mel_bin: 80}",
+            "frontend.num_mel_bin: unknown key; did you mean 'num_mel_bins'?",
+        ),
+        (
+            "augment: {spec: {freq_masks: 1}}",
+            "augment.spec.freq_masks: unknown key; did you mean 'num_freq_masks'?",
+        ),
+        ("head: {args: {scal: 1.0}}", "head.args.scal: unknown key; did you mean 'scale'?"),
+        # what the program gives is not configured
+        (
+            "optimizer: {args: {lr: 0.1}}",
+            "optimizer.args.lr: unknown key; known are momentum, nesterov, weight_decay",
+        ),
+        ("zzz-Q: 1", "zzz-Q: unknown key; known are augment, data, frontend, head, model, "),
+    ],
+)
+def test_unknown_key_is_refused_with_the_nearest(refusal, text, line):
+    (found,) = refusal(TINY, text)
+    assert found.startswith(f"1.yaml: {line}")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("training: {lr: many}", "training.lr: must be a valid number, got 'many'; correct it"),
+        ("training: {lr: 0}", "training.lr: must be greater than 0, got 0; correct it"),
+        ("training: {lr: 1e999}", "training.lr: must be a finite number, got Infinity; correct it"),
+        ("training: {num_epochs: 1.5}", "training.num_epochs: must be a valid integer, got 1.5; "),
+        ("training: {num_epochs: 010}", "training.num_epochs: must be a valid integer, got '010'"),
+        ("training:", "training: must be a section of keys, got null; correct it"),
+        ("augment: 3", "augment: must be a section of keys, got 3; correct it"),
+        ("model: {args: 3}", "model.args: must be a section of keys, got 3; correct it"),
+        ("augment: {room_prob: 1.1}", "augment.room_prob: must be less than or equal to 1, got "),
+        ("augment: {speeds: 1.0}", "augment.speeds: must be a list, got 1.0; correct it"),
+        ("augment: {speeds: [1.0, x]}", "augment.speeds.1: must be a valid number, got 'x'; "),
+        ("augment: {snr_db: [5.0]}", "augment.snr_db.1: is missing; add it"),
+        ("frontend: {window: hann}", "frontend.window: must be 'povey' or 'hamming', got 'hann'; "),
+        ("model: {args: {blocks: [1, x]}}", "model.args.blocks.1: must be a valid integer, got"),
+        ("model: {name: camplus}", "model.name: unknown model, got 'camplus'; did you mean "),
+        ("data: {noise: off}", None),
+        ("data: {noise: true}", "data.noise: must be a valid string, got true; correct it"),
+        ("data: {dir: 2020-01-01}", None),
+        ("runtime: {deterministic: on}", "runtime.deterministic: must be a valid boolean, got "),
+        (
+            "runtime: {micro_batch: true}",
+            "runtime.micro_batch: must be 'auto' or 'probe' or a valid integer or a section of "
+            "keys, got true",
+        ),
+        (
+            "runtime: {micro_batch: 1.5}",
+            "runtime.micro_batch: must be 'auto' or 'probe' or a valid integer",
+        ),
+        ("runtime: {micro_batch: 0}", "runtime.micro_batch: must be 'auto' or 'probe' or greater"),
+        (
+            "runtime: {micro_batch: {campplus: 16, ERes-2: 0}}",
+            "runtime.micro_batch.ERes-2: must be greater than 0, got 0; correct it",
+        ),
+        (
+            "runtime: {num_workers: -1}",
+            "runtime.num_workers: must be 'auto' or greater than or equal to 0, got -1; correct it",
+        ),
+        ("runtime: {precision: fp8}", "runtime.precision: must be 'auto', 'fp32', 'bf16' or "),
+    ],
+)
+def test_bad_value_is_one_readable_line(load, refusal, text, line):
+    if line is None:  # plain words are strings
+        load(TINY, text)
+        return
+    (found,) = refusal(TINY, text)
+    assert found.startswith(f"1.yaml: {line}")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "augment: {speeds: [0.9, 1.0]}",
+            "augment.speeds: must begin with 1.0 and name each once, got [0.9, 1.0]; write [1.0, ",
+        ),
+        ("augment: {speeds: [1.0, 1.1, 1.1]}", "augment.speeds: must begin with 1.0 and name "),
+        ("augment: {speeds: []}", "augment.speeds: must begin with 1.0 and name each once, got []"),
+        (
+            "augment: {snr_db: [15.0, 0.0]}",
+            "augment.snr_db: must be [low, high], got [15.0, 0.0]; swap them",
+        ),
+        (
+            "training: {margin: {start_epoch: 3, end_epoch: 2}}",
+            'training.margin: end_epoch must not be before start_epoch, got {"start_epoch": 3, ',
+        ),
+    ],
+)
+def test_values_that_do_not_go_together(refusal, text, line):
+    (found,) = refusal(TINY, text)
+    assert found.startswith(f"1.yaml: {line}")
+
+
+def test_every_fault_in_one_go_each_naming_its_layer(refusal):
+    found = refusal(
+        TINY,
+        "training: {lr: many, epochs: 3}\naugment: {speeds: [0.9]}",
+        "model: {args: {embed_dim: wide}}\ndata: {valid_speakers: -1}",
+        set=("frontend.sampel_rate=8000", "runtime={bank_gb: 0}"),
+    )
+    assert sorted(line.split(": ", 2)[:2] for line in found) == [
+        ["--set frontend.sampel_rate=8000", "unknown key; did you mean 'sample_rate'?"],
+        ["--set runtime={bank_gb", "0}"],
+        ["1.yaml", "augment.speeds"],
+        ["1.yaml", "training.epochs"],
+        ["1.yaml", "training.lr"],
+        ["2.yaml", "data.valid_speakers"],
+        ["2.yaml", "model.args.embed_dim"],
+    ]
+    assert (
+        "--set runtime={bank_gb: 0}: runtime.bank_gb: must be greater than 0, got 0; "
+        in " ".join(found)
+    )
+
+
+def test_no_model_is_one_line(refusal):
+    assert refusal("seed: 1") == ["model: is missing; add it"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-3", 0.001), ("1E-3", 0.001), ("1.", 1.0), (".5", 0.5), ("+2", 2.0), ("1.5e+1", 15.0)],
+)
+def test_numbers_are_numbers(load, text, value):
+    assert load(TINY, f"training: {{lr: {text}}}").training.lr == value
+
+
+@pytest.mark.parametrize(
+    "word", ["off", "no", "y", "True", "trueish", "010", "1:30", "1_000", "0x1F"]
+)
+def test_other_words_are_strings(load, word):
+    assert load(TINY, f"data: {{dir: {word}}}").data.dir == word
+
+
+def test_key_that_stands_twice_is_named(load):
+    with pytest.raises(ValueError, match=r"0.yaml: is not valid YAML, got 'key 'lr' stands twice"):
+        load("training:\n  lr: 0.1\n  num_epochs: 3\n  lr: 0.2\n")
+
+
+def test_file_that_is_no_yaml_no_section_or_not_there(load, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"0.yaml: is not valid YAML, got '.*'; correct it"):
+        load("training: {lr: 0.1")
+    with pytest.raises(ValueError, match=r"0.yaml: must hold 'section: ...' lines, got \['a'\]"):
+        load("- a")
+    with pytest.raises(FileNotFoundError, match="none.yaml: no such configuration; see conf/"):
+        load_config([tmp_path / "none.yaml"])
+
+
+def test_code_in_yaml_is_refused(load):
+    with pytest.raises(ValueError, match="is not valid YAML, got 'could not determine a const"):
+        load("seed: !!python/object/apply:os.getpid []")
+
+
+def test_layers_merge_deeply_and_empty_ones_change_nothing(load):
+    config = load(
+        TINY + "training: {lr: 0.1, margin: {final: 0.2, end_epoch: 3}}",
+        "",
+        "training: {margin: {final: 0.5}}\nmodel: {args: {growth_rate: 16}}",
+    )
+    assert config.training.lr == 0.1
+    assert (config.training.margin.final, config.training.margin.end_epoch) == (0.5, 3.0)
+    assert config.model.args["embed_dim"] == 64
+    assert config.model.args["growth_rate"] == 16
+
+
+def test_a_list_is_replaced_not_joined(load):
+    config = load(TINY + "augment: {speeds: [1.0, 0.9]}", "augment: {speeds: [1.0]}")
+    assert config.augment.speeds == (1.0,)
+
+
+def test_another_name_replaces_the_arguments(load):
+    config = load(TINY, "model: {name: eres2net, args: {embed_dim: 96}}")
+    assert config.model.args["embed_dim"] == 96
+    assert config.model.args["blocks"] == [3, 4, 6, 3]  # its own default
+    same = load(TINY, "model: {name: campplus, args: {growth_rate: 16}}")
+    assert (same.model.args["embed_dim"], same.model.args["growth_rate"]) == (64, 16)
+
+
+def test_arguments_get_the_defaults_of_their_constructor(load):
+    config = load(TINY, "head: {args: {scale: 20}}")
+    assert config.model.args["init_channels"] == 128
+    assert config.model.args["blocks"] == [1, 1, 1]
+    assert "feat_dim" not in config.model.args
+    assert (config.head.name, config.head.args) == (
+        "aam_softmax",
+        {"scale": 20.0, "easy_margin": False},
+    )
+    assert config.frontend["sample_rate"] == 16000
+    assert config.augment.spec["max_time_width"] == 20
+    assert config.optimizer.args == {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
+
+
+def test_overrides_come_last_and_are_yaml(load):
+    config = load(
+        TINY + "training: {lr: 0.1}",
+        set=(
+            "training.lr=1e-2",
+            "augment.speeds=[1.0, 0.9]",
+            "data.noise=null",
+            "data.dir=/a=b/c d",
+            "runtime.micro_batch.campplus=32",
+            "training.lr=2e-2",
+        ),
+    )
+    assert config.training.lr == 0.02
+    assert config.augment.speeds == (1.0, 0.9)
+    assert config.data.noise is None
+    assert config.data.dir == "/a=b/c d"
+    assert config.runtime.micro_batch == {"campplus": 32}
+
+
+@pytest.mark.parametrize("text", ["training.lr", "=3", "model..args=1"])
+def test_override_without_key_or_value(load, text):
+    with pytest.raises(ValueError, match=f"--set: must be key.path=value, got '{text}'; write e.g"):
+        load(TINY, set=(text,))
+
+
+def test_override_is_quoted_in_its_fault(refusal):
+    assert refusal(TINY, set=("training.lr=many",)) == [
+        "--set training.lr=many: must be a valid number, got 'many'; correct it"
+    ]
+
+
+def test_what_is_written_is_read_back_the_same(load, tmp_path: Path):
+    config = load(
+        TINY,
+        set=(
+            'data={dir: "1e3", noise: "off", rirs: null, train: ["010", "null", "2020-01-01"]}',
+            "runtime.micro_batch={campplus: 8}",
+            "training.final_lr=1e-12",
+        ),
+    )
+    config.write(tmp_path / "config.yaml")
+    again = load_config([tmp_path / "config.yaml"])
+    assert again == config
+    assert (again.data.dir, again.data.train) == ("1e3", ("010", "null", "2020-01-01"))
+    assert differences(config, again) == []
+    assert parse_config(config.to_dict()) == config
+
+
+def test_differences_are_those_that_change_what_is_learned(load):
+    old = load(TINY)
+    new = load(
+        TINY,
+        set=(
+            "runtime.num_workers=3",
+            "data.dir=elsewhere",
+            "training.lr=0.3",
+            "data.train=[a, b]",
+            "model.args.embed_dim=32",
+        ),
+    )
+    assert differences(old, new) == [
+        "data.train: ['train'] -> ['a', 'b']",
+        "model.args.embed_dim: 64 -> 32",
+        "training.lr: 0.1 -> 0.3",
+    ]
+
+
+def test_a_configuration_cannot_be_changed(load):
+    with pytest.raises(ValueError, match="frozen"):
+        load(TINY).training.lr = 1.0

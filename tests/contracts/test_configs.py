@@ -1,0 +1,115 @@
+"""Every YAML of the repository: a model's loads with every recipe, overlay and card, and builds.
+
+What recipes have published is compared number by number in test_published_training.py.
+"""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from speakerlab.config import build
+from speakerlab.config.layers import merge_layers
+from speakerlab.config.schema import load_config
+
+ROOT = Path(__file__).parents[2]
+MODELS = sorted(ROOT.glob("conf/*.yaml"))
+RECIPES = [None, *sorted(ROOT.glob("egs/*/conf.yaml"))]
+OVERLAYS = [None, *sorted(ROOT.glob("conf/finetune/*.yaml"))]
+HARDWARE = sorted(ROOT.glob("conf/hardware/*.yaml"))
+
+
+def names_of(paths):
+    return [path.stem for path in paths]
+
+
+def test_there_are_some():
+    assert {"campplus", "campplus_tiny", "eres2net"} <= set(names_of(MODELS))
+    assert {"cpu", "gpu_11g", "gpu_80g"} <= set(names_of(HARDWARE))
+    assert len(RECIPES) > 3
+    assert len(OVERLAYS) > 1
+
+
+def combinations_of(model):
+    """All of a tiny model; of the others each layer once and each recipe with each overlay."""
+    if model.stem == "campplus_tiny":
+        yield from product(RECIPES, OVERLAYS, [None, *HARDWARE])
+    else:
+        yield from product(RECIPES, OVERLAYS, [None])
+        yield from product([None], [None], HARDWARE)
+
+
+def layers_of(model, recipe, overlay, hardware=None):
+    """The layers that egs/common/stages.sh takes: a recipe may have its own for a model."""
+    names = [model.stem] if overlay is None else [overlay.stem, f"{model.stem}_{overlay.stem}"]
+    own = [] if recipe is None else [recipe.parent / "conf" / f"{name}.yaml" for name in names]
+    below = [] if overlay is None else layers_of(model, recipe, None)
+    above = [model, recipe] if overlay is None else [overlay]
+    layers = [*below, *above, *(path for path in own if path.is_file()), hardware]
+    return [layer for layer in layers if layer is not None]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=names_of(MODELS))
+def test_every_combination_loads(model):
+    for above in combinations_of(model):
+        layers = layers_of(model, *above)
+        config = load_config(layers)
+        assert config.training.global_batch % 16 == 0, layers
+
+
+def test_what_a_recipe_has_of_its_own_is_for_something_that_there_is():
+    overlays = [layer.stem for layer in OVERLAYS if layer is not None]
+    models = names_of(MODELS)
+    known = {*models, *overlays, *(f"{m}_{o}" for m, o in product(models, overlays))}
+    found = sorted(ROOT.glob("egs/*/conf/*.yaml"))
+    assert len(found) > 20
+    assert [path for path in found if path.stem not in known] == []
+
+
+@pytest.mark.parametrize("model", MODELS, ids=names_of(MODELS))
+def test_every_model_builds_with_its_head_and_optimizer(model):
+    config = load_config([model])
+    embedder = build.build_embedder(config).eval()
+    assert embedder.embed_dim == config.model.args["embed_dim"]
+    head = build.build_head(config, embed_dim=embedder.embed_dim, num_classes=3)
+    optimizer = build.build_optimizer(config, head.parameters(), lr=0.5)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    build.build_spec_augment(config)
+    augment = build.build_augment(config, rooms=(), noises=())
+    assert augment.num_samples == round(config.data.crop_seconds * 16000)
+    with torch.inference_mode():
+        emb_BD = embedder(torch.randn(1, 16000) / 10)
+    assert emb_BD.shape == (1, embedder.embed_dim)
+    assert emb_BD.isfinite().all()
+
+
+def test_the_seed_decides_the_weights():
+    def first_weight(seed):
+        config = load_config([ROOT / "conf/campplus_tiny.yaml"], [f"seed={seed}"])
+        head = build.build_head(config, embed_dim=8, num_classes=3)
+        weights = [next(build.build_embedder(config).parameters()), head.get_parameter("weight_CD")]
+        return torch.cat([weight.flatten() for weight in weights])
+
+    assert torch.equal(first_weight(3), first_weight(3))
+    assert not torch.equal(first_weight(3), first_weight(4))
+
+
+@pytest.mark.parametrize("path", HARDWARE, ids=names_of(HARDWARE))
+def test_hardware_sets_the_section_runtime_only(path):
+    values, _ = merge_layers([path])
+    assert list(values) == ["runtime"]
+    sizes = values["runtime"].get("micro_batch", "auto")
+    if not isinstance(sizes, dict):
+        sizes = {} if sizes == "auto" else {"campplus": sizes}
+    known = {merge_layers([model])[0]["model"]["name"] for model in MODELS}
+    assert set(sizes) <= known
+    assert all(16 <= size <= 128 for size in sizes.values())
+
+
+def test_the_three_layers_of_a_recipe_win_in_their_order():
+    layers = [ROOT / "conf/campplus.yaml", ROOT / "conf/finetune/large_margin.yaml"]
+    config = load_config([*layers, ROOT / "conf/hardware/cpu.yaml"], ["runtime.num_workers=3"])
+    assert (config.training.lr, config.training.margin.initial) == (1e-4, 0.5)
+    assert (config.data.crop_seconds, config.augment.speeds) == (6.0, (1.0,))
+    assert (config.runtime.precision, config.runtime.num_workers) == ("fp32", 3)

@@ -1,0 +1,123 @@
+"""Validation speakers by number; noise by kind, on the device or on the host."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from speakerlab.config import build
+from speakerlab.data import audio
+from speakerlab.data.dataset import class_names
+from speakerlab.data.loader import collate
+from speakerlab.data.tables import write_data_dir, write_table
+from speakerlab.experiments import setup as setup_training
+from speakerlab.experiments.corpus import noise_kinds, num_valid_speakers, read_corpus
+
+
+@pytest.mark.parametrize(
+    ("num_speakers", "wanted"),
+    # the larger of 10 and 1 %, at most a fifth, and none where that is a single speaker
+    [(5994, 60), (500, 10), (50, 10), (49, 9), (10, 2), (9, 0), (2, 0)],
+)
+def test_default_number_of_validation_speakers(make_config, num_speakers, wanted):
+    assert num_valid_speakers(make_config(), num_speakers) == wanted
+
+
+def test_one_validation_speaker_is_refused(make_config):
+    with pytest.raises(ValueError, match=r"an EER needs at least 2 speakers, got 1; raise it, or"):
+        num_valid_speakers(make_config("data.valid_speakers=1"), 100)
+    assert num_valid_speakers(make_config("data.valid_speakers=0"), 100) == 0
+
+
+def test_validation_speakers_are_out_of_training(make_config, make_data_dir):
+    folder: Path = make_data_dir(speakers=range(6))
+    config = make_config(f"data.dir={folder.parent}", "data.valid_speakers=2")
+    corpus = read_corpus(config)
+    train, valid = set(corpus.train.speakers), set(corpus.valid.speakers)
+    assert (len(train), len(valid)) == (4, 2) and not train & valid
+    assert len(corpus.rooms) == len(corpus.noise) == len(corpus.noises) == 0
+
+
+@pytest.fixture
+def noisy(make_config, make_data_dir):
+    """noisy("runtime.bank_gb=1", ...) -> a configuration with noise of every kind and two rooms."""
+    folder: Path = make_data_dir(speakers=range(6))
+    root, rng = folder.parent, np.random.default_rng(0)
+    for name, kinds in (("noise", BY_KIND), ("rirs", ("room0", "room1"))):
+        wavs = {kind: root / "wav" / f"{kind}.wav" for kind in kinds}
+        for index, path in enumerate(wavs.values()):
+            wave_S = rng.standard_normal(5000 + 7000 * index) * 500 * (index + 1)
+            audio.write(path, wave_S.astype(np.int16), 16000)
+        write_data_dir(root / name, wavs=wavs)
+    write_table(root / "noise" / "utt2kind", {name: name[:-1] for name in BY_KIND})
+    return lambda *more: make_config(f"data.dir={root}", "data.valid_speakers=2", *more)
+
+
+BY_KIND = ("music0", "noise0", "noise1", "speech0", "speech1", "speech2")
+ROOMS_ONLY = "runtime.bank_gb=0.0001"  # 107 kB: two rooms of 12,080 samples in float32 take 97 kB
+
+
+def build_all(config, *, positions: int):
+    """(corpus, crops, the waves that training would see)."""
+    corpus = read_corpus(config)
+    names = class_names(corpus.train.speakers, config.augment.speeds)
+    crops = setup_training.train_crops(config, corpus, names)
+    augment = build.build_augment(config, rooms=corpus.rooms, noises=corpus.noises)
+    drawn = [crops[0, position, position % len(corpus.train)] for position in range(positions)]
+    return corpus, drawn, augment(collate(drawn, num_speeds=len(config.augment.speeds)))
+
+
+def test_noise_on_the_host_is_heard_as_noise_on_the_device(noisy):
+    settings = ("augment.noise_prob=0.9", "augment.codec_prob=0", "data.crop_seconds=0.5")
+    device, here, wave_BS = build_all(noisy(*settings), positions=64)
+    host, there, other_BS = build_all(noisy(*settings, ROOMS_ONLY), positions=64)
+    assert device.noise_on_device and not host.noise_on_device
+    assert len(host.noises) == 0 and host.noise.path is not None
+    assert [crop.noises for crop in here] == [crop.noises for crop in there]
+    assert sum(len(crop.noises) > 1 for crop in here) > 10
+    assert any(len(crop.noises) == 1 for crop in here)
+    # Babble crosses as 16 bits of its own full scale: half a step of 2^-15, at 13 dB below speech.
+    assert (wave_BS - other_BS).abs().max() < 1e-5
+    alone = [row for row, crop in enumerate(here) if len(crop.noises) < 2]
+    assert (wave_BS - other_BS)[alone].abs().max() < 1e-7
+
+
+def test_kinds_are_those_of_the_table_with_their_levels(noisy):
+    config = noisy("augment.kind_odds={music: 0.5}", "augment.music_snr_db=[6, 7]")
+    noise = read_corpus(config).noise
+    assert noise.ids == BY_KIND
+    kinds = noise_kinds(config, noise)
+    assert [list(kind.noises) for kind in kinds] == [[0], [1, 2], [3, 4, 5]]
+    assert [kind.odds for kind in kinds] == [0.5, 1.0, 1.0]
+    assert [kind.snr_db for kind in kinds] == [(6.0, 7.0), (0.0, 15.0), (13.0, 20.0)]
+    assert [kind.num_summed for kind in kinds] == [(1, 1), (1, 1), (3, 7)]
+
+
+def test_a_kind_with_no_odds_is_left_out_and_all_of_them_are_refused(noisy):
+    config = noisy("augment.kind_odds={noise: 0, speech: 0}")
+    noise = read_corpus(config).noise
+    assert [list(kind.noises) for kind in noise_kinds(config, noise)] == [[0]]
+    none = noisy("augment.kind_odds={noise: 0, speech: 0, music: 0}")
+    with pytest.raises(
+        ValueError, match=r"augment\.kind_odds: some kind .* got 0 for music, noise"
+    ):
+        noise_kinds(none, noise)
+    assert noise_kinds(noisy("augment.noise_prob=0"), noise)
+
+
+def test_ends_that_fall_and_unknown_kinds_are_refused(noisy):
+    lines = r"babble_voices=\[7, 3\]: must be \[low, high\], .*\n.* augment.kind_odds.hum: unknown"
+    with pytest.raises(ValueError, match=lines):
+        noisy("augment.babble_voices=[7, 3]", "augment.kind_odds={hum: 1}")
+
+
+def test_rooms_beyond_the_limit_are_refused(noisy):
+    with pytest.raises(ValueError, match=r"runtime\.bank_gb: the rooms must fit, got 0\.0 GB for"):
+        read_corpus(noisy("runtime.bank_gb=0.00008"))
+
+
+def test_training_without_speakers_is_refused(make_config, make_data_dir):
+    folder: Path = make_data_dir(speakers=range(6))
+    (folder / "utt2spk").unlink()
+    with pytest.raises(FileNotFoundError, match=r"utt2spk: no such file; training needs speakers"):
+        read_corpus(make_config(f"data.dir={folder.parent}"))

@@ -1,0 +1,288 @@
+"""From tables of embeddings to rows of results, without a model: the numbers are made by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from speakerlab.bin import compare, score
+from speakerlab.experiments.development import FEW_SPEAKERS, read_development
+from speakerlab.experiments.trial_list import read_trial_list
+from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.metrics import act_dcf, cllr, eer, min_dcf
+from speakerlab.scoring.score_files import read_scores
+from speakerlab.scoring.trials import read_trials
+
+DIM, SHA = 16, "5" * 64
+CHAINS = ["cosine", "mean+cosine", "mean+cosine+asnorm", "mean+cosine+asnorm+qmf"]
+
+
+def write_set(folder, exp, speakers, *, per_speaker, seed, trials=True):
+    """A data directory and its embeddings: a centre a speaker, noise, and what all share."""
+    rng = np.random.default_rng(seed)
+    folder.mkdir(parents=True)
+    ids = [f"{speaker}-{i}" for speaker in speakers for i in range(per_speaker)]
+    spoken_by = {name: name.split("-")[0] for name in ids}
+    seconds = {name: 2.0 + 12.0 * rng.random() for name in ids}
+    centre = {speaker: rng.normal(size=DIM) for speaker in speakers}
+    offset = np.full(DIM, 1.5)
+    emb = [
+        offset + centre[spoken_by[name]] + 4 / np.sqrt(seconds[name]) * rng.normal(size=DIM) / 1.4
+        for name in ids
+    ]
+    (folder / "utt2spk").write_text("".join(f"{n} {s}\n" for n, s in spoken_by.items()))
+    (folder / "utt2dur").write_text("".join(f"{n} {s:.3f}\n" for n, s in seconds.items()))
+    (folder / "utt2device").write_text("".join(f"{n} d{n[-1]}\n" for n in ids))
+    (folder / "spk2gender").write_text("".join(f"{s} {'mf'[int(s[1:]) % 2]}\n" for s in speakers))
+    if trials:
+        lines = [
+            f"{a} {b} {'target' if spoken_by[a] == spoken_by[b] else 'nontarget'}\n"
+            for i, a in enumerate(ids)
+            for b in ids[:i]
+        ]
+        (folder / "trials").write_text("".join(lines))
+    stem = exp / "embeddings" / folder.name / "trained"
+    stem.parent.mkdir(parents=True)
+    EmbeddingTable(ids, np.array(emb, dtype=np.float32), SHA).save(stem)
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    exp, data = tmp_path / "exp", tmp_path / "data"
+    model = exp / "model"
+    model.mkdir(parents=True)
+    (model / "embedder.safetensors").touch()
+    (model / "card.json").write_text(json.dumps({"sha256": SHA, "commit": "abc"}))
+    layers = f"model: {{name: campplus}}\ndata: {{dir: {data}, train: [train]}}\n"
+    layers += "frontend: {sample_rate: 16000}\n"
+    for folder in (model, exp):
+        (folder / "config.yaml").write_text(layers)
+    trained = [f"t{i}" for i in range(40)]
+    names = [f"{name}{speed}\n" for speed in ("", "#0.9", "#1.1") for name in trained]
+    (model / "speakers.txt").write_text("".join(names))
+    held_out = [f"v{i}" for i in range(FEW_SPEAKERS + 4)]
+    write_set(data / "train", exp, trained + held_out, per_speaker=6, seed=1, trials=False)
+    write_set(data / "test", exp, [f"s{i}" for i in range(44)], per_speaker=4, seed=2)
+    return exp, data
+
+
+def rows_of(exp, *options):
+    score.main(["--exp", str(exp), "--trials", str(exp.parent / "data/test/trials"), *options])
+    return json.loads((exp / "results.json").read_text())
+
+
+def test_every_back_end_in_one_table(experiment, capsys):
+    exp, data = experiment
+    rows = rows_of(exp, "--backend", *CHAINS, "--top-n", "20")
+    assert [row["backend"] for row in rows] == [
+        *CHAINS[:2],
+        *(f"{name},top-n=20" for name in CHAINS[2:]),
+    ]
+    assert capsys.readouterr().out.count("test/trials") == 4
+    trials = read_trials(data / "test/trials")
+    files = [f"test_trials{end}.txt" for end in ("", *(f"_{row['backend']}" for row in rows[1:]))]
+    for row, name in zip(rows, files):
+        scores = read_scores(exp / "scores" / name, trials)
+        assert row["eer"] == pytest.approx(eer(scores, trials.is_target_N), abs=2e-4)
+        assert row["eer_ci95"][0] < row["eer"] < row["eer_ci95"][1]
+        assert row["min_dcf"]["0.05"] == pytest.approx(
+            min_dcf(scores, trials.is_target_N, p_target=0.05), abs=1e-2
+        )
+        assert row["min_cllr"] < 1 and row["model_sha256"] == SHA
+    plain, centred, normed, measured = rows
+    assert centred["eer"] < plain["eer"]  # all share an offset, which the mean takes away
+    assert plain["compared"] is None and centred["compared"]["with"] == "cosine"
+    assert centred["compared"]["eer_difference"] == centred["eer"] - plain["eer"]
+    assert centred["compared"]["ci95"][1] < 0 and centred["compared"]["p_value"] < 0.05
+    assert measured["cllr"] < normed["cllr"] < 1  # short utterances are noisier here, so it helps
+    assert measured["calibration"] == "train: 14 held-out speakers"
+    assert "20 " in normed["protocol"] and "40 " in normed["protocol"]
+    assert {row["condition"] for row in normed["conditions"]} == {
+        "device",
+        "gender",
+        "shorter side",
+    }
+
+
+def test_calibration_by_cross_validation_holds_on_forty_speakers(experiment):
+    exp, data = experiment
+    row = rows_of(exp, "--backend", "mean+cosine", "--calibration", "cross")[0]
+    assert row["calibration"] == "test/trials itself, by cross-validation over speakers"
+    assert row["min_cllr"] < row["cllr"] < 1
+    assert row["act_dcf"] <= 1.3 * row["min_dcf"]["0.01"]
+    assert row["intervals"]["cllr"][0] < row["cllr"] < row["intervals"]["cllr"][1]
+
+
+def test_qmf_needs_something_to_learn_from(experiment):
+    exp, _ = experiment
+    with pytest.raises(ValueError, match=r"cosine\+qmf: must learn from trials, got --cal.* none"):
+        rows_of(exp, "--backend", "cosine+qmf", "--calibration", "none")
+    (row,) = rows_of(exp, "--backend", "cosine", "--calibration", "none")
+    assert row["cllr"] is None and row["act_dcf"] is None and row["calibration"] is None
+
+
+def test_without_held_out_speakers_scores_are_read_by_cross_validation(experiment):
+    exp, data = experiment
+    with (exp / "model/speakers.txt").open("a") as file:
+        file.writelines(f"v{i}\n" for i in range(5))
+    (row,) = rows_of(exp, "--backend", "mean+cosine")
+    assert row["calibration"] == "test/trials itself, by cross-validation over speakers"
+    with pytest.raises(ValueError, match="validation needs at least 10 held-out speakers"):
+        rows_of(exp, "--backend", "mean+cosine", "--calibration", "validation")
+
+
+def test_what_cannot_be_learned_is_left_out_beside_what_needs_no_learning(experiment, caplog):
+    exp, data = experiment
+    (data / "test/trials").write_text("s0-0 s0-1 target\ns0-0 s1-0 nontarget\n")
+    (exp / "model/speakers.txt").unlink()  # all speakers are the cohort, none is held out
+    (row,) = rows_of(exp, "--backend", "cosine", "cosine+qmf")
+    assert row["backend"] == "cosine" and row["cllr"] is None
+    with pytest.raises(ValueError, match="nothing was scored, got too little to learn quality"):
+        rows_of(exp, "--backend", "cosine+qmf")
+
+
+def test_the_cohort_is_of_speakers_that_were_trained_on(experiment):
+    exp, data = experiment
+    development = read_development(exp, data / "train")
+    assert development is not None and development.held_out is not None
+    assert {name[0] for name in development.cohort.speaker_M} == {"t"}
+    assert {name[0] for name in development.held_out.trials.ids} == {"v"}
+    assert len(development.held_out.trials) == 84 * 83 // 2
+    assert development.held_out.trials.is_target_N.sum() == 14 * 15
+    assert read_development(exp, data / "other") is None
+
+
+def test_averaged_enrolment(experiment):
+    exp, data = experiment
+    folder = data / "test"
+    (folder / "enroll.map").write_text("s0-enroll s0-0 s0-1\ns1-enroll s1-2\n")
+    (folder / "trials_average").write_text(
+        "s0-enroll s0-2 target\ns0-enroll s1-0 nontarget\ns1-enroll s1-1 target\n"
+        "s1-enroll s0-3 nontarget\ns0-3 s0-2 target\n"
+    )
+    listed = read_trial_list(folder / "trials_average")
+    assert "a model of 1 to 2 utterances" in listed.protocol
+    assert listed.speakers[0].tolist() == [0, 0, 1, 1, 0]
+    assert listed.speakers[1].tolist() == [0, 1, 1, 0, 0]
+    assert listed.columns["gender"]["s0-enroll"] == "m"
+    assert "s0-enroll" not in listed.columns["device"] and "s1-enroll" in listed.columns["device"]
+    table = EmbeddingTable.load(exp / "embeddings/test/trained")
+    enrol, _ = listed.tables(table)
+    emb = dict(zip(table.ids, table.emb_ND))
+    by_hand = {
+        "s0-enroll": (emb["s0-0"] + emb["s0-1"]) / 2,
+        "s1-enroll": emb["s1-2"],
+        "s0-3": emb["s0-3"],
+    }
+    for name, row_D in zip(enrol.ids, enrol.emb_ND):
+        np.testing.assert_allclose(row_D, by_hand[name], rtol=1e-6)
+    seconds = listed.seconds
+    assert seconds["s0-enroll"] == pytest.approx(seconds["s0-0"] + seconds["s0-1"])
+
+
+def test_a_trial_of_an_unknown_utterance_is_named(experiment):
+    exp, data = experiment
+    (data / "test/trials").write_text("s0-0 s0-1 target\ns0-0 nobody nontarget\n")
+    with pytest.raises(ValueError, match="a trial names nobody, which is not in the data"):
+        rows_of(exp)
+
+
+def test_compare_tells_what_differs(experiment, capsys):
+    exp, data = experiment
+    rows = rows_of(exp, "--backend", *CHAINS[:2])
+    capsys.readouterr()
+    files = [str(exp / "scores" / f"test_trials{end}.txt") for end in ("", "_mean+cosine")]
+    compare.main(["--trials", str(data / "test/trials"), *files, "--far", "0.01"])
+    first, second = capsys.readouterr().out.split(files[1] + "\n")
+    assert f"EER           {100 * rows[0]['eer']:.2f} %" in first and "threshold" in first
+    change = 100 * (rows[1]["eer"] - rows[0]["eer"])
+    assert f"EER           {change:+.2f} % (" in second and f"against {files[0]}, p = " in second
+
+
+def test_stored_calibration_is_that_of_plain_cosine_scores(experiment):
+    exp, data = experiment
+    stored = {"slope": 9.0, "intercept": -3.0, "threshold": 0.4, "threshold_at_far": {}}
+    facts = {"eer": 0.1, "num_target": 5, "num_nontarget": 50, "source": "5 voices"}
+    (exp / "model/calibration.json").write_text(json.dumps(stored | facts))
+    plain, centred = rows_of(exp, "--backend", "cosine", "mean+cosine")
+    trials = read_trials(data / "test/trials")
+    scores = read_scores(exp / "scores/test_trials.txt", trials)
+    assert plain["cllr"] == pytest.approx(cllr(9 * scores - 3, trials.is_target_N), abs=1e-4)
+    assert plain["act_dcf"] == pytest.approx(act_dcf(9 * scores - 3, trials.is_target_N), abs=1e-2)
+    assert plain["calibration"] == "stored with the model, from 5 voices"
+    assert plain["at_threshold"]["threshold"] == 0.4
+    assert centred["at_threshold"] is None and "held-out" in centred["calibration"]
+
+
+def test_embeddings_of_another_model_are_refused(experiment):
+    exp, _ = experiment
+    (exp / "model/card.json").write_text(json.dumps({"sha256": "6" * 64}))
+    with pytest.raises(ValueError, match=r"test/trained: embeddings must be of the model in .*exp"):
+        rows_of(exp)
+
+
+def test_a_truth_that_the_speakers_contradict_is_named(experiment):
+    exp, data = experiment
+    path = data / "test/trials"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:8], lines[8].replace("nontarget", "target"), *lines[9:]]))
+    with pytest.raises(ValueError, match=r"trials: trial 9 is a target, got s\d+-\d of s\d+ and"):
+        rows_of(exp)
+    path.write_text("s0-0 s0-1 target\ns0-0 s0-2 nontarget\n")
+    with pytest.raises(ValueError, match="trial 2 is a nontarget, got s0-0 of s0 and s0-2 of s0;"):
+        rows_of(exp)
+    path.write_text("s0-0 s0-1 target\n")
+    with pytest.raises(ValueError, match="needs targets and nontargets, got 1 targets of 1 trials"):
+        rows_of(exp)
+
+
+def test_what_is_half_known_is_told(experiment, caplog):
+    caplog.set_level("INFO")
+    exp, data = experiment
+    (data / "test/spk2gender").write_text("".join(f"s{i} m\n" for i in range(20)))
+    (data / "test/enroll.map").write_text("m s0-0 s0-1\n")
+    with (data / "test/trials").open("a") as file:
+        file.write("m s0-1 target\ns3-0 s3-0 target\n")
+    listed = read_trial_list(data / "test/trials")
+    assert "test/gender: tells nothing of 96 of 177 utterances and models" in caplog.text
+    assert "2 trials test an utterance that is enrolled in them" in caplog.text
+    assert len(listed.trials) == 176 * 175 // 2 + 2
+
+
+def test_options_of_a_back_end_are_in_its_name(experiment):
+    exp, data = experiment
+    dims = ["--backend", "cosine", "mean+lda+cosine", "--lda-dim"]
+    rows_of(exp, *dims, "4")
+    rows = rows_of(exp, *dims, "6")
+    names = ["cosine", "mean+lda+cosine,lda-dim=4", "mean+lda+cosine,lda-dim=6"]
+    assert [row["backend"] for row in rows] == names
+    assert rows[1]["eer"] != rows[2]["eer"]
+    adapted = rows_of(exp, "--backend", "mean+lda+plda", "--adapt", str(data / "test"))
+    assert adapted[-1]["backend"] == "mean+lda+plda,adapt=test"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--p-target", "0"], "--p-target: must be between 0 and 1, got 0; use e.g. 0.01"),
+        (
+            ["--development", "elsewhere"],
+            "--development: must be embedded, got nothing of elsewh",
+        ),
+        (["--backend", "qmf"], "known: mean, .*, and qmf at the end; join steps by"),
+        (["--backend", "mean+mean+cosine"], "steps out of order, got 'mean\\+mean"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(experiment, words, line):
+    with pytest.raises(ValueError, match=line):
+        rows_of(experiment[0], *words)
+
+
+def test_a_training_set_that_shrank_leaves_cosine_alone(experiment, caplog):
+    exp, data = experiment
+    kept = [line for line in (data / "train/utt2spk").open() if not line.startswith("t7-")]
+    (data / "train/utt2spk").write_text("".join(kept))
+    assert rows_of(exp)[0]["backend"] == "cosine"
+    assert "utt2spk: must have every utterance that was embedded, got no t7-" in caplog.text
+    with pytest.raises(ValueError, match="learns mean from a development set, got none"):
+        rows_of(exp, "--backend", "mean+cosine")

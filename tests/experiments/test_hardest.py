@@ -1,0 +1,124 @@
+"""The hardest trials are the right ones, and what is heard of them is short and theirs."""
+
+import base64
+import logging
+
+import numpy as np
+import pytest
+from voices import RATE
+
+from speakerlab.data import audio
+from speakerlab.experiments.hardest import clip, hardest_trials, loudest_start, player_of
+from speakerlab.scoring.trials import Trials
+
+SIX = Trials(
+    enrol_ids=["a", "b"],
+    test_ids=["x", "y", "z"],
+    enrol_N=np.array([0, 0, 0, 1, 1, 1], dtype=np.int32),
+    test_N=np.array([0, 1, 2, 0, 1, 2], dtype=np.int32),
+    is_target_N=np.array([True, True, True, False, False, False]),
+)
+SCORES = np.array([0.9, -0.2, 0.4, 0.8, -0.7, 0.1])
+LOW, HIGH = "target trials scored low", "non-target trials scored high"
+
+
+def found(scores=SCORES, **options):
+    trials = hardest_trials(SIX, np.asarray(scores), name="six", backend="cosine", **options)
+    return [(t.enrol, t.test, t.score, t.kind) for t in trials]
+
+
+def decoded(uri):
+    """(wave_S, sample rate) of a data URI."""
+    with audio.stream(base64.b64decode(uri.partition("base64,")[2])) as stream:
+        return np.concatenate(list(stream.blocks)), stream.sample_rate
+
+
+def test_the_hardest_of_six_trials():
+    assert found(num=2) == [
+        ("a", "y", -0.2, LOW),
+        ("a", "z", 0.4, LOW),
+        ("b", "x", 0.8, HIGH),
+        ("b", "z", 0.1, HIGH),
+    ]
+    assert found(num=1) == [("a", "y", -0.2, LOW), ("b", "x", 0.8, HIGH)]
+
+
+def test_there_may_be_fewer_and_equal_scores_keep_their_order():
+    order = [(enrol, test) for enrol, test, *_ in found(np.zeros(6))]
+    assert order == [("a", "x"), ("a", "y"), ("a", "z"), ("b", "x"), ("b", "y"), ("b", "z")]
+    assert [test for _, test, *_ in found(np.zeros(6), num=2)] == ["x", "y", "x", "y"]
+
+
+def test_among_many_trials_they_are_those_of_a_full_sort():
+    rng = np.random.default_rng(0)
+    scores_N, is_target_N = np.round(rng.normal(size=5000), 2), rng.random(5000) < 0.1
+    ids = [f"u{i}" for i in range(5000)]
+    index_N = np.arange(5000, dtype=np.int32)
+    trials = Trials(ids, ids, index_N, index_N, is_target_N)
+    names = [t.test for t in hardest_trials(trials, scores_N, name="", backend="")]
+    targets, others = np.flatnonzero(is_target_N), np.flatnonzero(~is_target_N)
+    low = targets[np.argsort(scores_N[targets], kind="stable")[:5]]
+    high = others[np.argsort(-scores_N[others], kind="stable")[:5]]
+    assert names == [f"u{i}" for i in (*low, *high)]
+
+
+def test_a_model_of_several_utterances_is_heard_in_its_first():
+    heard = []
+
+    def player(utterance):
+        heard.append(utterance)
+        return f"clip of {utterance}" if utterance != "y" else None
+
+    trials = hardest_trials(
+        SIX,
+        SCORES,
+        name="six",
+        backend="cosine",
+        player=player,
+        utterances_of={"a": ["a-2", "a-1"]},
+        num=1,
+    )
+    assert [(t.enrol_clip, t.test_clip) for t in trials] == [
+        ("clip of a-2", None),
+        ("clip of b", "clip of x"),
+    ]
+
+
+def test_the_loudest_stretch_is_found():
+    wave_S = np.full(1000, 10, dtype=np.int16)
+    wave_S[600:700] = 20000  # loud enough that int16 squared would overflow
+    assert loudest_start(wave_S, 100, 50) == 600
+    assert loudest_start(wave_S, 200, 50) == 500  # the first of those that hold all of it
+    assert loudest_start(wave_S[:80], 100, 50) == 0
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(3.0, 3.0), (10.0, 10.0), (14.0, 10.0)])
+@pytest.mark.parametrize("rate", [8000, 16000, 44100])
+def test_clips_can_be_decoded_and_last_ten_seconds_at_most(seconds, expected, rate):
+    rng = np.random.default_rng(0)
+    uri = clip(rng.normal(0, 3000, int(seconds * rate)).astype(np.int16), rate)
+    assert uri.startswith("data:audio/flac;" if rate == 8000 else "data:audio/mpeg;")
+    wave_S, found_rate = decoded(uri)
+    assert (len(wave_S), found_rate) == (round(expected * rate), rate)
+    assert 2000 < np.std(wave_S, dtype=np.float64) < 4000
+
+
+def test_the_player_plays_utterances_of_a_data_directory(make_data_dir):
+    play = player_of(make_data_dir(seconds=[1.0]), sample_rate=RATE)
+    uri = play("spk2-0")
+    assert uri is not None and play("no-such") is None
+    wave_S, _ = decoded(uri)
+    spectrum = np.abs(np.fft.rfft(wave_S))
+    assert len(wave_S) == RATE
+    assert np.argmax(spectrum) == pytest.approx(90 + 25 * 2, abs=1)  # this speaker's pitch, in Hz
+
+
+def test_audio_that_is_gone_is_told_once_and_has_no_player(make_data_dir, tmp_path, caplog):
+    folder = make_data_dir(seconds=[1.0])
+    for name in ("spk0-0", "spk1-0"):
+        (tmp_path / "wav" / f"{name}.wav").unlink()
+    play = player_of(folder, sample_rate=RATE)
+    with caplog.at_level(logging.WARNING):
+        assert play("spk0-0") is None and play("spk1-0") is None and play("spk2-0") is not None
+    (line,) = caplog.messages
+    assert line.startswith("report.html lacks a player: ") and "spk0-0.wav" in line

@@ -1,0 +1,89 @@
+"""Starting from a published model: what is taken, what is made new, what is refused."""
+
+import logging
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from speakerlab.config import build
+from speakerlab.experiments.initial import init_from
+
+
+@pytest.mark.parametrize(("head_rows", "copied"), [("match", 2), ("keep", 2), ("drop", 0)])
+def test_initialisation_takes_the_embedder_and_the_rows_of_the_same_name(
+    publish_to, make_config, make_embedder, caplog, head_rows, copied
+):
+    folder, embedder, old_head = publish_to("model", classes=("a", "b", "c"))
+    fresh = make_embedder("seed=9")
+    classes = ["new", "c", "a", "c#0.9"]
+    head = build.build_head(make_config("seed=9"), embed_dim=16, num_classes=4)
+    before_CD = head.get_parameter("weight_CD").detach().clone()
+    with caplog.at_level(logging.INFO):
+        config = make_config(f"training.init_head={head_rows}")
+        init_from(folder, embedder=fresh, head=head, classes=classes, config=config)
+    for name, tensor in fresh.state_dict().items():
+        assert torch.equal(tensor, embedder.state_dict()[name]), name
+    wanted_CD = before_CD.clone()
+    if copied:
+        old_CD = old_head.get_parameter("weight_CD")
+        wanted_CD[1], wanted_CD[2] = old_CD[2], old_CD[0]
+    assert torch.equal(head.get_parameter("weight_CD"), wanted_CD)
+    assert head.get_parameter("weight_CD").requires_grad
+    line = f"head: {copied} of 4 rows by name, {4 - copied} made new, {3 - copied} of the model's d"
+    assert line in caplog.text
+
+
+def test_a_model_that_does_not_fit_is_refused_by_its_tensors(
+    publish_to, make_config, make_embedder
+):
+    folder, _, head = publish_to("model")
+    narrow = make_embedder("model.args.embed_dim=8")
+    before = {name: tensor.clone() for name, tensor in narrow.state_dict().items()}
+    with pytest.raises(ValueError) as refused:
+        init_from(folder, embedder=narrow, head=head, classes=["a"], config=make_config())
+    assert str(refused.value) == (
+        f"{folder}: must hold the model of this configuration, got 3 tensors that are missing, "
+        "unexpected or of another shape (backbone.xvector.dense.linear.weight, "
+        "backbone.xvector.dense.nonlinear.batchnorm.running_mean, "
+        "backbone.xvector.dense.nonlinear.batchnorm.running_var); use its model section"
+    )
+    assert all(torch.equal(narrow.state_dict()[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("name", ["aam_softmax_subcenter_topk", "sphereface2", "softmax"])
+def test_rows_of_every_parameter_of_a_head_are_taken(publish_to, make_config, make_embedder, name):
+    settings = (f"head={{name: {name}}}", "training.margin={initial: 0, final: 0}")
+    folder, *_ = publish_to("model", *settings, classes=("a", "b"))
+    config = make_config(*settings)
+    head = build.build_head(make_config("seed=9", *settings), embed_dim=16, num_classes=3)
+    before = {key: value.clone() for key, value in head.state_dict().items()}
+    classes = ["x", "b", "y"]
+    init_from(folder, embedder=make_embedder(), head=head, classes=classes, config=config)
+    old = load_file(folder / "head.safetensors")
+    for key, value in head.named_parameters():
+        if value.dim():
+            assert torch.equal(value[1], old[key][1]), key
+            assert torch.equal(value[0], before[key][0]) and torch.equal(value[2], before[key][2])
+        else:
+            assert torch.equal(value, old[key]), key
+
+
+def test_rows_of_another_head_are_not_taken(publish_to, make_config, make_embedder, caplog):
+    folder, *_ = publish_to("model", classes=("a", "b"))
+    config = make_config("head={name: aam_softmax_subcenter_topk}")
+    head = build.build_head(config, embed_dim=16, num_classes=2)
+    with caplog.at_level(logging.INFO):
+        init_from(folder, embedder=make_embedder(), head=head, classes=["a", "b"], config=config)
+    assert "head: 0 of 2 rows by name, 2 made new, 2 of the model's dropped" in caplog.text
+
+
+def test_a_model_of_other_features_is_refused(publish_to, make_config, make_embedder):
+    folder, _, head = publish_to("model")
+    config = make_config("frontend.scale=32768.0", "frontend.dither=1.0")
+    with pytest.raises(ValueError) as refused:
+        init_from(folder, embedder=make_embedder(), head=head, classes=["a"], config=config)
+    assert str(refused.value) == (
+        f"{folder}: was trained on other features, got scale: 1.0 -> 32768.0; "
+        "use its frontend section"
+    )

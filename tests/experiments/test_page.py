@@ -1,0 +1,193 @@
+"""The page: what it shows of each row, that it needs nothing else, that ids cannot break it."""
+
+import re
+
+import pytest
+from result_rows import row
+
+from speakerlab.experiments.page import HardTrial, Picture, write_page
+
+PNG = b"\x89PNG\r\n\x1a\nnot looked at"
+CLIP = "data:audio/mpeg;base64,AAAA"
+GENDERS = [
+    {
+        "condition": "gender",
+        "value": "f",
+        "num_target": 1200,
+        "num_nontarget": 3400,
+        "eer": 0.0432,
+        "eer_ci95": [0.0321, 0.0543],
+        "min_dcf": {"0.01": 0.456},
+    },
+    {"condition": "gender", "value": "f / <m>", "num_target": 0, "num_nontarget": 77, "eer": None},
+]
+
+
+def better(**changes):
+    """A second back end, with all that can be known of it."""
+    return row(
+        backend="mean+cosine+asnorm",
+        eer=0.0345,
+        eer_ci95=(0.0234, 0.0456),
+        eer_untrained=None,
+        min_dcf={"0.01": 0.4, "0.05": 0.291},
+        calibrated={"cllr": 0.2111, "act_dcf": 0.48},
+        min_cllr=0.1777,
+        intervals={"min_dcf_0.01": (0.31, 0.49), "act_dcf_0.01": (0.41, 0.57), "cllr": (0.15, 0.3)},
+        calibration="10 held-out speakers",
+        conditions=GENDERS,
+        compared={
+            "with": "cosine",
+            "eer_difference": -0.0222,
+            "ci95": [-0.0311, 0.0013],
+            "p_value": 0.0421,
+        },
+        **changes,
+    )
+
+
+def page_of(tmp_path, rows, **parts):
+    write_page(tmp_path / "report.html", title="A & B", rows=rows, **{"facts": {}, **parts})
+    return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def text_of(page):
+    """What a reader sees, tags as single blanks."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.partition("</style>")[2]))
+
+
+def test_the_page_needs_nothing_from_elsewhere(tmp_path):
+    (tmp_path / "det.png").write_bytes(PNG)
+    hard = HardTrial("mini", "cosine", "a", "b", 0.1, "target trials scored low", CLIP, None)
+    picture = Picture("DET", tmp_path / "det.png", trials="mini")
+    facts = {"Model": {"seed": 42}, "Configuration": {"2 values": {"a.b": 1, "a.c": None}}}
+    page = page_of(
+        tmp_path, [row(), better()], pictures=[picture], hardest=[hard], facts=facts, notes=["So."]
+    )
+    assert not re.search(r"http|<script|<link|@import|url\(|<a ", page)
+    sources = re.findall(r'\bsrc="([^"]{10})', page)
+    assert sources == ["data:image", "data:audio"]
+    for tag in re.findall(r"<(\w+)[ >]", page):
+        if tag not in ("meta", "img", "line", "circle", "html", "br"):
+            assert len(re.findall(rf"<{tag}[ >]", page)) == page.count(f"</{tag}>") > 0, tag
+
+
+def test_every_row_shows_its_numbers(tmp_path):
+    text = text_of(page_of(tmp_path, [row(), better()]))
+    for shown in (
+        "mini 600 target and 5,400 non-target trials · untrained network: EER 37.85 %",
+        "cosine 5.67 4.65 – 6.85",
+        "mean+cosine+asnorm 3.45 2.34 – 4.56 −2.22 −3.11 to +0.13 p = 0.042",
+        "0.400 0.310 – 0.490 0.291 0.480 0.410 – 0.570 0.211 0.150 – 0.300 0.178",
+        "mini, cosine all pairs of 20 unseen voices",
+        "all pairs of 20 unseen voices. Calibration: 10 held-out speakers",
+    ):
+        assert shown in text, shown
+
+
+def test_the_verdict_is_about_the_last_back_end_and_comes_first(tmp_path):
+    text = text_of(page_of(tmp_path, [row(), better()]))
+    verdict = text.partition("Results")[0]
+    for shown in (
+        "mini 3.45 % EER, 95 % interval 2.34 to 4.56 %",
+        "mean+cosine+asnorm, the last of 2 back ends",
+        "minDCF(0.01) 0.400, minDCF(0.05) 0.291",
+        "calibrated: actDCF(0.01) 0.480, 1.20 times the minimum",
+        "Cllr 0.211, minCllr 0.178",
+        "2.22 points of EER below cosine, p = 0.042",
+        "untrained network: EER 37.85 %",
+    ):
+        assert shown in verdict, shown
+    assert "5.67" not in verdict
+
+
+def test_scores_without_calibration_are_called_so(tmp_path):
+    verdict = text_of(page_of(tmp_path, [row()])).partition("Results")[0]
+    assert "not calibrated: scores are no log-likelihood ratios" in verdict
+    assert "the last of" not in verdict and "Cllr" not in verdict
+
+
+def test_trial_lists_have_a_card_and_a_section_each(tmp_path):
+    (tmp_path / "x.png").write_bytes(PNG)
+    names = ["cross_device", "cross_distance"]
+    pictures = [Picture("DET", tmp_path / "x.png", trials=name) for name in names]
+    page = page_of(tmp_path, [row(trials=name) for name in names], pictures=pictures)
+    assert page.count('class="card"') == 2
+    assert [name for name in re.findall(r"<h2>([^<]*)</h2>", page) if name in names] == names
+
+
+def test_conditions_stand_below_their_list(tmp_path):
+    page = page_of(tmp_path, [row(), better()])
+    text = text_of(page)
+    assert "Conditions: mean+cosine+asnorm" in text
+    assert "gender f 1,200 3,400 4.32 3.21 – 5.43 0.456" in text
+    assert "f / &lt;m&gt; 0 77 no targets" in text
+    # the scale ends at 5.43: the dot is at 4.32 / 5.43 of it
+    assert 'cx="79.6"' in page and '<line x1="59.1" y1="6" x2="100.0"' in page
+
+
+def test_old_rows_are_shown_without_what_they_lack(tmp_path):
+    old = row()
+    for key in ("min_cllr", "intervals", "calibration", "conditions", "compared", "at_threshold"):
+        del old[key]
+    text = text_of(page_of(tmp_path, [old]))
+    assert "cosine 5.67 4.65 – 6.85 0.500 0.392" in text and "None" not in text
+
+
+def test_text_from_outside_cannot_become_html(tmp_path):
+    (tmp_path / "x.png").write_bytes(PNG)
+    bad = '<b a="&">'
+    parts = {
+        "pictures": [Picture(bad, tmp_path / "x.png", trials=bad)],
+        "hardest": [HardTrial(bad, bad, bad, bad, 0.0, bad, CLIP)],
+        "facts": {bad: {bad: bad, "block": {bad: bad}}},
+        "notes": [bad],
+    }
+    changes = {"trials": bad, "protocol": bad}
+    compared = {"with": bad, "eer_difference": 0.0, "ci95": [0.0, 0.0], "p_value": 1.0}
+    conditions = [{**GENDERS[0], "condition": bad, "value": bad}]
+    other = row(
+        **changes, backend=bad, calibration=bad, compared=compared, conditions=conditions, eer=0.01
+    )
+    page = page_of(tmp_path, [row(**changes, system=bad), other], **parts)
+    assert "<b a=" not in page
+    assert page.count("&lt;b a=&quot;&amp;&quot;&gt;") > 20
+
+
+def test_pictures_and_players_are_inside_the_page(tmp_path):
+    (tmp_path / "det.png").write_bytes(PNG)
+    pictures = [
+        Picture("DET curve", tmp_path / "det.png", trials="mini", tall=True),
+        Picture("scores of another", tmp_path / "det.png", trials="mini", folded=True),
+        Picture("loss", tmp_path / "det.png"),
+    ]
+    hard = [
+        HardTrial("mini", "cosine", "a", "b", 0.12345, "target trials scored low", CLIP, CLIP),
+        HardTrial("mini", "cosine", "c", "d", 0.9, "non-target trials scored high"),
+    ]
+    page = page_of(tmp_path, [row()], pictures=pictures, hardest=hard)
+    assert page.count('src="data:image/png;base64,iVBORw0KGgpub3QgbG9va2VkIGF0"') == 3
+    folded = page.partition("<summary>Other back ends</summary>")[2].partition("</details>")[0]
+    assert "scores of another" in folded and "DET curve" not in folded
+    assert page.index("<h2>Training</h2>") < page.index("loss</figcaption>")
+    assert page.count("<audio") == 2
+    text = text_of(page)
+    assert "Target trials scored low 0.1235 enrolment a test b" in text
+    assert "Non-target trials scored high 0.9000 enrolment c test d" in text
+
+
+def test_facts_are_read_by_people(tmp_path):
+    facts = {
+        "Model": {"averaged": [], "speeds": [0.9, 1.1], "gpu": None, "deterministic": True},
+        "Configuration": {"2 values": {"training.num_epochs": 8, "data.note": "<b>&"}},
+    }
+    page = page_of(tmp_path, [row()], facts=facts)
+    assert "averaged none speeds 0.9, 1.1 gpu none deterministic yes" in text_of(page).replace(
+        "  ", " "
+    )
+    assert "<pre>training.num_epochs: 8\ndata.note: &lt;b&gt;&amp;</pre>" in page
+
+
+@pytest.mark.parametrize("word", ["minCllr", "asnorm", "Difference, p", "Conditions", "BOSARIS"])
+def test_new_words_are_explained(tmp_path, word):
+    assert word in text_of(page_of(tmp_path, [row()])).partition("Definitions")[2]

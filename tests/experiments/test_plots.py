@@ -1,0 +1,131 @@
+"""The pictures: real PNGs that show what they should, read back as pixels."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from speakerlab.experiments.plots import (
+    plot_calibration,
+    plot_course,
+    plot_det,
+    plot_scores,
+    thinned,
+)
+from speakerlab.scoring.metrics import operating_points
+
+BLUE, ORANGE = (0x1F, 0x5F, 0xA8), (0xC8, 0x50, 0x1E)
+
+
+def trials(separation, seed=0):
+    rng = np.random.default_rng(seed)
+    is_target_N = np.arange(2000) < 400
+    return rng.normal(size=2000) + separation * is_target_N, is_target_N
+
+
+def pixels(path):
+    """(height, width, 3) as bytes."""
+    image = pytest.importorskip("matplotlib.image")
+    return (image.imread(path)[..., :3] * 255).round().astype(int)
+
+
+def num_coloured(image, colour):
+    return int((np.abs(image - np.array(colour)).max(axis=2) <= 4).sum())
+
+
+def test_the_det_picture_shows_both_curves(tmp_path):
+    pytest.importorskip("matplotlib")
+    curves = {"campplus": operating_points(*trials(3))[:2]}
+    plot_det(tmp_path / "one.png", curves)
+    plot_det(tmp_path / "two.png", {**curves, "another": operating_points(*trials(1))[:2]})
+    assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    one, two = pixels(tmp_path / "one.png"), pixels(tmp_path / "two.png")
+    assert min(one.shape[:2]) >= 600
+    assert num_coloured(one, BLUE) > 500 and num_coloured(one, ORANGE) == 0
+    assert num_coloured(two, BLUE) > 500 and num_coloured(two, ORANGE) > 500
+
+
+def test_the_untrained_curve_is_grey(tmp_path):
+    pytest.importorskip("matplotlib")
+    points = operating_points(*trials(0.2))[:2]
+    plot_det(tmp_path / "det.png", {"untrained": points})
+    image = pixels(tmp_path / "det.png")
+    assert num_coloured(image, (0x8A, 0x94, 0xA0)) > 500
+    assert num_coloured(image, BLUE) == 0
+
+
+@pytest.mark.parametrize("separation", [100, -100, 0])  # EER 0, 1 and about a half
+def test_extreme_systems_can_be_drawn(tmp_path, separation):
+    pytest.importorskip("matplotlib")
+    plot_det(tmp_path / "det.png", {"x": operating_points(*trials(separation))[:2]})
+    assert (tmp_path / "det.png").stat().st_size > 5000
+
+
+DRAWN = {
+    "det": lambda path: plot_det(path, {"x": operating_points(*trials(2))[:2]}),
+    "scores": lambda path: plot_scores(path, *trials(2)),
+    "calibration": lambda path: plot_calibration(path, *trials(2)),
+    "course": lambda path: plot_course(path, [10, 20, 30], [3.0, 2.0, 1.5], name="loss"),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
+def test_equal_input_makes_equal_bytes(tmp_path, draw):
+    pytest.importorskip("matplotlib")
+    for name in "ab":
+        draw(tmp_path / name)
+    data = (tmp_path / "a").read_bytes()
+    assert data.startswith(b"\x89PNG") and data == (tmp_path / "b").read_bytes()
+    assert b"Software" not in data  # nor does the version of matplotlib change them
+
+
+def test_what_calibration_loses_is_shaded(tmp_path):
+    pytest.importorskip("matplotlib")
+    scores_N, is_target_N = trials(2)
+    pale = tuple(round(255 + 0.12 * (c - 255)) for c in ORANGE)
+    shaded = {}
+    for name, offset in (("good", -2.0), ("bad", 2.0)):  # 2 x score - 2 is the right ratio
+        plot_calibration(tmp_path / name, 2 * scores_N + offset, is_target_N)
+        shaded[name] = num_coloured(pixels(tmp_path / name), pale)
+    assert shaded["bad"] > 5 * shaded["good"] > 0
+
+
+def test_a_course_that_falls_is_drawn_falling(tmp_path):
+    pytest.importorskip("matplotlib")
+    plot_course(tmp_path / "x.png", [0, 100], [5.0, 1.0], name="loss")
+    y, x = np.nonzero(np.abs(pixels(tmp_path / "x.png") - np.array(BLUE)).max(axis=2) <= 4)
+    assert np.corrcoef(x, y)[0, 1] > 0.99  # y counts from the top
+
+
+def test_a_long_curve_is_thinned_to_what_can_be_seen():
+    x_K = np.linspace(-3, 3, 1_000_000)
+    y_K = -x_K + 0.01 * np.sin(50 * x_K)
+    thin_x, thin_y = thinned(x_K, y_K)
+    assert len(thin_x) < 20_000
+    assert (thin_x[0], thin_x[-1], thin_y[0], thin_y[-1]) == (x_K[0], x_K[-1], y_K[0], y_K[-1])
+    assert np.abs(np.interp(x_K, thin_x, thin_y) - y_K).max() < 2 * 6 / 2000
+
+
+def test_the_corners_of_a_staircase_stay():
+    corners = (np.array([0.0, 0.0, 0.5, 0.5, 1.0]), np.array([1.0, 0.4, 0.4, 0.0, 0.0]))
+    for thin, whole in zip(thinned(*corners), corners):
+        assert thin.tolist() == whole.tolist()
+
+
+def test_the_histogram_shows_targets_right_of_non_targets(tmp_path):
+    pytest.importorskip("matplotlib")
+    plot_scores(tmp_path / "scores.png", *trials(8))
+    image = pixels(tmp_path / "scores.png")
+    lower = image[image.shape[0] // 4 :]  # below the legend
+    columns = [
+        np.nonzero(np.abs(lower - np.array(c)).max(axis=2) <= 4)[1].mean() for c in (ORANGE, BLUE)
+    ]
+    assert columns[1] - columns[0] > image.shape[1] / 4
+
+
+@pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
+def test_without_matplotlib_the_remedy_is_named(tmp_path, monkeypatch, draw):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install matplotlib"):
+        draw(tmp_path / "x.png")
+    assert not list(tmp_path.iterdir())

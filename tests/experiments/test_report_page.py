@@ -1,0 +1,156 @@
+"""From scores to the page: pictures, players, courses of the training, versions."""
+
+import json
+import re
+import sys
+from importlib.metadata import version
+
+import numpy as np
+import pytest
+
+from speakerlab.checkpoints.model_files import read_card
+from speakerlab.experiments import report
+from speakerlab.experiments.report_page import ListScores, facts_of, read_courses, write_report
+from speakerlab.scoring.metrics import eer
+from speakerlab.scoring.trials import Trials
+
+IDS = [f"spk{speaker}-{take}" for speaker in range(4) for take in range(2)]
+
+
+def all_pairs():
+    """Every pair of two of four speakers' two utterances: 4 targets, 24 non-targets."""
+    first, second = np.triu_indices(len(IDS), k=1)
+    same_N = np.array([IDS[a][:4] == IDS[b][:4] for a, b in zip(first, second)])
+    return Trials(IDS, IDS, first.astype(np.int32), second.astype(np.int32), same_N)
+
+
+TRIALS = all_pairs()
+SCORES = np.random.default_rng(0).normal(size=len(TRIALS)) + 2 * TRIALS.is_target_N
+
+
+@pytest.fixture
+def experiment(publish_to, tmp_path):
+    """A published model and a row a back end; `exp.rows` are those of results.json."""
+    publish_to("exp/model")
+    return tmp_path / "exp"
+
+
+def rows_of(exp, lists, **changes):
+    return [
+        report.result_row(
+            **{
+                "trials": one.name,
+                "system": exp.name,
+                "eer": eer(one.scores_N, one.trials.is_target_N),
+                "eer_untrained": None,
+                "eer_ci95": (0.0, 0.5),
+                "min_dcf": {"0.01": 0.9},
+                "num_target": 4,
+                "num_nontarget": 24,
+                "backend": one.backend,
+                "protocol": "all pairs",
+                "model_sha256": read_card(exp)["sha256"],
+                "commit": None,
+                **changes,
+            }
+        )
+        for one in lists
+    ]
+
+
+def test_a_report_holds_pictures_players_and_versions(experiment, make_data_dir):
+    pytest.importorskip("matplotlib")
+    data = make_data_dir("test", seconds=[1.0, 1.25])
+    lists = [
+        ListScores("test/trials", "cosine", TRIALS, SCORES - 1.5 * TRIALS.is_target_N),
+        ListScores("test/trials", "better", TRIALS, SCORES, 2 * SCORES, -SCORES, data),
+    ]
+    rows = [{"kind": "train", "step": s, "loss": 3.0 - s} for s in (1, 2)]
+    (experiment / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_report(experiment, lists, rows_of(experiment, lists))
+    page = path.read_text(encoding="utf-8")
+    assert path == experiment / "report.html"
+    # the DET curves, two histograms, one calibration, the loss
+    assert page.count('src="data:image/png') == 5
+    assert sorted(p.name for p in (experiment / "scores").iterdir()) == [
+        "test_trials_better_calibration.png",
+        "test_trials_better_scores.png",
+        "test_trials_cosine_scores.png",
+        "test_trials_det.png",
+        "training_loss.png",
+    ]
+    assert "Hardest trials: better" in page  # those of the last back end
+    assert page.count("<audio") == page.count('src="data:audio/mpeg') == 2 * (4 + 5)
+    folded = page.partition("<summary>Other back ends</summary>")[2].partition("</details>")[0]
+    assert "Scores of cosine" in folded and "Scores of better" not in folded
+    for told in (np.__version__, version("torch"), read_card(experiment)["sha256"]):
+        assert f"<dd>{told}</dd>" in page
+    assert "model.max_seconds: 120.0" in page
+    assert not re.search(r"http|<script|<link|@import|url\(", page)
+
+
+def test_without_matplotlib_the_page_says_so_in_a_line(experiment, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    lists = [ListScores("test/trials", "cosine", TRIALS, SCORES)]
+    page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
+    (line,) = re.findall(r"There are no pictures: [^<]*", page)
+    assert "pip install matplotlib" in line
+    assert "<img" not in page and "Hardest trials: cosine" in page
+
+
+def test_without_audio_the_page_says_so_in_a_line(experiment, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    lists = [
+        ListScores("test/trials", "cosine", TRIALS, SCORES, data_dir=tmp_path / "gone"),
+    ]
+    page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
+    assert "The hardest trials of test/trials cannot be played: " in page
+    assert "<audio" not in page and "Hardest trials: cosine" in page
+
+
+def test_rows_of_another_model_are_left_out_and_counted(experiment, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    lists = [ListScores("test/trials", "cosine", TRIALS, SCORES)]
+    old = rows_of(experiment, lists, trials="test/older", model_sha256="ab" * 32)
+    rows = [*old, *rows_of(experiment, lists), *rows_of(experiment, lists, trials="test/before")]
+    page = write_report(experiment, lists, rows).read_text(encoding="utf-8")
+    assert "Rows of another model in results.json, left out here: 1." in page
+    assert "test/older" not in page and "test/before" in page
+
+
+def test_many_lists_have_fewer_players_each(experiment, make_data_dir, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    data = make_data_dir("test", seconds=[1.0, 1.0])
+    lists = [ListScores(f"test/{i}", "cosine", TRIALS, SCORES, data_dir=data) for i in range(6)]
+    page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
+    assert page.count("<audio") == 6 * 2 * 2  # one trial a kind instead of four
+
+
+def test_courses_of_a_training(tmp_path):
+    rows = [
+        {"kind": "train", "step": 10, "loss": 3.0, "accuracy": 0.25, "lr": 0.1},
+        {"kind": "train", "step": 20, "lr": 0.2},  # every step was skipped
+        {"kind": "train", "step": 30, "loss": 9.0, "accuracy": 0.0, "lr": 0.1},
+        {"kind": "train", "step": 20, "loss": 2.0, "accuracy": 0.5, "lr": 0.05},  # rolled back
+        {"kind": "valid", "step": 20, "eer": 0.1},
+        {"kind": "valid", "step": 40, "eer": 0.05},
+    ]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"kind": "tr')
+    assert read_courses(path) == {
+        "loss": ([10, 20], [3.0, 2.0]),
+        "accuracy in %": ([10, 20], [25.0, 50.0]),
+        "learning rate": ([10, 20], [0.1, 0.05]),
+        "validation EER in %": ([20, 40], [10.0, 5.0]),
+    }
+    assert read_courses(tmp_path / "none.jsonl") == {}
+
+
+def test_facts_tell_versions_from_the_model():
+    card = {"sha256": "ab", "steps": 7, "torch": "1.0", "commit": "123"}
+    facts = facts_of(card, {"seed": 0})
+    assert facts["Model"] == {"sha256": "ab", "steps": 7}
+    assert facts["Trained with"] == {"torch": "1.0", "commit": "123"}
+    assert facts["Scored with"]["torch"] == version("torch")
+    assert facts["Scored with"]["numpy"] == np.__version__
+    assert facts["Configuration"] == {"all values": {"seed": 0}}

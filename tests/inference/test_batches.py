@@ -1,0 +1,140 @@
+"""Embeddings of pieces: a batch equals its rows, in order."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from speakerlab.config import build
+from speakerlab.data import audio
+from speakerlab.data.manifest import read_manifest
+from speakerlab.data.pieces import Piece
+from speakerlab.inference.batches import (
+    embed_batches,
+    embed_pieces,
+    group_pieces,
+    utterance_pieces,
+)
+
+RATE = 16000
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def embedder(make_config):
+    """Small, with windows of half a second at most, its BatchNorms having seen data."""
+    embedder = build.build_embedder(make_config("model.max_seconds=0.5"))
+    with torch.no_grad():
+        embedder(0.1 * torch.randn(4, RATE, generator=torch.Generator().manual_seed(1)))
+    return embedder.eval()
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """2 s of noise."""
+    wave_S = np.random.default_rng(0).normal(0, 3000, 2 * RATE).astype(np.int16)
+    audio.write(tmp_path / "rec.wav", wave_S, RATE)
+    return tmp_path / "rec.wav"
+
+
+def test_shares_add_up_to_the_whole_bit_for_bit(embedder, recording):
+    pieces = [Piece(str(recording), 0, n) for n in (4000, 4000, 300, 8001, 9000, 16000, 720)]
+    whole = embed_pieces(embedder, pieces, device=CPU)
+    shares = [embed_pieces(embedder, pieces, device=CPU, share=(i, 3)) for i in range(3)]
+    assert np.array_equal(sum(shares), whole)
+    assert all((abs(share).max(axis=1) == 0).any() for share in shares)
+
+
+def relative_error(a: np.ndarray, b: np.ndarray) -> float:
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def one_by_one(embedder, pieces) -> np.ndarray:
+    """Each piece read and embedded by hand."""
+    rows = []
+    for piece in pieces:
+        wave_S = audio.read(piece.path, piece.start, piece.num_samples)
+        with torch.inference_mode():
+            rows.append(embedder(torch.from_numpy(wave_S)[None].float() / 32768)[0].numpy())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_equals_its_rows_in_order(embedder, recording, num_workers):
+    # repeated (300, 719), sharing frames (4000, 4079), whole, cut in windows (beyond 8000)
+    lengths = [4000, 300, 8000, 4079, 720, 4000, 8001, 300, 879, 719, 20000, 7999, 8001, 8040]
+    pieces = [Piece(str(recording), 37 * i, length) for i, length in enumerate(lengths)]
+    done = []
+    emb_ND = embed_pieces(
+        embedder, pieces, device=CPU, num_workers=num_workers, progress=done.append
+    )
+    assert emb_ND.dtype == np.float32
+    assert emb_ND.shape == (14, 16)
+    wanted_ND = one_by_one(embedder, pieces)
+    for row in range(14):
+        assert relative_error(emb_ND[row], wanted_ND[row]) < 1e-5, lengths[row]
+    for other in range(1, 14):  # they do differ
+        assert relative_error(emb_ND[0], wanted_ND[other]) > 1e-2
+    assert done[-1] == 14
+    assert done == sorted(done)
+    # {4000, 4000, 4079}, {300, 300}, {7999, 8000}, {720, 879}, {8001, 8001} share a batch
+    assert len(done) == 8
+
+
+def test_no_pieces(embedder):
+    assert embed_pieces(embedder, [], device=CPU).shape == (0, 16)
+
+
+def test_large_groups_are_cut(embedder, recording):
+    """64 s of audio at a time: 128 pieces of half a second."""
+    pieces = [Piece(str(recording), 10 * i, 8000) for i in range(200)]
+    done = []
+    emb_ND = embed_pieces(embedder, pieces, device=CPU, progress=done.append)
+    assert done == [128, 200]
+    assert relative_error(emb_ND, one_by_one(embedder, pieces)) < 1e-5
+
+
+def test_every_utterance_whole(make_data_dir):
+    manifest = read_manifest([make_data_dir(speakers=[0, 1])], sample_rate=RATE)
+    pieces = utterance_pieces(manifest)
+    assert [piece.row for piece in pieces] == list(range(len(manifest)))
+    assert [piece.num_samples for piece in pieces] == manifest.num_samples_N.tolist()
+    assert {piece.start for piece in pieces} == {0}
+    assert {type(piece.num_samples) for piece in pieces} == {int}  # no numpy: hashed, sent, printed
+
+
+@dataclass(frozen=True)
+class Noted(Piece):
+    """Notes how much is read at a time."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def read(self) -> np.ndarray:
+        self.sizes.append(self.num_samples)
+        return super().read()
+
+
+def test_long_pieces_are_read_window_by_window(embedder, recording):
+    """Two of 30,000 samples: four windows of 7,500 each, of the 8,000 that are allowed."""
+    sizes: list[int] = []
+    pieces = [Noted(str(recording), start, 30000, sizes) for start in (0, 2000)]
+    emb_ND = embed_pieces(embedder, pieces, device=CPU)
+    assert sizes == [7500] * 8
+    waves = [audio.read(piece.path, piece.start, piece.num_samples) for piece in pieces]
+    with torch.inference_mode():
+        whole_ND = embedder(torch.from_numpy(np.stack(waves)).float() / 32768).numpy()
+    assert np.array_equal(emb_ND, whole_ND)
+
+
+def test_batches_at_a_time_change_no_bit(embedder, recording):
+    pieces = [Piece(str(recording), 50 * i, 4000 + 160 * (i % 7)) for i in range(20)]
+    pieces += [Piece(str(recording), 0, 20000)]
+    batches = list(group_pieces(embedder, pieces))
+    one, several = (
+        list(embed_batches(embedder, pieces, batches, device=CPU, num_threads=threads))
+        for threads in (1, 3)
+    )
+    assert [rows for rows, _ in one] == [rows for rows, _ in several] == batches
+    assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(one, several))

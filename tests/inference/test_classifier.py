@@ -1,0 +1,88 @@
+"""Decisions by the head of a training: its logits without margin, its classes by name."""
+
+import numpy as np
+import pytest
+import torch
+
+import speakerlab
+from speakerlab.config import build
+from speakerlab.inference import classifier
+from speakerlab.inference.classifier import Classifier, load_classifier
+from speakerlab.losses import HEADS
+
+NO_MARGIN = ["training.margin.initial=0", "training.margin.final=0"]
+
+
+def make_emb(num: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((num, 16)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_posteriors_of_every_head(make_config, name, monkeypatch):
+    config = make_config(f"head.name={name}", *NO_MARGIN)
+    head = build.build_head(config, embed_dim=16, num_classes=5)
+    emb_ND = make_emb(7)
+    found = Classifier(head, list("abcde"))
+    logits_NC = found.logits(emb_ND)
+    assert (logits_NC.shape, logits_NC.dtype) == ((7, 5), np.float32)
+    with torch.no_grad():
+        wanted_NC = head(torch.from_numpy(emb_ND), torch.arange(7) % 5, 0.0)[1].numpy()
+    assert np.array_equal(logits_NC, wanted_NC)  # whatever the labels
+    posterior_NC = found.posteriors(emb_ND)
+    assert posterior_NC.sum(axis=1) == pytest.approx(1)
+    assert posterior_NC == pytest.approx(torch.from_numpy(wanted_NC).softmax(dim=1).numpy())
+    monkeypatch.setattr(classifier, "MAX_VALUES", 10)  # two embeddings at a time
+    assert found.logits(emb_ND) == pytest.approx(logits_NC, rel=1e-5, abs=1e-5)
+    assert found.logits(emb_ND[:0]).shape == (0, 5)
+
+
+def test_an_angular_head_gives_its_scale_times_the_cosine(make_config):
+    config = make_config("head.args.scale=20")
+    head = build.build_head(config, embed_dim=16, num_classes=3)
+    emb_ND = 5 * head.get_parameter("weight_CD").detach().numpy()
+    assert np.diag(Classifier(head, list("abc")).logits(emb_ND)) == pytest.approx(20)
+
+
+def test_a_published_model_decides_as_it_did(publish_to):
+    folder, _, head = publish_to("a", "task=identification", "data.labels=utt2lang")
+    found = load_classifier(folder)
+    assert found.classes == ["a", "b", "c"]
+    emb_ND = make_emb(3)
+    assert np.array_equal(found.logits(emb_ND), Classifier(head, "abc").logits(emb_ND))
+
+
+def test_models_that_cannot_decide_are_refused(publish_to):
+    folder, _, _ = publish_to("sv")
+    with pytest.raises(ValueError, match="must be trained with task identification, got verif"):
+        load_classifier(folder)
+    folder, _, _ = publish_to("lid", "task=identification")
+    (folder / "head.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"must have a head to decide by, got no head\.safet"):
+        load_classifier(folder)
+
+
+@pytest.mark.parametrize("asked", ["runtime.split_head=on", "training.sampled_share=0.5"])
+def test_the_head_is_whole_on_every_rank(make_config, asked):
+    assert build.is_head_split(make_config(), world_size=2, num_classes=60_000)
+    config = make_config("task=identification")
+    assert not build.is_head_split(config, world_size=2, num_classes=60_000)
+    with pytest.raises(ValueError, match="identification needs a whole head, got"):
+        build.is_head_split(make_config("task=identification", asked), 2, 10)
+
+
+def test_a_recording_is_classified_in_python(publish_to, make_data_dir):
+    make_data_dir(speakers=[0, 1], seconds=[0.5])
+    folder, _, head = publish_to("lid", "task=identification")
+    wav = folder.parent / "wav" / "spk1-0.wav"
+    model = speakerlab.load(folder, device="cpu")
+    found = model.classify(wav)
+    assert sorted(name for name, _ in found) == ["a", "b", "c"]
+    posteriors = [posterior for _, posterior in found]
+    assert sum(posteriors) == pytest.approx(1) and posteriors == sorted(posteriors, reverse=True)
+    emb_ND = model.embed(wav)[None]
+    assert dict(found) == pytest.approx(
+        dict(zip("abc", Classifier(head, "abc").posteriors(emb_ND)[0])), abs=1e-6
+    )
+    other, _, _ = publish_to("sv")
+    with pytest.raises(ValueError, match="has no classes to name, got one that only embeds"):
+        speakerlab.load(other, device="cpu").classify(wav)

@@ -1,0 +1,226 @@
+"""The ONNX file: the same numbers, what it says of its model, and no file where they differ."""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models_on_disk import CALIBRATION, publish_small
+from torch import nn
+
+from speakerlab import __version__
+from speakerlab.checkpoints.published import load_published
+from speakerlab.config import build
+from speakerlab.config.embedder import Embedder
+from speakerlab.config.schema import load_config
+from speakerlab.frontend.fbank import Fbank
+from speakerlab.inference.export import (
+    checked_lengths,
+    export_onnx,
+    facts_of,
+    speech_like,
+    write_onnx,
+)
+from speakerlab.inference.onnx_model import Facts, OnnxModel
+
+ROOT = Path(__file__).parents[2]
+XVECTOR = [
+    "model={name: xvector, max_seconds: 2.0, "
+    "args: {embed_dim: 16, hidden_channels: 16, stats_channels: 24}}"
+]
+FACTS = Facts(16000, 4, 400, 1920000, "00ff", "small", {"window": "povey"})
+
+
+@pytest.fixture(scope="module")
+def exp(tmp_path_factory) -> Path:
+    """An experiment with a model that takes two seconds at once, and a calibration."""
+    config = load_config([], XVECTOR)
+    embedder = build.build_embedder(config)
+    with torch.no_grad():
+        embedder.train()(torch.from_numpy(speech_like(4, 16000)))
+    folder = tmp_path_factory.mktemp("a folder of mine") / "exp"
+    return publish_small(folder, config, embedder.eval(), CALIBRATION)
+
+
+@pytest.fixture(scope="module")
+def file(exp: Path) -> Path:
+    return export_onnx(exp, exp.parent / "new folder" / "model.onnx")
+
+
+def error(found: np.ndarray, wanted: np.ndarray) -> float:
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+# 1000 samples are repeated, 40000 and 112000 are cut in two windows and in four
+@pytest.mark.parametrize("num_samples", [1, 1000, 2800, 31999, 32000, 40000, 112000])
+def test_any_length_gives_what_pytorch_gives(exp, file, num_samples):
+    wave_BS = speech_like(1, num_samples)
+    with torch.inference_mode():
+        wanted_BD = load_published(exp).embedder(torch.from_numpy(wave_BS)).numpy()
+    emb_D = OnnxModel(file, num_threads=1).embed(wave_BS[0])
+    assert emb_D.shape == (16,) and emb_D.dtype == np.float32
+    assert error(emb_D, wanted_BD[0]) < 1e-5
+
+
+def test_what_the_file_says(exp, file):
+    published, model = load_published(exp), OnnxModel(file)
+    assert (model.sample_rate, model.embed_dim) == (16000, 16)
+    assert (model.min_samples, model.max_samples) == (published.embedder.min_samples, 32000)
+    assert model.sha256 == published.sha256 and len(model.sha256) == 64
+    assert model.calibration == CALIBRATION and model.vad is None
+    assert model.facts.architecture == "xvector"
+    assert model.facts.frontend == published.config.frontend
+    session = model._session
+    assert session.get_modelmeta().custom_metadata_map["producer"] == f"speakerlab {__version__}"
+    assert [(i.name, i.type, i.shape) for i in session.get_inputs()] == [
+        ("wave", "tensor(float)", ["batch", "samples"])
+    ]
+    assert [(o.name, o.shape) for o in session.get_outputs()] == [("embedding", ["batch", 16])]
+
+
+def test_equal_models_give_equal_bytes_and_the_command_is_quiet(exp, file, tmp_path):
+    shutil.copytree(exp / "model", tmp_path / "elsewhere")
+    out = tmp_path / "b.onnx"
+    words = ["-m", "speakerlab", "export", tmp_path / "elsewhere", "--out", out]
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert out.read_bytes() == file.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.onnx", "elsewhere"]
+    lines = done.stderr.splitlines()
+    assert done.stdout == "" and 1 <= len(lines) <= 2, done.stderr
+    assert re.search(
+        r"b\.onnx: equal to PyTorch at 9 lengths of 2800 to 32000 samples, cosine >= [01]\.\d{7}",
+        lines[0],
+    )
+
+
+def test_nothing_in_the_file_tells_of_this_machine(exp, file):
+    for word in (str(exp.parent), str(ROOT), sys.prefix, ".py", "stack_trace", "pkg.torch"):
+        assert word.encode() not in file.read_bytes(), word
+
+
+def test_lengths_that_are_checked():
+    class Short(nn.Module):
+        embed_dim, min_frames = 4, 3
+
+    whole = checked_lengths(Embedder(fbank=Fbank(), backbone=Short()))
+    # 137 and 298 frames are 22160 and 47920 samples; 3.01 s end within a frame
+    assert whole == [720, 16000, 22160, 47920, 48160, 165920, 479840]
+    few = checked_lengths(Embedder(fbank=Fbank(), backbone=Short(), max_seconds=0.5))
+    assert few == [720, 1933, 3146, 4360, 5573, 6786, 8000]
+
+
+class Odd(nn.Module):
+    """Turns the channels round where somebody looks."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.roll(1, -1) if torch.compiler.is_compiling() else x
+
+
+class Backbone(nn.Module):
+    embed_dim, min_frames = 4, 1
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.before, self.middle = nn.Linear(80, 8), nn.Sequential(middle)
+        self.after = nn.Linear(8, 4)
+
+    def forward(self, feats_BTF: torch.Tensor) -> torch.Tensor:
+        return self.after(self.middle(self.before(feats_BTF)).square().mean(1))
+
+
+class OddFbank(Fbank):
+    """Hears another band when it is exported."""
+
+    def _power(self, frames_BTL: torch.Tensor) -> torch.Tensor:
+        power_BTK = super()._power(frames_BTL)
+        return power_BTK.flip(-1) if torch.compiler.is_compiling() else power_BTK
+
+
+@pytest.mark.parametrize(
+    ("fbank", "middle", "place", "before"),
+    [
+        (Fbank(), Odd(), "backbone.middle.0", "backbone.before"),
+        (OddFbank(mean_norm=False), nn.Identity(), "fbank", "the wave"),
+    ],
+)
+def test_where_they_part_nothing_is_written_and_the_report_says_where(
+    tmp_path, fbank, middle, place, before
+):
+    torch.manual_seed(0)
+    embedder = Embedder(fbank=fbank, backbone=Backbone(middle))
+    out = tmp_path / "model.onnx"
+    out.write_bytes(b"of before")
+    with pytest.raises(ValueError) as caught:
+        write_onnx(embedder, out, facts=FACTS)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    assert out.read_bytes() == b"of before"
+    *lengths, more, verdict = str(caught.value).splitlines()
+    assert len(lengths) == 5 and more == "... and 2 more lengths"
+    for line, num_samples, frames in zip(lengths, (400, 16000, 22160), (1, 98, 137)):
+        assert re.fullmatch(
+            rf"{out}: must equal PyTorch at {num_samples} samples \({frames} frames\), got cosine "
+            r"-?0\.\d{6} and relative error \d\.\de[-+]\d\d; nothing is written",
+            line,
+        ), line
+    assert re.fullmatch(
+        rf"they part in {place}, got relative error \d\.\de[-+]\d\d there and less than 0\.001 up "
+        f"to {before}; change that module",
+        verdict,
+    ), verdict
+
+
+def test_what_cannot_be_traced_is_one_line(tmp_path):
+    class Branching(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    embedder = Embedder(fbank=Fbank(), backbone=Backbone(Branching()))
+    with pytest.raises(ValueError, match="^model: cannot be traced, got '") as caught:
+        write_onnx(embedder, tmp_path / "model.onnx", facts=FACTS)
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_too_large_for_one_file_is_refused_before_anything_is_done(tmp_path):
+    backbone = Backbone(nn.Identity())
+    backbone.after = nn.Linear(500_000, 1001, device="meta")
+    with pytest.raises(ValueError, match="holds 2000000000 bytes of weights, got 2002006"):
+        write_onnx(Embedder(fbank=Fbank(), backbone=backbone), tmp_path / "a.onnx", facts=FACTS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_matrix_is_the_fourier_transform():
+    wave_BS = torch.from_numpy(speech_like(2, 48123))
+    for fbank in (Fbank(mean_norm=False), Fbank(sample_rate=8000, num_mel_bins=40, scale=32768.0)):
+        program = torch.export.export(fbank, (wave_BS,))
+        assert not any("fft" in str(node.target) for node in program.graph.nodes)
+        assert (program.module()(wave_BS) - fbank(wave_BS)).abs().max() < 1e-4
+    exact = torch.fft.rfft(torch.eye(400, dtype=torch.float64), n=512)
+    assert (Fbank().dft_2LK[0] - exact.real).abs().max() < 6e-8
+    assert (Fbank().dft_2LK[1] - exact.imag).abs().max() < 6e-8
+
+
+def test_the_facts_come_back_from_text(exp):
+    published = load_published(exp)
+    facts = replace(facts_of(published), vad={"range_db": 25.0})
+    texts = facts.to_texts()
+    assert all(isinstance(text, str) for text in texts.values())
+    assert texts["sample_rate"] == "16000" and texts["sha256"] == published.sha256
+    assert Facts.from_texts(texts | {"producer": "x"}, where="a") == facts
+    assert "vad" not in FACTS.to_texts()
+    for broken in ({}, {**texts, "min_samples": "many"}):
+        with pytest.raises(ValueError, match="^a: is no model of ours, got the metadata "):
+            Facts.from_texts(broken, where="a")
+
+
+@pytest.mark.parametrize("extra", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_names_the_extra(monkeypatch, exp, tmp_path, extra):
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(ImportError, match=rf"{extra} is not installed; .*pip install onnx"):
+        export_onnx(exp, tmp_path / "a.onnx")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,89 @@
+"""Inference in bf16: near fp32, told in tables and files, and never taken for it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models_on_disk import publish_small
+from voices import RATE, make_noise, make_wave
+
+import speakerlab
+from speakerlab.bin import embed, extract
+from speakerlab.data import audio
+from speakerlab.inference.shares import precision_here
+from speakerlab.training.precision import resolve_precision
+
+
+@pytest.fixture
+def exp(tmp_path: Path, make_config, make_embedder) -> Path:
+    return publish_small(tmp_path / "exp", make_config(), make_embedder())
+
+
+def cosine(a_D: np.ndarray, b_D: np.ndarray) -> float:
+    return float(a_D @ b_D / np.linalg.norm(a_D) / np.linalg.norm(b_D))
+
+
+def test_bf16_is_near_fp32_and_fp32_is_the_default(exp):
+    wave_S = make_wave(0, 0, 1.5)
+    models = {
+        name: speakerlab.load(exp, device="cpu", precision=name)
+        for name in ("fp32", "bf16", "auto")
+    }
+    assert [model.precision for model in models.values()] == ["fp32", "bf16", "fp32"]
+    embs = {name: model.embed(wave_S, RATE) for name, model in models.items()}
+    assert np.array_equal(embs["fp32"], embs["auto"])
+    assert np.array_equal(embs["fp32"], speakerlab.load(exp, device="cpu").embed(wave_S, RATE))
+    assert embs["bf16"].dtype == np.float32
+    assert 0.999 < cosine(embs["bf16"], embs["fp32"]) < 1 - 1e-8  # bf16 was indeed at work
+    # The last layer is fp32: bf16 would leave 16 of the 32 bits zero.
+    assert (embs["bf16"].view(np.uint32) & 0xFFFF).any()
+
+
+def test_the_front_end_stays_fp32(make_embedder):
+    embedder = make_embedder()
+    wave_BS = make_noise(1.0, rows=2)
+    folded = embedder.folded(resolve_precision("bf16", "cpu"))
+    seen = []
+    folded.backbone.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    with torch.inference_mode():
+        folded(wave_BS)
+        assert torch.equal(seen[0], embedder.fbank(wave_BS))
+    assert embedder.precision is None
+    assert embedder.folded(resolve_precision("fp32", "cpu")).precision is None
+
+
+def test_extraction_in_another_precision_is_another_table(exp, make_data_dir, capfd):
+    data = make_data_dir(speakers=[0, 1])
+    words = ["--exp", str(exp), "--data", str(data)]
+    stem = exp / "embeddings/train/trained"
+
+    def made(*more: str) -> tuple[np.ndarray, str]:
+        extract.main([*words, *more])
+        facts = json.loads(stem.with_suffix(".json").read_text())
+        return np.load(stem.with_suffix(".npy")), facts["precision"]
+
+    fp32_ND, name = made()
+    assert name == "fp32"
+    bf16_ND, name = made("--precision", "bf16")
+    assert name == "bf16"
+    assert not np.array_equal(fp32_ND, bf16_ND)
+    cosines = [cosine(a_D, b_D) for a_D, b_D in zip(fp32_ND, bf16_ND)]
+    assert min(cosines) > 0.999
+    again_ND, name = made("--precision", "auto", "--nproc", "2")
+    assert name == ("fp32" if not torch.cuda.is_available() else precision_here("auto").name)
+    if name == "fp32":
+        assert np.array_equal(again_ND, fp32_ND)
+
+
+def test_embed_tells_its_precision(exp, tmp_path):
+    audio.write(tmp_path / "a.wav", make_wave(0, 0, 1.0), RATE)
+    words = [str(tmp_path / "a.wav"), "--model", str(exp), "--out", str(tmp_path / "e")]
+    embed.main([*words, "--device", "cpu", "--precision", "bf16"])
+    assert json.loads((tmp_path / "e.json").read_text())["precision"] == "bf16"
+
+
+def test_an_onnx_file_keeps_its_precision(tmp_path):
+    with pytest.raises(ValueError, match=r"an \.onnx file keeps the one it was exported"):
+        speakerlab.load(tmp_path / "a.onnx", precision="bf16")

@@ -1,0 +1,91 @@
+"""An int8 file: near PyTorch, told in the file, opened like any other, refused where it is far."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from models_on_disk import publish_small
+from voices import make_wave
+
+import speakerlab
+from speakerlab.bin import export
+from speakerlab.checkpoints.published import load_published
+from speakerlab.config import build
+from speakerlab.config.schema import load_config
+from speakerlab.inference import quantize as quantising
+from speakerlab.inference.export import facts_of, speech_like
+from speakerlab.inference.onnx_model import OnnxModel
+from speakerlab.models.folding import fold_batchnorm
+
+onnx = pytest.importorskip("onnx")
+XVECTOR = "model={name: xvector, args: {embed_dim: 16, hidden_channels: 16, stats_channels: 24}}"
+
+
+@pytest.fixture
+def exp(tmp_path: Path) -> Path:
+    config = load_config([], [XVECTOR])
+    embedder = build.build_embedder(config)
+    with torch.no_grad():
+        embedder.train()(torch.from_numpy(speech_like(4, 16000)))
+    return publish_small(tmp_path / "exp", config, embedder.eval())
+
+
+@pytest.mark.slow
+def test_int8_from_the_command_line(exp, tmp_path, make_data_dir):
+    data, out = make_data_dir(speakers=range(4)), tmp_path / "m.int8.onnx"
+    export.main([str(exp), "--out", str(out), "--int8", "--calibrate", str(data)])
+    whole, small = speakerlab.load(exp, device="cpu"), speakerlab.load(out)
+    assert (small.precision, small.sha256) == ("int8", whole.sha256)
+    emb_D, wanted_D = (model.embed(make_wave(5, 0, 2.0)) for model in (small, whole))
+    cosine = emb_D @ wanted_D / np.linalg.norm(emb_D) / np.linalg.norm(wanted_D)
+    assert quantising.MIN_COSINE < cosine < 1 - 1e-7
+    # Five convolutions have 8-bit weights; what is after the pooling has none.
+    graph = onnx.load(out).graph
+    types = [t.data_type for t in graph.initializer if len(t.dims) > 1]
+    assert types.count(onnx.TensorProto.INT8) == 5
+    seg_1 = [t for t in graph.initializer if t.name == "embedder.backbone.seg_1.weight"]
+    assert [t.data_type for t in seg_1] == [onnx.TensorProto.FLOAT]
+    mel = [t for t in graph.initializer if t.name.endswith("mel_KF")]
+    assert [t.data_type for t in mel] == [onnx.TensorProto.FLOAT]
+    assert OnnxModel(out).embed_window(speech_like(2, 16000)).shape == (2, 16)
+
+
+@pytest.mark.slow
+def test_what_is_too_far_is_not_written(exp, tmp_path, monkeypatch):
+    monkeypatch.setattr(quantising, "MIN_COSINE", 0.9999999)  # more than 8 bits can keep
+    published, out = load_published(exp), tmp_path / "m.onnx"
+    waves = [speech_like(1, num_samples) for num_samples in (16000, 17000)]
+    with pytest.raises(ValueError, match=r"cosine with PyTorch must be 1 for every recording, got"):
+        quantising.write_int8(published.embedder, out, waves=waves, facts=facts_of(published))
+    assert not out.exists()
+
+
+def test_what_is_refused(exp, tmp_path, make_data_dir):
+    words = [str(exp), "--out", str(tmp_path / "m.onnx")]
+    for more in (["--int8"], ["--calibrate", "data"]):
+        with pytest.raises(ValueError, match="--int8 and --calibrate DIR go together"):
+            export.main([*words, *more])
+    data = make_data_dir(speakers=[0, 1], seconds=[0.15])  # 16 frames are 0.175 s
+    with pytest.raises(ValueError, match="calibration needs two recordings of 2800 .* got 0; give"):
+        quantising.export_int8(exp, tmp_path / "m.onnx", data_dir=data)
+
+
+def test_which_layers_are_8_bit():
+    """Those named in the graph, but for the pooling and what follows it."""
+
+    class Node:
+        def __init__(self, name: str, op_type: str, *inputs: str) -> None:
+            self.name, self.op_type, self.input = name, op_type, inputs
+
+    class Model:
+        class graph:
+            node = [
+                Node("fbank", "MatMul", "frames", "embedder.fbank.mel_KF"),
+                Node("a", "Conv", "x", "embedder.backbone.frame_2.conv_1d.weight"),
+                Node("fused", "Conv", "x", "Fused_embedder.backbone.frame_1.conv_1d.weight"),
+                Node("last", "Gemm", "x", "embedder.backbone.seg_1.weight", "b"),
+            ]
+
+    backbone = fold_batchnorm(build.build_embedder(load_config([], [XVECTOR])).backbone)
+    assert quantising.quantised_nodes(Model, backbone) == ["a", "fused"]

@@ -1,0 +1,187 @@
+"""Corrupted corpora through stages 1 to 3: nothing is lost, nothing hangs, no file name is run."""
+
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corrupted_audio import MARKER, clean_wave, encoded
+from corrupting import KINDS, Case, write_corpus
+
+from speakerlab.data import audio
+from speakerlab.data.files import one_line
+from speakerlab.data.manifest import Manifest, read_manifest
+from speakerlab.data.tables import read_rejected
+
+ROOT = Path(__file__).parents[2]
+RATE = 16000
+SPEAKERS = ["anna", "b o b", "说话人", "it's", f"$(touch {MARKER})", f";touch {MARKER}", "-rf", "é"]
+BAD_SPEAKERS = ["new\nline", "\udcff", "b_o_b"]  # the last is another's id
+SETTINGS = [
+    "model.args={embed_dim: 16, head_channels: 4, init_channels: 16, growth_rate: 4, "
+    "blocks: [1, 1, 1]}",
+    *("data.crop_seconds=0.6", "data.valid_speakers=2", "training.global_batch=8"),
+    *("training.num_epochs=1", "training.epoch_hours=0.01", "runtime.num_workers=1"),
+    *("training.valid_every_epochs=1", "runtime.precision=fp32"),
+]
+
+
+def run(place: Path, *words: object, timeout: float, cases: Sequence[Case]) -> tuple[int, str]:
+    """(exit code, stderr) of `python *words`, run in an empty folder; 0 or 1 and no traceback."""
+    (place / "here").mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error::RuntimeWarning", *map(str, words)]
+    try:
+        done = subprocess.run(
+            command, cwd=place / "here", env=environment, capture_output=True, timeout=timeout
+        )
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"{words[:3]}: took more than {timeout} s; {find_culprit(cases)}")
+    text = done.stderr.decode()
+    assert done.returncode in (0, 1), f"{done.returncode}: {text[-999:]}; {find_culprit(cases)}"
+    assert "Traceback" not in text and "Warning" not in text, text[-2999:]
+    assert list((place / "here").iterdir()) == []
+    return done.returncode, text
+
+
+def find_culprit(cases: Sequence[Case], seconds: float = 5.0) -> str:
+    """The first input whose decoding hangs or kills a process, as far as one does so alone."""
+    context = multiprocessing.get_context("fork")
+    for case in cases:
+        process = context.Process(target=audio.decode_fault, args=(case.path, 0))
+        process.start()
+        process.join(seconds)
+        if process.is_alive() or process.exitcode:
+            process.kill()
+            return f"{case}: exit code {process.exitcode}"
+    return f"no single input of seed {cases[0].seed} does it alone"
+
+
+def stages_1_and_2(place: Path, data: Path, words: Sequence[object], cases: Sequence[Case]) -> None:
+    """Prepare, check, pack; before that, what is broken is told where none is allowed."""
+    how = {"timeout": 60 + 0.1 * len(cases), "cases": cases}
+    code, text = run(place, *words, "--data", data, **how)
+    assert code == 0, text
+    check = ["-m", "speakerlab", "check", data / "train", "--num-workers", 2]
+    code, text = run(place, *check, **how)
+    assert code == 1
+    assert text.splitlines()[-1] == f"{data}/train: refused, no utt2dur was written"
+    assert re.search(r"\.\.\. and \d+ more broken recordings", text.splitlines()[-2])
+    code, text = run(place, *check, "--allow-rejected", 1, **how)
+    assert code == 0, text
+    assert f"left out, see {data}/train/rejected.tsv" in text
+    pack = ["-m", "speakerlab", "pack", data / "train", "--num-workers", 2]
+    code, text = run(place, *pack, "--allow-rejected", 1, **how)
+    assert code == 0, text
+
+
+def check_every_case(data: Path, cases: Iterable[Case], id_of) -> Counter[str]:
+    """Each is in the manifest, with its samples, or in rejected.tsv; how often which reason."""
+    manifest = read_manifest([data / "train"], sample_rate=RATE)
+    rows = {utterance: row for row, utterance in enumerate(manifest.ids)}
+    rejected = read_rejected(data / "train")
+    listed = dict(rejected.values())
+    wrong: list[str] = []
+    for case in cases:
+        row, reason = rows.get(id_of(case.path)), listed.get(one_line(case.path))
+        kept = row is not None and is_of(case.path, manifest.paths[row], data)
+        if kept == (reason is not None):
+            wrong.append(f"{case}: must be kept or listed, got both or neither")
+        if case.fate not in ("either", "kept" if kept else "rejected"):
+            wrong.append(f"{case}: must be {case.fate}, got {reason}")
+        if row is not None and kept and case.wave_S is not None:
+            wave_S = manifest.read(row, 0, len(case.wave_S))
+            if not np.array_equal(wave_S, case.wave_S):
+                wrong.append(f"{case}: other samples")
+    assert wrong == []
+    check_every_read(manifest)
+    reasons = (re.sub(r"'.*'|/\S.*?: ", "", reason) for _, reason in rejected.values())
+    return Counter(re.sub(r"\d[\d.e+]*", "N", reason).partition(";")[0] for reason in reasons)
+
+
+def is_of(path: Path, listed: str, data: Path) -> bool:
+    """Whether a file in wav.scp is this recording, linked to, or converted."""
+    return listed == str(path.resolve()) or listed.startswith(f"{data}/wav/")
+
+
+def check_every_read(manifest: Manifest) -> None:
+    """Every second of every utterance is the same from shards and from its file."""
+    (part,) = manifest.parts
+    assert part.waves is not None
+    loose = replace(manifest, parts=(replace(part, waves=None),))
+    for row, num_samples in enumerate(map(int, manifest.num_samples_N)):
+        wave_S = manifest.read(row, 0, num_samples)
+        assert wave_S.dtype == np.int16 and len(wave_S) == num_samples > 0
+        for first in range(0, num_samples, RATE):
+            second_S = manifest.read(row, first, RATE)
+            assert np.array_equal(second_S, np.resize(wave_S[first : first + RATE], RATE))
+        assert np.array_equal(loose.read(row, 0, num_samples), wave_S), manifest.paths[row]
+
+
+def through_own(place: Path, *, count: int, seed: int) -> Counter[str]:
+    """Recordings of one's own through all three stages."""
+    corpus, data = place / f"a corpus `touch {MARKER}`", place / "data"
+    cases = write_corpus(corpus, SPEAKERS, count=count, seed=seed)
+    wav = encoded(clean_wave(np.random.default_rng(seed)))
+    more = [corpus / name / "0.wav" for name in BAD_SPEAKERS]
+    more += [corpus / "anna" / "tw_in.wav", corpus / "anna" / "deep.wav" / "empty.wav"]
+    for path in (*more, corpus / "anna" / "tw in.wav"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"" if path.name == "empty.wav" else wav)
+    cases += [Case(path, "more", "rejected", i, seed) for i, path in enumerate(more)]
+    words = [ROOT / "egs/own/prepare.py", "--corpus", corpus, "--num-jobs", 2]
+    stages_1_and_2(place, data, words, cases)
+
+    def id_of(path: Path) -> str:
+        return re.sub(r"[\s\0-\x1f\x7f]", "_", str(path.relative_to(corpus).with_suffix("")))
+
+    reasons = check_every_case(data, cases, id_of)
+    manifest = read_manifest([data / "train"], sample_rate=RATE)
+    assert len(manifest) + reasons.total() == len(cases) + 1  # "tw in.wav"
+    config = ["--config", ROOT / "conf/campplus_tiny.yaml", "--set", f"data.dir={data}", *SETTINGS]
+    train = ["-m", "speakerlab", "train", "--exp", place / "exp", *config]
+    code, text = run(place, *train, timeout=100, cases=cases)
+    assert code == 0, text
+    assert (place / "exp" / "model" / "embedder.safetensors").exists()
+    assert [path for path in place.rglob(MARKER) if path.is_file()] == []
+    return reasons
+
+
+def test_a_corpus_in_librispeechs_layout(tmp_path):
+    """Whose ids are the files' names; nothing is converted."""
+    corpus, data = tmp_path / "corpus", tmp_path / "data"
+    cases = []
+    for chapter, count in (("19-198", len(KINDS)), ("26-495", 9)):
+        place = corpus / "train-clean-5" / chapter.replace("-", "/")
+        cases += write_corpus(place, ["."], count=count, seed=3, prefix=f"{chapter}-".encode())
+    for name in ("61-1-0", "61-1-1", "84-7-0", "84-7-1"):
+        path = corpus / "test-clean" / Path(*name.split("-")[:2]) / f"{name}.flac"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(clean_wave(np.random.default_rng(4)), "FLAC"))
+    stages_1_and_2(tmp_path, data, [ROOT / "egs/librispeech/prepare.py", "--corpus", corpus], cases)
+    for number, case in enumerate(cases):
+        if re.search(r"\s", case.path.name) or re.match(r"rate \d", case.kind):
+            cases[number] = replace(case, fate="rejected")
+    reasons = check_every_case(data, cases, lambda path: path.stem)
+    assert len(read_manifest([data / "train"], sample_rate=RATE)) + reasons.total() == len(cases)
+
+
+def test_a_short_corpus_of_ones_own(tmp_path):
+    reasons = through_own(tmp_path, count=150, seed=1)
+    assert len(reasons) > 15  # a corpus that is rejected for one reason tests one thing
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_five_thousand_inputs(tmp_path):
+    reasons = through_own(tmp_path, count=5000, seed=2)
+    for reason, count in reasons.most_common():
+        print(f"{count:5d} {reason}")
+    assert reasons.total() > 1500
