@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint mini bench
+.PHONY: help setup test test-all lint same-loss mini bench
 
 find := export GOMP_SPINCOUNT=2000 && source egs/common/env.sh && find_python test
 for_tests := $(find) && "$$python" -m
@@ -25,6 +25,9 @@ test-all: ## all tests that need no GPU
 
 lint: ## ruff, basedpyright, shellcheck, shfmt, the import rules
 	@$(for_tests) pytest tests/contracts/test_house.py tests/contracts/test_shell.py tests/contracts/test_layering.py
+
+same-loss: ## 20 steps of mini, bit for bit: the working tree against BASE=COMMIT (DATA=DIR: mini's)
+	@$(find) && "$$python" tests/same_loss.py $(BASE) $(if $(DATA),--data $(DATA)) $(ARGS)
 
 mini: ## the recipe that needs no corpus
 	@bash egs/mini/run.sh
