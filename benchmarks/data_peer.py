@@ -50,8 +50,8 @@ def apply_effects_tensor(
 torchaudio.load = load  # pyright: ignore[reportAttributeAccessIssue]
 sox_effects = types.SimpleNamespace(apply_effects_tensor=apply_effects_tensor)
 torchaudio.sox_effects = sox_effects  # pyright: ignore[reportAttributeAccessIssue]
-processor = import_from_root("speakerlab.core.process.processor")
-augmentation = import_from_root("speakerlab.core.process.augmentation")
+processor = import_from_root("speakerlab.process.processor")
+augmentation = import_from_root("speakerlab.process.augmentation")
 peer_dataset = import_from_root("speakerlab.dataset.dataset")
 
 HOPS: list[Hop] = [

@@ -28,7 +28,7 @@ def ours(like: str, device: torch.device) -> Features:
 
 def of_3dspeaker(_: torch.device) -> Features:
     """A crop after the other, as its data set does in a worker, then stacked."""
-    fbank = import_from_root("speakerlab.core.process.processor").FBank(80, RATE, mean_nor=True)
+    fbank = import_from_root("speakerlab.process.processor").FBank(80, RATE, mean_nor=True)
     return lambda wave_BS: torch.stack([fbank(wave_S) for wave_S in wave_BS])
 
 

@@ -73,7 +73,7 @@ def test_a_machine_that_is_short_of_everything(environment, data, settings, tmp_
 def test_a_read_only_disk(environment, tmp_path):
     harm = 'mount -t tmpfs -o ro tmpfs "$1" && shift && exec "$@"'
     code = (
-        "import sys; from pathlib import Path; from speakerlab import doctor; "
+        "import sys; from pathlib import Path; from speakerlab.bench import doctor; "
         "plan = doctor.Plan(None, Path(sys.argv[1]), None, 1, 0); "
         "print(doctor.writing(plan)); print(doctor.locks(plan))"
     )

@@ -33,7 +33,7 @@ def add_package(toolkit: str, checkout: Path) -> None:
 
 
 def features_3dspeaker() -> Callable[[Path], Tensor]:
-    fbank = import_module("speakerlab.core.process.processor").FBank(
+    fbank = import_module("speakerlab.process.processor").FBank(
         80, sample_rate=16000, mean_nor=True
     )
     return lambda path: fbank(read(path))
