@@ -199,7 +199,7 @@ def test_the_matrix_is_the_fourier_transform():
     for fbank in (Fbank(mean_norm=False), Fbank(sample_rate=8000, num_mel_bins=40, scale=32768.0)):
         program = torch.export.export(fbank, (wave_BS,))
         assert not any("fft" in str(node.target) for node in program.graph.nodes)
-        assert (program.module()(wave_BS) - fbank(wave_BS)).abs().max() < 1e-4
+        assert (program.module()(wave_BS) - fbank(wave_BS)).abs().max() < 3e-4
     exact = torch.fft.rfft(torch.eye(400, dtype=torch.float64), n=512)
     assert (Fbank().dft_2LK[0] - exact.real).abs().max() < 6e-8
     assert (Fbank().dft_2LK[1] - exact.imag).abs().max() < 6e-8
