@@ -4,41 +4,44 @@ import importlib
 import keyword
 import sys
 
-from speakerlab.bin.command import nearest, run
+from speakerlab.bin.command import run
+from speakerlab.core.faults import nearest
 
 COMMANDS = {
-    "check": "check data directories; writes utt2dur, lists what is wrong",
-    "pack": "pack audio, or features, into shards that training reads",
-    "doctor": "look at this machine before a run; each line ok or what to change",
-    "plan": "how a training would fit the memory of a GPU",
-    "train": "train a model, or resume where it was stopped",
-    "average": "publish the mean of a training's last checkpoints",
-    "extract": "embed every utterance of a data directory",
-    "score": "score trial lists; writes results.json and report.html",
-    "classify": "name the language, or the class, of a data directory's utterances",
-    "fuse": "join the score files of several systems",
-    "compare": "measure score files of one list, and whether they differ",
-    "embed": "write the embeddings of audio files",
+    "check": "check data directories, write utt2dur and list what is rejected",
+    "pack": "pack audio or features into shards for training",
+    "doctor": "check this machine before a training run",
+    "plan": "estimate which batch size fits the memory of a GPU",
+    "train": "train a model, or resume a stopped training run",
+    "average": "publish the mean of the last checkpoints of a training run",
+    "extract": "extract embeddings of a data directory",
+    "score": "score trial lists, write results.json and report.html",
+    "classify": "classify the utterances of a data directory (language or other class)",
+    "fuse": "fuse the score files of several systems",
+    "compare": "compare score files on one trial list, with confidence intervals",
+    "embed": "extract embeddings of audio files",
     "verify": "compare two recordings: score, likelihood ratio, decision",
-    "enroll": "remember a speaker by recordings",
-    "identify": "name the enrolled speaker of a recording",
-    "calibrate": "learn what a model's scores mean from a data directory",
-    "import": "open a checkpoint of 3D-Speaker or WeSpeaker",
-    "bench": "how fast this machine, its models and data are; crops as they sound",
-    "export": "write a model as ONNX, or as a 3D-Speaker checkpoint",
+    "enroll": "enrol a speaker from recordings",
+    "identify": "identify the enrolled speaker of a recording",
+    "calibrate": "learn a model's calibration from a data directory",
+    "import": "import a checkpoint of 3D-Speaker or WeSpeaker",
+    "bench": "benchmark this machine, a model and the data path",
+    "export": "export a model to ONNX or to a 3D-Speaker checkpoint",
 }
 
 
 def main() -> None:
-    """Run the command that the first word names."""
+    """Run the command that the first argument names."""
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help"):
         rows = "\n".join(f"  {name:9} {what}" for name, what in COMMANDS.items())
-        sys.stdout.write(f"usage: speakerlab COMMAND ...\n{rows}\n(COMMAND --help tells more)\n")
+        end = "`speakerlab COMMAND --help` lists the options of a command."
+        sys.stdout.write(f"usage: speakerlab COMMAND ...\n\n{rows}\n\n{end}\n")
         return
     name = words[0]
     if name not in COMMANDS:
-        sys.stderr.write(f"speakerlab: unknown command, got {name}{nearest(name, COMMANDS)}\n")
+        hint = nearest(name, COMMANDS, otherwise="see --help")
+        sys.stderr.write(f"speakerlab: unknown command '{name}'{hint}\n")
         sys.exit(1)
     module = f"speakerlab.bin.{name}{'_' if keyword.iskeyword(name) else ''}"
     run(importlib.import_module(module).main, words[1:])

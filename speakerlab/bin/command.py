@@ -1,14 +1,14 @@
 """What every command shares: log lines, one line a fault instead of a traceback, exit codes."""
 
 import argparse
-import difflib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from speakerlab.core import process
+from speakerlab.core.faults import nearest
 
 DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # any value: tracebacks are shown
 
@@ -19,7 +19,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].split()
         options = [option for action in self._actions for option in action.option_strings]
-        hint = nearest(unknown[0].partition("=")[0], options) if unknown else "; see --help"
+        word = unknown[0].partition("=")[0] if unknown else ""
+        hint = nearest(word, options, otherwise="see --help")
         sys.stderr.write(f"{self.prog}: {message}{hint}\n")
         raise SystemExit(process.EXIT_INPUT)
 
@@ -28,12 +29,6 @@ def parser(name: str, description: str | None) -> Parser:
     """A parser for one command; abbreviated options are refused."""
     first = (description or "").partition("\n")[0]
     return Parser(prog=f"speakerlab {name}", description=first, allow_abbrev=False)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint that ends an error line."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.4)
-    return f"; did you mean {close[0]}?" if close else "; see --help"
 
 
 def plain_text(error: Exception) -> str:

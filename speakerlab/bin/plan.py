@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakerlab.bin.command import nearest, parser
+from speakerlab.bin.command import parser
+from speakerlab.core.faults import nearest
 
 if TYPE_CHECKING:  # torch comes with them: not before the options are right
     from speakerlab.config.schema import Config
@@ -93,7 +94,7 @@ def existing(option: str, name: str, place: str, known: Iterable[Path]) -> Path:
     """The file of a name that was given."""
     path = ROOT / place.format(name)
     if not path.exists():
-        hint = nearest(name, (other.stem for other in known))
+        hint = nearest(name, (other.stem for other in known), otherwise="see --help")
         raise ValueError(f"{option}: no {place.format(name)}, got {name}{hint}")
     return path
 

@@ -7,7 +7,7 @@ Letters: B rows, S samples, D embedding.
 import torch
 from torch import Tensor, nn
 
-from speakerlab.core.windows import cut_windows
+from speakerlab.core.windows import embed_in_windows
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.models.folding import fold_batchnorm
@@ -45,10 +45,9 @@ class Embedder(nn.Module):
 
     def forward(self, wave_BS: Tensor) -> Tensor:
         """emb_BD of waves of any length above 0."""
-        windows = cut_windows(wave_BS, min_samples=self.min_samples, max_samples=self.max_samples)
-        if len(windows) == 1:
-            return self.embed_window(windows[0])
-        return torch.stack([self.embed_window(window) for window in windows]).mean(dim=0)
+        return embed_in_windows(
+            wave_BS, self.embed_window, min_samples=self.min_samples, max_samples=self.max_samples
+        )
 
     def embed_window(self, wave_BS: Tensor) -> Tensor:
         """emb_BD of waves of `min_samples` to `max_samples`; what an export holds."""

@@ -3,7 +3,6 @@
 In: an error of pydantic, the values it is about, which layer set each. Out: lines in `Faults`.
 """
 
-import difflib
 import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from speakerlab.core.faults import Faults
+from speakerlab.core.faults import Faults, nearest
 
 
 def note_error(
@@ -80,12 +79,6 @@ def _fields_at(schema: type[BaseModel], keys: Sequence[str]) -> Iterable[str]:
             return ()
         schema = annotation
     return schema.model_fields
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else f"; known are {', '.join(sorted(known))}"
 
 
 def where_from(origin: Mapping[str, str], path: Sequence[str]) -> str:

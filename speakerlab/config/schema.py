@@ -23,9 +23,9 @@ from pydantic import (
 
 from speakerlab.config import registries
 from speakerlab.config.layers import flatten, merge_layers, section_at, to_yaml
-from speakerlab.config.messages import nearest, note_error, where_from
+from speakerlab.config.messages import note_error, where_from
 from speakerlab.core.atomic import write_text
-from speakerlab.core.faults import Faults
+from speakerlab.core.faults import Faults, nearest
 
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 Positive = Annotated[float, Field(gt=0)]

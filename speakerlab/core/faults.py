@@ -4,7 +4,22 @@ In: lines of the form "<where>: <what is wrong>, got <value>; <what to do>", eac
 Out: one ValueError with at most five lines of a kind, the count of the rest, and a verdict.
 """
 
+import difflib
+from collections.abc import Iterable
+
 MAX_LINES_PER_KIND = 5
+
+
+def nearest(word: str, known: Iterable[str], *, otherwise: str = "") -> str:
+    """Return the hint that ends an error line: the known word most like `word`, else all of them.
+
+    otherwise: the hint if none is similar.
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; {otherwise or 'known are ' + ', '.join(known)}"
 
 
 class Faults:

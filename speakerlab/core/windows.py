@@ -1,27 +1,43 @@
-"""How a recording of any length meets a model that takes some lengths only.
+"""How a recording of any length is embedded by a model that takes a range of lengths.
 
-In: a wave, numpy array or tensor, samples last. Out: pieces that the model can take, all of one
-length. The PyTorch and the ONNX runtime share this rule, so an hour gives the same in both.
+Training, extraction, the Python API and the ONNX runtime share these functions, so an hour of audio
+gives the same embedding in all of them. Waves are numpy arrays or tensors, samples last.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-Wave = TypeVar("Wave")  # numpy.ndarray or torch.Tensor
+Array = TypeVar("Array")  # numpy.ndarray or torch.Tensor
 
 
-def cut_windows(wave: Wave, *, min_samples: int, max_samples: int) -> list[Wave]:
-    """Pieces of (..., S): the plain mean of their embeddings is that of the recording.
+def embed_in_windows(
+    wave: Array, embed: Callable[[Array], Array], *, min_samples: int, max_samples: int
+) -> Array:
+    """Return the embedding of waves of any length: the mean of `embed` over their windows."""
+    windows = cut_windows(wave, min_samples=min_samples, max_samples=max_samples)
+    return mean_of_windows([embed(window) for window in windows])
 
-    Longer than `max_samples`: windows of equal length, so that the mean weighs every frame alike
-    (what a division leaves, less than a sample a window, is dropped). Shorter than `min_samples`:
-    repeated until it is long enough. Raises ValueError where there are no samples.
+
+def mean_of_windows(embeddings: Sequence[Array]) -> Array:
+    """Average the embeddings of windows, first to last, so that the bits depend on nothing else."""
+    total = embeddings[0]
+    for embedding in embeddings[1:]:
+        total = total + embedding  # pyright: ignore[reportOperatorIssue]
+    return total / len(embeddings) if len(embeddings) > 1 else total  # pyright: ignore
+
+
+def cut_windows(wave: Array, *, min_samples: int, max_samples: int) -> list[Array]:
+    """Cut a wave (..., S) into windows of equal length.
+
+    A wave shorter than `min_samples` is repeated until it is long enough; one longer than
+    `max_samples` is cut as `window_bounds` says. Raises ValueError if there are no samples.
     """
     num_samples: int = wave.shape[-1]  # pyright: ignore[reportAttributeAccessIssue]
     if num_samples == 0:
-        raise ValueError("embedder: needs audio, got 0 samples; drop the recording")
+        raise ValueError("recording: got 0 samples; remove it")
     if num_samples < min_samples:
         rows = np.arange(min_samples) % num_samples
         return [wave[..., rows]]  # pyright: ignore[reportIndexIssue]
@@ -32,7 +48,11 @@ def cut_windows(wave: Wave, *, min_samples: int, max_samples: int) -> list[Wave]
 
 
 def window_bounds(num_samples: int, *, max_samples: int) -> list[tuple[int, int]]:
-    """(first sample, end) of each window, for those who read one after the other."""
+    """Return (first sample, end) of each window.
+
+    Windows have equal lengths, so that the mean weighs every frame alike; a remainder of less than
+    one sample per window is dropped.
+    """
     count = math.ceil(num_samples / max_samples)
     length, rest = divmod(num_samples, count)
     starts = [index * length + min(index, rest) for index in range(count)]

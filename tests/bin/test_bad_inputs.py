@@ -94,7 +94,7 @@ def test_bad_data_is_refused_in_one_line(harm, copy, run):
 def test_an_unknown_configuration_key_names_the_nearest(run, train_command, tmp_path):
     done = run(*train_command(tmp_path / "exp", 1, "training.num_epoch=3"))
     assert done.returncode == 1
-    line = "--set training.num_epoch=3: unknown key; did you mean 'num_epochs'?"
+    line = "--set training.num_epoch=3: unknown key; did you mean num_epochs?"
     assert done.stderr.splitlines() == [line, "configuration refused"]
 
 

@@ -39,26 +39,26 @@ def refusal(load, tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("trainning: {}", "trainning: unknown key; did you mean 'training'?"),
-        ("Seed: 1", "Seed: unknown key; did you mean 'seed'?"),
-        ("training: {num_epoch: 1}", "training.num_epoch: unknown key; did you mean 'num_epochs'?"),
+        ("trainning: {}", "trainning: unknown key; did you mean training?"),
+        ("Seed: 1", "Seed: unknown key; did you mean seed?"),
+        ("training: {num_epoch: 1}", "training.num_epoch: unknown key; did you mean num_epochs?"),
         (
             "training: {margin: {finl: 0.2}}",
-            "training.margin.finl: unknown key; did you mean 'final'?",
+            "training.margin.finl: unknown key; did you mean final?",
         ),
         (
             "model: {args: {embd_dim: 64}}",
-            "model.args.embd_dim: unknown key; did you mean 'embed_dim'?",
+            "model.args.embd_dim: unknown key; did you mean embed_dim?",
         ),
         (
             "frontend: {num_mel_bin: 80}",
-            "frontend.num_mel_bin: unknown key; did you mean 'num_mel_bins'?",
+            "frontend.num_mel_bin: unknown key; did you mean num_mel_bins?",
         ),
         (
             "augment: {spec: {freq_masks: 1}}",
-            "augment.spec.freq_masks: unknown key; did you mean 'num_freq_masks'?",
+            "augment.spec.freq_masks: unknown key; did you mean num_freq_masks?",
         ),
-        ("head: {args: {scal: 1.0}}", "head.args.scal: unknown key; did you mean 'scale'?"),
+        ("head: {args: {scal: 1.0}}", "head.args.scal: unknown key; did you mean scale?"),
         # what the program gives is not configured
         (
             "optimizer: {args: {lr: 0.1}}",
@@ -155,7 +155,7 @@ def test_every_fault_in_one_go_each_naming_its_layer(refusal):
         set=("frontend.sampel_rate=8000", "runtime={bank_gb: 0}"),
     )
     assert sorted(line.split(": ", 2)[:2] for line in found) == [
-        ["--set frontend.sampel_rate=8000", "unknown key; did you mean 'sample_rate'?"],
+        ["--set frontend.sampel_rate=8000", "unknown key; did you mean sample_rate?"],
         ["--set runtime={bank_gb", "0}"],
         ["1.yaml", "augment.speeds"],
         ["1.yaml", "training.epochs"],

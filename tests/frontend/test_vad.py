@@ -108,7 +108,7 @@ def test_it_is_part_of_the_configuration(make_config, tmp_path):
     vad = build.build_embedder(again).vad
     assert vad is not None
     assert (vad.range_db, vad.frame_samples) == (25.0, 160)
-    with pytest.raises(ValueError, match="vad.rang_db: unknown key; did you mean 'range_db'?"):
+    with pytest.raises(ValueError, match="vad.rang_db: unknown key; did you mean range_db?"):
         make_config("vad={rang_db: 25}")
     with pytest.raises(ValueError, match="vad.sample_rate: unknown key"):
         make_config("vad={sample_rate: 8000}")
