@@ -17,9 +17,9 @@ import numpy as np
 from sides import Answer, Order, serve
 
 from speakerlab.scoring.backend import cosine_scores
+from speakerlab.scoring.bootstrap import bootstrap, interval
 from speakerlab.scoring.chain import Development, build_chain
 from speakerlab.scoring.embeddings import EmbeddingTable
-from speakerlab.scoring.intervals import bootstrap, interval
 from speakerlab.scoring.metrics import cllr, eer_of_points, min_dcf_of_points, operating_points
 from speakerlab.scoring.score_files import write_scores
 from speakerlab.scoring.trials import Trials, read_trials, write_trials

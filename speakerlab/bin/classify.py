@@ -1,4 +1,4 @@
-"""Name the class of every utterance of a data directory; write results.json and report.html."""
+"""Classify every utterance of a data directory; write results.json and report.html."""
 
 import logging
 import sys
@@ -10,14 +10,20 @@ import numpy as np
 
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints.model_files import embeddings_stem, find_model, read_card
-from speakerlab.config.layers import flatten
+from speakerlab.core.atomic import write_text
 from speakerlab.data.tables import read_table
-from speakerlab.experiments.identification_page import write_page
+from speakerlab.experiments import report
+from speakerlab.experiments.page import write_identification_page
 from speakerlab.experiments.report_page import facts_of
-from speakerlab.scoring import identification
 from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.identification import (
+    accuracy,
+    accuracy_interval,
+    balanced_accuracy,
+    confusion,
+)
 
-if TYPE_CHECKING:  # torch comes with it: not before the options are right
+if TYPE_CHECKING:  # imports torch, which must wait until the options are checked
     from speakerlab.inference.classifier import Classifier
 
 log = logging.getLogger(__name__)
@@ -33,80 +39,103 @@ def main(words: Sequence[str]) -> None:
     from speakerlab.inference.classifier import load_classifier
 
     classifier = load_classifier(args.exp)
-    config = load_config([find_model(args.exp) / "config.yaml"])
-    rows: list[identification.Row] = []
+    labels = load_config([find_model(args.exp) / "config.yaml"]).data.labels
+    rows: list[report.Row] = []
     for folder in args.data:
-        row = classify(args.exp, folder, classifier, labels=config.data.labels)
-        rows = identification.update_results(args.exp / "results.json", row)
-        table = identification.format_confusion(row)
-        sys.stdout.write(f"{folder.name}: {row['protocol']}\n{table}\n\n")
-    write_page(
-        args.exp / "report.html",
-        title=f"Identification: {args.exp.name}",
-        rows=rows,
-        facts=facts_of(read_card(args.exp), flatten(config.to_dict())),
-    )
-    sys.stdout.write(identification.format_rows(rows) + "\n")
-    log.info("%s: results.json and report.html written", args.exp)
+        row = classify(args.exp, folder, classifier, labels=labels)
+        rows = report.update_results(args.exp / "results.json", row)
+        sys.stdout.write(f"{folder.name}: {row['protocol']}\n{report.format_confusion(row)}\n\n")
+    title = f"Identification: {args.exp.name}"
+    page = args.exp / "report.html"
+    write_identification_page(page, title=title, rows=rows, facts=facts_of(args.exp))
+    sys.stdout.write(report.format_identification(rows) + "\n")
+    log.info("%s: wrote results.json and report.html", args.exp)
 
 
-def classify(
-    exp_dir: Path, folder: Path, classifier: "Classifier", *, labels: str
-) -> identification.Row:
-    """The row of results of one data directory; decisions are written to `scores/`."""
-    card, table = read_card(exp_dir), EmbeddingTable.load(embeddings_stem(exp_dir, folder.name))
+def classify(exp_dir: Path, folder: Path, classifier: "Classifier", *, labels: str) -> report.Row:
+    """Classify one data directory: write the decisions to `scores/`, return its row of results."""
+    stem, card = embeddings_stem(exp_dir, folder.name), read_card(exp_dir)
+    table, classes = EmbeddingTable.load(stem), classifier.classes
     if table.model_sha256 != card["sha256"]:
         raise ValueError(
-            f"{embeddings_stem(exp_dir, folder.name)}: must be embeddings of this model, got those "
-            f"of {table.model_sha256[:12]}; run stage 5 again"
+            f"{stem}: embeddings are of model {table.model_sha256[:12]}, not of {exp_dir}; run "
+            "stage 5 again"
         )
-    classes = classifier.classes
     true_N = true_classes(folder / labels, table.ids, classes)
     posterior_NC = classifier.posteriors(table.emb_ND)
     found_N = posterior_NC.argmax(axis=1)
-    identification.write_decisions(
-        exp_dir / "scores" / f"{folder.name}_classes.txt",
-        table.ids,
-        true_N,
-        found_N,
-        posterior_NC.max(axis=1),
-        classes,
-    )
+    lines = [
+        f"{utterance} {classes[true]} {classes[found]} {posterior:.6f}\n"
+        for utterance, true, found, posterior in zip(
+            table.ids, true_N, found_N, posterior_NC.max(axis=1)
+        )
+    ]
+    write_text(exp_dir / "scores" / f"{folder.name}_classes.txt", "".join(lines))
     group_N = speakers_of(folder / "utt2spk", table.ids)
     drawn = "utterances" if group_N is None else f"{group_N.max() + 1} speakers"
-    return identification.result_row(
+    return result_row(
+        confusion(true_N, found_N, len(classes)),
+        classes,
         data=folder.name,
         system=exp_dir.name,
-        count_CC=identification.confusion(true_N, found_N, len(classes)),
-        classes=classes,
-        interval=identification.accuracy_interval(found_N == true_N, group_N),
+        interval=accuracy_interval(found_N == true_N, group_N),
         protocol=f"each whole utterance is given the most likely of {len(classes)} classes by the "
-        f"head of the training; interval by bootstrap over {drawn}",
-        model_sha256=card["sha256"],
-        commit=card.get("commit"),
+        f"training head; interval by bootstrap over {drawn}",
+        card=card,
     )
+
+
+def result_row(
+    count_CC: np.ndarray,
+    classes: Sequence[str],
+    *,
+    data: str,
+    system: str,
+    interval: Sequence[float],
+    protocol: str,
+    card: report.Row,
+) -> report.Row:
+    """A row of results.json; rates are fractions, `confusion` is true -> found -> utterances."""
+    counts: dict[str, dict[str, int]] = {}
+    for true, found in np.argwhere(count_CC).tolist():
+        counts.setdefault(classes[true], {})[classes[found]] = int(count_CC[true, found])
+    return {
+        "data": data,
+        "system": system,
+        "task": "identification",
+        "accuracy": accuracy(count_CC),
+        "accuracy_ci95": list(interval),
+        "balanced_accuracy": balanced_accuracy(count_CC),
+        "error": 1 - accuracy(count_CC),
+        "num": int(count_CC.sum()),
+        "num_classes": len(classes),
+        "confusion": counts,
+        "model_sha256": card["sha256"],
+        "commit": card.get("commit"),
+        "protocol": protocol,
+    }
 
 
 def true_classes(path: Path, ids: Sequence[str], classes: Sequence[str]) -> np.ndarray:
-    """The number of each utterance's class; ValueError where the model does not know one."""
-    told, index = read_table(path), {name: number for number, name in enumerate(classes)}
-    missing = [utterance for utterance in ids if utterance not in told]
+    """The number of each utterance's class; ValueError if one is missing or unknown."""
+    class_of, index = read_table(path), {name: number for number, name in enumerate(classes)}
+    missing = [utterance for utterance in ids if utterance not in class_of]
     if missing:
         raise ValueError(
-            f"{path}: {len(missing)} utterances have no class, got {missing[0]}; add their lines"
+            f"{path}: {len(missing)} utterances have no class, {missing[0]} among them; add them"
         )
-    unknown = sorted({told[utterance] for utterance in ids} - index.keys())
+    unknown = sorted({class_of[utterance] for utterance in ids} - index.keys())
     if unknown:
         raise ValueError(
-            f"{path}: the model knows {len(classes)} classes, got {len(unknown)} others "
-            f"({', '.join(unknown[:5])}); leave them out, or train with them"
+            f"{path}: {len(unknown)} classes are not among the model's {len(classes)}: "
+            f"{', '.join(unknown[:5])}; leave them out, or train with them"
         )
-    return np.array([index[told[utterance]] for utterance in ids])
+    return np.array([index[class_of[utterance]] for utterance in ids])
 
 
 def speakers_of(path: Path, ids: Sequence[str]) -> np.ndarray | None:
-    """The number of each utterance's speaker; None where they are not told."""
-    told = read_table(path) if path.exists() else {}
-    if not told.keys() >= set(ids):
+    """The number of each utterance's speaker; None if they are unknown."""
+    speaker_of = read_table(path) if path.exists() else {}
+    if not speaker_of.keys() >= set(ids):
         return None
-    return np.unique([told[utterance] for utterance in ids], return_inverse=True)[1]
+    return np.unique([speaker_of[utterance] for utterance in ids], return_inverse=True)[1]

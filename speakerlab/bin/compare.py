@@ -6,7 +6,7 @@ from pathlib import Path
 
 from speakerlab.bin.command import parser
 from speakerlab.experiments.trial_list import read_trial_list
-from speakerlab.scoring.intervals import Replicates, bootstrap, interval, paired
+from speakerlab.scoring.bootstrap import Replicates, bootstrap, interval, paired
 from speakerlab.scoring.metrics import eer, error_rates, min_cllr, min_dcf, threshold_at
 from speakerlab.scoring.score_files import read_scores
 
@@ -43,10 +43,11 @@ def main(words: Sequence[str]) -> None:
             first = found, drawn
             continue
         for name, key in METRICS.items():
-            told = paired(found[key] - first[0][key], drawn[key], first[1][key])
-            difference = _value(key, told["difference"], told["ci95"], sign="+")
-            p_value = f"p = {told['p_value']:.3g}"
-            sys.stdout.write(f"  {name:13} {difference} against {args.scores[0]}, {p_value}\n")
+            ci95, p_value = paired(drawn[key], first[1][key])
+            difference = _value(key, found[key] - first[0][key], ci95, sign="+")
+            sys.stdout.write(
+                f"  {name:13} {difference} against {args.scores[0]}, p = {p_value:.3g}\n"
+            )
 
 
 def _value(key: str, value: float, bounds: Sequence[float], *, sign: str = "") -> str:

@@ -14,11 +14,11 @@ from speakerlab.checkpoints.model_files import (
     read_settings,
 )
 from speakerlab.experiments import report
-from speakerlab.experiments.development import read_development
-from speakerlab.experiments.embedded import read_embedded
-from speakerlab.experiments.evaluate import LEARNINGS, System, build_back_ends, evaluate
+from speakerlab.experiments.embedded import read_development, read_embedded
+from speakerlab.experiments.evaluate import LEARN_FROM, System, evaluate
 from speakerlab.experiments.report_page import ListScores, write_report
 from speakerlab.experiments.trial_list import read_trial_list
+from speakerlab.scoring.chain import USUAL_TOP_N, build_chain
 from speakerlab.scoring.metrics import P_TARGETS
 from speakerlab.scoring.score_files import write_scores
 
@@ -29,45 +29,48 @@ def main(words: Sequence[str]) -> None:
     """`speakerlab score --exp DIR --trials FILE... [--backend NAME...]`"""
     args = parse(words)
     system = open_system(args.exp, args.development)
-    back_ends = build_back_ends(
-        args.backend,
-        system.development,
-        top_n=args.top_n,
-        lda_dim=args.lda_dim,
-        adapt=args.adapt and (args.adapt.name, read_embedded(args.exp, args.adapt)),
-    )
+    cohort = None if system.development is None else system.development.cohort
+    adapt = args.adapt and (args.adapt.name, read_embedded(args.exp, args.adapt))
+    back_ends = [
+        build_chain(spec, cohort, top_n=args.top_n, lda_dim=args.lda_dim, adapt=adapt)
+        for spec in args.backend
+    ]
     rows: list[report.Row] = []
     scores: list[ListScores] = []
     for path in args.trials:
         listed = read_trial_list(path)
         found, own = evaluate(
-            system, listed, back_ends, learning=args.calibration, p_targets=args.p_target
+            system, listed, back_ends, learn_from=args.calibration, p_targets=args.p_target
         )
         for row, one in zip(found, own):
             rows = report.update_results(args.exp / "results.json", row)
-            write_scores(score_path(args.exp, path, one.backend), one.trials, one.scores_N)
+            # plain cosine scores: scores/<set>_<list>.txt; others carry the back end's name
+            end = "" if one.backend == "cosine" else f"_{one.backend}"
+            name = f"{path.parent.name}_{path.name}{end}.txt"
+            write_scores(args.exp / "scores" / name, one.trials, one.scores_N)
         scores += own
     write_report(args.exp, scores, rows)
     sys.stdout.write(report.format_table(rows) + "\n")
-    log.info("%s: results.json and report.html written", args.exp)
+    log.info("%s: wrote results.json and report.html", args.exp)
 
 
 def parse(words: Sequence[str]) -> Namespace:
-    """The options."""
+    """Parse and check the options."""
     options = parser("score", __doc__)
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
     options.add_argument("--trials", type=Path, nargs="+", required=True, metavar="FILE")
     back_end = "steps joined by +: mean lda whiten length, cosine or plda, snorm or asnorm, qmf"
     options.add_argument("--backend", nargs="+", default=["cosine"], metavar="NAME", help=back_end)
-    development = "what back ends learn from, embedded by stage 5 (the first training set)"
+    development = "set that back ends learn from, embedded by stage 5 (the first training set)"
     options.add_argument("--development", type=Path, metavar="DIR", help=development)
-    learning = "whose trials tell what scores mean (auto)"
-    options.add_argument("--calibration", choices=LEARNINGS, default="auto", help=learning)
-    options.add_argument("--top-n", type=int, default=300, help="cohort speakers of asnorm (300)")
+    calibration = "trials that calibration learns from (auto)"
+    options.add_argument("--calibration", choices=LEARN_FROM, default="auto", help=calibration)
+    top_n = f"cohort speakers that asnorm uses ({USUAL_TOP_N})"
+    options.add_argument("--top-n", type=int, default=USUAL_TOP_N, help=top_n)
     options.add_argument("--lda-dim", type=int, metavar="D", help="dimensions that lda keeps")
-    adapt = "data directory whose embeddings plda is adapted to, without its speakers' names"
+    adapt = "data directory whose embeddings plda is adapted to; needs no speaker labels"
     options.add_argument("--adapt", type=Path, metavar="DIR", help=adapt)
-    priors = "of a target, at which costs are given (0.01 0.05)"
+    priors = "target priors of minDCF (0.01 0.05)"
     options.add_argument("--p-target", type=float, nargs="+", default=P_TARGETS, help=priors)
     args = options.parse_args(words)
     for prior in args.p_target:
@@ -77,7 +80,7 @@ def parse(words: Sequence[str]) -> Namespace:
 
 
 def open_system(exp_dir: Path, development: Path | None) -> System:
-    """The experiment's model and its development set, by default the first training set."""
+    """Open the experiment's model and its development set, by default the first training set."""
     model, data = find_model(exp_dir), read_settings(exp_dir)["data"]
     found = None
     try:
@@ -88,13 +91,7 @@ def open_system(exp_dir: Path, development: Path | None) -> System:
         log.warning("%s; nothing is learned from it", error)  # cosine needs nothing
     if development is not None and found is None:
         raise ValueError(
-            f"--development: must be embedded, got nothing of {development} in "
-            f"{exp_dir}/embeddings; run `speakerlab extract --per-speaker 10` with it"
+            f"--development: {exp_dir}/embeddings has none of {development}; run `speakerlab "
+            "extract --per-speaker 10` with it"
         )
     return System(exp_dir, read_card(model), read_calibration(model), found)
-
-
-def score_path(exp_dir: Path, trials: Path, backend: str) -> Path:
-    """Of plain cosine scores `scores/<set>_<list>.txt`, of others with the back end's name."""
-    end = "" if backend == "cosine" else f"_{backend}"
-    return exp_dir / "scores" / f"{trials.parent.name}_{trials.name}{end}.txt"

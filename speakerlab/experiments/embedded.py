@@ -1,28 +1,58 @@
-"""Embeddings of a data directory, held to the model and to the data. In: folders. Out: a table."""
+"""Embeddings that stage 5 extracted, verified against the model and the data.
 
+In: an experiment and a data directory. Out: a table, or the set that back ends learn from.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
-from speakerlab.checkpoints.model_files import embeddings_stem, read_card, read_settings
+import numpy as np
+
+from speakerlab.checkpoints.model_files import (
+    embeddings_stem,
+    read_card,
+    read_classes,
+    read_settings,
+)
 from speakerlab.data.manifest import read_manifest
+from speakerlab.data.tables import read_table
+from speakerlab.experiments.trial_list import TrialList, read_seconds
 from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.transforms import Development
+from speakerlab.scoring.trials import Trials
+
+FEW_SPEAKERS = 10  # fewer held-out speakers with two utterances are too few to learn from
+MAX_UTTERANCES = 10  # of a held-out speaker
+
+
+@dataclass(frozen=True)
+class DevelopmentSet:
+    """Embeddings of speakers in no trial list, split by whether the model was trained on them."""
+
+    name: str
+    cohort: Development  # speakers that the model was trained on
+    table: EmbeddingTable  # of all
+    held_out: TrialList | None  # all pairs of utterances of the others; None: too few speakers
 
 
 def are_embedded(exp_dir: Path, data_dir: Path, *, untrained: bool = False) -> bool:
-    """Whether stage 5 has made embeddings of a directory of this name."""
+    """Whether stage 5 has extracted a directory of this name."""
     return Path(f"{embeddings_stem(exp_dir, data_dir.name, untrained=untrained)}.json").exists()
 
 
 def read_embedded(exp_dir: Path, data_dir: Path, *, untrained: bool = False) -> EmbeddingTable:
-    """What stage 5 made of a directory; ValueError where it was another model or another directory.
+    """Read the embeddings of a directory; ValueError if they are of another model or other data.
 
-    The directory is compared where it is a checked one, with audio.
+    The data is compared only if the directory was checked (stage 1) and has audio.
     """
     stem = embeddings_stem(exp_dir, data_dir.name, untrained=untrained)
     table, wanted = EmbeddingTable.load(stem), read_card(exp_dir)["sha256"]
     if table.model_sha256 != wanted:
         raise ValueError(
-            f"{stem}: embeddings must be of the model in {exp_dir}, sha256 {wanted[:12]}, got "
-            f"{table.model_sha256[:12]}; run the extraction (stage 5) again"
+            f"{stem}: embeddings are of model {table.model_sha256[:12]}, but {exp_dir} has model "
+            f"{wanted[:12]}; run the extraction (stage 5) again"
         )
     made_from = table.facts.get("data_sha256")
     is_checked = all((data_dir / name).exists() for name in ("utt2dur", "wav.scp"))
@@ -31,7 +61,57 @@ def read_embedded(exp_dir: Path, data_dir: Path, *, untrained: bool = False) -> 
         found = read_manifest([data_dir], sample_rate=sample_rate).sha256()
         if found != made_from:
             raise ValueError(
-                f"{stem}: embeddings were made from other data than {data_dir} has now, got "
-                f"sha256 {made_from[:12]} for {found[:12]}; run the extraction (stage 5) again"
+                f"{stem}: {data_dir} has changed since these embeddings were extracted, sha256 "
+                f"{made_from[:12]} then, {found[:12]} now; run the extraction (stage 5) again"
             )
     return table
+
+
+def read_development(exp_dir: Path, data_dir: Path) -> DevelopmentSet | None:
+    """Read the embeddings of `data_dir` as a development set; None if there are none.
+
+    Speakers that the model has a class for are the cohort; all of them if it has no classes.
+    """
+    if not are_embedded(exp_dir, data_dir):
+        return None
+    table = read_embedded(exp_dir, data_dir)
+    speaker_of = read_table(data_dir / "utt2spk")
+    unknown = [name for name in table.ids if name not in speaker_of]
+    if unknown:
+        raise ValueError(
+            f"{data_dir}/utt2spk: lacks the embedded utterance {unknown[0]}; run the extraction "
+            "(stage 5) again"
+        )
+    classes = {name.partition("#")[0] for name in read_classes(exp_dir)}
+    trained = [name for name in table.ids if not classes or speaker_of[name] in classes]
+    if not trained:
+        raise ValueError(
+            f"{data_dir}: has no speaker that the model was trained on, among {len(table.ids)} "
+            "utterances; give the training set with --development"
+        )
+    cohort = Development(table.select(trained), [speaker_of[name] for name in trained])
+    others = set(table.ids).difference(trained)
+    held_out = _pairs({name: speaker_of[name] for name in table.ids if name in others}, data_dir)
+    return DevelopmentSet(data_dir.name, cohort, table, held_out)
+
+
+def _pairs(speaker_of: Mapping[str, str], data_dir: Path) -> TrialList | None:
+    """All pairs of at most ten utterances of each speaker."""
+    groups: dict[str, list[str]] = {}
+    for name, speaker in speaker_of.items():
+        groups.setdefault(speaker, []).append(name)
+    if sum(len(names) > 1 for names in groups.values()) < FEW_SPEAKERS:
+        return None
+    ids = [name for names in groups.values() for name in names[:MAX_UTTERANCES]]
+    pair_N2 = np.array(list(combinations(range(len(ids)), 2)), dtype=np.int32)
+    speaker_I = np.unique([speaker_of[name] for name in ids], return_inverse=True)[1]
+    first_N, second_N = speaker_I[pair_N2[:, 0]], speaker_I[pair_N2[:, 1]]
+    return TrialList(
+        name=f"{data_dir.name}: {len(groups)} held-out speakers",
+        path=data_dir,
+        trials=Trials(ids, ids, pair_N2[:, 0], pair_N2[:, 1], first_N == second_N),
+        speakers=(first_N, second_N),
+        models={},
+        columns={},
+        seconds=read_seconds(data_dir),
+    )

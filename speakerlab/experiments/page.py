@@ -1,45 +1,46 @@
-"""The page of an evaluation, one HTML file that holds everything, without scripts or links.
+"""Render the reports as HTML: one file each that holds everything, without scripts or links.
 
-In: rows of results, pictures, the hardest trials with their clips, facts. Out: `report.html`.
-Nothing is measured, chosen or drawn here.
+Collects values for the templates in `templates/`, which escape all of them. Nothing is measured,
+chosen or drawn here.
 """
 
 import base64
-import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speakerlab.core.atomic import write_text
-from speakerlab.experiments.page_style import STYLE
-from speakerlab.experiments.page_tables import (
-    by_list,
-    conditions_table,
-    last_row,
-    results_table,
-    verdict,
-)
-from speakerlab.experiments.report import Row
-from speakerlab.scoring.definitions import DEFINITIONS
+import jinja2
 
-TRAINING = ""  # in the place of a trial list's name
+from speakerlab.core.atomic import write_text
+from speakerlab.experiments import report
+from speakerlab.experiments.report import Row, number, p_value, percent, points, priors_of
+
+Facts = Mapping[str, Mapping[str, Any]]  # heading -> name -> value; text of several lines unfolds
+Cell = tuple[str, list[str]]  # text, and smaller lines below it
+TRAINING = ""  # takes the place of a trial list's name
+NOT_MEASURED: Row = {"min_cllr": None, "intervals": {}, "compared": None, "conditions": []}
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file and what is said below it."""
+    """A PNG file and its caption."""
 
     caption: str
     path: Path
-    trials: str = TRAINING  # name of the list that it is of
+    trials: str = TRAINING  # name of its trial list
     tall: bool = False  # as high as two others
-    folded: bool = False  # shown when asked for
+    folded: bool = False  # shown on request
+
+    @property
+    def uri(self) -> str:
+        """The file as a data URI."""
+        return f"data:image/png;base64,{base64.b64encode(self.path.read_bytes()).decode('ascii')}"
 
 
 @dataclass(frozen=True)
 class HardTrial:
-    """A trial that a back end got wrong, or nearly; clips are data URIs of audio to listen to."""
+    """A trial that a back end got wrong, or nearly; clips are data URIs of audio."""
 
     trials: str
     backend: str
@@ -52,167 +53,143 @@ class HardTrial:
 
 
 def write_page(
-    path: str | Path,
+    path: Path,
     *,
     title: str,
     rows: Sequence[Row],
     pictures: Sequence[Picture] = (),
     hardest: Sequence[HardTrial] = (),
-    facts: Mapping[str, Mapping[str, Any]],
+    facts: Facts,
     notes: Sequence[str] = (),
 ) -> None:
-    """Write the page, whole or not at all.
-
-    facts: heading -> name -> value; a mapping as a value becomes a block of lines that unfolds.
-    notes: lines that stand above the verdict: what is missing, and why.
-    """
-    names = list(dict.fromkeys(row["trials"] for row in rows))
-    sections = [
-        f"<h1>{html.escape(title)}</h1>",
-        *(f'<p class="muted">{html.escape(note)}</p>' for note in notes),
-        verdict(rows),
-        f"<h2>Results</h2>{results_table(rows)}",
-        *(_list_section(name, rows, pictures, hardest) for name in names),
-        _training(pictures),
-        f"<h2>Protocol</h2>{_protocols(rows)}",
-        f'<h2>Facts</h2><div class="facts">{"".join(map(_block, facts.items()))}</div>',
-        f"<h2>Definitions</h2>{_facts(dict(DEFINITIONS))}",
+    """Write the report of trial lists. `notes` come first: what is missing, and why."""
+    rows = [NOT_MEASURED | row for row in rows]
+    pictures_of: dict[str, list[Picture]] = {}
+    for picture in pictures:
+        pictures_of.setdefault(picture.trials, []).append(picture)
+    hardest_of: dict[str, dict[str, list[HardTrial]]] = {}
+    for trial in hardest:
+        hardest_of.setdefault(trial.trials, {}).setdefault(trial.kind, []).append(trial)
+    groups: dict[tuple[str, str], list[Row]] = {}
+    protocols: dict[str, list[str]] = {}
+    for row, cells in zip(rows, _table(rows)):
+        groups.setdefault((row["trials"], row["system"]), []).append(row | {"cells": cells})
+        text = row["protocol"]
+        text += f". Calibration: {row['calibration']}" if row.get("calibration") else ""
+        protocols.setdefault(text, []).append(f"{row['trials']}, {row['backend']}")
+    several = len({system for _, system in groups}) > 1
+    lists = [
+        {
+            "name": f"{trials} · {system}" if several else trials,
+            "rows": group,
+            "untrained": next(
+                (r for row in group if (r := row["eer_untrained"]) is not None), None
+            ),
+            "pictures": pictures_of.pop(trials, []),
+            "hardest": hardest_of.pop(trials, {}),
+        }
+        for (trials, system), group in groups.items()
     ]
-    text = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(filter(None, sections))
-        + "\n</main></body></html>\n"
+    text = _render(
+        "verification.html.j2",
+        title=title,
+        notes=notes,
+        lists=lists,
+        training=pictures_of.get(TRAINING, []),
+        protocols=protocols,
+        facts=facts,
     )
-    write_text(Path(path), text)
+    write_text(path, text)
 
 
-def _list_section(
-    name: str, rows: Sequence[Row], pictures: Sequence[Picture], hardest: Sequence[HardTrial]
-) -> str:
-    """All that is known of one trial list beside its rows; empty where that is nothing."""
-    own = [picture for picture in pictures if picture.trials == name]
-    parts = [
-        _figures([picture for picture in own if not picture.folded]),
-        _folded("Other back ends", _figures([picture for picture in own if picture.folded])),
-        *(_conditions(group) for (trials, _), group in by_list(rows).items() if trials == name),
-        _hardest([trial for trial in hardest if trial.trials == name]),
-    ]
-    return f"<h2>{html.escape(name)}</h2>{''.join(parts)}" if any(parts) else ""
-
-
-def _training(pictures: Sequence[Picture]) -> str:
-    figures = _figures([picture for picture in pictures if picture.trials == TRAINING])
-    return f"<h2>Training</h2>{figures}" if figures else ""
-
-
-def _conditions(group: Sequence[Row]) -> str:
-    """Tables of the last back end, those of the others folded."""
-    tables = {
-        row["backend"]: conditions_table(row["conditions"])
-        for row in group
-        if row.get("conditions")
-    }
-    if not tables:
-        return ""
-    last = last_row(group)["backend"]
-    if last not in tables:
-        last = list(tables)[-1]
-    others = [
-        _folded(f"Conditions: {name}", table) for name, table in tables.items() if name != last
-    ]
-    return f"<h3>Conditions: {html.escape(last)}</h3>{tables[last]}{''.join(others)}"
-
-
-def _hardest(trials: Sequence[HardTrial]) -> str:
-    if not trials:
-        return ""
-    kinds = dict.fromkeys(trial.kind for trial in trials)
-    columns = [
-        f"<div><h4>{html.escape(kind.capitalize())}</h4>"
-        f"{''.join(_trial(trial) for trial in trials if trial.kind == kind)}</div>"
-        for kind in kinds
-    ]
-    backend = html.escape(trials[0].backend)
-    return f'<h3>Hardest trials: {backend}</h3><div class="hardest">{"".join(columns)}</div>'
-
-
-def _trial(trial: HardTrial) -> str:
-    sides = [
-        f'<div class="side"><span>{side} {html.escape(name)}</span>{_player(name, uri)}</div>'
-        for side, name, uri in (
-            ("enrolment", trial.enrol, trial.enrol_clip),
-            ("test", trial.test, trial.test_clip),
-        )
-    ]
-    return f'<div class="trial"><div class="score">{trial.score:.4f}</div>{"".join(sides)}</div>'
-
-
-def _player(name: str, uri: str | None) -> str:
-    if uri is None:
-        return ""
-    label = html.escape(name)
-    return f'<audio controls preload="metadata" aria-label="{label}" src="{uri}"></audio>'
-
-
-def _figures(pictures: Sequence[Picture]) -> str:
-    return f'<div class="figures">{"".join(map(_picture, pictures))}</div>' if pictures else ""
-
-
-def _picture(picture: Picture) -> str:
-    data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
-    text, kind = html.escape(picture.caption), ' class="tall"' if picture.tall else ""
-    return (
-        f'<figure{kind}><img alt="{text}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{text}</figcaption></figure>"
-    )
-
-
-def _protocols(rows: Sequence[Row]) -> str:
-    """What was done, once for the lists and back ends that share it."""
-    told: dict[str, list[str]] = {}
+def write_identification_page(path: Path, *, title: str, rows: Sequence[Row], facts: Facts) -> None:
+    """Write the report of an identification: accuracy, each class, and the confusions."""
+    sets = []
     for row in rows:
-        calibration = row.get("calibration")
-        text = row["protocol"] + (f". Calibration: {calibration}" if calibration else "")
-        told.setdefault(text, []).append(f"{row['trials']}, {row['backend']}")
-    items = [
-        f"<dt>{'<br>'.join(map(html.escape, names))}</dt><dd>{html.escape(text)}</dd>"
-        for text, names in told.items()
-    ]
-    return f"<dl>{''.join(items)}</dl>"
+        classes = [
+            (counts.get(name, 0) / sum(counts.values()), name, sum(counts.values()))
+            for name, counts in row["confusion"].items()
+        ]
+        sets.append(
+            {
+                "row": row,
+                "classes": [(name, f"{n:,}", percent(rate)) for rate, name, n in sorted(classes)],
+                "confusion": report.confusion_table(row),
+                "frequent": report.frequent_confusions(row),
+            }
+        )
+    write_text(path, _render("identification.html.j2", title=title, sets=sets, facts=facts))
 
 
-def _block(named: tuple[str, Mapping[str, Any]]) -> str:
-    name, values = named
-    return f"<div><h3>{html.escape(name)}</h3>{_facts(values)}</div>"
+def _render(template: str, **values: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "percent": percent,
+        "number": number,
+        "p_value": p_value,
+        "plain": _plain,
+        "scale": _condition_scale,
+    }
+    return environment.get_template(template).render(values)
 
 
-def _facts(values: Mapping[str, Any]) -> str:
-    blocks = {name: value for name, value in values.items() if isinstance(value, Mapping)}
-    plain = [
-        f"<dt>{html.escape(name)}</dt><dd>{html.escape(_text(value))}</dd>"
-        for name, value in values.items()
-        if name not in blocks
-    ]
-    folded = [_folded(name, _lines(block)) for name, block in blocks.items()]
-    return (f"<dl>{''.join(plain)}</dl>" if plain else "") + "".join(folded)
+def _table(rows: Sequence[Row]) -> list[dict[str, Cell]]:
+    """Header -> cell for each row; columns that no row fills are left out."""
+    priors = priors_of(rows)
+    others = {row["compared"]["with"] for row in rows if row["compared"]}
+    other = others.pop() if len(others) == 1 else None
+    table: list[dict[str, Cell]] = []
+    for row in rows:
+        bounds, costs = row["intervals"], row["min_dcf"]
+        table.append(
+            {
+                "EER %": _cell(row["eer"], row["eer_ci95"], percent),
+                f"EER difference to {other or 'another'}": _compared(row["compared"], other),
+                **{f"minDCF({p})": _cell(costs.get(p), bounds.get(f"min_dcf_{p}")) for p in priors},
+                "actDCF(0.01)": _cell(row["act_dcf"], bounds.get("act_dcf_0.01")),
+                "Cllr": _cell(row["cllr"], bounds.get("cllr")),
+                "minCllr": _cell(row["min_cllr"], bounds.get("min_cllr")),
+                "at threshold %": _cell(report.at_threshold(row), None, percent),
+            }
+        )
+    filled = [name for name in table[0] if any(cells[name][0] for cells in table)] if table else []
+    return [{name: cells[name] for name in filled} for cells in table]
 
 
-def _lines(block: Mapping[str, Any]) -> str:
-    lines = "\n".join(f"{key}: {_text(item)}" for key, item in block.items())
-    return f"<pre>{html.escape(lines)}</pre>"
+def _cell(
+    value: float | None,
+    bounds: Sequence[float] | None,
+    show: Callable[[float | None], str] = number,
+) -> Cell:
+    return show(value), [] if value is None or bounds is None else [" – ".join(map(show, bounds))]
 
 
-def _text(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
+def _compared(compared: Mapping[str, Any] | None, other: str | None) -> Cell:
+    if compared is None:
+        return "", []
+    difference, low, high = (
+        points(value).replace("-", "−") for value in (compared["eer_difference"], *compared["ci95"])
+    )
+    named = [] if other else [f"to {compared['with']}"]
+    return difference, [f"{low} to {high}", p_value(compared), *named]
+
+
+def _condition_scale(parts: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
+    """(the largest rate drawn in a table of conditions, the priors that it has)."""
+    ends = [rate for part in parts for rate in (part["eer"] or 0, *(part.get("eer_ci95") or ()))]
+    return max(ends, default=0.0) or 1.0, priors_of(parts)
+
+
+def _plain(value: object) -> str:
+    """A value as people write it."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
     if isinstance(value, list | tuple):
-        return ", ".join(map(_text, value)) or "none"
+        return ", ".join(map(_plain, value)) or "none"
     return str(value)
-
-
-def _folded(name: str, body: str) -> str:
-    return f"<details><summary>{html.escape(name)}</summary>{body}</details>" if body else ""

@@ -12,8 +12,7 @@ import numpy as np
 from scipy.special import logit, ndtri
 
 from speakerlab.core.atomic import replacing
-from speakerlab.scoring.bayes_error import bayes_error
-from speakerlab.scoring.metrics import eer_of_points
+from speakerlab.scoring.metrics import bayes_error, eer_of_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,8 +1,8 @@
-"""A trial list with all that its data directory knows of it. In: the list's path. Out: `TrialList`.
+"""A trial list with what its data directory knows of it. In: the list's path. Out: `TrialList`.
 
-Letters: N trials.
+Letters: N trials, M enrolment models, D dimensions.
 The enrolment side may name models of `enroll.map`, whose embedding is the mean of those of their
-utterances. `utt2<name>` and `spk2<name>` are conditions, `utt2dur` tells durations.
+utterances. `utt2<name>` and `spk2<name>` are conditions, `utt2dur` holds durations.
 """
 
 import logging
@@ -15,39 +15,41 @@ import numpy as np
 from speakerlab.core.faults import Faults
 from speakerlab.data.tables import ENROLL_MAP, list_conditions, read_enroll, read_table
 from speakerlab.scoring.embeddings import EmbeddingTable
-from speakerlab.scoring.enrolment import average_models, speaker_of_models
 from speakerlab.scoring.trials import Trials, label_of, read_trials
 
 log = logging.getLogger(__name__)
-PROTOCOL = "each trial compares two whole utterances"
-AVERAGED = (
-    "each trial compares a model of {least} to {most} utterances, the mean of their embeddings, "
-    "with one whole utterance"
-)
 
 
 @dataclass(frozen=True)
 class TrialList:
-    """Trials, who speaks on either side, and what is known of the utterances and models in them."""
+    """Trials, the speakers on either side, and what is known of their utterances and models."""
 
     name: str  # folder and file
     path: Path
     trials: Trials
     speakers: tuple[np.ndarray, np.ndarray]  # numbers, (N) each
-    models: Mapping[str, Sequence[str]]  # those on the enrolment side -> their utterances
+    models: Mapping[str, Sequence[str]]  # enrolment model -> its utterances
     columns: Mapping[str, Mapping[str, str]]  # condition -> (utterance or model -> value)
-    seconds: Mapping[str, float]  # of an utterance or of a model's together
+    seconds: Mapping[str, float]  # of an utterance, or of all utterances of a model
 
     @property
     def protocol(self) -> str:
-        """What is compared with what."""
-        if not self.models:
-            return PROTOCOL
-        sizes = [len(names) for names in self.models.values()]
-        return AVERAGED.format(least=min(sizes), most=max(sizes))
+        """What a trial compares, for the report."""
+        sizes = self.num_enrol.values()
+        if not sizes:
+            return "each trial compares two whole utterances"
+        return (
+            f"each trial compares a model of {min(sizes)} to {max(sizes)} utterances, the mean of "
+            "their embeddings, with one whole utterance"
+        )
+
+    @property
+    def num_enrol(self) -> dict[str, int]:
+        """model -> number of its utterances."""
+        return {model: len(names) for model, names in self.models.items()}
 
     def tables(self, table: EmbeddingTable) -> tuple[EmbeddingTable, EmbeddingTable]:
-        """The embeddings of either side, of a table with one for each utterance."""
+        """The embeddings of either side, from a table that has each utterance."""
         if not self.models:
             return table, table
         plain = [name for name in self.trials.enrol_ids if name not in self.models]
@@ -55,7 +57,7 @@ class TrialList:
         return EmbeddingTable.merge(sides), table
 
     def side_seconds(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Durations of either side, (N) each; None where one is not known."""
+        """Durations of either side, (N) each; None if one is unknown."""
         if not self.seconds.keys() >= set(self.trials.ids):
             return None
         of_enrol, of_test = (
@@ -66,14 +68,13 @@ class TrialList:
 
 
 def read_trial_list(path: Path) -> TrialList:
-    """Read a list of a checked data directory; what is wrong is named by file and line."""
+    """Read a list of a checked data directory; ValueError names faults by file and line."""
     trials, folder = read_trials(path), path.parent
     speaker_of = read_table(folder / "utt2spk")
     mapped = read_enroll(folder / ENROLL_MAP)
     models = {name: mapped[name] for name in trials.enrol_ids if name in mapped}
     trials.check_known(speaker_of.keys() | models.keys(), where=str(path))
-    seconds = read_seconds(folder)
-    columns = {name: _column(folder, table, speaker_of) for name, table in _names(folder).items()}
+    seconds, columns = read_seconds(folder), _read_conditions(folder, speaker_of)
     for model, names in models.items():
         for column in columns.values():
             values = {column.get(name) for name in names}
@@ -87,8 +88,8 @@ def read_trial_list(path: Path) -> TrialList:
         unknown = [name for name in trials.ids if name not in column]
         if unknown:
             log.info(
-                "%s: tells nothing of %d of %d utterances and models, %s among them: their trials "
-                "are in no row of it",
+                "%s: lacks %d of %d utterances and models, such as %s; it has no row for their "
+                "trials",
                 *(folder / condition, len(unknown), len(trials.ids), unknown[0]),
             )
     return TrialList(
@@ -102,24 +103,58 @@ def read_trial_list(path: Path) -> TrialList:
     )
 
 
+def average_models(table: EmbeddingTable, models: Mapping[str, Sequence[str]]) -> EmbeddingTable:
+    """Average the embeddings of each model's utterances, unnormalised: a table of the models.
+
+    This is the averaged protocol of WeSpeaker's CN-Celeb recipe. Raises ValueError for a model
+    without utterances and for utterances without an embedding.
+    """
+    wanted = list(dict.fromkeys(name for names in models.values() for name in names))
+    found = table.select(wanted, where="enrolment")
+    row_of = {name: row for row, name in enumerate(wanted)}
+    faults = Faults()
+    for model in (model for model, names in models.items() if not names):
+        faults.add("models", f"enrolment: {model} has no utterances; add some to its line")
+    faults.raise_if_any("enrolment: refused, a model needs utterances")
+    emb_MD = np.stack(
+        [found.emb_ND[[row_of[name] for name in names]].mean(axis=0) for names in models.values()]
+    )
+    return EmbeddingTable(list(models), emb_MD, table.model_sha256, table.facts)
+
+
+def speaker_of_models(
+    models: Mapping[str, Sequence[str]], speaker_of: Mapping[str, str], *, where: str
+) -> dict[str, str]:
+    """model -> speaker. Raises ValueError for a model with utterances of several speakers."""
+    faults, found = Faults(), dict[str, str]()
+    for model, names in models.items():
+        speakers = sorted({speaker_of.get(name, "nobody") for name in names})
+        if len(speakers) != 1:
+            got = ", ".join(speakers)
+            faults.add("models", f"{where}: {model} must be one speaker, got {got}; correct it")
+        found[model] = speakers[0]
+    faults.raise_if_any(f"{where}: refused, a model is one speaker")
+    return found
+
+
 def _check(
     trials: Trials, who: Mapping[str, str], models: Mapping[str, Sequence[str]], path: Path
 ) -> None:
-    """Refuse a truth that the speakers contradict; tell of trials that test what they enrolled."""
+    """Refuse labels that contradict the speakers; warn of tests on an enrolled utterance."""
     enrol_N, test_N = trials.speakers(who)
     faults = Faults()
     for n in np.flatnonzero((enrol_N == test_N) != trials.is_target_N).tolist():
         enrol, test = trials.enrol_ids[trials.enrol_N[n]], trials.test_ids[trials.test_N[n]]
         faults.add(
-            "trials that the speakers contradict",
-            f"{path}: trial {n + 1} is a {label_of(trials.is_target_N[n])}, got {enrol} of "
-            f"{who[enrol]} and {test} of {who[test]}; mend the list or utt2spk",
+            "trials that contradict the speakers",
+            f"{path}: trial {n + 1} is a {label_of(trials.is_target_N[n])}, but {enrol} is of "
+            f"{who[enrol]} and {test} of {who[test]}; correct the list or utt2spk",
         )
     faults.raise_if_any(f"{path}: refused")
     num_target = int(trials.is_target_N.sum())
     if not 0 < num_target < len(trials):
         raise ValueError(
-            f"{path}: an error rate needs targets and nontargets, got {num_target} targets of "
+            f"{path}: an error rate needs targets and nontargets, got {num_target} targets in "
             f"{len(trials)} trials; add the others"
         )
     parts = [set(models.get(name, [name])) for name in trials.enrol_ids]
@@ -130,19 +165,18 @@ def _check(
 
 
 def read_seconds(folder: Path) -> dict[str, float]:
-    """utterance -> duration, as stage 1 measured it; empty where it did not."""
+    """utterance -> duration, as stage 1 measured it; empty if it did not."""
     path = folder / "utt2dur"
     return {name: float(text) for name, text in read_table(path).items()} if path.exists() else {}
 
 
-def _names(folder: Path) -> dict[str, Path]:
-    """condition -> the table that tells it."""
-    return {name.partition("2")[2]: folder / name for name in list_conditions(folder)}
-
-
-def _column(folder: Path, path: Path, speaker_of: Mapping[str, str]) -> dict[str, str]:
-    """utterance -> value, of a table by utterance or by speaker."""
-    table = read_table(path)
-    if path.name.startswith("utt2"):
-        return table
-    return {name: table[speaker] for name, speaker in speaker_of.items() if speaker in table}
+def _read_conditions(folder: Path, speaker_of: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """condition -> (utterance -> value), from tables by utterance and by speaker."""
+    columns: dict[str, dict[str, str]] = {}
+    for name in list_conditions(folder):
+        kind, _, condition = name.partition("2")
+        table = read_table(folder / name)
+        if kind == "spk":
+            table = {utt: table[spk] for utt, spk in speaker_of.items() if spk in table}
+        columns[condition] = table
+    return columns

@@ -1,9 +1,13 @@
-"""Error rates of one list of trials under many weightings of its speakers.
+"""Confidence intervals by bootstrap over speakers: scores of trials in, replicates and bounds out.
 
-In: trials with the speakers of both sides. Out: rates where a trial weighs what its pair of
-speakers does.
 Letters: N trials, P pairs of speakers (enrolment, test) that have trials, S speakers, K operating
-points.
+points, R replicates.
+In a replicate the S speakers (of both sides together) are drawn S times with replacement. A trial
+weighs w(enrolment speaker) x w(test speaker), where w is how often a speaker was drawn. A target
+trial thus weighs w squared, which errs on the wide side: simulated with 10 to 40 speakers, the
+interval holds the true EER in 97 to 100 of 100 cases and is half again as wide as necessary
+(targets weighing w: 90 to 95 of 100). A replicate without a target or without a non-target trial
+has no EER and is drawn again.
 """
 
 from collections.abc import Sequence
@@ -13,6 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from speakerlab.scoring.metrics import (
+    P_TARGETS,
+    checked,
     crossing,
     eer_of_points,
     min_dcf_of_points,
@@ -20,14 +26,76 @@ from speakerlab.scoring.metrics import (
     sums_before,
 )
 
-FEW_PAIRS = 1_000_000  # of speakers: so many may be counted without looking which there are
+MANY_TRIALS = 1_000_000  # above this a replicate is slow, and the interval hardly moves
+FEW_PAIRS = 1_000_000  # up to this many speaker pairs, all are counted whether they have trials
 FEW_NUMBERS = 10_000_000  # speakers that are numbers below this are counted, not sorted
-SPARE = 4.0  # times the share of non-targets that matters is looked at in most replicates
+SPARE = 4.0  # most replicates look at this many times the share of non-targets that matters
+Replicates = dict[str, NDArray[np.float64]]  # metric -> its value in each replicate (R)
+
+
+def bootstrap(
+    scores: ArrayLike,
+    is_target: ArrayLike,
+    enrol_speaker: ArrayLike,
+    test_speaker: ArrayLike,
+    *,
+    llr: ArrayLike | None = None,
+    p_targets: Sequence[float] = P_TARGETS,
+    num_replicates: int | None = None,
+    seed: int = 0,
+) -> Replicates:
+    """Draw replicates of "eer", "min_dcf_<p>" for each prior and, with llr, "cllr", "act_dcf_<p>".
+
+    llr: log-likelihood ratios (N), natural logarithm. Speakers (N) are names or numbers; whole
+    numbers are faster. By default 1,000 replicates, 200 above a million trials. The draws depend
+    only on `seed`, the truth and the speakers, so two systems on the same trials get the same.
+    """
+    scores_N, is_target_N = checked(scores, is_target)
+    pairs = SpeakerPairs.of(enrol_speaker, test_speaker, is_target_N)
+    whole, upper = RankedTrials.of(scores_N, is_target_N, pairs.pair_N, p_targets)
+    costs = {} if llr is None else _decision_costs(llr, is_target_N, pairs, p_targets)
+    target_P, nontarget_P = pairs.sums(is_target_N), pairs.sums(~is_target_N)
+    if num_replicates is None:
+        num_replicates = 200 if len(scores_N) > MANY_TRIALS else 1000
+    rng = np.random.default_rng(seed)
+    rows: list[dict[str, float]] = []
+    while len(rows) < num_replicates:
+        drawn = rng.integers(pairs.num_speakers, size=pairs.num_speakers)
+        weight_P = pairs.weights(np.bincount(drawn, minlength=pairs.num_speakers))
+        num_target, num_nontarget = float(weight_P @ target_P), float(weight_P @ nontarget_P)
+        if num_target > 0 and num_nontarget > 0:
+            rates = upper.rates(weight_P, num_nontarget, p_targets)
+            rates = rates or whole.rates(weight_P, num_nontarget, p_targets)
+            assert rates is not None
+            for name, (miss_P, fa_P) in costs.items():
+                cost = weight_P @ miss_P / num_target + weight_P @ fa_P / num_nontarget
+                rates[name] = float(cost)
+            rows.append(rates)
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def interval(values_R: NDArray[np.float64]) -> list[float]:
+    """95 % percentile interval [low, high] of replicates."""
+    return [float(bound) for bound in np.percentile(values_R, [2.5, 97.5])]
+
+
+def paired(ours_R: np.ndarray, theirs_R: np.ndarray) -> tuple[list[float], float]:
+    """(95 % interval, p-value) of the difference ours - theirs; replicates drawn with one seed.
+
+    The p-value is two-sided: twice the share of replicates on the other side of zero, with one
+    replicate added to each side as in a permutation test (Efron and Tibshirani, An Introduction to
+    the Bootstrap, chapters 13 and 16). At most 1.
+    """
+    assert ours_R.shape == theirs_R.shape, (ours_R.shape, theirs_R.shape)
+    difference_R = ours_R - theirs_R
+    sides = [np.count_nonzero(difference_R >= 0), np.count_nonzero(difference_R <= 0)]
+    p_value = min(1.0, 2 * (min(sides) + 1) / (len(difference_R) + 1))
+    return interval(difference_R), float(p_value)
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """The pairs of speakers that have trials, and which of them each trial is of."""
+class SpeakerPairs:
+    """Pairs of speakers that have trials, and the pair of each trial."""
 
     pair_N: NDArray[np.int32]
     enrol_P: NDArray[np.intp]
@@ -35,7 +103,7 @@ class Pairs:
     num_speakers: int
 
     @classmethod
-    def of(cls, enrol: ArrayLike, test: ArrayLike, is_target_N: np.ndarray) -> "Pairs":
+    def of(cls, enrol: ArrayLike, test: ArrayLike, is_target_N: np.ndarray) -> "SpeakerPairs":
         (enrol_N, test_N), num_speakers = _speaker_codes(enrol, test, is_target_N)
         pair_N = enrol_N * num_speakers + test_N
         if num_speakers**2 <= FEW_PAIRS:  # pairs without trials weigh nothing
@@ -49,18 +117,18 @@ class Pairs:
         """weight_P; whole numbers, so that sums of them are exact."""
         return (weight_S[self.enrol_P] * weight_S[self.test_P]).astype(np.float64)
 
-    def counts(self, chosen_N: np.ndarray) -> NDArray[np.float64]:
-        """How many of the trials each pair has, or the sum of their values."""
-        weights_N = chosen_N.astype(np.float64)
-        return np.bincount(self.pair_N, weights_N, len(self.enrol_P)).astype(np.float64)
+    def sums(self, values_N: np.ndarray) -> NDArray[np.float64]:
+        """Sum of the values of each pair's trials, (P)."""
+        values_N = values_N.astype(np.float64)
+        return np.bincount(self.pair_N, values_N, len(self.enrol_P)).astype(np.float64)
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """Targets and non-targets in rising order of score, and where operating points cut them.
+class RankedTrials:
+    """Targets and non-targets in ascending order of score, and where operating points cut them.
 
-    Of the non-targets only those from number `skipped` on are held: at the thresholds below it so
-    many are let in that neither the EER nor a least cost is there, which `rates` makes sure of.
+    Only the non-targets from number `skipped` on are kept. Thresholds below accept so many that
+    neither the EER nor a minimum cost lies there, which `rates` verifies.
     """
 
     target_pairs: NDArray[np.int32]
@@ -77,7 +145,7 @@ class Sweep:
         is_target_N: np.ndarray,
         pair_N: np.ndarray,
         p_targets: Sequence[float],
-    ) -> "tuple[Sweep, Sweep]":
+    ) -> "tuple[RankedTrials, RankedTrials]":
         """(one that holds all, one that holds what most replicates need)."""
         order_N, starts_K = order_of(scores_N)
         is_target_N, pair_N = is_target_N[order_N], pair_N[order_N]
@@ -97,8 +165,8 @@ class Sweep:
         shares += [SPARE * p / (1 - p) for p in p_targets]
         return whole, whole.upper(min(max(shares), 1.0))
 
-    def upper(self, share: float) -> "Sweep":
-        """From the first operating point on that lets in at most this share of the non-targets."""
+    def upper(self, share: float) -> "RankedTrials":
+        """From the first operating point that accepts at most this share of the non-targets."""
         total = int(self.nontarget_starts_K[-1])
         k = int(np.searchsorted(self.nontarget_starts_K, (1.0 - share) * total))
         skipped = int(self.nontarget_starts_K[k])
@@ -114,29 +182,29 @@ class Sweep:
     def rates(
         self, weight_P: np.ndarray, num_nontarget: float, p_targets: Sequence[float]
     ) -> dict[str, float] | None:
-        """EER and minDCF where a trial weighs what its pair does; None if they may lie lower down.
+        """EER and minDCF when each trial weighs what its pair does; None if they may lie lower.
 
-        num_nontarget: what all non-targets weigh. Bisection looks at 20 of a million operating
+        num_nontarget: total weight of all non-targets. Bisection looks at 20 of a million operating
         points for the EER. A cost is least at a point whose threshold is the score of a target: a
-        higher one with as few misses only saves alarms.
+        higher threshold with as few misses only saves false alarms.
         """
         miss = sums_before(weight_P[self.target_pairs])
         reject = sums_before(weight_P[self.nontarget_pairs])
         below = num_nontarget - reject[-1]
 
-        def rates(k: int) -> tuple[float, float]:
+        def at(k: int) -> tuple[float, float]:
             p_fa = 1.0 - (below + reject[self.nontarget_starts_K[k]]) / num_nontarget
             return miss[self.target_starts_K[k]] / miss[-1], p_fa
 
         before, after = 0, len(self.target_starts_K) - 1
-        p_miss, p_fa = rates(before)
+        p_miss, p_fa = at(before)
         if self.skipped and not (p_miss < p_fa and all((1 - p) * p_fa >= p for p in p_targets)):
-            return None  # below, every cost is above that of accepting nothing
+            return None  # otherwise every cost below is above that of rejecting all
         while after - before > 1:
             middle = (before + after) // 2
-            p_miss, p_fa = rates(middle)
+            p_miss, p_fa = at(middle)
             before, after = (middle, after) if p_miss < p_fa else (before, middle)
-        found = {"eer": crossing(*rates(before), *rates(after))}
+        found = {"eer": crossing(*at(before), *at(after))}
         if p_targets:
             k = self.at_targets
             p_miss_K = miss[self.target_starts_K[k]] / miss[-1]
@@ -153,7 +221,7 @@ def _speaker_codes(
     enrol_N, test_N = np.asarray(enrol_speaker), np.asarray(test_speaker)
     if not enrol_N.shape == test_N.shape == is_target_N.shape:
         raise ValueError(
-            f"speakers: one a trial and side is needed, got {enrol_N.shape} and {test_N.shape} "
+            f"speakers: need one per trial and side, got {enrol_N.shape} and {test_N.shape} "
             f"for {is_target_N.shape} trials; give three arrays of equal length"
         )
     wrong_N = is_target_N & (enrol_N != test_N)
@@ -161,7 +229,8 @@ def _speaker_codes(
         first = int(wrong_N.argmax())
         raise ValueError(
             f"trials: {np.count_nonzero(wrong_N)} target trials join two speakers, got "
-            f"{enrol_N[first]} and {test_N[first]} at trial {first}; mend the speakers or the list"
+            f"{enrol_N[first]} and {test_N[first]} at trial {first}; correct the speakers or the "
+            "list"
         )
     both = np.stack([enrol_N, test_N])
     if both.dtype.kind in "iu" and both.size and both.min() >= 0 and both.max() < FEW_NUMBERS:
@@ -169,3 +238,20 @@ def _speaker_codes(
         return (np.cumsum(is_there) - 1)[both], int(is_there.sum())
     names, codes = np.unique(both, return_inverse=True)
     return codes.reshape(2, -1).astype(np.int64), len(names)
+
+
+def _decision_costs(
+    llr: ArrayLike, is_target_N: np.ndarray, pairs: SpeakerPairs, p_targets: Sequence[float]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """metric -> the sums over each pair's targets and non-targets that it is a mean of."""
+    llr_N, _ = checked(llr, is_target_N)
+    bits_N = np.logaddexp(0, np.where(is_target_N, -llr_N, llr_N)) / (2 * np.log(2))
+    costs = {"cllr": (pairs.sums(bits_N * is_target_N), pairs.sums(bits_N * ~is_target_N))}
+    for p in p_targets:
+        accepted_N = llr_N >= np.log((1 - p) / p)
+        least = min(p, 1 - p)
+        costs[f"act_dcf_{p:g}"] = (
+            pairs.sums(is_target_N & ~accepted_N) * p / least,
+            pairs.sums(~is_target_N & accepted_N) * (1 - p) / least,
+        )
+    return costs

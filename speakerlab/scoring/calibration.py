@@ -8,17 +8,14 @@ Letters: N trials, K operating points.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from speakerlab.scoring.linear import fit_linear
 from speakerlab.scoring.metrics import (
-    act_dcf,
-    cllr,
     eer_of_points,
-    error_rates,
     operating_points,
 )
 
@@ -112,26 +109,6 @@ def fit_calibration(
         num_nontarget=num_nontarget,
         source=source,
     )
-
-
-class Quality(TypedDict):
-    """The part of a row of results that a calibration is needed for."""
-
-    cllr: float
-    act_dcf: float
-    at_threshold: dict[str, float]
-
-
-def quality(calibration: Calibration, scores: ArrayLike, is_target: ArrayLike) -> Quality:
-    """How well a calibration holds on other trials."""
-    llr_N = calibration.llr(scores)
-    p_miss, p_fa = error_rates(scores, is_target, threshold=calibration.threshold)
-    rates = {"threshold": calibration.threshold, "p_miss": p_miss, "p_fa": p_fa}
-    return {
-        "cllr": cllr(llr_N, is_target),
-        "act_dcf": act_dcf(llr_N, is_target, p_target=0.01),
-        "at_threshold": rates,
-    }
 
 
 def _midway(threshold_K: np.ndarray, k: int) -> float:

@@ -1,24 +1,27 @@
-"""A back end as a chain of steps, written `mean+lda+length+plda+asnorm`.
+"""Back ends: chains of steps from two embeddings to a score, such as `mean+lda+length+plda+asnorm`.
 
 In: the steps' names and a development set to learn from. Out: a Chain, which scores any number of
 trial lists.
-Letters: N trials, E enrolment rows, T test rows, R rows of either, K numbers of a row that is ready
-for the inner product.
+Letters: N trials, E enrolment rows, T test rows, R rows of either, K numbers of a row as the inner
+product takes it, F features of a trial.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from speakerlab.scoring.backend import dot_scores, row_lengths, unit_rows
+from speakerlab.scoring.backend import (
+    cohort_statistics,
+    dot_scores,
+    normalised,
+    row_lengths,
+    unit_rows,
+)
 from speakerlab.scoring.embeddings import EmbeddingTable, require_one_model
-from speakerlab.scoring.norm import cohort_statistics, normalised
 from speakerlab.scoring.plda import Plda, learn_plda
-from speakerlab.scoring.spec import Spec
 from speakerlab.scoring.transforms import (
-    Affine,
     Development,
     SpeakerMeans,
     Transform,
@@ -29,24 +32,29 @@ from speakerlab.scoring.transforms import (
 )
 from speakerlab.scoring.trials import Trials
 
-__all__ = ["Chain", "Development", "Scored", "build_chain"]
-
-# transform -> how it is learned from a development set; None where there is nothing to learn
-LEARNERS: dict[str, Callable[..., Affine] | None] = {
-    "mean": learn_mean,
-    "lda": learn_lda,
-    "whiten": learn_whitening,
-    "length": None,
+TRANSFORMS = {  # step -> what it does, for the report
+    "mean": "centred on the development mean",
+    "lda": "projected to {num_dims} dimensions by LDA",
+    "whiten": "whitened",
+    "length": "scaled to unit length",
 }
-ENROL, TEST, LEARNED = "enrolment embeddings", "test embeddings", "development embeddings"
+SCORERS = {
+    "cosine": "the cosine of the embeddings",
+    "plda": "the log-likelihood ratio of a two-covariance PLDA",
+}
+NORMALISATIONS = {"snorm": "S-Norm", "asnorm": "AS-Norm"}
+LEARNED = {"mean", "lda", "whiten", "plda", *NORMALISATIONS}
+QMF = "+qmf"
+USUAL_TOP_N = 300
+ENROL, TEST, DEVELOPMENT = "enrolment embeddings", "test embeddings", "development embeddings"
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Scores of trials and, for either side, what tells how far to trust them, each (N).
+    """Scores of trials and quality measures of either side, each (N).
 
-    "norm" is the length of the embedding as it was extracted; "cohort_mean", where scores were
-    normalised, the mean of that side's scores against the cohort.
+    "norm" is the length of the embedding as extracted; "cohort_mean", where scores were normalised,
+    is the mean score of that side against the cohort.
     """
 
     scores_N: NDArray[np.float32]
@@ -56,14 +64,15 @@ class Scored:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Built by `build_chain`; scores any number of trial lists."""
+    """A back end made by `build_chain`."""
 
-    name: str
+    name: str  # the steps, and the options that differ from the usual, as in "lda-dim=50"
     protocol: str  # one sentence, for the report
     transforms: tuple[Transform, ...]
     plda: Plda | None = None  # None: cosine
-    cohort: EmbeddingTable | None = None  # transformed, a row a speaker; None: no normalisation
+    cohort: EmbeddingTable | None = None  # transformed, a row per speaker; None: no normalisation
     top_n: int = 0  # of the cohort
+    with_quality: bool = False  # calibration also takes quality measures
     learned_from: EmbeddingTable | None = None
 
     def score(
@@ -74,11 +83,11 @@ class Chain:
         *,
         num_enrol: Mapping[str, int] | None = None,
     ) -> Scored:
-        """Score every trial, in bounded memory beside the tables.
+        """Score every trial; memory beside the tables is bounded.
 
-        `num_enrol`: enrolment id -> of how many recordings its embedding is the mean, 1 where it is
-        not named; PLDA alone makes use of it. Raises ValueError for utterances without embedding,
-        for embeddings without direction, and for tables of different models.
+        `num_enrol`: enrolment id -> number of recordings that its embedding is the mean of
+        (default 1); only PLDA uses it. Raises ValueError for utterances without embedding, for
+        embeddings of length 0, and for tables of different models.
         """
         require_one_model([enrol, test, *([self.learned_from] if self.learned_from else [])])
         enrol = enrol.select(trials.enrol_ids, where=ENROL)
@@ -101,15 +110,49 @@ class Chain:
             scores_N = normalised(scores_N, trials, by_enrol, by_test)
             quality_E["cohort_mean"], quality_T["cohort_mean"] = by_enrol.mean_R, by_test.mean_R
         return Scored(
-            scores_N, _of_trials(quality_E, trials.enrol_N), _of_trials(quality_T, trials.test_N)
+            scores_N,
+            {name: row_E.astype(np.float32)[trials.enrol_N] for name, row_E in quality_E.items()},
+            {name: row_T.astype(np.float32)[trials.test_N] for name, row_T in quality_T.items()},
         )
+
+    def features(
+        self, scored: Scored, seconds: tuple[np.ndarray, np.ndarray] | None
+    ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+        """Return what calibration learns from: (features (N, F), their names).
+
+        That is the score and, for `+qmf`, the lower and the higher of both sides' quality measures
+        and log durations (`seconds`, (N) each; None: unknown). These are the measures of
+        Thienpondt, Desplanques and Demuynck, "The IDLAB VoxSRC-20 submission" (ICASSP 2021), sorted
+        so that swapping enrolment and test changes nothing. Raises ValueError for a duration that
+        is not above 0.
+        """
+        if not self.with_quality:
+            return scored.scores_N[:, None], ("score",)
+        pairs = {
+            name: (values_N, scored.test_quality[name])
+            for name, values_N in scored.enrol_quality.items()
+        }
+        if seconds is not None:
+            shorter_N = np.minimum(*seconds)
+            if not (shorter_N > 0).all():
+                first = int(np.argmin(shorter_N > 0))
+                raise ValueError(
+                    f"durations: must be above 0 seconds, got {shorter_N[first]:g} at trial {first}"
+                    "; correct utt2dur"
+                )
+            pairs["log_seconds"] = (np.log(seconds[0]), np.log(seconds[1]))
+        names, columns = ["score"], [scored.scores_N]
+        for name, sides in pairs.items():
+            names += [f"lower_{name}", f"higher_{name}"]
+            columns += [np.minimum(*sides), np.maximum(*sides)]
+        return np.stack(columns, axis=1).astype(np.float32), tuple(names)
 
     def _enrol_side(self, table: EmbeddingTable, num_E: ArrayLike = 1) -> np.ndarray:
         if self.plda is None:
             return unit_rows(table.emb_ND, table.ids, where=ENROL)
         return self.plda.enrol_side(table.emb_ND, num_E)
 
-    def _test_side(self, table: EmbeddingTable, where: str = LEARNED) -> np.ndarray:
+    def _test_side(self, table: EmbeddingTable, where: str = DEVELOPMENT) -> np.ndarray:
         if self.plda is None:
             return unit_rows(table.emb_ND, table.ids, where=where)
         return self.plda.test_side(table.emb_ND)
@@ -119,44 +162,68 @@ def build_chain(
     spec: str,
     development: Development | None,
     *,
-    top_n: int = 300,
+    top_n: int = USUAL_TOP_N,
     lda_dim: int | None = None,
-    adaptation: EmbeddingTable | None = None,
+    adapt: tuple[str, EmbeddingTable] | None = None,
 ) -> Chain:
-    """A chain from its steps joined by "+": transforms, one scorer, at most one normalisation.
+    """Build a back end from steps joined by "+": transforms, a scorer, a normalisation, qmf.
 
-    What is learned is learned from `development`, each step from what the steps before it make of
-    it. The cohort is the mean embedding of each development speaker, put through the transforms
-    (as WeSpeaker's local/score_norm.sh has it); `top_n` of AS-Norm is at most its size. `lda_dim`
-    is for the step lda. `adaptation` (embeddings of the trials' domain, not of the trials, whose
-    speakers need not be known) is what a PLDA is adapted to. Raises ValueError for a spec that
-    cannot be read and for a development set that is missing or too small.
+    Each step is learned from the `development` set as the steps before it transform it. The cohort
+    is the transformed mean embedding of each development speaker (as in WeSpeaker's
+    local/score_norm.sh); AS-Norm takes the `top_n` nearest. `lda_dim` is for lda. `adapt` (name and
+    embeddings of the trials' domain, not of the trials; speakers need not be known) is what PLDA is
+    adapted to. Raises ValueError for a spec that cannot be read and for a development set that is
+    missing or too small.
     """
-    steps = Spec.read(spec)
+    steps = spec.removesuffix(QMF).split("+")
+    transform_steps, scorer, normalisation = _parse(steps, spec)
+    learned = [step for step in steps if step in LEARNED]
+    is_qmf = spec.endswith(QMF)
     if development is None:
-        if steps.learned:
+        if learned:
             raise ValueError(
-                f"backend: '{spec}' learns {', '.join(steps.learned)} from a development set, got "
-                "none; extract the training set, or score by 'cosine'"
+                f"backend: '{spec}' learns {', '.join(learned)} from a development set, got none; "
+                "extract the training set, or score with cosine"
             )
-        return Chain(spec, steps.protocol(), tuple(to_unit_length for _ in steps.transforms))
-    row_lengths(development.table.emb_ND, development.table.ids, where=LEARNED)
-    learned, transforms = _learned_transforms(steps.transforms, development, lda_dim)
-    plda = learn_plda(learned) if steps.scorer == "plda" else None
-    if plda and adaptation:
-        require_one_model([development.table, adaptation])
-        plda = plda.adapted(transformed(adaptation, transforms).emb_ND)
-    cohort = transformed(_speaker_table(development), transforms) if steps.normalisation else None
-    num_nearest = _num_nearest(steps.normalisation, cohort, top_n) if cohort else 0
-    protocol = steps.protocol(
-        num_dims=learned.table.emb_ND.shape[1],
-        num_adapted=len(adaptation.ids) if adaptation else 0,
-        num_nearest=num_nearest,
-        asked_for=top_n,
-        num_utterances=len(development.table.ids),
-        num_speakers=len(set(development.speaker_M)),
+        protocol = _protocol(transform_steps, scorer, with_quality=is_qmf)
+        to_length = tuple(to_unit_length for _ in transform_steps)
+        return Chain(spec, protocol, to_length, with_quality=is_qmf)
+    row_lengths(development.table.emb_ND, development.table.ids, where=DEVELOPMENT)
+    done, transforms = _learn_transforms(transform_steps, development, lda_dim)
+    plda, adapted, options = None, "", [f"lda-dim={lda_dim}"] if lda_dim and "lda" in steps else []
+    if scorer == "plda":
+        plda = learn_plda(done)
+        if adapt is not None:
+            require_one_model([development.table, adapt[1]])
+            plda = plda.adapted(transformed(adapt[1], transforms).emb_ND)
+            adapted = f", adapted to {len(adapt[1].ids):,} utterances without speaker labels"
+            options.append(f"adapt={adapt[0]}")
+    cohort, num_nearest, normalised_by = None, 0, ""
+    if normalisation is not None:
+        cohort = transformed(_speaker_table(development), transforms)
+        num_nearest, normalised_by = _nearest(normalisation, len(cohort.ids), top_n)
+        if normalisation == "asnorm" and top_n != USUAL_TOP_N:
+            options.append(f"top-n={top_n}")
+    protocol = _protocol(
+        transform_steps,
+        scorer,
+        with_quality=is_qmf,
+        num_dims=done.table.emb_ND.shape[1],
+        adapted=adapted,
+        normalised_by=normalised_by,
+        learned_from=development if learned else None,
     )
-    return Chain(spec, protocol, transforms, plda, cohort, num_nearest, development.table)
+    name = ",".join([spec, *options])
+    return Chain(
+        name,
+        protocol,
+        transforms,
+        plda,
+        cohort,
+        num_nearest,
+        is_qmf,
+        learned_from=development.table,
+    )
 
 
 def transformed(table: EmbeddingTable, transforms: Sequence[Transform]) -> EmbeddingTable:
@@ -166,15 +233,66 @@ def transformed(table: EmbeddingTable, transforms: Sequence[Transform]) -> Embed
     return table
 
 
-def _learned_transforms(
+def _parse(steps: Sequence[str], spec: str) -> tuple[list[str], str, str | None]:
+    """(transforms, scorer, normalisation); ValueError for an unknown step and for a wrong order."""
+    known = [*TRANSFORMS, *SCORERS, *NORMALISATIONS]
+    for step in steps:
+        if step not in known:
+            raise ValueError(
+                f"backend: unknown step '{step}' in '{spec}'; known: {', '.join(known)}, and qmf "
+                "at the end; join steps with +, separate back ends with blanks"
+            )
+    left = list(steps)
+    normalisation = left.pop() if left[-1] in NORMALISATIONS else None
+    scorer = left.pop() if left else ""
+    if scorer not in SCORERS or not TRANSFORMS.keys() >= set(left) or len(set(left)) < len(left):
+        raise ValueError(
+            f"backend: steps out of order in '{spec}'; write any of {', '.join(TRANSFORMS)}, then "
+            f"{' or '.join(SCORERS)}, then {' or '.join(NORMALISATIONS)} or none, then qmf or "
+            "none, each once"
+        )
+    return left, scorer, normalisation
+
+
+def _protocol(
+    transform_steps: Sequence[str],
+    scorer: str,
+    *,
+    with_quality: bool,
+    num_dims: int = 0,
+    adapted: str = "",
+    normalised_by: str = "",
+    learned_from: Development | None = None,
+) -> str:
+    """The steps and what they were learned from, in one sentence."""
+    parts = [f"scored with {SCORERS[scorer]}{adapted}"]
+    if transform_steps:
+        done = [TRANSFORMS[step].format(num_dims=num_dims) for step in transform_steps]
+        parts.append(f"embeddings are first {', then '.join(done)}")
+    if normalised_by:
+        parts.append(normalised_by)
+    if learned_from is not None:
+        parts.append(
+            f"learned from {len(learned_from.table.ids):,} utterances of "
+            f"{len(set(learned_from.speaker_M)):,} speakers that occur in no trial"
+        )
+    if with_quality:
+        parts.append("log durations, norms and cohort means are added by logistic regression")
+    return "; ".join(parts)
+
+
+def _learn_transforms(
     steps: Sequence[str], development: Development, lda_dim: int | None
 ) -> tuple[Development, tuple[Transform, ...]]:
     """The development set after all transforms, and these."""
     transforms: list[Transform] = []
     for step in steps:
-        learn = LEARNERS[step]
-        options = {"dim": lda_dim} if step == "lda" else {}
-        transforms.append(to_unit_length if learn is None else learn(development, **options))
+        if step == "length":
+            transforms.append(to_unit_length)
+        elif step == "lda":
+            transforms.append(learn_lda(development, dim=lda_dim))
+        else:
+            transforms.append((learn_mean if step == "mean" else learn_whitening)(development))
         development = replace(development, table=transforms[-1](development.table))
     return development, tuple(transforms)
 
@@ -187,18 +305,15 @@ def _speaker_table(development: Development) -> EmbeddingTable:
     )
 
 
-def _num_nearest(normalisation: str | None, cohort: EmbeddingTable, top_n: int) -> int:
-    size = len(cohort.ids)
+def _nearest(normalisation: str, size: int, top_n: int) -> tuple[int, str]:
+    """(number of cohort speakers that a row is compared with, the step in words)."""
     if size < 2 or top_n < 2:
         raise ValueError(
-            f"{normalisation}: takes the deviation of at least 2 scores, got a cohort of "
+            f"{normalisation}: needs the deviation of at least 2 scores, got a cohort of "
             f"{size} speakers and top_n {top_n}; use more speakers, or score without"
         )
-    return min(top_n, size) if normalisation == "asnorm" else size
-
-
-def _of_trials(
-    quality: Mapping[str, np.ndarray], row_N: NDArray[np.int32]
-) -> dict[str, np.ndarray]:
-    """What is known of rows, for each trial."""
-    return {name: values_R.astype(np.float32)[row_N] for name, values_R in quality.items()}
+    num = min(top_n, size) if normalisation == "asnorm" else size
+    capped = f" ({top_n:,} requested)" if num < top_n else ""
+    nearest = f"the {num:,}{capped} nearest of " if normalisation == "asnorm" else ""
+    cohort = f"a cohort of the mean embeddings of {size:,} speakers"
+    return num, f"{NORMALISATIONS[normalisation]} with {nearest}{cohort}"

@@ -10,7 +10,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from speakerlab.scoring.intervals import bootstrap, interval
+from speakerlab.scoring.bootstrap import bootstrap, interval
 from speakerlab.scoring.metrics import eer_of_points, min_dcf_of_points, operating_points
 from speakerlab.scoring.trials import Trials
 

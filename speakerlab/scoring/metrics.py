@@ -14,47 +14,21 @@ P_TARGETS = (0.01, 0.05)  # prior probabilities of a target at which minDCF is r
 ROUNDING = 1e-12  # of a rate: 1 - 2/3 is a little more than 1/3
 
 
-def operating_points(
-    scores: ArrayLike, is_target: ArrayLike, weights: ArrayLike | None = None
-) -> Points:
-    """Error rates at every threshold that makes a difference.
+def operating_points(scores: ArrayLike, is_target: ArrayLike) -> Points:
+    """Return the error rates at every threshold that makes a difference.
 
-    `weights` (N) are non-negative; a trial of weight w counts as w equal trials. Returns
-    (p_miss_K, p_fa_K, threshold_K): thresholds ascend from the lowest score (all is accepted:
-    0 misses) to +inf (nothing is accepted: 0 false alarms).
+    (p_miss_K, p_fa_K, threshold_K): thresholds ascend from the lowest score (all trials accepted,
+    0 misses) to +inf (none accepted, 0 false alarms). The scores are sorted without their trials,
+    which takes half the time of an order.
     """
     scores_N, is_target_N = checked(scores, is_target)
-    if weights is None:
-        miss_K, reject_K, threshold_K = _count_rejected(scores_N, is_target_N)
-    else:
-        weights_N = _checked_weights(weights, len(scores_N))
-        miss_K, reject_K, threshold_K = _weigh_rejected(scores_N, is_target_N, weights_N)
-    for total, kind in ((miss_K[-1], "target"), (reject_K[-1], "non-target")):
-        if total <= 0:
-            raise ValueError(f"trials: every {kind} trial has weight 0; give one a weight above 0")
-    return miss_K / miss_K[-1], 1.0 - reject_K / reject_K[-1], threshold_K
-
-
-def _count_rejected(scores_N: np.ndarray, is_target_N: np.ndarray) -> Points:
-    """(targets below, non-targets below, threshold), K each.
-
-    The scores are sorted without their trials, which takes half the time of an order.
-    """
     ascending_N, target_M = np.sort(scores_N), np.sort(scores_N[is_target_N])
     starts_K = _starts(ascending_N)
     threshold_K = np.append(ascending_N[starts_K[:-1]], np.inf)
     miss_K = np.searchsorted(target_M, threshold_K)
     miss_K[-1] = len(target_M)  # a score may be +inf
-    return miss_K, starts_K - miss_K, threshold_K
-
-
-def _weigh_rejected(scores_N: np.ndarray, is_target_N: np.ndarray, weights_N: np.ndarray) -> Points:
-    """The same in weights."""
-    order_N, starts_K = order_of(scores_N)
-    weights_N, is_target_N = weights_N[order_N], is_target_N[order_N]
-    miss_K = sums_before(np.where(is_target_N, weights_N, 0.0))[starts_K]
-    reject_K = sums_before(np.where(is_target_N, 0.0, weights_N))[starts_K]
-    return miss_K, reject_K, np.append(scores_N[order_N[starts_K[:-1]]], np.inf)
+    reject_K = starts_K - miss_K
+    return miss_K / miss_K[-1], 1.0 - reject_K / reject_K[-1], threshold_K
 
 
 def eer(scores: ArrayLike, is_target: ArrayLike) -> float:
@@ -144,6 +118,33 @@ def min_cllr(scores: ArrayLike, is_target: ArrayLike) -> float:
     return float((misses / num_target + alarms / num_nontarget) / (2 * np.log(2)))
 
 
+def bayes_error(
+    llr: ArrayLike, is_target: ArrayLike, log_odds: ArrayLike
+) -> tuple[np.ndarray, np.ndarray]:
+    """Normalised Bayes error rates (actual_P, minimum_P) at prior log-odds (P).
+
+    llr (N) are natural logarithms; log-odds t stand for a prior of p = 1 / (1 + exp(-t)) of a
+    target. Actual: the error rate p x miss + (1 - p) x false alarm where a trial is accepted when
+    its ratio is at least -t, which is best if the ratios are right. Minimum: that of the best
+    threshold. Both are divided by min(p, 1 - p), what the better of "accept all" and "accept
+    nothing" costs (Brummer and de Villiers, "The BOSARIS Toolkit: theory, algorithms and code for
+    surviving the new DCF", 2011). So at a p they are `metrics.act_dcf` and `metrics.min_dcf`.
+    Raises ValueError as these do.
+    """
+    from scipy.special import expit  # here: slow to import
+
+    p_miss_K, p_fa_K, threshold_K = operating_points(llr, is_target)
+    log_odds_P = np.asarray(log_odds, dtype=np.float64)
+    decided_P = np.searchsorted(threshold_K, -log_odds_P)  # the first threshold not below -t
+    p_P, scale_P = expit(log_odds_P), expit(-np.abs(log_odds_P))
+    actual_P = p_P * p_miss_K[decided_P] + (1 - p_P) * p_fa_K[decided_P]
+    # only corners can cost least: below them false alarms rise, above them misses do
+    is_corner_K = (np.diff(p_fa_K, prepend=np.inf) < 0) & (np.diff(p_miss_K, append=np.inf) > 0)
+    miss_C, fa_C = p_miss_K[is_corner_K], p_fa_K[is_corner_K]
+    minimum_P = [(p * miss_C + (1 - p) * fa_C).min() for p in p_P]
+    return actual_P / scale_P, np.array(minimum_P) / scale_P
+
+
 def threshold_at(
     scores: ArrayLike, is_target: ArrayLike, *, far: float | None = None, frr: float | None = None
 ) -> float:
@@ -192,16 +193,6 @@ def checked(scores: ArrayLike, is_target: ArrayLike) -> tuple[np.ndarray, NDArra
             f"trial {int(nan_N.argmax())}; look for broken embeddings"
         )
     return scores_N, is_target_N
-
-
-def _checked_weights(weights: ArrayLike, num_trials: int) -> NDArray[np.float64]:
-    weights_N = np.asarray(weights, dtype=np.float64)
-    if weights_N.shape != (num_trials,) or not (np.isfinite(weights_N) & (weights_N >= 0)).all():
-        raise ValueError(
-            f"weights: {num_trials} finite numbers >= 0 are needed, got shape {weights_N.shape}; "
-            "give one a trial"
-        )
-    return weights_N
 
 
 def order_of(scores_N: np.ndarray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -51,15 +51,6 @@ class Plda:
         back_DD = np.linalg.inv(self.transform_DD)
         return (back_DD * self.psi_D) @ back_DD.T
 
-    def log_likelihood_ratio(
-        self, enrol_ED: np.ndarray, test_TD: np.ndarray, num_enrol_E: ArrayLike = 1
-    ) -> NDArray[np.float64]:
-        """Of every enrolled speaker with every test recording, (E, T), natural logarithm.
-
-        A row of `enrol_ED` is the mean of `num_enrol_E` recordings.
-        """
-        return self.enrol_side(enrol_ED, num_enrol_E) @ self.test_side(test_TD).T
-
     def enrol_side(self, enrol_ED: np.ndarray, num_enrol_E: ArrayLike = 1) -> np.ndarray:
         """(E, 2 D + 1) whose inner product with rows of `test_side` is the ratio.
 
@@ -88,33 +79,26 @@ class Plda:
         test_TD = (test_TD - self.mean_D) @ self.transform_DD.T
         return np.concatenate([np.ones((len(test_TD), 1)), test_TD, test_TD**2], axis=1)
 
-    def adapted(
-        self,
-        emb_ND: np.ndarray,
-        *,
-        mean_difference_scale: float = MEAN_DIFFERENCE_SCALE,
-        within_scale: float = WITHIN_SCALE,
-        between_scale: float = BETWEEN_SCALE,
-    ) -> "Plda":
+    def adapted(self, emb_ND: np.ndarray) -> "Plda":
         """The model for another domain, from embeddings (N, D) whose speakers are not known.
 
         Kaldi's ivector-adapt-plda (PldaUnsupervisedAdaptor::UpdatePlda): the mean becomes that of
-        these embeddings. C is their covariance plus `mean_difference_scale` times the square of
+        these embeddings. C is their covariance plus MEAN_DIFFERENCE_SCALE times the square of
         the shift of the mean. Where C exceeds B + W, in the directions that make both diagonal,
         shares of the excess are added to W and to B. Nothing is taken away elsewhere.
         """
         mean_D = emb_ND.mean(axis=0, dtype=np.float64)
         apart_ND, shift_D = emb_ND - mean_D, mean_D - self.mean_D
         seen_DD = apart_ND.T @ apart_ND / len(emb_ND)
-        seen_DD += mean_difference_scale * np.outer(shift_D, shift_D)
+        seen_DD += MEAN_DIFFERENCE_SCALE * np.outer(shift_D, shift_D)
         total_DD = self.between_DD + self.within_DD
         ratio_D, direction_DD = eigh(seen_DD, total_DD)  # columns v: v' (B + W) v = 1, v' C v = r
         out_DD = total_DD @ direction_DD  # inverse of the transposed: back from these directions
         excess_DD = (out_DD * np.maximum(ratio_D - 1.0, 0.0)) @ out_DD.T
         return Plda.from_covariances(
             mean_D,
-            self.between_DD + between_scale * excess_DD,
-            self.within_DD + within_scale * excess_DD,
+            self.between_DD + BETWEEN_SCALE * excess_DD,
+            self.within_DD + WITHIN_SCALE * excess_DD,
         )
 
 

@@ -1,24 +1,35 @@
-"""A row of results with numbers that can be told apart."""
+"""Rows of results with distinct numbers."""
 
-from typing import Any
+import numpy as np
 
-from speakerlab.experiments.report import result_row
+from speakerlab.bin.classify import result_row
+from speakerlab.scoring.identification import confusion
 
 
-def row(**changes: Any) -> dict[str, Any]:
+def row(**changes):
     """One of cosine scores on a list `mini`, but for the changes."""
-    values = {
+    return {
         "trials": "mini",
         "system": "campplus_tiny",
         "eer": 0.0567,
         "eer_untrained": 0.3785,
-        "eer_ci95": (0.0465, 0.0685),
+        "eer_ci95": [0.0465, 0.0685],
         "min_dcf": {"0.01": 0.5, "0.05": 0.392},
+        "cllr": None,
+        "act_dcf": None,
         "num_target": 600,
         "num_nontarget": 5400,
         "backend": "cosine",
         "protocol": "all pairs of 20 unseen voices",
         "model_sha256": "ab" * 32,
         "commit": "1234567",
+        **changes,
     }
-    return result_row(**{**values, **changes})
+
+
+def identified(true_N, found_N, classes, **changes):
+    """One of an identification."""
+    count_CC = confusion(np.array(true_N), np.array(found_N), len(classes))
+    found = {"data": "test", "system": "exp", "interval": (0.25, 0.875), "protocol": "by hand"}
+    card = {"sha256": "0" * 64, "commit": None}
+    return result_row(count_CC, classes, **{**found, "card": card, **changes})

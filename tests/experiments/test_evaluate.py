@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from speakerlab.bin import compare, score
-from speakerlab.experiments.development import FEW_SPEAKERS, read_development
+from speakerlab.experiments.embedded import FEW_SPEAKERS, read_development
 from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.metrics import act_dcf, cllr, eer, min_dcf
@@ -115,7 +116,7 @@ def test_calibration_by_cross_validation_holds_on_forty_speakers(experiment):
 
 def test_qmf_needs_something_to_learn_from(experiment):
     exp, _ = experiment
-    with pytest.raises(ValueError, match=r"cosine\+qmf: must learn from trials, got --cal.* none"):
+    with refuses("cosine+qmf", "--calibration none"):
         rows_of(exp, "--backend", "cosine+qmf", "--calibration", "none")
     (row,) = rows_of(exp, "--backend", "cosine", "--calibration", "none")
     assert row["cllr"] is None and row["act_dcf"] is None and row["calibration"] is None
@@ -127,7 +128,7 @@ def test_without_held_out_speakers_scores_are_read_by_cross_validation(experimen
         file.writelines(f"v{i}\n" for i in range(5))
     (row,) = rows_of(exp, "--backend", "mean+cosine")
     assert row["calibration"] == "test/trials itself, by cross-validation over speakers"
-    with pytest.raises(ValueError, match="validation needs at least 10 held-out speakers"):
+    with refuses("mean+cosine", "--calibration validation"):
         rows_of(exp, "--backend", "mean+cosine", "--calibration", "validation")
 
 
@@ -137,7 +138,7 @@ def test_what_cannot_be_learned_is_left_out_beside_what_needs_no_learning(experi
     (exp / "model/speakers.txt").unlink()  # all speakers are the cohort, none is held out
     (row,) = rows_of(exp, "--backend", "cosine", "cosine+qmf")
     assert row["backend"] == "cosine" and row["cllr"] is None
-    with pytest.raises(ValueError, match="nothing was scored, got too little to learn quality"):
+    with refuses(str(data / "test/trials"), "qmf"):
         rows_of(exp, "--backend", "cosine+qmf")
 
 
@@ -183,7 +184,7 @@ def test_averaged_enrolment(experiment):
 def test_a_trial_of_an_unknown_utterance_is_named(experiment):
     exp, data = experiment
     (data / "test/trials").write_text("s0-0 s0-1 target\ns0-0 nobody nontarget\n")
-    with pytest.raises(ValueError, match="a trial names nobody, which is not in the data"):
+    with refuses(str(data / "test/trials"), "nobody"):
         rows_of(exp)
 
 
@@ -209,7 +210,7 @@ def test_stored_calibration_is_that_of_plain_cosine_scores(experiment):
     scores = read_scores(exp / "scores/test_trials.txt", trials)
     assert plain["cllr"] == pytest.approx(cllr(9 * scores - 3, trials.is_target_N), abs=1e-4)
     assert plain["act_dcf"] == pytest.approx(act_dcf(9 * scores - 3, trials.is_target_N), abs=1e-2)
-    assert plain["calibration"] == "stored with the model, from 5 voices"
+    assert plain["calibration"] == "the model's own calibration (5 voices)"
     assert plain["at_threshold"]["threshold"] == 0.4
     assert centred["at_threshold"] is None and "held-out" in centred["calibration"]
 
@@ -217,7 +218,7 @@ def test_stored_calibration_is_that_of_plain_cosine_scores(experiment):
 def test_embeddings_of_another_model_are_refused(experiment):
     exp, _ = experiment
     (exp / "model/card.json").write_text(json.dumps({"sha256": "6" * 64}))
-    with pytest.raises(ValueError, match=r"test/trained: embeddings must be of the model in .*exp"):
+    with refuses(str(exp / "embeddings/test/trained"), "555555555555", "666666666666"):
         rows_of(exp)
 
 
@@ -226,13 +227,13 @@ def test_a_truth_that_the_speakers_contradict_is_named(experiment):
     path = data / "test/trials"
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:8], lines[8].replace("nontarget", "target"), *lines[9:]]))
-    with pytest.raises(ValueError, match=r"trials: trial 9 is a target, got s\d+-\d of s\d+ and"):
+    with refuses(str(path), "trial 9", "s1-0 is of s1", "s0-2 of s0"):
         rows_of(exp)
     path.write_text("s0-0 s0-1 target\ns0-0 s0-2 nontarget\n")
-    with pytest.raises(ValueError, match="trial 2 is a nontarget, got s0-0 of s0 and s0-2 of s0;"):
+    with refuses(str(path), "trial 2", "s0-0", "s0-2"):
         rows_of(exp)
     path.write_text("s0-0 s0-1 target\n")
-    with pytest.raises(ValueError, match="needs targets and nontargets, got 1 targets of 1 trials"):
+    with refuses(str(path), "1 targets in 1 trials"):
         rows_of(exp)
 
 
@@ -244,7 +245,7 @@ def test_what_is_half_known_is_told(experiment, caplog):
     with (data / "test/trials").open("a") as file:
         file.write("m s0-1 target\ns3-0 s3-0 target\n")
     listed = read_trial_list(data / "test/trials")
-    assert "test/gender: tells nothing of 96 of 177 utterances and models" in caplog.text
+    assert "test/gender: lacks 96 of 177 utterances and models" in caplog.text
     assert "2 trials test an utterance that is enrolled in them" in caplog.text
     assert len(listed.trials) == 176 * 175 // 2 + 2
 
@@ -261,21 +262,10 @@ def test_options_of_a_back_end_are_in_its_name(experiment):
     assert adapted[-1]["backend"] == "mean+lda+plda,adapt=test"
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--p-target", "0"], "--p-target: must be between 0 and 1, got 0; use e.g. 0.01"),
-        (
-            ["--development", "elsewhere"],
-            "--development: must be embedded, got nothing of elsewh",
-        ),
-        (["--backend", "qmf"], "known: mean, .*, and qmf at the end; join steps by"),
-        (["--backend", "mean+mean+cosine"], "steps out of order, got 'mean\\+mean"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(experiment, words, line):
-    with pytest.raises(ValueError, match=line):
-        rows_of(experiment[0], *words)
+def test_options_that_cannot_be_are_refused(experiment):
+    for option, value in (("--p-target", "0"), ("--development", "elsewhere")):
+        with refuses(option, value):
+            rows_of(experiment[0], option, value)
 
 
 def test_a_training_set_that_shrank_leaves_cosine_alone(experiment, caplog):
@@ -283,6 +273,6 @@ def test_a_training_set_that_shrank_leaves_cosine_alone(experiment, caplog):
     kept = [line for line in (data / "train/utt2spk").open() if not line.startswith("t7-")]
     (data / "train/utt2spk").write_text("".join(kept))
     assert rows_of(exp)[0]["backend"] == "cosine"
-    assert "utt2spk: must have every utterance that was embedded, got no t7-" in caplog.text
-    with pytest.raises(ValueError, match="learns mean from a development set, got none"):
+    assert f"{data}/train/utt2spk: lacks the embedded utterance t7-" in caplog.text
+    with refuses("backend", "mean"):
         rows_of(exp, "--backend", "mean+cosine")

@@ -1,11 +1,11 @@
-"""The page: what it shows of each row, that it needs nothing else, that ids cannot break it."""
+"""The reports show each row, need no other file, and escape every name."""
 
 import re
 
 import pytest
-from result_rows import row
+from result_rows import identified, row
 
-from speakerlab.experiments.page import HardTrial, Picture, write_page
+from speakerlab.experiments.page import HardTrial, Picture, write_identification_page, write_page
 
 PNG = b"\x89PNG\r\n\x1a\nnot looked at"
 CLIP = "data:audio/mpeg;base64,AAAA"
@@ -28,10 +28,11 @@ def better(**changes):
     return row(
         backend="mean+cosine+asnorm",
         eer=0.0345,
-        eer_ci95=(0.0234, 0.0456),
+        eer_ci95=[0.0234, 0.0456],
         eer_untrained=None,
         min_dcf={"0.01": 0.4, "0.05": 0.291},
-        calibrated={"cllr": 0.2111, "act_dcf": 0.48},
+        cllr=0.2111,
+        act_dcf=0.48,
         min_cllr=0.1777,
         intervals={"min_dcf_0.01": (0.31, 0.49), "act_dcf_0.01": (0.41, 0.57), "cllr": (0.15, 0.3)},
         calibration="10 held-out speakers",
@@ -60,7 +61,7 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path):
     (tmp_path / "det.png").write_bytes(PNG)
     hard = HardTrial("mini", "cosine", "a", "b", 0.1, "target trials scored low", CLIP, None)
     picture = Picture("DET", tmp_path / "det.png", trials="mini")
-    facts = {"Model": {"seed": 42}, "Configuration": {"2 values": {"a.b": 1, "a.c": None}}}
+    facts = {"Model": {"seed": 42}, "Configuration": {"config.yaml": "a:\n  b: 1\n"}}
     page = page_of(
         tmp_path, [row(), better()], pictures=[picture], hardest=[hard], facts=facts, notes=["So."]
     )
@@ -126,21 +127,13 @@ def test_conditions_stand_below_their_list(tmp_path):
     assert 'cx="79.6"' in page and '<line x1="59.1" y1="6" x2="100.0"' in page
 
 
-def test_old_rows_are_shown_without_what_they_lack(tmp_path):
-    old = row()
-    for key in ("min_cllr", "intervals", "calibration", "conditions", "compared", "at_threshold"):
-        del old[key]
-    text = text_of(page_of(tmp_path, [old]))
-    assert "cosine 5.67 4.65 – 6.85 0.500 0.392" in text and "None" not in text
-
-
 def test_text_from_outside_cannot_become_html(tmp_path):
     (tmp_path / "x.png").write_bytes(PNG)
     bad = '<b a="&">'
     parts = {
         "pictures": [Picture(bad, tmp_path / "x.png", trials=bad)],
         "hardest": [HardTrial(bad, bad, bad, bad, 0.0, bad, CLIP)],
-        "facts": {bad: {bad: bad, "block": {bad: bad}}},
+        "facts": {bad: {bad: bad, "block": f"{bad}\n"}},
         "notes": [bad],
     }
     changes = {"trials": bad, "protocol": bad}
@@ -151,7 +144,7 @@ def test_text_from_outside_cannot_become_html(tmp_path):
     )
     page = page_of(tmp_path, [row(**changes, system=bad), other], **parts)
     assert "<b a=" not in page
-    assert page.count("&lt;b a=&quot;&amp;&quot;&gt;") > 20
+    assert page.count("&lt;b a=&#34;&amp;&#34;&gt;") > 20
 
 
 def test_pictures_and_players_are_inside_the_page(tmp_path):
@@ -179,15 +172,44 @@ def test_pictures_and_players_are_inside_the_page(tmp_path):
 def test_facts_are_read_by_people(tmp_path):
     facts = {
         "Model": {"averaged": [], "speeds": [0.9, 1.1], "gpu": None, "deterministic": True},
-        "Configuration": {"2 values": {"training.num_epochs": 8, "data.note": "<b>&"}},
+        "Configuration": {"config.yaml": "num_epochs: 8\nnote: <b>&\n"},
     }
     page = page_of(tmp_path, [row()], facts=facts)
     assert "averaged none speeds 0.9, 1.1 gpu none deterministic yes" in text_of(page).replace(
         "  ", " "
     )
-    assert "<pre>training.num_epochs: 8\ndata.note: &lt;b&gt;&amp;</pre>" in page
+    assert "<pre>num_epochs: 8\nnote: &lt;b&gt;&amp;\n</pre>" in page
 
 
 @pytest.mark.parametrize("word", ["minCllr", "asnorm", "Difference, p", "Conditions", "BOSARIS"])
 def test_new_words_are_explained(tmp_path, word):
     assert word in text_of(page_of(tmp_path, [row()])).partition("Definitions")[2]
+
+
+def identification_page(tmp_path, *outcome):
+    rows, path = [identified(*outcome, data="test <a>")], tmp_path / "report.html"
+    facts = {"Model": {"sha256": "1234", "config.yaml": "a:\n  b: 7\n"}}
+    write_identification_page(path, title="T & U", rows=rows, facts=facts)
+    return path.read_text(encoding="utf-8")
+
+
+def test_identification_shows_metrics_classes_and_confusions(tmp_path):
+    page = identification_page(tmp_path, [0, 0, 0, 1], [0, 0, 1, 1], ["de", "<th>"])
+    assert "<title>T &amp; U</title>" in page and "test &lt;a&gt;" in page
+    assert "<b>75.00 %</b>" in page and "95 % interval 25.00 to 87.50 %" in page
+    assert "balanced accuracy 83.33 %" in page
+    assert "<td>de</td><td>3</td><td>66.67</td>" in page
+    # 2 of 3 on dark ground, the third beside it, nothing where nothing is
+    assert '<td style="background:rgba(31,95,168,0.67);color:#fff">2</td>' in page
+    assert '<td style="background:rgba(31,95,168,0.33)">1</td>' in page
+    assert "<td>&lt;th&gt;</td><td style=" in page and "<td></td></tr>" in page
+    assert "<dt>sha256</dt><dd>1234</dd>" in page and "<pre>a:\n  b: 7\n</pre>" in page
+    assert "http" not in page and "<script" not in page
+
+
+def test_many_classes_are_not_a_table_of_all_pairs(tmp_path):
+    classes = [f"spk{i:03d}" for i in range(100)]
+    page = identification_page(tmp_path, list(range(100)), [*range(99), 5], classes)
+    assert "The 50 worst of 100 classes." in page
+    assert "<td>spk099</td><td>spk005</td><td>1</td>" in page
+    assert page.count("<tr>") == 2 + 50 + 1

@@ -1,26 +1,17 @@
-"""results.json and the console table."""
+"""results.json and the tables for the console."""
 
 import json
 import re
 
 import numpy as np
 import pytest
-from result_rows import row
+from refusals import refuses
+from result_rows import identified, row
 
 from speakerlab.experiments import report
 
-KEYS = (
-    "trials, system, eer, eer_untrained, eer_ci95, min_dcf, cllr, act_dcf, num_target, "
-    "num_nontarget, backend, protocol, model_sha256, commit, at_threshold, bn_batch, min_cllr, "
-    "intervals, calibration, conditions, compared"
-)
-
-
-def test_a_row_has_exactly_the_promised_keys():
-    assert list(row()) == KEYS.split(", ")
-    assert row()["eer_ci95"] == [0.0465, 0.0685]
-    assert row()["cllr"] is None and row()["act_dcf"] is None and row()["at_threshold"] is None
-    assert json.loads(json.dumps(row(eer=np.float64(0.5)))) == row(eer=0.5)
+# true, found: a b b | b b | c a; class d does not occur
+LID = identified([0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 2, 0], ["a", "b", "c", "d"])
 
 
 def test_results_replace_the_same_system_and_keep_the_others(tmp_path):
@@ -28,22 +19,26 @@ def test_results_replace_the_same_system_and_keep_the_others(tmp_path):
     report.update_results(path, row())
     report.update_results(path, row(system="campplus_tiny-lm"))
     report.update_results(path, row(trials="other"))
+    assert report.update_results(path, LID) == [LID]
+    other, newer = {**LID, "data": "other"}, {**LID, "commit": "abc"}
+    report.update_results(path, other)
+    assert report.update_results(path, newer) == [newer, other]
     report.update_results(path, row(backend="mean+cosine"))
     rows = report.update_results(path, row(eer=0.04))
-    assert json.loads(path.read_text()) == rows
     assert [(r["trials"], r["system"], r["backend"], r["eer"]) for r in rows] == [
         ("mini", "campplus_tiny", "cosine", 0.04),
         ("mini", "campplus_tiny-lm", "cosine", 0.0567),
         ("other", "campplus_tiny", "cosine", 0.0567),
         ("mini", "campplus_tiny", "mean+cosine", 0.0567),
     ]
+    assert json.loads(path.read_text()) == [*rows[:3], newer, other, rows[3]]
 
 
-@pytest.mark.parametrize("text", ["", "{}", '[{"eer": 1}]', "[1]"])
+@pytest.mark.parametrize("text", ["", "{", "{}", '[{"eer": 1}]', "[1]"])
 def test_damaged_results_are_refused_and_kept(tmp_path, text):
     path = tmp_path / "results.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"results\.json: not a list of results, got"):
+    with refuses(str(path)):
         report.update_results(path, row())
     assert path.read_text() == text
 
@@ -63,41 +58,48 @@ def test_the_console_table_lines_up():
 
 def test_columns_appear_when_a_row_fills_them():
     assert "Cllr" not in report.format_table([row()])
+    compared = {"with": "cosine", "eer_difference": -0.0052, "ci95": [-0.01, 0.0], "p_value": 0.03}
     rates = {"threshold": 0.4, "p_miss": 0.03, "p_fa": 0.08}
-    calibrated = {"cllr": 0.1234, "act_dcf": 0.55, "at_threshold": rates}
-    table = report.format_table([row(), row(trials="x", calibrated=calibrated, eer_untrained=None)])
+    calibrated = {"cllr": 0.1234, "act_dcf": 0.55, "at_threshold": rates, "min_cllr": 0.1875}
+    other = row(trials="x", **calibrated, eer_untrained=None, compared=compared)
+    table = report.format_table([row(), other])
     assert "None" not in table
     for header, text in (
         ("  Cllr", "0.123"),
         ("actDCF(0.01)", "0.550"),
         ("at threshold %", "5.50"),
+        ("minCllr", "0.188"),
+        ("compared", "-0.52 to cosine, p = 0.030"),
     ):
         assert header in table and text in table.splitlines()[-1]
 
 
-def test_a_row_keeps_what_was_measured_beside_the_eer():
-    part = {"condition": "gender", "value": "f", "num_target": 0, "num_nontarget": 7, "eer": None}
-    compared = {"with": "cosine", "eer_difference": -0.0052, "ci95": [-0.01, 0.0], "p_value": 0.03}
-    made = row(
-        backend="mean+cosine",
-        calibrated={"cllr": 0.2, "act_dcf": 0.6},
-        min_cllr=0.1875,
-        intervals={"eer": np.array([0.01, 0.02]), "cllr": (0.1, 0.3)},
-        calibration="10 held-out speakers",
-        conditions=[part],
-        compared=compared,
-    )
-    assert json.loads(json.dumps(made)) == made
-    assert (made["cllr"], made["act_dcf"], made["at_threshold"]) == (0.2, 0.6, None)
-    assert made["intervals"] == {"eer": [0.01, 0.02], "cllr": [0.1, 0.3]}
-    assert made["conditions"] == [part] and made["calibration"] == "10 held-out speakers"
-    table = report.format_table([row(), made])
-    assert "-0.52 to cosine, p = 0.030" in table and "0.188" in table
-    assert "gender" not in table
+def test_a_row_of_identification_holds_only_classes_that_occur():
+    assert LID["confusion"] == {"a": {"a": 1, "b": 2}, "b": {"b": 2}, "c": {"a": 1, "c": 1}}
+    assert (LID["num"], LID["num_classes"], LID["task"]) == (7, 4, "identification")
+    assert LID["error"] == pytest.approx(3 / 7) and LID["accuracy_ci95"] == [0.25, 0.875]
+    assert json.loads(json.dumps(LID)) == LID
 
 
-def test_rows_from_before_there_were_back_ends_to_compare_can_be_shown():
-    old = row()
-    for key in ("min_cllr", "intervals", "calibration", "conditions", "compared"):
-        del old[key]
-    assert report.format_table([old]) == report.format_table([row()])
+def test_tables_of_identification():
+    assert report.format_confusion(LID).splitlines() == [
+        "true \\ found  a  b  c",
+        "------------  -  -  -",
+        "a             1  2  0",
+        "b             0  2  0",
+        "c             1  0  1",
+    ]
+    header, _, line = report.format_identification([LID]).splitlines()
+    assert line.split() == ["test", "exp", "57.14", "25.00", "-", "87.50", "61.11", "4", "7"]
+    assert header.startswith("data  system  accuracy %")
+
+
+def test_of_many_classes_only_the_most_frequent_confusions_are_shown():
+    true_N = np.repeat(np.arange(30), 3)
+    found_N = true_N.copy()
+    found_N[:2], found_N[5] = 7, 9
+    made = identified(true_N, found_N, [f"c{i:02d}" for i in range(30)])
+    assert report.format_confusion(made).splitlines()[2:] == [
+        "c00   c07         2",
+        "c01   c09         1",
+    ]

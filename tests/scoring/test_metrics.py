@@ -5,8 +5,9 @@ import time
 import numpy as np
 import pytest
 from counted import brute_eer, brute_points, simulated
+from refusals import refuses
 
-from speakerlab.scoring import intervals, metrics
+from speakerlab.scoring import bootstrap, metrics
 
 TIED_SCORES = [0.9, 0.5, 0.5, 0.5, 0.2, 0.1]
 TIED_IS_TARGET = [1, 1, 1, 0, 0, 0]
@@ -70,72 +71,39 @@ def test_a_useless_system_has_min_dcf_1():
     assert metrics.min_dcf([0.0] * 5, [1, 0, 0, 1, 0]) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_weights_equal_repetition(seed):
-    scores, is_target = random_trials(seed)
-    weights = np.random.default_rng(seed).integers(0, 4, size=len(scores))
-    weights[[np.argmax(is_target), np.argmin(is_target)]] += 1
-    weighted = metrics.operating_points(scores, is_target, weights)
-    repeated = metrics.operating_points(scores.repeat(weights), is_target.repeat(weights))
-    assert metrics.eer_of_points(*weighted[:2]) == pytest.approx(
-        metrics.eer_of_points(*repeated[:2]), abs=1e-12
-    )
-    for p in (0.01, 0.3):
-        assert metrics.min_dcf_of_points(*weighted[:2], p_target=p) == pytest.approx(
-            metrics.min_dcf_of_points(*repeated[:2], p_target=p)
-        )
-
-
 def test_order_of_trials_does_not_matter():
     scores, is_target, enrol, test = simulated(num_speakers=10, per_speaker=5, seed=0)
     scores = np.round(scores, 2)
     order = np.random.default_rng(1).permutation(len(scores))
     for function in (metrics.eer, metrics.min_dcf):
         assert function(scores[order], is_target[order]) == function(scores, is_target)
-    assert intervals.eer_interval(
-        scores[order], is_target[order], enrol[order], test[order], num_replicates=50
-    ) == intervals.eer_interval(scores, is_target, enrol, test, num_replicates=50)
+    drawn, again = (
+        bootstrap.bootstrap(*(side[rows] for side in (scores, is_target, enrol, test)))["eer"]
+        for rows in (order, slice(None))
+    )
+    assert drawn.tolist() == again.tolist()
 
 
 @pytest.mark.parametrize(
-    ("scores", "is_target", "line"),
+    ("scores", "is_target", "subject", "value"),
     [
-        ([0.1, 0.2], [0, 0], "an error rate needs target trials, got none of 2"),
-        ([0.1, 0.2], [1, 1], "an error rate needs non-target trials, got none of 2"),
-        ([0.1, np.nan, 0.3], [1, 0, 1], "1 of 3 are not a number, the first at trial 1"),
-        ([0.1, 0.2], [1, 0, 1], r"got shapes \(2,\) for scores and \(3,\) for is_target"),
-        ([0.1, 0.2], [1, 2], "only true and false"),
+        ([0.1, 0.2], [0, 0], "trials", "2"),
+        ([0.1, 0.2], [1, 1], "trials", "2"),
+        ([0.1, np.nan, 0.3], [1, 0, 1], "scores", "trial 1"),
+        ([0.1, 0.2], [1, 0, 1], "scores", "(3,)"),
+        ([0.1, 0.2], [1, 2], "is_target", "int64"),
     ],
 )
-def test_bad_trials_are_one_line(scores, is_target, line):
+def test_bad_trials_are_one_line(scores, is_target, subject, value):
     for function in (metrics.eer, metrics.min_dcf, metrics.operating_points):
-        with pytest.raises(ValueError, match=line) as error:
+        with refuses(subject, value) as error:
             function(scores, is_target)
         assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("decimals", [0, 1, 15])
-def test_counted_trials_are_those_of_weight_one(decimals):
-    """Counted without an order of the trials, bit for bit, with ties and infinite scores, too."""
-    rng = np.random.default_rng(decimals)
-    is_target = rng.random(500) < 0.3
-    scores = np.round(rng.normal(is_target), decimals)
-    scores[:6], is_target[:6] = [np.inf, -np.inf] * 3, [1, 1, 0, 0, 1, 0]
-    counted = metrics.operating_points(scores, is_target)
-    weighted = metrics.operating_points(scores, is_target, np.ones(500))
-    for found, wanted in zip(counted, weighted, strict=True):
-        assert np.array_equal(found, wanted)
-
-
-@pytest.mark.parametrize("weights", [[1, -1], [1, np.nan], [1, 1, 1], [0, 1]])
-def test_bad_weights_are_refused(weights):
-    with pytest.raises(ValueError, match="weight"):
-        metrics.operating_points([0.1, 0.2], [1, 0], weights)
-
-
 @pytest.mark.parametrize("p_target", [0.0, 1.0, -0.1])
 def test_prior_out_of_range_is_refused(p_target):
-    with pytest.raises(ValueError, match="p_target is not between 0 and 1"):
+    with refuses("minDCF", p_target):
         metrics.min_dcf([0.1, 0.2], [1, 0], p_target=p_target)
 
 
@@ -197,5 +165,46 @@ def test_threshold_at_a_wished_rate():
     assert metrics.threshold_at(scores, is_target, frr=0.34) == 0.5
     assert metrics.threshold_at(scores, is_target, frr=1.0) == np.inf
     for wrong in ({}, {"far": 0.1, "frr": 0.1}, {"far": 1.5}, {"frr": float("nan")}):
-        with pytest.raises(ValueError, match=r"^threshold: .*, got .*; "):
+        with refuses("threshold"):
             metrics.threshold_at(scores, is_target, **wrong)
+
+
+#                 ---- targets ----  -- non-targets --
+LLR = np.array([3.0, 1.0, -0.5, 2.0, -2.0, -1.0, 0.5, -3.0])
+IS_TARGET = np.arange(8) < 4
+
+
+def test_curves_equal_a_count_by_hand():
+    # Prior 1/2, threshold 0: of four targets -0.5 is missed, of four non-targets 0.5 is accepted,
+    # so the error rate is 1/4, over min(p, 1 - p) = 1/2. The best threshold, just above 0.5 or
+    # at -0.5, has one error of four on one side: 1/8 over 1/2.
+    actual, minimum = metrics.bayes_error(LLR, IS_TARGET, [0.0])
+    assert actual.tolist() == [0.5] and minimum.tolist() == [0.25]
+    # Prior 1/5, log-odds -log(4), threshold log(4) = 1.39: targets 1.0 and -0.5 are missed, no
+    # false alarm: 1/5 x 1/2 over 1/5. The best threshold, 1.0, misses one: 1/4.
+    actual, minimum = metrics.bayes_error(LLR, IS_TARGET, [-np.log(4)])
+    np.testing.assert_allclose([actual[0], minimum[0]], [0.5, 0.25], rtol=1e-12)
+    # Prior 4/5, threshold -1.39: no miss; -1.0 and 0.5 are accepted: 1/5 x 2/4 over 1/5. The best
+    # threshold, -0.5, accepts 0.5 alone.
+    actual, minimum = metrics.bayes_error(LLR, IS_TARGET, [np.log(4)])
+    np.testing.assert_allclose([actual[0], minimum[0]], [0.5, 0.25], rtol=1e-12)
+
+
+def test_a_ratio_at_the_threshold_is_accepted():
+    actual, _ = metrics.bayes_error([0.0, -1.0, 0.0], [True, False, False], [0.0])
+    assert actual.tolist() == [0.5]  # the target is accepted and so is one of two non-targets
+
+
+def test_ratios_that_say_nothing_cost_as_much_as_one_answer_to_all():
+    actual, minimum = metrics.bayes_error(np.zeros(8), IS_TARGET, [-3.0, 3.0])
+    np.testing.assert_allclose([actual, minimum], np.ones((2, 2)))
+
+
+@pytest.mark.parametrize("prior", [0.01, 0.05, 0.5, 0.9])
+def test_at_a_prior_they_are_actual_and_minimum_detection_cost(prior):
+    rng = np.random.default_rng(0)
+    is_target = np.arange(3000) < 500
+    llr = np.round(rng.normal(size=3000) * 2 + 4 * is_target - 2, 1)  # with many ties
+    actual, minimum = metrics.bayes_error(llr, is_target, [np.log(prior / (1 - prior))])
+    assert actual[0] == pytest.approx(metrics.act_dcf(llr, is_target, prior), rel=1e-12)
+    assert minimum[0] == pytest.approx(metrics.min_dcf(llr, is_target, prior), rel=1e-12)

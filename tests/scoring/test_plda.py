@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gaussian_speakers import covariances, draw
+from numpy.typing import ArrayLike
+from refusals import refuses
 from scipy.stats import multivariate_normal
 
 from speakerlab.scoring.plda import Plda, learn_plda
@@ -13,6 +15,11 @@ from speakerlab.scoring.plda import Plda, learn_plda
 def model(dim=4, seed=3):
     between, within = covariances(dim, seed)
     return Plda.from_covariances(np.arange(dim, dtype=float), between, within), between, within
+
+
+def ratios(plda, enrol_ED, test_TD, num_enrol_E: ArrayLike = 1):
+    """Of every enrolled speaker with every test recording, (E, T)."""
+    return plda.enrol_side(enrol_ED, num_enrol_E) @ plda.test_side(test_TD).T
 
 
 def joint_density(x_nD, mean_D, between_DD, within_DD):
@@ -25,7 +32,7 @@ def joint_density(x_nD, mean_D, between_DD, within_DD):
 def test_the_ratio_is_that_of_joint_gaussian_densities():
     plda, *covariance = model()
     enrol_ED, test_TD = np.random.default_rng(0).normal(size=(2, 3, 4)) * 3
-    found_ET = plda.log_likelihood_ratio(enrol_ED, test_TD)
+    found_ET = ratios(plda, enrol_ED, test_TD)
     for e, t in np.ndindex(3, 3):
         pair = np.stack([enrol_ED[e], test_TD[t]])
         together = joint_density(pair, plda.mean_D, *covariance)
@@ -39,7 +46,7 @@ def test_several_enrolment_recordings_are_their_mean_and_their_number():
     recordings = [rng.normal(size=(num, 4)) * 2 for num in (1, 2, 5)]
     test = rng.normal(size=(1, 4))
     means_ED = np.stack([own.mean(axis=0) for own in recordings])
-    found_E = plda.log_likelihood_ratio(means_ED, test, [1, 2, 5])[:, 0]
+    found_E = ratios(plda, means_ED, test, np.array([1, 2, 5]))[:, 0]
     for own, found in zip(recordings, found_E):
         together = joint_density(np.concatenate([own, test]), plda.mean_D, *covariance)
         apart = sum(joint_density(x, plda.mean_D, *covariance) for x in (own, test))
@@ -49,7 +56,7 @@ def test_several_enrolment_recordings_are_their_mean_and_their_number():
 def test_one_recording_a_side_makes_the_ratio_symmetric():
     plda, _, _ = model()
     a_ED, b_TD = np.random.default_rng(2).normal(size=(2, 5, 4))
-    there, back = plda.log_likelihood_ratio(a_ED, b_TD), plda.log_likelihood_ratio(b_TD, a_ED)
+    there, back = ratios(plda, a_ED, b_TD), ratios(plda, b_TD, a_ED)
     np.testing.assert_allclose(there, back.T, atol=1e-10)
 
 
@@ -74,7 +81,7 @@ def test_figures_of_speechbrain():
     between_DD, within_DD = (map_DD * kept["psi"]) @ map_DD.T, map_DD @ map_DD.T
     plda = Plda.from_covariances(mean_D, between_DD, within_DD)
     enrol_ED, test_TD = (kept[name] @ map_DD.T + mean_D for name in ("enrol", "test"))
-    found_ET = plda.log_likelihood_ratio(enrol_ED, test_TD)
+    found_ET = ratios(plda, enrol_ED, test_TD)
     np.testing.assert_allclose(found_ET, kept["scores"], atol=1e-4)
     assert found_ET[0] == pytest.approx([103.0967, -334.0057, -336.5656, -238.0039, -177.6676])
 
@@ -113,7 +120,7 @@ def test_adaptation_follows_kaldi_step_by_step():
     """Kaldi's PldaUnsupervisedAdaptor::UpdatePlda, direction by direction."""
     plda, between, within = model()
     emb_ND = np.random.default_rng(5).normal(size=(200, 4)) * [0.2, 3.0, 1.0, 5.0] + 1.0
-    adapted = plda.adapted(emb_ND, within_scale=0.3, between_scale=0.7)
+    adapted = plda.adapted(emb_ND)
     shift_D = emb_ND.mean(axis=0) - plda.mean_D
     variance = np.cov(emb_ND.T, ddof=0) + np.outer(shift_D, shift_D)
     to_unit = plda.transform_DD / np.sqrt(1 + plda.psi_D)[:, None]  # total covariance becomes I
@@ -139,7 +146,7 @@ def test_adapting_to_the_same_domain_changes_nothing():
 
 
 def test_too_few_utterances_are_refused():
-    with pytest.raises(ValueError, match="plda: 6 dimensions .* got 10 utterances of 5 speakers"):
+    with refuses("plda", "10 utterances of 5 speakers"):
         learn_plda(draw(5, 2, 6))
-    with pytest.raises(ValueError, match="plda: 3 dimensions need 2 speakers, .* of 1 speakers"):
+    with refuses("plda", "of 1 speakers"):
         learn_plda(draw(1, 20, 3))
