@@ -7,6 +7,7 @@ environment or trains anything.
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 # trainings, one after another. TRAINING: a program that stands in for them.
 PYTHON = """#!/usr/bin/env bash
 if [[ $1 == -c ]]; then printf '%s\\n' "$0" && exit; fi
+if [[ $* == *common/options.py* ]]; then exec {real} -I -S "${@:3}"; fi
 printf '%s\\t' "$PPID" "$SPEAKERLAB_PARENT" "$@" >>"$CALLS" && printf '\\n' >>"$CALLS"
 case "$*" in
   *' check '*) for folder in "$@"; do [[ $folder != /* ]] || touch "$folder/utt2dur"; done ;;
@@ -41,7 +43,7 @@ class Toy:
         self.root, self.recipe = folder, folder / "egs/toy"
         self.recipe.mkdir(parents=True)
         (folder / "egs/common").mkdir()
-        for source in ROOT.glob("egs/common/*.sh"):
+        for source in ROOT.glob("egs/common/*.*"):
             shutil.copy(source, folder / "egs/common")
         shutil.copy(ROOT / "egs/mini/run.sh", self.recipe)
         (self.recipe / "recipe.sh").write_text("model=tiny\n")
@@ -50,7 +52,7 @@ class Toy:
         (folder / "conf/tiny.yaml").touch()
         self.path = folder / "bin"
         self.path.mkdir()
-        (self.path / "python3").write_text(PYTHON)
+        (self.path / "python3").write_text(PYTHON.replace("{real}", sys.executable))
         (self.path / "python3").chmod(0o755)
         self.data, self.exp, self.calls = folder / "my data", folder / "my exp", folder / "calls"
 

@@ -1,9 +1,8 @@
-"""Prepares the 3D-Speaker corpus from its official layout.
+"""Prepare the 3D-Speaker corpus in its official layout.
 
-In: --corpus DIR with `train/`, `test/` and `files/`, as the three official archives unpack.
-Out: --data DIR with `train/`, `test/` and its three trial lists, device 09 left out of both as in
-the official recipe; device, distance and dialect of each utterance as `utt2device` and so on. With
---download (stage 0) the archives are fetched into --corpus instead.
+--corpus DIR holds `train/`, `test/` and `files/`, as the three official archives unpack. --data DIR
+gets `train/`, `test/` and its three trial lists, without device 09 as in the official recipe; the
+tables `utt2device`, `utt2distance` and `utt2dialect` hold the conditions of each utterance.
 
 Sources: github.com/modelscope/3D-Speaker at 09e7806, there in egs/3dspeaker/sv-cam++/local/
 [D] download_data.sh and [P] prepare_data.sh; [L] egs/3dspeaker/language-identification/local/
@@ -18,25 +17,24 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from egs.common.archives import unpack
-from egs.common.corpus import (
+from egs.common.corpus.archives import unpack
+from egs.common.corpus.fetch import download
+from egs.common.corpus.noises import write_published_choice
+from egs.common.corpus.official import compare, read_official
+from egs.common.corpus.prepare import (
     check_disjoint,
     make_parser,
     run,
     walk,
     write_set,
 )
-from egs.common.fetch import download
-from egs.common.noises import write_published_choice
-from egs.common.official import compare, read_official
 from speakerlab.core.faults import Faults
 from speakerlab.data.tables import read_table
 
 HERE = Path(__file__).resolve().parent
 URL = "https://speech-lab-share-data.oss-cn-shanghai.aliyuncs.com/3D-Speaker"  # [D]:40,55,65
-# What each folder of the corpus is unpacked from: archives in order, with their published md5
-# ([D]:42 test, :48-53 the six parts of train; :63-66 gives none for the lists). All unpack into
-# one folder, the corpus ([P]:51-57).
+# Folder of the corpus -> its archives in order, with the published md5 ([D]:42 test, :48-53 the six
+# parts of train; :63-66 has none for the lists). All unpack into one folder ([P]:51-57).
 ARCHIVES: dict[str, dict[str, str | None]] = {
     "files": {"3dspeaker_files.tar.gz": None},
     "test": {"test.tar.gz": "md5:45972606dd10d3f7c1c31f27acdfbed7"},
@@ -49,26 +47,26 @@ ARCHIVES: dict[str, dict[str, str | None]] = {
         "train.tar.gz-part-f": "md5:be64551c030e8087562a10df2c74ccb1",
     },
 }
-# The parts of train as one file, which [D]:58-60 makes of them, with its md5.
+# The parts of train joined into one file, as [D]:58-60 does, with its md5.
 WHOLE = {"train": ("train.tar.gz", "md5:c2cea55fd22a2b867d295fb35a2d3340")}
-# [P]:80-81 and :91-92 drop every line with this word, in train and in test.
+# [P]:80-81 and :91-92 drop every line with this word, in train and test.
 LEFT_OUT = "Device09"
 TRIALS = ("trials_cross_device", "trials_cross_distance", "trials_cross_dialect")  # [P]:97-99
 # (speakers, utterances): [A] section 3 for train, table 5 for test.
 PUBLISHED = {"train": (10_000, 579_013), "test": (240, 18_782)}
 UNITS, SOURCE = ("speakers", "utterances"), "arXiv:2306.15354"
-# Tables of conditions -> how the column of utt2info.csv is called. Its first column is the
-# utterance and its sixth the dialect ([L]:89-93), also where it has no line of names.
+# Table -> column of utt2info.csv. Its first column is the utterance and its sixth the dialect
+# ([L]:89-93), also if there is no header.
 CONDITIONS = {"utt2device": "device", "utt2distance": "distance", "utt2dialect": "dialect"}
 GENDER = "gender"
 DIALECT_COLUMN = 5
 
 
 def download_corpus(corpus: Path, *, url: str = URL) -> None:
-    """Fetch and unpack the official archives; a folder that is there is left alone."""
+    """Download and unpack the official archives of the missing folders."""
     for folder, archives in ARCHIVES.items():
         if (corpus / folder).is_dir():
-            print(f"{corpus / folder}: is there already")
+            print(f"{corpus / folder}: already exists")
             continue
         whole, whole_checksum = WHOLE.get(folder, ("", None))
         if whole and (corpus / whole).exists():
@@ -80,7 +78,7 @@ def download_corpus(corpus: Path, *, url: str = URL) -> None:
 
 
 def check_layout(corpus: Path) -> None:
-    """Raise FileNotFoundError naming every missing piece and the archive that holds it."""
+    """Raise FileNotFoundError naming all missing files and the archives that hold them."""
     lists = [f"files/{s}_{name}" for s in PUBLISHED for name in ("wav.scp", "utt2spk")]
     lists += [f"files/{split}_utt2info.csv" for split in PUBLISHED]
     lists += [f"files/{name}" for name in TRIALS]
@@ -91,15 +89,15 @@ def check_layout(corpus: Path) -> None:
         a for key in ARCHIVES if any(m.split("/")[0] == key for m in missing) for a in ARCHIVES[key]
     ]
     raise FileNotFoundError(
-        f"{corpus}: not the 3D-Speaker corpus, got no {' '.join(missing)}; get {' '.join(needed)} "
-        f"from {URL} (stage 0 does) and unpack there"
+        f"{corpus}: incomplete 3D-Speaker corpus, no {' '.join(missing)}; run stage 0, or download "
+        f"{' '.join(needed)} from {URL} and unpack them there"
     )
 
 
 def read_split(
     corpus: Path, split: str, faults: Faults
 ) -> tuple[dict[str, Path], dict[str, str], int]:
-    """(utterance -> file, utterance -> speaker, utterances left out) of `train` or `test`."""
+    """Return (utterance -> file, utterance -> speaker, number left out) of `train` or `test`."""
     # Paths in the list are relative to the corpus ([P]:77,88).
     listed = read_table(corpus / f"files/{split}_wav.scp", faults)
     spoken_by = read_table(corpus / f"files/{split}_utt2spk", faults)
@@ -107,7 +105,7 @@ def read_split(
     for utterance in wavs.keys() - spoken_by.keys():
         faults.add(
             "utterances without a speaker",
-            f"{corpus}/files/{split}_utt2spk: no speaker, got nothing for {utterance}; add a line",
+            f"{corpus}/files/{split}_utt2spk: no line for utterance {utterance}",
         )
     check_files(
         corpus,
@@ -125,23 +123,21 @@ def read_split(
 def check_files(
     corpus: Path, split: str, *, used: Collection[Path], listed: set[Path], faults: Faults
 ) -> None:
-    """The recordings of a set against its list: a missing one is a fault, others are said."""
+    """Compare the recordings of a set with its list; missing ones are errors."""
     found, _ = walk(corpus / split)
     missing = sorted(path for path in set(used).difference(found) if not path.is_file())
     if missing:
         faults.add(
-            "sets that are not whole",
-            f"{corpus / split}: {len(missing)} of {len(used)} listed recordings are missing, got "
-            f"no {missing[0].name}{' and others' if missing[1:] else ''}; unpack "
-            f"{' '.join(ARCHIVES[split])} again",
+            "incomplete sets",
+            f"{corpus / split}: {len(missing)} of {len(used)} listed recordings are missing, for "
+            f"example {missing[0].name}; unpack {' '.join(ARCHIVES[split])} again",
         )
     if extra := sorted(set(found) - listed):
-        others = " and others" if extra[1:] else ""
-        print(f"{split}: {len(extra)} recordings are in no list, not used, got {extra[0]}{others}")
+        print(f"{split}: ignoring {len(extra)} unlisted recordings, for example {extra[0]}")
 
 
 def read_info(path: Path, speakers: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Tables of conditions from utt2info.csv, of the utterances that are used."""
+    """Return the tables of conditions of the used utterances from utt2info.csv."""
     with path.open(encoding="utf-8", newline="") as lines:
         rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
     names = [name.lower() for name in rows[0]] if rows else []
@@ -165,16 +161,16 @@ def read_info(path: Path, speakers: Mapping[str, str]) -> dict[str, dict[str, st
 def prepare(
     corpus: Path, data: Path, *, noise: Path | None = None, rirs: Path | None = None
 ) -> None:
-    """Write the data directories of the corpus; utt2info.csv is copied beside the lists."""
+    """Write the data directories and copy utt2info.csv."""
     check_layout(corpus)
     faults = Faults()
     sets = {split: read_split(corpus, split, faults) for split in PUBLISHED}
-    # How many trials each list has is published nowhere that we know of.
+    # We know of no published number of trials per list.
     trials = {
         name: read_official(corpus / "files" / name, faults, known=sets["test"][1])
         for name in TRIALS
     }
-    faults.raise_if_any(f"{corpus}: refused")
+    faults.raise_if_any(f"{corpus}: inconsistent corpus")
     check_disjoint(sets["train"][1].values(), sets["test"][1].values(), where=corpus)
     for split, (wavs, speakers, num_left_out) in sets.items():
         info = corpus / f"files/{split}_utt2info.csv"
@@ -190,13 +186,13 @@ def prepare(
         unknown = len(wavs.keys() - columns.get("utt2dialect", {}).keys())
         print(
             f"{data / split}: {num_left_out} utterances of {LEFT_OUT} left out"
-            + (f", {unknown} of the others are not in {info.name}" if unknown else "")
+            + (f", {unknown} others are missing in {info.name}" if unknown else "")
         )
     write_published_choice(data, noise=noise, rirs=rirs)  # [P]:68,70
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command around `prepare` and `download_corpus`."""
+    """Parse the options and run `prepare` or `download_corpus`."""
     args = make_parser("Prepare the 3D-Speaker corpus.", corpus=HERE / "corpus").parse_args(argv)
     return run(
         args,

@@ -1,9 +1,9 @@
-"""The test set of CN-Celeb, as the lists of `eval/` give it.
+"""The test set of CN-Celeb according to the lists of `eval/`.
 
-In: `CN-Celeb_flac/`, whose lists say .wav where the files are .flac. Out: its recordings, models,
-trials and genres in our ids, which are the paths of the lists without their ending:
-`enroll/<speaker>-enroll`, `test/<speaker>-<genre>-...` and, for the utterances that a model is made
-of, `<speaker>/<genre>-...`. A model is called `<speaker>-enroll`. Sources are those of prepare.py.
+The lists name .wav files, but the corpus has .flac. Our ids are the paths of the lists without
+suffix: `enroll/<speaker>-enroll`, `test/<speaker>-<genre>-...` and, for the parts of an enrolment,
+`<speaker>/<genre>-...`. An enrolment model is called `<speaker>-enroll`. The sources [W], [F], [P]
+and [C] are listed in prepare.py.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 
 from egs.cnceleb.joining import genre_of
-from egs.common.official import compare, read_official
+from egs.common.corpus.official import compare, read_official
 from speakerlab.core.faults import Faults
 from speakerlab.data.tables import Trial, read_table
 
@@ -27,21 +27,21 @@ UNPACK = "unpack cn-celeb_v2.tar.gz again"
 
 @dataclass
 class TestSet:
-    """What is tested on."""
+    """Recordings, enrolments and trials of the test set."""
 
     wavs: dict[str, Path]
-    recordings: dict[str, str]  # model -> the recording that its utterances were joined into
+    recordings: dict[str, str]  # model -> the recording joined from its utterances
     enroll: dict[str, list[str]]  # model -> its utterances
     trials: list[Trial]  # a model, a test utterance
 
     @property
     def speakers(self) -> dict[str, str]:
-        """Utterance -> speaker."""
+        """Map utterance -> speaker."""
         return {name: speaker_of(name) for name in self.wavs}
 
     @property
     def genres(self) -> dict[str, str]:
-        """Utterance -> its genre; that of a joined recording only where it is of one genre."""
+        """Map utterance -> genre; joined recordings of several genres have none."""
         found = {name: genre for name in self.wavs if (genre := _genre_of(name))}
         for model, utterances in self.enroll.items():
             genres = {found[name] for name in utterances}
@@ -51,44 +51,44 @@ class TestSet:
 
     @property
     def concatenated(self) -> list[Trial]:
-        """The trials with the joined recording in place of the model ([F]:32, [P]:112)."""
+        """Trials with the joined recording instead of the model ([F]:32, [P]:112)."""
         return [(self.recordings[model], test, same) for model, test, same in self.trials]
 
 
 def speaker_of(name: str) -> str:
-    """The speaker of an utterance: both sides of a trial name it alike.
+    """Return the speaker of an utterance.
 
-    Both sources have `<speaker>-enroll` for the utterances of enroll.map ([W]:122, [P]:107).
+    Both sources use `<speaker>-enroll` for the utterances of enroll.map ([W]:122, [P]:107).
     """
     folder, _, file = name.partition("/")
     return file.partition("-")[0] if folder in ("enroll", "test") else folder
 
 
 def _genre_of(name: str) -> str | None:
-    """What stands after the speaker; names of joined recordings do not tell."""
+    """Return the genre in the name; names of joined recordings have none."""
     folder, _, file = name.partition("/")
     if folder == "enroll":
         return None
     return genre_of(Path(file.partition("-")[2] if folder == "test" else file))
 
 
-@cache  # one string for an id, however many of the trials name it
+@cache  # one string object per id: lists have millions of lines
 def _without_ending(name: str) -> str:
-    """A path of the lists without .wav; the name of a model as it is."""
+    """Return a path of the lists without .wav; names of models are unchanged."""
     return PurePosixPath(name).with_suffix("").as_posix()
 
 
 def read_words(path: Path, faults: Faults) -> list[str]:
-    """The last word of each line of a list."""
+    """Return the last word of each line of a list."""
     words = [line.split()[-1] for line in path.read_text("utf-8").splitlines() if line.strip()]
     for word, times in Counter(words).items():
         if times > 1:
-            faults.add("duplicates", f"{path}: {times} lines name the same, got {word}; keep one")
+            faults.add("duplicates", f"{path}: {times} lines with {word}; keep one")
     return words
 
 
 def read_test(corpus: Path, faults: Faults) -> TestSet:
-    """The test set below `corpus`, CN-Celeb_flac; what is wrong with it goes to `faults`."""
+    """Read the test set from the folder CN-Celeb_flac; add errors to `faults`."""
     lists = corpus / LISTS
     listed = read_table(lists / "enroll.lst", faults)
     recordings = {model: _without_ending(name) for model, name in listed.items()}
@@ -98,7 +98,7 @@ def read_test(corpus: Path, faults: Faults) -> TestSet:
     }
     tests = [_without_ending(name) for name in read_words(lists / "test.lst", faults)]
     for model in sorted(recordings.keys() ^ enroll.keys()):
-        text = f"{lists}: enroll.lst and enroll.map must name the same models, got {model} in one"
+        text = f"{lists}: model {model} is in only one of enroll.lst and enroll.map"
         faults.add("models of one list", f"{text}; {UNPACK}")
     wavs = {name: corpus / f"eval/{name}.flac" for name in (*recordings.values(), *tests)}
     for name in (name for utterances in enroll.values() for name in utterances):
@@ -119,10 +119,10 @@ def read_test(corpus: Path, faults: Faults) -> TestSet:
 
 
 def _check_there(wavs: Mapping[str, Path], place: Path, faults: Faults) -> None:
-    """Every recording that a list names must be there; others in `place` are left out."""
+    """Check that all listed recordings exist; note unlisted ones in `place`."""
     for path in wavs.values():
         if not path.is_file():
-            text = f"{path}: is in {LISTS} and is missing, got no such file; {UNPACK}"
+            text = f"{path}: no such file, but it is in {LISTS}; {UNPACK}"
             faults.add("recordings that are missing", text)
     for folder in ("enroll", "test"):
         names = sorted(path.name for path in (place / folder).iterdir())
@@ -130,20 +130,19 @@ def _check_there(wavs: Mapping[str, Path], place: Path, faults: Faults) -> None:
 
 
 def report_extra(folder: Path, names: Sequence[str]) -> None:
-    """One line about what is left out because no list of the corpus, or no rule, names it."""
+    """Print a line about files that are ignored because no list names them."""
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        print(f"{folder}: not in the lists of the corpus and left out, got {names[0]}{more}")
+        print(f"{folder}: ignoring files that are in no list: {names[0]}{more}")
 
 
 def _check_labels(
     path: Path, trials: Iterable[Trial], recordings: Mapping[str, str], faults: Faults
 ) -> None:
-    """A trial is a target if, and only if, the ids of both sides name the same speaker."""
+    """Check that exactly the trials with the same speaker on both sides are targets."""
     enrolled = {model: speaker_of(name) for model, name in recordings.items()}
     tested = {test: speaker_of(test) for test in {test for _, test, _ in trials}}
     for model, test, same in trials:
         if model in enrolled and (enrolled[model] == tested[test]) != same:
-            got = f"{'target' if same else 'nontarget'} for {model} {test}"
-            text = f"{path}: a label must follow from the speakers, got {got}; {UNPACK}"
-            faults.add("wrong labels", text)
+            label = f"trial {model} {test} is labelled {'target' if same else 'nontarget'}"
+            faults.add("wrong labels", f"{path}: {label}, contrary to its speakers; {UNPACK}")

@@ -1,10 +1,7 @@
-"""Joins the short utterances of each speaker and genre into new FLAC files.
+"""Joining the short utterances of each speaker and genre into new FLAC files.
 
-In: the recordings of speakers, and how long an utterance must be. Out: what to train on, utterance
-by utterance; new files in a folder of their own, and which utterances each of them is made of. A
-file that was joined before is not made again, so a run that was cut off goes on.
-
-Letters: U utterances of one speaker and genre, in the order of their names.
+Files joined by an earlier run are kept: an interrupted run continues.
+Shape suffix: U utterances of one speaker and genre, ordered by name.
 """
 
 from collections.abc import Sequence
@@ -15,25 +12,25 @@ from pathlib import Path
 
 import numpy as np
 
-from egs.common.progress import Progress
+from egs.common.corpus.archives import progress_bar
 from speakerlab.core.atomic import replacing
 from speakerlab.core.process import die_with_parent
 from speakerlab.data import audio
 
 TOLERANCE_SECONDS = 1e-5  # of sums: choose_utts_to_combine.py:89 of the recipe that README names
-SPEAKERS_AT_ONCE = 4  # that a process is handed
+SPEAKERS_PER_TASK = 4
 
 
 @dataclass
 class Training:
-    """What becomes of recordings: one speaker's at first, in the end everybody's."""
+    """Training utterances of one or more speakers after joining."""
 
     wavs: dict[str, Path] = field(default_factory=dict)  # utterance -> file
-    made_of: dict[str, list[str]] = field(default_factory=dict)  # joined one -> its utterances
-    broken: list[str] = field(default_factory=list)  # lines about files that were not joined
+    made_of: dict[str, list[str]] = field(default_factory=dict)  # joined utterance -> its parts
+    broken: list[str] = field(default_factory=list)  # errors of files that could not be joined
 
     def add(self, other: "Training") -> None:
-        """Take over what another one holds."""
+        """Add the utterances of `other`."""
         self.wavs |= other.wavs
         self.made_of |= other.made_of
         self.broken += other.broken
@@ -42,20 +39,19 @@ class Training:
 def join_all(
     recordings: Sequence[Sequence[Path]], folder: Path, *, min_seconds: float, num_jobs: int
 ) -> Training:
-    """Join what is shorter than `min_seconds` into files below `folder`.
+    """Join utterances shorter than `min_seconds` into files below `folder`.
 
-    recordings: each speaker's, named `<speaker>/<genre>-<session>-<number>.flac`.
-    Files of earlier runs that are not wanted any more are removed.
+    recordings: one list per speaker, named `<speaker>/<genre>-<session>-<number>.flac`.
+    Outdated files of earlier runs are removed.
     """
     join = partial(join_speaker, folder=folder, min_seconds=min_seconds)
-    progress = Progress(f"{folder}: joined", total=len(recordings), unit="speakers")
     everything = Training()
     with ProcessPoolExecutor(num_jobs, initializer=die_with_parent) as pool:
-        parallel = partial(pool.map, chunksize=SPEAKERS_AT_ONCE)
+        parallel = partial(pool.map, chunksize=SPEAKERS_PER_TASK)
         results = (map if num_jobs == 1 else parallel)(join, recordings)
-        for done, result in enumerate(results, 1):
+        total, name = len(recordings), f"{folder}: join"
+        for result in progress_bar(results, total=total, desc=name, unit=" speakers"):
             everything.add(result)
-            progress.at(done)
     wanted = {everything.wavs[name] for name in everything.made_of}
     for path in set(folder.rglob("*.flac")) - wanted:
         path.unlink()
@@ -63,9 +59,9 @@ def join_all(
 
 
 def join_speaker(paths: Sequence[Path], *, folder: Path, min_seconds: float) -> Training:
-    """The recordings of one speaker, the short ones joined genre by genre.
+    """Join the short recordings of one speaker, genre by genre.
 
-    What cannot be read stands alone as it is: checking the data directory will name it.
+    Unreadable files are kept as they are: the check of the data directory reports them.
     """
     result = Training()
     genres: dict[tuple[str, int], list[tuple[Path, audio.AudioInfo]]] = {}
@@ -84,19 +80,19 @@ def join_speaker(paths: Sequence[Path], *, folder: Path, min_seconds: float) -> 
 
 
 def _keep(result: Training, paths: Sequence[Path], fault: str | None = None) -> None:
-    """Take recordings as they are, because of a fault if there is one."""
+    """Add recordings unjoined, with the error that prevented joining if there is one."""
     result.wavs |= {name_of(path): path for path in paths}
     if fault is not None:
         result.broken.append(fault)
 
 
 def _join(members: Sequence[tuple[Path, audio.AudioInfo]], folder: Path, result: Training) -> None:
-    """Put one recording, or the file that several are joined into, into `result`."""
+    """Add a single recording, or the file joined from several, to `result`."""
     paths = [path for path, _ in members]
     if len(paths) == 1:
         _keep(result, paths)
         return
-    # The name that WeSpeaker gives it: choose_utts_to_combine.py:378-381.
+    # The name that WeSpeaker uses: choose_utts_to_combine.py:378-381.
     name = f"{name_of(paths[0])}-comb{len(paths)}"
     target = folder / f"{name}.flac"
     num_samples = sum(info.num_samples for _, info in members)
@@ -113,7 +109,7 @@ def _join(members: Sequence[tuple[Path, audio.AudioInfo]], folder: Path, result:
 
 
 def _is_done(target: Path, num_samples: int) -> bool:
-    """Whether an earlier run made this file: of the same length, under a name that is whole."""
+    """Return whether an earlier run completed this file."""
     try:
         return audio.read_info(target).num_samples == num_samples
     except (ValueError, FileNotFoundError):
@@ -121,22 +117,22 @@ def _is_done(target: Path, num_samples: int) -> bool:
 
 
 def name_of(path: Path) -> str:
-    """The id of a training utterance: `<speaker>/<genre>-<session>-<number>`."""
+    """Return the id of a training utterance: `<speaker>/<genre>-<session>-<number>`."""
     return f"{path.parent.name}/{path.stem}"
 
 
 def genre_of(path: Path) -> str:
-    """The genre in the name of a recording (prepare_data.sh and combine_utt.sh:41: up to a '-')."""
+    """Return the genre in a file name, up to a '-' (prepare_data.sh and combine_utt.sh:41)."""
     return path.stem.partition("-")[0]
 
 
 def group_short(seconds_U: Sequence[float], *, min_seconds: float) -> list[range]:
-    """Runs of consecutive utterances of at least `min_seconds` each, one utterance where it can.
+    """Group consecutive utterances into runs of at least `min_seconds`, as short as possible.
 
-    The last short run is joined with a neighbour until none is short, or one run is left: with the
-    one before it where there is none after it, or where that is longer than `min_seconds`. Where
-    the one after it has just `min_seconds`, and the one before makes it long enough, with the
-    shorter of the two; else with the one after it. These are the groups of WeSpeaker's recipe,
+    The last short run is merged with a neighbour until no run is short or one run is left. It is
+    merged with the run before it if there is none after it or that is longer than `min_seconds`;
+    with the shorter neighbour if the one after it has exactly `min_seconds` and the one before
+    makes it long enough; else with the run after it. The groups equal those of WeSpeaker's recipe,
     examples/cnceleb/v2/local/choose_utts_to_combine.py:108-210 at dfa7419.
     """
     runs = {u: (u + 1, seconds) for u, seconds in enumerate(seconds_U)}  # first -> (end, seconds)
@@ -145,7 +141,7 @@ def group_short(seconds_U: Sequence[float], *, min_seconds: float) -> list[range
     while short:
         first = short.pop()
         if first not in runs or not _is_less(runs[first][1], min_seconds):
-            continue  # joined in the meantime
+            continue  # already merged
         end, seconds = runs[first]
         before = runs[first_of[first]][1] if first in first_of else None
         after = runs[end][1] if end in runs else None
@@ -166,7 +162,7 @@ def group_short(seconds_U: Sequence[float], *, min_seconds: float) -> list[range
 def _takes_before(
     before: float | None, seconds: float, after: float | None, min_seconds: float
 ) -> bool:
-    """Whether a short run is joined with the one before it, not with the one after it."""
+    """Return whether to merge a short run with the run before it, not with the one after."""
     if before is None:
         return False
     if after is None or _is_less(min_seconds, after):

@@ -1,9 +1,8 @@
-"""Prepares CN-Celeb 1 and 2 from their official layout.
+"""Prepare CN-Celeb 1 and 2 in their official layout.
 
-In: --corpus DIR with `CN-Celeb_flac/` and `CN-Celeb2_flac/`, as the archives unpack.
-Out: --data DIR with `train/`, where short utterances are joined (`joined/` holds the new files and
-the table `utt2utts`), and `test/` with a trial list for each way of enrolling a speaker. FLAC is
-read as it is. With --download (stage 0) the archives are fetched into --corpus instead.
+--corpus DIR holds `CN-Celeb_flac/` and `CN-Celeb2_flac/`, as the archives unpack. --data DIR gets
+`train/`, where short utterances are joined (`joined/` holds the new files and the table
+`utt2utts`), and `test/` with one trial list for each way of enrolling a speaker.
 
 Sources: github.com/wenet-e2e/wespeaker at dfa7419, examples/cnceleb/v2/local/, there [W]
 prepare_data.sh, [U] combine_utt.sh, [F] format_trials_cnceleb.py and [G] download_data.sh;
@@ -21,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from egs.cnceleb.evaluation import LISTS, read_test, read_words, report_extra
 from egs.cnceleb.joining import genre_of, join_all
-from egs.common.archives import unpack
-from egs.common.corpus import check_disjoint, make_parser, run, write_set
-from egs.common.fetch import download
-from egs.common.noises import write_published_choice
+from egs.common.corpus.archives import unpack
+from egs.common.corpus.fetch import download
+from egs.common.corpus.noises import write_published_choice
+from egs.common.corpus.prepare import check_disjoint, make_parser, run, write_set
 from speakerlab.core.faults import MAX_LINES_PER_KIND, Faults
 from speakerlab.data.tables import write_table
 
@@ -39,7 +38,7 @@ ARCHIVES: dict[str, tuple[tuple[str, ...], str]] = {
         "md5:55c47cf0b6d0bf793e88bf79d5dfc660",
     ),
 }
-# Who is trained on ([W]:101,106): their recordings are data/<speaker>/*.flac ([W]:70,102,107).
+# Training speakers ([W]:101,106); their recordings are data/<speaker>/*.flac ([W]:70,102,107).
 SPEAKER_LISTS = {ONE: "dev/dev.lst", TWO: "spk.lst"}
 PIECES = (
     *(f"{folder}/{name}" for folder in SPEAKER_LISTS for name in ("data", SPEAKER_LISTS[folder])),
@@ -50,35 +49,33 @@ NUM_TRAIN_SPEAKERS = 2793  # [Y]:30
 
 
 def download_corpus(corpus: Path, *, url: str = URL) -> None:
-    """Fetch and unpack the archives; a folder that is there is left alone."""
+    """Download and unpack the archives of the missing folders."""
     for folder, (archives, checksum) in ARCHIVES.items():
         if (corpus / folder).is_dir():
-            print(f"{corpus / folder}: is there already")
+            print(f"{corpus / folder}: already exists")
             continue
         for name in archives:
-            print(
-                f"{corpus / folder}: is in {' '.join(archives)}, getting {url}/{name}", flush=True
-            )
+            print(f"{corpus / folder}: downloading {url}/{name}", flush=True)
             download(f"{url}/{name}", corpus / name)
         unpack([corpus / name for name in archives], corpus, checksum=checksum)
 
 
 def check_layout(corpus: Path) -> None:
-    """Raise FileNotFoundError naming every missing piece and the archives that hold them."""
+    """Raise FileNotFoundError naming all missing files and the archives that hold them."""
     missing = [piece for piece in PIECES if not (corpus / piece).exists()]
     if missing:
         folders = dict.fromkeys(piece.split("/")[0] for piece in missing)
         names = " ".join(name for folder in folders for name in ARCHIVES[folder][0])
         raise FileNotFoundError(
-            f"{corpus}: not CN-Celeb 1 and 2, got no {' '.join(missing)}; get {names} "
-            f"from {URL} (stage 0 does) and unpack there"
+            f"{corpus}: incomplete CN-Celeb 1 and 2, no {' '.join(missing)}; run stage 0, or "
+            f"download {names} from {URL} and unpack them there"
         )
 
 
 def read_training(
     corpus: Path, faults: Faults, *, tested: Collection[str]
 ) -> dict[str, list[Path]]:
-    """speaker -> recordings, of everyone whom the two corpora list for training."""
+    """Return speaker -> recordings of the training speakers of both corpora."""
     found: dict[str, list[Path]] = {}
     for folder, listing in SPEAKER_LISTS.items():
         listed = read_words(corpus / folder / listing, faults)
@@ -91,7 +88,7 @@ def read_training(
             report_extra(place, [name for name in names if not is_recording(name)])
             found.setdefault(speaker, []).extend(place / name for name in usable)
             if not usable:
-                text = f"{place}: a speaker of {listing} must have recordings, got none"
+                text = f"{place}: no recordings of this speaker, who is in {listing}"
                 archives = " ".join(ARCHIVES[folder][0])
                 faults.add("speakers without recordings", f"{text}; unpack {archives} again")
     print(_compare_speakers(len(found)))
@@ -99,26 +96,26 @@ def read_training(
 
 
 def is_recording(name: str) -> bool:
-    """Whether a file is one of the corpus: <genre>-<session>-<number>.flac."""
+    """Return whether a file name is <genre>-<session>-<number>.flac."""
     path = Path(name)
     return path.suffix == ".flac" and "-" in name and genre_of(path).replace("_", "").isalpha()
 
 
 def _compare_speakers(num_speakers: int) -> str:
-    verdict = "" if num_speakers == NUM_TRAIN_SPEAKERS else ": not the whole of both corpora"
+    verdict = "" if num_speakers == NUM_TRAIN_SPEAKERS else ": incomplete corpora"
     return (
-        f"train: {num_speakers} speakers are listed, published are {NUM_TRAIN_SPEAKERS} "
+        f"train: {num_speakers} speakers, published: {NUM_TRAIN_SPEAKERS} "
         f"(github.com/modelscope/3D-Speaker, egs/cnceleb){verdict}"
     )
 
 
 def prepare(args: argparse.Namespace) -> None:
-    """Write the data directories; short utterances are joined first."""
+    """Join short training utterances and write the data directories."""
     check_layout(args.corpus)
     faults = Faults()
     test = read_test(args.corpus / ONE, faults)
     recordings = read_training(args.corpus, faults, tested=set(test.speakers.values()))
-    faults.raise_if_any(f"{args.corpus}: refused")
+    faults.raise_if_any(f"{args.corpus}: inconsistent corpus")
     check_disjoint(recordings, test.speakers.values(), where=args.corpus)
     write_training(args.data, recordings, join_seconds=args.join_seconds, num_jobs=args.num_jobs)
     write_set(
@@ -135,7 +132,7 @@ def prepare(args: argparse.Namespace) -> None:
 def write_training(
     data: Path, recordings: Mapping[str, Sequence[Path]], *, join_seconds: float, num_jobs: int
 ) -> None:
-    """Write `train/`, and in `joined/` the new files with a table of what each is made of."""
+    """Write `train/`, and in `joined/` the new files and the table of their parts."""
     folder, paths = data / "joined", list(recordings.values())
     joined = join_all(paths, folder, min_seconds=join_seconds, num_jobs=num_jobs)
     for line in joined.broken[:MAX_LINES_PER_KIND]:
@@ -143,9 +140,9 @@ def write_training(
     table = {name: " ".join(made_of) for name, made_of in joined.made_of.items()}
     write_table(folder / "utt2utts", table)
     print(
-        f"{folder}: {sum(map(len, joined.made_of.values()))} utterances, those below "
-        f"{join_seconds:g} s and neighbours of the same genre, joined into {len(table)}; "
-        f"{len(joined.wavs) - len(table)} are used as they are"
+        f"{folder}: joined {sum(map(len, joined.made_of.values()))} utterances (shorter than "
+        f"{join_seconds:g} s, and neighbours of the same genre) into {len(table)}; "
+        f"{len(joined.wavs) - len(table)} unchanged"
     )
     write_set(
         data / "train",
@@ -156,9 +153,9 @@ def write_training(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command around `prepare` and `download_corpus`."""
+    """Parse the options and run `prepare` or `download_corpus`."""
     parser = make_parser("Prepare CN-Celeb 1 and 2.", corpus=HERE / "corpus")
-    what = "shorter training utterances are joined, by speaker and genre (default 5; 0: none)"
+    what = "join shorter training utterances of a speaker and genre (default 5; 0: do not join)"
     parser.add_argument("--join-seconds", type=float, default=5.0, metavar="S", help=what)  # [W]:72
     args = parser.parse_args(argv)
     return run(args, download=lambda: download_corpus(args.corpus), prepare=lambda: prepare(args))

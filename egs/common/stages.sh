@@ -1,10 +1,10 @@
-# shellcheck shell=bash
-# The stages of every recipe and their only option parser. Sourced by egs/<recipe>/run.sh.
-# In: recipe_dir, its recipe.sh, the user's options. Out: data directories (stages 1, 2), the model
-# (3), its fine-tuned sibling <exp>-lm (4), embeddings (5), scores and the report (6).
+# shellcheck shell=bash disable=SC2154 # options.py sets the variables of the options
+# The stages of every recipe. Sourced by egs/<recipe>/run.sh, which sets recipe_dir.
+# Stages 1 and 2 write data directories, 3 the model, 4 the fine-tuned model <exp>-lm, 5 embeddings,
+# 6 scores and the report.
 
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
-  printf 'run.sh: needs bash 4.4 or newer, got %s; install one and start run.sh with it\n' \
+  printf 'run.sh: needs bash 4.4 or newer, this is %s; start run.sh with a newer one\n' \
     "$BASH_VERSION" >&2
   exit 1
 fi
@@ -14,29 +14,24 @@ recipe_dir=${recipe_dir:?is set by run.sh}
 # shellcheck source=egs/common/env.sh
 source "$recipe_dir/../common/env.sh"
 
-# shellcheck source=egs/common/options.sh
-source "$recipe_dir/../common/options.sh"
-
-# What recipe.sh may set, beside the defaults of options.
+# recipe.sh sets these variables, and defaults of the options in options.py.
 train_sets=(train) test_sets=(test) trials=(test/trials) prepare_args=()
-backends=(cosine)      # of stage 6, one row of results each: see docs/scoring.md
-overlay=''             # conf/finetune/<overlay>.yaml, a layer of every training
-init_overlay=''        # with --init: that model's configuration instead of conf/<model>.yaml, and this overlay
-untrained=true         # stage 5 also extracts with the weights that training began with
-development=false      # stage 5 also extracts from the first training set: what back ends learn from
-stage0_always=false    # stage 0 has something to do although --corpus is given
-allow_missing=0        # share of a set's audio that may be missing in stage 1 ...
-allow_undecodable=0.01 # ... and broken in stage 2
+backends=(cosine)      # of stage 6, one row of results each; see docs/scoring.md
+overlay=''             # conf/finetune/<overlay>.yaml, added to the configuration of every training
+init_overlay=''        # with --init: overlay on the configuration of that model (not conf/<model>.yaml)
+untrained=true         # stage 5 also extracts with the initial weights
+development=false      # stage 5 also extracts from the first training set, for back ends that learn
+stage0_always=false    # run stage 0 even if --corpus is given
+allow_missing=0        # share of a set's recordings that may be missing in stage 1
+allow_undecodable=0.01 # share that may fail to decode in stage 2
 # shellcheck source=egs/mini/recipe.sh
 source "$recipe_dir/recipe.sh"
 
-recipe=${recipe_dir##*/} # also named by usage
-stage_names=(corpus 'data directories' 'audio decoded and packed' training 'large-margin fine-tuning'
+stage_names=(corpus 'data directories' 'decode and pack audio' training 'large-margin fine-tuning'
   embeddings 'scores and report')
-current=''        # the stage that runs
-stopped=''        # the signal that a training was told to stop by
-num_passed=0      # signals passed on
-sample_rate=16000 # of all audio; --set frontend.sample_rate=8000 changes it
+current=''   # the running stage
+stopped=''   # the signal that asked the training to stop
+num_passed=0 # signals forwarded to the training
 stop_signals=(TERM INT HUP USR1)
 
 say() {
@@ -54,9 +49,9 @@ run() {
   fi
 }
 
-# run_stoppable ARGUMENT...: as run, for what saves when it is told to stop: signals (Slurm's is USR1)
-# are passed on and waited for. While bash waits for a command in the foreground it heeds no signal,
-# so this one is in the background.
+# run_stoppable ARGUMENT...: as run, for commands that save before they stop: forward signals (USR1 is
+# Slurm's warning) and wait. The command runs in the background, because bash handles no signal while
+# it waits for a command in the foreground.
 run_stoppable() {
   local child='' code=0 name
   if [[ $dry_run == true ]]; then
@@ -65,26 +60,27 @@ run_stoppable() {
   fi
   if [[ -z $python ]]; then find_python; fi
   for name in "${stop_signals[@]}"; do
-    # shellcheck disable=SC2064 # the name of now
+    # shellcheck disable=SC2064 # expand the name now
     trap "pass_on $name" "$name"
   done
-  # What is in the background ignores Ctrl-C, unless told.
+  # Background commands ignore Ctrl-C by default.
   (trap - INT QUIT && exec "$python" "$@") </dev/null &
   child=$!
-  if [[ -n $stopped ]]; then pass_on "$stopped"; fi # came before there was a child
+  if [[ -n $stopped ]]; then pass_on "$stopped"; fi # the signal came before the child existed
   wait_for "$child" || code=$?
   trap - "${stop_signals[@]}"
   if [[ $code == 0 && -n $stopped ]]; then code=$((128 + $(kill -l "$stopped"))); fi
   return "$code"
 }
 
-# A Ctrl-C has reached the child too, which takes a second one as an order to leave without saving.
+# pass_on SIGNAL: forward it to the child. A Ctrl-C has reached the child already, and a second SIGINT
+# would make it exit without saving, so it gets a SIGTERM.
 pass_on() {
   stopped=$1 num_passed=$((num_passed + 1))
   if [[ -n $child ]]; then kill -s "${1/INT/TERM}" "$child" 2>/dev/null || true; fi
 }
 
-# wait_for PROCESS: return its exit code, however many signals cut the waiting short.
+# wait_for PROCESS: return its exit code, also if signals interrupt the waiting.
 wait_for() {
   local before code
   while :; do
@@ -94,7 +90,7 @@ wait_for() {
   done
 }
 
-# give NAME VALUE: put a variable into the environment of the commands.
+# give NAME VALUE: export a variable to the commands.
 give() {
   export "$1=$2"
   if [[ $dry_run == true ]]; then printf 'export %s=%q\n' "$1" "$2"; fi
@@ -104,31 +100,31 @@ set_environment() {
   local num_cores
   export SPEAKERLAB_PARENT=$$
   give PYTHONPATH "$PYTHONPATH"
-  give PYTHONSAFEPATH 1 # else a folder named speakerlab where the user stands would be imported
+  give PYTHONSAFEPATH 1 # do not import a folder named speakerlab in the current directory
   if [[ -n $cuda_devices ]]; then give CUDA_VISIBLE_DEVICES "$cuda_devices"; fi
   if ((nproc > 1)) && [[ -z ${OMP_NUM_THREADS-} ]]; then
     num_cores=$(command nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
     give OMP_NUM_THREADS $((num_cores > nproc ? num_cores / nproc : 1))
   fi
-  # Threads that wait may spin but briefly: else they slow a training tenfold beside other processes.
+  # Limit spinning of waiting threads: it slows training tenfold when other processes use the cores.
   if [[ -z ${OMP_WAIT_POLICY-}${GOMP_SPINCOUNT-} ]]; then give GOMP_SPINCOUNT 2000; fi
-  # A retried rendezvous would else find the store of the attempt before and hang (torch 2.11, 2.13).
+  # Otherwise a second rendezvous finds the store of the first and hangs (torch 2.11, 2.13).
   give TORCH_DISABLE_SHARE_RDZV_TCP_STORE 1
 }
 
-# need PATH EARLIER_STAGE STAGE: refuse STAGE unless the earlier one has left PATH.
+# need PATH EARLIER_STAGE STAGE: fail unless the earlier stage has written PATH.
 need() {
   if [[ $dry_run == true || -e $1 ]]; then return; fi
-  die "stage $3: stage $2 has to be run first, got no $1; use --stage $2 with the same options"
+  die "stage $3: missing $1, written by stage $2; run --stage $2 with the same options first"
 }
 
-# Options of stage 1 that a later stage is given must be those that stage 1 was run with.
+# Check that options of stage 1 given to a later stage are those stage 1 was run with.
 check_recorded() {
   local name marker=$data/.stage1
   if [[ $dry_run == true || ! -s $marker ]]; then return; fi
   for name in corpus noise rirs; do
     if [[ -n ${!name} ]] && ! grep -qxF -- "$name=${!name}" "$marker"; then
-      die "--$name: is not what stage 1 was run with, got ${!name}; use --stage 1 with it first"
+      die "--$name: stage 1 was run with another value than ${!name}; run --stage 1 with it first"
     fi
   done
 }
@@ -152,7 +148,7 @@ check_order() {
   esac
 }
 
-# unchanged STAGE INPUTS: whether the stage was finished with these inputs and its output is there.
+# unchanged STAGE INPUTS: test whether the stage was completed with these inputs.
 unchanged() {
   local marker=$data/.stage$1 folder
   if [[ $dry_run == true || ! -f $marker || $(<"$marker") != "$2" ]]; then return 1; fi
@@ -160,17 +156,17 @@ unchanged() {
   for folder in "${data_dirs[@]}"; do
     if [[ ! -f $folder/utt2dur ]]; then return 1; fi
   done
-  say "stage $1: done before with the same options, skipped (remove $marker to redo it)"
+  say "stage $1: already done with the same options, skipped (remove $marker to run it again)"
 }
 
-# finish STAGE INPUTS: leave the marker that `unchanged` looks for.
+# finish STAGE INPUTS: write the marker that `unchanged` reads.
 finish() {
   if [[ $dry_run == true ]]; then return; fi
   printf '%s\n' "$2" >"$data/.stage$1.new"
   mv -f "$data/.stage$1.new" "$data/.stage$1"
 }
 
-# digest FILE...: print one SHA-256 of the files that there are.
+# digest FILE...: print one SHA-256 of the existing files.
 digest() {
   local file
   for file in "$@"; do
@@ -188,7 +184,7 @@ prepare() {
 
 stage_0() {
   if [[ -n $corpus && $stage0_always == false ]]; then
-    [[ -d $corpus || $dry_run == true ]] || die "--corpus: no such folder, got $corpus; correct it"
+    [[ -d $corpus || $dry_run == true ]] || die "--corpus: no such folder: $corpus"
     say "stage 0: nothing to do, the corpus is $corpus"
     if [[ -n $noise && ! -d $noise || -n $rirs && ! -d $rirs ]]; then prepare --download-noise; fi
   else
@@ -196,7 +192,7 @@ stage_0() {
   fi
 }
 
-# What stage 1 found too small to train on is one data directory: the first training set.
+# Set data_dirs. If stage 1 found the corpus too small to train on, there is only a training set.
 list_data_dirs() {
   local name
   data_dirs=()
@@ -204,7 +200,7 @@ list_data_dirs() {
   if [[ -f $data/calibration_only ]]; then data_dirs=("${data_dirs[0]}"); fi
 }
 
-# Audio to augment with is checked too: what a recipe makes itself, or what the options name.
+# Set `checked`: data_dirs and the noise and rooms of the recipe or the options.
 list_checked() {
   list_data_dirs
   checked=("${data_dirs[@]}")
@@ -215,7 +211,7 @@ list_checked() {
 stage_1() {
   local inputs checked
   inputs=$(printf '%s\n' "corpus=$corpus" "noise=$noise" "rirs=$rirs" "allowed=$allow_missing" "rate=$sample_rate" &&
-    digest "$recipe_dir"/{recipe.sh,*.py} "$recipe_dir/$task"/*.py "$recipe_dir/../common"/*.py)
+    digest "$recipe_dir"/{recipe.sh,*.py} "$recipe_dir/$task"/*.py "$recipe_dir/../common/corpus"/*.py)
   if unchanged 1 "$inputs"; then return; fi
   if [[ $dry_run == false ]]; then rm -f "$data"/.stage[12]; fi
   prepare
@@ -225,7 +221,7 @@ stage_1() {
   finish 1 "$inputs"
 }
 
-# Training reads what is packed; everything else that has audio is decoded once.
+# Pack the training sets; decode all other audio once to find broken files.
 stage_2() {
   local inputs checked folder packed=() others=() arguments=(--codec "$codec")
   list_checked
@@ -250,7 +246,7 @@ stage_2() {
   if [[ -z $job ]]; then finish 2 "$inputs"; fi
 }
 
-# describe_features: print what stored features follow from. The machine is not in it.
+# describe_features: print what stored features depend on; the hardware is not part of it.
 describe_features() {
   local hardware=auto layers
   list_layers ${overlay:+"$overlay"}
@@ -258,7 +254,7 @@ describe_features() {
   digest "${layers[@]}"
 }
 
-# all_packed DIR...: whether each has its shards, or its features.
+# all_packed DIR...: test whether each has shards, or stored features.
 all_packed() {
   local folder kind=shards
   if [[ $features == fbank ]]; then kind=features; fi
@@ -267,7 +263,7 @@ all_packed() {
   done
 }
 
-# is_training_set DIR: whether it is the data directory of a training set.
+# is_training_set DIR: test whether it is the data directory of a training set.
 is_training_set() {
   local name
   for name in "${train_sets[@]}"; do
@@ -280,7 +276,7 @@ stage_3() {
   if [[ ! -f $data/calibration_only ]]; then
     train "$exp" "$init" ${overlay:+"$overlay"}
   elif [[ -z $init ]]; then
-    die "stage 3: $(<"$data/calibration_only"); give a trained model by --init, or more recordings"
+    die "stage 3: $(<"$data/calibration_only"); give a trained model with --init, or more recordings"
   else
     say "stage 3: $(<"$data/calibration_only")"
     run -m speakerlab calibrate --model "$init" --data "${data_dirs[0]}" --out "$exp"
@@ -289,17 +285,17 @@ stage_3() {
 
 stage_4() {
   if [[ $fine_tuned == false ]]; then
-    say 'stage 4: left out; use --large-margin true or --stage 4'
+    say 'stage 4: skipped; to run it, use --large-margin true or --stage 4'
   else
     if ((${#settings[@]})); then
-      say "stage 4: --set ${settings[*]} holds here too, over conf/finetune/large_margin.yaml"
+      say "stage 4: --set ${settings[*]} also overrides conf/finetune/large_margin.yaml"
     fi
     train "$exp-lm" "$exp/model" ${overlay:+"$overlay"} large_margin
   fi
 }
 
-# train EXPERIMENT INIT OVERLAY...: one training, in as many processes as there are ranks. What did
-# not fit the memory (exit code 5) is begun once more with a smaller micro-batch.
+# train EXPERIMENT INIT OVERLAY...: run one training, with one process per rank. If it runs out of
+# memory (exit code 5), start it once more with a smaller micro-batch.
 train() {
   local options values code=0 too_large
   list_layers "${@:3}"
@@ -309,17 +305,17 @@ train() {
   start_training 1 "${options[@]}" "${values[@]}" || code=$?
   if [[ $code == 5 && -z $stopped && -s $1/out_of_memory ]]; then
     too_large=$(<"$1/out_of_memory") code=0
-    say "stage $current: a micro-batch of $too_large did not fit the memory; once more with a smaller one"
+    say "stage $current: out of memory with a micro-batch of $too_large; retrying with a smaller one"
     start_training 2 "${options[@]}" --below-micro-batch "$too_large" "${values[@]}" || code=$?
     if [[ $code == 5 ]]; then
-      say "stage $current: out of memory again, got micro-batches of $(<"$1/out_of_memory"); use a" \
+      say "stage $current: out of memory again with a micro-batch of $(<"$1/out_of_memory"); use a" \
         'shorter data.crop_seconds, a smaller model or a lower runtime.precision' >&2
     fi
   fi
   return "$code"
 }
 
-# start_training ATTEMPT OPTION...: ATTEMPT is 1, or 2 after one that ran out of memory.
+# start_training ATTEMPT OPTION...: ATTEMPT is 1, or 2 after running out of memory.
 start_training() {
   if ((nproc * nnodes == 1)); then
     run_stoppable -m speakerlab train "${@:2}"
@@ -329,7 +325,7 @@ start_training() {
   fi
 }
 
-# list_layers OVERLAY...: the configuration, file by file.
+# list_layers OVERLAY...: set `layers`, the files of the configuration.
 list_layers() {
   local name
   layers=("$base_layer" "$task_dir/conf.yaml")
@@ -343,24 +339,24 @@ list_layers() {
   if [[ $hardware != auto ]]; then layers+=("$root/conf/hardware/$hardware.yaml"); fi
 }
 
-# add_own_layer NAME: what the recipe has of its own for a model or an overlay, if it has.
+# add_own_layer NAME: add the recipe's file for a model or an overlay, if there is one.
 add_own_layer() {
   if [[ -f $task_dir/conf/$1.yaml ]]; then layers+=("$task_dir/conf/$1.yaml"); fi
 }
 
-# list_launch_options ATTEMPT: a dead rank ends the run (no restarts): the same command again goes on
-# from the checkpoint.
+# list_launch_options ATTEMPT: set `launch`. A dead rank ends the run without restarts; the same
+# command resumes from the checkpoint.
 list_launch_options() {
   launch=(--nnodes "$nnodes" --nproc-per-node "$nproc" --max-restarts 0)
   if ((nnodes == 1)); then
-    launch+=(--standalone) # a port that the system picks: runs side by side do not meet
+    launch+=(--standalone) # on a free port, so that several runs can share a host
   else
-    # Rank 0 must be told that it is the host: its name may resolve to 127.0.0.1.
+    # is_host is explicit, because the name of rank 0 may resolve to 127.0.0.1 there.
     launch+=(--node-rank "$node_rank" --rdzv-backend c10d --rdzv-endpoint "$rdzv"
       --rdzv-id "speakerlab-$1"
       --rdzv-conf "is_host=$((node_rank == 0)),timeout=300,read_timeout=600,join_timeout=600")
     if ((node_rank == 0)); then launch+=(--local-addr "${rdzv%:*}"); fi
-    if (($1 > 1 && node_rank > 0)); then sleep 5; fi # the meeting point of the attempt before closes
+    if (($1 > 1 && node_rank > 0)); then sleep 5; fi # until the first rendezvous is closed
   fi
 }
 
@@ -377,8 +373,8 @@ stage_5() {
   done
 }
 
-# extract SYSTEM DATA_DIR OPTION...: one table of embeddings. Several hosts are a job each; the first,
-# which goes on to stage 6, waits for the others.
+# extract SYSTEM DATA_DIR OPTION...: write one table of embeddings. With several hosts each is a job;
+# the first waits for the others, because it continues with stage 6.
 extract() {
   local share=$job waiting=()
   if ((nnodes > 1)); then
@@ -405,7 +401,7 @@ stage_6() {
   done
 }
 
-# name_classes: stage 6 of an identification, which has classes in the place of trials.
+# name_classes: stage 6 of an identification task, which has classes instead of trials.
 name_classes() {
   local system
   for system in "${systems[@]}"; do
@@ -413,7 +409,7 @@ name_classes() {
   done
 }
 
-# choose_task: what differs in another task than speaker verification, before the user's folders.
+# choose_task: set task_dir and task_tag; a task other than speaker verification has its own defaults.
 choose_task() {
   task_dir=$recipe_dir task_tag=''
   if [[ $task != sv ]]; then
@@ -423,7 +419,7 @@ choose_task() {
   fi
 }
 
-# The systems that stages 5 and 6 are about: the model, and its fine-tuned sibling where there is one.
+# Set `systems` for stages 5 and 6: the experiment, and the fine-tuned one if there is one.
 list_systems() {
   systems=("$exp")
   if [[ $fine_tuned == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
@@ -434,11 +430,11 @@ run_stage() {
   list_systems
   list_data_dirs
   if ((nnodes > 1 && node_rank > 0)) && [[ $1 != [345] ]]; then
-    say "stage $1: left to node rank 0"
+    say "stage $1: runs on node rank 0 only"
     return
   fi
   if (($1 > 3)) && [[ -f $data/calibration_only ]]; then
-    say "stage $1: left out, $(<"$data/calibration_only")"
+    say "stage $1: skipped, $(<"$data/calibration_only")"
     return
   fi
   if [[ $1 != 4 || $fine_tuned == true ]]; then check_order "$1"; fi
@@ -454,7 +450,7 @@ report_failure() {
   if [[ -z $current || $code == 0 ]]; then return; fi
   for name in "${stop_signals[@]}"; do
     if ((code == 128 + $(kill -l "$name"))); then
-      printf 'stage %s: stopped by SIG%s; run the same command again to go on\n' "$current" "$name" >&2
+      printf 'stage %s: stopped by SIG%s; run the same command again to resume\n' "$current" "$name" >&2
       return
     fi
   done
@@ -462,29 +458,23 @@ report_failure() {
 }
 
 main() {
-  local number name fine_tuned data_dirs=() systems cuda_devices launch base_layer layers stored=''
-  local task_dir task_tag
-  parse_options "$@"
-  check_options
-  check_machines
+  local number fine_tuned data_dirs=() systems launch base_layer layers stored='' task_dir task_tag
+  local options
+  find_recent || die "env: Python 3.10 or newer is needed; install it"
+  options=$("$base" -I -S "$recipe_dir/../common/options.py" "$recipe_dir" "$@") || exit 1
+  eval "$options"
   choose_task
-  for name in corpus noise rirs init data exp; do # a recorded path must mean the same from anywhere
-    if [[ -n ${!name} && ${!name} != /* ]]; then printf -v "$name" '%s' "$PWD/${!name}"; fi
-  done
   base_layer=$root/conf/$model.yaml
   if [[ -n $init && -n $init_overlay ]]; then
     overlay=$init_overlay base_layer=$init/config.yaml
     [[ -f $base_layer || $dry_run == true ]] ||
-      die "--init: is no model, got no $base_layer; give an experiment or its model/"
+      die "--init: not a model: there is no $base_layer; give an experiment or its folder model/"
   fi
   data=${data:-$recipe_dir/data$task_tag}
   if [[ $features != wave ]]; then stored=$features; fi
   exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}$task_tag${stored:+_$stored}_s$seed}
   data=${data%/} exp=${exp%/}
   fine_tuned=$large_margin
-  for name in "${settings[@]}"; do
-    if [[ $name == frontend.sample_rate=* ]]; then sample_rate=${name#*=}; fi
-  done
   if [[ $stage == 4 || $stop_stage == 4 ]]; then fine_tuned=true; fi
   trap report_failure EXIT
   set_environment

@@ -1,8 +1,7 @@
-"""Prepares a corpus in the LibriSpeech layout: SUBSET/SPEAKER/CHAPTER/SPEAKER-CHAPTER-UTT.flac.
+"""Prepare a corpus in the LibriSpeech layout: SUBSET/SPEAKER/CHAPTER/SPEAKER-CHAPTER-UTT.flac.
 
-In: --corpus DIR, holding the subsets or a folder LibriSpeech/ that does. Out: --data DIR with
-`train/`, `test/` and its trials, and `noise/`, `rirs/` where folders were given for them.
-With --download (stage 0) the official archives are fetched into --corpus instead.
+--corpus DIR holds the subsets, or a folder LibriSpeech/ with them. --data DIR gets `train/` and
+`test/` with trials.
 """
 
 import sys
@@ -12,8 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from egs.common.archives import unpack
-from egs.common.corpus import (
+from egs.common.corpus.archives import unpack
+from egs.common.corpus.fetch import download
+from egs.common.corpus.prepare import (
     LeftOut,
     check_disjoint,
     make_parser,
@@ -22,8 +22,7 @@ from egs.common.corpus import (
     write_noise_and_rooms,
     write_set,
 )
-from egs.common.fetch import download
-from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
+from egs.common.corpus.trials import draw_nontargets, draw_targets, group_by_speaker
 from speakerlab.core.faults import Faults
 from speakerlab.data.files import one_line
 from speakerlab.data.tables import Trial, name_fault
@@ -48,15 +47,15 @@ MAX_NONTARGETS = 40_000
 def download_corpus(
     corpus: Path, *, subsets: Sequence[str] = DEFAULT_SUBSETS, url: str = URL
 ) -> None:
-    """Fetch and unpack the official archives of `subsets`; one that is there is left alone."""
+    """Download and unpack the official archives of the missing subsets."""
     for subset in subsets:
         if subset not in CHECKSUMS:
             raise ValueError(
-                f"--subsets: not a subset, got {subset}; choose among {' '.join(CHECKSUMS)}"
+                f"--subsets: unknown subset {subset}; choose from {' '.join(CHECKSUMS)}"
             )
     for subset in subsets:
         if (find_root(corpus) / subset).is_dir():
-            print(f"{find_root(corpus) / subset}: is there already")
+            print(f"{find_root(corpus) / subset}: already exists")
             continue
         archive = corpus / f"{subset}.tar.gz"
         download(f"{url}/{archive.name}", archive, checksum=f"sha256:{CHECKSUMS[subset]}")
@@ -64,7 +63,7 @@ def download_corpus(
 
 
 def find_root(corpus: Path) -> Path:
-    """The folder that holds the subsets: the archives put them below LibriSpeech/."""
+    """Return the folder of the subsets: the archives unpack to LibriSpeech/."""
     inner = corpus / "LibriSpeech"
     return inner if inner.is_dir() else corpus
 
@@ -72,7 +71,7 @@ def find_root(corpus: Path) -> Path:
 def choose_subsets(
     root: Path, *, train: Sequence[str] | None, test: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
-    """(training, test) subsets: those named, else train*; test-*, or dev-* where there are none."""
+    """Return (training, test) subsets; by default train*, and test-* or else dev-*."""
     there = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
 
     def starting_with(prefix: str) -> list[str]:
@@ -85,52 +84,42 @@ def choose_subsets(
     for kind, names in zip(("train", "test"), chosen):
         missing = [name for name in names if name not in there]
         if missing or not names:
-            got = f"no {' '.join(missing)}" if missing else f"only {' '.join(there) or 'nothing'}"
+            found = f"no {' '.join(missing)}" if missing else f"only {' '.join(there) or 'nothing'}"
             raise FileNotFoundError(
-                f"{root}: no {kind} subset found, got {got}; put SUBSET/SPEAKER/CHAPTER/*.flac "
-                f"there, download it by stage 0, or name subsets in recipe.sh: "
-                f"prepare_args=(--{kind}-subsets ...)"
+                f"{root}: no {kind} subset ({found}); put SUBSET/SPEAKER/CHAPTER/*.flac there, "
+                f"run stage 0, or name subsets in recipe.sh: prepare_args=(--{kind}-subsets ...)"
             )
     return chosen
 
 
 def read_subset(folder: Path, faults: Faults) -> tuple[dict[str, Path], dict[str, str], LeftOut]:
-    """(utterance -> file, utterance -> speaker, what is left out) of one subset."""
+    """Return (utterance -> file, utterance -> speaker, files left out) of a subset."""
     wavs: dict[str, Path] = {}
     speakers: dict[str, str] = {}
     found, left_out = walk(folder)
     for path in found:
         speaker, chapter = path.parts[-3:-1]
         if len(path.relative_to(folder).parts) != 3:
-            line = (
-                f"{one_line(path)}: must lie in SPEAKER/CHAPTER, got another depth; move it there"
-            )
-            faults.add("misplaced files", line)
+            faults.add("misplaced files", f"{one_line(path)}: not in a folder SPEAKER/CHAPTER")
         elif not path.stem.startswith(f"{speaker}-{chapter}-"):
             faults.add(
                 "misplaced files",
-                f"{one_line(path)}: does not bear its speaker and chapter, got "
-                f"{one_line(path.name)}; name it {speaker}-{chapter}-UTT{path.suffix}",
+                f"{one_line(path)}: the file name does not match the folders; rename it to "
+                f"{speaker}-{chapter}-UTT{path.suffix}",
             )
         elif fault := name_fault(path.stem, path) or name_fault(speaker, path):
             left_out[path] = fault
         elif path.stem in wavs:
-            faults.add(
-                "duplicate ids",
-                f"{path}: an utterance stands twice, got {path.stem}; keep one file",
-            )
+            faults.add("duplicate ids", f"{path}: second file of utterance {path.stem}; keep one")
         else:
             wavs[path.stem], speakers[path.stem] = path, speaker
     if not wavs:
-        faults.add(
-            "empty subsets",
-            f"{folder}: no audio found, got no SPEAKER/CHAPTER/*.flac; check the layout",
-        )
+        faults.add("empty subsets", f"{folder}: no audio in SPEAKER/CHAPTER/*.flac")
     return wavs, speakers, left_out
 
 
 def make_trials(speakers: dict[str, str], *, seed: int) -> list[Trial]:
-    """Trials among utterance -> speaker: across chapters where a speaker has several."""
+    """Draw trials among utterance -> speaker; targets are across chapters if possible."""
     groups = group_by_speaker(speakers)
     chapters = {utterance: utterance.rpartition("-")[0] for utterance in speakers}
     targets = draw_targets(
@@ -152,12 +141,12 @@ def prepare(
     rirs: Path | None = None,
     seed: int = 1,
 ) -> None:
-    """Write the data directories of a corpus; trials are named after the subset if several."""
+    """Write the data directories; several test subsets have a trial list each."""
     root = find_root(corpus)
     train, test = choose_subsets(root, train=train_subsets, test=test_subsets)
     faults = Faults()
     subsets = {name: read_subset(root / name, faults) for name in (*train, *test)}
-    faults.raise_if_any(f"{root}: refused")
+    faults.raise_if_any(f"{root}: inconsistent corpus")
     (train_wavs, train_speakers, train_left_out), (test_wavs, test_speakers, test_left_out) = (
         _join([subsets[name] for name in names], where=root) for names in (train, test)
     )
@@ -180,16 +169,14 @@ def prepare(
 def _join(
     subsets: Sequence[tuple[dict[str, Path], dict[str, str], LeftOut]], *, where: Path
 ) -> tuple[dict[str, Path], dict[str, str], LeftOut]:
-    """Several subsets as one."""
+    """Merge subsets."""
     wavs: dict[str, Path] = {}
     speakers: dict[str, str] = {}
     left_out: LeftOut = {}
     for more_wavs, more_speakers, more_left_out in subsets:
         twice = sorted(wavs.keys() & more_wavs.keys())
         if twice:
-            raise ValueError(
-                f"{where}: an utterance is in two subsets, got {twice[0]}; leave one of them out"
-            )
+            raise ValueError(f"{where}: utterance {twice[0]} is in two subsets; leave one out")
         wavs |= more_wavs
         speakers |= more_speakers
         left_out |= more_left_out
@@ -197,11 +184,11 @@ def _join(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command around `prepare` and `download_corpus`."""
+    """Parse the options and run `prepare` or `download_corpus`."""
     parser = make_parser("Prepare a corpus in the LibriSpeech layout.", corpus=HERE / "corpus")
-    parser.add_argument("--subsets", nargs="+", default=DEFAULT_SUBSETS, help="to download")
-    parser.add_argument("--train-subsets", nargs="+", help="default: all that begin with train")
-    parser.add_argument("--test-subsets", nargs="+", help="default: all test-*, else all dev-*")
+    parser.add_argument("--subsets", nargs="+", default=DEFAULT_SUBSETS, help="subsets to download")
+    parser.add_argument("--train-subsets", nargs="+", help="default: train*")
+    parser.add_argument("--test-subsets", nargs="+", help="default: test-*, else dev-*")
     args = parser.parse_args(argv)
     return run(
         args,

@@ -1,8 +1,8 @@
-"""Speaks a list of sentences with espeak-ng: a program of its own, run by prepare.py.
+"""Synthesize a list of sentences with espeak-ng: a separate program, run by making.py.
 
-In: one argument, a JSON file {"voices": {name: {"language", "variant"}}, "jobs": [{"path", "voice",
-"text", "seed"}]}, paths absolute, `variant` the text of a voice variant file. Out: a 16-bit wav per
-job, 16 kHz. espeak-ng is under the GPL, so nothing else here loads it: this process does, alone.
+Its argument is a JSON file {"voices": {name: {"language", "variant"}}, "jobs": [{"path", "voice",
+"text", "seed"}]} with absolute paths; `variant` is the text of a voice variant file. Writes a
+16-bit wav at 16 kHz per job. espeak-ng is under the GPL, so only this process loads it.
 """
 
 import _ctypes
@@ -31,9 +31,9 @@ Callback = ctypes.CFUNCTYPE(
 
 
 class Synthesizer:
-    """espeak-ng over a data folder with these voices and their languages; goes to that folder.
+    """espeak-ng with a data folder of only these voices and their languages; changes to it.
 
-    The full data with many voices more goes beyond espeak-ng's limit of 350 voice files.
+    With the full data, many voices would exceed espeak-ng's limit of 350 voice files.
     """
 
     def __init__(self, voices: dict[str, dict[str, str]], folder: Path) -> None:
@@ -44,7 +44,7 @@ class Synthesizer:
         self._languages = {name: voice["language"] for name, voice in voices.items()}
         self._pieces: list[bytes] = []  # int16
         self._callback = Callback(self._receive)  # kept: espeak-ng holds no reference to it
-        os.chdir(folder)  # espeak-ng cuts long paths off, and opens its data as voices ask for it
+        os.chdir(folder)  # espeak-ng truncates long paths, and opens its data when a voice needs it
 
     def _receive(self, samples: "ctypes._Pointer[ctypes.c_short]", count: int, _: int) -> int:
         if samples and count > 0:
@@ -52,11 +52,10 @@ class Synthesizer:
         return 0
 
     def speak(self, text: str, *, voice: str, seed: int) -> np.ndarray:
-        """The sentence as float32 at 16 kHz; equal arguments give equal samples.
+        """Return the sentence as float32 at 16 kHz; equal arguments give equal samples.
 
-        The library is loaded anew for each: what it keeps between utterances (phases of the
-        flutter and of the voice) survives even espeak_Terminate, and would make a sentence depend
-        on those before it.
+        The library is loaded again for each sentence: its state (phases of the flutter and of the
+        voice) survives even espeak_Terminate, and a sentence would depend on those before it.
         """
         library = ctypes.CDLL(self._path)
         try:
@@ -69,13 +68,13 @@ class Synthesizer:
     def _run(
         self, library: ctypes.CDLL, text: str, *, voice: str, seed: int
     ) -> tuple[np.ndarray, int]:
-        """What a fresh library says, and at which sample rate."""
+        """Return the samples of a freshly loaded library and their rate."""
         sample_rate = library.espeak_Initialize(SYNCHRONOUS, 0, b".", 0)
         if sample_rate <= 0:
-            raise ValueError("espeak-ng: does not start, got no sample rate; install it again")
+            raise ValueError("espeak-ng: does not start; install it again")
         name = f"{self._languages[voice]}+{voice}"
         if library.espeak_SetVoiceByName(name.encode()) != 0:
-            raise ValueError(f"espeak-ng: unknown voice, got {name}; check its language")
+            raise ValueError(f"espeak-ng: unknown voice {name}; check its language")
         self._pieces.clear()
         encoded = text.encode() + b"\0"
         library.espeak_SetSynthCallback(self._callback)
@@ -85,19 +84,19 @@ class Synthesizer:
         )
         library.espeak_Synchronize()
         if not self._pieces:
-            raise ValueError(f"espeak-ng: gave no audio, got '{text}' by {name}; change the text")
+            raise ValueError(f"espeak-ng: no audio for '{text}' with voice {name}; change the text")
         wave_S = np.frombuffer(b"".join(self._pieces), dtype=np.int16)
         return wave_S.astype(np.float64) / 32768, sample_rate
 
 
 def _unload(library: ctypes.CDLL) -> None:
-    """Close the library; ctypes itself has no public call for that."""
+    """Close the library; ctypes has no public function for it."""
     close = getattr(_ctypes, "dlclose", None) or getattr(_ctypes, "FreeLibrary")  # noqa: B009
     close(library._handle)
 
 
 def _write_data(source: Path, target: Path, voices: dict[str, dict[str, str]]) -> None:
-    """Write the part of espeak-ng's data that the languages need, and a variant file per voice."""
+    """Write the data of the languages and a variant file per voice."""
     languages = sorted({voice["language"].partition("-")[0] for voice in voices.values()})
     dictionaries = [f"{language}_dict" for language in languages]
     (target / "voices" / "!v").mkdir(parents=True)
@@ -113,7 +112,7 @@ def _write_data(source: Path, target: Path, voices: dict[str, dict[str, str]]) -
 
 
 def main() -> int:
-    """Do every job of the list; 1 with one line on stderr if something is wrong."""
+    """Run all jobs; after an error, print one line to stderr and return 1."""
     work = json.loads(Path(sys.argv[1]).read_text())
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +121,7 @@ def main() -> int:
                 wave_S = synthesizer.speak(job["text"], voice=job["voice"], seed=job["seed"])
                 Path(job["path"]).parent.mkdir(parents=True, exist_ok=True)
                 soundfile.write(job["path"], wave_S, SAMPLE_RATE, subtype="PCM_16")
-            os.chdir(TOOLS.parent)  # a folder that is the current one cannot go on every system
+            os.chdir(TOOLS.parent)  # some systems cannot remove the current directory
     except (ValueError, OSError, ImportError) as error:
         print(error, file=sys.stderr)
         return 1

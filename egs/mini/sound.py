@@ -1,6 +1,6 @@
-"""Rooms and noises of the mini corpus; every function draws from the generator it is given.
+"""Rooms and noises of the mini corpus.
 
-Letters: S samples, R samples of a room's response. Waves are float64 at 16 kHz.
+Shape suffixes: S samples, R samples of a room impulse response. Waves are float64 at 16 kHz.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ SAMPLE_RATE = 16_000
 
 
 def coloured_noise(rng: np.random.Generator, num_samples: int, *, slope_db: float) -> np.ndarray:
-    """Noise whose power changes by `slope_db` per octave, at unit power."""
+    """Return unit-power noise whose power changes by `slope_db` per octave."""
     length = -(-num_samples // 4096) * 4096  # a length that is fast to transform
     hz = np.maximum(np.fft.rfftfreq(length, 1 / SAMPLE_RATE), 20.0)
     spectrum = np.fft.rfft(rng.standard_normal(length)) * hz ** (slope_db / 20 / np.log10(2))
@@ -20,7 +20,7 @@ def coloured_noise(rng: np.random.Generator, num_samples: int, *, slope_db: floa
 
 
 def hum(rng: np.random.Generator, num_samples: int) -> np.ndarray:
-    """Mains hum: harmonics of about 50 or 60 Hz over a soft hiss."""
+    """Return mains hum: harmonics of about 50 or 60 Hz with a soft hiss."""
     time = np.arange(num_samples) / SAMPLE_RATE
     base_hz = rng.choice((50.0, 60.0)) * rng.uniform(0.99, 1.01)
     wave_S = 0.1 * coloured_noise(rng, num_samples, slope_db=-3.0)
@@ -31,7 +31,7 @@ def hum(rng: np.random.Generator, num_samples: int) -> np.ndarray:
 
 
 def modulated_noise(rng: np.random.Generator, num_samples: int) -> np.ndarray:
-    """Noise that comes and goes a few times a second, like traffic or a machine."""
+    """Return noise modulated a few times per second, like traffic or a machine."""
     wave_S = coloured_noise(rng, num_samples, slope_db=rng.uniform(-6.0, 0.0))
     time = np.arange(num_samples) / SAMPLE_RATE
     slow = np.sin(2 * np.pi * (rng.uniform(0.3, 4.0) * time + rng.uniform()))
@@ -41,7 +41,7 @@ def modulated_noise(rng: np.random.Generator, num_samples: int) -> np.ndarray:
 def babble(
     rng: np.random.Generator, num_samples: int, *, voices: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """Several voices at once, each repeated from a random place and about equally loud."""
+    """Return a mix of about equally loud voices, each repeated from a random position."""
     mix_S = np.zeros(num_samples)
     for voice_S in voices:
         place = (rng.integers(len(voice_S)) + np.arange(num_samples)) % len(voice_S)
@@ -50,7 +50,7 @@ def babble(
 
 
 def room(rng: np.random.Generator, *, rt60_seconds: float) -> np.ndarray:
-    """A room's impulse response: the direct sound, then noise falling 60 dB in `rt60_seconds`."""
+    """Return a room impulse response: direct sound, then noise decaying 60 dB in `rt60_seconds`."""
     num_samples = round(rt60_seconds * SAMPLE_RATE)
     time = np.arange(num_samples) / SAMPLE_RATE
     response_R = rng.standard_normal(num_samples) * 10 ** (-3.0 * time / rt60_seconds)
@@ -62,7 +62,7 @@ def room(rng: np.random.Generator, *, rt60_seconds: float) -> np.ndarray:
 
 
 def augment(wave_S: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An utterance as recorded somewhere: a small room, noise at 12 to 30 dB, some gain."""
+    """Return an utterance in a small room, with noise at 12 to 30 dB SNR and a random level."""
     response_R = room(rng, rt60_seconds=rng.uniform(0.1, 0.45))
     speech_S = fftconvolve(wave_S, response_R)[: len(wave_S)]
     if rng.uniform() < 0.2:
@@ -75,7 +75,7 @@ def augment(wave_S: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def at_level(wave_S: np.ndarray, *, peak_db: float) -> np.ndarray:
-    """The wave with its largest sample at `peak_db` below full scale."""
+    """Scale a wave so that its largest sample is at `peak_db` relative to full scale."""
     return wave_S * (10 ** (peak_db / 20) / np.max(np.abs(wave_S)))
 
 

@@ -1,7 +1,6 @@
-"""The people of the mini corpus, and what they say: drawn from a seed, one key per voice.
+"""Voices and sentences of the mini corpus, drawn from a seed and a name.
 
-In: a seed and the name of a voice or utterance. Out: a voice for espeak-ng (accent, and the text of
-its variant file) or an English sentence of three to five seconds.
+A voice is an accent and a variant file of espeak-ng; a sentence takes three to five seconds.
 """
 
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from zlib import crc32
 import numpy as np
 
 ACCENTS = (
-    "en",  # British; espeak-ng 1.52 knows no voice by the name en-gb
+    "en",  # British; espeak-ng 1.52 has no voice named en-gb
     "en-us",
     "en-gb-scotland",
     "en-gb-x-rp",
@@ -60,7 +59,7 @@ TEMPLATES = (
 
 @dataclass(frozen=True)
 class Voice:
-    """One synthetic person."""
+    """One synthetic speaker."""
 
     sex: str  # "male" or "female"
     language: str  # an accent of espeak-ng
@@ -68,7 +67,7 @@ class Voice:
 
 
 def draw_voice(name: str, *, seed: int, sex: str) -> Voice:
-    """A person: vocal tract, pitch, breath and accent."""
+    """Draw a speaker: vocal tract, pitch, breath and accent."""
     rng = np.random.default_rng([seed, crc32(name.encode())])
     female = sex == "female"
     low = rng.uniform(155, 215) if female else rng.uniform(72, 125)
@@ -97,7 +96,7 @@ def draw_voice(name: str, *, seed: int, sex: str) -> Voice:
 
 
 def draw_sentence(utterance: str, *, seed: int) -> str:
-    """A sentence of about a dozen words."""
+    """Draw a sentence of about a dozen words."""
     rng = np.random.default_rng([seed, crc32(utterance.encode()), 1])
     parts = TEMPLATES[rng.integers(len(TEMPLATES))].split("{")
     text = parts[0]

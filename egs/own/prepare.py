@@ -1,9 +1,8 @@
-"""Prepares recordings of one's own: a folder a speaker, any nesting below, any common format.
+"""Prepare your own recordings: one folder per speaker, in any common format.
 
-In: --corpus DIR, holding DIR/SPEAKER/**/*.{wav,flac,mp3,ogg,m4a,...}. Out: --data DIR with
-`train/`, `test/` and its trials, and `noise/`, `rirs/` where folders were given for them. What is
-not 16 kHz wav or flac is converted into `wav/`. A corpus too small to train on becomes `train/`
-alone, and `calibration_only` says why.
+--corpus DIR holds DIR/SPEAKER/**/*.{wav,flac,mp3,ogg,m4a,...}. --data DIR gets `train/` and `test/`
+with trials; files other than 16 kHz wav or flac are converted into `wav/`. A corpus too small to
+train on becomes `train/` alone, and the file `calibration_only` holds the reason.
 """
 
 import shutil
@@ -14,8 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from egs.common.convert_audio import convert_all
-from egs.common.corpus import (
+from egs.common.corpus.convert_audio import convert_all
+from egs.common.corpus.prepare import (
     LeftOut,
     id_fault,
     make_id,
@@ -26,7 +25,7 @@ from egs.common.corpus import (
     write_noise_and_rooms,
     write_set,
 )
-from egs.common.trials import draw_nontargets, draw_targets, group_by_speaker
+from egs.common.corpus.trials import draw_nontargets, draw_targets, group_by_speaker
 from speakerlab.core.faults import Faults
 from speakerlab.data.columns import stable_hash
 from speakerlab.data.files import one_line
@@ -37,14 +36,14 @@ SUFFIXES = {
     *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm", ".aif", ".aiff"),
     *(".au", ".caf", ".w64"),
 }
-MIN_SPEAKERS, MIN_UTTERANCES = 20, 2  # to train on
-TEST_SHARE, MIN_TEST, MAX_TEST = 0.2, 5, 50  # of the speakers with several utterances
+MIN_SPEAKERS, MIN_UTTERANCES = 20, 2  # needed for training
+TEST_SHARE, MIN_TEST, MAX_TEST = 0.2, 5, 50  # of speakers with several utterances
 MAX_TARGETS_PER_SPEAKER, MAX_NONTARGETS = 100, 20_000
 MARKER = "calibration_only"
 
 
 def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str], LeftOut]:
-    """(utterance -> file, utterance -> speaker, what is left out).
+    """Return (utterance -> file, utterance -> speaker, files left out).
 
     The speaker is the first folder below `corpus`.
     """
@@ -58,35 +57,33 @@ def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str], Left
         name, speaker = make_id("/".join(parts).removesuffix(path.suffix)), make_id(parts[0])
         first = folders.setdefault(speaker, parts[0])
         if len(parts) == 1:
-            faults.add(
-                "recordings without a speaker",
-                f"{path}: lies in no folder, so its speaker is unknown; move it to one",
-            )
+            text = f"{path}: not in the folder of a speaker; move it into one"
+            faults.add("recordings without a speaker", text)
         elif first != parts[0]:
-            line = f"{one_line(path)}: its speaker would be that of folder {one_line(first)}"
-            left_out[path] = f"{line}, got {speaker}; rename one"
+            line = f"{one_line(path)}: speaker {speaker} is also that of folder {one_line(first)}"
+            left_out[path] = f"{line}; rename one of the folders"
         elif fault := id_fault(name, path, wavs):
             left_out[path] = fault
         else:
             wavs[name], speakers[name] = path, speaker
-    faults.raise_if_any(f"{corpus}: refused")
+    faults.raise_if_any(f"{corpus}: files outside the folders of speakers")
     return wavs, speakers, left_out
 
 
 def reason_not_to_train(speakers: dict[str, str]) -> str | None:
-    """Why a corpus is too small to learn from, or None."""
+    """Return why a corpus is too small to train on, or None."""
     groups = group_by_speaker(speakers)
     several = sum(len(utterances) >= MIN_UTTERANCES for utterances in groups.values())
     if several >= MIN_SPEAKERS:
         return None
     return (
         f"{several} of {len(groups)} speakers have {MIN_UTTERANCES} recordings or more, training "
-        f"takes {MIN_SPEAKERS} such: only the calibration is learned"
+        f"needs {MIN_SPEAKERS}: only the calibration is trained"
     )
 
 
 def choose_test_speakers(speakers: dict[str, str]) -> set[str]:
-    """A fifth of the speakers with several utterances, by a hash of their names."""
+    """Return a fifth of the speakers with several utterances, chosen by a hash of their names."""
     groups = group_by_speaker(speakers)
     several = [name for name, rows in groups.items() if len(rows) >= MIN_UTTERANCES]
     count = min(max(MIN_TEST, round(TEST_SHARE * len(several))), MAX_TEST)
@@ -94,7 +91,7 @@ def choose_test_speakers(speakers: dict[str, str]) -> set[str]:
 
 
 def make_trials(speakers: dict[str, str], *, seed: int) -> list[Trial]:
-    """All pairs, or as many of them as are worth scoring."""
+    """Draw trials: all pairs, or a sample."""
     groups = group_by_speaker(speakers)
     targets = draw_targets(groups, seed=seed, max_per_speaker=MAX_TARGETS_PER_SPEAKER)
     pairs = combinations(groups, 2)
@@ -111,7 +108,7 @@ def prepare(
     seed: int = 1,
     num_jobs: int = 2,
 ) -> None:
-    """Write the data directories of a corpus."""
+    """Write the data directories."""
     found, speakers, left_out = find_recordings(corpus)
     wavs, broken = convert_all(found, data / "wav", num_jobs=num_jobs)
     left_out |= broken
@@ -138,13 +135,13 @@ def prepare(
 
 
 def ask_for_corpus() -> None:
-    """Stage 0 without --corpus."""
-    raise ValueError("--corpus: your recordings are needed, got no folder; give DIR/SPEAKER/*.wav")
+    """Raise ValueError: stage 0 needs --corpus."""
+    raise ValueError("--corpus: no folder given; give one with DIR/SPEAKER/*.wav")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command around `prepare`."""
-    parser = make_parser("Prepare a folder of recordings a speaker.", corpus=HERE / "corpus")
+    """Parse the options and run `prepare`."""
+    parser = make_parser("Prepare one folder of recordings per speaker.", corpus=HERE / "corpus")
     args = parser.parse_args(argv)
     return run(
         args,

@@ -1,13 +1,11 @@
-"""Where the utterances of VoxCeleb lie: a folder a speaker, wherever they were unpacked.
+"""Find the utterances of VoxCeleb1 and VoxCeleb2 in any of the usual layouts.
 
-In: a folder that holds VoxCeleb1 and VoxCeleb2 in any of the usual layouts. Out: utterance -> file,
-by part of the corpus. An utterance is `<speaker>/<video>/<number>.wav`, as in the official trial
-lists, whatever its file ends in.
+There is one folder per speaker, at any depth. The id of an utterance is
+`<speaker>/<video>/<number>.wav`, as in the official trial lists, for any suffix of the file.
 
-Whose a speaker is follows from the id: VoxCeleb1 counts from id10001, VoxCeleb2 below that
+The id of a speaker determines the part: VoxCeleb1 starts at id10001, VoxCeleb2 is below
 (vox1_meta.csv, vox2_meta.csv); the 40 test speakers of VoxCeleb1 are id10270 to id10309 (column Set
-of vox1_meta.csv). VoxCeleb2 has a test part of its own, which nothing here uses: it lies below a
-folder named test.
+of vox1_meta.csv). The test part of VoxCeleb2, in a folder named test, is not used.
 """
 
 import os
@@ -16,20 +14,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from egs.common.corpus import LeftOut, walk
+from egs.common.corpus.prepare import LeftOut, walk
 from speakerlab.data.files import one_line
 
 SPEAKER = re.compile(r"id\d{5}")
-FIRST_OF_VOX1, LAST_OF_VOX1 = "id10001", "id11251"  # 1,251 speakers, counted through
+FIRST_OF_VOX1, LAST_OF_VOX1 = "id10001", "id11251"  # 1,251 speakers without gaps
 TEST_OF_VOX1 = ("id10270", "id10309")
-MAX_DEPTH = 5  # of folders above those of speakers
-# Better first: what was converted is read rather than what it was made from.
+MAX_DEPTH = 5  # of the folders above the speakers
+# In order of preference: converted files before their sources.
 SUFFIXES = (".wav", ".flac", ".m4a")
 
 
 @dataclass
 class Part:
-    """One of the three parts: utterance -> file, and how many speakers' folders there are."""
+    """One of the three parts of the corpus: utterance -> file."""
 
     wavs: dict[str, Path] = field(default_factory=dict)
     empty: list[Path] = field(default_factory=list)  # folders of speakers without a recording
@@ -43,19 +41,19 @@ PARTS = ("vox1_test", "vox1_dev", "vox2_dev")
 
 
 def is_speaker(name: str) -> bool:
-    """Whether VoxCeleb has a speaker of this name, as far as names tell."""
+    """Return whether a name is in the range of speaker ids."""
     return SPEAKER.fullmatch(name) is not None and name <= LAST_OF_VOX1
 
 
 def part_of(speaker: str) -> str:
-    """The part of the corpus that a speaker belongs to."""
+    """Return the part of the corpus of a speaker."""
     if speaker < FIRST_OF_VOX1:
         return "vox2_dev"
     return "vox1_test" if TEST_OF_VOX1[0] <= speaker <= TEST_OF_VOX1[1] else "vox1_dev"
 
 
 def find_roots(folder: Path, depth: int = 0) -> Iterator[Path]:
-    """Folders that hold folders of speakers; what is being unpacked begins with a dot."""
+    """Yield folders that hold folders of speakers; names with a dot are still being unpacked."""
     with os.scandir(folder) as entries:
         names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
     if any(SPEAKER.fullmatch(name) for name in names):
@@ -66,7 +64,7 @@ def find_roots(folder: Path, depth: int = 0) -> Iterator[Path]:
 
 
 def find_parts(corpus: Path) -> tuple[dict[str, Part], LeftOut]:
-    """(part -> its utterances, recordings that are none of them)."""
+    """Return (part -> utterances, recordings outside the layout)."""
     parts = {name: Part() for name in PARTS}
     left_out: LeftOut = {}
     for root in find_roots(corpus) if corpus.is_dir() else ():
@@ -78,11 +76,8 @@ def find_parts(corpus: Path) -> tuple[dict[str, Part], LeftOut]:
             names = path.relative_to(root).parts
             heard.add(names[0])
             if len(names) != 3 or not is_speaker(names[0]):
-                line = f"{one_line(path)}: is not <speaker>/<video>/<recording> below {root}, a"
-                left_out[path] = (
-                    f"{line} speaker being id00001 to {LAST_OF_VOX1}, got {'/'.join(names)}; "
-                    "move it away"
-                )
+                line = f"{one_line(path)}: not <speaker>/<video>/<recording> below {root}"
+                left_out[path] = f"{line}, with speakers from id00001 to {LAST_OF_VOX1}"
             elif not (of_test and part_of(names[0]) == "vox2_dev"):
                 _add(parts[part_of(names[0])].wavs, path, names)
         silent = {entry.name for entry in root.iterdir() if is_speaker(entry.name)} - heard

@@ -1,16 +1,15 @@
-"""Prepares VoxCeleb: trained on the development part of VoxCeleb2, tested on all of VoxCeleb1.
+"""Prepare VoxCeleb: the development part of VoxCeleb2 for training, VoxCeleb1 for testing.
 
-In: --corpus DIR with both, as the archives unpack or already converted (`layout.py`), and the trial
-lists. Out: --data DIR with `train/`, `test/` and the cleaned lists `trials_O`, `trials_E` and
-`trials_H`; m4a is converted to FLAC into `wav/`. With --download (stage 0) the lists are fetched,
-archives that lie in --corpus are checked and unpacked, and those that are missing are named.
+--corpus DIR holds both in any layout that layout.py knows. --data DIR gets `train/` and `test/`
+with the cleaned lists `trials_O`, `trials_E`, `trials_H`; m4a is converted to FLAC in `wav/`.
+--download gets the lists, checks and unpacks the archives in --corpus, and names missing ones.
 
 Sources: github.com/modelscope/3D-Speaker at 09e7806, there in egs/voxceleb/sv-cam++/local/
 [D] download_data.sh and [P] prepare_data.sh, the same as in github.com/wenet-e2e/wespeaker at
 dfa7419, examples/voxceleb/v2/local/; [C] lists/fileparts.txt of github.com/clovaai/voxceleb_trainer
 at 1cdba76; [Q] examples/voxceleb/README.md of github.com/PaddlePaddle/PaddleSpeech at 2ad3a81.
-Who may download audio: issues 142 of 3D-Speaker and 184 of voxceleb_trainer, where the corpus's
-author names the page ACCESS.
+Access to the audio: issues 142 of 3D-Speaker and 184 of voxceleb_trainer, where the author of the
+corpus names the page ACCESS.
 """
 
 import csv
@@ -20,12 +19,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from egs.common.archives import checksum_fault, unpack
-from egs.common.convert_audio import convert_all, require_decoder
-from egs.common.corpus import LeftOut, make_parser, run, write_set
-from egs.common.fetch import download
-from egs.common.noises import write_published_choice
-from egs.common.official import compare, read_official
+from egs.common.corpus.archives import checksum_fault, unpack
+from egs.common.corpus.convert_audio import convert_all, require_decoder
+from egs.common.corpus.fetch import download
+from egs.common.corpus.noises import write_published_choice
+from egs.common.corpus.official import compare, read_official
+from egs.common.corpus.prepare import LeftOut, make_parser, run, write_set
 from egs.voxceleb.layout import Part, find_parts
 from speakerlab.core.faults import Faults
 from speakerlab.data.tables import Trial
@@ -33,8 +32,8 @@ from speakerlab.data.tables import Trial
 HERE = Path(__file__).resolve().parent
 ACCESS = "https://mm.kaist.ac.kr/datasets/voxceleb/"
 LISTS_URL = "https://www.robots.ox.ac.uk/~vgg/data/voxceleb/meta"  # [P]:98-100
-# Part -> where its archive is unpacked ([P]:51-59), the archive, its parts, md5 of the whole
-# ([D]:37-63) and of each part ([C]).
+# Part -> folder of its archive ([P]:51-59), the archive, its md5 ([D]:37-63), and its parts with
+# their md5 ([C]).
 ARCHIVES: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "vox1_test": (
         "voxceleb1/test",
@@ -73,26 +72,26 @@ ARCHIVES: dict[str, tuple[str, str, str, dict[str, str]]] = {
 PUBLISHED = {"train": (5_994, 1_092_009), "test": (1_251, 153_516)}
 UNITS = ("speakers", "utterances")
 SOURCE = "PaddleSpeech, examples/voxceleb"
-# Our name -> official list ([P]:98-100) and its (targets, nontargets), [Q].
+# Our name -> official list ([P]:98-100), (targets, nontargets) of [Q].
 LISTS = {
     "trials_O": ("veri_test2.txt", (18_802, 18_809)),
     "trials_E": ("list_test_all2.txt", (289_921, 289_897)),
     "trials_H": ("list_test_hard2.txt", (275_488, 275_406)),
 }
-# Counts of the lists before they were cleaned, [Q].
+# Counts of the uncleaned lists, [Q].
 UNCLEANED = {(18_860, 18_860), (290_743, 290_737), (276_270, 276_266)}
 META = "vox1_meta.csv"
 LIST_FOLDERS = ("meta", ".", "trials", "voxceleb1", "vox1")
 
 
 def find_list(corpus: Path, name: str) -> Path | None:
-    """The file of a list, which the archives do not hold and so may lie in several places."""
+    """Return the path of a list, which is in no archive and may be in several folders."""
     places = (corpus / folder / name for folder in LIST_FOLDERS)
     return next((path for path in places if path.is_file()), None)
 
 
 def download_corpus(corpus: Path, *, url: str = LISTS_URL) -> None:
-    """Fetch the lists, unpack the archives that are there, and refuse if audio is missing then."""
+    """Download the lists and unpack the archives; raise FileNotFoundError if audio is missing."""
     for name in (*(name for name, _ in LISTS.values()), META):
         if find_list(corpus, name) is None:
             download(f"{url}/{name}", corpus / LIST_FOLDERS[0] / name)
@@ -100,7 +99,7 @@ def download_corpus(corpus: Path, *, url: str = LISTS_URL) -> None:
     missing: list[str] = []
     for name, (folder, whole, checksum, pieces) in ARCHIVES.items():
         if parts[name].wavs:
-            print(f"{corpus}: {name} is there already")
+            print(f"{corpus}: {name} already exists")
         elif (corpus / whole).exists():
             unpack([corpus / whole], corpus / folder, checksum=checksum)
         elif absent := [piece for piece in pieces or [whole] if not (corpus / piece).exists()]:
@@ -113,23 +112,23 @@ def download_corpus(corpus: Path, *, url: str = LISTS_URL) -> None:
 
 
 def check_pieces(corpus: Path, pieces: Mapping[str, str]) -> None:
-    """Raise ValueError naming the parts of an archive that were not downloaded whole."""
+    """Raise ValueError naming the parts of an archive with a wrong checksum."""
     faults = Faults()
     for piece, checksum in pieces.items():
         if fault := checksum_fault([corpus / piece], checksum):
             faults.add("broken parts", f"{corpus / piece}: {fault}; download it again")
-    faults.raise_if_any(f"{corpus}: refused, nothing was unpacked")
+    faults.raise_if_any(f"{corpus}: broken archives, nothing was unpacked")
 
 
 def _without_audio(corpus: Path, missing: Sequence[str]) -> str:
     return (
-        f"{corpus}: the audio of VoxCeleb has to be asked for, got no {' '.join(missing)}; ask at "
-        f"{ACCESS}, put the archives there as they come and run stage 0 again"
+        f"{corpus}: missing audio of VoxCeleb, no {' '.join(missing)}; request access at {ACCESS}, "
+        "put the archives there and run stage 0 again"
     )
 
 
 def check_layout(corpus: Path, parts: Mapping[str, Part]) -> None:
-    """Raise FileNotFoundError, in one line, where a part or a list is missing."""
+    """Raise FileNotFoundError if a part or a list is missing."""
     absent = [ARCHIVES[name] for name, part in parts.items() if not part.wavs]
     missing = [name for _, whole, _, pieces in absent for name in pieces or [whole]]
     if missing:
@@ -137,32 +136,31 @@ def check_layout(corpus: Path, parts: Mapping[str, Part]) -> None:
     names = [name for name, _ in LISTS.values() if find_list(corpus, name) is None]
     if names:
         raise FileNotFoundError(
-            f"{corpus}: not the trial lists of VoxCeleb1, got no {' '.join(names)}; get them from "
-            f"{LISTS_URL} (stage 0 does) into {corpus / LIST_FOLDERS[0]}"
+            f"{corpus}: missing trial lists of VoxCeleb1, no {' '.join(names)}; run stage 0, or "
+            f"download them from {LISTS_URL} to {corpus / LIST_FOLDERS[0]}"
         )
 
 
 def check_folders(parts: Mapping[str, Part], faults: Faults) -> None:
-    """A speaker without recordings is one that was not unpacked to the end."""
+    """Add an error if speakers have no recordings: their archive was not fully unpacked."""
     for name, part in parts.items():
         if part.empty:
             faults.add(
-                "parts that are not whole",
-                f"{part.empty[0].parent}: {len(part.empty)} speakers have no recordings, got "
-                f"nothing in {part.empty[0].name}{' and others' if len(part.empty) > 1 else ''}; "
-                f"unpack {ARCHIVES[name][1]} again",
+                "incomplete parts",
+                f"{part.empty[0].parent}: {len(part.empty)} speakers have no recordings, for "
+                f"example {part.empty[0].name}; unpack {ARCHIVES[name][1]} again",
             )
 
 
 def read_lists(
     corpus: Path, utterances: Mapping[str, Path], faults: Faults
 ) -> dict[str, list[Trial]]:
-    """The three cleaned lists, counted."""
-    verdicts = dict.fromkeys(UNCLEANED, "the list before it was cleaned")
+    """Read the three cleaned lists and compare their counts with the published ones."""
+    verdicts = dict.fromkeys(UNCLEANED, "the uncleaned list")
     found: dict[str, list[Trial]] = {}
     for name, (official, published) in LISTS.items():
         path = find_list(corpus, official)
-        assert path is not None  # check_layout has looked
+        assert path is not None  # checked by check_layout
         found[name] = read_official(
             path, faults, known=utterances, published=published, source=SOURCE, others=verdicts
         )
@@ -170,7 +168,7 @@ def read_lists(
 
 
 def read_genders(corpus: Path, speakers: set[str]) -> dict[str, str]:
-    """Speaker -> m|f of vox1_meta.csv, which has tabs; empty where there is no such file."""
+    """Return speaker -> m|f of vox1_meta.csv (tab separated), empty if there is no such file."""
     path = find_list(corpus, META)
     if path is None:
         return {}
@@ -178,7 +176,7 @@ def read_genders(corpus: Path, speakers: set[str]) -> dict[str, str]:
         rows = [row for row in csv.reader(lines, delimiter="\t") if row]
     column = next((i for i, name in enumerate(rows[0]) if name.strip() == "Gender"), None)
     if column is None:
-        raise ValueError(f"{path}: has no column Gender, got {rows[0]}; download it again")
+        raise ValueError(f"{path}: no column Gender in {rows[0]}; download it again")
     genders = {row[0]: row[column].strip() for row in rows[1:] if len(row) > column}
     return {name: sex for name, sex in genders.items() if name in speakers and sex in ("m", "f")}
 
@@ -186,12 +184,12 @@ def read_genders(corpus: Path, speakers: set[str]) -> dict[str, str]:
 def convert_m4a(
     wavs: Mapping[str, Path], folder: Path, *, corpus: Path, num_jobs: int
 ) -> tuple[dict[str, Path], LeftOut]:
-    """(utterance -> wav or flac, what cannot be made one)."""
+    """Return (utterance -> wav or flac, files that cannot be converted)."""
     coded = {name: path for name, path in wavs.items() if path.suffix.lower() == ".m4a"}
     if not coded:
         return dict(wavs), {}
     require_decoder(coded.values(), where=corpus)
-    print(f"{folder}: {len(coded)} m4a files as FLAC, {num_jobs} at a time", flush=True)
+    print(f"{folder}: converting {len(coded)} m4a files with {num_jobs} jobs", flush=True)
     named = {name.removesuffix(".wav"): path for name, path in coded.items()}
     made, left_out = convert_all(named, folder, num_jobs=num_jobs)
     ready = {name: path for name, path in wavs.items() if name not in coded}
@@ -207,9 +205,9 @@ def prepare(
     num_jobs: int = 1,
     as_wespeaker: bool = False,
 ) -> None:
-    """Write the data directories of the corpus.
+    """Write the data directories.
 
-    as_wespeaker: take of MUSAN and RIRS_NOISES what WeSpeaker's recipe does, not 3D-Speaker's.
+    as_wespeaker: use the files of MUSAN and RIRS_NOISES that WeSpeaker's recipe uses.
     """
     parts, left_out = find_parts(corpus)
     check_layout(corpus, parts)
@@ -224,7 +222,7 @@ def prepare(
         found = len(set(owners.values())), len(owners)
         print(compare(name, found, PUBLISHED[name], UNITS, SOURCE))
     trials = read_lists(corpus, sets["test"].wavs, faults)
-    faults.raise_if_any(f"{corpus}: refused")
+    faults.raise_if_any(f"{corpus}: inconsistent corpus")
     genders = read_genders(corpus, set(speakers["test"].values()))
     wavs, broken = convert_m4a(sets["train"].wavs, data / "wav", corpus=corpus, num_jobs=num_jobs)
     owners = {name: speakers["train"][name] for name in wavs}
@@ -236,19 +234,19 @@ def prepare(
         trials=trials,
         columns={"spk2gender": genders} if genders else None,
     )
-    # 3D-Speaker: [P]:84,86; WeSpeaker: the lines of that number in its script.
+    # [P]:84,86, for both recipes.
     write_published_choice(data, noise=noise, rirs=rirs, as_wespeaker=as_wespeaker)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command around `prepare` and `download_corpus`."""
+    """Parse the options and run `prepare` or `download_corpus`."""
     parser = make_parser("Prepare VoxCeleb1 and VoxCeleb2.", corpus=HERE / "corpus")
-    whose = "whose choice of MUSAN and RIRS_NOISES (3dspeaker: free-sound, real rooms; wespeaker: "
+    whose = "recipe whose part of MUSAN and RIRS_NOISES to use (3dspeaker: free-sound and real "
     parser.add_argument(
         "--noise-as",
         choices=("3dspeaker", "wespeaker"),
         default="3dspeaker",
-        help=whose + "all, simulated rooms)",
+        help=whose + "rooms; wespeaker: all of MUSAN and simulated rooms)",
     )
     args = parser.parse_args(argv)
     return run(

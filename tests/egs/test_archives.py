@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refuses
 
-from egs.common import progress
-from egs.common.archives import checksum_fault, unpack
+from egs.common.corpus.archives import unpack
 
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
 
@@ -60,51 +60,29 @@ def test_parts_are_read_as_one(tmp_path, body):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["wav"]
 
 
-def test_a_part_too_few_is_told_before_anything_is_unpacked(tmp_path):
+def test_a_missing_part_is_found_before_anything_is_unpacked(tmp_path):
     body = zip_bytes({"wav/a": CONTENT})
     paths = split(body, tmp_path / "in", 1_000_000, 2_000_000)[:2]
-    digest = hashlib.md5(body).hexdigest()
-    got = hashlib.md5(body[:2_000_000]).hexdigest()
-    assert checksum_fault(paths, f"md5:{digest}") == f"wrong md5, got {got} instead of {digest}"
-    with pytest.raises(ValueError) as error:
-        unpack(paths, tmp_path / "out", checksum=f"md5:{digest}")
-    assert str(error.value) == (
-        f"{paths[0]} {paths[1]}: wrong md5, got {got} instead of {digest}; delete and download "
-        "again"
-    )
-    with pytest.raises(ValueError, match="cannot be unpacked, got File is not a zip file; delete"):
+    wrong = hashlib.md5(body[:2_000_000]).hexdigest()
+    with refuses(f"{paths[0]} {paths[1]}", "wrong md5", wrong):
+        unpack(paths, tmp_path / "out", checksum=f"md5:{hashlib.md5(body).hexdigest()}")
+    with refuses(f"{paths[0]} {paths[1]}", "File is not a zip file"):
         unpack(paths, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["../outside", "/outside", "wav/../../outside"])
-def test_a_zip_that_leaves_its_folder_is_refused(tmp_path, name):
-    (tmp_path / "x.zip").write_bytes(zip_bytes({"inside": b"1", name: b"2"}))
-    with pytest.raises(ValueError, match="which would lead out of the folder"):
+@pytest.mark.parametrize("name", ["../outside", "/outside", "wav/../../outside", "link"])
+def test_a_zip_member_outside_its_folder_is_refused(tmp_path, name):
+    (tmp_path / "x.zip").write_bytes(zip_bytes({"inside": b"1", name: b"/etc"}, link="link"))
+    with refuses(f"{tmp_path}/x.zip", f"{name} would be written outside"):
         unpack([tmp_path / "x.zip"], tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == [] and not list(tmp_path.rglob("outside"))
-
-
-def test_a_link_in_a_zip_is_refused(tmp_path):
-    (tmp_path / "x.zip").write_bytes(zip_bytes({"wav": b"/etc"}, link="wav"))
-    with pytest.raises(ValueError, match="got wav, which would lead out"):
-        unpack([tmp_path / "x.zip"], tmp_path / "out")
 
 
 def test_a_damaged_zip_leaves_nothing(tmp_path):
     body = bytearray(zip_bytes({"a": b"1", "b": CONTENT}))
     body[1_000_000] ^= 255
     (tmp_path / "x.zip").write_bytes(bytes(body))
-    with pytest.raises(
-        ValueError, match=r"x\.zip: cannot be unpacked, got .*; delete and download"
-    ):
+    with refuses(f"{tmp_path}/x.zip", "cannot be unpacked"):
         unpack([tmp_path / "x.zip"], tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_progress_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
-    (tmp_path / "x.zip").write_bytes(zip_bytes({"a": CONTENT}))
-    unpack([tmp_path / "x.zip"], tmp_path / "out")
-    lines = capsys.readouterr().out.splitlines()
-    assert "x.zip: 3 of 3 MB read" in lines

@@ -1,10 +1,10 @@
-"""The table of kinds that preparation writes where noise is laid out as MUSAN is."""
+"""The table of kinds of noise in the layout of MUSAN."""
 
 from pathlib import Path
 
 import numpy as np
 
-from egs.common.corpus import write_noise_and_rooms
+from egs.common.corpus.prepare import write_noise_and_rooms
 from speakerlab.data import audio
 from speakerlab.data.banks import find_recordings
 from speakerlab.data.tables import read_table

@@ -1,3 +1,5 @@
+"""3D-Speaker: lists, left-out devices, archives, and errors of broken corpora."""
+
 import csv
 import hashlib
 import io
@@ -7,6 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 import soundfile
+from refusals import refused, refuses
 
 HEADER = ["Utt-id", "Spk-id", "Seg-id", "Device", "Distance", "Dialect"]
 TRAIN = [
@@ -28,7 +31,7 @@ def name(speaker, segment, device):
 
 
 def write_lists(corpus, split, rows):
-    """The lists of a split, with the traps of the official ones: relative paths, device 09."""
+    """Write the lists of a split as the official ones: relative paths, device 09."""
     files = corpus / "files"
     files.mkdir(parents=True, exist_ok=True)
     wavs, speakers, info = [], [], [HEADER]
@@ -41,7 +44,7 @@ def write_lists(corpus, split, rows):
         wavs.append(f"{utterance} {relative}")
         speakers.append(f"{utterance}\t3D_SPK_{speaker}")
         info.append([utterance, f"3D_SPK_{speaker}", segment, device, "0.3", "Standard Mandarin"])
-    wavs.reverse()  # what is written must not depend on the order of the lists
+    wavs.reverse()  # the output must not depend on the order of the lists
     (files / f"{split}_wav.scp").write_text("\n".join(wavs) + "\n")
     (files / f"{split}_utt2spk").write_text("\n".join(speakers) + "\n")
     with (files / f"{split}_utt2info.csv").open("w", newline="") as file:
@@ -93,17 +96,12 @@ def test_every_list(recipe, corpus, tmp_path, capsys):
     for split in ("train", "test"):
         original = (corpus / f"files/{split}_utt2info.csv").read_bytes()
         assert (data / split / "utt2info.csv").read_bytes() == original
-    assert capsys.readouterr().out.splitlines() == [
-        "train: 2 speakers and 4 utterances are listed, published are 10000 and 579013 "
-        "(arXiv:2306.15354): not the whole corpus, or another version of it",
-        "test: 2 speakers and 4 utterances are listed, published are 240 and 18782 "
-        "(arXiv:2306.15354): not the whole corpus, or another version of it",
-        f"{data}/train: 2 speakers, 3 utterances",
-        f"{data}/train: 1 utterances of Device09 left out",
-        f"{data}/test: 2 speakers, 3 utterances, trials_cross_device 1 target + 1 nontarget, "
-        "trials_cross_distance 1 target + 1 nontarget, trials_cross_dialect 0 target + 1 nontarget",
-        f"{data}/test: 1 utterances of Device09 left out",
-    ]
+    out = capsys.readouterr().out
+    assert refused(out, "train", "2 speakers and 4 utterances", "10000 and 579013")
+    assert refused(out, "test", "2 speakers and 4 utterances", "240 and 18782")
+    for split in ("train", "test"):
+        assert refused(out, data / split, "2 speakers, 3 utterances")
+        assert refused(out, data / split, "1 utterances of Device09")
 
 
 def test_a_missing_piece_names_its_archive(recipe, corpus, tmp_path, capsys):
@@ -111,60 +109,47 @@ def test_a_missing_piece_names_its_archive(recipe, corpus, tmp_path, capsys):
     shutil.rmtree(corpus / "train")
     code = recipe("3dspeaker").main(["--corpus", str(corpus), "--data", str(tmp_path / "data")])
     assert code == 1
-    parts = " ".join(f"train.tar.gz-part-{part}" for part in "abcdef")
-    assert capsys.readouterr().err == (
-        f"{corpus}: not the 3D-Speaker corpus, got no train files/trials_cross_dialect; get "
-        f"3dspeaker_files.tar.gz {parts} from "
-        "https://speech-lab-share-data.oss-cn-shanghai.aliyuncs.com/3D-Speaker (stage 0 does) "
-        "and unpack there\n"
-    )
+    parts = "3dspeaker_files.tar.gz", *(f"train.tar.gz-part-{part}" for part in "abcdef")
+    missing = "no train files/trials_cross_dialect"
+    assert refused(capsys.readouterr().err, corpus, missing, *parts)
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "line"),
+    ("file", "text", "subject", "value"),
     [
         (
             "trials_cross_device",
-            f"{name(*TEST[0])} {name(*TEST[2])} target\n",  # device 09 was left out
-            "{path}:1: no such test utterance, got {device09}; "
-            "remove the trial or complete the corpus",
+            f"{name(*TEST[0])} {name(*TEST[2])} target\n",
+            "{path}:1",
+            name(*TEST[2]),  # of device 09, which is left out
         ),
-        (
-            "trials_cross_distance",
-            "a b same\n",
-            "{path}:1: is not 'enrol test target|nontarget' or '1|0 enrol test' or "
-            "'enrol test 1|0', got 'a b same'; correct it",
-        ),
+        ("trials_cross_distance", "a b same\n", "{path}:1", "a b same"),
         (
             "test_utt2spk",
             "".join(f"{name(*row)} 3D_SPK_{row[0]}\n" for row in TEST[1:]),
-            "{path}: no speaker, got nothing for {first}; add a line",
+            "{path}",
+            name(*TEST[0]),
         ),
         (
             "train_wav.scp",
             f"{name(*TRAIN[0])} train/a.wav\n{name(*TRAIN[0])} train/b.wav\n",
-            "{path}:2: duplicate id, got {first_train}; keep one line",
+            "{path}:2",
+            name(*TRAIN[0]),
         ),
         (
             "train_utt2spk",
             "".join(f"{name(*row)} 3D_SPK_06155\n" for row in TRAIN),
-            "{corpus}: a speaker is in train and test, got 3D_SPK_06155; keep one of the two",
+            "{corpus}",
+            "3D_SPK_06155",
         ),
     ],
 )
-def test_faults_are_one_line_each(recipe, corpus, tmp_path, capsys, file, text, line):
+def test_broken_lists_are_refused(recipe, corpus, tmp_path, capsys, file, text, subject, value):
     path = corpus / "files" / file
     path.write_text(text)
     code = recipe("3dspeaker").main(["--corpus", str(corpus), "--data", str(tmp_path / "data")])
     assert code == 1
-    expected = line.format(
-        path=path,
-        corpus=corpus,
-        device09=name(*TEST[2]),
-        first=name(*TEST[0]),
-        first_train=name(*TRAIN[0]),
-    )
-    assert expected in capsys.readouterr().err.splitlines()
+    assert refused(capsys.readouterr().err, subject.format(path=path, corpus=corpus), value)
     assert not (tmp_path / "data").exists()
 
 
@@ -173,23 +158,18 @@ def test_a_half_extracted_tree_and_an_extra_file(recipe, corpus, tmp_path, capsy
     extra = corpus / "test/3D_SPK_06154/more.wav"
     soundfile.write(extra, np.full(1600, 0.1), 16000)
     assert recipe("3dspeaker").main(args) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert f"test: 1 recordings are in no list, not used, got {extra}" in out
+    assert refused(capsys.readouterr().out, "test", "1 unlisted", extra)
     (corpus / f"train/3D_SPK_00001/{name(*TRAIN[1])}.wav").unlink()  # device 09 is not needed
     assert recipe("3dspeaker").main(args) == 0
     capsys.readouterr()
     shutil.rmtree(corpus / "train/3D_SPK_00001")
     assert recipe("3dspeaker").main(args) == 1
-    parts = " ".join(f"train.tar.gz-part-{part}" for part in "abcdef")
-    assert capsys.readouterr().err.splitlines() == [
-        f"{corpus}/train: 2 of 3 listed recordings are missing, got no {name(*TRAIN[0])}.wav and "
-        f"others; unpack {parts} again",
-        f"{corpus}: refused",
-    ]
+    missing, _ = capsys.readouterr().err.splitlines()
+    assert refused(missing, corpus / "train", "2 of 3", name(*TRAIN[0]), "train.tar.gz-part-a")
 
 
-def test_gender_and_dialect_without_a_line_of_names(recipe, corpus, tmp_path):
-    """A column of gender is used where there is one; the dialect is the sixth column."""
+def test_gender_and_dialect_without_a_header(recipe, corpus, tmp_path):
+    """The column of gender is optional; the dialect is the sixth column."""
     args = ["--corpus", str(corpus), "--data", str(tmp_path / "data")]
     info = corpus / "files/test_utt2info.csv"
     lines = info.read_text().splitlines()
@@ -225,18 +205,18 @@ def test_download_joins_the_parts(recipe, corpus, tmp_path, monkeypatch):
         if path.is_file():
             assert (copy / path.relative_to(corpus)).read_bytes() == path.read_bytes()
     shutil.rmtree(store)
-    threed.download_corpus(copy, url=store.as_uri())  # everything is there: nothing is fetched
+    threed.download_corpus(copy, url=store.as_uri())  # everything exists: no download
 
     shutil.rmtree(copy / "train")
     for part in archives["train"]:
         (copy / part).unlink()
     whole = tar_of(corpus / "train")
     (copy / "train.tar.gz").write_bytes(whole)
-    with pytest.raises(ValueError, match=r"train\.tar\.gz: wrong md5, got .*; delete and download"):
+    with refuses(copy / "train.tar.gz", "wrong md5"):
         threed.download_corpus(copy, url=store.as_uri())
     digest = f"md5:{hashlib.md5(whole).hexdigest()}"
     monkeypatch.setitem(threed.WHOLE, "train", ("train.tar.gz", digest))
-    threed.download_corpus(copy, url=store.as_uri())  # the parts that somebody has joined before
+    threed.download_corpus(copy, url=store.as_uri())  # parts that the user has joined
     assert (copy / "train/3D_SPK_00001").is_dir()
 
 

@@ -1,3 +1,5 @@
+"""LibriSpeech: subsets, drawn trials, resumable downloads, and errors of broken corpora."""
+
 import hashlib
 import io
 import os
@@ -11,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from refusals import refused, refuses
 
-from egs.common import archives, fetch
+from egs.common.corpus import archives, fetch
 
 SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", Path(__file__).resolve().parents[3] / "shared"))
 MINI = SHARED / "data/librispeech-mini"
@@ -47,7 +50,7 @@ SMALL = [
 
 
 def test_lists_and_trials_of_a_small_corpus(recipe, tmp_path, capsys):
-    corpus = make_corpus(tmp_path / "my corpus/LibriSpeech", SMALL)  # a blank, and the usual folder
+    corpus = make_corpus(tmp_path / "my corpus/LibriSpeech", SMALL)
     (corpus / "train-clean-100/19/198/19-198.trans.txt").write_text("19-198-0000 HELLO\n")
     noise = make_corpus(tmp_path / "noise", ["free sound/1-2-3"])
     data = tmp_path / "data"
@@ -100,23 +103,14 @@ def test_subsets_by_presence_and_by_name(recipe, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("extra", "line"),
-    [
-        (
-            "test-clean/19-9-0000",
-            "{corpus}: a speaker is in train and test, got 19; keep one of the two",
-        ),
-        (
-            "test-other/84-7-0000",
-            "{corpus}: an utterance is in two subsets, got 84-7-0000; leave one of them out",
-        ),
-    ],
+    ("extra", "value"),
+    [("test-clean/19-9-0000", "speaker 19 "), ("test-other/84-7-0000", "84-7-0000")],
 )
-def test_structural_faults_are_one_line_each(recipe, tmp_path, capsys, extra, line):
+def test_a_duplicate_speaker_or_utterance_is_refused(recipe, tmp_path, capsys, extra, value):
     corpus = make_corpus(tmp_path / "corpus", [*SMALL, extra])
     code = recipe("librispeech").main(["--corpus", str(corpus), "--data", str(tmp_path / "data")])
     assert code == 1
-    assert line.format(corpus=corpus) in capsys.readouterr().err.splitlines()
+    assert refused(capsys.readouterr().err, corpus, value)
     assert not (tmp_path / "data").exists()
 
 
@@ -126,18 +120,10 @@ def test_a_misplaced_file_and_a_missing_corpus(recipe, tmp_path, capsys):
     stray = corpus / "test-clean/84/7/85-7-0000.flac"
     stray.write_bytes(flac_bytes())
     assert libri.main(["--corpus", str(corpus), "--data", str(tmp_path / "data")]) == 1
-    assert capsys.readouterr().err.splitlines() == [
-        f"{stray}: does not bear its speaker and chapter, got 85-7-0000.flac; "
-        "name it 84-7-UTT.flac",
-        f"{corpus}: refused",
-    ]
+    assert refused(capsys.readouterr().err, stray, "84-7-UTT.flac")
     gone = tmp_path / "gone"
     assert libri.main(["--corpus", str(gone), "--data", str(tmp_path / "data")]) == 1
-    assert capsys.readouterr().err == (
-        f"{gone}: no train subset found, got only nothing; put SUBSET/SPEAKER/CHAPTER/*.flac "
-        "there, download it by stage 0, or name subsets in recipe.sh: "
-        "prepare_args=(--train-subsets ...)\n"
-    )
+    assert refused(capsys.readouterr().err, gone, "no train subset", "--train-subsets")
 
 
 def test_the_corpus_itself_is_never_taken_for_a_data_directory(recipe, tmp_path, capsys):
@@ -147,7 +133,6 @@ def test_the_corpus_itself_is_never_taken_for_a_data_directory(recipe, tmp_path,
     libri = recipe("librispeech")
     args = ["--corpus", str(corpus), "--data", str(corpus), "--train-subsets", "train-clean-100"]
     assert libri.main(args) == 1
-    assert "is not a data directory and would be replaced" in capsys.readouterr().err
     assert (corpus / "train/audio.wav").read_bytes() == b"precious"
 
 
@@ -180,7 +165,7 @@ def test_librispeech_mini(recipe, tmp_path, capsys):
 
 @contextmanager
 def served(files, *, cut=None, ranges=True):
-    """A web server for `files`; the reply to the first request breaks off after `cut` bytes."""
+    """Serve `files` over HTTP; the first reply ends after `cut` bytes."""
     seen = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -226,26 +211,26 @@ def tar_bytes(members):
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_download_goes_on_where_it_stopped(recipe, tmp_path, monkeypatch, ranges):
+def test_an_interrupted_download_continues(recipe, tmp_path, monkeypatch, ranges):
     libri = recipe("librispeech")
     audio = np.random.default_rng(0).bytes(20_000)
     body = tar_bytes({"LibriSpeech/test-clean/61/1/61-1-0000.flac": audio})
     monkeypatch.setitem(libri.CHECKSUMS, "test-clean", hashlib.sha256(body).hexdigest())
     corpus = tmp_path / "corpus"
     with served({"test-clean.tar.gz": body}, cut=7_000, ranges=ranges) as (url, seen):
-        with pytest.raises(ValueError, match=rf"download stopped, got 7000 of {len(body)} bytes"):
+        with refuses(f"{url}/test-clean.tar.gz", f"7000 of {len(body)}"):
             libri.download_corpus(corpus, subsets=["test-clean"], url=url)
         assert (corpus / "test-clean.tar.gz.part").stat().st_size == 7_000
         libri.download_corpus(corpus, subsets=["test-clean"], url=url)
         assert [start for _, start in seen] == [0, 7_000 if ranges else 0]
         libri.download_corpus(corpus, subsets=["test-clean"], url=url)
-        assert len(seen) == 2  # what is there is not fetched again
+        assert len(seen) == 2  # not downloaded again
     assert (corpus / "LibriSpeech/test-clean/61/1/61-1-0000.flac").read_bytes() == audio
     left = sorted(path.name for path in corpus.iterdir())
     assert left == ["LibriSpeech", "test-clean.tar.gz"]
 
 
-def test_a_download_that_was_whole_but_not_renamed(tmp_path):
+def test_a_complete_download_is_renamed(tmp_path):
     (tmp_path / "a.tar.part").write_bytes(b"12345")
     with served({"a.tar": b"12345"}) as (url, _):
         fetch.download(f"{url}/a.tar", tmp_path / "a.tar")
@@ -255,13 +240,9 @@ def test_a_download_that_was_whole_but_not_renamed(tmp_path):
 def test_a_wrong_checksum_is_refused_and_removed(recipe, tmp_path):
     libri = recipe("librispeech")
     files = {"test-clean.tar.gz": b"not the archive"}
-    with served(files) as (url, _), pytest.raises(ValueError) as error:
-        libri.download_corpus(tmp_path, subsets=["test-clean"], url=url)
     got = hashlib.sha256(b"not the archive").hexdigest()
-    assert str(error.value) == (
-        f"{url}/test-clean.tar.gz: wrong sha256, got {got} instead of "
-        f"{libri.CHECKSUMS['test-clean']}; it was removed, run the same command again"
-    )
+    with served(files) as (url, _), refuses(f"{url}/test-clean.tar.gz", "wrong sha256", got):
+        libri.download_corpus(tmp_path, subsets=["test-clean"], url=url)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -269,16 +250,12 @@ def test_a_wrong_checksum_is_refused_and_removed(recipe, tmp_path):
 def test_an_archive_that_leaves_its_folder_is_refused(tmp_path, member):
     archive = tmp_path / "bad.tar.gz"
     archive.write_bytes(tar_bytes({"inside.txt": b"1", member: b"2"}))
-    with pytest.raises(ValueError, match=r"cannot be unpacked, got .*outside"):
+    with refuses(archive, "outside"):
         archives.unpack([archive], tmp_path / "corpus")
     assert list((tmp_path / "corpus").iterdir()) == []
     assert not list(tmp_path.rglob("outside.txt"))
-
-
-def test_a_truncated_archive_leaves_nothing(tmp_path):
-    archive = tmp_path / "cut.tar.gz"
     archive.write_bytes(tar_bytes({"x": np.random.default_rng(0).bytes(9_000)})[:5_000])
-    with pytest.raises(ValueError, match="cannot be unpacked"):
+    with refuses(archive):  # truncated
         archives.unpack([archive], tmp_path / "corpus")
     assert list((tmp_path / "corpus").iterdir()) == []
 
@@ -286,4 +263,4 @@ def test_a_truncated_archive_leaves_nothing(tmp_path):
 def test_a_wrong_subset_name(recipe, tmp_path, capsys):
     args = ["--download", "--corpus", str(tmp_path), "--subsets", "train-clean-10"]
     assert recipe("librispeech").main(args) == 1
-    assert capsys.readouterr().err.startswith("--subsets: not a subset, got train-clean-10; choose")
+    assert refused(capsys.readouterr().err, "--subsets", "train-clean-10;")

@@ -1,3 +1,5 @@
+"""The mini corpus: reproducible synthesis, data directories and trials."""
+
 import filecmp
 import json
 import subprocess
@@ -8,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from refusals import refused
 
 from egs.mini import making, sound
 
@@ -25,7 +28,7 @@ def make(folder, *extra):
 
 @pytest.fixture(scope="module")
 def espeak():
-    """The synthesiser, installed by stage 0 where it is not there yet (skips without a network)."""
+    """Install the synthesizer if needed; skip without a network."""
     command = [sys.executable, str(SCRIPT), "--download"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     if done.returncode != 0:
@@ -40,7 +43,7 @@ def made(tmp_path_factory, espeak):
     return folder
 
 
-def test_same_seed_gives_the_same_bytes_whatever_the_number_of_jobs(made, tmp_path):
+def test_same_seed_gives_the_same_bytes_for_any_number_of_jobs(made, tmp_path):
     assert make(tmp_path, "--num-jobs", "1").returncode == 0
     names = sorted(p.relative_to(made) for p in (made / "corpus").rglob("*") if p.is_file())
     assert len(names) == 4 * 2 + 12 + 12 + 1
@@ -54,12 +57,12 @@ def test_same_seed_gives_the_same_bytes_whatever_the_number_of_jobs(made, tmp_pa
 @pytest.mark.slow
 def test_another_seed_gives_another_corpus_and_the_same_one_is_left_alone(made, tmp_path):
     other = make(tmp_path, "--seed", "2")
-    assert "speaking" in other.stdout
+    assert "synthesizing" in other.stdout
     wav = "corpus/train/spk000/spk000-00.wav"
     assert (tmp_path / wav).read_bytes() != (made / wav).read_bytes()
     before = (tmp_path / wav).stat().st_mtime_ns
     again = make(tmp_path, "--seed", "2")
-    assert again.returncode == 0 and "speaking" not in again.stdout
+    assert again.returncode == 0 and "synthesizing" not in again.stdout
     assert (tmp_path / wav).stat().st_mtime_ns == before
 
 
@@ -107,25 +110,20 @@ def test_corpus_says_who_speaks_what(made):
     assert len({row["text"] for row in about["utterances"]}) == 8
 
 
-def test_a_folder_that_is_not_ours_is_never_replaced(recipe, tmp_path, capsys):
+def test_another_folder_is_never_replaced(recipe, tmp_path, capsys):
     mini = recipe("mini")
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus/thesis.txt").write_text("mine")
     code = mini.main(["--corpus", str(tmp_path / "corpus"), "--data", str(tmp_path / "data")])
     assert code == 1
-    assert capsys.readouterr().err == (
-        f"{tmp_path}/corpus: would be replaced, got a folder without corpus.json; "
-        "give another --corpus\n"
-    )
+    assert refused(capsys.readouterr().err, tmp_path / "corpus", "corpus.json")
     assert (tmp_path / "corpus/thesis.txt").read_text() == "mine"
 
 
 def test_a_size_without_trials_is_refused(recipe, tmp_path, capsys):
     args = ["--corpus", str(tmp_path / "corpus"), "--data", str(tmp_path), "--test-voices", "1"]
     assert recipe("mini").main(args) == 1
-    assert capsys.readouterr().err == (
-        "num_test_voices: must be at least 2 to make trials, got 1; raise it\n"
-    )
+    assert refused(capsys.readouterr().err, "num_test_voices", 1)
 
 
 def test_default_size_and_trials(recipe):

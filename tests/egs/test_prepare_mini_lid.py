@@ -1,4 +1,4 @@
-"""The language corpus of mini: every language is spoken, by voices that are in one set alone."""
+"""The language corpus of mini: voices, sentences and data directories."""
 
 from collections import Counter
 from pathlib import Path
@@ -12,7 +12,7 @@ from egs.mini.lid.sentences import COLUMNS, LANGUAGES, draw_sentence
 
 @pytest.fixture(scope="module")
 def espeak():
-    """The synthesiser, installed by stage 0 where it is not there yet (skips without a network)."""
+    """Install the synthesizer if needed; skip without a network."""
     try:
         making.install_espeak()
     except ValueError as error:
@@ -27,7 +27,7 @@ def test_what_is_planned(recipe):
     assert kinds == {(name, split): n for name in LANGUAGES for split, n in SIZES}
     speakers = [{row.speaker for row in utterances if row.split == split} for split, _ in SIZES]
     assert not speakers[0] & speakers[1]
-    for split in speakers:  # no sex tells the language
+    for split in speakers:  # the sexes are balanced in every language
         sexes = Counter((voices[name].language, voices[name].sex) for name in split)
         assert len(set(sexes.values())) == 1 and len(sexes) == 2 * len(LANGUAGES)
     assert len({voice.variant for voice in voices.values()}) == 140
@@ -46,7 +46,7 @@ def test_sentences_follow_from_their_name():
 
 
 @pytest.mark.slow
-def test_a_small_corpus_is_spoken_and_prepared(recipe, espeak, tmp_path):
+def test_a_small_corpus_is_synthesized_and_prepared(recipe, espeak, tmp_path):
     lid = recipe("mini/lid")
     size = lid.Size(num_train_voices=1, num_test_voices=1, num_utterances=1)
     corpus, data = tmp_path / "corpus", tmp_path / "data"

@@ -1,15 +1,16 @@
-"""One folder a speaker: what is found, converted, kept for the test, or too little to train on."""
+"""One folder per speaker: conversion, the test set, corpora too small to train on."""
 
-import io
 import shutil
 
 import numpy as np
 import pytest
+from refusals import refused
 from voices import RATE, make_wave
 
 from egs.own import prepare
 from speakerlab.data import audio
 from speakerlab.data.tables import read_rejected, read_table
+from tests.egs.corpora import write_m4a
 
 
 def write_corpus(folder, num_speakers: int, num_recordings: int = 2, seconds: float = 0.5):
@@ -41,13 +42,13 @@ def test_a_fifth_of_the_speakers_is_the_test_set(tmp_path):
 
 
 @pytest.mark.parametrize(("speakers", "recordings"), [(19, 2), (25, 1)])
-def test_too_little_to_train_on_is_for_calibration(tmp_path, capsys, speakers, recordings):
+def test_a_small_corpus_is_for_calibration(tmp_path, capsys, speakers, recordings):
     write_corpus(tmp_path / "in", speakers, recordings)
     data = tmp_path / "data"
     (data / "test").mkdir(parents=True)  # of an earlier corpus
     assert main(tmp_path / "in", data) == 0
     several = speakers if recordings > 1 else 0
-    line = f"{several} of {speakers} speakers have 2 recordings or more, training takes 20 such"
+    line = f"{several} of {speakers} speakers have 2 recordings or more, training needs 20"
     assert line in (data / "calibration_only").read_text() and line in capsys.readouterr().out
     assert len(read_table(data / "train/utt2spk")) == speakers * recordings
     assert not (data / "test").exists()
@@ -74,27 +75,16 @@ def test_other_rates_and_formats_are_converted_once(tmp_path):
         spectrum = np.abs(np.fft.rfft(wave_S))
         assert spectrum.argmax() / info.seconds == pytest.approx(440, abs=3)
     assert wavs["who_0/any/depth/0"] == str(tmp_path / "in/who 0/any/depth/0.wav")
-    before = {
-        name: (tmp_path / "data/wav" / f"{name}.flac").stat().st_ctime_ns for name in ("who_0/a",)
-    }
+    before = (tmp_path / "data/wav/who_0/a.flac").stat().st_ctime_ns
     assert main(tmp_path / "in", tmp_path / "data") == 0
-    after = (tmp_path / "data/wav/who_0/a.flac").stat().st_ctime_ns
-    assert after == before["who_0/a"]
+    assert (tmp_path / "data/wav/who_0/a.flac").stat().st_ctime_ns == before
 
 
 def test_m4a_is_read_where_av_is(tmp_path):
-    av = pytest.importorskip("av")
+    pytest.importorskip("av")
     write_corpus(tmp_path / "in", 1)
-    path = tmp_path / "in" / "who 0" / "phone.m4a"
-    content = io.BytesIO()
-    with av.open(content, "w", format="mp4") as container:
-        stream = container.add_stream("aac", rate=48000, layout="mono")
-        tone = (8000 * np.sin(2 * np.pi * 440 * np.arange(48000) / 48000)).astype(np.int16)
-        frame = av.AudioFrame.from_ndarray(tone[None], format="s16", layout="mono")
-        frame.sample_rate = 48000
-        for packet in (*stream.encode(frame), *stream.encode(None)):
-            container.mux(packet)
-    path.write_bytes(content.getvalue())
+    tone = (8000 * np.sin(2 * np.pi * 440 * np.arange(48000) / 48000)).astype(np.int16)
+    write_m4a(tmp_path / "in/who 0/phone.m4a", tone, rate=48000)
     assert main(tmp_path / "in", tmp_path / "data") == 0
     wavs = read_table(tmp_path / "data/train/wav.scp")
     info = audio.read_info(wavs["who_0/phone"])
@@ -108,16 +98,16 @@ def test_a_broken_file_is_left_out_and_listed(tmp_path):
     assert main(tmp_path / "in", tmp_path / "data") == 0
     assert "who_1/broken" not in read_table(tmp_path / "data/train/wav.scp")
     ((path, reason),) = read_rejected(tmp_path / "data/train").values()
-    assert path == str(tmp_path / "in/who 1/broken.mp3") and "is not readable audio" in reason
+    assert path == str(tmp_path / "in/who 1/broken.mp3") and reason
 
 
-def test_what_has_no_speaker_is_refused_in_lines(tmp_path, capsys):
+def test_recordings_without_a_speaker_are_refused(tmp_path, capsys):
     write_corpus(tmp_path / "in", 2)
     audio.write(tmp_path / "in" / "stray.wav", make_wave(0, 0, 0.5), RATE)
     assert main(tmp_path / "in", tmp_path / "data") == 1
-    assert "stray.wav: lies in no folder, so its speaker is unknown" in capsys.readouterr().err
+    assert refused(capsys.readouterr().err, tmp_path / "in/stray.wav")
     (tmp_path / "empty").mkdir()
     assert main(tmp_path / "empty", tmp_path / "data") == 1
-    assert "no recordings found" in capsys.readouterr().err
+    assert refused(capsys.readouterr().err, tmp_path / "empty", "no recordings")
     assert prepare.main(["--download"]) == 1
-    assert "--corpus: your recordings are needed" in capsys.readouterr().err
+    assert refused(capsys.readouterr().err, "--corpus")

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from refusals import refused
 from test_recipes import RECIPES, ROOT, dry_run, run, values_of
 
 from speakerlab.config.schema import load_config
@@ -60,6 +61,4 @@ def test_a_recipe_without_the_task_names_those_that_have_it(recipe: str) -> None
     done = run(recipe, "--task", "lid", "--dry-run")
     assert (done.stdout, done.returncode) == ("", 1)
     names = " ".join(task.parent.name for task in TASKS)
-    assert done.stderr == (
-        f"--task lid: this recipe has no folder lid/, got {recipe}; there is one in {names}\n"
-    )
+    assert refused(done.stderr, "--task lid", recipe, names), done.stderr

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from refusals import refused
 from toy_recipe import Toy
 
 
@@ -35,23 +36,24 @@ def test_commands_are_children_of_the_shell_that_they_watch(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "stage", "line"),
+    ("before", "stage", "missing"),
     [
-        (None, 2, "stage 2: stage 1 has to be run first, got no {data}/.stage1"),
-        (None, 3, "stage 3: stage 1 has to be run first, got no {data}/.stage1"),
-        (1, 3, "stage 3: stage 2 has to be run first, got no {data}/.stage2"),
-        (2, 4, "stage 4: stage 3 has to be run first, got no {exp}/model"),
-        (2, 5, "stage 5: stage 3 has to be run first, got no {exp}/model"),
-        (3, 6, "stage 6: stage 5 has to be run first, got no {exp}/embeddings/test"),
+        (None, 2, "data/.stage1"),
+        (None, 3, "data/.stage1"),
+        (1, 3, "data/.stage2"),
+        (2, 4, "exp/model"),
+        (2, 5, "exp/model"),
+        (3, 6, "exp/embeddings/test"),
     ],
 )
-def test_stage_before_the_one_it_needs(toy: Toy, before: int | None, stage: int, line: str) -> None:
+def test_a_stage_names_the_missing_output_of_an_earlier_one(
+    toy: Toy, before: int | None, stage: int, missing: str
+) -> None:
     if before is not None:
         assert toy.run(f"--stop-stage {before}").returncode == 0
     done = toy.run(f"--stage {stage}")
-    assert (done.stdout, done.returncode) == ("", 1)
-    assert done.stderr.startswith(line.format(data=toy.data, exp=toy.exp))
-    assert done.stderr.count("\n") == 1
+    assert (done.stdout, done.returncode, done.stderr.count("\n")) == ("", 1, 1)
+    assert refused(done.stderr, f"stage {stage}", f"{toy.path.parent}/my {missing}"), done.stderr
     assert toy.recorded() == []
 
 
@@ -62,7 +64,7 @@ def test_finished_stages_are_not_redone_while_inputs_are_the_same(toy: Toy) -> N
 
     assert run_both() == ["prepare", "check", "check", "pack"]
     assert run_both() == []
-    assert "stage 1: done before with the same options, skipped" in toy.run("--stop-stage 1").stdout
+    assert refused(toy.run("--stop-stage 1").stdout, "stage 1", "skipped")
     assert run_both("--corpus /elsewhere") == ["prepare", "check", "check", "pack"]
     assert run_both("--corpus /elsewhere") == []
     (toy.recipe / "prepare.py").write_text("print(1)\n")
@@ -112,7 +114,7 @@ def test_a_failed_command_ends_the_run_with_its_exit_code(toy: Toy, code: int) -
 def test_what_did_not_fit_the_memory_is_begun_once_more_below_it(toy: Toy) -> None:
     done = toy.run("--stop-stage 3 --set training.lr=0.2", TRAIN_EXITS="5 0")
     assert (done.stderr, done.returncode) == ("", 0)
-    assert "stage 3: a micro-batch of 64 did not fit the memory; once more" in done.stdout
+    assert refused(done.stdout, "stage 3", "out of memory", 64)
     first, second = (call[4:] for call in toy.recorded() if call[4] == "train")
     place = second.index("--below-micro-batch")
     assert second[place : place + 3] == ["--below-micro-batch", "64", "--set"]
@@ -122,11 +124,8 @@ def test_what_did_not_fit_the_memory_is_begun_once_more_below_it(toy: Toy) -> No
 def test_out_of_memory_twice_ends_the_run(toy: Toy) -> None:
     done = toy.run("", TRAIN_EXITS="5 5 0")
     assert done.returncode == 5
-    assert done.stderr.splitlines() == [
-        "stage 3: out of memory again, got micro-batches of 64; use a shorter data.crop_seconds, a "
-        "smaller model or a lower runtime.precision",
-        "stage 3: failed with exit code 5",
-    ]
+    assert refused(done.stderr.splitlines()[0], "stage 3", "out of memory again", 64)
+    assert done.stderr.splitlines()[1:] == ["stage 3: failed with exit code 5"]
     assert [call[4] for call in toy.recorded()].count("train") == 2
 
 

@@ -9,7 +9,7 @@ import pytest
 from corrupted_audio import clean_wave, encoded
 from voices import RATE, make_wave
 
-from egs.common.corpus import find_audio, walk
+from egs.common.corpus.prepare import find_audio, walk
 from egs.own import prepare
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs

@@ -1,10 +1,9 @@
-"""Prepares 3D-Speaker for language identification: the dialect of each utterance is its class.
+"""Prepare 3D-Speaker for language identification: the class of an utterance is its dialect.
 
-In: --corpus DIR as in ../prepare.py. Out: --data DIR with `train/` and `test/`, each with
-`utt2lang`. With --download (stage 0) the archives are fetched into --corpus instead.
+--corpus DIR is that of ../prepare.py. --data DIR gets `train/` and `test/` with `utt2lang`.
 
 Source: [L] github.com/modelscope/3D-Speaker at 09e7806, egs/3dspeaker/language-identification/
-local/prepare_data.sh. How many utterances its lists have is published nowhere that we know of.
+local/prepare_data.sh. We know of no published number of utterances of its lists.
 """
 
 import csv
@@ -15,36 +14,36 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from egs.common.corpus import (
+from egs.common.corpus.noises import write_published_choice
+from egs.common.corpus.prepare import (
     check_disjoint,
     make_parser,
     run,
     write_set,
 )
-from egs.common.noises import write_published_choice
 from speakerlab.core.faults import Faults
 from speakerlab.data.tables import read_table
 
-recipe = import_module("egs.3dspeaker.prepare")  # no name that a statement could import
+recipe = import_module("egs.3dspeaker.prepare")  # not a valid name for an import statement
 HERE = Path(__file__).resolve().parent
 LISTS = {"train": "lid_train_wav.scp", "test": "lid_test_wav.scp"}  # [L]:77,101
 LANGUAGE_COLUMN = 5  # of utt2info.csv, whose first column is the utterance ([L]:89-93, 113-117)
 
 
 def check_layout(corpus: Path) -> None:
-    """Raise FileNotFoundError naming every missing piece."""
+    """Raise FileNotFoundError naming all missing files."""
     lists = [f"files/{name}" for name in LISTS.values()]
     lists += [f"files/{split}_{name}" for split in LISTS for name in ("utt2info.csv", "utt2spk")]
     missing = [name for name in (*LISTS, *lists) if not (corpus / name).exists()]
     if missing:
         raise FileNotFoundError(
-            f"{corpus}: not the 3D-Speaker corpus with its lists of languages, got no "
-            f"{' '.join(missing)}; get its archives from {recipe.URL} (stage 0 does)"
+            f"{corpus}: incomplete 3D-Speaker corpus, no {' '.join(missing)}; run stage 0, or "
+            f"download the archives from {recipe.URL}"
         )
 
 
 def read_languages(path: Path) -> dict[str, str]:
-    """Utterance -> what its sixth column says."""
+    """Return utterance -> dialect."""
     with path.open(encoding="utf-8", newline="") as lines:
         rows = [row for row in csv.reader(lines) if len(row) > LANGUAGE_COLUMN]
     return {row[0].strip(): row[LANGUAGE_COLUMN].strip() for row in rows}
@@ -53,15 +52,15 @@ def read_languages(path: Path) -> dict[str, str]:
 def read_split(
     corpus: Path, split: str, faults: Faults
 ) -> tuple[dict[str, Path], dict[str, str], dict[str, str]]:
-    """(utterance -> file, -> speaker, -> language) of the utterances that are listed."""
+    """Return (utterance -> file, -> speaker, -> language) of the listed utterances."""
     files = corpus / "files"
     listed = read_table(files / LISTS[split], faults)  # paths are relative to the corpus ([L]:77)
     speakers = read_table(files / f"{split}_utt2spk", faults)
     languages = read_languages(files / f"{split}_utt2info.csv")
     for name, table in ((f"{split}_utt2spk", speakers), (f"{split}_utt2info.csv", languages)):
         for utterance in sorted(utterance for utterance in listed if not table.get(utterance)):
-            line = f"{files / name}: an utterance of {LISTS[split]} is not in it, got {utterance}"
-            faults.add(f"utterances missing in {name}", f"{line}; take the lists of one release")
+            line = f"{files / name}: no line for {utterance}, which is in {LISTS[split]}"
+            faults.add(f"utterances missing in {name}", f"{line}; use lists of the same release")
     return (
         {utterance: corpus / path for utterance, path in listed.items()},
         {utterance: speakers.get(utterance, "") for utterance in listed},
@@ -76,7 +75,7 @@ def prepare(
     check_layout(corpus)
     faults = Faults()
     sets = {split: read_split(corpus, split, faults) for split in LISTS}
-    faults.raise_if_any(f"{corpus}: refused")
+    faults.raise_if_any(f"{corpus}: inconsistent corpus")
     check_disjoint(sets["train"][1].values(), sets["test"][1].values(), where=corpus)
     for split, (wavs, speakers, languages) in sets.items():
         columns = {"utt2lang": languages}
@@ -86,7 +85,7 @@ def prepare(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command around `prepare` and the download of the corpus."""
+    """Parse the options and prepare or download the corpus."""
     parser = make_parser("Prepare 3D-Speaker's languages.", corpus=HERE.parent / "corpus")
     args = parser.parse_args(argv)
     return run(

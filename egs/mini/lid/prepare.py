@@ -1,8 +1,7 @@
-"""Makes and prepares the language corpus of mini: five languages, each spoken by voices of its own.
+"""Synthesize and prepare the language corpus of mini: five languages with their own voices.
 
-In: a seed. Out: the corpus in --corpus DIR (see ../making.py), unless it is there; --data DIR with
-`train/` and `test/`, each with `utt2lang`, and `noise/` and `rirs/`. No voice of the test set is
-heard in training. With --download (stage 0) espeak-ng is installed instead.
+--corpus DIR gets the corpus (see ../making.py) if it does not exist; --data DIR gets `train/` and
+`test/` with `utt2lang`, `noise/` and `rirs/`. Training and test have different voices.
 """
 
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from egs.common.corpus import make_parser, run, write_noise_and_rooms, write_set
+from egs.common.corpus.prepare import make_parser, run, write_noise_and_rooms, write_set
 from egs.mini.lid.sentences import LANGUAGES, draw_sentence
 from egs.mini.making import Utterance, install_espeak, provide_corpus
 from egs.mini.voices import Voice, draw_voice
@@ -22,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Size:
-    """What is to be made of each language; a corpus made of other figures is made anew."""
+    """Size per language; the corpus is synthesized again if this changes."""
 
     seed: int = 1
     num_train_voices: int = 20
@@ -32,11 +31,11 @@ class Size:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if name != "seed" and value < 1:
-                raise ValueError(f"{name}: must be at least 1, got {value}; raise it")
+                raise ValueError(f"{name}: must be at least 1, not {value}")
 
 
 def plan(size: Size) -> tuple[dict[str, Voice], list[Utterance]]:
-    """Who speaks what; voices are drawn alike in all languages, half of them women's."""
+    """Draw the voices, half of them female, and their sentences."""
     voices: dict[str, Voice] = {}
     utterances: list[Utterance] = []
     for language in LANGUAGES:
@@ -61,7 +60,7 @@ def prepare(
     rirs: Path | None = None,
     num_jobs: int = 2,
 ) -> None:
-    """Make the corpus unless it is there with this size, and write the data directories."""
+    """Synthesize the corpus if needed and write the data directories."""
     voices, utterances = plan(size)
     provide_corpus(corpus, voices, utterances, size=asdict(size), num_jobs=num_jobs)
     for split in ("train", "test"):
@@ -76,9 +75,9 @@ def prepare(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command around `prepare` and `install_espeak`."""
+    """Parse the options and run `prepare` or `install_espeak`."""
     corpus = HERE.parent / "corpus_lid"
-    parser = make_parser("Make and prepare the language corpus of mini.", corpus=corpus)
+    parser = make_parser("Synthesize and prepare the language corpus of mini.", corpus=corpus)
     args = parser.parse_args(argv)
     return run(
         args,

@@ -1,14 +1,13 @@
-"""What the voices of the language corpus say: short sentences of our own in five languages.
+"""Sentences of the language corpus: three to five seconds in five languages.
 
-In: a language, an utterance's name, a seed. Out: a sentence of three to five seconds. Each language
-has its own lists; any choice of one entry a column is a sentence.
+Any choice of one entry per column is a sentence.
 """
 
 from zlib import crc32
 
 import numpy as np
 
-# Language -> columns of entries: when, who, did, what, where.
+# Language -> columns of entries: time, subject, verb, object, place, in the order of the language.
 COLUMNS = {
     "de": (
         "gestern|heute morgen|vor drei Tagen|am Abend|letzten Sommer|nach dem Essen|im Dezember|"
@@ -71,7 +70,7 @@ LANGUAGES = tuple(COLUMNS)
 
 
 def draw_sentence(language: str, utterance: str, *, seed: int) -> str:
-    """A sentence of about a dozen words."""
+    """Draw a sentence of about a dozen words."""
     rng = np.random.default_rng([seed, crc32(utterance.encode()), 1])
     text = " ".join(str(rng.choice(column.split("|"))) for column in COLUMNS[language])
     return text[0].upper() + text[1:] + "."

@@ -1,8 +1,6 @@
-"""Checking and unpacking archives, whole or in parts.
+"""Checking and unpacking archives: a tar or zip, whole or split into parts.
 
-In: a tar or zip, or its parts in order, and the checksum that its publisher gives. Out: a folder in
-which everything under its final name is whole. Parts are read one after the other; no joined copy
-is made.
+Parts are read one after the other; no joined copy is made.
 """
 
 import hashlib
@@ -15,26 +13,29 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from egs.common.progress import Progress
+from tqdm import tqdm
 
 CHUNK_BYTES = 1 << 20
 ZIP_MAGIC = b"PK\x03\x04"
+progress_bar = partial(tqdm, mininterval=10.0)  # seconds; the output often goes to a log file
 
 
 class _Joined(io.RawIOBase):
-    """The bytes of several files, one after the other, and a line now and then about how far."""
+    """Read-only stream of the bytes of several files, with a progress bar."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         with ExitStack() as opened:
             self._files = [opened.enter_context(path.open("rb")) for path in paths]
+            sizes = [path.stat().st_size for path in paths]
+            bar = progress_bar(total=sum(sizes), unit="B", unit_scale=True, desc=paths[0].name)
+            self._progress = opened.enter_context(bar)
             self._opened = opened.pop_all()
-        sizes = [path.stat().st_size for path in paths]
         self._starts = [0, *accumulate(sizes)]
-        self._position = self._done = 0
-        self._progress = Progress(paths[0].name, total=sum(sizes), unit="MB read", per_unit=1e6)
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -43,8 +44,8 @@ class _Joined(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        from_where = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._starts[-1]}
-        self._position = max(0, from_where[whence] + offset)
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._starts[-1]}
+        self._position = max(0, origin[whence] + offset)
         return self._position
 
     def readinto(self, buffer: memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -54,8 +55,7 @@ class _Joined(io.RawIOBase):
         self._files[part].seek(self._position - self._starts[part])
         count = self._files[part].readinto(buffer)
         self._position += count
-        self._done += count
-        self._progress.at(self._done)
+        self._progress.update(count)
         return count
 
     def close(self) -> None:
@@ -68,9 +68,9 @@ def _open_joined(paths: Sequence[Path]) -> io.BufferedReader:
 
 
 def checksum_fault(paths: Sequence[Path], checksum: str) -> str | None:
-    """What is wrong with the digest of files, one after the other, or None.
+    """Compare the digest of files, joined in order, with "md5:..." or "sha256:...".
 
-    checksum: "md5:..." or "sha256:...".
+    Return None if it matches, else a description of the mismatch.
     """
     algorithm, _, expected = checksum.partition(":")
     digest = hashlib.new(algorithm)
@@ -79,20 +79,20 @@ def checksum_fault(paths: Sequence[Path], checksum: str) -> str | None:
             digest.update(chunk)
     if digest.hexdigest() == expected:
         return None
-    return f"wrong {algorithm}, got {digest.hexdigest()} instead of {expected}"
+    return f"wrong {algorithm}: {digest.hexdigest()}, expected {expected}"
 
 
 def unpack(archives: Sequence[Path], folder: Path, *, checksum: str | None = None) -> None:
     """Unpack a tar or zip, given whole or as its parts in order, into `folder`.
 
-    checksum: of the whole, which is checked first.
-    Members that would leave the folder are refused. Everything is unpacked aside and then renamed,
-    so a folder that bears its final name is whole.
+    checksum: of the whole archive, verified first.
+    Members with a path outside the folder are refused. Members are unpacked to a temporary folder
+    and then renamed, so a folder under its final name is complete.
     """
     names = " ".join(str(path) for path in archives)
     fault = None if checksum is None else checksum_fault(archives, checksum)
     if fault is not None:
-        raise ValueError(f"{names}: {fault}; delete and download again")
+        raise ValueError(f"{names}: {fault}; delete it and download it again")
     fresh = folder / f".unpack-{archives[0].name}"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -102,9 +102,9 @@ def unpack(archives: Sequence[Path], folder: Path, *, checksum: str | None = Non
             (_unpack_zip if is_zip else _unpack_tar)(stream, fresh)
         _move_into(fresh, folder)
     except (tarfile.TarError, zipfile.BadZipFile, RuntimeError, EOFError, zlib.error) as error:
-        # RuntimeError: a zip that needs a password, or a method that this Python lacks.
+        # RuntimeError: a zip with a password, or with a method that this Python lacks.
         raise ValueError(
-            f"{names}: cannot be unpacked, got {error}; delete and download again"
+            f"{names}: cannot be unpacked: {error}; delete it and download it again"
         ) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -113,8 +113,8 @@ def unpack(archives: Sequence[Path], folder: Path, *, checksum: str | None = Non
 def _unpack_tar(stream: io.BufferedReader, folder: Path) -> None:
     if not hasattr(tarfile, "data_filter"):
         raise ValueError(
-            f"{folder}: this Python has no tarfile.data_filter, so unpacking would not be safe, "
-            "got one before 3.10.12 or 3.11.4; update Python, or unpack it yourself"
+            f"{folder}: this Python cannot unpack tar files safely (no tarfile.data_filter); "
+            "update to 3.10.12, 3.11.4 or newer, or unpack the archive yourself"
         )
     with tarfile.open(fileobj=stream, mode="r|*") as tar:
         tar.extractall(folder, filter="data")
@@ -126,12 +126,12 @@ def _unpack_zip(stream: io.BufferedReader, folder: Path) -> None:
             name = PurePosixPath(member.filename)
             kind = stat.S_IFMT(member.external_attr >> 16)
             if name.is_absolute() or ".." in name.parts or kind == stat.S_IFLNK:
-                raise zipfile.BadZipFile(f"{name}, which would lead out of the folder")
+                raise zipfile.BadZipFile(f"member {name} would be written outside the folder")
             archive.extract(member, folder)
 
 
 def _move_into(source: Path, target: Path) -> None:
-    """Rename what is in `source` into `target`, folders that are in both being joined."""
+    """Move the content of `source` into `target`; folders in both are merged."""
     for entry in sorted(source.iterdir()):
         place = target / entry.name
         if entry.is_dir() and place.is_dir():

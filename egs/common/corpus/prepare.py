@@ -1,8 +1,4 @@
-"""What every recipe's prepare.py shares: its options, its errors, and writing data directories.
-
-In: folders of audio, tables of utterances and speakers. Out: Kaldi data directories under --data
-and one printed line about each.
-"""
+"""Shared parts of every prepare.py: options, finding audio, writing Kaldi data directories."""
 
 import argparse
 import os
@@ -13,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from egs.common.openslr import download_noise_and_rooms
+from egs.common.corpus.fetch import download_noise_and_rooms
 from speakerlab.core.faults import Faults
 from speakerlab.data.banks import KIND_TABLE, KINDS
 from speakerlab.data.files import one_line, require_file
@@ -25,17 +21,17 @@ Finder = Callable[[Path], tuple[dict[str, Path], LeftOut]]  # folder -> (id -> f
 
 
 def make_parser(description: str, *, corpus: Path) -> argparse.ArgumentParser:
-    """The options that all prepare.py have; `corpus` is where the audio lies by default."""
+    """Return a parser of the options of every prepare.py; `corpus` is the default folder."""
     num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--corpus", type=Path, default=corpus, metavar="DIR", help="the audio")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="where data directories go")
-    parser.add_argument("--noise", type=Path, metavar="DIR", help="noise recordings, or MUSAN")
-    parser.add_argument("--rirs", type=Path, metavar="DIR", help="rooms, or RIRS_NOISES")
-    parser.add_argument("--seed", type=int, default=1, help="of everything drawn (default 1)")
+    parser.add_argument("--corpus", type=Path, default=corpus, metavar="DIR", help="folder of the audio")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data directories")
+    parser.add_argument("--noise", type=Path, metavar="DIR", help="noise recordings or MUSAN")
+    parser.add_argument("--rirs", type=Path, metavar="DIR", help="room impulse responses or RIRS_NOISES")
+    parser.add_argument("--seed", type=int, default=1, help="random seed (default 1)")
     parser.add_argument("--num-jobs", type=int, default=num_cpus or 1, metavar="N")
-    parser.add_argument("--download", action="store_true", help="get the corpus, prepare nothing")
-    only = "get MUSAN as --noise .../musan and RIRS_NOISES as --rirs .../RIRS_NOISES, nothing else"
+    parser.add_argument("--download", action="store_true", help="only download the corpus")
+    only = "only download MUSAN (--noise .../musan) and RIRS_NOISES (--rirs .../RIRS_NOISES)"
     parser.add_argument("--download-noise", action="store_true", help=only)
     return parser
 
@@ -43,13 +39,13 @@ def make_parser(description: str, *, corpus: Path) -> argparse.ArgumentParser:
 def run(
     args: argparse.Namespace, *, download: Callable[[], None], prepare: Callable[[], None]
 ) -> int:
-    """Download or prepare, as `args` says; the exit code. What is wrong goes to stderr in lines."""
+    """Download or prepare; print errors to stderr and return the exit code."""
     try:
         preparing = not (args.download or args.download_noise)
         if preparing and args.data is None:
-            raise ValueError("--data: no folder given, got nothing; add --data DIR")
+            raise ValueError("--data: no folder given; add --data DIR")
         if args.num_jobs < 1:
-            raise ValueError(f"--num-jobs: must be at least 1, got {args.num_jobs}; raise it")
+            raise ValueError(f"--num-jobs: must be at least 1, not {args.num_jobs}")
         if preparing:
             prepare()
         else:
@@ -63,14 +59,14 @@ def run(
 
 
 def walk(folder: Path, suffixes: Collection[str] = AUDIO_SUFFIXES) -> tuple[list[Path], LeftOut]:
-    """(files below `folder` that end like audio, sorted; what ends like it but cannot be used).
+    """Return (files below `folder` with one of the suffixes, sorted; those that cannot be used).
 
-    Links are followed; a folder that several lead to is read once, by its own name if that is here.
+    Links are followed. A folder with several paths is read once, under its real name if possible.
     """
     if not folder.is_dir():
         return [], {}
     files: list[Path] = []
-    hollow: list[Path] = []  # folders that end like audio, until a file below tells that they may
+    hollow: list[Path] = []  # folders named like audio files; an error unless they hold audio
     left_out: LeftOut = {}
     pending, seen = deque([folder]), {_inode(parent) for parent in folder.resolve().parents}
     while pending:
@@ -81,7 +77,7 @@ def walk(folder: Path, suffixes: Collection[str] = AUDIO_SUFFIXES) -> tuple[list
             inode = _inode(here)
             entries = [] if inode in seen else [*map(_entry, os.scandir(here))]
         except OSError as error:
-            left_out[here] = f"{one_line(here)}: cannot be listed, got '{error.strerror}'; mend it"
+            left_out[here] = f"{one_line(here)}: cannot be listed: {error.strerror}"
             continue
         seen.add(inode)
         pending.extendleft(sorted(path for path, kind in entries if kind == "folder"))
@@ -95,11 +91,11 @@ def walk(folder: Path, suffixes: Collection[str] = AUDIO_SUFFIXES) -> tuple[list
 
 
 def _entry(entry: os.DirEntry[str]) -> tuple[Path, str]:
-    """Path and kind, which costs no look at the file itself unless it is a link."""
+    """Return path and kind; calls stat only for links."""
     try:
         if entry.is_dir():
             return Path(entry), "link to a folder" if entry.is_symlink() else "folder"
-    except OSError:  # a link to itself, say
+    except OSError:  # for example a link to itself
         pass
     return Path(entry), "file"
 
@@ -122,9 +118,9 @@ def _file_fault(path: Path) -> str | None:
 
 
 def find_audio(folder: Path) -> tuple[dict[str, Path], LeftOut]:
-    """(id -> audio file below `folder`, sorted; what is left out). The id is the relative path.
+    """Return (id -> audio file below `folder`, sorted; files left out). Ids are relative paths.
 
-    Raises FileNotFoundError where there are none.
+    Raise FileNotFoundError if there are none.
     """
     found, left_out = walk(folder)
     files: dict[str, Path] = {}
@@ -141,27 +137,27 @@ def find_audio(folder: Path) -> tuple[dict[str, Path], LeftOut]:
 def refuse_nothing(
     folder: Path, files: Mapping[str, Path], left_out: LeftOut, *, wanted: str = "wav or flac"
 ) -> None:
-    """Raise FileNotFoundError, with what was left out, where there are no files."""
+    """Raise FileNotFoundError, listing the files left out, if there are no usable files."""
     if not files:
         faults = Faults()
         for fault in left_out.values():
             faults.add("files that cannot be used", fault)
-        got = f"{len(left_out)} files that cannot be used" if left_out else "none"
-        got = got if folder.is_dir() else "no folder"
-        verdict = f"{folder}: no recordings found, got {got}; give a folder with {wanted}"
+        found = f" ({len(left_out)} files cannot be used)" if left_out else ""
+        problem = f"no recordings found{found}" if folder.is_dir() else "no such folder"
+        verdict = f"{folder}: {problem}; give a folder with {wanted} files"
         raise FileNotFoundError(faults.report(verdict))
 
 
 def make_id(name: Path | str) -> str:
-    """A path as one word: blanks and control characters as '_'."""
+    """Return a path as one word: blanks and control characters become '_'."""
     return re.sub(r"[\s\x00-\x1f\x7f]", "_", str(name))
 
 
 def id_fault(name: str, path: Path, files: Mapping[str, Path]) -> str | None:
-    """Why a file cannot be listed under an id beside others, in one line, or None."""
+    """Return why a file cannot get this id (taken, or not a valid name), or None."""
     if name in files:
         first = one_line(files[name].name)
-        return f"{one_line(path)}: would have the id of {first}, got {name}; rename one"
+        return f"{one_line(path)}: same id as {first}: {name}; rename one of them"
     return name_fault(name, path)
 
 
@@ -175,7 +171,7 @@ def write_set(
     columns: Mapping[str, Mapping[str, str]] | None = None,
     enroll: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Write one data directory and print a line about it; `left_out` goes to its rejected.tsv."""
+    """Write a data directory and print its counts; `left_out` goes to its rejected.tsv."""
     write_data_dir(
         folder,
         wavs=wavs,
@@ -206,10 +202,10 @@ def write_noise_and_rooms(
     find_noise: Finder = find_audio,
     find_rooms: Finder = find_audio,
 ) -> None:
-    """Write `noise/` and `rirs/` for the folders given, remove those of an earlier run.
+    """Write the data directories `noise` and `rirs`; remove old ones if a folder is None.
 
-    Noise laid out as MUSAN is gets a table of the kind of each recording. `find_noise` and
-    `find_rooms` choose what of a folder is taken (`noises.py`), by default all.
+    Noise in the layout of MUSAN also gets a table of kinds (noise, music, speech). `find_noise` and
+    `find_rooms` select the files (see noises.py), by default all.
     """
     for name, folder, find in (("noise", noise, find_noise), ("rirs", rirs, find_rooms)):
         if folder is not None:
@@ -222,9 +218,9 @@ def write_noise_and_rooms(
 
 
 def write_kinds(folder: Path, wavs: Iterable[str]) -> None:
-    """The table of kinds, if the first folders in the ids are MUSAN's; noise is what is elsewhere.
+    """Write the kind of each recording if any id begins with a folder of MUSAN.
 
-    One of them alone counts, so that MUSAN may be taken without its speech.
+    Recordings elsewhere count as noise. One folder is enough: MUSAN may be used without its speech.
     """
     tops = {name: name.partition("/")[0] for name in wavs}
     if not set(KINDS) & set(tops.values()):
@@ -241,6 +237,6 @@ def check_disjoint(train: Iterable[str], test: Iterable[str], *, where: Path) ->
     for speaker in sorted(set(train) & set(test)):
         faults.add(
             "speakers in both sets",
-            f"{where}: a speaker is in train and test, got {speaker}; keep one of the two",
+            f"{where}: speaker {speaker} is in train and test; remove one of the two",
         )
-    faults.raise_if_any(f"{where}: refused")
+    faults.raise_if_any(f"{where}: training and test overlap")

@@ -1,10 +1,8 @@
-"""Audio in any format, as files that training can read parts of: 16 kHz mono FLAC.
+"""Converting recordings of any format to 16 kHz mono FLAC.
 
-In: utterance -> file. Out: utterance -> the file itself where it is fit to be trained from, else
-its conversion in a folder that mirrors the ids; and what could not be converted. What was
-converted before is not converted again, so a run that was cut off goes on. m4a and the like take
-PyAV (extra `aac`); the samples are those that `ffmpeg -i IN -acodec pcm_s16le OUT.wav` gives, none
-more or fewer at either end, but for steps of 1 where the two decoders are of other versions.
+wav and flac files at 16 kHz are used as they are. Converted files are kept: an interrupted run
+continues. m4a and similar formats need PyAV (extra `aac`); the samples equal those of
+`ffmpeg -i IN -acodec pcm_s16le OUT.wav`, in number too, up to steps of 1 between decoder versions.
 """
 
 import importlib.util
@@ -13,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from egs.common.corpus import LeftOut
-from egs.common.progress import Progress
+from egs.common.corpus.archives import progress_bar
+from egs.common.corpus.prepare import LeftOut
 from speakerlab.core.atomic import replacing
 from speakerlab.core.process import die_with_parent
 from speakerlab.data import audio
@@ -23,26 +21,25 @@ from speakerlab.data.convert import read_wave
 from speakerlab.data.files import one_line
 
 SAMPLE_RATE = 16000
-READ_AS_THEY_ARE = {".wav", ".flac"}
+USED_DIRECTLY = {".wav", ".flac"}
 MAX_NAME_BYTES = 200
 MIN_FILES_FOR_POOL = 32  # below this, starting processes costs more than it saves
-FILES_AT_ONCE = 16  # that a process is handed
+FILES_PER_TASK = 16
 
 
 def convert_all(
     wavs: Mapping[str, Path], folder: Path, *, num_jobs: int
 ) -> tuple[dict[str, Path], LeftOut]:
-    """(utterance -> a file that training can read parts of, what cannot be made one).
+    """Return (utterance -> file to train from, files that cannot be converted).
 
-    A file that was converted before is not made anew, unless its source has changed since.
+    A file is converted again only if its source has changed since.
     """
     targets = [folder / f"{_short(name)}.flac" for name in wavs]
-    progress = Progress(f"{folder}: converted", total=len(wavs), unit="files")
     made: dict[str, Path] = {}
     left_out: LeftOut = {}
     results = _convert_each(list(wavs.values()), targets, num_jobs=num_jobs)
-    for done, (name, result) in enumerate(zip(wavs, results), 1):
-        progress.at(done)
+    bar = progress_bar(results, total=len(wavs), desc=f"{folder}: convert", unit=" files")
+    for name, result in zip(wavs, bar):
         if isinstance(result, Path):
             made[name] = result
         else:
@@ -51,12 +48,12 @@ def convert_all(
 
 
 def require_decoder(paths: Iterable[Path], *, where: Path) -> None:
-    """Raise ValueError, once instead of for each file, where m4a is to be read without PyAV."""
-    first = next((path for path in paths if path.suffix.lower() not in READ_AS_THEY_ARE), None)
+    """Raise ValueError if there is a file that needs PyAV and PyAV is not installed."""
+    first = next((path for path in paths if path.suffix.lower() not in USED_DIRECTLY), None)
     if first is not None and importlib.util.find_spec("av") is None:
         raise ValueError(
-            f"{where}: holds {first.suffix} files, which take PyAV, got an environment without it; "
-            "install the extra: pip install 'speakerlab[aac]' (or pip install av)"
+            f"{where}: {first.suffix} files need PyAV, which is not installed; install the extra: "
+            "pip install 'speakerlab[aac]' (or pip install av)"
         )
 
 
@@ -64,14 +61,14 @@ def _convert_each(
     paths: Sequence[Path], targets: Sequence[Path], *, num_jobs: int
 ) -> Iterator[Path | str]:
     if num_jobs < 2 or len(paths) < MIN_FILES_FOR_POOL:
-        yield from map(_converted, paths, targets)
+        yield from map(_convert, paths, targets)
         return
     with ProcessPoolExecutor(num_jobs, initializer=die_with_parent) as pool:
-        yield from pool.map(_converted, paths, targets, chunksize=FILES_AT_ONCE)
+        yield from pool.map(_convert, paths, targets, chunksize=FILES_PER_TASK)
 
 
 def _short(name: str) -> str:
-    """The id as a path whose parts leave room for an ending."""
+    """Return the id as a path whose parts are short enough for a file name."""
     parts = name.split("/")
     fits = [len(part.encode()) <= MAX_NAME_BYTES for part in parts]
     return "/".join(
@@ -79,10 +76,10 @@ def _short(name: str) -> str:
     )
 
 
-def _converted(path: Path, target: Path) -> Path | str:
-    """The file to use, or one line that says why there is none."""
+def _convert(path: Path, target: Path) -> Path | str:
+    """Return the file to use, converted if needed, or a one-line error."""
     try:
-        if _is_ready(path):
+        if _is_usable(path):
             return path
         times = path.stat()
         if target.exists() and target.stat().st_mtime_ns == times.st_mtime_ns:
@@ -92,13 +89,13 @@ def _converted(path: Path, target: Path) -> Path | str:
         return str(error).replace(str(path), one_line(path))
     with replacing(target) as fresh:
         fresh.write_bytes(audio.to_flac(audio.to_int16(wave_S), SAMPLE_RATE))
-        os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))  # by which a change shows
+        os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))  # to detect a changed source
     return target
 
 
-def _is_ready(path: Path) -> bool:
-    """Whether it is wav or flac at the right rate, as far as its header tells."""
-    if path.suffix.lower() not in READ_AS_THEY_ARE:
+def _is_usable(path: Path) -> bool:
+    """Return whether the header is that of a wav or flac file at 16 kHz."""
+    if path.suffix.lower() not in USED_DIRECTLY:
         return False
     try:
         return audio.read_info(path).sample_rate == SAMPLE_RATE

@@ -1,7 +1,4 @@
-"""Trials from utterances grouped by speaker: pairs drawn with a seed, the same on every machine.
-
-In: speaker -> utterance ids. Out: (enrolment, test, same speaker) triples, sorted.
-"""
+"""Drawing verification trials with a fixed seed, the same on every machine."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
@@ -14,7 +11,7 @@ Pair = tuple[str, str]
 
 
 def group_by_speaker(speakers: Mapping[str, str]) -> dict[str, list[str]]:
-    """utterance -> speaker turned into speaker -> utterances, all sorted."""
+    """Turn utterance -> speaker into speaker -> utterances, sorted."""
     groups: dict[str, list[str]] = {}
     for utterance in sorted(speakers):
         groups.setdefault(speakers[utterance], []).append(utterance)
@@ -28,10 +25,10 @@ def draw_targets(
     max_per_speaker: int,
     sessions: Mapping[str, str] | None = None,
 ) -> list[Trial]:
-    """Pairs of two utterances of one speaker, at most `max_per_speaker` each.
+    """Return pairs of utterances of one speaker, at most `max_per_speaker` per speaker.
 
-    With `sessions` (utterance -> session) a speaker of several sessions gets pairs across sessions
-    only: within one, the microphone and the room would help to recognise the speaker.
+    With `sessions` (utterance -> session), speakers with several sessions get only pairs across
+    sessions: within one session, the microphone and the room would help to recognise the speaker.
     """
     rng = np.random.default_rng([seed, 0])
     trials: list[Trial] = []
@@ -51,13 +48,13 @@ def draw_nontargets(
     seed: int,
     max_trials: int,
 ) -> list[Trial]:
-    """Pairs of utterances of two speakers: all where they are at most `max_trials`, else a sample.
+    """Return pairs of utterances of different speakers: all, or a sample of `max_trials`.
 
-    Of a sample every pair of speakers gets the same number, up to one.
+    In a sample, the numbers of trials of two pairs of speakers differ by at most one.
     """
     rng = np.random.default_rng([seed, 1])
     pairs = sorted(speaker_pairs)
-    order = rng.permutation(len(pairs))  # who gets one more must not follow the alphabet
+    order = rng.permutation(len(pairs))  # which pairs get one more must not depend on the alphabet
     everything = sum(len(groups[a]) * len(groups[b]) for a, b in pairs)
     left = min(everything, max_trials)
     trials: list[Trial] = []

@@ -1,7 +1,6 @@
-"""Which recordings of MUSAN and RIRS_NOISES to augment with: what the published recipes take.
+"""The files of MUSAN and RIRS_NOISES that the published recipes augment with.
 
-In: the folder of --noise or --rirs, and the choice of a recipe. Out: id -> file. A folder that is
-laid out in another way is taken whole.
+All audio is used from a folder in any other layout.
 
 Sources: [D] is egs/voxceleb/sv-cam++/local/prepare_data.sh of github.com/modelscope/3D-Speaker at
 09e7806, whose egs/3dspeaker does the same; [W] is examples/voxceleb/v2/local/prepare_data.sh of
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from egs.common.corpus import LeftOut, find_audio, write_noise_and_rooms
+from egs.common.corpus.prepare import LeftOut, find_audio, write_noise_and_rooms
 from speakerlab.core.faults import Faults
 from speakerlab.data.banks import KINDS
 
@@ -25,7 +24,7 @@ SIMULATED = "simulated_rirs"  # [W]:86
 def write_published_choice(
     data: Path, *, noise: Path | None, rirs: Path | None, as_wespeaker: bool = False
 ) -> None:
-    """Write `noise/` and `rirs/` of what 3D-Speaker's recipes take, or of what WeSpeaker's do.
+    """Write `noise` and `rirs` with the files that 3D-Speaker's or WeSpeaker's recipes use.
 
     3D-Speaker: free sound and real rooms. WeSpeaker: all of MUSAN and simulated rooms.
     """
@@ -39,14 +38,14 @@ def write_published_choice(
 
 
 def find_noise(folder: Path, *, parts: Sequence[str]) -> tuple[dict[str, Path], LeftOut]:
-    """(id -> file of these folders of MUSAN, what is left out); ids begin with the kind."""
+    """Return (id -> file in these folders of MUSAN, files left out); ids begin with the kind."""
     root = folder / "musan" if (folder / "musan").is_dir() else folder
     if not any((root / kind).is_dir() for kind in KINDS):
         return find_audio(folder)
     missing = [part for part in parts if not (root / part).is_dir()]
     if missing:
         raise FileNotFoundError(
-            f"{root}: not the whole of MUSAN, got no {' '.join(missing)}; unpack musan.tar.gz again"
+            f"{root}: incomplete MUSAN, no {' '.join(missing)}; unpack musan.tar.gz again"
         )
     wavs, left_out = find_audio(root)
     return {
@@ -57,7 +56,7 @@ def find_noise(folder: Path, *, parts: Sequence[str]) -> tuple[dict[str, Path], 
 
 
 def find_rooms(folder: Path, *, simulated: bool) -> tuple[dict[str, Path], LeftOut]:
-    """(id -> room impulse response, what is left out): the simulated ones, or the real ones."""
+    """Return (id -> room impulse response, files left out), simulated or real ones."""
     root = folder / "RIRS_NOISES" if (folder / "RIRS_NOISES").is_dir() else folder
     if not (root / SIMULATED).is_dir() and not (root / REAL_LIST).parent.is_dir():
         return find_audio(folder)
@@ -66,8 +65,7 @@ def find_rooms(folder: Path, *, simulated: bool) -> tuple[dict[str, Path], LeftO
     listed = root / REAL_LIST
     if not listed.is_file():
         raise FileNotFoundError(
-            f"{root}: not the whole of RIRS_NOISES, got no {REAL_LIST}; unpack rirs_noises.zip "
-            "again"
+            f"{root}: incomplete RIRS_NOISES, no {REAL_LIST}; unpack rirs_noises.zip again"
         )
     faults = Faults()
     rooms: dict[str, Path] = {}
@@ -75,8 +73,8 @@ def find_rooms(folder: Path, *, simulated: bool) -> tuple[dict[str, Path], LeftO
         words = line.split()
         name = words[4].removeprefix("RIRS_NOISES/") if len(words) > 4 else ""
         if not name or not (root / name).is_file():
-            text = f"{listed}:{number}: names no file, got '{line.strip()}'"
+            text = f"{listed}:{number}: no such file: '{line.strip()}'"
             faults.add("missing rooms", f"{text}; unpack rirs_noises.zip again")
         rooms[name] = root / name
-    faults.raise_if_any(f"{root}: refused")
+    faults.raise_if_any(f"{root}: incomplete RIRS_NOISES")
     return rooms, {}

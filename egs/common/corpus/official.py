@@ -1,9 +1,4 @@
-"""What a corpus's publisher gives beside the audio: trial lists, and counts to compare with.
-
-In: a trial list in any of the usual spellings, the ids that there are, the published counts.
-Out: trials, one printed line that holds what was found against what is published, and a fault by
-file and line for everything that is wrong.
-"""
+"""Reading the official trial lists of a corpus and comparing counts with the published ones."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
@@ -27,19 +22,19 @@ def read_official(
     source: str = "",
     others: Mapping[Counts, str] | None = None,
 ) -> list[Trial]:
-    """The trials of a list, in its order; what is wrong with it goes to `faults`.
+    """Return the trials of a list in its order; add an error for each bad line to `faults`.
 
-    A list is `1|0 enrol test` (VoxCeleb), `enrol test 1|0` or `enrol test target|nontarget`, which
-    its first line decides. A trial that occurs twice is kept once, and that is said.
-    known: ids of test utterances. models: those of the enrolment side, None: the same as `known`.
-    rename: turns an id of the list into one of ours.
-    published: (targets, nontargets) as `source` gives them, None: nobody does, nothing is printed.
-    others: counts of other versions of the list -> what these are.
+    Formats: `1|0 enrol test` (VoxCeleb), `enrol test 1|0` or `enrol test target|nontarget`; the
+    first line decides. Repeated trials are kept once, with a printed note.
+    known: ids of test utterances. models: ids of the enrolment side, by default `known`.
+    rename: maps an id of the list to an id of the data directory.
+    published: (targets, nontargets) according to `source`; None prints no comparison.
+    others: counts of other versions of the list -> their description.
     """
     rows: dict[tuple[str, str], bool] = {}
     sides = (known if models is None else models, known)
     form, counts = "", [0, 0]
-    ours = cache(rename)  # one string for an id, however many of the trials name it
+    ours = cache(rename)  # one string object per id: lists have millions of lines
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             words = line.split()
@@ -53,18 +48,18 @@ def read_official(
             counts[not label] += 1
             pair = ours(words[0]), ours(words[1])
             if rows.setdefault(pair, label) != label:
-                line = f"{path}:{number}: a trial is target and nontarget, got {' '.join(pair)}"
-                faults.add("contradictions", f"{line}; keep one of the two")
+                line = f"{path}:{number}: trial {' '.join(pair)} is both target and nontarget"
+                faults.add("contradictions", f"{line}; remove one of the two lines")
             for name, side in zip(pair, sides):
                 if name not in side:
-                    line = f"{path}:{number}: no such test utterance, got {name}"
+                    line = f"{path}:{number}: unknown test utterance {name}"
                     text = f"{line}; remove the trial or complete the corpus"
                     faults.add("trials of unknown utterances", text)
     if published is not None:
         found, units = (counts[0], counts[1]), ("target", "nontarget trials")
         print(compare(path.name, found, published, units, source, others))
     if len(rows) < sum(counts):
-        print(f"{path.name}: {sum(counts) - len(rows)} trials occur again and are left out")
+        print(f"{path.name}: {sum(counts) - len(rows)} repeated trials are ignored")
     return [(enrol, test, label) for (enrol, test), label in rows.items()]
 
 
@@ -81,7 +76,7 @@ def _fits(words: Sequence[str], form: str) -> bool:
 
 def _add_bad_line(faults: Faults, path: Path, number: int, line: str, form: str) -> None:
     wanted = form or "' or '".join(FORMATS)
-    text = f"{path}:{number}: is not '{wanted}', got '{line.strip()}'; correct it"
+    text = f"{path}:{number}: expected '{wanted}', not '{line.strip()}'"
     faults.add("bad trials", text)
 
 
@@ -93,9 +88,9 @@ def compare(
     source: str,
     others: Mapping[Counts, str] | None = None,
 ) -> str:
-    """One line: what was found beside what is published, and what follows where they differ."""
-    line = f"{name}: {found[0]} {units[0]} and {found[1]} {units[1]} are listed"
+    """Return one line that compares the counts found with the published ones."""
+    line = f"{name}: {found[0]} {units[0]} and {found[1]} {units[1]}"
     if found == published:
         return f"{line}, as published ({source})"
-    verdict = (others or {}).get(found, "not the whole corpus, or another version of it")
-    return f"{line}, published are {published[0]} and {published[1]} ({source}): {verdict}"
+    verdict = (others or {}).get(found, "incomplete corpus or another version")
+    return f"{line}, published: {published[0]} and {published[1]} ({source}): {verdict}"

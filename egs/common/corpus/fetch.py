@@ -1,0 +1,96 @@
+"""Resumable downloads of archives, and of MUSAN and RIRS_NOISES."""
+
+import http.client
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import IO
+
+from egs.common.corpus.archives import CHUNK_BYTES, checksum_fault, progress_bar, unpack
+
+# Folder that the archive unpacks to -> (URL, md5). Source: egs/voxceleb/sv-cam++/local/
+# download_data.sh:25,27,32,34 and prepare_data.sh:44,48 of github.com/modelscope/3D-Speaker at
+# 09e7806.
+NOISE_ARCHIVES = {
+    "musan": (
+        "https://openslr.elda.org/resources/17/musan.tar.gz",
+        "md5:0c472d4fc0c5141eca47ad1ffeb2a7df",
+    ),
+    "RIRS_NOISES": (
+        "https://us.openslr.org/resources/28/rirs_noises.zip",
+        "md5:e6f48e257286e05de56413b4779d8ffb",
+    ),
+}
+
+
+def download(url: str, path: Path, *, checksum: str | None = None) -> None:
+    """Download to `path`; an interrupted download continues from `path`.part.
+
+    checksum: "md5:..." or "sha256:..."; without one only the length is checked.
+    """
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        _receive(url, part)
+    except (OSError, http.client.HTTPException) as error:
+        raise ValueError(
+            f"{url}: download stopped: {error}; run the same command again to continue"
+        ) from error
+    fault = None if checksum is None else checksum_fault([part], checksum)
+    if fault is not None:
+        part.unlink()
+        raise ValueError(f"{url}: {fault}; the file was removed, run the same command again")
+    part.replace(path)
+
+
+def _receive(url: str, part: Path) -> None:
+    """Append the missing bytes of `url` to `part`."""
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        reply = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        if have and error.code == 416 and error.headers["Content-Range"] == f"bytes */{have}":
+            return  # already complete
+        if error.code == 416:
+            part.unlink()
+        raise
+    with reply:
+        if reply.status != 206:
+            have = 0  # the server ignored the range and sends the whole file
+        length = reply.headers["Content-Length"]
+        total = None if length is None else have + int(length)
+        with part.open("ab" if have else "wb") as file:
+            _copy(reply, file, name=part.stem, done=have, total=total)
+    got = part.stat().st_size
+    if total is not None and got != total:
+        raise OSError(f"{got} of {total} bytes")
+
+
+def _copy(source: IO[bytes], file: IO[bytes], *, name: str, done: int, total: int | None) -> None:
+    bar = progress_bar(desc=name, initial=done, total=total, unit="B", unit_scale=True)
+    with bar as progress:
+        while chunk := source.read(CHUNK_BYTES):
+            progress.update(file.write(chunk))
+
+
+def download_noise_and_rooms(*, noise: Path | None, rirs: Path | None) -> None:
+    """Download MUSAN and RIRS_NOISES to the folders of --noise and --rirs that do not exist yet.
+
+    Raise FileNotFoundError for a missing folder whose name is not that of the archive.
+    """
+    for option, folder, name in (("noise", noise, "musan"), ("rirs", rirs, "RIRS_NOISES")):
+        if folder is None or folder.exists():
+            continue
+        if folder.name != name:
+            raise FileNotFoundError(
+                f"--{option}: no such folder: {folder}; correct the path, or end it in /{name} "
+                "to download that archive"
+            )
+        url, checksum = NOISE_ARCHIVES[name]
+        archive = folder.parent / url.rpartition("/")[2]
+        download(url, archive, checksum=checksum)
+        unpack([archive], folder.parent)
+        print(f"{folder}: downloaded; {archive} may be deleted")
