@@ -106,14 +106,14 @@ def run_recipe(*words: object) -> subprocess.CompletedProcess[str]:
 def test_an_unknown_option_of_run_sh_names_the_nearest():
     done = run_recipe("--modle", "campplus")
     assert done.returncode == 1
-    assert "unknown option, got --modle; did you mean --model?" in done.stderr
+    assert "unknown option --modle; did you mean --model?" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_stage_before_the_one_it_needs_names_that_one(tmp_path):
     done = run_recipe("--stage", "5", "--data", tmp_path / "data", "--exp", tmp_path / "exp")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[0].startswith("stage 5: stage 3 has to be run first, got no ")
+    assert done.stderr.startswith("stage 5: missing ") and "--stage 3" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

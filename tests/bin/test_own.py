@@ -70,9 +70,9 @@ def test_twenty_speakers_are_fine_tuned_to_and_tested(run_own, initial, tmp_path
 def test_a_handful_of_speakers_teaches_the_threshold_only(run_own, initial):
     done, exp = run_own(4, "--init", str(initial))
     assert done.returncode == 0, done.stderr
-    assert "4 of 4 speakers have 2 recordings or more, training takes 20 such" in done.stdout
+    assert "4 of 4 speakers have 2 recordings or more, training needs 20" in done.stdout
     for stage in (4, 5, 6):
-        assert f"stage {stage}: left out, 4 of 4 speakers" in done.stdout
+        assert f"stage {stage}: skipped, 4 of 4 speakers" in done.stdout
     weights = [(e / "model/embedder.safetensors").read_bytes() for e in (exp, initial)]
     assert weights[0] == weights[1]
     learned = json.loads((exp / "model/calibration.json").read_text())
@@ -101,10 +101,10 @@ def test_another_corpus_does_not_overwrite_an_experiment(run_own, initial, run, 
 def test_without_a_model_a_handful_is_refused(run_own):
     done, _ = run_own(4)
     assert done.returncode == 1
-    assert "only the calibration is learned; give a trained model by --init" in done.stderr
+    assert "only the calibration is trained; give a trained model with --init" in done.stderr
 
 
 def test_what_is_no_model_is_refused_at_once(run_own, tmp_path):
     done, _ = run_own(4, "--init", str(tmp_path / "nothing"))
     assert done.returncode == 1 and not (tmp_path / "data").exists()
-    assert "--init: is no model, got no " in done.stderr
+    assert "--init: not a model: " in done.stderr

@@ -68,7 +68,7 @@ def test_librispeech_from_flac_to_report(run_recipe, tmp_path):
 
     again = run_recipe("librispeech", tmp_path / "corpus", "--nproc", "2", "--set", *FEW_STEPS)
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("done before with the same options, skipped") == 2  # stages 1 and 2
+    assert again.stdout.count("already done with the same options, skipped") == 2  # stages 1 and 2
     assert again.stderr.count("done before with this model and data, kept") == 3  # stage 5
     assert json.loads((tmp_path / "exp" / "results.json").read_text()) == rows
 
