@@ -42,13 +42,19 @@ class Chain:
     def __init__(self, config: Config) -> None:
         corpus = read_corpus(config)
         names = dataset.class_names(corpus.train.speakers, config.augment.speeds)
-        self.crops = setup_training.train_crops(config, corpus, names)
+        self.augment = build_augment(
+            config,
+            rooms=corpus.rooms,
+            noises=corpus.noise,
+            noise_kinds=corpus.noise.kinds,
+            noise_on_device=corpus.noise_on_device,
+        )
+        self.crops = setup_training.train_crops(config, corpus, names, self.augment)
         order = setup_training.epoch_order(config, corpus)
         batches = MicroBatches(
             order, start_step=0, stop_step=ENDLESS, micro_batch=config.training.global_batch
         )
         self.loader = loader.train_loader(self.crops, batches, num_workers=0, pin_memory=False)
-        self.augment = build_augment(config, rooms=corpus.rooms, noises=corpus.noises)
         self.fbank = Fbank(**config.frontend).eval()
 
     def feats(self, batch: Batch, watch: Stopwatch | None = None) -> Tensor:
@@ -56,9 +62,9 @@ class Chain:
         with torch.no_grad():
             if watch is None:
                 return self.fbank(self.augment(batch))
-            wave_BS = batch.wave_BS
-            for name, stage in self.augment.stages().items():
-                wave_BS = watch.timed(name, stage)(wave_BS, batch)
+            wave_BS = self.augment.scale(batch)
+            for name in self.augment.wave_names:
+                wave_BS = watch.timed(name, self.augment.run)(name, wave_BS, batch)
             return self.fbank(wave_BS)
 
 
@@ -109,9 +115,8 @@ class Side:
                 done.append(batch)
             total, after = time.perf_counter() - start, bytes_read()
         drawn = {
-            "speed": sum(len(rows) for batch in done for rows in batch.speed_rows[1:]),
-            "room": sum(len(batch.room_rows) for batch in done),
-            "noise": sum(len(batch.noise_rows) for batch in done),
+            name: sum(len(draws.rows) for batch in done for draws in batch.draws.get(name, ()))
+            for name in ("speed", "room", "noise")
         }
         read = None if before is None or after is None else after - before
         return {"total": total, "hops": dict(watch.seconds), "read": read, "drawn": drawn}
@@ -122,7 +127,7 @@ class Side:
         chain = Chain(self._config("clips", prob=0.0, **more))
         feats: dict[str, np.ndarray] = {}
         for row, name in enumerate(chain.crops.manifest.ids):
-            batch = loader.collate([chain.crops[(0, row, row)]], num_speeds=1)
+            batch = loader.collate([chain.crops[(0, row, row)]])
             feats[name] = chain.feats(batch)[0].numpy()
         np.savez(path, **feats)  # pyright: ignore[reportArgumentType]
 

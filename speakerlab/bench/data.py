@@ -11,13 +11,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from speakerlab.bench.timing import synchronise
 from speakerlab.config.schema import Config
 from speakerlab.core.atomic import write_text
-from speakerlab.core.batch import CODECS, Batch, Crop
+from speakerlab.core.batch import Batch, Crop, Draw
 from speakerlab.data import audio
 from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.loader import collate, train_loader
@@ -25,6 +27,7 @@ from speakerlab.data.sampler import EpochOrder, MicroBatches
 from speakerlab.experiments import setup as setup_training
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
 from speakerlab.frontend.augment import Augment
+from speakerlab.frontend.augment.codec import LAWS
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.task import SpeakerTask
 
@@ -75,9 +78,6 @@ class DataBench:
             pin_memory=self.device.type == "cuda",
         )
 
-    def collate(self, crops: list[Crop]) -> Batch:
-        return collate(crops, num_speeds=len(self.crops.draws.speeds))
-
 
 def build_bench(config: Config, ranks: Ranks) -> DataBench:
     """Build the data's path and the model, for one rank."""
@@ -87,7 +87,7 @@ def build_bench(config: Config, ranks: Ranks) -> DataBench:
     task = setup_training.build_task(config, corpus, precision, ranks, num_classes=len(classes))
     assert isinstance(task.augment, Augment)
     plan = setup_training.plan_batch(config, ranks, task)
-    crops = setup_training.train_crops(config, corpus, classes)
+    crops = setup_training.train_crops(config, corpus, classes, task.augment)
     return DataBench(
         corpus=corpus,
         crops=crops,
@@ -141,14 +141,14 @@ def measure_hops(bench: DataBench, *, seconds: float) -> dict[str, float]:
         laps.end("draw")
         crops = [bench.crops.read(crop) for crop in drawn]
         laps.end("read")
-        batch = bench.collate(crops)
+        batch = collate(crops)
         laps.end("collate")
         batch = batch.to(bench.device)
         laps.end("to device")
-        wave_BS = batch.wave_BS
         with torch.no_grad():
-            for name, stage in bench.augment.stages().items():
-                wave_BS = stage(wave_BS, batch)
+            wave_BS = bench.augment.scale(batch)
+            for name in bench.augment.wave_names:
+                wave_BS = bench.augment.run(name, wave_BS, batch)
                 laps.end(name)
             bench.task.embedder.get_submodule("fbank")(wave_BS)
         laps.end("fbank")
@@ -165,12 +165,12 @@ def write_crops(bench: DataBench, folder: Path, *, count: int) -> None:
     rows: list[dict[str, str]] = []
     for number, slot in enumerate(islice(chain.from_iterable(order), count)):
         crop = bench.crops[slot]
-        bench.augment.silent_count.zero_()
-        wave_S = bench.augment(bench.collate([crop]).to(bench.device))[0].cpu().numpy()
+        bench.augment.take_silent()
+        wave_S = bench.augment(collate([crop]).to(bench.device))[0].cpu().numpy()
         name = f"crop-{number:02d}.wav"
         audio.write(folder / name, audio.to_int16(wave_S), bench.corpus.train.sample_rate)
         about = describe(bench.corpus, bench.crops, crop)
-        if bench.augment.silent_count.any():
+        if bench.augment.take_silent():
             about["snr_db"] = "none: silent"
         clipped = f"{100 * (abs(wave_S) > 1).mean():.2f}"
         rows.append({"file": name, **about, "clipped_percent": clipped})
@@ -181,19 +181,27 @@ def write_crops(bench: DataBench, folder: Path, *, count: int) -> None:
 def describe(corpus: Corpus, crops: TrainCrops, crop: Crop) -> dict[str, str]:
     """What a crop is and what is done to it; "-" for what is not."""
     train, noise, rate = corpus.train, corpus.noise, corpus.train.sample_rate
-    parts = [
-        f"{noise.ids[index]} from {start / rate:.2f} s"
-        for index, start in zip(crop.noises, crop.noise_starts)
-    ]
-    return {
+    nothing = Draw({})
+    room = crop.draws.get("room", nothing).values
+    added: dict[str, Any] = {**crop.draws.get("noise", nothing).values}
+    noises, starts = added.get("noise", ()), added.get("start", ())
+    parts = [f"{noise.ids[i]} from {start / rate:.2f} s" for i, start in zip(noises, starts)]
+    law = crop.draws.get("codec", nothing).values.get("law")
+    known = {
         "utterance": train.ids[crop.row],
         "speaker": train.speakers[train.speaker_N[crop.row]],
         "from_second": f"{crop.first / rate:.2f}",
-        "speed": f"{crops.draws.speeds[crop.speed]:g}",
-        "room": corpus.rooms.ids[crop.room] if crop.room >= 0 else "-",
-        "noise_kind": noise.kinds[crop.noises[0]] if parts else "-",
+        "speed": f"{crops.speeds[crop.draws.get('speed', nothing).group]:g}",
+        "room": corpus.rooms.ids[int(room["room"])] if room else "-",
+        "noise_kind": noise.kinds[noises[0]] if parts else "-",
         "noises": "; ".join(parts) or "-",
-        "snr_db": f"{crop.snr_db:.2f}" if parts else "-",
-        "telephone_band": "yes" if crop.telephone else "-",
-        "codec": CODECS[crop.codec] if crop.codec >= 0 else "-",
+        "snr_db": f"{added['snr_db']:.2f}" if parts else "-",
+        "telephone_band": "yes" if "telephone" in crop.draws else "-",
+        "codec": LAWS[int(law)] if law is not None else "-",
     }
+    shown = {"speed", "room", "noise", "telephone", "codec", "spec"}  # spec: not to be heard
+    for name in sorted(crops.draws.keys() - shown):
+        draw = crop.draws.get(name, nothing)
+        values = {key: np.round(value, 3).tolist() for key, value in draw.values.items()}
+        known[name] = str(values or "yes") if name in crop.draws else "-"
+    return known

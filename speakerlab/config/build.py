@@ -1,5 +1,6 @@
 """Build modules and optimizers from a `Config`; the parts themselves know nothing of it."""
 
+import inspect
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -9,9 +10,8 @@ from torch import nn
 
 from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import Config
-from speakerlab.frontend.augment import Augment
+from speakerlab.frontend.augment import AUGMENTATIONS, Augment, Augmentation
 from speakerlab.frontend.fbank import Fbank
-from speakerlab.frontend.specaugment import SpecAugment
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS
 from speakerlab.losses.head import Head
@@ -32,15 +32,22 @@ def build_task(
     precision: Precision,
     rooms: Sequence[np.ndarray] = (),
     noises: Sequence[np.ndarray] = (),
+    noise_kinds: Sequence[str] = (),
+    noise_on_device: bool = True,
     shards: Shards | None = None,
 ) -> SpeakerTask:
     """Everything between a batch and its loss, on the CPU."""
     embedder = build_embedder(config)
     dim = embedder.embed_dim
     return SpeakerTask(
-        augment=build_augment(config, rooms=rooms, noises=noises),
+        augment=build_augment(
+            config,
+            rooms=rooms,
+            noises=noises,
+            noise_kinds=noise_kinds,
+            noise_on_device=noise_on_device,
+        ),
         embedder=embedder,
-        spec_augment=build_spec_augment(config),
         head=build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards),
         precision=precision,
     )
@@ -109,23 +116,33 @@ def is_head_split(config: Config, world_size: int, num_classes: int) -> bool:
 
 
 def build_augment(
-    config: Config, *, rooms: Sequence[np.ndarray], noises: Sequence[np.ndarray]
+    config: Config,
+    *,
+    rooms: Sequence[np.ndarray] = (),
+    noises: Sequence[np.ndarray] = (),
+    noise_kinds: Sequence[str] = (),
+    noise_on_device: bool = True,
 ) -> Augment:
-    """Speed, room, noise and telephone, on whole batches."""
-    return Augment(
-        num_samples=crop_samples(config),
-        speeds=config.augment.speeds,
-        rooms=rooms,
-        noises=noises,
-        telephone=config.augment.telephone_prob > 0,
-        codec=config.augment.codec_prob > 0,
-        sample_rate=config.frontend["sample_rate"],
-    )
+    """All augmentations; those with a probability of 0 are left out.
 
-
-def build_spec_augment(config: Config) -> SpecAugment:
-    """Masks over features."""
-    return SpecAugment(**config.augment.spec)
+    The arguments of a constructor are keys of the section `augment`, or of its own section there
+    (`spec`), or given here.
+    """
+    known = {
+        **config.augment.model_dump(),
+        "num_samples": crop_samples(config),
+        "sample_rate": config.frontend["sample_rate"],
+        "rooms": rooms,
+        "noises": noises,
+        "noise_kinds": noise_kinds,
+        "noise_on_device": noise_on_device,
+    }
+    made: dict[str, Augmentation] = {}
+    for name, make in AUGMENTATIONS.items():
+        if known.get(f"{name}_prob") != 0:
+            args = {**known, **known.get(name, {})}
+            made[name] = make(**{key: args[key] for key in inspect.signature(make).parameters})
+    return Augment(made, num_samples=crop_samples(config))
 
 
 def build_optimizer(

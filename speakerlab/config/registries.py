@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from speakerlab.frontend.augment.specaugment import SpecAugment
 from speakerlab.frontend.fbank import Fbank
-from speakerlab.frontend.specaugment import SpecAugment
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS
 from speakerlab.models import MODELS

@@ -192,9 +192,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _augment_waves_only(self) -> "Config":
-        augment = self.augment
-        probs = (augment.room_prob, augment.noise_prob, augment.telephone_prob, augment.codec_prob)
-        if self.data.features == "fbank" and (any(probs) or augment.speeds != (1.0,)):
+        values = self.augment.model_dump()
+        probs = [value for key, value in values.items() if key.endswith("_prob")]
+        if self.data.features == "fbank" and (any(probs) or self.augment.speeds != (1.0,)):
             raise ValueError(
                 "stored features cannot be augmented: augment.speeds must be [1.0] and every "
                 "augment.*_prob 0; set them, or data.features to wave"

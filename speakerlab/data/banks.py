@@ -3,7 +3,7 @@
 In: a data directory of recordings, with `utt2kind` (id noise|music|speech) where they are of
 several kinds. Out: `Bank`, int16. A bank of noise too large for the device is mapped from a file
 beside its wav.scp: all processes of a host that use it share one copy, the page cache's, of which
-only the parts that are read are ever loaded. Letters: K recordings, S samples, V voices.
+only the parts that are read are ever loaded. Letters: K recordings, S samples.
 """
 
 import hashlib
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from speakerlab.core.atomic import alone, replacing
-from speakerlab.core.batch import SILENCE_POWER
 from speakerlab.data import audio
 from speakerlab.data.tables import read_rejected, read_table
 
@@ -26,7 +25,6 @@ log = logging.getLogger(__name__)
 
 KINDS = ("noise", "music", "speech")  # the folders of MUSAN
 KIND_TABLE = "utt2kind"
-FULL_SCALE = 32767  # the largest int16
 
 
 @dataclass(frozen=True)
@@ -69,39 +67,8 @@ class Bank(Sequence[np.ndarray]):
             return Bank, (*facts, self.wave_S)
         return open_bank, (self.path, *facts)
 
-    def cut(self, noises: Sequence[int], starts: Sequence[int], num_samples: int) -> np.ndarray:
-        """So many samples of one noise from its start, or of the babble that several make."""
-        waves = [self._stretch(*where, num_samples) for where in zip(noises, starts)]
-        return waves[0] if len(waves) == 1 else babble(waves)
-
-    def _stretch(self, index: int, start: int, num_samples: int) -> np.ndarray:
-        wave_S = self[index]
-        if start + num_samples <= len(wave_S):
-            return wave_S[start : start + num_samples]
-        return np.take(wave_S, np.arange(start, start + num_samples), mode="wrap")
-
 
 EMPTY_BANK = Bank((), (), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int16))
-
-
-def babble(voices: Sequence[np.ndarray]) -> np.ndarray:
-    """The sum of voices brought to equal power, silent ones left out, as int16 at full scale.
-
-    The level means nothing, since the noise is brought to an SNR: at full scale, rounding adds an
-    error of no more than -96 dB of the sum's peak.
-    """
-    silent = SILENCE_POWER * audio.FULL_SCALE**2
-    sum_S = np.zeros(len(voices[0]), dtype=np.float32)
-    for voice_S in voices:
-        float_S = voice_S.astype(np.float32)
-        power = float(np.dot(float_S, float_S)) / len(float_S)
-        if power >= silent:
-            float_S *= power**-0.5
-            sum_S += float_S
-    peak = max(float(sum_S.max()), -float(sum_S.min()))
-    if peak:
-        sum_S *= FULL_SCALE / peak
-    return np.rint(sum_S, out=sum_S).astype(np.int16)
 
 
 def find_recordings(folder: Path, *, sample_rate: int) -> Recordings | None:

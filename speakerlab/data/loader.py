@@ -1,12 +1,12 @@
 """From crops to batches, read ahead by worker processes. In: a data set, an order. Out: `Batch`.
 
 How many workers there are follows from the CPUs and the shared memory that this process may use.
-Letters: B rows of the batch, S samples, M masks.
+Letters: B rows of the batch, S samples.
 """
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from speakerlab.core import process
-from speakerlab.core.batch import Batch, Crop
+from speakerlab.core.batch import Batch, Crop, Draws
 from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.sampler import MicroBatches, Slot
 from speakerlab.data.watchdog import SHARED_MEMORY, Board, Hop, Watch, free_shared_memory, watched
@@ -26,8 +26,10 @@ MAX_WORKERS = 8
 MICRO_BATCHES_AHEAD = 4  # read ahead by each worker
 IN_FLIGHT = 1.5  # batches in shared memory for each that is read ahead: some are being taken out
 NCCL_BYTES = 64 << 20  # of shared memory for each GPU of several on a host
-TENSORS = 24  # in a batch; each takes whole pages
+TENSORS = 48  # in a batch, at most; each takes whole pages
 PAGE_BYTES = 4096
+TRIED_CROPS = 100  # whose draws are looked at for their size
+ROW_BYTES = 96  # of a row, beside its wave and draws
 
 
 def auto_workers(local_ranks: int) -> int:
@@ -36,14 +38,12 @@ def auto_workers(local_ranks: int) -> int:
 
 
 def batch_bytes(crops: TrainCrops, micro_batch: int) -> int:
-    """Shared memory of one batch in which every crop is of the longest kind."""
-    draws = crops.draws
-    longest = max(map(draws.read_samples, range(len(draws.speeds))))
-    noise = 0 if crops.noise_bank is None else draws.crop_samples
-    frames = draws.crop_frames  # of stored features, which come instead of the waves
-    wave = 4 * frames * crops.num_bins if frames else 2 * (longest + noise)
-    row = wave + 8 * (12 + draws.num_masks)
-    return micro_batch * row + TENSORS * PAGE_BYTES
+    """Shared memory of one batch in which every crop is of the longest kind seen in a few."""
+    frames = crops.crop_frames  # of stored features, which come instead of the waves
+    wave = 4 * frames * crops.manifest.num_bins if frames else 2 * max(crops.read_samples)
+    tried = [crops.draw((0, position, 0)).draws.values() for position in range(TRIED_CROPS)]
+    drawn = [sum(np.asarray(v).nbytes for d in draws for v in d.values.values()) for draws in tried]
+    return micro_batch * (wave + max(drawn) + ROW_BYTES) + TENSORS * PAGE_BYTES
 
 
 def fit_workers(
@@ -79,40 +79,40 @@ def fit_workers(
     return fitting
 
 
-def collate(crops: Sequence[Crop], *, num_speeds: int) -> Batch:
-    """Stack crops; rows are padded to the longest, and the rows of each operation listed."""
+def collate(crops: Sequence[Crop]) -> Batch:
+    """Stack crops; rows are padded to the longest, and the rows of each augmentation listed."""
     longest = max(len(crop.wave_S) for crop in crops)
     wave_BS = np.zeros((len(crops), longest), dtype=np.int16)
     for row, crop in zip(wave_BS, crops):
         row[: len(crop.wave_S)] = crop.wave_S
-    with_room = [i for i, crop in enumerate(crops) if crop.room >= 0]
-    noisy = [crop for crop in crops if crop.noises]
-    cut = [crop.noise_S for crop in noisy if crop.noise_S is not None]
     feats = [crop.feats_TF for crop in crops if crop.feats_TF is not None]
-    with_codec = [i for i, crop in enumerate(crops) if crop.codec >= 0]
     return Batch(
         wave_BS=torch.from_numpy(wave_BS),
         feats_BTF=torch.from_numpy(np.stack(feats) if feats else np.empty((0, 0, 0), "f4")),
-        label_B=_ints(crop.label for crop in crops),
-        speed_rows=tuple(
-            _ints(i for i, crop in enumerate(crops) if crop.speed == speed)
-            for speed in range(num_speeds)
-        ),
-        room_rows=_ints(with_room),
-        room_R=_ints(crops[i].room for i in with_room),
-        noise_rows=_ints(i for i, crop in enumerate(crops) if crop.noises),
-        noise_V=_ints(noise for crop in noisy for noise in crop.noises),
-        noise_start_V=_ints(start for crop in noisy for start in crop.noise_starts),
-        noise_of_V=_ints(i for i, crop in enumerate(noisy) for _ in crop.noises),
-        noise_NS=torch.from_numpy(np.stack(cut) if cut else np.empty((0, 0), dtype=np.int16)),
-        snr_db_N=torch.tensor([crop.snr_db for crop in noisy], dtype=torch.float32),
-        telephone_rows=_ints(i for i, crop in enumerate(crops) if crop.telephone),
-        codec_rows=_ints(with_codec),
-        codec_C=_ints(crops[i].codec for i in with_codec),
-        mask_BM2=torch.from_numpy(np.stack([crop.mask_M2 for crop in crops])),
-        position_B=_ints(crop.position for crop in crops),
-        row_B=_ints(crop.row for crop in crops),
+        label_B=torch.tensor([crop.label for crop in crops]),
+        position_B=torch.tensor([crop.position for crop in crops]),
+        row_B=torch.tensor([crop.row for crop in crops]),
+        draws=stack_draws(crops),
     )
+
+
+def stack_draws(crops: Sequence[Crop]) -> dict[str, list[Draws]]:
+    """By the augmentation's name, the draws of each group of rows; floats are float32."""
+    rows_of: dict[tuple[str, int], list[int]] = {}
+    for row, crop in enumerate(crops):
+        for name, draw in crop.draws.items():
+            rows_of.setdefault((name, draw.group), []).append(row)
+    stacked: dict[str, list[Draws]] = {}
+    for (name, group), rows in sorted(rows_of.items()):
+        drawn = [crops[row].draws[name].values for row in rows]
+        values = {
+            key: torch.from_numpy(np.stack([draw[key] for draw in drawn]))
+            if isinstance(value, np.ndarray)
+            else torch.tensor([draw[key] for draw in drawn])
+            for key, value in drawn[0].items()
+        }
+        stacked.setdefault(name, []).append(Draws(torch.tensor(rows), values, group))
+    return stacked
 
 
 class NotedCrops(Dataset[Crop]):
@@ -152,9 +152,7 @@ def train_loader(
         NotedCrops(crops, board),
         batch_sampler=order,
         num_workers=num_workers,
-        collate_fn=partial(
-            noted, make=partial(collate, num_speeds=len(crops.draws.speeds)), board=board
-        ),
+        collate_fn=partial(noted, make=collate, board=board),
         pin_memory=pin_memory,
         prefetch_factor=MICRO_BATCHES_AHEAD if num_workers else None,
         worker_init_fn=start_worker,
@@ -172,7 +170,3 @@ def start_worker(_worker: int) -> None:
     process.die_with_parent()
     process.leave_signals_to_parent()
     torch.set_num_threads(1)
-
-
-def _ints(values: Iterable[int]) -> torch.Tensor:
-    return torch.tensor(list(values), dtype=torch.int64)

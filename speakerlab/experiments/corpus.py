@@ -15,10 +15,11 @@ import numpy as np
 from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config
 from speakerlab.data.banks import EMPTY_BANK, Bank, find_recordings, map_bank, read_bank
-from speakerlab.data.dataset import NoiseKind, class_names, labels_by_name
+from speakerlab.data.dataset import class_names, labels_by_name
 from speakerlab.data.labels import hold_out, label
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
-from speakerlab.frontend.banks import bank_bytes
+from speakerlab.frontend.augment.noise import noise_bytes
+from speakerlab.frontend.augment.room import room_bytes
 
 log = logging.getLogger(__name__)
 MIN_VALID_SPEAKERS = 2
@@ -34,11 +35,6 @@ class Corpus:
     rooms: Bank
     noise: Bank
     noise_on_device: bool = True  # else workers cut it and send it along
-
-    @property
-    def noises(self) -> Sequence[np.ndarray]:
-        """What the device is to hold."""
-        return self.noise if self.noise_on_device else ()
 
 
 def read_corpus(config: Config) -> Corpus:
@@ -118,7 +114,7 @@ def read_banks(config: Config) -> tuple[Bank, Bank, bool]:
     )
     room_bank = read_bank(rooms) if rooms else EMPTY_BANK
     limit, lengths = config.runtime.bank_gb * 2**30, [len(room) for room in room_bank]
-    size = bank_bytes(num_samples=0, room_lengths=lengths, sample_rate=sample_rate)
+    size = room_bytes(lengths, sample_rate=sample_rate)
     if size > limit:
         raise ValueError(
             f"runtime.bank_gb: the rooms must fit, got {size / 2**30:.1f} GB for "
@@ -126,7 +122,7 @@ def read_banks(config: Config) -> tuple[Bank, Bank, bool]:
         )
     if noise is None:
         return room_bank, EMPTY_BANK, True
-    size += bank_bytes(num_samples=crop_samples(config), noise_lengths=noise.lengths)
+    size += noise_bytes(noise.lengths, num_samples=crop_samples(config))
     if size <= limit:
         return room_bank, read_bank(noise), True
     log.info(
@@ -157,33 +153,6 @@ def corpus_facts(config: Config, corpus: Corpus) -> dict[str, Any]:
         "noises": len(corpus.noise),
         "noise_on_device": corpus.noise_on_device,
     }
-
-
-def noise_kinds(config: Config, noise: Bank) -> list[NoiseKind]:
-    """The kinds that the noise is of, each with its odds and its levels."""
-    augment = config.augment
-    snr_db = {
-        "noise": augment.snr_db,
-        "music": augment.music_snr_db,
-        "speech": augment.babble_snr_db,
-    }
-    odds = augment.kind_odds.model_dump()
-    kinds = [
-        NoiseKind(
-            noises=[index for index, other in enumerate(noise.kinds) if other == kind],
-            odds=odds[kind],
-            snr_db=snr_db[kind],
-            num_summed=augment.babble_voices if kind == "speech" else (1, 1),
-        )
-        for kind in sorted(set(noise.kinds))
-        if odds[kind] > 0
-    ]
-    if len(noise) and augment.noise_prob and not kinds:
-        raise ValueError(
-            f"augment.kind_odds: some kind of noise must be drawn, got 0 for "
-            f"{', '.join(sorted(set(noise.kinds)))}; raise it, or set augment.noise_prob to 0"
-        )
-    return kinds
 
 
 def num_valid_speakers(config: Config, num_speakers: int) -> int:

@@ -17,11 +17,11 @@ from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config
 from speakerlab.core.atomic import write_json
 from speakerlab.core.batch import Batch
-from speakerlab.data.dataset import Draws, TrainCrops
+from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.loader import auto_workers, batch_bytes, fit_workers
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.experiments import stored_features
-from speakerlab.experiments.corpus import Corpus, corpus_facts, counted, noise_kinds, row_labels
+from speakerlab.experiments.corpus import Corpus, corpus_facts, counted, row_labels
 from speakerlab.experiments.memory_probe import Trial, largest_that_runs
 from speakerlab.experiments.planning import (
     asked_micro_batch,
@@ -29,6 +29,7 @@ from speakerlab.experiments.planning import (
     footprint,
     may_join_ranks,
 )
+from speakerlab.frontend.augment import Augment
 from speakerlab.training import batch_size
 from speakerlab.training.appended import LogFile
 from speakerlab.training.batch_size import BatchPlan
@@ -71,7 +72,9 @@ def build_task(
         num_classes=num_classes,
         precision=precision,
         rooms=corpus.rooms,
-        noises=corpus.noises,
+        noises=corpus.noise,
+        noise_kinds=corpus.noise.kinds,
+        noise_on_device=corpus.noise_on_device,
         shards=ranks if is_split else None,
     )
 
@@ -193,39 +196,23 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
 
 
 def train_crops(
-    config: Config, corpus: Corpus, names: Sequence[str], attempt: int = 0
+    config: Config, corpus: Corpus, names: Sequence[str], augment: Augment, attempt: int = 0
 ) -> TrainCrops:
     """The training set as crops with their draws."""
-    augment, stored = config.augment, {}
+    stored = {}
     if config.data.features == "fbank":
         stored = stored_features.frames_to_read(config.frontend, crop_samples(config))
         stored_features.check_stored(corpus.train, config.frontend)
-    draws = Draws(
-        crop_samples=crop_samples(config),
-        **stored,
-        speeds=augment.speeds,
-        room_prob=augment.room_prob,
-        num_rooms=len(corpus.rooms),
-        noise_prob=augment.noise_prob,
-        noise_lengths=[len(noise) for noise in corpus.noise],
-        noise_kinds=noise_kinds(config, corpus.noise),
-        telephone_prob=augment.telephone_prob,
-        codec_prob=augment.codec_prob,
-        num_masks=num_masks(config),
-    )
     return TrainCrops(
         corpus.train,
-        draws,
+        augment.draws,
+        crop_samples=crop_samples(config),
+        **stored,
+        speeds=config.augment.speeds,
         label_KN=row_labels(config, corpus, names),
         seed=config.seed,
         attempt=attempt,
-        noise_bank=None if corpus.noise_on_device else corpus.noise,
     )
-
-
-def num_masks(config: Config) -> int:
-    """How many pairs of uniforms SpecAugment needs for a crop."""
-    return config.augment.spec["num_freq_masks"] + config.augment.spec["num_time_masks"]
 
 
 def num_workers(config: Config, ranks: Ranks, crops: TrainCrops, plan: BatchPlan) -> int:
@@ -245,8 +232,6 @@ def throw_away_batch(config: Config, device: torch.device, num_rows: int = 2) ->
     return dummy_batch(
         num_rows=num_rows,
         num_samples=crop_samples(config),
-        num_speeds=len(config.augment.speeds),
-        num_masks=num_masks(config),
         device=device,
     )
 

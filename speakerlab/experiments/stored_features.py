@@ -55,7 +55,7 @@ class StoredFbank:
 
 
 def frames_to_read(frontend: dict[str, Any], crop_samples: int) -> dict[str, int]:
-    """Arguments of `Draws`: how many frames a crop of so many samples has, and their shift."""
+    """Arguments of `TrainCrops`: how many frames a crop of so many samples has, and their shift."""
     fbank = Fbank(**frontend)
     return {"crop_frames": fbank.num_frames(crop_samples), "frame_shift": fbank.frame_shift}
 

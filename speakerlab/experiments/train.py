@@ -85,7 +85,7 @@ def build_training(
     setup_training.choose_kernels(config, task)
     order = setup_training.epoch_order(config, corpus)
     schedule = setup_training.schedule(config, order)
-    crops = setup_training.train_crops(config, corpus, classes)
+    crops = setup_training.train_crops(config, corpus, classes, task.augment)
     num_workers = setup_training.num_workers(config, ranks, crops, plan)
     validation = validation_of(config, corpus, head, classes)
     facts = setup_training.facts(config, ranks, precision, plan, corpus, order)
@@ -102,7 +102,7 @@ def build_training(
             world_size=ranks.world_size,
         )
         return train_loader(
-            setup_training.train_crops(config, corpus, classes, attempt),
+            setup_training.train_crops(config, corpus, classes, task.augment, attempt),
             positions,
             num_workers=num_workers,
             pin_memory=ranks.device.type == "cuda",

@@ -24,22 +24,20 @@ class SpeakerTask(nn.Module):
     """Speaker classification: augment -> fbank -> SpecAugment -> backbone -> margin head.
 
     embedder: has submodules `fbank` (wave_BS -> feats_BTF) and `backbone` (feats_BTF -> emb_BD);
-    augment: has a buffer `silent_count`. head: (emb_BD, label_B, margin) -> loss and what its
-    `count_correct` takes; `is_split` says that other ranks have other rows of it.
+    augment: batch -> wave_BS, with methods `features` and `take_silent`. head: (emb_BD, label_B,
+    margin) -> loss and what its `count_correct` takes; `is_split`: other ranks have other rows.
     """
 
     def __init__(
         self,
         *,
-        augment: nn.Module,
+        augment: Any,
         embedder: nn.Module,
-        spec_augment: nn.Module,
         head: Any,
         precision: Precision,
     ) -> None:
         super().__init__()
-        self.augment, self.embedder = augment, embedder
-        self.spec_augment, self.head = spec_augment, head
+        self.augment, self.embedder, self.head = augment, embedder, head
         self.precision = precision
         # Banks of noise and rooms are the same on every rank and too large to be broadcast.
         self._ddp_params_and_buffers_to_ignore = [
@@ -66,8 +64,7 @@ class SpeakerTask(nn.Module):
             wave_BS = self.augment(batch)
             with region("step/front end/fbank"):
                 feats_BTF = fbank(wave_BS)
-        with region("step/front end/masks"):
-            return self.spec_augment(feats_BTF, batch.mask_BM2)
+        return self.augment.features(feats_BTF, batch)
 
     def forward(
         self, feats_BTF: Tensor, label_B: Tensor, margin: float, *, frozen: bool = False
@@ -83,10 +80,7 @@ class SpeakerTask(nn.Module):
 
     def take_silent(self) -> Tensor:
         """How many crops got no noise since the last call, they or the noise being silent."""
-        counts = self.augment.get_buffer("silent_count")
-        taken = counts.sum()
-        counts.zero_()
-        return taken
+        return self.augment.take_silent()
 
 
 def without_learning(module: nn.Module, x: Tensor) -> Tensor:
@@ -99,31 +93,16 @@ def without_learning(module: nn.Module, x: Tensor) -> Tensor:
     return y + 0 * torch.stack([p[(0,) * p.dim()] for p in module.parameters()]).sum()
 
 
-def dummy_batch(
-    *, num_rows: int, num_samples: int, num_speeds: int, num_masks: int, device: torch.device
-) -> Batch:
+def dummy_batch(*, num_rows: int, num_samples: int, device: torch.device) -> Batch:
     """Noise in the form of a batch, for passes whose result is thrown away or only measured."""
     generator = torch.Generator().manual_seed(0)
-    none = torch.empty(0, dtype=torch.int64)
     return Batch(
         wave_BS=torch.randint(
             -3000, 3000, (num_rows, num_samples), dtype=torch.int16, generator=generator
         ),
         feats_BTF=torch.empty(0, 0, 0),
         label_B=torch.zeros(num_rows, dtype=torch.int64),
-        speed_rows=(torch.arange(num_rows), *([none] * (num_speeds - 1))),
-        room_rows=none,
-        room_R=none,
-        noise_rows=none,
-        noise_V=none,
-        noise_start_V=none,
-        noise_of_V=none,
-        noise_NS=torch.empty(0, 0, dtype=torch.int16),
-        snr_db_N=torch.empty(0),
-        telephone_rows=none,
-        codec_rows=none,
-        codec_C=none,
-        mask_BM2=torch.zeros(num_rows, num_masks, 2),
         position_B=torch.arange(num_rows),
         row_B=torch.arange(num_rows),
+        draws={},
     ).to(device)

@@ -75,8 +75,7 @@ def test_every_model_builds_with_its_head_and_optimizer(model):
     head = build.build_head(config, embed_dim=embedder.embed_dim, num_classes=3)
     optimizer = build.build_optimizer(config, head.parameters(), lr=0.5)
     assert optimizer.param_groups[0]["lr"] == 0.5
-    build.build_spec_augment(config)
-    augment = build.build_augment(config, rooms=(), noises=())
+    augment = build.build_augment(config)
     assert augment.num_samples == round(config.data.crop_seconds * 16000)
     with torch.inference_mode():
         emb_BD = embedder(torch.randn(1, 16000) / 10)

@@ -11,18 +11,22 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
 from speakerlab.core.batch import Batch
 from speakerlab.data import pack
-from speakerlab.data.banks import Bank
-from speakerlab.data.dataset import Draws, NoiseKind, TrainCrops
+from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.loader import train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.data.sampler import EpochOrder, MicroBatches
 from speakerlab.data.shards import Layout
 from speakerlab.frontend.augment import Augment
+from speakerlab.frontend.augment.codec import Codec
+from speakerlab.frontend.augment.noise import Noise
+from speakerlab.frontend.augment.room import Room
+from speakerlab.frontend.augment.specaugment import SpecAugment
+from speakerlab.frontend.augment.speed import Speed
+from speakerlab.frontend.augment.telephone import Telephone
 
 RATE, CROP = 16000, 8000
 GLOBAL_BATCH, MICRO_BATCH, STEPS = 40, 10, 5
@@ -56,49 +60,53 @@ def folder(make_data_dir, monkeypatch) -> Path:
     return make_data_dir(speakers=range(6), seconds=[0.3, 1.0, 2.2, 3.1])
 
 
-def make_crops(
-    folder: Path, noises: list[np.ndarray], rooms: list[np.ndarray], *, channel: float = 0.2
-) -> TrainCrops:
-    kinds = [
-        NoiseKind(noises=[0, 1]),
-        NoiseKind(noises=[1, 2], snr_db=(13.0, 20.0), num_summed=(3, 7)),
-    ]
-    draws = Draws(
+def make_augment(
+    noises: list[np.ndarray], rooms: list[np.ndarray], *, channel: bool = True, host: bool = False
+) -> Augment:
+    augmentations = {
+        "speed": Speed(speeds=SPEEDS, num_samples=CROP),
+        "room": Room(room_prob=0.5, rooms=rooms, num_samples=CROP),
+        "noise": Noise(
+            noise_prob=0.6,
+            noises=noises,
+            noise_kinds=["noise", "speech", "speech"],
+            num_samples=CROP,
+            noise_on_device=not host,
+        ),
+        "telephone": Telephone(telephone_prob=0.2, num_samples=CROP),
+        "codec": Codec(codec_prob=0.2),
+        "spec": SpecAugment(num_freq_masks=1, num_time_masks=1),
+    }
+    if not channel:
+        del augmentations["telephone"], augmentations["codec"]
+    return Augment(augmentations, num_samples=CROP)
+
+
+def make_crops(folder: Path, augment: Augment) -> TrainCrops:
+    return TrainCrops(
+        read_manifest([folder], sample_rate=RATE),
+        augment.draws,
         crop_samples=CROP,
         speeds=SPEEDS,
-        room_prob=0.5,
-        num_rooms=len(rooms),
-        noise_prob=0.6,
-        noise_lengths=[len(noise) for noise in noises],
-        noise_kinds=kinds,
-        telephone_prob=channel,
-        codec_prob=channel,
-        num_masks=2,
+        label_KN=np.arange(3 * 6).reshape(3, 6),
+        seed=3,
     )
-    manifest = read_manifest([folder], sample_rate=RATE)
-    label_KN = np.arange(3 * 6).reshape(3, 6)
-    return TrainCrops(manifest, draws, label_KN=label_KN, seed=3)
 
 
 def look(batch: Batch, augment: Augment) -> Iterator[tuple[int, Seen]]:
     """(position, what is there) of each row."""
     wave_BS = augment(batch).numpy()
+    drawn: list[list[object]] = [[row] for row in batch.row_B.tolist()]
+    speeds = [0] * len(drawn)
+    for name, groups in sorted(batch.draws.items()):
+        for group in groups:
+            for i, row in enumerate(group.rows.tolist()):
+                speeds[row] = group.group if name == "speed" else speeds[row]
+                values = {key: v[i].tolist() for key, v in group.values.items() if key != "wave"}
+                drawn[row] += [name, group.group, values]
     for i, position in enumerate(batch.position_B.tolist()):
-        (speed,) = (k for k, rows in enumerate(batch.speed_rows) if i in rows.tolist())
-        drawn: list[object] = [speed, batch.row_B[i].item(), batch.mask_BM2[i].tolist()]
-        drawn += [room for row, room in pairs(batch.room_rows, batch.room_R) if row == i]
-        for n, (row, snr_db) in enumerate(pairs(batch.noise_rows, batch.snr_db_N)):
-            if row == i:
-                own = (batch.noise_of_V == n).nonzero().flatten()
-                drawn += [snr_db, batch.noise_V[own].tolist(), batch.noise_start_V[own].tolist()]
-        drawn += [i in batch.telephone_rows.tolist()]
-        drawn += [codec for row, codec in pairs(batch.codec_rows, batch.codec_C) if row == i]
-        read = batch.wave_BS[i, : round(CROP * SPEEDS[speed])].numpy().tobytes()
-        yield position, Seen(read, int(batch.label_B[i]), tuple(map(str, drawn)), wave_BS[i])
-
-
-def pairs(a: torch.Tensor, b: torch.Tensor) -> list[tuple]:
-    return list(zip(a.tolist(), b.tolist()))
+        read = batch.wave_BS[i, : round(CROP * SPEEDS[speeds[i]])].numpy().tobytes()
+        yield position, Seen(read, int(batch.label_B[i]), tuple(map(str, drawn[i])), wave_BS[i])
 
 
 def read_all(
@@ -138,10 +146,8 @@ def assert_same(seen: dict[int, Seen], wanted: dict[int, Seen]) -> None:
 
 
 def test_ranks_workers_resumes_and_shards_see_the_same(folder, noises, rooms):
-    augment = Augment(
-        num_samples=CROP, speeds=SPEEDS, rooms=rooms, noises=noises, telephone=True, codec=True
-    )
-    loose = make_crops(folder, noises, rooms)
+    augment = make_augment(noises, rooms)
+    loose = make_crops(folder, augment)
     wanted = read_all(loose, augment, ranks=1, workers=0)
     assert sorted(wanted) == list(range(GLOBAL_BATCH * STEPS)) == list(range(200))
     assert len({found.draws for found in wanted.values()}) == 200
@@ -150,7 +156,7 @@ def test_ranks_workers_resumes_and_shards_see_the_same(folder, noises, rooms):
     for codec in ("pcm", "flac"):
         copy = shutil.copytree(folder, folder.with_name(codec))
         pack_data_dir(copy, layout=Layout.of_waves(codec, sample_rate=RATE))
-        packs.append(make_crops(copy, noises, rooms))
+        packs.append(make_crops(copy, augment))
         assert packs[-1].manifest.parts[0].waves is not None
     packed, as_flac = packs
     cases = [(loose, 1, 4), (packed, 2, 2), (loose, 4, 1), (as_flac, 1, 0)]
@@ -165,14 +171,11 @@ def test_ranks_workers_resumes_and_shards_see_the_same(folder, noises, rooms):
 
 
 def test_noise_cut_by_the_workers_sounds_as_that_cut_on_the_device(folder, noises, rooms):
-    on_device = Augment(num_samples=CROP, speeds=SPEEDS, rooms=rooms, noises=noises)
-    brought = Augment(num_samples=CROP, speeds=SPEEDS, rooms=rooms)
-    crops = make_crops(folder, noises, rooms, channel=0.0)  # a codec would make steps of it
-    wanted = read_all(crops, on_device, ranks=1, workers=0)
-    lengths = [len(noise) for noise in noises]
-    names = ("a", "b", "c")
-    crops.noise_bank = Bank(names, names, np.cumsum(lengths), np.concatenate(noises))
-    found = read_all(crops, brought, ranks=1, workers=2)
+    # Without a codec, which would make steps of the difference.
+    on_device = make_augment(noises, rooms, channel=False)
+    brought = make_augment(noises, rooms, channel=False, host=True)
+    wanted = read_all(make_crops(folder, on_device), on_device, ranks=1, workers=0)
+    found = read_all(make_crops(folder, brought), brought, ranks=1, workers=2)
     for position, expected in wanted.items():
         assert found[position].draws == expected.draws
         assert np.abs(found[position].wave_S - expected.wave_S).max() < 1e-4

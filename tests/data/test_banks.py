@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from speakerlab.data import audio
-from speakerlab.data.banks import Bank, babble, find_recordings, map_bank, read_bank
+from speakerlab.data.banks import Bank, find_recordings, map_bank, read_bank
 from speakerlab.data.tables import write_data_dir, write_table
 
 RATE = 16000
@@ -77,22 +77,6 @@ def test_another_rate_and_no_samples_are_refused(folder):
     audio.write(folder.parent / "b.wav", np.zeros(0, dtype=np.int16), RATE)
     with pytest.raises(ValueError, match=r"b\.wav: is empty, got 0 samples; remove it from"):
         found(folder)
-
-
-def test_a_cut_wraps_around_at_the_recordings_own_end(folder):
-    bank = read_bank(found(folder))
-    assert bank.cut([2], [100], 5).tolist() == [100, 101, 102, 103, 104]
-    assert bank.cut([2], [2998], 4).tolist() == [2998, 2999, 0, 1]
-    assert np.array_equal(bank.cut([0], [49], 120), np.resize(np.roll(bank[0], 1), 120))
-
-
-def test_babble_leaves_silence_out_and_may_be_silent():
-    loud = np.array([8000, -8000] * 50, dtype=np.int16)
-    faint = np.array([80, 80, -80, -80] * 25, dtype=np.int16)
-    silent = np.array([32, -32] * 50, dtype=np.int16)  # -60.2 dBFS
-    # Of equal power, the sum of the two is 2, 0, 0, -2; then full scale.
-    assert babble([loud, faint, silent])[:4].tolist() == [32767, 0, 0, -32767]
-    assert not babble([silent, silent]).any()
 
 
 def test_a_mapped_bank_is_the_one_in_memory_and_pickles_as_its_path(folder):

@@ -1,101 +1,68 @@
 """Batches: what is padded and listed, and that workers and ranks change nothing."""
 
 import os
-from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
 
-from speakerlab.core.batch import Batch, Crop
+from speakerlab.core.batch import Batch, Crop, Draw
 from speakerlab.core.process import available_cpus
-from speakerlab.data.dataset import Draws, NoiseKind, TrainCrops
+from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.loader import auto_workers, collate, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder, MicroBatches
 
 
-def make_crop(length: int, **changes) -> Crop:
-    values = {
-        "wave_S": np.full(length, length, dtype=np.int16),
-        "feats_TF": None,
-        "label": length,
-        "speed": 0,
-        "room": -1,
-        "first": 0,
-        "noises": (),
-        "noise_starts": (),
-        "noise_S": None,
-        "snr_db": 9.0,
-        "telephone": False,
-        "codec": -1,
-        "mask_M2": np.full((1, 2), length / 16, dtype=np.float32),
-        "position": 100 + length,
-        "row": 200 + length,
-    }
-    return Crop(**{**values, **changes})
+def make_crop(length: int, **draws: Draw) -> Crop:
+    return Crop(
+        wave_S=np.full(length, length, dtype=np.int16),
+        feats_TF=None,
+        first=0,
+        label=length,
+        position=100 + length,
+        row=200 + length,
+        draws=draws,
+    )
 
 
 def test_rows_are_padded_and_listed():
     batch = collate(
         [
-            make_crop(4, speed=1, noises=(5,), noise_starts=(77,), snr_db=10.5, codec=1),
-            make_crop(6, room=2, telephone=True),
-            make_crop(5, room=0, noises=(1, 4), noise_starts=(8, 9), snr_db=-3.0),
-        ],
-        num_speeds=3,
+            make_crop(4, b=Draw({"level": 0.5, "place_2": np.array([1, 2])}), a=Draw({}, 2)),
+            make_crop(6),
+            make_crop(5, b=Draw({"level": 1.5, "place_2": np.array([3, 4])}), a=Draw({}, 1)),
+            make_crop(5, b=Draw({"level": 2.5, "place_2": np.array([5])}, 7), a=Draw({}, 2)),
+        ]
     )
-    assert batch.wave_BS.tolist() == [[4] * 4 + [0, 0], [6] * 6, [5] * 5 + [0]]
+    assert batch.wave_BS.tolist() == [[4] * 4 + [0, 0], [6] * 6, [5] * 5 + [0], [5] * 5 + [0]]
     assert batch.wave_BS.dtype == torch.int16
-    assert batch.label_B.tolist() == [4, 6, 5]
-    assert [rows.tolist() for rows in batch.speed_rows] == [[1, 2], [0], []]
-    assert (batch.room_rows.tolist(), batch.room_R.tolist()) == ([1, 2], [2, 0])
-    assert (batch.noise_rows.tolist(), batch.snr_db_N.tolist()) == ([0, 2], [10.5, -3.0])
-    assert batch.noise_V.tolist() == [5, 1, 4]
-    assert batch.noise_start_V.tolist() == [77, 8, 9]
-    assert batch.noise_of_V.tolist() == [0, 1, 1]
-    assert batch.noise_NS.shape == (0, 0)
-    assert batch.telephone_rows.tolist() == [1]
-    assert (batch.codec_rows.tolist(), batch.codec_C.tolist()) == ([0], [1])
-    assert batch.mask_BM2.tolist() == [[[0.25, 0.25]], [[0.375, 0.375]], [[0.3125, 0.3125]]]
-    assert batch.position_B.tolist() == [104, 106, 105]
-    assert batch.row_B.tolist() == [204, 206, 205]
-    integers = (batch.label_B, *batch.speed_rows, batch.room_rows, batch.noise_start_V, batch.row_B)
-    assert {tensor.dtype for tensor in integers} == {torch.int64}
-    assert {batch.snr_db_N.dtype, batch.mask_BM2.dtype} == {torch.float32}
+    assert batch.label_B.tolist() == [4, 6, 5, 5]
+    assert batch.position_B.tolist() == [104, 106, 105, 105]
+    assert batch.row_B.tolist() == [204, 206, 205, 205]
+    assert [(d.group, d.rows.tolist()) for d in batch.draws["a"]] == [(1, [2]), (2, [0, 3])]
+    first, second = batch.draws["b"]
+    assert (first.group, first.rows.tolist()) == (0, [0, 2])
+    assert first.values["place_2"].tolist() == [[1, 2], [3, 4]]
+    assert first.values["level"].tolist() == [0.5, 1.5]
+    assert first.values["level"].dtype == torch.float32
+    assert (second.group, second.values["place_2"].tolist()) == (7, [[5]])
+    doubled = batch.map(lambda tensor: tensor * 2)
+    assert doubled.draws["b"][0].values["level"].tolist() == [1.0, 3.0]
+    _, other = first.split(1)
+    assert (other.rows.tolist(), other.values["place_2"].tolist()) == ([2], [[3, 4]])
+    assert collate([make_crop(3)]).draws == {}
 
 
-def test_nothing_drawn_gives_empty_lists():
-    batch = collate([make_crop(3)], num_speeds=1)
-    for tensor in (batch.room_rows, batch.room_R, batch.noise_rows, batch.noise_V, batch.snr_db_N):
-        assert tensor.shape == (0,)
-    assert batch.noise_NS.shape == (0, 0) and batch.noise_NS.dtype == torch.int16
-    assert collate([make_crop(3, mask_M2=np.empty((0, 2)))], num_speeds=1).mask_BM2.shape == (
-        1,
-        0,
-        2,
-    )
-
-
-def test_noise_that_workers_cut_is_stacked_as_it_is():
-    noise = np.arange(5, dtype=np.int16)
-    crops = [
-        make_crop(7, noises=(1,), noise_starts=(0,), noise_S=noise),
-        make_crop(5),
-        make_crop(6, noises=(0, 2), noise_starts=(3, 4), noise_S=noise[::-1]),
-    ]
-    batch = collate(crops, num_speeds=1)
-    assert batch.noise_NS.tolist() == [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]]
-    assert (batch.noise_NS.dtype, batch.noise_rows.tolist()) == (torch.int16, [0, 2])
+def tensors_of(batch: Batch) -> list[torch.Tensor]:
+    tensors: list[torch.Tensor] = []
+    batch.map(lambda tensor: tensors.append(tensor) or tensor)
+    return tensors
 
 
 def same(a: Batch, b: Batch) -> bool:
-    for field in fields(a):
-        left, right = getattr(a, field.name), getattr(b, field.name)
-        pairs = zip(left, right) if isinstance(left, tuple) else [(left, right)]
-        if not all(torch.equal(x, y) for x, y in pairs):
-            return False
-    return True
+    left, right = tensors_of(a), tensors_of(b)
+    return len(left) == len(right) and all(map(torch.equal, left, right))
 
 
 @pytest.fixture
@@ -105,18 +72,18 @@ def load(make_data_dir):
     manifest = read_manifest([folder], sample_rate=16000)
 
     def load_batches(*, num_workers=0, start=1, **cut) -> list[Batch]:
-        draws = Draws(
+        draws = {
+            "speed": lambda rng: Draw({}, int(rng.integers(3))),
+            "mask": lambda rng: Draw({"mask": rng.random(4)}) if rng.random() < 0.5 else None,
+        }
+        crops = TrainCrops(
+            manifest,
+            draws,
             crop_samples=12000,
             speeds=(1.0, 0.9, 1.1),
-            room_prob=0.5,
-            num_rooms=2,
-            noise_prob=0.5,
-            noise_lengths=[5000],
-            noise_kinds=[NoiseKind(noises=[0])],
-            num_masks=2,
+            label_KN=np.arange(12).reshape(3, 4),
+            seed=1,
         )
-        label_KN = np.arange(12).reshape(3, 4)
-        crops = TrainCrops(manifest, draws, label_KN=label_KN, seed=1)
         order = EpochOrder(manifest.num_samples_N, crop_samples=12000, global_batch=8, seed=1)
         assert order.steps_per_epoch == 2  # 18.7 crops
         slots = MicroBatches(
@@ -133,7 +100,8 @@ def test_workers_change_nothing(load, num_workers):
     assert len(alone) == len(parallel) == 4
     assert all(same(a, b) for a, b in zip(alone, parallel))
     assert alone[0].position_B.tolist() == list(range(8, 16))
-    assert not torch.equal(alone[0].mask_BM2, alone[2].mask_BM2)  # the same positions, epoch 1
+    masks = [batch.draws["mask"][0].values["mask"] for batch in (alone[0], alone[2])]
+    assert not torch.equal(masks[0][:1], masks[1][:1])  # the same positions, epoch 1
 
 
 def test_the_position_of_the_torch_generator_changes_nothing(load):
@@ -148,12 +116,15 @@ def rows_by_position(batches: list[Batch]) -> list[tuple]:
     samples = []
     for batch in batches:
         length = {}
-        for rows, speed_samples in zip(batch.speed_rows, (12000, 10800, 13200)):
-            length.update(dict.fromkeys(rows.tolist(), speed_samples))
+        for speed in batch.draws["speed"]:
+            samples_read = (12000, 10800, 13200)[speed.group]
+            length.update(dict.fromkeys(speed.rows.tolist(), samples_read))
         for i, position in enumerate(batch.position_B.tolist()):
             wave_S = batch.wave_BS[i, : length[i]]
             assert not batch.wave_BS[i, length[i] :].any()
-            samples.append((position, int(batch.row_B[i]), wave_S.tolist(), batch.mask_BM2[i]))
+            masks = [m.values["mask"][m.rows == i] for m in batch.draws.get("mask", ())]
+            mask = [values.tolist() for values in masks if len(values)]
+            samples.append((position, int(batch.row_B[i]), wave_S.tolist(), mask))
     return samples
 
 
@@ -167,9 +138,7 @@ def test_ranks_and_accumulation_change_nothing(load, world_size, micro_batch):
     batches = [batch for group in zip(*ranks) for batch in group]
     found = rows_by_position(batches)
     assert len(found) == len(wanted) == 40
-    for a, b in zip(found, wanted):
-        assert a[:3] == b[:3]
-        assert torch.equal(a[3], b[3])
+    assert found == wanted
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be taken away here")

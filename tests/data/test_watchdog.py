@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speakerlab.data.dataset import Draws, TrainCrops
+from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.loader import train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder, MicroBatches
@@ -42,8 +42,8 @@ def stuck(make_data_dir, tmp_path):
     os.mkfifo(pipe)
 
     def load(num_workers: int):
-        draws = Draws(crop_samples=8000)
-        crops = StuckDisk(manifest, draws, label_KN=np.arange(4)[None], seed=0)
+        labels = np.arange(4)[None]
+        crops = StuckDisk(manifest, {}, crop_samples=8000, label_KN=labels, seed=0)
         crops.pipe, crops.row = pipe, list(manifest.ids).index("spk2-1")
         order = EpochOrder(manifest.num_samples_N, crop_samples=8000, global_batch=8, seed=0)
         slots = MicroBatches(order, start_step=0, stop_step=9, micro_batch=4)

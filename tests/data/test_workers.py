@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from speakerlab.core.batch import Draw
 from speakerlab.core.process import available_cpus
-from speakerlab.data.dataset import Draws, TrainCrops
+from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.loader import MICRO_BATCHES_AHEAD, batch_bytes, fit_workers, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder, MicroBatches
@@ -143,8 +144,18 @@ def ten_files(make_data_dir):
     """Ten files of half a second to a second, as crops of a second at three speeds."""
     folder = make_data_dir(speakers=range(5), seconds=[0.5, 1.0])
     manifest = read_manifest([folder], sample_rate=16000)
-    draws = Draws(crop_samples=16000, speeds=(1.0, 0.9, 1.1), num_masks=2)
-    return TrainCrops(manifest, draws, label_KN=np.arange(15).reshape(3, 5), seed=0)
+    draws = {
+        "speed": lambda rng: Draw({}, int(rng.integers(3))),
+        "mask": lambda rng: Draw({"mask": rng.random((2, 2))}),
+    }
+    return TrainCrops(
+        manifest,
+        draws,
+        crop_samples=16000,
+        speeds=(1.0, 0.9, 1.1),
+        label_KN=np.arange(15).reshape(3, 5),
+        seed=0,
+    )
 
 
 def test_what_a_batch_takes_is_foretold(ten_files):
@@ -154,7 +165,7 @@ def test_what_a_batch_takes_is_foretold(ten_files):
     slots = MicroBatches(order, start_step=0, stop_step=1, micro_batch=64)
     (batch,) = train_loader(ten_files, slots, num_workers=0, pin_memory=False)
     tensors = []
-    batch._map(lambda tensor: tensors.append(tensor) or tensor)
+    batch.map(lambda tensor: tensors.append(tensor) or tensor)
     pages = sum(math.ceil(tensor.nbytes / 4096) * 4096 for tensor in tensors)
     assert pages <= batch_bytes(ten_files, 64) < 1.1 * pages
 

@@ -11,7 +11,7 @@ from speakerlab.data.dataset import class_names
 from speakerlab.data.loader import collate
 from speakerlab.data.tables import write_data_dir, write_table
 from speakerlab.experiments import setup as setup_training
-from speakerlab.experiments.corpus import noise_kinds, num_valid_speakers, read_corpus
+from speakerlab.experiments.corpus import num_valid_speakers, read_corpus
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_validation_speakers_are_out_of_training(make_config, make_data_dir):
     corpus = read_corpus(config)
     train, valid = set(corpus.train.speakers), set(corpus.valid.speakers)
     assert (len(train), len(valid)) == (4, 2) and not train & valid
-    assert len(corpus.rooms) == len(corpus.noise) == len(corpus.noises) == 0
+    assert len(corpus.rooms) == len(corpus.noise) == 0
 
 
 @pytest.fixture
@@ -61,48 +61,35 @@ def build_all(config, *, positions: int):
     """(corpus, crops, the waves that training would see)."""
     corpus = read_corpus(config)
     names = class_names(corpus.train.speakers, config.augment.speeds)
-    crops = setup_training.train_crops(config, corpus, names)
-    augment = build.build_augment(config, rooms=corpus.rooms, noises=corpus.noises)
+    augment = build.build_augment(
+        config,
+        rooms=corpus.rooms,
+        noises=corpus.noise,
+        noise_kinds=corpus.noise.kinds,
+        noise_on_device=corpus.noise_on_device,
+    )
+    crops = setup_training.train_crops(config, corpus, names, augment)
     drawn = [crops[0, position, position % len(corpus.train)] for position in range(positions)]
-    return corpus, drawn, augment(collate(drawn, num_speeds=len(config.augment.speeds)))
+    return corpus, drawn, augment(collate(drawn))
 
 
 def test_noise_on_the_host_is_heard_as_noise_on_the_device(noisy):
     settings = ("augment.noise_prob=0.9", "augment.codec_prob=0", "data.crop_seconds=0.5")
     device, here, wave_BS = build_all(noisy(*settings), positions=64)
-    host, there, other_BS = build_all(noisy(*settings, ROOMS_ONLY), positions=64)
+    host, _, other_BS = build_all(noisy(*settings, ROOMS_ONLY), positions=64)
     assert device.noise_on_device and not host.noise_on_device
-    assert len(host.noises) == 0 and host.noise.path is not None
-    assert [crop.noises for crop in here] == [crop.noises for crop in there]
-    assert sum(len(crop.noises) > 1 for crop in here) > 10
-    assert any(len(crop.noises) == 1 for crop in here)
+    assert host.noise.path is not None
+    num_voices = [crop.draws["noise"].group if "noise" in crop.draws else 0 for crop in here]
+    assert sum(count > 1 for count in num_voices) > 10 and 1 in num_voices
     # Babble crosses as 16 bits of its own full scale: half a step of 2^-15, at 13 dB below speech.
     assert (wave_BS - other_BS).abs().max() < 1e-5
-    alone = [row for row, crop in enumerate(here) if len(crop.noises) < 2]
+    alone = [row for row, count in enumerate(num_voices) if count < 2]
     assert (wave_BS - other_BS)[alone].abs().max() < 1e-7
 
 
-def test_kinds_are_those_of_the_table_with_their_levels(noisy):
-    config = noisy("augment.kind_odds={music: 0.5}", "augment.music_snr_db=[6, 7]")
-    noise = read_corpus(config).noise
-    assert noise.ids == BY_KIND
-    kinds = noise_kinds(config, noise)
-    assert [list(kind.noises) for kind in kinds] == [[0], [1, 2], [3, 4, 5]]
-    assert [kind.odds for kind in kinds] == [0.5, 1.0, 1.0]
-    assert [kind.snr_db for kind in kinds] == [(6.0, 7.0), (0.0, 15.0), (13.0, 20.0)]
-    assert [kind.num_summed for kind in kinds] == [(1, 1), (1, 1), (3, 7)]
-
-
-def test_a_kind_with_no_odds_is_left_out_and_all_of_them_are_refused(noisy):
-    config = noisy("augment.kind_odds={noise: 0, speech: 0}")
-    noise = read_corpus(config).noise
-    assert [list(kind.noises) for kind in noise_kinds(config, noise)] == [[0]]
-    none = noisy("augment.kind_odds={noise: 0, speech: 0, music: 0}")
-    with pytest.raises(
-        ValueError, match=r"augment\.kind_odds: some kind .* got 0 for music, noise"
-    ):
-        noise_kinds(none, noise)
-    assert noise_kinds(noisy("augment.noise_prob=0"), noise)
+def test_kinds_are_those_of_the_table(noisy):
+    noise = read_corpus(noisy()).noise
+    assert noise.ids == BY_KIND and noise.kinds == tuple(name[:-1] for name in BY_KIND)
 
 
 def test_ends_that_fall_and_unknown_kinds_are_refused(noisy):

@@ -11,11 +11,12 @@ import torch
 
 from speakerlab.config.schema import load_config
 from speakerlab.core.batch import Crop
-from speakerlab.data.dataset import Draws, TrainCrops
+from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.loader import collate
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.experiments.stored_features import StoredFbank, check_stored, frames_to_read
+from speakerlab.frontend.augment.specaugment import SpecAugment
 from speakerlab.frontend.fbank import Fbank
 
 RATE, CROP = 16000, 12000
@@ -33,9 +34,10 @@ def folder(make_data_dir) -> Path:
 
 
 def crops_of(folder: Path, **more) -> TrainCrops:
-    draws = Draws(crop_samples=CROP, num_masks=1, **more)
     manifest = read_manifest([folder], sample_rate=RATE)
-    return TrainCrops(manifest, draws, label_KN=np.arange(2).reshape(1, 2), seed=0)
+    labels, spec = np.arange(2).reshape(1, 2), SpecAugment(num_time_masks=1)
+    draws = {"spec": spec.draw}
+    return TrainCrops(manifest, draws, crop_samples=CROP, label_KN=labels, seed=0, **more)
 
 
 def test_stored_are_the_energies_of_the_whole_utterance(folder):
@@ -62,11 +64,12 @@ def test_a_crop_has_the_features_of_its_wave(folder):
     for position in range(30):
         found, wanted = stored[0, position, longest], waves[0, position, longest]
         assert (found.first, found.label, found.row) == (wanted.first, wanted.label, wanted.row)
-        assert np.array_equal(found.mask_M2, wanted.mask_M2)
+        masks = [crop.draws["spec"].values["mask"] for crop in (found, wanted)]
+        assert np.array_equal(*masks)
         first = found.first // 160 * 160
         wave_S = waves.manifest.read(longest, first, CROP)
         wave_1S = torch.from_numpy(wave_S / 32768).float().unsqueeze(0)
-        batch = collate([found], num_speeds=1)
+        batch = collate([found])
         assert batch.feats_BTF.shape == (1, 73, 40) and batch.wave_BS.shape == (1, 0)
         assert torch.allclose(fbank.normalise(batch.feats_BTF), fbank(wave_1S), atol=1e-4)
         checked += 1

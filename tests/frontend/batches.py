@@ -1,60 +1,51 @@
-"""Batches with drawn rooms, noises and telephones, and what to fill them with."""
+"""Batches with given draws, and what to fill them with."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-from speakerlab.core.batch import Batch
+from speakerlab.core.batch import Batch, Crop, Draw
+from speakerlab.data.loader import collate
+from speakerlab.frontend.augment import Augment, Augmentation
 
 S = 8001  # samples of a crop, odd on purpose
-Some = int | tuple[int, ...]
 
 
-def make_batch(
+def make_batch(wave_BS: np.ndarray, drawn: Mapping[int, Mapping[str, Draw]]) -> Batch:
+    """A batch of int16 rows; `drawn`: the draws of some of them."""
+    crops = [
+        Crop(wave_S=wave_S, feats_TF=None, first=0, label=0, position=row, row=row, draws=draws)
+        for row, wave_S in enumerate(wave_BS)
+        for draws in [drawn.get(row, {})]
+    ]
+    return collate(crops)
+
+
+def apply_all(
+    augmentations: Mapping[str, Augmentation],
     wave_BS: np.ndarray,
-    *,
-    speeds: Sequence[int] | None = None,
-    num_speeds: int = 1,
-    rooms: Sequence[tuple[int, int]] = (),
-    noises: Sequence[tuple[int, Some, Some, float]] = (),
-    telephones: Sequence[int] = (),
-    codecs: Sequence[tuple[int, int]] = (),
-) -> Batch:
-    """`speeds`: an index for each row; `rooms`: (row, room); `noises`: (row, noise, start, SNR),
-    several noises and starts for babble; `telephones`: rows; `codecs`: (row, codec)."""
-    num_rows = len(wave_BS)
-    speed_B = torch.tensor(speeds if speeds is not None else [0] * num_rows)
-    room_R2 = torch.tensor(rooms, dtype=torch.int64).reshape(-1, 2)
-    codec_C2 = torch.tensor(codecs, dtype=torch.int64).reshape(-1, 2)
-    part_V3 = torch.tensor(
-        [
-            [index, *part]
-            for index, (_, noise, start, _) in enumerate(noises)
-            for part in zip(np.atleast_1d(noise), np.atleast_1d(start))
-        ],
-        dtype=torch.int64,
-    ).reshape(-1, 3)
-    return Batch(
-        wave_BS=torch.from_numpy(wave_BS),
-        feats_BTF=torch.empty(0, 0, 0),
-        label_B=torch.zeros(num_rows, dtype=torch.int64),
-        speed_rows=tuple((speed_B == i).nonzero()[:, 0] for i in range(num_speeds)),
-        room_rows=room_R2[:, 0],
-        room_R=room_R2[:, 1],
-        noise_rows=torch.tensor([entry[0] for entry in noises], dtype=torch.int64),
-        noise_V=part_V3[:, 1],
-        noise_start_V=part_V3[:, 2],
-        noise_of_V=part_V3[:, 0],
-        noise_NS=torch.empty(0, 0, dtype=torch.int16),
-        snr_db_N=torch.tensor([entry[3] for entry in noises], dtype=torch.float32),
-        telephone_rows=torch.tensor(telephones, dtype=torch.int64),
-        codec_rows=codec_C2[:, 0],
-        codec_C=codec_C2[:, 1],
-        mask_BM2=torch.zeros(num_rows, 0, 2),
-        position_B=torch.arange(num_rows),
-        row_B=torch.arange(num_rows),
-    )
+    drawn: Mapping[int, Mapping[str, Draw]],
+    num_samples: int = S,
+) -> torch.Tensor:
+    """wave_BS, float32, of int16 rows with these draws."""
+    return Augment(augmentations, num_samples=num_samples)(make_batch(wave_BS, drawn))
+
+
+def apply_one(
+    augmentation: Augmentation, wave_BS: np.ndarray, drawn: Mapping[int, Draw]
+) -> torch.Tensor:
+    """The same of a single augmentation, whose draws are given by row."""
+    named = {row: {"it": draw} for row, draw in drawn.items()}
+    return apply_all({"it": augmentation}, wave_BS, named)
+
+
+def noise_draw(
+    noises: int | Sequence[int], starts: int | Sequence[int], snr_db: float, **more: np.ndarray
+) -> Draw:
+    """A draw of `Noise`; several noises and starts are babble."""
+    noise_V, start_V = np.atleast_1d(noises), np.atleast_1d(starts)
+    return Draw({"noise": noise_V, "start": start_V, "snr_db": snr_db, **more}, len(noise_V))
 
 
 def int16_noise(*shape: int, seed: int, deviation: float = 3000.0) -> np.ndarray:

@@ -1,9 +1,15 @@
 """SpecAugment with masks computed by hand."""
 
-import pytest
+import numpy as np
 import torch
+from refusals import refuses
 
-from speakerlab.frontend.specaugment import SpecAugment
+from speakerlab.core.batch import Draws
+from speakerlab.frontend.augment.specaugment import SpecAugment
+
+
+def mask(spec: SpecAugment, feats_BTF: torch.Tensor, mask_BM2: torch.Tensor) -> torch.Tensor:
+    return spec.apply(feats_BTF.clone(), Draws(torch.arange(len(feats_BTF)), {"mask": mask_BM2}))
 
 
 def masked_columns(feats_TF: torch.Tensor) -> list[int]:
@@ -24,19 +30,19 @@ def test_every_row_has_its_own_masks_at_the_places_computed_by_hand():
         [[[0.5, 0.25], [0.99, 0.0]], [[0.12, 0.99], [0.1, 0.5]], [[0.1, 0.5], [0.04, 0.7]]]
     )
     feats_BTF = torch.rand(3, 100, 80) + 1
-    out_BTF = spec(feats_BTF, mask_BM2)
+    out_BTF = mask(spec, feats_BTF, mask_BM2)
     assert [masked_columns(out_TF) for out_TF in out_BTF] == [[19, 20, 21, 22], [79], []]
     assert [masked_frames(out_TF) for out_TF in out_BTF] == [list(range(20)), [49, 50], []]
     assert (out_BTF[0] == 0).sum() == 4 * 100 + 20 * 80 - 4 * 20
     assert torch.equal(out_BTF[out_BTF != 0], feats_BTF[out_BTF != 0])
 
 
-def test_several_masks_frequency_first_and_spare_draws_ignored():
+def test_several_masks_frequency_first():
     spec = SpecAugment(num_freq_masks=2, max_freq_width=3, num_time_masks=1, max_time_width=1)
     # floor(.99 x 4) = 3 from floor(.0 x 8) = 0; floor(.5 x 4) = 2 from floor(.5 x 9) = 4;
-    # floor(.6 x 2) = 1 from floor(.5 x 6) = 3; the fourth draw would mask the rest.
-    mask_BM2 = torch.tensor([[[0.99, 0.0], [0.5, 0.5], [0.6, 0.5], [0.99, 0.99]]])
-    out_BTF = spec(torch.ones(1, 6, 10), mask_BM2)
+    # floor(.6 x 2) = 1 from floor(.5 x 6) = 3.
+    mask_BM2 = torch.tensor([[[0.99, 0.0], [0.5, 0.5], [0.6, 0.5]]])
+    out_BTF = mask(spec, torch.ones(1, 6, 10), mask_BM2)
     assert masked_columns(out_BTF[0]) == [0, 1, 2, 4, 5]
     assert masked_frames(out_BTF[0]) == [3]
 
@@ -45,43 +51,27 @@ def test_a_draw_that_rounds_to_one_stays_inside():
     spec = SpecAugment(num_freq_masks=1, max_freq_width=4, num_time_masks=1, max_time_width=50)
     mask_BM2 = torch.full((1, 2, 2), 1 - 1e-9, dtype=torch.float64).float()
     assert (mask_BM2 == 1).all()
-    out_BTF = spec(torch.ones(1, 100, 80), mask_BM2)
+    out_BTF = mask(spec, torch.ones(1, 100, 80), mask_BM2)
     assert masked_columns(out_BTF[0]) == [76, 77, 78, 79]
     assert masked_frames(out_BTF[0]) == list(range(50, 100))
 
 
 def test_a_mask_wider_than_the_features_covers_them():
     spec = SpecAugment(num_time_masks=1, max_time_width=20)
-    out_BTF = spec(torch.ones(1, 5, 80), torch.tensor([[[0.9, 0.9]]]))
+    out_BTF = mask(spec, torch.ones(1, 5, 80), torch.tensor([[[0.9, 0.9]]]))
     assert masked_frames(out_BTF[0]) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("spare", [0, 2])
-def test_no_masks_change_nothing(spare):
-    feats_BTF = torch.rand(2, 30, 80)
-    assert SpecAugment().num_masks == 0
-    assert torch.equal(SpecAugment()(feats_BTF, torch.full((2, spare, 2), 0.9)), feats_BTF)
-
-
-def test_a_batch_equals_its_rows():
-    torch.manual_seed(3)
-    spec = SpecAugment(num_freq_masks=2, num_time_masks=2)
-    feats_BTF, mask_BM2 = torch.rand(5, 298, 80), torch.rand(5, 4, 2)
-    together = spec(feats_BTF, mask_BM2)
-    assert (together == 0).any()
-    for row in range(5):
-        one = slice(row, row + 1)
-        assert torch.equal(together[one], spec(feats_BTF[one], mask_BM2[one]))
-
-
-def test_gradient_passes_only_where_nothing_is_masked():
-    feats_BTF = torch.ones(1, 4, 10, requires_grad=True)
-    spec = SpecAugment(num_freq_masks=1, max_freq_width=1)
-    spec(feats_BTF, torch.tensor([[[0.5, 0.35]]])).sum().backward()
-    assert feats_BTF.grad is not None
-    assert (feats_BTF.grad[0, 0] == 0).nonzero()[:, 0].tolist() == [3]
+def test_draws_are_uniforms_for_each_mask():
+    rng = np.random.default_rng(0)
+    spec = SpecAugment(num_freq_masks=1, num_time_masks=1)
+    mask_NM2 = np.stack([draw.values["mask"] for _ in range(600) if (draw := spec.draw(rng))])
+    assert mask_NM2.shape == (600, 2, 2) and mask_NM2.dtype == np.float32
+    assert 0 <= mask_NM2.min() < 0.01 < 0.99 < mask_NM2.max() < 1
+    assert abs(np.corrcoef(mask_NM2.reshape(600, 4).T) - np.eye(4)).max() < 0.15
+    assert SpecAugment().draw(rng) is None
 
 
 def test_negative_settings_are_refused():
-    with pytest.raises(ValueError, match="specaugment: .* got -1 x 8 bins, 0 x 20 frames; "):
+    with refuses("augment.spec", "-1 x 8 bins"):
         SpecAugment(num_freq_masks=-1)

@@ -11,7 +11,6 @@ from torch import nn
 from speakerlab.core.batch import Batch
 from speakerlab.frontend.augment import Augment
 from speakerlab.frontend.fbank import Fbank
-from speakerlab.frontend.specaugment import SpecAugment
 from speakerlab.losses.head import Head
 from speakerlab.training import prefetch
 from speakerlab.training.precision import resolve_precision
@@ -41,9 +40,8 @@ class MeanHead(Head):
 def make_task(device: torch.device) -> SpeakerTask:
     torch.manual_seed(0)
     task = SpeakerTask(
-        augment=Augment(num_samples=SAMPLES, speeds=(1.0,)),
+        augment=Augment({}, num_samples=SAMPLES),
         embedder=Tiny(),
-        spec_augment=SpecAugment(num_time_masks=1),
         head=MeanHead(),
         precision=resolve_precision("fp32", device, None),
     )
@@ -52,9 +50,9 @@ def make_task(device: torch.device) -> SpeakerTask:
 
 def make_batches(count: int, rows: int = 4) -> list[Batch]:
     """Micro-batches that differ in loudness, on the CPU."""
-    batch = dummy_batch(num_rows=rows, num_samples=SAMPLES, num_speeds=1, num_masks=1, device=CPU)
+    batch = dummy_batch(num_rows=rows, num_samples=SAMPLES, device=CPU)
     return [
-        batch._map(lambda t, n=number: t // (n + 1) if t.dtype == torch.int16 else t)
+        batch.map(lambda t, n=number: t // (n + 1) if t.dtype == torch.int16 else t)
         for number in range(count)
     ]
 

@@ -1,14 +1,27 @@
-"""The telephone's band on tones, and the codec against libsndfile's."""
+"""The telephone's band and codec on tones, and the codec against libsndfile's."""
 
 import numpy as np
 import pytest
 import soundfile
 import torch
+from refusals import refuses
 
-from speakerlab.frontend.channel import Channel, through_g711
+from speakerlab.core.batch import Draws
+from speakerlab.frontend.augment.codec import Codec, through_g711
+from speakerlab.frontend.augment.telephone import Telephone
 
 S = 16001  # odd on purpose
 EVERY_LEVEL = np.arange(-32768, 32768, dtype=np.int16)
+
+
+def keep_band(wave_RS: torch.Tensor, *, rate: int = 16000) -> torch.Tensor:
+    telephone = Telephone(telephone_prob=1, num_samples=S, sample_rate=rate)
+    return telephone.apply(wave_RS, Draws(torch.arange(len(wave_RS)), {}))
+
+
+def code(wave_RS: torch.Tensor, law_R: list[int], *, rate: int = 16000) -> torch.Tensor:
+    draws = Draws(torch.arange(len(wave_RS)), {"law": torch.tensor(law_R)})
+    return Codec(codec_prob=1, sample_rate=rate).apply(wave_RS, draws)
 
 
 def tones(hertz: list[float], *, rate: int = 16000) -> torch.Tensor:
@@ -50,52 +63,52 @@ def test_amplitudes_beyond_full_scale_are_clipped():
 
 @pytest.mark.parametrize("rate", [8000, 16000])
 def test_the_band_is_the_telephones(rate):
-    channel = Channel(num_samples=S, sample_rate=rate, telephone=True)
     inside = tones([400, 1000, 2500, 3300], rate=rate)
     edges = tones([300, 3400], rate=rate)
     outside = tones([50, 150, 200, 3500, 3800], rate=rate)
-    assert all(abs(db) < 0.05 for db in gain_db(channel.keep_band(inside), inside))
-    assert all(abs(db + 6) < 0.1 for db in gain_db(channel.keep_band(edges), edges))
-    assert max(gain_db(channel.keep_band(outside), outside)) < -50
+    assert all(abs(db) < 0.05 for db in gain_db(keep_band(inside, rate=rate), inside))
+    assert all(abs(db + 6) < 0.1 for db in gain_db(keep_band(edges, rate=rate), edges))
+    assert max(gain_db(keep_band(outside, rate=rate), outside)) < -50
 
 
 def test_the_band_does_not_delay():
-    channel = Channel(num_samples=S, telephone=True)
-    wave_PS = tones([1000, 2000])
-    error = (channel.keep_band(wave_PS) - wave_PS)[:, 1000:-1000]
+    wave_RS = tones([1000, 2000])
+    error = (keep_band(wave_RS) - wave_RS)[:, 1000:-1000]
     assert error.abs().max() < 5e-3
 
 
 def test_the_codec_keeps_what_is_below_4_khz_and_nothing_above():
-    channel = Channel(num_samples=S, codec=True)
-    wave_CS = 0.25 * tones([500, 2000, 3000, 5000, 7000])
-    coded = channel.code(wave_CS, torch.tensor([0, 1, 0, 0, 0]))
-    assert coded.shape == wave_CS.shape
+    wave_RS = 0.25 * tones([500, 2000, 3000, 5000, 7000])
+    coded = code(wave_RS, [0, 1, 0, 0, 0])
+    assert coded.shape == wave_RS.shape
     for row in range(3):  # some 38 dB is what G.711 has for a tone
-        error = (coded - wave_CS)[row, 1000:-1000].square().mean()
-        assert 30 < 10 * float((wave_CS[row].square().mean() / error).log10()) < 45
-    assert max(gain_db(coded[3:], wave_CS[3:])) < -50
+        error = (coded - wave_RS)[row, 1000:-1000].square().mean()
+        assert 30 < 10 * float((wave_RS[row].square().mean() / error).log10()) < 45
+    assert max(gain_db(coded[3:], wave_RS[3:])) < -50
     spectrum = torch.fft.rfft(coded * torch.hann_window(S)).abs().square()
     above = int(4400 / 8000 * spectrum.shape[1])
     assert (spectrum[:, above:].sum(1) < 1e-5 * spectrum[:, :above].sum(1))[:3].all()
 
 
 def test_silence_stays_silent():
-    channel = Channel(num_samples=S, telephone=True, codec=True)
-    zeros = torch.zeros(2, S)
-    assert channel.keep_band(zeros).abs().max() == 0
-    coded = channel.code(zeros, torch.tensor([0, 1]))
+    assert keep_band(torch.zeros(2, S)).abs().max() == 0
+    coded = code(torch.zeros(2, S), [0, 1])
     assert coded.isfinite().all()
     assert coded.abs().max() <= 12 / 32768  # A-law has no zero: 8 is its smallest value
 
 
 def test_other_rates_are_resampled_or_refused():
-    wave_CS = 0.25 * tones([500], rate=8000)
-    assert (
-        Channel(num_samples=S, sample_rate=8000, codec=True)
-        .code(wave_CS, torch.tensor([0]))
-        .equal(through_g711(wave_CS, torch.tensor([0])))
-    )
-    Channel(num_samples=S, sample_rate=6000)  # asked for nothing
-    with pytest.raises(ValueError, match="augment: a telephone has 8000 Hz, got crops of 6000 Hz"):
-        Channel(num_samples=S, sample_rate=6000, codec=True)
+    wave_RS = 0.25 * tones([500], rate=8000)
+    assert code(wave_RS, [0], rate=8000).equal(through_g711(wave_RS, torch.tensor([0])))
+    with refuses("augment", 8000, 6000):
+        Codec(codec_prob=1, sample_rate=6000)
+    with refuses("augment", 8000, 6000):
+        Telephone(telephone_prob=1, num_samples=S, sample_rate=6000)
+
+
+def test_they_are_as_frequent_as_asked():
+    rng, telephone = np.random.default_rng(0), Telephone(telephone_prob=0.3, num_samples=S)
+    assert 250 < sum(telephone.draw(rng) is not None for _ in range(1000)) < 350
+    codec = Codec(codec_prob=0.5)
+    laws = [draw.values["law"] for draw in (codec.draw(rng) for _ in range(1000)) if draw]
+    assert all(200 < laws.count(law) < 300 for law in (0, 1))

@@ -1,0 +1,118 @@
+"""What an augmentation is, and the module that applies all of them to a batch, in their order.
+
+In: a `Batch`: int16 rows and everything drawn for them. Out: wave_BS, float32, S samples each.
+Letters: B rows of the batch, R rows that an augmentation changes, W samples of the longest row as
+read, S samples of a crop, T frames, F mel bins.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from speakerlab.core.batch import Batch, Draw, Draws
+from speakerlab.frontend.fbank import fp32_island
+
+CPU_ROWS = 8  # rows at a time on a CPU: more fall out of a core's cache
+INT16_SCALE = 32768
+
+
+class Augmentation(nn.Module):
+    """One way to change training crops: `draw` runs in a data worker, `apply` on the device.
+
+    The arguments of the constructor are keyword-only and named as the keys of the configuration's
+    section `augment`, or as what `config.build.build_augment` knows besides: `num_samples` of a
+    crop, `sample_rate`, `rooms`, `noises`, ... Where `<name>_prob` is 0 none is made. Constants
+    of the device are buffers that enter no state dict.
+    """
+
+    on_features = False  # whether `apply` takes feats_RTF instead of wave_RS
+    num_silent: Tensor  # int64, crops that were to be changed since it was last read, but silent
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("num_silent", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def draw(self, rng: np.random.Generator) -> Draw | None:
+        """Draw what is done to one crop, from its own generator; None leaves the crop as it is."""
+        raise NotImplementedError
+
+    def apply(self, x_R: Tensor, draws: Draws) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the rows that were drawn, float32, changed, in their shape; may write into them.
+
+        It runs without a gradient and must not wait for the device (`.item()`, masks as indices).
+        """
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, object]:
+        """A worker that is sent a copy only draws: the banks of the device stay behind."""
+        return {**self.__dict__, "_buffers": {}, "_modules": {}}
+
+
+class Augment(nn.Module):
+    """All augmentations of a training, applied in the order of the mapping.
+
+    Keep this module out of what DDP wraps, which would broadcast its banks.
+    """
+
+    none_silent: Tensor
+
+    def __init__(self, augmentations: Mapping[str, Augmentation], *, num_samples: int) -> None:
+        """`num_samples` is S, a crop's length."""
+        super().__init__()
+        self.augmentations, self.num_samples = nn.ModuleDict(augmentations), num_samples
+        on_features = {name for name, module in augmentations.items() if module.on_features}
+        self.wave_names = [name for name in augmentations if name not in on_features]
+        self.feature_names = [name for name in augmentations if name in on_features]
+        self.register_buffer("none_silent", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    @property
+    def draws(self) -> dict[str, Callable[[np.random.Generator], Draw | None]]:
+        """What draws for a crop, by name."""
+        modules: dict[str, Any] = dict(self.augmentations.items())
+        return {name: augmentation.draw for name, augmentation in modules.items()}
+
+    @torch.no_grad()
+    def forward(self, batch: Batch) -> Tensor:
+        """(B, S) float32. A row that nothing was drawn for is its samples / 32768, bit for bit."""
+        with fp32_island(batch.wave_BS.device):
+            wave_BS = self.scale(batch)
+            for name in self.wave_names:
+                wave_BS = self.run(name, wave_BS, batch)
+            return wave_BS
+
+    @torch.no_grad()
+    def features(self, feats_BTF: Tensor, batch: Batch) -> Tensor:
+        """(B, T, F), overwritten where something was drawn."""
+        for name in self.feature_names:
+            feats_BTF = self.run(name, feats_BTF, batch)
+        return feats_BTF
+
+    def scale(self, batch: Batch) -> Tensor:
+        """(B, W or S, the larger) float32 in [-1, 1); where all rows are slowed down W is less."""
+        wave_BW = batch.wave_BS.float().div_(INT16_SCALE)
+        missing = self.num_samples - wave_BW.shape[1]
+        return nn.functional.pad(wave_BW, (0, missing)) if missing > 0 else wave_BW
+
+    def run(self, name: str, x_B: Tensor, batch: Batch) -> Tensor:
+        """Apply one augmentation to the rows that have draws of it, in place."""
+        augmentation: Any = self.augmentations[name]
+        with record_function(f"step/front end/{name}"):
+            for draws in batch.draws.get(name, ()):
+                for part in draws.split(CPU_ROWS) if x_B.device.type == "cpu" else (draws,):
+                    changed = augmentation.apply(x_B.index_select(0, part.rows), part)
+                    x_B.index_copy_(0, part.rows, changed)
+        # The first, speed, takes as many samples as were read for it; the others those of a crop.
+        return x_B if augmentation.on_features else x_B[:, : self.num_samples]
+
+    def take_silent(self) -> Tensor:
+        """How many crops were too silent to be changed since the last call."""
+        total = torch.zeros_like(self.none_silent)
+        for augmentation in self.augmentations.children():
+            count = augmentation.get_buffer("num_silent")
+            total += count
+            count.zero_()
+        return total

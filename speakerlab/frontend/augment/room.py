@@ -1,0 +1,93 @@
+"""Room: a crop is convolved with a room impulse response.
+
+Letters: K rooms, L samples of a room, R rows that are changed, S samples of a crop.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.fft
+import torch
+from torch import Tensor
+
+from speakerlab.core.batch import Draw, Draws
+from speakerlab.frontend.augment.base import Augmentation
+
+LEAD_SECONDS = 0.005  # kept of a room before its direct sound
+ROOM_SECONDS = 1.0  # kept in all
+KEPT_ROOMS = 200  # spectra of so many rooms, a quarter of a megabyte each, are kept on a CPU
+
+
+class Room(Augmentation):
+    """Convolution with a random room, without the delay of its direct sound."""
+
+    room_KL: Tensor
+
+    def __init__(
+        self,
+        *,
+        room_prob: float,
+        rooms: Sequence[np.ndarray],
+        num_samples: int,
+        sample_rate: int = 16000,
+    ) -> None:
+        """`rooms` are vectors of any scale."""
+        super().__init__()
+        self.prob, self.num_rooms = room_prob, len(rooms)
+        self.num_samples, self.lead = num_samples, round(LEAD_SECONDS * sample_rate)
+        room_KL = room_bank(rooms, sample_rate=sample_rate)
+        self.num_fft = scipy.fft.next_fast_len(num_samples + room_KL.shape[1] - 1, real=True)
+        self.register_buffer("room_KL", room_KL, persistent=False)
+        self.kept_spectra: Tensor | None = None
+
+    def draw(self, rng: np.random.Generator) -> Draw | None:
+        if not self.num_rooms or rng.random() >= self.prob:
+            return None
+        return Draw({"room": int(rng.integers(self.num_rooms))})
+
+    def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
+        spectrum = torch.fft.rfft(x_R, n=self.num_fft)
+        spectrum *= self._spectra(draws.values["room"])
+        wet = torch.fft.irfft(spectrum, n=self.num_fft)
+        return wet[:, self.lead : self.lead + self.num_samples]
+
+    def _spectra(self, room_R: Tensor) -> Tensor:
+        """(R, bins) spectra of these rooms; those of a small bank are kept on a CPU."""
+        if self.room_KL.device.type != "cpu" or self.num_rooms > KEPT_ROOMS:
+            return torch.fft.rfft(self.room_KL.index_select(0, room_R), n=self.num_fft)
+        kept = self.kept_spectra
+        if kept is None:
+            kept = self.kept_spectra = torch.fft.rfft(self.room_KL, n=self.num_fft)
+        return kept.index_select(0, room_R)
+
+
+def room_bank(rooms: Sequence[np.ndarray], *, sample_rate: int) -> Tensor:
+    """(K, L) float32 impulse responses of unit energy, the direct peak of each at the same sample.
+
+    A room is cut from 5 ms before its largest sample, taken to be the direct sound, to 1 s in all.
+    Raises ValueError for a room that is empty, silent or not a vector.
+    """
+    lead = round(LEAD_SECONDS * sample_rate)
+    width = _room_width([len(room) for room in rooms], sample_rate=sample_rate)
+    bank_KL = np.zeros((len(rooms), width), dtype=np.float32)
+    for index, room in enumerate(rooms):
+        room_S = np.asarray(room, dtype=np.float64)
+        if room_S.ndim != 1 or not (np.isfinite(room_S).all() and room_S.any()):
+            raise ValueError(
+                f"data.rirs: room {index} is not a vector of finite samples with sound, got shape "
+                f"{room_S.shape}; remove it or choose one channel"
+            )
+        peak = int(np.abs(room_S).argmax())
+        kept_S = np.pad(room_S, (max(0, lead - peak), 0))[max(0, peak - lead) :][:width]
+        bank_KL[index, : len(kept_S)] = kept_S / np.sqrt(np.square(kept_S).sum())
+    return torch.from_numpy(bank_KL)
+
+
+def room_bytes(lengths: Sequence[int], *, sample_rate: int) -> int:
+    """Device memory that rooms of these lengths, in samples, will take."""
+    return 4 * len(lengths) * _room_width(lengths, sample_rate=sample_rate)
+
+
+def _room_width(room_lengths: Sequence[int], *, sample_rate: int) -> int:
+    lead = round(LEAD_SECONDS * sample_rate)
+    return min(round(ROOM_SECONDS * sample_rate), lead + max(room_lengths, default=0))

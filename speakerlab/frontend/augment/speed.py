@@ -1,0 +1,39 @@
+"""Speed: a crop is played faster or slower, which changes its pitch and makes another speaker.
+
+Letters: R rows that are changed, W samples of the longest row as read.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor, nn
+
+from speakerlab.core.batch import Draw, Draws
+from speakerlab.frontend.augment.base import Augmentation
+from speakerlab.frontend.resampling import resampler
+
+
+class Speed(Augmentation):
+    """All speeds are equally likely; the group of a draw is the index of its speed.
+
+    The data set reads `num_samples` times the speed for such a crop, and labels it by speed.
+    """
+
+    def __init__(self, *, speeds: Sequence[float], num_samples: int) -> None:
+        """`speeds` begins with 1; `num_samples` is a crop's length after the change."""
+        super().__init__()
+        self.num_speeds = len(speeds)
+        self.num_read = [round(num_samples * speed) for speed in speeds]
+        self.num_samples = num_samples
+        self.resamplers = nn.ModuleList(resampler(speed) for speed in speeds)
+
+    def draw(self, rng: np.random.Generator) -> Draw | None:
+        speed = int(rng.integers(self.num_speeds))
+        return Draw({}, speed) if speed else None
+
+    def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
+        """(R, W) with samples beyond the crop at zero."""
+        played = self.resamplers[draws.group](x_R[:, : self.num_read[draws.group]])
+        # Rounding gives a sample too many now and then, at half speed or less one too few.
+        played = played[:, : self.num_samples]
+        return nn.functional.pad(played, (0, x_R.shape[1] - played.shape[1]))
