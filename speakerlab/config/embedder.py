@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from speakerlab.core.windows import embed_in_windows
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
-from speakerlab.models.folding import fold_batchnorm
-from speakerlab.models.narrowing import narrow
+from speakerlab.models.folding import fold_batchnorm, narrow
 from speakerlab.training.precision import Precision
 
 

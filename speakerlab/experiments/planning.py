@@ -17,6 +17,7 @@ from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.models import MODELS
+from speakerlab.models.cpu import plain_code
 from speakerlab.training import batch_size
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.precision import resolve_precision
@@ -60,13 +61,15 @@ def footprint(
     """Count for the configured model and head; precision: fp32, bf16 or fp16, already decided.
 
     num_classes: rows of the head on this device; split_over: ranks whose crops meet these rows.
-    with_data: compute the forward pass after all; quicker where a model is small, and the same.
+    with_data: count what a CPU keeps, by computing the forward pass; otherwise what a GPU keeps,
+    which runs the plain code of every model.
     """
     used = resolve_precision("fp32" if precision == "fp32" else "bf16", CPU)
     fbank = Fbank(**config.frontend)
     num_frames, num_bins = fbank.num_frames(build.crop_samples(config)), fbank.num_mel_bins
     without_data = nullcontext() if with_data else FakeTensorMode()
-    with torch.random.fork_rng(devices=[]), without_data:
+    kernels = nullcontext() if with_data else plain_code()
+    with torch.random.fork_rng(devices=[]), without_data, kernels:
         backbone: Any = MODELS[config.model.name](feat_dim=num_bins, **config.model.args)
         head = build.build_head(config, embed_dim=backbone.embed_dim, num_classes=num_classes)
         parameters = [*backbone.parameters(), *head.parameters()]

@@ -26,8 +26,7 @@ from speakerlab.data.pieces import Stretch
 from speakerlab.inference.export import Traced, compare_waves, facts_of, refuse_large, traced_wave
 from speakerlab.inference.onnx_graph import finish, to_onnx
 from speakerlab.inference.onnx_model import INPUT, Facts
-from speakerlab.models.folding import LINEAR
-from speakerlab.models.narrowing import find_last, find_wide
+from speakerlab.models.folding import LINEAR, find_last, find_wide
 
 log = logging.getLogger(__name__)
 

@@ -1,21 +1,20 @@
-"""Heads: emb_BD and label_B -> loss and logits_BC, each owning the class weights.
+"""Training heads: emb_BD and label_B -> loss and logits_BC; each owns the class weights.
 
-The contract of a head, kept by a test over this registry (`head.py` has what is the same in all):
+The contract of a head, checked by a test over this registry (`head.py` has the shared parts):
 
 - `Head(*, embed_dim, num_classes, ...)`, and `forward(emb_BD, label_B, margin)` -> mean loss and
-  logits_BC, fp32; the logits carry no margin, and their largest is the class it decides for.
-- It owns `weight_CD`. A parameter that has axes has the classes on the first, so that rows can
-  follow speakers by name; one without axes belongs to all classes.
-- `takes_margin` says whether a margin other than 0 means something to it.
+  logits_BC, fp32. The logits carry no margin; the largest is the predicted class.
+- It owns `weight_CD`. A parameter with axes has the classes on the first, so that rows can follow
+  speakers by name; one without axes belongs to all classes.
+- `takes_margin` says whether it uses a margin other than 0.
 
-`sharded.py` splits the rows of some of them over ranks; what it gives beside the loss is not the
+`sharded.py` splits the rows of the softmax heads over ranks; beside the loss it returns not the
 logits but what `count_correct` counts.
 """
 
 from speakerlab.losses.circle import CircleLoss
-from speakerlab.losses.head import Head
+from speakerlab.losses.head import Head, Softmax
 from speakerlab.losses.margin import AAMSoftmax, AMSoftmax
-from speakerlab.losses.softmax import Softmax
 from speakerlab.losses.sphereface2 import SphereFace2
 from speakerlab.losses.subcenter import SubcenterTopkAAMSoftmax
 

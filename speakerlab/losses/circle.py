@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.losses.cosine import at_target, cosines, with_target
 from speakerlab.losses.head import Head
+from speakerlab.losses.margin import cosines
 
 
 class CircleLoss(Head):
@@ -19,9 +19,9 @@ class CircleLoss(Head):
 
     With the cosine s_p of the target, s_n of another class and the margin m, the logits are
     scale * [1 + m - s_p]+ * (s_p - (1 - m)) and scale * [s_n + m]+ * (s_n - m). The brackets are
-    weights, constant in the gradient: what is far from its optimum is pulled harder. The boundary
-    between two classes is the circle s_n^2 + (1 - s_p)^2 = 2 m^2, so unlike in other heads a
-    *smaller* margin asks for more, and 0 for what cannot be had: keep it at 0.25, without a ramp.
+    weights, constant in the gradient, that pull harder on what is far from its optimum. The
+    boundary between two classes is the circle s_n^2 + (1 - s_p)^2 = 2 m^2. So unlike in other heads
+    a *smaller* margin demands more, and 0 the impossible: keep it at 0.25, without a ramp.
     `scale` is the paper's gamma (256 with m = 0.25 for faces).
     """
 
@@ -36,11 +36,12 @@ class CircleLoss(Head):
     def forward(
         self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.25
     ) -> tuple[Tensor, Tensor]:
-        """Mean loss with `margin` (a cosine), and scale * cosine (B, C) without it."""
+        """Return the mean loss with `margin` (a cosine), and scale * cosine (B, C) without it."""
+        label_B1 = label_B.unsqueeze(1)
         with torch.autocast(emb_BD.device.type, enabled=False):
             cos_BC = cosines(emb_BD, self.weight_CD)
-            cos_B = at_target(cos_BC, label_B)
-            positive_B = (1 + margin - cos_B.detach()).relu() * (cos_B - 1 + margin)
+            cos_B1 = cos_BC.gather(1, label_B1)
+            positive_B1 = (1 + margin - cos_B1.detach()).relu() * (cos_B1 - 1 + margin)
             negative_BC = (cos_BC.detach() + margin).relu() * (cos_BC - margin)
-            weighted_BC = self.scale * with_target(negative_BC, label_B, positive_B)
+            weighted_BC = self.scale * negative_BC.scatter(1, label_B1, positive_B1)
             return F.cross_entropy(weighted_BC, label_B), self.scale * cos_BC

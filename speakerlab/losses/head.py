@@ -1,21 +1,20 @@
-"""What every head is, and what those have in common whose loss is a softmax of one row a class.
+"""What all heads share, the softmax heads that compare an embedding with one row per class.
 
-In: emb_BD in any float type, label_B. Out: loss and logits_BC, fp32 (fp64 for modules of it).
+In: emb_BD in any float type, label_B. Out: loss and logits_BC, fp32 (fp64 if the head is).
 
 Letters: B batch, C classes, D embedding; x_ND any rows.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.losses.cosine import at_target, with_target
-
 
 class Head(nn.Module):
-    """The contract of `losses/__init__.py`, as far as all heads keep it in the same way."""
+    """Base class with the defaults of the contract in `losses/__init__.py`."""
 
     takes_margin: bool
     is_split = False  # whether other ranks have other rows: outside DDP, saved by each rank
@@ -23,30 +22,30 @@ class Head(nn.Module):
 
     @property
     def row_range(self) -> tuple[int, int]:
-        """The first class of which this process has the row, and the one after the last."""
+        """The first class whose row this process has, and the one after the last."""
         return 0, len(self.weight_CD)
 
     def begin_step(self, key: int) -> None:
-        """Called before the first micro-batch of a step, for heads that draw; this one does not."""
+        """Prepare for a step; called before its first micro-batch, for heads that draw by `key`."""
 
     def count_correct(self, decided: Tensor, label_B: Tensor) -> Tensor:
-        """How many rows are decided right, from what `forward` gave beside the loss."""
+        """Count the correct rows, given what `forward` returned beside the loss."""
         return (decided.argmax(dim=1) == label_B).sum()
 
     def own_rows(self, blocks: Iterable[tuple[int, Tensor]]) -> Tensor:
-        """This process's rows of blocks (first row, rows) that any number of ranks have written."""
+        """Return this process's rows of blocks (first row, rows) saved by any number of ranks."""
         return torch.cat([rows for _, rows in sorted(blocks, key=lambda block: block[0])])
 
     def gather_state(self) -> dict[str, Tensor]:
-        """The state with the rows of all ranks, on rank 0. Every rank must call it."""
+        """Return the state with the rows of all ranks, on rank 0. Every rank must call it."""
         return dict(self.state_dict())
 
 
-class SoftmaxHead(Head):
-    """Cross-entropy of scale * similarity, that of the target being made harder before.
+class SoftmaxHead(Head, ABC):
+    """Cross-entropy of scale * similarity, after the similarity to the target is made harder.
 
-    A similarity is the inner product of an embedding and a row, both prepared, plus `bias_C` where
-    there is one. So the rows may lie in several places, and one need not see them together.
+    A similarity is the inner product of a prepared embedding and a prepared row, plus `bias_C` if
+    there is one. So the rows may be on several ranks (sharded.py).
     """
 
     scale: float = 1.0
@@ -58,30 +57,50 @@ class SoftmaxHead(Head):
         self.register_parameter("bias_C", None)
         nn.init.xavier_uniform_(self.weight_CD)
 
+    @abstractmethod
     def prepare(self, x_ND: Tensor) -> Tensor:
-        """What is done to embeddings and rows before they meet; fp32 at least."""
-        raise NotImplementedError
+        """Transform embeddings, and rows, before they are compared; at least fp32."""
 
-    def harden(self, similarity_B: Tensor, margin: float | Tensor) -> Tensor:
-        """The logits of similarities to the target, with the margin."""
-        raise NotImplementedError
+    @abstractmethod
+    def harden(self, similarity: Tensor, margin: float | Tensor) -> Tensor:
+        """Return the logits, with the margin, of similarities to the target."""
 
     def forward(
         self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy with `margin`, and the logits (B, C) without it.
+        """Return the mean cross-entropy with `margin`, and the logits (B, C) without it.
 
-        The logits carry no margin, so that an accuracy made from them is that of the classifier.
+        Without the margin, the accuracy of the logits is that of the classifier.
         """
         with torch.autocast(emb_BD.device.type, enabled=False):
             rows_CD = self.prepare(self.weight_CD)
             similarity_BC = F.linear(self.prepare(emb_BD), rows_CD, self.bias_C)
-            return self.loss_of(similarity_BC, label_B, margin)
+            logits_BC, label_B1 = self.scale * similarity_BC, label_B.unsqueeze(1)
+            hard_B1 = self.harden(similarity_BC.gather(1, label_B1), margin)
+            return F.cross_entropy(logits_BC.scatter(1, label_B1, hard_B1), label_B), logits_BC
 
-    def loss_of(
-        self, similarity_BC: Tensor, label_B: Tensor, margin: float | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Loss and logits of similarities; only those of the targets meet the margin."""
-        logits_BC = self.scale * similarity_BC
-        hard_B = self.harden(at_target(similarity_BC, label_B), margin)
-        return F.cross_entropy(with_target(logits_BC, label_B, hard_B), label_B), logits_BC
+
+class Softmax(SoftmaxHead):
+    """Affine layer and cross-entropy without a margin, as in the x-vector.
+
+    Snyder et al., X-Vectors: Robust DNN Embeddings for Speaker Recognition, ICASSP 2018,
+    doi 10.1109/ICASSP.2018.8461375.
+    """
+
+    takes_margin = False
+
+    def __init__(self, *, embed_dim: int, num_classes: int) -> None:
+        super().__init__(embed_dim=embed_dim, num_classes=num_classes)
+        self.bias_C = nn.Parameter(torch.zeros(num_classes))
+
+    def prepare(self, x_ND: Tensor) -> Tensor:
+        return x_ND.to(torch.promote_types(x_ND.dtype, torch.float32))
+
+    def harden(self, similarity: Tensor, margin: float | Tensor) -> Tensor:
+        """Return the similarities. Raises ValueError for a margin other than 0."""
+        if margin != 0:
+            raise ValueError(
+                f"softmax: takes no margin, and training.margin is {float(margin):g}; "
+                "set its initial and final values to 0, or use head am_softmax"
+            )
+        return similarity

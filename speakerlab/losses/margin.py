@@ -1,18 +1,27 @@
-"""Margin softmax over cosines: additive (AM) and additive angular (AAM).
+"""Margin softmax over cosines, additive (AM) and additive angular (AAM), and its trigonometry.
 
-In: emb_BD in any float type, label_B. Out: loss and logits_BC, fp32.
+In: emb_BD in any float type, label_B. Out: loss and logits_BC, fp32. Gradients are finite
+everywhere, also at cosines of 1 and -1 and for vectors of zeros.
 
-The margin is an argument of every call, never state, so a schedule is a function of the step alone
+The margin is an argument of every call and no state, so a schedule is a function of the step alone,
 and a resumed run needs nothing but the step.
 
-Letters: B batch, D embedding; x_ND any rows.
+Letters: B batch, C classes, D embedding; x_ND any rows.
 """
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from speakerlab.losses.cosine import sines, unit_rows
 from speakerlab.losses.head import SoftmaxHead
+
+# The least squared sine. The slope of a square root at 0 is infinite, and vectors with the same
+# direction do give a cosine of 1 or just above; this bounds the slope at 1 / sqrt(1e-7) = 3e3.
+MIN_SINE_SQUARED = 1e-7
+
+# A vector shorter than this has no direction: its cosines are 0, and so is its gradient, which
+# grows as 1 / length and for a vector of zeros would leave the range of fp16, or fill that of fp32.
+MIN_LENGTH = 1e-6
 
 
 class AMSoftmax(SoftmaxHead):
@@ -20,7 +29,7 @@ class AMSoftmax(SoftmaxHead):
     Signal Processing Letters 2018, arXiv 1801.05599; CosFace: Wang et al., CosFace: Large Margin
     Cosine Loss for Deep Face Recognition, CVPR 2018, arXiv 1801.09414).
 
-    The margin, a cosine, is taken off the target's cosine; 0.1 to 0.35 are usual.
+    The margin, a cosine, is subtracted from the target's cosine; 0.1 to 0.35 are usual.
     """
 
     takes_margin = True
@@ -32,8 +41,8 @@ class AMSoftmax(SoftmaxHead):
     def prepare(self, x_ND: Tensor) -> Tensor:
         return unit_rows(x_ND)
 
-    def harden(self, similarity_B: Tensor, margin: float | Tensor) -> Tensor:
-        return self.scale * similarity_B - self.scale * margin
+    def harden(self, similarity: Tensor, margin: float | Tensor) -> Tensor:
+        return self.scale * similarity - self.scale * margin
 
 
 class AAMSoftmax(AMSoftmax):
@@ -51,20 +60,37 @@ class AAMSoftmax(AMSoftmax):
         super().__init__(embed_dim=embed_dim, num_classes=num_classes, scale=scale)
         self.easy_margin = easy_margin
 
-    def harden(self, similarity_B: Tensor, margin: float | Tensor) -> Tensor:
-        return self.scale * add_margin(similarity_B, margin, easy_margin=self.easy_margin)
+    def harden(self, similarity: Tensor, margin: float | Tensor) -> Tensor:
+        return self.scale * add_margin(similarity, margin, easy_margin=self.easy_margin)
 
 
-def add_margin(cos_B: Tensor, margin: float | Tensor, *, easy_margin: bool) -> Tensor:
-    """cos(theta + margin) of cos(theta), continued where it would rise again.
+def unit_rows(x_ND: Tensor) -> Tensor:
+    """Divide each row, in at least fp32, by its length; rows shorter than MIN_LENGTH become 0."""
+    x_ND = x_ND.to(torch.promote_types(x_ND.dtype, torch.float32))
+    length_N1 = x_ND.norm(dim=1, keepdim=True)
+    return x_ND / length_N1.masked_fill(length_N1 < MIN_LENGTH, torch.inf)
+
+
+def cosines(emb_BD: Tensor, weight_CD: Tensor) -> Tensor:
+    """Return the cosine of every row with every class, (B, C). Call it with autocast off."""
+    return F.linear(unit_rows(emb_BD), unit_rows(weight_CD))
+
+
+def rotate(cos: Tensor, angle: Tensor) -> Tensor:
+    """Return cos(theta + angle) of cos(theta), theta in [0, pi], with a finite slope everywhere."""
+    sin = (1 - cos.square()).clamp_min(MIN_SINE_SQUARED).sqrt()
+    return cos * angle.cos() - sin * angle.sin()
+
+
+def add_margin(cos: Tensor, margin: float | Tensor, *, easy_margin: bool = False) -> Tensor:
+    """Return cos(theta + margin) of cos(theta), continued where it would rise again.
 
     From theta = pi - margin on, where it is -1, it is cos(theta) + cos(margin) - 1, which is -1
     there too and keeps falling. (The first ArcFace jumped to cos(theta) - margin * sin(margin);
     WeSpeaker and 3D-Speaker do as here.) With `easy_margin` the margin is left out instead
     wherever theta is beyond pi / 2.
     """
-    m = torch.as_tensor(margin, dtype=cos_B.dtype)
-    shifted_B = cos_B * m.cos() - sines(cos_B) * m.sin()
+    m = torch.as_tensor(margin, dtype=cos.dtype)
     if easy_margin:
-        return torch.where(cos_B > 0, shifted_B, cos_B)
-    return torch.where(cos_B > -m.cos(), shifted_B, cos_B + m.cos() - 1)
+        return torch.where(cos > 0, rotate(cos, m), cos)
+    return torch.where(cos > -m.cos(), rotate(cos, m), cos + m.cos() - 1)

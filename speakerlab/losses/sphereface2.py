@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.losses.cosine import at_target, cosines, sines, with_target
 from speakerlab.losses.head import Head
-from speakerlab.losses.margin import add_margin
+from speakerlab.losses.margin import add_margin, cosines, rotate
 
 
 class SphereFace2(Head):
@@ -21,7 +20,7 @@ class SphereFace2(Head):
     ICLR 2022, arXiv 2108.01513; for speakers: Han et al., Exploring Binary Classification Loss for
     Speaker Verification, ICASSP 2023, arXiv 2307.08205.
 
-    Each class asks "is it this one": with g(z) = 2 ((z + 1) / 2)^exponent - 1, the target gives
+    Each class is a yes-or-no question. With g(z) = 2 ((z + 1) / 2)^exponent - 1, the target gives
     positive_weight * softplus(-(scale * p + bias)), and every other class
     (1 - positive_weight) * softplus(scale * n + bias), where
     type A (additive angle): p = g(cos(theta + margin)), n = g(cos(theta - margin));
@@ -44,13 +43,11 @@ class SphereFace2(Head):
         super().__init__()
         if not 0 < positive_weight < 1:
             raise ValueError(
-                f"sphereface2: positive_weight must be between 0 and 1, got {positive_weight:g}; "
+                f"sphereface2: positive_weight {positive_weight:g} is not between 0 and 1; "
                 "0.7 is usual"
             )
         if exponent < 1:
-            raise ValueError(
-                f"sphereface2: exponent must be at least 1, got {exponent}; 3 is usual"
-            )
+            raise ValueError(f"sphereface2: exponent {exponent} is less than 1; 3 is usual")
         self.scale, self.margin_type = scale, margin_type
         self.positive_weight, self.exponent = positive_weight, exponent
         self.weight_CD = nn.Parameter(torch.empty(num_classes, embed_dim))
@@ -60,32 +57,30 @@ class SphereFace2(Head):
     def forward(
         self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Mean over the rows of the loss with `margin` (type A radians, type C in units of g), and
+        """Return the mean loss with `margin` (type A: radians, type C: in units of g), and
         scale * cosine (B, C) without it."""
+        label_B1 = label_B.unsqueeze(1)
         with torch.autocast(emb_BD.device.type, enabled=False):
             cos_BC = cosines(emb_BD, self.weight_CD)
-            cos_B = at_target(cos_BC, label_B)
+            cos_B1 = cos_BC.gather(1, label_B1)
             m = torch.as_tensor(margin, dtype=torch.float32)
             if self.margin_type == "A":
-                positive_B = self._spread(add_margin(cos_B, m, easy_margin=False))
-                # The only square root of all (B, C): the angle of every class is changed.
-                negative_BC = self._spread(cos_BC * m.cos() + sines(cos_BC) * m.sin())
+                positive_B1 = self._spread(add_margin(cos_B1, m))
+                negative_BC = self._spread(rotate(cos_BC, -m))
             else:
-                positive_B = self._spread(cos_B) - m
+                positive_B1 = self._spread(cos_B1) - m
                 negative_BC = self._spread(cos_BC) + m
-            return self._binary_loss(positive_B, negative_BC, label_B), self.scale * cos_BC
+            return self._binary_loss(positive_B1, negative_BC, label_B1), self.scale * cos_BC
 
     def _spread(self, cos: Tensor) -> Tensor:
-        """g: a cosine spread over more of [-1, 1], in training most of them being near 0."""
+        """Return g of cosines: most are near 0 in training, and spread over [-1, 1] by it."""
         return 2 * ((cos + 1) / 2).pow(self.exponent) - 1
 
-    def _binary_loss(self, positive_B: Tensor, negative_BC: Tensor, label_B: Tensor) -> Tensor:
-        """log(1 + exp(x)) as softplus, which a large x does not overflow."""
+    def _binary_loss(self, positive_B1: Tensor, negative_BC: Tensor, label_B1: Tensor) -> Tensor:
+        """Return the mean loss; log(1 + exp(x)) as softplus, which a large x does not overflow."""
         weight, bias = self.positive_weight, self.bias.float()
-        logit_B = self.scale * positive_B + bias
-        # A logit of -inf is a class that is not asked: softplus 0, slope 0.
-        others_BC = with_target(
-            self.scale * negative_BC + bias, label_B, torch.full_like(logit_B, -torch.inf)
-        )
-        loss_B = weight * F.softplus(-logit_B) + (1 - weight) * F.softplus(others_BC).sum(dim=1)
-        return loss_B.mean()
+        logit_B1 = self.scale * positive_B1 + bias
+        # A logit of -inf takes the target out of the sum: softplus 0, slope 0.
+        others_BC = (self.scale * negative_BC + bias).scatter(1, label_B1, -torch.inf)
+        losses_B = F.softplus(others_BC).sum(dim=1)
+        return (weight * F.softplus(-logit_B1).squeeze(1) + (1 - weight) * losses_B).mean()

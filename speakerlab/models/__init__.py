@@ -12,8 +12,7 @@ from torch import nn
 from speakerlab.models.campplus import CAMPPlus
 from speakerlab.models.ecapa_tdnn import ECAPATDNN
 from speakerlab.models.ecapa_tdnn_wespeaker import ECAPATDNNWeSpeaker
-from speakerlab.models.eres2net import ERes2Net
-from speakerlab.models.eres2netv2 import ERes2NetV2
+from speakerlab.models.eres2net import ERes2Net, ERes2NetV2
 from speakerlab.models.gemini_dfresnet import GeminiDFResNet
 from speakerlab.models.redimnet import ReDimNet
 from speakerlab.models.res2net import Res2Net

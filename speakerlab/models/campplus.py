@@ -1,46 +1,47 @@
-"""CAM++: a densely connected TDNN whose layers are masked by their context.
+"""CAM++: a densely connected TDNN with context-aware masking (D-TDNN-CAM).
 
 In: feats_BTF, log mel features, fp32. Out: emb_BD.
 Wang, Zheng, Chen, Cheng, Chen: "CAM++: A Fast and Efficient Network for Speaker Verification Using
-Context-Aware Masking", Interspeech 2023, arXiv 2303.00332. Names and shapes of the parameters are
-those of the published checkpoints.
+Context-Aware Masking", Interspeech 2023, arXiv 2303.00332. Parameter names and shapes are those of
+the published checkpoints, where the front-end convolution module (FCM) is called `head`.
 
 Letters: B batch, T frames (halved by the first TDNN layer), F mel bins, C channels, S segments,
 D embedding.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from speakerlab.models.batchnorm import BatchNorm2d
-from speakerlab.models.dense import append_rows, can_append, is_rows, mix_rows, norm_relu
-from speakerlab.models.layout import hold_layout, skip_places
+from speakerlab.models.cpu import dense
 from speakerlab.models.pooling import (
+    fp32_island,
+    keep_layout,
     mean_std,
+    projection,
     refuse_unusable,
-    segment_context,
-    segment_members,
-    spread_segments,
+    widened,
 )
 
-SEGMENT_FRAMES = 100  # of the halved rate: 2 s with a 10-ms shift
+SEGMENT_FRAMES = 100  # at half the frame rate: 2 s with a 10-ms shift
 
 
 class CAMPPlus(nn.Module):
-    """CAM++ (defaults: the published 7.2 M parameters).
+    """CAM++ (defaults: the published model of 7.2 M parameters).
 
-    A 2-D residual `head` divides the frequency axis by eight; what is left is stacked into channels
-    and goes through one strided TDNN layer, dense blocks that each end in a halving `transit`, and
-    statistics pooling, of the deviation sqrt(var + pool_eps) (0 in 3D-Speaker, 1e-7 in WeSpeaker).
-    `memory_efficient` recomputes part of each dense layer in the backward pass (not where a dense
-    block has to take its plain formulation, see dense.py).
+    The FCM divides the frequency axis by eight; its channels and bins are stacked and go through a
+    strided TDNN layer, dense blocks that each end in a halving transition layer, and statistics
+    pooling with the deviation sqrt(var + pool_eps) (0 in 3D-Speaker, 1e-7 in WeSpeaker).
+    `memory_efficient` recomputes part of each dense layer in the backward pass.
     """
 
-    min_frames = 3  # the shortest input that leaves two frames for the unbiased deviation
+    min_frames = 3  # leaves two frames for the unbiased deviation
 
     def __init__(
         self,
@@ -61,16 +62,16 @@ class CAMPPlus(nn.Module):
         super().__init__()
         if not len(blocks) == len(kernel_sizes) == len(dilations):
             raise ValueError(
-                "CAMPPlus: blocks, kernel_sizes and dilations differ in length, got "
-                f"{blocks}, {kernel_sizes}, {dilations}; give one of each per block"
+                f"CAMPPlus: blocks, kernel_sizes and dilations differ in length: {blocks}, "
+                f"{kernel_sizes}, {dilations}; give one of each per block"
             )
         self.feat_dim = feat_dim
         self.embed_dim = embed_dim
-        self.head = _head(head_channels, head_blocks)
-        head_bins = -(-feat_dim // 2 ** (len(head_blocks) + 1))  # each halving rounds up
+        self.head = FCM(head_channels, head_blocks)
+        fcm_bins = -(-feat_dim // 2 ** (len(head_blocks) + 1))  # each halving rounds up
         channels = init_channels
         layers = OrderedDict[str, nn.Module](
-            tdnn=_tdnn(head_channels * head_bins, channels, kernel_size=5, stride=2)
+            tdnn=_tdnn(head_channels * fcm_bins, channels, kernel_size=5, stride=2)
         )
         for i, (depth, kernel_size, dilation) in enumerate(zip(blocks, kernel_sizes, dilations), 1):
             block = DenseBlock()
@@ -85,59 +86,68 @@ class CAMPPlus(nn.Module):
                 )
                 channels += growth_rate
             layers[f"block{i}"] = block
-            layers[f"transit{i}"] = _transit(channels, channels // 2)
+            layers[f"transit{i}"] = _transition(channels, channels // 2)
             channels //= 2
         layers["out_nonlinear"] = _norm_relu(channels)
-        layers["stats"] = Statistics(eps=pool_eps)
+        layers["stats"] = StatisticsPooling(eps=pool_eps)
         layers["dense"] = _dense(2 * channels, embed_dim)
         self.xvector = nn.Sequential(layers)
         self.apply(_init_weights)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
-        refuse_unusable(
-            feats_BTF, name="CAMPPlus", feat_dim=self.feat_dim, min_frames=self.min_frames
+        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
+        refuse_unusable(self, feats_BTF)
+        x_BCFT = self.head(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1))
+        x_BCT = keep_layout(x_BCFT).flatten(1, 2)
+        return self.xvector(x_BCT).squeeze(-1)
+
+
+class FCM(nn.Sequential):
+    """Front-end convolution module on (B, 1, F, T): each stage and `conv2` halve F."""
+
+    def __init__(self, channels: int, blocks: tuple[int, ...]) -> None:
+        layers = OrderedDict[str, nn.Module](
+            conv1=nn.Conv2d(1, channels, 3, padding=1, bias=False),
+            bn1=nn.BatchNorm2d(channels),
+            relu1=nn.ReLU(inplace=True),
         )
-        x_BCFT = hold_layout(self.head(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)))
-        return self.xvector(x_BCFT.flatten(1, 2)).squeeze(-1)
+        for i, depth in enumerate(blocks, 1):
+            strides = [2] + [1] * (depth - 1)
+            stage = (ResidualBlock(channels, stride=stride) for stride in strides)
+            layers[f"layer{i}"] = nn.Sequential(*stage)
+        layers["conv2"] = nn.Conv2d(channels, channels, 3, stride=(2, 1), padding=1, bias=False)
+        layers["bn2"] = nn.BatchNorm2d(channels)
+        layers["relu2"] = nn.ReLU(inplace=True)
+        super().__init__(layers)
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut; `stride` is along frequency only.
-
-    The shortcut skips bins before its 1x1 convolution and not by a stride of it: the same values,
-    and the backward pass of a strided 1x1 convolution is slow on a CPU.
-    """
+    """Two 3x3 convolutions and a shortcut; `stride` is along frequency only."""
 
     def __init__(self, channels: int, *, stride: int) -> None:
         super().__init__()
-        self.stride = stride
         self.conv1 = nn.Conv2d(channels, channels, 3, stride=(stride, 1), padding=1, bias=False)
-        self.bn1 = BatchNorm2d(channels)
+        self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = BatchNorm2d(channels)
+        self.bn2 = nn.BatchNorm2d(channels)
         self.shortcut = nn.Sequential()
         if stride != 1:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, channels, 1, bias=False), BatchNorm2d(channels)
-            )
+            self.shortcut = projection(channels, channels, stride=(stride, 1))
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
         y_BCFT = self.bn2(self.conv2(y_BCFT))
-        kept_BCFT = skip_places(x_BCFT, bins=self.stride, frames=1)
-        return F.relu(y_BCFT.add_(self.shortcut(kept_BCFT)), inplace=True)
+        return F.relu(y_BCFT.add_(self.shortcut(x_BCFT)), inplace=True)
 
 
-class ContextMask(nn.Module):
-    """A dilated convolution over time, each channel scaled by a mask made from its context.
+class ContextAwareMasking(nn.Module):
+    """A dilated convolution over time whose output is scaled by a mask made from the context.
 
     The context of a frame is the mean of the utterance plus the mean of the frame's segment. It is
-    the same for all frames of a segment, and so is the mask, which is therefore computed once per
-    segment: a hundredth of the work of the per-frame formulation, and the same values.
+    the same for all frames of a segment, so the mask is computed once per segment.
     """
 
-    wide_layers = ("linear1", "linear2")  # so little work that 16 bits would only cost time
+    fp32_layers = ("linear1", "linear2")  # too little work for 16 bits to save time
 
     def __init__(
         self, in_channels: int, out_channels: int, *, kernel_size: int, dilation: int
@@ -154,11 +164,13 @@ class ContextMask(nn.Module):
         self.linear1 = nn.Conv1d(in_channels, in_channels // 2, 1)
         self.linear2 = nn.Conv1d(in_channels // 2, out_channels, 1)
 
-    def forward(self, x_BCT: Tensor, members_TS: Tensor) -> Tensor:
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        members_TS = segment_members(x_BCT.shape[-1], SEGMENT_FRAMES, like=x_BCT)
         context_BCS = segment_context(x_BCT, members_TS)
         hidden_BCS = F.relu(self.linear1(context_BCS), inplace=True)
         mask_BCS = self.linear2(hidden_BCS).sigmoid()
-        return self.linear_local(x_BCT) * spread_segments(mask_BCS, members_TS)
+        mask_BCT = mask_BCS @ members_TS.to(mask_BCS.dtype).T  # each value for all its frames
+        return self.linear_local(x_BCT) * mask_BCT
 
 
 class DenseLayer(nn.Module):
@@ -179,50 +191,44 @@ class DenseLayer(nn.Module):
         self.nonlinear1 = _norm_relu(in_channels)
         self.linear1 = nn.Conv1d(in_channels, bottleneck, 1, bias=False)
         self.nonlinear2 = _norm_relu(bottleneck)
-        self.cam_layer = ContextMask(
+        self.cam_layer = ContextAwareMasking(
             bottleneck, growth_rate, kernel_size=kernel_size, dilation=dilation
         )
 
-    def forward(self, x_BCT: Tensor, members_TS: Tensor) -> Tensor:
-        """The plain formulation; dense.py has the one that is computed where it can be."""
-        hidden_BCT = self.nonlinear2(self.linear1(self.nonlinear1(x_BCT)))
-        return self.cam_layer(hidden_BCT, members_TS)
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        if self.memory_efficient and self.training and torch.is_grad_enabled():
+            hidden_BCT: Any = checkpoint(
+                self._bottleneck,
+                x_BCT,
+                use_reentrant=False,
+                context_fn=lambda: (nullcontext(), _same_statistics(self.nonlinear1)),
+            )
+        else:
+            hidden_BCT = self._bottleneck(x_BCT)
+        return self.cam_layer(self.nonlinear2(hidden_BCT))
+
+    def _bottleneck(self, x_BCT: Tensor) -> Tensor:
+        return self.linear1(self.nonlinear1(x_BCT))
 
 
 class DenseBlock(nn.ModuleDict):
-    """Named `DenseLayer`s that each see the input and the outputs of all layers before them."""
+    """`DenseLayer`s by name; each sees the block's input and the outputs of all layers before it.
+
+    On a CPU the same is computed faster by cpu/dense.py, wherever that code applies.
+    """
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        layers: list[Any] = list(self.values())
-        if can_append(layers, x_BCT):
-            return append_rows(layers, x_BCT, segment_frames=SEGMENT_FRAMES)
-        members_TS = segment_members(x_BCT.shape[-1], SEGMENT_FRAMES, like=x_BCT)
+        layers = list(self.values())
+        computed_BCT = dense.run_block(layers, x_BCT, segment_frames=SEGMENT_FRAMES)
+        if computed_BCT is not None:
+            return computed_BCT
         for layer in layers:
-            x_BCT = torch.cat([x_BCT, layer(x_BCT, members_TS)], dim=1)
+            x_BCT = torch.cat([x_BCT, layer(x_BCT)], dim=1)
         return x_BCT
 
 
-class NormRelu(nn.Sequential):
-    """Normalisation and ReLU; by rows where a dense block left them."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        norm: Any = self[0]
-        return norm_relu(norm, input) if is_rows(norm, input) else super().forward(input)
-
-
-class Transit(nn.Sequential):
-    """Normalisation and ReLU, then a 1x1 convolution to fewer channels; likewise."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        nonlinear: Any = self[0]
-        linear: Any = self[1]
-        if is_rows(nonlinear[0], input):
-            return mix_rows(linear, nonlinear(input))
-        return super().forward(input)
-
-
-class Statistics(nn.Module):
-    """Mean and deviation of each channel, as a sequence of one frame: (B, C, T) -> (B, 2C, 1)."""
+class StatisticsPooling(nn.Module):
+    """Mean and deviation of each channel as a sequence of one frame: (B, C, T) -> (B, 2C, 1)."""
 
     def __init__(self, *, eps: float) -> None:
         super().__init__()
@@ -232,48 +238,71 @@ class Statistics(nn.Module):
         return mean_std(x_BCT, eps=self.eps).unsqueeze(-1)
 
 
-def _head(channels: int, blocks: tuple[int, ...]) -> nn.Sequential:
-    """2-D convolutions on (B, 1, F, T); each stage and the last convolution halve F, none T."""
-    layers = OrderedDict[str, nn.Module](
-        conv1=nn.Conv2d(1, channels, 3, padding=1, bias=False),
-        bn1=BatchNorm2d(channels),
-        relu1=nn.ReLU(inplace=True),
+def segment_members(num_frames: int, segment_frames: int, *, like: Tensor) -> Tensor:
+    """Return 1 where a frame is in a segment and 0 elsewhere, (T, S) fp32, on `like`'s device.
+
+    The last segment with frames may be shorter. An empty one follows it, so that S is never 1,
+    which an export with dynamic length would treat as a special case.
+    """
+    num_segments = (num_frames - 1) // segment_frames + 2
+    segment_T = torch.arange(num_frames, device=like.device) // segment_frames
+    segment_S = torch.arange(num_segments, device=like.device)
+    return (segment_T.unsqueeze(1) == segment_S).float()
+
+
+def segment_context(x_BCT: Tensor, members_TS: Tensor) -> Tensor:
+    """Return the mean over all frames plus the mean over each segment, (B, C, S).
+
+    With explicit sums and counts: `ceil_mode` pooling divides a partial segment by its true length
+    in some runtimes and by the full length in others.
+    """
+    with fp32_island(x_BCT):
+        wide_BCT = widened(x_BCT)
+        sum_BCS = wide_BCT @ members_TS.to(wide_BCT.dtype)
+        count_S = members_TS.sum(0).clamp_min(1)
+        return sum_BCS.sum(-1, keepdim=True) / x_BCT.shape[-1] + sum_BCS / count_S
+
+
+@contextmanager
+def _same_statistics(norm: nn.Module) -> Iterator[None]:
+    """Restore the running statistics of a BatchNorm that a recomputation updates again."""
+    before = [buffer.clone() for buffer in norm.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(norm.buffers(), before):
+            buffer.copy_(value)
+
+
+def _norm_relu(channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        OrderedDict(batchnorm=nn.BatchNorm1d(channels), relu=nn.ReLU(inplace=True))
     )
-    for i, depth in enumerate(blocks, 1):
-        strides = [2] + [1] * (depth - 1)
-        layers[f"layer{i}"] = nn.Sequential(*(ResidualBlock(channels, stride=s) for s in strides))
-    layers["conv2"] = nn.Conv2d(channels, channels, 3, stride=(2, 1), padding=1, bias=False)
-    layers["bn2"] = BatchNorm2d(channels)
-    layers["relu2"] = nn.ReLU(inplace=True)
-    return nn.Sequential(layers)
-
-
-def _norm_relu(channels: int) -> NormRelu:
-    return NormRelu(OrderedDict(batchnorm=nn.BatchNorm1d(channels), relu=nn.ReLU(inplace=True)))
 
 
 def _tdnn(in_channels: int, out_channels: int, *, kernel_size: int, stride: int) -> nn.Sequential:
-    """Convolution over time, then normalisation and ReLU."""
+    """Convolution over time, then BatchNorm and ReLU."""
     linear = nn.Conv1d(
         in_channels, out_channels, kernel_size, stride=stride, padding=kernel_size // 2, bias=False
     )
     return nn.Sequential(OrderedDict(linear=linear, nonlinear=_norm_relu(out_channels)))
 
 
-def _transit(in_channels: int, out_channels: int) -> Transit:
+def _transition(in_channels: int, out_channels: int) -> nn.Sequential:
+    """BatchNorm and ReLU, then a 1x1 convolution to fewer channels."""
     linear = nn.Conv1d(in_channels, out_channels, 1, bias=False)
-    return Transit(OrderedDict(nonlinear=_norm_relu(in_channels), linear=linear))
+    return nn.Sequential(OrderedDict(nonlinear=_norm_relu(in_channels), linear=linear))
 
 
 def _dense(in_channels: int, out_channels: int) -> nn.Sequential:
-    """The embedding layer; its normalisation has no scale or shift."""
+    """The embedding layer; its BatchNorm has no scale or shift."""
     norm = nn.Sequential(OrderedDict(batchnorm=nn.BatchNorm1d(out_channels, affine=False)))
     linear = nn.Conv1d(in_channels, out_channels, 1, bias=False)
     return nn.Sequential(OrderedDict(linear=linear, nonlinear=norm))
 
 
 def _init_weights(module: nn.Module) -> None:
-    """He initialisation of 1-D convolutions; the 2-D ones keep torch's default, as published."""
+    """Use He initialisation for 1-D convolutions and torch's for 2-D ones, as published."""
     if isinstance(module, nn.Conv1d):
         nn.init.kaiming_normal_(module.weight)
         if module.bias is not None:

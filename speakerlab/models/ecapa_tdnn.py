@@ -61,10 +61,8 @@ class ECAPATDNN(nn.Module):
         self.fc = _within(conv=nn.Conv1d(2 * wide, embed_dim, 1))
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
-        refuse_unusable(
-            feats_BTF, name="ECAPATDNN", feat_dim=self.feat_dim, min_frames=self.min_frames
-        )
+        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
+        refuse_unusable(self, feats_BTF)
         x_BCT = feats_BTF.transpose(1, 2)
         outputs: list[Tensor] = []
         for block in self.blocks:

@@ -60,10 +60,8 @@ class ECAPATDNNWeSpeaker(nn.Module):
         self.bn2 = nn.BatchNorm1d(embed_dim) if emb_bn else nn.Identity()
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
-        refuse_unusable(
-            feats_BTF, name="ECAPATDNNWeSpeaker", feat_dim=self.feat_dim, min_frames=self.min_frames
-        )
+        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
+        refuse_unusable(self, feats_BTF)
         out1 = self.layer1(feats_BTF.transpose(1, 2))
         out2 = self.layer2(out1)
         out3 = self.layer3(out2)

@@ -1,75 +1,26 @@
-"""ERes2Net: a Res2Net with attentive fusion inside its blocks and between its stages.
+"""ERes2Net and ERes2NetV2: Res2Nets with attentive fusion inside their blocks and between stages.
 
 In: feats_BTF, log mel features, fp32. Out: emb_BD.
 Chen, Zheng, Wang, Cheng, Chen, Qi: "An Enhanced Res2Net with Local and Global Feature Fusion for
-Speaker Verification", Interspeech 2023, arXiv 2305.12838. Names and shapes of the parameters are
-those of the published checkpoints.
+Speaker Verification", Interspeech 2023, arXiv 2305.12838.
+Chen, Zheng, Wang, Cheng, Chen, Zhang, Li: "ERes2NetV2: Boosting Short-Duration Speaker
+Verification Performance with Computational Efficiency", Interspeech 2024, arXiv 2406.02167.
+Names and shapes of the parameters are those of the published checkpoints.
 
-Letters: B batch, T frames, F mel bins (both divided by up to eight on the way), C channels,
-D embedding.
+Letters: B batch, T frames, F mel bins (both divided by up to eight on the way), C channels.
 """
 
 import torch
 from torch import Tensor, nn
 
-from speakerlab.models.res2net import Res2Backbone
-
-
-class ERes2Net(Res2Backbone):
-    """ERes2Net (defaults: the published base model; `m_channels` 64, `embed_dim` 512: large).
-
-    The published "huge" (also "aug") model has `m_channels` 64, `base_width` 24, `scale` 3 and
-    `expansion` 4; WeSpeaker's have a `pool_eps` of 1e-7. Global fusion runs beside the stages: what
-    was fused so far is strided down and merged with the output of the next stage.
-    """
-
-    def __init__(
-        self,
-        *,
-        feat_dim: int = 80,
-        embed_dim: int = 192,
-        m_channels: int = 32,
-        blocks: tuple[int, ...] = (3, 4, 6, 3),
-        base_width: int = 32,
-        scale: int = 2,
-        expansion: int = 2,
-        pooling: str = "tstp",
-        pool_eps: float = 1e-8,
-        two_emb_layer: bool = False,
-    ) -> None:
-        super().__init__(
-            feat_dim=feat_dim,
-            embed_dim=embed_dim,
-            m_channels=m_channels,
-            blocks=blocks,
-            base_width=base_width,
-            scale=scale,
-            expansion=expansion,
-            fuse=AttentiveFusion,
-        )
-        self.layer1_downsample = halve(self.wide[0], self.wide[1])
-        self.layer2_downsample = halve(self.wide[1], self.wide[2])
-        self.layer3_downsample = halve(self.wide[2], self.wide[3])
-        self.fuse_mode12 = AttentiveFusion(self.wide[1])
-        self.fuse_mode123 = AttentiveFusion(self.wide[2])
-        self.fuse_mode1234 = AttentiveFusion(self.wide[3])
-        self._add_head(pooling=pooling, pool_eps=pool_eps, two_emb_layer=two_emb_layer)
-
-    def maps(self, x_BCFT: Tensor) -> Tensor:
-        stage1 = self.layer1(x_BCFT)
-        stage2 = self.layer2(stage1)
-        fused = self.fuse_mode12(stage2, self.layer1_downsample(stage1))
-        stage3 = self.layer3(stage2)
-        fused = self.fuse_mode123(stage3, self.layer2_downsample(fused))
-        stage4 = self.layer4(stage3)
-        return self.fuse_mode1234(stage4, self.layer3_downsample(fused))
+from speakerlab.models.res2net import Res2Net
 
 
 class AttentiveFusion(nn.Module):
     """Weighs two maps against each other, per place and channel: x * (1 + a) + y * (1 - a).
 
-    `a` lies in (-1, 1) and is computed from both maps. Written as x + y + a * (x - y), it takes
-    three passes over the maps instead of five, and saves two for the backward pass instead of four.
+    `a` is in (-1, 1) and computed from both maps. Written as x + y + a * (x - y), it takes three
+    passes over the maps instead of five, and saves two for the backward pass instead of four.
     """
 
     def __init__(self, channels: int) -> None:
@@ -88,6 +39,80 @@ class AttentiveFusion(nn.Module):
         return torch.addcmul(x_BCFT + y_BCFT, a_BCFT, x_BCFT - y_BCFT)
 
 
+class ERes2Net(Res2Net):
+    """ERes2Net (defaults: the published base model; `m_channels` 64, `embed_dim` 512: large).
+
+    The published "huge" (also "aug") model has `m_channels` 64, `base_width` 24, `scale` 3 and
+    `expansion` 4; WeSpeaker's have a `pool_eps` of 1e-7. Global fusion runs beside the stages: the
+    map fused so far is strided down and merged with the output of the next stage.
+    """
+
+    num_passed = 0
+    fuse = AttentiveFusion
+
+    def _add_fusions(self, *stage_channels: int) -> None:
+        one, two, three, four = stage_channels
+        self.layer1_downsample = halve(one, two)
+        self.layer2_downsample = halve(two, three)
+        self.layer3_downsample = halve(three, four)
+        self.fuse_mode12 = AttentiveFusion(two)
+        self.fuse_mode123 = AttentiveFusion(three)
+        self.fuse_mode1234 = AttentiveFusion(four)
+
+    def maps(self, x_BCFT: Tensor) -> Tensor:
+        stage1 = self.layer1(x_BCFT)
+        stage2 = self.layer2(stage1)
+        fused = self.fuse_mode12(stage2, self.layer1_downsample(stage1))
+        stage3 = self.layer3(stage2)
+        fused = self.fuse_mode123(stage3, self.layer2_downsample(fused))
+        stage4 = self.layer4(stage3)
+        return self.fuse_mode1234(stage4, self.layer3_downsample(fused))
+
+
+class ERes2NetV2(Res2Net):
+    """ERes2NetV2, with wider stages, of which only the last two are fused (defaults: the published
+    w26s2ep2; w24s4ep4 has `base_width` 24, `scale` and `expansion` 4)."""
+
+    num_passed = 0
+    fuse = AttentiveFusion
+
+    def __init__(
+        self,
+        *,
+        feat_dim: int = 80,
+        embed_dim: int = 192,
+        m_channels: int = 64,
+        blocks: tuple[int, ...] = (3, 4, 6, 3),
+        base_width: int = 26,
+        scale: int = 2,
+        expansion: int = 2,
+        pooling: str = "tstp",
+        pool_eps: float = 1e-8,
+        two_emb_layer: bool = False,
+    ) -> None:
+        super().__init__(
+            feat_dim=feat_dim,
+            embed_dim=embed_dim,
+            m_channels=m_channels,
+            blocks=blocks,
+            base_width=base_width,
+            scale=scale,
+            expansion=expansion,
+            pooling=pooling,
+            pool_eps=pool_eps,
+            two_emb_layer=two_emb_layer,
+        )
+
+    def _add_fusions(self, *stage_channels: int) -> None:
+        _, _, three, four = stage_channels
+        self.layer3_ds = halve(three, four)
+        self.fuse34 = AttentiveFusion(four)
+
+    def maps(self, x_BCFT: Tensor) -> Tensor:
+        stage3 = self.layer3(self.layer2(self.layer1(x_BCFT)))
+        return self.fuse34(self.layer4(stage3), self.layer3_ds(stage3))
+
+
 def halve(in_channels: int, out_channels: int) -> nn.Conv2d:
-    """Half the frames and half the bins, rounded up."""
+    """Return a convolution that halves frames and bins, rounding up."""
     return nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1, bias=False)

@@ -13,8 +13,7 @@ D embedding.
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.layout import hold_layout
-from speakerlab.models.pooling import make_pooling, refuse_unusable
+from speakerlab.models.pooling import PooledModel, refuse_unusable
 
 # depth, counting the strided convolutions -> blocks per stage
 STAGES: dict[int, tuple[int, int, int, int]] = {
@@ -28,7 +27,7 @@ STRIDES = ((2, 1), (2, 2), (2, 1), (2, 1))  # (frequency, time), before each sta
 EXPANSION = 4
 
 
-class GeminiDFResNet(nn.Module):
+class GeminiDFResNet(PooledModel):
     """Gemini DF-ResNet (default: the 114 layers of WeSpeaker's recipe; 60, 183 and 237 exist).
 
     A 3x3 stem, four stages of inverted bottlenecks with a strided convolution before each, then a
@@ -48,7 +47,7 @@ class GeminiDFResNet(nn.Module):
         super().__init__()
         if depth not in STAGES:
             known = ", ".join(map(str, STAGES))
-            raise ValueError(f"GeminiDFResNet: unknown depth, got {depth}; give one of {known}")
+            raise ValueError(f"GeminiDFResNet: there is no depth {depth}; give one of {known}")
         self.feat_dim = feat_dim
         self.embed_dim = embed_dim
         widths = [m_channels * factor for factor in WIDENING]
@@ -60,21 +59,20 @@ class GeminiDFResNet(nn.Module):
             self.stages.append(nn.Sequential(*blocks))
 
         last_bins = -(-feat_dim // 16)  # each halving rounds up
-        self.pool = make_pooling(pooling, widths[-1] * last_bins, eps=pool_eps)
-        self.min_frames = 2 * (self.pool.min_frames - 1) + 1  # and so it does with frames
-        self.seg_1 = nn.Linear(self.pool.out_dim, embed_dim)
+        self.add_embedding_layers(
+            widths[-1] * last_bins, embed_dim, pooling=pooling, pool_eps=pool_eps
+        )
+        self.min_frames = 2 * (self.pool.min_frames - 1) + 1  # so does the halving of the frames
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
-        refuse_unusable(
-            feats_BTF, name="GeminiDFResNet", feat_dim=self.feat_dim, min_frames=self.min_frames
-        )
+        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
+        refuse_unusable(self, feats_BTF)
         x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
         stem, *downsamples = self.downsample_layers
         x_BCFT = F.relu(stem(x_BCFT), inplace=True)
         for downsample, stage in zip(downsamples, self.stages):
             x_BCFT = stage(downsample(x_BCFT))
-        return self.seg_1(self.pool(hold_layout(x_BCFT)))
+        return self.embed(x_BCFT)
 
 
 class InvertedBottleneck(nn.Module):

@@ -10,10 +10,12 @@ Letters: B batch, C channels, T frames, F mel bins, S segments, K = 2 x everythi
 
 from collections import OrderedDict
 from difflib import get_close_matches
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn import functional as F
 
 # What the square root is kept away from where a model adds no epsilon of its own. Far below any
 # variance that fp32 features have, and its root (1e-15) still divides without overflow.
@@ -30,18 +32,50 @@ def widened(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def refuse_unusable(feats_BTF: Tensor, *, name: str, feat_dim: int, min_frames: int) -> None:
-    """Raise ValueError, one line, unless the features are (B, T >= min_frames, feat_dim)."""
-    shape = tuple(feats_BTF.shape)
+def refuse_unusable(model: Any, feats_BTF: Tensor) -> None:
+    """Raise ValueError unless the features are (B, T, feat_dim) with T at least `min_frames`."""
+    shape, feat_dim, name = tuple(feats_BTF.shape), model.feat_dim, type(model).__name__
     if len(shape) != 3 or shape[2] != feat_dim:
         raise ValueError(
-            f"{name}: features have the wrong shape, got {shape}; "
-            f"give (batch, frames, {feat_dim}), or build the model with another feat_dim"
+            f"{name}: features have the shape {shape}; give (batch, frames, {feat_dim}), or build "
+            "the model with another feat_dim"
         )
-    if shape[1] < min_frames:
+    if shape[1] < model.min_frames:
         raise ValueError(
-            f"{name}: too few frames to pool, got {shape[1]}; give at least {min_frames}"
+            f"{name}: {shape[1]} frames are too few to pool; give at least {model.min_frames}"
         )
+
+
+def subsample(stride: int | tuple[int, int]) -> nn.Module:
+    """Return a layer that keeps every `stride`-th bin and frame.
+
+    It comes before a 1x1 convolution that could stride itself, because the backward pass of a
+    strided 1x1 convolution is slow on a CPU. It averages single places instead of slicing, because
+    the gradient of a slice loses the layout of a map.
+    """
+    return nn.Identity() if stride in (1, (1, 1)) else nn.AvgPool2d(1, stride)
+
+
+def projection(
+    in_channels: int, out_channels: int, *, stride: int | tuple[int, int] = 1
+) -> nn.Sequential:
+    """Return the shortcut of a block that changes the shape; layers are named as published."""
+    conv = nn.Conv2d(in_channels, out_channels, 1, bias=False)
+    layers = {"0": conv, "1": nn.BatchNorm2d(out_channels)}
+    return nn.Sequential(OrderedDict(subsample=subsample(stride), **layers))
+
+
+def keep_layout(x: Tensor) -> Tensor:
+    """Return x, whose gradient will be in channels last if x is a map in channels last.
+
+    Call it where the gradient would come back contiguous: before pooling or flattening a map. One
+    such gradient would make those of all layers before it contiguous, too, and layers that meet
+    both orders are several times slower on a CPU, and in 16 bits on a GPU, than with either.
+    """
+    is_map = x.dim() == 4 and not x.is_contiguous()
+    if is_map and x.requires_grad and not torch.compiler.is_compiling():
+        x.register_hook(partial(Tensor.contiguous, memory_format=torch.channels_last))
+    return x
 
 
 def mean_std(x_BCT: Tensor, *, eps: float) -> Tensor:
@@ -55,36 +89,6 @@ def mean_std(x_BCT: Tensor, *, eps: float) -> Tensor:
         var, mean = torch.var_mean(widened(x_BCT), dim=-1, correction=unbiased)
         std = (var + eps).clamp_min(TINY_VARIANCE).sqrt()
         return torch.cat([mean.flatten(1), std.flatten(1)], dim=1)
-
-
-def segment_members(num_frames: int, segment_frames: int, *, like: Tensor) -> Tensor:
-    """Which frame is in which segment: 1 or 0, (T, S) fp32, on the device of `like`.
-
-    The last segment with frames may be partial. An empty one follows it, so that S is never 1 and
-    an export with dynamic length meets no special case.
-    """
-    num_segments = (num_frames - 1) // segment_frames + 2
-    segment_T = torch.arange(num_frames, device=like.device) // segment_frames
-    segment_S = torch.arange(num_segments, device=like.device)
-    return (segment_T.unsqueeze(1) == segment_S).float()
-
-
-def segment_context(x_BCT: Tensor, members_TS: Tensor) -> Tensor:
-    """Mean over all frames plus mean over each segment, (B, C, S).
-
-    Explicit sums and counts: `ceil_mode` pooling divides a partial segment by its true length in
-    some runtimes and by the full one in others.
-    """
-    with fp32_island(x_BCT):
-        wide_BCT = widened(x_BCT)
-        sum_BCS = wide_BCT @ members_TS.to(wide_BCT.dtype)
-        count_S = members_TS.sum(0).clamp_min(1)
-        return sum_BCS.sum(-1, keepdim=True) / x_BCT.shape[-1] + sum_BCS / count_S
-
-
-def spread_segments(mask_BCS: Tensor, members_TS: Tensor) -> Tensor:
-    """Repeat the value of each segment for its frames, (B, C, S) -> (B, C, T); exact copies."""
-    return mask_BCS @ members_TS.to(mask_BCS.dtype).T
 
 
 def attentive_mean_std(x_BCT: Tensor, scores_BCT: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
@@ -112,10 +116,10 @@ def convolve_with_context(conv: nn.Conv1d, x_BCT: Tensor, context_BK: Tensor) ->
     for each utterance, and in fp32, so that two overflows of fp16 never meet as inf - inf.
     """
     channels = x_BCT.shape[1]
-    share_BCT = functional.conv1d(x_BCT, conv.weight[:, :channels], conv.bias)
+    share_BCT = F.conv1d(x_BCT, conv.weight[:, :channels], conv.bias)
     with fp32_island(x_BCT):
         weight_CK = widened(conv.weight[:, channels:, 0])
-        share_BC = functional.linear(context_BK, weight_CK)
+        share_BC = F.linear(context_BK, weight_CK)
     return share_BCT + share_BC.unsqueeze(-1)
 
 
@@ -271,3 +275,27 @@ def make_pooling(
     if global_context:
         return ASTP(in_dim, eps=eps, global_context=True)
     return POOLINGS[name](in_dim, eps=eps)
+
+
+class PooledModel(nn.Module):
+    """A model that ends in a pooling and one linear layer, or two with ReLU and BatchNorm between.
+
+    Then the output of the second is the embedding.
+    """
+
+    pool: Pooling
+
+    def add_embedding_layers(
+        self, in_dim: int, embed_dim: int, *, pooling: str, pool_eps: float, two: bool = False
+    ) -> None:
+        self.pool = make_pooling(pooling, in_dim, eps=pool_eps)
+        self.seg_1 = nn.Linear(self.pool.out_dim, embed_dim)
+        self.two_emb_layer = two
+        if two:
+            self.seg_bn_1 = nn.BatchNorm1d(embed_dim, affine=False)
+            self.seg_2 = nn.Linear(embed_dim, embed_dim)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return embeddings (B, D) of what is pooled, (B, ..., T)."""
+        emb_BD = self.seg_1(self.pool(keep_layout(x)))
+        return self.seg_2(self.seg_bn_1(F.relu(emb_BD))) if self.two_emb_layer else emb_BD

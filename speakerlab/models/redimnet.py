@@ -137,10 +137,8 @@ class ReDimNet(nn.Module):
         self.seg_1 = nn.Linear(self.pool.out_dim, embed_dim)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
-        refuse_unusable(
-            feats_BTF, name="ReDimNet", feat_dim=self.feat_dim, min_frames=self.min_frames
-        )
+        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
+        refuse_unusable(self, feats_BTF)
         x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
         return self.seg_1(self.pool(self.backbone(x_BCFT)))
 

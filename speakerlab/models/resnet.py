@@ -13,8 +13,7 @@ D embedding.
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.layout import hold_layout, skip_places
-from speakerlab.models.pooling import make_pooling, refuse_unusable
+from speakerlab.models.pooling import PooledModel, projection, refuse_unusable
 
 # depth -> blocks per stage; from 50 on they are bottlenecks
 STAGES: dict[int, tuple[int, int, int, int]] = {
@@ -28,7 +27,7 @@ STAGES: dict[int, tuple[int, int, int, int]] = {
 }
 
 
-class ResNet(nn.Module):
+class ResNet(PooledModel):
     """ResNet (defaults: ResNet34 as WeSpeaker publishes it).
 
     Four residual stages, the last three halving time and frequency, then a pooling (see pooling.py
@@ -50,7 +49,7 @@ class ResNet(nn.Module):
         super().__init__()
         if depth not in STAGES:
             known = ", ".join(map(str, STAGES))
-            raise ValueError(f"ResNet: unknown depth, got {depth}; give one of {known}")
+            raise ValueError(f"ResNet: there is no depth {depth}; give one of {known}")
         self.feat_dim = feat_dim
         self.embed_dim = embed_dim
         self.conv1 = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
@@ -69,26 +68,17 @@ class ResNet(nn.Module):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
 
         last_bins = -(-feat_dim // 8)  # each halving rounds up
-        self.pool = make_pooling(pooling, channels * last_bins, eps=pool_eps)
-        self.min_frames = 8 * (self.pool.min_frames - 1) + 1  # and so it does with frames
-        self.seg_1 = nn.Linear(self.pool.out_dim, embed_dim)
-        if two_emb_layer:
-            self.seg_bn_1 = nn.BatchNorm1d(embed_dim, affine=False)
-            self.seg_2 = nn.Linear(embed_dim, embed_dim)
-        self.two_emb_layer = two_emb_layer
+        self.add_embedding_layers(
+            channels * last_bins, embed_dim, pooling=pooling, pool_eps=pool_eps, two=two_emb_layer
+        )
+        self.min_frames = 8 * (self.pool.min_frames - 1) + 1  # so does each halving of the frames
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
-        refuse_unusable(
-            feats_BTF, name="ResNet", feat_dim=self.feat_dim, min_frames=self.min_frames
-        )
+        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
+        refuse_unusable(self, feats_BTF)
         x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
         x_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
-        x_BCFT = self.layer4(self.layer3(self.layer2(self.layer1(x_BCFT))))
-        emb_BD = self.seg_1(self.pool(hold_layout(x_BCFT)))
-        if self.two_emb_layer:
-            emb_BD = self.seg_2(self.seg_bn_1(F.relu(emb_BD)))
-        return emb_BD
+        return self.embed(self.layer4(self.layer3(self.layer2(self.layer1(x_BCFT)))))
 
 
 class BasicBlock(nn.Module):
@@ -103,13 +93,11 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
         self.shortcut = _shortcut(in_channels, channels, stride)
-        self.stride = stride
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
         y_BCFT = self.bn2(self.conv2(y_BCFT))
-        kept_BCFT = skip_places(x_BCFT, bins=self.stride, frames=self.stride)
-        return F.relu(y_BCFT.add_(self.shortcut(kept_BCFT)), inplace=True)
+        return F.relu(y_BCFT.add_(self.shortcut(x_BCFT)), inplace=True)
 
 
 class Bottleneck(nn.Module):
@@ -127,24 +115,16 @@ class Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.shortcut = _shortcut(in_channels, out_channels, stride)
-        self.stride = stride
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
         y_BCFT = F.relu(self.bn2(self.conv2(y_BCFT)), inplace=True)
         y_BCFT = self.bn3(self.conv3(y_BCFT))
-        kept_BCFT = skip_places(x_BCFT, bins=self.stride, frames=self.stride)
-        return F.relu(y_BCFT.add_(self.shortcut(kept_BCFT)), inplace=True)
+        return F.relu(y_BCFT.add_(self.shortcut(x_BCFT)), inplace=True)
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:
-    """What the input passes to be added: nothing, or a 1x1 convolution where shapes change.
-
-    The places that a stride skips are left out before it, not by it: the backward pass of a strided
-    1x1 convolution is slow on a CPU.
-    """
+    """Return what the input passes to be added: nothing, or a projection where shapes change."""
     if stride == 1 and in_channels == out_channels:
         return nn.Sequential()
-    return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels)
-    )
+    return projection(in_channels, out_channels, stride=stride)

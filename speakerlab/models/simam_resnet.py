@@ -1,4 +1,4 @@
-"""SimAM-ResNet: a ResNet whose blocks weigh each place of their map by how much it stands out.
+"""SimAM-ResNet: a ResNet whose blocks weigh each place of a map by its distance from the mean.
 
 In: feats_BTF, log mel features, fp32. Out: emb_BD.
 Qin, Li, Weng, Su, Li: "Simple Attention Module Based Speaker Verification with Iterative Noisy
@@ -14,8 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.layout import hold_layout, skip_places
-from speakerlab.models.pooling import attentive_mean_std, fp32_island, refuse_unusable, widened
+from speakerlab.models.pooling import (
+    attentive_mean_std,
+    fp32_island,
+    keep_layout,
+    projection,
+    refuse_unusable,
+    widened,
+)
 
 # depth -> blocks per stage
 STAGES: dict[int, tuple[int, int, int, int]] = {34: (3, 4, 6, 3), 100: (6, 16, 24, 3)}
@@ -43,7 +49,7 @@ class SimAMResNet(nn.Module):
         super().__init__()
         if depth not in STAGES:
             known = ", ".join(map(str, STAGES))
-            raise ValueError(f"SimAMResNet: unknown depth, got {depth}; give one of {known}")
+            raise ValueError(f"SimAMResNet: there is no depth {depth}; give one of {known}")
         self.feat_dim = feat_dim
         self.embed_dim = embed_dim
         self.front = Front(m_channels, STAGES[depth])
@@ -52,12 +58,10 @@ class SimAMResNet(nn.Module):
         self.bottleneck = nn.Linear(self.pooling.out_dim, embed_dim)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
-        refuse_unusable(
-            feats_BTF, name="SimAMResNet", feat_dim=self.feat_dim, min_frames=self.min_frames
-        )
+        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
+        refuse_unusable(self, feats_BTF)
         x_BCFT = self.front(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1))
-        return self.bottleneck(self.pooling(hold_layout(x_BCFT).flatten(1, 2)))
+        return self.bottleneck(self.pooling(keep_layout(x_BCFT).flatten(1, 2)))
 
 
 class Front(nn.Module):
@@ -83,30 +87,22 @@ class Front(nn.Module):
 
 
 class SimAMBlock(nn.Module):
-    """Two 3x3 convolutions and `simam`, beside a shortcut; the first convolution may stride.
-
-    The places that a stride skips are left out before the 1x1 convolution of the shortcut, not by
-    it: the backward pass of a strided 1x1 convolution is slow on a CPU.
-    """
+    """Two 3x3 convolutions and `simam`, beside a shortcut; the first convolution may stride."""
 
     def __init__(self, in_channels: int, channels: int, *, stride: int) -> None:
         super().__init__()
-        self.stride = stride
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
         self.downsample = nn.Sequential()
         if stride != 1 or in_channels != channels:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(in_channels, channels, 1, bias=False), nn.BatchNorm2d(channels)
-            )
+            self.downsample = projection(in_channels, channels, stride=stride)
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
         y_BCFT = simam(self.bn2(self.conv2(y_BCFT)))
-        kept_BCFT = skip_places(x_BCFT, bins=self.stride, frames=self.stride)
-        return F.relu(y_BCFT + self.downsample(kept_BCFT), inplace=True)
+        return F.relu(y_BCFT + self.downsample(x_BCFT), inplace=True)
 
 
 class AttentivePooling(nn.Module):

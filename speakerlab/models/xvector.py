@@ -11,10 +11,10 @@ Letters: B batch, T frames, F mel bins, C channels, D embedding.
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import make_pooling, refuse_unusable
+from speakerlab.models.pooling import PooledModel, refuse_unusable
 
 
-class XVector(nn.Module):
+class XVector(PooledModel):
     """X-vector (defaults: as 3D-Speaker publishes it).
 
     `two_emb_layer` adds ReLU, BatchNorm and a second linear layer, whose output is then the
@@ -40,25 +40,16 @@ class XVector(nn.Module):
         self.frame_3 = TimeDelay(hidden_channels, hidden_channels, kernel=3, dilation=3)
         self.frame_4 = TimeDelay(hidden_channels, hidden_channels)
         self.frame_5 = TimeDelay(hidden_channels, stats_channels)
-        self.pool = make_pooling(pooling, stats_channels, eps=pool_eps)
+        self.add_embedding_layers(
+            stats_channels, embed_dim, pooling=pooling, pool_eps=pool_eps, two=two_emb_layer
+        )
         self.min_frames = 14 + self.pool.min_frames  # the kernels' context: 4 + 4 + 6
-        self.seg_1 = nn.Linear(self.pool.out_dim, embed_dim)
-        if two_emb_layer:
-            self.seg_bn_1 = nn.BatchNorm1d(embed_dim, affine=False)
-            self.seg_2 = nn.Linear(embed_dim, embed_dim)
-        self.two_emb_layer = two_emb_layer
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
-        refuse_unusable(
-            feats_BTF, name="XVector", feat_dim=self.feat_dim, min_frames=self.min_frames
-        )
+        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
+        refuse_unusable(self, feats_BTF)
         x_BCT = self.frame_3(self.frame_2(self.frame_1(feats_BTF.transpose(1, 2))))
-        x_BCT = self.frame_5(self.frame_4(x_BCT))
-        emb_BD = self.seg_1(self.pool(x_BCT))
-        if self.two_emb_layer:
-            emb_BD = self.seg_2(self.seg_bn_1(F.relu(emb_BD)))
-        return emb_BD
+        return self.embed(self.frame_5(self.frame_4(x_BCT)))
 
 
 class TimeDelay(nn.Module):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import shard_ranks
 import torch
+from refusals import refuses
 from shard_ranks import AAM, BEGINNINGS, CASES, KEYS, SHARE, make_head, one_pass
 
 from speakerlab.losses import HEADS
@@ -203,7 +204,7 @@ def test_rows_are_split_anew(tail):
 
 
 @pytest.mark.parametrize(
-    ("spans", "told"),
+    ("spans", "listed"),
     [
         ([(0, 3), (5, 7)], "0 to 3, 5 to 7"),
         ([(0, 3), (2, 7)], "0 to 3, 2 to 7"),
@@ -212,9 +213,9 @@ def test_rows_are_split_anew(tail):
         ([], "none"),
     ],
 )
-def test_missing_rows_are_told(spans, told):
+def test_missing_rows_are_refused(spans, listed):
     blocks = [(first, torch.zeros(last - first, 2)) for first, last in spans]
-    with pytest.raises(ValueError, match=rf"must be 0 to 7, each once, got {told}; use"):
+    with refuses("rows of the head", "0 to 7", listed):
         reshard(blocks, num_classes=7, rank=0, world_size=2)
 
 
@@ -237,18 +238,18 @@ def mapped_mb() -> float:
 
 @pytest.mark.parametrize("name", sorted(set(HEADS) - set(SPLITTABLE)))
 def test_other_heads_are_refused(alone, name):
-    with pytest.raises(ValueError, match="use softmax, am_softmax, aam_softmax$"):
+    with refuses("head", HEADS[name].__name__, "softmax, am_softmax, aam_softmax"):
         make_head(alone, name, 5)
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
 def test_impossible_shares_are_refused(alone, share):
-    with pytest.raises(ValueError, match="must be above 0 and at most 1"):
+    with refuses("sampled_share", f"{share:g}"):
         make_head(alone, AAM, 5, share=share)
 
 
 def test_margin_is_refused_where_there_is_none(alone):
-    with pytest.raises(ValueError, match="softmax: takes no margin, got 0.2"):
+    with refuses("softmax", 0.2):
         make_head(alone, "softmax", 5)(torch.ones(2, 5), torch.tensor([0, 1]), 0.2)
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from refusals import refuses
 
 from speakerlab.losses.sphereface2 import SphereFace2
 
@@ -60,7 +61,7 @@ def test_the_bias_is_one_for_all_classes():
     }
 
 
-@pytest.mark.parametrize("args", [{"positive_weight": 1.0}, {"exponent": 0}])
+@pytest.mark.parametrize("args", [{"positive_weight": 1}, {"exponent": 0}])
 def test_impossible_values_are_refused(args):
-    with pytest.raises(ValueError, match=f"sphereface2: {next(iter(args))} must be"):
+    with refuses("sphereface2", *args, *args.values()):
         SphereFace2(embed_dim=4, num_classes=3, **args)

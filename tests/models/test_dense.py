@@ -1,4 +1,4 @@
-"""A dense block by rows against its plain formulation: values, gradients, statistics, memory.
+"""The CPU code of a dense block against the plain code: values, gradients, statistics, memory.
 
 Letters: B batch, T frames, C channels.
 """
@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from speakerlab.models import campplus, dense_inference
 from speakerlab.models.campplus import CAMPPlus, DenseBlock, DenseLayer
-from speakerlab.models.dense import append_rows, can_append
-from speakerlab.models.pooling import segment_members
+from speakerlab.models.cpu import dense
 from speakerlab.training.batch_size import slow_batchnorm
 
 TINY = {
@@ -47,19 +45,20 @@ def make_block(kernel_size=3, dilation=2, memory_efficient=False, dtype=torch.fl
     return block.to(dtype)
 
 
-def members(x_BCT: Tensor) -> Tensor:
-    return segment_members(x_BCT.shape[-1], 100, like=x_BCT)
-
-
 def run_plain(block: DenseBlock, x_BCT: Tensor) -> Tensor:
     for layer in block.values():
-        x_BCT = torch.cat([x_BCT, layer(x_BCT, members(x_BCT))], dim=1)
+        x_BCT = torch.cat([x_BCT, layer(x_BCT)], dim=1)
     return x_BCT
 
 
 def run_rows(block: DenseBlock, x_BCT: Tensor) -> Tensor:
-    assert can_append(block.values(), x_BCT)
-    return append_rows(block.values(), x_BCT, segment_frames=100)
+    y_BCT = dense.run_block(list(block.values()), x_BCT, segment_frames=100)
+    assert y_BCT is not None
+    return y_BCT
+
+
+def takes_plain_code(block: DenseBlock, x_BCT: Tensor) -> bool:
+    return dense.run_block(list(block.values()), x_BCT, segment_frames=100) is None
 
 
 def everything(run, block, x_BCT, steps=2):
@@ -86,7 +85,7 @@ def require_close(rows, plain, allowed):
 
 @pytest.mark.parametrize("memory_efficient", [False, True])
 @pytest.mark.parametrize("frames", [2, 3, 100, 149, 230])
-def test_rows_are_the_plain_formulation(frames, memory_efficient):
+def test_rows_are_the_plain_code(frames, memory_efficient):
     block = make_block(memory_efficient=memory_efficient)
     plain = copy.deepcopy(block)
     x_BCT = torch.randn(3, 6, frames, dtype=torch.float64)
@@ -138,7 +137,7 @@ def test_statistics_are_measured_again_without_gradient():
 
 
 @pytest.mark.parametrize("frames", [1, 2, 100, 149, 230])
-def test_inference_is_the_plain_formulation(frames):
+def test_inference_is_the_plain_code(frames):
     block = make_block().eval()
     x_BCT = torch.randn(3, 6, frames, dtype=torch.float64)
     before = {name: buffer.clone() for name, buffer in block.named_buffers()}
@@ -147,7 +146,7 @@ def test_inference_is_the_plain_formulation(frames):
     assert all(torch.equal(buffer, before[name]) for name, buffer in block.named_buffers())
 
 
-def test_inference_in_16_bits_is_no_rougher_than_the_plain_formulation():
+def test_inference_in_16_bits_is_no_rougher_than_the_plain_code():
     block = make_block(dtype=torch.float32).eval()
     x_BCT = torch.randn(3, 6, 149).bfloat16()
     with torch.inference_mode():
@@ -158,21 +157,7 @@ def test_inference_in_16_bits_is_no_rougher_than_the_plain_formulation():
     assert found.dtype == torch.bfloat16 and ours < 1.1 * theirs
 
 
-def test_evaluation_with_gradient_and_frozen_parts():
-    block = make_block().eval()
-    block["tdnnd1"].linear1.weight.requires_grad_(False)
-    block["tdnnd2"].nonlinear1.requires_grad_(False)
-    block["tdnnd2"].nonlinear2.train()
-    plain = copy.deepcopy(block)
-    x_BCT = torch.randn(3, 6, 50, dtype=torch.float64)
-    found = everything(run_rows, block, x_BCT)
-    require_close(found, everything(run_plain, plain, x_BCT), allowed=1e-9)
-    assert found["gradient of tdnnd1.linear1.weight"] is None
-    counts = {k: int(v) for k, v in block.named_buffers() if k.endswith("tracked") and v}
-    assert counts == {"tdnnd2.nonlinear2.batchnorm.num_batches_tracked": 2}
-
-
-def test_bfloat16_autocast_in_training_is_no_rougher_than_the_plain_formulation():
+def test_bfloat16_autocast_in_training_is_no_rougher_than_the_plain_code():
     """By how much it is off, in the median of some inputs: of one, a unit may round to the other
     side of its ReLU."""
     errors: dict[str, list[list[float]]] = {}
@@ -199,8 +184,8 @@ def test_bfloat16_autocast_in_training_is_no_rougher_than_the_plain_formulation(
 
 @pytest.mark.parametrize("value", [float("nan"), -float("nan")], ids=["nan", "-nan"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_no_number_reaches_the_gradients(value, dtype):
-    """And so the verdict on the step. In 16 bits a ReLU's gradient goes by its output's sign."""
+def test_nan_reaches_the_gradients(value, dtype):
+    """So that the step is skipped. In 16 bits a ReLU's gradient goes by its output's sign."""
     block = make_block(dtype=torch.float32).train()
     with torch.no_grad():
         block["tdnnd1"].linear1.weight[0] = value
@@ -241,26 +226,35 @@ def test_no_layer_copies_what_it_reads():
         lambda block: setattr(block["tdnnd0"].nonlinear1[0], "momentum", 0.2),
         lambda block: [setattr(m, "momentum", None) for m in block.modules()],
         lambda block: setattr(block["tdnnd3"].nonlinear2, "batchnorm", nn.InstanceNorm1d(8)),
+        lambda block: block["tdnnd1"].eval(),
+        lambda block: block.eval(),  # with gradients
         lambda block: block.bfloat16(),
     ],
 )
-def test_whatever_is_not_usual_goes_the_plain_way(change):
+def test_everything_unusual_takes_the_plain_code(change):
     x_BCT = torch.randn(2, 6, 30, dtype=torch.float64)
     block = make_block()
-    assert can_append(block.values(), x_BCT)
+    assert not takes_plain_code(block, x_BCT)
     change(block)
-    assert not can_append(block.values(), x_BCT)
+    assert takes_plain_code(block, x_BCT)
+
+
+def test_other_devices_take_the_plain_code():
+    block = make_block().to("meta")
+    x_BCT = torch.randn(2, 6, 30, dtype=torch.float64, device="meta")
+    assert takes_plain_code(block, x_BCT)
 
 
 def test_a_synchronised_block_still_computes():
     block = make_block().eval()
     x_BCT = torch.randn(2, 6, 30, dtype=torch.float64)
-    expected = block(x_BCT)
-    nn.SyncBatchNorm.convert_sync_batchnorm(block)
-    torch.testing.assert_close(block(x_BCT), expected)
+    with torch.no_grad():
+        expected = block(x_BCT)
+        nn.SyncBatchNorm.convert_sync_batchnorm(block)
+        torch.testing.assert_close(block(x_BCT), expected)
 
 
-def test_an_exported_graph_has_the_plain_formulation_and_any_length():
+def test_an_exported_graph_has_the_plain_code_and_any_length():
     torch.manual_seed(0)
     model = CAMPPlus(**TINY).eval()
     feats = torch.randn(3, 130, 80)
@@ -269,7 +263,7 @@ def test_an_exported_graph_has_the_plain_formulation_and_any_length():
     )
     names = {str(node.target) for node in program.graph.nodes}
     assert any("aten.cat" in name for name in names)
-    assert not any("native_batch_norm" in name or "_Append" in name for name in names)
+    assert not any("native_batch_norm" in name or "_TrainedBlock" in name for name in names)
     for length in (130, 301):
         feats = torch.randn(3, length, 80)
         found, expected = program.module()(feats), copy.deepcopy(model)(feats)
@@ -283,7 +277,7 @@ def test_rounding_shapes_up_in_16_bits_changes_no_bit(monkeypatch):
     shapes: list[set[int]] = []
     found: list[Tensor] = []
     for columns in (1, 64):
-        monkeypatch.setattr(dense_inference, "COLUMNS", columns)
+        monkeypatch.setattr(dense, "COLUMN_MULTIPLE", columns)
         seen = Products()
         with seen, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             found.append(model(feats_BTF))
@@ -295,7 +289,7 @@ def test_rounding_shapes_up_in_16_bits_changes_no_bit(monkeypatch):
 
 
 class Products(TorchDispatchMode):
-    """Notes how many columns the matrix products have."""
+    """Records how many columns the matrix products have."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,14 +299,3 @@ class Products(TorchDispatchMode):
         if func.overloadpacket.__name__ == "mm":
             self.columns.add(args[1].shape[1])
         return func(*args, **(kwargs or {}))
-
-
-def test_transits_and_the_last_norm_stay_in_rows(monkeypatch):
-    """In 16 bits all between the first convolution and the pooling lies as the blocks leave it."""
-    torch.manual_seed(0)
-    model = CAMPPlus(**TINY).train()
-    calls: list[torch.Size] = []
-    monkeypatch.setattr(campplus, "norm_relu", lambda norm, x: calls.append(x.shape) or norm(x))
-    with torch.autocast("cpu", torch.bfloat16):
-        model(torch.randn(4, 60, 80))
-    assert [shape[1] for shape in calls] == [32, 32, 32, 16]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from speakerlab.models import MODELS
-from speakerlab.models.layout import skip_places
+from speakerlab.models.pooling import subsample
 
 BACKWARDS = ("native_batch_norm_backward", "threshold_backward", "hardtanh_backward")
 # Its 2-D stages lie between 1-D ones: what comes back through them is contiguous.
@@ -72,7 +72,8 @@ def test_no_layer_meets_both_orders(name):
     assert [pair for pair in met if pair[1] != pair[2]] == []
 
 
-def test_places_are_skipped_from_the_first_on():
-    x_BCFT = torch.arange(24.0).view(1, 1, 4, 6)
-    assert skip_places(x_BCFT, bins=1, frames=1) is x_BCFT
-    assert skip_places(x_BCFT, bins=2, frames=3).flatten().tolist() == [0, 3, 12, 15]
+@pytest.mark.parametrize("stride", [1, 2, (2, 3)])
+def test_subsampling_is_slicing(stride):
+    bins, frames = stride if isinstance(stride, tuple) else (stride, stride)
+    x_BCFT = torch.randn(2, 3, 7, 9)
+    assert torch.equal(subsample(stride)(x_BCFT), x_BCFT[:, :, ::bins, ::frames])

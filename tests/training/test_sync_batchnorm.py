@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.nn import BatchNorm2d
 
 from speakerlab.core import process
-from speakerlab.models.batchnorm import BatchNorm2d
 from speakerlab.models.campplus import CAMPPlus
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.sync_batchnorm import JoinedBatchNorm, apart, join_batchnorms

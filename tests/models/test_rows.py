@@ -1,0 +1,70 @@
+"""Operations on rows against torch's own, and their gradients against autograd's.
+
+Letters: B batch, T frames, K channels, G channels that come out, J taps.
+"""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from speakerlab.models.campplus import segment_context, segment_members
+from speakerlab.models.cpu.rows import Segments, convolve, convolve_backward, normalise
+
+
+def by_torch(x_KBT, weight_GKJ, dilation):
+    padding = weight_GKJ.shape[2] // 2 * dilation
+    y_BGT = F.conv1d(x_KBT.transpose(0, 1), weight_GKJ, padding=padding, dilation=dilation)
+    return y_BGT.transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("frames", "taps", "dilation"),
+    [(149, 3, 2), (230, 3, 1), (40, 5, 3), (2, 5, 3), (1, 3, 2), (7, 1, 1)],
+)
+def test_convolution_and_its_gradients(frames, taps, dilation):
+    torch.manual_seed(0)
+    x_KBT = torch.randn(6, 3, frames, dtype=torch.float64, requires_grad=True)
+    weight_GKJ = torch.randn(4, 6, taps, dtype=torch.float64, requires_grad=True)
+    expected = by_torch(x_KBT, weight_GKJ, dilation)
+    given = [x_KBT.detach(), weight_GKJ.detach()]
+    torch.testing.assert_close(convolve(*given, dilation=dilation), expected.detach())
+    d_y_GBT = torch.randn_like(expected)
+    found = convolve_backward(d_y_GBT, *given, dilation=dilation)
+    for ours, right in zip(found, torch.autograd.grad(expected, (x_KBT, weight_GKJ), d_y_GBT)):
+        torch.testing.assert_close(ours, right)
+
+
+def test_in_16_bits_each_sum_is_rounded_once():
+    torch.manual_seed(0)
+    x_KBT = torch.randn(64, 2, 149, dtype=torch.bfloat16)
+    weight_GKJ = (torch.randn(8, 64, 3) / 14).bfloat16()
+    found = convolve(x_KBT, weight_GKJ, dilation=2)
+    exact = by_torch(x_KBT.double(), weight_GKJ.double(), dilation=2)
+    error = (found.double() - exact).abs() / exact.abs().clamp_min(2**-6)
+    assert error.max() <= 2**-8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_moments_are_fp32_and_a_large_mean_costs_no_digits(dtype):
+    """The mean of squares minus the square of the mean would be off by more than the variance."""
+    x_KBT = (torch.randn(3, 8, 1000) + (5000 if dtype == torch.float32 else 0)).to(dtype)
+    y_KBT, mean_K, var_K, inv_std_K = normalise(x_KBT, torch.ones(3), None, 1e-12)
+    exact = x_KBT.double().var((1, 2), correction=0)
+    assert y_KBT.dtype == dtype and mean_K.dtype == var_K.dtype == inv_std_K.dtype == torch.float32
+    assert (var_K / exact - 1).abs().max() < 1e-4
+    torch.testing.assert_close(mean_K.double(), x_KBT.double().mean((1, 2)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("frames", [1, 99, 100, 149, 300])
+def test_segments_are_those_of_the_plain_code(frames):
+    x_KBT = torch.randn(4, 2, frames, dtype=torch.float64, requires_grad=True)
+    segments = Segments(frames, 100, like=x_KBT.detach())
+    members_TS = segment_members(frames, 100, like=x_KBT)
+    context_KBS = segment_context(x_KBT, members_TS)
+    num_segments = len(segments.lengths)
+    found = segments.context(x_KBT).unflatten(1, (2, num_segments))
+    torch.testing.assert_close(found, context_KBS[..., :num_segments])
+    d_KBS = torch.randn_like(found)
+    (expected,) = torch.autograd.grad(found, x_KBT, d_KBS)
+    d_x_KBT = segments.spread(segments.context_backward(d_KBS.flatten(1)))
+    torch.testing.assert_close(d_x_KBT, expected)
