@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from speakerlab.bin.command import parser
 from speakerlab.core.process import available_cpus
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.data.shards import Layout
-from speakerlab.inference.progress import Progress
 
 log = logging.getLogger(__name__)
 
@@ -21,14 +22,20 @@ def main(words: Sequence[str]) -> None:
     args = parse(words)
     options = features_options(args) if args.features == "fbank" else wave_options(args)
     for folder in args.folders:
-        line = pack_data_dir(
-            folder,
-            allow_rejected=args.allow_rejected,
-            num_workers=args.num_workers,
-            part=args.job,
-            progress=Progress(what="utterances").tell,
-            **options,
-        )
+        with tqdm(unit=" utterances", disable=None) as bar:  # None: only on a terminal
+
+            def show(done: int, total: int, bar: tqdm = bar) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            line = pack_data_dir(
+                folder,
+                allow_rejected=args.allow_rejected,
+                num_workers=args.num_workers,
+                part=args.job,
+                progress=show,
+                **options,
+            )
         log.info("%s", line)
 
 

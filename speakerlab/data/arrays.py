@@ -1,14 +1,15 @@
-"""Named arrays in one file that processes map and share. Out: views, of a file that is whole.
+"""Named arrays and strings in one file that processes map and share.
 
 The format is safetensors; its metadata holds facts as JSON and a CRC-32 of everything, checked when
 the file is opened.
 """
 
+import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -17,17 +18,49 @@ from speakerlab.core.atomic import replacing
 
 DTYPES = {"U8": "<u1", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
 BLOCK_BYTES = 1 << 22
-Arrays = Mapping[str, np.ndarray]
 
 
-def write_arrays(path: Path, arrays: Arrays, facts: Mapping[str, object]) -> None:
-    """One file, whole or not at all; `facts` are plain values."""
-    packed = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+class Strings(Sequence[str]):
+    """Many strings in two arrays, which forked workers share without a copy."""
+
+    def __init__(self, blob: np.ndarray, ends: np.ndarray) -> None:
+        """blob: uint8, all strings in UTF-8 in a row; ends: where each begins, and the end."""
+        self.blob, self.ends = blob, ends
+
+    @classmethod
+    def of(cls, strings: Iterable[str]) -> "Strings":
+        encoded = [string.encode() for string in strings]
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(encoded), dtype=np.uint8), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, index: int) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.blob[self.ends[index] : self.ends[index + 1]].tobytes().decode()
+
+
+def stable_hash(text: str) -> int:
+    """64 bits that depend on the text alone: on no seed, process or machine."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def write_arrays(
+    path: Path, arrays: Mapping[str, np.ndarray | Strings], facts: Mapping[str, object]
+) -> None:
+    """Write one file atomically; `facts` are plain values."""
+    packed: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
+        if isinstance(array, Strings):
+            packed |= {f"{name}.blob": array.blob, f"{name}.ends": array.ends}
+        else:
+            packed[name] = np.ascontiguousarray(array)
     text = json.dumps(facts)
     crc = zlib.crc32(text.encode())
     for name in sorted(packed):
-        array = packed[name]
-        crc = zlib.crc32(array.data, _crc_of_kind(crc, name, array))
+        crc = zlib.crc32(packed[name].data, _crc_of_kind(crc, name, packed[name]))
     with replacing(path) as partial:
         partial.touch()  # of the usual mode; safetensors writes files that only their owner reads
         mode = partial.stat().st_mode
@@ -35,10 +68,10 @@ def write_arrays(path: Path, arrays: Arrays, facts: Mapping[str, object]) -> Non
         partial.chmod(mode)
 
 
-def map_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, object]]:
-    """(arrays, facts) of a file of `write_arrays`; the arrays are views of the mapped file.
+def map_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(arrays and strings, facts) of a file of `write_arrays`, as views of the mapped file.
 
-    Raises ValueError with one line where the file is not such a file, or not as it was written.
+    Raises ValueError with one line where the file is damaged.
     """
     data = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, "u1")
     try:
@@ -46,38 +79,29 @@ def map_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, object]]:
         header = json.loads(data[8 : 8 + length].tobytes())
         metadata = header.pop("__metadata__")
         facts = json.loads(metadata["facts"])
-        arrays = {name: _view(data[8 + length :], entry) for name, entry in header.items()}
-        starts = {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
+        arrays: dict[str, Any] = {}
         crc = zlib.crc32(metadata["facts"].encode())
         # Read, not mapped: else all of it would count as this process's memory.
         with path.open("rb") as file:
-            for name in sorted(arrays):
+            for name, entry in sorted(header.items()):
+                begin, end = (8 + length + offset for offset in entry["data_offsets"])
+                if not 8 + length <= begin <= end <= len(data):
+                    raise ValueError(f"{len(data)} bytes of {end}")
+                arrays[name] = data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
                 crc = _crc_of_kind(crc, name, arrays[name])
-                crc = _crc_of_bytes(crc, file, starts[name], arrays[name].nbytes)
+                file.seek(begin)
+                for first in range(begin, end, BLOCK_BYTES):
+                    crc = zlib.crc32(file.read(min(BLOCK_BYTES, end - first)), crc)
         if str(crc) != metadata["crc32"]:
             raise ValueError("another checksum")
+        for name in [name[: -len(".blob")] for name in arrays if name.endswith(".blob")]:
+            arrays[name] = Strings(arrays.pop(f"{name}.blob"), arrays.pop(f"{name}.ends"))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path}: is damaged, got '{error}'; remove it and run the stage that wrote it again"
+            f"{path}: is damaged ({error}); remove it and run the stage that wrote it again"
         ) from error
     return arrays, facts
 
 
-def _view(data: np.ndarray, entry: Mapping[str, object]) -> np.ndarray:
-    """An array of the mapped bytes; sizes that do not fit are a ValueError of numpy."""
-    begin, end = entry["data_offsets"]  # pyright: ignore[reportGeneralTypeIssues]
-    if not 0 <= begin <= end <= len(data):
-        raise ValueError(f"{len(data)} bytes of {end}")
-    return data[begin:end].view(DTYPES[str(entry["dtype"])]).reshape(entry["shape"])  # pyright: ignore
-
-
 def _crc_of_kind(crc: int, name: str, array: np.ndarray) -> int:
     return zlib.crc32(f"{name} {array.dtype.str} {array.shape}".encode(), crc)
-
-
-def _crc_of_bytes(crc: int, file: BinaryIO, start: int, size: int) -> int:
-    file.seek(start)
-    while size > 0 and (block := file.read(min(size, BLOCK_BYTES))):
-        size -= len(block)
-        crc = zlib.crc32(block, crc)
-    return crc

@@ -11,9 +11,9 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from speakerlab.core.batch import Crop, Draw
+from speakerlab.data.arrays import stable_hash
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.sampler import Slot
-from speakerlab.data.strings import stable_hash
 
 UNREAD = np.zeros(0, dtype=np.int16)
 DrawFunctions = Mapping[str, Callable[[np.random.Generator], Draw | None]]

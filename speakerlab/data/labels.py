@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab.data.columns import stable_hash
+from speakerlab.data.arrays import stable_hash
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.tables import read_table
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.data import audio
-from speakerlab.data.columns import Columns, read_columns, stable_hash
+from speakerlab.data.arrays import stable_hash
+from speakerlab.data.columns import Columns, read_columns
 from speakerlab.data.packed import Packed, read_packed
 
 log = logging.getLogger(__name__)
@@ -70,12 +71,7 @@ class Manifest:
     @property
     def paths(self) -> Texts:
         """The recording that each utterance is (a part of), packed or not."""
-
-        def path(row: int) -> str:
-            columns = self._columns(row)
-            return columns.files[int(columns.file_N[self.row_N[row]])]
-
-        return Texts(len(self), path)
+        return Texts(len(self), lambda row: self._columns(row).path(int(self.row_N[row])))
 
     def read(self, row: int, first: int, num_samples: int) -> np.ndarray:
         """wave_S, int16: so many samples from sample `first` of the utterance.
@@ -88,9 +84,8 @@ class Manifest:
         if part.waves is not None:
             wave_S = part.waves.read(own, first, count)
         else:
-            columns = part.columns
-            start = int(columns.start_N[own]) + first
-            wave_S = audio.read(columns.files[int(columns.file_N[own])], start, count)
+            start = int(part.columns.start_N[own]) + first
+            wave_S = audio.read(part.columns.path(own), start, count)
         return wave_S if count == num_samples else np.resize(wave_S, num_samples)
 
     def read_features(self, row: int, first: int, num_frames: int) -> np.ndarray:
@@ -101,13 +96,10 @@ class Manifest:
                 f"{self.ids[row]}: has no stored features, got only audio; run stage 2 with "
                 "--features fbank"
             )
-        count = min(num_frames, part.features.num_units(own) - first)
+        count = min(num_frames, int(part.features.num_units_N[own]) - first)
         feats_TF = part.features.read(own, first, count)
-        return (
-            feats_TF
-            if count == num_frames
-            else np.resize(feats_TF, (num_frames, feats_TF.shape[1]))
-        )
+        shape = (num_frames, feats_TF.shape[1])
+        return feats_TF if count == num_frames else np.resize(feats_TF, shape)
 
     @property
     def num_bins(self) -> int:

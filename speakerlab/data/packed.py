@@ -1,24 +1,50 @@
-"""The index of a data directory's shards. In: rows of its columns. Out: stretches of them.
+"""Reading packed audio and stored features: stretches of utterances from the shards of a directory.
 
 `<data directory>/shards/` holds packed audio, `<data directory>/features/` stored features; each
 has its tar files and `index.safetensors`. The index is mapped, so processes of a host share it.
 Letters: N utterances, K blocks, S samples, T frames, F mel bins.
 """
 
+import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from speakerlab.data.arrays import map_arrays, write_arrays
-from speakerlab.data.columns import Strings
-from speakerlab.data.shards import Layout, Place, read_units
+from speakerlab.data import audio
+from speakerlab.data.arrays import Strings, map_arrays, write_arrays
+from speakerlab.data.shards import Layout
 
 INDEX = "index.safetensors"
 Kind = Literal["waves", "features"]
 FOLDERS: dict[Kind, str] = {"waves": "shards", "features": "features"}
+MAX_OPEN = 64  # shards that a process keeps open
+AGAIN = "and pack again (speakerlab pack)"
+
+
+class OpenShard:
+    """A file that is closed when nobody refers to it."""
+
+    def __init__(self, path: str) -> None:
+        self.handle = -1
+        try:
+            self.handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise FileNotFoundError(
+                f"{path}: cannot be opened ({error.strerror}); restore it, or remove "
+                f"{Path(path).parent} {AGAIN}"
+            ) from None
+
+    def __del__(self) -> None:
+        if self.handle >= 0:
+            os.close(self.handle)
+
+
+open_shard = lru_cache(MAX_OPEN)(OpenShard)  # forked processes may share a handle: pread moves none
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +68,8 @@ class Packed:
     def __len__(self) -> int:
         return len(self.start_N)
 
-    def num_units(self, row: int) -> int:
-        """Samples, or frames, of an utterance."""
-        return int(self.num_units_N[row])
-
     def cut_short(self) -> Iterator[Path]:
-        """Shards that are not there, or smaller than what should be in them."""
+        """Shards that are missing, or smaller than what should be in them."""
         end_N = self.start_N + self.num_units_N * self.layout.unit_bytes
         least = np.zeros(len(self.shards), dtype=np.int64)
         np.maximum.at(least, self.shard_N, end_N)
@@ -57,44 +79,70 @@ class Packed:
                 yield path
 
     def read(self, row: int, first: int, count: int) -> np.ndarray:
-        """wave_S, int16, or feats_TF, float32: `count` units from unit `first`."""
-        blocks = slice(int(self.block_N[row]), int(self.block_N[row + 1]))
-        place = Place(
-            path=f"{self.folder}/{self.shards[self.shard_N[row]]}",
-            utterance=self.ids[row],
-            start=int(self.start_N[row]),
-            num_units=int(self.num_units_N[row]),
-            crc_K=self.crc_K[blocks],
-            block_start_K=self.block_start_K[blocks],
-            block_size_K=self.block_size_K[blocks],
-        )
-        return read_units(place, self.layout, first, count)
+        """wave_S, int16, or feats_TF, float32: `count` units from unit `first`, in one read.
+
+        Raises ValueError naming shard, utterance and byte where what is read is not what was
+        written, FileNotFoundError where the shard is gone.
+        """
+        layout, path = self.layout, f"{self.folder}/{self.shards[self.shard_N[row]]}"
+        num_units = int(self.num_units_N[row])
+        if not 0 <= first <= first + count <= num_units:
+            raise ValueError(
+                f"{path}: {self.ids[row]} has {num_units} units, got {first} to {first + count}; "
+                "run stage 2 again"
+            )
+        blocks = range(first // layout.block_units, -(-(first + count) // layout.block_units))
+        block_K = np.arange(blocks.start, blocks.stop) + int(self.block_N[row])
+        if layout.codec == "flac":
+            starts, sizes = self.block_start_K[block_K], self.block_size_K[block_K]
+        else:
+            size = layout.block_units * layout.unit_bytes
+            begin_K = np.arange(blocks.start, blocks.stop) * size
+            sizes = np.minimum(num_units * layout.unit_bytes - begin_K, size)
+            starts = int(self.start_N[row]) + begin_K
+        if not len(starts):
+            return self._joined([])
+        begin, wanted = int(starts[0]), int(starts[-1] + sizes[-1] - starts[0])
+        data = memoryview(os.pread(open_shard(path).handle, wanted, begin))
+        if len(data) < wanted:
+            raise ValueError(
+                f"{path}: ends early, got {len(data)} of {wanted} bytes at byte {begin}; remove "
+                f"{self.folder} {AGAIN}"
+            )
+        parts = []
+        for block, at, size in zip(block_K.tolist(), starts.tolist(), sizes.tolist()):
+            parts.append(data[at - begin : at - begin + size])
+            if zlib.crc32(parts[-1]) != self.crc_K[block]:
+                raise ValueError(
+                    f"{path}: the checksum is wrong for {self.ids[row]} at byte {at}; check the "
+                    f"disk, remove {self.folder} {AGAIN}"
+                )
+        offset = first - blocks.start * layout.block_units
+        return self._joined(parts if layout.codec == "flac" else [data])[offset : offset + count]
+
+    def _joined(self, parts: list[memoryview]) -> np.ndarray:
+        """Decode blocks that follow one another."""
+        layout = self.layout
+        if layout.codec == "flac":
+            return np.concatenate([np.empty(0, "<i2"), *map(audio.from_flac, parts)])
+        units = np.frombuffer(b"".join(parts) if len(parts) != 1 else parts[0], layout.dtype)
+        return units.reshape(-1, layout.unit_bytes // 4) if layout.codec == "fbank" else units
 
     def write(self) -> None:
-        """The index, whole or not at all."""
+        """Write the index atomically."""
         names = ("shard_N", "start_N", "num_units_N", "block_N", "crc_K")
         arrays = {name: getattr(self, name) for name in (*names, "block_start_K", "block_size_K")}
-        arrays |= Strings.of(self.shards).arrays("shard") | self.ids.arrays("id")
+        arrays |= {"shard": Strings.of(self.shards), "id": self.ids}
         known = {"layout": asdict(self.layout), "sha256": self.sha256, "facts": self.facts}
         write_arrays(self.folder / INDEX, arrays, known)
 
 
 def read_packed(folder: Path, kind: Kind) -> Packed | None:
-    """The shards of a data directory, or None where there are none (any more, or yet)."""
+    """Return the shards of a data directory, or None where there are none."""
     place = folder / FOLDERS[kind]
     if not (place / INDEX).exists():
         return None
     arrays, known = map_arrays(place / INDEX)
-    values: dict[str, Any] = known
-    strings = {name: Strings.from_arrays(arrays, name) for name in ("id", "shard")}
-    for name in ("id", "shard"):
-        del arrays[f"{name}.blob"], arrays[f"{name}.ends"]
-    return Packed(
-        folder=place,
-        layout=Layout(**values["layout"]),
-        sha256=values["sha256"],
-        facts=values["facts"],
-        shards=tuple(strings["shard"]),
-        ids=strings["id"],
-        **arrays,
-    )
+    known["layout"] = Layout(**known["layout"])
+    shards, ids = tuple(arrays.pop("shard")), arrays.pop("id")
+    return Packed(folder=place, shards=shards, ids=ids, **known, **arrays)

@@ -18,8 +18,8 @@ from voices import RATE
 from speakerlab.bin import extract
 from speakerlab.config import build
 from speakerlab.data import audio
+from speakerlab.data.arrays import stable_hash
 from speakerlab.data.check import check_data_dirs
-from speakerlab.data.columns import stable_hash
 from speakerlab.data.tables import write_data_dir
 from speakerlab.scoring.embeddings import EmbeddingTable
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corrupted_audio import flip, splice
+from refusals import refuses
 
 from speakerlab.data.columns import NAME
 from speakerlab.data.manifest import read_manifest
@@ -68,5 +69,5 @@ def test_a_shard_that_is_gone_is_told(make_data_dir):
     folder: Path = make_data_dir()
     pack_data_dir(folder, layout=Layout.of_waves("pcm", sample_rate=RATE))
     (folder / "shards/shard-00000.tar").unlink()
-    with pytest.raises(FileNotFoundError, match=r"shard-00000\.tar: cannot be opened, got 'No"):
+    with refuses(str(folder / "shards/shard-00000.tar"), error=FileNotFoundError):
         read_all(folder)

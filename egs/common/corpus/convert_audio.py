@@ -16,7 +16,7 @@ from egs.common.corpus.prepare import LeftOut
 from speakerlab.core.atomic import replacing
 from speakerlab.core.process import die_with_parent
 from speakerlab.data import audio
-from speakerlab.data.columns import stable_hash
+from speakerlab.data.arrays import stable_hash
 from speakerlab.data.convert import read_wave
 from speakerlab.data.files import one_line
 
