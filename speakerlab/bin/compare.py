@@ -1,4 +1,4 @@
-"""Measure score files of one trial list, and compare the others with the first, trial by trial."""
+"""Measure score files of one trial list, and compare each with the first by a paired test."""
 
 import sys
 from collections.abc import Sequence
@@ -17,11 +17,12 @@ def main(words: Sequence[str]) -> None:
     """`speakerlab compare --trials FILE SCORES... [--far RATE | --frr RATE]`"""
     options = parser("compare", __doc__)
     options.add_argument("scores", type=Path, nargs="+", metavar="SCORES")
-    trials = "the list; utt2spk of its speakers lies beside it"
+    trials = "the trial list; its utt2spk must lie beside it"
     options.add_argument("--trials", type=Path, required=True, metavar="FILE", help=trials)
-    wished = options.add_mutually_exclusive_group()
-    wished.add_argument("--far", type=float, metavar="RATE", help="tell the threshold for it")
-    wished.add_argument("--frr", type=float, metavar="RATE", help="tell the threshold for it")
+    rate = options.add_mutually_exclusive_group()
+    far, frr = ("print the threshold for this false-alarm rate", "... for this miss rate")
+    rate.add_argument("--far", type=float, metavar="RATE", help=far)
+    rate.add_argument("--frr", type=float, metavar="RATE", help=frr)
     args = options.parse_args(words)
     listed = read_trial_list(args.trials)
     is_target_N = listed.trials.is_target_N
@@ -51,7 +52,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _value(key: str, value: float, bounds: Sequence[float], *, sign: str = "") -> str:
-    """A rate in per cent, a cost as it is, with its interval."""
+    """A rate in per cent or a cost, with its interval."""
     scale, digits, unit = (100, 2, " %") if key == "eer" else (1, 4, "")
     low, high = (f"{scale * bound:{sign}.{digits}f}" for bound in bounds)
     return f"{scale * value:{sign}.{digits}f}{unit} ({low} to {high})"

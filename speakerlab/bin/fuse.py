@@ -1,7 +1,7 @@
-"""Fuse score files of several systems by logistic regression; tell what each is worth.
+"""Fuse score files of several systems by logistic regression, and measure each and the fusion.
 
 The weights are learned from development scores, or by cross-validation over the speakers of the
-list itself: then no trial is scored by what was learned from either of its speakers.
+list itself, where no trial is scored by a model that saw either of its speakers.
 Letters: N trials, F systems.
 """
 
@@ -28,20 +28,13 @@ LlrOf = Callable[[slice], np.ndarray]  # some of the systems -> ratios (N)
 def main(words: Sequence[str]) -> None:
     """`speakerlab fuse --trials FILE --scores FILE... --out FILE [--dev-trials ...]`"""
     options = parser("fuse", __doc__)
-    options.add_argument("--trials", type=Path, required=True, metavar="FILE")
-    options.add_argument(
-        "--scores", type=Path, nargs="+", required=True, metavar="FILE", help="one a system"
-    )
-    options.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="log-likelihood ratios"
-    )
-    options.add_argument("--dev-trials", type=Path, metavar="FILE", help="of other speakers")
-    options.add_argument(
-        "--dev-scores", type=Path, nargs="+", metavar="FILE", help="of the same systems"
-    )
-    options.add_argument(
-        "--speakers", type=Path, metavar="FILE", help="utt2spk; default: beside the trials"
-    )
+    file = {"type": Path, "metavar": "FILE"}
+    options.add_argument("--trials", required=True, **file)
+    options.add_argument("--scores", nargs="+", required=True, help="one per system", **file)
+    options.add_argument("--out", required=True, help="log-likelihood ratios to write", **file)
+    options.add_argument("--dev-trials", help="trials of other speakers, to learn from", **file)
+    options.add_argument("--dev-scores", nargs="+", help="scores of the same systems", **file)
+    options.add_argument("--speakers", help="utt2spk (default: the one beside the trials)", **file)
     args = options.parse_args(words)
     _check(args)
     trials, llr_of = _learned(args) if args.dev_trials else _cross_validated(args)
@@ -50,11 +43,11 @@ def main(words: Sequence[str]) -> None:
     ratios = {name: llr_of(slice(i, i + 1)) for i, name in enumerate(names)} | {"fused": fused_N}
     write_scores(args.out, trials, fused_N)
     sys.stdout.write(_table(ratios, trials.is_target_N))
-    log.info("%s: written", args.out)
+    log.info("%s: wrote the fused log-likelihood ratios", args.out)
 
 
 def _learned(args: Namespace) -> tuple[Trials, LlrOf]:
-    """Learned from development scores."""
+    """Learn from development scores."""
     trials, dev_trials = read_trials(args.trials), read_trials(args.dev_trials)
     scores_NF, dev_MF = _columns(args.scores, trials), _columns(args.dev_scores, dev_trials)
 
@@ -68,7 +61,7 @@ def _learned(args: Namespace) -> tuple[Trials, LlrOf]:
 
 
 def _cross_validated(args: Namespace) -> tuple[Trials, LlrOf]:
-    """Learned from the list itself, by cross-validation over its speakers."""
+    """Learn from the list itself, by cross-validation over its speakers."""
     if args.speakers is None:
         listed = read_trial_list(args.trials)
         trials, speakers = listed.trials, listed.speakers
@@ -94,31 +87,30 @@ def _check(args: Namespace) -> None:
     num_dev = len(args.dev_scores or [])
     if (args.dev_trials is None) != (num_dev == 0) or num_dev not in (0, len(args.scores)):
         raise ValueError(
-            f"fuse: --dev-trials takes one --dev-scores for each of the {len(args.scores)} --scores"
-            f", in their order, got {num_dev}; give both options or neither"
+            f"--dev-scores: --dev-trials needs {len(args.scores)} files, one per system, got {num_dev}"
+            "; give both options or neither"
         )
     if args.dev_trials is not None and args.speakers is not None:
         raise ValueError(
-            "fuse: development scores need no speakers, got --speakers beside --dev-trials; "
-            "leave one out"
+            f"--speakers: {args.speakers} has no effect with --dev-trials; leave one out"
         )
     files = [path.resolve() for path in (*args.scores, *(args.dev_scores or []))]
     twice = {str(path) for path in files if files.count(path) > 1}
     if twice:
-        raise ValueError(f"fuse: takes each score file once, got {min(twice)} again; leave one out")
+        raise ValueError(f"--scores: {min(twice)} is given twice; leave one out")
     if args.out.resolve() in {*files, args.trials.resolve()}:
-        raise ValueError(f"--out: would overwrite what is read, got {args.out}; give another name")
+        raise ValueError(f"--out: {args.out} is one of the inputs; choose another path")
     if args.dev_trials and args.dev_trials.resolve() == args.trials.resolve():
         raise ValueError(
-            f"--dev-trials: must be of other speakers, got {args.trials} itself; leave it out for "
-            "cross-validation over speakers"
+            f"--dev-trials: {args.dev_trials} is the list to score, not one of other speakers; "
+            "leave it out for cross-validation over speakers"
         )
 
 
 def _table(ratios: Mapping[str, np.ndarray], is_target_N: np.ndarray) -> str:
-    """What each system and their fusion are worth, all calibrated alike."""
+    """The metrics of each system and of the fusion, all calibrated in the same way."""
     width = max(map(len, ratios))
-    lines = ["of the log-likelihood ratios, each system calibrated as the fusion is:"]
+    lines = ["metrics of the log-likelihood ratios, each system calibrated like the fusion:"]
     lines.append(f"{'':{width}}  EER %  minDCF(0.01)  actDCF(0.01)   Cllr")
     for name, llr_N in ratios.items():
         costs = min_dcf(llr_N, is_target_N), act_dcf(llr_N, is_target_N), cllr(llr_N, is_target_N)

@@ -1,6 +1,6 @@
-"""The trials that a system gets most wrong, with clips to listen to.
+"""The hardest trials of a system, with clips to listen to.
 
-In: trials, scores, a data directory. Out: `HardTrial`s whose clips are data URIs, for the page.
+In: trials, scores, a data directory. Out: `HardTrial`s for the report; clips are data URIs.
 Letters: N trials, S samples.
 """
 
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 KINDS = {True: "target trials scored low", False: "non-target trials scored high"}
 CLIP_SECONDS = 10
-SEARCHED_SECONDS = 60  # from the beginning, for the loudest stretch
-STEP_SECONDS = 0.25  # between two stretches that are compared
-# The rates of MPEG audio 1 and 2 (ISO 11172-3, 13818-3). At another, such as telephone's, a clip is
-# FLAC; browsers play both.
+SEARCHED_SECONDS = 60  # from the start, for the loudest segment
+STEP_SECONDS = 0.25  # between two segments that are compared
+# The rates of MPEG audio 1 and 2 (ISO 11172-3, 13818-3). At others, such as 8 kHz, a clip is FLAC;
+# browsers play both.
 MP3_RATES = {16000, 22050, 24000, 32000, 44100, 48000}
 
-Player = Callable[[str], str | None]  # id of an utterance -> data URI, None where it cannot be read
+Player = Callable[[str], str | None]  # id of an utterance -> data URI; None if it cannot be read
 
 
 def hardest_trials(
@@ -40,10 +40,10 @@ def hardest_trials(
     utterances_of: Mapping[str, Sequence[str]] | None = None,
     num: int = 5,
 ) -> list[HardTrial]:
-    """The `num` target trials scored lowest, then the `num` non-target trials scored highest.
+    """Return the `num` lowest target trials, then the `num` highest non-target trials.
 
-    Equal scores stand in the order of the list. name: of the trial list. player: gives the clips;
-    an enrolment model of `utterances_of` (model -> its utterances) is heard in its first one.
+    Ties keep the order of the list. name: of the trial list. player: makes the clips; an enrolment
+    model of `utterances_of` (model -> its utterances) is represented by its first utterance.
     """
     found = []
     for is_target, kind in KINDS.items():
@@ -69,9 +69,9 @@ def hardest_trials(
 
 
 def player_of(data_dir: Path, *, sample_rate: int) -> Player:
-    """What plays the utterances of a checked data directory, packed or not.
+    """Return a player of the utterances of a checked data directory, packed or not.
 
-    An utterance whose audio is gone or broken has no clip; the first such is logged.
+    An utterance whose audio is missing or broken has no clip; the first one is logged.
     """
     manifest = read_manifest([data_dir], sample_rate=sample_rate)
     row_of = {utterance: row for row, utterance in enumerate(manifest.ids)}
@@ -87,7 +87,7 @@ def player_of(data_dir: Path, *, sample_rate: int) -> Player:
             wave_S = manifest.read(row, 0, num_samples)
         except (OSError, ValueError) as error:
             if not broken:
-                log.warning("report.html lacks a player: %s", error)
+                log.warning("report.html: no player: %s", error)
             broken.append(utterance)
             return None
         return clip(wave_S, sample_rate)
@@ -96,7 +96,7 @@ def player_of(data_dir: Path, *, sample_rate: int) -> Player:
 
 
 def clip(wave_S: np.ndarray, sample_rate: int) -> str:
-    """The loudest ten seconds of int16 samples, or all where there are fewer, as a data URI."""
+    """The loudest ten seconds of int16 samples (all if there are fewer), as a data URI."""
     start = loudest_start(wave_S, CLIP_SECONDS * sample_rate, round(STEP_SECONDS * sample_rate))
     cut_S = wave_S[start : start + CLIP_SECONDS * sample_rate]
     kind, mime = ("MP3", "mpeg") if sample_rate in MP3_RATES else ("FLAC", "flac")
@@ -105,7 +105,7 @@ def clip(wave_S: np.ndarray, sample_rate: int) -> str:
 
 
 def loudest_start(wave_S: np.ndarray, num_samples: int, step: int) -> int:
-    """Where the stretch of `num_samples` with the most energy begins, every `step` samples."""
+    """Start of the segment of `num_samples` with the most energy, searched every `step` samples."""
     sums = np.append(0.0, np.cumsum(wave_S.astype(np.float64) ** 2))
     starts = np.arange(0, max(len(wave_S) - num_samples, 0) + 1, step)
     ends = np.minimum(starts + num_samples, len(wave_S))
@@ -113,7 +113,7 @@ def loudest_start(wave_S: np.ndarray, num_samples: int, step: int) -> int:
 
 
 def _largest(values: np.ndarray, num: int) -> np.ndarray:
-    """Where the `num` largest stand, largest first, equal ones in their order."""
+    """Indices of the `num` largest, largest first, ties in their order."""
     num = min(num, len(values))
     if not num:
         return np.zeros(0, dtype=np.intp)

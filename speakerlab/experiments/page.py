@@ -1,7 +1,6 @@
 """Render the reports as HTML: one file each that holds everything, without scripts or links.
 
-Collects values for the templates in `templates/`, which escape all of them. Nothing is measured,
-chosen or drawn here.
+Collects the values for `templates/`, which escape all of them. Nothing is measured or drawn here.
 """
 
 import base64

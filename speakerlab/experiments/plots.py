@@ -1,7 +1,7 @@
-"""Pictures of an evaluation: operating points, scores, curves in; PNG files out.
+"""Plots of an evaluation: operating points, scores, curves in; PNG files out.
 
 Letters: N trials, K operating points, P priors, T points in time.
-Matplotlib is the extra `plot` and is imported only when something is drawn.
+Matplotlib (the extra `plot`) is imported only when something is drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,17 +23,17 @@ COLOURS = ("#1f5fa8", "#c8501e", "#2f8a4c", "#7b4fa3", "#b0890f", "#0f8a94")
 GREY, PALE = "#8a94a0", "#e3e8ee"
 INCHES, DPI = 5.6, 160
 LEGEND_LINE = 0.23  # height in inches
-FLAT = 3.1  # height in inches of a picture that stands above or below another beside a square one
-RESOLUTION = 2000  # cells of an axis: points of a curve that share one are drawn once
+FLAT = 3.1  # height in inches; two of these are as high as a square plot
+RESOLUTION = 2000  # cells of an axis: points of a curve in the same cell are drawn once
 LOG_ODDS_P = np.linspace(-7, 7, 281)  # of the prior, for the calibration plot
 MARKED_PRIORS = (0.01, 0.05)
-MAX_BAYES_ERROR = 1.5  # of the axis: ratios that cost more than 1 are worse than none
+MAX_BAYES_ERROR = 1.5  # end of the axis: above 1, the ratios are worse than none
 
 
 def plot_det(path: str | Path, curves: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """DET curves (p_miss_K, p_fa_K) by name, as a PNG; both axes are normal deviates.
+    """Plot DET curves (p_miss_K, p_fa_K) by name as a PNG; both axes are normal deviates.
 
-    EERs are marked. A name with "untrained" in it is drawn in grey dashes.
+    EERs are marked. A curve with "untrained" in its name is drawn in grey dashes.
     """
     figure, axes = _figure("plot_det", height=INCHES + LEGEND_LINE * len(curves))
     eers = {name: eer_of_points(*points) for name, points in curves.items()}
@@ -43,7 +43,7 @@ def plot_det(path: str | Path, curves: Mapping[str, tuple[np.ndarray, np.ndarray
     for name, (p_miss_K, p_fa_K) in curves.items():
         is_untrained = "untrained" in name
         colour = GREY if is_untrained else next(colours)
-        # beyond the axes rather than at minus infinity, so that a curve leaves the picture
+        # beyond the axes rather than at minus infinity, so that a curve leaves the plot
         x_K, y_K = (ndtri(np.clip(p_K, low / 10, 1 - low / 10)) for p_K in (p_fa_K, p_miss_K))
         label = f"{name}: EER {100 * eers[name]:.2f} %"
         style = "--" if is_untrained else "-"
@@ -59,7 +59,7 @@ def plot_det(path: str | Path, curves: Mapping[str, tuple[np.ndarray, np.ndarray
 
 
 def plot_scores(path: str | Path, scores_N: np.ndarray, is_target_N: np.ndarray) -> None:
-    """Histograms of target and of non-target scores, each with area 1, as a PNG."""
+    """Plot histograms of target and non-target scores, each with area 1, as a PNG."""
     figure, axes = _figure("plot_scores", height=FLAT)
     is_target_N = np.asarray(is_target_N, dtype=np.bool_)
     edges = np.histogram_bin_edges(scores_N, bins=60)
@@ -77,10 +77,9 @@ def plot_scores(path: str | Path, scores_N: np.ndarray, is_target_N: np.ndarray)
 
 
 def plot_calibration(path: str | Path, llr_N: np.ndarray, is_target_N: np.ndarray) -> None:
-    """Normalised Bayes error rate over prior log-odds, actual and minimum, as a PNG.
+    """Plot the normalised Bayes error rate, actual and minimum, over prior log-odds as a PNG.
 
-    llr_N are natural logarithms. The equation and its source are in `bayes_error`. Operating
-    points 0.01 and 0.05 are marked.
+    llr_N are natural logarithms; see `bayes_error`. The priors 0.01 and 0.05 are marked.
     """
     figure, axes = _figure("plot_calibration", height=FLAT)
     actual_P, minimum_P = bayes_error(llr_N, is_target_N, LOG_ODDS_P)
@@ -107,7 +106,7 @@ def plot_calibration(path: str | Path, llr_N: np.ndarray, is_target_N: np.ndarra
 def plot_course(
     path: str | Path, step_T: Sequence[float], value_T: Sequence[float], *, name: str
 ) -> None:
-    """How one value of a training went, over its steps, as a PNG; few points are marked."""
+    """Plot one metric of a training over its steps as a PNG; few points are marked."""
     figure, axes = _figure("plot_course", height=FLAT)
     marker = "o" if len(step_T) <= 40 else ""
     axes.plot(step_T, value_T, color=COLOURS[0], linewidth=1.6, marker=marker, markersize=4)
@@ -116,7 +115,7 @@ def plot_course(
 
 
 def thinned(x_K: np.ndarray, y_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The points of a curve that can be told apart in a picture; millions become thousands."""
+    """The points of a curve that differ visibly; millions become thousands."""
     is_new_K = np.zeros(len(x_K), dtype=np.bool_)
     for value_K in (x_K, y_K):
         low, high = value_K.min(), value_K.max()
@@ -129,7 +128,7 @@ def thinned(x_K: np.ndarray, y_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _limits(
     curves: Mapping[str, tuple[np.ndarray, np.ndarray]], worst_eer: float
 ) -> tuple[float, float]:
-    """Ticks to begin and to end both axes with: down to what the trials resolve, up to the EERs."""
+    """First and last tick of both axes: from the resolution of the trials to above the EERs."""
     steps = [max(p_K[p_K > 0].min() for p_K in points) for points in curves.values()]
     rates = np.array(PERCENT_TICKS) / 100
     low = rates[rates <= min(steps)].max(initial=rates[0])
@@ -160,5 +159,5 @@ def _save(figure: "Figure", axes: "Axes", path: str | Path) -> None:
             frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderpad=0.1, ncols=columns
         )
     with replacing(Path(path)) as partial:
-        # without the name of the drawing program, so equal curves are equal bytes
+        # without the name of the drawing program, so that equal curves make equal bytes
         figure.savefig(partial, format="png", dpi=DPI, metadata={"Software": None})

@@ -15,7 +15,7 @@ import numpy as np
 from speakerlab.core.faults import Faults
 from speakerlab.data.tables import ENROLL_MAP, list_conditions, read_enroll, read_table
 from speakerlab.scoring.embeddings import EmbeddingTable
-from speakerlab.scoring.trials import Trials, label_of, read_trials
+from speakerlab.scoring.trials import LABELS, Trials, read_trials
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def _check(
         enrol, test = trials.enrol_ids[trials.enrol_N[n]], trials.test_ids[trials.test_N[n]]
         faults.add(
             "trials that contradict the speakers",
-            f"{path}: trial {n + 1} is a {label_of(trials.is_target_N[n])}, but {enrol} is of "
+            f"{path}: trial {n + 1} is a {LABELS[int(trials.is_target_N[n])]}, but {enrol} is of "
             f"{who[enrol]} and {test} of {who[test]}; correct the list or utt2spk",
         )
     faults.raise_if_any(f"{path}: refused")

@@ -1,7 +1,8 @@
-"""Scores of trials from embeddings.
+"""Scores of trials from embeddings: cosine, inner products, normalisation by a cohort.
 
-Letters: N trials, E enrolment rows, T test rows, D dimensions, M rows of a small set.
-In: tables of embeddings and a list of trials. Out: one score a trial, higher for the same speaker.
+Letters: N trials, E enrolment rows, T test rows, R rows of either, C rows of the cohort, D and K
+dimensions, M rows of a small set.
+In: tables of embeddings and a list of trials. Out: a score per trial, higher for the same speaker.
 """
 
 from collections.abc import Sequence
@@ -15,17 +16,17 @@ from speakerlab.scoring.embeddings import EmbeddingTable, require_one_model
 from speakerlab.scoring.metrics import eer
 from speakerlab.scoring.trials import Trials
 
-VALUES_AT_ONCE = 8_000_000  # numbers held at a time beside the tables (32 MB of float32)
+VALUES_AT_ONCE = 8_000_000  # numbers in memory beside the tables (32 MB of float32)
 CELLS_PER_TRIAL = 16  # a cell of a matrix product costs less than 1/16 of a pair gathered by index
 
 
 def cosine_scores(
     table_enrol: EmbeddingTable, table_test: EmbeddingTable, trials: Trials
 ) -> NDArray[np.float32]:
-    """Cosine of the two embeddings of every trial, (N) in -1..1.
+    """Cosine of the two embeddings of every trial, (N) in -1..1, in bounded memory.
 
-    Rows are normalised once; memory is bounded. Raises ValueError for utterances without embedding,
-    for an embedding of length 0 and for tables of two models.
+    Raises ValueError for utterances without embedding, for embeddings of length 0 and for tables of
+    two models.
     """
     require_one_model([table_enrol, table_test])
     enrol_ED = _unit_rows_of(table_enrol, trials.enrol_ids, "enrolment embeddings")
@@ -36,8 +37,8 @@ def cosine_scores(
 def dot_scores(enrol_ED: np.ndarray, test_TD: np.ndarray, trials: Trials) -> NDArray[np.float32]:
     """Inner product of the two rows of every trial, (N).
 
-    Rows are in the order of `trials.enrol_ids` and `trials.test_ids`. Where the trials fill a good
-    part of the E x T matrix it is computed by blocks of rows, else pairs are gathered.
+    Rows are in the order of `trials.enrol_ids` and `trials.test_ids`. If the trials fill a
+    large part of the E x T matrix, it is computed by blocks of rows, else pairs are gathered.
     """
     assert len(enrol_ED) == len(trials.enrol_ids) and len(test_TD) == len(trials.test_ids)
     num_cells = len(enrol_ED) * len(test_TD)
@@ -49,10 +50,9 @@ def dot_scores(enrol_ED: np.ndarray, test_TD: np.ndarray, trials: Trials) -> NDA
 def pairwise_eer(
     emb_MD: np.ndarray, speaker_M: ArrayLike, pair_mask: np.ndarray | None = None
 ) -> tuple[float, NDArray[np.float32], NDArray[np.bool_]]:
-    """EER of all pairs i < j of a small set (a few thousand rows at most), by one product.
+    """Return (eer, scores, is_target) of all pairs i < j of a small set (a few thousand rows).
 
-    `speaker_M` are names or numbers. `pair_mask` (M, M) bool leaves out pairs where it is False,
-    for example two halves of different utterances. Returns (eer, scores, is_target) of the pairs.
+    `speaker_M` are names or numbers. `pair_mask` (M, M) bool leaves out pairs where it is False.
     """
     speaker_M = np.asarray(speaker_M)
     assert len(emb_MD) == len(speaker_M), (emb_MD.shape, speaker_M.shape)
@@ -68,21 +68,20 @@ def pairwise_eer(
 def unit_rows(
     emb_ND: np.ndarray, ids: Sequence[str], *, where: str = "embeddings"
 ) -> NDArray[np.float32]:
-    """Rows scaled to length 1; a row that has no length is refused by its id."""
+    """Scale rows to length 1; ValueError naming rows of length 0."""
     return np.divide(emb_ND, row_lengths(emb_ND, ids, where=where)[:, None], dtype=np.float32)
 
 
 def row_lengths(
     emb_ND: np.ndarray, ids: Sequence[str], *, where: str = "embeddings"
 ) -> NDArray[np.float32]:
-    """Euclidean length of every row, (N); one that is 0 or not finite is refused by its id."""
+    """Euclidean length of every row, (N); ValueError naming rows where it is 0 or not finite."""
     norm_N = np.sqrt(np.einsum("nd,nd->n", emb_ND, emb_ND, dtype=np.float64)).astype(np.float32)
     faults = Faults()
     for row in np.flatnonzero(~(np.isfinite(norm_N) & (norm_N > 0))).tolist():
         faults.add(
             "embeddings without direction",
-            f"{where}: {ids[row]} has no direction, got length {norm_N[row]:g}; "
-            "look at its audio and at the model",
+            f"{where}: {ids[row]} has length {norm_N[row]:g}; check its audio and the model",
         )
     faults.raise_if_any(f"{where}: refused, a score needs a direction")
     return norm_N
@@ -90,7 +89,7 @@ def row_lengths(
 
 @dataclass(frozen=True, eq=False)
 class CohortStatistics:
-    """What each row scores against the cohort."""
+    """Mean and standard deviation of the scores of each row against the cohort."""
 
     mean_R: NDArray[np.float64]
     deviation_R: NDArray[np.float64]
@@ -101,8 +100,8 @@ def cohort_statistics(
 ) -> CohortStatistics:
     """Mean and standard deviation of the `top_n` highest inner products with the cohort.
 
-    Works on blocks of rows, so memory is bounded. Raises ValueError, by id, for a row whose scores
-    are all equal.
+    Works on blocks of rows, so memory is bounded. Raises ValueError, naming ids, for rows whose
+    scores are all equal.
     """
     assert 1 < top_n <= len(cohort_CK), (top_n, cohort_CK.shape)
     mean_R, deviation_R = np.empty(len(side_RK)), np.empty(len(side_RK))
@@ -119,8 +118,8 @@ def cohort_statistics(
     for row in np.flatnonzero(~(deviation_R > 1e-6 * np.abs(mean_R))).tolist():
         faults.add(
             "rows without deviation",
-            f"{where}: {ids[row]} scores the same against the whole cohort, got {mean_R[row]:g}; "
-            "use development speakers that differ",
+            f"{where}: {ids[row]} scores {mean_R[row]:g} against the whole cohort; use distinct "
+            "development speakers",
         )
     faults.raise_if_any(f"{where}: refused, scores cannot be normalised")
     return CohortStatistics(mean_R, deviation_R)
@@ -129,7 +128,7 @@ def cohort_statistics(
 def normalised(
     scores_N: np.ndarray, trials: Trials, enrol: CohortStatistics, test: CohortStatistics
 ) -> NDArray[np.float32]:
-    """The mean of the score normalised by either side, (N).
+    """Normalise scores by either side and average both, (N).
 
     ((s - mean_e) / deviation_e + (s - mean_t) / deviation_t) / 2: S-Norm where the statistics are
     of the whole cohort (Kenny, "Bayesian speaker verification with heavy-tailed priors", Odyssey
@@ -148,7 +147,7 @@ def _unit_rows_of(table: EmbeddingTable, ids: Sequence[str], where: str) -> NDAr
 def _scores_by_matrix(
     enrol_ED: np.ndarray, test_TD: np.ndarray, enrol_N: np.ndarray, test_N: np.ndarray
 ) -> NDArray[np.float32]:
-    """Blocks of the E x T matrix; each block serves the trials whose enrolment row it has."""
+    """Compute blocks of the E x T matrix, each for the trials of its enrolment rows."""
     scores_N = np.empty(len(enrol_N), dtype=np.float32)
     order_N = np.argsort(enrol_N, kind="stable")
     rows_at_once = max(1, VALUES_AT_ONCE // len(test_TD))
@@ -164,7 +163,7 @@ def _scores_by_matrix(
 def _scores_by_pair(
     enrol_ED: np.ndarray, test_TD: np.ndarray, enrol_N: np.ndarray, test_N: np.ndarray
 ) -> NDArray[np.float32]:
-    """Rows gathered for a chunk of trials at a time."""
+    """Gather the rows of a chunk of trials at a time."""
     scores_N = np.empty(len(enrol_N), dtype=np.float32)
     trials_at_once = max(1, VALUES_AT_ONCE // (2 * enrol_ED.shape[1]))
     for start in range(0, len(enrol_N), trials_at_once):

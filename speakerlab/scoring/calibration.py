@@ -1,7 +1,7 @@
-"""What a score means: calibration by logistic regression, and the threshold to decide by.
+"""Calibration: from a score to a log-likelihood ratio, and the thresholds to decide by.
 
-In: scores of trials with known answers, of speakers that nothing was trained on. Out: a map from
-score to log-likelihood ratio, and thresholds of the score itself.
+In: scores of trials with known answers, of speakers that the model was not trained on. Out: a
+`Calibration`, stored with the model.
 Letters: N trials, K operating points.
 """
 
@@ -14,40 +14,37 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from speakerlab.scoring.linear import fit_linear
-from speakerlab.scoring.metrics import (
-    eer_of_points,
-    operating_points,
-)
+from speakerlab.scoring.metrics import eer_of_points, operating_points
 
-FALSE_ALARM_RATES = (0.1, 0.05, 0.02, 0.01, 0.005, 0.001)  # kept where there are trials to tell
+FALSE_ALARM_RATES = (0.1, 0.05, 0.02, 0.01, 0.005, 0.001)  # stored where there are enough trials
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a model's scores are read. Accepted is what scores at least the threshold."""
+    """The meaning of a model's scores. A trial is accepted if it scores at least the threshold."""
 
     slope: float  # log-likelihood ratio = slope x score + intercept, natural logarithm
     intercept: float
-    threshold: float  # of the score, where misses and false alarms are equal
+    threshold: float  # of the score, where miss and false-alarm rate are equal
     threshold_at_far: Mapping[str, float]  # false-alarm rate -> threshold of the score
     eer: float  # of the trials it was learned from
     num_target: int
     num_nontarget: int
-    source: str  # what these trials were
+    source: str  # description of these trials
 
     def llr(self, scores: ArrayLike) -> NDArray[np.float64]:
-        """Log-likelihood ratio of the same speaker against two speakers."""
+        """Log-likelihood ratio of the same speaker against different speakers."""
         return self.slope * np.asarray(scores, dtype=np.float64) + self.intercept
 
     def threshold_at(self, far: float | None = None) -> float:
-        """Threshold of the score: at the EER, or at one of the false-alarm rates it knows."""
+        """Threshold of the score: at the EER, or at one of the stored false-alarm rates."""
         if far is None:
             return self.threshold
         if f"{far:g}" not in self.threshold_at_far:
             known = ", ".join(self.threshold_at_far) or "none"
             raise ValueError(
-                f"calibration: no threshold for this false-alarm rate, got {far:g}; known are "
-                f"{known}, others are added by `speakerlab calibrate --far`"
+                f"calibration: no threshold stored for false-alarm rate {far:g}, only for {known}; "
+                "add it with `speakerlab calibrate --far`"
             )
         return self.threshold_at_far[f"{far:g}"]
 
@@ -57,15 +54,15 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, where: str = "calibration") -> "Calibration":
-        """What `to_dict` gave. Raises ValueError where a value is missing or no finite number."""
+        """Inverse of `to_dict`. Raises ValueError if a value is missing or not finite."""
         try:
             made = cls(**values)
             numbers = (made.slope, made.intercept, made.threshold, *made.threshold_at_far.values())
             is_finite = all(math.isfinite(number) for number in numbers)
         except (TypeError, AttributeError) as error:
-            raise ValueError(f"{where}: is not a calibration, got {error}; make it anew") from error
+            raise ValueError(f"{where}: not a calibration ({error}); calibrate again") from error
         if not is_finite:
-            raise ValueError(f"{where}: must hold finite numbers, got {numbers}; make it anew")
+            raise ValueError(f"{where}: must hold finite numbers, got {numbers}; calibrate again")
         return made
 
 
@@ -76,12 +73,10 @@ def fit_calibration(
     source: str,
     false_alarm_rates: Sequence[float] = (),
 ) -> Calibration:
-    """Learn from N scores and whether each is a target trial.
+    """Learn from N scores and whether each is a target trial, by `linear.fit_linear`.
 
-    Logistic regression on the score alone, see `linear.fit_linear`.
-
-    `false_alarm_rates` are kept beside the usual ones. Raises ValueError for a rate that the trials
-    are too few to tell.
+    Thresholds are stored for `false_alarm_rates` besides the usual ones. Raises ValueError for a
+    rate that is too low for the number of trials.
     """
     p_miss_K, p_fa_K, threshold_K = operating_points(scores, is_target)
     scores_N = np.asarray(scores, dtype=np.float64)
@@ -92,8 +87,8 @@ def fit_calibration(
     for rate in false_alarm_rates:
         if not 1 / num_nontarget <= rate < 1:
             raise ValueError(
-                f"calibration: {num_nontarget} non-target trials tell rates from "
-                f"{1 / num_nontarget:.2g} to 1 apart, got {rate:g}; use more speakers"
+                f"calibration: {num_nontarget} non-target trials allow false-alarm rates from "
+                f"{1 / num_nontarget:.2g} to 1, got {rate:g}; use more speakers"
             )
     known = [rate for rate in FALSE_ALARM_RATES if rate >= 10 / num_nontarget]
     rates = sorted({*known, *false_alarm_rates}, reverse=True)
@@ -112,7 +107,7 @@ def fit_calibration(
 
 
 def _midway(threshold_K: np.ndarray, k: int) -> float:
-    """Between the score that a point lets in last and the next lower one, where both are finite."""
+    """Between the lowest score that a point accepts and the next lower one, if both are finite."""
     lower = threshold_K[max(k - 1, 0)]
     upper = threshold_K[k] if np.isfinite(threshold_K[k]) else np.nextafter(lower, np.inf)
     return float((lower + upper) / 2) if k else float(upper)

@@ -1,11 +1,11 @@
-"""Results by condition. In: scores of trials, what is known of each side. Out: a row per condition.
+"""Results by condition: scores of trials and properties of each side in, a row per value out.
 
 Letters: N trials. A condition is a column of the data, such as the device: id -> value. A trial's
-value is that of both its sides where they agree, and the pair of them where they do not.
+value is that of both its sides if they agree, else the pair of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,24 +14,10 @@ from speakerlab.scoring.bootstrap import bootstrap, interval
 from speakerlab.scoring.metrics import eer_of_points, min_dcf_of_points, operating_points
 from speakerlab.scoring.trials import Trials
 
-MAX_PAIRS = 12  # of values; where there are more, trials are told apart by same, different and test
+MAX_PAIRS = 12  # of values; if there are more, rows are: same, different, each value of the test
 NUM_REPLICATES = 200
 P_TARGET = 0.01
-SECONDS = (2.0, 4.0, 8.0, 16.0)  # where one bin of durations ends and the next begins
-OF_TEST = "test side: "
-DURATION = "shorter side"
-
-
-class ConditionRow(TypedDict):
-    """The trials of one value of a condition; rates are null where one kind of trial is missing."""
-
-    condition: str
-    value: str
-    num_target: int
-    num_nontarget: int
-    eer: float | None
-    eer_ci95: list[float] | None
-    min_dcf: dict[str, float] | None
+SECONDS = (2.0, 4.0, 8.0, 16.0)  # edges of the duration bins
 
 
 def condition_rows(
@@ -40,41 +26,63 @@ def condition_rows(
     speakers: tuple[np.ndarray, np.ndarray],
     columns: Mapping[str, Mapping[str, str]],
     seconds: Mapping[str, float],
-) -> list[ConditionRow]:
-    """A row for each value of each condition of which at least two values have trials.
+) -> list[dict[str, Any]]:
+    """Measure each value of each condition of which at least two values have trials.
 
-    columns: condition -> (id -> value). seconds: id -> duration, by which trials are told apart by
-    their shorter side. A trial with a side that nothing is known of is in no row of the condition.
-    speakers: (enrol_speaker_N, test_speaker_N), by which intervals are made (200 replicates).
+    columns: condition -> (id -> value). seconds: id -> duration; trials are binned by their shorter
+    side. A trial with a side of unknown value is in no row of that condition. speakers:
+    (enrol_speaker_N, test_speaker_N) for the intervals (200 replicates). Rates are None if one kind
+    of trial is missing.
     """
-    scores_N, rows = np.asarray(scores), list[ConditionRow]()
-    found = {condition: _values(trials, table) for condition, table in columns.items()}
-    for condition, groups in (found | {DURATION: _durations(trials, seconds)}).items():
-        filled = [(value, chosen) for value, chosen in groups if len(chosen)]
-        if len(filled) > 1:
-            rows += [
-                _row(condition, value, chosen, scores_N, trials.is_target_N, speakers)
-                for value, chosen in filled
-            ]
+    scores_N, rows = np.asarray(scores), list[dict[str, Any]]()
+    groups = {condition: _by_value(trials, table) for condition, table in columns.items()}
+    groups["shorter side"] = _by_duration(trials, seconds)
+    for condition, parts in groups.items():
+        filled = [(value, chosen) for value, chosen in parts if len(chosen)]
+        if len(filled) < 2:
+            continue
+        for value, chosen in filled:
+            own_N, truth_N = scores_N[chosen], trials.is_target_N[chosen]
+            num_target = int(np.count_nonzero(truth_N))
+            row = {
+                "condition": condition,
+                "value": value,
+                "num_target": num_target,
+                "num_nontarget": len(chosen) - num_target,
+                "eer": None,
+                "eer_ci95": None,
+                "min_dcf": None,
+            }
+            if 0 < num_target < len(chosen):
+                p_miss_K, p_fa_K, _ = operating_points(own_N, truth_N)
+                sides = (side_N[chosen] for side_N in speakers)
+                drawn = bootstrap(
+                    own_N, truth_N, *sides, p_targets=(), num_replicates=NUM_REPLICATES
+                )
+                row["eer"] = eer_of_points(p_miss_K, p_fa_K)
+                row["eer_ci95"] = interval(drawn["eer"])
+                cost = min_dcf_of_points(p_miss_K, p_fa_K, p_target=P_TARGET)
+                row["min_dcf"] = {f"{P_TARGET:g}": cost}
+            rows.append(row)
     return rows
 
 
-def _durations(
+def _by_duration(
     trials: Trials, seconds: Mapping[str, float]
 ) -> Iterator[tuple[str, NDArray[np.intp]]]:
-    """(bin, the trials whose shorter side is so long), shortest first."""
+    """(bin, trials whose shorter side falls into it), shortest first."""
     enrol_N, test_N = (
         np.array([seconds.get(i, np.nan) for i in ids])[index_N]
         for ids, index_N in ((trials.enrol_ids, trials.enrol_N), (trials.test_ids, trials.test_N))
     )
-    shorter_N = np.minimum(enrol_N, test_N)  # not a number where one of them is not known
+    shorter_N = np.minimum(enrol_N, test_N)  # NaN where a side is unknown
     for low, high in zip((0.0, *SECONDS), (*SECONDS, np.inf)):
         name = f"{low:g} s and more" if high == np.inf else f"{low:g} to {high:g} s"
         yield name, np.flatnonzero((shorter_N >= low) & (shorter_N < high))
 
 
-def _values(trials: Trials, table: Mapping[str, str]) -> Iterator[tuple[str, NDArray[np.intp]]]:
-    """(value, the trials that have it), in the order of the values."""
+def _by_value(trials: Trials, table: Mapping[str, str]) -> Iterator[tuple[str, NDArray[np.intp]]]:
+    """(value, trials that have it), in the order of the values."""
     names = sorted(set(table.values()))
     code_of = {name: code for code, name in enumerate(names)}
     enrol_N, test_N = (
@@ -93,35 +101,4 @@ def _values(trials: Trials, table: Mapping[str, str]) -> Iterator[tuple[str, NDA
     yield "same", known[low == high]
     yield "different", known[low != high]
     for code, name in enumerate(names):
-        yield f"{OF_TEST}{name}", known[test_N[known] == code]
-
-
-def _row(
-    condition: str,
-    value: str,
-    chosen: np.ndarray,
-    scores_N: np.ndarray,
-    is_target_N: np.ndarray,
-    speakers: Sequence[np.ndarray],
-) -> ConditionRow:
-    truth = is_target_N[chosen]
-    num_target = int(np.count_nonzero(truth))
-    row: ConditionRow = {
-        "condition": condition,
-        "value": value,
-        "num_target": num_target,
-        "num_nontarget": len(chosen) - num_target,
-        "eer": None,
-        "eer_ci95": None,
-        "min_dcf": None,
-    }
-    if not 0 < num_target < len(chosen):
-        return row
-    scores = scores_N[chosen]
-    p_miss_K, p_fa_K, _ = operating_points(scores, truth)
-    sides = [side_N[chosen] for side_N in speakers]
-    drawn = bootstrap(scores, truth, *sides, p_targets=(), num_replicates=NUM_REPLICATES)
-    row["eer"] = eer_of_points(p_miss_K, p_fa_K)
-    row["eer_ci95"] = interval(drawn["eer"])
-    row["min_dcf"] = {f"{P_TARGET:g}": min_dcf_of_points(p_miss_K, p_fa_K, p_target=P_TARGET)}
-    return row
+        yield f"test side: {name}", known[test_N[known] == code]

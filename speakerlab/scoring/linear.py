@@ -1,7 +1,7 @@
 """Logistic regression on features of trials: calibration, quality measures and fusion.
 
-In: numbers that describe each trial (a score, the scores of several systems, durations), and which
-trials are targets. Out: a log-likelihood ratio a trial, natural logarithm.
+In: features of each trial (a score, the scores of several systems, durations), and which trials are
+targets. Out: a log-likelihood ratio per trial, natural logarithm.
 Letters: N trials, F features, G = F + 1 (the last is the constant), S speakers.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-MAX_OF_A_KIND = 200_000  # trials of either kind that a fold is fitted to: more do not move it
+MAX_OF_A_KIND = 200_000  # trials of either kind that a fold is fitted to: more do not change it
 MAX_NEWTON_STEPS = 50  # about 8 are taken
 GRADIENT_AT_END = 1e-10  # of a loss of the order of 1
 
@@ -34,17 +34,17 @@ class Linear:
 
 
 def fit_linear(features_NF: ArrayLike, is_target_N: ArrayLike, *, names: Sequence[str]) -> Linear:
-    """Learn the weights of N trials with F features, called `names`.
+    """Learn the weights of F features, called `names`, from N trials.
 
-    Targets and non-targets weigh the same altogether, so that the output is a log-likelihood ratio
+    All targets together weigh as much as all non-targets, so the output is a log-likelihood ratio
     (Brummer and du Preez, "Application-independent evaluation of speaker detection", Computer
-    Speech and Language 20, 2006). A set told apart without error would make the weights infinite;
-    each kind is therefore taken to hold one trial more of the other answer, as Platt proposed
-    ("Probabilistic outputs for support vector machines", 1999). Scaling or shifting a feature does
-    not change the ratios. A feature that is the same for every trial gets weight 0.
+    Speech and Language 20, 2006). Separable trials would make the weights infinite; each kind is
+    therefore given one more trial with the other label, as Platt proposed ("Probabilistic outputs
+    for support vector machines", 1999). Scaling or shifting a feature does not change the ratios. A
+    constant feature gets weight 0.
 
-    Raises ValueError for a feature that is not finite, where one kind of trial is missing and
-    where no feature varies.
+    Raises ValueError for a feature that is not finite, and if one kind of trial is missing or no
+    feature varies.
     """
     features_NF, target_N = _checked(features_NF, is_target_N, names)
     mean_F = features_NF.mean(axis=0, dtype=np.float64)
@@ -52,8 +52,8 @@ def fit_linear(features_NF: ArrayLike, is_target_N: ArrayLike, *, names: Sequenc
     varies_F = deviation_F > 1e-12 * np.abs(mean_F)
     if not varies_F.any():
         raise ValueError(
-            f"calibration: all {' and '.join(names)} are equal, got "
-            f"{', '.join(f'{mean:g}' for mean in mean_F)}; look at the model"
+            f"calibration: all {' and '.join(names)} are equal, "
+            f"{', '.join(f'{mean:g}' for mean in mean_F)}; check the model"
         )
     scale_F = np.where(varies_F, deviation_F, np.inf)
     unit_NG = np.empty((len(features_NF), len(names) + 1))
@@ -76,11 +76,10 @@ def cross_validated(
 ) -> NDArray[np.float64]:
     """Log-likelihood ratios (N), each by a model that saw neither of the trial's speakers.
 
-    The speakers are dealt into folds. A trial of speakers in folds i and j is scored by the model
-    of the trials that have no speaker in i or j. A model is fitted to at most MAX_OF_A_KIND targets
+    The speakers are split into folds. A trial of speakers in folds i and j is scored by a model of
+    the trials that have no speaker in i or j. A model is fitted to at most MAX_OF_A_KIND targets
     and as many non-targets, drawn by `seed`; the weight of either kind does not change.
-    Speakers are names or numbers. Raises ValueError where the trials that are left to learn from
-    lack a kind.
+    Speakers are names or numbers. Raises ValueError if the trials left to learn from lack a kind.
     """
     features_NF, target_N = _checked(features_NF, is_target_N, names)
     fold_N2 = _folds(enrol_speaker_N, test_speaker_N, num_folds=num_folds, seed=seed)
@@ -93,7 +92,12 @@ def cross_validated(
     for pair in np.unique(pair_N):
         held_out = divmod(int(pair), num_folds)
         seen_M = ~np.isin(fold_M2, held_out).any(axis=1)
-        _require_both_kinds(target_M[seen_M], num_folds)
+        if not target_M[seen_M].any() or target_M[seen_M].all():
+            raise ValueError(
+                f"calibration: cross-validation with {num_folds} folds leaves only one kind of "
+                f"trial to learn from, got {np.count_nonzero(seen_M)} trials; use trials of more "
+                "speakers, or a development list"
+            )
         model = fit_linear(features_MF[seen_M], target_M[seen_M], names=names)
         scored = np.flatnonzero(pair_N == pair)
         llr_N[scored] = model.llr(features_NF[scored])
@@ -112,13 +116,13 @@ def _checked(
             first = int(broken_N.argmax())
             raise ValueError(
                 f"calibration: {np.count_nonzero(broken_N)} of {len(target_N)} {name} are not "
-                f"finite, got {column_N[first]} at trial {first}; look for broken embeddings"
+                f"finite, such as {column_N[first]} at trial {first}; check the embeddings"
             )
     for count, kind in ((target_N.sum(), "target"), ((~target_N).sum(), "non-target")):
         if count == 0:
             raise ValueError(
-                f"calibration: learns from both kinds of trials, got no {kind} among "
-                f"{len(target_N)}; use a list with both"
+                f"calibration: needs both kinds of trials, got no {kind} in {len(target_N)}; "
+                "use a list with both"
             )
     return features_NF, target_N
 
@@ -126,7 +130,7 @@ def _checked(
 def _logistic_regression(unit_NG: np.ndarray, target_N: np.ndarray) -> NDArray[np.float64]:
     """Weights (G) by Newton's method; a step that would raise the loss is halved until it does not.
 
-    The ridge lets collinear features pass. It acts on the step only, not on where steps end.
+    The ridge makes collinear features solvable. It affects the steps, not the solution.
     """
     num_target = np.count_nonzero(target_N)
     counts_N = np.where(target_N, num_target, len(target_N) - num_target)
@@ -166,7 +170,7 @@ def _folds(
     speakers_S, code_2N = np.unique(speaker_2N, return_inverse=True)
     if not 3 <= num_folds <= len(speakers_S):
         raise ValueError(
-            f"calibration: cross-validation over speakers takes 3 folds to a fold a speaker, got "
+            f"calibration: cross-validation needs at least 3 folds and a speaker for each, got "
             f"{num_folds} folds for {len(speakers_S)} speakers; use trials of more speakers"
         )
     order_S = np.random.default_rng([seed, len(speakers_S)]).permutation(len(speakers_S))
@@ -181,12 +185,3 @@ def _thinned(target_N: np.ndarray, *, seed: int) -> NDArray[np.int64]:
         few = len(rows) <= MAX_OF_A_KIND
         kept.append(rows if few else rng.choice(rows, MAX_OF_A_KIND, replace=False, shuffle=False))
     return np.sort(np.concatenate(kept))
-
-
-def _require_both_kinds(target_M: np.ndarray, num_folds: int) -> None:
-    if not target_M.any() or target_M.all():
-        raise ValueError(
-            f"calibration: cross-validation with {num_folds} folds of speakers leaves no "
-            f"{'non-target' if target_M.any() else 'target'} trial to learn from, got "
-            f"{len(target_M)} trials; use trials of more speakers, or a development list"
-        )

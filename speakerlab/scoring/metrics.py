@@ -1,8 +1,8 @@
 """Error rates of a verification system: scores of trials in; EER, DCF and Cllr out.
 
 Letters: N trials, M targets, K operating points.
-A trial is accepted where score >= threshold. Equal scores cannot be told apart by a threshold, so
-they make one operating point. Everything here is a sort of the scores and what stands before each.
+A trial is accepted if score >= threshold. Equal scores form one operating point. Everything here is
+a sort of the scores, and sums over those below each.
 """
 
 import numpy as np
@@ -38,9 +38,9 @@ def eer(scores: ArrayLike, is_target: ArrayLike) -> float:
 
 
 def eer_of_points(p_miss_K: np.ndarray, p_fa_K: np.ndarray) -> float:
-    """Where the straight line between the two points around p_miss = p_fa crosses it.
+    """EER by linear interpolation between the two points around p_miss = p_fa.
 
-    Takes points as `operating_points` gives them: misses rise from 0, false alarms fall to 0.
+    Takes points of `operating_points`: misses rise from 0, false alarms fall to 0.
     """
     after = int(np.searchsorted(p_miss_K - p_fa_K, 0.0))
     return crossing(
@@ -49,7 +49,7 @@ def eer_of_points(p_miss_K: np.ndarray, p_fa_K: np.ndarray) -> float:
 
 
 def min_dcf(scores: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> float:
-    """Least detection cost p x miss + (1 - p) x false alarm over all thresholds, costs 1.
+    """Minimum detection cost p x miss + (1 - p) x false alarm over all thresholds, costs 1.
 
     Divided by min(p, 1 - p), the cost of the better of "accept all" and "accept nothing", so a
     useless system has 1 (NIST speaker recognition evaluation plans).
@@ -59,9 +59,9 @@ def min_dcf(scores: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> 
 
 
 def min_dcf_of_points(p_miss_K: np.ndarray, p_fa_K: np.ndarray, *, p_target: float) -> float:
-    """The same from operating points."""
+    """`min_dcf` from operating points."""
     if not 0.0 < p_target < 1.0:
-        raise ValueError(f"minDCF: p_target is not between 0 and 1, got {p_target}; use e.g. 0.01")
+        raise ValueError(f"minDCF: p_target must be between 0 and 1, got {p_target}; use e.g. 0.01")
     cost_K = p_target * p_miss_K + (1.0 - p_target) * p_fa_K
     return float(cost_K.min() / min(p_target, 1.0 - p_target))
 
@@ -69,7 +69,8 @@ def min_dcf_of_points(p_miss_K: np.ndarray, p_fa_K: np.ndarray, *, p_target: flo
 def cllr(llr: ArrayLike, is_target: ArrayLike) -> float:
     """Cost of log-likelihood ratios (N, natural logarithm) in bits, over all priors.
 
-    0 is perfect, 1 is worth nothing (Brummer and du Preez, Computer Speech and Language 20, 2006).
+    0 is perfect, 1 carries no information (Brummer and du Preez, Computer Speech and Language 20,
+    2006).
     """
     llr_N, is_target_N = checked(llr, is_target)
     misses, alarms = np.logaddexp(0, -llr_N[is_target_N]), np.logaddexp(0, llr_N[~is_target_N])
@@ -77,9 +78,9 @@ def cllr(llr: ArrayLike, is_target: ArrayLike) -> float:
 
 
 def act_dcf(llr: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> float:
-    """Detection cost, normalised like `min_dcf`, of deciding by log-likelihood ratios.
+    """Detection cost, normalised like `min_dcf`, of decisions by log-likelihood ratios.
 
-    The threshold is the one that is best if the ratios are right: log((1 - p) / p).
+    The threshold is optimal for well-calibrated ratios: log((1 - p) / p).
     """
     llr_N, is_target_N = checked(llr, is_target)
     p_miss, p_fa = error_rates(llr_N, is_target_N, threshold=np.log((1 - p_target) / p_target))
@@ -110,7 +111,7 @@ def min_cllr(scores: ArrayLike, is_target: ArrayLike) -> float:
     target_K, count_K = np.diff(before_K), np.diff(starts_K)
     posterior_K = isotonic_regression(target_K / count_K, weights=count_K).x
     num_target, num_nontarget = before_K[-1], len(scores_N) - before_K[-1]
-    with np.errstate(divide="ignore"):  # a ratio of 0 or infinity costs nothing: it is never wrong
+    with np.errstate(divide="ignore"):  # ratios of 0 or infinity cost nothing: they are never wrong
         odds_K = posterior_K / (1 - posterior_K) * (num_nontarget / num_target)
         missed_K = np.where(target_K > 0, np.log1p(1 / odds_K), 0.0)
         alarm_K = np.where(target_K < count_K, np.log1p(odds_K), 0.0)
@@ -148,17 +149,17 @@ def bayes_error(
 def threshold_at(
     scores: ArrayLike, is_target: ArrayLike, *, far: float | None = None, frr: float | None = None
 ) -> float:
-    """The threshold of the scores for a wished rate, given as one of the two.
+    """The threshold of the scores for a requested rate; give one of the two.
 
-    far: the lowest threshold that lets in at most this share of the non-targets (false-alarm or
+    far: the lowest threshold that accepts at most this share of the non-targets (false-alarm or
     false-acceptance rate). frr: the highest that rejects at most this share of the targets (miss or
-    false-rejection rate). Infinite where only "accept nothing" is good enough.
+    false-rejection rate). Infinite if only rejecting all trials is good enough.
     """
     if (far is None) == (frr is None):
         raise ValueError(f"threshold: takes far or frr, got {far} and {frr}; give one of them")
     rate, name = (far, "far") if far is not None else (frr, "frr")
     if rate is None or not 0.0 <= rate <= 1.0:
-        raise ValueError(f"threshold: {name} is not between 0 and 1, got {rate}; use e.g. 0.01")
+        raise ValueError(f"threshold: {name} must be between 0 and 1, got {rate}; use e.g. 0.01")
     p_miss_K, p_fa_K, threshold_K = operating_points(scores, is_target)
     if far is not None:
         return float(threshold_K[int(np.argmax(p_fa_K <= rate + ROUNDING))])
@@ -166,17 +167,17 @@ def threshold_at(
 
 
 def checked(scores: ArrayLike, is_target: ArrayLike) -> tuple[np.ndarray, NDArray[np.bool_]]:
-    """(scores_N as float64, is_target_N); ValueError where no rates can be counted from them."""
+    """(scores_N as float64, is_target_N); ValueError if no error rates can be computed."""
     scores_N, is_target_N = np.asarray(scores, dtype=np.float64), np.asarray(is_target)
     if scores_N.ndim != 1 or scores_N.shape != is_target_N.shape:
         raise ValueError(
-            f"scores: one number a trial is needed, got shapes {scores_N.shape} for scores and "
+            f"scores: need one number per trial, got shapes {scores_N.shape} for scores and "
             f"{is_target_N.shape} for is_target; give two arrays of equal length"
         )
     if is_target_N.dtype != np.bool_ and not np.isin(is_target_N, (0, 1)).all():
         raise ValueError(
-            f"is_target: only true and false (or 1 and 0) are known, got {is_target_N.dtype} "
-            "values; make a bool array"
+            f"is_target: must be true or false (or 1 and 0), got other {is_target_N.dtype} values; "
+            "make a bool array"
         )
     is_target_N = is_target_N.astype(np.bool_)
     num_target = int(np.count_nonzero(is_target_N))
@@ -189,32 +190,32 @@ def checked(scores: ArrayLike, is_target: ArrayLike) -> tuple[np.ndarray, NDArra
     nan_N = np.isnan(scores_N)
     if nan_N.any():
         raise ValueError(
-            f"scores: {np.count_nonzero(nan_N)} of {len(nan_N)} are not a number, the first at "
-            f"trial {int(nan_N.argmax())}; look for broken embeddings"
+            f"scores: {np.count_nonzero(nan_N)} of {len(nan_N)} are NaN, the first at trial "
+            f"{int(nan_N.argmax())}; check the embeddings"
         )
     return scores_N, is_target_N
 
 
 def order_of(scores_N: np.ndarray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The ascending order, and where in it each group of equal scores starts (last: N)."""
+    """The ascending order, and the start of each group of equal scores in it (last: N)."""
     order_N = np.argsort(scores_N)
     return order_N, _starts(scores_N[order_N])
 
 
 def _starts(ascending_N: np.ndarray) -> NDArray[np.intp]:
-    """Where each group of equal values starts, and last the end."""
+    """Start of each group of equal values, and last the end."""
     is_new_N = np.append(True, ascending_N[1:] != ascending_N[:-1])
     return np.append(np.flatnonzero(is_new_N), len(ascending_N))
 
 
 def sums_before(values_N: np.ndarray) -> np.ndarray:
-    """The sum of what stands before each place, and last of all: (N + 1)."""
+    """Sum of the values before each place, and last the total: (N + 1)."""
     sums = np.zeros(len(values_N) + 1, dtype=values_N.dtype)
     np.cumsum(values_N, out=sums[1:])
     return sums
 
 
 def crossing(miss_0: float, fa_0: float, miss_1: float, fa_1: float) -> float:
-    """The rate at which the straight line between two points has as many misses as alarms."""
+    """The rate at which the line between two points has equal miss and false-alarm rates."""
     gap_0, gap_1 = miss_0 - fa_0, miss_1 - fa_1
     return float(miss_0 + (miss_1 - miss_0) * gap_0 / (gap_0 - gap_1))

@@ -1,9 +1,9 @@
 """Two-covariance PLDA: a speaker's mean and a recording's deviation from it are both Gaussian.
 
-In: embeddings of development speakers. Out: a model that gives the log-likelihood ratio of "one
-speaker" against "two" for an enrolled speaker and a test recording.
+In: embeddings of development speakers. Out: a model of the log-likelihood ratio of "same speaker"
+against "different speakers" for an enrolled speaker and a test recording.
 An embedding is x = m + y + e, y ~ N(0, B) the same in all recordings of a speaker and e ~ N(0, W)
-drawn anew in each (Brummer and de Villiers, "The speaker partitioning problem", Odyssey 2010;
+independent in each (Brummer and de Villiers, "The speaker partitioning problem", Odyssey 2010;
 Ioffe, "Probabilistic linear discriminant analysis", ECCV 2006, whose notation Kaldi's
 src/ivector/plda.cc follows). The model is kept as Kaldi keeps it: u = A (x - m) has the
 within-speaker covariance I and the between-speaker covariance diag(psi).
@@ -25,7 +25,7 @@ MEAN_DIFFERENCE_SCALE, WITHIN_SCALE, BETWEEN_SCALE = 1.0, 0.3, 0.7
 
 @dataclass(frozen=True, eq=False)
 class Plda:
-    """mean m, the matrix A and the diagonal psi, which falls."""
+    """The mean m, the matrix A and the diagonal psi, in descending order."""
 
     mean_D: NDArray[np.float64]
     transform_DD: NDArray[np.float64]
@@ -35,7 +35,7 @@ class Plda:
     def from_covariances(
         cls, mean_D: NDArray[np.float64], between_DD: np.ndarray, within_DD: np.ndarray
     ) -> "Plda":
-        """The model of B and W; W must be positive definite, B may lack rank."""
+        """The model with covariances B and W; W must be positive definite, B may be singular."""
         psi_D, ascending_DD = eigh(between_DD, within_DD)  # columns v: v' W v = 1, v' B v = psi
         return cls(mean_D, ascending_DD[:, ::-1].T, np.maximum(psi_D[::-1], 0.0))
 
@@ -80,12 +80,12 @@ class Plda:
         return np.concatenate([np.ones((len(test_TD), 1)), test_TD, test_TD**2], axis=1)
 
     def adapted(self, emb_ND: np.ndarray) -> "Plda":
-        """The model for another domain, from embeddings (N, D) whose speakers are not known.
+        """Adapt the model to another domain, from embeddings (N, D) of unknown speakers.
 
         Kaldi's ivector-adapt-plda (PldaUnsupervisedAdaptor::UpdatePlda): the mean becomes that of
         these embeddings. C is their covariance plus MEAN_DIFFERENCE_SCALE times the square of
         the shift of the mean. Where C exceeds B + W, in the directions that make both diagonal,
-        shares of the excess are added to W and to B. Nothing is taken away elsewhere.
+        shares of the excess are added to W and to B. Elsewhere nothing changes.
         """
         mean_D = emb_ND.mean(axis=0, dtype=np.float64)
         apart_ND, shift_D = emb_ND - mean_D, mean_D - self.mean_D
@@ -103,7 +103,7 @@ class Plda:
 
 
 def learn_plda(development: Development, *, num_iterations: int = NUM_ITERATIONS) -> Plda:
-    """Maximum likelihood by EM (Kaldi, comment on PldaEstimator::GetStatsFromClassMeans).
+    """Learn a model by EM (Kaldi, comment on PldaEstimator::GetStatsFromClassMeans).
 
     The mean is that of the speakers' means. EM starts at the scatter within speakers and at the
     covariance of the speakers' means, and so does not depend on the scale of the embeddings, as

@@ -1,6 +1,6 @@
-"""Score files of any system: `enrol test score` on a line, and whatever follows.
+"""Score files of any system: `enrol test score` per line; further columns are ignored.
 
-In: a file and the trials that are wished for. Out: their scores, in the order of the trials.
+In: a file and a trial list. Out: the scores, in the order of the trials.
 Letters: N trials, L lines.
 """
 
@@ -13,37 +13,37 @@ from numpy.typing import NDArray
 
 from speakerlab.core.atomic import replacing
 from speakerlab.core.faults import Faults
-from speakerlab.scoring.trials import LINES_AT_ONCE, Trials, label_of
+from speakerlab.scoring.trials import LABELS, LINES_AT_ONCE, Trials
 
 NO_TRIAL = -1
 
 
 class _Rows(dict[str, int]):
-    """id -> row, NO_TRIAL for an id that is in no trial."""
+    """id -> row; NO_TRIAL for an id that is in no trial."""
 
     def __missing__(self, key: str) -> int:
         return NO_TRIAL
 
 
 def write_scores(path: str | Path, trials: Trials, scores_N: np.ndarray) -> None:
-    """Write one line a trial: enrolment id, test id, score, target|nontarget."""
+    """Write one line per trial: enrolment id, test id, score, target|nontarget."""
     assert len(scores_N) == len(trials), (len(scores_N), len(trials))
     enrol_ids, test_ids = trials.enrol_ids, trials.test_ids
     columns = (trials.enrol_N, trials.test_N, scores_N, trials.is_target_N)
     with replacing(Path(path)) as partial, partial.open("w", encoding="utf-8") as stream:
         for start in range(0, len(trials), LINES_AT_ONCE):
-            piece = zip(*(column[start : start + LINES_AT_ONCE].tolist() for column in columns))
+            block = zip(*(column[start : start + LINES_AT_ONCE].tolist() for column in columns))
             stream.writelines(
-                f"{enrol_ids[e]} {test_ids[t]} {score:.6f} {label_of(is_target)}\n"
-                for e, t, score, is_target in piece
+                f"{enrol_ids[e]} {test_ids[t]} {score:.6f} {LABELS[is_target]}\n"
+                for e, t, score, is_target in block
             )
 
 
 def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
-    """The score of every trial, (N). Lines may come in any order; those of other trials are passed.
+    """Read the score of every trial, (N). Lines may be in any order; other trials are ignored.
 
     Raises ValueError for a line without a score, and for a trial that has none, more than one, or
-    one that is not a number.
+    NaN.
     """
     path = Path(path)
     if not path.is_file():
@@ -52,24 +52,23 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
     column_of = _Rows((name, row) for row, name in enumerate(trials.test_ids))
     cells: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
     scores: list[np.ndarray] = [np.empty(0)]
-    for enrol, test, numbers in _read_pieces(path):
+    for enrol, test, numbers in _read_blocks(path):
         row_L = np.fromiter(map(row_of.__getitem__, enrol), np.int64, len(enrol))
         column_L = np.fromiter(map(column_of.__getitem__, test), np.int64, len(test))
         known_L = (row_L != NO_TRIAL) & (column_L != NO_TRIAL)
         cells.append((row_L * len(trials.test_ids) + column_L)[known_L])
         scores.append(np.asarray(numbers)[known_L])
-    place_N = _places(np.concatenate(cells), trials, path)
-    scores_N = np.concatenate(scores)[place_N]
+    scores_N = np.concatenate(scores)[_places(np.concatenate(cells), trials, path)]
     faults = Faults()
     for n in np.flatnonzero(np.isnan(scores_N)):
         name = f"{trials.enrol_ids[trials.enrol_N[n]]} {trials.test_ids[trials.test_N[n]]}"
-        faults.add("scores", f"{path}: must be a number, got nan for {name}; score it again")
+        faults.add("scores", f"{path}: the score of {name} is nan; score it again")
     faults.raise_if_any(f"{path}: refused, each trial needs a number")
     return scores_N
 
 
-def _read_pieces(path: Path) -> Iterator[tuple[Sequence[str], Sequence[str], list[float]]]:
-    """Pieces of the file as (enrol, test, score) columns."""
+def _read_blocks(path: Path) -> Iterator[tuple[Sequence[str], Sequence[str], list[float]]]:
+    """Blocks of the file as (enrol, test, score) columns."""
     num_lines = 0
     with path.open(encoding="utf-8") as stream:
         while lines := list(islice(stream, LINES_AT_ONCE)):
@@ -100,7 +99,7 @@ def _refuse_lines(lines: Sequence[str], num_before: int, path: Path) -> None:
 
 
 def _places(cell_L: np.ndarray, trials: Trials, path: Path) -> NDArray[np.int64]:
-    """Where each trial is among the lines, (N)."""
+    """The line of each trial, (N)."""
     wanted_N = trials.enrol_N.astype(np.int64) * len(trials.test_ids) + trials.test_N
     if np.array_equal(cell_L, wanted_N):  # written from the same list, as most are
         return np.arange(len(wanted_N))
@@ -109,18 +108,14 @@ def _places(cell_L: np.ndarray, trials: Trials, path: Path) -> NDArray[np.int64]
     place_N = np.searchsorted(sorted_L, wanted_N)
     found_N = place_N < len(sorted_L)
     found_N[found_N] = sorted_L[place_N[found_N]] == wanted_N[found_N]
+    again_L = sorted_L[1:][sorted_L[1:] == sorted_L[:-1]]
     faults = Faults()
-    for cell in wanted_N[~found_N]:
-        name = _named(int(cell), trials)
-        faults.add("trials", f"{path}: has no score for {name}; score the whole list")
-    again_L = np.flatnonzero(sorted_L[1:] == sorted_L[:-1])
-    for cell in sorted_L[again_L[np.isin(sorted_L[again_L], wanted_N)]]:
-        name = _named(int(cell), trials)
-        faults.add("trials", f"{path}: a trial is scored more than once, got {name}; keep one")
+    for cells, problem in (
+        (wanted_N[~found_N], "no score; score the whole list"),
+        (again_L[np.isin(again_L, wanted_N)], "more than one score; keep one"),
+    ):
+        for row, column in zip(*divmod(cells, len(trials.test_ids))):
+            name = f"{trials.enrol_ids[row]} {trials.test_ids[column]}"
+            faults.add("trials", f"{path}: {name} has {problem}")
     faults.raise_if_any(f"{path}: refused, each trial needs one score")
     return order_L[place_N]
-
-
-def _named(cell: int, trials: Trials) -> str:
-    row, column = divmod(cell, len(trials.test_ids))
-    return f"{trials.enrol_ids[row]} {trials.test_ids[column]}"

@@ -1,9 +1,7 @@
-"""What is done to embeddings before they are compared: mean, LDA, whitening, length.
+"""Transforms of embeddings before scoring: mean, LDA, whitening, length.
 
-In: embeddings of a development set and their speakers, to learn from; tables of embeddings, to
-change. Out: tables of the same ids.
-Letters: N utterances to change, M of the development set, S its speakers, D dimensions before and
-K after a transform.
+In: a development set to learn from, tables to transform. Out: tables of the same ids.
+Letters: N utterances, M of the development set, S its speakers, D dimensions before and K after.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +16,7 @@ from speakerlab.scoring.embeddings import EmbeddingTable
 
 Transform = Callable[[EmbeddingTable], EmbeddingTable]
 
-SINGULAR = 1e-12  # a variance that is less than this share of the largest is rounding of float32
+SINGULAR = 1e-12  # a variance below this share of the largest is float32 rounding
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Development:
 
 @dataclass(frozen=True, eq=False)
 class SpeakerMeans:
-    """The mean embedding of each development speaker, and what is left of each embedding."""
+    """The mean embedding of each development speaker, and the scatter around these means."""
 
     names: list[str]  # sorted
     count_S: NDArray[np.int64]
@@ -55,15 +53,14 @@ class SpeakerMeans:
         return cls(names.tolist(), count_S, mean_SD, left_MD.T @ left_MD)
 
     def require_spread(self, step: str) -> None:
-        """Raise ValueError where the variance within speakers cannot be told in each dimension."""
+        """Raise ValueError if some dimension has no within-speaker variance."""
         num, num_speakers, dim = int(self.count_S.sum()), len(self.names), len(self.within_DD)
         variance_D = np.linalg.eigvalsh(self.within_DD)  # ascending
         if num_speakers < 2 or not variance_D[0] > SINGULAR * variance_D[-1]:
             raise ValueError(
-                f"{step}: {dim} dimensions need 2 speakers, and {dim} more utterances than "
-                f"speakers that differ in each, got {num} utterances of {num_speakers} speakers; "
-                "embed more utterances of each speaker, put lda with a smaller --lda-dim before it "
-                f"or leave out {step}"
+                f"{step}: {dim} dimensions need 2 speakers and {dim} more distinct utterances than "
+                f"speakers, got {num} utterances of {num_speakers} speakers; embed more utterances "
+                f"of each, put lda with a smaller --lda-dim before it, or leave out {step}"
             )
 
 
@@ -72,14 +69,14 @@ class Affine:
     """x -> (x - offset) projection, applied to each row."""
 
     offset_D: NDArray[np.float64]
-    projection_DK: NDArray[np.float64] | None = None  # None: as it is
+    projection_DK: NDArray[np.float64] | None = None  # None: unchanged
 
     def __call__(self, table: EmbeddingTable) -> EmbeddingTable:
-        """The same ids, float32. Raises ValueError for embeddings of another size."""
+        """Transform a table, float32. Raises ValueError for embeddings of another size."""
         if table.emb_ND.shape[1] != len(self.offset_D):
             raise ValueError(
-                f"embeddings: the back end was learned on {len(self.offset_D)} dimensions, got "
-                f"{table.emb_ND.shape[1]}; extract both with one model"
+                f"embeddings: have {table.emb_ND.shape[1]} dimensions, but the back end was "
+                f"learned on {len(self.offset_D)}; extract both with one model"
             )
         emb_ND = table.emb_ND - self.offset_D
         if self.projection_DK is not None:
@@ -88,8 +85,7 @@ class Affine:
 
 
 def to_unit_length(table: EmbeddingTable) -> EmbeddingTable:
-    """Each embedding divided by its Euclidean length (Garcia-Romero and Espy-Wilson, Interspeech
-    2011); one of length 0 is refused by its id."""
+    """Scale each embedding to length 1 (Garcia-Romero and Espy-Wilson, Interspeech 2011)."""
     return replace(table, emb_ND=unit_rows(table.emb_ND, table.ids))
 
 
@@ -99,20 +95,20 @@ def learn_mean(development: Development) -> Affine:
 
 
 def learn_lda(development: Development, *, dim: int | None = None) -> Affine:
-    """Linear discriminant analysis: the `dim` directions v that B v = l W v gives the largest l.
+    """Linear discriminant analysis: the `dim` directions v with the largest l in B v = l W v.
 
     W is the covariance within speakers, sum of (x - m_s)(x - m_s)' / M, and B that between them,
     sum of n_s (m_s - m)(m_s - m)' / M (Fukunaga, "Introduction to Statistical Pattern Recognition",
     1990, chapter 10). v' W v is 1. By default `dim` is the smaller of D and S - 1, all that B
-    spans. Raises ValueError where `dim` is more, or W is singular for want of utterances.
+    spans. Raises ValueError if `dim` is more, or W is singular (too few utterances).
     """
     means = SpeakerMeans.of(development)
     means.require_spread("lda")
     most = min(len(means.within_DD), len(means.names) - 1)
     if dim is not None and not 1 <= dim <= most:
         raise ValueError(
-            f"lda: {len(means.names)} speakers and {len(means.within_DD)} dimensions give 1 to "
-            f"{most} directions, got {dim}; correct --lda-dim, or leave it out"
+            f"lda: --lda-dim {dim} is not within 1 to {most}, the most that {len(means.names)} "
+            f"speakers and {len(means.within_DD)} dimensions allow; correct it, or leave it out"
         )
     num = means.count_S.sum()
     apart_SD = means.mean_SD - means.count_S @ means.mean_SD / num
@@ -122,16 +118,16 @@ def learn_lda(development: Development, *, dim: int | None = None) -> Affine:
 
 
 def learn_whitening(development: Development) -> Affine:
-    """The symmetric matrix that makes the covariance of the development set the unit matrix.
+    """Whiten with C^(-1/2), where C is the covariance of the development set.
 
-    It is C^(-1/2) of their covariance C (Kessy, Lewin and Strimmer, The American Statistician 72,
-    2018, "ZCA"). Raises ValueError where C is singular.
+    This is "ZCA" (Kessy, Lewin and Strimmer, The American Statistician 72, 2018). Raises ValueError
+    if C is singular.
     """
     emb_MD = development.table.emb_ND.astype(np.float64)
     variance_D, direction_DD = eigh(np.atleast_2d(np.cov(emb_MD, rowvar=False, ddof=0)))
     if not variance_D[0] > SINGULAR * variance_D[-1]:
         raise ValueError(
-            f"whiten: {emb_MD.shape[1]} dimensions need more utterances than that which differ in "
-            f"each, got {len(emb_MD)}; extract more of the training set, or score without whiten"
+            f"whiten: {emb_MD.shape[1]} dimensions need more distinct utterances than that, got "
+            f"{len(emb_MD)}; extract more of the training set, or score without whiten"
         )
     return Affine(np.zeros(emb_MD.shape[1]), (direction_DD / np.sqrt(variance_D)) @ direction_DD.T)

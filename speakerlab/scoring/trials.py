@@ -1,15 +1,16 @@
 """Trial lists: a text file in, index arrays out.
 
 Letters: N trials.
-Spellings are told apart by the first line and held to for the whole file: `enrol test
-target|nontarget` (Kaldi), `1|0 enrol test` (VoxCeleb), `enrol test 1|0` (CN-Celeb), and tables with
-a header, separated by commas, semicolons or tabs (NIST's keys among them).
+The first line decides the format of the whole file: `enrol test target|nontarget` (Kaldi),
+`1|0 enrol test` (VoxCeleb), `enrol test 1|0` (CN-Celeb), or a table with a header, separated by
+commas, semicolons or tabs (such as NIST's keys).
 """
 
 import csv
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ from numpy.typing import NDArray
 from speakerlab.core.atomic import replacing
 from speakerlab.core.faults import Faults
 
-LINES_AT_ONCE = 2_048  # a piece that fits the cache: larger ones take twice as long to split
+LINES_AT_ONCE = 2_048  # a block that fits the cache: larger ones take twice as long to split
 
+LABELS = ("nontarget", "target")  # as written, by truth
 TRUTH = {"target": True, "nontarget": False, "1": True, "0": False}
 # name -> (column of the label, spellings of the label)
 FORMATS = {
@@ -27,7 +29,7 @@ FORMATS = {
     "1|0 enrol test": (0, {"1", "0"}),
     "enrol test 1|0": (2, {"1", "0"}),
 }
-# what the three columns of a table may be called, in lower case
+# known names of the three columns of a table, in lower case
 HEADERS = (
     ("label", "target", "targettype", "is_target", "key"),
     ("enrol", "enroll", "enrolment", "enrollment", "model", "modelid", "utt1", "wav1", "file1"),
@@ -38,7 +40,7 @@ TABLE_TRUTH = TRUTH | {"true": True, "false": False, "imp": False, "tgt": True}
 
 @dataclass(frozen=True)
 class Trials:
-    """Pairs of an enrolment and a test utterance; both sides count into lists of distinct ids."""
+    """Pairs of an enrolment and a test utterance, as indices into lists of distinct ids."""
 
     enrol_ids: list[str]
     test_ids: list[str]
@@ -46,15 +48,12 @@ class Trials:
     test_N: NDArray[np.int32]  # index into test_ids
     is_target_N: NDArray[np.bool_]
 
-    def __post_init__(self) -> None:
-        assert self.enrol_N.shape == self.test_N.shape == self.is_target_N.shape
-
     def __len__(self) -> int:
         return len(self.is_target_N)
 
     @property
     def ids(self) -> list[str]:
-        """Every utterance of either side, once: what has to have an embedding."""
+        """Every utterance of either side, once: those that need an embedding."""
         return list(dict.fromkeys([*self.enrol_ids, *self.test_ids]))
 
     def check_known(self, ids: Collection[str], *, where: str = "trials") -> None:
@@ -74,77 +73,65 @@ class Trials:
         self, speaker_of: Mapping[str, str]
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Numbers of the enrolment and the test speaker of each trial, equal for equal speakers."""
-        code_of: dict[str, int] = {}
-
-        def codes(ids: Sequence[str]) -> NDArray[np.int32]:
-            numbers = (code_of.setdefault(speaker_of[u], len(code_of)) for u in ids)
-            return np.fromiter(numbers, np.int32, len(ids))
-
-        return codes(self.enrol_ids)[self.enrol_N], codes(self.test_ids)[self.test_N]
-
-
-class _Numbering(dict[str, int]):
-    """Gives every new id the next number."""
-
-    def __missing__(self, key: str) -> int:
-        self[key] = number = len(self)
-        return number
+        code_of = defaultdict[str, int](count().__next__)
+        enrol, test = (
+            np.fromiter((code_of[speaker_of[name]] for name in ids), np.int32, len(ids))
+            for ids in (self.enrol_ids, self.test_ids)
+        )
+        return enrol[self.enrol_N], test[self.test_N]
 
 
 def read_trials(path: str | Path) -> Trials:
-    """Read a trial list in any of the spellings; what is wrong with it is named by file and line.
+    """Read a trial list in any of the formats.
 
-    Raises ValueError for lines of another shape than the first, and for a pair that occurs twice.
+    Raises ValueError, naming file and line, for lines of another format than the first and for a
+    pair that occurs twice.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such trial list; make it in stage 1")
-    enrol, test = _Numbering(), _Numbering()
-    pieces: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    enrol = defaultdict[str, int](count().__next__)  # id -> number, in order of appearance
+    test = defaultdict[str, int](count().__next__)
+    blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     separator = _separator(path)
     columns = _read_columns(path) if separator is None else _read_table(path, separator)
-    for (label, first, second), count in columns:
-        pieces.append(
+    for (label, first, second), num in columns:
+        blocks.append(
             (
-                np.fromiter(map(enrol.__getitem__, first), np.int32, count),
-                np.fromiter(map(test.__getitem__, second), np.int32, count),
-                np.fromiter(map(TRUTH.__getitem__, label), np.bool_, count),
+                np.fromiter(map(enrol.__getitem__, first), np.int32, num),
+                np.fromiter(map(test.__getitem__, second), np.int32, num),
+                np.fromiter(map(TRUTH.__getitem__, label), np.bool_, num),
             )
         )
-    if not pieces:
-        raise ValueError(f"{path}: no trials, got an empty file; make it in stage 1")
-    enrol_N, test_N, is_target_N = (np.concatenate(column) for column in zip(*pieces))
+    if not blocks:
+        raise ValueError(f"{path}: has no trials; make it in stage 1")
+    enrol_N, test_N, is_target_N = (np.concatenate(column) for column in zip(*blocks))
     trials = Trials(list(enrol), list(test), enrol_N, test_N, is_target_N)
     _refuse_duplicates(trials, path, lines_before=0 if separator is None else 1)
     return trials
 
 
 def write_trials(path: str | Path, rows: Iterable[tuple[str, str, bool]]) -> None:
-    """Write (enrol id, test id, is target) rows, Kaldi style; the file appears when it is whole."""
+    """Write (enrol id, test id, is target) rows atomically, in Kaldi's format."""
     rows = iter(rows)
     with replacing(Path(path)) as partial, partial.open("w", encoding="utf-8") as stream:
-        while piece := list(islice(rows, LINES_AT_ONCE)):
+        while block := list(islice(rows, LINES_AT_ONCE)):
             stream.writelines(
-                f"{enrol} {test} {label_of(is_target)}\n" for enrol, test, is_target in piece
+                f"{enrol} {test} {LABELS[bool(is_target)]}\n" for enrol, test, is_target in block
             )
 
 
-def label_of(is_target: bool) -> str:
-    """How a trial's truth is written."""
-    return "target" if is_target else "nontarget"
-
-
 def _read_columns(path: Path) -> Iterator[tuple[Sequence[tuple[str, ...]], int]]:
-    """Pieces of the file as (label, enrol, test) columns, and how many lines each has."""
+    """Blocks of the file as (label, enrol, test) columns, and the number of lines of each."""
     style, num_lines, ended = "", 0, False
     with path.open(encoding="utf-8") as stream:
         while lines := list(islice(stream, LINES_AT_ONCE)):
             rows = [line.split() for line in lines]
-            while rows and not rows[-1]:  # blank lines, which are fine at the end of the file
+            while rows and not rows[-1]:  # blank lines, allowed at the end of the file
                 rows.pop()
             if rows and ended:
                 raise ValueError(
-                    f"{path}:{num_lines + 1}: blank, but trials follow, got ''; remove the line"
+                    f"{path}:{num_lines + 1}: blank line between trials; remove the line"
                 )
             ended = len(rows) < len(lines)
             if not rows:
@@ -159,7 +146,7 @@ def _read_columns(path: Path) -> Iterator[tuple[Sequence[tuple[str, ...]], int]]
 
 
 def _separator(path: Path) -> str | None:
-    """What separates the columns of a table with a header; None for the other spellings."""
+    """The separator of a table with a header; None for the other formats."""
     with path.open(encoding="utf-8-sig") as stream:
         first = stream.readline()
     for separator in ",;\t":
@@ -169,21 +156,21 @@ def _separator(path: Path) -> str | None:
 
 
 def _places(header: Sequence[str]) -> list[int] | None:
-    """Where the label, the enrolment and the test column are, if this is a header."""
+    """The label, enrolment and test columns; None if this is no header."""
     words = [word.strip().lower() for word in header]
     found = [[i for i, word in enumerate(words) if word in names] for names in HEADERS]
     return [places[0] for places in found] if all(len(places) == 1 for places in found) else None
 
 
 def _read_table(path: Path, separator: str) -> Iterator[tuple[Sequence[tuple[str, ...]], int]]:
-    """As `_read_columns`, from a table with a header; labels in the spelling of the others."""
+    """Like `_read_columns`, from a table with a header; labels are spelled like the others."""
     with path.open(encoding="utf-8-sig", newline="") as stream:
         rows = csv.reader(stream, delimiter=separator)
         places = _places(next(rows)) or []
         faults = Faults()
-        while piece := list(islice(rows, LINES_AT_ONCE)):
+        while block := list(islice(rows, LINES_AT_ONCE)):
             kept: list[tuple[str, ...]] = []
-            for number, row in enumerate(piece, rows.line_num - len(piece) + 1):
+            for number, row in enumerate(block, rows.line_num - len(block) + 1):
                 words = tuple(row[i].strip() for i in places if i < len(row))
                 if len(words) < 3 or words[0].lower() not in TABLE_TRUTH or not all(words):
                     faults.add(
@@ -192,7 +179,7 @@ def _read_table(path: Path, separator: str) -> Iterator[tuple[Sequence[tuple[str
                         f"{', '.join(TABLE_TRUTH)}, got {separator.join(row)!r}; correct it",
                     )
                 else:
-                    kept.append((label_of(TABLE_TRUTH[words[0].lower()]), *words[1:]))
+                    kept.append((LABELS[TABLE_TRUTH[words[0].lower()]], *words[1:]))
             if kept:
                 yield list(zip(*kept)), len(kept)
         faults.raise_if_any(f"{path}: refused, no trial was read")
@@ -203,10 +190,10 @@ def _style_of(row: Sequence[str], path: Path) -> str:
         style for style, (i, labels) in FORMATS.items() if len(row) == 3 and row[i] in labels
     ]
     if len(matches) != 1:
-        problem = "could be read in two ways" if matches else "is no trial"
+        problem = "can be read in two ways" if matches else "is not a trial"
         known = "', '".join(FORMATS)
         raise ValueError(
-            f"{path}:1: {problem}, got {' '.join(row)!r}; write '{known}', or a table whose header "
+            f"{path}:1: {' '.join(row)!r} {problem}; write '{known}', or a table whose header "
             "names enrol, test and label"
         )
     return matches[0]
@@ -219,8 +206,8 @@ def _refuse_lines(rows: Sequence[Sequence[str]], style: str, path: Path, num_bef
         if len(row) != 3 or row[column] not in labels:
             faults.add(
                 "unreadable lines",
-                f"{path}:{number}: not of the form '{style}' that the file begins with, "
-                f"got {' '.join(row)!r}; write every line alike",
+                f"{path}:{number}: {' '.join(row)!r} is not of the format '{style}' of the first "
+                "line; use one format for all lines",
             )
     faults.raise_if_any(f"{path}: refused, no trial was read")
 
@@ -235,7 +222,7 @@ def _refuse_duplicates(trials: Trials, path: Path, *, lines_before: int) -> None
         enrol, test = trials.enrol_ids[trials.enrol_N[again]], trials.test_ids[trials.test_N[again]]
         faults.add(
             "duplicate trials",
-            f"{path}:{again + 1 + lines_before}: the trial of line {first + 1 + lines_before} "
-            f"again, got {enrol} {test}; keep one of them",
+            f"{path}:{again + 1 + lines_before}: {enrol} {test} repeats line "
+            f"{first + 1 + lines_before}; keep one of them",
         )
     faults.raise_if_any(f"{path}: refused, a trial may occur once")

@@ -121,4 +121,4 @@ def test_audio_that_is_gone_is_told_once_and_has_no_player(make_data_dir, tmp_pa
     with caplog.at_level(logging.WARNING):
         assert play("spk0-0") is None and play("spk1-0") is None and play("spk2-0") is not None
     (line,) = caplog.messages
-    assert line.startswith("report.html lacks a player: ") and "spk0-0.wav" in line
+    assert line.startswith("report.html: ") and "spk0-0.wav" in line

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from speakerlab.scoring.calibration import Calibration, fit_calibration
 from speakerlab.scoring.metrics import act_dcf, cllr, eer, error_rates, min_dcf
@@ -35,15 +36,8 @@ def test_thresholds_hold_on_other_trials():
     p_miss, p_fa = error_rates(scores_N, target_N, threshold=learned.threshold)
     assert p_miss == pytest.approx(p_fa, abs=0.02)
     assert p_miss == pytest.approx(eer(scores_N, target_N), abs=0.01)
-    assert list(learned.threshold_at_far) == [
-        "0.1",
-        "0.05",
-        "0.03",
-        "0.02",
-        "0.01",
-        "0.005",
-        "0.001",
-    ]
+    known = "0.1 0.05 0.03 0.02 0.01 0.005 0.001"
+    assert list(learned.threshold_at_far) == known.split()
     for rate in (0.1, 0.03, 0.001):
         _, p_fa = error_rates(scores_N, target_N, threshold=learned.threshold_at(rate))
         assert p_fa == pytest.approx(rate, rel=0.25)
@@ -55,9 +49,9 @@ def test_a_threshold_lets_in_what_it_says_by_hand():
     learned = fit_calibration(scores, is_target, source="s", false_alarm_rates=[0.25])
     assert learned.threshold_at(0.25) == pytest.approx(0.325)
     assert error_rates(scores, is_target, threshold=learned.threshold_at(0.25)) == (0.0, 0.25)
-    with pytest.raises(ValueError, match=r"4 non-target trials tell rates from 0.25 to 1 .* 0.1;"):
+    with refuses("calibration", "0.25", "0.1"):
         fit_calibration(scores, is_target, source="s", false_alarm_rates=[0.1])
-    with pytest.raises(ValueError, match=r"got 0.01; known are 0.25"):
+    with refuses("calibration", "0.01", "0.25"):
         learned.threshold_at(0.01)
 
 
@@ -69,7 +63,7 @@ def test_scores_told_apart_without_error_give_finite_ratios():
 
 
 def test_equal_scores_teach_nothing():
-    with pytest.raises(ValueError, match="all scores are equal, got 0.5"):
+    with refuses("calibration", "0.5"):
         fit_calibration([0.5] * 4, [0, 1, 0, 1], source="s")
 
 
@@ -78,7 +72,7 @@ def test_a_calibration_comes_back_from_json_and_a_damaged_one_does_not():
     values = json.loads(json.dumps(learned.to_dict()))
     assert Calibration.from_dict(values) == learned
     for damaged in ({**values, "slope": math.nan}, {"slope": 1.0}, {**values, "more": 1}):
-        with pytest.raises(ValueError, match=r"^model/calibration.json: .* make it anew$"):
+        with refuses("model/calibration.json"):
             Calibration.from_dict(damaged, where="model/calibration.json")
 
 

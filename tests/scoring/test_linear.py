@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refuses
 from scipy.optimize import minimize
 
 from speakerlab.scoring import linear
@@ -79,17 +80,17 @@ def test_scores_told_apart_without_error_give_finite_weights():
 
 
 @pytest.mark.parametrize(
-    ("features", "is_target", "line"),
+    ("features", "is_target", "value"),
     [
-        ([[0.1], [np.nan]], [0, 1], "1 of 2 score are not finite, got nan at trial 1"),
-        ([[0.1], [np.inf]], [0, 1], "1 of 2 score are not finite, got inf at trial 1"),
-        ([[0.1], [0.2]], [1, 1], "got no non-target among 2"),
-        ([[0.1], [0.2]], [0, 0], "got no target among 2"),
-        ([[0.1], [0.1]], [0, 1], "all score are equal, got 0.1"),
+        ([[0.1], [np.nan]], [0, 1], "nan at trial 1"),
+        ([[0.1], [np.inf]], [0, 1], "inf at trial 1"),
+        ([[0.1], [0.2]], [1, 1], "no non-target in 2"),
+        ([[0.1], [0.2]], [0, 0], "no target in 2"),
+        ([[0.1], [0.1]], [0, 1], "equal, 0.1"),
     ],
 )
-def test_what_cannot_be_learned_from_is_one_line(features, is_target, line):
-    with pytest.raises(ValueError, match=f"^calibration: .*{line}"):
+def test_what_cannot_be_learned_from_is_refused(features, is_target, value):
+    with refuses("calibration", value):
         fit_linear(features, is_target, names=["score"])
 
 
@@ -147,9 +148,9 @@ def test_many_trials_are_thinned_with_little_harm(monkeypatch):
 
 def test_too_few_speakers_are_refused():
     scores_N, target_N, enrol_N, test_N = speakers_trials(4, 3)
-    with pytest.raises(ValueError, match="takes 3 folds .* got 5 folds for 4 speakers; use"):
+    with refuses("calibration", "5 folds for 4 speakers"):
         cross_validated(scores_N[:, None], target_N, enrol_N, test_N, names=["s"])
-    with pytest.raises(ValueError, match="4 folds of speakers leaves no non-target trial .* use"):
+    with refuses("calibration", "4 folds"):
         few = (test_N == enrol_N) | (enrol_N == 0)
         cross_validated(
             scores_N[few, None], target_N[few], enrol_N[few], test_N[few], names=["s"], num_folds=4

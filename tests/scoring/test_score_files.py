@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from speakerlab.scoring.score_files import read_scores, write_scores
-from speakerlab.scoring.trials import LINES_AT_ONCE, Trials, read_trials, write_trials
+from speakerlab.scoring.trials import LINES_AT_ONCE, read_trials, write_trials
 
 LIST = "a x target\nb x nontarget\na y nontarget\n"
 
@@ -39,40 +40,25 @@ def test_a_long_file_in_another_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "line", "value"),
     [
-        ("a x 1\nb x 2\n", ": has no score for a y; score the whole list"),
-        ("", ": has no score for a x"),
-        ("a x 1\nb x two\na y 3\n", ":2: is not 'enrol test score', got 'b x two'"),
-        ("a x 1\na y nan\nb x 0\n", ": must be a number, got nan for a y; score it again"),
-        ("a x 1\nb x\na y 3\n", ":2: is not 'enrol test score', got 'b x'"),
-        ("a x 1\na x 1\nb x 2\na y 3\n", ": a trial is scored more than once, got a x"),
+        ("a x 1\nb x 2\n", "", "a y has no"),
+        ("", "", "a x has no"),
+        ("a x 1\nb x two\na y 3\n", ":2", "'b x two'"),
+        ("a x 1\na y nan\nb x 0\n", "", "a y is nan"),
+        ("a x 1\nb x\na y 3\n", ":2", "'b x'"),
+        ("a x 1\na x 1\nb x 2\na y 3\n", "", "a x has more"),
     ],
 )
-def test_bad_files_are_named(tmp_path, trials, text, line):
+def test_bad_files_are_named(tmp_path, trials, text, line, value):
     (tmp_path / "s.txt").write_text(text)
-    with pytest.raises(ValueError) as error:
+    with refuses(f"{tmp_path}/s.txt{line}", value):
         read_scores(tmp_path / "s.txt", trials)
-    assert str(error.value).startswith(str(tmp_path / "s.txt") + line)
 
 
 def test_a_missing_file_is_one_line(tmp_path, trials):
-    with pytest.raises(FileNotFoundError, match=r"no such score file; run `speakerlab score`"):
+    with refuses(f"{tmp_path}/none.txt", error=FileNotFoundError):
         read_scores(tmp_path / "none.txt", trials)
-
-
-def test_scores_are_written_a_trial_a_line(tmp_path):
-    path = tmp_path / "scores" / "mini.txt"
-    trials = Trials(
-        ["a", "b"],
-        ["x"],
-        np.array([1, 0], dtype=np.int32),
-        np.array([0, 0], dtype=np.int32),
-        np.array([True, False]),
-    )
-    write_scores(path, trials, np.array([0.25, -1 / 3], dtype=np.float32))
-    assert path.read_text() == "b x 0.250000 target\na x -0.333333 nontarget\n"
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_score_files_are_in_the_order_of_the_trials(tmp_path):

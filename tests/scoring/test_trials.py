@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from speakerlab.scoring.trials import LINES_AT_ONCE, read_trials, write_trials
 
@@ -59,62 +60,58 @@ def test_a_list_that_fails_half_way_is_not_written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "line", "value"),
     [
-        ("a b target\nc d 1\n", ":2: not of the form 'enrol test target|nontarget'"),
-        ("a b target\nc d\n", ":2: not of the form .* got 'c d'; write every line alike"),
-        ("a b target\n\nc d target\n", ":2: not of the form .* got ''"),
-        ("a b target extra\n", ":1: is no trial, got 'a b target extra'; write"),
-        ("a b yes\n", ":1: is no trial, got 'a b yes'"),
-        ("1 a 0\n", ":1: could be read in two ways, got '1 a 0'"),
-        ("a b 1\nb c 0\na b 0\n", ":3: the trial of line 1 again, got a b; keep one"),
-        ("", ": no trials, got an empty file"),
-        ("enrol,test,label\na,b,1\na,b,2\n", ":3: needs an enrolment .* got 'a,b,2'; correct it"),
-        ("enrol,test,label\na,b,1\nc,,0\n", ":3: needs an enrolment .* got 'c,,0'; correct it"),
-        ("enrol,test,label\na,b,1\nc,d,0\na,b,0\n", ":4: the trial of line 2 again, got a b"),
-        ("enrol,test,label\n", ": no trials, got an empty file"),
-        ("enrol,test\na,b\n", ":1: is no trial, got 'enrol,test'"),
+        ("a b target\nc d 1\n", ":2", "'c d 1'"),
+        ("a b target\nc d\n", ":2", "'c d'"),
+        ("a b target\n\nc d target\n", ":2", "''"),
+        ("a b target extra\n", ":1", "'a b target extra'"),
+        ("a b yes\n", ":1", "'a b yes'"),
+        ("1 a 0\n", ":1", "'1 a 0' can be read in two ways"),
+        ("a b 1\nb c 0\na b 0\n", ":3", "a b repeats line 1"),
+        ("", "", "no trials"),
+        ("enrol,test,label\na,b,1\na,b,2\n", ":3", "'a,b,2'"),
+        ("enrol,test,label\na,b,1\nc,,0\n", ":3", "'c,,0'"),
+        ("enrol,test,label\na,b,1\nc,d,0\na,b,0\n", ":4", "a b repeats line 2"),
+        ("enrol,test,label\n", "", "no trials"),
+        ("enrol,test\na,b\n", ":1", "'enrol,test'"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, text, line):
+def test_a_bad_line_is_named(tmp_path, text, line, value):
     path = written(tmp_path, text)
-    with pytest.raises(ValueError, match=line.replace("|", r"\|")) as error:
+    with refuses(f"{path}{line}", value):
         read_trials(path)
-    assert str(error.value).startswith(str(path))
 
 
 def test_many_bad_lines_are_counted(tmp_path):
     path = written(tmp_path, "a b 1\n" + "".join(f"c{i} d 2\n" for i in range(8)))
-    with pytest.raises(ValueError) as error:
+    with refuses(str(path)) as error:
         read_trials(path)
     lines = str(error.value).splitlines()
     assert [line.split(":")[1] for line in lines[:5]] == ["2", "3", "4", "5", "6"]
-    assert lines[5:] == ["... and 3 more unreadable lines", f"{path}: refused, no trial was read"]
+    assert lines[5] == "... and 3 more unreadable lines"
 
 
-def test_lines_are_counted_across_pieces(tmp_path):
+def test_lines_are_counted_across_blocks(tmp_path):
     good = "".join(f"a b{i} target\n" for i in range(LINES_AT_ONCE))
-    with pytest.raises(ValueError, match=f":{LINES_AT_ONCE + 2}: not of the form"):
-        read_trials(written(tmp_path, good + "a c target\na d\n"))
-    with pytest.raises(ValueError, match=f":{LINES_AT_ONCE}: blank, but trials follow"):
-        read_trials(written(tmp_path, good.replace(f"a b{LINES_AT_ONCE - 1} target", "") + "a c 1"))
+    blank = good.replace(f"a b{LINES_AT_ONCE - 1} target", "")
+    for text, number in ((good + "a c target\na d\n", 2), (blank + "a c 1", 0)):
+        path = written(tmp_path, text)
+        with refuses(f"{path}:{LINES_AT_ONCE + number}"):
+            read_trials(path)
 
 
 def test_a_missing_list_is_one_line(tmp_path):
-    with pytest.raises(FileNotFoundError, match="trials: no such trial list; make it in stage 1"):
+    with refuses(f"{tmp_path}/trials", error=FileNotFoundError):
         read_trials(tmp_path / "trials")
 
 
 def test_unknown_utterances_are_named(tmp_path):
     trials = read_trials(written(tmp_path, SPELLINGS["kaldi"]))
     trials.check_known(["a", "b", "x", "y", "z"])
-    with pytest.raises(ValueError) as error:
-        trials.check_known({"a", "x"}, where="data/test/trials")
-    assert [line.split(",")[0] for line in str(error.value).splitlines()] == [
-        "data/test/trials: a trial names b",
-        "data/test/trials: a trial names y",
-        "data/test/trials: refused",
-    ]
+    for name in "by":
+        with refuses("data/test/trials", name):
+            trials.check_known({"a", "x"}, where="data/test/trials")
 
 
 def test_speakers_have_equal_numbers_on_both_sides(tmp_path):
