@@ -87,8 +87,8 @@ def _check(args: Namespace) -> None:
     num_dev = len(args.dev_scores or [])
     if (args.dev_trials is None) != (num_dev == 0) or num_dev not in (0, len(args.scores)):
         raise ValueError(
-            f"--dev-scores: --dev-trials needs {len(args.scores)} files, one per system, got {num_dev}"
-            "; give both options or neither"
+            f"--dev-scores: --dev-trials needs one for each of {len(args.scores)} --scores, got "
+            f"{num_dev}; give both options or neither"
         )
     if args.dev_trials is not None and args.speakers is not None:
         raise ValueError(
