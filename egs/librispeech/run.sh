@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The same file in every recipe: what differs is in recipe.sh and prepare.py. Options: --help.
+# This file is the same in every recipe; recipe.sh and prepare.py differ. Options: --help.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"
 recipe_dir=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=egs/common/stages.sh

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034 # read by egs/common/stages.sh
-# own: your recordings, a folder a speaker, to fine-tune a trained model to (--init).
+# Your recordings, one folder per speaker, to fine-tune a trained model (--init).
 model=campplus
-init_overlay=own_data  # with --init: that model's configuration, then conf/finetune/own_data.yaml
-allow_missing=0.05     # files that cannot be used are listed in rejected.tsv ...
-allow_undecodable=0.05 # ... those that only show it when they are decoded, too
+init_overlay=own_data  # with --init: overlay on the configuration of that model
+allow_missing=0.05     # share of unusable files, listed in rejected.tsv
+allow_undecodable=0.05 # share of files that cannot be decoded
