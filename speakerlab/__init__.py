@@ -8,7 +8,7 @@ model.verify("a.wav", "b.wav")
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # importing the package and `speakerlab --help` need neither numpy nor torch
     from speakerlab.inference.speaker_model import SpeakerModel
 
 __version__ = "0.1.0"
@@ -20,10 +20,10 @@ def load(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["auto", "fp32", "bf16"] = "fp32",
 ) -> "SpeakerModel":
-    """Open an experiment, a model folder, an `.onnx` file, or `hub:ID` (a published model).
+    """Load an experiment, a model folder, an `.onnx` file or `hub:ID` (a published model).
 
-    precision: of the backbone; auto is bf16 on a GPU that has it, else fp32.
+    precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32.
     """
-    from speakerlab.inference import speaker_model  # now: the command line's help needs no torch
+    from speakerlab.inference.speaker_model import load_model
 
-    return speaker_model.load(model, device=device, precision=precision)
+    return load_model(model, device=device, precision=precision)

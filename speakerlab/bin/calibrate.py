@@ -1,4 +1,4 @@
-"""Learn what a model's scores mean from a data directory; store it with the model."""
+"""Learn a model's calibration from a data directory, and store it with the model."""
 
 import logging
 import shutil
@@ -8,39 +8,36 @@ from pathlib import Path
 
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints.model_files import CALIBRATION, find_model
-from speakerlab.core.atomic import write_json
+from speakerlab.core.atomic import file_sha256, write_json
 from speakerlab.data.manifest import read_manifest
 
 log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab calibrate --model DIR --data DIR [--far RATE...] [--out EXP]`"""
+    """Run `speakerlab calibrate --model DIR --data DIR [--far RATE...] [--out EXP]`."""
     options = parser("calibrate", __doc__)
-    options.add_argument("--model", type=Path, required=True, metavar="DIR")
-    options.add_argument(
-        "--data", type=Path, required=True, metavar="DIR", help="checked, of unseen speakers"
-    )
-    options.add_argument(
-        "--far", type=float, nargs="+", default=[], metavar="RATE", help="false-alarm rates to keep"
-    )
-    options.add_argument(
-        "--out", type=Path, metavar="EXP", help="copy the model to EXP/model first"
-    )
+    model = "experiment or model folder"
+    options.add_argument("--model", type=Path, required=True, metavar="DIR", help=model)
+    data = "checked data directory of speakers that the model was not trained on"
+    options.add_argument("--data", type=Path, required=True, metavar="DIR", help=data)
+    rates = "false-alarm rates to store thresholds for"
+    options.add_argument("--far", type=float, nargs="+", default=[], metavar="RATE", help=rates)
+    out = "copy the model to EXP/model and store the calibration there"
+    options.add_argument("--out", type=Path, metavar="EXP", help=out)
     args = options.parse_args(words)
-    import torch  # not before the options are right
+    import torch  # not before the options are checked
 
     from speakerlab.checkpoints.published import load_published
     from speakerlab.experiments.validation import Validation
 
-    published = load_published(copied(args.model, args.out) if args.out else args.model)
+    published = load_published(copy_model(args.model, args.out) if args.out else args.model)
     if not (args.data / "utt2spk").exists():
         raise FileNotFoundError(f"{args.data}/utt2spk: no such file; calibration needs speakers")
     manifest = read_manifest([args.data], sample_rate=published.embedder.sample_rate)
     if len(manifest.speakers) < 2:
         raise ValueError(
-            f"{args.data}: calibration needs at least two speakers, got {len(manifest.speakers)}; "
-            "add recordings of others"
+            f"{args.data}: calibration needs at least 2 speakers, got {len(manifest.speakers)}"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     learned = Validation(manifest).calibrate(
@@ -56,22 +53,22 @@ def main(words: Sequence[str]) -> None:
     log.info("%s: written, from %s", published.folder / CALIBRATION, learned.source)
 
 
-def copied(model: Path, exp_dir: Path) -> Path:
-    """An experiment that holds a copy of a model."""
-    from speakerlab.checkpoints.published import file_sha256
+def copy_model(model: Path, exp_dir: Path) -> Path:
+    """Copy a model into an experiment folder, unless it is there already."""
     from speakerlab.training.checkpoint import was_begun
 
     source, target = find_model(model), exp_dir / "model"
     if target.exists() and target.resolve() == source.resolve():
         return source
-    weights = [folder / "embedder.safetensors" for folder in (source, target)]
-    if target.exists() and file_sha256(weights[0]) != file_sha256(weights[1]):
-        raise ValueError(
-            f"{exp_dir}: holds another model than {model}, got sha256 "
-            f"{file_sha256(weights[1])[:12]} for {file_sha256(weights[0])[:12]}; use another --exp"
-        )
+    if target.exists():
+        old, new = (file_sha256(folder / "embedder.safetensors") for folder in (target, source))
+        if old != new:
+            raise ValueError(
+                f"{exp_dir}: holds another model (sha256 {old[:12]}) than {model} ({new[:12]}); "
+                "use another --out"
+            )
     if was_begun(exp_dir):
-        raise ValueError(f"{exp_dir}: is a training, got its checkpoints; use another --exp")
+        raise ValueError(f"{exp_dir}: holds a training run; use another --out")
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
     shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")

@@ -24,7 +24,7 @@ from speakerlab.scoring.identification import (
 )
 
 if TYPE_CHECKING:  # imports torch, which must wait until the options are checked
-    from speakerlab.inference.classifier import Classifier
+    from speakerlab.inference.torch_model import Classifier
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--data", type=Path, nargs="+", required=True, metavar="DIR")
     args = options.parse_args(words)
     from speakerlab.config.schema import load_config
-    from speakerlab.inference.classifier import load_classifier
+    from speakerlab.inference.torch_model import load_classifier
 
     classifier = load_classifier(args.exp)
     labels = load_config([find_model(args.exp) / "config.yaml"]).data.labels

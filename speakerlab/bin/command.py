@@ -1,4 +1,4 @@
-"""What every command shares: log lines, one line a fault instead of a traceback, exit codes."""
+"""What all commands share: options, log lines, errors of one line, exit codes."""
 
 import argparse
 import logging
@@ -10,11 +10,11 @@ from typing import NoReturn
 from speakerlab.core import process
 from speakerlab.core.faults import nearest
 
-DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # any value: tracebacks are shown
+DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # if set, errors of the user show a traceback too
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that answers in one line and names the nearest option."""
+    """argparse with errors of one line that name the nearest option."""
 
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].split()
@@ -26,24 +26,24 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(name: str, description: str | None) -> Parser:
-    """A parser for one command; abbreviated options are refused."""
+    """Return the parser of a command; abbreviated options are refused."""
     first = (description or "").partition("\n")[0]
     return Parser(prog=f"speakerlab {name}", description=first, allow_abbrev=False)
 
 
 def plain_text(error: Exception) -> str:
-    """What a user should read; of a fault in a loader's worker, not the traceback it comes in."""
-    if isinstance(error, OSError) and error.errno is not None:  # not one of our own lines
+    """Return the message of an error for the user, without the traceback of a data worker."""
+    if isinstance(error, OSError) and error.errno is not None:  # not one of our own messages
         where = error.filename or "a file"
-        return f"{where}: cannot be used, got '{error.strerror}'; look at the disk and permissions"
+        return f"{where}: {error.strerror}; check the disk and the permissions"
     text = str(error)
     if text.startswith("Caught ") and "Original Traceback" in text:
         return text.rstrip().splitlines()[-1].partition(": ")[2]
     return text
 
 
-def tell(text: str) -> None:
-    """To the terminal as it is, and to the log file of a training."""
+def print_error(text: str) -> None:
+    """Write to the terminal, and to the log file of a training run."""
     sys.stderr.write(f"{text}\n")
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
@@ -51,7 +51,7 @@ def tell(text: str) -> None:
 
 
 def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> NoReturn:
-    """Call `main`; wrong input is told in lines and exits 1, a bug shows its traceback."""
+    """Call `main` and exit: 1 with its message for wrong input, a traceback for a bug."""
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     code = 0
     try:
@@ -59,7 +59,7 @@ def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> NoReturn
     except (ValueError, OSError, ImportError) as error:
         if DEBUG_VARIABLE in os.environ:
             logging.exception("traceback, shown because %s is set", DEBUG_VARIABLE)
-        tell(plain_text(error))
+        print_error(plain_text(error))
         code = process.EXIT_INPUT
     except KeyboardInterrupt:
         sys.stderr.write("stopped by Ctrl-C\n")

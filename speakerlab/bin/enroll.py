@@ -1,29 +1,30 @@
-"""Remember a speaker by recordings: the mean of their embeddings, each of length 1."""
+"""Enrol a speaker by one or more recordings."""
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser
-from speakerlab.bin.model_options import SPEAKERS, add_model_options, open_model
+from speakerlab.bin.model_options import add_model_options, add_speakers, model_of
 
 log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab enroll NAME FILE... --model MODEL [--speakers FILE]`"""
+    """Run `speakerlab enroll NAME FILE... --model MODEL [--speakers FILE]`."""
     options = parser("enroll", __doc__)
-    options.add_argument("name", metavar="NAME", help="replaces the speaker of that name")
-    options.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    where = f"where speakers are kept (default {SPEAKERS})"
-    options.add_argument("--speakers", type=Path, default=SPEAKERS, metavar="FILE", help=where)
+    name = "of the speaker; replaces one of that name"
+    options.add_argument("name", metavar="NAME", help=name)
+    options.add_argument("files", type=Path, nargs="+", metavar="FILE", help="recordings")
+    add_speakers(options)
     add_model_options(options)
     args = options.parse_args(words)
-    model = open_model(args)
+    model = model_of(args)
     if args.speakers.exists():
         model.load_speakers(args.speakers)
     done = "replaced" if args.name in model.speakers else "enrolled"
     model.enroll(args.name, args.files)
     model.save_speakers(args.speakers)
-    text = "%s: %s %s by %d recordings; %d speakers"
-    log.info(text, args.speakers, done, args.name, len(args.files), len(model.speakers))
+    counts = (len(args.files), len(model.speakers))
+    text = "%s: %s %s, recordings: %d; speakers in the file: %d"
+    log.info(text, args.speakers, done, args.name, *counts)

@@ -1,5 +1,6 @@
-"""Embed every utterance of a data directory with an experiment's model."""
+"""Extract the embeddings of a data directory with an experiment's model."""
 
+import logging
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,30 +10,75 @@ from speakerlab.bin.model_options import add_precision
 from speakerlab.bin.pack import job
 from speakerlab.core import process
 
+log = logging.getLogger(__name__)
+
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab extract --exp DIR --data DIR [--precision bf16] [--nproc N] [--job I/N] ...`"""
+    """Run `speakerlab extract --exp DIR --data DIR [--nproc N] [--job I/N] ...`.
+
+    Computes the chunks that are missing, and joins them once all are there.
+    """
     process.die_with_launcher()
     args = parse(words)
-    from speakerlab.bin.extracting import extract  # torch: not before the options are right
+    from speakerlab.checkpoints.model_files import embeddings_stem
+    from speakerlab.checkpoints.published import load_initial, load_published
+    from speakerlab.data.manifest import read_manifest
+    from speakerlab.inference.extraction import name_jobs, plan_extraction
+    from speakerlab.inference.workers import embed_chunks, precision_here, share_threads
 
-    extract(args)
+    num_threads = share_threads(args.nproc)
+    published = load_published(args.exp)
+    embedder = published.embedder
+    if args.untrained:
+        embedder = load_initial(args.exp, published.config)
+    precision = precision_here(args.precision)
+    if precision.name != "fp32" or args.precision == "auto":
+        log.info("precision: %s, %s", precision.name, precision.reason)
+    # The VAD is in no tensor, so it is not part of the model's hash.
+    facts = {"precision": precision.name, "untrained": args.untrained, "vad": published.config.vad}
+    work = plan_extraction(
+        embeddings_stem(args.exp, args.data.name, untrained=args.untrained),
+        read_manifest([args.data], sample_rate=embedder.sample_rate),
+        embedder,
+        model_sha256=published.sha256,
+        facts=facts,
+        per_speaker=args.per_speaker,
+    )
+    embedder = embedder.folded(precision, in_place=True)
+    todo = work.todo(args.job)
+    if todo is None:
+        log.info("%s: already extracted with this model and data, kept", work.stem)
+        return
+    if kept := len(work.of_job(args.job)) - len(todo):
+        log.info("%s: %d of %d chunks are finished, kept", work.stem, kept, kept + len(todo))
+    embed_chunks(work, embedder, todo, nproc=args.nproc, num_threads=num_threads)
+    missing = work.join()
+    if missing and args.wait_minutes is None:
+        counts = (len(missing), len(work.chunks), name_jobs(missing, args.job[1]))
+        log.info("%s: %d of %d chunks remain, of %s", work.stem, *counts)
+        return
+    if missing:
+        work.wait(args.job[1], minutes=args.wait_minutes)
+    log.info("%s: %d embeddings of %d dimensions", work.stem, len(work.pieces), embedder.embed_dim)
 
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("extract", __doc__)
-    options.add_argument("--exp", type=Path, required=True, metavar="DIR")
-    options.add_argument("--data", type=Path, required=True, metavar="DIR")
-    options.add_argument("--untrained", action="store_true", help="as training began")
-    options.add_argument("--per-speaker", type=int, metavar="K", help="at most K of each speaker")
-    options.add_argument("--nproc", type=int, default=1, help="processes, one a GPU")
+    options.add_argument("--exp", type=Path, required=True, metavar="DIR", help="experiment")
+    options.add_argument("--data", type=Path, required=True, metavar="DIR", help="data directory")
+    untrained = "use the weights that the training started with"
+    options.add_argument("--untrained", action="store_true", help=untrained)
+    few = "extract at most K utterances of each speaker"
+    options.add_argument("--per-speaker", type=int, metavar="K", help=few)
+    options.add_argument("--nproc", type=int, default=1, help="processes, one per GPU (default 1)")
     add_precision(options)
-    options.add_argument("--job", type=job, default=(1, 1), metavar="I/N", help="of N at a time")
-    wait = "for the other jobs; give up when none has finished a chunk for so long"
+    part = "compute part I of N; run the others elsewhere or later"
+    options.add_argument("--job", type=job, default=(1, 1), metavar="I/N", help=part)
+    wait = "wait for the other jobs; fail if none finishes a chunk for M minutes"
     options.add_argument("--wait-minutes", type=float, metavar="M", help=wait)
     args = options.parse_args(words)
     for name in ("nproc", "per_speaker"):
         value = getattr(args, name)
         if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')}: is at least 1, got {value}; see --help")
+            raise ValueError(f"--{name.replace('_', '-')}: must be at least 1, got {value}")
     return args

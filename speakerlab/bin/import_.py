@@ -1,4 +1,4 @@
-"""Open a checkpoint of 3D-Speaker or WeSpeaker as a model of ours."""
+"""Import a checkpoint of 3D-Speaker or WeSpeaker as a model folder."""
 
 import logging
 from collections.abc import Sequence
@@ -11,24 +11,19 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab import FILE --out DIR [--model-config FILE] [--frontend F] [--speakers FILE]`"""
+    """Run `speakerlab import FILE --out DIR [--model-config FILE] [--frontend F] ...`."""
     options = parser("import", __doc__)
-    options.add_argument("checkpoint", type=Path, metavar="FILE", help="or a folder, or an archive")
+    checkpoint = "checkpoint, or a folder or archive that holds one"
+    options.add_argument("checkpoint", type=Path, metavar="FILE", help=checkpoint)
     options.add_argument("--out", type=Path, required=True, metavar="DIR", help="model folder")
-    options.add_argument(
-        "--model-config", type=Path, metavar="FILE", help="config.yaml, if it is not beside FILE"
-    )
-    options.add_argument(
-        "--frontend", choices=sorted(FRONTENDS), help="whose features the model takes"
-    )
-    options.add_argument(
-        "--speakers",
-        type=Path,
-        metavar="FILE",
-        help="train.csv or utt2spk of the training: names the head",
-    )
+    config = "config.yaml of the toolkit (default: the one beside FILE)"
+    options.add_argument("--model-config", type=Path, metavar="FILE", help=config)
+    frontend = "toolkit whose features the model takes (default: by the checkpoint)"
+    options.add_argument("--frontend", choices=sorted(FRONTENDS), help=frontend)
+    speakers = "train.csv or utt2spk of the training: names the rows of the head"
+    options.add_argument("--speakers", type=Path, metavar="FILE", help=speakers)
     args = options.parse_args(words)
-    from speakerlab.checkpoints.foreign import import_checkpoint  # torch: as late as can be
+    from speakerlab.checkpoints.foreign import import_checkpoint  # torch: `--help` needs none
 
     published = import_checkpoint(
         args.checkpoint,
@@ -37,4 +32,5 @@ def main(words: Sequence[str]) -> None:
         frontend=args.frontend,
         speakers=args.speakers,
     )
-    log.info("%s: %d dimensions, %s", args.out, published.embedder.embed_dim, published.sha256)
+    embed_dim, digest = published.embedder.embed_dim, published.sha256
+    log.info("%s: written, %d dimensions, sha256 %s", args.out, embed_dim, digest)

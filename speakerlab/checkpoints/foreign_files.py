@@ -1,14 +1,19 @@
-"""Files of 3D-Speaker and WeSpeaker: where a checkpoint lies, and the tensors in it.
+"""Files of 3D-Speaker and WeSpeaker, read without running code from them.
 
-In: the path of a checkpoint or of a folder that holds one. Out: the files that belong together, and
-tensors by name, read so that no code of the file can run.
+In: a checkpoint, or a folder or archive that holds one. Out: the files that belong together, and
+tensors by name.
 """
 
+import shutil
+import stat
+import tarfile
 import warnings
-from collections.abc import Mapping
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PureWindowsPath
+from typing import IO, Any
 
 import torch
 import yaml
@@ -17,13 +22,15 @@ from torch import Tensor
 from speakerlab.checkpoints.toolkit_config import read_config
 
 WESPEAKER_NAME = "avg_model.pt"
-NAMES = (WESPEAKER_NAME, "embedding_model.ckpt")  # what the toolkits call their checkpoints
+NAMES = (WESPEAKER_NAME, "embedding_model.ckpt")  # the toolkits' names of their checkpoints
 ENDINGS = (".ckpt", ".bin", ".pt", ".pth")
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+MAX_BYTES = 8 << 30  # of an unpacked archive; the largest published model has a fifth of it
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a checkpoint and what belongs to it were found."""
+    """A checkpoint and the files that belong to it."""
 
     checkpoint: Path
     config: Path | None
@@ -31,9 +38,9 @@ class Source:
 
 
 def find_checkpoint(path: Path) -> Source:
-    """The checkpoint that a file or folder holds, with its configuration and its head."""
+    """Find the checkpoint of a file or folder, with its configuration and its head."""
     if not path.exists():
-        raise FileNotFoundError(f"{path}: there is no such checkpoint; check the path")
+        raise FileNotFoundError(f"{path}: no such checkpoint; check the path")
     checkpoint = path if path.is_file() else _find_in(path)
     places = checkpoint.absolute().parents[:3]
     configs = (place / "config.yaml" for place in places if (place / "config.yaml").is_file())
@@ -43,41 +50,41 @@ def find_checkpoint(path: Path) -> Source:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name, on the CPU. Runs no code from the file.
+    """Read the tensors of a checkpoint by name, on the CPU. Runs no code from the file.
 
-    Takes off what training leaves around them: a "state_dict" or "model" that holds them, and the
-    "module." of data-parallel training. Raises ValueError, one line, for any other content.
+    Removes the "state_dict" or "model" that training puts around them, and the "module." of
+    data-parallel training. Raises ValueError, one line, for any other content.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is odd about the file is an error or nothing
+            warnings.simplefilter("ignore")
             content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # unpickling may raise anything; all of it means the same
-        # Not torch's text: it advises to load the file with code and all.
+    except Exception as error:  # unpickling may raise anything
+        # Not torch's text: it recommends loading the file with its code.
         raise ValueError(
-            f"{path}: is no checkpoint of tensors alone, got {type(error).__name__} from "
-            "torch.load; nothing of it was run"
+            f"{path}: is not a checkpoint of tensors only ({type(error).__name__} from torch.load); "
+            "nothing in it was run"
         ) from None
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not content:
-        raise ValueError(f"{path}: holds no tensors by name, got {type(content).__name__}")
+        raise ValueError(f"{path}: holds no tensors by name, but {type(content).__name__}")
     odd = [name for name, value in content.items() if not isinstance(value, Tensor)]
     if odd:
-        raise ValueError(f"{path}: must hold tensors alone, got {odd[0]!r} of another kind")
+        raise ValueError(f"{path}: must hold tensors only, but {odd[0]!r} is not a tensor")
     broken = [name for name, value in content.items() if not value.isfinite().all()]
     if broken:
         raise ValueError(
-            f"{path}: must hold finite numbers, got NaN or infinity in {len(broken)} tensors "
-            f"({', '.join(broken[:3])}); take another checkpoint"
+            f"{path}: has NaN or infinity in {len(broken)} tensors ({', '.join(broken[:3])}); use "
+            "another checkpoint"
         )
     prefix = "module." if all(name.startswith("module.") for name in content) else ""
     return {name.removeprefix(prefix): value for name, value in content.items()}
 
 
 def _find_in(folder: Path) -> Path:
-    """The checkpoint of a folder: by its name, the newest of an experiment, or the only one."""
+    """Find a folder's checkpoint: by name, the newest of an experiment, or the only one."""
     for name in NAMES:
         for pattern in (name, f"models/{name}", f"*/{name}"):
             if files := sorted(folder.glob(pattern)):
@@ -87,16 +94,80 @@ def _find_in(folder: Path) -> Path:
     files = [file for file in sorted(folder.iterdir()) if file.suffix in ENDINGS]
     if len(files) != 1:
         shown = ", ".join(file.name for file in files[:5]) or "none"
-        raise FileNotFoundError(
-            f"{folder}: must hold one checkpoint, got {shown}; name the file itself"
-        )
+        raise FileNotFoundError(f"{folder}: must hold one checkpoint, found {shown}; name the file")
     return files[0]
 
 
 def _saved_at(meta: Path) -> float:
-    """When 3D-Speaker wrote a checkpoint; its trainer resumes from the newest."""
+    """Return when 3D-Speaker wrote a checkpoint; its trainer resumes from the newest."""
     try:
         values = yaml.safe_load(meta.read_text(encoding="utf-8"))
         return float(values["unixtime"])
     except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError):
         return 0.0
+
+
+def is_archive(path: Path) -> bool:
+    """Return whether a file is an archive by its name; torch's checkpoints are zip files too."""
+    return path.name.lower().endswith(ARCHIVES)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack the regular files of an archive into a folder.
+
+    Raises ValueError, one line, and unpacks nothing if a member is a link, a device, absolute or
+    outside the folder.
+    """
+    try:
+        if archive.name.lower().endswith(".zip"):
+            with zipfile.ZipFile(archive) as bundle:
+                infos = bundle.infolist()
+                _check((archive, i.filename, i.file_size, _zip_kind(i)) for i in infos)
+                for info in infos:
+                    if not info.is_dir():
+                        _write(bundle.open(info), folder / info.filename)
+        else:
+            with tarfile.open(archive) as bundle:
+                members = bundle.getmembers()
+                _check((archive, m.name, m.size, _tar_kind(m)) for m in members)
+                for member in members:
+                    if file := bundle.extractfile(member):  # None for a folder
+                        _write(file, folder / member.name)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{archive}: cannot be unpacked ({reason}); download it again") from error
+
+
+def _zip_kind(info: zipfile.ZipInfo) -> str:
+    mode = info.external_attr >> 16
+    if stat.S_IFMT(mode) in (0, stat.S_IFREG, stat.S_IFDIR):
+        return "file"
+    return "link" if stat.S_ISLNK(mode) else "special file"
+
+
+def _tar_kind(info: tarfile.TarInfo) -> str:
+    if info.isfile() or info.isdir():
+        return "file"
+    return "link" if info.issym() or info.islnk() else "special file"
+
+
+def _check(members: Iterable[tuple[Path, str, int, str]]) -> None:
+    """Refuse an archive that is hostile or too large. In: (archive, name, size, kind) of members."""
+    total = 0
+    for archive, name, size, kind in members:
+        path = PureWindowsPath(name)  # understands both slashes, and drives
+        if path.drive or path.root or ".." in path.parts:
+            raise ValueError(f"{archive}: member '{name}' points outside the folder; do not use it")
+        if kind != "file":
+            raise ValueError(f"{archive}: member '{name}' is a {kind}; do not use it")
+        total += size
+        if total > MAX_BYTES:
+            raise ValueError(
+                f"{archive}: unpacks to more than {MAX_BYTES / 2**30:.0f} GiB; unpack it yourself"
+            )
+
+
+def _write(source: IO[bytes], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with source, path.open("wb") as file:
+        shutil.copyfileobj(source, file)

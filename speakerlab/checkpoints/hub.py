@@ -1,13 +1,14 @@
-"""Published models by name: downloaded once, checked, imported, and opened from the cache later.
-
-In: `hub:ID` or `hub:ID@sha256:HEX`. Out: a model folder in the cache.
+"""Published models by name. In: `hub:ID` or `hub:ID@sha256:HEX`. Out: a model folder in the cache.
 
 The cache is $SPEAKERLAB_CACHE or `~/.cache/speakerlab`; $SPEAKERLAB_HUB is the address of a mirror.
-What a file must be is, in this order: the digest that the user pinned, the one of the table, the
-one that the first download had (`hub.json` in the cache). A file that is another is not opened.
+A download must have the digest that the user pinned, else that of the table, else that of the first
+download (`hub.json` in the cache); any other file is refused unopened.
+
+The table: 3D-Speaker's models are those of its speakerlab/bin/infer_sv.py, on ModelScope.
+WeSpeaker's are those of its docs/pretrained.md and wespeaker/cli/hub.py, which finds the address of
+an archive in the index of a data set. To add a model: one line in MODELS.
 """
 
-import difflib
 import http.client
 import json
 import logging
@@ -17,106 +18,125 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+from urllib.parse import quote
 
 from speakerlab.checkpoints.foreign import import_checkpoint
-from speakerlab.checkpoints.hub_models import MODELS, MODELSCOPE, WESPEAKER_INDEX, HubModel
-from speakerlab.checkpoints.published import file_sha256
-from speakerlab.core.atomic import write_json
+from speakerlab.checkpoints.toolkit_config import FrontendName
+from speakerlab.core.atomic import file_sha256, write_json
+from speakerlab.core.faults import nearest
 
 log = logging.getLogger(__name__)
 PREFIX = "hub:"
 PIN = "@sha256:"
-LOCK = "hub.json"  # name -> digest of the file that was taken first
+LOCK = "hub.json"  # name -> digest of the first download
 TIMEOUT_SECONDS = 60.0
-PIECE_BYTES = 1 << 20
+MODELSCOPE = "https://www.modelscope.cn/"
+WESPEAKER_INDEX = "https://modelscope.cn/api/v1/datasets/wenet/wespeaker_pretrained_models/oss/tree"
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """One published model."""
+
+    path: str  # on a mirror: `models/ID/resolve/REVISION/FILE` or `wespeaker/ARCHIVE`
+    in_index: bool  # whether WESPEAKER_INDEX has the address of the file
+    frontend: FrontendName
+    sha256: str | None = None  # None if the publisher gives none, which is so for all today
+
+    @property
+    def file(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    def mirrored(self, base: str) -> str:
+        """Return the address on a mirror."""
+        return f"{base.rstrip('/')}/{quote(self.path)}"
 
 
 def fetch(name: str) -> Path:
-    """The model folder of a published model, downloaded and imported where it is not there yet.
+    """Return the model folder of a published model, downloaded and imported on first use.
 
-    Raises ValueError with the nearest names for an unknown one, and where a download fails, ends
-    early, or is not the file that it must be; the cache then holds what it held before.
+    Raises ValueError, and leaves the cache as it was, for an unknown name and if a download fails,
+    is incomplete or has another digest.
     """
     name, _, pinned = name.removeprefix(PREFIX).partition(PIN)
     name, pinned = known_name(name), pinned.lower()
     if pinned and not re.fullmatch("[0-9a-f]{64}", pinned):
         raise ValueError(f"{PREFIX}{name}: sha256 must be 64 hex digits, got '{pinned}'")
-    folder = cache_folder() / name
-    have = _source_sha256(folder)
-    wanted = pinned or MODELS[name].sha256 or _locked().get(name)
-    if have is not None and wanted in (have, None):
-        return folder
-    with tempfile.TemporaryDirectory(dir=_made(cache_folder())) as scratch:
+    cache = cache_folder()
+    folder, lock = cache / name, cache / LOCK
+    first_digests = json.loads(lock.read_text(encoding="utf-8")) if lock.exists() else {}
+    wanted = pinned or MODELS[name].sha256 or first_digests.get(name)
+    card = folder / "card.json"
+    if card.exists():
+        found = json.loads(card.read_text(encoding="utf-8"))["source"]["sha256"]
+        if wanted in (found, None):
+            return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
         file = Path(scratch) / MODELS[name].file
         download(_address(name, MODELS[name]), file)
         digest = file_sha256(file)
         if wanted not in (digest, None):
             raise ValueError(
-                f"{PREFIX}{name}: the download is another file than the one "
-                f"{'asked for' if pinned else 'known'}, got sha256 {digest} instead of {wanted}; "
-                "it was removed"
+                f"{PREFIX}{name}: the download has sha256 {digest} instead of "
+                f"{'the requested' if pinned else 'the known'} {wanted}; it was removed"
             )
         imported = Path(scratch) / "model"
         import_checkpoint(file, imported, frontend=MODELS[name].frontend)
-        _replace(folder, imported)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        imported.replace(folder)
     if not wanted:
-        log.info("%s%s: first download, from now on it must be sha256:%s", PREFIX, name, digest)
-    write_json(cache_folder() / LOCK, {**_locked(), name: digest})
+        text = "%s%s: first download; later ones must have sha256:%s"
+        log.info(text, PREFIX, name, digest)
+    write_json(lock, {**first_digests, name: digest})
     return folder
 
 
 def known_name(name: str) -> str:
-    """The full name of a published model. ValueError with the nearest for an unknown one.
+    """Return the full name of a published model; ValueError with the nearest for an unknown one.
 
-    The owner may be left out, and `damo/`, under which ModelScope had them, is `iic/`.
+    The owner may be left out; `damo/`, ModelScope's former owner, is `iic/`.
     """
     own = name.replace("damo/", "iic/", 1) if name.startswith("damo/") else name
-    found = [known for known in MODELS if own in (known, known.partition("/")[2])]
-    if found:
-        return found[0]
-    near = _nearest(name, MODELS)
-    raise ValueError(
-        f"{PREFIX}{name}: no such published model, got '{name}'; the nearest are {', '.join(near)}"
-    )
+    for known in MODELS:
+        if own in (known, known.partition("/")[2]):
+            return known
+    hint = nearest(name.rpartition("/")[2], (known.partition("/")[2] for known in MODELS))
+    raise ValueError(f"{PREFIX}{name}: no such published model{hint}")
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept."""
+    """Return the folder of the downloads."""
     given = os.environ.get("SPEAKERLAB_CACHE")
     return Path(given) if given else Path.home() / ".cache" / "speakerlab"
 
 
 def download(address: str, file: Path) -> None:
-    """Write what is at an address to `file`. Raises ValueError, one line, unless all of it came."""
+    """Download to `file`. Raises ValueError, one line, unless it is complete."""
     log.info("downloading %s", address)
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT_SECONDS) as reply:
             length = reply.headers.get("Content-Length")
             with file.open("wb") as target:
-                got = _copy(reply, target)
+                shutil.copyfileobj(reply, target)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise ValueError(
-            f"{address}: cannot be downloaded, got '{error}'; try again, or set SPEAKERLAB_HUB to "
-            "a mirror"
+            f"{address}: cannot be downloaded ({error}); try again, or set SPEAKERLAB_HUB to a "
+            "mirror"
         ) from error
-    if length is not None and got != int(length):
+    if length is not None and file.stat().st_size != int(length):
         raise ValueError(
-            f"{address}: the download ended early, got {got} of {length} bytes; try again"
+            f"{address}: the download ended early, after {file.stat().st_size} of {length} bytes; "
+            "try again"
         )
 
 
-def _copy(source: IO[bytes], target: IO[bytes]) -> int:
-    got = 0
-    while piece := source.read(PIECE_BYTES):
-        got += target.write(piece)
-    return got
-
-
 def _address(name: str, model: HubModel) -> str:
-    """Where the file is: on the mirror, or where its publisher has it."""
+    """Return where the file is: on the mirror, or at its publisher."""
     mirror = os.environ.get("SPEAKERLAB_HUB")
     if mirror or not model.in_index:
         return model.mirrored(mirror or MODELSCOPE)
@@ -133,32 +153,70 @@ def _address(name: str, model: HubModel) -> str:
             ) from None
 
 
-def _source_sha256(folder: Path) -> str | None:
-    """Digest of the file that a model in the cache was imported from."""
-    try:
-        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return card["source"]["sha256"]
+def _modelscope(name: str, revision: str, file: str) -> tuple[str, HubModel]:
+    return name, HubModel(f"models/{name}/resolve/{revision}/{file}", False, "3dspeaker")
 
 
-def _locked() -> dict[str, str]:
-    path = cache_folder() / LOCK
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+def _wespeaker(
+    archive: str, *, name: str = "", frontend: FrontendName = "wespeaker"
+) -> tuple[str, HubModel]:
+    stem = name or archive.partition(".")[0]
+    return f"wespeaker/{stem}", HubModel(f"wespeaker/{archive}", True, frontend)
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _replace(folder: Path, fresh: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh.replace(folder)
-
-
-def _nearest(name: str, known: Iterable[str]) -> list[str]:
-    bare = {row.partition("/")[2]: row for row in known}
-    close = difflib.get_close_matches(name.rpartition("/")[2], bare, n=3, cutoff=0.0)
-    return [bare[row] for row in close]
+SV = "iic/speech_"
+MODELS: dict[str, HubModel] = dict(
+    [
+        _modelscope(f"{SV}campplus_sv_zh-cn_16k-common", "v1.0.0", "campplus_cn_common.bin"),
+        _modelscope(f"{SV}eres2net_sv_zh-cn_16k-common", "v1.0.5", "pretrained_eres2net_aug.ckpt"),
+        _modelscope(f"{SV}eres2netv2_sv_zh-cn_16k-common", "v1.0.1", "pretrained_eres2netv2.ckpt"),
+        _modelscope(
+            f"{SV}eres2netv2w24s4ep4_sv_zh-cn_16k-common",
+            "v1.0.1",
+            "pretrained_eres2netv2w24s4ep4.ckpt",
+        ),
+        _modelscope(
+            f"{SV}eres2net_base_200k_sv_zh-cn_16k-common", "v1.0.0", "pretrained_eres2net.pt"
+        ),
+        _modelscope(
+            f"{SV}campplus_sv_zh_en_16k-common_advanced", "v1.0.0", "campplus_cn_en_common.pt"
+        ),
+        _modelscope(f"{SV}campplus_sv_en_voxceleb_16k", "v1.0.2", "campplus_voxceleb.bin"),
+        _modelscope(f"{SV}eres2net_sv_en_voxceleb_16k", "v1.0.2", "pretrained_eres2net.ckpt"),
+        _modelscope(
+            f"{SV}eres2net_base_sv_zh-cn_3dspeaker_16k", "v1.0.1", "eres2net_base_model.ckpt"
+        ),
+        _modelscope(
+            f"{SV}eres2net_large_sv_zh-cn_3dspeaker_16k", "v1.0.0", "eres2net_large_model.ckpt"
+        ),
+        _modelscope(f"{SV}ecapa-tdnn_sv_zh-cn_cnceleb_16k", "v1.0.0", "ecapa-tdnn.ckpt"),
+        _modelscope(f"{SV}ecapa-tdnn_sv_zh-cn_3dspeaker_16k", "v1.0.0", "ecapa-tdnn.ckpt"),
+        _modelscope(f"{SV}ecapa-tdnn_sv_en_voxceleb_16k", "v1.0.1", "ecapa_tdnn.bin"),
+        # Names of WeSpeaker's command line; the second pair takes 3D-Speaker's features.
+        _wespeaker("cnceleb_resnet34.tar.gz", name="chinese"),
+        _wespeaker("voxceleb_resnet221_LM.tar.gz", name="english"),
+        _wespeaker("campplus_cn_common_200k.tar.gz", name="campplus", frontend="3dspeaker"),
+        _wespeaker("eres2net_cn_commom_200k.tar.gz", name="eres2net", frontend="3dspeaker"),
+        _wespeaker("voxblink2_samresnet34.zip", name="vblinkp"),
+        _wespeaker("voxblink2_samresnet34_ft.zip", name="vblinkf"),
+        # Names of its list of models.
+        _wespeaker("voxceleb_resnet34.zip"),
+        _wespeaker("voxceleb_resnet34_LM.zip"),
+        _wespeaker("voxceleb_resnet152_LM.zip"),
+        _wespeaker("voxceleb_resnet221_LM.zip"),
+        _wespeaker("voxceleb_resnet293_LM.zip"),
+        _wespeaker("voxceleb_CAM++.zip"),
+        _wespeaker("voxceleb_CAM++_LM.zip"),
+        _wespeaker("voxceleb_ECAPA512.zip"),
+        _wespeaker("voxceleb_ECAPA512_LM.zip"),
+        _wespeaker("voxceleb_ECAPA1024.zip"),
+        _wespeaker("voxceleb_ECAPA1024_LM.zip"),
+        _wespeaker("voxceleb_gemini_dfresnet114_LM.zip"),
+        _wespeaker("cnceleb_resnet34.zip"),
+        _wespeaker("cnceleb_resnet34_LM.zip"),
+        _wespeaker("voxblink2_samresnet34.zip"),
+        _wespeaker("voxblink2_samresnet34_ft.zip"),
+        _wespeaker("voxblink2_samresnet100.zip"),
+        _wespeaker("voxblink2_samresnet100_ft.zip"),
+    ]
+)

@@ -14,7 +14,7 @@ from speakerlab.config.embedder import Embedder
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.pieces import Stretch
 from speakerlab.inference.batches import embed_pieces, utterance_pieces
-from speakerlab.inference.classifier import Classifier
+from speakerlab.inference.torch_model import Classifier
 from speakerlab.losses.head import Head
 from speakerlab.scoring.backend import pairwise_eer
 from speakerlab.scoring.calibration import Calibration, fit_calibration

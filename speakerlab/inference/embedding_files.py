@@ -1,10 +1,9 @@
-"""Embeddings written for other programs. In: an `EmbeddingTable`. Out: files beside one stem.
+"""Writers of embeddings for other programs. In: an `EmbeddingTable`. Out: files `<stem>.*`.
 
-Letters: N utterances, D dimensions of an embedding.
-npy          the table as stage 5 writes it: .npy, .ids, .json
-ark          Kaldi's binary vectors: .ark, and .scp that says where in it each one is
-safetensors  one tensor `emb_ND`; its ids (a JSON list) and the model's sha256 as metadata
-jsonl        a line {"id": ..., "embedding": [...]} each
+npy          the table of stage 5: .npy, .ids, .json
+ark          binary vectors of Kaldi: .ark, and .scp with the offset of each
+safetensors  one tensor `emb_ND`; the ids (a JSON list) and the model's sha256 as metadata
+jsonl        one line {"id": ..., "embedding": [...]} per utterance
 """
 
 import json
@@ -14,20 +13,20 @@ from pathlib import Path
 
 from safetensors.numpy import save_file
 
-from speakerlab.core.atomic import replacing
+from speakerlab.core.atomic import replacing, write_text
 from speakerlab.scoring.embeddings import EmbeddingTable
 
-KALDI_FLOAT_VECTOR = b"\0BFV \4"  # binary, float vector, an int of four bytes follows
+KALDI_FLOAT_VECTOR = b"\0BFV \4"  # binary, float vector, followed by an int of four bytes
 
 
 def write_npy(stem: Path, table: EmbeddingTable) -> Path:
-    """`<stem>.npy` and what belongs to it; scoring reads them."""
+    """Write `<stem>.npy`, `.ids` and `.json`, which scoring reads."""
     table.save(stem)
     return Path(f"{stem}.npy")
 
 
 def write_ark(stem: Path, table: EmbeddingTable) -> Path:
-    """`<stem>.ark` and `<stem>.scp`, which holds the archive's absolute path."""
+    """Write `<stem>.ark`, and `<stem>.scp` with the archive's absolute path."""
     ark, scp = Path(f"{stem}.ark"), Path(f"{stem}.scp")
     lines: list[str] = []
     with replacing(ark) as partial, partial.open("wb") as file:
@@ -36,13 +35,12 @@ def write_ark(stem: Path, table: EmbeddingTable) -> Path:
             lines.append(f"{utterance} {ark.resolve()}:{file.tell()}\n")
             file.write(KALDI_FLOAT_VECTOR + struct.pack("<i", len(emb_D)))
             file.write(emb_D.astype("<f4").tobytes())
-    with replacing(scp) as partial:
-        partial.write_text("".join(lines), encoding="utf-8")
+    write_text(scp, "".join(lines))
     return scp
 
 
 def write_safetensors(stem: Path, table: EmbeddingTable) -> Path:
-    """`<stem>.safetensors`."""
+    """Write `<stem>.safetensors`."""
     path = Path(f"{stem}.safetensors")
     metadata = {"ids": json.dumps(table.ids), "model_sha256": table.model_sha256}
     with replacing(path) as partial:
@@ -51,7 +49,7 @@ def write_safetensors(stem: Path, table: EmbeddingTable) -> Path:
 
 
 def write_jsonl(stem: Path, table: EmbeddingTable) -> Path:
-    """`<stem>.jsonl`; numbers as short as reads back the same float32."""
+    """Write `<stem>.jsonl`, with the fewest digits that read back as the same float32."""
     path = Path(f"{stem}.jsonl")
     with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
         for utterance, emb_D in zip(table.ids, table.emb_ND):

@@ -1,9 +1,9 @@
-"""A published model as one ONNX file, checked against PyTorch before it is written.
+"""A published model as one ONNX file, compared with PyTorch before it is written.
 
 In: a model folder or experiment. Out: a file whose graph takes `wave`, float32 (B, S) in [-1, 1],
-and gives `embedding` (B, D), front end inside; what else is to be known is in its metadata
-(`onnx_model.Facts`). B and S are free, S from `min_samples` on. Equal models give equal bytes.
-Letters: B rows, S samples, D embedding.
+and gives `embedding` (B, D), front end included; its metadata are `onnx_model.Facts`. B and S are
+free, S from `min_samples` on. Equal models give equal bytes.
+Letters: B rows, S samples, D embedding dimensions.
 """
 
 import logging
@@ -26,7 +26,7 @@ from speakerlab.inference.onnx_model import INPUT, Facts, OnnxModel, open_sessio
 log = logging.getLogger(__name__)
 
 MIN_COSINE = 0.99999  # of a row of the file's output with PyTorch's
-PARTED = 1e-3  # relative error from which a part of the network is taken to differ
+MAX_PART_ERROR = 1e-3  # relative error above which a part of the network counts as different
 MAX_BYTES = 2_000_000_000  # a protobuf message ends at 2 GiB; the graph itself needs a little
 TRACED_SECONDS = 2.5
 CHECKED_FRAMES = (137, 298)
@@ -35,7 +35,7 @@ CHECKED_SECONDS = (1.0, 3.01, 10.37, 29.99)
 
 @dataclass(frozen=True)
 class Comparison:
-    """How near the file is to PyTorch at one length."""
+    """Agreement of the file with PyTorch at one length."""
 
     num_samples: int
     cosine: float  # of the worst row
@@ -43,12 +43,12 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """False for NaN, too."""
+        """Whether they agree; False for NaN."""
         return self.cosine >= MIN_COSINE
 
 
 class Traced(nn.Module):
-    """What is exported: the embedding of a wave of a length that the model takes."""
+    """The exported graph: the embedding of a wave of a length that the model takes."""
 
     def __init__(self, embedder: Embedder) -> None:
         super().__init__()
@@ -58,23 +58,19 @@ class Traced(nn.Module):
         return self.embedder.embed_window(wave)
 
 
-class TracedParts(nn.Module):
-    """The same, giving what each part of the network gave, in the order of their work."""
+class TracedParts(Traced):
+    """The same graph with the output of every part of the network, in the order of execution."""
 
-    def __init__(self, embedder: Embedder) -> None:
-        super().__init__()
-        self.embedder = embedder
-
-    def forward(self, wave: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, wave: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         return tuple(self.outputs(wave).values())
 
     def outputs(self, wave: Tensor) -> dict[str, Tensor]:
-        """Name of a part, down to the second level of the backbone -> its first output."""
+        """Return part -> its first output, down to the second level of the backbone."""
         found: dict[str, Tensor] = {}
 
         def note(name: str, output: Any) -> None:
             if isinstance(output, Tensor) and name not in found:
-                found[name] = output.clone()  # what follows may work in place
+                found[name] = output.clone()  # later layers may work in place
 
         hooks = [
             module.register_forward_hook(lambda _m, _i, output, name=name: note(name, output))
@@ -90,28 +86,20 @@ class TracedParts(nn.Module):
 
 
 def export_onnx(source: Path, out: Path) -> Path:
-    """Write the model of a folder or experiment to `out`, or nothing where it would not be equal.
+    """Export the model of a folder or experiment to `out`; write nothing if it is not equal.
 
-    Raises ValueError with one line for each length at which PyTorch and the file part, and where
-    they part; ModuleNotFoundError where the optional packages are missing.
+    Raises ValueError with one line for each length at which PyTorch and the file differ, and the
+    first part that differs; ModuleNotFoundError if the optional packages are missing.
     """
     published = load_published(source)
-    compared = write_onnx(published.embedder, out, facts=facts_of(published))
-    log.info(
-        "%s: equal to PyTorch at %d lengths of %d to %d samples, cosine >= %.7f, relative error "
-        "<= %.1e",
-        out,
-        len(compared),
-        compared[0].num_samples,
-        compared[-1].num_samples,
-        min(row.cosine for row in compared),
-        max(row.error for row in compared),
-    )
+    rows = write_onnx(published.embedder, out, facts=facts_of(published))
+    text = "%s: equal to PyTorch at %d lengths, cosine >= %.7f, relative error <= %.1e"
+    log.info(text, out, len(rows), min(r.cosine for r in rows), max(r.error for r in rows))
     return out
 
 
 def facts_of(published: Published) -> Facts:
-    """What the file is to say of its model."""
+    """Return the metadata of a published model's file."""
     embedder, config = published.embedder, published.config
     calibration = published.calibration
     return Facts(
@@ -128,22 +116,20 @@ def facts_of(published: Published) -> Facts:
 
 
 def write_onnx(embedder: Embedder, out: Path, *, facts: Facts) -> list[Comparison]:
-    """Export, compare, and only then let the file appear; see `export_onnx`."""
+    """Export and compare; the file appears only if it is equal. See `export_onnx`."""
     refuse_large(embedder, out)
-    embedder.eval()
+    traced = Traced(embedder.eval())
     with replacing(out) as partial:
-        partial.write_bytes(
-            to_onnx(Traced(embedder), traced_wave(embedder), texts=facts.to_texts())
-        )
-        compared = compare(embedder, partial)
-        parted = [row for row in compared if not row.is_equal]
-        if parted:
-            raise ValueError(_report(out, embedder, parted, room=partial))
+        partial.write_bytes(to_onnx(traced, traced_wave(embedder), texts=facts.to_texts()))
+        waves = [speech_like(2, num_samples) for num_samples in checked_lengths(embedder)]
+        compared = compare_waves(embedder, partial, waves)
+        if different := [row for row in compared if not row.is_equal]:
+            raise ValueError(_report(out, embedder, different, scratch=partial))
     return compared
 
 
 def refuse_large(embedder: Embedder, out: Path) -> None:
-    """ValueError for a model that does not fit in one file."""
+    """Raise ValueError for a model that does not fit in one file."""
     num_bytes = sum(4 * tensor.numel() for tensor in embedder.state_dict().values())
     if num_bytes > MAX_BYTES:
         raise ValueError(
@@ -152,26 +138,20 @@ def refuse_large(embedder: Embedder, out: Path) -> None:
         )
 
 
-def compare(embedder: Embedder, path: Path) -> list[Comparison]:
-    """A file against PyTorch at six lengths or more, two rows each, shortest first."""
-    waves = [speech_like(2, num_samples) for num_samples in checked_lengths(embedder)]
-    return compare_waves(embedder, path, waves)
-
-
 def compare_waves(embedder: Embedder, path: Path, waves: Sequence[np.ndarray]) -> list[Comparison]:
-    """A file against PyTorch for each wave_BS."""
+    """Compare a file with PyTorch for each wave_BS."""
     model = OnnxModel(path, num_threads=torch.get_num_threads())
-    return [
-        Comparison(
-            wave_BS.shape[1],
-            *_distance(model.embed_window(wave_BS), _embed(embedder, wave_BS)),
-        )
-        for wave_BS in waves
-    ]
+    rows: list[Comparison] = []
+    for wave_BS in waves:
+        with torch.inference_mode():
+            wanted_BD = embedder.embed_window(torch.from_numpy(wave_BS)).numpy()
+        cosine, error = _distance(model.embed_window(wave_BS), wanted_BD)
+        rows.append(Comparison(wave_BS.shape[1], cosine, error))
+    return rows
 
 
 def checked_lengths(embedder: Embedder) -> list[int]:
-    """Numbers of samples, rising: the least, some of whole frames and some not; six at least."""
+    """Return at least six lengths in samples, rising: the shortest, whole frames and others."""
     low, high, fbank = embedder.min_samples, embedder.max_samples, embedder.fbank
     by_frames = [fbank.min_samples + (n - 1) * fbank.frame_shift for n in CHECKED_FRAMES]
     by_time = [round(seconds * embedder.sample_rate) for seconds in CHECKED_SECONDS]
@@ -182,7 +162,7 @@ def checked_lengths(embedder: Embedder) -> list[int]:
 
 
 def speech_like(rows: int, num_samples: int) -> np.ndarray:
-    """wave_BS, float32, the same at each call: noise that swells and fades as syllables do."""
+    """Return wave_BS, float32, always the same: noise that swells and fades like syllables."""
     rng = np.random.default_rng([rows, num_samples])
     phase_BS = np.arange(num_samples) / 4000 + rng.uniform(0, 2 * np.pi, (rows, 1))
     loudness_BS = 10 ** (np.sin(phase_BS) + 0.5 * np.sin(2.7 * phase_BS) - 2.5)
@@ -191,42 +171,47 @@ def speech_like(rows: int, num_samples: int) -> np.ndarray:
     return (loudness_BS * noise_BS).astype(np.float32)
 
 
-def _report(out: Path, embedder: Embedder, parted: Sequence[Comparison], *, room: Path) -> str:
-    """A line for each length, and one for where, in the worst of them, the first difference is.
+def traced_wave(embedder: Embedder) -> Tensor:
+    """Return wave_BS to trace a model with."""
+    wanted = round(TRACED_SECONDS * embedder.sample_rate)
+    num_samples = min(max(wanted, embedder.min_samples), embedder.max_samples)
+    return torch.from_numpy(speech_like(2, num_samples))
 
-    `room` is a file that may be written to find out.
-    """
-    faults, worst = Faults(), min(parted, key=lambda row: (row.cosine == row.cosine, row.cosine))
-    for row in parted:
+
+def _report(out: Path, embedder: Embedder, rows: Sequence[Comparison], *, scratch: Path) -> str:
+    """Return one line for each length, and one with the first part that differs in the worst."""
+    faults, worst = Faults(), min(rows, key=lambda row: (row.cosine == row.cosine, row.cosine))
+    for row in rows:
         faults.add(
             "lengths",
-            f"{out}: must equal PyTorch at {row.num_samples} samples "
-            f"({embedder.fbank.num_frames(row.num_samples)} frames), got cosine {row.cosine:.6f} "
-            f"and relative error {row.error:.1e}; nothing is written",
+            f"{out}: differs from PyTorch at {row.num_samples} samples "
+            f"({embedder.fbank.num_frames(row.num_samples)} frames), cosine {row.cosine:.6f}, "
+            f"relative error {row.error:.1e}; nothing was written",
         )
-    return faults.report(_first_difference(room, embedder, worst.num_samples))
+    return faults.report(_first_difference(scratch, embedder, worst.num_samples))
 
 
-def _first_difference(room: Path, embedder: Embedder, num_samples: int) -> str:
+def _first_difference(scratch: Path, embedder: Embedder, num_samples: int) -> str:
+    """Name the first part whose output differs. scratch: a file that may be overwritten."""
     module, wave_BS = TracedParts(embedder), speech_like(2, num_samples)
     with torch.inference_mode():
         ours = {name: t.numpy() for name, t in module.outputs(torch.from_numpy(wave_BS)).items()}
-    room.write_bytes(to_onnx(module, traced_wave(embedder), outputs=list(ours)))
-    theirs = open_session(room).run(list(ours), {INPUT: wave_BS})
-    errors = {name: _distance(t, ours[name])[1] for name, t in zip(ours, theirs)}
+    scratch.write_bytes(to_onnx(module, traced_wave(embedder), outputs=list(ours)))
+    theirs = open_session(scratch).run(list(ours), {INPUT: wave_BS})
     before = "the wave"
-    for name, error in errors.items():
-        if not error < PARTED:
+    for output, (name, wanted) in zip(theirs, ours.items()):
+        error = _distance(output, wanted)[1]
+        if not error < MAX_PART_ERROR:
             return (
-                f"they part in {name}, got relative error {error:.1e} there and less than "
-                f"{PARTED:g} up to {before}; change that module"
+                f"{name}: is the first part that differs, with a relative error of {error:.1e}, "
+                f"and less than {MAX_PART_ERROR:g} up to {before}; change that module"
             )
         before = name
-    return "no part differs when each is looked at, got an exporter's fault; try another torch"
+    return "export: no part differs on its own, so the exporter is at fault; try another torch"
 
 
 def _distance(found: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
-    """Least cosine of any row, and the largest difference over the largest value."""
+    """Return the least cosine of any row, and the largest difference over the largest value."""
     if found.shape != wanted.shape:
         return float("nan"), float("inf")
     found, wanted = found.astype(np.float64), wanted.astype(np.float64)
@@ -234,18 +219,5 @@ def _distance(found: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
     norms = np.linalg.norm(rows_a, axis=1) * np.linalg.norm(rows_b, axis=1)
     tiny = np.finfo(np.float64).tiny
     cosine = (rows_a * rows_b).sum(axis=1) / np.maximum(norms, tiny)
-    return float(cosine.min()), float(
-        np.abs(found - wanted).max() / max(np.abs(wanted).max(), tiny)
-    )
-
-
-def _embed(embedder: Embedder, wave_BS: np.ndarray) -> np.ndarray:
-    with torch.inference_mode():
-        return embedder.embed_window(torch.from_numpy(wave_BS)).numpy()
-
-
-def traced_wave(embedder: Embedder) -> Tensor:
-    """wave_BS to trace a model with."""
-    wanted = round(TRACED_SECONDS * embedder.sample_rate)
-    num_samples = min(max(wanted, embedder.min_samples), embedder.max_samples)
-    return torch.from_numpy(speech_like(2, num_samples))
+    error = np.abs(found - wanted).max() / max(np.abs(wanted).max(), tiny)
+    return float(cosine.min()), float(error)

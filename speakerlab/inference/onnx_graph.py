@@ -1,7 +1,7 @@
 """A module as the bytes of an ONNX file. In: a module from `wave` (B, S) to tensors. Out: bytes.
 
-Dates, paths and what else tells of the making, not of the model, are left out: equal modules give
-equal bytes. Letters: B rows, S samples.
+Dates, paths and other traces of the export are removed, so that equal modules give equal bytes.
+Letters: B rows, S samples.
 """
 
 import logging
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from speakerlab import __version__
 from speakerlab.inference.onnx_model import INPUT, INSTALL, OUTPUT
 
-OPSET, IR_VERSION = 18, 8  # of 2022: older runtimes open the file, too
-NOISY = ("torch.onnx", "onnxscript", "onnx_ir")  # loggers that tell what concerns no user
+OPSET, IR_VERSION = 18, 8  # of 2022, so that older runtimes open the file too
+NOISY_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir")
 
 
 def to_onnx(
@@ -28,11 +28,13 @@ def to_onnx(
     outputs: Sequence[str] = (OUTPUT,),
     texts: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The file of a module, traced with these waves, that takes any batch and any length.
+    """Trace a module with these waves; the file takes any batch size and length.
 
-    `texts` go into its metadata. Raises ValueError with one line where the module cannot be traced.
+    texts: metadata of the file. Raises ValueError with one line if the module cannot be traced.
     """
-    _refuse_missing()
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"export: {name} is not installed; {INSTALL}")
     from onnxscript import optimizer
 
     free = torch.export.Dim.DYNAMIC
@@ -47,12 +49,12 @@ def to_onnx(
                 output_names=list(outputs),
                 opset_version=OPSET,
                 verbose=False,
-                optimize=False,  # it takes an epsilon of 1e-8 for 0; runtimes optimise anyway
+                optimize=False,  # it replaces an epsilon of 1e-8 by 0; runtimes optimise anyway
             )
-        except Exception as error:  # whatever the tracer meets
+        except Exception as error:  # the tracer raises many types
             reason = " ".join(str(error.__cause__ or error).split())[:200]
             raise ValueError(
-                f"model: cannot be traced, got '{reason}'; write it without branches on values"
+                f"model: cannot be traced ({reason}); write it without branches on values"
             ) from error
         assert program is not None
         optimizer.fold_constants(program.model)
@@ -61,7 +63,7 @@ def to_onnx(
 
 
 def finish(model: Any, *, texts: Mapping[str, str] | None = None) -> bytes:
-    """The bytes of a graph with `texts` as its metadata, and nothing that tells of its making."""
+    """Return the bytes of a graph with `texts` as its metadata, without traces of the export."""
     _strip(model)
     model.graph.name = model.producer_name = "speakerlab"
     model.producer_version, model.ir_version = __version__, IR_VERSION
@@ -76,7 +78,7 @@ def finish(model: Any, *, texts: Mapping[str, str] | None = None) -> bytes:
 
 
 def _strip(message: Any) -> None:
-    """Remove what the exporter notes on the side: stack traces, names of our modules, shapes."""
+    """Remove the exporter's notes: stack traces, names of our modules, shapes."""
     for field, value in message.ListFields():
         if field.name in ("doc_string", "metadata_props", "value_info"):
             message.ClearField(field.name)
@@ -85,16 +87,10 @@ def _strip(message: Any) -> None:
                 _strip(part)
 
 
-def _refuse_missing() -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        if find_spec(name) is None:
-            raise ModuleNotFoundError(f"export: {name} is not installed; {INSTALL}")
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of its own parts and of torchvision; none of it concerns the model."""
-    loggers = [logging.getLogger(name) for name in NOISY]
+    """Silence the exporter's warnings about its own parts and about torchvision."""
+    loggers = [logging.getLogger(name) for name in NOISY_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)

@@ -1,10 +1,10 @@
-"""An int8 ONNX file of a published model, for CPUs. In: a model, recordings. Out: a file.
+"""A published model as an int8 ONNX file, for CPUs. In: a model, recordings. Out: a file.
 
-Convolutions and linear layers take and hold 8-bit integers (static quantisation, weights per
-channel, activations by the least and largest values that calibration recordings gave); the front
-end, the pooling and the layers after it stay fp32. What is lost is measured on recordings that
-calibration has not seen, and the file is not written where it is too much.
-Letters: B rows, S samples, D embedding.
+Static quantisation: convolutions and linear layers hold and multiply 8-bit integers, with a scale
+per weight channel and the activation ranges of calibration recordings. The front end, the pooling
+and the layers after it stay fp32. The embeddings are compared with PyTorch's on other recordings,
+and the file is not written if they differ too much.
+Letters: S samples.
 """
 
 import logging
@@ -30,17 +30,17 @@ from speakerlab.models.folding import LINEAR, find_last, find_wide
 
 log = logging.getLogger(__name__)
 
-MIN_COSINE = 0.95  # of an embedding of the file with PyTorch's, for the worst recording
-CALIBRATED, CHECKED = 64, 16  # recordings
-MAX_SECONDS = 6.0  # of each: values are not of another range later in a recording
-BACKBONE = "embedder.backbone."  # names of weights in the file begin so
+MIN_COSINE = 0.95  # of the file's embedding with PyTorch's, for the worst recording
+NUM_CALIBRATED, NUM_CHECKED = 64, 16  # recordings, at most
+MAX_SECONDS = 6.0  # of each recording: the ranges of values do not change later in it
+BACKBONE = "embedder.backbone."  # prefix of the backbone's weights in the file
 
 
 def export_int8(source: Path, out: Path, *, data_dir: Path) -> Path:
-    """Write the model of a folder or experiment to `out`, or nothing where too much would be lost.
+    """Export the model of a folder or experiment to `out`; write nothing if too much is lost.
 
-    data_dir: a checked data directory; of its recordings some calibrate and others check.
-    Raises ValueError with one line, ModuleNotFoundError where the optional packages are missing.
+    data_dir: a checked data directory; some of its recordings calibrate and others check.
+    Raises ValueError with one line, ModuleNotFoundError if the optional packages are missing.
     """
     published = load_published(source)
     facts = replace(facts_of(published), precision="int8")
@@ -55,32 +55,34 @@ def export_int8(source: Path, out: Path, *, data_dir: Path) -> Path:
 
 
 def read_waves(data_dir: Path, embedder: Embedder) -> list[np.ndarray]:
-    """wave_1S in [-1, 1] of up to CALIBRATED + CHECKED recordings, by the order of a hash.
+    """Return wave_1S in [-1, 1] of the first recordings in the order of their hash.
 
-    ValueError where there are not two that the graph takes.
+    Raises ValueError if fewer than two are long enough for the graph.
     """
     manifest = read_manifest([data_dir], sample_rate=embedder.sample_rate)
     most = min(round(MAX_SECONDS * embedder.sample_rate), embedder.max_samples)
     fit = [r for r, size in enumerate(manifest.num_samples_N) if size >= embedder.min_samples]
     if len(fit) < 2:
         raise ValueError(
-            f"{data_dir}: calibration needs two recordings of {embedder.min_samples} samples or "
-            f"more, got {len(fit)}; give another with --calibrate"
+            f"{data_dir}: calibration needs two recordings of at least {embedder.min_samples} "
+            f"samples, got {len(fit)}; give another directory with --calibrate"
         )
-    sizes = [min(int(manifest.num_samples_N[row]), most) for row in fit[: CALIBRATED + CHECKED]]
-    pieces = [Stretch(manifest, row, 0, size) for row, size in zip(fit, sizes)]
+    pieces = [
+        Stretch(manifest, row, 0, min(int(manifest.num_samples_N[row]), most))
+        for row in fit[: NUM_CALIBRATED + NUM_CHECKED]
+    ]
     return [piece.read()[None].astype(np.float32) / FULL_SCALE for piece in pieces]
 
 
 def write_int8(
     embedder: Embedder, out: Path, *, waves: Sequence[np.ndarray], facts: Facts
 ) -> list[float]:
-    """Export, quantise, compare, and only then let the file appear.
+    """Export, quantise and compare; the file appears only if it is near enough.
 
-    The last fifth of `waves` checks, the others calibrate. Out: the cosine of each that checks.
+    The last fifth of `waves` checks, the others calibrate. Returns the cosine of each that checks.
     """
     refuse_large(embedder, out)
-    num_checked = min(max(len(waves) // 5, 1), CHECKED)
+    num_checked = min(max(len(waves) // 5, 1), NUM_CHECKED)
     folded = embedder.folded()
     with replacing(out) as partial:
         graph = to_onnx(Traced(folded), traced_wave(folded))
@@ -88,24 +90,23 @@ def write_int8(
         cosines = [row.cosine for row in compare_waves(embedder, partial, waves[-num_checked:])]
         if not min(cosines) >= MIN_COSINE:
             raise ValueError(
-                f"{out}: cosine with PyTorch must be {MIN_COSINE:g} for every recording, got "
-                f"{min(cosines):.4f}; calibrate on recordings like those of training, or leave "
-                "--int8 out"
+                f"{out}: the least cosine with PyTorch is {min(cosines):.4f}, below "
+                f"{MIN_COSINE:g}; calibrate on recordings like those of training, or omit --int8"
             )
     return cosines
 
 
 def _quantise(graph: bytes, folded: Embedder, waves: Sequence[np.ndarray], facts: Facts) -> bytes:
-    """The bytes of an int8 file. onnxruntime.quantization works from file to file."""
+    """Return the bytes of an int8 file; onnxruntime.quantization works from file to file."""
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    reader: Any = _Waves(waves)
+    reader: Any = _CalibrationReader(waves)
     with TemporaryDirectory() as folder:
         plain, ready, done = (Path(folder) / f"{name}.onnx" for name in ("plain", "ready", "done"))
         plain.write_bytes(graph)
-        # Joins each BatchNorm with the convolution before it, where it can.
+        # Joins each BatchNorm with the convolution before it if possible.
         quant_pre_process(str(plain), str(ready), skip_symbolic_shape=True)
         quantize_static(
             str(ready),
@@ -121,7 +122,7 @@ def _quantise(graph: bytes, folded: Embedder, waves: Sequence[np.ndarray], facts
 
 
 def quantised_nodes(model: Any, backbone: nn.Module) -> list[str]:
-    """Names of the convolutions and linear layers of a graph that are to be 8-bit."""
+    """Return the names of the convolutions and linear layers of a graph to make 8-bit."""
     wide = find_wide(backbone, find_last(backbone))
     narrow = [
         f"{BACKBONE}{name}.weight"
@@ -136,8 +137,8 @@ def quantised_nodes(model: Any, backbone: nn.Module) -> list[str]:
     ]
 
 
-class _Waves:
-    """Recordings one by one, as onnxruntime asks for them (its CalibrationDataReader)."""
+class _CalibrationReader:
+    """Recordings one by one, in the interface of onnxruntime's CalibrationDataReader."""
 
     def __init__(self, waves: Sequence[np.ndarray]) -> None:
         self._waves: Iterator[np.ndarray] = iter(waves)

@@ -1,33 +1,30 @@
-"""The Python API: `model = speakerlab.load("exp/mini")`, then `model.embed("a.wav")` and the like.
+"""The Python API: recordings, as files, bytes or arrays, to embeddings, scores and decisions.
 
-In: recordings, as files, bytes or arrays. Out: embeddings, scores, decisions.
-Letters: B rows, S samples, N recordings, D embedding.
+    model = speakerlab.load("exp/mini")
+    model.embed("a.wav")
+
+torch is imported only for models that run with it; an ONNX file does without.
+Letters: B rows, S samples, N recordings, D embedding dimensions, C classes.
 """
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from speakerlab.core.windows import cut_windows
+from speakerlab.core.windows import embed_in_windows
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import read_wave
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.inference.enrolment import Speakers
-from speakerlab.inference.progress import Progress
 from speakerlab.scoring.backend import unit_rows
 from speakerlab.scoring.calibration import Calibration
 
-if TYPE_CHECKING:
-    from speakerlab.inference.classifier import Classifier
-
-Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["auto", "fp32", "bf16"]
 HUB = "hub:"
-AHEAD_SECONDS = 64  # of audio in a group: one is read while the one before is embedded
+READ_AHEAD_SECONDS = 64  # of audio per group: one group is read while another is embedded
 
 
 class Runtime(Protocol):
@@ -38,18 +35,28 @@ class Runtime(Protocol):
     min_samples: int
     max_samples: int
     sha256: str  # of the weights
-    precision: str  # of the backbone: fp32, bf16, int8
+    precision: str  # of the backbone: fp32, bf16 or int8
     calibration: Calibration | None
     vad: EnergyVad | None
 
     def embed_window(self, wave_BS: np.ndarray) -> np.ndarray:
-        """emb_BD of waves of `min_samples` to `max_samples`."""
+        """Return emb_BD of waves of `min_samples` to `max_samples`."""
+        ...
+
+
+class ClosedSet(Protocol):
+    """Posteriors of the training classes: `torch_model.Classifier`."""
+
+    classes: Sequence[str]
+
+    def posteriors(self, emb_ND: np.ndarray) -> np.ndarray:
+        """Return posterior_NC."""
         ...
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Whether two recordings are of one speaker; None is what a model without calibration gives."""
+    """Comparison of two recordings; without a calibration all but the score is None."""
 
     score: float  # cosine of the two embeddings
     llr: float | None  # natural logarithm of the likelihood ratio
@@ -59,7 +66,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Identification:
-    """Who speaks. `is_known` is None where the model has no calibration to decide by."""
+    """Speakers ranked for a recording; without a calibration `is_known` is None."""
 
     ranking: list[tuple[str, float]]  # every enrolled speaker and the score, best first
     is_known: bool | None  # the best score reaches the threshold
@@ -67,52 +74,47 @@ class Identification:
 
     @property
     def name(self) -> str | None:
-        """The best speaker; None where the decision is that nobody enrolled speaks."""
+        """The best speaker, or None if the decision is that no enrolled speaker is heard."""
         return None if self.is_known is False else self.ranking[0][0]
 
 
-def load(
-    model: str | Path, *, device: Device = "auto", precision: Precision = "fp32"
+def load_model(
+    model: str | Path, *, device: str = "auto", precision: str = "fp32"
 ) -> "SpeakerModel":
-    """Open an experiment, a model folder, an `.onnx` file, or `hub:ID`.
+    """Load an experiment, a model folder, an `.onnx` file or `hub:ID`.
 
-    precision: of the backbone; auto is bf16 on a GPU that has it, else fp32. An `.onnx` file has
-    the one that it was exported with.
-    Raises ValueError and FileNotFoundError with one line.
+    precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32. An `.onnx` file
+    has the precision of its export. Raises ValueError or FileNotFoundError with one line.
     """
     if str(model).startswith(HUB):
-        from speakerlab.checkpoints import hub
+        from speakerlab.checkpoints.hub import fetch
 
-        model = hub.fetch(str(model).removeprefix(HUB))
+        model = fetch(str(model).removeprefix(HUB))
     if Path(model).suffix == ".onnx":
         from speakerlab.inference.onnx_model import OnnxModel
 
         if device == "cuda":
-            raise ValueError("device: an .onnx file runs on the CPU, got 'cuda'; take cpu or auto")
+            raise ValueError("device: an .onnx file runs on the CPU, not on cuda; use cpu or auto")
         if precision == "bf16":
             raise ValueError(
-                "precision: an .onnx file keeps the one it was exported with, got 'bf16'; "
-                "take auto, or the model's folder"
+                "precision: an .onnx file keeps the precision of its export, not bf16; use auto, "
+                "or the model folder"
             )
         return SpeakerModel(OnnxModel(Path(model)))
-    from speakerlab.checkpoints.published import load_published
-    from speakerlab.inference.classifier import load_classifier
     from speakerlab.inference.torch_model import TorchModel
 
-    published = load_published(Path(model))
-    named = published.config.task == "identification"
-    classifier = load_classifier(published.folder) if named else None
-    return SpeakerModel(TorchModel(published, device=device, precision=precision), classifier)
+    runtime = TorchModel(Path(model), device=device, precision=precision)
+    return SpeakerModel(runtime, runtime.classifier)
 
 
 class SpeakerModel:
-    """Recordings to embeddings, comparisons of two, and speakers known by name.
+    """Embeds and compares recordings, and identifies enrolled speakers.
 
     A recording is a path, bytes, an open binary file, a numpy array or a torch tensor, at any
     sample rate; see `read_wave`. `sample_rate` is that of arrays, by default the model's.
     """
 
-    def __init__(self, runtime: Runtime, classifier: "Classifier | None" = None) -> None:
+    def __init__(self, runtime: Runtime, classifier: ClosedSet | None = None) -> None:
         self.runtime, self.classifier = runtime, classifier
         self.sample_rate, self.embed_dim = runtime.sample_rate, runtime.embed_dim
         self.sha256, self.calibration = runtime.sha256, runtime.calibration
@@ -120,7 +122,7 @@ class SpeakerModel:
         self.speakers = Speakers(runtime.sha256)
 
     def embed(self, audio: Any, sample_rate: int | None = None) -> np.ndarray:
-        """emb_D, float32, of one recording of any length."""
+        """Return emb_D, float32, of one recording of any length."""
         emb_D = self._embed_waves(self._read(audio, sample_rate)[None])[0]
         if not np.isfinite(emb_D).all():
             raise _not_finite(audio)
@@ -129,45 +131,43 @@ class SpeakerModel:
     def embed_many(
         self, sources: Sequence[Any], sample_rate: int | None = None, *, progress: bool = False
     ) -> np.ndarray:
-        """emb_ND, float32, in the order of `sources`. The first that is broken ends it.
+        """Return emb_ND, float32, in the order of `sources`.
 
-        Raises ValueError where `sources` is a single recording.
+        Raises the error of the first recording that cannot be embedded, and ValueError if `sources`
+        is a single recording. progress: show a bar on a terminal.
         """
         emb_ND = np.empty((len(sources), self.embed_dim), dtype=np.float32)
-        tell = Progress(len(sources)).tell if progress else lambda done: None
-        for done, (row, result) in enumerate(self.embed_each(sources, sample_rate), 1):
+        for row, result in self.embed_each(sources, sample_rate, progress=progress):
             if isinstance(result, Exception):
                 raise result
             emb_ND[row] = result
-            tell(done)
         return emb_ND
 
     def embed_each(
-        self, sources: Sequence[Any], sample_rate: int | None = None
+        self, sources: Sequence[Any], sample_rate: int | None = None, *, progress: bool = False
     ) -> Iterator[tuple[int, np.ndarray | Exception]]:
-        """(row of `sources`, its emb_D or what is wrong with it), in no certain order.
+        """Yield (row of `sources`, its emb_D or the error), in any order.
 
-        One group of recordings is read while the one before is embedded; in a group those of one
-        length share a batch.
+        One group of recordings is read while another is embedded; recordings of one length in a
+        group share a batch.
         """
         if isinstance(sources, str | Path | bytes):
             raise ValueError(
-                f"sources: is a list of recordings, got one ({name_of(sources)}); "
-                "put it in a list, or use embed"
+                f"sources: must be a list of recordings, not one ({name_of(sources)}); put it in a "
+                "list, or use embed"
             )
-        for group in self._groups(sources, sample_rate):
-            by_length: dict[int, list[tuple[int, np.ndarray]]] = {}
-            for row, got in group:
-                if isinstance(got, Exception):
-                    yield row, got
-                else:
-                    by_length.setdefault(len(got), []).append((row, got))
-            for batch in by_length.values():
-                rows, waves = zip(*batch)
-                wave_BS = waves[0][None] if len(waves) == 1 else np.stack(waves)  # an hour: no copy
-                for row, emb_D in zip(rows, self._embed_waves(wave_BS)):
-                    is_sound = np.isfinite(emb_D).all()
-                    yield row, emb_D if is_sound else _not_finite(sources[row])
+        from tqdm import tqdm
+
+        bar = tqdm(total=len(sources), unit=" recordings", disable=None if progress else True)
+        with bar, ThreadPoolExecutor(1) as reader:
+            numbered = enumerate(sources)
+            pending = reader.submit(self._read_group, numbered, sample_rate)
+            while group := pending.result():
+                pending = reader.submit(self._read_group, numbered, sample_rate)
+                for row, result in self._embed_group(group):
+                    is_broken = isinstance(result, np.ndarray) and not np.isfinite(result).all()
+                    yield row, _not_finite(sources[row]) if is_broken else result
+                    bar.update()
 
     def verify(
         self, a: Any, b: Any, sample_rate: int | None = None, *, far: float | None = None
@@ -182,84 +182,87 @@ class SpeakerModel:
         unit_a_D, unit_b_D = unit_rows(np.stack([emb_a_D, emb_b_D]), ["the first", "the second"])
         score, threshold = float(unit_a_D @ unit_b_D), self._threshold(far)
         llr = None if self.calibration is None else float(self.calibration.llr(score))
-        return Verification(
-            score, llr, None if threshold is None else score >= threshold, threshold
-        )
+        is_same = None if threshold is None else score >= threshold
+        return Verification(score, llr, is_same, threshold)
 
     def enroll(self, name: str, sources: Any, sample_rate: int | None = None) -> None:
-        """Remember a speaker by one recording or a list of them; replaces one of that name."""
+        """Enrol a speaker from a recording or a list of them, replacing one of that name."""
         recordings = sources if isinstance(sources, list | tuple) else [sources]
         self.speakers.add(name, self.embed_many(recordings, sample_rate))
 
     def identify(
         self, audio: Any, sample_rate: int | None = None, *, far: float | None = None
     ) -> Identification:
-        """Who of the enrolled speaks, if any of them does."""
-        ranking, threshold = (
-            self.speakers.rank(self.embed(audio, sample_rate)),
-            self._threshold(far),
-        )
+        """Rank the enrolled speakers for a recording, and decide whether it is one of them."""
+        ranking = self.speakers.rank(self.embed(audio, sample_rate))
+        threshold = self._threshold(far)
         is_known = None if threshold is None else ranking[0][1] >= threshold
         return Identification(ranking, is_known, threshold)
 
     def classify(self, audio: Any, sample_rate: int | None = None) -> list[tuple[str, float]]:
-        """Every class of a model of task identification, and its posterior, best first.
+        """Return (class, posterior) of a model trained for identification, best first.
 
-        Raises ValueError for a model that has no classes, an `.onnx` file among them.
+        Raises ValueError for a model without classes, such as an `.onnx` file.
         """
         if self.classifier is None:
             raise ValueError(
-                "model: has no classes to name, got one that only embeds; take an experiment that "
-                "was trained with task identification"
+                "model: has no classes; use an experiment trained with task identification"
             )
         posterior_C = self.classifier.posteriors(self.embed(audio, sample_rate)[None])[0]
         named = zip(self.classifier.classes, posterior_C.tolist())
-        return sorted(named, key=lambda one: -one[1])
+        return sorted(named, key=lambda row: -row[1])
 
     def save_speakers(self, path: str | Path) -> None:
-        """Write the enrolled speakers to a file (safetensors)."""
+        """Write the enrolled speakers to a safetensors file."""
         self.speakers.save(Path(path))
 
     def load_speakers(self, path: str | Path) -> None:
-        """Take the enrolled speakers of a file in place of those known so far."""
-        self.speakers = Speakers.load(Path(path), model_sha256=self.sha256)
+        """Replace the enrolled speakers by those of a file."""
+        self.speakers = Speakers.read(Path(path), model_sha256=self.sha256)
 
     def _threshold(self, far: float | None) -> float | None:
         if self.calibration is not None:
             return self.calibration.threshold_at(far)
         if far is not None:
             raise ValueError(
-                f"model: has no calibration, got far={far:g}; run `speakerlab calibrate` first"
+                f"model: has no calibration to decide at far={far:g}; run `speakerlab calibrate`"
             )
         return None
 
     def _read(self, audio: Any, sample_rate: int | None) -> np.ndarray:
-        """wave_S at the model's rate, without the silence that the model leaves out."""
+        """Return wave_S at the model's rate, without silence if the model has a VAD."""
         wave_S = read_wave(audio, sample_rate=self.sample_rate, source_rate=sample_rate)
         return wave_S if self.runtime.vad is None else self.runtime.vad(wave_S)
 
     def _embed_waves(self, wave_BS: np.ndarray) -> np.ndarray:
-        """emb_BD; window by window, so that an hour takes no more memory than two minutes."""
+        """Return emb_BD; window by window, so that an hour needs no more memory than a window."""
         runtime = self.runtime
-        windows = cut_windows(
-            wave_BS, min_samples=runtime.min_samples, max_samples=runtime.max_samples
+        return embed_in_windows(
+            wave_BS,
+            runtime.embed_window,
+            min_samples=runtime.min_samples,
+            max_samples=runtime.max_samples,
         )
-        return np.mean([runtime.embed_window(window) for window in windows], axis=0)
 
-    def _groups(
-        self, sources: Sequence[Any], sample_rate: int | None
-    ) -> Iterator[list[tuple[int, np.ndarray | Exception]]]:
-        """Recordings with their rows, about a minute of audio at a time; the next is being read."""
-        numbered = enumerate(sources)
-        with ThreadPoolExecutor(1) as pool:
-            pending = pool.submit(self._read_group, numbered, sample_rate)
-            while group := pending.result():
-                pending = pool.submit(self._read_group, numbered, sample_rate)
-                yield group
+    def _embed_group(
+        self, group: Sequence[tuple[int, np.ndarray | Exception]]
+    ) -> Iterator[tuple[int, np.ndarray | Exception]]:
+        """Embed waves in batches of one length; errors pass through."""
+        by_length: dict[int, list[tuple[int, np.ndarray]]] = {}
+        for row, wave_S in group:
+            if isinstance(wave_S, Exception):
+                yield row, wave_S
+            else:
+                by_length.setdefault(len(wave_S), []).append((row, wave_S))
+        for batch in by_length.values():
+            rows, waves = zip(*batch)
+            wave_BS = waves[0][None] if len(waves) == 1 else np.stack(waves)  # an hour: no copy
+            yield from zip(rows, self._embed_waves(wave_BS))
 
     def _read_group(
         self, numbered: Iterator[tuple[int, Any]], sample_rate: int | None
     ) -> list[tuple[int, np.ndarray | Exception]]:
+        """Read the next recordings, about a minute of audio; empty if there are none."""
         group: list[tuple[int, np.ndarray | Exception]] = []
         seconds = 0.0
         for row, source in numbered:
@@ -269,10 +272,10 @@ class SpeakerModel:
                 group.append((row, wave_S))
             except (ValueError, OSError) as error:
                 group.append((row, error))
-            if seconds >= AHEAD_SECONDS:
+            if seconds >= READ_AHEAD_SECONDS:
                 break
         return group
 
 
 def _not_finite(source: Any) -> ValueError:
-    return ValueError(f"{name_of(source)}: gives no embedding, got NaN; look at it and the model")
+    return ValueError(f"{name_of(source)}: the embedding has NaN; check the audio and the model")

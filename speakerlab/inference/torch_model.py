@@ -1,28 +1,37 @@
-"""A published model driven with numpy: what the Python API asks of every runtime.
+"""A published model run by PyTorch: embeddings and, if it was trained to classify, posteriors.
 
-In: wave_BS, float32 in [-1, 1]. Out: emb_BD, float32. Letters: B rows, S samples, D embedding.
+Letters: B rows, S samples, N embeddings, C classes, D embedding dimensions.
 """
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from speakerlab.checkpoints.published import Published
+from speakerlab.checkpoints.model_files import find_model, read_classes
+from speakerlab.checkpoints.published import load_published, read_tensors
+from speakerlab.config.build import build_head
+from speakerlab.config.schema import load_config
+from speakerlab.losses.head import Head
 from speakerlab.training.precision import card_of, resolve_precision
+
+MAX_VALUES = 2**24  # logits computed at a time
 
 
 class TorchModel:
-    """The PyTorch runtime; `OnnxModel` is the other."""
+    """The PyTorch runtime of `SpeakerModel`; `OnnxModel` is the other."""
 
-    def __init__(
-        self, published: Published, *, device: str = "auto", precision: str = "fp32"
-    ) -> None:
+    def __init__(self, path: Path, *, device: str = "auto", precision: str = "fp32") -> None:
+        """Load the model of a folder or experiment. device: auto, cpu or cuda."""
+        published = load_published(path)
+        has_gpu = torch.cuda.is_available()
         if device not in ("auto", "cpu", "cuda"):
-            raise ValueError(f"device: must be auto, cpu or cuda, got '{device}'; correct it")
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device: no GPU can be used, got 'cuda'; take cpu or auto")
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(device)
+            raise ValueError(f"device: must be auto, cpu or cuda, got '{device}'")
+        if device == "cuda" and not has_gpu:
+            raise ValueError("device: cuda requested, but no GPU was found; use cpu or auto")
+        self.device = torch.device("cuda" if device != "cpu" and has_gpu else "cpu")
         card = card_of(self.device)
         used = resolve_precision(precision, self.device, None if card is None else [card])
         self.precision = used.name
@@ -31,9 +40,58 @@ class TorchModel:
         self.min_samples, self.max_samples = self.embedder.min_samples, self.embedder.max_samples
         self.vad = self.embedder.vad
         self.sha256, self.calibration = published.sha256, published.calibration
+        classifies = published.config.task == "identification"
+        self.classifier = load_classifier(published.folder) if classifies else None
 
     def embed_window(self, wave_BS: np.ndarray) -> np.ndarray:
-        """emb_BD of waves of `min_samples` to `max_samples`."""
+        """Return emb_BD of waves of `min_samples` to `max_samples`."""
         with torch.inference_mode():
             wave = torch.from_numpy(np.ascontiguousarray(wave_BS)).to(self.device)
             return self.embedder.embed_window(wave).float().cpu().numpy()
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A training head and the classes of its rows."""
+
+    head: Head
+    classes: Sequence[str]
+
+    def logits(self, emb_ND: np.ndarray) -> np.ndarray:
+        """Return logits_NC, float32, without a margin; scale * cosine for an angular head."""
+        weight_CD = self.head.get_parameter("weight_CD")
+        size = max(MAX_VALUES // len(weight_CD), 1)
+        parts = [np.zeros((0, len(self.classes)), dtype=np.float32)]
+        with torch.inference_mode():
+            for first in range(0, len(emb_ND), size):
+                emb_BD = torch.from_numpy(emb_ND[first : first + size]).to(weight_CD.device)
+                no_label_B = torch.zeros(len(emb_BD), dtype=torch.int64, device=weight_CD.device)
+                _, logits_BC = self.head(emb_BD, no_label_B, 0.0)
+                parts.append(logits_BC.float().cpu().numpy())
+        return np.concatenate(parts)
+
+    def posteriors(self, emb_ND: np.ndarray) -> np.ndarray:
+        """Return the softmax of the logits, (N, C), float64."""
+        logits_NC = self.logits(emb_ND).astype(np.float64)
+        odds_NC = np.exp(logits_NC - logits_NC.max(axis=1, keepdims=True))
+        return odds_NC / odds_NC.sum(axis=1, keepdims=True)
+
+
+def load_classifier(path: Path) -> Classifier:
+    """Load the head of a published model, on the CPU.
+
+    Raises ValueError if the model was not trained for identification or has no head.
+    """
+    folder = find_model(path)
+    config = load_config([folder / "config.yaml"])
+    if config.task != "identification":
+        raise ValueError(
+            f"{folder}: must be trained with task identification, got {config.task}; "
+            "use --task lid in a recipe, or compare recordings (`speakerlab verify`)"
+        )
+    if not (folder / "head.safetensors").exists():
+        raise ValueError(f"{folder}: has no head.safetensors to classify with; train one (stage 3)")
+    state, classes = read_tensors(folder / "head.safetensors"), read_classes(folder)
+    head = build_head(config, embed_dim=state["weight_CD"].shape[-1], num_classes=len(classes))
+    head.load_state_dict(state)
+    return Classifier(head.eval(), classes)

@@ -5,7 +5,7 @@ import torch
 
 from speakerlab.checkpoints.published import load_published
 from speakerlab.experiments.averaging import average_newest, publish_average
-from speakerlab.inference.classifier import load_classifier
+from speakerlab.inference.torch_model import load_classifier
 from speakerlab.training.checkpoint import list_checkpoints
 from speakerlab.training.writer import CheckpointWriter
 

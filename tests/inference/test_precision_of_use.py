@@ -12,7 +12,7 @@ from voices import RATE, make_noise, make_wave
 import speakerlab
 from speakerlab.bin import embed, extract
 from speakerlab.data import audio
-from speakerlab.inference.shares import precision_here
+from speakerlab.inference.workers import precision_here
 from speakerlab.training.precision import resolve_precision
 
 

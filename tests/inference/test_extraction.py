@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from speakerlab.inference.jobs import chunk_bounds, first_rows, name_jobs
+from speakerlab.inference.extraction import chunk_bounds, first_rows, name_jobs
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import torch
 
 import speakerlab
 from speakerlab.config import build
-from speakerlab.inference import classifier
-from speakerlab.inference.classifier import Classifier, load_classifier
+from speakerlab.inference import torch_model
+from speakerlab.inference.torch_model import Classifier, load_classifier
 from speakerlab.losses import HEADS
 
 NO_MARGIN = ["training.margin.initial=0", "training.margin.final=0"]
@@ -31,7 +31,7 @@ def test_posteriors_of_every_head(make_config, name, monkeypatch):
     posterior_NC = found.posteriors(emb_ND)
     assert posterior_NC.sum(axis=1) == pytest.approx(1)
     assert posterior_NC == pytest.approx(torch.from_numpy(wanted_NC).softmax(dim=1).numpy())
-    monkeypatch.setattr(classifier, "MAX_VALUES", 10)  # two embeddings at a time
+    monkeypatch.setattr(torch_model, "MAX_VALUES", 10)  # two embeddings at a time
     assert found.logits(emb_ND) == pytest.approx(logits_NC, rel=1e-5, abs=1e-5)
     assert found.logits(emb_ND[:0]).shape == (0, 5)
 

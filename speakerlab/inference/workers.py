@@ -1,0 +1,159 @@
+"""The processes of this host that compute chunks of an extraction.
+
+Processes are forked before threads or a GPU are used, take chunks one by one, and die with their
+parent. On a CPU, a process computes as many batches at a time as it has threads, each batch with
+one thread, so that the bits do not depend on the number of processes and threads.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from speakerlab.config.embedder import Embedder
+from speakerlab.core import process
+from speakerlab.data.loader import auto_workers
+from speakerlab.inference.batches import embed_batches
+from speakerlab.inference.extraction import Extraction
+from speakerlab.training.precision import Card, Precision, card_of, resolve_precision
+
+MAX_THREADS = 8  # of a process; more would wait for Python's lock
+SECONDS_PER_UPDATE = 0.5
+FORKED = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+
+
+def share_threads(nproc: int) -> int:
+    """Set torch to one thread; return how many batches each process may compute at a time."""
+    share = max(1, process.available_cpus() // nproc)
+    num_threads = min(torch.get_num_threads(), share, MAX_THREADS)
+    torch.set_num_threads(1)
+    return num_threads
+
+
+def precision_here(asked: str) -> Precision:
+    """Resolve fp32, bf16 or auto on this host; the least capable of several GPUs decides.
+
+    The GPUs are queried in a process of its own, as one that has used a GPU cannot be forked.
+    """
+    if asked == "fp32":
+        return resolve_precision(asked, "cpu")  # the same on any device
+    with ProcessPoolExecutor(1, mp_context=FORKED) as pool:
+        cards = pool.submit(_cards).result()
+    return resolve_precision(asked, "cuda" if cards else "cpu", cards or None)
+
+
+def _cards() -> list[Card]:
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [card for device in devices if (card := card_of(device)) is not None]
+
+
+def embed_chunks(
+    work: Extraction, embedder: Embedder, todo: Sequence[int], *, nproc: int, num_threads: int
+) -> None:
+    """Embed and save the chunks `todo`, in this process or in several, with a progress bar.
+
+    Raises ValueError or OSError with one line if audio cannot be read or a process was killed.
+    """
+    if not todo:
+        return
+    taken, done = FORKED.Value("q", 0), FORKED.Value("q", 0)
+    total = sum(len(rows) for chunk in todo for rows in work.chunks[chunk])
+    count = min(nproc, len(todo))
+    args = (work, embedder, todo, taken, done, num_threads, auto_workers(nproc))
+    if count == 1:
+        with tqdm(total=total, unit=" utterances", disable=None) as bar:
+            _embed_share(*args, 0, on_batch=bar.update)
+        return
+    # `args` are inherited by the fork, not pickled for each task.
+    pool = ProcessPoolExecutor(count, FORKED, initializer=_start, initargs=(os.getpid(), args))
+    futures = [pool.submit(_run_share, index) for index in range(count)]
+    try:
+        with tqdm(total=total, unit=" utterances", disable=None) as bar:
+            while (states := wait(futures, SECONDS_PER_UPDATE, FIRST_EXCEPTION)).not_done:
+                bar.update(done.value - bar.n)
+                for future in states.done:
+                    future.result()
+            bar.update(done.value - bar.n)
+        for future in futures:
+            future.result()
+    except BaseException as error:
+        for worker in multiprocessing.active_children():  # the first that fails ends the others
+            worker.kill()
+        if isinstance(error, BrokenProcessPool):
+            raise ValueError(
+                f"extract: one of {count} processes was killed, probably for lack of memory; use "
+                "fewer processes (--nproc)"
+            ) from None
+        raise
+    finally:
+        pool.shutdown()
+
+
+_share_args: tuple[Any, ...] = ()
+
+
+def _start(parent: int, args: tuple[Any, ...]) -> None:
+    """Prepare a forked process; Ctrl-C is handled by the parent."""
+    global _share_args
+    process.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.getppid() != parent:  # it died before it was watched
+        process.leave(process.EXIT_INPUT)
+    _share_args = args
+
+
+def _run_share(index: int) -> None:
+    _embed_share(*_share_args, index)
+
+
+def _embed_share(
+    work: Extraction,
+    embedder: Embedder,
+    todo: Sequence[int],
+    taken: Any,
+    done: Any,
+    num_threads: int,
+    num_workers: int,
+    index: int,
+    on_batch: Callable[[int], object] = lambda more: None,
+) -> None:
+    """Embed and save chunks as process `index`, one after the other until none is left.
+
+    taken: shared counter of the chunks that a process has taken; done: of utterances embedded.
+    """
+    current: deque[int] = deque()  # chunks whose batches are being read or computed
+
+    def batches() -> Iterator[list[int]]:
+        while True:
+            with taken.get_lock():
+                place, taken.value = taken.value, taken.value + 1
+            if place >= len(todo):
+                return
+            current.append(todo[place])
+            yield from work.chunks[todo[place]]
+
+    embed = partial(embed_batches, embedder, work.pieces, batches())
+    if torch.cuda.is_available():
+        device = torch.device("cuda", index % torch.cuda.device_count())
+        embedded = embed(device=device, num_workers=num_workers)
+    else:  # no reading ahead: on a CPU reading takes a small part of the time
+        embedded = embed(device=torch.device("cpu"), num_threads=num_threads)
+    found: list[np.ndarray] = []
+    for _, emb_BD in embedded:
+        found.append(emb_BD)
+        with done.get_lock():
+            done.value += len(emb_BD)
+        on_batch(len(emb_BD))
+        if len(found) == len(work.chunks[current[0]]):
+            work.save_part(current.popleft(), np.concatenate(found))
+            found.clear()
