@@ -1,9 +1,8 @@
 """The architectures that 3D-Speaker and WeSpeaker publish, and how tensors show their arguments.
 
-In: nothing. Out: `ARCHITECTURES`, the rows that `recognise.py` tries in turn.
-
-To add one: a row. Arguments that no row names keep the defaults of our constructor. The tests hold
-every published member of tests/models/members.py to be recognised with exactly its arguments.
+`recognise.py` tries the rows of `ARCHITECTURES` in turn. To add one: a row. Arguments that it does
+not name keep the defaults of our constructor. The tests check that every published member of
+tests/models/members.py is recognised with exactly its arguments.
 """
 
 from collections.abc import Mapping
@@ -14,31 +13,31 @@ from speakerlab.models import gemini_dfresnet, redimnet, resnet
 
 Stages = tuple[int, ...]
 BLOCKS = r"layer(\d)\.(\d+)\."
-# 3D-Speaker's networks as it publishes them, told from WeSpeaker's by their last layers.
+# 3D-Speaker's published networks, which differ from WeSpeaker's in their last layers.
 ONE_LAYER = {"pooling": "tstp", "two_emb_layer": False}
 TWO_LAYERS = {"pooling": "tstp", "two_emb_layer": True}
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row. Tensor names are ours; where a row leaves a choice, all combinations are tried."""
+    """One row. Tensor names are ours; all combinations of `choices` are tried."""
 
     model: str  # a name in speakerlab.models.MODELS
     toolkit: Toolkit
-    args: Mapping[str, object] = field(default_factory=dict)  # fixed: no tensor shows them
+    args: Mapping[str, object] = field(default_factory=dict)  # fixed, as no tensor shows them
     # Argument -> (tensor, axis): the size of that axis.
     sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     # Argument -> pattern with a group for the stage and one for the block: blocks of each stage.
     blocks: Mapping[str, str] = field(default_factory=dict)
-    # Blocks of each stage -> depth, where the argument is `depth` and not the blocks themselves.
+    # Blocks of each stage -> depth, if the argument is `depth` and not the blocks themselves.
     depths: Mapping[Stages, int] = field(default_factory=dict)
-    # Argument -> tensor that is there where it is true.
+    # Argument -> tensor that exists if it is true.
     flags: Mapping[str, str] = field(default_factory=dict)
     # Argument -> values to try.
     choices: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
     def title(self) -> str:
-        """How messages name it."""
+        """Return its name in messages."""
         return f"{self.model} of {'3D-Speaker' if self.toolkit == '3dspeaker' else 'WeSpeaker'}"
 
 
@@ -60,7 +59,7 @@ def _campplus(toolkit: Toolkit, **args: object) -> Architecture:
 
 
 def _res2(model: str, toolkit: Toolkit, **args: object) -> Architecture:
-    """ERes2Net and its relatives: `m_channels` and the blocks vary, the widths come in sets."""
+    """Return a row of ERes2Net or a relative, for one set of widths."""
     return Architecture(
         model,
         toolkit,

@@ -62,8 +62,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # unpickling may raise anything
         # Not torch's text: it recommends loading the file with its code.
         raise ValueError(
-            f"{path}: is not a checkpoint of tensors only ({type(error).__name__} from torch.load); "
-            "nothing in it was run"
+            f"{path}: is not a checkpoint of tensors only ({type(error).__name__}); nothing "
+            "in it was run"
         ) from None
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -152,7 +152,7 @@ def _tar_kind(info: tarfile.TarInfo) -> str:
 
 
 def _check(members: Iterable[tuple[Path, str, int, str]]) -> None:
-    """Refuse an archive that is hostile or too large. In: (archive, name, size, kind) of members."""
+    """Refuse a hostile or too large archive, by (archive, name, size, kind) of its members."""
     total = 0
     for archive, name, size, kind in members:
         path = PureWindowsPath(name)  # understands both slashes, and drives

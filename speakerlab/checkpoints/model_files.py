@@ -1,4 +1,4 @@
-"""What of a published model can be read without torch: where it is, its card, how it decides.
+"""The files of a published model that can be read without torch: card, settings, calibration.
 
 In: the path of an experiment or of a model folder. Out: paths and plain values.
 """
@@ -15,29 +15,29 @@ CALIBRATION = "calibration.json"
 
 
 def find_model(path: Path) -> Path:
-    """The model folder meant by a path: itself, or the one inside an experiment."""
+    """Return the model folder: the path itself, or `model/` inside an experiment."""
     for folder in (path, path / "model"):
         if (folder / "embedder.safetensors").exists():
             return folder
-    got = "a file" if path.is_file() else "a folder without" if path.is_dir() else "nothing there"
+    found = "is a file" if path.is_file() else "has no embedder.safetensors"
     raise FileNotFoundError(
-        f"{path}: must be an experiment or a model folder with embedder.safetensors, got {got}; "
-        "train one (stage 3), or `speakerlab import` a checkpoint"
+        f"{path}: {found if path.exists() else 'does not exist'}; give an experiment or a model "
+        "folder: train one (stage 3), or `speakerlab import` a checkpoint"
     )
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """The facts about a model, its sha256 among them."""
+    """Read the facts about a model, its sha256 among them."""
     return json.loads((find_model(path) / "card.json").read_text(encoding="utf-8"))
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The configuration that a model was trained by, as it stands in its YAML."""
+    """Read the configuration of a model as plain values."""
     return yaml.safe_load((find_model(path) / "config.yaml").read_text(encoding="utf-8"))
 
 
 def read_calibration(folder: Path) -> Calibration | None:
-    """What the model of a folder decides by; None where nothing was learned."""
+    """Read the calibration of a model folder, None if it has none."""
     path = folder / CALIBRATION
     if not path.exists():
         return None
@@ -45,11 +45,11 @@ def read_calibration(folder: Path) -> Calibration | None:
 
 
 def read_classes(path: Path) -> list[str]:
-    """`speakers.txt` of a published model; empty where it came without a head."""
+    """Read `speakers.txt` of a published model; empty if it has no head."""
     file = find_model(path) / "speakers.txt"
     return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
 def embeddings_stem(exp_dir: Path, data_name: str, *, untrained: bool = False) -> Path:
-    """Where the embeddings of a data directory are, without endings."""
+    """Return the path, without endings, of the embeddings of a data directory."""
     return exp_dir / "embeddings" / data_name / ("untrained" if untrained else "trained")

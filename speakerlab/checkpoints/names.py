@@ -1,14 +1,12 @@
-"""How published checkpoints name the parameters of our models, where they name them differently.
+"""Names of parameters in published checkpoints, where they differ from ours.
 
-`RENAMES[model][toolkit]` is a list of (pattern, replacement): each is applied in turn, as `re.sub`
-does, to a published name; what comes out is our name. A name that becomes empty has no part in the
-embedding, and its tensor is left out. A model or a toolkit that is not listed uses our names.
+`RENAMES[model][toolkit]` lists (pattern, replacement) pairs, applied in turn with `re.sub` to a
+published name; the result is our name. A name that becomes empty has no part in the embedding, and
+its tensor is left out. Models and toolkits that are not listed use our names. The parity tests
+check every published architecture against these rules.
 
-`model` is a name in `speakerlab.models.MODELS`. The parity tests hold every published architecture
-to these rules, so a rule that is missing or too wide shows.
-
-To add: a line for the model, the shortest patterns that match nothing else, and a comment that says
-what the difference is. Tensors are never reshaped: only names change.
+To add one: a line for the model with the shortest patterns that match nothing else, and a comment
+about the difference. Tensors are never reshaped.
 """
 
 import re
@@ -18,8 +16,8 @@ Toolkit = Literal["3dspeaker", "wespeaker"]
 
 RENAMES: dict[str, dict[Toolkit, list[tuple[str, str]]]] = {
     "eres2net": {
-        # In the two stages with attentive blocks the first of the 3x3 convolutions stands apart.
-        # The numbers go up from the largest, so that none is counted up twice.
+        # In the two stages with attentive blocks the first of the 3x3 convolutions is separate.
+        # The largest numbers are raised first, so that none is raised twice.
         "wespeaker": [
             (r"^(layer[34]\.\d+\.(?:convs|bns))\.2\.", r"\1.3."),
             (r"^(layer[34]\.\d+\.(?:convs|bns))\.1\.", r"\1.2."),
@@ -29,7 +27,7 @@ RENAMES: dict[str, dict[Toolkit, list[tuple[str, str]]]] = {
     },
     "redimnet": {
         "wespeaker": [
-            # The weight of the first stage's only input: frozen, and one after the softmax.
+            # The weight of the first stage's only input: frozen, and 1 after the softmax.
             (r"^backbone\.inputs_weights\.0$", ""),
             (r"^backbone\.stage(\d)\.", r"backbone.stages.\1."),
             # A wrapper that chooses between two kinds of blocks.
@@ -40,7 +38,7 @@ RENAMES: dict[str, dict[Toolkit, list[tuple[str, str]]]] = {
 
 
 def to_our_name(name: str, *, model: str, toolkit: Toolkit) -> str:
-    """Our name of the published parameter or buffer `name`; empty where we have none."""
+    """Return our name of a published parameter or buffer, empty if we have none."""
     for pattern, replacement in RENAMES.get(model, {}).get(toolkit, []):
         name = re.sub(pattern, replacement, name)
     return name

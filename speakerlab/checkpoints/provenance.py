@@ -1,18 +1,15 @@
-"""What a run was made with: versions, commit, host. In: nothing. Out: plain values for run.json."""
+"""Versions, commit and host of a run, as plain values for run.json and a model's card."""
 
 import platform
 import re
 import socket
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import speakerlab
 
-if TYPE_CHECKING:
-    import torch
-
-# What `environment` tells, and so run.json and a model's card do.
+# The keys of `environment`.
 ENVIRONMENT = (
     *("speakerlab", "commit", "python", "torch", "cuda", "cudnn", "driver", "host", "device"),
     *("gpu", "capability", "threads", "matmul_precision", "conv_tf32", "cudnn_benchmark"),
@@ -21,22 +18,22 @@ ENVIRONMENT = (
 
 
 def commit() -> str:
-    """The commit of the source tree, `-dirty` if it was changed, `unknown` where git is not."""
+    """Return the commit of the source tree, `-dirty` if changed, `unknown` without git."""
     root = Path(speakerlab.__file__).parents[1]
     return ask_git(root, "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
 
 
 def ask_git(folder: Path, *words: str) -> str:
-    """What git answers about a folder; nothing where it is no repository, or git not installed."""
+    """Return git's answer about a folder; empty if it is no repository or git is missing."""
     command = ["git", "-C", str(folder), *words]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:  # as in many images
+    except OSError:  # git is not installed, as in many images
         return ""
 
 
 def driver(root: Path = Path("/")) -> str | None:
-    """Version of NVIDIA's kernel driver, None where there is none. `root` is where `proc` lies."""
+    """Return the version of NVIDIA's kernel driver, or None. `root` is the folder of `proc`."""
     try:
         text = (root / "proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -45,12 +42,12 @@ def driver(root: Path = Path("/")) -> str | None:
     return found.group(1) if found else None
 
 
-def environment(device: "torch.device") -> dict[str, Any]:
-    """Versions and hardware, as far as they bear on results and speed; the keys are always there.
+def environment(device: Any) -> dict[str, Any]:
+    """Return versions and hardware that affect results and speed, for a torch device.
 
-    `cuda` and `cudnn` are what torch was built with.
+    All keys are always there; `cuda` and `cudnn` are those that torch was built with.
     """
-    import torch
+    import torch  # callers that only need the commit do without
 
     on_gpu = device.type == "cuda"
     found = {

@@ -1,8 +1,8 @@
-"""Published models: how they are written, found and opened again.
+"""Published models on disk: written, found and loaded.
 
-A published model is a folder: `embedder.safetensors` (tensors only), `config.yaml` (all that is
-needed to build it), `card.json` (facts) and, where they are known, `head.safetensors` and
-`speakers.txt` (to train on) and `calibration.json` (to decide by).
+A published model is a folder: `embedder.safetensors` (tensors only), `config.yaml` (everything
+needed to build it), `card.json` (facts) and, if known, `head.safetensors` and `speakers.txt` (to
+continue training or classify) and `calibration.json` (to decide by).
 """
 
 import json
@@ -10,29 +10,28 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
 from speakerlab.checkpoints.model_files import CALIBRATION, find_model, read_calibration
+from speakerlab.config.build import build_embedder
 from speakerlab.config.embedder import Embedder
+from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import file_sha256, replacing, write_json, write_text
 from speakerlab.scoring.calibration import Calibration
-
-if TYPE_CHECKING:
-    from speakerlab.config.schema import Config
 
 INITIAL = "initial.safetensors"
 
 
 @dataclass(frozen=True)
 class Published:
-    """A published model as found on disk."""
+    """A published model, loaded from disk."""
 
     folder: Path
-    config: "Config"
+    config: Config
     embedder: Embedder
     sha256: str
     calibration: Calibration | None = None
@@ -42,16 +41,15 @@ def publish(
     folder: Path,
     *,
     embedder: Embedder,
-    config: "Config",
+    config: Config,
     facts: Mapping[str, Any],
     head: Mapping[str, Tensor] | None = None,
     speakers: Sequence[str] = (),
     calibration: Calibration | None = None,
 ) -> str:
-    """Write a model folder, replacing one that is there; return the sha256 of the weights.
+    """Write a model folder, replacing an older one; return the sha256 of the weights.
 
-    `head`, its tensors, and the `speakers` that its rows are for go together; a model from
-    elsewhere has neither.
+    head: its tensors; speakers: those of its rows. Imported models may have neither.
     """
     refuse_other_folder(folder)
     fresh = folder.with_name(f".{folder.name}")
@@ -78,22 +76,17 @@ def publish(
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """ValueError where something lies under this name that is no published model."""
-    if folder.is_dir() and (not any(folder.iterdir()) or (folder / "card.json").exists()):
-        if not (folder / "checkpoints").exists():
+    """Raise ValueError if the path holds anything but a published model or an empty folder."""
+    if folder.is_dir() and not (folder / "checkpoints").exists():
+        if not any(folder.iterdir()) or (folder / "card.json").exists():
             return
     elif not folder.exists():
         return
-    raise ValueError(
-        f"{folder}: would be replaced by a model, got something else under this name; give another"
-    )
+    raise ValueError(f"{folder}: already exists and is not a model folder; choose another path")
 
 
 def load_published(path: Path) -> Published:
-    """The model of a folder or experiment, in eval mode, its weights checked against its card."""
-    from speakerlab.config.build import build_embedder
-    from speakerlab.config.schema import load_config
-
+    """Load the model of a folder or experiment, in eval mode, its weights checked by its card."""
     folder = find_model(path)
     weights = folder / "embedder.safetensors"
     digest = file_sha256(weights)
@@ -106,10 +99,8 @@ def load_published(path: Path) -> Published:
     return Published(folder, config, embedder.eval(), digest, read_calibration(folder))
 
 
-def load_initial(exp_dir: Path, config: "Config") -> Embedder:
-    """The embedder as its training began: as drawn, or as --init gave it."""
-    from speakerlab.config.build import build_embedder
-
+def load_initial(exp_dir: Path, config: Config) -> Embedder:
+    """Load the embedder as its training began: random, or from --init."""
     embedder = build_embedder(config)
     if (exp_dir / INITIAL).exists():
         embedder.load_state_dict(read_tensors(exp_dir / INITIAL))
@@ -117,20 +108,20 @@ def load_initial(exp_dir: Path, config: "Config") -> Embedder:
 
 
 def write_initial(exp_dir: Path, embedder: Embedder) -> None:
-    """Keep what a training begins with, where it is not drawn from the seed."""
+    """Keep the weights that a training begins with if they are not drawn from the seed."""
     write_tensors(exp_dir / INITIAL, embedder.state_dict())
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """What a safetensors file holds; ValueError with one line where it is none."""
+    """Read a safetensors file; ValueError with one line if it is not one."""
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path}: is no safetensors file, got '{error}'; copy it again") from error
+        raise ValueError(f"{path}: is not a safetensors file ({error}); copy it again") from error
 
 
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Tensors and nothing else, whole or not at all, readable as other files are."""
+    """Write tensors atomically, with the permissions of any other file."""
     tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
     with replacing(path) as partial:
         partial.write_bytes(save(tensors))

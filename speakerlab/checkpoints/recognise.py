@@ -1,7 +1,7 @@
-"""Which architecture a foreign checkpoint holds, from the names and shapes of its tensors alone.
+"""The architecture of a foreign checkpoint, by the names and shapes of its tensors alone.
 
-In: published name -> shape. Out: our model and its arguments, and our name of every tensor; or one
-ValueError that lists what is missing, unexpected and of another shape beside the nearest one.
+In: published name -> shape. Out: our model, its arguments, and our name of every tensor; or one
+ValueError with the missing, unexpected and misshaped tensors of the nearest architecture.
 """
 
 import inspect
@@ -17,29 +17,27 @@ from speakerlab.checkpoints.architectures import ARCHITECTURES, Architecture
 from speakerlab.checkpoints.names import Toolkit, to_our_name
 from speakerlab.core.faults import Faults
 from speakerlab.models import MODELS
-from speakerlab.models.pooling import POOLINGS
 
 Shape = tuple[int, ...]
-# A counter that BatchNorm keeps for itself; old checkpoints lack it and nothing reads it.
-COUNTER = "num_batches_tracked"
-# What tensor of a pooling tells its name; the others have none, and stand in the configuration.
+COUNTER = "num_batches_tracked"  # of BatchNorm; unused, and missing in old checkpoints
+# Poolings that have tensors of their own; the others are known by the configuration only.
 POOLING_TENSORS = {"astp": "pool.linear1.weight", "mqmhastp": "pool.n_query.0."}
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """What a checkpoint holds, in our words."""
+    """The content of a checkpoint in our terms."""
 
     model: str
     toolkit: Toolkit
-    args: dict[str, object]  # all arguments of our constructor but `feat_dim`
+    args: dict[str, object]  # all arguments of our constructor except `feat_dim`
     names: dict[str, str]  # our name -> published name
     title: str
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One way to read the tensors, and how well it fits."""
+    """One interpretation of the tensors, and how well it fits."""
 
     recognised: Recognised
     missing: dict[str, Shape]  # our name -> wanted shape
@@ -52,11 +50,8 @@ class Comparison:
         return self.num_wanted - len(self.missing) - len(self.misshaped)
 
     @property
-    def fits(self) -> bool:
-        return not (self.missing or self.unexpected or self.misshaped)
-
-    @property
     def distance(self) -> int:
+        """Number of tensors that do not fit."""
         return len(self.missing) + len(self.unexpected) + len(self.misshaped)
 
 
@@ -69,66 +64,68 @@ def recognise(
     where: str,
     outcome: str = "nothing was imported",
 ) -> Recognised:
-    """The architecture whose tensors have exactly these names and shapes, or a ValueError.
+    """Return the architecture whose tensors have exactly these names and shapes.
 
-    Where tensors of both toolkits look the same, the first of `toolkits` is taken. `pooling` is
-    what a configuration says of it; two poolings without tensors look alike. `outcome` ends what is
-    said of a partial match.
+    If networks of both toolkits fit, that of the first of `toolkits` is taken. pooling: from the
+    configuration, as two poolings without tensors look alike. outcome: ends the ValueError that
+    reports a partial match.
     """
     tried: list[Comparison] = []
     wanted = [a for t in toolkits for a in ARCHITECTURES if a.toolkit == t and a.model in MODELS]
     for architecture in wanted:
-        for comparison in _readings(architecture, shapes, pooling=pooling, feat_dim=feat_dim):
-            if comparison.fits:
+        for comparison in _compare_all(architecture, shapes, pooling=pooling, feat_dim=feat_dim):
+            if comparison.distance == 0:
                 return comparison.recognised
             tried.append(comparison)
     nearest = min(tried, key=lambda c: (-c.num_fitting, c.distance), default=None)
     if nearest is None or nearest.num_fitting == 0:
-        first = ", ".join(list(shapes)[:3])
         raise ValueError(
-            f"{where}: holds no architecture known here, got {len(shapes)} tensors ({first}, ...); "
-            f"known are {', '.join(sorted({a.title() for a in wanted}))}"
+            f"{where}: holds no known architecture, but {len(shapes)} tensors "
+            f"({', '.join(list(shapes)[:3])}, ...); known are "
+            f"{', '.join(sorted({a.title() for a in wanted}))}"
         )
     raise ValueError(_report(nearest, where=where, outcome=outcome))
 
 
 def complete_args(model: str, args: Mapping[str, object]) -> dict[str, object]:
-    """All arguments of our constructor but `feat_dim`, defaults where `args` has none."""
+    """Return all arguments of our constructor except `feat_dim`, with its defaults."""
     parameters = inspect.signature(MODELS[model]).parameters
     defaults = {name: p.default for name, p in parameters.items() if name != "feat_dim"}
     return {**defaults, **args}
 
 
-def _readings(
+def _compare_all(
     architecture: Architecture, shapes: Mapping[str, Shape], *, pooling: str | None, feat_dim: int
 ) -> Iterator[Comparison]:
-    """The tensors compared with every combination of arguments that a row leaves open."""
+    """Compare the tensors with every combination of arguments that a row leaves open."""
     names: dict[str, str] = {}
     for published in shapes:
         ours = to_our_name(published, model=architecture.model, toolkit=architecture.toolkit)
         if ours:
-            names[published if ours in names else ours] = published  # one that is there twice stays
+            names[published if ours in names else ours] = published  # keep duplicates apart
     own = {name: shapes[published] for name, published in names.items()}
     if not any(tensor in own for tensor, _ in architecture.sizes.values()):
         return
-    args = {**architecture.args, **_shown(architecture, own)}
+    args = {**architecture.args, **_args_from_shapes(architecture, own)}
     known = inspect.signature(MODELS[architecture.model]).parameters
     if "pooling" in known and "pooling" not in args:
-        args["pooling"] = pooling or _shown_pooling(own) or known["pooling"].default
+        starts = POOLING_TENSORS.items()
+        shown = (name for name, start in starts if any(key.startswith(start) for key in own))
+        args["pooling"] = pooling or next(shown, known["pooling"].default)
     args = {name: value for name, value in args.items() if name in known}
     for values in itertools.product(*architecture.choices.values()):
-        full = complete_args(
-            architecture.model, {**args, **dict(zip(architecture.choices, values))}
-        )
+        chosen = dict(zip(architecture.choices, values))
+        full = complete_args(architecture.model, {**args, **chosen})
         wanted = _shapes_of(architecture.model, feat_dim, tuple(full.items()))
         if wanted is not None:
-            title = architecture.title()
-            reading = Recognised(architecture.model, architecture.toolkit, full, names, title)
-            yield _compare(reading, wanted, own)
+            found = Recognised(
+                architecture.model, architecture.toolkit, full, names, architecture.title()
+            )
+            yield _compare(found, wanted, own)
 
 
-def _shown(architecture: Architecture, own: Mapping[str, Shape]) -> dict[str, object]:
-    """The arguments that names and shapes give away."""
+def _args_from_shapes(architecture: Architecture, own: Mapping[str, Shape]) -> dict[str, object]:
+    """Return the arguments that names and shapes determine."""
     args: dict[str, object] = {}
     for arg, (tensor, axis) in architecture.sizes.items():
         if len(own.get(tensor, ())) > axis:
@@ -145,7 +142,7 @@ def _shown(architecture: Architecture, own: Mapping[str, Shape]) -> dict[str, ob
 
 
 def _count_blocks(pattern: str, names: Iterable[str]) -> tuple[int, ...]:
-    """Blocks of each stage, from the largest number of each."""
+    """Return the number of blocks of each stage, from the largest block number of each."""
     last: dict[int, int] = {}
     for name in names:
         if found := re.match(pattern, name):
@@ -154,19 +151,11 @@ def _count_blocks(pattern: str, names: Iterable[str]) -> tuple[int, ...]:
     return tuple(last[stage] + 1 for stage in sorted(last))
 
 
-def _shown_pooling(own: Mapping[str, Shape]) -> str | None:
-    for name, start in POOLING_TENSORS.items():
-        assert name in POOLINGS
-        if any(key.startswith(start) for key in own):
-            return name
-    return None
-
-
 @lru_cache(maxsize=64)
 def _shapes_of(
     model: str, feat_dim: int, args: tuple[tuple[str, object], ...]
 ) -> dict[str, Shape] | None:
-    """Our name -> shape of the tensors of a model; None where it cannot be built so."""
+    """Return our name -> shape of a model's tensors; None if these arguments are invalid."""
     with torch.random.fork_rng(devices=[]):
         try:
             backbone = MODELS[model](feat_dim=feat_dim, **dict(args))
@@ -176,15 +165,15 @@ def _shapes_of(
 
 
 def _compare(
-    reading: Recognised, wanted: Mapping[str, Shape], own: Mapping[str, Shape]
+    found: Recognised, wanted: Mapping[str, Shape], own: Mapping[str, Shape]
 ) -> Comparison:
     counted = {name: shape for name, shape in wanted.items() if not name.endswith(COUNTER)}
     return Comparison(
-        reading,
+        found,
         missing={name: shape for name, shape in counted.items() if name not in own},
-        unexpected=[reading.names[name] for name in own if name not in wanted],
+        unexpected=[found.names[name] for name in own if name not in wanted],
         misshaped=[
-            (reading.names[name], own[name], shape)
+            (found.names[name], own[name], shape)
             for name, shape in counted.items()
             if name in own and own[name] != shape
         ],
@@ -195,16 +184,13 @@ def _compare(
 def _report(nearest: Comparison, *, where: str, outcome: str) -> str:
     faults = Faults()
     for name, shape in nearest.missing.items():
-        faults.add("missing tensors", f"{name}: is missing, got no tensor; wanted {list(shape)}")
+        faults.add("missing tensors", f"{name}: is missing, with shape {list(shape)}")
     for name in nearest.unexpected:
-        faults.add("unexpected tensors", f"{name}: is unexpected, got it in the checkpoint; no use")
+        faults.add("unexpected tensors", f"{name}: is not expected")
     for name, shape, wanted in nearest.misshaped:
-        faults.add(
-            "mis-shaped tensors",
-            f"{name}: has another shape, got {list(shape)}; wanted {list(wanted)}",
-        )
+        line = f"{name}: has shape {list(shape)}, must have {list(wanted)}"
+        faults.add("misshaped tensors", line)
     return faults.report(
-        f"{where}: is no architecture known here, got {nearest.num_fitting} of "
-        f"{nearest.num_wanted} tensors of the nearest, {nearest.recognised.title}; "
-        f"{outcome}"
+        f"{where}: matches no known architecture; {nearest.num_fitting} of {nearest.num_wanted} "
+        f"tensors fit the nearest, {nearest.recognised.title}; {outcome}"
     )

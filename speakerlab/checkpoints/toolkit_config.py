@@ -1,7 +1,7 @@
-"""Configurations of 3D-Speaker and WeSpeaker: what of them an imported model has to keep.
+"""Configurations of 3D-Speaker and WeSpeaker.
 
-In: a config.yaml, read as plain data. Out: the toolkit, the front end, the head and where the
-training speakers are listed.
+In: a config.yaml, read as plain data. Out: the toolkit, the front end, the head and the list of the
+training speakers. Needs no torch, so that `speakerlab import --help` is quick.
 """
 
 import csv
@@ -16,17 +16,21 @@ import yaml
 from speakerlab.checkpoints.names import Toolkit
 
 FrontendName = Literal["3dspeaker", "wespeaker"]
-# What each toolkit computes features by; nothing of it stands in a checkpoint. 3D-Speaker gives
-# torchaudio's defaults waves in [-1, 1] (process/processor.py: FBank); WeSpeaker multiplies by
-# 32768 first and asks for Hamming (dataset/processor.py: compute_fbank).
+# Features of each toolkit, which no checkpoint records. 3D-Speaker applies torchaudio's defaults to
+# waves in [-1, 1] (process/processor.py: FBank); WeSpeaker multiplies by 32768 first and uses a
+# Hamming window (dataset/processor.py: compute_fbank).
 FRONTENDS: Mapping[str, Mapping[str, Any]] = {
     "3dspeaker": {"window": "povey", "scale": 1.0, "dither": 0.0},
     "wespeaker": {"window": "hamming", "scale": 32768.0, "dither": 0.0},
 }
-# WeSpeaker's copies of 3D-Speaker's models want the latter's features; its command line knows by
-# these names (cli/hub.py, cli/speaker.py), which are those of their folders and archives.
+# WeSpeaker's copies of 3D-Speaker's models take 3D-Speaker's features; these are the names of their
+# folders and archives (cli/hub.py, cli/speaker.py).
 CONVERTED = ("campplus_cn_common_200k", "eres2net_cn_commom_200k")
-SPEEDS = (1.0, 0.9, 1.1)  # both toolkits number the speakers that speeds make in this order
+SPEEDS = (
+    1.0,
+    0.9,
+    1.1,
+)  # the order in which both toolkits number the speakers of each speed
 HEADS = {
     "arc_margin": "aam_softmax",
     "add_margin": "am_softmax",
@@ -37,7 +41,7 @@ HEADS = {
 
 @dataclass(frozen=True)
 class ForeignConfig:
-    """What a config.yaml says; `toolkit` None where there is none."""
+    """The content of a config.yaml; `toolkit` is None if there is none."""
 
     path: Path | None
     toolkit: Toolkit | None
@@ -51,25 +55,25 @@ class ForeignConfig:
 
     @property
     def pooling(self) -> str | None:
-        """Name of WeSpeaker's pooling, as ours are called."""
+        """Our name of WeSpeaker's pooling."""
         name = _section(self.values, "model_args").get("pooling_func")
         return None if name is None else str(name).lower()
 
     def frontend(self, name: FrontendName) -> dict[str, Any]:
-        """Arguments of our Fbank. Raises ValueError where the features are no filter bank."""
+        """Return the arguments of our Fbank; ValueError if the features are no filter bank."""
         data = _section(self.values, "dataset_args")
         fbank = _section(data, "fbank_args")
         kind = data.get("frontend", "fbank")
         cmvn = _section(data, "cmvn_args")
         if kind != "fbank":
             raise ValueError(
-                f"{self.path}: the front end is no filter bank, got frontend: {kind}; "
-                "models on top of another network cannot be imported"
+                f"{self.path}: frontend: {kind} is no filter bank; models on top of another "
+                "network cannot be imported"
             )
         if cmvn.get("norm_var"):
             raise ValueError(
-                f"{self.path}: the features are divided by their deviation, got norm_var: true; "
-                "only their mean is taken off here, so it cannot be imported"
+                f"{self.path}: norm_var: true cannot be imported; only the mean of the features is "
+                "normalised here"
             )
         mean_norm = bool(data.get("cmvn", True)) and bool(cmvn.get("norm_mean", True))
         extractor = _section(_section(self.values, "feature_extractor"), "args")
@@ -86,7 +90,7 @@ class ForeignConfig:
         }
 
     def head(self) -> dict[str, Any] | None:
-        """Our head of the published one, None where it is of a kind whose rows do not fit."""
+        """Return our head for the published one, None if we have no such kind."""
         if self.toolkit == "3dspeaker":
             section = _section(self.values, "loss")
             args = _section(section, "args")
@@ -102,7 +106,7 @@ class ForeignConfig:
         return {"name": HEADS[kind], "args": ours}
 
     def speakers_file(self) -> Path | None:
-        """The list of training speakers, where it still is where the training found it."""
+        """Return the list of training speakers, if it is still where the training found it."""
         listed = self.values.get("data" if self.toolkit == "3dspeaker" else "train_label")
         if not isinstance(listed, str) or self.path is None:
             return None
@@ -112,20 +116,20 @@ class ForeignConfig:
     def _whole(self, value: object) -> int:
         if not isinstance(value, int) or value < 1:
             raise ValueError(
-                f"{self.path}: sizes of features must be whole numbers, got {value!r}; correct it"
+                f"{self.path}: sizes of features must be positive whole numbers, got {value!r}"
             )
         return value
 
 
 def read_config(path: Path | None) -> ForeignConfig:
-    """Read a config.yaml as plain data: a tag that names code is refused, with one line."""
+    """Read a config.yaml as plain data; ValueError, one line, for a tag that names code."""
     if path is None:
         return ForeignConfig(None, None, {})
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         found = " ".join(str(error).split())
-        raise ValueError(f"{path}: is no plain YAML, got '{found}'; nothing was imported") from None
+        raise ValueError(f"{path}: is not plain YAML ({found}); nothing was imported") from None
     values = values if isinstance(values, dict) else {}
     toolkit: Toolkit | None = None
     if "embedding_model" in values:
@@ -136,7 +140,7 @@ def read_config(path: Path | None) -> ForeignConfig:
 
 
 def frontend_of(toolkit: Toolkit, *, folder: Path) -> FrontendName:
-    """Whose features a model of a toolkit takes, judged by the folder it was found in."""
+    """Return whose features a toolkit's model takes; depends on the folder it was found in."""
     if toolkit == "3dspeaker" or folder.name in CONVERTED:
         return "3dspeaker"
     home = Path(os.environ.get("WESPEAKER_HOME") or Path.home() / ".wespeaker")
@@ -145,10 +149,10 @@ def frontend_of(toolkit: Toolkit, *, folder: Path) -> FrontendName:
 
 
 def read_speakers(path: Path, *, num_rows: int) -> list[str] | None:
-    """What the rows of a head are of: speakers, then those that speeds made; None if it differs.
+    """Return the speakers of a head's rows, with those of speed perturbation; None if they differ.
 
-    A 3D-Speaker list is CSV with a column `spk` and numbers speakers as they come; a WeSpeaker list
-    has lines `utterance speaker` and numbers them sorted.
+    A 3D-Speaker list is CSV with a column `spk`, speakers in order of appearance; a WeSpeaker list
+    has lines `utterance speaker`, speakers sorted.
     """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".csv":

@@ -1,4 +1,4 @@
-"""Build modules and optimizers from a `Config`; the parts themselves know nothing of it."""
+"""Build modules and optimizers from a `Config`, of which the modules themselves know nothing."""
 
 import inspect
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ def build_task(
     noise_on_device: bool = True,
     shards: Shards | None = None,
 ) -> SpeakerTask:
-    """Everything between a batch and its loss, on the CPU."""
+    """Build everything between a batch and its loss, on the CPU."""
     embedder = build_embedder(config)
     dim = embedder.embed_dim
     return SpeakerTask(
@@ -54,7 +54,7 @@ def build_task(
 
 
 def build_embedder(config: Config) -> Embedder:
-    """Waveform to embedding, weights drawn from the configuration's seed."""
+    """Build waveform to embedding, with weights drawn from the configuration's seed."""
     torch.manual_seed(config.seed)
     fbank = Fbank(**config.frontend)
     backbone = MODELS[config.model.name](feat_dim=fbank.num_mel_bins, **config.model.args)
@@ -67,7 +67,7 @@ def build_embedder(config: Config) -> Embedder:
 
 
 def build_vad(config: Config) -> EnergyVad | None:
-    """What leaves out silence before a whole recording is embedded; None where all is kept."""
+    """Build the VAD that recordings pass before they are embedded; None if there is none."""
     if config.vad is None:
         return None
     return EnergyVad(sample_rate=config.frontend["sample_rate"], **config.vad)
@@ -76,9 +76,9 @@ def build_vad(config: Config) -> EnergyVad | None:
 def build_head(
     config: Config, *, embed_dim: int, num_classes: int, shards: Shards | None = None
 ) -> Head:
-    """The training head, weights drawn from the configuration's seed.
+    """Build the training head, with weights drawn from the configuration's seed.
 
-    shards: the ranks that its rows are split over; None: each has all.
+    shards: the ranks that its rows are split over; None: every rank has all rows.
     """
     head, margin = HEADS[config.head.name], config.training.margin
     if not head.takes_margin and (margin.initial or margin.final):  # pyright: ignore[reportAttributeAccessIssue]
@@ -94,15 +94,15 @@ def build_head(
 
 
 def is_head_split(config: Config, world_size: int, num_classes: int) -> bool:
-    """Whether each rank has rows of its own; also where a step takes a share of the classes."""
+    """Return whether the head's rows are split over ranks, as for a sampled share of classes."""
     asked = config.runtime.split_head
     is_worth_it = world_size > 1 and num_classes >= SPLIT_FROM_CLASSES
     can = config.head.name in SPLITTABLE
     sampled = config.training.sampled_share < 1
-    if config.task == "identification":  # validation and the published model decide by all rows
+    if config.task == "identification":  # validation and the published model need all rows
         if asked == "on" or sampled:
             raise ValueError(
-                f"runtime.split_head: identification needs a whole head, got {asked} and "
+                f"runtime.split_head: identification needs the whole head, got {asked} and "
                 f"training.sampled_share {config.training.sampled_share:g}; use auto and 1"
             )
         return False
@@ -148,10 +148,10 @@ def build_augment(
 def build_optimizer(
     config: Config, parameters: Iterable[nn.Parameter], *, lr: float
 ) -> torch.optim.Optimizer:
-    """The optimizer; `lr` is its first learning rate, set anew at each step."""
+    """Build the optimizer; `lr` is its first learning rate, and is set at each step."""
     return OPTIMIZERS[config.optimizer.name](parameters, lr=lr, **config.optimizer.args)
 
 
 def crop_samples(config: Config) -> int:
-    """Samples of a training crop."""
+    """Return the number of samples of a training crop."""
     return round(config.data.crop_seconds * config.frontend["sample_rate"])

@@ -1,6 +1,6 @@
-"""YAML layers and `--set` values merged into one nested dictionary, and who set each key.
+"""YAML layers and `--set` values merged into one nested dictionary.
 
-In: files and `key.path=value` texts, left to right. Out: plain values, `origin` of every key.
+In: files and `key.path=value` texts, left to right. Out: plain values, and the source of every key.
 A layer that changes a component's `name` replaces its `args`.
 """
 
@@ -15,26 +15,29 @@ import yaml
 def merge_layers(
     layers: Sequence[Path], overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """(merged values, key path -> the layer that set it last).
+    """Return (merged values, key path -> the layer that set it last).
 
-    Raises FileNotFoundError for a layer that is not there, ValueError for one that is not YAML.
+    Raises FileNotFoundError for a layer that does not exist, ValueError for one that is not YAML.
     """
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for layer in layers:
-        _merge(merged, _read_yaml(layer), str(layer), origin)
+    for path in layers:
+        layer = _read_yaml(path)
+        if layer is not None and not isinstance(layer, dict):
+            raise ValueError(f"{path}: must hold 'section: ...' lines, got {layer!r}; see conf/")
+        _merge(merged, layer or {}, (), str(path), origin)
     for override in overrides:
-        _merge(merged, _parse_override(override), f"--set {override}", origin)
+        _merge(merged, _parse_override(override), (), f"--set {override}", origin)
     return merged, origin
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
-    """Text that is read back as the same values."""
+    """Return YAML that is read back as the same values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
 
 
 def section_at(values: dict[str, Any], place: Sequence[str]) -> dict[str, Any] | None:
-    """The section at `place`, made where there is none; None where something else stands."""
+    """Return the section at `place`, created if needed; None if the place holds another value."""
     for part in place:
         values = values.setdefault(part, {})
         if not isinstance(values, dict):
@@ -43,7 +46,7 @@ def section_at(values: dict[str, Any], place: Sequence[str]) -> dict[str, Any] |
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """key path -> value of all that is no section."""
+    """Return key path -> value of everything that is not a section."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
@@ -53,15 +56,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _merge(target: dict[str, Any], layer: Any, name: str, origin: dict[str, str]) -> None:
-    if layer is None:
-        return
-    if not isinstance(layer, dict):
-        raise ValueError(f"{name}: must hold 'section: ...' lines, got {layer!r}; see conf/")
-    _merge_section(target, layer, (), name, origin)
-
-
-def _merge_section(
+def _merge(
     target: dict[str, Any],
     layer: dict[str, Any],
     place: tuple[str, ...],
@@ -76,7 +71,7 @@ def _merge_section(
         if isinstance(value, dict):
             if not isinstance(target.get(key), dict):
                 target[key] = {}
-            _merge_section(target[key], value, path, source, origin)
+            _merge(target[key], value, path, source, origin)
         else:
             target[key] = value
 
@@ -84,7 +79,9 @@ def _merge_section(
 def _parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
-        raise ValueError(f"--set: must be key.path=value, got '{text}'; write e.g. training.lr=0.1")
+        raise ValueError(
+            f"--set: must be key.path=value, got '{text}', for example training.lr=0.1"
+        )
     nested: Any = _parse_yaml(value, f"--set {text}")
     for part in reversed(key.split(".")):
         nested = {part: nested}
@@ -92,14 +89,14 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's scalars: only true and false are booleans, 1e-3 is a number; no key twice."""
+    """Scalars of YAML 1.2: only true and false are booleans, 1e-3 is a number; no duplicate key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for key in keys:
             if keys.count(key) > 1:
                 line = node.start_mark.line + 1
-                raise yaml.YAMLError(f"key '{key}' stands twice in the section of line {line}")
+                raise yaml.YAMLError(f"key '{key}' occurs twice in the section of line {line}")
         return super().construct_mapping(node, deep=deep)
 
 
@@ -116,7 +113,7 @@ for kind, pattern, starts in (
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what the loader would not read back as text."""
+    """Quotes text that the loader would read as a number."""
 
 
 _Dumper.add_implicit_resolver(
@@ -126,7 +123,7 @@ _Dumper.add_implicit_resolver(
 
 def _read_yaml(path: Path) -> Any:
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such configuration; see conf/ for those there are")
+        raise FileNotFoundError(f"{path}: no such configuration; see conf/")
     return _parse_yaml(path.read_text(encoding="utf-8"), str(path))
 
 
@@ -135,4 +132,4 @@ def _parse_yaml(text: str, where: str) -> Any:
         return yaml.load(text, _Loader)  # a SafeLoader: builds plain values only
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{where}: is not valid YAML, got '{reason}'; correct it") from None
+        raise ValueError(f"{where}: is not valid YAML ({reason})") from None

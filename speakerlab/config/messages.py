@@ -1,6 +1,6 @@
-"""What is wrong with a configuration, in the words of somebody who writes YAML.
+"""Errors of a configuration in the terms of its YAML.
 
-In: an error of pydantic, the values it is about, which layer set each. Out: lines in `Faults`.
+In: an error of pydantic, the values it is about, and which layer set each. Out: lines in `Faults`.
 """
 
 import inspect
@@ -22,27 +22,27 @@ def note_error(
     faults: Faults,
     origin: Mapping[str, str],
 ) -> None:
-    """One line for each key below `place` that pydantic found fault with in `values`."""
+    """Add one line for each key below `place` that pydantic refuses in `values`."""
     found: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for item in error.errors():
         found.setdefault(_keys(item, values), []).append(item)
     for keys, items in found.items():
         if any(keys == other[: len(keys)] for other in found if other != keys):
-            continue  # the other branches of a union, one of which went further
+            continue  # other branches of a union, one of which matched further
         where = where_from(origin, (*place, *keys))
         if items[0]["type"] == "extra_forbidden":
             known = _fields_at(schema, keys[:-1])
             faults.add("unknown keys", f"{where}: unknown key{nearest(keys[-1], known)}")
         elif items[0]["type"] == "missing":
             faults.add("missing keys", f"{where}: is missing; add it")
-        elif not where:  # of the whole configuration, which is too long to be shown
+        elif not where:  # the whole configuration, too long to show
             faults.add("bad values", str(items[0].get("ctx", {}).get("error")))
         else:
             faults.add("bad values", f"{where}: {_complaint(items)}")
 
 
 def _keys(item: ErrorDetails, values: Any) -> tuple[str, ...]:
-    """Where the fault is, without the names that pydantic gives to the branches of a union."""
+    """Return the place of an error, without pydantic's names of the branches of a union."""
     keys: list[str] = []
     for part in item["loc"]:
         if isinstance(values, dict) and part in values:
@@ -56,16 +56,16 @@ def _keys(item: ErrorDetails, values: Any) -> tuple[str, ...]:
 
 
 def _complaint(items: Sequence[ErrorDetails]) -> str:
-    """What is wrong, got what, and what to do, of a value that no branch of its type takes."""
+    """Return the problem, the value and the fix, for a value that no branch of its type accepts."""
     custom = items[0].get("ctx", {}).get("error")
-    wrong, _, remedy = str(custom or _wanted(items)).partition("; ")
-    got = items[0]["input"]
-    shown = f"'{got}'" if isinstance(got, str) else json.dumps(got)
-    return f"{wrong}, got {shown}; {remedy or 'correct it'}"
+    problem, semicolon, fix = str(custom or _wanted(items)).partition("; ")
+    value = items[0]["input"]
+    shown = f"'{value}'" if isinstance(value, str) else json.dumps(value)
+    return f"{problem}, got {shown}{semicolon}{fix}"
 
 
 def _wanted(items: Sequence[ErrorDetails]) -> str:
-    """Pydantic's messages as one, in the words of somebody who writes YAML."""
+    """Join pydantic's messages into one."""
     texts = [item["msg"].replace("Input should ", "must ") for item in items]
     text = " or ".join(dict.fromkeys(text.removeprefix("must be ") for text in texts))
     text = text.replace("a valid array", "a list").replace("an object", "a section of keys")
@@ -82,7 +82,7 @@ def _fields_at(schema: type[BaseModel], keys: Sequence[str]) -> Iterable[str]:
 
 
 def where_from(origin: Mapping[str, str], path: Sequence[str]) -> str:
-    """The key, and the layer that set it or the section it is in."""
+    """Return the key, with the layer that set it or its section."""
     key = ".".join(path)
     holders = [".".join(path[:end]) for end in range(len(path), 0, -1)]
     layer = next((origin[holder] for holder in holders if holder in origin), "")

@@ -1,4 +1,4 @@
-"""Registries of what a configuration can name, and the arguments that it cannot set."""
+"""The components that a configuration names, and the constructor arguments that it cannot set."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,24 +10,16 @@ from speakerlab.losses import HEADS
 from speakerlab.models import MODELS
 from speakerlab.training.optim import OPTIMIZERS
 
-# Section of the configuration -> the values its `name` can take.
-REGISTRIES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
-    "model": MODELS,
-    "head": HEADS,
-    "optimizer": OPTIMIZERS,
+Constructor = Callable[..., Any]
+# Section -> (the values of its `name`, constructor arguments that the program gives).
+NAMED: Mapping[str, tuple[Mapping[str, Constructor], tuple[str, ...]]] = {
+    "model": (MODELS, ("feat_dim",)),
+    "head": (HEADS, ("embed_dim", "num_classes")),
+    "optimizer": (OPTIMIZERS, ("lr",)),
 }
-# Place of the arguments of a component that has only one implementation.
-FIXED: Mapping[tuple[str, ...], Callable[..., Any]] = {
-    ("frontend",): Fbank,
-    ("augment", "spec"): SpecAugment,
-    ("vad",): EnergyVad,
-}
-# Constructor arguments that follow from other parts and are never configured.
-GIVEN: Mapping[str, tuple[str, ...]] = {
-    "model": ("feat_dim",),
-    "head": ("embed_dim", "num_classes"),
-    "optimizer": ("lr",),
-    "frontend": (),
-    "spec": (),
-    "vad": ("sample_rate",),
+# Place of a component with one implementation -> (constructor, arguments that the program gives).
+FIXED: Mapping[tuple[str, ...], tuple[Constructor, tuple[str, ...]]] = {
+    ("frontend",): (Fbank, ()),
+    ("augment", "spec"): (SpecAugment, ()),
+    ("vad",): (EnergyVad, ("sample_rate",)),
 }

@@ -1,4 +1,4 @@
-"""Typed configuration. In: YAML layers and `--set` values. Out: one frozen `Config`, or all faults.
+"""Typed configuration. In: YAML layers and `--set` values. Out: one frozen `Config`, or all errors.
 
 Layers are merged left to right; a layer that changes a component's `name` replaces its `args`.
 A component's `args` are checked against the signature of its constructor (listed in
@@ -37,13 +37,13 @@ Voices = Annotated[int, Field(ge=1, le=32)]
 
 
 class Section(BaseModel):
-    """A part of the configuration: unknown keys and wrong types are faults."""
+    """Part of the configuration; unknown keys and wrong types are refused."""
 
     model_config = STRICT
 
 
 class Component(Section):
-    """Something built by name; `args` are those of its constructor."""
+    """Component built by name; `args` are those of its constructor."""
 
     name: str
     args: dict[str, Any] = {}
@@ -56,7 +56,7 @@ class ModelConfig(Component):
 
 
 class KindOdds(Section):
-    """How often noise is of each kind; kinds that there are no recordings of do not count."""
+    """How often each kind of noise is drawn; kinds without recordings are left out."""
 
     noise: Odds = 1.0
     music: Odds = 1.0
@@ -64,7 +64,7 @@ class KindOdds(Section):
 
 
 class AugmentConfig(Section):
-    """What is done to a training crop. The first speed is 1; others make new speakers.
+    """Augmentation of a training crop. The first speed is 1; each other adds new speakers.
 
     SNRs and number of voices are those of Kaldi's recipes for MUSAN (egs/voxceleb/v2/run.sh), where
     they are a list of values: noise 0 to 15 dB, music 5 to 15 dB, 3 to 7 voices at 13 to 20 dB.
@@ -105,7 +105,7 @@ class DataConfig(Section):
     labels: Annotated[str, Field(pattern=r"^utt2[a-z0-9_]+$")] = "utt2spk"  # the table of classes
     noise: str | None = "noise"
     rirs: str | None = "rirs"
-    features: Literal["wave", "fbank"] = "wave"  # made while training, or stored by stage 2
+    features: Literal["wave", "fbank"] = "wave"  # computed in training, or stored by stage 2
     crop_seconds: Positive = 3.0
     # Held out; null: max(10, 1 %), at most a fifth and 500. Identification holds out one of each
     # class at least, any number, and counts utterances where the speakers are the classes.
@@ -128,11 +128,11 @@ class MarginConfig(Section):
 
 
 class TrainingConfig(Section):
-    """What is learned and how; hardware has no say here."""
+    """What is learned and how, on any hardware."""
 
     num_epochs: Count = 60
     epoch_hours: Positive | None = None  # of crops; null: the corpus, but at least a global batch
-    speaker_balance: Share = 0.0  # 0: speakers as often as they speak long; 1: all equally often
+    speaker_balance: Share = 0.0  # 0: speakers in proportion to their speech; 1: all equally often
     global_batch: Count = 256
     lr: Positive = 0.1  # peak, at a global batch of `lr_base_batch`; scaled in proportion
     lr_base_batch: Count = 256
@@ -141,18 +141,18 @@ class TrainingConfig(Section):
     margin: MarginConfig = MarginConfig()
     clip_norm: Positive = 50.0  # far above the usual 5 to 20: only outliers are clipped
     init_head: Literal["match", "keep", "drop"] = "match"  # rows of the head that --init brings
-    freeze_epochs: Annotated[float, Field(ge=0)] = 0.0  # at the start only the head learns so long
+    freeze_epochs: Annotated[float, Field(ge=0)] = 0.0  # at the start, when only the head learns
     sampled_share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the head's classes, each step
-    bn_batch: Count | None = None  # crops BatchNorm must see at once; null: whatever fits
+    bn_batch: Count | None = None  # crops that BatchNorm normalises together; null: what fits
     valid_every_epochs: Count = 1
     checkpoint_every_steps: Count = 1000
     keep_checkpoints: Count = 3  # the newest; the best validated one is kept too
     average_checkpoints: Count = 1  # newest ones whose mean is published
-    on_divergence: Literal["warn", "stop"] = "warn"  # where the loss says that nothing is learned
+    on_divergence: Literal["warn", "stop"] = "warn"  # if the loss shows that nothing is learned
 
 
 class RuntimeConfig(Section):
-    """What depends on the machine and must not change what is learned."""
+    """Settings of the machine; they do not change what is learned."""
 
     micro_batch: Literal["auto", "probe"] | Count | dict[str, Count] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -161,10 +161,10 @@ class RuntimeConfig(Section):
     compile: bool = False  # the backbone, by torch.compile; minutes at the start
     channels_last: Literal["auto"] | bool = "auto"  # layout of 2-D convolutions
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
-    stall_seconds: Positive = 60.0  # a batch that takes longer is told, and what holds it up
+    stall_seconds: Positive = 60.0  # a slower batch is logged, with its cause
     bank_gb: Positive = 4.0  # noise and rooms on the device; beyond it noise stays on the host
     split_head: Literal["auto", "on", "off"] = "auto"  # rows over the ranks; auto: from 50,000 on
-    checkpoint_minutes: Positive = 30.0  # at the latest so long after the one before
+    checkpoint_minutes: Positive = 30.0  # at the latest this long after the last one
     deterministic: bool = False  # bit for bit on a GPU too, slower; a CPU always is
     log_every_steps: Count = 10
     log_every_seconds: Positive = 10.0
@@ -172,10 +172,10 @@ class RuntimeConfig(Section):
 
 
 class Config(Section):
-    """One experiment, whole. Written to `exp/<name>/config.yaml`.
+    """A complete experiment. Written to `exp/<name>/config.yaml`.
 
-    task: verification compares speakers never heard in training; identification names one of the
-    classes of training, speakers or what else `data.labels` holds.
+    task: verification compares unseen speakers; identification names one of the training classes,
+    which are speakers or the labels of `data.labels`.
     """
 
     seed: Annotated[int, Field(ge=0)] = 0
@@ -183,7 +183,7 @@ class Config(Section):
     model: ModelConfig
     head: Component = Component(name="aam_softmax")
     frontend: dict[str, Any] = {}  # args of Fbank
-    vad: dict[str, Any] | None = None  # args of EnergyVad; null: recordings are embedded whole
+    vad: dict[str, Any] | None = None  # args of EnergyVad; null: silence is kept
     augment: AugmentConfig = AugmentConfig()
     data: DataConfig = DataConfig()
     optimizer: Component = Component(name="sgd")
@@ -211,18 +211,18 @@ class Config(Section):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as they stand in YAML."""
+        """Return plain values, as in YAML."""
         return self.model_dump(mode="json")
 
     def write(self, path: Path) -> None:
-        """Write as YAML, whole or not at all."""
+        """Write as YAML, atomically."""
         write_text(path, to_yaml(self.to_dict()))
 
 
 def load_config(layers: Sequence[Path], overrides: Sequence[str] = ()) -> Config:
     """Merge YAML files and `key.path=value` overrides, left to right.
 
-    Raises ValueError listing every fault, FileNotFoundError for a layer that is not there.
+    Raises ValueError listing every error, FileNotFoundError for a layer that does not exist.
     """
     merged, origin = merge_layers(layers, overrides)
     return parse_config(merged, origin=origin)
@@ -234,7 +234,7 @@ def parse_config(values: Mapping[str, Any], *, origin: Mapping[str, str] | None 
     filled = json.loads(json.dumps(values, default=str))
     for place, constructor, given in _components(filled, faults, where):
         args = section_at(filled, place)
-        if args is None:  # no section: found below
+        if args is None:  # not a section: reported below
             continue
         schema = args_schema(constructor, given=given)
         try:
@@ -252,7 +252,7 @@ def parse_config(values: Mapping[str, Any], *, origin: Mapping[str, str] | None 
 
 
 def args_schema(constructor: Callable[..., Any], *, given: Iterable[str]) -> type[BaseModel]:
-    """A schema made from a signature, without the arguments `given` by the program."""
+    """Make a schema from a signature, without the arguments `given` by the program."""
     hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():
@@ -264,7 +264,7 @@ def args_schema(constructor: Callable[..., Any], *, given: Iterable[str]) -> typ
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Keys outside `runtime` (and the place of the data) that differ, as "key: old -> new"."""
+    """Return the settings that differ and change what is learned, as "key: old -> new"."""
     a, b = flatten(old.to_dict()), flatten(new.to_dict())
     free = (
         *("runtime.", "data.dir", "training.keep_checkpoints"),
@@ -281,19 +281,19 @@ def differences(old: Config, new: Config) -> list[str]:
 def _components(
     values: dict[str, Any], faults: Faults, origin: Mapping[str, str]
 ) -> Iterable[tuple[tuple[str, ...], Callable[..., Any], tuple[str, ...]]]:
-    """(place of the args, constructor, arguments the program gives) of each component named."""
-    for section, registry in registries.REGISTRIES.items():
+    """Yield (place of the args, constructor, arguments the program gives) of each component."""
+    for section, (registry, given) in registries.NAMED.items():
         default = Config.model_fields[section].default
         component = values.get(section, {})
         if isinstance(default, Component) and isinstance(component, dict):
             values[section] = component = {"name": default.name, **component}
         name = component.get("name") if isinstance(component, dict) else None
         if isinstance(name, str) and name in registry:
-            yield (section, "args"), registry[name], registries.GIVEN[section]
+            yield (section, "args"), registry[name], given
         elif isinstance(name, str):
-            line = f"{where_from(origin, (section, 'name'))}: unknown {section}, got '{name}'"
+            line = f"{where_from(origin, (section, 'name'))}: unknown {section} '{name}'"
             faults.add("unknown components", line + nearest(name, registry))
-    for place, constructor in registries.FIXED.items():
+    for place, (constructor, given) in registries.FIXED.items():
         if Config.model_fields[place[0]].default is None and values.get(place[0]) is None:
-            continue  # optional, and not asked for
-        yield place, constructor, registries.GIVEN[place[-1]]
+            continue  # optional, and not configured
+        yield place, constructor, given

@@ -15,11 +15,11 @@ def nearest(word: str, known: Iterable[str], *, otherwise: str = "") -> str:
 
     otherwise: the hint if none is similar.
     """
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+    known = {name.lower(): name for name in sorted(known)}
+    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.4)
     if close:
-        return f"; did you mean {close[0]}?"
-    return f"; {otherwise or 'known are ' + ', '.join(known)}"
+        return f"; did you mean {known[close[0]]}?"
+    return f"; {otherwise or 'known are ' + ', '.join(known.values())}"
 
 
 class Faults:

@@ -30,22 +30,22 @@ def test_a_speaker_is_remembered_and_found(
         enroll.main(["bob smith", wavs[2], *model])
         enroll.main(["ann", wavs[0], *model])
     assert [record.getMessage() for record in caplog.records][-3:] == [
-        f"{team}: enrolled ann by 2 recordings; 1 speakers",
-        f"{team}: enrolled bob smith by 1 recordings; 2 speakers",
-        f"{team}: replaced ann by 1 recordings; 2 speakers",
+        f"{team}: enrolled ann, recordings: 2; speakers in the file: 1",
+        f"{team}: enrolled bob smith, recordings: 1; speakers in the file: 2",
+        f"{team}: replaced ann, recordings: 1; speakers in the file: 2",
     ]
     identify.main([wavs[2], *model])
     first, second, decision = capsys.readouterr().out.splitlines()
     assert first == "1.000000  bob smith"
     assert second.endswith("  ann")
     if calibrated:
-        assert decision == "decision  bob smith (threshold 0.500000)"
+        assert decision == "decision: bob smith (threshold 0.500000)"
         identify.main([wavs[1], *model, "--far", "0.01", "--top", "1"])
         best, decision = capsys.readouterr().out.splitlines()
         assert float(best.split()[0]) < 0.9999
-        assert decision == "decision  unknown (threshold 0.999900)"
+        assert decision == "decision: unknown speaker (threshold 0.999900)"
     else:
-        assert decision == "decision  none: the model has no calibration"
+        assert decision == "decision: none (the model has no calibration)"
 
 
 def test_without_speakers_there_is_one_line(tmp_path, make_config, make_embedder, wavs, run):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from models_on_disk import CALIBRATION, publish_small
+from refusals import refused
 
 from speakerlab.bin import extract, score, verify
 from speakerlab.data.tables import read_table
@@ -55,7 +56,7 @@ def test_20_pairs_give_the_scores_of_the_score_file(make_exp, data_dir, capsys, 
     for line in lines[:3]:  # two files alone: the same again
         a, b, value = line.split()
         first = printed(capsys, table[a], table[b], "--model", exp)[0]
-        assert float(first.split()[1]) == pytest.approx(float(value), abs=1.01e-6)
+        assert float(first.removeprefix("score: ")) == pytest.approx(float(value), abs=1.01e-6)
 
 
 def test_pairs_of_paths_without_labels(make_exp, data_dir, capsys, tmp_path):
@@ -73,44 +74,40 @@ def test_a_decision(make_exp, data_dir, capsys):
     exp = make_exp(calibration=CALIBRATION)
     lines = printed(capsys, wavs[0], wavs[0], "--model", exp)
     assert lines == [
-        "score      1.000000",
-        "llr        +5.000",
-        "threshold  0.500000 (at the EER)",
-        "decision   the same speaker",
+        "score: 1.000000",
+        "log-likelihood ratio: +5.000",
+        "threshold: 0.500000 (at EER)",
+        "decision: same speaker",
     ]
     lines = printed(capsys, wavs[0], wavs[8], "--model", exp, "--far", "0.01")
     assert lines[2:] == [
-        "threshold  0.999900 (at 1 % false alarms)",
-        "decision   two speakers",
+        "threshold: 0.999900 (at 1 % false alarms)",
+        "decision: different speakers",
     ]
 
 
 def test_no_decision_without_calibration(make_exp, data_dir, capsys):
     wav = next(iter(read_table(data_dir / "wav.scp").values()))
     lines = printed(capsys, wav, wav, "--model", make_exp())
-    assert lines == ["score      1.000000", "decision   none: the model has no calibration"]
+    assert lines == ["score: 1.000000", "decision: none (the model has no calibration)"]
 
 
 @pytest.mark.parametrize(
-    ("words", "text", "line"),
+    ("words", "text", "subject", "value"),
     [
-        (["a.wav"], "", "verify: needs either two recordings or --trials, got 1 files; see --help"),
-        (
-            ["a.wav", "--trials", "FILE"],
-            "a b\n",
-            "or --trials, got 1 files and --trials",
-        ),
-        (["--trials", "FILE", "--far", "0.1"], "a b\n", "--far: decides about two recordings, got"),
-        (["--trials", "/no/list"], "", "/no/list: no such trial list; correct --trials"),
-        (["--trials", "FILE"], "a b\na\n", ":2: is no pair, got 'a'; write 'a b'"),
-        (["--trials", "FILE"], "a b\n", "a: no such file; give the path of a recording"),
-        (["--trials", "FILE", "--wav-scp", "SCP"], "a b\n", "a trial names a, which is not in"),
+        (["a.wav"], "", "verify", "1 recordings"),
+        (["a.wav", "--trials", "FILE"], "a b\n", "verify", "1 recordings and --trials"),
+        (["--trials", "FILE", "--far", "0.1"], "a b\n", "--far", 0.1),
+        (["--trials", "/no/list"], "", "--trials", "/no/list"),
+        (["--trials", "FILE"], "a b\na\n", "FILE:2", "'a'"),
+        (["--trials", "FILE"], "a b\n", "a", ""),
+        (["--trials", "FILE", "--wav-scp", "SCP"], "a b\n", "FILE", "names a,"),
     ],
 )
-def test_what_is_refused(make_exp, data_dir, tmp_path, words, text, line):
+def test_what_is_refused(make_exp, data_dir, tmp_path, words, text, subject, value):
     (tmp_path / "pairs").write_text(text)
     places = {"FILE": str(tmp_path / "pairs"), "SCP": str(data_dir / "wav.scp")}
     words = [places.get(word, word) for word in words]
-    with pytest.raises((ValueError, FileNotFoundError)) as refused:
+    with pytest.raises((ValueError, FileNotFoundError)) as caught:
         verify.main([*words, "--model", str(make_exp())])
-    assert line in str(refused.value)
+    assert refused(str(caught.value), subject.replace("FILE", places["FILE"]), value)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from refusals import refuses
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent / "toolkits"))
@@ -127,7 +128,7 @@ def test_wespeaker_checkpoint_without_configuration_is_refused(checkpoints, tmp_
     state = torch.load(checkpoints["wespeaker"], weights_only=True)
     del state["projection.weight"]  # with it, it can only be WeSpeaker's
     torch.save(state, tmp_path / "avg_model.pt")
-    with pytest.raises(FileNotFoundError, match=r"got no config.yaml beside it; give --model-conf"):
+    with refuses(str(tmp_path / "avg_model.pt"), "config.yaml", error=FileNotFoundError):
         import_checkpoint(tmp_path / "avg_model.pt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     config = checkpoints["wespeaker"].with_name("config.yaml")
@@ -179,7 +180,7 @@ def test_head_whose_rows_are_of_other_speakers_is_left_out(
     with caplog.at_level("INFO"):
         import_checkpoint(experiment, tmp_path / "model")
     assert not (tmp_path / "model" / "head.safetensors").exists()
-    assert "lists other speakers than the head's 6 rows" in caplog.text
+    assert "does not list the speakers of the head's 6 rows" in caplog.text
     assert "no head" in caplog.text
 
 
@@ -207,14 +208,13 @@ def test_export_refuses_what_3dspeaker_would_not_reproduce(
     checkpoints, tmp_path: Path, make_config
 ) -> None:
     import_checkpoint(checkpoints["wespeaker"], tmp_path / "we")
-    with pytest.raises(ValueError, match="other features, got window: hamming, scale: 32768"):
+    with refuses(str(tmp_path / "we"), "window: hamming, scale: 32768"):
         export_3dspeaker(tmp_path / "we", tmp_path / "a.ckpt")
     dilated = parse_config({"model": {"name": "campplus", "args": {"dilations": [1, 1, 2]}}})
-    no_such = r"no such campplus, got dilations: \[1, 1, 2\]; export ONNX"
-    for config, match in ((dilated, no_such), (make_config(), "nearest, campplus.*no such model")):
+    for config, value in ((dilated, "dilations: [1, 1, 2]"), (make_config(), "nearest, campplus")):
         embedder = build.build_embedder(config)
         publish(tmp_path / "own", embedder=embedder, config=config, facts={})
-        with pytest.raises(ValueError, match=match):
+        with refuses(str(tmp_path / "own"), value):
             export_3dspeaker(tmp_path / "own", tmp_path / "a.ckpt")
     assert not (tmp_path / "a.ckpt").exists()
 
@@ -222,13 +222,13 @@ def test_export_refuses_what_3dspeaker_would_not_reproduce(
 def test_features_that_are_no_filter_bank_are_refused(checkpoints, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("model_args: {}\ndataset_args: {frontend: s3prl}\n")
-    with pytest.raises(ValueError, match="the front end is no filter bank, got frontend: s3prl"):
+    with refuses(str(config), "frontend: s3prl"):
         import_checkpoint(checkpoints["wespeaker"], tmp_path / "out", config=config)
 
 
 def test_folder_of_others_is_not_replaced(checkpoints, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is in the way, got no model folder"):
+    with refuses(str(tmp_path)):
         import_checkpoint(checkpoints["3dspeaker"], tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
     import_checkpoint(checkpoints["3dspeaker"], tmp_path / "out")
@@ -236,9 +236,9 @@ def test_folder_of_others_is_not_replaced(checkpoints, tmp_path: Path) -> None:
     assert load_published(tmp_path / "out").embedder.embed_dim == 16
 
 
-def test_network_that_both_toolkits_have_is_told(checkpoints, tmp_path: Path, caplog) -> None:
+def test_network_of_both_toolkits_is_warned_about(checkpoints, tmp_path: Path, caplog) -> None:
     import_checkpoint(checkpoints["3dspeaker"], tmp_path / "a")
-    assert "3D-Speaker and WeSpeaker both have this network" in caplog.text
+    assert "both 3D-Speaker and WeSpeaker have this network" in caplog.text
     caplog.clear()
     import_checkpoint(checkpoints["3dspeaker"], tmp_path / "b", frontend="3dspeaker")
-    assert "both have this network" not in caplog.text
+    assert "have this network" not in caplog.text

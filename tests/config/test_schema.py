@@ -75,23 +75,23 @@ def test_unknown_key_is_refused_with_the_nearest(refusal, text, line):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("training: {lr: many}", "training.lr: must be a valid number, got 'many'; correct it"),
-        ("training: {lr: 0}", "training.lr: must be greater than 0, got 0; correct it"),
-        ("training: {lr: 1e999}", "training.lr: must be a finite number, got Infinity; correct it"),
-        ("training: {num_epochs: 1.5}", "training.num_epochs: must be a valid integer, got 1.5; "),
+        ("training: {lr: many}", "training.lr: must be a valid number, got 'many'"),
+        ("training: {lr: 0}", "training.lr: must be greater than 0, got 0"),
+        ("training: {lr: 1e999}", "training.lr: must be a finite number, got Infinity"),
+        ("training: {num_epochs: 1.5}", "training.num_epochs: must be a valid integer, got 1.5"),
         ("training: {num_epochs: 010}", "training.num_epochs: must be a valid integer, got '010'"),
-        ("training:", "training: must be a section of keys, got null; correct it"),
-        ("augment: 3", "augment: must be a section of keys, got 3; correct it"),
-        ("model: {args: 3}", "model.args: must be a section of keys, got 3; correct it"),
+        ("training:", "training: must be a section of keys, got null"),
+        ("augment: 3", "augment: must be a section of keys, got 3"),
+        ("model: {args: 3}", "model.args: must be a section of keys, got 3"),
         ("augment: {room_prob: 1.1}", "augment.room_prob: must be less than or equal to 1, got "),
-        ("augment: {speeds: 1.0}", "augment.speeds: must be a list, got 1.0; correct it"),
-        ("augment: {speeds: [1.0, x]}", "augment.speeds.1: must be a valid number, got 'x'; "),
+        ("augment: {speeds: 1.0}", "augment.speeds: must be a list, got 1.0"),
+        ("augment: {speeds: [1.0, x]}", "augment.speeds.1: must be a valid number, got 'x'"),
         ("augment: {snr_db: [5.0]}", "augment.snr_db.1: is missing; add it"),
-        ("frontend: {window: hann}", "frontend.window: must be 'povey' or 'hamming', got 'hann'; "),
+        ("frontend: {window: hann}", "frontend.window: must be 'povey' or 'hamming', got 'hann'"),
         ("model: {args: {blocks: [1, x]}}", "model.args.blocks.1: must be a valid integer, got"),
-        ("model: {name: camplus}", "model.name: unknown model, got 'camplus'; did you mean "),
+        ("model: {name: camplus}", "model.name: unknown model 'camplus'; did you mean "),
         ("data: {noise: off}", None),
-        ("data: {noise: true}", "data.noise: must be a valid string, got true; correct it"),
+        ("data: {noise: true}", "data.noise: must be a valid string, got true"),
         ("data: {dir: 2020-01-01}", None),
         ("runtime: {deterministic: on}", "runtime.deterministic: must be a valid boolean, got "),
         (
@@ -106,11 +106,11 @@ def test_unknown_key_is_refused_with_the_nearest(refusal, text, line):
         ("runtime: {micro_batch: 0}", "runtime.micro_batch: must be 'auto' or 'probe' or greater"),
         (
             "runtime: {micro_batch: {campplus: 16, ERes-2: 0}}",
-            "runtime.micro_batch.ERes-2: must be greater than 0, got 0; correct it",
+            "runtime.micro_batch.ERes-2: must be greater than 0, got 0",
         ),
         (
             "runtime: {num_workers: -1}",
-            "runtime.num_workers: must be 'auto' or greater than or equal to 0, got -1; correct it",
+            "runtime.num_workers: must be 'auto' or greater than or equal to 0, got -1",
         ),
         ("runtime: {precision: fp8}", "runtime.precision: must be 'auto', 'fp32', 'bf16' or "),
     ],
@@ -163,9 +163,8 @@ def test_every_fault_in_one_go_each_naming_its_layer(refusal):
         ["2.yaml", "data.valid_speakers"],
         ["2.yaml", "model.args.embed_dim"],
     ]
-    assert (
-        "--set runtime={bank_gb: 0}: runtime.bank_gb: must be greater than 0, got 0; "
-        in " ".join(found)
+    assert "--set runtime={bank_gb: 0}: runtime.bank_gb: must be greater than 0, got 0" in " ".join(
+        found
     )
 
 
@@ -189,12 +188,12 @@ def test_other_words_are_strings(load, word):
 
 
 def test_key_that_stands_twice_is_named(load):
-    with pytest.raises(ValueError, match=r"0.yaml: is not valid YAML, got 'key 'lr' stands twice"):
+    with pytest.raises(ValueError, match=r"0.yaml: is not valid YAML \(key 'lr' occurs twice"):
         load("training:\n  lr: 0.1\n  num_epochs: 3\n  lr: 0.2\n")
 
 
 def test_file_that_is_no_yaml_no_section_or_not_there(load, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"0.yaml: is not valid YAML, got '.*'; correct it"):
+    with pytest.raises(ValueError, match=r"0.yaml: is not valid YAML \("):
         load("training: {lr: 0.1")
     with pytest.raises(ValueError, match=r"0.yaml: must hold 'section: ...' lines, got \['a'\]"):
         load("- a")
@@ -203,7 +202,7 @@ def test_file_that_is_no_yaml_no_section_or_not_there(load, tmp_path: Path):
 
 
 def test_code_in_yaml_is_refused(load):
-    with pytest.raises(ValueError, match="is not valid YAML, got 'could not determine a const"):
+    with pytest.raises(ValueError, match=r"is not valid YAML \(could not determine a const"):
         load("seed: !!python/object/apply:os.getpid []")
 
 
@@ -267,13 +266,13 @@ def test_overrides_come_last_and_are_yaml(load):
 
 @pytest.mark.parametrize("text", ["training.lr", "=3", "model..args=1"])
 def test_override_without_key_or_value(load, text):
-    with pytest.raises(ValueError, match=f"--set: must be key.path=value, got '{text}'; write e.g"):
+    with pytest.raises(ValueError, match=f"--set: must be key.path=value, got '{text}'"):
         load(TINY, set=(text,))
 
 
 def test_override_is_quoted_in_its_fault(refusal):
     assert refusal(TINY, set=("training.lr=many",)) == [
-        "--set training.lr=many: must be a valid number, got 'many'; correct it"
+        "--set training.lr=many: must be a valid number, got 'many'"
     ]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from models_on_disk import CALIBRATION, publish_small
+from refusals import refused, refuses
 from torch import nn
 
 from speakerlab import __version__
@@ -93,10 +94,7 @@ def test_equal_models_give_equal_bytes_and_the_command_is_quiet(exp, file, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.onnx", "elsewhere"]
     lines = done.stderr.splitlines()
     assert done.stdout == "" and 1 <= len(lines) <= 2, done.stderr
-    assert re.search(
-        r"b\.onnx: equal to PyTorch at 9 lengths of 2800 to 32000 samples, cosine >= [01]\.\d{7}",
-        lines[0],
-    )
+    assert re.search(r"b\.onnx: equal to PyTorch at 9 lengths, cosine >= [01]\.\d{7}", lines[0])
 
 
 def test_nothing_in_the_file_tells_of_this_machine(exp, file):
@@ -163,16 +161,8 @@ def test_where_they_part_nothing_is_written_and_the_report_says_where(
     *lengths, more, verdict = str(caught.value).splitlines()
     assert len(lengths) == 5 and more == "... and 2 more lengths"
     for line, num_samples, frames in zip(lengths, (400, 16000, 22160), (1, 98, 137)):
-        assert re.fullmatch(
-            rf"{out}: must equal PyTorch at {num_samples} samples \({frames} frames\), got cosine "
-            r"-?0\.\d{6} and relative error \d\.\de[-+]\d\d; nothing is written",
-            line,
-        ), line
-    assert re.fullmatch(
-        rf"they part in {place}, got relative error \d\.\de[-+]\d\d there and less than 0\.001 up "
-        f"to {before}; change that module",
-        verdict,
-    ), verdict
+        assert refused(line, str(out), f"{num_samples} samples ({frames} frames)"), line
+    assert refused(verdict, place, f"up to {before}"), verdict
 
 
 def test_what_cannot_be_traced_is_one_line(tmp_path):
@@ -181,7 +171,7 @@ def test_what_cannot_be_traced_is_one_line(tmp_path):
             return x if x.sum() > 0 else -x
 
     embedder = Embedder(fbank=Fbank(), backbone=Backbone(Branching()))
-    with pytest.raises(ValueError, match="^model: cannot be traced, got '") as caught:
+    with refuses("model") as caught:
         write_onnx(embedder, tmp_path / "model.onnx", facts=FACTS)
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
@@ -189,7 +179,7 @@ def test_what_cannot_be_traced_is_one_line(tmp_path):
 def test_too_large_for_one_file_is_refused_before_anything_is_done(tmp_path):
     backbone = Backbone(nn.Identity())
     backbone.after = nn.Linear(500_000, 1001, device="meta")
-    with pytest.raises(ValueError, match="holds 2000000000 bytes of weights, got 2002006"):
+    with refuses(str(tmp_path / "a.onnx"), 2000000000, 2002006):
         write_onnx(Embedder(fbank=Fbank(), backbone=backbone), tmp_path / "a.onnx", facts=FACTS)
     assert not list(tmp_path.iterdir())
 
@@ -214,13 +204,13 @@ def test_the_facts_come_back_from_text(exp):
     assert Facts.from_texts(texts | {"producer": "x"}, where="a") == facts
     assert "vad" not in FACTS.to_texts()
     for broken in ({}, {**texts, "min_samples": "many"}):
-        with pytest.raises(ValueError, match="^a: is no model of ours, got the metadata "):
+        with refuses("a"):
             Facts.from_texts(broken, where="a")
 
 
 @pytest.mark.parametrize("extra", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_package_names_the_extra(monkeypatch, exp, tmp_path, extra):
     monkeypatch.setitem(sys.modules, extra, None)
-    with pytest.raises(ImportError, match=rf"{extra} is not installed; .*pip install onnx"):
+    with refuses("export", f"{extra} is not installed", error=ModuleNotFoundError):
         export_onnx(exp, tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())

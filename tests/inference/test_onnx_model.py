@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from models_on_disk import publish_small
+from refusals import refuses
 from voices import RATE, make_wave
 
 from speakerlab.config import build
@@ -153,29 +154,29 @@ def test_rows_of_a_batch_do_not_meet(file):
 
 @pytest.mark.parametrize("shape", [(1, 2799), (1, 32001), (16000,), (1, 1, 16000)])
 def test_a_window_of_another_shape_is_refused(file, shape):
-    with pytest.raises(ValueError, match="rows of 2800 to 32000 samples, got ") as caught:
+    with refuses("wave", "2800 to 32000", shape):
         OnnxModel(file).embed_window(np.zeros(shape, np.float32))
-    assert str(shape) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_wave_without_samples_or_with_channels_is_refused(file):
     model = OnnxModel(file)
-    with pytest.raises(ValueError, match="got 0 samples"):
+    with refuses("recording", 0):
         model.embed(np.zeros(0))
-    with pytest.raises(ValueError, match=r"one channel, got \(16000, 2\); choose"):
+    with refuses("wave", (16000, 2)):
         model.embed(np.zeros((16000, 2)))
 
 
 def test_files_that_are_not_ours_are_refused_with_one_line(file, with_texts, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no such model, got no file; run `speakerlab exp"):
+    with refuses(str(tmp_path / "none.onnx"), error=FileNotFoundError):
         OnnxModel(tmp_path / "none.onnx")
     half = tmp_path / "half.onnx"
     half.write_bytes(file.read_bytes()[:100_000])
-    with pytest.raises(ValueError, match="half.onnx: is not a whole ONNX file, got '") as caught:
+    with refuses(str(half)) as caught:
         OnnxModel(half)
     assert "\n" not in str(caught.value)
     foreign = dict.fromkeys(("sha256", "max_samples", "frontend", "calibration"))
-    with pytest.raises(ValueError, match="is no model of ours, got the metadata sample_rate, "):
+    other = str(tmp_path / "other.onnx")
+    with refuses(other, "sample_rate, "):
         OnnxModel(with_texts(**foreign))
-    with pytest.raises(ValueError, match="other.onnx: is not a calibration, got Cal"):
+    with refuses(other, "calibration"):
         OnnxModel(with_texts(calibration='{"slope": 1}'))

@@ -9,6 +9,7 @@ import pytest
 import soundfile
 import torch
 from models_on_disk import CALIBRATION, publish_small
+from refusals import refuses
 from voices import RATE, make_wave
 
 import speakerlab
@@ -96,21 +97,12 @@ def test_many_are_each_as_alone_in_order(open_small, wavs):
 def test_one_broken_among_many(open_small, wavs):
     model = open_small()
     sources = [wavs[0], "nowhere.wav", wavs[1]]
-    with pytest.raises(FileNotFoundError, match="nowhere.wav: no such file"):
+    with refuses("nowhere.wav", error=FileNotFoundError):
         model.embed_many(sources)
     results = dict(model.embed_each(sources))
     assert sorted(results) == [0, 1, 2]
     assert isinstance(results[1], FileNotFoundError)
     assert np.array_equal(results[2], model.embed(wavs[1]))
-
-
-def test_progress_is_told_in_lines_where_there_is_no_terminal(
-    open_small, wavs, caplog, monkeypatch
-):
-    monkeypatch.setattr("speakerlab.inference.progress.SECONDS_PER_LINE", 0.0)
-    with caplog.at_level("INFO"):
-        open_small().embed_many(wavs, progress=True)
-    assert "3 of 8 recordings, " in caplog.text
 
 
 def test_another_rate_is_told_for_arrays_and_read_from_files(open_small, tmp_path):
@@ -137,7 +129,7 @@ def test_a_comparison_with_calibration(open_small, wavs):
     assert same.is_same
     strict = model.verify(wavs[0], wavs[4], far=0.01)
     assert (strict.threshold, strict.is_same) == (0.9999, score >= 0.9999)
-    with pytest.raises(ValueError, match="calibration: .*0.03"):
+    with refuses("calibration", 0.03):
         model.verify(wavs[0], wavs[4], far=0.03)
 
 
@@ -145,13 +137,13 @@ def test_a_comparison_without_calibration_decides_nothing(open_small, wavs):
     model = open_small()
     result = model.verify(wavs[0], wavs[1])
     assert (result.llr, result.is_same, result.threshold) == (None, None, None)
-    with pytest.raises(ValueError, match="model: has no calibration, got far=0.01; run `speakerla"):
+    with refuses("model", "far=0.01"):
         model.verify(wavs[0], wavs[1], far=0.01)
 
 
 def test_enrolled_speakers_are_found_again(open_small, wavs, tmp_path):
     model = open_small(calibration=CALIBRATION)
-    with pytest.raises(ValueError, match="identify: nobody is enrolled, got 0 speakers"):
+    with refuses("identify"):
         model.identify(wavs[0])
     model.enroll("ann", [wavs[0], wavs[1]])
     model.enroll("bob", wavs[4])
@@ -194,36 +186,32 @@ def test_speakers_of_another_model_or_of_none_are_refused(open_small, wavs, tmp_
     model.enroll("ann", wavs[0])
     path = tmp_path / "team.safetensors"
     model.save_speakers(path)
-    with pytest.raises(ValueError) as refused:
+    with refuses(str(path), model.sha256[:12], other.sha256[:12]):
         other.load_speakers(path)
-    assert str(refused.value) == (
-        f"{path}: was made with another model (sha256 {model.sha256[:12]}), got "
-        f"{other.sha256[:12]}; enrol the speakers with this one"
-    )
-    with pytest.raises(FileNotFoundError, match="none: no such file; enrol speakers first"):
+    with refuses(str(tmp_path / "none"), error=FileNotFoundError):
         model.load_speakers(tmp_path / "none")
     for content in (b"junk", (tmp_path / "a" / "model" / "embedder.safetensors").read_bytes()):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="team.safetensors: holds no speakers, got .*; enrol"):
+        with refuses(str(path)):
             model.load_speakers(path)
     for name, sources in (("", wavs[0]), ("eve", [])):
-        with pytest.raises(ValueError, match="enrol: "):
+        with refuses("enrol"):
             model.enroll(name, sources)
 
 
 def test_where_there_is_no_model(tmp_path):
-    with pytest.raises(FileNotFoundError, match="must be an experiment or a model folder"):
+    with refuses(str(tmp_path), error=FileNotFoundError):
         speakerlab.load(tmp_path)
-    with pytest.raises(ValueError, match="hub:"):
+    with refuses("hub:no-such-model"):
         speakerlab.load("hub:no-such-model")
 
 
 def test_a_device_that_is_not_there(open_small, tmp_path):
     open_small()
-    with pytest.raises(ValueError, match="device: must be auto, cpu or cuda, got 'tpu'"):
+    with refuses("device", "tpu"):
         speakerlab.load(tmp_path / "exp", device="tpu")
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="device: no GPU can be used, got 'cuda'"):
+        with refuses("device", "cuda"):
             speakerlab.load(tmp_path / "exp", device="cuda")
 
 
@@ -236,7 +224,5 @@ def test_importing_waits_for_nothing_heavy():
 
 def test_one_recording_is_no_list_of_them(open_small, tmp_path):
     model = open_small()
-    with pytest.raises(
-        ValueError, match=r"sources: is a list of recordings, got one \(a.flac\); put"
-    ):
+    with refuses("sources", "a.flac"):
         model.embed_many("a.flac")

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 import speakerlab
 from speakerlab.config import build
@@ -53,11 +54,11 @@ def test_a_published_model_decides_as_it_did(publish_to):
 
 def test_models_that_cannot_decide_are_refused(publish_to):
     folder, _, _ = publish_to("sv")
-    with pytest.raises(ValueError, match="must be trained with task identification, got verif"):
+    with refuses(str(folder), "verification"):
         load_classifier(folder)
     folder, _, _ = publish_to("lid", "task=identification")
     (folder / "head.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"must have a head to decide by, got no head\.safet"):
+    with refuses(str(folder), "head.safetensors"):
         load_classifier(folder)
 
 
@@ -66,7 +67,7 @@ def test_the_head_is_whole_on_every_rank(make_config, asked):
     assert build.is_head_split(make_config(), world_size=2, num_classes=60_000)
     config = make_config("task=identification")
     assert not build.is_head_split(config, world_size=2, num_classes=60_000)
-    with pytest.raises(ValueError, match="identification needs a whole head, got"):
+    with refuses("runtime.split_head"):
         build.is_head_split(make_config("task=identification", asked), 2, 10)
 
 
@@ -84,5 +85,5 @@ def test_a_recording_is_classified_in_python(publish_to, make_data_dir):
         dict(zip("abc", Classifier(head, "abc").posteriors(emb_ND)[0])), abs=1e-6
     )
     other, _, _ = publish_to("sv")
-    with pytest.raises(ValueError, match="has no classes to name, got one that only embeds"):
+    with refuses("model"):
         speakerlab.load(other, device="cpu").classify(wav)

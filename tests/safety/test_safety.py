@@ -18,9 +18,9 @@ import pytest
 import torch
 import yaml
 
-from speakerlab.checkpoints import archives
+from speakerlab.checkpoints import foreign_files
 from speakerlab.checkpoints.foreign import import_checkpoint
-from speakerlab.checkpoints.foreign_files import read_tensors
+from speakerlab.checkpoints.foreign_files import read_tensors, unpack
 from speakerlab.checkpoints.published import file_sha256, load_published, publish
 from speakerlab.config import build
 from speakerlab.config.schema import load_config
@@ -81,7 +81,7 @@ def test_pickled_object_is_refused_at_import(
     tmp_path: Path, marker: Path, kind: str, name: str
 ) -> None:
     plant_checkpoint(tmp_path / name, marker, kind=kind)
-    with pytest.raises(ValueError, match="is no checkpoint of tensors alone") as caught:
+    with pytest.raises(ValueError, match="is not a checkpoint of tensors only") as caught:
         import_checkpoint(tmp_path / name, tmp_path / "out")
     assert one_line(caught)
     assert not marker.exists()
@@ -90,7 +90,7 @@ def test_pickled_object_is_refused_at_import(
 
 def test_pickled_head_beside_a_checkpoint_is_refused(tmp_path: Path, marker: Path) -> None:
     plant_checkpoint(tmp_path / "classifier.ckpt", marker, kind="zip")
-    with pytest.raises(ValueError, match="is no checkpoint of tensors alone"):
+    with pytest.raises(ValueError, match="is not a checkpoint of tensors only"):
         read_tensors(tmp_path / "classifier.ckpt")
     assert not marker.exists()
 
@@ -116,9 +116,7 @@ def test_pickled_object_in_a_model_is_refused(
     config = make_config()
     embedder = build.build_embedder(config)
     head = build.build_head(config, embed_dim=16, num_classes=1)
-    with pytest.raises(
-        ValueError, match=f"{name}: is no safetensors file, got .*; copy it"
-    ) as caught:
+    with pytest.raises(ValueError, match=f"{name}: is not a safetensors file") as caught:
         load_published(model)
         init_from(model, embedder=embedder, head=head, classes=["a"], config=config)
     assert one_line(caught)
@@ -163,7 +161,7 @@ def test_class_named_in_a_configuration_of_wespeaker_is_refused(
     torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "a" / "avg_model.pt")
     config = tmp_path / ("a" if where == "beside" else ".") / "config.yaml"
     config.write_text(evil_yaml(marker))
-    with pytest.raises(ValueError, match="is no plain YAML") as caught:
+    with pytest.raises(ValueError, match="is not plain YAML") as caught:
         import_checkpoint(
             tmp_path / "a", tmp_path / "out", config=config if where == "given" else None
         )
@@ -176,7 +174,7 @@ def test_class_named_in_the_notes_of_an_experiment_is_not_run(tmp_path: Path, ma
     place.mkdir(parents=True)
     (place / "CKPT.yaml").write_text(evil_yaml(marker))
     torch.save({"conv1.weight": torch.zeros(1)}, place / "embedding_model.ckpt")
-    with pytest.raises(ValueError, match="holds no architecture known here"):
+    with pytest.raises(ValueError, match="holds no known architecture"):
         import_checkpoint(tmp_path, tmp_path / "out")
     assert not marker.exists()
 
@@ -198,12 +196,12 @@ def write_zip(path: Path, name: str, *, mode: int) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("../evil", tarfile.REGTYPE, "points outside of it, got '../evil'"),
+        ("../evil", tarfile.REGTYPE, "member '../evil' points outside"),
         ("a/../../evil", tarfile.REGTYPE, "points outside"),
-        ("/tmp/evil", tarfile.REGTYPE, "points outside of it, got '/tmp/evil'"),
-        ("link", tarfile.SYMTYPE, "a member is a link, got 'link'"),
-        ("link", tarfile.LNKTYPE, "a member is a link"),
-        ("pipe", tarfile.FIFOTYPE, "a member is a special file"),
+        ("/tmp/evil", tarfile.REGTYPE, "member '/tmp/evil' points outside"),
+        ("link", tarfile.SYMTYPE, "member 'link' is a link"),
+        ("link", tarfile.LNKTYPE, "member 'link' is a link"),
+        ("pipe", tarfile.FIFOTYPE, "member 'pipe' is a special file"),
     ],
 )
 def test_tar_that_reaches_outside_is_refused(
@@ -211,7 +209,7 @@ def test_tar_that_reaches_outside_is_refused(
 ) -> None:
     write_tar(tmp_path / "a.tar.gz", name, kind=kind, target=str(tmp_path))
     with pytest.raises(ValueError, match=said) as caught:
-        archives.unpack(tmp_path / "a.tar.gz", tmp_path / "in" / "side")
+        unpack(tmp_path / "a.tar.gz", tmp_path / "in" / "side")
     assert one_line(caught)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.tar.gz"]
 
@@ -223,7 +221,7 @@ def test_tar_that_reaches_outside_is_refused(
         ("..\\evil", stat.S_IFREG, "points outside"),
         ("/tmp/evil", stat.S_IFREG, "points outside"),
         ("C:/evil", stat.S_IFREG, "points outside"),
-        ("link", stat.S_IFLNK, "a member is a link"),
+        ("link", stat.S_IFLNK, "member 'link' is a link"),
     ],
 )
 def test_zip_that_reaches_outside_is_refused(
@@ -231,7 +229,7 @@ def test_zip_that_reaches_outside_is_refused(
 ) -> None:
     write_zip(tmp_path / "a.zip", name, mode=mode | 0o644)
     with pytest.raises(ValueError, match=said):
-        archives.unpack(tmp_path / "a.zip", tmp_path / "in" / "side")
+        unpack(tmp_path / "a.zip", tmp_path / "in" / "side")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.zip"]
 
 
@@ -248,11 +246,11 @@ def test_good_members_beside_a_bad_one_are_not_unpacked(tmp_path: Path) -> None:
 def test_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("avg_model.pt", "0123456789")
-    monkeypatch.setattr(archives, "MAX_BYTES", 9)
-    with pytest.raises(ValueError, match="unpacks to too much"):
-        archives.unpack(tmp_path / "a.zip", tmp_path / "in")
-    monkeypatch.setattr(archives, "MAX_BYTES", 10)
-    archives.unpack(tmp_path / "a.zip", tmp_path / "in")
+    monkeypatch.setattr(foreign_files, "MAX_BYTES", 9)
+    with pytest.raises(ValueError, match="unpacks to more than"):
+        unpack(tmp_path / "a.zip", tmp_path / "in")
+    monkeypatch.setattr(foreign_files, "MAX_BYTES", 10)
+    unpack(tmp_path / "a.zip", tmp_path / "in")
     assert (tmp_path / "in" / "avg_model.pt").read_text() == "0123456789"
 
 
@@ -277,5 +275,5 @@ def test_file_names_never_reach_a_shell(tmp_path: Path, marker: Path) -> None:
 
 def test_checkpoint_with_a_nan_is_refused(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2), "b": torch.tensor([1.0, float("nan")])}, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match=r"must hold finite numbers, .* in 1 tensors \(b\); take"):
+    with pytest.raises(ValueError, match=r"has NaN or infinity in 1 tensors \(b\)"):
         read_tensors(tmp_path / "a.pt")
