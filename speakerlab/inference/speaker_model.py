@@ -47,7 +47,8 @@ class Runtime(Protocol):
 class ClosedSet(Protocol):
     """Posteriors of the training classes: `torch_model.Classifier`."""
 
-    classes: Sequence[str]
+    @property
+    def classes(self) -> Sequence[str]: ...
 
     def posteriors(self, emb_ND: np.ndarray) -> np.ndarray:
         """Return posterior_NC."""

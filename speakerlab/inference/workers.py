@@ -72,7 +72,7 @@ def embed_chunks(
     args = (work, embedder, todo, taken, done, num_threads, auto_workers(nproc))
     if count == 1:
         with tqdm(total=total, unit=" utterances", disable=None) as bar:
-            _embed_share(*args, 0, on_batch=bar.update)
+            _embed_share(*args, index=0, on_batch=bar.update)
         return
     # `args` are inherited by the fork, not pickled for each task.
     pool = ProcessPoolExecutor(count, FORKED, initializer=_start, initargs=(os.getpid(), args))
@@ -99,7 +99,7 @@ def embed_chunks(
         pool.shutdown()
 
 
-_share_args: tuple[Any, ...] = ()
+_share_args: Any = ()  # of `_embed_share`, in a forked process
 
 
 def _start(parent: int, args: tuple[Any, ...]) -> None:
@@ -113,7 +113,7 @@ def _start(parent: int, args: tuple[Any, ...]) -> None:
 
 
 def _run_share(index: int) -> None:
-    _embed_share(*_share_args, index)
+    _embed_share(*_share_args, index=index)
 
 
 def _embed_share(
