@@ -12,9 +12,8 @@ from speakerlab.bin.command import parser
 from speakerlab.checkpoints.model_files import embeddings_stem, find_model, read_card
 from speakerlab.core.atomic import write_text
 from speakerlab.data.tables import read_table
-from speakerlab.experiments import report
-from speakerlab.experiments.page import write_identification_page
-from speakerlab.experiments.report_page import facts_of
+from speakerlab.experiments import results
+from speakerlab.experiments.report import facts_of, write_identification_page
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.identification import (
     accuracy,
@@ -40,19 +39,19 @@ def main(words: Sequence[str]) -> None:
 
     classifier = load_classifier(args.exp)
     labels = load_config([find_model(args.exp) / "config.yaml"]).data.labels
-    rows: list[report.Row] = []
+    rows: list[results.Row] = []
     for folder in args.data:
         row = classify(args.exp, folder, classifier, labels=labels)
-        rows = report.update_results(args.exp / "results.json", row)
-        sys.stdout.write(f"{folder.name}: {row['protocol']}\n{report.format_confusion(row)}\n\n")
+        rows = results.update_results(args.exp / "results.json", row)
+        sys.stdout.write(f"{folder.name}: {row['protocol']}\n{results.format_confusion(row)}\n\n")
     title = f"Identification: {args.exp.name}"
     page = args.exp / "report.html"
     write_identification_page(page, title=title, rows=rows, facts=facts_of(args.exp))
-    sys.stdout.write(report.format_identification(rows) + "\n")
+    sys.stdout.write(results.format_identification(rows) + "\n")
     log.info("%s: wrote results.json and report.html", args.exp)
 
 
-def classify(exp_dir: Path, folder: Path, classifier: "Classifier", *, labels: str) -> report.Row:
+def classify(exp_dir: Path, folder: Path, classifier: "Classifier", *, labels: str) -> results.Row:
     """Classify one data directory: write the decisions to `scores/`, return its row of results."""
     stem, card = embeddings_stem(exp_dir, folder.name), read_card(exp_dir)
     table, classes = EmbeddingTable.load(stem), classifier.classes
@@ -93,8 +92,8 @@ def result_row(
     system: str,
     interval: Sequence[float],
     protocol: str,
-    card: report.Row,
-) -> report.Row:
+    card: results.Row,
+) -> results.Row:
     """A row of results.json; rates are fractions, `confusion` is true -> found -> utterances."""
     counts: dict[str, dict[str, int]] = {}
     for true, found in np.argwhere(count_CC).tolist():

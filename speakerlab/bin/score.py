@@ -13,11 +13,11 @@ from speakerlab.checkpoints.model_files import (
     read_card,
     read_settings,
 )
-from speakerlab.experiments import report
+from speakerlab.experiments import results
 from speakerlab.experiments.embedded import read_development, read_embedded
 from speakerlab.experiments.evaluate import LEARN_FROM, System, evaluate
-from speakerlab.experiments.report_page import ListScores, write_report
-from speakerlab.experiments.trial_list import read_trial_list
+from speakerlab.experiments.report import write_report
+from speakerlab.experiments.trial_list import ListScores, read_trial_list
 from speakerlab.scoring.chain import USUAL_TOP_N, build_chain
 from speakerlab.scoring.metrics import P_TARGETS
 from speakerlab.scoring.score_files import write_scores
@@ -35,7 +35,7 @@ def main(words: Sequence[str]) -> None:
         build_chain(spec, cohort, top_n=args.top_n, lda_dim=args.lda_dim, adapt=adapt)
         for spec in args.backend
     ]
-    rows: list[report.Row] = []
+    rows: list[results.Row] = []
     scores: list[ListScores] = []
     for path in args.trials:
         listed = read_trial_list(path)
@@ -43,14 +43,14 @@ def main(words: Sequence[str]) -> None:
             system, listed, back_ends, learn_from=args.calibration, p_targets=args.p_target
         )
         for row, one in zip(found, own):
-            rows = report.update_results(args.exp / "results.json", row)
+            rows = results.update_results(args.exp / "results.json", row)
             # plain cosine scores: scores/<set>_<list>.txt; others carry the back end's name
             end = "" if one.backend == "cosine" else f"_{one.backend}"
             name = f"{path.parent.name}_{path.name}{end}.txt"
             write_scores(args.exp / "scores" / name, one.trials, one.scores_N)
         scores += own
     write_report(args.exp, scores, rows)
-    sys.stdout.write(report.format_table(rows) + "\n")
+    sys.stdout.write(results.format_table(rows) + "\n")
     log.info("%s: wrote results.json and report.html", args.exp)
 
 

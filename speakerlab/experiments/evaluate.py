@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from speakerlab.experiments import report
+from speakerlab.experiments import results
 from speakerlab.experiments.embedded import DevelopmentSet, are_embedded, read_embedded
-from speakerlab.experiments.report_page import ListScores
-from speakerlab.experiments.trial_list import TrialList
+from speakerlab.experiments.trial_list import ListScores, TrialList
 from speakerlab.scoring.bootstrap import Replicates, bootstrap, interval, paired
 from speakerlab.scoring.calibration import Calibration
 from speakerlab.scoring.chain import Chain, Scored, build_chain
@@ -59,7 +58,7 @@ def evaluate(
     *,
     learn_from: LearnFrom = "auto",
     p_targets: Sequence[float] = P_TARGETS,
-) -> tuple[list[report.Row], list[ListScores]]:
+) -> tuple[list[results.Row], list[ListScores]]:
     """Score a list with every back end, and compare the others with the first.
 
     learn_from: the trials that calibration learns from: `validation`, those of held-out speakers of
@@ -70,7 +69,7 @@ def evaluate(
     trials = listed.trials
     enrol, test = listed.tables(read_embedded(system.exp_dir, listed.path.parent))
     untrained_N = score_untrained(system, listed)
-    rows: list[report.Row] = []
+    rows: list[results.Row] = []
     scores: list[ListScores] = []
     first: Replicates = {}
     for back_end in back_ends:
@@ -186,7 +185,7 @@ def measure(
     protocol: str,
     source: str | None,
     p_targets: Sequence[float],
-) -> report.Row:
+) -> results.Row:
     """Measure one list and back end: a row of results.json."""
     is_target_N = own.trials.is_target_N
     p_miss_K, p_fa_K, _ = operating_points(own.scores_N, is_target_N)

@@ -7,6 +7,7 @@ Letters: N trials, S samples.
 import base64
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,6 @@ import numpy as np
 
 from speakerlab.data import audio
 from speakerlab.data.manifest import read_manifest
-from speakerlab.experiments.page import HardTrial
 from speakerlab.scoring.trials import Trials
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,20 @@ STEP_SECONDS = 0.25  # between two segments that are compared
 MP3_RATES = {16000, 22050, 24000, 32000, 44100, 48000}
 
 Player = Callable[[str], str | None]  # id of an utterance -> data URI; None if it cannot be read
+
+
+@dataclass(frozen=True)
+class HardTrial:
+    """A trial that a back end got wrong, or nearly; clips are data URIs of audio."""
+
+    trials: str
+    backend: str
+    enrol: str
+    test: str
+    score: float
+    kind: str  # "target trials scored low" or "non-target trials scored high"
+    enrol_clip: str | None = None
+    test_clip: str | None = None
 
 
 def hardest_trials(

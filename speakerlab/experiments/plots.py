@@ -4,7 +4,9 @@ Letters: N trials, K operating points, P priors, T points in time.
 Matplotlib (the extra `plot`) is imported only when something is drawn.
 """
 
-from collections.abc import Mapping, Sequence
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,8 @@ import numpy as np
 from scipy.special import logit, ndtri
 
 from speakerlab.core.atomic import replacing
-from speakerlab.scoring.metrics import bayes_error, eer_of_points
+from speakerlab.experiments.trial_list import ListScores
+from speakerlab.scoring.metrics import bayes_error, eer_of_points, operating_points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +31,53 @@ RESOLUTION = 2000  # cells of an axis: points of a curve in the same cell are dr
 LOG_ODDS_P = np.linspace(-7, 7, 281)  # of the prior, for the calibration plot
 MARKED_PRIORS = (0.01, 0.05)
 MAX_BAYES_ERROR = 1.5  # end of the axis: above 1, the ratios are worse than none
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG file and its caption."""
+
+    caption: str
+    path: Path
+    trials: str = ""  # name of its trial list
+    tall: bool = False  # as high as two others
+    folded: bool = False  # shown on request
+
+    @property
+    def uri(self) -> str:
+        """The file as a data URI."""
+        return f"data:image/png;base64,{base64.b64encode(self.path.read_bytes()).decode('ascii')}"
+
+
+def draw_list(folder: Path, group: Sequence[ListScores]) -> Iterator[Picture]:
+    """Draw DET curves of all back ends, and scores and calibration of each; the first unfolded."""
+    name, is_target_N = group[0].name, group[0].trials.is_target_N
+    curves = {one.backend: one.scores_N for one in group}
+    untrained = [one.untrained_N for one in group if one.untrained_N is not None]
+    curves |= dict(zip(["untrained"], untrained))
+    det = folder / f"{name}_det.png".replace("/", "_")
+    plot_det(det, {k: operating_points(s, is_target_N)[:2] for k, s in curves.items()})
+    yield Picture("DET curves; the EERs are marked", det, trials=name, tall=True)
+    for i, one in enumerate(group):
+        stem = f"{name}_{one.backend}".replace("/", "_")
+        histogram, calibration = folder / f"{stem}_scores.png", folder / f"{stem}_calibration.png"
+        plot_scores(histogram, one.scores_N, is_target_N)
+        yield Picture(f"Scores of {one.backend}", histogram, name, folded=i > 0)
+        if one.llr_N is not None:
+            plot_calibration(calibration, one.llr_N, is_target_N)
+            text = f"Calibration of {one.backend}: Bayes error rate over the prior's log-odds"
+            yield Picture(text, calibration, name, folded=i > 0)
+
+
+def draw_training(
+    folder: Path, courses: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+) -> Iterator[Picture]:
+    """Draw each metric of a training: name -> (steps, values)."""
+    for name, (step_T, value_T) in courses.items():
+        stem = name.removesuffix(" in %").replace(" ", "_")
+        path = folder / f"training_{stem}.png"
+        plot_course(path, step_T, value_T, name=name)
+        yield Picture(f"{name[0].upper()}{name[1:]} by step", path)
 
 
 def plot_det(path: str | Path, curves: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:

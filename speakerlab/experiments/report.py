@@ -1,157 +1,288 @@
-"""Rows of results: results.json, and tables for the console.
+"""The HTML reports, one self-contained file each: results and scores in, `report.html` out.
 
-A row is a plain dict; `evaluate` makes those of trial lists, `speakerlab classify` those of an
-identification (`"task": "identification"`).
+Collects facts and the hardest trials; the templates in `templates/` escape every value. Nothing is
+measured here, and nothing fetched from a network.
+Letters: T rows of training.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import jinja2
+
+from speakerlab.checkpoints import provenance
+from speakerlab.checkpoints.model_files import find_model, read_card, read_settings
 from speakerlab.core.atomic import write_text
+from speakerlab.experiments import results
+from speakerlab.experiments.hardest import HardTrial, Player, hardest_trials, player_of
+from speakerlab.experiments.plots import Picture, draw_list, draw_training
+from speakerlab.experiments.results import Row, number, p_value, percent, points, priors_of
+from speakerlab.experiments.trial_list import ListScores
 
-Row = dict[str, Any]
-KEY = ("task", "trials", "data", "system", "backend")  # rows that agree in these replace each other
-MAX_CLASSES_SHOWN = 20  # in a confusion table; of more, only the most frequent confusions
-MAX_CONFUSIONS_SHOWN = 10
+Facts = Mapping[str, Mapping[str, Any]]  # heading -> name -> value; text of several lines unfolds
+Cell = tuple[str, list[str]]  # text, and smaller lines below it
+NOT_MEASURED: Row = {"min_cllr": None, "intervals": {}, "compared": None, "conditions": []}
+MAX_CLIPS = 36  # of at most some 70 kB each
+MAX_OF_A_KIND = 5  # of the hardest trials of a list
+SCORED_WITH = ("speakerlab", "torch", "numpy", "scipy", "soundfile", "matplotlib")
+# kind of a row of metrics.jsonl, its key, its name in the report, a factor
+COURSES = (
+    ("train", "loss", "loss", 1.0),
+    ("train", "accuracy", "accuracy in %", 100.0),
+    ("train", "lr", "learning rate", 1.0),
+    ("valid", "eer", "validation EER in %", 100.0),
+    ("valid", "accuracy", "validation accuracy in %", 100.0),
+)
 
 
-def update_results(path: Path, row: Row) -> list[Row]:
-    """Put a row into results.json, in place of one of the same KEY; return all rows of its task."""
-    rows = []
-    if path.is_file():
+def write_report(exp_dir: Path, lists: Sequence[ListScores], rows: Sequence[Row]) -> Path:
+    """Write `exp_dir/report.html`, its pictures also into `exp_dir/scores`; return its path.
+
+    rows: those of results.json; rows of another model are left out. A list that is not in `lists`
+    has its rows but no pictures. Without matplotlib there are no pictures, without audio no
+    players; the page then says so.
+    """
+    card = read_card(exp_dir)
+    own = [row for row in rows if row["model_sha256"] == card["sha256"]]
+    notes = [f"Model {card['sha256'][:12]}, commit {card.get('commit') or 'unknown'}."]
+    if len(own) < len(rows):
+        notes.append(f"Rows of another model in results.json, left out: {len(rows) - len(own)}.")
+    groups: dict[str, list[ListScores]] = {}
+    for one in lists:
+        groups.setdefault(one.name, []).append(one)
+    for name, group in groups.items():  # the last back end first: the page shows it unfolded
+        last = [row["backend"] for row in own if row["trials"] == name][-1]
+        group.sort(key=lambda one: one.backend != last)
+    pictures: list[Picture] = []
+    try:
+        for group in groups.values():
+            pictures += draw_list(exp_dir / "scores", group)
+        courses = read_courses(exp_dir / "metrics.jsonl")
+        pictures += draw_training(exp_dir / "scores", courses)
+    except ImportError as error:
+        notes.append(f"There are no pictures: {error}.")
+    path = exp_dir / "report.html"
+    write_page(
+        path,
+        title=f"Speaker verification: {exp_dir.name}",
+        rows=own,
+        pictures=pictures,
+        hardest=_hardest([group[0] for group in groups.values()], exp_dir, notes),
+        facts=facts_of(exp_dir),
+        notes=notes,
+    )
+    return path
+
+
+def read_courses(path: Path) -> dict[str, tuple[list[int], list[float]]]:
+    """Read metrics.jsonl as name -> (steps, values).
+
+    Of steps repeated after a roll-back, the last values count. Empty where nothing was trained,
+    as for an imported model.
+    """
+    rows: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
-            rows = json.loads(path.read_text(encoding="utf-8"))
-            if any("system" not in old for old in rows) or not isinstance(rows, list):
-                raise ValueError("an entry without a system")
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{path}: not a list of results ({error}); move it away and run the command again"
-            ) from error
-    names = [[old.get(key) for key in KEY] for old in rows]
-    name = [row.get(key) for key in KEY]
-    if name in names:
-        rows[names.index(name)] = row
-    else:
-        rows.append(row)
-    write_text(path, json.dumps(rows, indent=1) + "\n")
-    return [one for one in rows if one.get("task") == row.get("task")]
+            rows.append(json.loads(line))
+        except ValueError:  # the last line, cut by a kill
+            continue
+    courses: dict[str, tuple[list[int], list[float]]] = {}
+    for kind, key, name, factor in COURSES:
+        value_of: dict[int, float] = {}
+        for row in rows:
+            if row.get("kind") == kind:
+                value_of = {step: value for step, value in value_of.items() if step < row["step"]}
+                if key in row:
+                    value_of[row["step"]] = factor * row[key]
+        if len(value_of) > 1:
+            courses[name] = list(value_of), list(value_of.values())
+    return courses
 
 
-def format_table(rows: Sequence[Row]) -> str:
-    """Results of trial lists as aligned text; columns that no row fills are left out."""
-    columns = {
-        "trials": [row["trials"] for row in rows],
-        "system": [row["system"] for row in rows],
-        "back end": [row["backend"] for row in rows],
-        "EER %": [percent(row["eer"]) for row in rows],
-        "95 % interval": [" - ".join(map(percent, row["eer_ci95"])) for row in rows],
-        "untrained %": [percent(row["eer_untrained"]) for row in rows],
-        **{
-            f"minDCF({p})": [number(row["min_dcf"].get(p)) for row in rows] for p in priors_of(rows)
+def facts_of(exp_dir: Path) -> dict[str, dict[str, Any]]:
+    """The model, the versions it was trained with, those it is scored with, its configuration."""
+    card, config = read_card(exp_dir), find_model(exp_dir) / "config.yaml"
+    here: dict[str, Any] = {"commit": provenance.commit(), "python": platform.python_version()}
+    for package in SCORED_WITH:
+        try:
+            here[package] = version(package)
+        except PackageNotFoundError:
+            here[package] = None
+    return {
+        "Model": {
+            name: value for name, value in card.items() if name not in provenance.ENVIRONMENT
         },
-        "compared": [_compared(row.get("compared")) for row in rows],
-        "at threshold %": [percent(at_threshold(row)) for row in rows],
-        "actDCF(0.01)": [number(row["act_dcf"]) for row in rows],
-        "Cllr": [number(row["cllr"]) for row in rows],
-        "minCllr": [number(row.get("min_cllr")) for row in rows],
-        "targets": [f"{row['num_target']:,}" for row in rows],
-        "non-targets": [f"{row['num_nontarget']:,}" for row in rows],
+        "Trained with": {name: card[name] for name in provenance.ENVIRONMENT if name in card},
+        "Scored with": here,
+        "Configuration": {"config.yaml": config.read_text(encoding="utf-8").rstrip() + "\n"},
     }
-    filled = {name: cells for name, cells in columns.items() if any(cells)}
-    return _aligned([list(filled), *map(list, zip(*filled.values()))], num_left=3)
 
 
-def format_identification(rows: Sequence[Row]) -> str:
-    """Results of identification as aligned text."""
-    header = ["data", "system", "accuracy %", "95 % interval", "balanced %", "classes", "number"]
-    lines = [
-        [
-            *(row["data"], row["system"], percent(row["accuracy"])),
-            " - ".join(map(percent, row["accuracy_ci95"])),
-            *(percent(row["balanced_accuracy"]), str(row["num_classes"]), f"{row['num']:,}"),
+def _hardest(lists: Sequence[ListScores], exp_dir: Path, notes: list[str]) -> list[HardTrial]:
+    """The hardest trials of each list; fewer where there are many lists, to keep the page small."""
+    players: dict[Path, Player] = {}
+    found: list[HardTrial] = []
+    for one in lists:
+        try:
+            if one.data_dir is not None and one.data_dir not in players:
+                sample_rate = read_settings(exp_dir)["frontend"]["sample_rate"]
+                players[one.data_dir] = player_of(one.data_dir, sample_rate=sample_rate)
+        except (OSError, ValueError) as error:
+            notes.append(f"The hardest trials of {one.name} cannot be played: {error}.")
+        found += hardest_trials(
+            one.trials,
+            one.scores_N,
+            name=one.name,
+            backend=one.backend,
+            player=None if one.data_dir is None else players.get(one.data_dir),
+            utterances_of=one.utterances_of,
+            num=max(1, min(MAX_OF_A_KIND, MAX_CLIPS // (4 * len(lists)))),
+        )
+    return found
+
+
+def write_page(
+    path: Path,
+    *,
+    title: str,
+    rows: Sequence[Row],
+    pictures: Sequence[Picture] = (),
+    hardest: Sequence[HardTrial] = (),
+    facts: Facts,
+    notes: Sequence[str] = (),
+) -> None:
+    """Write the report of trial lists. `notes` come first: what is missing, and why."""
+    rows = [NOT_MEASURED | row for row in rows]
+    pictures_of: dict[str, list[Picture]] = {}
+    for picture in pictures:
+        pictures_of.setdefault(picture.trials, []).append(picture)
+    hardest_of: dict[str, dict[str, list[HardTrial]]] = {}
+    for trial in hardest:
+        hardest_of.setdefault(trial.trials, {}).setdefault(trial.kind, []).append(trial)
+    groups: dict[tuple[str, str], list[Row]] = {}
+    protocols: dict[str, list[str]] = {}
+    for row, cells in zip(rows, _table(rows)):
+        groups.setdefault((row["trials"], row["system"]), []).append(row | {"cells": cells})
+        text = row["protocol"]
+        text += f". Calibration: {row['calibration']}" if row.get("calibration") else ""
+        protocols.setdefault(text, []).append(f"{row['trials']}, {row['backend']}")
+    several = len({system for _, system in groups}) > 1
+    lists = [
+        {
+            "name": f"{trials} · {system}" if several else trials,
+            "rows": group,
+            "untrained": next(
+                (r for row in group if (r := row["eer_untrained"]) is not None), None
+            ),
+            "pictures": pictures_of.pop(trials, []),
+            "hardest": hardest_of.pop(trials, {}),
+        }
+        for (trials, system), group in groups.items()
+    ]
+    text = _render(
+        "verification.html.j2",
+        title=title,
+        notes=notes,
+        lists=lists,
+        training=pictures_of.get("", []),
+        protocols=protocols,
+        facts=facts,
+    )
+    write_text(path, text)
+
+
+def write_identification_page(path: Path, *, title: str, rows: Sequence[Row], facts: Facts) -> None:
+    """Write the report of an identification: accuracy, each class, and the confusions."""
+    sets = []
+    for row in rows:
+        classes = [
+            (counts.get(name, 0) / sum(counts.values()), name, sum(counts.values()))
+            for name, counts in row["confusion"].items()
         ]
-        for row in rows
-    ]
-    return _aligned([header, *lines], num_left=2)
+        sets.append(
+            {
+                "row": row,
+                "classes": [(name, f"{n:,}", percent(rate)) for rate, name, n in sorted(classes)],
+                "confusion": results.confusion_table(row),
+                "frequent": results.frequent_confusions(row),
+            }
+        )
+    write_text(path, _render("identification.html.j2", title=title, sets=sets, facts=facts))
 
 
-def format_confusion(row: Row) -> str:
-    """The confusion table, true classes in rows; of many classes the most frequent confusions."""
-    table = confusion_table(row)
-    if table is not None:
-        return _aligned([["true \\ found", *table[0]], *([n, *map(str, c)] for n, c in table[1])])
-    worst = [[true, found, str(count)] for true, found, count in frequent_confusions(row)]
-    return _aligned([["true", "found", "number"], *worst], num_left=2)
+def _render(template: str, **values: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "percent": percent,
+        "number": number,
+        "p_value": p_value,
+        "plain": _plain,
+        "scale": _condition_scale,
+    }
+    return environment.get_template(template).render(values)
 
 
-def confusion_table(row: Row) -> tuple[list[str], list[tuple[str, list[int]]]] | None:
-    """(names of the columns, (true class, counts) for each row); None if it would be too large."""
-    counts_of: Mapping[str, Mapping[str, int]] = row["confusion"]
-    names = sorted({*counts_of, *(found for counts in counts_of.values() for found in counts)})
-    if len(names) > MAX_CLASSES_SHOWN:
-        return None
-    return names, [(true, [counts_of[true].get(n, 0) for n in names]) for true in sorted(counts_of)]
+def _table(rows: Sequence[Row]) -> list[dict[str, Cell]]:
+    """Header -> cell for each row; columns that no row fills are left out."""
+    priors = priors_of(rows)
+    others = {row["compared"]["with"] for row in rows if row["compared"]}
+    other = others.pop() if len(others) == 1 else None
+    table: list[dict[str, Cell]] = []
+    for row in rows:
+        bounds, costs = row["intervals"], row["min_dcf"]
+        table.append(
+            {
+                "EER %": _cell(row["eer"], row["eer_ci95"], percent),
+                f"EER difference to {other or 'another'}": _compared(row["compared"], other),
+                **{f"minDCF({p})": _cell(costs.get(p), bounds.get(f"min_dcf_{p}")) for p in priors},
+                "actDCF(0.01)": _cell(row["act_dcf"], bounds.get("act_dcf_0.01")),
+                "Cllr": _cell(row["cllr"], bounds.get("cllr")),
+                "minCllr": _cell(row["min_cllr"], bounds.get("min_cllr")),
+                "at threshold %": _cell(results.at_threshold(row), None, percent),
+            }
+        )
+    filled = [name for name in table[0] if any(cells[name][0] for cells in table)] if table else []
+    return [{name: cells[name] for name in filled} for cells in table]
 
 
-def frequent_confusions(row: Row) -> list[tuple[str, str, int]]:
-    """(true class, found class, count), most frequent first."""
-    wrong = [
-        (true, found, count)
-        for true, counts in row["confusion"].items()
-        for found, count in counts.items()
-        if true != found
-    ]
-    return sorted(wrong, key=lambda one: (-one[2], one))[:MAX_CONFUSIONS_SHOWN]
+def _cell(
+    value: float | None,
+    bounds: Sequence[float] | None,
+    show: Callable[[float | None], str] = number,
+) -> Cell:
+    return show(value), [] if value is None or bounds is None else [" – ".join(map(show, bounds))]
 
 
-def priors_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The priors at which the rows have a minDCF, each once."""
-    return list(dict.fromkeys(prior for row in rows for prior in row.get("min_dcf") or ()))
-
-
-def at_threshold(row: Row) -> float | None:
-    """Mean of miss and false-alarm rate at the threshold stored with the model."""
-    rates = row.get("at_threshold")
-    return None if rates is None else (rates["p_miss"] + rates["p_fa"]) / 2
-
-
-def percent(rate: float | None) -> str:
-    """A fraction in per cent, two decimals."""
-    return "" if rate is None else f"{100 * rate:.2f}"
-
-
-def points(difference: float) -> str:
-    """A difference of fractions in percentage points, with its sign."""
-    return f"{100 * difference:+.2f}"
-
-
-def number(value: float | None) -> str:
-    """Three decimals."""
-    return "" if value is None else f"{value:.3f}"
-
-
-def p_value(compared: Mapping[str, Any]) -> str:
-    """The p-value of a paired comparison, as one cites it."""
-    p = compared["p_value"]
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def _compared(compared: Mapping[str, Any] | None) -> str:
+def _compared(compared: Mapping[str, Any] | None, other: str | None) -> Cell:
     if compared is None:
-        return ""
-    return f"{points(compared['eer_difference'])} to {compared['with']}, {p_value(compared)}"
+        return "", []
+    difference, low, high = (
+        points(value).replace("-", "−") for value in (compared["eer_difference"], *compared["ci95"])
+    )
+    named = [] if other else [f"to {compared['with']}"]
+    return difference, [f"{low} to {high}", p_value(compared), *named]
 
 
-def _aligned(lines: Sequence[Sequence[str]], *, num_left: int = 1) -> str:
-    """Columns of text: the first `num_left` left-aligned, the others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    rows = [
-        "  ".join(
-            text.ljust(width) if i < num_left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(texts, widths))
-        ).rstrip()
-        for texts in lines
-    ]
-    return "\n".join([rows[0], "  ".join("-" * width for width in widths), *rows[1:]])
+def _condition_scale(parts: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
+    """(the largest rate drawn in a table of conditions, the priors that it has)."""
+    ends = [rate for part in parts for rate in (part["eer"] or 0, *(part.get("eer_ci95") or ()))]
+    return max(ends, default=0.0) or 1.0, priors_of(parts)
+
+
+def _plain(value: object) -> str:
+    """A value as people write it."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value)) or "none"
+    return str(value)

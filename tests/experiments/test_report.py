@@ -1,105 +1,148 @@
-"""results.json and the tables for the console."""
+"""From scores to the page: pictures, players, courses of the training, versions."""
 
 import json
 import re
+import sys
+from importlib.metadata import version
 
 import numpy as np
 import pytest
-from refusals import refuses
-from result_rows import identified, row
+from result_rows import row
 
-from speakerlab.experiments import report
+from speakerlab.checkpoints.model_files import read_card
+from speakerlab.experiments.report import facts_of, read_courses, write_report
+from speakerlab.experiments.trial_list import ListScores
+from speakerlab.scoring.metrics import eer
+from speakerlab.scoring.trials import Trials
 
-# true, found: a b b | b b | c a; class d does not occur
-LID = identified([0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 2, 0], ["a", "b", "c", "d"])
+IDS = [f"spk{speaker}-{take}" for speaker in range(4) for take in range(2)]
 
 
-def test_results_replace_the_same_system_and_keep_the_others(tmp_path):
-    path = tmp_path / "exp" / "results.json"
-    report.update_results(path, row())
-    report.update_results(path, row(system="campplus_tiny-lm"))
-    report.update_results(path, row(trials="other"))
-    assert report.update_results(path, LID) == [LID]
-    other, newer = {**LID, "data": "other"}, {**LID, "commit": "abc"}
-    report.update_results(path, other)
-    assert report.update_results(path, newer) == [newer, other]
-    report.update_results(path, row(backend="mean+cosine"))
-    rows = report.update_results(path, row(eer=0.04))
-    assert [(r["trials"], r["system"], r["backend"], r["eer"]) for r in rows] == [
-        ("mini", "campplus_tiny", "cosine", 0.04),
-        ("mini", "campplus_tiny-lm", "cosine", 0.0567),
-        ("other", "campplus_tiny", "cosine", 0.0567),
-        ("mini", "campplus_tiny", "mean+cosine", 0.0567),
+def all_pairs():
+    """Every pair of two of four speakers' two utterances: 4 targets, 24 non-targets."""
+    first, second = np.triu_indices(len(IDS), k=1)
+    same_N = np.array([IDS[a][:4] == IDS[b][:4] for a, b in zip(first, second)])
+    return Trials(IDS, IDS, first.astype(np.int32), second.astype(np.int32), same_N)
+
+
+TRIALS = all_pairs()
+SCORES = np.random.default_rng(0).normal(size=len(TRIALS)) + 2 * TRIALS.is_target_N
+
+
+@pytest.fixture
+def experiment(publish_to, tmp_path):
+    """A published model and a row a back end; `exp.rows` are those of results.json."""
+    publish_to("exp/model")
+    return tmp_path / "exp"
+
+
+def rows_of(exp, lists, **changes):
+    return [
+        row(
+            **{
+                "trials": one.name,
+                "eer": eer(one.scores_N, one.trials.is_target_N),
+                "backend": one.backend,
+                "model_sha256": read_card(exp)["sha256"],
+                **changes,
+            }
+        )
+        for one in lists
     ]
-    assert json.loads(path.read_text()) == [*rows[:3], newer, other, rows[3]]
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", '[{"eer": 1}]', "[1]"])
-def test_damaged_results_are_refused_and_kept(tmp_path, text):
-    path = tmp_path / "results.json"
-    path.write_text(text)
-    with refuses(str(path)):
-        report.update_results(path, row())
-    assert path.read_text() == text
-
-
-def test_the_console_table_lines_up():
-    table = report.format_table([row(), row(trials="a-longer-name", num_nontarget=1_234_567)])
-    header, rule, first, second = table.splitlines()
-    names = ["trials", "system", "back end", "EER %", "95 % interval", "untrained %"]
-    assert [name.strip() for name in re.split(r"\s{2,}", header)][:6] == names
-    assert re.split(r"\s{2,}", first) == [
-        *("mini", "campplus_tiny", "cosine", "5.67", "4.65 - 6.85", "37.85"),
-        *("0.500", "0.392", "600", "5,400"),
+def test_a_report_holds_pictures_players_and_versions(experiment, make_data_dir):
+    pytest.importorskip("matplotlib")
+    data = make_data_dir("test", seconds=[1.0, 1.25])
+    lists = [
+        ListScores("test/trials", "cosine", TRIALS, SCORES - 1.5 * TRIALS.is_target_N),
+        ListScores("test/trials", "better", TRIALS, SCORES, 2 * SCORES, -SCORES, data),
     ]
-    assert len(rule) == len(first) == len(second) == len(header)
-    assert first.index("campplus_tiny") == second.index("campplus_tiny")
-
-
-def test_columns_appear_when_a_row_fills_them():
-    assert "Cllr" not in report.format_table([row()])
-    compared = {"with": "cosine", "eer_difference": -0.0052, "ci95": [-0.01, 0.0], "p_value": 0.03}
-    rates = {"threshold": 0.4, "p_miss": 0.03, "p_fa": 0.08}
-    calibrated = {"cllr": 0.1234, "act_dcf": 0.55, "at_threshold": rates, "min_cllr": 0.1875}
-    other = row(trials="x", **calibrated, eer_untrained=None, compared=compared)
-    table = report.format_table([row(), other])
-    assert "None" not in table
-    for header, text in (
-        ("  Cllr", "0.123"),
-        ("actDCF(0.01)", "0.550"),
-        ("at threshold %", "5.50"),
-        ("minCllr", "0.188"),
-        ("compared", "-0.52 to cosine, p = 0.030"),
-    ):
-        assert header in table and text in table.splitlines()[-1]
-
-
-def test_a_row_of_identification_holds_only_classes_that_occur():
-    assert LID["confusion"] == {"a": {"a": 1, "b": 2}, "b": {"b": 2}, "c": {"a": 1, "c": 1}}
-    assert (LID["num"], LID["num_classes"], LID["task"]) == (7, 4, "identification")
-    assert LID["error"] == pytest.approx(3 / 7) and LID["accuracy_ci95"] == [0.25, 0.875]
-    assert json.loads(json.dumps(LID)) == LID
-
-
-def test_tables_of_identification():
-    assert report.format_confusion(LID).splitlines() == [
-        "true \\ found  a  b  c",
-        "------------  -  -  -",
-        "a             1  2  0",
-        "b             0  2  0",
-        "c             1  0  1",
+    rows = [{"kind": "train", "step": s, "loss": 3.0 - s} for s in (1, 2)]
+    (experiment / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_report(experiment, lists, rows_of(experiment, lists))
+    page = path.read_text(encoding="utf-8")
+    assert path == experiment / "report.html"
+    # the DET curves, two histograms, one calibration, the loss
+    assert page.count('src="data:image/png') == 5
+    assert sorted(p.name for p in (experiment / "scores").iterdir()) == [
+        "test_trials_better_calibration.png",
+        "test_trials_better_scores.png",
+        "test_trials_cosine_scores.png",
+        "test_trials_det.png",
+        "training_loss.png",
     ]
-    header, _, line = report.format_identification([LID]).splitlines()
-    assert line.split() == ["test", "exp", "57.14", "25.00", "-", "87.50", "61.11", "4", "7"]
-    assert header.startswith("data  system  accuracy %")
+    assert "Hardest trials: better" in page  # those of the last back end
+    assert page.count("<audio") == page.count('src="data:audio/mpeg') == 2 * (4 + 5)
+    folded = page.partition("<summary>Other back ends</summary>")[2].partition("</details>")[0]
+    assert "Scores of cosine" in folded and "Scores of better" not in folded
+    for told in (np.__version__, version("torch"), read_card(experiment)["sha256"]):
+        assert f"<dd>{told}</dd>" in page
+    assert "max_seconds: 120.0" in page
+    assert not re.search(r"http|<script|<link|@import|url\(", page)
 
 
-def test_of_many_classes_only_the_most_frequent_confusions_are_shown():
-    true_N = np.repeat(np.arange(30), 3)
-    found_N = true_N.copy()
-    found_N[:2], found_N[5] = 7, 9
-    made = identified(true_N, found_N, [f"c{i:02d}" for i in range(30)])
-    assert report.format_confusion(made).splitlines()[2:] == [
-        "c00   c07         2",
-        "c01   c09         1",
+def test_without_matplotlib_the_page_says_so_in_a_line(experiment, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    lists = [ListScores("test/trials", "cosine", TRIALS, SCORES)]
+    page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
+    (line,) = re.findall(r"There are no pictures: [^<]*", page)
+    assert "pip install matplotlib" in line
+    assert "<img" not in page and "Hardest trials: cosine" in page
+
+
+def test_without_audio_the_page_says_so_in_a_line(experiment, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    lists = [
+        ListScores("test/trials", "cosine", TRIALS, SCORES, data_dir=tmp_path / "gone"),
     ]
+    page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
+    assert "The hardest trials of test/trials cannot be played: " in page
+    assert "<audio" not in page and "Hardest trials: cosine" in page
+
+
+def test_rows_of_another_model_are_left_out_and_counted(experiment, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    lists = [ListScores("test/trials", "cosine", TRIALS, SCORES)]
+    old = rows_of(experiment, lists, trials="test/older", model_sha256="ab" * 32)
+    rows = [*old, *rows_of(experiment, lists), *rows_of(experiment, lists, trials="test/before")]
+    page = write_report(experiment, lists, rows).read_text(encoding="utf-8")
+    assert "Rows of another model in results.json, left out: 1." in page
+    assert "test/older" not in page and "test/before" in page
+
+
+def test_many_lists_have_fewer_players_each(experiment, make_data_dir, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    data = make_data_dir("test", seconds=[1.0, 1.0])
+    lists = [ListScores(f"test/{i}", "cosine", TRIALS, SCORES, data_dir=data) for i in range(6)]
+    page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
+    assert page.count("<audio") == 6 * 2 * 2  # one trial a kind instead of four
+
+
+def test_courses_of_a_training(tmp_path):
+    rows = [
+        {"kind": "train", "step": 10, "loss": 3.0, "accuracy": 0.25, "lr": 0.1},
+        {"kind": "train", "step": 20, "lr": 0.2},  # every step was skipped
+        {"kind": "train", "step": 30, "loss": 9.0, "accuracy": 0.0, "lr": 0.1},
+        {"kind": "train", "step": 20, "loss": 2.0, "accuracy": 0.5, "lr": 0.05},  # rolled back
+        {"kind": "valid", "step": 20, "eer": 0.1},
+        {"kind": "valid", "step": 40, "eer": 0.05},
+    ]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"kind": "tr')
+    assert read_courses(path) == {
+        "loss": ([10, 20], [3.0, 2.0]),
+        "accuracy in %": ([10, 20], [25.0, 50.0]),
+        "learning rate": ([10, 20], [0.1, 0.05]),
+        "validation EER in %": ([20, 40], [10.0, 5.0]),
+    }
+    assert read_courses(tmp_path / "none.jsonl") == {}
+
+
+def test_facts_tell_training_from_scoring(experiment):
+    facts, card = facts_of(experiment), read_card(experiment)
+    assert facts["Model"]["sha256"] == card["sha256"] and "torch" not in facts["Model"]
+    assert facts["Scored with"]["torch"] == version("torch")
+    assert facts["Scored with"]["numpy"] == np.__version__
+    assert facts["Trained with"].keys() | facts["Model"].keys() == card.keys()
+    assert "seed: " in facts["Configuration"]["config.yaml"]

@@ -5,7 +5,9 @@ import re
 import pytest
 from result_rows import identified, row
 
-from speakerlab.experiments.page import HardTrial, Picture, write_identification_page, write_page
+from speakerlab.experiments.hardest import HardTrial
+from speakerlab.experiments.plots import Picture
+from speakerlab.experiments.report import write_identification_page, write_page
 
 PNG = b"\x89PNG\r\n\x1a\nnot looked at"
 CLIP = "data:audio/mpeg;base64,AAAA"

@@ -1,0 +1,157 @@
+"""Rows of results: results.json, and tables for the console.
+
+A row is a plain dict; `evaluate` makes those of trial lists, `speakerlab classify` those of an
+identification (`"task": "identification"`).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from speakerlab.core.atomic import write_text
+
+Row = dict[str, Any]
+KEY = ("task", "trials", "data", "system", "backend")  # rows that agree in these replace each other
+MAX_CLASSES_SHOWN = 20  # in a confusion table; of more, only the most frequent confusions
+MAX_CONFUSIONS_SHOWN = 10
+
+
+def update_results(path: Path, row: Row) -> list[Row]:
+    """Put a row into results.json, in place of one of the same KEY; return all rows of its task."""
+    rows = []
+    if path.is_file():
+        try:
+            rows = json.loads(path.read_text(encoding="utf-8"))
+            if any("system" not in old for old in rows) or not isinstance(rows, list):
+                raise ValueError("an entry without a system")
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path}: not a list of results ({error}); move it away and run the command again"
+            ) from error
+    names = [[old.get(key) for key in KEY] for old in rows]
+    name = [row.get(key) for key in KEY]
+    if name in names:
+        rows[names.index(name)] = row
+    else:
+        rows.append(row)
+    write_text(path, json.dumps(rows, indent=1) + "\n")
+    return [one for one in rows if one.get("task") == row.get("task")]
+
+
+def format_table(rows: Sequence[Row]) -> str:
+    """Results of trial lists as aligned text; columns that no row fills are left out."""
+    columns = {
+        "trials": [row["trials"] for row in rows],
+        "system": [row["system"] for row in rows],
+        "back end": [row["backend"] for row in rows],
+        "EER %": [percent(row["eer"]) for row in rows],
+        "95 % interval": [" - ".join(map(percent, row["eer_ci95"])) for row in rows],
+        "untrained %": [percent(row["eer_untrained"]) for row in rows],
+        **{
+            f"minDCF({p})": [number(row["min_dcf"].get(p)) for row in rows] for p in priors_of(rows)
+        },
+        "compared": [_compared(row.get("compared")) for row in rows],
+        "at threshold %": [percent(at_threshold(row)) for row in rows],
+        "actDCF(0.01)": [number(row["act_dcf"]) for row in rows],
+        "Cllr": [number(row["cllr"]) for row in rows],
+        "minCllr": [number(row.get("min_cllr")) for row in rows],
+        "targets": [f"{row['num_target']:,}" for row in rows],
+        "non-targets": [f"{row['num_nontarget']:,}" for row in rows],
+    }
+    filled = {name: cells for name, cells in columns.items() if any(cells)}
+    return _aligned([list(filled), *map(list, zip(*filled.values()))], num_left=3)
+
+
+def format_identification(rows: Sequence[Row]) -> str:
+    """Results of identification as aligned text."""
+    header = ["data", "system", "accuracy %", "95 % interval", "balanced %", "classes", "number"]
+    lines = [
+        [
+            *(row["data"], row["system"], percent(row["accuracy"])),
+            " - ".join(map(percent, row["accuracy_ci95"])),
+            *(percent(row["balanced_accuracy"]), str(row["num_classes"]), f"{row['num']:,}"),
+        ]
+        for row in rows
+    ]
+    return _aligned([header, *lines], num_left=2)
+
+
+def format_confusion(row: Row) -> str:
+    """The confusion table, true classes in rows; of many classes the most frequent confusions."""
+    table = confusion_table(row)
+    if table is not None:
+        return _aligned([["true \\ found", *table[0]], *([n, *map(str, c)] for n, c in table[1])])
+    worst = [[true, found, str(count)] for true, found, count in frequent_confusions(row)]
+    return _aligned([["true", "found", "number"], *worst], num_left=2)
+
+
+def confusion_table(row: Row) -> tuple[list[str], list[tuple[str, list[int]]]] | None:
+    """(names of the columns, (true class, counts) for each row); None if it would be too large."""
+    counts_of: Mapping[str, Mapping[str, int]] = row["confusion"]
+    names = sorted({*counts_of, *(found for counts in counts_of.values() for found in counts)})
+    if len(names) > MAX_CLASSES_SHOWN:
+        return None
+    return names, [(true, [counts_of[true].get(n, 0) for n in names]) for true in sorted(counts_of)]
+
+
+def frequent_confusions(row: Row) -> list[tuple[str, str, int]]:
+    """(true class, found class, count), most frequent first."""
+    wrong = [
+        (true, found, count)
+        for true, counts in row["confusion"].items()
+        for found, count in counts.items()
+        if true != found
+    ]
+    return sorted(wrong, key=lambda one: (-one[2], one))[:MAX_CONFUSIONS_SHOWN]
+
+
+def priors_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The priors at which the rows have a minDCF, each once."""
+    return list(dict.fromkeys(prior for row in rows for prior in row.get("min_dcf") or ()))
+
+
+def at_threshold(row: Row) -> float | None:
+    """Mean of miss and false-alarm rate at the threshold stored with the model."""
+    rates = row.get("at_threshold")
+    return None if rates is None else (rates["p_miss"] + rates["p_fa"]) / 2
+
+
+def percent(rate: float | None) -> str:
+    """A fraction in per cent, two decimals."""
+    return "" if rate is None else f"{100 * rate:.2f}"
+
+
+def points(difference: float) -> str:
+    """A difference of fractions in percentage points, with its sign."""
+    return f"{100 * difference:+.2f}"
+
+
+def number(value: float | None) -> str:
+    """Three decimals."""
+    return "" if value is None else f"{value:.3f}"
+
+
+def p_value(compared: Mapping[str, Any]) -> str:
+    """The p-value of a paired comparison, as one cites it."""
+    p = compared["p_value"]
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def _compared(compared: Mapping[str, Any] | None) -> str:
+    if compared is None:
+        return ""
+    return f"{points(compared['eer_difference'])} to {compared['with']}, {p_value(compared)}"
+
+
+def _aligned(lines: Sequence[Sequence[str]], *, num_left: int = 1) -> str:
+    """Columns of text: the first `num_left` left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    rows = [
+        "  ".join(
+            text.ljust(width) if i < num_left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(texts, widths))
+        ).rstrip()
+        for texts in lines
+    ]
+    return "\n".join([rows[0], "  ".join("-" * width for width in widths), *rows[1:]])

@@ -1,0 +1,105 @@
+"""results.json and the tables for the console."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from refusals import refuses
+from result_rows import identified, row
+
+from speakerlab.experiments import results
+
+# true, found: a b b | b b | c a; class d does not occur
+LID = identified([0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 2, 0], ["a", "b", "c", "d"])
+
+
+def test_results_replace_the_same_system_and_keep_the_others(tmp_path):
+    path = tmp_path / "exp" / "results.json"
+    results.update_results(path, row())
+    results.update_results(path, row(system="campplus_tiny-lm"))
+    results.update_results(path, row(trials="other"))
+    assert results.update_results(path, LID) == [LID]
+    other, newer = {**LID, "data": "other"}, {**LID, "commit": "abc"}
+    results.update_results(path, other)
+    assert results.update_results(path, newer) == [newer, other]
+    results.update_results(path, row(backend="mean+cosine"))
+    rows = results.update_results(path, row(eer=0.04))
+    assert [(r["trials"], r["system"], r["backend"], r["eer"]) for r in rows] == [
+        ("mini", "campplus_tiny", "cosine", 0.04),
+        ("mini", "campplus_tiny-lm", "cosine", 0.0567),
+        ("other", "campplus_tiny", "cosine", 0.0567),
+        ("mini", "campplus_tiny", "mean+cosine", 0.0567),
+    ]
+    assert json.loads(path.read_text()) == [*rows[:3], newer, other, rows[3]]
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '[{"eer": 1}]', "[1]"])
+def test_damaged_results_are_refused_and_kept(tmp_path, text):
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with refuses(str(path)):
+        results.update_results(path, row())
+    assert path.read_text() == text
+
+
+def test_the_console_table_lines_up():
+    table = results.format_table([row(), row(trials="a-longer-name", num_nontarget=1_234_567)])
+    header, rule, first, second = table.splitlines()
+    names = ["trials", "system", "back end", "EER %", "95 % interval", "untrained %"]
+    assert [name.strip() for name in re.split(r"\s{2,}", header)][:6] == names
+    assert re.split(r"\s{2,}", first) == [
+        *("mini", "campplus_tiny", "cosine", "5.67", "4.65 - 6.85", "37.85"),
+        *("0.500", "0.392", "600", "5,400"),
+    ]
+    assert len(rule) == len(first) == len(second) == len(header)
+    assert first.index("campplus_tiny") == second.index("campplus_tiny")
+
+
+def test_columns_appear_when_a_row_fills_them():
+    assert "Cllr" not in results.format_table([row()])
+    compared = {"with": "cosine", "eer_difference": -0.0052, "ci95": [-0.01, 0.0], "p_value": 0.03}
+    rates = {"threshold": 0.4, "p_miss": 0.03, "p_fa": 0.08}
+    calibrated = {"cllr": 0.1234, "act_dcf": 0.55, "at_threshold": rates, "min_cllr": 0.1875}
+    other = row(trials="x", **calibrated, eer_untrained=None, compared=compared)
+    table = results.format_table([row(), other])
+    assert "None" not in table
+    for header, text in (
+        ("  Cllr", "0.123"),
+        ("actDCF(0.01)", "0.550"),
+        ("at threshold %", "5.50"),
+        ("minCllr", "0.188"),
+        ("compared", "-0.52 to cosine, p = 0.030"),
+    ):
+        assert header in table and text in table.splitlines()[-1]
+
+
+def test_a_row_of_identification_holds_only_classes_that_occur():
+    assert LID["confusion"] == {"a": {"a": 1, "b": 2}, "b": {"b": 2}, "c": {"a": 1, "c": 1}}
+    assert (LID["num"], LID["num_classes"], LID["task"]) == (7, 4, "identification")
+    assert LID["error"] == pytest.approx(3 / 7) and LID["accuracy_ci95"] == [0.25, 0.875]
+    assert json.loads(json.dumps(LID)) == LID
+
+
+def test_tables_of_identification():
+    assert results.format_confusion(LID).splitlines() == [
+        "true \\ found  a  b  c",
+        "------------  -  -  -",
+        "a             1  2  0",
+        "b             0  2  0",
+        "c             1  0  1",
+    ]
+    header, _, line = results.format_identification([LID]).splitlines()
+    assert line.split() == ["test", "exp", "57.14", "25.00", "-", "87.50", "61.11", "4", "7"]
+    assert header.startswith("data  system  accuracy %")
+
+
+def test_of_many_classes_only_the_most_frequent_confusions_are_shown():
+    true_N = np.repeat(np.arange(30), 3)
+    found_N = true_N.copy()
+    found_N[:2], found_N[5] = 7, 9
+    made = identified(true_N, found_N, [f"c{i:02d}" for i in range(30)])
+    assert results.format_confusion(made).splitlines()[2:] == [
+        "c00   c07         2",
+        "c01   c09         1",
+    ]
