@@ -1,19 +1,16 @@
-"""A tiny corpus made in a moment: data directories of harmonic voices."""
+"""Fixtures for all tests: a corpus, a configuration and models that are made in a moment."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from voices import RATE, make_noise, make_wave
+from voices import make_noise, write_voices
 
 from speakerlab.checkpoints.published import publish
 from speakerlab.config import build
 from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import Config, load_config
-from speakerlab.data import audio
-from speakerlab.data.check import check_data_dirs
-from speakerlab.data.tables import write_data_dir
 
 # What tests compute is small: on a busy machine a second thread makes them four times slower.
 torch.set_num_threads(1)
@@ -21,37 +18,8 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def make_data_dir(tmp_path: Path) -> Callable[..., Path]:
-    """make_data_dir("train", speakers=[0, 1], seconds=[1.0, 1.5]) -> a checked data directory.
-
-    Utterance `spk1-0` is the first of speaker 1 and as long as the first of `seconds`. The wavs lie
-    in `wav/` beside the directory; `trials` are written as `trials`.
-    """
-
-    def make(
-        name: str = "train",
-        *,
-        speakers: Sequence[int] = (0, 1, 2, 3),
-        seconds: Sequence[float] = (1.0, 1.25, 1.5),
-        suffix: str = ".wav",
-        trials: Sequence[tuple[str, str, bool]] | None = None,
-        check: bool = True,
-    ) -> Path:
-        wavs, owners = {}, {}
-        (tmp_path / "wav").mkdir(exist_ok=True)
-        for speaker in speakers:
-            for take, duration in enumerate(seconds):
-                utterance = f"spk{speaker}-{take}"
-                wavs[utterance] = tmp_path / "wav" / f"{utterance}{suffix}"
-                audio.write(wavs[utterance], make_wave(speaker, take, duration), RATE)
-                owners[utterance] = f"spk{speaker}"
-        folder = tmp_path / name
-        lists = None if trials is None else {"trials": trials}
-        write_data_dir(folder, wavs=wavs, speakers=owners, trials=lists)
-        if check:
-            check_data_dirs([folder])
-        return folder
-
-    return make
+    """make_data_dir("train", speakers=[0, 1], seconds=[1.0, 1.5]) -> a checked data directory."""
+    return lambda name="train", **more: write_voices(tmp_path / name, **more)
 
 
 SMALL = [

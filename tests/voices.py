@@ -1,7 +1,15 @@
-"""Harmonic voices, made in a moment."""
+"""Harmonic voices and data directories of them, made in a moment."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import torch
+
+from speakerlab.data import audio
+from speakerlab.data.check import check_data_dirs
+from speakerlab.data.tables import write_data_dir
 
 RATE = 16000
 
@@ -19,3 +27,34 @@ def make_noise(seconds: float, rows: int = 1) -> torch.Tensor:
     """wave_BS of Gaussian noise, always the same."""
     generator = torch.Generator().manual_seed(1)
     return 0.1 * torch.randn(rows, round(seconds * RATE), generator=generator)
+
+
+def write_voices(
+    folder: Path,
+    *,
+    speakers: Sequence[int] = (0, 1, 2, 3),
+    seconds: Sequence[float] = (1.0, 1.25, 1.5),
+    suffix: str = ".wav",
+    trials: Sequence[tuple[str, str, bool]] | None | str = None,
+    check: bool = True,
+) -> Path:
+    """Write a data directory with its recordings in `wav/` beside it, and check it.
+
+    Utterance `spk1-0` is the first of speaker 1 and as long as the first of `seconds`. The trials
+    are written as `trials`; "all" stands for every pair.
+    """
+    wavs, owners = {}, {}
+    (folder.parent / "wav").mkdir(exist_ok=True, parents=True)
+    for speaker in speakers:
+        for take, duration in enumerate(seconds):
+            name = f"spk{speaker}-{take}"
+            wavs[name] = folder.parent / "wav" / f"{name}{suffix}"
+            audio.write(wavs[name], make_wave(speaker, take, duration), RATE)
+            owners[name] = f"spk{speaker}"
+    if trials == "all":
+        trials = [(a, b, owners[a] == owners[b]) for a, b in combinations(sorted(wavs), 2)]
+    lists = None if trials is None else {"trials": trials}
+    write_data_dir(folder, wavs=wavs, speakers=owners, trials=lists)
+    if check:
+        check_data_dirs([folder])
+    return folder

@@ -1,42 +1,27 @@
-"""A corpus of eight speakers, a configuration that trains on it in seconds, and a way to
-run commands as a user would: in processes of their own."""
+"""A corpus of twelve speakers, a configuration that trains on it in seconds, and commands."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import ROOT, TINY
-from voices import RATE, make_wave
+from forked import run_forked
+from tiny import CONFIG, ROOT, TINY
+from voices import RATE, write_voices
 
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.tables import write_data_dir
 
 
-def write_set(folder: Path, speakers: range, num_utterances: int, trials: bool) -> None:
-    """A checked data directory of speakers."""
-    wavs, owners = {}, {}
-    for speaker in speakers:
-        for utterance in range(num_utterances):
-            name = f"s{speaker}-u{utterance}"
-            wavs[name] = folder.parent / "wav" / f"{name}.wav"
-            wavs[name].parent.mkdir(parents=True, exist_ok=True)
-            audio.write(wavs[name], make_wave(speaker, utterance, 1.5 + 0.1 * utterance), RATE)
-            owners[name] = f"s{speaker}"
-    names = sorted(wavs)
-    pairs = [(a, b, owners[a] == owners[b]) for i, a in enumerate(names) for b in names[i + 1 :]]
-    write_data_dir(folder, wavs=wavs, speakers=owners, trials={"trials": pairs} if trials else None)
-
-
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> Path:
-    """train: speakers 0-7, 3 utterances each; test: 8-11, 3 each; noise and rooms."""
+    """train: speakers 0-7, 3 utterances each; test: 8-11, 3 each; a noise; a room."""
     root = tmp_path_factory.mktemp("corpus with space")
-    write_set(root / "train", range(8), 3, trials=False)
-    write_set(root / "test", range(8, 12), 3, trials=True)
+    seconds = (1.5, 1.6, 1.7)
+    write_voices(root / "train", speakers=range(8), seconds=seconds, check=False)
+    write_voices(root / "test", speakers=range(8, 12), seconds=seconds, trials="all", check=False)
     rng = np.random.default_rng(0)
     noise = (rng.standard_normal(2 * RATE) * 3000).astype(np.int16)
     decay = np.exp(-np.arange(4000) / 800)
@@ -51,8 +36,7 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def settings(data) -> list[str]:
     """`--config` and `--set` of the tiny experiment."""
-    conf = str(ROOT / "conf" / "campplus_tiny.yaml")
-    return ["--config", conf, "--set", f"data.dir={data}", *TINY]
+    return ["--config", CONFIG, "--set", f"data.dir={data}", *TINY]
 
 
 @pytest.fixture(scope="session")
@@ -67,30 +51,44 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def run(environment):
-    """run(*words) -> the finished process of `python *words`, output as text."""
+def run(environment, tmp_path_factory):
+    """run(*words, ranks=1, code=0) -> what `python *words` wrote; it ended with that exit code."""
 
-    def run_python(*words, **more) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *map(str, words)]
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=200, **more
-        )
+    def run_words(*words, code=0, **more):
+        done = run_forked(words, environment, folder=tmp_path_factory.mktemp("output"), **more)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        return done
 
-    return run_python
+    return run_words
 
 
-LAUNCH = ["-m", "speakerlab.bin.launch", "--standalone", "--max-restarts", "0"]
+@pytest.fixture(scope="session")
+def train(run, settings):
+    """train(exp, *settings, ranks=1, code=0) -> what `speakerlab train` wrote."""
+
+    def train_to(exp, *more, **how):
+        return run("-m", "speakerlab", "train", "--exp", exp, *settings, *more, **how)
+
+    return train_to
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, train) -> Path:
+    """An experiment trained for 24 steps; a test that changes it takes a copy."""
+    exp = tmp_path_factory.mktemp("trained") / "exp"
+    train(exp)
+    return exp
 
 
 @pytest.fixture(scope="session")
 def train_command(settings):
-    """train_command(exp, ranks, *settings) -> the words after `python`."""
+    """train_command(exp, ranks, *settings) -> the command line of a training as users start it."""
 
     def words(exp, ranks=1, *more) -> list[str]:
         options = ["--exp", str(exp), *settings, *more]
-        if ranks == 1:
-            return ["-m", "speakerlab", "train", *options]
-        launch = [*LAUNCH, "--nproc-per-node", str(ranks)]
-        return [*launch, "-m", "speakerlab.bin.train", *options]
+        launch = ["-m", "speakerlab.bin.launch", "--standalone", "--max-restarts", "0"]
+        launch += ["--nproc-per-node", str(ranks), "-m", "speakerlab.bin.train"]
+        return [sys.executable, *(launch if ranks > 1 else ["-m", "speakerlab", "train"]), *options]
 
     return words

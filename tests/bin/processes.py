@@ -1,9 +1,9 @@
-"""Who works for an experiment, read from /proc. In: its folder. Out: launcher, ranks, workers."""
+"""Processes of an experiment, read from /proc: launcher, ranks, loader workers."""
 
-import json
 import os
 import re
 import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ TRAINING = r"-m speakerlab(\.bin\.train| train) "
 
 @dataclass(frozen=True)
 class Process:
-    """One living process whose command line names the experiment."""
+    """A living process."""
 
     pid: int
     parent: int
@@ -22,29 +22,35 @@ class Process:
 
 @dataclass(frozen=True)
 class Crew:
-    """Process ids by what they are for; the launcher is None where one process trains alone."""
+    """Process ids by their task; the launcher is None where one process trains alone."""
 
     launcher: int | None
     ranks: dict[int, int]
     workers: list[int]
 
 
-def processes_of(exp: Path) -> dict[int, Process]:
-    """All that name the experiment: run.sh, torchrun, ranks and their loader workers."""
-    found: dict[int, Process] = {}
+def all_processes() -> Iterable[Process]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             state, parent = (folder / "stat").read_text().rpartition(") ")[2].split()[:2]
         except (OSError, UnicodeDecodeError):
             continue
-        if str(exp) in line and state != "Z":
-            found[int(folder.name)] = Process(int(folder.name), int(parent), line)
-    return found
+        if state != "Z":
+            yield Process(int(folder.name), int(parent), line)
+
+
+def processes_of(exp: Path) -> dict[int, Process]:
+    """All whose command line names the experiment: run.sh, torchrun, ranks and their workers."""
+    return {process.pid: process for process in all_processes() if str(exp) in process.line}
+
+
+def children_of(parent: int) -> list[int]:
+    return [process.pid for process in all_processes() if process.parent == parent]
 
 
 def crew_of(exp: Path) -> Crew:
-    """A rank is a training whose parent is none; what it forked are its loader workers."""
+    """A rank is a training whose parent is none; its children are loader workers."""
     processes = processes_of(exp)
     launchers = [pid for pid, p in processes.items() if re.search(LAUNCHER, p.line)]
     training = {
@@ -58,37 +64,35 @@ def crew_of(exp: Path) -> Crew:
 
 
 def rank_of(pid: int) -> int:
-    """What torchrun told the process; 0 where there is no torchrun."""
-    told = re.search(rb"(?:^|\0)RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes())
-    return int(told[1]) if told else 0
+    """Return the RANK that torchrun gave to a process, 0 without torchrun."""
+    found = re.search(rb"(?:^|\0)RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes())
+    return int(found[1]) if found else 0
 
 
-def wait_until_gone(exp: Path, *, seconds: float) -> float:
-    """Seconds until nothing that names the experiment was left."""
-    started_at = time.monotonic()
-    while alive := processes_of(exp):
-        waited = time.monotonic() - started_at
-        assert waited < seconds, f"still alive after {waited:.0f} s: {alive}"
-        time.sleep(0.05)
-    return time.monotonic() - started_at
+def wait_for(condition: Callable[[], object], *, seconds: float = 60, pause: float = 0.01) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(pause)
+
+
+def wait_until_gone(whom: Path | Collection[int], *, seconds: float) -> float:
+    """Return the seconds until processes, or all of an experiment, were gone."""
+    began = time.monotonic()
+
+    def is_gone() -> bool:
+        if isinstance(whom, Path):
+            return not processes_of(whom)
+        return not any(process.pid in whom for process in all_processes())
+
+    wait_for(is_gone, seconds=seconds)
+    return time.monotonic() - began
 
 
 def end_all(exp: Path) -> None:
-    """For the end of a test, however it ended."""
+    """Kill what a test may have left behind."""
     for pid in processes_of(exp):
         try:
             os.kill(pid, 9)
         except ProcessLookupError:
             continue
-
-
-def rows(exp: Path) -> list[dict[str, float | str]]:
-    """Rows of metrics.jsonl; a last line that a kill cut, or that is being written, is left out."""
-    path = exp / "metrics.jsonl"
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def step_of(exp: Path) -> int:
-    """The step of the last row of metrics.jsonl."""
-    return int(rows(exp)[-1]["step"]) if rows(exp) else 0

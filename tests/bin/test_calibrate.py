@@ -1,37 +1,35 @@
-"""A model trained here knows its threshold, and another data directory can teach it anew."""
+"""Calibration: learned in training from validation speakers, and again from other recordings."""
 
 import json
+import shutil
 
 import pytest
 
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory, run, train_command):
-    exp = tmp_path_factory.mktemp("calibrated") / "exp"
-    done = run(*train_command(exp, 1, "training.num_epochs=1"))
-    assert done.returncode == 0, done.stderr
-    return exp
+from speakerlab.bin import calibrate
 
 
-def test_training_leaves_a_calibration_of_its_validation_speakers(trained):
-    learned = json.loads((trained / "model" / "calibration.json").read_text())
-    assert learned["source"] == "validation speakers: 2 speakers, 6 recordings"
-    assert (learned["num_target"], learned["num_nontarget"]) == (6, 9)
-    assert -1 < learned["threshold"] < 1
+def learned(exp):
+    return json.loads((exp / "model/calibration.json").read_text())
 
 
-def test_another_data_directory_teaches_it_anew(trained, data, run):
-    command = ["-m", "speakerlab", "calibrate", "--model", trained, "--data"]
-    done = run(*command, data / "test", "--far", "0.05")
-    assert done.returncode == 0, done.stderr
-    assert "at the EER, " in done.stdout and "at 5 % false alarms" in done.stdout
-    learned = json.loads((trained / "model" / "calibration.json").read_text())
-    assert learned["source"] == "test: 4 speakers, 12 recordings"
-    assert (learned["num_target"], learned["num_nontarget"]) == (12, 54)
-    assert "0.05" in learned["threshold_at_far"]
+def test_training_calibrates_on_its_validation_speakers(trained):
+    found = learned(trained)
+    assert found["source"] == "validation speakers: 2 speakers, 6 recordings"
+    assert (found["num_target"], found["num_nontarget"]) == (6, 9)
+    assert -1 < found["threshold"] < 1
 
 
-def test_noise_has_no_speakers_to_learn_from(trained, data, run):
-    done = run("-m", "speakerlab", "calibrate", "--model", trained, "--data", data / "noise")
-    assert done.returncode == 1 and "calibration needs speakers" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_another_data_directory_replaces_the_calibration(trained, data, tmp_path, capsys):
+    exp = shutil.copytree(trained, tmp_path / "exp")
+    calibrate.main(["--model", str(exp), "--data", str(data / "test"), "--far", "0.05"])
+    text = capsys.readouterr().out
+    assert "EER" in text and "5 % false alarms" in text
+    found = learned(exp)
+    assert found["source"] == "test: 4 speakers, 12 recordings"
+    assert (found["num_target"], found["num_nontarget"]) == (12, 54)
+    assert "0.05" in found["threshold_at_far"]
+
+
+def test_recordings_without_speakers_are_refused(trained, data):
+    with pytest.raises(FileNotFoundError, match=f"{data}/noise/utt2spk: "):
+        calibrate.main(["--model", str(trained), "--data", str(data / "noise")])

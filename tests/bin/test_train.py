@@ -1,206 +1,174 @@
-"""Properties of whole trainings, run as a user runs them: resume, ranks, locks, test audio."""
+"""Properties of whole trainings: exact resume, kill -9, ranks, fine-tuning, what is refused."""
 
-import hashlib
 import json
+import os
 import shutil
-import subprocess
-import sys
+import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from forked import start_forked
+from processes import children_of, wait_for, wait_until_gone
+from refusals import refused
 from safetensors.torch import load_file
+from tiny import card, checkpoints, copy_data, cut, losses, rows, weights
 
-GRADIENTS = Path(__file__).with_name("gradients_of_step_0.py")
-
-
-def weights(exp) -> str:
-    return hashlib.sha256((exp / "model" / "embedder.safetensors").read_bytes()).hexdigest()
+ONE_EPOCH = ("training.num_epochs=1", "training.bn_batch=4")
 
 
-def losses(exp) -> dict[int, float]:
-    rows = [json.loads(line) for line in (exp / "metrics.jsonl").read_text().splitlines()]
-    return {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory, run, train_command):
-    exp = tmp_path_factory.mktemp("exp") / "one"
-    done = run(*train_command(exp))
-    assert done.returncode == 0, done.stderr
-    return exp
-
-
-def test_a_training_leaves_everything_the_design_names(uninterrupted):
-    names = {path.name for path in uninterrupted.iterdir()}
+def test_an_experiment_has_all_its_files(trained):
+    names = {path.name for path in trained.iterdir()}
     assert names >= {
         *("config.yaml", "speakers.txt", "train.log", "run.json", "metrics.jsonl"),
         *("tensorboard", "checkpoints", "model"),
     }
-    card = json.loads((uninterrupted / "model" / "card.json").read_text())
-    assert card["sha256"] == weights(uninterrupted)
     # 6 speakers x 3 utterances of 1.5-1.7 s in crops of 0.6 s: 18 x 1.6 / 0.6 = 48 crops
-    assert len(losses(uninterrupted)) == card["steps"] == 4 * (48 // 8)
-    speakers = (uninterrupted / "speakers.txt").read_text().split()
+    assert list(losses(trained)) == list(range(1, 4 * (48 // 8) + 1))
+    assert card(trained)["steps"] == 24 and card(trained)["sha256"] == weights(trained)[0]
+    speakers = (trained / "speakers.txt").read_text().split()
     assert len(speakers) == 6 * 3 and speakers[6] == speakers[0] + "#0.9"
 
 
-def test_a_resumed_run_ends_with_the_same_bits(uninterrupted, tmp_path, run, train_command):
-    exp = tmp_path / "cut"
-    shutil.copytree(uninterrupted, exp)
-    shutil.rmtree(exp / "model")
-    kept = sorted((exp / "checkpoints").glob("step_*"))
-    for path in kept[1:]:  # as if killed after the oldest checkpoint there is
-        shutil.rmtree(path)
-    step = int(kept[0].name.removeprefix("step_"))
-    done = run(*train_command(exp))
-    assert done.returncode == 0, done.stderr
-    assert f"resuming from step {step} of 24" in done.stderr
-    assert weights(exp) == weights(uninterrupted)
-    assert losses(exp) == losses(uninterrupted)
+def test_a_resumed_run_is_bit_identical(trained, tmp_path, train):
+    exp = cut(trained, tmp_path / "cut")
+    step = int(checkpoints(exp)[0].name.removeprefix("step_"))
+    assert f"resuming from step {step} of 24" in train(exp).stderr
+    assert weights(exp) == weights(trained)
+    assert losses(exp) == losses(trained)
 
 
-def test_without_the_test_audio_the_weights_are_the_same(
-    uninterrupted, data, tmp_path, run, train_command
+def start_until_step(exp: Path, step: int, settings, environment, *more):
+    """Start a training and wait until it has done some steps."""
+    words = ["-m", "speakerlab", "train", "--exp", exp, *settings, *more]
+    process = start_forked(words, environment, exp.parent / f"{exp.name}.output")
+    wait_for(lambda: len(rows(exp, "train")) >= step)
+    return process
+
+
+def test_a_run_killed_in_any_step_resumes_bit_identically(
+    trained, tmp_path, train, settings, environment
 ):
-    copy = tmp_path / "data"
-    shutil.copytree(data, copy)
+    exp = tmp_path / "killed"
+    for step in (5, 12):
+        process = start_until_step(exp, step, settings, environment)
+        workers = children_of(process.pid)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert workers
+        wait_until_gone(workers, seconds=5)
+    assert "resuming from step" in train(exp).stderr
+    assert weights(exp) == weights(trained)
+    assert losses(exp) == losses(trained)
+
+
+def test_a_second_run_of_an_experiment_is_refused(tmp_path, train, settings, environment):
+    exp, more = tmp_path / "exp", "training.num_epochs=400"
+    process = start_until_step(exp, 1, settings, environment, more)
+    try:
+        assert refused(train(exp, more, code=1).stderr, str(exp), process.pid)
+    finally:
+        process.kill()
+
+
+def test_test_audio_is_not_needed_to_train(trained, data, tmp_path, train):
+    copy = copy_data(data, tmp_path / "data")
     shutil.rmtree(copy / "test")
-    for name in ("s8", "s9", "s10", "s11"):
-        for path in (copy / "wav").glob(f"{name}-*"):
+    for speaker in range(8, 12):
+        for path in (copy / "wav").glob(f"spk{speaker}-*"):
             path.unlink()
-    for table in ("train/wav.scp", "noise/wav.scp", "rirs/wav.scp"):
-        path = copy / table
-        path.write_text(path.read_text().replace(str(data), str(copy)))
-    done = run(*train_command(tmp_path / "exp", 1, f"data.dir={copy}"))
-    assert done.returncode == 0, done.stderr
-    assert weights(tmp_path / "exp") == weights(uninterrupted)
+    train(tmp_path / "exp", f"data.dir={copy}")
+    assert weights(tmp_path / "exp") == weights(trained)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory, train):
+    """One epoch at one rank that accumulates two micro-batches."""
+    exp = tmp_path_factory.mktemp("one") / "exp"
+    train(exp, *ONE_EPOCH, "runtime.micro_batch=4")
+    return exp
+
+
+@pytest.mark.parametrize(("micro_batch", "joined", "rel"), [(4, 1, 1e-5), (2, 2, 1e-4)])
+def test_two_ranks_learn_what_one_does_and_resume_bit_identically(
+    one_rank, tmp_path, train, micro_batch, joined, rel
+):
+    """Of the same micro-batches, or of halves whose BatchNorm the two ranks share."""
+    whole, more = tmp_path / "whole", [*ONE_EPOCH, f"runtime.micro_batch={micro_batch}"]
+    train(whole, *more, ranks=2)
+    for ours, theirs in zip(rows(whole, "train"), rows(one_rank, "train"), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=rel), ours["step"]
+        if (
+            joined == 1
+        ):  # a shared BatchNorm rounds otherwise, and gradients of this model are large
+            assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=rel), ours["step"]
+    facts = json.loads((whole / "run.json").read_text())
+    assert (facts["bn_batch"], facts["bn_joined_ranks"]) == (4, joined)
+    assert facts["autocast_dtype"] is None and facts["loss_scaling"] is False
+    assert {"torch", "cuda", "cudnn", "driver", "gpu", "capability"} <= set(facts)
+    assert facts["torch"] == torch.__version__ and facts["matmul_precision"] == "highest"
+    copy = cut(whole, tmp_path / "cut")
+    assert "resuming from step 2 of 6" in train(copy, *more, ranks=2).stderr
+    assert weights(copy) == weights(whole)
+    assert losses(copy) == losses(whole)
 
 
 @pytest.mark.slow
-def test_two_ranks_resume_with_the_same_bits(tmp_path, run, train_command):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    done = run(*train_command(whole, 2, "training.num_epochs=1"))
-    assert done.returncode == 0, done.stderr
-    shutil.copytree(whole, cut)
-    shutil.rmtree(cut / "model")
-    for path in sorted((cut / "checkpoints").glob("step_*"))[1:]:
-        shutil.rmtree(path)
-    done = run(*train_command(cut, 2, "training.num_epochs=1"))
-    assert done.returncode == 0, done.stderr
-    assert "resuming from step 2 of 6" in done.stderr
-    assert weights(cut) == weights(whole)
-    assert losses(cut) == losses(whole)
+def test_a_micro_batch_is_probed(tmp_path, train):
+    train(tmp_path / "exp", "runtime.micro_batch=probe", "training.num_epochs=1")
+    text = "global batch 8 = 8 a micro-batch x 1 ranks x 1 accumulations (probe: memory allows 8)"
+    assert text in (tmp_path / "exp/train.log").read_text()
 
 
-def test_two_ranks_have_the_gradients_of_two_accumulations(tmp_path, run, settings):
-    """Through the real loader, BatchNorm in train mode: the same micro-batches, meaned."""
-    grads = []
-    for ranks in (1, 2):
-        out = tmp_path / f"{ranks}.npz"
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        words = [GRADIENTS, out, tmp_path / f"exp{ranks}", *settings, "runtime.micro_batch=4"]
-        done = run(*(launch if ranks > 1 else []), *words)
-        assert done.returncode == 0, done.stderr
-        grads.append(dict(np.load(out)))
-    one, two = grads
-    assert one.keys() == two.keys() and len(one) > 50
-    for name in one:
-        error = np.linalg.norm(one[name] - two[name]) / np.linalg.norm(one[name])
-        assert error < 1e-6, (name, error)
+@pytest.mark.parametrize(
+    ("more", "values"),
+    [
+        (["training.lr=0.5"], ["training.lr", 0.002, 0.5]),
+        (["--init", "MODEL"], ["initial model"]),
+    ],
+)
+def test_another_configuration_or_model_is_refused_on_resume(trained, train, more, values):
+    words = [word.replace("MODEL", str(trained / "model")) for word in more]
+    text = train(trained, *words, code=1).stderr
+    assert all(str(value) in text.splitlines()[-1] for value in values), text
 
 
-def test_another_configuration_is_refused_on_resume(uninterrupted, run, train_command):
-    done = run(*train_command(uninterrupted, 1, "training.lr=0.5"))
-    assert done.returncode == 1
-    assert "must keep its configuration, got training.lr: 0.002 -> 0.5;" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_finished_training_is_left_as_it_is(trained, train):
+    kept = [(trained / name).read_bytes() for name in ("model/card.json", "run.json")]
+    assert "nothing changed" in train(trained).stderr
+    assert [(trained / name).read_bytes() for name in ("model/card.json", "run.json")] == kept
 
 
-def test_a_second_run_of_an_experiment_is_refused(tmp_path, environment, run, train_command):
-    exp = tmp_path / "exp"
-    words = [sys.executable, *train_command(exp, 1, "training.num_epochs=400")]
-    first = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
-    assert first.stderr is not None
-    try:
-        for line in first.stderr:
-            if "step 1/" in line:
-                break
-        second = run(*train_command(exp, 1, "training.num_epochs=400"))
-        assert second.returncode == 1
-        assert f"is being trained already, got process {first.pid} on" in second.stderr
-    finally:
-        first.kill()
-        first.wait()
-
-
-def test_fine_tuning_keeps_every_row_of_the_head(uninterrupted, tmp_path, run, train_command):
+def test_fine_tuning_keeps_every_row_of_the_head(trained, tmp_path, train):
     exp = tmp_path / "lm"
     more = ["augment.speeds=[1.0]", "training.init_head=keep", "training.num_epochs=1"]
-    done = run(*train_command(exp, 1, *more, "--init", str(uninterrupted / "model")))
-    assert done.returncode == 0, done.stderr
-    assert "head: 18 of 18 rows by name, 0 made new, 0 of the model's dropped" in done.stderr
-    assert (exp / "speakers.txt").read_text() == (uninterrupted / "speakers.txt").read_text()
-    assert weights(exp) != weights(uninterrupted)
+    assert "head: 18 of 18 rows" in train(exp, *more, "--init", trained / "model").stderr
+    assert (exp / "speakers.txt").read_text() == (trained / "speakers.txt").read_text()
+    assert weights(exp)[0] != weights(trained)[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_frozen_epochs_leave_the_backbone_as_it_was(
-    ranks, uninterrupted, tmp_path, run, train_command
-):
-    """One frozen epoch of one: only the head learns. The second of two moves the backbone too."""
-    init = ["--init", str(uninterrupted / "model")]
-    frozen = ["training.num_epochs=1", "training.freeze_epochs=1", "training.init_head=drop"]
-    done = run(*train_command(tmp_path / "frozen", ranks, *frozen, *init))
-    assert done.returncode == 0, done.stderr
-    assert weights(tmp_path / "frozen") == weights(uninterrupted)
-    head, old = (
-        load_file(exp / "model" / "head.safetensors")["weight_CD"]
-        for exp in (tmp_path / "frozen", uninterrupted)
-    )
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_frozen_epochs_train_the_head_only(ranks, trained, tmp_path, train):
+    frozen, thawed, init = tmp_path / "frozen", tmp_path / "thawed", ["--init", trained / "model"]
+    more = ["training.num_epochs=1", "training.freeze_epochs=1", "training.init_head=drop"]
+    train(frozen, *more, *init, ranks=ranks)
+    assert weights(frozen)[0] == weights(trained)[0]
+    head, old = (load_file(e / "model/head.safetensors")["weight_CD"] for e in (frozen, trained))
     assert not torch.equal(head, old)
-    more = ["training.num_epochs=2", "training.freeze_epochs=1", *init]
-    done = run(*train_command(tmp_path / "thawed", ranks, *more))
-    assert done.returncode == 0, done.stderr
-    assert weights(tmp_path / "thawed") != weights(uninterrupted)
+    train(thawed, "training.num_epochs=2", "training.freeze_epochs=1", *init, ranks=ranks)
+    assert weights(thawed)[0] != weights(trained)[0]
 
 
-def test_only_a_given_model_may_be_frozen(tmp_path, run, train_command):
-    done = run(*train_command(tmp_path / "exp", 1, "training.freeze_epochs=1"))
-    assert done.returncode == 1
-    assert "training.freeze_epochs: only a model given by --init may be frozen" in done.stderr
+def test_only_a_given_model_may_be_frozen(tmp_path, train):
+    text = train(tmp_path / "exp", "training.freeze_epochs=1", code=1).stderr
+    assert refused(text, "training.freeze_epochs", "--init")
 
 
-def test_a_finished_training_is_left_as_it_is(uninterrupted, run, train_command):
-    kept = [(uninterrupted / name).read_bytes() for name in ("model/card.json", "run.json")]
-    done = run(*train_command(uninterrupted))
-    assert done.returncode == 0, done.stderr
-    assert "was trained to its end before, nothing changed" in done.stderr
-    assert [(uninterrupted / n).read_bytes() for n in ("model/card.json", "run.json")] == kept
-
-
-def test_another_initial_model_is_refused_on_resume(uninterrupted, run, train_command):
-    words = train_command(uninterrupted, 1, "--init", str(uninterrupted / "model"))
-    done = run(*words)
-    assert done.returncode == 1
-    line = f"a resumed run must keep its initial model, got {weights(uninterrupted)} for None;"
-    assert line in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_file_that_vanished_is_one_line_though_a_worker_met_it(
-    data, tmp_path, run, train_command
-):
-    copy = tmp_path / "data"
-    shutil.copytree(data, copy)
-    for path in (copy / "train" / name for name in ("wav.scp", "utt2spk", "utt2dur")):
-        path.write_text(path.read_text().replace(str(data), str(copy)))
-    shutil.rmtree(copy / "wav")
-    done = run(*train_command(tmp_path / "exp", 1, f"data.dir={copy}", "data.valid_speakers=0"))
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"{copy}/wav/s")
-    assert last.endswith(".wav: no such file; correct wav.scp or restore it")
-    assert last in (tmp_path / "exp" / "train.log").read_text()
+def test_a_file_that_vanished_is_one_line_though_a_worker_met_it(data, tmp_path, train):
+    copy = copy_data(data, tmp_path / "data")
+    for path in (copy / "wav").glob("spk*"):
+        path.unlink()
+    text = train(tmp_path / "exp", f"data.dir={copy}", "data.valid_speakers=0", code=1).stderr
+    last = text.splitlines()[-1]
+    assert last.startswith(f"{copy}/wav/spk") and ".wav: no such file" in last
+    assert last in (tmp_path / "exp/train.log").read_text()

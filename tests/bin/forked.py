@@ -1,0 +1,81 @@
+"""Run commands in processes forked from one that has imported torch: each starts at once.
+
+Except for their names in the process table they are what `python *words` would be.
+"""
+
+import os
+import runpy
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing import get_context
+from pathlib import Path
+
+EXIT_LOST = 6
+SERVER = get_context("forkserver")
+SERVER.set_forkserver_preload(
+    ["speakerlab.bin.train", "speakerlab.experiments.train", "torch._dynamo", "torchaudio"]
+)
+
+
+def become(words: list[str], environment: dict[str, str], cwd: str, output: Path) -> None:
+    """Be `python *words`; stdout goes to `output`, stderr to `output` with the ending .err."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    for number, path in ((1, output), (2, output.with_suffix(".err"))):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    sys.argv = words[words[0] == "-m" :]
+    start = runpy.run_module if words[0] == "-m" else runpy.run_path
+    start(sys.argv[0], run_name="__main__")
+
+
+def start_forked(words: Sequence[object], environment: Mapping[str, str], output: Path, cwd="."):
+    """Start `python *words`; return the process."""
+    args = ([str(word) for word in words], dict(environment), str(cwd), output)
+    process = SERVER.Process(target=become, args=args)
+    process.start()
+    return process
+
+
+def as_ranks(num_ranks: int) -> list[dict[str, str]]:
+    """Return the environment that torchrun gives to each rank."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    common |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    return [{**common, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(num_ranks)]
+
+
+def run_forked(
+    words: Sequence[object],
+    environment: Mapping[str, str],
+    *,
+    folder: Path,
+    ranks: int = 1,
+    cwd: object = ".",
+) -> "subprocess.CompletedProcess[str]":
+    """Run `python *words` as so many ranks, which must end with the same code.
+
+    The text is what all of them wrote, rank after rank; `folder` is an empty one for it.
+    """
+    ways = as_ranks(ranks) if ranks > 1 else [{}]
+    outputs = [folder / str(rank) for rank in range(ranks)]
+    processes = [
+        start_forked(words, {**environment, **way}, output, cwd)
+        for way, output in zip(ways, outputs)
+    ]
+    try:
+        for process in processes:
+            process.join(200)
+    finally:
+        for process in processes:
+            process.kill()
+    out = "".join(output.read_text() for output in outputs)
+    err = "".join(output.with_suffix(".err").read_text() for output in outputs)
+    codes = {process.exitcode for process in processes}
+    codes = codes - {EXIT_LOST} or codes  # that of a rank which lost the one that ended
+    assert len(codes) == 1 and None not in codes, f"ended with {codes}\n{err}"
+    return subprocess.CompletedProcess(list(words), codes.pop() or 0, out, err)
