@@ -6,6 +6,7 @@ the forward pass), full-back (in the backward pass); in the validation after the
 valid-inf, valid-stop (a SIGTERM).
 """
 
+import importlib.util
 import os
 import signal
 import sys
@@ -25,56 +26,63 @@ def run_out_of_memory(_gradient: torch.Tensor) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory, said the test")
 
 
+def poison(out: torch.Tensor) -> torch.Tensor:
+    """Harm one crop, at the front: the statistics of every BatchNorm behind it are harmed too."""
+    rows = torch.arange(len(out)).view(-1, *[1] * (out.dim() - 1)) == 0
+    return out.masked_fill(rows, float(harm))
+
+
+def stop(out: torch.Tensor) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+HARMS = {
+    "nan": poison,
+    "inf": poison,
+    "full": run_out_of_memory,
+    "full-back": lambda out: out.register_hook(run_out_of_memory) and None,
+    "valid-inf": lambda out: out * float("inf"),
+    "valid-stop": stop,
+}
+
+
+class Hooks:
+    """What happens around the first convolution of a training."""
+
+    def __init__(self, training: Training) -> None:
+        self.training, self.before = training, dict[str, torch.Tensor]()
+
+    @property
+    def state(self):
+        trainer = self.training.trainer
+        return trainer.state if hasattr(trainer, "state") else trainer.keeper.progress
+
+    def watch(self, module, _inputs) -> None:
+        """See that steps with a NaN leave weights and statistics as they were."""
+        if harm != "nan" or not module.training or self.state.step not in (first, last + 1):
+            return
+        now = {**self.training.embedder.state_dict(), **self.training.head.state_dict()}
+        if self.state.step > last and self.before:
+            assert all(torch.equal(value, self.before.pop(name)) for name, value in now.items())
+        elif not self.before:
+            self.before = {name: value.clone() for name, value in now.items()}
+
+    def change(self, module, _inputs, out):
+        is_hit = first <= self.state.step <= last and int(os.environ.get("RANK", 0)) == rank
+        is_hit &= not (is_once and self.state.attempt)
+        return HARMS[harm](out) if is_hit and module.training != harm.startswith("valid") else None
+
+
 def harmed(*args, **more) -> Training:
     training = build_training(*args, **more)
-    trainer = training.trainer
-    class Now:
-        def __getattr__(self, name):
-            return getattr(trainer.state if hasattr(trainer, "state") else trainer.keeper.progress, name)
-    state = Now()
-    before: dict[str, torch.Tensor] = {}
-
-    def watch(module, _inputs):
-        """See that bad steps leave weights and statistics as they were."""
-        if harm != "nan" or not module.training or state.step not in (first, last + 1):
-            return
-        now = {**training.embedder.state_dict(), **training.head.state_dict()}
-        if state.step == first and not before:
-            before.update({name: value.clone() for name, value in now.items()})
-        elif state.step > last:
-            assert all(torch.equal(value, before[name]) for name, value in now.items())
-            before.update(now)
-
-    def hook(module, _inputs, out):
-        is_hit = first <= state.step <= last and int(os.environ.get("RANK", 0)) == rank
-        is_hit &= not (is_once and state.attempt)
-        if not is_hit or module.training == harm.startswith("valid"):
-            return out
-        if harm in ("nan", "inf"):
-            # one crop, at the front: the statistics of every BatchNorm behind it are harmed too
-            rows = torch.arange(len(out)).view(-1, *[1] * (out.dim() - 1)) == 0
-            return out.masked_fill(rows, float(harm))
-        if harm == "valid-inf":
-            return out * float("inf")
-        if harm == "valid-stop":
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif harm == "full":
-            run_out_of_memory(out)
-        else:
-            out.register_hook(run_out_of_memory)
-        return out
-
+    hooks = Hooks(training)
     convolution = next(m for m in training.embedder.modules() if isinstance(m, torch.nn.Conv2d))
-    convolution.register_forward_pre_hook(watch)
-    convolution.register_forward_hook(hook)
+    convolution.register_forward_pre_hook(hooks.watch)
+    convolution.register_forward_hook(hooks.change)
     return training
 
 
 train.build_training = harmed
-try:
-    from speakerlab.bin import training as old
-
-    old.build_training = harmed
-except ImportError:
-    pass
+if importlib.util.find_spec("speakerlab.bin.training"):
+    importlib.import_module("speakerlab.bin.training").build_training = harmed
 run(command.main, sys.argv[5:])

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from processes import crew_of, end_all, rows, step_of, wait_until_gone
-from stage_3 import prepared, stage_3, training_of
+from tiny import prepared, stage_3, training_of
 
 PORT = 29400
 CABLE = "cable"

@@ -1,16 +1,19 @@
-"""Recipes from a corpus in its own layout to the report, through run.sh, with a tiny model."""
+"""Recipes through run.sh, from a corpus in its own layout to the report, with a tiny model."""
 
 import json
 import math
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny import ROOT, TINY
+from tiny import ROOT, TINY, card
 from voices import RATE, make_wave
 
 from speakerlab.data import audio
+from tests.egs.cnceleb_corpus import make_cnceleb
+from tests.egs.corpora import write_3dspeaker, write_voxceleb
 
 KEYS = {
     *("trials", "system", "eer", "eer_untrained", "eer_ci95", "min_dcf", "cllr", "act_dcf"),
@@ -18,20 +21,6 @@ KEYS = {
     *("at_threshold", "bn_batch", "min_cllr", "intervals", "calibration", "conditions"),
     "compared",
 }
-FEW_STEPS = [*TINY, "training.num_epochs=1"]
-
-
-@pytest.fixture
-def run_recipe(environment, tmp_path):
-    """run_recipe(name, corpus, *options) -> finished run.sh; data and exp are below tmp_path."""
-
-    def run(name: str, corpus: Path, *options: str) -> subprocess.CompletedProcess[str]:
-        words = ["bash", str(ROOT / "egs" / name / "run.sh"), "--corpus", str(corpus)]
-        words += ["--data", str(tmp_path / "data"), "--exp", str(tmp_path / "exp")]
-        words += ["--model", "campplus_tiny", *options]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
-
-    return run
 
 
 def write_librispeech(corpus: Path) -> None:
@@ -43,44 +32,90 @@ def write_librispeech(corpus: Path) -> None:
                 audio.write(path, make_wave(speaker, utterance, 1.5), RATE)
 
 
+# name -> what writes the corpus, (targets, nontargets) of each list, conditions of its utterances
+RECIPES: dict[str, tuple[Callable[[Path], None], dict[str, tuple[int, int]], set[str]]] = {
+    # 4 test speakers of 3 utterances: 4 x 3 pairs of one speaker, 66 - 12 of two.
+    "librispeech": (write_librispeech, {"test/trials": (12, 54)}, set()),
+    # 6 test speakers of 4 utterances: 6 x 6 pairs of one speaker, 276 - 36 of two; O is half the
+    # speakers, H every other trial of E.
+    "voxceleb": (
+        write_voxceleb,
+        {"test/trials_O": (18, 48), "test/trials_E": (36, 240), "test/trials_H": (18, 120)},
+        {"gender"},
+    ),
+    # 6 test speakers of 3 devices: 6 x 3 pairs of one speaker, 153 - 18 of two.
+    "3dspeaker": (
+        write_3dspeaker,
+        {f"test/trials_cross_{kind}": (18, 135) for kind in ("device", "distance", "dialect")},
+        {"device", "distance", "dialect"},
+    ),
+    # 5 enrolled speakers and one who is not, 3 tests each: 5 x 3 and 5 x 18 - 15.
+    "cnceleb": (
+        make_cnceleb,
+        {"test/trials_concat": (15, 75), "test/trials_average": (15, 75)},
+        set(),  # its tests are of one genre
+    ),
+}
+
+
+@pytest.fixture
+def run_recipe(environment, tmp_path):
+    """run_recipe(name, *options, code=0) -> finished run.sh on folders below tmp_path."""
+
+    def run(name: str, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        words = ["bash", str(ROOT / "egs" / name / "run.sh")]
+        for option in ("corpus", "data", "exp"):
+            words += [f"--{option}", str(tmp_path / option)]
+        done = subprocess.run(
+            [*words, *options], env=environment, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["voxceleb", *(pytest.param(n, marks=pytest.mark.slow) for n in RECIPES if n != "voxceleb")],
+)
+def test_a_corpus_becomes_a_report(run_recipe, tmp_path, name):
+    write, lists, conditions = RECIPES[name]
+    write(tmp_path / "corpus")
+    exp, model = tmp_path / "exp", ("--model", "campplus_tiny")
+    options = (*model, "--stage", "1", "--set", *TINY, "training.num_epochs=1")
+    run_recipe(name, *options)
+    rows = json.loads((exp / "results.json").read_text())
+    assert {row["trials"]: (row["num_target"], row["num_nontarget"]) for row in rows} == lists
+    assert {"cosine", "mean+cosine", "mean+cosine+asnorm"} <= {row["backend"] for row in rows}
+    assert conditions <= {found["condition"] for row in rows for found in row["conditions"]}
+    page = (exp / "report.html").read_text()
+    for row in rows:
+        assert set(row) == KEYS and row["system"] == "exp"
+        assert row["model_sha256"] == card(exp)["sha256"]
+        low, high = row["eer_ci95"]
+        assert 0 <= low <= row["eer"] <= high <= 1
+        assert f"{100 * row['eer']:.2f}" in page
+    assert page.count("data:image/png") >= 2
+    first = rows[0]
+    assert math.isfinite(first["eer_untrained"])
+    scores = (exp / "scores" / f"{first['trials'].replace('/', '_')}.txt").read_text().splitlines()
+    assert len(scores) == first["num_target"] + first["num_nontarget"]
+    assert re.fullmatch(r"\S+ \S+ -?[01]\.\d{6} (non)?target", scores[0])
+
+    if name == "librispeech":
+        again = run_recipe(name, *options)
+        assert again.stdout.count("skipped") == 2  # stages 1 and 2
+        assert again.stderr.count("kept") == 3  # stage 5
+        assert json.loads((exp / "results.json").read_text()) == rows
+    other = run_recipe(name, *model, "--stage", "6", "--noise", "elsewhere", code=1)
+    assert re.search(r"^--noise: .*elsewhere", other.stderr, re.MULTILINE)
+
+
 @pytest.mark.slow
-def test_librispeech_from_flac_to_report(run_recipe, tmp_path):
-    write_librispeech(tmp_path / "corpus")
-    done = run_recipe("librispeech", tmp_path / "corpus", "--nproc", "2", "--set", *FEW_STEPS)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "exp" / "results.json").read_text())
-    assert [row["backend"] for row in rows] == [
-        *("cosine", "mean+cosine", "mean+cosine+asnorm", "mean+cosine+asnorm+qmf")
-    ]
-    row = rows[0]
-    assert set(row) == KEYS
-    assert (row["trials"], row["system"]) == ("test/trials", "exp")
-    # 4 speakers x 3 utterances: 4 x 3 pairs of the same, 66 - 12 of others
-    assert (row["num_target"], row["num_nontarget"]) == (12, 54)
-    low, high = row["eer_ci95"]
-    assert 0 <= low <= row["eer"] <= high <= 1 and math.isfinite(row["eer_untrained"])
-    card = json.loads((tmp_path / "exp" / "model" / "card.json").read_text())
-    assert row["model_sha256"] == card["sha256"]
-    page = (tmp_path / "exp" / "report.html").read_text()
-    assert f"{100 * row['eer']:.2f}" in page and page.count("data:image/png") >= 2
-    scores = (tmp_path / "exp" / "scores" / "test_trials.txt").read_text().splitlines()
-    assert len(scores) == 66 and re.fullmatch(r"\S+ \S+ -?[01]\.\d{6} (non)?target", scores[0])
-
-    again = run_recipe("librispeech", tmp_path / "corpus", "--nproc", "2", "--set", *FEW_STEPS)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.count("already done with the same options, skipped") == 2  # stages 1 and 2
-    assert again.stderr.count("done before with this model and data, kept") == 3  # stage 5
-    assert json.loads((tmp_path / "exp" / "results.json").read_text()) == rows
-
-
-@pytest.mark.slow
-def test_mini_speaks_learns_and_reports(environment, tmp_path):
+def test_mini_learns(run_recipe, tmp_path):
     """The README's first command, at eight epochs instead of forty."""
-    words = ["bash", str(ROOT / "egs" / "mini" / "run.sh"), "--corpus", str(tmp_path / "corpus")]
-    words += ["--data", str(tmp_path / "data"), "--exp", str(tmp_path / "exp")]
-    words += ["--set", "training.num_epochs=8"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
-    (row,) = json.loads((tmp_path / "exp" / "results.json").read_text())
+    run_recipe("mini", "--set", "training.num_epochs=8")
+    (row,) = json.loads((tmp_path / "exp/results.json").read_text())
     assert (row["num_target"], row["num_nontarget"]) == (1512, 6000)
     assert row["eer"] < row["eer_untrained"] - 0.05

@@ -1,24 +1,25 @@
-"""Killed again and again, at any moment, a training still ends with the bits of an undisturbed one.
+"""Trainings killed in every place and at any moment: all end, and resume bit-identically.
 
-The short form is one process; the long one, 25 kills at 1, 2 and 3 ranks, prints its figures.
+What is killed is what users start: run.sh, torchrun, ranks, loader workers. The long form, 25 kills
+at 1, 2 and 3 ranks, prints how many steps were lost and how soon all processes were gone.
 """
 
-import hashlib
 import os
 import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
-from processes import Crew, crew_of, end_all, rows, step_of, wait_until_gone
+from processes import Crew, crew_of, end_all, wait_for, wait_until_gone
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tiny import checkpoints, copy_data, losses, rows, stage_3, weights
 
 OF_TIME = {"crops_per_second", "data_wait", "gpu_memory_mb"}
 STEPS_PER_EPOCH = 4
@@ -42,7 +43,7 @@ class Blow:
 
 @dataclass(frozen=True)
 class Fate:
-    """What a kill did: steps that must be done again, and how long the others lived on."""
+    """What a kill cost: steps that must be repeated, and seconds until all processes were gone."""
 
     blow: Blow
     steps_lost: int
@@ -58,33 +59,44 @@ LONG = {
 }
 
 
+def newest_step(exp: Path) -> int:
+    return max((int(path.name.split("_")[1]) for path in checkpoints(exp)), default=0)
+
+
+def last_step(exp: Path) -> int:
+    return max(losses(exp), default=0)
+
+
+def is_writing(exp: Path) -> bool:
+    return any((exp / "checkpoints").glob(".step_*"))
+
+
 class Harm:
-    """One experiment that is killed and started again with the same words."""
+    """One experiment that is killed and started again by the same command."""
 
     def __init__(
-        self, exp: Path, command: list[str], environment: dict[str, str], *, ranks: int, seed: int
+        self, exp: Path, command: list[str], environment: dict[str, str], *, ranks: int
     ) -> None:
         self.exp, self.command, self.environment = exp, command, environment
-        self.ranks, self.random = ranks, random.Random(seed)
-        self.log = exp.parent / f"{exp.name}.log"  # of the run that is on
+        self.ranks, self.random = ranks, random.Random(ranks)
+        self.log = exp.parent / f"{exp.name}.log"  # of the present run
 
     def start(self) -> subprocess.Popen[bytes]:
-        words = [sys.executable, *self.command]
         with self.log.open("wb") as log:
             return subprocess.Popen(
-                words, env=self.environment, stdout=log, stderr=log, start_new_session=True
+                self.command, env=self.environment, stdout=log, stderr=log, start_new_session=True
             )
 
     def strike(self, blow: Blow, at_step: int) -> Fate:
-        """Start the run, kill someone of it at a step (or before), and wait until all are gone."""
-        before = step_of(self.exp)
+        """Start the run, kill someone at a step (or before), and wait until all are gone."""
+        before = last_step(self.exp)
         run = self.start()
         try:
             if blow.when == "start":
                 time.sleep(self.random.uniform(0.5, START_SECONDS[self.ranks]))
                 self.kill(blow, run)
             else:
-                self.wait_for(run, lambda: step_of(self.exp) >= max(at_step, before + 1))
+                self.wait_for(run, lambda: last_step(self.exp) >= max(at_step, before + 1))
                 if blow.when == "write":
                     self.kill_in_write(blow, run)
                 else:
@@ -95,12 +107,12 @@ class Harm:
         finally:
             end_all(self.exp)
             run.wait()
-        is_further = step_of(self.exp) > before
-        lost = step_of(self.exp) - newest_step(self.exp) if is_further else 0
+        is_further = last_step(self.exp) > before
+        lost = last_step(self.exp) - newest_step(self.exp) if is_further else 0
         return Fate(blow, max(0, lost), seconds)
 
     def finish(self) -> str:
-        """Let the run go to its end; what it said."""
+        """Let the run end by itself; return what it wrote."""
         run = self.start()
         try:
             assert run.wait(timeout=200) == 0, self.log.read_text()
@@ -113,7 +125,7 @@ class Harm:
             os.kill(pid, signal.SIGKILL)
 
     def victims(self, blow: Blow, crew: Crew, run: subprocess.Popen[bytes]) -> list[int]:
-        """In the first moments there is no rank yet: then it is who was started."""
+        """Whom to kill; before there is a rank, what was started."""
         if blow.who == "group":
             return [*filter(None, [crew.launcher]), *crew.ranks.values(), *crew.workers]
         chosen = {"torchrun": [crew.launcher or run.pid], "worker": crew.workers}.get(blow.who)
@@ -126,15 +138,14 @@ class Harm:
     def kill_in_write(self, blow: Blow, run: subprocess.Popen[bytes]) -> None:
         """Stop rank 0 when an unfinished checkpoint is seen, and kill if it is still there."""
         crew = crew_of(self.exp)
-        folder = self.exp / "checkpoints"
         writer = crew.ranks[0]
 
         def is_caught() -> bool:
-            if not is_writing(folder):
+            if not is_writing(self.exp):
                 return False
             os.kill(writer, signal.SIGSTOP)
             time.sleep(0.01)
-            if is_writing(folder):
+            if is_writing(self.exp):
                 return True
             os.kill(writer, signal.SIGCONT)
             return False
@@ -142,48 +153,21 @@ class Harm:
         self.wait_for(run, is_caught, pause=0.0)
         for pid in self.victims(blow, crew, run):
             os.kill(pid, signal.SIGKILL)
-        assert is_writing(folder)
+        assert is_writing(self.exp)
 
     def wait_for(
         self, run: subprocess.Popen[bytes], is_true: Callable[[], bool], pause: float = 0.005
     ) -> None:
-        deadline = time.monotonic() + 100
-        while not is_true():
-            assert run.poll() is None, f"ended too early:\n{self.log.read_text()}"
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(pause)
-
-
-def is_writing(folder: Path) -> bool:
-    return any(folder.glob(".step_*"))
-
-
-def checkpoints_of(exp: Path) -> list[Path]:
-    return sorted((exp / "checkpoints").glob("step_*"))
-
-
-def newest_step(exp: Path) -> int:
-    return max(map(step_in, checkpoints_of(exp)), default=0)
-
-
-def step_in(checkpoint: Path) -> int:
-    return int(checkpoint.name.split("_")[1])
+        wait_for(lambda: is_true() or run.poll() is not None, seconds=100, pause=pause)
+        assert run.poll() is None, f"ended too early:\n{self.log.read_text()}"
 
 
 def truncate_newest(exp: Path) -> tuple[Path, Path]:
-    """Cut the largest file of the newest checkpoint in half; that one and the one before."""
-    *_, before, newest = checkpoints_of(exp)
+    """Halve the largest file of the newest checkpoint; return that one and the one before."""
+    *_, before, newest = checkpoints(exp)
     largest = max(newest.iterdir(), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
     return newest, before
-
-
-def left_by(exp: Path) -> tuple[list[str], list[dict[str, float | str]]]:
-    """What must not depend on kills: the weights, and the rows but for what is of time."""
-    names = ("embedder", "head")
-    files = [(exp / "model" / f"{name}.safetensors").read_bytes() for name in names]
-    kept = [{k: v for k, v in row.items() if k not in OF_TIME} for row in rows(exp)]
-    return [hashlib.sha256(data).hexdigest() for data in files], kept
 
 
 def moments(count: int, num_steps: int, chance: random.Random) -> Iterator[int]:
@@ -199,9 +183,23 @@ def harm(tmp_path, train_command, environment) -> Callable[..., Harm]:
     def make(name: str, *, ranks: int, num_steps: int) -> Harm:
         settings = [*SETTINGS, f"training.num_epochs={num_steps // STEPS_PER_EPOCH}"]
         command = train_command(tmp_path / name, ranks, *settings)
-        return Harm(tmp_path / name, command, environment, ranks=ranks, seed=ranks)
+        return Harm(tmp_path / name, command, environment, ranks=ranks)
 
     return make
+
+
+def assert_equal(cut: Harm, whole: Harm, *, num_steps: int) -> None:
+    """Check for the same weights and rows, each step once and in order, in TensorBoard too."""
+    assert weights(cut.exp) == weights(whole.exp)
+    ours, theirs = (
+        [{k: v for k, v in row.items() if k not in OF_TIME} for row in rows(harm.exp)]
+        for harm in (cut, whole)
+    )
+    assert ours == theirs
+    events = EventAccumulator(str(cut.exp / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    steps = [event.step for event in events.Scalars("train/loss")]
+    assert steps == list(losses(cut.exp)) == list(range(1, num_steps + 1))
 
 
 @pytest.mark.slow
@@ -212,9 +210,9 @@ def test_a_few_kills_and_a_truncated_checkpoint(harm):
     for blow, step in zip(blows, (3, 0, 6, 9)):
         cut.strike(blow, step)
     newest, before = truncate_newest(cut.exp)
-    said = cut.finish()
-    assert re.search(rf"{re.escape(str(newest))}\S*: is damaged.*; trying the one before", said)
-    assert f"resuming from step {step_in(before)} of 16" in said
+    text = cut.finish()
+    assert re.search(rf"{re.escape(str(newest))}\S*: ", text)
+    assert f"resuming from step {int(before.name.split('_')[1])} of 16" in text
     assert beside.wait() == 0, whole.log.read_text()
     assert_equal(cut, whole, num_steps=16)
 
@@ -224,27 +222,17 @@ def test_a_few_kills_and_a_truncated_checkpoint(harm):
 def test_25_kills_in_all(ranks, harm, capsys):
     whole, cut = (harm(name, ranks=ranks, num_steps=96) for name in ("whole", "cut"))
     whole.finish()
-    started_at = time.monotonic()
+    began = time.monotonic()
     blows = cut.random.sample(LONG[ranks], k=len(LONG[ranks]))
     steps = moments(len(blows), 96, cut.random)
     fates = [cut.strike(blow, step) for blow, step in zip(blows, steps)]
     assert re.search(r"resuming from step [1-9]", cut.finish())
     assert_equal(cut, whole, num_steps=96)
     with capsys.disabled():
-        print(figures(ranks, fates, time.monotonic() - started_at))
+        print(summary(ranks, fates, time.monotonic() - began))
 
 
-def assert_equal(cut: Harm, whole: Harm, *, num_steps: int) -> None:
-    """The same weights and the same rows, each step once and in order, in TensorBoard too."""
-    assert left_by(cut.exp) == left_by(whole.exp)
-    trained = [row["step"] for row in rows(cut.exp) if row["kind"] == "train"]
-    assert trained == list(range(1, num_steps + 1))
-    events = EventAccumulator(str(cut.exp / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == trained
-
-
-def figures(ranks: int, fates: list[Fate], seconds: float) -> str:
+def summary(ranks: int, fates: list[Fate], seconds: float) -> str:
     """A line for the whole and one for each kind of kill."""
     lost = sum(fate.steps_lost for fate in fates)
     lines = [f"\n{ranks} ranks: {len(fates)} kills, {lost} steps lost, {seconds:.0f} s in all"]
@@ -254,3 +242,45 @@ def figures(ranks: int, fates: list[Fate], seconds: float) -> str:
         text = f"{count} x {blow.who} in a {blow.when}"
         lines.append(f"  {text:24}{again:3} steps lost, all gone after {ended:.1f} s at most")
     return "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory, data, settings) -> tuple[Path, list[str]]:
+    """(experiment, stage 3 of egs/mini on it) for so long that only a kill ends it."""
+    root = tmp_path_factory.mktemp("killed")
+    copy = copy_data(data, root / "data")
+    more = ("--nproc", "2", "training.num_epochs=4000")
+    return root / "exp", stage_3(copy, root / "exp", settings, *more)
+
+
+@pytest.mark.parametrize(
+    "who",
+    [
+        "torchrun",
+        *(pytest.param(who, marks=pytest.mark.slow) for who in ("group", "rank", "shell")),
+    ],
+)
+def test_no_process_of_a_recipe_outlives_a_kill(who, killed, environment, tmp_path):
+    exp, words = killed
+    before, log = newest_step(exp), tmp_path / "log"
+    with log.open("wb") as file:
+        run = subprocess.Popen(
+            words, env=environment, stdout=file, stderr=file, start_new_session=True
+        )
+    try:
+        # Past the next checkpoint, with ranks in the middle of their work.
+        wait_for(lambda: newest_step(exp) > before and len(crew_of(exp).ranks) == 2, seconds=100)
+        assert not before or f"resuming from step {before}" in log.read_text()
+        crew = crew_of(exp)
+        assert crew.launcher is not None
+        kill = {
+            "torchrun": partial(os.kill, crew.launcher),
+            "group": partial(os.killpg, os.getpgid(crew.launcher)),
+            "rank": partial(os.kill, crew.ranks[0]),
+            "shell": partial(os.kill, run.pid),
+        }
+        kill[who](signal.SIGKILL)
+        wait_until_gone(exp, seconds=5)
+    finally:
+        end_all(exp)
+        run.wait()
