@@ -94,9 +94,9 @@ def test_files_from_a_list_and_from_wav_scp(exp, wavs, wanted_ND, tmp_path):
 @pytest.mark.parametrize(
     ("words", "subject", "value", "error"),
     [
-        ([], "embed", "--wav-scp", ValueError),
-        (["a.wav", "--list", "x"], "embed", "--list", ValueError),
-        (["--list", "/no/list"], "/no/list", "--list", FileNotFoundError),
+        ([], "embed", 0, ValueError),
+        (["a.wav", "--list", "x"], "embed", 2, ValueError),
+        (["--list", "/no/list"], "--list", "/no/list", FileNotFoundError),
         (["a.wav", "--runtime", "onnx"], "--runtime", "onnx", ValueError),
         (["a.wav", "b/a.flac"], "b/a.flac", "a.wav", ValueError),  # both have the id "a"
     ],

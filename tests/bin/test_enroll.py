@@ -26,19 +26,20 @@ def test_an_enrolled_speaker_is_identified(
         enroll.main(["ann", wavs[0], wavs[1], *model])
         enroll.main(["bob smith", wavs[2], *model])
         enroll.main(["ann", wavs[0], *model])
-    first, second, third = (record.getMessage() for record in caplog.records[-3:])
-    assert "ann" in first and "2 recordings" in first and first.endswith("1 speakers")
-    assert "bob smith" in second and second.endswith("2 speakers")
-    assert "replaced ann" in third and third.endswith("2 speakers")
+    assert [record.getMessage() for record in caplog.records][-3:] == [
+        f"{team}: enrolled ann, recordings: 2; speakers in the file: 1",
+        f"{team}: enrolled bob smith, recordings: 1; speakers in the file: 2",
+        f"{team}: replaced ann, recordings: 1; speakers in the file: 2",
+    ]
     identify.main([wavs[2], *model])
     first, second, decision = capsys.readouterr().out.splitlines()
     assert first == "1.000000  bob smith"
     assert second.endswith("  ann")
     if calibrated:
-        assert decision == "decision  bob smith (threshold 0.500000)"
+        assert decision == "decision: bob smith (threshold 0.500000)"
         identify.main([wavs[1], *model, "--far", "0.01", "--top", "1"])
         best, decision = capsys.readouterr().out.splitlines()
         assert float(best.split()[0]) < 0.9999
-        assert decision == "decision  unknown (threshold 0.999900)"
+        assert decision == "decision: unknown speaker (threshold 0.999900)"
     else:
-        assert decision.startswith("decision  none")
+        assert decision.startswith("decision: none")

@@ -5,18 +5,17 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from models_on_disk import publish_small
+from processes import children_of, wait_for, wait_until_gone
 from refusals import refuses
 from voices import RATE
 
 from speakerlab.bin import extract
-from speakerlab.config import build
 from speakerlab.data import audio
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.check import check_data_dirs
@@ -42,15 +41,12 @@ def data(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def publish_as(tmp_path, make_config):
+def publish_as(tmp_path, make_config, make_embedder):
     """publish_as("a", 1) -> an experiment whose weights are drawn by seed 1."""
 
     def make(name: str, seed: int = 0) -> Path:
-        config = make_config(f"seed={seed}")
-        embedder = build.build_embedder(config)
-        with torch.no_grad():
-            embedder.train()(0.1 * torch.randn(4, RATE, generator=torch.Generator().manual_seed(1)))
-        return publish_small(tmp_path / name, config, embedder.eval())
+        embedder = make_embedder(f"seed={seed}")
+        return publish_small(tmp_path / name, make_config(f"seed={seed}"), embedder)
 
     return make
 
@@ -72,40 +68,12 @@ def parts(exp: Path) -> list[Path]:
     return sorted((exp / "embeddings/test/.trained.parts").glob("*.json"))
 
 
-@pytest.fixture(scope="module")
-def known() -> dict[str, list[bytes]]:
-    """What was computed before."""
-    return {}
-
-
 @pytest.fixture
-def whole(known, publish_as, data) -> list[bytes]:
-    """What one process writes that is left alone."""
-    if not known:
-        exp = publish_as("whole")
-        extract.main(words(exp, data))
-        known["whole"] = files(exp)
-    return known["whole"]
-
-
-def children_of(parent: int) -> list[int]:
-    """Living processes of a process."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, of = stat.read_text().rpartition(") ")[2].split()[:2]
-        except OSError:
-            continue
-        if int(of) == parent and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+def whole(publish_as, data) -> list[bytes]:
+    """The table that one undisturbed process writes."""
+    exp = publish_as("whole")
+    extract.main(words(exp, data))
+    return files(exp)
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
@@ -120,7 +88,7 @@ def test_a_killed_extraction_is_resumed_with_another_nproc(publish_as, data, who
     command.kill()
     command.join()
     assert len(workers) == (0 if nproc == 1 else 2)
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 5)
+    wait_until_gone(workers, seconds=5)
     num_kept = len(parts(exp))
     assert 1 <= num_kept < NUM_CHUNKS
     assert not (exp / "embeddings/test/trained.json").exists()

@@ -70,31 +70,27 @@ def test_speakers_may_lie_elsewhere(tmp_path, capsys):
         fuse(folder, "--speakers", tmp_path / "speakers")
 
 
-def test_options_that_do_not_go_together_are_refused(tmp_path):
-    folder = tmp_path / "test"
+@pytest.mark.parametrize(
+    ("words", "subject", "value"),
+    [
+        ("--dev-trials FOLDER/trials", "--dev-scores", ""),
+        ("--dev-trials FOLDER/trials --dev-scores FOLDER/a", "--dev-scores", ""),
+        ("--dev-scores FOLDER/a", "--dev-scores", ""),
+        ("--speakers FOLDER/utt2spk DEV --dev-trials DEV/trials", "--speakers", "FOLDER/utt2spk"),
+        ("DEV --dev-trials FOLDER/trials", "--dev-trials", "FOLDER/trials"),
+        ("--scores FOLDER/a FOLDER/a", "--scores", "FOLDER/a"),
+        ("--out FOLDER/b", "--out", "FOLDER/b"),
+    ],
+)
+def test_options_and_files_that_do_not_go_together_are_refused(tmp_path, words, subject, value):
+    folder, dev = tmp_path / "test", tmp_path / "dev"
     write_list(folder, seed=0)
-    dev = ["--dev-trials", folder / "trials"]
-    for words in (dev, [*dev, "--dev-scores", folder / "a"], ["--dev-scores", folder / "a"]):
-        with refuses("--dev-scores"):
-            fuse(folder, *words)
-    both = [*dev, "--dev-scores", folder / "a", folder / "b", "--speakers", folder / "utt2spk"]
-    with refuses("--speakers", folder / "utt2spk"):
-        fuse(folder, *both)
-
-
-def test_files_that_would_fool_are_refused(tmp_path):
-    folder = tmp_path / "test"
-    write_list(folder, seed=0)
-    write_list(tmp_path / "dev", seed=1)
-    dev = [tmp_path / "dev/a", tmp_path / "dev/b"]
-    with refuses("--dev-trials", folder / "trials"):
-        fuse(folder, "--dev-trials", folder / "trials", "--dev-scores", *dev)
-    with refuses("--scores", folder / "a"):
-        fuse(folder, "--scores", folder / "a", folder / "a")
+    write_list(dev, seed=1)
     before = (folder / "b").read_bytes()
-    with refuses("--out", folder / "b"):
-        fuse(folder, "--out", folder / "b")
-    assert (folder / "b").read_bytes() == before
+    words = words.replace("DEV ", "--dev-scores DEV/a DEV/b ").replace("DEV", str(dev))
+    with refuses(subject, value.replace("FOLDER", str(folder))):
+        fuse(folder, *words.replace("FOLDER", str(folder)).split())
+    assert (folder / "b").read_bytes() == before and not (folder / "fused").exists()
 
 
 def test_scores_of_another_list_are_refused(tmp_path):
