@@ -6,20 +6,27 @@ Letters: B rows of the batch, S samples.
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from speakerlab.core import process
 from speakerlab.core.batch import Batch, Crop, Draws
 from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.sampler import MicroBatches, Slot
-from speakerlab.data.watchdog import SHARED_MEMORY, Board, Hop, Watch, free_shared_memory, watched
+from speakerlab.data.watchdog import (
+    POLL_SECONDS,
+    SHARED_MEMORY,
+    Board,
+    Hop,
+    Watch,
+    free_shared_memory,
+    watched,
+)
 
 log = logging.getLogger(__name__)
 MAX_WORKERS = 8
@@ -81,57 +88,51 @@ def fit_workers(
 
 def collate(crops: Sequence[Crop]) -> Batch:
     """Stack crops; rows are padded to the longest, and the rows of each augmentation listed."""
-    longest = max(len(crop.wave_S) for crop in crops)
-    wave_BS = np.zeros((len(crops), longest), dtype=np.int16)
-    for row, crop in zip(wave_BS, crops):
-        row[: len(crop.wave_S)] = crop.wave_S
-    feats = [crop.feats_TF for crop in crops if crop.feats_TF is not None]
-    return Batch(
-        wave_BS=torch.from_numpy(wave_BS),
-        feats_BTF=torch.from_numpy(np.stack(feats) if feats else np.empty((0, 0, 0), "f4")),
-        label_B=torch.tensor([crop.label for crop in crops]),
-        position_B=torch.tensor([crop.position for crop in crops]),
-        row_B=torch.tensor([crop.row for crop in crops]),
-        draws=stack_draws(crops),
-    )
-
-
-def stack_draws(crops: Sequence[Crop]) -> dict[str, list[Draws]]:
-    """By the augmentation's name, the draws of each group of rows; floats are float32."""
+    wave_BS = np.zeros((len(crops), max([len(crop.wave_S) for crop in crops])), dtype=np.int16)
     rows_of: dict[tuple[str, int], list[int]] = {}
     for row, crop in enumerate(crops):
+        wave_BS[row, : len(crop.wave_S)] = crop.wave_S
         for name, draw in crop.draws.items():
             rows_of.setdefault((name, draw.group), []).append(row)
     stacked: dict[str, list[Draws]] = {}
     for (name, group), rows in sorted(rows_of.items()):
         drawn = [crops[row].draws[name].values for row in rows]
-        values = {
-            key: torch.from_numpy(np.stack([draw[key] for draw in drawn]))
-            if isinstance(value, np.ndarray)
-            else torch.tensor([draw[key] for draw in drawn])
-            for key, value in drawn[0].items()
-        }
+        values = {key: _stack([draw[key] for draw in drawn]) for key in drawn[0]}
         stacked.setdefault(name, []).append(Draws(torch.tensor(rows), values, group))
-    return stacked
+    numbers_B3 = torch.tensor([(crop.label, crop.position, crop.row) for crop in crops])
+    label_B, position_B, row_B = numbers_B3.T.contiguous()
+    feats = [crop.feats_TF for crop in crops if crop.feats_TF is not None]
+    return Batch(
+        wave_BS=torch.from_numpy(wave_BS),
+        feats_BTF=torch.from_numpy(np.stack(feats) if feats else np.empty((0, 0, 0), "f4")),
+        label_B=label_B,
+        position_B=position_B,
+        row_B=row_B,
+        draws=stacked,
+    )
 
 
-class NotedCrops(Dataset[Crop]):
-    """The crops, each noted on the board when its reading begins."""
+def _stack(values: list[Any]) -> torch.Tensor:
+    """Stack numbers (floats as float32) or arrays of equal shape."""
+    is_array = isinstance(values[0], np.ndarray)
+    return torch.from_numpy(np.stack(values)) if is_array else torch.tensor(values)
+
+
+class NotedBatches(Dataset[Batch]):
+    """Batches by their slots, made in a worker that notes on the board what it does."""
 
     def __init__(self, crops: TrainCrops, board: Board) -> None:
         self.crops, self.board = crops, board
 
-    def __getitem__(self, slot: Slot) -> Crop:
-        self.board.note(Hop.READING, slot[2])
-        return self.crops[slot]
-
-
-def noted(crops: Sequence[Crop], *, make: Callable[[Sequence[Crop]], Batch], board: Board) -> Batch:
-    """make(crops), noted on the board."""
-    board.note(Hop.COLLATING)
-    batch = make(crops)
-    board.note(Hop.IDLE)
-    return batch
+    def __getitem__(self, slots: list[Slot]) -> Batch:
+        worker, crops = cast(Any, get_worker_info()).id, list[Crop]()
+        for slot in slots:
+            self.board.note(worker, Hop.READING, slot[2])
+            crops.append(self.crops[slot])
+        self.board.note(worker, Hop.COLLATING)
+        batch = collate(crops)
+        self.board.note(worker, Hop.IDLE)
+        return batch
 
 
 def train_loader(
@@ -144,29 +145,33 @@ def train_loader(
 ) -> Iterator[Batch]:
     """One pass over `order`, in order, read ahead by `num_workers` processes (0: none).
 
-    A batch that does not come for `stall_seconds` is told, and why; a worker that died is a
+    With workers, a warning says what delays a batch for `stall_seconds`, and one that died is a
     ValueError.
     """
-    board = Board(num_workers)
+    if not num_workers:
+        for slots in order:
+            batch = collate([crops[slot] for slot in slots])
+            yield batch.pin_memory() if pin_memory else batch
+        return
+    board, manifest = Board(num_workers), crops.manifest
     loader = DataLoader(
-        NotedCrops(crops, board),
-        batch_sampler=order,
+        NotedBatches(crops, board),
+        sampler=order,
+        batch_size=None,
         num_workers=num_workers,
-        collate_fn=partial(noted, make=collate, board=board),
         pin_memory=pin_memory,
-        prefetch_factor=MICRO_BATCHES_AHEAD if num_workers else None,
+        prefetch_factor=MICRO_BATCHES_AHEAD,
+        timeout=min(POLL_SECONDS, stall_seconds),
         worker_init_fn=start_worker,
         # Forked, whatever Python's default: the columns of the manifest are shared, not copied.
-        multiprocessing_context="fork" if num_workers and sys.platform == "linux" else None,
+        multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
-    manifest = crops.manifest
     watch = Watch(board, lambda row: f"{manifest.ids[row]} ({manifest.paths[row]})")
-    batches = cast("DataLoader[Batch]", loader)  # collate makes batches of crops
-    return watched(batches, watch, stall_seconds=stall_seconds)
+    yield from watched(loader, watch, stall_seconds=stall_seconds)
 
 
 def start_worker(_worker: int) -> None:
-    """A worker dies with its rank, leaves signals to it and uses one thread."""
+    """Have a worker die with its rank, leave signals to it and use one thread."""
     process.die_with_parent()
     process.leave_signals_to_parent()
     torch.set_num_threads(1)

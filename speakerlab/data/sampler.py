@@ -1,4 +1,4 @@
-"""Which utterance stands at which position of an epoch, and which positions a rank reads at a step.
+"""Order of the utterances in each epoch, and the positions that a rank reads at a step.
 
 In: the lengths of the utterances and a key (seed, attempt, epoch). Out: (epoch, position, row).
 Everything is a function of its key: to resume is to start at another step.
@@ -6,6 +6,7 @@ Letters: N utterances, P positions of an epoch. G is the global batch.
 """
 
 from collections.abc import Iterator
+from itertools import repeat
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -15,7 +16,7 @@ WINDOW_BLOCKS = 8  # rows are shuffled within so many blocks
 MAX_CROPS = 2**31 - 2  # an epoch's positions and rows are counted in 32 bits
 
 Slot = tuple[int, int, int]  # epoch, position, row
-ORDER_KEY = 1 << 62  # stands where a sample's key has its position: no epoch is that long
+ORDER_KEY = 1 << 62  # of the order's own draws: larger than any position
 
 
 class EpochOrder:
@@ -64,7 +65,7 @@ class EpochOrder:
             self.crops_end_N = num_samples_N.astype(np.float64)
             np.cumsum(self.crops_end_N, out=self.crops_end_N)
             self.crops_end_N *= self.repeats / crop_samples
-        self.crops_end_N[-1] = wanted / crop_samples  # whatever rounding has made of it
+        self.crops_end_N[-1] = wanted / crop_samples  # despite rounding
 
     @property
     def num_dropped(self) -> int:
@@ -91,7 +92,7 @@ class EpochOrder:
         return rows_P
 
     def _slots(self, offset: float) -> np.ndarray:
-        """slots_N, int32: how often each row stands in an epoch whose draw is `offset`."""
+        """slots_N, int32: how often each row occurs in an epoch whose draw is `offset`."""
         ends_N = np.empty(len(self.crops_end_N), dtype=np.int32)
         np.add(self.crops_end_N, offset, out=ends_N, casting="unsafe")  # rounded down
         ends_N[1:] -= ends_N[:-1]
@@ -107,12 +108,12 @@ def by_speaker(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows sorted by speaker, the share of an epoch that each of them gets, not normalised).
 
-    Utterances of a speaker follow one another, so that systematic sampling gives the speaker, too,
-    its share rounded down or up. int32 and float64.
+    Utterances of a speaker are neighbours, so that systematic sampling also gives the speaker its
+    share, rounded down or up. int32 and float64.
     """
     sampled_N = np.argsort(speaker_N, kind="stable").astype(np.int32)
     seconds_per_speaker = np.bincount(speaker_N, weights=num_samples_N)
-    with np.errstate(divide="ignore"):  # a number that no utterance has
+    with np.errstate(divide="ignore"):  # a speaker without utterances
         weight_per_speaker = seconds_per_speaker**-balance
     share_N = weight_per_speaker[speaker_N[sampled_N]]
     share_N *= num_samples_N[sampled_N]
@@ -153,5 +154,5 @@ class MicroBatches(Sampler[list[Slot]]):
                 current, rows_P = epoch, self.order.rows(epoch)
             for number in self.numbers:
                 first = step_in_epoch * self.order.global_batch + number * self.micro_batch
-                positions = range(first, first + self.micro_batch)
-                yield [(epoch, position, int(rows_P[position])) for position in positions]
+                stop = first + self.micro_batch
+                yield list(zip(repeat(epoch), range(first, stop), rows_P[first:stop].tolist()))

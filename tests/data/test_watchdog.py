@@ -17,7 +17,7 @@ from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.loader import train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder, MicroBatches
-from speakerlab.data.watchdog import Alarm, Board, Hop, Watch
+from speakerlab.data.watchdog import Board, Hop, Watch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
@@ -68,8 +68,7 @@ def when(ready, act) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_file_that_does_not_answer_is_named(stuck, caplog, num_workers):
+def test_a_file_that_does_not_answer_is_named(stuck, caplog):
     pipe, path, load = stuck
 
     def let_go() -> None:  # of those who wait, and of those to come
@@ -78,9 +77,9 @@ def test_a_file_that_does_not_answer_is_named(stuck, caplog, num_workers):
         os.close(opened)
 
     opener = when(lambda: len(caplog.records) >= 2, let_go)  # the line is told again
-    assert len(list(load(num_workers))) == 18  # and training goes on
+    assert len(list(load(2))) == 18  # and training goes on
     opener.join()
-    who = "this process" if num_workers == 0 else r"worker [01] \(process \d+\)"
+    who = r"worker [01] \(process \d+\)"
     told: list[float] = []
     for record in caplog.records[:2]:
         assert record.levelno == logging.WARNING
@@ -125,28 +124,26 @@ def test_a_board_shows_the_longest_first_and_who_is_done():
     board = watch.board
     watch.workers = [multiprocessing.Process() for _ in range(7)]
     for line in (3, 1, 5, 0, 4):
-        board._write(line, Hop.READING, 100 + line)
+        board.note(line, Hop.READING, 100 + line)
         time.sleep(0.002)
-    board._write(2, Hop.COLLATING, -1)
-    board._write(6, Hop.IDLE, -1)
+    board.note(2, Hop.COLLATING)
+    board.note(6, Hop.IDLE)
     text = watch.describe_stall(75.2)
     assert text.startswith("data: no batch for 75 s; worker 3 (process None) has been reading row")
     assert re.findall(r"reading row (\d+)", text) == ["103", "101", "105", "100"]
     assert text.endswith("; 2 more are busy; 1 of 7 have sent their batches")
     for line in (3, 1):
-        board._write(line, Hop.IDLE, -1)
+        board.note(line, Hop.IDLE)
     text = watch.describe_stall(75.2)
     assert "; worker 2 (process None) has been collating for 0.0 s; 3 of 7 have sent" in text
 
 
 def test_when_all_is_sent_the_batch_is_in_between():
-    watch = Watch(Board(0), str)
-    watch.board.note(Hop.IDLE)
-    assert re.fullmatch(
-        r"data: no batch for 61 s; every worker has sent what it was asked for: the batch is stuck "
-        r"between it and this process, -?\d+ MiB of /dev/shm are free",
-        watch.describe_stall(61.3),
-    )
+    watch = Watch(Board(1), str)
+    watch.board.note(0, Hop.IDLE)
+    text = watch.describe_stall(61.3)
+    assert text.startswith("data: no batch for 61 s; every worker has sent its batches: ")
+    assert "MiB of /dev/shm are free" in text
 
 
 @pytest.mark.parametrize(
@@ -167,27 +164,10 @@ def test_the_remedy_follows_from_the_signal(code, text):
     worker.start()
     worker.join()
     watch = Watch(Board(2), str)
-    watch.board._write(0, Hop.COLLATING, -1)
+    watch.board.note(0, Hop.COLLATING, -1)
     watch.workers = [worker]
     line = watch.describe_death()
     assert line is not None
     assert re.match(rf"data worker 0 \(process {worker.pid}\): {text}", line), line
     watch.workers = []
     assert watch.describe_death() is None
-
-
-def test_an_alarm_rings_again_and_not_between_waits():
-    rung: list[float] = []
-    with Alarm(0.1, rung.append) as alarm:
-        time.sleep(0.25)
-        assert rung == []
-        for _ in range(5):  # each wait is short
-            alarm.since = time.monotonic()
-            time.sleep(0.06)
-        assert rung == []
-        alarm.since = time.monotonic()
-        time.sleep(0.36)
-        alarm.since = None
-    assert 2 <= len(rung) <= 3 and rung[0] >= 0.1 and rung[1] >= 0.2
-    alarm.thread.join(1)
-    assert not alarm.thread.is_alive()
