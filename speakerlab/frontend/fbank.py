@@ -5,8 +5,8 @@ Out: feats_BTF, float32, by default with each utterance's mean removed.
 Letters: B rows of the batch, S samples, T frames, L samples of a frame, K bins of the power
 spectrum, F mel bins, 2 real and imaginary part.
 
-What is computed, and in which order, is the feature extraction of Povey et al., "The Kaldi speech
-recognition toolkit", ASRU 2011 (`compute-fbank-feats` with snip-edges=true).
+The computation and its order are those of `compute-fbank-feats` with snip-edges=true (Povey et al.,
+"The Kaldi speech recognition toolkit", ASRU 2011).
 """
 
 from typing import Literal, get_args
@@ -23,7 +23,7 @@ BANDS = 2  # parts of the mel bins on a CPU; the spectrum of each is narrower th
 
 
 def fp32_island(device: torch.device) -> torch.autocast:
-    """Switches autocast off: waves and spectra do not survive half precision."""
+    """Switch autocast off: waves and spectra need full precision."""
     return torch.autocast(device.type, enabled=False)
 
 
@@ -91,8 +91,8 @@ def dft_matrices(*, length: int, num_fft: int) -> Tensor:
 class Fbank(nn.Module):
     """Kaldi-compatible log mel filter bank; the same module in training, extraction and export.
 
-    While it is traced for export the spectrum is a matrix product, which every runtime has, and not
-    an FFT, which few have; both err alike from the exact values.
+    In export the spectrum is a matrix product, since few runtimes have an FFT; both are equally
+    accurate.
     """
 
     window_L: Tensor
@@ -117,7 +117,7 @@ class Fbank(nn.Module):
         """`scale` multiplies the wave first: 1.0 for [-1, 1], 32768 for Kaldi's 16-bit range.
 
         `dither` is the deviation of the noise added, after `scale`, in train mode only; the noise
-        is one stream over the wave, where Kaldi draws anew for each of the overlapping frames.
+        is one stream over the wave, where Kaldi draws it for each of the overlapping frames.
         `high_freq` at or below zero counts from the Nyquist frequency.
         """
         super().__init__()
@@ -148,7 +148,7 @@ class Fbank(nn.Module):
         return self.frame_length
 
     def num_frames(self, num_samples: int) -> int:
-        """Frames that `num_samples` give; only frames that fit wholly are made."""
+        """Frames of `num_samples`: only frames that fit completely are made."""
         return max(0, 1 + (num_samples - self.frame_length) // self.frame_shift)
 
     def forward(self, wave_BS: Tensor) -> Tensor:
@@ -156,9 +156,9 @@ class Fbank(nn.Module):
 
         The result is float32; float64 for float64 input, which tests use.
         """
-        if wave_BS.shape[-1] < self.min_samples:
+        if wave_BS.shape[-1] < self.frame_length:
             raise ValueError(
-                f"fbank: the input is shorter than one frame of {self.min_samples} samples, "
+                f"fbank: the input is shorter than one frame of {self.frame_length} samples, "
                 f"got {wave_BS.shape[-1]}; give a longer recording"
             )
         with fp32_island(wave_BS.device):
@@ -167,65 +167,63 @@ class Fbank(nn.Module):
                 wave_BS = wave_BS * self.scale
             if self.training and self.dither > 0:
                 wave_BS = wave_BS + self.dither * torch.randn_like(wave_BS)
-            feats_BTF = self._tiled_log_mel(wave_BS.unfold(1, self.frame_length, self.frame_shift))
+            frames_BTL = wave_BS.unfold(1, self.frame_length, self.frame_shift)
+            if torch.compiler.is_compiling():  # true while exporting, too
+                return self.normalise(self._export_log_mel(frames_BTL))
+            if frames_BTL.device.type != "cpu":
+                return self.normalise(self._log_mel(frames_BTL))
+            # On a CPU rows, or parts of long ones, in turn.
+            num_rows, num_frames, _ = frames_BTL.shape
+            feats_BTF = frames_BTL.new_empty(num_rows, num_frames, self.num_mel_bins)
+            rows = max(1, CPU_FRAMES // num_frames)
+            for row in range(0, num_rows, rows):
+                for frame in range(0, num_frames, CPU_FRAMES):
+                    tile = slice(row, row + rows), slice(frame, frame + CPU_FRAMES)
+                    feats_BTF[tile] = self._log_mel(frames_BTL[tile])
             return self.normalise(feats_BTF)
 
     def normalise(self, feats_BTF: Tensor) -> Tensor:
-        """The same energies without their mean over the frames, where the settings say so."""
+        """The same energies without their mean over the frames, if `mean_norm`."""
         return feats_BTF.sub_(feats_BTF.mean(1, keepdim=True)) if self.mean_norm else feats_BTF
-
-    def _tiled_log_mel(self, frames_BTL: Tensor) -> Tensor:
-        """All at once on a GPU and for export; on a CPU rows, or parts of long ones, in turn."""
-        if frames_BTL.device.type != "cpu" or torch.compiler.is_compiling():
-            return self._log_mel(frames_BTL)
-        num_rows, num_frames, _ = frames_BTL.shape
-        feats_BTF = frames_BTL.new_empty(num_rows, num_frames, self.num_mel_bins)
-        rows = max(1, CPU_FRAMES // num_frames)
-        for row in range(0, num_rows, rows):
-            for frame in range(0, num_frames, CPU_FRAMES):
-                tile = slice(row, row + rows), slice(frame, frame + CPU_FRAMES)
-                feats_BTF[tile] = self._log_mel(frames_BTL[tile])
-        return feats_BTF
 
     def _log_mel(self, frames_BTL: Tensor) -> Tensor:
         """(B, T, L) samples to (B, T, F): remove DC, pre-emphasis, window, power, mel, log."""
         window_L, mel_KF = self._constants_like(frames_BTL)
-        power_BTK = self._power(self._windowed(frames_BTL, window_L))
-        return self._mel(power_BTK, mel_KF).clamp_min_(LOG_FLOOR).log_()
-
-    def _windowed(self, frames_BTL: Tensor, window_L: Tensor) -> Tensor:
-        """(B, T, L) samples to (B, T, L or more): DC out, pre-emphasis, window, maybe zeros."""
-        mean_BT1 = frames_BTL.mean(2, keepdim=True)
-        if torch.compiler.is_compiling():  # true while exporting, too
-            frames_BTL = frames_BTL - mean_BT1
-            before_BTL = torch.cat([frames_BTL[..., :1], frames_BTL[..., :-1]], dim=2)
-            return (frames_BTL - self.preemphasis * before_BTL) * window_L
-        # The same in place, in the memory that the FFT wants: this is bound by memory, not sums.
+        # In place, in the memory that the FFT needs: the speed is that of memory, not of sums.
         padded_BTN = frames_BTL.new_empty(*frames_BTL.shape[:2], self.num_fft)
         padded_BTN[..., self.frame_length :] = 0
         inside_BTL = padded_BTN[..., : self.frame_length]
-        inside_BTL.copy_(frames_BTL).sub_(mean_BT1)
+        inside_BTL.copy_(frames_BTL).sub_(frames_BTL.mean(2, keepdim=True))
         before_BTL = self.preemphasis * inside_BTL
         inside_BTL[..., 1:].sub_(before_BTL[..., :-1])
         inside_BTL[..., :1].sub_(before_BTL[..., :1])
         inside_BTL.mul_(window_L)
-        return padded_BTN
-
-    def _power(self, frames_BTL: Tensor) -> Tensor:
-        """(B, T, L or more) to the power spectrum (B, T, K)."""
-        if torch.compiler.is_compiling():
-            real_BTK, imag_BTK = frames_BTL @ self.dft_2LK[0], frames_BTL @ self.dft_2LK[1]
-            return real_BTK.square() + imag_BTK.square()
-        spectrum_BTK = torch.fft.rfft(frames_BTL, n=self.num_fft)
+        spectrum_BTK = torch.fft.rfft(padded_BTN, n=self.num_fft)
         squares_BTK2 = torch.view_as_real(spectrum_BTK).square_()
-        return squares_BTK2[..., 0] + squares_BTK2[..., 1]
+        power_BTK = squares_BTK2[..., 0] + squares_BTK2[..., 1]
+        if power_BTK.device.type != "cpu":
+            mel_BTF = power_BTK @ mel_KF
+        else:  # without the products with most of the zeros
+            parts = [power_BTK[..., bins] @ mel_KF[bins, mels] for bins, mels in self.bands]
+            mel_BTF = torch.cat(parts, dim=2)
+        return mel_BTF.clamp_min_(LOG_FLOOR).log_()
 
-    def _mel(self, power_BTK: Tensor, mel_KF: Tensor) -> Tensor:
-        """(B, T, K) to (B, T, F); on a CPU without the products with most of the zeros."""
-        if power_BTK.device.type != "cpu" or torch.compiler.is_compiling():
-            return power_BTK @ mel_KF
-        parts = [power_BTK[..., bins] @ mel_KF[bins, mels] for bins, mels in self.bands]
-        return torch.cat(parts, dim=2)
+    def _export_log_mel(self, frames_BTL: Tensor) -> Tensor:
+        """The same in operations that every runtime has."""
+        window_L, mel_KF = self._constants_like(frames_BTL)
+        frames_BTL = frames_BTL - frames_BTL.mean(2, keepdim=True)
+        before_BTL = torch.cat([frames_BTL[..., :1], frames_BTL[..., :-1]], dim=2)
+        frames_BTL = (frames_BTL - self.preemphasis * before_BTL) * window_L
+        real_BTK, imag_BTK = frames_BTL @ self.dft_2LK[0], frames_BTL @ self.dft_2LK[1]
+        power_BTK = real_BTK.square() + imag_BTK.square()
+        return (power_BTK @ mel_KF).clamp_min_(LOG_FLOOR).log_()
+
+    def _constants_like(self, frames_BTL: Tensor) -> tuple[Tensor, Tensor]:
+        """The buffers; computed again in full precision for another type of input."""
+        if frames_BTL.dtype == self.window_L.dtype == torch.float32:
+            return self.window_L, self.mel_KF
+        window_L, mel_KF = self._constants()
+        return window_L.to(frames_BTL), mel_KF.to(frames_BTL)
 
     def _constants(self) -> tuple[Tensor, Tensor]:
         weights_KF = mel_matrix(
@@ -236,10 +234,3 @@ class Fbank(nn.Module):
             high_freq=self.high_freq,
         )
         return frame_window(self.window, length=self.frame_length), weights_KF
-
-    def _constants_like(self, frames_BTL: Tensor) -> tuple[Tensor, Tensor]:
-        """The buffers; made anew in full precision where the input's type is not theirs."""
-        if frames_BTL.dtype == self.window_L.dtype == torch.float32:
-            return self.window_L, self.mel_KF
-        window_L, mel_KF = self._constants()
-        return window_L.to(frames_BTL), mel_KF.to(frames_BTL)
