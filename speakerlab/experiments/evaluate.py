@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from speakerlab.scoring.metrics import (
 
 log = logging.getLogger(__name__)
 LearnFrom = Literal["auto", "validation", "cross", "none"]
-LEARN_FROM = ("auto", "validation", "cross", "none")
+LEARN_FROM = get_args(LearnFrom)
 NUM_FOLDS = 5
 Calibrated = tuple[np.ndarray | None, str | None]  # llr_N, and what the calibration is from
 

@@ -6,7 +6,6 @@ In: tables of embeddings and a list of trials. Out: a score per trial, higher fo
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +16,7 @@ from speakerlab.scoring.metrics import eer
 from speakerlab.scoring.trials import Trials
 
 VALUES_AT_ONCE = 8_000_000  # numbers in memory beside the tables (32 MB of float32)
+Statistics = tuple[NDArray[np.float64], NDArray[np.float64]]  # mean_R, deviation_R
 CELLS_PER_TRIAL = 16  # a cell of a matrix product costs less than 1/16 of a pair gathered by index
 
 
@@ -29,8 +29,13 @@ def cosine_scores(
     two models.
     """
     require_one_model([table_enrol, table_test])
-    enrol_ED = _unit_rows_of(table_enrol, trials.enrol_ids, "enrolment embeddings")
-    test_TD = _unit_rows_of(table_test, trials.test_ids, "test embeddings")
+    enrol_ED, test_TD = (
+        unit_rows(table.select(ids, where=where).emb_ND, ids, where=where)
+        for table, ids, where in (
+            (table_enrol, trials.enrol_ids, "enrolment embeddings"),
+            (table_test, trials.test_ids, "test embeddings"),
+        )
+    )
     return dot_scores(enrol_ED, test_TD, trials)
 
 
@@ -87,17 +92,9 @@ def row_lengths(
     return norm_N
 
 
-@dataclass(frozen=True, eq=False)
-class CohortStatistics:
-    """Mean and standard deviation of the scores of each row against the cohort."""
-
-    mean_R: NDArray[np.float64]
-    deviation_R: NDArray[np.float64]
-
-
 def cohort_statistics(
     side_RK: np.ndarray, cohort_CK: np.ndarray, *, top_n: int, ids: Sequence[str], where: str
-) -> CohortStatistics:
+) -> Statistics:
     """Mean and standard deviation of the `top_n` highest inner products with the cohort.
 
     Works on blocks of rows, so memory is bounded. Raises ValueError, naming ids, for rows whose
@@ -122,11 +119,11 @@ def cohort_statistics(
             "development speakers",
         )
     faults.raise_if_any(f"{where}: refused, scores cannot be normalised")
-    return CohortStatistics(mean_R, deviation_R)
+    return mean_R, deviation_R
 
 
 def normalised(
-    scores_N: np.ndarray, trials: Trials, enrol: CohortStatistics, test: CohortStatistics
+    scores_N: np.ndarray, trials: Trials, enrol: Statistics, test: Statistics
 ) -> NDArray[np.float32]:
     """Normalise scores by either side and average both, (N).
 
@@ -135,13 +132,9 @@ def normalised(
     2010), AS-Norm where they are of each row's nearest (Matejka et al., "Analysis of score
     normalization in multilingual speaker recognition", Interspeech 2017, AS-Norm1).
     """
-    by_enrol_N = (scores_N - enrol.mean_R[trials.enrol_N]) / enrol.deviation_R[trials.enrol_N]
-    by_test_N = (scores_N - test.mean_R[trials.test_N]) / test.deviation_R[trials.test_N]
+    by_enrol_N = (scores_N - enrol[0][trials.enrol_N]) / enrol[1][trials.enrol_N]
+    by_test_N = (scores_N - test[0][trials.test_N]) / test[1][trials.test_N]
     return ((by_enrol_N + by_test_N) / 2).astype(np.float32)
-
-
-def _unit_rows_of(table: EmbeddingTable, ids: Sequence[str], where: str) -> NDArray[np.float32]:
-    return unit_rows(table.select(ids, where=where).emb_ND, ids, where=where)
 
 
 def _scores_by_matrix(

@@ -104,8 +104,29 @@ class SpeakerPairs:
 
     @classmethod
     def of(cls, enrol: ArrayLike, test: ArrayLike, is_target_N: np.ndarray) -> "SpeakerPairs":
-        (enrol_N, test_N), num_speakers = _speaker_codes(enrol, test, is_target_N)
-        pair_N = enrol_N * num_speakers + test_N
+        """Number the speakers; ValueError for target trials of two speakers."""
+        enrol_N, test_N = np.asarray(enrol), np.asarray(test)
+        if not enrol_N.shape == test_N.shape == is_target_N.shape:
+            raise ValueError(
+                f"speakers: need one per trial and side, got {enrol_N.shape} and {test_N.shape} "
+                f"for {is_target_N.shape} trials; give three arrays of equal length"
+            )
+        wrong_N = is_target_N & (enrol_N != test_N)
+        if wrong_N.any():
+            first = int(wrong_N.argmax())
+            raise ValueError(
+                f"trials: {np.count_nonzero(wrong_N)} target trials join two speakers, such as "
+                f"{enrol_N[first]} and {test_N[first]} at trial {first}; correct the list"
+            )
+        both_2N = np.stack([enrol_N, test_N])
+        is_small = both_2N.dtype.kind in "iu" and both_2N.size and both_2N.min() >= 0
+        if is_small and both_2N.max() < FEW_NUMBERS:
+            is_there = np.bincount(both_2N.ravel()) > 0
+            code_2N, num_speakers = (np.cumsum(is_there) - 1)[both_2N], int(is_there.sum())
+        else:
+            names, codes = np.unique(both_2N, return_inverse=True)
+            code_2N, num_speakers = codes.reshape(2, -1).astype(np.int64), len(names)
+        pair_N = code_2N[0] * num_speakers + code_2N[1]
         if num_speakers**2 <= FEW_PAIRS:  # pairs without trials weigh nothing
             pairs = np.arange(num_speakers**2)
         else:
@@ -212,32 +233,6 @@ class RankedTrials:
             for p in p_targets:
                 found[f"min_dcf_{p:g}"] = min_dcf_of_points(p_miss_K, p_fa_K, p_target=p)
         return found
-
-
-def _speaker_codes(
-    enrol_speaker: ArrayLike, test_speaker: ArrayLike, is_target_N: np.ndarray
-) -> tuple[NDArray[np.int64], int]:
-    """Numbers 0..S-1 for the speakers of either side, (2, N), and S."""
-    enrol_N, test_N = np.asarray(enrol_speaker), np.asarray(test_speaker)
-    if not enrol_N.shape == test_N.shape == is_target_N.shape:
-        raise ValueError(
-            f"speakers: need one per trial and side, got {enrol_N.shape} and {test_N.shape} "
-            f"for {is_target_N.shape} trials; give three arrays of equal length"
-        )
-    wrong_N = is_target_N & (enrol_N != test_N)
-    if wrong_N.any():
-        first = int(wrong_N.argmax())
-        raise ValueError(
-            f"trials: {np.count_nonzero(wrong_N)} target trials join two speakers, got "
-            f"{enrol_N[first]} and {test_N[first]} at trial {first}; correct the speakers or the "
-            "list"
-        )
-    both = np.stack([enrol_N, test_N])
-    if both.dtype.kind in "iu" and both.size and both.min() >= 0 and both.max() < FEW_NUMBERS:
-        is_there = np.bincount(both.ravel()) > 0
-        return (np.cumsum(is_there) - 1)[both], int(is_there.sum())
-    names, codes = np.unique(both, return_inverse=True)
-    return codes.reshape(2, -1).astype(np.int64), len(names)
 
 
 def _decision_costs(

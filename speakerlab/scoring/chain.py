@@ -45,6 +45,8 @@ SCORERS = {
 NORMALISATIONS = {"snorm": "S-Norm", "asnorm": "AS-Norm"}
 LEARNED = {"mean", "lda", "whiten", "plda", *NORMALISATIONS}
 QMF = "+qmf"
+QUALITY = "log durations, norms and cohort means are added by logistic regression"
+LEARNED_FROM = "learned from {:,} utterances of {:,} speakers that occur in no trial"
 USUAL_TOP_N = 300
 ENROL, TEST, DEVELOPMENT = "enrolment embeddings", "test embeddings", "development embeddings"
 
@@ -92,10 +94,10 @@ class Chain:
         require_one_model([enrol, test, *([self.learned_from] if self.learned_from else [])])
         enrol = enrol.select(trials.enrol_ids, where=ENROL)
         test = test.select(trials.test_ids, where=TEST)
-        quality_E: dict[str, np.ndarray] = {
-            "norm": row_lengths(enrol.emb_ND, enrol.ids, where=ENROL)
-        }
-        quality_T: dict[str, np.ndarray] = {"norm": row_lengths(test.emb_ND, test.ids, where=TEST)}
+        norm_E = row_lengths(enrol.emb_ND, enrol.ids, where=ENROL)
+        norm_T = row_lengths(test.emb_ND, test.ids, where=TEST)
+        quality_E: dict[str, np.ndarray] = {"norm": norm_E}
+        quality_T: dict[str, np.ndarray] = {"norm": norm_T}
         num_E = [(num_enrol or {}).get(name, 1) for name in enrol.ids]
         enrol_EK = self._enrol_side(transformed(enrol, self.transforms), num_E)
         test_TK = self._test_side(transformed(test, self.transforms), where=TEST)
@@ -108,7 +110,7 @@ class Chain:
                 test_TK, self._enrol_side(self.cohort), top_n=self.top_n, ids=test.ids, where=TEST
             )
             scores_N = normalised(scores_N, trials, by_enrol, by_test)
-            quality_E["cohort_mean"], quality_T["cohort_mean"] = by_enrol.mean_R, by_test.mean_R
+            quality_E["cohort_mean"], quality_T["cohort_mean"] = by_enrol[0], by_test[0]
         return Scored(
             scores_N,
             {name: row_E.astype(np.float32)[trials.enrol_N] for name, row_E in quality_E.items()},
@@ -179,13 +181,14 @@ def build_chain(
     transform_steps, scorer, normalisation = _parse(steps, spec)
     learned = [step for step in steps if step in LEARNED]
     is_qmf = spec.endswith(QMF)
+    qmf = QUALITY if is_qmf else ""
     if development is None:
         if learned:
             raise ValueError(
                 f"backend: '{spec}' learns {', '.join(learned)} from a development set, got none; "
                 "extract the training set, or score with cosine"
             )
-        protocol = _protocol(transform_steps, scorer, with_quality=is_qmf)
+        protocol = _protocol(transform_steps, 0, SCORERS[scorer], qmf)
         to_length = tuple(to_unit_length for _ in transform_steps)
         return Chain(spec, protocol, to_length, with_quality=is_qmf)
     row_lengths(development.table.emb_ND, development.table.ids, where=DEVELOPMENT)
@@ -204,26 +207,13 @@ def build_chain(
         num_nearest, normalised_by = _nearest(normalisation, len(cohort.ids), top_n)
         if normalisation == "asnorm" and top_n != USUAL_TOP_N:
             options.append(f"top-n={top_n}")
-    protocol = _protocol(
-        transform_steps,
-        scorer,
-        with_quality=is_qmf,
-        num_dims=done.table.emb_ND.shape[1],
-        adapted=adapted,
-        normalised_by=normalised_by,
-        learned_from=development if learned else None,
-    )
+    sizes = len(development.table.ids), len(set(development.speaker_M))
+    source = LEARNED_FROM.format(*sizes) if learned else ""
+    num_dims, scored = done.table.emb_ND.shape[1], SCORERS[scorer] + adapted
+    protocol = _protocol(transform_steps, num_dims, scored, normalised_by, source, qmf)
     name = ",".join([spec, *options])
-    return Chain(
-        name,
-        protocol,
-        transforms,
-        plda,
-        cohort,
-        num_nearest,
-        is_qmf,
-        learned_from=development.table,
-    )
+    table = development.table
+    return Chain(name, protocol, transforms, plda, cohort, num_nearest, is_qmf, table)
 
 
 def transformed(table: EmbeddingTable, transforms: Sequence[Transform]) -> EmbeddingTable:
@@ -254,31 +244,11 @@ def _parse(steps: Sequence[str], spec: str) -> tuple[list[str], str, str | None]
     return left, scorer, normalisation
 
 
-def _protocol(
-    transform_steps: Sequence[str],
-    scorer: str,
-    *,
-    with_quality: bool,
-    num_dims: int = 0,
-    adapted: str = "",
-    normalised_by: str = "",
-    learned_from: Development | None = None,
-) -> str:
+def _protocol(steps: Sequence[str], num_dims: int, scored: str, *others: str) -> str:
     """The steps and what they were learned from, in one sentence."""
-    parts = [f"scored with {SCORERS[scorer]}{adapted}"]
-    if transform_steps:
-        done = [TRANSFORMS[step].format(num_dims=num_dims) for step in transform_steps]
-        parts.append(f"embeddings are first {', then '.join(done)}")
-    if normalised_by:
-        parts.append(normalised_by)
-    if learned_from is not None:
-        parts.append(
-            f"learned from {len(learned_from.table.ids):,} utterances of "
-            f"{len(set(learned_from.speaker_M)):,} speakers that occur in no trial"
-        )
-    if with_quality:
-        parts.append("log durations, norms and cohort means are added by logistic regression")
-    return "; ".join(parts)
+    done = [TRANSFORMS[step].format(num_dims=num_dims) for step in steps]
+    first = f"embeddings are first {', then '.join(done)}" if done else ""
+    return "; ".join(filter(None, [f"scored with {scored}", first, *others]))
 
 
 def _learn_transforms(

@@ -5,7 +5,7 @@ Letters: N trials, L lines.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,6 @@ from speakerlab.core.faults import Faults
 from speakerlab.scoring.trials import LABELS, LINES_AT_ONCE, Trials
 
 NO_TRIAL = -1
-
-
-class _Rows(dict[str, int]):
-    """id -> row; NO_TRIAL for an id that is in no trial."""
-
-    def __missing__(self, key: str) -> int:
-        return NO_TRIAL
 
 
 def write_scores(path: str | Path, trials: Trials, scores_N: np.ndarray) -> None:
@@ -48,13 +41,13 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such score file; run `speakerlab score`")
-    row_of = _Rows((name, row) for row, name in enumerate(trials.enrol_ids))
-    column_of = _Rows((name, row) for row, name in enumerate(trials.test_ids))
+    row_of = {name: row for row, name in enumerate(trials.enrol_ids)}
+    column_of = {name: row for row, name in enumerate(trials.test_ids)}
     cells: list[np.ndarray] = [np.empty(0, dtype=np.int64)]
     scores: list[np.ndarray] = [np.empty(0)]
     for enrol, test, numbers in _read_blocks(path):
-        row_L = np.fromiter(map(row_of.__getitem__, enrol), np.int64, len(enrol))
-        column_L = np.fromiter(map(column_of.__getitem__, test), np.int64, len(test))
+        row_L = np.fromiter(map(row_of.get, enrol, repeat(NO_TRIAL)), np.int64, len(enrol))
+        column_L = np.fromiter(map(column_of.get, test, repeat(NO_TRIAL)), np.int64, len(test))
         known_L = (row_L != NO_TRIAL) & (column_L != NO_TRIAL)
         cells.append((row_L * len(trials.test_ids) + column_L)[known_L])
         scores.append(np.asarray(numbers)[known_L])
