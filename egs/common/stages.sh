@@ -152,7 +152,6 @@ check_order() {
 unchanged() {
   local marker=$data/.stage$1 folder
   if [[ $dry_run == true || ! -f $marker || $(<"$marker") != "$2" ]]; then return 1; fi
-  list_data_dirs
   for folder in "${data_dirs[@]}"; do
     if [[ ! -f $folder/utt2dur ]]; then return 1; fi
   done
@@ -192,30 +191,25 @@ stage_0() {
   fi
 }
 
-# Set data_dirs. If stage 1 found the corpus too small to train on, there is only a training set.
+# Set the data directories: data_dirs are packed and others (test sets), `checked` also has noise and
+# rooms. If stage 1 found the corpus too small to train on, there is only a training set.
 list_data_dirs() {
-  local name
-  data_dirs=()
-  for name in "${train_sets[@]}" "${test_sets[@]}"; do data_dirs+=("$data/$name"); done
-  if [[ -f $data/calibration_only ]]; then data_dirs=("${data_dirs[0]}"); fi
-}
-
-# Set `checked`: data_dirs and the noise and rooms of the recipe or the options.
-list_checked() {
-  list_data_dirs
-  checked=("${data_dirs[@]}")
-  if [[ -n $noise || -d $data/noise ]]; then checked+=("$data/noise"); fi
-  if [[ -n $rirs || -d $data/rirs ]]; then checked+=("$data/rirs"); fi
+  packed=("${train_sets[@]/#/$data/}") others=("${test_sets[@]/#/$data/}")
+  if [[ -f $data/calibration_only ]]; then packed=("${packed[0]}") others=(); fi
+  data_dirs=("${packed[@]}" "${others[@]}")
+  if [[ -n $noise || -d $data/noise ]]; then others+=("$data/noise"); fi
+  if [[ -n $rirs || -d $data/rirs ]]; then others+=("$data/rirs"); fi
+  checked=("${packed[@]}" "${others[@]}")
 }
 
 stage_1() {
-  local inputs checked
+  local inputs
   inputs=$(printf '%s\n' "corpus=$corpus" "noise=$noise" "rirs=$rirs" "allowed=$allow_missing" "rate=$sample_rate" &&
     digest "$recipe_dir"/{recipe.sh,*.py} "$recipe_dir/$task"/*.py "$recipe_dir/../common/corpus"/*.py)
   if unchanged 1 "$inputs"; then return; fi
   if [[ $dry_run == false ]]; then rm -f "$data"/.stage[12]; fi
   prepare
-  list_checked
+  list_data_dirs
   run -m speakerlab check "${checked[@]}" --sample-rate "$sample_rate" \
     --allow-rejected "$allow_missing"
   finish 1 "$inputs"
@@ -223,53 +217,28 @@ stage_1() {
 
 # Pack the training sets; decode all other audio once to find broken files.
 stage_2() {
-  local inputs checked folder packed=() others=() arguments=(--codec "$codec")
-  list_checked
-  for folder in "${checked[@]}"; do
-    if is_training_set "$folder"; then packed+=("$folder"); else others+=("$folder"); fi
-  done
-  inputs=$(printf '%s\n' "allowed=$allow_undecodable" "rate=$sample_rate" "packed=$features $codec" &&
-    if [[ $features == fbank ]]; then describe_features; fi &&
+  local inputs folder kind=shards feature_inputs=() arguments=(--codec "$codec")
+  if [[ $features == fbank ]]; then
+    list_layers ${overlay:+"$overlay"}
+    kind=features arguments=(--features fbank --config "${layers[@]}" --set "data.dir=$data" "${settings[@]}")
+    hardware=auto list_layers ${overlay:+"$overlay"} # stored features do not depend on the machine
+    feature_inputs=("model=$model" "${settings[@]}" "$(digest "${layers[@]}")")
+  fi
+  inputs=$(printf '%s\n' "allowed=$allow_undecodable" "rate=$sample_rate" "packed=$features $codec" \
+    "${feature_inputs[@]}" &&
     for folder in "${checked[@]}"; do digest "$folder"/{wav.scp,segments,utt2spk,trials*}; done)
-  if all_packed "${packed[@]}" && unchanged 2 "$inputs"; then return; fi
+  for folder in "${packed[@]}"; do
+    if [[ $dry_run == false && ! -f $folder/$kind/index.safetensors ]]; then rm -f "$data/.stage2"; fi
+  done
+  if unchanged 2 "$inputs"; then return; fi
   if [[ $dry_run == false ]]; then rm -f "$data/.stage2"; fi
   if ((${#others[@]})) && [[ -z $job || $job == 1/* ]]; then
     run -m speakerlab check "${others[@]}" --decode --sample-rate "$sample_rate" \
       --allow-rejected "$allow_undecodable"
   fi
-  if [[ $features == fbank ]]; then
-    list_layers ${overlay:+"$overlay"}
-    arguments=(--features fbank --config "${layers[@]}" --set "data.dir=$data" "${settings[@]}")
-  fi
   run -m speakerlab pack "${packed[@]}" "${arguments[@]}" --sample-rate "$sample_rate" \
     --allow-rejected "$allow_undecodable" ${job:+--job "$job"}
   if [[ -z $job ]]; then finish 2 "$inputs"; fi
-}
-
-# describe_features: print what stored features depend on; the hardware is not part of it.
-describe_features() {
-  local hardware=auto layers
-  list_layers ${overlay:+"$overlay"}
-  printf '%s\n' "model=$model" "${settings[@]}"
-  digest "${layers[@]}"
-}
-
-# all_packed DIR...: test whether each has shards, or stored features.
-all_packed() {
-  local folder kind=shards
-  if [[ $features == fbank ]]; then kind=features; fi
-  for folder in "$@"; do
-    if [[ ! -f $folder/$kind/index.safetensors ]]; then return 1; fi
-  done
-}
-
-# is_training_set DIR: test whether it is the data directory of a training set.
-is_training_set() {
-  local name
-  for name in "${train_sets[@]}"; do
-    if [[ $1 == "$data/$name" ]]; then return; fi
-  done
-  return 1
 }
 
 stage_3() {
@@ -387,47 +356,23 @@ extract() {
 
 stage_6() {
   local system pattern file lists=() learned_from=()
-  if [[ $task != sv ]]; then
-    name_classes
-    return
-  fi
   if [[ $development == true ]]; then learned_from=(--development "$data/${train_sets[0]}"); fi
   for pattern in "${trials[@]}"; do
     for file in "$data"/$pattern; do lists+=("$file"); done
   done
   for system in "${systems[@]}"; do
-    run -m speakerlab score --exp "$system" --trials "${lists[@]}" --backend "${backends[@]}" \
-      "${learned_from[@]}"
+    if [[ $task != sv ]]; then # an identification task has classes instead of trials
+      run -m speakerlab classify --exp "$system" --data "${test_sets[@]/#/$data/}"
+    else
+      run -m speakerlab score --exp "$system" --trials "${lists[@]}" --backend "${backends[@]}" \
+        "${learned_from[@]}"
+    fi
   done
-}
-
-# name_classes: stage 6 of an identification task, which has classes instead of trials.
-name_classes() {
-  local system
-  for system in "${systems[@]}"; do
-    run -m speakerlab classify --exp "$system" --data "${test_sets[@]/#/$data/}"
-  done
-}
-
-# choose_task: set task_dir and task_tag; a task other than speaker verification has its own defaults.
-choose_task() {
-  task_dir=$recipe_dir task_tag=''
-  if [[ $task != sv ]]; then
-    task_dir=$recipe_dir/$task task_tag=_$task
-    train_sets=(train) test_sets=(test) trials=() prepare_args=() overlay='' init_overlay=''
-    untrained=false development=false
-  fi
-}
-
-# Set `systems` for stages 5 and 6: the experiment, and the fine-tuned one if there is one.
-list_systems() {
-  systems=("$exp")
-  if [[ $fine_tuned == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
 }
 
 run_stage() {
-  local began=$SECONDS
-  list_systems
+  local began=$SECONDS packed others data_dirs checked systems=("$exp")
+  if [[ $fine_tuned == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
   list_data_dirs
   if ((nnodes > 1 && node_rank > 0)) && [[ $1 != [345] ]]; then
     say "stage $1: runs on node rank 0 only"
@@ -458,12 +403,15 @@ report_failure() {
 }
 
 main() {
-  local number fine_tuned data_dirs=() systems launch base_layer layers stored='' task_dir task_tag
-  local options
+  local options number fine_tuned base_layer layers stored='' task_dir=$recipe_dir task_tag=''
   find_recent || die "env: Python 3.10 or newer is needed; install it"
   options=$("$base" -I -S "$recipe_dir/../common/options.py" "$recipe_dir" "$@") || exit 1
   eval "$options"
-  choose_task
+  if [[ $task != sv ]]; then
+    task_dir=$recipe_dir/$task task_tag=_$task
+    train_sets=(train) test_sets=(test) trials=() prepare_args=() overlay='' init_overlay=''
+    untrained=false development=false
+  fi
   base_layer=$root/conf/$model.yaml
   if [[ -n $init && -n $init_overlay ]]; then
     overlay=$init_overlay base_layer=$init/config.yaml
@@ -471,10 +419,9 @@ main() {
       die "--init: not a model: there is no $base_layer; give an experiment or its folder model/"
   fi
   data=${data:-$recipe_dir/data$task_tag}
-  if [[ $features != wave ]]; then stored=$features; fi
-  exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}$task_tag${stored:+_$stored}_s$seed}
-  data=${data%/} exp=${exp%/}
-  fine_tuned=$large_margin
+  if [[ $features != wave ]]; then stored=_$features; fi
+  exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}$task_tag${stored}_s$seed}
+  data=${data%/} exp=${exp%/} fine_tuned=$large_margin
   if [[ $stage == 4 || $stop_stage == 4 ]]; then fine_tuned=true; fi
   trap report_failure EXIT
   set_environment
