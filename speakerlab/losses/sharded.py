@@ -1,11 +1,11 @@
 """A head for very many classes, whose rows are split over the ranks.
 
 In: emb_BD and label_B of this rank. Out: the mean loss over the rows of all ranks, the same on
-each, and which of this rank's rows were decided right.
+each, and which of this rank's rows were classified correctly.
 
-Every rank meets the embeddings of all ranks with its own classes, and holds one matrix of
-similarities, (S, G). The softmax over all classes needs of the others only, for each embedding, the
-largest logit, the sum of exponentials and the logit of the target.
+Every rank compares the embeddings of all ranks with its own classes, in one matrix of similarities
+(S, G). From the others the softmax needs only, for each embedding, the largest logit, the sum of
+exponentials and the logit of the target.
 
 Letters: B rows of a rank, C classes of a rank, D embedding, G rows of all ranks, S classes of this
 rank that take part.
@@ -35,12 +35,12 @@ SPLITTABLE = tuple(name for name, head in HEADS.items() if issubclass(head, Soft
 
 
 class ShardedHead(Head):
-    """One of the softmax heads, of which this rank has the rows `row_range`.
+    """A softmax head of which this rank has the rows `row_range`.
 
-    Its parameters are named as the whole head's, and begin as the same rows of it. Losses and
-    gradients are the whole head's (An et al., Partial FC: Training 10 Million Identities on a
+    Its parameters have the names and initial values of the whole head's. Losses and gradients are
+    those of the whole head (An et al., Partial FC: Training 10 Million Identities on a
     Single Machine, ICCVW 2021, arXiv 2010.05222; Killing Two Birds with One Stone, CVPR 2022, arXiv
-    2203.15565), given that the parameters are left out of DistributedDataParallel:
+    2203.15565), if the parameters are left out of DistributedDataParallel:
 
     - the loss is the mean over the G rows of all ranks, and the gradient of a row is that of this
       loss, complete without a reduction;
@@ -48,12 +48,12 @@ class ShardedHead(Head):
       sum over W ranks by W.
 
     With `sampled_share` below 1, a class takes part in a step if it is drawn by the step's key (see
-    `take_part`) or is the label of a row of all ranks; the softmax is over these, without a
-    correction for the others, and so is `count_correct`. The gradient of other rows is zero, not
-    missing: momentum and weight decay go on for them, as they do in the whole softmax, where a row
-    far from every embedding has a gradient of almost zero. So each gradient moves its row as far,
-    and as early, as it does there, and weight decay is the same for all shares. (If momentum stood
-    still until its row is drawn again, a gradient would take 1 / share times as long to act.)
+    `take_part`) or is the label of a row of any rank; the softmax and `count_correct` are over
+    these, without a correction for the others. The gradient of other rows is zero, not missing:
+    momentum and weight decay continue for them, as in the whole softmax, where the gradient of a
+    row far from every embedding is almost zero. So each gradient moves its row as far and as early
+    as there. (If momentum paused until its row is drawn again, a gradient would take 1 / share
+    times as long to act.)
     """
 
     is_split = True
@@ -62,21 +62,21 @@ class ShardedHead(Head):
     def __init__(
         self, make: Callable[[], nn.Module], *, shards: Shards, sampled_share: float = 1.0
     ) -> None:
-        """make: builds the whole head; called on the meta device, where it takes no memory.
+        """Draw this rank's rows from torch's generator, seeded as for the whole head.
 
-        Weights are drawn from torch's generator, to be seeded as for the whole head.
+        make: builds the whole head; called on the meta device, where it takes no memory.
         """
         super().__init__()
         with torch.device("meta"):
             whole = make()
         if not isinstance(whole, SoftmaxHead):
             raise ValueError(
-                f"head: must be one whose rows can be split over ranks, got {type(whole).__name__};"
-                f" use {', '.join(SPLITTABLE)}"
+                f"head: rows of {type(whole).__name__} cannot be split over ranks; use "
+                f"{', '.join(SPLITTABLE)}"
             )
         if not 0 < sampled_share <= 1:
             raise ValueError(
-                f"sampled_share: must be above 0 and at most 1, got {sampled_share:g}; "
+                f"sampled_share: {sampled_share:g} is not above 0 and at most 1; "
                 "1 takes all classes, 0.1 is usual for a million"
             )
         self.num_classes, embed_dim = whole.weight_CD.shape
@@ -96,7 +96,6 @@ class ShardedHead(Head):
         return rows_of(self.shards.rank, num_classes=self.num_classes, world_size=world_size)
 
     def own_rows(self, blocks: Iterable[tuple[int, Tensor]]) -> Tensor:
-        """This rank's rows of blocks (first row, rows) that any number of ranks have written."""
         return reshard(
             blocks,
             num_classes=self.num_classes,
@@ -105,13 +104,13 @@ class ShardedHead(Head):
         )
 
     def begin_step(self, key: int) -> None:
-        """Draw the classes of a step; a function of the key alone. The same key on every rank."""
+        """Draw the classes of a step by `key`, the same on every rank."""
         self.key = key
 
     def forward(
         self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Mean loss over all ranks' rows, and for this rank's whether they are right, (B,)."""
+        """Return the mean loss over all ranks' rows, and whether this rank's are correct, (B,)."""
         with torch.autocast(emb_BD.device.type, enabled=False):
             emb_GD: Any = _Gathered.apply(self.prepare(emb_BD), self.shards)
             problem = self._problem(self.shards.gather(label_B), margin)
@@ -120,7 +119,7 @@ class ShardedHead(Head):
         return loss, right_G.chunk(self.shards.world_size)[self.shards.rank]
 
     def _problem(self, label_G: Tensor, margin: float | Tensor) -> "_Problem":
-        """The classes of this rank that take part, and where the targets are among them."""
+        """Find the classes of this rank that take part, and the targets among them."""
         first, last = self.row_range
         target_G = label_G - first
         if self.sampled_share == 1:
@@ -137,7 +136,7 @@ class ShardedHead(Head):
         return decided.sum()
 
     def gather_state(self) -> dict[str, Tensor]:
-        """The state of the whole head on rank 0, on the CPU; nothing on other ranks."""
+        """Return the whole head's state on rank 0, on the CPU; nothing on other ranks."""
         whole = {
             name: gather_rows(own, num_classes=self.num_classes, shards=self.shards)
             for name, own in self.named_parameters()
@@ -147,20 +146,20 @@ class ShardedHead(Head):
 
 @dataclass(frozen=True)
 class _Problem:
-    """What a softmax over shards needs to know beside its tensors."""
+    """What a softmax over shards needs besides its tensors."""
 
     head: ShardedHead
     row_S: Tensor | None  # the rows that take part; None for all
     num_rows: int
-    target_G: Tensor  # place of the target among these rows; of another rank's, before or beyond
+    target_G: Tensor  # index of the target among these rows; outside them on another rank
     margin: float | Tensor
 
     def rows(self, x_CD: Tensor, start: int, stop: int) -> Tensor:
-        """Rows start..stop - 1 of those that take part."""
+        """Return rows start..stop - 1 of those that take part."""
         return x_CD[start:stop] if self.row_S is None else x_CD[self.row_S[start:stop]]
 
     def put_rows(self, x_CD: Tensor, start: int, rows: Tensor) -> None:
-        """The reverse of `rows`."""
+        """Write rows from `start` on of those that take part."""
         stop = start + len(rows)
         if self.row_S is None:
             x_CD[start:stop] = rows
@@ -168,9 +167,9 @@ class _Problem:
             x_CD[self.row_S[start:stop]] = rows
 
     def swap_targets(self, block_SG: Tensor, start: int, value_G: Tensor) -> Tensor:
-        """Put the values at the targets within a block; what was there, 0 for targets elsewhere.
+        """Replace the values at the targets within a block; return the old, 0 for other targets.
 
-        Without a question to the device, which would wait for it.
+        Without a host read, which would wait for the device.
         """
         place_G = self.target_G - start
         inside_1G = ((place_G >= 0) & (place_G < len(block_SG))).unsqueeze(0)
@@ -199,11 +198,11 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Softmax(torch.autograd.Function):
-    """Prepared embeddings and the rows of this rank -> loss, and which embeddings are right.
+    """Prepared embeddings and this rank's rows -> loss, and which embeddings are correct.
 
-    Keeps one matrix, the similarities with those of the targets put to -inf: a target counts with
-    its hardened logit, which is the same on every rank. Whatever else has a row for each class is
-    made block by block, in both directions.
+    Keeps one matrix, the similarities with those of the targets set to -inf: a target counts with
+    its hardened logit, which is the same on every rank. Everything else with a row per class is
+    computed block by block, in both directions.
     """
 
     @staticmethod
@@ -219,7 +218,7 @@ class _Softmax(torch.autograd.Function):
         sum_G = torch.zeros_like(top_G)
         for start, stop in blocks_of(problem.num_rows):
             sum_G += _exponentials(similarity_SG[start:stop], head.scale, top_G).sum(0)
-        # NaN travels by sums: the largest of a number and NaN may be the number.
+        # Sums spread NaN to all ranks; the maximum of a number and NaN may be the number.
         sum_G, num_wrong_G = shards.sum(torch.stack([sum_G, (~right_G).to(sum_G)]))
         log_sum_G = top_G + (sum_G + (hard_G - top_G).exp()).log()
         pull_G = ((hard_G - log_sum_G).exp() - 1) * back(torch.ones_like(hard_G))
@@ -256,7 +255,7 @@ class _Softmax(torch.autograd.Function):
 def _similarities(
     emb_GD: Tensor, weight_CD: Tensor, bias_C: Tensor | None, problem: _Problem
 ) -> tuple[Tensor, Tensor]:
-    """Similarities (S, G) with -inf at the targets, and what was there, 0 where no row is here."""
+    """Return similarities (S, G) with -inf at the targets, and the targets', 0 if not here."""
     similarity_SG = emb_GD.new_empty(problem.num_rows, len(emb_GD))
     target_G = emb_GD.new_zeros(len(emb_GD))
     nowhere_G = torch.full_like(target_G, -torch.inf)
@@ -270,9 +269,9 @@ def _similarities(
 
 
 def _most(similarity_SG: Tensor, target_G: Tensor, problem: _Problem) -> tuple[Tensor, Tensor]:
-    """The largest similarity of another class here, and whether the target is decided for.
+    """Return the largest similarity of another class here, and whether the target beats it.
 
-    Of equal ones the first is, as by argmax; NaN is never right.
+    Of equal classes the first wins, as with argmax; NaN is never correct.
     """
     most_G = torch.full_like(target_G, -torch.inf)
     right_G = target_G == target_G
@@ -291,7 +290,7 @@ def _exponentials(similarity_SG: Tensor, scale: float, minus_G: Tensor) -> Tenso
 def _with_gradient(
     function: Callable[[Tensor], Tensor], x: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """function(x), and what takes a gradient back through it, once."""
+    """Return function(x), and a function that takes a gradient back through it, once."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         y = function(x)

@@ -1,7 +1,7 @@
-"""Rows of classes split over ranks: which are whose, drawn, sampled, brought together, split anew.
+"""Rows of classes split over ranks: which rank has which, drawing, sampling, gathering, resharding.
 
-Rank r of W has the rows from r * ceil(C / W) on, as many or fewer, the last ones possibly none. No
-rank ever needs all rows at once, but for rank 0 in `gather_rows`.
+Rank r of W has ceil(C / W) rows from r * ceil(C / W) on; the last ranks may have fewer or none. No
+rank ever needs all rows at once, except rank 0 in `gather_rows`.
 
 Letters: C classes, D embedding, N rows of a rank, W ranks.
 """
@@ -24,10 +24,10 @@ GAMMA, FIRST_MULTIPLIER, SECOND_MULTIPLIER = (
 
 
 class Shards(Protocol):
-    """This rank among the others, and what ranks say to each other; nothing of it has a gradient.
+    """This rank among the others, and collectives without gradients.
 
-    All ranks call the same in the same order, with tensors of one shape. A single rank gets back
-    what it gave.
+    All ranks call the same in the same order, with tensors of one shape. With one rank, they return
+    their argument.
     """
 
     @property
@@ -41,26 +41,26 @@ class Shards(Protocol):
     def max(self, values: Tensor) -> Tensor: ...
 
     def gather(self, values: Tensor) -> Tensor:
-        """Joined along the first axis, in the order of ranks."""
+        """Concatenate along the first axis, in the order of ranks."""
         ...
 
 
 def rows_of(rank: int, *, num_classes: int, world_size: int) -> tuple[int, int]:
-    """The first row of a rank and the one after its last."""
+    """Return the first row of a rank and the one after its last."""
     each = math.ceil(num_classes / world_size)
     return min(rank * each, num_classes), min((rank + 1) * each, num_classes)
 
 
 def blocks_of(num_rows: int) -> Iterator[tuple[int, int]]:
-    """(first, one after the last) of each block of rows."""
+    """Yield (first, one after the last) of each block of rows."""
     for first in range(0, num_rows, BLOCK_ROWS):
         yield first, min(first + BLOCK_ROWS, num_rows)
 
 
 def draw_rows(rows: tuple[int, int], *, num_classes: int, embed_dim: int) -> Tensor:
-    """Rows first..last - 1 of what `xavier_uniform_` draws for all classes, (N, D), bit for bit.
+    """Return rows first..last - 1 of what `xavier_uniform_` draws for all classes, bit for bit.
 
-    Draws from torch's generator, and leaves it as the whole draw would.
+    Draws from torch's generator, and leaves it as the whole draw would. (N, D).
     """
     first, last = rows
     bound = math.sqrt(3.0) * math.sqrt(2.0 / (num_classes + embed_dim))
@@ -74,10 +74,10 @@ def draw_rows(rows: tuple[int, int], *, num_classes: int, embed_dim: int) -> Ten
 
 
 def take_part(rows: tuple[int, int], *, key: int, share: float, device: torch.device) -> Tensor:
-    """Which of the classes first..last - 1 are drawn by `key`: booleans (N,), `share` of them true.
+    """Draw classes first..last - 1 by `key`: booleans (N,), of which a `share` is true.
 
-    Each class is decided by a hash of the key and its number, so the choice is the same however
-    the rows are split, and on every device.
+    Each is decided by a hash of the key and its number, so the draw is the same for any split of
+    the rows, and on every device.
     """
     start = int(_mix(torch.tensor(_signed(key + GAMMA))))
     class_N = torch.arange(rows[0] + 1, rows[1] + 1, device=device)
@@ -86,27 +86,27 @@ def take_part(rows: tuple[int, int], *, key: int, share: float, device: torch.de
 
 
 def _mix(x: Tensor) -> Tensor:
-    """SplitMix64's finalizer on int64, which wrap around as unsigned integers do."""
+    """Apply SplitMix64's finalizer to int64, which wrap around as unsigned integers do."""
     x = (x ^ _shifted(x, 30)) * _signed(FIRST_MULTIPLIER)
     x = (x ^ _shifted(x, 27)) * _signed(SECOND_MULTIPLIER)
     return x ^ _shifted(x, 31)
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right: int64 have only the arithmetic one, which copies the sign."""
+    """Shift right and fill with 0; the shift of int64 copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _signed(word: int) -> int:
-    """The int64 with the bits of an unsigned word, taken modulo 2^64."""
+    """Return the int64 with the bits of an unsigned word, taken modulo 2^64."""
     word %= 1 << 64
     return word - (1 << 64) if word >> 63 else word
 
 
 def gather_blocks(own: Tensor, *, num_classes: int, shards: Shards) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows) of all ranks' rows, in blocks that together are all; order as it comes.
+    """Yield (first row, rows) of all ranks in blocks, in any order; W of them are held at a time.
 
-    Every rank must iterate to the end. At any time W blocks are held.
+    Every rank must iterate to the end.
     """
     spans = [
         rows_of(rank, num_classes=num_classes, world_size=shards.world_size)
@@ -124,7 +124,7 @@ def gather_blocks(own: Tensor, *, num_classes: int, shards: Shards) -> Iterator[
 
 
 def gather_rows(own: Tensor, *, num_classes: int, shards: Shards) -> Tensor | None:
-    """All rows on rank 0, on the CPU; None on the others. Every rank must call it."""
+    """Return all rows on rank 0, on the CPU; None on the others. Every rank must call it."""
     own = own.detach()
     whole = torch.empty(num_classes, *own.shape[1:], dtype=own.dtype) if shards.rank == 0 else None
     for first, block in gather_blocks(own, num_classes=num_classes, shards=shards):
@@ -136,11 +136,10 @@ def gather_rows(own: Tensor, *, num_classes: int, shards: Shards) -> Tensor | No
 def reshard(
     blocks: Iterable[tuple[int, Tensor]], *, num_classes: int, rank: int, world_size: int
 ) -> Tensor:
-    """The rows of a rank from blocks (first row, rows) that were split over any number of ranks.
+    """Return a rank's rows from blocks (first row, rows) that were split over any number of ranks.
 
-    For weights and for an optimizer's state alike. Only the overlap of a block is touched, so
-    tensors that are mapped to a file are read no further. Raises ValueError where rows are missing
-    or too many.
+    For weights and an optimizer's state. Only the overlap of a block is read, which matters for
+    tensors mapped to a file. Raises ValueError if rows are missing or there are too many.
     """
     blocks = list(blocks)
     _check_whole(blocks, num_classes)
@@ -154,12 +153,12 @@ def reshard(
 
 
 def _check_whole(blocks: Sequence[tuple[int, Tensor]], num_classes: int) -> None:
-    """Each class has its row in one block."""
+    """Raise ValueError unless each class has its row in exactly one block."""
     spans = sorted((start, start + len(rows)) for start, rows in blocks if len(rows))
     edges = [0, *(edge for span in spans for edge in span), num_classes]
     if edges[::2] != edges[1::2]:
         raise ValueError(
-            f"rows of the head: must be 0 to {num_classes}, each once, got "
+            f"rows of the head: not 0 to {num_classes}, each once, but "
             f"{', '.join(f'{start} to {stop}' for start, stop in spans) or 'none'}; "
             "use a checkpoint of which every rank wrote its part"
         )

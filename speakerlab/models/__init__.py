@@ -1,9 +1,8 @@
 """Backbones: feats_BTF -> emb_BD. To add one: a file here, a line below, a YAML in conf/.
 
 Every model takes keyword arguments only, among them `feat_dim` and `embed_dim`, and has the
-attributes `feat_dim`, `embed_dim` and `min_frames`: the fewest frames that leave two to be pooled,
-or one where only a mean is pooled. One pooled frame is exact and finite everywhere, but its
-deviation is 0 whoever speaks, so a model that pools deviations refuses it.
+attributes `feat_dim`, `embed_dim` and `min_frames`: the fewest frames that leave two to pool, or
+one for a model that pools only means. (The deviation of one frame is 0 for every speaker.)
 Letters: B batch, T frames, F mel bins, D embedding.
 """
 

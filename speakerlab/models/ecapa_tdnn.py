@@ -30,7 +30,7 @@ DILATIONS = (2, 3, 4)  # of the three blocks
 class ECAPATDNN(nn.Module):
     """ECAPA-TDNN (default: as 3D-Speaker publishes it; `channels` 512: the paper's smaller one)."""
 
-    min_frames = 5  # the most that is reflected at an edge, four frames, and the edge itself
+    min_frames = 5  # up to four frames are reflected at an edge, and the edge itself is not
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class TimeDelay(nn.Module):
 
 
 class Block(nn.Module):
-    """1x1 layer, Res2Net split, 1x1 layer and squeeze-excitation, beside the identity."""
+    """Residual block: 1x1 layer, Res2Net split, 1x1 layer and squeeze-excitation."""
 
     def __init__(self, channels: int, *, dilation: int, scale: int, squeezed_channels: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Block(nn.Module):
 
 
 class Res2Split(nn.Module):
-    """Channels in `scale` groups: the first passes by, the others go through layers in a row."""
+    """Channels in `scale` groups: the first is passed on, each other is convolved in turn."""
 
     def __init__(self, channels: int, *, dilation: int, scale: int) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Res2Split(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Weighs the channels of an utterance by a small network that sees their means."""
+    """Weighs the channels of an utterance by a small network of their means."""
 
     def __init__(self, channels: int, squeezed_channels: int) -> None:
         super().__init__()
@@ -172,14 +172,14 @@ class AttentiveStatistics(nn.Module):
 
 
 def refuse_scale(channels: int, scale: int) -> None:
-    """Raise ValueError, one line, unless the channels split evenly into at least two groups."""
+    """Raise ValueError unless the channels split evenly into at least two groups."""
     if scale < 2 or channels % scale:
         raise ValueError(
-            f"ECAPA-TDNN: channels must split into scale >= 2 even groups, got {channels} into "
-            f"{scale}; give a multiple"
+            f"ECAPA-TDNN: {channels} channels do not split evenly into scale {scale} groups, two "
+            "or more; give a multiple"
         )
 
 
 def _within(**layer: nn.Module) -> nn.Sequential:
-    """One layer under the second name that it has in the published checkpoints."""
+    """Return a layer under the second name that it has in the published checkpoints."""
     return nn.Sequential(OrderedDict(layer))

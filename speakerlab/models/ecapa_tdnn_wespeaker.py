@@ -6,9 +6,9 @@ Aggregation in TDNN Based Speaker Verification", Interspeech 2020, arXiv 2005.07
 Wang et al.: "Wespeaker: A Research and Production Oriented Speaker Embedding Learning Toolkit",
 ICASSP 2023, arXiv 2210.17016.
 
-Beside the network of ecapa_tdnn.py it pads with zeros, passes the last channel group by instead of
-the first, aggregates to 1536 channels whatever the width, and has no BatchNorm after the
-aggregation and in the attention. Names and shapes of the parameters are the published ones.
+Unlike the network of ecapa_tdnn.py it pads with zeros, passes on the last channel group instead of
+the first, aggregates to 1536 channels at any width, and has no BatchNorm after the aggregation or
+in the attention. Names and shapes of the parameters are the published ones.
 
 Letters: B batch, T frames, F mel bins, C channels, D embedding.
 """
@@ -83,7 +83,7 @@ class TimeDelay(nn.Module):
 
 
 class Block(nn.Module):
-    """1x1 layer, Res2Net split, 1x1 layer and squeeze-excitation, beside the identity."""
+    """Residual block: 1x1 layer, Res2Net split, 1x1 layer and squeeze-excitation."""
 
     def __init__(self, channels: int, *, dilation: int, scale: int, squeezed_channels: int) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Block(nn.Module):
 
 
 class Res2Split(nn.Module):
-    """Channels in `scale` groups: the last passes by, the others go through layers in a row."""
+    """Channels in `scale` groups: the last is passed on, each other is convolved in turn."""
 
     def __init__(self, channels: int, *, dilation: int, scale: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Res2Split(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Weighs the channels of an utterance by a small network that sees their means."""
+    """Weighs the channels of an utterance by a small network of their means."""
 
     def __init__(self, channels: int, squeezed_channels: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Gemini DF-ResNet: a deep, narrow ResNet that keeps time fine and makes frequency coarse.
+"""Gemini DF-ResNet: a deep, narrow ResNet that halves time once and frequency four times.
 
 In: feats_BTF, log mel features, fp32. Out: emb_BD.
 Liu, Lee, Wang, Li: "Golden Gemini Is All You Need: Finding the Sweet Spots for Speaker
@@ -76,7 +76,7 @@ class GeminiDFResNet(PooledModel):
 
 
 class InvertedBottleneck(nn.Module):
-    """A 3x3 convolution of each channel alone, between two 1x1 ones that widen and narrow."""
+    """Residual block: a depthwise 3x3 convolution between two 1x1 ones that widen and narrow."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class InvertedBottleneck(nn.Module):
 
 
 def _conv_norm(in_channels: int, out_channels: int, *, stride: tuple[int, int]) -> nn.Sequential:
-    """A 3x3 convolution, bias-free as a BatchNorm follows."""
+    """Return a 3x3 convolution and BatchNorm."""
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False),
         nn.BatchNorm2d(out_channels),

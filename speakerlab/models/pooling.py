@@ -1,15 +1,13 @@
-"""Averages over time, shared by the models: the poolings, and means over short segments.
+"""What models share: poolings over time, shortcuts, memory layout, and the last layers.
 
 In: feature maps whose last axis is time, in any float type. Out: fp32 (fp64 of fp64).
-Sums of squares leave the range of fp16 and lose most digits in bf16, so everything here is computed
-in at least fp32 whatever autocast says, but for the convolutions that score frames for attention.
-Input that is too short to pool is refused here, too.
+Sums of squares leave the range of fp16 and lose most digits in bf16, so statistics are computed in
+at least fp32 even under autocast; only the convolutions that score frames for attention are not.
 
-Letters: B batch, C channels, T frames, F mel bins, S segments, K = 2 x everything between B and T.
+Letters: B batch, C channels, T frames, F mel bins, D embedding, K = 2 x everything between B and T.
 """
 
 from collections import OrderedDict
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -17,18 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# What the square root is kept away from where a model adds no epsilon of its own. Far below any
-# variance that fp32 features have, and its root (1e-15) still divides without overflow.
+from speakerlab.core.faults import nearest
+
+# Keeps the square root off 0 where a model adds no epsilon. Far below any variance that fp32
+# features have, and its root (1e-15) still divides without overflow.
 TINY_VARIANCE = 1e-30
 
 
 def fp32_island(x: Tensor) -> torch.autocast:
-    """A context in which autocast is off on the device of `x`; the only such place in `models`."""
+    """Return a context without autocast on the device of `x`; the only such place in `models`."""
     return torch.autocast(x.device.type, enabled=False)
 
 
 def widened(x: Tensor) -> Tensor:
-    """`x` in fp32, or as it is where it is fp64."""
+    """Return `x` in fp32, or in fp64 if it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -79,7 +79,7 @@ def keep_layout(x: Tensor) -> Tensor:
 
 
 def mean_std(x_BCT: Tensor, *, eps: float) -> Tensor:
-    """Mean and standard deviation over time, (B, ..., T) -> (B, K): all means, then all deviations.
+    """Return means over time, then standard deviations, (B, ..., T) -> (B, K).
 
     The deviation is sqrt(var + eps) with the unbiased variance; one frame has variance 0. The
     gradient is finite everywhere: with eps 0 it is zero where the variance is.
@@ -92,11 +92,11 @@ def mean_std(x_BCT: Tensor, *, eps: float) -> Tensor:
 
 
 def attentive_mean_std(x_BCT: Tensor, scores_BCT: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and deviation (B, C) under the weights softmax(scores) over time.
+    """Return the mean and deviation (B, C) with the weights softmax(scores) over time.
 
-    The deviation is sqrt(max(var, eps)) of the weighted variance. Everything is taken relative to
-    the first frame: a constant, and a single frame, then come out exactly, and large values cost no
-    digits. As the weights sum to one, no gradient flows through that reference.
+    The deviation is sqrt(max(var, eps)) of the weighted variance. Both are computed relative to the
+    first frame, so that constants and single frames are exact and large values cost no digits. As
+    the weights sum to one, no gradient flows through that reference.
     """
     with fp32_island(x_BCT):
         wide_BCT = widened(x_BCT)
@@ -110,7 +110,7 @@ def attentive_mean_std(x_BCT: Tensor, scores_BCT: Tensor, *, eps: float) -> tupl
 
 
 def convolve_with_context(conv: nn.Conv1d, x_BCT: Tensor, context_BK: Tensor) -> Tensor:
-    """A 1x1 convolution of x and, after it, of a context that is the same at all frames.
+    """Return a 1x1 convolution of x and, after it, of a context that all frames share.
 
     Equal to `conv(cat([x, context.expand(..., T)], 1))`; the share of the context is computed once
     for each utterance, and in fp32, so that two overflows of fp16 never meet as inf - inf.
@@ -215,8 +215,8 @@ class MQMHASTP(Pooling):
         super().__init__(in_dim, eps=eps)
         if in_dim % self.num_heads:
             raise ValueError(
-                f"mqmhastp: the heads share the channels evenly, got {in_dim} channels for "
-                f"{self.num_heads} heads; give the model a multiple"
+                f"mqmhastp: {in_dim} channels do not divide evenly among {self.num_heads} heads; "
+                "give the model a multiple"
             )
         width = in_dim // self.num_heads
         self.n_query = nn.ModuleList(
@@ -262,15 +262,13 @@ POOLINGS = {"tap": TAP, "tsdp": TSDP, "tstp": TSTP, "astp": ASTP, "mqmhastp": MQ
 def make_pooling(
     name: str, in_dim: int, *, eps: float = 1e-7, global_context: bool = False
 ) -> Pooling:
-    """A pooling by its name; see `Pooling` for what goes in, what comes out, and `eps`."""
+    """Return a pooling by its name; see `Pooling` for the shapes and `eps`."""
     if name not in POOLINGS:
-        nearest = get_close_matches(name.lower(), POOLINGS, n=1, cutoff=0.5)
-        advice = f"did you mean {nearest[0]!r}? known" if nearest else "known"
-        raise ValueError(f"pooling: unknown name, got {name!r}; {advice}: {', '.join(POOLINGS)}")
+        raise ValueError(f"pooling: no pooling is {name!r}{nearest(name.lower(), POOLINGS)}")
     if global_context and name != "astp":
         raise ValueError(
-            f"pooling: only astp takes the global context, got {name!r}; "
-            "set pooling to 'astp' or global_context to false"
+            f"pooling: {name!r} takes no global context; set pooling to 'astp' or global_context "
+            "to false"
         )
     if global_context:
         return ASTP(in_dim, eps=eps, global_context=True)
@@ -286,9 +284,16 @@ class PooledModel(nn.Module):
     pool: Pooling
 
     def add_embedding_layers(
-        self, in_dim: int, embed_dim: int, *, pooling: str, pool_eps: float, two: bool = False
+        self,
+        in_dim: int,
+        embed_dim: int,
+        *,
+        pooling: str,
+        pool_eps: float,
+        global_context: bool = False,
+        two: bool = False,
     ) -> None:
-        self.pool = make_pooling(pooling, in_dim, eps=pool_eps)
+        self.pool = make_pooling(pooling, in_dim, eps=pool_eps, global_context=global_context)
         self.seg_1 = nn.Linear(self.pool.out_dim, embed_dim)
         self.two_emb_layer = two
         if two:

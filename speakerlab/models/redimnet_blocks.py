@@ -1,11 +1,12 @@
-"""What ReDimNet is made of: blocks over maps (B, C, F, T) and blocks over sequences (B, C, T).
+"""Blocks of ReDimNet over maps (B, C, F, T) and over sequences (B, C, T).
 
 In and out: feature maps of the same shape. See redimnet.py for the paper and the names.
 
 Letters: B batch, C channels, F frequency bins, T frames, H heads of attention.
 """
 
-from collections.abc import Callable
+from collections import OrderedDict
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from speakerlab.models.pooling import fp32_island, widened
 NUM_HEADS = 4
 TIME_KERNELS = (7, 19, 31, 59)  # frames, of the convolutions before attention
 NORM_EPS = 1e-6
+KERNELS = {1: (nn.Conv1d, nn.BatchNorm1d), 2: (nn.Conv2d, nn.BatchNorm2d)}  # by dimensions
 
 
 class ChannelNorm(nn.Module):
@@ -79,21 +81,13 @@ class FrequencyWeights(nn.Module):
 
 
 class ConvNeXtBlock(nn.Module):
-    """A grouped convolution and a 1x1 one, beside a shortcut: over maps, or over sequences.
-
-    `convolution` and `norm` are those of torch with the fitting number of dimensions.
-    """
+    """A grouped convolution and a 1x1 one, beside a shortcut: over maps (2) or sequences (1)."""
 
     def __init__(
-        self,
-        channels: int,
-        *,
-        kernel_size: int,
-        group_size: int,
-        convolution: type[nn.Conv1d] | type[nn.Conv2d],
-        norm: type[nn.BatchNorm1d] | type[nn.BatchNorm2d],
+        self, channels: int, *, kernel_size: int, group_size: int, ndim: Literal[1, 2]
     ) -> None:
         super().__init__()
+        convolution, norm = KERNELS[ndim]
         grouped = convolution(
             channels,
             channels,
@@ -110,19 +104,13 @@ class ConvNeXtBlock(nn.Module):
 
 
 class TimeContext(nn.Module):
-    """Fewer channels, convolutions over ever longer times, attention, and back, as a residual."""
+    """A residual of fewer channels: convolutions over ever longer times, then attention."""
 
     def __init__(self, channels: int, hidden: int) -> None:
         super().__init__()
         self.red_dim_conv = nn.Sequential(nn.Conv1d(channels, hidden, 1), ChannelNorm(hidden))
         convolutions = (
-            ConvNeXtBlock(
-                hidden,
-                kernel_size=kernel_size,
-                group_size=1,
-                convolution=nn.Conv1d,
-                norm=nn.BatchNorm1d,
-            )
+            ConvNeXtBlock(hidden, kernel_size=kernel_size, group_size=1, ndim=1)
             for kernel_size in TIME_KERNELS
         )
         self.tcm = nn.Sequential(*convolutions, TransformerLayer(hidden))
@@ -139,7 +127,13 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.attention = Attention(channels)
         self.layer_norm = nn.LayerNorm(channels, eps=NORM_EPS)
-        self.feed_forward = FeedForward(channels)
+        self.feed_forward = nn.Sequential(
+            OrderedDict(
+                intermediate_dense=nn.Linear(channels, channels),
+                gelu=nn.GELU(approximate="tanh"),
+                output_dense=nn.Linear(channels, channels),
+            )
+        )
         self.final_layer_norm = nn.LayerNorm(channels, eps=NORM_EPS)
 
     def forward(self, x_BCT: Tensor) -> Tensor:
@@ -166,34 +160,3 @@ class Attention(nn.Module):
         )
         y_BHTC = F.scaled_dot_product_attention(query, key, value)
         return self.out_proj(y_BHTC.transpose(1, 2).flatten(2))
-
-
-class FeedForward(nn.Module):
-    """Two linear layers with the tanh form of GELU between them."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.intermediate_dense = nn.Linear(channels, channels)
-        self.output_dense = nn.Linear(channels, channels)
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.output_dense(F.gelu(self.intermediate_dense(x_BTC), approximate="tanh"))
-
-
-def map_block(kind: str, *, group_size: int) -> Callable[[int, int], nn.Module]:
-    """Makes blocks over maps of the `kind`, "convnext", "resnet" or "resnet_weighted", given
-    channels and frequency bins."""
-
-    def make(channels: int, num_bins: int) -> nn.Module:
-        if kind == "convnext":
-            return ConvNeXtBlock(
-                channels,
-                kernel_size=3,
-                group_size=group_size,
-                convolution=nn.Conv2d,
-                norm=nn.BatchNorm2d,
-            )
-        weighted_bins = num_bins if kind == "resnet_weighted" else None
-        return ResidualBlock(channels, group_size=group_size, weighted_bins=weighted_bins)
-
-    return make

@@ -82,7 +82,7 @@ class ResNet(PooledModel):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut; the first may stride."""
+    """Two 3x3 convolutions and a shortcut; the first may stride."""
 
     expansion = 1
 
@@ -101,7 +101,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution between two 1x1 ones, beside a shortcut; the 3x3 one may stride."""
+    """A 3x3 convolution, which may stride, between two 1x1 ones, and a shortcut."""
 
     expansion = 4
 
@@ -124,7 +124,7 @@ class Bottleneck(nn.Module):
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:
-    """Return what the input passes to be added: nothing, or a projection where shapes change."""
+    """Return the identity, or a projection where shapes change."""
     if stride == 1 and in_channels == out_channels:
         return nn.Sequential()
     return projection(in_channels, out_channels, stride=stride)

@@ -106,7 +106,7 @@ class SimAMBlock(nn.Module):
 
 
 class AttentivePooling(nn.Module):
-    """Weighted mean and deviation, (B, C, T) -> (B, 2C); a small network weighs the frames."""
+    """Weighted mean and deviation, (B, C, T) -> (B, 2C), weighted by a small network."""
 
     def __init__(self, in_dim: int) -> None:
         super().__init__()
@@ -124,10 +124,10 @@ class AttentivePooling(nn.Module):
 
 
 def simam(x_BCFT: Tensor) -> Tensor:
-    """Each value times the sigmoid of its inverse energy: how far it is from the channel's mean.
+    """Return each value times the sigmoid of its inverse energy, its distance from the mean.
 
-    The inverse energy is (x - mean)^2 / (4 (variance + lambda)) + 1/2, the variance unbiased over
-    the places of the map, of which there must be two. In fp32, as everything that squares.
+    The inverse energy is (x - mean)^2 / (4 (variance + lambda)) + 1/2, with the unbiased variance
+    over the (at least two) places of a channel's map. In fp32, because it squares.
     """
     with fp32_island(x_BCFT):
         wide_BCFT = widened(x_BCFT)

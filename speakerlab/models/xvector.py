@@ -53,7 +53,7 @@ class XVector(PooledModel):
 
 
 class TimeDelay(nn.Module):
-    """Convolution over time without padding, ReLU, and BatchNorm without weights of its own."""
+    """Convolution over time without padding, ReLU, and BatchNorm without scale and shift."""
 
     def __init__(
         self, in_channels: int, out_channels: int, *, kernel: int = 1, dilation: int = 1

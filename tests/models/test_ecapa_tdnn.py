@@ -15,14 +15,6 @@ from speakerlab.models.ecapa_tdnn_wespeaker import ECAPATDNNWeSpeaker
 both = pytest.mark.parametrize("model", [ECAPATDNN, ECAPATDNNWeSpeaker])
 
 
-@both
-@pytest.mark.parametrize(("channels", "scale"), [(20, 8), (16, 1), (16, 0)])
-def test_uneven_groups_are_refused_with_one_line(model, channels, scale):
-    with pytest.raises(ValueError, match=f"got {channels} into {scale}; give") as caught:
-        model(channels=channels, scale=scale)
-    assert "\n" not in str(caught.value)
-
-
 @torch.no_grad()
 def test_five_frames_are_what_reflection_needs():
     model = ECAPATDNN(channels=16).eval()

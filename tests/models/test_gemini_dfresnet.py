@@ -40,8 +40,3 @@ def test_any_pooling_and_its_shortest_input(pooling, min_frames):
     for frames in (min_frames, 50):
         emb_BD = model(torch.randn(2, frames, 80))
         assert emb_BD.shape == (2, 6) and emb_BD.isfinite().all()
-
-
-def test_unknown_depth_is_refused():
-    with pytest.raises(ValueError, match="unknown depth, got 34; give one of 60, 114, 183, 237"):
-        GeminiDFResNet(depth=34)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from refusals import refuses
 from torch import Tensor, nn
 
 from speakerlab.models.pooling import (
@@ -200,19 +201,18 @@ def test_two_overflows_do_not_meet():
 
 
 @pytest.mark.parametrize(
-    ("name", "in_dim", "context", "text"),
+    ("name", "in_dim", "context", "subject", "values"),
     [
-        ("tspt", 16, False, "unknown name, got 'tspt'; did you mean 'tstp'?"),
-        ("ASTP", 16, False, "unknown name, got 'ASTP'; did you mean 'astp'?"),
-        ("xyz", 16, False, "unknown name, got 'xyz'; known: tap, tsdp, tstp, astp, mqmhastp"),
-        ("tstp", 16, True, "only astp takes the global context, got 'tstp'; set pooling to 'astp'"),
-        ("mqmhastp", 12, False, "got 12 channels for 8 heads; give the model a multiple"),
+        ("tspt", 16, False, "pooling", ("tspt", "tstp")),
+        ("ASTP", 16, False, "pooling", ("ASTP", "astp")),
+        ("xyz", 16, False, "pooling", ("xyz", "astp, mqmhastp, tap, tsdp, tstp")),
+        ("tstp", 16, True, "pooling", ("tstp", "astp")),
+        ("mqmhastp", 12, False, "mqmhastp", ("12 channels", "8 heads")),
     ],
 )
-def test_what_cannot_be_made_is_refused_with_one_line(name, in_dim, context, text):
-    with pytest.raises(ValueError) as caught:
+def test_impossible_poolings_are_refused(name, in_dim, context, subject, values):
+    with refuses(subject, *values):
         make_pooling(name, in_dim, global_context=context)
-    assert text in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-8])

@@ -82,8 +82,3 @@ def test_depth_is_the_number_of_layers_in_a_row(depth):
         if isinstance(module, nn.Conv2d | nn.Linear) and "downsample" not in name
     ]
     assert len(layers) == depth
-
-
-def test_unknown_depth_is_refused():
-    with pytest.raises(ValueError, match="unknown depth, got 50; give one of 34, 100"):
-        SimAMResNet(depth=50)
