@@ -12,11 +12,10 @@ from pathlib import Path
 import resting
 from sides import ROOT, Answer, Order, serve
 
-from speakerlab.bin.training import start_rank
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core import process
+from speakerlab.experiments.setup import start_rank
 from speakerlab.experiments.train import build_training
-from speakerlab.training.monitor import Monitor
 from speakerlab.training.signals import Signals
 
 
@@ -51,17 +50,15 @@ class Side:
         assert self.device.type == options.device, f"ours runs on {self.device}"
         self.training = build_training(exp, None, config, ranks, Signals(process.leave))
         self.trainer = self.training.trainer
-        self.trainer.gradients.join(self.trainer.updater.guard)
-        total, seconds = self.trainer.schedule.total_steps, config.runtime.log_every_seconds
-        self.monitor = Monitor(exp, start_step=0, total_steps=total, every_seconds=seconds)
-        self.inputs = self.trainer.inputs(0)
+        self.trainer.start()
+        self.trainer.open()
 
     def train(self, steps: int) -> float:
         """Seconds of so many steps."""
 
         def work() -> None:
             for _ in range(steps):
-                self.trainer._take_step(self.monitor, self.inputs)  # noqa: SLF001
+                self.trainer.take_step()
 
         return resting.timed(work, self.device)
 

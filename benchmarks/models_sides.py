@@ -189,5 +189,5 @@ class Ours:
         """The copy that extraction uses, from the weights of now."""
         from speakerlab.training.precision import resolve_precision
 
-        folded: Any = self.task.embedder.folded
+        folded: Any = self.task.embedder.for_inference
         return folded(resolve_precision(precision, self.device)).get_submodule("backbone")

@@ -39,7 +39,7 @@ PRECISIONS = ("fp32", "bf16")
 
 def torch_run(embedder: Embedder, precision: str) -> Run:
     """As the Python API and extraction have it: BatchNorm folded, weights cast."""
-    folded = embedder.folded(resolve_precision(precision, torch.device("cpu")))
+    folded = embedder.for_inference(resolve_precision(precision, torch.device("cpu")))
 
     def run(wave_BS: np.ndarray) -> Any:
         with torch.inference_mode():

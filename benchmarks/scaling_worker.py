@@ -23,6 +23,8 @@ from sides import ROOT, say
 from torch import Tensor
 
 sys.path.insert(0, str(ROOT))
+from speakerlab.training.gradients import Gradients
+
 from speakerlab.config import build
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core import process
@@ -30,7 +32,6 @@ from speakerlab.experiments import setup as setup_training
 from speakerlab.losses.shards import Shards
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks, start_ranks
-from speakerlab.training.gradients import Gradients
 from speakerlab.training.precision import resolve_precision
 from speakerlab.training.update import Updater
 

@@ -26,6 +26,7 @@ from speakerlab.data.loader import collate, train_loader
 from speakerlab.data.sampler import EpochOrder, MicroBatches
 from speakerlab.experiments import setup as setup_training
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
+from speakerlab.experiments.planning import plan_batch
 from speakerlab.frontend.augment import Augment
 from speakerlab.frontend.augment.codec import LAWS
 from speakerlab.training.distributed import Ranks
@@ -86,7 +87,7 @@ def build_bench(config: Config, ranks: Ranks) -> DataBench:
     precision = setup_training.precision(config, ranks)
     task = setup_training.build_task(config, corpus, precision, ranks, num_classes=len(classes))
     assert isinstance(task.augment, Augment)
-    plan = setup_training.plan_batch(config, ranks, task)
+    plan = plan_batch(config, ranks, task)
     crops = setup_training.train_crops(config, corpus, classes, task.augment)
     return DataBench(
         corpus=corpus,
@@ -119,7 +120,8 @@ def measure_training(bench: DataBench, *, seconds: float) -> tuple[float, float]
                 laps, num_crops = Laps(bench.device), 0
             laps.end("waited")
             batch = batch.to(bench.device)
-            bench.task(bench.task.features(batch), batch.label_B, 0.0).loss.backward()
+            wave_BS = batch.feats_BTF if len(batch.feats_BTF) else bench.augment(batch)
+            bench.task(wave_BS, batch.label_B, 0.0, batch=batch).loss.backward()
             bench.task.zero_grad()
             num_crops += len(batch.label_B)
             laps.end("worked")

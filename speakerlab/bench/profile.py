@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from speakerlab.bench.profile_table import Profile, make_rows
 from speakerlab.bench.profile_trace import (
@@ -32,17 +32,12 @@ from speakerlab.core.regions import Span, timed
 from speakerlab.experiments.train import Training, build_training
 from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.distributed import Ranks, start_ranks
-from speakerlab.training.monitor import Monitor
 from speakerlab.training.precision import apply_backend_settings
 from speakerlab.training.signals import Signals
 
 WARM_UP = 5  # steps: threads and workers start, kernels are chosen, memory is taken
 NEVER = 1 << 40  # steps
 FOLDER = Path(__file__).parents[2]  # files of the package are told from here
-
-
-class _Seen(Exception):  # noqa: N818 # no error: the steps that were asked for are done
-    """Ends a training."""
 
 
 def profile_training(
@@ -70,7 +65,7 @@ def profile_training(
     try:
         parts = build_training(folder, None, prepared(config, num_steps), ranks, signals)
         watch = Watch(num_steps, ranks.device)
-        take_steps(parts, folder, config, watch)
+        take_steps(parts, watch)
     finally:
         if exp_dir is None and ranks.is_first:
             shutil.rmtree(folder, ignore_errors=True)
@@ -88,22 +83,22 @@ def prepared(config: Config, num_steps: int) -> Config:
     return config.model_copy(update={"training": training.model_copy(update=changed)})
 
 
-def take_steps(parts: Training, folder: Path, config: Config, watch: "Watch") -> None:
-    """Let the training run until all is seen."""
+def take_steps(parts: Training, watch: "Watch") -> None:
+    """Take the steps of all phases of the watch."""
     trainer = parts.trainer
-    trainer.validate, trainer.before_step = None, watch.before_step
-    total, every = trainer.schedule.total_steps, config.runtime.log_every_seconds
+    trainer.validation = None
+    trainer.start()
+    trainer.open()
     try:
-        trainer.fit(
-            lambda step: Monitor(folder, start_step=step, total_steps=total, every_seconds=every)
-        )
-    except _Seen:
-        return
-    raise AssertionError("the training was long enough")
+        for _ in watch.phases:
+            with record_function("step"):
+                trainer.take_step()
+    finally:
+        trainer.close()
 
 
 class Watch:
-    """Times and traces the steps of a training, of which it is told before each begins."""
+    """Times and traces the steps of a training; take one for each of its `phases`."""
 
     def __init__(self, num_steps: int, device: torch.device) -> None:
         self.num_steps, self.device = num_steps, device
@@ -114,11 +109,6 @@ class Watch:
         self.spans: list[Span] = []  # regions of the steps that are timed
         self.blocking = Counter[str]()  # by line of code
         self.phases = self._phases()
-
-    def before_step(self, _step: int) -> None:
-        """Go on to what is to be done before this step; raises `_Seen` after the last phase."""
-        if next(self.phases, None) is None:
-            raise _Seen
 
     def _phases(self) -> Iterator[str]:
         for _ in range(WARM_UP):
@@ -196,7 +186,7 @@ def _profile(
         path = rank_trace(trace or Path(folder, "trace.json"), ranks.rank)
         own = _shares(watch, path)
     shares = ranks.every(own)
-    facts, plan, count = parts.facts, parts.trainer.gradients.plan, watch.num_steps
+    facts, plan, count = parts.facts, parts.trainer.plan, watch.num_steps
     return Profile(
         what=f"{model} on {facts['device']}, {facts['precision']}, {plan}",
         num_steps=count,

@@ -128,7 +128,7 @@ def micro_batch_of(config: Config, device: torch.device) -> int:
 def build_backbone(config: Config, *, train: bool) -> nn.Module:
     """What trains, or what infers, which has biases in the place of BatchNorms."""
     embedder = build.build_embedder(config)
-    return (embedder if train else embedder.eval().folded()).get_submodule("backbone")
+    return (embedder if train else embedder.eval().for_inference()).get_submodule("backbone")
 
 
 def data_rows(bench: DataBench, name: str, *, seconds: float) -> Iterator[Row]:

@@ -69,7 +69,7 @@ def make_features(config: Config, *, micro_batch: int, device: torch.device) -> 
 
 
 def training_step(config: Config, feats_BTF: Tensor, precision: Precision) -> Callable[[], None]:
-    """What `Trainer.run_step` does once its batch is there, on one rank without accumulation."""
+    """What `Trainer.train_step` does once its batch is there, on one rank without accumulation."""
     device = feats_BTF.device
     task = build.build_task(config, num_classes=NUM_CLASSES, precision=precision)
     task.to(device).train()
@@ -87,7 +87,7 @@ def training_step(config: Config, feats_BTF: Tensor, precision: Precision) -> Ca
     def step() -> None:
         updater.guard.before_step()
         loss = task(feats_BTF, label_B, margin).loss
-        updater.scale.apply(loss).backward()
+        updater.scale_loss(loss).backward()
         updater.check(next(steps), updater.step(LR))
 
     return step
@@ -95,7 +95,7 @@ def training_step(config: Config, feats_BTF: Tensor, precision: Precision) -> Ca
 
 def inference(config: Config, feats_BTF: Tensor, precision: Precision) -> Callable[[], object]:
     """The backbone of the embedder that extraction uses, without its front end."""
-    embedder = build.build_embedder(config).eval().folded(precision).to(feats_BTF.device)
+    embedder = build.build_embedder(config).eval().for_inference(precision).to(feats_BTF.device)
     backbone = embedder.get_submodule("backbone")
 
     def embed() -> None:

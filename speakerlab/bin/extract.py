@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> None:
         facts=facts,
         per_speaker=args.per_speaker,
     )
-    embedder = embedder.folded(precision, in_place=True)
+    embedder = embedder.for_inference(precision, in_place=True)
     todo = work.todo(args.job)
     if todo is None:
         log.info("%s: already extracted with this model and data, kept", work.stem)

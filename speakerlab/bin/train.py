@@ -3,22 +3,64 @@
 Run by plain python as one process, or by torchrun as several ranks.
 """
 
+import logging
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn, TextIO
 
 from speakerlab.bin.command import parser, run
 from speakerlab.core import process
+
+log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
     """`speakerlab train --exp DIR --config YAML... [--init MODEL] [--set key=value ...]`"""
     process.die_with_launcher()
     args = parse(words)
-    from speakerlab.bin.training import train  # torch: not before the options are right
+    # torch is slow to import: not before the options are valid
+    from speakerlab.experiments import consistency, setup, train
+    from speakerlab.training.lock import lock_experiment
+    from speakerlab.training.signals import Signals
 
-    train(args)
+    config = consistency.load(args.exp, args.config, args.set)
+    ranks = setup.start_rank(config)
+    locks: list[TextIO] = []  # held as long as this process lives
+    ranks.on_first(lambda: locks.append(lock_experiment(args.exp)))
+    setup.log_to(args.exp, ranks)
+    signals = Signals(lambda number: process.leave(process.stopped(number)))
+    signals.listen()
+    try:
+        below = args.below_micro_batch
+        train.train(train.build_training(args.exp, args.init, config, ranks, signals, below=below))
+    except RuntimeError as error:
+        leave(error, ranks.rank)
+
+
+def leave(error: RuntimeError, rank: int) -> NoReturn:
+    """Leave with the exit code of what ended the training early; a bug is raised again."""
+    from speakerlab.training.distributed import is_lost_peer
+    from speakerlab.training.guard import NumericError
+    from speakerlab.training.learning import DivergedError
+    from speakerlab.training.rescue import OutOfMemoryStop
+    from speakerlab.training.signals import Stopped
+
+    if isinstance(error, NumericError):
+        log.error("%s; giving up: lower training.lr, or use runtime.precision=fp32", error)
+        process.leave(process.EXIT_NUMERIC)
+    if isinstance(error, DivergedError):
+        process.leave(process.EXIT_DIVERGED)
+    if isinstance(error, OutOfMemoryStop):
+        process.leave(process.EXIT_MEMORY)
+    if isinstance(error, Stopped):
+        log.log(logging.DEBUG if rank else logging.INFO, "%s; the same command resumes", error)
+        process.leave(process.stopped(error.number))
+    if is_lost_peer(error):
+        log.error("rank %d: lost another rank, whose output says why", rank)
+        process.leave(process.EXIT_LOST)
+    raise error
 
 
 def parse(words: Sequence[str]) -> Namespace:
@@ -26,11 +68,11 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
     options.add_argument("--config", type=Path, nargs="+", required=True, metavar="YAML")
     options.add_argument("--init", type=Path, metavar="MODEL", help="a published model")
-    settings = "e.g. training.lr=0.1, after all files"
+    settings = "e.g. training.lr=0.1, applied after all files"
     options.add_argument(
         "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help=settings
     )
-    below = "only smaller micro-batches: this one did not fit (run.sh gives it)"
+    below = "use smaller micro-batches only, after this one ran out of memory (set by run.sh)"
     options.add_argument("--below-micro-batch", type=int, metavar="N", help=below)
     args = options.parse_args(words)
     if args.below_micro_batch is not None and args.below_micro_batch < 2:

@@ -1,8 +1,10 @@
-"""The one waveform-to-embedding module. In: wave_BS in [-1, 1]. Out: emb_BD.
+"""The one waveform-to-embedding module: training, extraction, the API and ONNX all run it.
 
-Training, extraction, the Python API and the ONNX export share it.
-Letters: B rows, S samples, D embedding.
+Letters: B rows, S samples, T frames, F mel bins, D embedding.
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +17,12 @@ from speakerlab.training.precision import Precision
 
 
 class Embedder(nn.Module):
-    """Front end and backbone as one.
+    """Front end and backbone.
 
-    Input longer than `max_seconds` is cut in equal windows whose embeddings are averaged, so that
-    memory is bounded; input too short for the backbone is repeated until it is long enough.
-    `vad`, where there is one, is what leaves out silence before a whole recording is embedded; it
-    works on one wave at a time and is not applied here, so that training crops keep their length.
-    `precision`, where there is one, is the format of the backbone; embeddings are float32 anyway.
+    Input longer than `max_seconds` is cut into equal windows whose embeddings are averaged, which
+    bounds memory; input too short for the backbone is repeated. vad: removes silence before a whole
+    recording is embedded; it takes one wave at a time and is not applied here. precision: format of
+    the backbone outside training; embeddings are float32.
     """
 
     def __init__(
@@ -41,27 +42,47 @@ class Embedder(nn.Module):
         self.max_samples = round(max_seconds * self.sample_rate)
         min_frames: int = backbone.min_frames  # pyright: ignore[reportAssignmentType]
         self.min_samples = fbank.min_samples + (min_frames - 1) * fbank.frame_shift
+        self.compiled: tuple[nn.Module, ...] = ()  # a tuple, so that it is no submodule
 
-    def forward(self, wave_BS: Tensor) -> Tensor:
-        """emb_BD of waves of any length above 0."""
+    def compile_for_training(self) -> None:
+        """Compile the backbone for training only: validation has crops of many lengths."""
+        self.compiled = (torch.compile(self.backbone),)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def forward(
+        self, wave_BS: Tensor, spec_augment: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Return emb_BD of waves in [-1, 1] of any length above 0.
+
+        In training the input may be stored log mel energies (B, T, F); spec_augment masks features.
+        """
+        if wave_BS.dim() == 3 or self.min_samples <= wave_BS.shape[1] <= self.max_samples:
+            return self.embed_window(wave_BS, spec_augment)
+        embed = partial(self.embed_window, spec_augment=spec_augment)
         return embed_in_windows(
-            wave_BS, self.embed_window, min_samples=self.min_samples, max_samples=self.max_samples
+            wave_BS, embed, min_samples=self.min_samples, max_samples=self.max_samples
         )
 
-    def embed_window(self, wave_BS: Tensor) -> Tensor:
-        """emb_BD of waves of `min_samples` to `max_samples`; what an export holds."""
-        feats_BTF = self.fbank(wave_BS)
+    def embed_window(
+        self, wave_BS: Tensor, spec_augment: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Return emb_BD of waves of `min_samples` to `max_samples`; an exported model does this."""
+        is_stored = wave_BS.dim() == 3
+        feats_BTF = self.fbank.normalise(wave_BS) if is_stored else self.fbank(wave_BS)
+        if spec_augment is not None:
+            feats_BTF = spec_augment(feats_BTF)
+        backbone = self.compiled[0] if self.compiled and self.training else self.backbone
         if self.precision is None:
-            return self.backbone(feats_BTF)
+            return backbone(feats_BTF)
         with self.precision.autocast():
-            return self.backbone(feats_BTF).float()
+            return backbone(feats_BTF).float()
 
-    def folded(self, precision: Precision | None = None, *, in_place: bool = False) -> "Embedder":
-        """The same for inference only, quicker: its backbone has fewer BatchNorms.
+    def for_inference(
+        self, precision: Precision | None = None, *, in_place: bool = False
+    ) -> "Embedder":
+        """Return an equal but faster embedder, with BatchNorm folded into its neighbours.
 
-        precision: as `resolve_precision` gave it for the device of the work; fp32 without one. The
-        front end, the pooling and the layers after it are fp32 all the same. in_place: this one is
-        used up.
+        precision: from `resolve_precision`; None: fp32. The front end and the layers from the
+        pooling on stay fp32. in_place: reuse the weights of this one, which is then unusable.
         """
         backbone = fold_batchnorm(self.backbone, in_place=in_place)
         if precision is not None and precision.name == "fp32":
@@ -70,7 +91,7 @@ class Embedder(nn.Module):
             backbone = narrow(backbone, precision.dtype)
         return Embedder(
             fbank=self.fbank,
-            # What 2-D convolutions give has the order of their weights; on a CPU this is quicker.
+            # The outputs of 2-D convolutions follow the layout of their weights: faster on a CPU.
             backbone=backbone.to(memory_format=torch.channels_last),  # pyright: ignore[reportCallIssue]
             max_seconds=self.max_samples / self.sample_rate,
             vad=self.vad,
@@ -78,7 +99,7 @@ class Embedder(nn.Module):
         ).eval()
 
     def batch_key(self, num_samples: int) -> tuple[int, int]:
-        """Inputs of one key may share a batch: trimming them to the shortest changes nothing."""
+        """Return a key; inputs of one key may be trimmed to the shortest and share a batch."""
         is_whole = self.min_samples <= num_samples <= self.max_samples  # not repeated, not cut
         frames = self.fbank.num_frames(max(num_samples, self.min_samples))
         return frames, 0 if is_whole else num_samples

@@ -1,7 +1,4 @@
-"""What a run must have in common with its earlier part, and every rank with rank 0.
-
-In: the experiment's folder, what is asked for, the ranks. Out: the same, or a line on what differs.
-"""
+"""Check that a resumed run matches its earlier part, and every rank matches rank 0."""
 
 import json
 import socket
@@ -10,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.checkpoints.model_files import find_model, read_classes
-from speakerlab.checkpoints.published import file_sha256
 from speakerlab.config.schema import Config, differences, load_config
-from speakerlab.core.atomic import write_text
+from speakerlab.core.atomic import file_sha256, write_text
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
 from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.distributed import Ranks
@@ -21,62 +17,58 @@ MOUNT_SECONDS = 60.0  # attribute caches of NFS last as long
 
 
 def load(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[str]) -> Config:
-    """The configuration; refused if the experiment was begun with another."""
+    """Load the configuration; raise ValueError if the experiment was begun with another."""
     config = load_config(layers, overrides)
     recorded = exp_dir / "config.yaml"
     if recorded.exists() and was_begun(exp_dir):
         changed = differences(load_config([recorded]), config)
         if changed:
             raise ValueError(
-                f"{recorded}: a resumed run must keep its configuration, got {'; '.join(changed)}; "
+                f"{recorded}: a resumed run must keep its configuration: {'; '.join(changed)}; "
                 "use the old values, or another --exp"
             )
     return config
 
 
 def agreed_corpus(config: Config, ranks: Ranks) -> Corpus:
-    """The corpus, read through this rank's own mount; ValueError where it is not that of rank 0.
+    """Read the corpus through this rank's own mount; ValueError if it differs from rank 0's.
 
-    Another host may see a file later than the one that wrote it, so that is waited for.
+    Another host may see a file later than the one that wrote it, so this waits for a while.
     """
     patience = 0.0 if ranks.local_size == ranks.world_size else MOUNT_SECONDS
     deadline = time.monotonic() + patience
     while True:
-        corpus, fault = None, ""
+        corpus, problem = None, ""
         try:
             corpus = read_corpus(config)
         except (ValueError, OSError) as error:
-            fault = f"{error}"
+            problem = f"{error}"
         digest = corpus.train.sha256() if corpus else ""
-        told = ranks.every((socket.gethostname(), digest, fault))
-        if corpus is not None and {each[1] for each in told} == {digest}:
+        every = ranks.every((socket.gethostname(), digest, problem))
+        if corpus is not None and {each[1] for each in every} == {digest}:
             return corpus
-        is_same_fault = len({each[2] for each in told}) == 1 and not digest
-        if is_same_fault or time.monotonic() > deadline:
+        is_same_problem = len({each[2] for each in every}) == 1 and not digest
+        if is_same_problem or time.monotonic() > deadline:
             break
         time.sleep(1.0)
-    raise ValueError(_disagreement(told))
-
-
-def _disagreement(told: Sequence[tuple[str, str, str]]) -> str:
-    """What the ranks' (host, sha256, fault) have that is not alike, in one line."""
-    first_host, first, first_fault = told[0]
-    if first_fault:
-        return first_fault
-    rank, (host, digest, fault) = next((r, t) for r, t in enumerate(told) if t[1] != first)
-    got = f"'{fault}'" if fault else f"sha256 {digest[:12]} for {first[:12]}"
-    return (
-        f"rank {rank} on {host}: its training data and that of rank 0 on {first_host} differ, got "
-        f"{got}; let every host see the same data directories"
+    first_host, first, first_problem = every[0]
+    if first_problem:
+        raise ValueError(first_problem)
+    rank, (host, digest, problem) = next((r, e) for r, e in enumerate(every) if e[1] != first)
+    difference = problem or f"sha256 {digest[:12]} and {first[:12]}"
+    raise ValueError(
+        f"rank {rank} on {host}: its training data differ from those of rank 0 on {first_host}: "
+        f"{difference}; let every host see the same data directories"
     )
 
 
-def classes(
+def record_classes(
     config: Config, corpus: Corpus, init: Path | None, exp_dir: Path, ranks: Ranks
 ) -> list[str]:
-    """The name of each row of the head; those of an experiment that goes on must be the same.
+    """Write the configuration and the name of each row of the head; return the names.
 
-    With training.init_head "keep", the rows of the initial model come first, all of them.
+    Raises ValueError if a resumed experiment has other names. With training.init_head "keep", all
+    rows of the initial model come first.
     """
     names = row_names(config, corpus)
     if init is not None and config.training.init_head == "keep":
@@ -87,7 +79,7 @@ def classes(
         text = "".join(f"{name}\n" for name in names)
         if was_begun(exp_dir) and recorded.read_text(encoding="utf-8") != text:
             raise ValueError(
-                f"{recorded}: a resumed run must keep its speakers, got other training data; "
+                f"{recorded}: a resumed run must keep its speakers, the training data changed; "
                 "restore the data, or use another --exp"
             )
         write_text(recorded, text)
@@ -97,12 +89,12 @@ def classes(
     return names
 
 
-def initial_model(config: Config, init: Path | None, exp_dir: Path) -> str | None:
-    """sha256 of the model that --init names; a run that goes on must keep its own."""
+def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str | None:
+    """Return the sha256 of the --init model; ValueError if a resumed run began with another."""
     if init is None and config.training.freeze_epochs:
         raise ValueError(
-            f"training.freeze_epochs: only a model given by --init may be frozen, got "
-            f"{config.training.freeze_epochs:g} without one; set it to 0, or add --init"
+            f"training.freeze_epochs: {config.training.freeze_epochs:g} freezes a model given by "
+            "--init, there is none; set it to 0, or add --init"
         )
     digest = None if init is None else file_sha256(find_model(init) / "embedder.safetensors")
     recorded = exp_dir / "run.json"
@@ -110,7 +102,7 @@ def initial_model(config: Config, init: Path | None, exp_dir: Path) -> str | Non
         begun = json.loads(recorded.read_text(encoding="utf-8")).get("init_sha256")
         if begun != digest:
             raise ValueError(
-                f"{recorded}: a resumed run must keep its initial model, got {digest} for {begun}; "
-                f"remove {exp_dir} to begin anew, or use another --exp"
+                f"{recorded}: a resumed run must keep its initial model: {begun} -> {digest}; "
+                f"remove {exp_dir} to start again, or use another --exp"
             )
     return digest

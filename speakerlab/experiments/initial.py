@@ -1,44 +1,41 @@
-"""Starting a training from a published model. In: its folder, new modules. Out: modules filled.
-
-Letters: C classes, D embedding.
-"""
+"""Initialize a training from a published model (--init). Letters: C classes, D embedding."""
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from speakerlab.checkpoints.model_files import find_model, read_classes
 from speakerlab.checkpoints.published import read_tensors
 from speakerlab.config.embedder import Embedder
+from speakerlab.config.schema import Config, load_config
 from speakerlab.losses.head import Head
-
-if TYPE_CHECKING:
-    from speakerlab.config.schema import Config
 
 log = logging.getLogger(__name__)
 
 
 def init_from(
-    path: Path,
-    *,
-    embedder: Embedder,
-    head: Head,
-    classes: Sequence[str],
-    config: "Config",
+    path: Path, *, embedder: Embedder, head: Head, classes: Sequence[str], config: Config
 ) -> None:
-    """Take all of a published model's embedder, and its head's rows of the same name.
+    """Load a published model's embedder, and the rows of its head with the same names.
 
-    `classes` are the names of the head's rows; with training.init_head "drop" none are taken. Says
-    what was loaded, made new and dropped. Raises ValueError where a tensor does not fit, or where
-    the model was trained on other features.
+    classes: names of the head's rows; with training.init_head "drop" no rows are loaded. Raises
+    ValueError if a tensor does not fit, or the model was trained on other features.
     """
     folder = find_model(path)
-    _check_front_end(folder, config)
-    loaded = read_tensors(folder / "embedder.safetensors")
-    own = embedder.state_dict()
+    theirs = load_config([folder / "config.yaml"]).frontend
+    changed = [
+        f"{key}: {theirs[key]} -> {value}"
+        for key, value in config.frontend.items()
+        if key != "dither" and theirs[key] != value  # features stay the same without dither
+    ]
+    if changed:
+        raise ValueError(
+            f"{folder}: was trained on other features: {'; '.join(changed)}; "
+            "use its frontend section"
+        )
+    loaded, own = read_tensors(folder / "embedder.safetensors"), embedder.state_dict()
     odd = [
         name
         for name in sorted(own.keys() | loaded.keys())
@@ -46,8 +43,8 @@ def init_from(
     ]
     if odd:
         raise ValueError(
-            f"{folder}: must hold the model of this configuration, got {len(odd)} tensors that are "
-            f"missing, unexpected or of another shape ({', '.join(odd[:3])}); use its model section"
+            f"{folder}: is not the configured model: {len(odd)} tensors are missing, unexpected or "
+            f"of another shape ({', '.join(odd[:3])}); use its model section"
         )
     embedder.load_state_dict(loaded)
     known = read_classes(folder) if (folder / "head.safetensors").exists() else []
@@ -55,31 +52,14 @@ def init_from(
     if known and config.training.init_head != "drop":
         rows = _copy_rows(folder, head, classes, known)
     log.info(
-        "initialised from %s: %d tensors of the embedder; head: %d of %d rows by name, %d made new,"
-        " %d of the model's dropped",
+        "initialized from %s: %d tensors of the embedder; head: %d of %d rows by name, %d new, "
+        "%d of the model's dropped",
         *(folder, len(own), rows, len(classes), len(classes) - rows, len(known) - rows),
     )
 
 
-def _check_front_end(folder: Path, config: "Config") -> None:
-    """A model goes on with the features it knows; dither alone may differ."""
-    from speakerlab.config.schema import load_config
-
-    theirs = load_config([folder / "config.yaml"]).frontend
-    changed = [
-        f"{key}: {theirs[key]} -> {value}"
-        for key, value in config.frontend.items()
-        if key != "dither" and theirs[key] != value
-    ]
-    if changed:
-        raise ValueError(
-            f"{folder}: was trained on other features, got {'; '.join(changed)}; "
-            "use its frontend section"
-        )
-
-
 def _copy_rows(folder: Path, head: Head, classes: Sequence[str], known: Sequence[str]) -> int:
-    """Rows of the parameters that both heads have in one shape; those without axes whole."""
+    """Copy rows of the parameters that fit, and scalars; return the number of rows."""
     loaded = read_tensors(folder / "head.safetensors")
     fits = {
         name: parameter

@@ -15,12 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speakerlab.config import build
 from speakerlab.config.schema import Config
+from speakerlab.experiments.memory_probe import MemoryProbe
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.models import MODELS
 from speakerlab.models.cpu import plain_code
 from speakerlab.training import batch_size
 from speakerlab.training.batch_size import BatchPlan
+from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import resolve_precision
+from speakerlab.training.task import SpeakerTask
 
 CARDS_GB = (11, 16, 24, 32, 40, 80)
 DRIVER_GB = 0.25  # of what a card is sold with, the driver leaves about so much less
@@ -113,11 +116,6 @@ def asked_micro_batch(config: Config) -> int | str:
     return asked.get(config.model.name, "auto") if isinstance(asked, dict) else asked
 
 
-def may_join_ranks(config: Config) -> bool:
-    """Whether ranks may share BatchNorm's statistics to see `training.bn_batch` crops."""
-    return config.runtime.sync_bn == "auto"
-
-
 def crops_that_fit(
     found: Footprint, free: float, device: torch.device, *, world_size: int, bank_bytes: float = 0
 ) -> int:
@@ -128,6 +126,57 @@ def crops_that_fit(
         device,
         state_bytes=found.state(world_size),
         bank_bytes=bank_bytes,
+    )
+
+
+def plan_batch(
+    config: Config, ranks: Ranks, task: SpeakerTask, *, below: int | None = None
+) -> BatchPlan:
+    """Choose micro-batch and accumulation; measures memory only if the micro-batch is not fixed.
+
+    below: only choose a smaller micro-batch, after one of this size ran out of memory.
+    """
+    asked, on_gpu = asked_micro_batch(config), ranks.device.type == "cuda"
+    global_batch, bn_batch = config.training.global_batch, config.training.bn_batch
+    num_classes = len(task.head.get_parameter("weight_CD"))
+    # Noise and rooms are not on the GPU yet; on a host they are in memory already.
+    bank_bytes = sum(buffer.nbytes for buffer in task.augment.buffers()) if on_gpu else 0
+
+    def limit() -> int:
+        """Return how many crops fit on every rank."""
+        if asked == "probe":
+            divisors = batch_size.micro_batches(global_batch, ranks.world_size)
+            most = MemoryProbe(
+                config=config.to_dict(),
+                num_classes=num_classes,
+                precision=task.precision.name,
+                device=str(ranks.device),
+                bank_bytes=bank_bytes,
+                sizes=batch_size.micro_batches_to_try(divisors, bn_batch=bn_batch, below=below),
+            ).run()
+        else:
+            found = footprint(
+                config,
+                num_classes=num_classes,
+                precision=task.precision.name,
+                split_over=ranks.world_size if task.head.is_split else 1,
+                with_data=not on_gpu,
+            )
+            free, world = batch_size.free_bytes(ranks.device, ranks.local_size), ranks.world_size
+            most = crops_that_fit(
+                found, free, ranks.device, world_size=world, bank_bytes=bank_bytes
+            )
+        return min(ranks.every(most))
+
+    return batch_size.plan_batch(
+        global_batch=global_batch,
+        world_size=ranks.world_size,
+        micro_batch=asked if isinstance(asked, int) else None,
+        bn_batch=bn_batch,
+        join_ranks=config.runtime.sync_bn == "auto",
+        below=below,
+        limit=limit,
+        mode=str(asked),
     )
 
 
@@ -156,7 +205,7 @@ class CardPlan:
             world_size=self.world_size,
             micro_batch=asked if isinstance(asked, int) else None,
             bn_batch=self.config.training.bn_batch,
-            join_ranks=may_join_ranks(self.config),
+            join_ranks=self.config.runtime.sync_bn == "auto",
             limit=lambda: self.fit,
         )
 

@@ -1,10 +1,7 @@
-"""What stands between a configuration and a training: classes, batch plan, order, schedule.
-
-In: `Config`, the experiment's folder, the ranks. Out: plain objects and numbers for the trainer.
-"""
+"""Build the parts of a training from its configuration: batch plan, data order, schedule, facts."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,47 +12,53 @@ from speakerlab.checkpoints import provenance
 from speakerlab.config import build
 from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config
+from speakerlab.core import process
 from speakerlab.core.atomic import write_json
 from speakerlab.core.batch import Batch
 from speakerlab.data.dataset import TrainCrops
-from speakerlab.data.loader import auto_workers, batch_bytes, fit_workers
-from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.loader import auto_workers, batch_bytes, fit_workers, train_loader
+from speakerlab.data.sampler import EpochOrder, MicroBatches
 from speakerlab.experiments import stored_features
 from speakerlab.experiments.corpus import Corpus, corpus_facts, counted, row_labels
-from speakerlab.experiments.memory_probe import Trial, largest_that_runs
-from speakerlab.experiments.planning import (
-    asked_micro_batch,
-    crops_that_fit,
-    footprint,
-    may_join_ranks,
-)
 from speakerlab.frontend.augment import Augment
-from speakerlab.training import batch_size
 from speakerlab.training.appended import LogFile
 from speakerlab.training.batch_size import BatchPlan
-from speakerlab.training.distributed import Ranks
-from speakerlab.training.precision import Precision, card_of, resolve_precision
-from speakerlab.training.schedules import margin_ramp, warmup_cosine
-from speakerlab.training.task import SpeakerTask, dummy_batch
-from speakerlab.training.trainer import Schedule
+from speakerlab.training.distributed import Ranks, start_ranks
+from speakerlab.training.precision import (
+    Precision,
+    apply_backend_settings,
+    card_of,
+    resolve_precision,
+)
+from speakerlab.training.schedules import Schedule, margin_ramp, warmup_cosine
+from speakerlab.training.task import SpeakerTask
 
 log = logging.getLogger(__name__)
 MAX_LR_SCALE = 4.0  # far from its batch the linear rule (Goyal et al., arXiv 1706.02677) fails
-LOG_FORMAT = "%(asctime)s %(message)s"
+
+
+def start_rank(config: Config) -> Ranks:
+    """Set up this process, and join the other ranks."""
+    conv_tf32 = config.runtime.tf32 == "auto"
+    apply_backend_settings(deterministic=config.runtime.deterministic, conv_tf32=conv_tf32)
+    ranks = start_ranks(timeout_minutes=config.runtime.timeout_minutes)
+    if ranks.device.type == "cpu":
+        process.keep_freed_memory()
+    return ranks
 
 
 def log_to(exp_dir: Path, ranks: Ranks) -> None:
-    """Rank 0 also logs to `exp/train.log`; the other ranks only speak when something is wrong."""
+    """Have rank 0 also log to `exp/train.log`, and the other ranks log warnings only."""
     if ranks.is_first:
         file = LogFile(exp_dir / "train.log")
-        file.setFormatter(logging.Formatter(LOG_FORMAT, "%Y-%m-%d %H:%M:%S"))
+        file.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         logging.getLogger().addHandler(file)
     else:
         logging.getLogger().setLevel(logging.WARNING)
 
 
 def precision(config: Config, ranks: Ranks) -> Precision:
-    """The same on every rank: that of the least capable device."""
+    """Return the precision for all ranks: that of the least capable device."""
     every = ranks.every(card_of(ranks.device))
     cards = [card for card in every if card is not None]
     conv_tf32 = torch.backends.cudnn.allow_tf32
@@ -65,7 +68,7 @@ def precision(config: Config, ranks: Ranks) -> Precision:
 def build_task(
     config: Config, corpus: Corpus, precision: Precision, ranks: Ranks, *, num_classes: int
 ) -> SpeakerTask:
-    """Everything between a batch and its loss, on the CPU; the head is split where that pays."""
+    """Build everything between a batch and its loss, on the CPU; a large head may be split."""
     is_split = build.is_head_split(config, ranks.world_size, num_classes)
     return build.build_task(
         config,
@@ -80,74 +83,19 @@ def build_task(
 
 
 def choose_kernels(config: Config, task: SpeakerTask) -> None:
-    """Layout and compilation as configured; neither changes a loss beyond rounding."""
-    if wants_channels_last(config, task.precision):
-        backbone = task.embedder.get_submodule("backbone")
-        backbone.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    """Choose memory layout and compilation; neither changes a loss beyond rounding."""
+    channels_last, precision = config.runtime.channels_last, task.precision
+    if channels_last == "auto":  # where it is faster
+        channels_last = precision.device_type == "cpu" or precision.name != "fp32"
+    embedder: Any = task.embedder
+    if channels_last:
+        embedder.backbone.to(memory_format=torch.channels_last)
     if config.runtime.compile:
-        task.compile_backbone()
-
-
-def wants_channels_last(config: Config, precision: Precision) -> bool:
-    """Whether 2-D convolutions are to have that layout; auto: where it is the quicker one."""
-    if config.runtime.channels_last == "auto":
-        return precision.device_type == "cpu" or precision.name != "fp32"
-    return config.runtime.channels_last
-
-
-def plan_batch(
-    config: Config, ranks: Ranks, task: SpeakerTask, *, below: int | None = None
-) -> BatchPlan:
-    """Micro-batch and accumulation; asks the memory only where the micro-batch is not fixed.
-
-    below: only a smaller micro-batch, after one of so many crops went out of memory.
-    """
-    training, asked = config.training, asked_micro_batch(config)
-    on_gpu = ranks.device.type == "cuda"
-    num_classes = len(task.head.get_parameter("weight_CD"))
-    # Noise and rooms are not on the GPU yet; on a host they are in the memory already.
-    banks = sum(buffer.nbytes for buffer in task.augment.buffers()) if on_gpu else 0
-
-    def counted() -> int:
-        found = footprint(
-            config,
-            num_classes=num_classes,
-            precision=task.precision.name,
-            split_over=ranks.world_size if task.head.is_split else 1,
-            with_data=not on_gpu,
-        )
-        free, world = batch_size.free_bytes(ranks.device, ranks.local_size), ranks.world_size
-        return crops_that_fit(found, free, ranks.device, world_size=world, bank_bytes=banks)
-
-    def tried() -> int:
-        divisors = batch_size.micro_batches(training.global_batch, ranks.world_size)
-        sizes = batch_size.micro_batches_to_try(divisors, bn_batch=training.bn_batch, below=below)
-        return largest_that_runs(
-            Trial(
-                config=config.to_dict(),
-                num_classes=num_classes,
-                precision=task.precision.name,
-                device=str(ranks.device),
-                bank_bytes=banks,
-                sizes=sizes,
-            )
-        )
-
-    limit = tried if asked == "probe" else counted
-    return batch_size.plan_batch(
-        global_batch=training.global_batch,
-        world_size=ranks.world_size,
-        micro_batch=asked if isinstance(asked, int) else None,
-        bn_batch=training.bn_batch,
-        join_ranks=may_join_ranks(config),
-        below=below,
-        limit=lambda: ranks.min((limit(),))[0],
-        mode=str(asked),
-    )
+        embedder.compile_for_training()
 
 
 def epoch_order(config: Config, corpus: Corpus, attempt: int = 0) -> EpochOrder:
-    """The order of all epochs; its length is the same at every attempt."""
+    """Return the order of all epochs; every attempt has the same length."""
     hours = config.training.epoch_hours
     order = EpochOrder(
         corpus.train.num_samples_N,
@@ -166,7 +114,7 @@ def epoch_order(config: Config, corpus: Corpus, attempt: int = 0) -> EpochOrder:
 
 
 def schedule(config: Config, order: EpochOrder) -> Schedule:
-    """Epochs become steps here and nowhere else."""
+    """Return the schedule; epochs become steps here and nowhere else."""
     training, per_epoch = config.training, order.steps_per_epoch
     scale = training.global_batch / training.lr_base_batch
     total_steps = training.num_epochs * per_epoch
@@ -198,7 +146,7 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
 def train_crops(
     config: Config, corpus: Corpus, names: Sequence[str], augment: Augment, attempt: int = 0
 ) -> TrainCrops:
-    """The training set as crops with their draws."""
+    """Return the training set as crops with their draws."""
     stored = {}
     if config.data.features == "fbank":
         stored = stored_features.frames_to_read(config.frontend, crop_samples(config))
@@ -215,8 +163,46 @@ def train_crops(
     )
 
 
+class TrainBatches:
+    """This rank's micro-batches; another attempt has another order and other draws."""
+
+    def __init__(
+        self,
+        config: Config,
+        corpus: Corpus,
+        classes: Sequence[str],
+        augment: Augment,
+        ranks: Ranks,
+        plan: BatchPlan,
+    ) -> None:
+        self.config, self.corpus, self.classes, self.augment = config, corpus, classes, augment
+        self.ranks, self.plan = ranks, plan
+        self.order = epoch_order(config, corpus)
+        crops = train_crops(config, corpus, classes, augment)
+        self.num_workers = num_workers(config, ranks, crops, plan)
+
+    def read_from(self, step: int, attempt: int) -> Iterator[Batch]:
+        """Iterate over the micro-batches from a step to the last one."""
+        config, order = self.config, epoch_order(self.config, self.corpus, attempt)
+        positions = MicroBatches(
+            order,
+            start_step=step,
+            stop_step=config.training.num_epochs * order.steps_per_epoch,
+            micro_batch=self.plan.micro_batch,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+        )
+        return train_loader(
+            train_crops(config, self.corpus, self.classes, self.augment, attempt),
+            positions,
+            num_workers=self.num_workers,
+            pin_memory=self.ranks.device.type == "cuda",
+            stall_seconds=config.runtime.stall_seconds,
+        )
+
+
 def num_workers(config: Config, ranks: Ranks, crops: TrainCrops, plan: BatchPlan) -> int:
-    """Worker processes of this rank: as many as its CPUs and the host's shared memory allow."""
+    """Return the worker processes of this rank: what its CPUs and shared memory allow."""
     asked = config.runtime.num_workers
     return fit_workers(
         auto_workers(ranks.local_size) if asked == "auto" else asked,
@@ -224,15 +210,6 @@ def num_workers(config: Config, ranks: Ranks, crops: TrainCrops, plan: BatchPlan
         local_ranks=ranks.local_size,
         is_fixed=asked != "auto",
         on_gpus=ranks.device.type == "cuda",
-    )
-
-
-def throw_away_batch(config: Config, device: torch.device, num_rows: int = 2) -> Batch:
-    """A small batch of noise with the shape of a real one."""
-    return dummy_batch(
-        num_rows=num_rows,
-        num_samples=crop_samples(config),
-        device=device,
     )
 
 
@@ -244,7 +221,7 @@ def facts(
     corpus: Corpus,
     order: EpochOrder,
 ) -> dict[str, Any]:
-    """What the run is made with, for run.json and the model's card."""
+    """Return facts about the run, for run.json and the model's card."""
     return {
         **provenance.environment(ranks.device),
         "precision": used.name,
@@ -264,7 +241,7 @@ def facts(
 
 
 def describe(exp_dir: Path, config: Config, known: dict[str, Any], task: SpeakerTask) -> None:
-    """Say what is about to happen; write run.json, unless the experiment is finished."""
+    """Log what is about to run; write run.json, unless the experiment is finished."""
     gpu = "" if known["gpu"] is None else ", {gpu}, capability {capability[0]}.{capability[1]}"
     log.info(
         "%s: %s on %s%s (%s)",
@@ -278,7 +255,7 @@ def describe(exp_dir: Path, config: Config, known: dict[str, Any], task: Speaker
     what, held_out = counted(config)
     log.info(
         "%d %s, %d utterances, %.2f h; %d validation %s; %d rooms, %d noises; "
-        "%d steps an epoch, %d crops of its incomplete last step left out",
+        "%d steps per epoch, %d crops of its incomplete last step left out",
         *(known[f"train_{what}"], what, known["train_utterances"], known["train_hours"]),
         *(known[f"valid_{held_out}"], held_out, known["rooms"], known["noises"]),
         *(known["steps_per_epoch"], known["crops_dropped_per_epoch"]),
@@ -286,11 +263,12 @@ def describe(exp_dir: Path, config: Config, known: dict[str, Any], task: Speaker
     training = config.training
     scale = training.global_batch / training.lr_base_batch
     log.info(
-        "learning rate up to %g: %g at a batch of %d, in proportion; gradients clipped at %g",
+        "learning rate up to %g: %g at a batch of %d, scaled in proportion; gradients clipped at "
+        "%g",
         *(scale * training.lr, training.lr, training.lr_base_batch, training.clip_norm),
     )
     if scale > MAX_LR_SCALE:
-        text = "training.lr: grows with the batch, got %.1f times; beyond %g this often diverges"
+        text = "training.lr: grows %.1f times with the batch; beyond %g times this often diverges"
         log.warning(text, scale, MAX_LR_SCALE)
     parameters = sum(p.numel() for p in task.embedder.parameters())
     log.info("%s: %.2f M parameters", config.model.name, parameters / 1e6)

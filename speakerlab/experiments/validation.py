@@ -1,7 +1,6 @@
-"""The figure of validation. In: a manifest of what is held out. Out: an EER, or a share of errors.
+"""Validation metrics: the EER of held-out speakers, or the error rate of held-out utterances.
 
-Verification compares held-out speakers, all their pairs; identification names the classes of
-held-out utterances. Letters: N pieces, D embedding.
+Letters: N pieces, D embedding.
 """
 
 import logging
@@ -23,16 +22,16 @@ from speakerlab.training.distributed import Ranks
 log = logging.getLogger(__name__)
 MAX_UTTERANCES_PER_VALID_SPEAKER = 10
 MAX_UTTERANCES_PER_VALID_CLASS = 500
-FEW_SPEAKERS = 10  # whose threshold is not to be trusted
+FEW_SPEAKERS = 10  # a threshold from fewer is unreliable
 
 
 class Validation:
     """The EER of all pairs of utterances of the validation speakers.
 
-    At most ten utterances a speaker; a speaker with one utterance gives its two halves.
+    At most ten utterances per speaker; a speaker with one utterance contributes its two halves.
     """
 
-    figure = "eer"
+    metric = "eer"
 
     def __init__(self, manifest: Manifest) -> None:
         self.pieces: list[Stretch] = []
@@ -44,7 +43,8 @@ class Validation:
             rows = np.flatnonzero(manifest.speaker_N == speaker)[:MAX_UTTERANCES_PER_VALID_SPEAKER]
             pieces = [whole[row] for row in rows]
             if len(pieces) == 1:
-                pieces = _halves(pieces[0])
+                row, start, half = pieces[0].row, pieces[0].start, pieces[0].num_samples // 2
+                pieces = [Stretch(manifest, row, start + at, half) for at in (0, half)]
                 self.num_halved += 1
             self.pieces += pieces
             self.speaker_N += [speaker] * len(pieces)
@@ -52,26 +52,25 @@ class Validation:
     def run(
         self, embedder: Embedder, ranks: Ranks, stop: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
-        """{"eer": fraction} of rank 0's embedder as it is now; every rank does its share.
+        """Return {"eer": fraction} of rank 0's embedder, or None if `stop()` on any rank.
 
-        None where `stop` said on any rank that there is no time. Raises FloatingPointError, on
-        every rank, for embeddings that are not finite.
+        Every rank computes a share. Raises FloatingPointError, on every rank, for embeddings that
+        are not finite.
         """
-        emb_ND = embed_together(embedder, self.pieces, ranks, stop)
-        if emb_ND is None:
+        self.emb_ND = embed_together(embedder, self.pieces, ranks, stop)
+        if self.emb_ND is None:
             return None
-        self.emb_ND = emb_ND
-        return {"eer": pairwise_eer(emb_ND, np.array(self.speaker_N))[0]}
+        return {"eer": pairwise_eer(self.emb_ND, np.array(self.speaker_N))[0]}
 
     def calibrate(
         self, embedder: Embedder, device: torch.device, *, source: str, fars: Sequence[float] = ()
     ) -> Calibration:
-        """What the embedder's scores mean, learned from all pairs; `fars` are rates to know."""
+        """Fit a calibration to all pairs; fars: false alarm rates to find thresholds for."""
         emb_ND = embed_pieces(embedder, self.pieces, device=device)
         _, scores_N, is_target_N = pairwise_eer(emb_ND, np.array(self.speaker_N))
         num_speakers = len(set(self.speaker_N))
         if num_speakers < FEW_SPEAKERS:
-            text = "the threshold is learned from %d speakers only: it is rough"
+            text = "the threshold comes from %d speakers only and is unreliable"
             log.warning(text, num_speakers)
         source = f"{source}: {num_speakers} speakers, {len(self.pieces)} recordings"
         if self.num_halved:
@@ -80,12 +79,14 @@ class Validation:
 
 
 class ClassValidation:
-    """The share of held-out utterances whose class the head does not find, at most 500 a class."""
+    """The share of held-out utterances that the head classifies wrongly, at most 500 per class.
 
-    figure = "error"
+    classes: names of the head's rows, those of the manifest among them.
+    """
+
+    metric = "error"
 
     def __init__(self, manifest: Manifest, *, head: Head, classes: Sequence[str]) -> None:
-        """classes: the names of the head's rows, those of the manifest among them."""
         self.classifier = Classifier(head, classes)
         self.pieces: list[Stretch] = []
         self.label_N: list[int] = []
@@ -100,11 +101,10 @@ class ClassValidation:
     def run(
         self, embedder: Embedder, ranks: Ranks, stop: Callable[[], bool] = lambda: False
     ) -> dict[str, float] | None:
-        """{"error": fraction}; the rest is as in `Validation.run`."""
-        emb_ND = embed_together(embedder, self.pieces, ranks, stop)
+        """Return {"error": fraction}; otherwise like `Validation.run`."""
+        self.emb_ND = emb_ND = embed_together(embedder, self.pieces, ranks, stop)
         if emb_ND is None:
             return None
-        self.emb_ND = emb_ND
 
         def error() -> float:
             found_N = self.classifier.logits(emb_ND).argmax(axis=1)
@@ -116,10 +116,9 @@ class ClassValidation:
 def embed_together(
     embedder: Embedder, pieces: Sequence[Stretch], ranks: Ranks, stop: Callable[[], bool]
 ) -> np.ndarray | None:
-    """emb_ND of rank 0's embedder, the same on every rank; None where a rank has to stop.
+    """Return emb_ND of rank 0's embedder on every rank; None if `stop()` on any rank.
 
-    BatchNorm's statistics are taken from rank 0, whose they are: in training each rank has its
-    own, and uses none of them.
+    BatchNorm's statistics are copied from rank 0: in training each rank has its own and uses none.
     """
     ranks.copy_from_first(list(embedder.buffers()))
     share = (ranks.rank, ranks.world_size)
@@ -131,9 +130,3 @@ def embed_together(
     if num_bad:
         raise FloatingPointError(f"{num_bad} of {len(emb_ND)} validation embeddings are not finite")
     return emb_ND
-
-
-def _halves(piece: Stretch) -> list[Stretch]:
-    half = piece.num_samples // 2
-    manifest, row, start = piece.manifest, piece.row, piece.start
-    return [Stretch(manifest, row, start, half), Stretch(manifest, row, start + half, half)]

@@ -1,7 +1,4 @@
-"""What a validation shows beside its figure. In: a validation that was run. Out: `Pictures`.
-
-Letters: N trials.
-"""
+"""Pictures of a validation for TensorBoard: the DET curve and the embeddings. Letters: N trials."""
 
 import logging
 from functools import cache
@@ -20,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 def pictures_of(validation: Validation | ClassValidation) -> Pictures | None:
-    """Of the last run, if there was one; without matplotlib there is no curve, which is told.
+    """Return pictures of the last run, if any; without matplotlib there is no DET curve.
 
-    An identification has no curve: embeddings are shown with their classes.
+    An identification has no curve; its embeddings are shown with their classes.
     """
     emb_ND, det_png = validation.emb_ND, None
     if emb_ND is None:
@@ -40,17 +37,17 @@ def pictures_of(validation: Validation | ClassValidation) -> Pictures | None:
 
 
 def _draw_det(scores_N: np.ndarray, is_target_N: np.ndarray) -> bytes | None:
-    """The DET curve as a PNG."""
+    """Return the DET curve as a PNG."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "det.png"
         try:
             plot_det(path, {"validation": operating_points(scores_N, is_target_N)[:2]})
-        except (ImportError, OSError) as error:  # a picture is not worth a training
-            _tell_once(f"TensorBoard gets no DET curve: {error}")
+        except (ImportError, OSError) as error:  # must not end a training
+            _log_once(f"TensorBoard: no DET curve: {error}")
             return None
         return path.read_bytes()
 
 
 @cache
-def _tell_once(line: str) -> None:
+def _log_once(line: str) -> None:
     log.info("%s", line)

@@ -83,7 +83,7 @@ def write_int8(
     """
     refuse_large(embedder, out)
     num_checked = min(max(len(waves) // 5, 1), NUM_CHECKED)
-    folded = embedder.folded()
+    folded = embedder.for_inference()
     with replacing(out) as partial:
         graph = to_onnx(Traced(folded), traced_wave(folded))
         partial.write_bytes(_quantise(graph, folded, waves[:-num_checked], facts))

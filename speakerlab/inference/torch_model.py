@@ -35,7 +35,7 @@ class TorchModel:
         card = card_of(self.device)
         used = resolve_precision(precision, self.device, None if card is None else [card])
         self.precision = used.name
-        self.embedder = published.embedder.eval().folded(used).to(self.device)
+        self.embedder = published.embedder.eval().for_inference(used).to(self.device)
         self.sample_rate, self.embed_dim = self.embedder.sample_rate, self.embedder.embed_dim
         self.min_samples, self.max_samples = self.embedder.min_samples, self.embedder.max_samples
         self.vad = self.embedder.vad

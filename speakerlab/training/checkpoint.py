@@ -1,8 +1,7 @@
-"""Training state on disk: written whole or not at all, in the background, verified when read.
+"""Checkpoints on disk: written atomically, verified when read.
 
 `checkpoints/step_00000100/` holds `state.pt`, `rows_<first>_<rank>.pt` of a head that is split over
-ranks, and `note.json` with the sha256 of each. In: dictionaries of state dicts and plain values.
-Out: the same, from the newest folder that is intact.
+ranks, and `note.json` with the sha256 of each.
 """
 
 import hashlib
@@ -32,42 +31,17 @@ class Note:
     """What is known of a checkpoint without reading its tensors."""
 
     step: int
-    attempt: int  # how often the run was rolled back before
+    attempt: int  # number of roll-backs before
     scheduled: bool  # at a multiple of training.checkpoint_every_steps: may be averaged
     valid_eer: float | None  # of this very step, if it was validated
     sha256: Mapping[str, str]  # of every other file
     bytes: int
-    valid_error: float | None = None  # the same, of an identification
+    valid_error: float | None = None  # the same for an identification
 
     @property
-    def figure(self) -> float | None:
-        """What checkpoints are compared by; lower is better."""
+    def metric(self) -> float | None:
+        """The validation metric, EER or error; lower is better."""
         return self.valid_eer if self.valid_error is None else self.valid_error
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Finished checkpoints, oldest first; a later attempt at a step comes after the first."""
-    return sorted(folder.glob("step_*"))
-
-
-def was_begun(exp_dir: Path) -> bool:
-    """Whether an experiment has a checkpoint to go on from."""
-    return bool(list_checkpoints(exp_dir / "checkpoints"))
-
-
-def name_of(step: int, attempt: int) -> str:
-    """The folder of a checkpoint."""
-    return f"step_{step:08d}" + (f"_attempt_{attempt}" if attempt else "")
-
-
-def read_note(folder: Path) -> Note:
-    """Raises ValueError where it is not whole."""
-    try:
-        return Note(**json.loads((folder / NOTE).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise ValueError(f"{folder / NOTE}: no such file; cut, or of another version") from None
-    except (OSError, TypeError, json.JSONDecodeError):
-        raise ValueError(f"{folder / NOTE}: is damaged") from None
 
 
 class Found(NamedTuple):
@@ -77,30 +51,42 @@ class Found(NamedTuple):
     state: bytes  # for `load_state`
 
 
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return finished checkpoints, oldest first; a later attempt at a step comes later."""
+    return sorted(folder.glob("step_*"))
+
+
+def was_begun(exp_dir: Path) -> bool:
+    """Return whether an experiment has a checkpoint to resume from."""
+    return bool(list_checkpoints(exp_dir / "checkpoints"))
+
+
+def read_note(folder: Path) -> Note:
+    """Read the note of a checkpoint; raise ValueError if it is missing or damaged."""
+    try:
+        return Note(**json.loads((folder / NOTE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ValueError(f"{folder / NOTE}: no such file; cut off, or of another version") from None
+    except (OSError, TypeError, json.JSONDecodeError):
+        raise ValueError(f"{folder / NOTE}: damaged") from None
+
+
 def read_checked(folder: Path) -> Found:
-    """Raises ValueError where a file of the checkpoint is damaged."""
+    """Read a checkpoint; raise ValueError if any of its files is damaged."""
     for name, digest in read_note(folder).sha256.items():
         try:
             found = file_sha256(folder / name)
         except OSError as error:
-            raise ValueError(f"{folder / name}: cannot be read, got {error.strerror}") from None
+            raise ValueError(f"{folder / name}: cannot be read: {error.strerror}") from None
         if found != digest:
-            raise ValueError(f"{folder / name}: is damaged, its sha256 differs")
+            raise ValueError(f"{folder / name}: damaged, its sha256 differs")
     return Found(folder, (folder / STATE).read_bytes())
 
 
-def read_rows(folder: Path) -> list[tuple[int, dict[str, Tensor]]]:
-    """(first row, tensors by name) of each part of a split head, mapped to the files."""
-    return [
-        (int(path.stem.split("_")[1]), _load(path, mmap=True))
-        for path in sorted(folder.glob(f"{ROWS}*.pt"))
-    ]
-
-
 def read_latest(folder: Path) -> Found | None:
-    """The newest intact checkpoint; None where there is none at all.
+    """Read the newest intact checkpoint; return None if there are none at all.
 
-    Raises ValueError where there are some but none is intact: a training is not begun anew over it.
+    Raises ValueError if none is intact: a run must not silently start again over its checkpoints.
     """
     found = list_checkpoints(folder)
     for one in reversed(found):
@@ -110,14 +96,22 @@ def read_latest(folder: Path) -> Found | None:
             log.warning("%s; trying the one before", error)
     if found:
         raise ValueError(
-            f"{folder}: no checkpoint is intact, got {len(found)} that cannot be used; restore the "
-            "folder, or move it away to begin anew"
+            f"{folder}: none of {len(found)} checkpoints is intact; restore the folder, or move it "
+            "away to start again"
         )
     return None
 
 
+def read_rows(folder: Path) -> list[tuple[int, dict[str, Tensor]]]:
+    """Return (first row, tensors by name) of each part of a split head, mapped to the files."""
+    return [
+        (int(path.stem.split("_")[1]), _load(path, mmap=True))
+        for path in sorted(folder.glob(f"{ROWS}*.pt"))
+    ]
+
+
 def load_state(data: bytes) -> dict[str, Any]:
-    """Bytes of a checkpoint -> its dictionary, on the CPU. Runs no code from the file."""
+    """Return the dictionary in a checkpoint's bytes, on the CPU. Runs no code from the file."""
     return _load(io.BytesIO(data))
 
 
@@ -125,15 +119,15 @@ def _load(source: Any, *, mmap: bool = False) -> dict[str, Any]:
     try:
         return torch.load(source, map_location="cpu", mmap=mmap, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        # Not torch's text: it advises to load the file with code and all.
+        # Not torch's text: it advises to load the file with all its code.
         raise ValueError(
-            "checkpoint: holds more than tensors and plain values, got "
-            f"{type(error).__name__}; remove its folder to go on from the one before"
+            f"checkpoint: holds more than tensors and plain values ({type(error).__name__}); "
+            "remove its folder to resume from the one before"
         ) from None
 
 
 def find_non_finite(value: Any, path: str) -> list[str]:
-    """Paths, in a nest of mappings, of the tensors and numbers that are not finite."""
+    """Return the paths, in nested mappings, of tensors and numbers that are not finite."""
     if isinstance(value, Tensor):
         return [] if not value.is_floating_point() or bool(value.isfinite().all()) else [path]
     if isinstance(value, float):
@@ -143,7 +137,7 @@ def find_non_finite(value: Any, path: str) -> list[str]:
 
 
 def snapshot(value: Any) -> Any:
-    """A copy on the CPU of a nest of mappings and lists, which later steps do not change."""
+    """Return a copy on the CPU of nested mappings and lists, which later steps do not change."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -153,16 +147,8 @@ def snapshot(value: Any) -> Any:
     return value
 
 
-def size_of(value: Any) -> int:
-    """Bytes of the tensors in a nest of mappings and lists."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    items = value.values() if isinstance(value, Mapping) else value
-    return sum(map(size_of, items)) if isinstance(value, Mapping | list | tuple) else 0
-
-
 def write_tensors(path: Path, value: Any) -> str:
-    """Write a file that survives a loss of power; its sha256."""
+    """Write a file that survives a power loss; return its sha256."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     data = buffer.getbuffer()
@@ -171,7 +157,7 @@ def write_tensors(path: Path, value: Any) -> str:
 
 
 def write_synced(path: Path, data: Any) -> None:
-    """Write bytes and have them on the disk when this returns."""
+    """Write bytes, and return when they are on disk."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -179,7 +165,7 @@ def write_synced(path: Path, data: Any) -> None:
 
 
 def finish(partial: Path, final: Path, note: Note) -> None:
-    """Give a folder of which all but the note is written its name."""
+    """Write the note, the last file of a checkpoint, and give the folder its final name."""
     write_synced(partial / NOTE, json.dumps(asdict(note), indent=1).encode())
     old = final.with_name(f".{final.name}.replaced")  # damaged, or without its validation
     shutil.rmtree(old, ignore_errors=True)
@@ -195,16 +181,16 @@ def finish(partial: Path, final: Path, note: Note) -> None:
 
 
 def prune(folder: Path, *, keep: int) -> None:
-    """Leave the newest, the `keep` newest of the schedule, and the best validated one."""
-    notes = {}
+    """Keep the newest checkpoint, the `keep` newest scheduled ones and the best validated one."""
+    notes: dict[Path, Note] = {}
     for one in list_checkpoints(folder):
         try:
             notes[one] = read_note(one)
         except ValueError:
             shutil.rmtree(one, ignore_errors=True)
     scheduled = [one for one, note in notes.items() if note.scheduled]
-    validated = [one for one, note in notes.items() if note.figure is not None]
-    best = sorted(validated, key=lambda one: (notes[one].figure, notes[one].step))[:1]
+    validated = [one for one, note in notes.items() if note.metric is not None]
+    best = sorted(validated, key=lambda one: (notes[one].metric, notes[one].step))[:1]
     kept = {*list(notes)[-1:], *scheduled[-keep:], *best}
     for one in notes.keys() - kept:
         shutil.rmtree(one, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""The only file that imports torch.distributed: who this process is, and what ranks say to another.
+"""Ranks and their collectives: the only file that imports torch.distributed.
 
-One process needs no launcher and no process group: every call here then does the obvious.
+A single process needs no launcher and no process group: every call then does the obvious.
 """
 
 import os
@@ -13,38 +13,37 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-
-from speakerlab.core.regions import region
+from torch.profiler import record_function
 
 T = TypeVar("T")
-REDUCE = "step/reduce"  # what a profiler sees of collectives that are waited for
+REDUCE = "step/reduce"  # name of waiting for a collective in a profile
 
 
 @dataclass(frozen=True)
 class Group:
-    """Some neighbouring ranks that compute something together; tensors are of one shape in all."""
+    """Neighbouring ranks that compute something together, on tensors of one shape."""
 
     size: int
     handle: Any  # torch's process group
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over the group; `values` itself is left alone."""
+        """Return the sum over the group; `values` is not changed."""
         total = values.clone()
-        with region(REDUCE):
+        with record_function(REDUCE):
             dist.all_reduce(total, group=self.handle)
         return total
 
     def gather(self, values: Tensor) -> Tensor:
-        """The values of each of the group's ranks, in their order, along a new first axis."""
+        """Return the values of each rank of the group, in order, along a new first axis."""
         every = [torch.empty_like(values) for _ in range(self.size)]
-        with region(REDUCE):
+        with record_function(REDUCE):
             dist.all_gather(every, values, group=self.handle)
         return torch.stack(every)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others. Global rank 0 is the only one that writes."""
+    """This process among the others. Only global rank 0 writes files."""
 
     rank: int
     local_rank: int
@@ -57,7 +56,7 @@ class Ranks:
         return self.rank == 0
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """`module` with gradients averaged over the ranks; its buffers stay each rank's own."""
+        """Return `module` with gradients averaged over ranks; each rank keeps its own buffers."""
         if self.world_size == 1:
             return module
         ids = [self.device] if self.device.type == "cuda" else None
@@ -66,37 +65,32 @@ class Ranks:
         )
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over ranks; `values` itself is left alone."""
-        total = values.clone()
-        if self.world_size > 1:
-            with region(REDUCE):
-                dist.all_reduce(total)
-        return total
+        """Return the sum over ranks; `values` is not changed."""
+        return self._reduced(values, dist.ReduceOp.SUM)
 
     def max(self, values: Tensor) -> Tensor:
-        """The largest of each value over ranks; `values` itself is left alone."""
-        largest = values.clone()
+        """Return the maximum of each value over ranks; `values` is not changed."""
+        return self._reduced(values, dist.ReduceOp.MAX)
+
+    def _reduced(self, values: Tensor, operation: Any) -> Tensor:
+        result = values.clone()
         if self.world_size > 1:
-            with region(REDUCE):
-                dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        return largest
+            with record_function(REDUCE):
+                dist.all_reduce(result, op=operation)
+        return result
 
     def gather(self, values: Tensor) -> Tensor:
-        """The ranks' values, all of one shape, joined along the first axis in their order."""
+        """Return the ranks' values, all of one shape, joined along the first axis in order."""
         if self.world_size == 1:
             return values
         values = values.contiguous()
         parts = [torch.empty_like(values) for _ in range(self.world_size)]
-        with region(REDUCE):
+        with record_function(REDUCE):
             dist.all_gather(parts, values)
         return torch.cat(parts)
 
-    def min(self, values: tuple[int, ...]) -> tuple[int, ...]:
-        """The smallest tuple over ranks, compared as tuples are."""
-        return min(self.every(values))
-
     def every(self, value: T) -> list[T]:
-        """Each rank's value, in the order of ranks; plain values that can be pickled."""
+        """Return each rank's value in the order of ranks; it must be picklable."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -104,16 +98,16 @@ class Ranks:
         return values
 
     def neighbours(self, size: int) -> Group:
-        """This rank's group of `size` consecutive ranks; all ranks must call it alike."""
+        """Return this rank's group of `size` consecutive ranks; all ranks must call it alike."""
         assert self.world_size % size == 0, (self.world_size, size)
         starts = range(0, self.world_size, size)
         handles = [dist.new_group(range(start, start + size)) for start in starts]
         return Group(size, handles[self.rank // size])
 
     def begin_largest(self, values: Sequence[int]) -> Callable[[], list[int]]:
-        """Begin to find the largest of each value over ranks; call the result to have them.
+        """Begin to find the maximum of each value over ranks; call the result to get it.
 
-        All ranks must do both. They travel while other things are computed.
+        All ranks must do both. The values travel while other things are computed.
         """
         largest = torch.tensor(values, dtype=torch.int64)
         if self.world_size == 1:
@@ -127,7 +121,7 @@ class Ranks:
         return result
 
     def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite tensors by rank 0's."""
+        """Overwrite tensors with rank 0's."""
         if self.world_size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
@@ -136,10 +130,10 @@ class Ranks:
         """Wait for all ranks; ranks at different tags raise instead of passing each other."""
         tags = self.every(tag)
         if len(set(tags)) > 1:
-            raise RuntimeError(f"barrier: ranks wait at different places, got {tags}; report this")
+            raise RuntimeError(f"barrier: ranks wait at different places: {tags}; report this bug")
 
     def on_first(self, work: Callable[[], T]) -> T:
-        """The result of rank 0's `work` on every rank; its failure raises on every rank."""
+        """Return the result of rank 0's `work` on every rank; its failure raises on every rank."""
         if self.world_size == 1:
             return work()
         outcome: list[Any] = [None, None]
@@ -147,7 +141,7 @@ class Ranks:
         if self.is_first:
             try:
                 outcome[0] = work()
-            except Exception as error:  # told to all ranks, then raised
+            except Exception as error:  # sent to all ranks, then raised
                 failure = error
                 outcome[1] = f"{error}"
         dist.broadcast_object_list(outcome, src=0)
@@ -159,12 +153,12 @@ class Ranks:
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
-    """Whether a collective failed because another rank is gone, or no longer answers."""
+    """Return whether a collective failed because another rank is gone or does not answer."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def start_ranks(*, timeout_minutes: float) -> Ranks:
-    """Join the process group that torchrun's environment describes, or be a single process.
+    """Join the process group in torchrun's environment, or be a single process.
 
     The device is chosen before the group is made: otherwise every rank's first barrier runs on
     GPU 0. CPU tensors travel by gloo, CUDA tensors by nccl.
@@ -173,11 +167,9 @@ def start_ranks(*, timeout_minutes: float) -> Ranks:
     use_cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
-        if local_rank >= torch.cuda.device_count():
-            raise ValueError(
-                f"rank {local_rank}: needs a GPU of its own, got {torch.cuda.device_count()} GPUs; "
-                "lower --nproc"
-            )
+        num_gpus = torch.cuda.device_count()
+        if local_rank >= num_gpus:
+            raise ValueError(f"rank {local_rank}: no GPU left, {num_gpus} found; lower --nproc")
         torch.cuda.set_device(device)
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1:
@@ -196,13 +188,10 @@ def start_ranks(*, timeout_minutes: float) -> Ranks:
 
 
 def shared_store(ranks: Ranks) -> Any:
-    """A connection of its own to the store that all ranks share; None where there is one rank."""
+    """Open a connection to the store that all ranks share; None for a single rank."""
     if ranks.world_size == 1:
         return None
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-        host, port, is_master=False, wait_for_workers=False
-    )
-    return dist.PrefixStore(  # pyright: ignore[reportPrivateImportUsage]
-        "speakerlab", store
-    )
+    torch_dist: Any = dist  # these two are missing in its type stubs
+    store = torch_dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+    return torch_dist.PrefixStore("speakerlab", store)

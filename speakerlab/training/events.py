@@ -1,8 +1,7 @@
-"""TensorBoard's files. In: numbers and pictures by step. Out: `exp/tensorboard`, no step twice.
+"""TensorBoard files in `exp/<name>/tensorboard`; no step appears twice after a resume.
 
-Events are written here and not by tensorboard's own writer, because that one is lost, with what it
-holds, on the first write that fails, and its thread tells so by a traceback.
-Letters: N points, D embedding.
+Written here and not by tensorboard's own writer, because that one loses what it holds on the first
+write that fails, and its thread ends in a traceback. Letters: N points, D embedding.
 """
 
 import io
@@ -40,7 +39,7 @@ PROJECTOR = """embeddings {
 
 @dataclass(frozen=True)
 class Pictures:
-    """What a validation shows beside its numbers; `det_png` is None where nothing can draw it."""
+    """What a validation shows besides its numbers; `det_png` is None if it cannot be drawn."""
 
     det_png: bytes | None
     emb_ND: np.ndarray
@@ -49,29 +48,34 @@ class Pictures:
 
 
 class Events:
-    """One file of events; TensorBoard forgets what earlier files have from `start_step` + 1 on."""
+    """One file of events; TensorBoard drops steps after `start_step` from earlier files."""
 
     def __init__(self, folder: Path, *, start_step: int) -> None:
         self.folder = folder
-        self.file = AppendedFile(folder / _file_name(folder))
-        restart = SessionLog(status=SessionLog.START)
+        # Files are read in the order of their names. The clock alone does not order them: a run
+        # may resume within the second, or on a host whose clock is behind.
+        times = [int(path.name.split(".")[3]) for path in folder.glob(f"{PREFIX}.*")]
+        stamp = max([int(time.time()), *(before + 1 for before in times)])
+        name = f"{PREFIX}.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
+        self.file = AppendedFile(folder / name)
         self._append(Event(file_version="brain.Event:2"))
+        restart = SessionLog(status=SessionLog.START)
         self._append(Event(step=start_step + 1, session_log=restart))
 
     def add_scalars(self, step: int, group: str, values: Mapping[str, float]) -> None:
-        """One number of each name."""
+        """Add one number per name."""
         found = [Summary.Value(tag=f"{group}/{k}", simple_value=v) for k, v in values.items()]
         self._append(Event(step=step, summary=Summary(value=found)))
 
     def add_pictures(self, step: int, pictures: Pictures) -> None:
-        """The DET curve of this step, and the embeddings in the place of those before."""
+        """Add the DET curve of this step, and replace the embeddings."""
         if pictures.det_png is not None:
             value = Summary.Value(tag="valid/det", image=_image(pictures.det_png))
             self._append(Event(step=step, summary=Summary(value=[value])))
         try:
             _write_projector(self.folder, pictures)
         except OSError as error:
-            log.warning("%s/projector: not written (%s)", self.folder, error.strerror)
+            log.warning("%s/projector: not written: %s", self.folder, error.strerror)
 
     def close(self) -> None:
         self.file.close()
@@ -83,29 +87,18 @@ class Events:
         self.file.append(record.getvalue())
 
 
-def _file_name(folder: Path) -> str:
-    """Files are read in the order of their names, so a later one must have a later time in it.
-
-    The clock does not suffice: a run may go on within the second, or on a host whose clock is slow.
-    """
-    times = [int(path.name.split(".")[3]) for path in folder.glob(f"{PREFIX}.*")]
-    stamp = max([int(time.time()), *(before + 1 for before in times)])
-    return f"{PREFIX}.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
-
-
 def _image(png: bytes) -> Summary.Image:
-    """A PNG with the size that its first chunk tells; 4: red, green, blue and opacity."""
+    """Return a PNG with the size in its first chunk; colorspace 4: RGBA."""
     width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
     return Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
 
 
 def _write_projector(folder: Path, pictures: Pictures) -> None:
-    """One table of embeddings and one of names, always the same files."""
+    """Write a table of embeddings and one of names, always to the same files."""
     emb_ND = pictures.emb_ND
     chosen = np.linspace(0, len(emb_ND) - 1, min(len(emb_ND), MAX_POINTS)).round().astype(int)
     points = ["\t".join(f"{value:.5g}" for value in emb_ND[row]) for row in chosen]
     names = [f"{pictures.speakers[row]}\t{pictures.utterances[row]}" for row in chosen]
     write_text(folder / "projector" / "tensors.tsv", "\n".join(points) + "\n")
-    table = "\n".join(["speaker\tutterance", *names])
-    write_text(folder / "projector" / "metadata.tsv", f"{table}\n")
+    write_text(folder / "projector" / "metadata.tsv", "\n".join(["speaker\tutterance", *names, ""]))
     write_text(folder / "projector_config.pbtxt", PROJECTOR)

@@ -1,9 +1,8 @@
-"""Tells that a training does not learn, or no longer does. In: rows of metrics. Out: a warning.
+"""Detect a training that does not learn, or no longer does.
 
-Both are judged after the warm-up, on `PATIENCE_STEPS` steps in a row:
-- not learning: the loss stays near ln(number of classes), that of guessing, and so does accuracy;
-- diverged: the loss is three times the lowest it has been at this margin (a larger margin raises
-  it, which is no sign of anything).
+Both are judged after the warm-up, over `PATIENCE_STEPS` steps in a row:
+- not learning: loss and accuracy stay near those of guessing, ln(number of classes);
+- diverged: the loss is three times its minimum at this margin (a larger margin raises the loss).
 """
 
 import math
@@ -18,11 +17,11 @@ LOWEST_LOSS = 0.1  # below it, three times as much is noise
 
 
 class DivergedError(RuntimeError):
-    """The training does not learn, and was to stop then."""
+    """The training does not learn, and was configured to stop then."""
 
 
 class LearningWatch:
-    """Judges one row of training metrics after the other; its state is saved with the run's."""
+    """Judges the rows of training metrics; its state is saved with the run."""
 
     def __init__(self, *, num_classes: int, warmup_steps: int, stop: bool) -> None:
         self.guessing_loss = GUESSING_SHARE * math.log(max(num_classes, 2))
@@ -30,48 +29,48 @@ class LearningWatch:
         self.reset()
 
     def reset(self) -> None:
-        """Judge from here on."""
+        """Forget all rows."""
         self.bad_since: int | None = None  # step
         self.best_loss, self.margin = math.inf, 0.0
-        self.told = ""
+        self.reported = ""
 
     def add(self, step: int, *, loss: float, accuracy: float, margin: float) -> str | None:
-        """A line to tell, once for each trouble; None where all is well or is told already."""
+        """Return a line to log, once per problem; None otherwise."""
         if step <= self.warmup_steps:
             return None
         if margin != self.margin:
             self.best_loss, self.margin = math.inf, margin
         self.best_loss = min(self.best_loss, max(loss, LOWEST_LOSS))
-        trouble = self._trouble(loss, accuracy)
-        kind = trouble.partition(",")[0]
-        if not trouble:
-            self.bad_since, self.told = None, ""
+        problem = self._problem(loss, accuracy)
+        if not problem:
+            self.bad_since, self.reported = None, ""
             return None
         if self.bad_since is None:
             self.bad_since = step
-        if step - self.bad_since < PATIENCE_STEPS or self.told == kind:
+        kind = problem.partition(":")[0]
+        if step - self.bad_since < PATIENCE_STEPS or self.reported == kind:
             return None
-        self.told = kind
-        return f"step {step}: {trouble}, for {PATIENCE_STEPS} steps; lower training.lr"
+        self.reported = kind
+        return f"step {step}: {problem}, for {PATIENCE_STEPS} steps; lower training.lr"
 
     def state(self) -> dict[str, Any]:
-        """Plain values."""
-        best = self.best_loss if math.isfinite(self.best_loss) else None
-        return {"bad_since": self.bad_since, "best": best, "margin": self.margin, "told": self.told}
+        """Return plain values."""
+        return {
+            "bad_since": self.bad_since,
+            "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
+            "margin": self.margin,
+            "reported": self.reported,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """The reverse of `state`."""
-        self.bad_since, self.margin, self.told = (
-            state[name] for name in ("bad_since", "margin", "told")
-        )
-        self.best_loss = math.inf if state["best"] is None else state["best"]
+        """Restore what `state` returned."""
+        self.bad_since, self.reported = state["bad_since"], state["reported"]
+        self.margin, best = state["margin"], state["best_loss"]
+        self.best_loss = math.inf if best is None else best
 
-    def _trouble(self, loss: float, accuracy: float) -> str:
+    def _problem(self, loss: float, accuracy: float) -> str:
         if loss > self.guessing_loss and accuracy < GUESSING_ACCURACY:
-            return (
-                f"does not learn, got a loss of {loss:.3g} and an accuracy of {accuracy:.2%}, "
-                "as by guessing"
-            )
+            return f"does not learn: loss {loss:.3g}, accuracy {accuracy:.2%}, as by guessing"
         if loss > DIVERGED_TIMES * self.best_loss:
-            return f"diverges, got a loss of {loss:.3g} after {self.best_loss:.3g}"
+            return f"diverges: loss {loss:.3g} after {self.best_loss:.3g}"
         return ""

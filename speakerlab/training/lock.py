@@ -1,4 +1,4 @@
-"""One run an experiment. In: the experiment's folder. Out: a lock held for the process's life."""
+"""A lock on an experiment's folder: one run at a time."""
 
 import fcntl
 import os
@@ -9,9 +9,9 @@ from typing import TextIO
 
 
 def lock_experiment(exp_dir: Path) -> TextIO:
-    """Take `exp/.lock`, or raise ValueError naming who holds it; keep the result alive.
+    """Take `exp/.lock`, or raise ValueError naming its holder; keep the returned file open.
 
-    The kernel frees it when the process ends, however it ends; forked workers do not inherit it.
+    The kernel releases it when the process ends, however it ends; forked workers do not inherit it.
     """
     exp_dir.mkdir(parents=True, exist_ok=True)
     file = (exp_dir / ".lock").open("a+", encoding="utf-8")
@@ -22,7 +22,7 @@ def lock_experiment(exp_dir: Path) -> TextIO:
         holder = file.read().strip() or "another process"
         file.close()
         raise ValueError(
-            f"{exp_dir}: is being trained already, got {holder}; wait for it or give another --exp"
+            f"{exp_dir}: is being trained by {holder}; wait for it or use another --exp"
         ) from None
     file.truncate(0)
     started = time.strftime("%Y-%m-%d %H:%M:%S")

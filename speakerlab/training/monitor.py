@@ -1,7 +1,7 @@
-"""Numbers of a run, to a file, to TensorBoard and to people. In: one dict a row. Out: all three.
+"""Metrics of a run, written to `metrics.jsonl`, to TensorBoard and to the console.
 
-`metrics.jsonl` has one row each `log_every_steps` and one a validation; console lines come by time,
-and on a terminal there is a bar. A full disk delays rows and never ends a run.
+`metrics.jsonl` has one row every `log_every_steps` and one per validation; console lines come by
+time, and a terminal shows a progress bar. A full disk delays rows and never ends a run.
 """
 
 import json
@@ -10,79 +10,95 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
 from speakerlab.training.appended import AppendedFile
-from speakerlab.training.console import Bar
 from speakerlab.training.events import Events, Pictures
 
 log = logging.getLogger(__name__)
-PICTURE_SECONDS = 60.0  # between two: to draw takes about one
+PICTURE_SECONDS = 60.0  # between two drawings; one takes about a second
+tqdm.monitor_interval = 0  # no thread: workers are forked
 
 
 class Monitor:
-    """Writes rows; rank 0 alone has one. `start_step`: later rows of an earlier run are cut.
+    """Writes rows; only rank 0 has one. Call `begin` first.
 
-    pictures: makes those of the last validation, or None. They are shown when the last ones are
-    `picture_seconds` old, and at the end of a run that took so long.
+    pictures: draws those of the last validation. They are shown when the last ones are
+    `picture_seconds` old, and at the end of a run that took as long.
     """
 
     def __init__(
         self,
         exp_dir: Path,
         *,
-        start_step: int,
         total_steps: int,
         every_seconds: float,
         pictures: Callable[[], Pictures | None] | None = None,
         picture_seconds: float = PICTURE_SECONDS,
     ) -> None:
-        self.rows = AppendedFile(exp_dir / "metrics.jsonl")
-        _cut_rows(self.rows.path, start_step)
-        self.events = Events(exp_dir / "tensorboard", start_step=start_step)
-        self.bar = Bar()
-        self.start_step, self.total_steps = start_step, total_steps
-        self.every_seconds = every_seconds
+        self.exp_dir, self.total_steps, self.every_seconds = exp_dir, total_steps, every_seconds
         self.pictures, self.picture_seconds = pictures, picture_seconds
+
+    def begin(self, start_step: int) -> None:
+        """Start at a step; later rows of an earlier run, or of a step rolled back, are cut."""
+        self.rows = AppendedFile(self.exp_dir / "metrics.jsonl")
+        _cut_rows(self.rows.path, start_step)
+        self.events = Events(self.exp_dir / "tensorboard", start_step=start_step)
+        self.start_step, self.terminal = start_step, ExitStack()
         self.started_at = self.last_line_at = self.last_picture_at = time.monotonic()
+        self.bar = self.terminal.enter_context(
+            tqdm(
+                total=self.total_steps,
+                initial=start_step,
+                disable=None,  # where there is no terminal
+                leave=False,
+                unit="step",
+                dynamic_ncols=True,
+            )
+        )
+        if not self.bar.disable:  # log lines are written above the bar
+            self.terminal.enter_context(logging_redirect_tqdm())
 
     def train_row(self, step: int, values: Mapping[str, float]) -> None:
-        """A row of training; printed when the last line is `every_seconds` old."""
+        """Write a row of training; log it when the last line is `every_seconds` old."""
         self._write(step, values, "train")
         now = time.monotonic()
-        text = f"step {step}/{self.total_steps} ETA {_clock(self.eta_seconds(step))}"
         if now - self.last_line_at >= self.every_seconds or step == self.total_steps:
             self.last_line_at = now
+            text = f"step {step}/{self.total_steps} ETA {_clock(self.eta_seconds(step))}"
             log.info("%s %s", text, " ".join(f"{k} {_text(v)}" for k, v in values.items()))
         loss = _text(values["loss"]) if "loss" in values else "none: every step was skipped"
-        self.bar.draw(step / self.total_steps, f"{text} loss {loss}")
+        self.bar.set_postfix_str(f"loss {loss}", refresh=False)
+        self.bar.update(step - self.bar.n)
 
     def valid_row(self, step: int, values: Mapping[str, float]) -> None:
-        """A row of validation; always printed."""
+        """Write a row of validation and log it."""
         self._write(step, values, "valid")
         text = ", ".join(f"{name} {_text(value)}" for name, value in values.items())
         log.info("step %d: validation: %s", step, text)
-        if self.pictures is not None and self._wants_pictures(step):
-            shown = self.pictures()
-            self.last_picture_at = time.monotonic()
-            if shown is not None:
-                self.events.add_pictures(step, shown)
+        since = self.started_at if step == self.total_steps else self.last_picture_at
+        if self.pictures is None or time.monotonic() - since < self.picture_seconds:
+            return
+        shown = self.pictures()
+        self.last_picture_at = time.monotonic()
+        if shown is not None:
+            self.events.add_pictures(step, shown)
 
     def close(self) -> None:
-        """Write what could not be written before, or say what is missing."""
-        self.bar.close()
+        """Write what could not be written before, or log what is missing."""
+        self.terminal.close()
         self.rows.close()
         self.events.close()
 
     def eta_seconds(self, step: int) -> float:
-        """Time left at the mean speed of this process."""
+        """Return the time left at the mean speed since `begin`."""
         done = step - self.start_step
         elapsed = time.monotonic() - self.started_at
         return elapsed / max(done, 1) * (self.total_steps - step)
-
-    def _wants_pictures(self, step: int) -> bool:
-        since = self.started_at if step == self.total_steps else self.last_picture_at
-        return time.monotonic() - since >= self.picture_seconds
 
     def _write(self, step: int, values: Mapping[str, float], group: str) -> None:
         row = json.dumps({"kind": group, "step": step, **values})
@@ -93,7 +109,7 @@ class Monitor:
 def _cut_rows(path: Path, start_step: int) -> None:
     """Drop rows past the checkpoint that a run resumes from, and a last line cut by a kill.
 
-    They are the end of the file: so it is shortened, for which there is room on a full disk too.
+    They are at the end of the file, which is shortened in place: a full disk has room for that.
     """
     if not path.exists():
         return
@@ -107,7 +123,7 @@ def _cut_rows(path: Path, start_step: int) -> None:
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a row; of a damaged one, which a loss of power may leave, infinity."""
+    """Return the step of a row; infinity for a row damaged by a power loss."""
     try:
         return json.loads(line)["step"]
     except ValueError:

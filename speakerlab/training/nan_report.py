@@ -1,81 +1,88 @@
-"""Where a step went wrong. In: the step's batches, read again. Out: plain values for a report.
+"""Find and report where a step went wrong: `exp/<name>/nan_report.json`.
 
-A batch is a function of its key, so that of a bad step can be had again; the parameters are those
-it met, since it was skipped. It is computed once more outside DDP, every output watched.
-Letters: B rows, T frames, F mel bins.
+Batches are a function of their key, so those of a bad step can be read again; the weights are
+those of that step, because it was skipped. It is computed again outside DDP, every output watched.
+Letters: B rows, S samples.
 """
 
+import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from speakerlab.training.guard import Guard
-from speakerlab.training.prefetch import Prefetcher
+from speakerlab.core.atomic import write_json
+from speakerlab.training.prefetch import MicroBatch
 from speakerlab.training.task import SpeakerTask
 
+log = logging.getLogger(__name__)
+MAX_LINES = 3  # on bad micro-batches; the file has all
 
-def examine_step(
-    task: SpeakerTask, inputs: Prefetcher, num: int, *, margin: float, guard: Guard
-) -> list[dict[str, Any]]:
-    """What is not finite in this rank's `num` micro-batches of a step; BatchNorm is put back.
 
-    Each entry: `index` of the micro-batch, `loss`, `module`, `gradient`, `rows` of the
-    manifest, `is_finite`, and `is_finite_in_fp32` where that was tried.
+class NanReport:
+    """Writes the report to `path`. utterances: name of each row; facts: of the run."""
+
+    def __init__(self, path: Path, utterances: Sequence[str], facts: Mapping[str, Any]) -> None:
+        self.path, self.utterances, self.facts = path, utterances, facts
+
+    def write(self, found: dict[str, Any]) -> None:
+        """Write what was found, its `rows` replaced by utterances; log the main points."""
+        for one in found["micro_batches"]:
+            one["utterances"] = [self.utterances[row] for row in one.pop("rows")]
+        known = {name: self.facts[name] for name in ("device", "precision", "torch", "commit")}
+        write_json(self.path, {**found, **known})
+        log.error("%s", found["error"])
+        bad = [one for one in found["micro_batches"] if not one["is_finite"]]
+        for one in bad[:MAX_LINES]:
+            log.error("%s", describe(one))
+        if not bad:
+            log.error("computed again, all values of step %d are finite", found["step"])
+        log.error("details in %s", self.path)
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Return one line about one bad micro-batch."""
+    what, where = "output", found["module"]
+    if where is None:
+        what, where = "gradient", found["gradient"]
+    names = found["utterances"]
+    line = f"rank {found['rank']}: the first non-finite {what} is that of {where}"
+    line += f", utterances {', '.join(names[:3])}" + (" and others" if len(names) > 3 else "")
+    return line + ("; in fp32 it is finite" if found.get("is_finite_in_fp32") else "")
+
+
+def examine(task: SpeakerTask, inputs: MicroBatch, margin: float, *, seed: int) -> dict[str, Any]:
+    """Return what is not finite in one micro-batch; gradients are computed and thrown away.
+
+    Keys: `loss`, `module`, `gradient`, `is_finite`, `is_finite_in_fp32` where that was tried, and
+    `rows` of the manifest: those whose embedding alone in eval mode is not finite, or else all.
     """
-    guard.before_step()
-    found = []
-    for index in range(num):  # every rank does so many: norms and heads may be joined
-        number = inputs.number
-        feats_BTF, label_B, _, _, row_B = inputs.take()
-        one = examine(task, feats_BTF, label_B, margin, seed=partial(inputs.begin, number))
-        chosen = one.pop("rows") or list(range(len(row_B)))
-        found.append({"index": index, "rows": row_B[chosen].tolist(), **one})
-        guard.restore()
-    inputs.close()
+    embedder: Any = task.embedder
+    compiled, embedder.compiled = embedder.compiled, ()  # compiled modules have no hooks
+    found = _run(task, inputs, margin, seed)
+    rows = _bad_rows(task, inputs.wave_BS) or list(range(len(inputs.wave_BS)))
+    found["rows"] = inputs.batch.row_B[rows].tolist()
+    used = task.precision
+    if used.name != "fp32" and not found["is_finite"]:
+        task.set_precision(replace(used, name="fp32"))
+        found["is_finite_in_fp32"] = _run(task, inputs, margin, seed)["is_finite"]
+        task.set_precision(used)
+    embedder.compiled = compiled
     return found
 
 
-def examine(
-    task: SpeakerTask,
-    feats_BTF: Tensor,
-    label_B: Tensor,
-    margin: float,
-    *,
-    seed: Callable[[], None],
-) -> dict[str, Any]:
-    """What is not finite in one micro-batch; gradients are made and thrown away.
-
-    seed: sets modes and generators as for this micro-batch. `rows`: of the batch, those whose
-    features are not finite or, alone in eval mode, whose embedding is not; empty if it takes all.
-    """
-    compiled, task.compiled = task.compiled, ()  # what is compiled has no outputs to watch
-    seed()
-    found = _run(task, feats_BTF, label_B, margin)
-    found["rows"] = _bad_rows(task, feats_BTF)
-    if task.precision.name != "fp32" and not found["is_finite"]:
-        used = task.precision
-        task.precision = replace(used, name="fp32")
-        seed()
-        found["is_finite_in_fp32"] = _run(task, feats_BTF, label_B, margin)["is_finite"]
-        task.precision = used
-    task.compiled = compiled
-    return found
-
-
-def _run(task: SpeakerTask, feats_BTF: Tensor, label_B: Tensor, margin: float) -> dict[str, Any]:
-    """Forward and backward; what fails first, of outputs by time, of gradients by place."""
-    if not bool(feats_BTF.isfinite().all()):
-        first: list[str] = ["the front end"]
-    else:
-        first = []
+def _run(task: SpeakerTask, inputs: MicroBatch, margin: float, seed: int) -> dict[str, Any]:
+    """Forward and backward: the first output in time, and the gradient nearest to the loss."""
+    torch.manual_seed(seed)
+    finite = bool(inputs.wave_BS.isfinite().all())
+    first: list[str] = [] if finite else ["the augmentation"]
     with watched_outputs(task, first):
-        output = task(feats_BTF, label_B, margin)
+        output = task(inputs.wave_BS, inputs.batch.label_B, margin, batch=inputs.batch)
         output.loss.backward()
     failed = [
         name
@@ -87,7 +94,7 @@ def _run(task: SpeakerTask, feats_BTF: Tensor, label_B: Tensor, margin: float) -
     return {
         "loss": loss if math.isfinite(loss) else str(loss),  # JSON has no NaN
         "module": first[0] if first else None,
-        "gradient": failed[-1] if failed else None,  # the nearest to the loss fails first
+        "gradient": failed[-1] if failed else None,
         "is_finite": not first and not failed,
     }
 
@@ -116,13 +123,10 @@ def watched_outputs(module: nn.Module, first: list[str]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _bad_rows(task: SpeakerTask, feats_BTF: Tensor) -> list[int]:
-    finite_B = feats_BTF.isfinite().flatten(1).all(dim=1)
-    embedder = task.embedder
-    was_training = embedder.training
-    embedder.eval()
-    with task.precision.autocast():
-        emb_BD: Tensor = embedder.get_submodule("backbone")(feats_BTF)
-    embedder.train(was_training)
-    finite_B &= emb_BD.isfinite().all(dim=1)
-    return (~finite_B).nonzero().flatten().tolist()
+def _bad_rows(task: SpeakerTask, wave_BS: Tensor) -> list[int]:
+    was_training = task.embedder.training
+    task.embedder.eval()
+    with task.autocast:
+        emb_BD: Tensor = task.embedder(wave_BS)
+    task.embedder.train(was_training)
+    return (~emb_BD.isfinite().all(dim=1)).nonzero().flatten().tolist()

@@ -1,7 +1,4 @@
-"""Optimizers by name. In: parameters, learning rate, settings. Out: a torch optimizer.
-
-All are fused: they skip a bad step by themselves, without the host having to know of it.
-"""
+"""Optimizers by name. All are fused, so that they skip a bad step without the host's help."""
 
 from collections.abc import Callable, Iterable
 
@@ -18,14 +15,8 @@ def sgd(
     weight_decay: float = 1e-4,
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent with (Nesterov) momentum."""
-    return torch.optim.SGD(
-        parameters,
-        lr=lr,
-        momentum=momentum,
-        nesterov=nesterov,
-        weight_decay=weight_decay,
-        fused=True,
-    )
+    options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+    return torch.optim.SGD(parameters, lr=lr, fused=True, **options)
 
 
 def adamw(
@@ -37,9 +28,8 @@ def adamw(
     weight_decay: float = 0.05,
 ) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101)."""
-    return torch.optim.AdamW(
-        parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True
-    )
+    options = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+    return torch.optim.AdamW(parameters, lr=lr, fused=True, **options)
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": sgd, "adamw": adamw}

@@ -1,7 +1,7 @@
-"""The one place that decides number formats. In: what was asked and the devices. Out: `Precision`.
+"""Choose number formats.
 
-Decided from the CUDA capability: the driver's "bf16 supported" also counts emulation, which is
-slower than fp32. fp16 is only ever asked for. Convolutions may use TF32, matrix products may not.
+The CUDA capability decides: the driver's "bf16 supported" also counts emulation, which is slower
+than fp32. fp16 is never chosen automatically. Convolutions may use TF32, matrix products may not.
 """
 
 import os
@@ -21,7 +21,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Card(NamedTuple):
-    """What decides on a GPU. The smallest of several is the least capable one."""
+    """Capabilities of a GPU; the minimum of several is the least capable one."""
 
     has_bf16: bool  # in hardware
     capability: tuple[int, int]
@@ -35,7 +35,7 @@ class Precision:
     name: str  # fp32, bf16 or fp16
     device_type: str  # the type alone ("cuda"): an index would switch torch's own checks off
     reason: str
-    remarks: tuple[str, ...] = ()  # lines for the log: what a user may want to change
+    remarks: tuple[str, ...] = ()  # lines for the log
 
     @property
     def dtype(self) -> torch.dtype:
@@ -43,27 +43,25 @@ class Precision:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether gradients could vanish in this format."""
+        """Whether gradients may vanish in this format."""
         return self.name == "fp16"
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Around the backbone only."""
+        """Return the context for the backbone."""
         enabled = self.name != "fp32"
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=enabled)
 
 
 def as_device(device: torch.device | str) -> torch.device:
-    """A device from its name; ValueError, one line, for what is none."""
+    """Return the device of this name; raise ValueError if there is none."""
     try:
         return torch.device(device)
     except RuntimeError:
-        raise ValueError(
-            f"device: must be a type and perhaps a number, got '{device}'; use cpu, cuda or cuda:0"
-        ) from None
+        raise ValueError(f"device: unknown device '{device}'; use cpu, cuda or cuda:0") from None
 
 
 def card_of(device: torch.device) -> Card | None:
-    """What decides on this device; None where it is no GPU of CUDA or ROCm."""
+    """Return the capabilities of a device; None if it is no GPU of CUDA or ROCm."""
     if device.type != "cuda":
         return None
     major, minor = torch.cuda.get_device_capability(device)
@@ -80,57 +78,54 @@ def resolve_precision(
     *,
     conv_tf32: bool = True,
 ) -> Precision:
-    """`auto`, fp32, bf16 or fp16 -> what is used, and why.
+    """Resolve auto, fp32, bf16 or fp16 to the format in use, and why.
 
-    cards: of every rank, the least capable decides; None where there are none. conv_tf32: only told
-    in a remark. Raises ValueError for what is no device, and for fp16 without CUDA.
+    cards: of every rank, the least capable decides; None if there are none. conv_tf32: only
+    mentioned in a remark. Raises ValueError for an invalid device, and for fp16 without CUDA.
     """
     kind = as_device(device).type
     if asked == "fp16" and kind != "cuda":
         raise ValueError(
-            f"runtime.precision: fp16 needs a CUDA device, got {kind}; use auto, fp32 or bf16"
+            f"runtime.precision: fp16 needs a CUDA device, not {kind}; use auto, fp32 or bf16"
         )
     card = min(cards) if cards and kind == "cuda" else None
-    remarks = _remarks(asked, cards, conv_tf32) if cards and card is not None else ()
+    remarks = tuple(_remarks(asked, cards, conv_tf32)) if cards and card is not None else ()
     if asked != "auto":
-        return Precision(asked, kind, "asked for", tuple(remarks))
+        return Precision(asked, kind, "as configured", remarks)
     if card is None:
         return Precision("fp32", kind, f"auto on {kind}")
     name, verb = ("bf16", "has") if card.has_bf16 else ("fp32", "lacks")
-    return Precision(name, kind, f"auto: {card.text} {verb} bf16", tuple(remarks))
+    return Precision(name, kind, f"auto: {card.text} {verb} bf16", remarks)
 
 
 def _remarks(asked: str, cards: Sequence[Card], conv_tf32: bool) -> list[str]:
-    """Lines on what was asked for, given the cards of all ranks."""
+    """Return lines that compare the configured format with the cards of all ranks."""
     lines, card = [], min(cards)
     if len(set(cards)) > 1:
         counts = sorted(Counter(cards).items())
-        told = ", ".join(f"{kind.text} on {count} of {len(cards)}" for kind, count in counts)
-        lines.append(f"ranks have different GPUs, got {told}; the least capable decides")
+        kinds = ", ".join(f"{kind.text} on {count} of {len(cards)}" for kind, count in counts)
+        lines.append(f"ranks have different GPUs: {kinds}; the least capable decides")
+    key = f"runtime.precision: {asked}"
     if asked == "bf16" and not card.has_bf16:
-        lines.append(
-            f"runtime.precision: {card.text} only emulates bf16, which is slower than fp32, got "
-            "bf16; use auto, or fp16"
-        )
+        lines.append(f"{key} is only emulated by {card.text}, slower than fp32; use auto, or fp16")
     if asked == "fp16" and card.capability < TENSOR_CORES:
         lines.append(
-            f"runtime.precision: {card.text} has no tensor cores, fp16 saves memory but hardly "
-            "time, got fp16; use auto"
+            f"{key} saves memory but hardly time, {card.text} has no tensor cores; use auto"
         )
     if asked == "fp32" and card.has_bf16:
         lines.append(
-            f"runtime.precision: {card.text} has bf16, which auto takes: faster, with half the "
-            f"memory for activations; now convolutions use TF32: {'yes' if conv_tf32 else 'no'}, "
-            "matrix products: no"
+            f"{key} is slower than bf16, which auto would use ({card.text}) with half the memory "
+            f"for activations; convolutions use TF32: {'yes' if conv_tf32 else 'no'}, matrix "
+            "products: no"
         )
     return lines
 
 
 def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> None:
-    """TF32 for convolutions at most; autotuned kernels unless runs must repeat bit for bit.
+    """Allow TF32 for convolutions at most; autotune kernels unless runs must be deterministic.
 
-    Only torch's older setters: after its newer ones (`fp32_precision`) the getters raise, and with
-    them torch.compile.
+    Uses torch's older setters: after its newer ones (`fp32_precision`) the getters raise, and so
+    does torch.compile.
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS insists on it

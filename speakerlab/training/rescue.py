@@ -1,121 +1,109 @@
-"""Leaving together in the midst of a step that one rank cannot finish: it is out of memory.
+"""Coordinated exit when one rank runs out of memory during a step.
 
-In: the step, and how to save what was before it. Out: the process, with the exit code of memory.
-The others wait for that rank in a collective and cannot be told there; a thread of each looks at
-the store that all ranks share, saves in the main thread's place, and ends the process. Parameters
-are those from before the step, because no rank gets past its gradients without the one that is out.
+The other ranks wait for it in a collective and cannot be reached there. A thread of each rank
+watches the store that all ranks share, saves in place of the main thread and ends the process.
+Parameters are still those from before the step, because no rank gets past its gradients without
+the rank that failed.
 """
 
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
 from speakerlab.core import process
+from speakerlab.core.atomic import write_text
+from speakerlab.training.distributed import Ranks, shared_store
+from speakerlab.training.run_state import RunState
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 0.5
-STUCK_SECONDS = 15.0  # in which the others are to arrive at the same step
+POLL_SECONDS = 0.5
+STUCK_SECONDS = 15.0  # for the other ranks to arrive at the same step
 SAVE_SECONDS = 60.0
-CALL, WINDOW, SAVED = "rescue", "rescue/window", "rescue/saved"
+CALL, SUMS, SAVED = "rescue", "rescue/sums", "rescue/saved"
 
 
 class OutOfMemoryStop(RuntimeError):
-    """A step did not fit; the state from before it is saved."""
-
-
-class Store(Protocol):
-    """Strings that all ranks share, as torch's stores have them."""
-
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
-    def check(self, keys: list[str]) -> bool: ...
-    def wait(self, keys: list[str], timeout: timedelta) -> None: ...
+    """A step did not fit in memory; the state from before it is saved."""
 
 
 class Rescue:
-    """One rank's part in leaving together.
+    """One rank's part in the exit. note: file for the micro-batch that did not fit."""
 
-    window: this rank's sums. save: writes what was before the step, given the sums of all ranks,
-    and waits for it. step_at: the step whose gradients are being made, or None between two.
-    """
-
-    def __init__(
-        self,
-        store: Store | None,
-        *,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        window: Callable[[], list[float]],
-        save: Callable[[list[float]], None],
-        step_at: Callable[[], int | None],
-    ) -> None:
-        self.store, self.rank, self.world_size, self.device = store, rank, world_size, device
-        self.window, self.save, self.step_at = window, save, step_at
+    def __init__(self, ranks: Ranks, state: RunState, *, note: Path, micro_batch: int) -> None:
+        self.ranks, self.state = ranks, state
+        self.note, self.micro_batch = note, micro_batch
+        self.step: int | None = None  # whose gradients are being computed
         self.is_caller = False
-        if store is not None:
-            threading.Thread(target=self._look, name="rescue", daemon=True).start()
+        self.store: Any = shared_store(ranks)
+        if self.store is not None:
+            threading.Thread(target=self._watch, name="rescue", daemon=True).start()
 
     def leave(self, step: int, error: BaseException) -> NoReturn:
-        """Call it on the rank that is out of memory; raises OutOfMemoryStop where it is alone."""
-        line = f"step {step}: out of memory on rank {self.rank}: {str(error).splitlines()[0]}"
+        """Save and leave with all ranks; raise OutOfMemoryStop if there is only one rank."""
+        rank = self.ranks.rank
+        line = f"step {step}: out of memory on rank {rank}: {str(error).splitlines()[0]}"
         log.error("%s", line)
         if self.store is None:
-            self.save(self.window())
+            self._save(self.state.sums.sums.tolist())
             raise OutOfMemoryStop(line)
         self.is_caller = True
         self.store.set(CALL, json.dumps(step))
         self._leave()
 
-    def _look(self) -> None:
-        assert self.store is not None
+    def _watch(self) -> None:
         while not self.store.check([CALL]):
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         if self.is_caller:
             return
         step = json.loads(self.store.get(CALL))
         deadline = time.monotonic() + STUCK_SECONDS
-        while self.step_at() != step:
-            if time.monotonic() > deadline:  # it has failed here too, or elsewhere
-                log.error("rank %d: is not at step %d; leaving without saving", self.rank, step)
+        while self.step != step:
+            if time.monotonic() > deadline:  # this rank, or another one, failed too
+                log.error("rank %d: not at step %d; leaving without saving", self.ranks.rank, step)
                 process.leave(process.EXIT_MEMORY)
-            time.sleep(LOOK_SECONDS / 10)
+            time.sleep(POLL_SECONDS / 10)
         self._leave()
 
     def _leave(self) -> NoReturn:
-        """Save with the others, and end."""
-        if self.device.type != "cuda":
+        """Save together with the other ranks, and end the process."""
+        if self.ranks.device.type != "cuda":
             self._save_together()
         else:  # the main thread's stream waits for the rank that is out of memory
-            with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.Stream()):
+            with torch.cuda.device(self.ranks.device), torch.cuda.stream(torch.cuda.Stream()):
                 self._save_together()
         process.leave(process.EXIT_MEMORY)
 
     def _save_together(self) -> None:
-        """Hand over this rank's sums; save, or wait for it."""
-        store: Any = self.store
-        store.set(f"{WINDOW}/{self.rank}", json.dumps(self.window()))
+        """Hand this rank's sums to rank 0; save, or wait for the end of saving."""
+        rank, store = self.ranks.rank, self.store
+        store.set(f"{SUMS}/{rank}", json.dumps(self.state.sums.sums.tolist()))
         try:
-            if self.rank == 0:
-                windows = [json.loads(store.get(f"{WINDOW}/{r}")) for r in range(self.world_size)]
-                self.save([sum(each) for each in zip(*windows)])
+            if rank == 0:
+                every = [json.loads(store.get(f"{SUMS}/{r}")) for r in range(self.ranks.world_size)]
+                self._save([sum(values) for values in zip(*every)])
                 store.set(SAVED, "")
-                time.sleep(2 * LOOK_SECONDS)  # the store may end with this process
+                time.sleep(2 * POLL_SECONDS)  # the store may end with this process
             else:
+                self._save([])
                 store.wait([SAVED], timedelta(seconds=SAVE_SECONDS))
-        except (OSError, RuntimeError) as error:  # what could not be saved was told
-            log.error("rank %d: %s", self.rank, error)
+        except (OSError, RuntimeError) as error:  # the writer has logged what was not saved
+            log.error("rank %d: %s", rank, error)
+
+    def _save(self, sums: list[float]) -> None:
+        if self.ranks.rank == 0:
+            write_text(self.note, f"{self.micro_batch}\n")
+        self.state.save_before_step(sums)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a GPU, one of its libraries, or torch's allocator on a CPU had no memory left."""
+    """Return whether a GPU, one of its libraries, or torch's CPU allocator was out of memory."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
-    told = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in told)
+    texts = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)

@@ -1,51 +1,35 @@
-"""All of a run that a resume needs: gathered, handed to the writer, and put back.
+"""All that a checkpoint holds, saved and loaded in one place."""
 
-In: the parts of a run. Out: dictionaries of tensors and plain values, the same on every rank.
-"""
-
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from speakerlab.training.checkpoint import (
     Found,
     find_non_finite,
     load_state,
+    read_latest,
     read_rows,
     snapshot,
 )
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.guard import NumericError
 from speakerlab.training.learning import LearningWatch
-from speakerlab.training.metric_sums import Window
+from speakerlab.training.metric_sums import MetricSums
 from speakerlab.training.task import SpeakerTask
 from speakerlab.training.update import Updater
 from speakerlab.training.writer import CheckpointWriter
 
-log = logging.getLogger(__name__)
-Parts = Sequence[tuple[int, Mapping[str, Tensor]]]  # (first row, this and others' rows by name)
+Parts = Sequence[tuple[int, Mapping[str, Tensor]]]  # (first row, rows of a split head by name)
 
 
-@dataclass
-class Progress:
-    """Where a run is."""
+class RunState:
+    """State of a run. metric: name of the validation metric; lower is better.
 
-    attempt: int = 0  # grows at a roll-back: another order, other draws
-    step: int = 0
-    best: float | None = None  # figure of validation; lower is better
-    validated: int = 0  # the last step that was
-
-
-class Keeper:
-    """Saves and loads a run.
-
-    read_latest: finds the newest intact checkpoint, called on rank 0. facts: plain values
-    saved along. figure: the name of what validation gives and the best checkpoint has least of.
+    step: number of completed steps. attempt: number of roll-backs; each has another data order
+    and other draws. best: the lowest metric. validated: the last step that was validated.
     """
 
     def __init__(
@@ -53,146 +37,147 @@ class Keeper:
         *,
         task: SpeakerTask,
         updater: Updater,
-        window: Window,
+        sums: MetricSums,
         learning: LearningWatch,
         ranks: Ranks,
         writer: CheckpointWriter,
-        read_latest: Callable[[], Found | None],
-        facts: Mapping[str, Any],
-        figure: str = "eer",
+        metric: str = "eer",
     ) -> None:
-        self.task, self.updater, self.window, self.learning = task, updater, window, learning
-        self.ranks, self.writer, self.read_latest = ranks, writer, read_latest
-        self.facts, self.figure = facts, figure
-        self.progress = Progress()
+        self.task, self.updater, self.sums, self.learning = task, updater, sums, learning
+        self.ranks, self.writer, self.metric = ranks, writer, metric
+        self.attempt = self.step = self.validated = 0
+        self.best: float | None = None
         self.saved_at = time.monotonic()
         self.initial: list[Any] | None = None  # state and parts, until there is a checkpoint
 
-    def state(self, sums: list[float]) -> dict[str, Any]:
-        """All that a resume needs but rows of the head that only one rank has.
-
-        sums: the window's, of all ranks.
-        """
-        progress = self.progress
-        task = self.task.state_dict()
-        return {
-            "task": {name: task[name] for name in task if name not in self.task.split},
-            "optimizer": without_rows(self.updater.optimizer, self.updater.split),
-            "scale": self.updater.scale.state(),
-            "skipped": int(self.updater.guard.skipped),
-            "bad_in_a_row": int(self.updater.guard.in_a_row),
-            "window": sums,
-            "learning": self.learning.state(),
-            "attempt": progress.attempt,
-            "step": progress.step,
-            f"best_{self.figure}": progress.best,
-            "validated": progress.validated,
-        }
-
-    def rows(self) -> dict[str, Tensor]:
-        """This rank's rows of a split head, and what the optimizer has for each of them."""
-        found: dict[str, Tensor] = {}
-        for name, parameter in self.task.split.items():
-            found[name] = parameter.detach()
-            for key, value in rows_in(self.updater.optimizer.state[parameter], parameter).items():
-                found[f"{name}.{key}"] = value
-        return found
-
-    def load(self, state: Mapping[str, Any], parts: Parts = ()) -> None:
-        """The reverse of `state` and `rows`.
-
-        The parts may be those of any number of ranks; there are none where the head was whole.
-        """
-        if self.task.split and not parts:
-            names = [name for name, _ in self.task.named_parameters()]
-            parts = [(0, take_rows(state, names, list(self.task.split)))]
-        own = self.task.state_dict()
-        missing = own.keys() - state["task"].keys()
-        self.task.load_state_dict({**{name: own[name] for name in missing}, **state["task"]})
-        self.updater.optimizer.load_state_dict(state["optimizer"])
-        self._load_rows(parts)
-        self.updater.scale.load_state(state["scale"])
-        self.updater.guard.skipped.fill_(state["skipped"])
-        self.updater.guard.in_a_row.fill_(state["bad_in_a_row"])
-        sums = torch.tensor(state["window"], dtype=torch.float64)
-        self.window.sums.copy_(sums if self.ranks.is_first else torch.zeros_like(sums))
-        self.learning.load_state(state["learning"])
-        names = ("attempt", "step", f"best_{self.figure}", "validated")
-        self.progress = Progress(*(state[name] for name in names))
-
     def resume(self) -> bool:
-        """Rank 0 reads the newest checkpoint and hands it to the others; False where is none."""
-        found = self.ranks.on_first(self.read_latest)
-        if found is None:
-            # There is nothing to roll back to yet but what the run begins with.
-            self.initial = snapshot([self.state(self.window.sums.tolist()), self._parts()])
+        """Load the newest checkpoint, which rank 0 reads; return False if there is none."""
+        found = self._read_latest()
+        if found is None:  # a roll-back then returns to the state the run begins with
+            self.initial = snapshot([self._state(self.sums.sums.tolist()), self._parts()])
             return False
-        self.load(load_state(found.state), read_rows(found.folder))
+        self._load(load_state(found.state), read_rows(found.folder))
         return True
 
     def save(self, *, scheduled: bool, valid: Mapping[str, float] | None = None) -> None:
-        """Begin to write a checkpoint; raises NumericError, on every rank, if it is not finite."""
-        state = self.state(self.ranks.sum(self.window.sums).tolist())
-        watched = {"task": state["task"], "optimizer": state["optimizer"], "rows": self.rows()}
+        """Begin to write a checkpoint; raise NumericError, on every rank, if it is not finite."""
+        state = self._state(self.ranks.sum(self.sums.sums).tolist())
+        watched = {"task": state["task"], "optimizer": state["optimizer"], "rows": self._rows()}
         bad = find_non_finite(watched, "state")
         found = [name for names in self.ranks.every(bad[:1]) for name in names]
         if found:
-            step = self.progress.step
-            raise NumericError(f"step {step}: state is not finite, got {found[0]}", step - 1)
+            raise NumericError(f"step {self.step}: {found[0]} is not finite", self.step - 1)
         self._write(state, scheduled=scheduled, valid=valid)
-
-    def wait(self) -> None:
-        """Until the last checkpoint is on the disk; no rank goes on before all are here.
-
-        A rank that left earlier would have the others stopped while they write.
-        """
-        self.writer.wait()
-        self.ranks.barrier("checkpoint written")
 
     def save_before_step(self, sums: list[float]) -> None:
         """Write the state from before the step that is being computed, and wait for it.
 
-        BatchNorm's statistics have moved in the step already; the guard remembers them.
+        sums: the metric sums of all ranks. BatchNorm's statistics have moved already in this step;
+        the guard remembers them.
         """
         guard = self.updater.guard
         before = {now.data_ptr(): old for now, old in zip(guard.buffers, guard.saved)}
-        state = self.state(sums)
+        state = self._state(sums)
         state["task"] = {name: before.get(t.data_ptr(), t) for name, t in state["task"].items()}
         self._write(state, scheduled=False, valid=None)
         self.writer.wait()
 
-    def roll_back(self) -> None:
-        """Load the newest checkpoint as another attempt, and save that there is one."""
-        attempt = self.progress.attempt + 1
+    def wait(self) -> None:
+        """Wait until the last checkpoint is on disk, on every rank.
+
+        A rank that left earlier would have the others killed while they write.
+        """
         self.writer.wait()
-        found = self.ranks.on_first(self.read_latest)
+        self.ranks.barrier("checkpoint written")
+
+    def roll_back(self) -> None:
+        """Load the newest checkpoint as the next attempt, and save that it has begun."""
+        attempt = self.attempt + 1
+        self.writer.wait()
+        found = self._read_latest()
         if found is not None:
-            self.load(load_state(found.state), read_rows(found.folder))
+            self._load(load_state(found.state), read_rows(found.folder))
         else:
             assert self.initial is not None, "a run that was resumed has a checkpoint"
-            self.load(*self.initial)
-        self.progress.attempt = attempt
-        self.updater.begin_anew()
+            self._load(*self.initial)
+        self.attempt = attempt
+        self.updater.reset()
         self.learning.reset()
         self.save(scheduled=False)
+
+    def _read_latest(self) -> Found | None:
+        return self.ranks.on_first(lambda: read_latest(self.writer.folder))
+
+    def _state(self, sums: list[float]) -> dict[str, Any]:
+        """Return all but the rows of a split head; sums: the metric sums of all ranks."""
+        task, optimizer = self.task.state_dict(), self.updater.optimizer
+        state = optimizer.state_dict()
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        split = {id(parameter) for parameter in self.updater.split}
+        for index, values in state["state"].items():
+            if id(parameters[index]) in split:
+                rows = rows_in(values, parameters[index])
+                state["state"][index] = {k: v for k, v in values.items() if k not in rows}
+        return {
+            "task": {name: task[name] for name in task if name not in self.task.split},
+            "optimizer": state,
+            "updater": self.updater.state(),
+            "sums": sums,
+            "learning": self.learning.state(),
+            "attempt": self.attempt,
+            "step": self.step,
+            "best": self.best,
+            "validated": self.validated,
+        }
+
+    def _rows(self) -> dict[str, Tensor]:
+        """Return this rank's rows of a split head, and the optimizer's values for each row."""
+        found: dict[str, Tensor] = {}
+        for name, parameter in self.task.split.items():
+            found[name] = parameter.detach()
+            values = rows_in(self.updater.optimizer.state[parameter], parameter)
+            found |= {f"{name}.{key}": value for key, value in values.items()}
+        return found
+
+    def _parts(self) -> list[tuple[int, dict[str, Tensor]]]:
+        """Return this rank's part of a split head as it is written; none if it is whole."""
+        return [(self.task.head.row_range[0], self._rows())] if self.task.split else []
 
     def _write(
         self, state: dict[str, Any], *, scheduled: bool, valid: Mapping[str, float] | None
     ) -> None:
         self.saved_at, self.initial = time.monotonic(), None
-        self.writer.save(
-            {**state, **self.facts},
-            rows=self._parts()[0] if self.task.split else None,
-            scheduled=scheduled,
-            valid=valid,
-        )
+        rows = self._parts()[0] if self.task.split else None
+        self.writer.save(state, rows=rows, scheduled=scheduled, valid=valid)
 
-    def _parts(self) -> list[tuple[int, dict[str, Tensor]]]:
-        """This rank's part of a split head as it is written; none of one that is not split."""
-        return [(self.task.head.row_range[0], self.rows())] if self.task.split else []
+    def _load(self, state: dict[str, Any], parts: Parts = ()) -> None:
+        """Restore the state; parts: of any number of ranks, none where the head was whole."""
+        if self.task.split and not parts:
+            parts = [(0, self._take_rows(state))]
+        own = self.task.state_dict()
+        missing = {name: own[name] for name in own.keys() - state["task"].keys()}
+        self.task.load_state_dict({**missing, **state["task"]})
+        self.updater.optimizer.load_state_dict(state["optimizer"])
+        self._load_rows(parts)
+        self.updater.load_state(state["updater"])
+        self.sums.load(state["sums"])
+        self.learning.load_state(state["learning"])
+        self.attempt, self.step = state["attempt"], state["step"]
+        self.best, self.validated = state["best"], state["validated"]
+
+    def _take_rows(self, state: dict[str, Any]) -> dict[str, Tensor]:
+        """Take out of the state of a whole head what `_rows` returns for a split one."""
+        names = [name for name, _ in self.task.named_parameters()]  # in the optimizer's order
+        taken: dict[str, Tensor] = {}
+        for name in self.task.split:
+            taken[name] = state["task"].pop(name)
+            values = state["optimizer"]["state"].get(names.index(name), {})
+            for key in rows_in(values, taken[name]):
+                taken[f"{name}.{key}"] = values.pop(key)
+        return taken
 
     def _load_rows(self, parts: Parts) -> None:
-        """Rows of the head and what the optimizer has for them, from parts of any ranks."""
+        """Load this rank's rows of a split head, and the optimizer's values for them."""
         parameters = dict(self.task.named_parameters())
         for key in parts[0][1] if parts else ():
             rows = self.task.head.own_rows((first, part[key]) for first, part in parts)
@@ -206,35 +191,6 @@ class Keeper:
 
 
 def rows_in(state: Mapping[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-    """Those of an optimizer's values for a parameter that have a row for each of its rows."""
+    """Return the values that an optimizer keeps for each row of a parameter."""
     shape = parameter.shape
     return {key: v for key, v in state.items() if isinstance(v, Tensor) and v.shape == shape}
-
-
-def without_rows(optimizer: torch.optim.Optimizer, split: Sequence[nn.Parameter]) -> dict[str, Any]:
-    """An optimizer's state without what has a row for each row of the parameters `split`."""
-    state = optimizer.state_dict()
-    ids = {id(parameter): parameter for parameter in split}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    kept = {}
-    for index, values in state["state"].items():
-        parameter = ids.get(id(parameters[index]))
-        left_out = {} if parameter is None else rows_in(values, parameter)
-        kept[index] = {key: value for key, value in values.items() if key not in left_out}
-    return {**state, "state": kept}
-
-
-def take_rows(
-    state: Mapping[str, Any], parameters: Sequence[str], split: Sequence[str]
-) -> dict[str, Tensor]:
-    """Take out of the state of a run with a whole head what `Keeper.rows` has of a split one.
-
-    parameters: names in the order of the optimizer's.
-    """
-    taken: dict[str, Tensor] = {}
-    for name in split:
-        taken[name] = state["task"].pop(name)
-        values = state["optimizer"]["state"].get(parameters.index(name), {})
-        for key in rows_in(values, taken[name]):
-            taken[f"{name}.{key}"] = values.pop(key)
-    return taken

@@ -1,7 +1,8 @@
-"""Signals that ask a training to save and leave. In: SIGTERM, SIGINT, SIGHUP, SIGUSR1. Out: which.
+"""Clean shutdown on SIGTERM, SIGINT, SIGHUP and SIGUSR1.
 
-The handler only notes the number: the trainer leaves at the end of a step, with all ranks. A
-process that cannot (it hangs in a collective because another rank is gone) is ended by a thread.
+The handler only notes the signal: the trainer saves and leaves at the end of a step, with all
+ranks. A process that cannot (it hangs in a collective because another rank is gone) is ended by a
+thread.
 """
 
 import logging
@@ -12,12 +13,12 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 # SIGUSR1: Slurm's warning before the time is up (--signal=USR1@180).
-ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+SHUTDOWN = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 PATIENCE_SECONDS = 25.0  # torchrun and most schedulers kill after 30
 
 
 class Stopped(RuntimeError):
-    """The run was asked to leave, and its state is saved."""
+    """The run was stopped by a signal, and its state is saved."""
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name} at step {step}, saved")
@@ -25,9 +26,9 @@ class Stopped(RuntimeError):
 
 
 class Signals:
-    """Notes the first signal that asks to leave; a second Ctrl-C, or patience at its end, ends.
+    """Notes the first shutdown signal; a second Ctrl-C, or a timeout, ends the process.
 
-    end: called with the number from a thread; it must not return.
+    end: called with the signal from a thread; it must not return.
     """
 
     def __init__(self, end: Callable[[int], None], *, patience: float = PATIENCE_SECONDS) -> None:
@@ -36,34 +37,37 @@ class Signals:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.writer, False)
 
+    def is_asked(self) -> bool:
+        """Return whether a signal has asked this process to leave."""
+        return bool(self.number)
+
     def listen(self) -> None:
-        """Take the signals over; call it from the main thread."""
-        for number in ASKING:
+        """Install the handlers; call it from the main thread."""
+        for number in SHUTDOWN:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self._note)
         signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="signals", daemon=True).start()
 
     def _note(self, number: int, _frame: object) -> None:
-        if not self.number:
-            self.number = number
+        self.number = self.number or number
 
     def _watch(self) -> None:
-        """The bytes come as signals do, whatever the main thread is stuck in."""
+        """Read the signals as they come, even while the main thread is stuck."""
         first = self._read()
-        log.warning("%s: will save and leave after this step", signal.Signals(first).name)
+        log.warning("%s: saving and leaving after this step", signal.Signals(first).name)
         timer = threading.Timer(self.patience, self._end_late, [first])
         timer.daemon = True
         timer.start()
         while self._read() != signal.SIGINT:
             pass
-        log.warning("SIGINT again: leaving at once, without saving")
+        log.warning("SIGINT again: leaving now, without saving")
         self.end(signal.SIGINT)
 
     def _read(self) -> int:
         while True:
             number = os.read(self.reader, 1)[0]
-            if number in ASKING:
+            if number in SHUTDOWN:
                 return number
 
     def _end_late(self, number: int) -> None:

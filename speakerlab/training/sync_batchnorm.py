@@ -1,9 +1,8 @@
-"""BatchNorm over the rows of several ranks. In: a module and a group of ranks. Out: joined norms.
+"""BatchNorm over the rows of several ranks.
 
-A BatchNorm of n ranks with B rows each sees what one would of n x B rows: the outputs, the
-gradients and the running statistics are the same, to rounding. The gradients of scale and shift are
-those of a rank's own rows, which DDP adds up as it does all others.
-On a GPU this is torch's SyncBatchNorm, which refuses tensors of a CPU; there it is computed here.
+n ranks with B rows each give the outputs, gradients and running statistics of one batch of n x B
+rows, up to rounding. The gradients of scale and shift cover a rank's own rows; DDP adds them up.
+A GPU uses torch's SyncBatchNorm, which rejects CPU tensors; the CPU version is here.
 
 Ioffe, Szegedy: "Batch Normalization", ICML 2015, arXiv 1502.03167. Moments of parts are merged as
 in Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample
@@ -12,9 +11,6 @@ Variances", 1979.
 Letters: B rows, C channels, R ranks of the group; what follows B and C is averaged over.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +22,10 @@ from speakerlab.training.distributed import Group
 
 
 def join_batchnorms(module: nn.Module, group: Group, *, device: torch.device) -> None:
-    """Replace every BatchNorm in `module` by one that sees the rows of the whole group.
+    """Replace every BatchNorm in `module` with one that sees the rows of the whole group.
 
-    Parameters, buffers and their names stay what they are, so that checkpoints and optimizers do
-    not know. From then on every rank of the group must run each training pass. device: where the
-    module will be.
+    Parameters, buffers and their names stay, for checkpoints and optimizers. Every rank of the
+    group must then run each training pass. device: where the module will be.
     """
     for parent in list(module.modules()):
         for name, child in parent.named_children():
@@ -54,26 +49,13 @@ def _joined(norm: Any, group: Group, device: torch.device) -> _BatchNorm:
     return joined.train(norm.training)
 
 
-@contextmanager
-def apart(module: nn.Module) -> Iterator[None]:
-    """For this long, joined BatchNorms see their own rank's rows: a rank may run a pass alone."""
-    joined = [m for m in module.modules() if isinstance(m, JoinedBatchNorm | nn.SyncBatchNorm)]
-    for norm in joined:
-        norm.forward = partial(_BatchNorm.forward, norm)
-    try:
-        yield
-    finally:
-        for norm in joined:
-            del norm.forward
-
-
 class JoinedBatchNorm(_BatchNorm):
-    """What torch's SyncBatchNorm is on a GPU; DDP refuses that one on a CPU, so it is none."""
+    """CPU counterpart of `SyncBatchNorm`; not a subclass, because DDP rejects that on a CPU."""
 
     group: Group
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Any shape (B, C, ...)."""
+        """Accept any shape (B, C, ...)."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
@@ -86,7 +68,7 @@ class JoinedBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean_C: Tensor, var_C: Tensor, count: Tensor) -> None:
-        """Move the running statistics as torch does: by the unbiased variance."""
+        """Update the running statistics as torch does, with the unbiased variance."""
         if self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
@@ -100,7 +82,7 @@ class JoinedBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """weight * (x - mean) / sqrt(var + eps) + bias, of the group's mean and variance, and these."""
+    """weight * (x - mean) / sqrt(var + eps) + bias with the group's mean and variance."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -131,7 +113,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _group_moments(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance of each channel over the group, and of how many values they are."""
+    """Return mean and biased variance of each channel over the group, and their sample count."""
     var_C, mean_C = torch.var_mean(x, dim=_places(x), correction=0)
     count = mean_C.new_full((1,), x.numel() // x.shape[1])
     every_RK = group.gather(torch.cat([mean_C, var_C, count]))
@@ -143,10 +125,10 @@ def _group_moments(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _places(x: Tensor) -> list[int]:
-    """All axes but that of the channels."""
+    """Return all axes but the channels."""
     return [axis for axis in range(x.dim()) if axis != 1]
 
 
 def _spread(values_C: Tensor, x: Tensor) -> Tensor:
-    """A value a channel, in the axes of x."""
+    """Return one value per channel in the axes of x."""
     return values_C.view(-1, *[1] * (x.dim() - 2))

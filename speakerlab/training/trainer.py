@@ -1,271 +1,318 @@
-"""The loop, from batches to a trained task. All state is (attempt, epoch, step) and state dicts.
+"""The training loop.
 
-In: what makes gradients, schedules that are functions of the step. Out: the task, trained;
-checkpoints and rows of metrics on the way. Resuming from a checkpoint repeats the run exactly.
+All state is (attempt, step) and state dicts, and every random draw is a function of (seed, attempt,
+step, micro-batch), so resuming from a checkpoint repeats the run exactly.
 """
 
 import logging
 import time
-from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch.profiler import record_function
 
-from speakerlab.core.regions import region
-from speakerlab.training.distributed import shared_store
-from speakerlab.training.gradients import Gradients
+from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.guard import NumericError
 from speakerlab.training.learning import DivergedError
-from speakerlab.training.metric_sums import Window, row_of
 from speakerlab.training.monitor import Monitor
-from speakerlab.training.nan_report import examine_step
-from speakerlab.training.prefetch import Prefetcher, WaitTeller
+from speakerlab.training.nan_report import NanReport, examine
+from speakerlab.training.prefetch import Prefetcher
 from speakerlab.training.rescue import Rescue, is_out_of_memory
-from speakerlab.training.run_state import Keeper
+from speakerlab.training.run_state import RunState
 from speakerlab.training.schedules import Schedule
 from speakerlab.training.signals import Signals, Stopped
 
 log = logging.getLogger(__name__)
 MAX_ROLLBACKS = 2
-BACK_OFF = 0.5  # of the learning rate, at each
+BACK_OFF = 0.5  # factor on the learning rate at each roll-back
+DRAWS_KEY = 0xD207  # separates the model's own draws (dither, dropout) from those of the data ...
+HEAD_KEY = 0x4EAD  # ... and from those of the classes that a sampled head uses
+OUT_OF_MEMORY = "out_of_memory"  # holds the micro-batch that did not fit; run.sh reads it
 
 
 class Trainer:
-    """Runs a task until the schedule's last step.
+    """Runs a task until the last step of the schedule.
 
-    validate: gives the keeper's figure by name, the EER say; its argument says, now and then, that
-    there is no time: then None, on all ranks. report: called on rank 0 with what made a run roll
-    back or end; note_memory: when a step did not fit.
+    source: `read_from(step, attempt)` iterates over this rank's batches. validation: `run(embedder,
+    ranks, stop)` returns {metric: value}, or None on all ranks if `stop()` was true on any.
+    monitor: only rank 0 has one.
     """
 
     def __init__(
         self,
+        exp_dir: Path,
         *,
-        gradients: Gradients,
-        keeper: Keeper,
+        state: RunState,
+        source: Any,
+        plan: BatchPlan,
         schedule: Schedule,
-        validate: Callable[[Callable[[], bool]], dict[str, float] | None] | None,
-        report: Callable[[dict[str, Any]], None],
-        note_memory: Callable[[], None],
+        validation: Any,
+        monitor: Monitor | None,
+        nan_report: NanReport,
         signals: Signals,
+        crop_samples: int,
+        seed: int,
     ) -> None:
-        self.gradients, self.keeper, self.schedule = gradients, keeper, schedule
-        self.validate, self.report, self.note_memory = validate, report, note_memory
-        self.signals, self.ranks = signals, keeper.ranks
-        self.updater, self.window = keeper.updater, keeper.window
-        self.wait_teller = WaitTeller()
-        self.before_step: Callable[[int], None] = lambda _step: None  # told its number, every rank
-        self.rescue = Rescue(
-            shared_store(self.ranks),
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-            device=self.ranks.device,
-            window=self.window.sums.tolist,
-            save=self._save_before_step,
-            step_at=lambda: gradients.at,
-        )
+        self.state, self.task, self.ranks = state, state.task, state.ranks
+        self.updater, self.sums, self.learning = state.updater, state.sums, state.learning
+        self.source, self.plan, self.schedule = source, plan, schedule
+        self.validation, self.monitor, self.nan_report = validation, monitor, nan_report
+        self.signals, self.crop_samples, self.seed = signals, crop_samples, seed
+        self.modules = list(self.task.modules())
+        self.model: Any = self.task  # DDP's wrapper from `start` on
+        note = exp_dir / OUT_OF_MEMORY
+        self.rescue = Rescue(self.ranks, state, note=note, micro_batch=plan.micro_batch)
+        self.inputs: Prefetcher
 
-    @property
-    def step(self) -> int:
-        """Steps that are done, and the number of the next."""
-        return self.keeper.progress.step
+    def fit(self) -> int:
+        """Resume from the newest checkpoint, train to the end; return the number of steps taken.
 
-    def fit(self, monitor: Callable[[int], Monitor]) -> int:
-        """Resume from the newest checkpoint, if any, and train to the end; the steps taken.
-
-        monitor: makes rank 0's monitor for a start step. Raises NumericError where nothing helps,
-        DivergedError, Stopped after a signal, OutOfMemoryStop.
+        Raises NumericError if roll-backs do not help, DivergedError, OutOfMemoryStop, and Stopped
+        after a signal.
         """
-        if self.keeper.resume():
-            self._tell_where("resuming from")
-        start_step = self.step
-        self.gradients.join(self.updater.guard)
-        while self.step < self.schedule.total_steps or self._is_validation_due():
+        self.start()
+        first = self.state.step
+        while self.state.step < self.schedule.total_steps or self._is_validation_due():
             try:
-                self._run(monitor)
+                self._run()
             except NumericError as error:
                 self._roll_back(error)
-        self.keeper.wait()
-        return self.step - start_step
+        self.state.wait()
+        return self.state.step - first
 
-    def inputs(self, start_step: int) -> Prefetcher:
-        """The micro-batches of this rank from a step on, of this attempt."""
-        return self.gradients.inputs(start_step, self.keeper.progress.attempt)
+    def start(self) -> None:
+        """Resume, and join the ranks."""
+        if self.state.resume():
+            self._log_position("resuming from")
+        self.model = self.ranks.wrap(self.task)
+        if self.model is not self.task:
+            self._warm_up_ddp()
 
-    def run_step(self, inputs: Prefetcher) -> None:
-        """One optimizer step: forward and backward of each micro-batch, reduce, clip, step."""
-        step, margin = self.step, self.schedule.margin_at(self.step)
-        self.updater.guard.before_step()
+    def open(self) -> None:
+        """Begin to read and to report at the current step."""
+        if self.monitor is not None:
+            self.monitor.begin(self.state.step)
+        self.inputs = self._read_from(self.state.step)
+        self.sums.started_at = time.monotonic()
+
+    def close(self) -> None:
+        """End what reads ahead; write the last rows."""
+        self.inputs.close()
+        if self.monitor is not None:
+            self.monitor.close()
+
+    def _run(self) -> None:
+        self.open()
         try:
-            scaled = self.updater.scale.apply
-            sums = self.gradients.make(step, inputs, margin=margin, scaled=scaled)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self.rescue.leave(step, error)
-        with region("step/optimizer"):
-            update = self.updater.step(self._lr_at(step))
-        self.window.add_crops(sums, update.is_bad)
-        if self.ranks.is_first:  # the same on every rank, so counted by one
-            self.window.add_step(update.grad_norm, update.is_bad, self.updater.clip_norm)
-        with region("step/host sync/verdict"):
-            self.updater.check(step, update)
-
-    def _run(self, monitor: Callable[[int], Monitor]) -> None:
-        """Step after step, to the last one or until something is raised."""
-        watch = monitor(self.step) if self.ranks.is_first else None
-        inputs = self.inputs(self.step)
-        self.window.started_at = time.monotonic()
-        try:
-            # A run may have been stopped in the midst of its validation.
-            valid = self._validate(watch) if self.step else None
-            if valid is not None:
-                self._checkpoint(asked=False, valid=valid)
-            elif self.step and self._is_validation_due():  # and is asked to again
-                raise Stopped(self._signal(), self.step)
-            while self.step < self.schedule.total_steps:
-                self.before_step(self.step)
-                with region("step"):
-                    self._take_step(watch, inputs)
+            if self.state.step and self._is_validation_due():
+                self._finish_validation()
+            while self.state.step < self.schedule.total_steps:
+                with record_function("step"):
+                    self.take_step()
         finally:
-            inputs.close()
-            if watch is not None:
-                watch.close()
+            self.close()
 
-    def _take_step(self, watch: Monitor | None, inputs: Prefetcher) -> None:
-        """A step and all that is due after it; raises Stopped where a rank is asked to leave."""
-        # What any rank wants, known to all at the end of the step.
-        with region("step/host sync/wishes of ranks"):
-            wanted = self.ranks.begin_largest([self.signals.number, self._is_time_up()])
-        self.run_step(inputs)
-        self.keeper.progress.step += 1
-        with region("step/host sync/row of metrics"):
-            self._log(watch, inputs)
-        valid = self._validate(watch)
-        with region("step/host sync/wishes of ranks"):
-            number, time_is_up = wanted()
-        if self._is_validation_due():  # it has just been left
+    def take_step(self) -> None:
+        """Take a step and do all that is due after it; raise Stopped if a rank received a signal.
+
+        A rank's wishes travel during the step, so that all ranks know them at its end.
+        """
+        with record_function("step/host sync/wishes of ranks"):
+            overdue = time.monotonic() - self.state.saved_at > self.schedule.checkpoint_seconds
+            wishes = [self.signals.number, int(self.ranks.is_first and overdue)]
+            wanted = self.ranks.begin_largest(wishes)
+        self.train_step()
+        with record_function("step/host sync/row of metrics"):
+            self._log()
+        valid = self._validate()
+        with record_function("step/host sync/wishes of ranks"):
+            number, is_overdue = wanted()
+        if self._is_validation_due():  # a signal has just interrupted it
             number = self._signal()
-        self._checkpoint(asked=bool(number or time_is_up), valid=valid)
+        self._checkpoint(now=bool(number or is_overdue), valid=valid)
         if number:
-            self.keeper.wait()
-            raise Stopped(number, self.step)
+            self.state.wait()
+            raise Stopped(number, self.state.step)
 
-    def _roll_back(self, error: NumericError) -> None:
-        """Find out what was not finite; go back to the last checkpoint, or give up."""
-        step, attempt = error.step, self.keeper.progress.attempt
-        margin = self.schedule.margin_at(step)
-        found = examine_step(
-            self.gradients.task,
-            self.inputs(step),
-            self.gradients.plan.accumulation,
-            margin=margin,
-            guard=self.updater.guard,
-        )
-        micro_batches = self.ranks.every([{"rank": self.ranks.rank, **one} for one in found])
-        if self.ranks.is_first:
-            facts = {"error": str(error), "step": step, "attempt": attempt, "margin": margin}
-            facts |= {"lr": self._lr_at(step), "loss_scale": float(self.updater.scale.scale)}
-            self.report({**facts, "micro_batches": [one for ones in micro_batches for one in ones]})
-        if attempt >= MAX_ROLLBACKS:
-            raise error
-        self.keeper.roll_back()
-        share = BACK_OFF ** (attempt + 1)
-        self._tell_where(f"rolled back: another order, {share:g} of the learning rate, from")
+    def train_step(self) -> None:
+        """Take one optimizer step: forward and backward per micro-batch, reduce, clip, step."""
+        step, count = self.state.step, self.plan.accumulation
+        margin, frozen = self.schedule.margin_at(step), step < self.schedule.frozen_steps
+        self._begin_step(step)
+        self.rescue.step = step
+        try:
+            for index in range(count):
+                inputs = next(self.inputs)  # waits for data; augments, unless done ahead
+                number = index * self.ranks.world_size + self.ranks.rank
+                torch.manual_seed(self._key(step, number, DRAWS_KEY))  # for dither and dropout
+                # DDP averages the gradients over ranks during the last backward pass.
+                is_reduced = index == count - 1 or self.model is self.task
+                with nullcontext() if is_reduced else self.model.no_sync():
+                    with record_function("step/forward"):
+                        output = self.model(
+                            *(inputs.wave_BS, inputs.batch.label_B, margin),
+                            batch=inputs.batch,
+                            frozen=frozen,
+                        )
+                    with record_function("step/backward"):
+                        self.updater.scale_loss(output.loss / count).backward()
+                self.inputs.prefetch()  # on a GPU: the next one, while this one is computed
+                self.sums.add_micro_batch(output, inputs)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                self.rescue.leave(step, error)  # saves the state from before this step
+            raise
+        if frozen:  # no gradients instead of zeros: no momentum and no weight decay either
+            self.task.embedder.zero_grad(set_to_none=True)
+        self.rescue.step = None
+        with record_function("step/optimizer"):  # unscale, clip, guard, step
+            update = self.updater.step(self._lr_at(step))
+        self.sums.add_step(update, self.updater.clip_norm)
+        with record_function("step/host sync/verdict"):
+            self.updater.check(step, update)  # NumericError after too many bad steps
+        self.state.step += 1
 
-    def _signal(self) -> int:
-        """The signal that some rank was sent, known to all; 0 for none."""
-        return self.ranks.begin_largest([self.signals.number])()[0]
+    def _begin_step(self, step: int) -> None:
+        """Set modes, the classes that a sampled head uses, and what a bad step returns to."""
+        for module in self.modules:
+            if not module.training:  # setting an attribute of a module takes microseconds
+                module.training = True
+        if step < self.schedule.frozen_steps:
+            self.task.embedder.eval()  # BatchNorm keeps its statistics
+        self.task.head.begin_step(self._key(step, HEAD_KEY))
+        self.updater.guard.before_step()
+
+    def _key(self, *numbers: int) -> int:
+        """Return 63 bits that belong to this attempt and these numbers alone."""
+        words = np.random.SeedSequence([self.seed, self.state.attempt, *numbers])
+        return int(words.generate_state(1, np.uint64)[0]) >> 1
 
     def _lr_at(self, step: int) -> float:
-        return self.schedule.lr_at(step) * BACK_OFF**self.keeper.progress.attempt
+        return self.schedule.lr_at(step) * BACK_OFF**self.state.attempt
 
-    def _save_before_step(self, sums: list[float]) -> None:
-        """What `rescue` calls, possibly from its thread."""
+    def _warm_up_ddp(self) -> None:
+        """Throw away one pass, because DDP regroups its gradients after the first.
+
+        The first step after a resume would otherwise add them up in another order than before.
+        """
+        self.task.train()
+        self.updater.guard.before_step()
+        device = self.ranks.device
+        wave_BS = torch.randn(2, self.crop_samples, device=device)
+        label_B = torch.zeros(2, dtype=torch.int64, device=device)
+        self.model(wave_BS, label_B, 0.0).loss.backward()
+        self.updater.guard.restore()
+        self.task.zero_grad(set_to_none=True)
+
+    def _read_from(self, step: int) -> Prefetcher:
+        batches = self.source.read_from(step, self.state.attempt)
+        return Prefetcher(batches, self.task.augment, device=self.ranks.device)
+
+    def _roll_back(self, error: NumericError) -> None:
+        """Report what was not finite; return to the last checkpoint, or give up."""
+        step, attempt = error.step, self.state.attempt
+        margin, inputs = self.schedule.margin_at(step), self._read_from(step)
+        self._begin_step(step)
+        found = []
+        for index in range(self.plan.accumulation):  # on every rank: norms and heads may be joined
+            number = index * self.ranks.world_size + self.ranks.rank
+            seed = self._key(step, number, DRAWS_KEY)
+            one = examine(self.task, next(inputs), margin, seed=seed)
+            found.append({"rank": self.ranks.rank, "index": index, **one})
+            self.updater.guard.restore()
+        inputs.close()
+        every = self.ranks.every(found)
         if self.ranks.is_first:
-            self.note_memory()
-        self.keeper.save_before_step(sums)
+            facts = {"error": str(error), "step": step, "attempt": attempt, "margin": margin}
+            facts |= {"lr": self._lr_at(step), "loss_scale": float(self.updater.loss_scale)}
+            self.nan_report.write({**facts, "micro_batches": sum(every, [])})
+        if attempt >= MAX_ROLLBACKS:
+            raise error
+        self.state.roll_back()
+        share = BACK_OFF ** (attempt + 1)
+        self._log_position(f"rolled back (another order, {share:g} of the learning rate) to")
 
-    def _tell_where(self, why: str) -> None:
-        epoch = self.step / self.schedule.steps_per_epoch
-        log.info("%s step %d of %d (epoch %.2f)", why, self.step, self.schedule.total_steps, epoch)
+    def _log_position(self, why: str) -> None:
+        step, epoch = self.state.step, self.state.step / self.schedule.steps_per_epoch
+        log.info("%s step %d of %d (epoch %.2f)", why, step, self.schedule.total_steps, epoch)
 
-    def _is_time_up(self) -> int:
-        """Whether rank 0 saved so long ago that it is due again."""
-        age = time.monotonic() - self.keeper.saved_at
-        return int(self.ranks.is_first and age > self.schedule.checkpoint_seconds)
+    def _signal(self) -> int:
+        """Return the signal that some rank received, known to all; 0 for none."""
+        return self.ranks.begin_largest([self.signals.number])()[0]
 
-    def _log(self, watch: Monitor | None, inputs: Prefetcher) -> None:
-        if self.step % self.schedule.log_every_steps and self.step != self.schedule.total_steps:
+    def _log(self) -> None:
+        """Write a row of metrics when due; warn or stop if the model does not learn."""
+        step, schedule = self.state.step, self.schedule
+        if step % schedule.log_every_steps and step != schedule.total_steps:
             return
-        sums: dict[str, float] = dict(zip(Window.NAMES, self.ranks.sum(self.window.sums).tolist()))
-        seconds = time.monotonic() - self.window.started_at
-        wait = inputs.take_wait_seconds()
-        self.wait_teller.add(self.step, wait, seconds)
-        self.window.reset()
-        row, step, progress = row_of(sums, seconds=seconds), self.step - 1, self.keeper.progress
-        margin = self.schedule.margin_at(step)
+        row = self.sums.take_row(step, self.inputs.take_wait_seconds())
         row |= {
-            "epoch": round(self.step / self.schedule.steps_per_epoch, 3),
-            "lr": self._lr_at(step),
-            "margin": margin,
+            "epoch": round(step / schedule.steps_per_epoch, 3),
+            "lr": self._lr_at(step - 1),
+            "margin": schedule.margin_at(step - 1),
             "skipped": int(self.updater.guard.skipped),
-            "attempt": progress.attempt,
-            "data_wait": round(wait / seconds, 4),
+            "attempt": self.state.attempt,
         }
-        if self.updater.scale.enabled:
-            row["loss_scale"] = float(self.updater.scale.scale)
+        if self.updater.scales_loss:
+            row["loss_scale"] = float(self.updater.loss_scale)
         if self.ranks.device.type == "cuda":
             row["gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.ranks.device) >> 20
-        if watch is not None:
-            watch.train_row(self.step, row)
-        if sums["crops"]:
-            self._judge_learning(row["loss"], row["accuracy"], margin)
-
-    def _judge_learning(self, loss: float, accuracy: float, margin: float) -> None:
-        """Warn, on rank 0, or stop, on all, where the loss says that nothing is learned."""
-        learning = self.keeper.learning
-        line = learning.add(self.step, loss=loss, accuracy=accuracy, margin=margin)
-        if line is None:
-            return
-        if self.ranks.is_first:
+        if self.monitor is not None:
+            self.monitor.train_row(step, row)
+        line = None
+        if "loss" in row:
+            measured = {name: row[name] for name in ("loss", "accuracy", "margin")}
+            line = self.learning.add(step, **measured)
+        if line is not None and self.ranks.is_first:
             log.warning("%s", line)
-        if learning.stop:
-            self._checkpoint(asked=True, valid=None)
-            self.keeper.wait()
+        if line is not None and self.learning.stop:
+            self._checkpoint(now=True, valid=None)
+            self.state.wait()
             raise DivergedError(line)
 
-    def _validate(self, watch: Monitor | None) -> dict[str, float] | None:
-        """The figures of this step, where due; None too where the run is asked to leave."""
-        if self.validate is None or not self._is_validation_due():
+    def _is_validation_due(self) -> bool:
+        """Return whether validation is due after this step and not done yet."""
+        step = self.state.step
+        is_last = step == self.schedule.total_steps
+        due = is_last or step % self.schedule.valid_every_steps == 0
+        return self.validation is not None and due and self.state.validated != step
+
+    def _validate(self) -> dict[str, float] | None:
+        """Return the metric of this step when due; None also if a signal interrupted it."""
+        if self.validation is None or not self._is_validation_due():
             return None
-        started_at = time.monotonic()
+        step, started_at = self.state.step, time.monotonic()
         try:
-            values = self.validate(lambda: bool(self.signals.number))
+            values = self.validation.run(self.task.embedder, self.ranks, self.signals.is_asked)
         except FloatingPointError as error:
-            raise NumericError(f"step {self.step}: {error}", self.step - 1) from None
+            raise NumericError(f"step {step}: {error}", step - 1) from None
         if values is None:
             return None
-        self.keeper.progress.validated = self.step
-        if watch is not None:
-            watch.valid_row(self.step, values)
-        self.window.started_at += time.monotonic() - started_at
+        self.state.validated = step
+        if self.monitor is not None:
+            self.monitor.valid_row(step, values)
+        self.sums.started_at += time.monotonic() - started_at
         return values
 
-    def _is_validation_due(self) -> bool:
-        """At the end of this step, and not done yet."""
-        is_last = self.step == self.schedule.total_steps
-        due = is_last or self.step % self.schedule.valid_every_steps == 0
-        return self.validate is not None and due and self.keeper.progress.validated != self.step
+    def _finish_validation(self) -> None:
+        """Validate the step that a run was stopped after, before the next step changes it."""
+        valid = self._validate()
+        if valid is None:
+            raise Stopped(self._signal(), self.state.step)
+        self._checkpoint(now=False, valid=valid)
 
-    def _checkpoint(self, *, asked: bool, valid: dict[str, float] | None) -> None:
-        progress = self.keeper.progress
-        best, now = progress.best, None if valid is None else valid[self.keeper.figure]
-        is_best = now is not None and (best is None or now < best)
+    def _checkpoint(self, *, now: bool, valid: dict[str, float] | None) -> None:
+        """Save on schedule, at the best metric so far, after the last step, or `now`."""
+        state, schedule = self.state, self.schedule
+        value = None if valid is None else valid[state.metric]
+        is_best = value is not None and (state.best is None or value < state.best)
         if is_best:
-            progress.best = now
-        scheduled = self.step % self.schedule.checkpoint_every_steps == 0
-        if scheduled and not asked and int(self.updater.guard.in_a_row):
-            scheduled = False  # a roll-back is to repeat the bad steps, not to go on after them
-        if asked or is_best or scheduled or self.step == self.schedule.total_steps:
-            self.keeper.save(scheduled=scheduled, valid=valid)
+            state.best = value
+        scheduled = state.step % schedule.checkpoint_every_steps == 0
+        if scheduled and not now and int(self.updater.guard.in_a_row):
+            scheduled = False  # a roll-back must repeat the bad steps, not resume after them
+        if now or is_best or scheduled or state.step == schedule.total_steps:
+            state.save(scheduled=scheduled, valid=valid)

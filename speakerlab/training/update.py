@@ -1,7 +1,9 @@
-"""From gradients to parameters, or not: unscale, norm, clip, judge, step. In: `.grad`. Out: norm.
+"""From gradients to parameters: unscale, clip, decide whether the step counts, step.
 
-Nothing here waits for a GPU: a bad step is skipped by the fused optimizers themselves (their
-`found_inf`), so they must be fused.
+Nothing here waits for a GPU: fused optimizers skip a bad step by themselves (their `found_inf`).
+The loss scale keeps gradients in fp16 from vanishing. torch's GradScaler looks at the gradients of
+one rank only; here the verdict covers all ranks and the gradient norm.
+Micikevicius et al., Mixed Precision Training, ICLR 2018, arXiv 1710.03740, section 3.2.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,23 +11,28 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
-from speakerlab.core.regions import region
 from speakerlab.training.guard import MAX_BAD_STEPS, Guard, NumericError
-from speakerlab.training.loss_scale import FLOOR, LossScale
+
+INITIAL_SCALE = 2.0**16  # halves at a bad step
+GROWTH_STEPS = 2000  # good steps in a row after which the scale doubles
+MIN_SCALE = 1.0  # a gradient that overflows unscaled is not the scale's fault
+
+multiply_all = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Update(NamedTuple):
-    """Of one step, on the device."""
+    """Outcome of one step, on the device."""
 
     grad_norm: Tensor
     is_bad: Tensor  # 1.0 or 0.0
 
 
 class Updater:
-    """Moves the parameters of `module` by its gradients, once a step.
+    """Moves the parameters of `module` by their gradients, once per step.
 
-    split: parameters of which every rank has rows of its own; sum_over_ranks: for their norm.
+    split: parameters of which each rank holds its own rows; sum_over_ranks: for their norm.
     """
 
     def __init__(
@@ -39,75 +46,102 @@ class Updater:
         split: Sequence[nn.Parameter] = (),
         sum_over_ranks: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> None:
-        self.optimizer, self.clip_norm = optimizer, clip_norm
-        self.scale = LossScale(device, enabled=scale_loss)
+        self.optimizer, self.clip_norm, self.scales_loss = optimizer, clip_norm, scale_loss
+        self.loss_scale = torch.full((), INITIAL_SCALE if scale_loss else 1.0, device=device)
+        self.good_steps = torch.zeros((), dtype=torch.int64, device=device)  # since it changed
         self.guard = Guard(module, device)
         self.split = list(split)
         ids = {id(parameter) for parameter in split}
         self.shared = [p for p in module.parameters() if p.requires_grad and id(p) not in ids]
         self.sum_over_ranks = sum_over_ranks
-        make_momentum(optimizer)
+        create_momentum(optimizer)
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """Return the loss to call `backward` on."""
+        return loss * self.loss_scale if self.scales_loss else loss
 
     def step(self, lr: float) -> Update:
-        """Use up the gradients. Every rank comes to the same verdict."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        shared, split = gradients_of(self.shared), gradients_of(self.split)
-        with region("step/optimizer/clip"):
-            self.scale.remove([*shared, *split])
-            norm = self._norm(shared, split)
-            nn.utils.clip_grads_with_norm_([*self.shared, *self.split], self.clip_norm, norm)
-        with region("step/optimizer/verdict"):
-            is_bad = self.guard.judge(norm)
+        """Use up the gradients; every rank comes to the same verdict."""
         optimizer: Any = self.optimizer
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        with record_function("step/optimizer/clip"):
+            gradients = [p.grad for p in self.shared if p.grad is not None]
+            own_rows = [p.grad for p in self.split if p.grad is not None] if self.split else []
+            if self.scales_loss:
+                multiply_all([*gradients, *own_rows], self.loss_scale.reciprocal())
+            norm = nn.utils.get_total_norm(gradients)
+            if self.split:  # the rows of every rank count
+                square = torch.zeros_like(norm)
+                if own_rows:
+                    square = nn.utils.get_total_norm(own_rows).square()
+                norm = (norm.square() + self.sum_over_ranks(square)).sqrt()
+            nn.utils.clip_grads_with_norm_([*self.shared, *self.split], self.clip_norm, norm)
+        with record_function("step/optimizer/verdict"):
+            is_bad = self.guard.judge(norm)
         optimizer.grad_scale, optimizer.found_inf = None, is_bad
-        with region("step/optimizer/update"):
-            self.optimizer.step()
-        self.scale.update(is_bad)
-        self.optimizer.zero_grad(set_to_none=True)
+        with record_function("step/optimizer/update"):
+            optimizer.step()
+        if self.scales_loss:
+            self._adapt_scale(is_bad)
+        optimizer.zero_grad(set_to_none=True)
         return Update(norm, is_bad)
 
     def check(self, step: int, update: Update) -> None:
-        """Raise NumericError where too many steps in a row were bad, or the loss scale is lost."""
-        verdict = self.guard.read(step, update.grad_norm, self.scale.scale)
+        """Raise NumericError after too many bad steps in a row, or when the loss scale is lost."""
+        verdict = self.guard.read(step, update.grad_norm, self.loss_scale)
         if verdict is None:
             return
         if verdict.bad_in_a_row >= MAX_BAD_STEPS:
             raise NumericError(
-                f"step {verdict.step}: {MAX_BAD_STEPS} steps in a row had no finite gradient, got "
-                f"a norm of {verdict.grad_norm}",
+                f"step {verdict.step}: {MAX_BAD_STEPS} steps in a row without a finite gradient; "
+                f"the last norm is {verdict.grad_norm}",
                 verdict.step,
             )
-        if verdict.loss_scale < FLOOR:
+        if verdict.loss_scale < MIN_SCALE:
             raise NumericError(
-                f"step {verdict.step}: the loss scale of fp16 fell below {FLOOR:g}, got "
-                f"{verdict.loss_scale:g}",
+                f"step {verdict.step}: the fp16 loss scale fell to {verdict.loss_scale:g}, "
+                f"below {MIN_SCALE:g}",
                 verdict.step,
             )
 
-    def begin_anew(self) -> None:
-        """After a roll-back: no bad steps yet, the first loss scale."""
-        self.guard.forget()
-        self.scale.raise_to_initial()
+    def reset(self) -> None:
+        """Forget the bad steps in a row and restore the first loss scale, after a roll-back."""
+        self.guard.reset()
+        if self.scales_loss:
+            self.loss_scale.fill_(INITIAL_SCALE)
+            self.good_steps.zero_()
 
-    def _norm(self, shared: list[Tensor], split: list[Tensor]) -> Tensor:
-        """The 2-norm of all gradients, whoever holds them."""
-        norm = nn.utils.get_total_norm(shared)
-        if not self.split:
-            return norm
-        square = nn.utils.get_total_norm(split).square() if split else torch.zeros_like(norm)
-        return (norm.square() + self.sum_over_ranks(square)).sqrt()
+    def state(self) -> dict[str, Any]:
+        """Return the loss scale and the counts of bad steps as plain values."""
+        return {
+            "loss_scale": float(self.loss_scale),
+            "good_steps": int(self.good_steps),
+            "skipped": int(self.guard.skipped),
+            "bad_in_a_row": int(self.guard.in_a_row),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned; a loss scale only where this run scales too."""
+        if self.scales_loss:
+            self.loss_scale.fill_(max(state["loss_scale"], MIN_SCALE))
+            self.good_steps.fill_(state["good_steps"])
+        self.guard.skipped.fill_(state["skipped"])
+        self.guard.in_a_row.fill_(state["bad_in_a_row"])
+
+    def _adapt_scale(self, is_bad: Tensor) -> None:
+        """Halve the loss scale at a bad step, double it after `GROWTH_STEPS` good ones."""
+        self.good_steps = torch.where(is_bad > 0, 0, self.good_steps + 1)
+        grows = self.good_steps >= GROWTH_STEPS
+        grown = torch.where(grows, self.loss_scale * 2, self.loss_scale)
+        self.loss_scale = torch.where(is_bad > 0, self.loss_scale / 2, grown)
+        self.good_steps = torch.where(grows, 0, self.good_steps)
 
 
-def gradients_of(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Of those that have one."""
-    return [p.grad for p in parameters if p.grad is not None]
+def create_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Create SGD's momentum as zeros before the first step.
 
-
-def make_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Zeros as SGD's momentum before the first step, which may be a bad one.
-
-    Fused SGD fills it at its first step, whatever that step is worth, and for all parameters.
+    Fused SGD fills it at its first step even if that step is bad, and for all parameters.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return

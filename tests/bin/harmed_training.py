@@ -6,7 +6,6 @@ the forward pass), full-back (in the backward pass); in the validation after the
 valid-inf, valid-stop (a SIGTERM).
 """
 
-import importlib.util
 import os
 import signal
 import sys
@@ -54,8 +53,7 @@ class Hooks:
 
     @property
     def state(self):
-        trainer = self.training.trainer
-        return trainer.state if hasattr(trainer, "state") else trainer.keeper.progress
+        return self.training.trainer.state
 
     def watch(self, module, _inputs) -> None:
         """See that steps with a NaN leave weights and statistics as they were."""
@@ -83,6 +81,4 @@ def harmed(*args, **more) -> Training:
 
 
 train.build_training = harmed
-if importlib.util.find_spec("speakerlab.bin.training"):
-    importlib.import_module("speakerlab.bin.training").build_training = harmed
 run(command.main, sys.argv[5:])

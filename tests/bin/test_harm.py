@@ -43,12 +43,12 @@ def test_nan_in_every_step_of_one_rank_ends_with_code_3_and_a_report(train_harme
     """Steps 3 to 22 are bad; two roll-backs to step 2, each with another order; then the end."""
     exp, more = tmp_path / "exp", ["training.num_epochs=6", "runtime.log_every_seconds=100"]
     text = train_harmed(exp, "nan 1 3 1000", "runtime.micro_batch=4", *more, ranks=2, code=3)
-    found = re.findall(r"rank 1: the first output .* that of (\S+), at (.*)", text)
+    found = re.findall(r"rank 1: the first .* output is that of (\S+), utterances (.*)", text)
     places, names = zip(*found)
     assert set(places) == {"embedder.backbone.head.conv1"} and len(set(names)) == 3
     assert text.count("step 22: 20 steps in a row") >= 3
     for share in ("0.5", "0.25"):
-        assert re.search(rf"another order, {share} of the learning rate, from step 2 of 36", text)
+        assert re.search(rf"another order, {share} of the learning rate\) to step 2 of 36", text)
     assert "training.lr" in text and "runtime.precision=fp32" in text
     report = json.loads((exp / "nan_report.json").read_text())
     assert (report["step"], report["attempt"], report["device"]) == (22, 2, "cpu")

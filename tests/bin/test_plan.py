@@ -18,7 +18,7 @@ def test_the_parts_of_a_card_add_up(capsys):
     parts = [float(value) for value in re.findall(r"^ +([\d.]+)     \S", text, re.MULTILINE)]
     assert parts[4] == 1.0  # noise and rooms
     assert sum(parts) == pytest.approx(11.0, abs=0.05)  # what one more crop would take, at most
-    sizes = re.search(r"global batch (\d+) = (\d+) a micro-batch x 2 ranks x (\d+)", text)
+    sizes = re.search(r"global batch (\d+) = micro-batch (\d+) x 2 ranks x (\d+)", text)
     assert sizes is not None
     total, micro, accumulation = map(int, sizes.groups())
     assert total == micro * 2 * accumulation

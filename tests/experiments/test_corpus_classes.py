@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from speakerlab.data.tables import write_table
-from speakerlab.experiments.consistency import classes as recorded_classes
+from speakerlab.experiments.consistency import record_classes
 from speakerlab.experiments.corpus import read_corpus, row_labels, row_names
 from speakerlab.training.distributed import start_ranks
 
@@ -48,7 +48,7 @@ def test_speeds_make_no_classes(languages, tmp_path):
     assert row_labels(config, corpus, names).tolist() == [[0, 1]] * 3
     assert row_labels(config, corpus, ["th", "xx", "de"]).tolist() == [[2, 0]] * 3
     ranks = start_ranks(timeout_minutes=1)
-    assert recorded_classes(config, corpus, None, tmp_path, ranks) == ["de", "th"]
+    assert record_classes(config, corpus, None, tmp_path, ranks) == ["de", "th"]
     assert (tmp_path / "speakers.txt").read_text() == "de\nth\n"
 
 

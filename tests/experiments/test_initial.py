@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from refusals import refuses
 from safetensors.torch import load_file
 
 from speakerlab.config import build
@@ -30,7 +31,7 @@ def test_initialisation_takes_the_embedder_and_the_rows_of_the_same_name(
         wanted_CD[1], wanted_CD[2] = old_CD[2], old_CD[0]
     assert torch.equal(head.get_parameter("weight_CD"), wanted_CD)
     assert head.get_parameter("weight_CD").requires_grad
-    line = f"head: {copied} of 4 rows by name, {4 - copied} made new, {3 - copied} of the model's d"
+    line = f"head: {copied} of 4 rows by name, {4 - copied} new, {3 - copied} of the model's d"
     assert line in caplog.text
 
 
@@ -40,14 +41,8 @@ def test_a_model_that_does_not_fit_is_refused_by_its_tensors(
     folder, _, head = publish_to("model")
     narrow = make_embedder("model.args.embed_dim=8")
     before = {name: tensor.clone() for name, tensor in narrow.state_dict().items()}
-    with pytest.raises(ValueError) as refused:
+    with refuses(str(folder), "3 tensors", "backbone.xvector.dense.linear.weight"):
         init_from(folder, embedder=narrow, head=head, classes=["a"], config=make_config())
-    assert str(refused.value) == (
-        f"{folder}: must hold the model of this configuration, got 3 tensors that are missing, "
-        "unexpected or of another shape (backbone.xvector.dense.linear.weight, "
-        "backbone.xvector.dense.nonlinear.batchnorm.running_mean, "
-        "backbone.xvector.dense.nonlinear.batchnorm.running_var); use its model section"
-    )
     assert all(torch.equal(narrow.state_dict()[name], before[name]) for name in before)
 
 
@@ -75,15 +70,11 @@ def test_rows_of_another_head_are_not_taken(publish_to, make_config, make_embedd
     head = build.build_head(config, embed_dim=16, num_classes=2)
     with caplog.at_level(logging.INFO):
         init_from(folder, embedder=make_embedder(), head=head, classes=["a", "b"], config=config)
-    assert "head: 0 of 2 rows by name, 2 made new, 2 of the model's dropped" in caplog.text
+    assert "head: 0 of 2 rows by name, 2 new, 2 of the model's dropped" in caplog.text
 
 
 def test_a_model_of_other_features_is_refused(publish_to, make_config, make_embedder):
     folder, _, head = publish_to("model")
     config = make_config("frontend.scale=32768.0", "frontend.dither=1.0")
-    with pytest.raises(ValueError) as refused:
+    with refuses(str(folder), "scale: 1.0 -> 32768.0;"):
         init_from(folder, embedder=make_embedder(), head=head, classes=["a"], config=config)
-    assert str(refused.value) == (
-        f"{folder}: was trained on other features, got scale: 1.0 -> 32768.0; "
-        "use its frontend section"
-    )

@@ -3,15 +3,17 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from refusals import refuses
 
 from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import load_config
-from speakerlab.experiments.memory_probe import Trial, largest_that_runs
+from speakerlab.experiments.memory_probe import MemoryProbe
 from speakerlab.experiments.planning import CardPlan, Footprint, footprint
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +144,7 @@ def test_a_preset_fits_its_card(card_gb):
         assert plan.batch().micro_batch == int(size), (model, plan.fit)
 
 
-TRIAL = Trial(
+PROBE = MemoryProbe(
     config=config_of(
         "campplus_tiny", "augment.room_prob=0", "augment.noise_prob=0", "data.crop_seconds=2"
     ).to_dict(),
@@ -154,17 +156,17 @@ TRIAL = Trial(
 )
 LIMITED = """
 import json, resource, sys
-from speakerlab.experiments.memory_probe import Trial, largest_that_runs
+from speakerlab.experiments.memory_probe import MemoryProbe
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]), int(sys.argv[1])))
-print(largest_that_runs(Trial(**json.load(sys.stdin))))
+print(MemoryProbe(**json.load(sys.stdin)).run())
 """
 
 
-def probe_within(limit_bytes, trial):
-    """What a trial finds where a process may not have more memory than this."""
+def probe_within(limit_bytes, probe):
+    """Return the result of a probe whose process may have no more memory than this."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(limit_bytes)],
-        input=json.dumps(trial.__dict__),
+        input=json.dumps(probe.__dict__),
         capture_output=True,
         text=True,
     )
@@ -173,15 +175,13 @@ def probe_within(limit_bytes, trial):
 
 
 @pytest.mark.slow
-def test_a_trial_ends_where_memory_does():
+def test_a_probe_ends_where_memory_does():
     sizes = [1, 4, 16, 4096]
     # 4096 crops x 1.1 need 4096 x 32000 x 4 bytes for their samples alone, 0.54 GB.
-    assert probe_within(2**30, Trial(**{**TRIAL.__dict__, "sizes": sizes})) in (1, 4, 16)
+    assert probe_within(2**30, replace(PROBE, sizes=sizes)) in (1, 4, 16)
 
 
 @pytest.mark.slow
-def test_a_trial_that_cannot_be_made_is_one_line():
-    with pytest.raises(
-        ValueError, match=r"^runtime.micro_batch: the trial failed, got 'RuntimeError: .*'; use "
-    ):
-        largest_that_runs(Trial(**{**TRIAL.__dict__, "num_classes": -1}))
+def test_a_probe_that_fails_is_one_line():
+    with refuses("runtime.micro_batch", "RuntimeError"):
+        replace(PROBE, num_classes=-1).run()

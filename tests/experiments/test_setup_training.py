@@ -10,6 +10,7 @@ from speakerlab.checkpoints import provenance
 from speakerlab.config import build
 from speakerlab.config.schema import Config, load_config
 from speakerlab.experiments import setup as setup_training
+from speakerlab.experiments.planning import plan_batch
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import resolve_precision
 from speakerlab.training.task import SpeakerTask
@@ -31,21 +32,21 @@ def test_the_plan_of_a_small_gpu_accumulates_to_256(monkeypatch):
     """The GPU is not there, only its free memory: a model is planned before it is moved."""
     config, ranks = load_config([ROOT / "conf/eres2net.yaml"]), one_rank("cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10.75 * GIB, 10.75 * GIB))
-    plan = setup_training.plan_batch(config, ranks, make_task(config))
+    plan = plan_batch(config, ranks, make_task(config))
     assert (plan.micro_batch, plan.accumulation, plan.bn_batch) == (16, 16, 16)
     assert plan.reason == "auto: memory allows 25"
     # A quarter of a GiB of noise will be on the card too.
     task = make_task(config, noises=[np.zeros(GIB // 8, dtype=np.int16)])
-    assert setup_training.plan_batch(config, ranks, task).reason == "auto: memory allows 24"
+    assert plan_batch(config, ranks, task).reason == "auto: memory allows 24"
 
 
 def test_the_plan_of_a_host_and_after_it_ran_out_of_memory(make_config):
     config, ranks = make_config("training.global_batch=64"), one_rank("cpu")
     task = make_task(config)
-    assert setup_training.plan_batch(config, ranks, task).micro_batch == 64
-    plan = setup_training.plan_batch(config, ranks, task, below=64)
+    assert plan_batch(config, ranks, task).micro_batch == 64
+    plan = plan_batch(config, ranks, task, below=64)
     assert (plan.micro_batch, plan.accumulation) == (32, 2)
-    assert plan.reason == "memory did not suffice for 64"
+    assert plan.reason == "64 ran out of memory"
 
 
 def test_the_start_says_format_card_capability_and_why_in_one_line(make_config, tmp_path, caplog):

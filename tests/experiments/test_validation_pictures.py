@@ -12,7 +12,7 @@ from voices import RATE
 
 from speakerlab.data.manifest import read_manifest
 from speakerlab.experiments.validation import Validation
-from speakerlab.experiments.validation_pictures import _tell_once, pictures_of
+from speakerlab.experiments.validation_pictures import _log_once, pictures_of
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.monitor import Monitor
 
@@ -42,12 +42,12 @@ def test_a_monitor_writes_the_curve(validation, tmp_path):
     pytest.importorskip("matplotlib")
     monitor = Monitor(
         tmp_path,
-        start_step=0,
         total_steps=9,
         every_seconds=9,
         pictures=lambda: pictures_of(validation),
         picture_seconds=0,
     )
+    monitor.begin(0)
     monitor.valid_row(7, {"eer": 0.5})
     monitor.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -61,13 +61,12 @@ def test_a_monitor_writes_the_curve(validation, tmp_path):
 
 def test_without_matplotlib_there_are_points_and_one_line(validation, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    _tell_once.cache_clear()
+    _log_once.cache_clear()
     caplog.set_level(logging.INFO)
     for _ in range(2):
         shown = pictures_of(validation)
         assert shown is not None and shown.det_png is None and len(shown.emb_ND) == 8
     lines = [line for line in caplog.messages if "DET" in line]
     assert lines == [
-        "TensorBoard gets no DET curve: plot_det: matplotlib is not installed; "
-        "pip install matplotlib"
+        "TensorBoard: no DET curve: plot_det: matplotlib is not installed; pip install matplotlib"
     ]

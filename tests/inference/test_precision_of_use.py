@@ -45,14 +45,14 @@ def test_bf16_is_near_fp32_and_fp32_is_the_default(exp):
 def test_the_front_end_stays_fp32(make_embedder):
     embedder = make_embedder()
     wave_BS = make_noise(1.0, rows=2)
-    folded = embedder.folded(resolve_precision("bf16", "cpu"))
+    folded = embedder.for_inference(resolve_precision("bf16", "cpu"))
     seen = []
     folded.backbone.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
     with torch.inference_mode():
         folded(wave_BS)
         assert torch.equal(seen[0], embedder.fbank(wave_BS))
     assert embedder.precision is None
-    assert embedder.folded(resolve_precision("fp32", "cpu")).precision is None
+    assert embedder.for_inference(resolve_precision("fp32", "cpu")).precision is None
 
 
 def test_extraction_in_another_precision_is_another_table(exp, make_data_dir, capfd):

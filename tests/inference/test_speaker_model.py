@@ -47,7 +47,7 @@ def wavs(tmp_path: Path) -> list[Path]:
 def stage_5(exp: Path, path: Path) -> np.ndarray:
     """emb_D as `speakerlab extract` computes it."""
     piece = Piece(str(path), 0, audio.read_info(path).num_samples)
-    return embed_pieces(load_published(exp).embedder.folded(), [piece], device=CPU)[0]
+    return embed_pieces(load_published(exp).embedder.for_inference(), [piece], device=CPU)[0]
 
 
 def relative_error(a: np.ndarray, b: np.ndarray) -> float:

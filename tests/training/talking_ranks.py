@@ -33,7 +33,6 @@ found = {
     "copied": values.tolist(),
     "largest": largest(),
     "sum": ranks.sum(torch.tensor([1.0, me])).tolist(),
-    "min": ranks.min((8, me)),
     "good": heard(lambda: ranks.barrier("checkpoint")),
     "tags": heard(lambda: ranks.barrier("checkpoint" if me else "published")),
     "first": heard(lambda: ranks.on_first(lambda: 42)),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refuses
 
 from speakerlab.training import writer as writer_module
 from speakerlab.training.checkpoint import (
@@ -88,9 +89,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, harm, caplog):
     assert latest(tmp_path)["step"] == 1
     assert "trying the one before" in caplog.text and str(file.parent) in caplog.text
     (tmp_path / "step_00000001" / STATE).unlink()
-    with pytest.raises(
-        ValueError, match="no checkpoint is intact, got 2 that cannot be used; restore"
-    ):
+    with refuses(str(tmp_path), 2):
         read_latest(tmp_path)
 
 
@@ -146,7 +145,7 @@ def test_a_checkpoint_is_complete_when_every_rank_has_written_its_rows(tmp_path)
     (first, _), (second, ones) = read_rows(found.folder)
     assert (first, second) == (0, 5) and torch.equal(ones["w"], torch.ones(4))
     (found.folder / "rows_00000000_0.pt").write_bytes(b"cut")
-    with pytest.raises(ValueError, match="no checkpoint is intact"):
+    with refuses(str(tmp_path), 1):
         read_latest(tmp_path)
 
 
@@ -185,6 +184,6 @@ def test_on_a_full_disk_the_last_one_remains_and_it_is_said(tmp_path):
         cwd=Path(__file__).parents[2],
     )
     line, kept = done.stdout.splitlines()
-    assert line.startswith(f"{tmp_path}/step_00000002: cannot be written: the disk is full, got ")
-    assert "MiB free for 7.6; free some there. step_00000001 remains. The same" in line
+    assert line.startswith(f"{tmp_path}/step_00000002: ") and "the disk is full" in line
+    assert " 7.6 " in line and "step_00000001 remains" in line
     assert kept == "step_00000001 step_00000003"

@@ -1,4 +1,4 @@
-"""The bar on a real (pseudo) terminal: redrawn in one line, below whole lines of the log."""
+"""The progress bar on a pseudo terminal: in one line, below whole lines of the log."""
 
 import fcntl
 import os
@@ -7,8 +7,6 @@ import struct
 import subprocess
 import sys
 import termios
-
-import pytest
 
 COLUMNS = 60
 TRAINING = """
@@ -19,10 +17,11 @@ from speakerlab.training.monitor import Monitor
 folder = Path(sys.argv[1])
 logging.basicConfig(format="%(message)s", level=logging.INFO)
 logging.getLogger().addHandler(LogFile(folder / "train.log"))
-monitor = Monitor(folder, start_step=0, total_steps=8, every_seconds=100)
+monitor = Monitor(folder, total_steps=8, every_seconds=100)
+monitor.begin(0)
 for step in range(1, 9):
     time.sleep(0.21)  # the bar is not redrawn before
-    monitor.train_row(step, {"loss": 3 / step, "a_name_that_makes_the_line_long": step})
+    monitor.train_row(step, {"loss": 3 / step, "name": step})
     if step == 4:
         logging.info("a word from elsewhere")
         monitor.valid_row(4, {"eer": 0.25})
@@ -34,7 +33,7 @@ monitor.close()
 
 
 def screen(data: str) -> list[str]:
-    """The lines of a terminal that knows a line feed, a return and "erase to the end"."""
+    """Return the lines of a terminal that knows line feed, return and "erase to the end"."""
     lines, column = [""], 0
     for part in data.replace("\r\n", "\n").replace("\x1b[K", "\x00"):
         if part == "\n":
@@ -51,7 +50,7 @@ def screen(data: str) -> list[str]:
 
 
 def run_on_terminal(folder, stop_step: int) -> str:
-    """All that was written to a terminal of 60 columns."""
+    """Return all that was written to a terminal of 60 columns."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     words = [sys.executable, "-c", TRAINING, str(folder), str(stop_step)]
@@ -67,30 +66,18 @@ def run_on_terminal(folder, stop_step: int) -> str:
     return data.decode()
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    """(folder, what a run that was cut off at step 6 of 8 wrote)"""
-    folder = tmp_path_factory.mktemp("cut")
-    return folder, run_on_terminal(folder, 6)
-
-
-def test_lines_are_whole_and_the_bar_is_the_last(written):
-    said, there, bar = screen(written[1])
-    assert said == "a word from elsewhere" and there == "step 4: validation: eer 0.25"
-    assert bar.startswith(f"[{'#' * 18}......] 75% step 6/8 ETA 0:00:0")
-    assert len(bar) < COLUMNS
-
-
-def test_the_bar_is_redrawn_in_its_line(written):
-    assert written[1].count("\r\x1b[K[") == 6 and written[1].count("\n") == 2
-
-
-def test_the_log_file_has_plain_lines(written):
-    lines = (written[0] / "train.log").read_text()
+def test_lines_are_whole_and_the_bar_is_the_last(tmp_path):
+    *said, bar = screen(run_on_terminal(tmp_path, 6))
+    assert [line.rstrip() for line in said] == [
+        "a word from elsewhere",
+        "step 4: validation: eer 0.25",
+    ]
+    assert bar.startswith(" 75%|") and "6/8" in bar and "loss 0.5" in bar
+    assert len(bar) <= COLUMNS
+    lines = (tmp_path / "train.log").read_text()
     assert lines == "a word from elsewhere\nstep 4: validation: eer 0.25\n"
 
 
 def test_at_the_end_the_bar_is_gone(tmp_path):
-    lines = screen(run_on_terminal(tmp_path, 0))
-    assert lines[-2].startswith("step 8/8 ETA 0:00:00 loss 0.375") and lines[-1] == ""
-    assert not any("#" in line for line in lines)
+    *_, last, rest = screen(run_on_terminal(tmp_path, 0))
+    assert last.startswith("step 8/8 ETA 0:00:00 loss 0.375") and not rest.strip()

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-import pytest
+from refusals import refuses
 
 from speakerlab.training.lock import lock_experiment
 
@@ -21,7 +21,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match=rf"already, got process {holder.pid} on .* since"):
+        with refuses(str(tmp_path), f"process {holder.pid} on"):
             lock_experiment(tmp_path)
     finally:
         holder.kill()

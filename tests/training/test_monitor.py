@@ -22,7 +22,9 @@ NAMES = (*NAMES, "crops_per_second", "data_wait", "gpu_memory_mb", "attempt")
 
 
 def make_monitor(folder, start_step=0, **more):
-    return Monitor(folder, start_step=start_step, total_steps=40, every_seconds=0.0, **more)
+    monitor = Monitor(folder, total_steps=40, every_seconds=0.0, **more)
+    monitor.begin(start_step)
+    return monitor
 
 
 def rows(folder):

@@ -2,7 +2,6 @@
 
 import os
 import socket
-from contextlib import nullcontext
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from torch.nn import BatchNorm2d
 from speakerlab.core import process
 from speakerlab.models.campplus import CAMPPlus
 from speakerlab.training.distributed import start_ranks
-from speakerlab.training.sync_batchnorm import JoinedBatchNorm, apart, join_batchnorms
+from speakerlab.training.sync_batchnorm import JoinedBatchNorm, join_batchnorms
 
 CPU = torch.device("cpu")
 SMALL = {"head_channels": 4, "init_channels": 16, "growth_rate": 4, "blocks": (1, 1, 1)}
@@ -30,11 +29,8 @@ CASES = {
 }
 
 
-def run_case(name, rank=None, group=None, *, alone=False):
-    """Two training passes over a rank's rows, or over all: output, gradients, state by name.
-
-    alone: where other ranks of the group do not run.
-    """
+def run_case(name, rank=None, group=None):
+    """Two training passes over a rank's rows, or over all: output, gradients, state by name."""
     make, shape, rows = CASES[name]
     torch.manual_seed(0)
     module = make().double().train()
@@ -48,8 +44,7 @@ def run_case(name, rank=None, group=None, *, alone=False):
         x = 3 + torch.randn(sum(rows), *shape, dtype=torch.float64, generator=generator)
         x = x[mine].clone().requires_grad_()
         module.zero_grad()
-        with apart(module) if alone else nullcontext():
-            y = module(x)
+        y = module(x)
         weights = torch.randn(sum(rows), *y.shape[1:], dtype=torch.float64, generator=generator)
         (y * weights[mine]).sum().backward()
     gradients = {name: p.grad for name, p in module.named_parameters()}
@@ -73,8 +68,6 @@ def work(rank, port, path):
     module.eval()
     if rank == 0:  # alone: validation must not wait for the others
         module(torch.randn(4, 2, 5, dtype=torch.bfloat16))
-    if rank == 0:
-        found["apart"] = run_case("4-D", rank, group, alone=True)
     found["alone"] = ranks.neighbours(1).gather(torch.tensor([rank])).tolist()
     torch.save(found, f"{path}/{rank}.pt")
     ranks.barrier("saved")
@@ -118,13 +111,6 @@ def test_two_ranks_are_one_process_with_all_rows(name, found):
 def test_the_rows_of_one_rank_alone_give_something_else(found):
     one = run_case("4-D", rank=0)
     assert not torch.allclose(one["y"], found[0]["4-D"]["y"], atol=0.01)
-
-
-def test_a_rank_may_run_alone_for_a_while(found):
-    one = run_case("4-D", rank=0)
-    close(found[0]["apart"]["y"], one["y"])
-    for entry, value in one["state"].items():
-        close(found[0]["apart"]["state"][entry], value)
 
 
 def test_sixteen_bits_stay_sixteen_bits(found):
