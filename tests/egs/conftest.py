@@ -1,7 +1,7 @@
-"""Recipes as modules: their folders have names that cannot be imported."""
+"""Fixtures of the tests of recipes."""
 
-import importlib.util
 import sys
+from importlib import import_module, reload
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,18 @@ sys.path.insert(0, str(ROOT))  # for egs.common and egs.mini
 
 @pytest.fixture
 def recipe():
-    """recipe("3dspeaker") -> the module egs/3dspeaker/prepare.py."""
+    """Return a function that loads the module egs/<name>/prepare.py again."""
 
     def load(name):
-        path = ROOT / "egs" / name / "prepare.py"
-        spec = importlib.util.spec_from_file_location(f"prepare_{name}", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        return reload(import_module(f"egs.{name.replace('/', '.')}.prepare"))
 
     return load
+
+
+@pytest.fixture(scope="session")
+def espeak():
+    """Install the synthesizer of mini if needed; skip without a network."""
+    try:
+        import_module("egs.mini.making").install_espeak()
+    except ValueError as error:
+        pytest.skip(str(error))

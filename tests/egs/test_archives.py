@@ -1,14 +1,13 @@
 """Zips and archives in parts: whole, unsafe, broken."""
 
-import hashlib
 import io
 import stat
-import tarfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from archive_bytes import md5, tar_bytes
 from refusals import refuses
 
 from egs.common.corpus.archives import unpack
@@ -37,24 +36,14 @@ def split(body: bytes, folder: Path, *ends: int) -> list[Path]:
     return paths
 
 
-def tgz_bytes(name: str, content: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        info = tarfile.TarInfo(name)
-        info.size = len(content)
-        tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
-
-
 @pytest.mark.parametrize(
-    "body", [zip_bytes({"wav/a": CONTENT, "wav/b/c": b"1"}), tgz_bytes("wav/a", CONTENT)]
+    "body", [zip_bytes({"wav/a": CONTENT, "wav/b/c": b"1"}), tar_bytes({"wav/a": CONTENT})]
 )
 def test_parts_are_read_as_one(tmp_path, body):
     paths = split(body, tmp_path / "in", 7, 1_500_000, 2_900_000)
-    digest = hashlib.md5(body).hexdigest()
     (tmp_path / "out/wav").mkdir(parents=True)
     (tmp_path / "out/wav/old").write_text("stays")
-    unpack(paths, tmp_path / "out", checksum=f"md5:{digest}")
+    unpack(paths, tmp_path / "out", checksum=md5(body))
     assert (tmp_path / "out/wav/a").read_bytes() == CONTENT
     assert (tmp_path / "out/wav/old").read_text() == "stays"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["wav"]
@@ -63,9 +52,9 @@ def test_parts_are_read_as_one(tmp_path, body):
 def test_a_missing_part_is_found_before_anything_is_unpacked(tmp_path):
     body = zip_bytes({"wav/a": CONTENT})
     paths = split(body, tmp_path / "in", 1_000_000, 2_000_000)[:2]
-    wrong = hashlib.md5(body[:2_000_000]).hexdigest()
+    wrong = md5(body[:2_000_000]).removeprefix("md5:")
     with refuses(f"{paths[0]} {paths[1]}", "wrong md5", wrong):
-        unpack(paths, tmp_path / "out", checksum=f"md5:{hashlib.md5(body).hexdigest()}")
+        unpack(paths, tmp_path / "out", checksum=md5(body))
     with refuses(f"{paths[0]} {paths[1]}", "File is not a zip file"):
         unpack(paths, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []

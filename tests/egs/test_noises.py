@@ -13,7 +13,9 @@ from refusals import refused, refuses
 from egs.common.corpus import fetch
 from egs.common.corpus.fetch import download_noise_and_rooms
 from egs.common.corpus.noises import ALL_OF_MUSAN, FREE_SOUND, find_noise, find_rooms
-from egs.common.corpus.prepare import find_audio
+from egs.common.corpus.prepare import find_audio, write_noise_and_rooms
+from speakerlab.data.banks import find_recordings
+from speakerlab.data.tables import read_table
 
 LISTED = "RVB2014_type1_rir_largeroom1_far_angla.wav"
 MUSAN = ("music/fma/music-0.wav", "noise/free-sound/n-0.wav", "noise/sound-bible/n-1.wav")
@@ -108,3 +110,31 @@ def test_corrupted_download_is_not_kept(tmp_path, monkeypatch):
     with refuses(url, "wrong md5", "0c472d4f"):
         download_noise_and_rooms(noise=tmp_path / "here/musan", rirs=None)
     assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_the_folders_of_musan_are_kinds(tmp_path, capsys):
+    names = ["music/fma/a.wav", "noise/free-sound/b.wav", "speech/librivox/c.wav", "car/d.wav"]
+    musan = write(tmp_path / "musan", (*names, "speech/librivox/e.wav"))
+    write_noise_and_rooms(tmp_path / "data", noise=musan, rirs=None)
+    assert read_table(tmp_path / "data/noise/utt2kind") == {
+        "car/d.wav": "noise",
+        "music/fma/a.wav": "music",
+        "noise/free-sound/b.wav": "noise",
+        "speech/librivox/c.wav": "speech",
+        "speech/librivox/e.wav": "speech",
+    }
+    assert "noise: by kind, 2 noise, 1 music, 2 speech" in capsys.readouterr().out
+    recordings = find_recordings(tmp_path / "data/noise", sample_rate=16000)
+    assert recordings is not None
+    assert recordings.kinds == ("noise", "music", "noise", "speech", "speech")
+
+
+def test_other_folders_are_noise_and_an_earlier_table_goes(tmp_path):
+    musan = write(tmp_path / "musan", ("music/a.wav",))
+    write_noise_and_rooms(tmp_path / "data", noise=musan, rirs=None)
+    assert (tmp_path / "data/noise/utt2kind").exists()
+    plain = write(tmp_path / "plain", ("music.wav", "free-sound/speech/b.wav"))
+    write_noise_and_rooms(tmp_path / "data", noise=plain, rirs=None)
+    assert not (tmp_path / "data/noise/utt2kind").exists()
+    recordings = find_recordings(tmp_path / "data/noise", sample_rate=16000)
+    assert recordings is not None and recordings.kinds == ("noise", "noise")

@@ -1,14 +1,12 @@
 """3D-Speaker: lists, left-out devices, archives, and errors of broken corpora."""
 
 import csv
-import hashlib
-import io
 import shutil
-import tarfile
 
 import numpy as np
 import pytest
 import soundfile
+from archive_bytes import md5, tar_of
 from refusals import refused, refuses
 
 HEADER = ["Utt-id", "Spk-id", "Seg-id", "Device", "Distance", "Dialect"]
@@ -197,7 +195,7 @@ def test_download_joins_the_parts(recipe, corpus, tmp_path, monkeypatch):
         for i, part in enumerate(names):
             content = body[i * step : (i + 1) * step]
             (store / part).write_bytes(content)
-            archives[folder][part] = f"md5:{hashlib.md5(content).hexdigest()}"
+            archives[folder][part] = md5(content)
     monkeypatch.setattr(threed, "ARCHIVES", archives)
     copy = tmp_path / "copy"
     threed.download_corpus(copy, url=store.as_uri())
@@ -214,14 +212,7 @@ def test_download_joins_the_parts(recipe, corpus, tmp_path, monkeypatch):
     (copy / "train.tar.gz").write_bytes(whole)
     with refuses(copy / "train.tar.gz", "wrong md5"):
         threed.download_corpus(copy, url=store.as_uri())
-    digest = f"md5:{hashlib.md5(whole).hexdigest()}"
+    digest = md5(whole)
     monkeypatch.setitem(threed.WHOLE, "train", ("train.tar.gz", digest))
     threed.download_corpus(copy, url=store.as_uri())  # parts that the user has joined
     assert (copy / "train/3D_SPK_00001").is_dir()
-
-
-def tar_of(folder):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        tar.add(folder, arcname=folder.name)
-    return buffer.getvalue()

@@ -1,12 +1,10 @@
 """CN-Celeb: joined utterances, both ways to enrol, archives, and errors of broken corpora."""
 
-import hashlib
-import io
 import shutil
-import tarfile
 
 import numpy as np
 import pytest
+from archive_bytes import md5, tar_bytes
 from cnceleb_corpus import NOT_LISTED, ONE, TWO, make_cnceleb
 from refusals import refused, refuses
 
@@ -230,14 +228,12 @@ def test_download_joins_the_parts(made, tmp_path, monkeypatch):
     store.mkdir()
     archives = {}
     for folder, (names, _) in prepare.ARCHIVES.items():
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
-            tar.add(made / folder / prepare.SPEAKER_LISTS[folder], arcname=f"{folder}/speakers")
-        body = buffer.getvalue()
+        speakers = (made / folder / prepare.SPEAKER_LISTS[folder]).read_bytes()
+        body = tar_bytes({f"{folder}/speakers": speakers})
         step = -(-len(body) // len(names))
         for i, name in enumerate(names):
             (store / name).write_bytes(body[i * step : (i + 1) * step])
-        archives[folder] = (names, f"md5:{hashlib.md5(body).hexdigest()}")
+        archives[folder] = (names, md5(body))
     monkeypatch.setattr(prepare, "ARCHIVES", archives)
     prepare.download_corpus(copy, url=store.as_uri())
     assert (copy / TWO / "speakers").read_bytes() == (made / TWO / "spk.lst").read_bytes()

@@ -2,23 +2,18 @@
 
 import hashlib
 import io
-import os
-import tarfile
 import threading
 from collections import Counter
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+from archive_bytes import tar_bytes
 from refusals import refused, refuses
 
 from egs.common.corpus import archives, fetch
-
-SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", Path(__file__).resolve().parents[3] / "shared"))
-MINI = SHARED / "data/librispeech-mini"
 
 
 def flac_bytes():
@@ -150,19 +145,6 @@ def test_many_trials_are_sampled_evenly_and_reproducibly(recipe):
     assert set(nontargets.values()) == {606, 607}  # 40,000 / 66
 
 
-@pytest.mark.skipif(not MINI.is_dir(), reason="needs ../shared/data/librispeech-mini")
-def test_librispeech_mini(recipe, tmp_path, capsys):
-    args = ["--corpus", str(MINI), "--data", str(tmp_path)]
-    args += ["--noise", str(MINI.parent / "noise"), "--rirs", str(MINI.parent / "rirs")]
-    assert recipe("librispeech").main(args) == 0
-    assert [line.split(": ", 1)[1] for line in capsys.readouterr().out.splitlines()] == [
-        "210 speakers, 210 utterances",
-        "7 speakers, 70 utterances, trials 315 target + 2100 nontarget",  # 7 C(10,2), C(7,2) 10 10
-        "5 recordings",
-        "4 recordings",
-    ]
-
-
 @contextmanager
 def served(files, *, cut=None, ranges=True):
     """Serve `files` over HTTP; the first reply ends after `cut` bytes."""
@@ -198,16 +180,6 @@ def served(files, *, cut=None, ranges=True):
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def tar_bytes(members):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize("ranges", [True, False])

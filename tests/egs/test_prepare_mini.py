@@ -27,15 +27,6 @@ def make(folder, *extra):
 
 
 @pytest.fixture(scope="module")
-def espeak():
-    """Install the synthesizer if needed; skip without a network."""
-    command = [sys.executable, str(SCRIPT), "--download"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    if done.returncode != 0:
-        pytest.skip(done.stderr.strip())
-
-
-@pytest.fixture(scope="module")
 def made(tmp_path_factory, espeak):
     folder = tmp_path_factory.mktemp("mini")
     result = make(folder, "--num-jobs", "2")

@@ -6,17 +6,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from egs.mini import making
 from egs.mini.lid.sentences import COLUMNS, LANGUAGES, draw_sentence
-
-
-@pytest.fixture(scope="module")
-def espeak():
-    """Install the synthesizer if needed; skip without a network."""
-    try:
-        making.install_espeak()
-    except ValueError as error:
-        pytest.skip(str(error))
 
 
 def test_what_is_planned(recipe):

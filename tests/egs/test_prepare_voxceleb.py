@@ -1,6 +1,5 @@
 """VoxCeleb: layouts, conversion, archives, and errors of broken corpora."""
 
-import hashlib
 import shutil
 import zipfile
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from archive_bytes import md5
 from refusals import refused, refuses
 
 from speakerlab.data.tables import read_table
@@ -218,10 +218,6 @@ def test_stage_0_unpacks_archives_and_names_missing_ones(
     assert (corpus / "voxceleb1/dev/wav/id10001/5r0dWxy17C8/00001.wav").is_file()
     assert capsys.readouterr().out.count("already exists") == 2
     prepare(recipe, corpus, tmp_path / "data")
-
-
-def md5(body: bytes) -> str:
-    return f"md5:{hashlib.md5(body).hexdigest()}"
 
 
 def pack(folder: Path, path: Path) -> None:
