@@ -38,8 +38,8 @@ from speakerlab.checkpoints.toolkit_config import (
     read_config,
     read_speakers,
 )
-from speakerlab.config.build import build_embedder, build_head
-from speakerlab.config.embedder import Embedder
+from speakerlab.config.build import build_head
+from speakerlab.config.embedder import Embedder, build_embedder
 from speakerlab.config.schema import Config, parse_config
 from speakerlab.core.atomic import file_sha256, replacing
 from speakerlab.frontend.fbank import Fbank

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from speakerlab.checkpoints.model_files import CALIBRATION, find_model, read_calibration
-from speakerlab.config.build import build_embedder
-from speakerlab.config.embedder import Embedder
+from speakerlab.config.embedder import Embedder, build_embedder
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import file_sha256, replacing, write_json, write_text
 from speakerlab.scoring.calibration import Calibration

@@ -8,16 +8,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from speakerlab.config.embedder import Embedder
+from speakerlab.config.embedder import build_embedder
 from speakerlab.config.schema import Config
 from speakerlab.frontend.augment import AUGMENTATIONS, Augment, Augmentation
-from speakerlab.frontend.fbank import Fbank
-from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS
 from speakerlab.losses.head import Head
 from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
 from speakerlab.losses.shards import Shards
-from speakerlab.models import MODELS
 from speakerlab.training.optim import OPTIMIZERS
 from speakerlab.training.precision import Precision
 from speakerlab.training.task import SpeakerTask
@@ -51,26 +48,6 @@ def build_task(
         head=build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards),
         precision=precision,
     )
-
-
-def build_embedder(config: Config) -> Embedder:
-    """Build waveform to embedding, with weights drawn from the configuration's seed."""
-    torch.manual_seed(config.seed)
-    fbank = Fbank(**config.frontend)
-    backbone = MODELS[config.model.name](feat_dim=fbank.num_mel_bins, **config.model.args)
-    return Embedder(
-        fbank=fbank,
-        backbone=backbone,
-        max_seconds=config.model.max_seconds,
-        vad=build_vad(config),
-    )
-
-
-def build_vad(config: Config) -> EnergyVad | None:
-    """Build the VAD that recordings pass before they are embedded; None if there is none."""
-    if config.vad is None:
-        return None
-    return EnergyVad(sample_rate=config.frontend["sample_rate"], **config.vad)
 
 
 def build_head(

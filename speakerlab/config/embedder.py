@@ -9,11 +9,25 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from speakerlab.config.schema import Config
 from speakerlab.core.windows import embed_in_windows
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
+from speakerlab.models import MODELS
 from speakerlab.models.folding import fold_batchnorm, narrow
 from speakerlab.training.precision import Precision
+
+
+def build_embedder(config: Config) -> "Embedder":
+    """Build waveform to embedding, with weights drawn from the configuration's seed."""
+    torch.manual_seed(config.seed)
+    fbank = Fbank(**config.frontend)
+    backbone = MODELS[config.model.name](feat_dim=fbank.num_mel_bins, **config.model.args)
+    vad = None
+    if config.vad is not None:
+        vad = EnergyVad(sample_rate=config.frontend["sample_rate"], **config.vad)
+    max_seconds = config.model.max_seconds
+    return Embedder(fbank=fbank, backbone=backbone, max_seconds=max_seconds, vad=vad)
 
 
 class Embedder(nn.Module):

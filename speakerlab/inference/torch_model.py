@@ -12,7 +12,6 @@ import torch
 
 from speakerlab.checkpoints.model_files import find_model, read_classes
 from speakerlab.checkpoints.published import load_published, read_tensors
-from speakerlab.config.build import build_head
 from speakerlab.config.schema import load_config
 from speakerlab.losses.head import Head
 from speakerlab.training.precision import card_of, resolve_precision
@@ -82,6 +81,8 @@ def load_classifier(path: Path) -> Classifier:
 
     Raises ValueError if the model was not trained for identification or has no head.
     """
+    from speakerlab.config.build import build_head  # with the parts of training: not for others
+
     folder = find_model(path)
     config = load_config([folder / "config.yaml"])
     if config.task != "identification":

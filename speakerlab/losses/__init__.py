@@ -12,17 +12,19 @@ The contract of a head, checked by a test over this registry (`head.py` has the 
 logits but what `count_correct` counts.
 """
 
-from speakerlab.losses.circle import CircleLoss
-from speakerlab.losses.head import Head, Softmax
-from speakerlab.losses.margin import AAMSoftmax, AMSoftmax
-from speakerlab.losses.sphereface2 import SphereFace2
-from speakerlab.losses.subcenter import SubcenterTopkAAMSoftmax
+from collections.abc import Mapping
 
-HEADS: dict[str, type[Head]] = {
-    "softmax": Softmax,
-    "am_softmax": AMSoftmax,
-    "aam_softmax": AAMSoftmax,
-    "aam_softmax_subcenter_topk": SubcenterTopkAAMSoftmax,
-    "sphereface2": SphereFace2,
-    "circle": CircleLoss,
-}
+from speakerlab.core.registry import Registry
+from speakerlab.losses.head import Head
+
+HEADS: Mapping[str, type[Head]] = Registry(
+    __name__,
+    {
+        "softmax": "head:Softmax",
+        "am_softmax": "margin:AMSoftmax",
+        "aam_softmax": "margin:AAMSoftmax",
+        "aam_softmax_subcenter_topk": "subcenter:SubcenterTopkAAMSoftmax",
+        "sphereface2": "sphereface2:SphereFace2",
+        "circle": "circle:CircleLoss",
+    },
+)

@@ -6,29 +6,25 @@ one for a model that pools only means. (The deviation of one frame is 0 for ever
 Letters: B batch, T frames, F mel bins, D embedding.
 """
 
+from collections.abc import Mapping
+
 from torch import nn
 
-from speakerlab.models.campplus import CAMPPlus
-from speakerlab.models.ecapa_tdnn import ECAPATDNN
-from speakerlab.models.ecapa_tdnn_wespeaker import ECAPATDNNWeSpeaker
-from speakerlab.models.eres2net import ERes2Net, ERes2NetV2
-from speakerlab.models.gemini_dfresnet import GeminiDFResNet
-from speakerlab.models.redimnet import ReDimNet
-from speakerlab.models.res2net import Res2Net
-from speakerlab.models.resnet import ResNet
-from speakerlab.models.simam_resnet import SimAMResNet
-from speakerlab.models.xvector import XVector
+from speakerlab.core.registry import Registry
 
-MODELS: dict[str, type[nn.Module]] = {
-    "campplus": CAMPPlus,
-    "eres2net": ERes2Net,
-    "eres2netv2": ERes2NetV2,
-    "res2net": Res2Net,
-    "resnet": ResNet,
-    "ecapa_tdnn": ECAPATDNN,
-    "ecapa_tdnn_wespeaker": ECAPATDNNWeSpeaker,
-    "xvector": XVector,
-    "simam_resnet": SimAMResNet,
-    "gemini_dfresnet": GeminiDFResNet,
-    "redimnet": ReDimNet,
-}
+MODELS: Mapping[str, type[nn.Module]] = Registry(
+    __name__,
+    {
+        "campplus": "campplus:CAMPPlus",
+        "eres2net": "eres2net:ERes2Net",
+        "eres2netv2": "eres2net:ERes2NetV2",
+        "res2net": "res2net:Res2Net",
+        "resnet": "resnet:ResNet",
+        "ecapa_tdnn": "ecapa_tdnn:ECAPATDNN",
+        "ecapa_tdnn_wespeaker": "ecapa_tdnn_wespeaker:ECAPATDNNWeSpeaker",
+        "xvector": "xvector:XVector",
+        "simam_resnet": "simam_resnet:SimAMResNet",
+        "gemini_dfresnet": "gemini_dfresnet:GeminiDFResNet",
+        "redimnet": "redimnet:ReDimNet",
+    },
+)

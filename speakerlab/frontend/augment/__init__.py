@@ -11,21 +11,19 @@ Babble is a kind of noise: a crop gets one noise or one babble, so one class dra
 
 from collections.abc import Mapping
 
+from speakerlab.core.registry import Registry
 from speakerlab.frontend.augment.base import Augment, Augmentation
-from speakerlab.frontend.augment.codec import Codec
-from speakerlab.frontend.augment.noise import Noise
-from speakerlab.frontend.augment.room import Room
-from speakerlab.frontend.augment.specaugment import SpecAugment
-from speakerlab.frontend.augment.speed import Speed
-from speakerlab.frontend.augment.telephone import Telephone
 
-AUGMENTATIONS: Mapping[str, type[Augmentation]] = {
-    "speed": Speed,
-    "room": Room,
-    "noise": Noise,
-    "telephone": Telephone,
-    "codec": Codec,
-    "spec": SpecAugment,
-}
+AUGMENTATIONS: Mapping[str, type[Augmentation]] = Registry(
+    __name__,
+    {
+        "speed": "speed:Speed",
+        "room": "room:Room",
+        "noise": "noise:Noise",
+        "telephone": "telephone:Telephone",
+        "codec": "codec:Codec",
+        "spec": "specaugment:SpecAugment",
+    },
+)
 
 __all__ = ["AUGMENTATIONS", "Augment", "Augmentation"]
