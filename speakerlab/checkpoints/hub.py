@@ -6,7 +6,7 @@ download (`hub.json` in the cache); any other file is refused unopened.
 
 The table: 3D-Speaker's models are those of its speakerlab/bin/infer_sv.py, on ModelScope.
 WeSpeaker's are those of its docs/pretrained.md and wespeaker/cli/hub.py, which finds the address of
-an archive in the index of a data set. To add a model: one line in MODELS.
+an archive in the index of a data set. To add a model: one line in its list below.
 """
 
 import http.client
@@ -153,70 +153,52 @@ def _address(name: str, model: HubModel) -> str:
             ) from None
 
 
-def _modelscope(name: str, revision: str, file: str) -> tuple[str, HubModel]:
-    return name, HubModel(f"models/{name}/resolve/{revision}/{file}", False, "3dspeaker")
+# Name without "iic/speech_", revision and file.
+MODELSCOPE_MODELS = """
+campplus_sv_zh-cn_16k-common v1.0.0 campplus_cn_common.bin
+eres2net_sv_zh-cn_16k-common v1.0.5 pretrained_eres2net_aug.ckpt
+eres2netv2_sv_zh-cn_16k-common v1.0.1 pretrained_eres2netv2.ckpt
+eres2netv2w24s4ep4_sv_zh-cn_16k-common v1.0.1 pretrained_eres2netv2w24s4ep4.ckpt
+eres2net_base_200k_sv_zh-cn_16k-common v1.0.0 pretrained_eres2net.pt
+campplus_sv_zh_en_16k-common_advanced v1.0.0 campplus_cn_en_common.pt
+campplus_sv_en_voxceleb_16k v1.0.2 campplus_voxceleb.bin
+eres2net_sv_en_voxceleb_16k v1.0.2 pretrained_eres2net.ckpt
+eres2net_base_sv_zh-cn_3dspeaker_16k v1.0.1 eres2net_base_model.ckpt
+eres2net_large_sv_zh-cn_3dspeaker_16k v1.0.0 eres2net_large_model.ckpt
+ecapa-tdnn_sv_zh-cn_cnceleb_16k v1.0.0 ecapa-tdnn.ckpt
+ecapa-tdnn_sv_zh-cn_3dspeaker_16k v1.0.0 ecapa-tdnn.ckpt
+ecapa-tdnn_sv_en_voxceleb_16k v1.0.1 ecapa_tdnn.bin
+"""
+# Name in WeSpeaker's command line and archive; campplus and eres2net take 3D-Speaker's features.
+WESPEAKER_MODELS = """
+chinese cnceleb_resnet34.tar.gz
+english voxceleb_resnet221_LM.tar.gz
+campplus campplus_cn_common_200k.tar.gz
+eres2net eres2net_cn_commom_200k.tar.gz
+vblinkp voxblink2_samresnet34.zip
+vblinkf voxblink2_samresnet34_ft.zip
+"""
+# Archives of its list of models.
+WESPEAKER_ARCHIVES = """
+voxceleb_resnet34.zip voxceleb_resnet34_LM.zip voxceleb_resnet152_LM.zip
+voxceleb_resnet221_LM.zip voxceleb_resnet293_LM.zip voxceleb_CAM++.zip voxceleb_CAM++_LM.zip
+voxceleb_ECAPA512.zip voxceleb_ECAPA512_LM.zip voxceleb_ECAPA1024.zip voxceleb_ECAPA1024_LM.zip
+voxceleb_gemini_dfresnet114_LM.zip cnceleb_resnet34.zip cnceleb_resnet34_LM.zip
+voxblink2_samresnet34.zip voxblink2_samresnet34_ft.zip voxblink2_samresnet100.zip
+voxblink2_samresnet100_ft.zip
+"""
 
 
-def _wespeaker(
-    archive: str, *, name: str = "", frontend: FrontendName = "wespeaker"
-) -> tuple[str, HubModel]:
-    stem = name or archive.partition(".")[0]
-    return f"wespeaker/{stem}", HubModel(f"wespeaker/{archive}", True, frontend)
+def _list_models() -> dict[str, HubModel]:
+    models: dict[str, HubModel] = {}
+    for name, revision, file in map(str.split, MODELSCOPE_MODELS.strip().splitlines()):
+        path = f"models/iic/speech_{name}/resolve/{revision}/{file}"
+        models[f"iic/speech_{name}"] = HubModel(path, False, "3dspeaker")
+    named = [line.split() for line in WESPEAKER_MODELS.strip().splitlines()]
+    for name, archive in named + [[a.partition(".")[0], a] for a in WESPEAKER_ARCHIVES.split()]:
+        frontend = "3dspeaker" if name in ("campplus", "eres2net") else "wespeaker"
+        models[f"wespeaker/{name}"] = HubModel(f"wespeaker/{archive}", True, frontend)
+    return models
 
 
-SV = "iic/speech_"
-MODELS: dict[str, HubModel] = dict(
-    [
-        _modelscope(f"{SV}campplus_sv_zh-cn_16k-common", "v1.0.0", "campplus_cn_common.bin"),
-        _modelscope(f"{SV}eres2net_sv_zh-cn_16k-common", "v1.0.5", "pretrained_eres2net_aug.ckpt"),
-        _modelscope(f"{SV}eres2netv2_sv_zh-cn_16k-common", "v1.0.1", "pretrained_eres2netv2.ckpt"),
-        _modelscope(
-            f"{SV}eres2netv2w24s4ep4_sv_zh-cn_16k-common",
-            "v1.0.1",
-            "pretrained_eres2netv2w24s4ep4.ckpt",
-        ),
-        _modelscope(
-            f"{SV}eres2net_base_200k_sv_zh-cn_16k-common", "v1.0.0", "pretrained_eres2net.pt"
-        ),
-        _modelscope(
-            f"{SV}campplus_sv_zh_en_16k-common_advanced", "v1.0.0", "campplus_cn_en_common.pt"
-        ),
-        _modelscope(f"{SV}campplus_sv_en_voxceleb_16k", "v1.0.2", "campplus_voxceleb.bin"),
-        _modelscope(f"{SV}eres2net_sv_en_voxceleb_16k", "v1.0.2", "pretrained_eres2net.ckpt"),
-        _modelscope(
-            f"{SV}eres2net_base_sv_zh-cn_3dspeaker_16k", "v1.0.1", "eres2net_base_model.ckpt"
-        ),
-        _modelscope(
-            f"{SV}eres2net_large_sv_zh-cn_3dspeaker_16k", "v1.0.0", "eres2net_large_model.ckpt"
-        ),
-        _modelscope(f"{SV}ecapa-tdnn_sv_zh-cn_cnceleb_16k", "v1.0.0", "ecapa-tdnn.ckpt"),
-        _modelscope(f"{SV}ecapa-tdnn_sv_zh-cn_3dspeaker_16k", "v1.0.0", "ecapa-tdnn.ckpt"),
-        _modelscope(f"{SV}ecapa-tdnn_sv_en_voxceleb_16k", "v1.0.1", "ecapa_tdnn.bin"),
-        # Names of WeSpeaker's command line; the second pair takes 3D-Speaker's features.
-        _wespeaker("cnceleb_resnet34.tar.gz", name="chinese"),
-        _wespeaker("voxceleb_resnet221_LM.tar.gz", name="english"),
-        _wespeaker("campplus_cn_common_200k.tar.gz", name="campplus", frontend="3dspeaker"),
-        _wespeaker("eres2net_cn_commom_200k.tar.gz", name="eres2net", frontend="3dspeaker"),
-        _wespeaker("voxblink2_samresnet34.zip", name="vblinkp"),
-        _wespeaker("voxblink2_samresnet34_ft.zip", name="vblinkf"),
-        # Names of its list of models.
-        _wespeaker("voxceleb_resnet34.zip"),
-        _wespeaker("voxceleb_resnet34_LM.zip"),
-        _wespeaker("voxceleb_resnet152_LM.zip"),
-        _wespeaker("voxceleb_resnet221_LM.zip"),
-        _wespeaker("voxceleb_resnet293_LM.zip"),
-        _wespeaker("voxceleb_CAM++.zip"),
-        _wespeaker("voxceleb_CAM++_LM.zip"),
-        _wespeaker("voxceleb_ECAPA512.zip"),
-        _wespeaker("voxceleb_ECAPA512_LM.zip"),
-        _wespeaker("voxceleb_ECAPA1024.zip"),
-        _wespeaker("voxceleb_ECAPA1024_LM.zip"),
-        _wespeaker("voxceleb_gemini_dfresnet114_LM.zip"),
-        _wespeaker("cnceleb_resnet34.zip"),
-        _wespeaker("cnceleb_resnet34_LM.zip"),
-        _wespeaker("voxblink2_samresnet34.zip"),
-        _wespeaker("voxblink2_samresnet34_ft.zip"),
-        _wespeaker("voxblink2_samresnet100.zip"),
-        _wespeaker("voxblink2_samresnet100_ft.zip"),
-    ]
-)
+MODELS = _list_models()

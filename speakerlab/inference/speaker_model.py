@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from speakerlab.frontend.vad import EnergyVad
 from speakerlab.inference.enrolment import Speakers
 from speakerlab.scoring.backend import unit_rows
 from speakerlab.scoring.calibration import Calibration
+
+if TYPE_CHECKING:  # it imports torch
+    from speakerlab.inference.torch_model import Classifier
 
 HUB = "hub:"
 READ_AHEAD_SECONDS = 64  # of audio per group: one group is read while another is embedded
@@ -41,17 +44,6 @@ class Runtime(Protocol):
 
     def embed_window(self, wave_BS: np.ndarray) -> np.ndarray:
         """Return emb_BD of waves of `min_samples` to `max_samples`."""
-        ...
-
-
-class ClosedSet(Protocol):
-    """Posteriors of the training classes: `torch_model.Classifier`."""
-
-    @property
-    def classes(self) -> Sequence[str]: ...
-
-    def posteriors(self, emb_ND: np.ndarray) -> np.ndarray:
-        """Return posterior_NC."""
         ...
 
 
@@ -115,7 +107,7 @@ class SpeakerModel:
     sample rate; see `read_wave`. `sample_rate` is that of arrays, by default the model's.
     """
 
-    def __init__(self, runtime: Runtime, classifier: ClosedSet | None = None) -> None:
+    def __init__(self, runtime: Runtime, classifier: "Classifier | None" = None) -> None:
         self.runtime, self.classifier = runtime, classifier
         self.sample_rate, self.embed_dim = runtime.sample_rate, runtime.embed_dim
         self.sha256, self.calibration = runtime.sha256, runtime.calibration

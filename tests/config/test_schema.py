@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from speakerlab.config.schema import Config, differences, load_config, parse_config
 
@@ -37,114 +38,61 @@ def refusal(load, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "key", "known"),
     [
-        ("trainning: {}", "trainning: unknown key; did you mean training?"),
-        ("Seed: 1", "Seed: unknown key; did you mean seed?"),
-        ("training: {num_epoch: 1}", "training.num_epoch: unknown key; did you mean num_epochs?"),
-        (
-            "training: {margin: {finl: 0.2}}",
-            "training.margin.finl: unknown key; did you mean final?",
-        ),
-        (
-            "model: {args: {embd_dim: 64}}",
-            "model.args.embd_dim: unknown key; did you mean embed_dim?",
-        ),
-        (
-            "frontend: {num_mel_bin: 80}",
-            "frontend.num_mel_bin: unknown key; did you mean num_mel_bins?",
-        ),
-        (
-            "augment: {spec: {freq_masks: 1}}",
-            "augment.spec.freq_masks: unknown key; did you mean num_freq_masks?",
-        ),
-        ("head: {args: {scal: 1.0}}", "head.args.scal: unknown key; did you mean scale?"),
-        # what the program gives is not configured
-        (
-            "optimizer: {args: {lr: 0.1}}",
-            "optimizer.args.lr: unknown key; known are momentum, nesterov, weight_decay",
-        ),
-        ("zzz-Q: 1", "zzz-Q: unknown key; known are augment, data, frontend, head, model, "),
+        ("trainning: {}", "trainning", "training"),
+        ("Seed: 1", "Seed", "seed"),
+        ("training: {num_epoch: 1}", "training.num_epoch", "num_epochs"),
+        ("training: {margin: {finl: 0.2}}", "training.margin.finl", "final"),
+        ("model: {args: {embd_dim: 64}}", "model.args.embd_dim", "embed_dim"),
+        ("frontend: {num_mel_bin: 80}", "frontend.num_mel_bin", "num_mel_bins"),
+        ("augment: {spec: {freq_masks: 1}}", "augment.spec.freq_masks", "num_freq_masks"),
+        ("head: {args: {scal: 1.0}}", "head.args.scal", "scale"),
+        ("model: {name: camplus}", "model.name", "campplus"),
+        # an argument that the program gives, and a key like no other
+        ("optimizer: {args: {lr: 0.1}}", "optimizer.args.lr", "momentum, nesterov, weight_decay"),
+        ("zzz-Q: 1", "zzz-Q", "augment, data, frontend, head, model, "),
     ],
 )
-def test_unknown_key_is_refused_with_the_nearest(refusal, text, line):
+def test_unknown_key_or_name_is_refused_with_the_nearest(refusal, text, key, known):
     (found,) = refusal(TINY, text)
-    assert found.startswith(f"1.yaml: {line}")
+    assert refused(found, f"1.yaml: {key}", known)
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "key", "value"),
     [
-        ("training: {lr: many}", "training.lr: must be a valid number, got 'many'"),
-        ("training: {lr: 0}", "training.lr: must be greater than 0, got 0"),
-        ("training: {lr: 1e999}", "training.lr: must be a finite number, got Infinity"),
-        ("training: {num_epochs: 1.5}", "training.num_epochs: must be a valid integer, got 1.5"),
-        ("training: {num_epochs: 010}", "training.num_epochs: must be a valid integer, got '010'"),
-        ("training:", "training: must be a section of keys, got null"),
-        ("augment: 3", "augment: must be a section of keys, got 3"),
-        ("model: {args: 3}", "model.args: must be a section of keys, got 3"),
-        ("augment: {room_prob: 1.1}", "augment.room_prob: must be less than or equal to 1, got "),
-        ("augment: {speeds: 1.0}", "augment.speeds: must be a list, got 1.0"),
-        ("augment: {speeds: [1.0, x]}", "augment.speeds.1: must be a valid number, got 'x'"),
-        ("augment: {snr_db: [5.0]}", "augment.snr_db.1: is missing; add it"),
-        ("frontend: {window: hann}", "frontend.window: must be 'povey' or 'hamming', got 'hann'"),
-        ("model: {args: {blocks: [1, x]}}", "model.args.blocks.1: must be a valid integer, got"),
-        ("model: {name: camplus}", "model.name: unknown model 'camplus'; did you mean "),
-        ("data: {noise: off}", None),
-        ("data: {noise: true}", "data.noise: must be a valid string, got true"),
-        ("data: {dir: 2020-01-01}", None),
-        ("runtime: {deterministic: on}", "runtime.deterministic: must be a valid boolean, got "),
-        (
-            "runtime: {micro_batch: true}",
-            "runtime.micro_batch: must be 'auto' or 'probe' or a valid integer or a section of "
-            "keys, got true",
-        ),
-        (
-            "runtime: {micro_batch: 1.5}",
-            "runtime.micro_batch: must be 'auto' or 'probe' or a valid integer",
-        ),
-        ("runtime: {micro_batch: 0}", "runtime.micro_batch: must be 'auto' or 'probe' or greater"),
-        (
-            "runtime: {micro_batch: {campplus: 16, ERes-2: 0}}",
-            "runtime.micro_batch.ERes-2: must be greater than 0, got 0",
-        ),
-        (
-            "runtime: {num_workers: -1}",
-            "runtime.num_workers: must be 'auto' or greater than or equal to 0, got -1",
-        ),
-        ("runtime: {precision: fp8}", "runtime.precision: must be 'auto', 'fp32', 'bf16' or "),
+        ("training: {lr: many}", "training.lr", "'many'"),
+        ("training: {lr: 0}", "training.lr", "greater than 0, got 0"),
+        ("training: {lr: 1e999}", "training.lr", "got Infinity"),
+        ("training: {num_epochs: 1.5}", "training.num_epochs", "got 1.5"),
+        ("training: {num_epochs: 010}", "training.num_epochs", "got '010'"),
+        ("training:", "training", "a section of keys, got null"),
+        ("augment: 3", "augment", "a section of keys, got 3"),
+        ("model: {args: 3}", "model.args", "a section of keys, got 3"),
+        ("augment: {room_prob: 1.1}", "augment.room_prob", "got 1.1"),
+        ("augment: {speeds: 1.0}", "augment.speeds", "a list, got 1.0"),
+        ("augment: {speeds: [1.0, x]}", "augment.speeds.1", "got 'x'"),
+        ("augment: {snr_db: [5.0]}", "augment.snr_db.1", "is missing"),
+        ("frontend: {window: hann}", "frontend.window", "'povey' or 'hamming', got 'hann'"),
+        ("model: {args: {blocks: [1, x]}}", "model.args.blocks.1", "got 'x'"),
+        ("data: {noise: true}", "data.noise", "got true"),
+        ("runtime: {deterministic: on}", "runtime.deterministic", "got 'on'"),
+        ("runtime: {micro_batch: true}", "runtime.micro_batch", "'auto' or 'probe' or a valid"),
+        ("runtime: {micro_batch: 0}", "runtime.micro_batch", "got 0"),
+        ("runtime: {micro_batch: {ERes-2: 0}}", "runtime.micro_batch.ERes-2", "got 0"),
+        ("runtime: {num_workers: -1}", "runtime.num_workers", "got -1"),
+        ("runtime: {precision: fp8}", "runtime.precision", "'auto', 'fp32', 'bf16'"),
+        ("augment: {speeds: [0.9, 1.0]}", "augment.speeds", "got [0.9, 1.0]"),
+        ("augment: {speeds: [1.0, 1.1, 1.1]}", "augment.speeds", "got [1.0, 1.1, 1.1]"),
+        ("augment: {speeds: []}", "augment.speeds", "got []"),
+        ("augment: {snr_db: [15.0, 0.0]}", "augment.snr_db", "got [15.0, 0.0]"),
+        ("training: {margin: {start_epoch: 3, end_epoch: 2}}", "training.margin", "end_epoch"),
     ],
 )
-def test_bad_value_is_one_readable_line(load, refusal, text, line):
-    if line is None:  # plain words are strings
-        load(TINY, text)
-        return
+def test_bad_value_is_one_line(refusal, text, key, value):
     (found,) = refusal(TINY, text)
-    assert found.startswith(f"1.yaml: {line}")
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        (
-            "augment: {speeds: [0.9, 1.0]}",
-            "augment.speeds: must begin with 1.0 and name each once, got [0.9, 1.0]; write [1.0, ",
-        ),
-        ("augment: {speeds: [1.0, 1.1, 1.1]}", "augment.speeds: must begin with 1.0 and name "),
-        ("augment: {speeds: []}", "augment.speeds: must begin with 1.0 and name each once, got []"),
-        (
-            "augment: {snr_db: [15.0, 0.0]}",
-            "augment.snr_db: must be [low, high], got [15.0, 0.0]; swap them",
-        ),
-        (
-            "training: {margin: {start_epoch: 3, end_epoch: 2}}",
-            'training.margin: end_epoch must not be before start_epoch, got {"start_epoch": 3, ',
-        ),
-    ],
-)
-def test_values_that_do_not_go_together(refusal, text, line):
-    (found,) = refusal(TINY, text)
-    assert found.startswith(f"1.yaml: {line}")
+    assert refused(found, f"1.yaml: {key}", value)
 
 
 def test_every_fault_in_one_go_each_naming_its_layer(refusal):
@@ -181,7 +129,7 @@ def test_numbers_are_numbers(load, text, value):
 
 
 @pytest.mark.parametrize(
-    "word", ["off", "no", "y", "True", "trueish", "010", "1:30", "1_000", "0x1F"]
+    "word", ["off", "no", "y", "True", "trueish", "010", "1:30", "1_000", "0x1F", "2020-01-01"]
 )
 def test_other_words_are_strings(load, word):
     assert load(TINY, f"data: {{dir: {word}}}").data.dir == word
