@@ -83,50 +83,36 @@ def require_close(rows, plain, allowed):
             assert error < allowed, (name, float(error))
 
 
-@pytest.mark.parametrize("memory_efficient", [False, True])
-@pytest.mark.parametrize("frames", [2, 3, 100, 149, 230])
-def test_rows_are_the_plain_code(frames, memory_efficient):
-    block = make_block(memory_efficient=memory_efficient)
-    plain = copy.deepcopy(block)
-    x_BCT = torch.randn(3, 6, frames, dtype=torch.float64)
-    require_close(
-        everything(run_rows, block, x_BCT), everything(run_plain, plain, x_BCT), allowed=1e-9
-    )
-
-
-@pytest.mark.parametrize(("kernel_size", "dilation"), [(1, 1), (3, 1), (5, 3)])
-def test_any_kernel_and_dilation_even_longer_than_the_input(kernel_size, dilation):
-    block = make_block(kernel_size, dilation)
-    for frames in (2, 40):
-        x_BCT = torch.randn(2, 6, frames, dtype=torch.float64)
-        torch.testing.assert_close(run_rows(block, x_BCT), run_plain(copy.deepcopy(block), x_BCT))
-
-
-def test_momentum_of_accumulated_steps_is_kept():
-    block = make_block()
-    slow_batchnorm(block, 4)
-    plain = copy.deepcopy(block)
-    x_BCT = torch.randn(3, 6, 50, dtype=torch.float64)
-    require_close(
-        everything(run_rows, block, x_BCT), everything(run_plain, plain, x_BCT), allowed=1e-9
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_training_with_frozen_parts(dtype):
-    block = make_block(dtype=dtype)
+def freeze(block: DenseBlock) -> None:
     block["tdnnd1"].linear1.weight.requires_grad_(False)
     block["tdnnd2"].nonlinear1.requires_grad_(False)
+
+
+CASES = [  # frames, arguments of make_block, change of the block, error allowed
+    *((frames, {}, None, 1e-9) for frames in (2, 3, 100, 149, 230)),
+    *((frames, {"memory_efficient": True}, None, 1e-9) for frames in (2, 149)),
+    *((frames, {"kernel_size": 5, "dilation": 3}, None, 1e-9) for frames in (2, 40)),
+    (40, {"kernel_size": 1, "dilation": 1}, None, 1e-9),
+    (50, {}, lambda block: slow_batchnorm(block, 4), 1e-9),  # momentum of accumulated steps
+    (50, {}, freeze, 1e-9),
+    (50, {"dtype": torch.float32}, freeze, 1e-3),
+]
+
+
+@pytest.mark.parametrize(("frames", "args", "change", "allowed"), CASES)
+def test_training_is_the_plain_code(frames, args, change, allowed):
+    block = make_block(**args)
+    if change is not None:
+        change(block)
+    x_BCT = torch.randn(3, 6, frames, dtype=args.get("dtype", torch.float64))
     plain = copy.deepcopy(block)
-    x_BCT = torch.randn(3, 6, 50, dtype=dtype)
     found = everything(run_rows, block, x_BCT)
-    allowed = 1e-9 if dtype == torch.float64 else 1e-3
     require_close(found, everything(run_plain, plain, x_BCT), allowed)
-    assert found["gradient of tdnnd1.linear1.weight"] is None
+    assert (found["gradient of tdnnd1.linear1.weight"] is None) == (change is freeze)
 
 
 def test_statistics_are_measured_again_without_gradient():
-    """As `average` does for the mean of several models."""
+    """As for the mean of several models."""
     block = make_block()
     plain = copy.deepcopy(block)
     x_BCT = torch.randn(3, 6, 50, dtype=torch.float64)

@@ -195,6 +195,38 @@ def test_bfloat16_autocast_gives_nearly_the_same(name, args, frames):
     assert (rough_BD.float() - emb_BD).abs().max() / emb_BD.abs().max() < 0.05
 
 
+DEPTHS = {
+    "resnet": (18, 34, 50, 101, 152, 221, 293),
+    "simam_resnet": (34, 100),
+    "gemini_dfresnet": (60, 114, 183, 237),
+}
+
+
+@pytest.mark.parametrize(("name", "depth"), [(n, depth) for n in DEPTHS for depth in DEPTHS[n]])
+def test_depth_counts_the_layers_except_shortcuts(name, depth):
+    with torch.device("meta"):
+        model = MODELS[name](depth=depth, m_channels=1)
+    layers = [
+        key
+        for key, module in model.named_modules()
+        if isinstance(module, nn.Conv2d | nn.Linear)
+        and not {"shortcut", "downsample"} & set(key.split("."))
+    ]
+    assert len(layers) == depth
+
+
+@pytest.mark.parametrize("pooling", ["tap", "tsdp", "tstp", "astp", "mqmhastp"])
+@pytest.mark.parametrize(
+    ("name", "for_mean", "for_deviation"),
+    [("resnet", 1, 9), ("res2net", 1, 9), ("gemini_dfresnet", 1, 3), ("xvector", 15, 16)],
+)
+@torch.no_grad()
+def test_pooling_decides_the_shortest_input(name, for_mean, for_deviation, pooling):
+    model = small(name, pooling=pooling)
+    assert model.min_frames == (for_mean if pooling == "tap" else for_deviation)
+    assert model(noise(model, 2, model.min_frames)).isfinite().all()
+
+
 REFUSED = [
     ("eres2net", {"blocks": (1, 2, 3)}, "ERes2Net", "(1, 2, 3)"),
     ("eres2net", {"m_channels": 1, "base_width": 32}, "ERes2Net", "m_channels 1 * base_width 32"),

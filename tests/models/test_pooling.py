@@ -215,39 +215,13 @@ def test_impossible_poolings_are_refused(name, in_dim, context, subject, values)
         make_pooling(name, in_dim, global_context=context)
 
 
-@pytest.mark.parametrize("eps", [0.0, 1e-8])
-def test_mean_std_by_hand(eps):
-    x_BCT = torch.tensor([[[1.0, 2.0, 6.0], [0.0, 0.0, 0.0]]])
-    stats = mean_std(x_BCT, eps=eps)[0].tolist()
-    assert stats == pytest.approx([3.0, 0.0, 7**0.5, eps**0.5], rel=1e-6, abs=1e-9)
-
-
-@pytest.mark.parametrize("eps", [0.0, 1e-8])
-def test_one_frame_has_deviation_zero(eps):
-    x_BCT = torch.randn(2, 3, 1, requires_grad=True)
-    stats = mean_std(x_BCT, eps=eps)
-    stats.sum().backward()
-    torch.testing.assert_close(stats[:, :3], x_BCT.squeeze(-1))
-    torch.testing.assert_close(stats[:, 3:], torch.full((2, 3), eps**0.5))
-    assert torch.equal(x_BCT.grad, torch.ones(2, 3, 1))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("eps", [0.0, 1e-8])
+@every_dtype
+@pytest.mark.parametrize("frames", [1, 50])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1000.0])
-def test_constant_input_has_a_finite_gradient(value, eps, dtype):
-    x_BCT = torch.full((2, 3, 50), value, dtype=dtype, requires_grad=True)
+def test_constants_without_epsilon_have_no_deviation_and_a_finite_gradient(value, frames, dtype):
+    x_BCT = torch.full((2, 3, frames), value, dtype=dtype, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mean_std(x_BCT, eps=eps).sum().backward()
+        stats_BK = mean_std(x_BCT, eps=0.0)
+    stats_BK.sum().backward()
+    assert stats_BK[:, 3:].max() < 1e-3
     assert x_BCT.grad is not None and x_BCT.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_deviations_of_large_values_are_fp32(dtype):
-    """The variance, 1e6, is far outside fp16; the map may have any number of axes before time."""
-    x_BCFT = torch.tensor([1000.0, -1000.0]).repeat(2, 3, 4, 50).to(dtype)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        stats = mean_std(x_BCFT, eps=1e-8)
-    assert stats.shape == (2, 24) and stats.dtype == torch.float32
-    torch.testing.assert_close(stats[:, :12], torch.zeros(2, 12))
-    torch.testing.assert_close(stats[:, 12:], torch.full((2, 12), 1000 * (100 / 99) ** 0.5))

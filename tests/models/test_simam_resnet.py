@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from speakerlab.models.simam_resnet import AttentivePooling, SimAMResNet, simam
+from speakerlab.models.simam_resnet import AttentivePooling, simam
 
 
 def sigmoid(x: float) -> float:
@@ -71,14 +71,3 @@ def test_pooling_follows_its_scores():
     share = sigmoid(2.0)  # of the second frame; BatchNorm, of initial statistics, changes 1e-5
     expected = [share, 0.5, (share * (1 - share)) ** 0.5, 0.5]
     assert pool(x_BCT)[0].tolist() == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("depth", [34, 100])
-def test_depth_is_the_number_of_layers_in_a_row(depth):
-    model = SimAMResNet(depth=depth, m_channels=1)
-    layers = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Conv2d | nn.Linear) and "downsample" not in name
-    ]
-    assert len(layers) == depth
