@@ -181,13 +181,6 @@ def test_averaged_enrolment(experiment):
     assert seconds["s0-enroll"] == pytest.approx(seconds["s0-0"] + seconds["s0-1"])
 
 
-def test_a_trial_of_an_unknown_utterance_is_named(experiment):
-    exp, data = experiment
-    (data / "test/trials").write_text("s0-0 s0-1 target\ns0-0 nobody nontarget\n")
-    with refuses(str(data / "test/trials"), "nobody"):
-        rows_of(exp)
-
-
 def test_compare_tells_what_differs(experiment, capsys):
     exp, data = experiment
     rows = rows_of(exp, "--backend", *CHAINS[:2])
@@ -248,18 +241,6 @@ def test_what_is_half_known_is_told(experiment, caplog):
     assert "test/gender: lacks 96 of 177 utterances and models" in caplog.text
     assert "2 trials test an utterance that is enrolled in them" in caplog.text
     assert len(listed.trials) == 176 * 175 // 2 + 2
-
-
-def test_options_of_a_back_end_are_in_its_name(experiment):
-    exp, data = experiment
-    dims = ["--backend", "cosine", "mean+lda+cosine", "--lda-dim"]
-    rows_of(exp, *dims, "4")
-    rows = rows_of(exp, *dims, "6")
-    names = ["cosine", "mean+lda+cosine,lda-dim=4", "mean+lda+cosine,lda-dim=6"]
-    assert [row["backend"] for row in rows] == names
-    assert rows[1]["eer"] != rows[2]["eer"]
-    adapted = rows_of(exp, "--backend", "mean+lda+plda", "--adapt", str(data / "test"))
-    assert adapted[-1]["backend"] == "mean+lda+plda,adapt=test"
 
 
 def test_options_that_cannot_be_are_refused(experiment):

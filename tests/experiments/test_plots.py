@@ -45,15 +45,6 @@ def test_the_det_picture_shows_both_curves(tmp_path):
     assert num_coloured(two, BLUE) > 500 and num_coloured(two, ORANGE) > 500
 
 
-def test_the_untrained_curve_is_grey(tmp_path):
-    pytest.importorskip("matplotlib")
-    points = operating_points(*trials(0.2))[:2]
-    plot_det(tmp_path / "det.png", {"untrained": points})
-    image = pixels(tmp_path / "det.png")
-    assert num_coloured(image, (0x8A, 0x94, 0xA0)) > 500
-    assert num_coloured(image, BLUE) == 0
-
-
 @pytest.mark.parametrize("separation", [100, -100, 0])  # EER 0, 1 and about a half
 def test_extreme_systems_can_be_drawn(tmp_path, separation):
     pytest.importorskip("matplotlib")
@@ -90,13 +81,6 @@ def test_what_calibration_loses_is_shaded(tmp_path):
     assert shaded["bad"] > 5 * shaded["good"] > 0
 
 
-def test_a_course_that_falls_is_drawn_falling(tmp_path):
-    pytest.importorskip("matplotlib")
-    plot_course(tmp_path / "x.png", [0, 100], [5.0, 1.0], name="loss")
-    y, x = np.nonzero(np.abs(pixels(tmp_path / "x.png") - np.array(BLUE)).max(axis=2) <= 4)
-    assert np.corrcoef(x, y)[0, 1] > 0.99  # y counts from the top
-
-
 def test_a_long_curve_is_thinned_to_what_can_be_seen():
     x_K = np.linspace(-3, 3, 1_000_000)
     y_K = -x_K + 0.01 * np.sin(50 * x_K)
@@ -104,23 +88,6 @@ def test_a_long_curve_is_thinned_to_what_can_be_seen():
     assert len(thin_x) < 20_000
     assert (thin_x[0], thin_x[-1], thin_y[0], thin_y[-1]) == (x_K[0], x_K[-1], y_K[0], y_K[-1])
     assert np.abs(np.interp(x_K, thin_x, thin_y) - y_K).max() < 2 * 6 / 2000
-
-
-def test_the_corners_of_a_staircase_stay():
-    corners = (np.array([0.0, 0.0, 0.5, 0.5, 1.0]), np.array([1.0, 0.4, 0.4, 0.0, 0.0]))
-    for thin, whole in zip(thinned(*corners), corners):
-        assert thin.tolist() == whole.tolist()
-
-
-def test_the_histogram_shows_targets_right_of_non_targets(tmp_path):
-    pytest.importorskip("matplotlib")
-    plot_scores(tmp_path / "scores.png", *trials(8))
-    image = pixels(tmp_path / "scores.png")
-    lower = image[image.shape[0] // 4 :]  # below the legend
-    columns = [
-        np.nonzero(np.abs(lower - np.array(c)).max(axis=2) <= 4)[1].mean() for c in (ORANGE, BLUE)
-    ]
-    assert columns[1] - columns[0] > image.shape[1] / 4
 
 
 @pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)

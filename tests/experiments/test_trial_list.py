@@ -9,12 +9,6 @@ from speakerlab.scoring.embeddings import EmbeddingTable
 TABLE = EmbeddingTable(["u", "v", "w"], np.array([[1, 2], [3, 6], [5, 0]], np.float32), "sha")
 
 
-def test_a_model_is_the_mean_of_its_utterances():
-    models = average_models(TABLE, {"one": ["w"], "two": ["u", "v"], "three": ["u", "v", "w"]})
-    assert models.ids == ["one", "two", "three"] and models.model_sha256 == "sha"
-    np.testing.assert_allclose(models.emb_ND, [[5, 0], [2, 4], [3, 8 / 3]], rtol=1e-6)
-
-
 def test_what_is_missing_is_named():
     with refuses("enrolment", "x"):
         average_models(TABLE, {"m": ["u", "x"]})

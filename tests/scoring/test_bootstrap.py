@@ -2,25 +2,26 @@
 
 import numpy as np
 import pytest
-from counted import brute_eer, simulated
 from refusals import refuses
 
 from speakerlab.scoring import bootstrap, metrics
 
 
+def simulated(*, num_speakers, per_speaker, seed, spread=1.3, dim=8):
+    """All pairs of noisy copies of random directions: scores, truth, and the two speakers."""
+    rng = np.random.default_rng(seed)
+    centre = rng.normal(size=(num_speakers, 1, dim))
+    # speakers differ in how far their utterances scatter, so trials of one speaker go together
+    scatter = spread * np.exp(0.3 * rng.normal(size=(num_speakers, 1, 1)))
+    emb = centre + scatter * rng.normal(size=(num_speakers, per_speaker, dim))
+    emb = emb.reshape(-1, dim) / np.linalg.norm(emb.reshape(-1, dim), axis=1, keepdims=True)
+    i, j = np.triu_indices(len(emb), 1)
+    speaker = np.arange(num_speakers).repeat(per_speaker)
+    return (emb @ emb.T)[i, j], speaker[i] == speaker[j], speaker[i], speaker[j]
+
+
 def eer_interval(*trials, **options):
     return bootstrap.interval(bootstrap.bootstrap(*trials, p_targets=(), **options)["eer"])
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_replicate_is_the_eer_with_products_of_draws_as_weights(seed):
-    scores, is_target, enrol, test = simulated(num_speakers=12, per_speaker=4, seed=seed)
-    scores = np.round(scores, 1 + seed % 2)  # ties within and between the kinds
-    draws = np.random.default_rng(seed).integers(12, size=12)
-    times = np.bincount(draws, minlength=12)
-    expected = brute_eer(scores, is_target, times[enrol] * times[test])
-    low, high = eer_interval(scores, is_target, enrol, test, num_replicates=1, seed=seed)
-    assert low == high == pytest.approx(expected, abs=1e-12)
 
 
 def test_interval_is_reproducible_and_takes_names():
@@ -31,16 +32,6 @@ def test_interval_is_reproducible_and_takes_names():
     assert eer_interval(scores, is_target, names[enrol], names[test]) == interval
     assert eer_interval(*trials, seed=1) != interval
     assert interval[0] < metrics.eer(scores, is_target) < interval[1]
-
-
-def test_interval_is_wider_with_fewer_speakers():
-    def width(num_speakers):
-        low, high = eer_interval(
-            *simulated(num_speakers=num_speakers, per_speaker=4, seed=5), num_replicates=300
-        )
-        return high - low
-
-    assert width(10) > 1.5 * width(80)
 
 
 def test_interval_covers_the_true_eer():

@@ -8,7 +8,7 @@ import pytest
 from refusals import refuses
 
 from speakerlab.scoring.calibration import Calibration, fit_calibration
-from speakerlab.scoring.metrics import act_dcf, cllr, eer, error_rates, min_dcf
+from speakerlab.scoring.metrics import act_dcf, cllr, eer, error_rates
 
 
 def gaussians(num: int, seed: int, shift: float = 0.3, scale: float = 0.1):
@@ -62,11 +62,6 @@ def test_scores_told_apart_without_error_give_finite_ratios():
     assert 0 < learned.slope < 10
 
 
-def test_equal_scores_teach_nothing():
-    with refuses("calibration", "0.5"):
-        fit_calibration([0.5] * 4, [0, 1, 0, 1], source="s")
-
-
 def test_a_calibration_comes_back_from_json_and_a_damaged_one_does_not():
     learned = fit_calibration(*gaussians(1000, seed=0), source="s")
     values = json.loads(json.dumps(learned.to_dict()))
@@ -88,11 +83,3 @@ def test_act_dcf_by_hand():
     """p 0.01 decides at log 99 = 4.6: one of two targets is missed, one of four others passes."""
     llr, is_target = [5.0, 4.0, 5.0, 0.0, 0.0, 0.0], [1, 1, 0, 0, 0, 0]
     assert act_dcf(llr, is_target, 0.01) == pytest.approx((0.01 * 0.5 + 0.99 * 0.25) / 0.01)
-
-
-def test_calibrated_costs_are_near_the_least():
-    learned = fit_calibration(*gaussians(100_000, seed=1), source="s")
-    scores_N, target_N = gaussians(100_000, seed=2)
-    llr_N = learned.llr(scores_N)
-    assert act_dcf(llr_N, target_N) == pytest.approx(min_dcf(scores_N, target_N, 0.01), rel=0.05)
-    assert cllr(llr_N, target_N) < 0.6 < cllr(scores_N - 0.3, target_N) < 1.0

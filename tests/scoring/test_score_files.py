@@ -59,12 +59,3 @@ def test_bad_files_are_named(tmp_path, trials, text, line, value):
 def test_a_missing_file_is_one_line(tmp_path, trials):
     with refuses(f"{tmp_path}/none.txt", error=FileNotFoundError):
         read_scores(tmp_path / "none.txt", trials)
-
-
-def test_score_files_are_in_the_order_of_the_trials(tmp_path):
-    (tmp_path / "trials").write_text("".join(f"e{i % 7} t{i} {i % 2}\n" for i in range(5000)))
-    write_scores(tmp_path / "s", read_trials(tmp_path / "trials"), np.arange(5000.0))
-    lines = [line.split() for line in (tmp_path / "s").read_text().splitlines()]
-    assert [line[1] for line in lines] == [f"t{i}" for i in range(5000)]
-    assert [float(line[2]) for line in lines] == list(range(5000))
-    assert [line[3] for line in lines[:2]] == ["nontarget", "target"]
