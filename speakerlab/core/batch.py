@@ -6,6 +6,7 @@ Every random draw travels here; the modules that apply the draws are determinist
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,11 +34,11 @@ class Draws(NamedTuple):
 
     def split(self, num_rows: int) -> "list[Draws]":
         """The same draws, `num_rows` at a time."""
-        values = {name: value.split(num_rows) for name, value in self.values.items()}
-        return [
-            Draws(rows, {name: parts[i] for name, parts in values.items()}, self.group)
-            for i, rows in enumerate(self.rows.split(num_rows))
-        ]
+        columns = map(methodcaller("split", num_rows), (self.rows, *self.values.values()))
+        parts = []
+        for rows, *values in zip(*columns):
+            parts.append(Draws(rows, dict(zip(self.values, values)), self.group))
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,12 @@ class Batch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch with `function` applied to each of its tensors."""
-        return Batch(**{name: _map(getattr(self, name), function) for name in self.__slots__})
-
-
-def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply `function` to the tensors in nested lists, tuples and mappings."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Mapping):
-        return {key: _map(item, function) for key, item in value.items()}
-    if isinstance(value, Draws):
-        return Draws(function(value.rows), _map(value.values, function), value.group)
-    return [_map(item, function) for item in value]
+        names = ("wave_BS", "feats_BTF", "label_B", "position_B", "row_B")
+        tensors = map(function, attrgetter(*names)(self))
+        draws: dict[str, list[Draws]] = {}
+        for name, groups in self.draws.items():
+            draws[name] = []
+            for rows, values, group in groups:
+                mapped = dict(zip(values, map(function, values.values())))
+                draws[name].append(Draws(function(rows), mapped, group))
+        return Batch(*tensors, draws=draws)

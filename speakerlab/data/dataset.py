@@ -56,8 +56,11 @@ class TrainCrops(Dataset[Crop]):
     def draw(self, slot: Slot) -> Crop:
         """Return all of a crop but its samples."""
         epoch, position, row = slot
-        drawn = {name: draw(self._seek(name, slot)) for name, draw in self.draws.items()}
-        drawn = {name: draw for name, draw in drawn.items() if draw is not None}
+        drawn: dict[str, Draw] = {}
+        for name, function in self.draws.items():
+            draw = function(self._seek(name, slot))
+            if draw is not None:
+                drawn[name] = draw
         speed = drawn["speed"].group if "speed" in drawn else 0
         spare = max(int(self.manifest.num_samples_N[row]) - self.read_samples[speed], 0)
         return Crop(

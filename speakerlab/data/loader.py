@@ -7,6 +7,7 @@ Letters: B rows of the batch, S samples.
 import logging
 import sys
 from collections.abc import Iterator, Sequence
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from speakerlab.core import process
-from speakerlab.core.batch import Batch, Crop, Draws
+from speakerlab.core.batch import Batch, Crop, Draw, Draws
 from speakerlab.data.dataset import TrainCrops
 from speakerlab.data.sampler import MicroBatches, Slot
 from speakerlab.data.watchdog import (
@@ -88,20 +89,27 @@ def fit_workers(
 
 def collate(crops: Sequence[Crop]) -> Batch:
     """Stack crops; rows are padded to the longest, and the rows of each augmentation listed."""
-    wave_BS = np.zeros((len(crops), max([len(crop.wave_S) for crop in crops])), dtype=np.int16)
-    rows_of: dict[tuple[str, int], list[int]] = {}
+    waves, feats, numbers = list[np.ndarray](), list[np.ndarray](), list[tuple[int, int, int]]()
+    draws_of: dict[tuple[str, int], list[tuple[int, Draw]]] = {}
     for row, crop in enumerate(crops):
-        wave_BS[row, : len(crop.wave_S)] = crop.wave_S
+        waves.append(crop.wave_S)
+        numbers.append((crop.label, crop.position, crop.row))
+        feats += [] if crop.feats_TF is None else [crop.feats_TF]
         for name, draw in crop.draws.items():
-            rows_of.setdefault((name, draw.group), []).append(row)
+            draws_of.setdefault((name, draw.group), []).append((row, draw))
+    wave_BS = np.zeros((len(crops), max(map(len, waves))), dtype=np.int16)
+    for padded_S, wave_S in zip(wave_BS, waves):
+        padded_S[: len(wave_S)] = wave_S
     stacked: dict[str, list[Draws]] = {}
-    for (name, group), rows in sorted(rows_of.items()):
-        drawn = [crops[row].draws[name].values for row in rows]
-        values = {key: _stack([draw[key] for draw in drawn]) for key in drawn[0]}
+    for (name, group), drawn in sorted(draws_of.items(), key=itemgetter(0)):
+        rows, draws = zip(*drawn)
+        values: dict[str, torch.Tensor] = {}
+        for key, value in draws[0].values.items():
+            column = list(map(itemgetter(key), map(attrgetter("values"), draws)))
+            is_array = isinstance(value, np.ndarray)  # floats become float32
+            values[key] = torch.from_numpy(np.stack(column)) if is_array else torch.tensor(column)
         stacked.setdefault(name, []).append(Draws(torch.tensor(rows), values, group))
-    numbers_B3 = torch.tensor([(crop.label, crop.position, crop.row) for crop in crops])
-    label_B, position_B, row_B = numbers_B3.T.contiguous()
-    feats = [crop.feats_TF for crop in crops if crop.feats_TF is not None]
+    label_B, position_B, row_B = torch.tensor(numbers).T.contiguous()
     return Batch(
         wave_BS=torch.from_numpy(wave_BS),
         feats_BTF=torch.from_numpy(np.stack(feats) if feats else np.empty((0, 0, 0), "f4")),
@@ -110,12 +118,6 @@ def collate(crops: Sequence[Crop]) -> Batch:
         row_B=row_B,
         draws=stacked,
     )
-
-
-def _stack(values: list[Any]) -> torch.Tensor:
-    """Stack numbers (floats as float32) or arrays of equal shape."""
-    is_array = isinstance(values[0], np.ndarray)
-    return torch.from_numpy(np.stack(values)) if is_array else torch.tensor(values)
 
 
 class NotedBatches(Dataset[Batch]):
@@ -150,7 +152,7 @@ def train_loader(
     """
     if not num_workers:
         for slots in order:
-            batch = collate([crops[slot] for slot in slots])
+            batch = collate(list(map(crops.__getitem__, slots)))
             yield batch.pin_memory() if pin_memory else batch
         return
     board, manifest = Board(num_workers), crops.manifest

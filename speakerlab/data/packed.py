@@ -101,7 +101,8 @@ class Packed:
             sizes = np.minimum(num_units * layout.unit_bytes - begin_K, size)
             starts = int(self.start_N[row]) + begin_K
         if not len(starts):
-            return self._joined([])
+            is_fbank = layout.codec == "fbank"
+            return np.empty((0, layout.unit_bytes // 4), "<f4") if is_fbank else np.empty(0, "<i2")
         begin, wanted = int(starts[0]), int(starts[-1] + sizes[-1] - starts[0])
         data = memoryview(os.pread(open_shard(path).handle, wanted, begin))
         if len(data) < wanted:
@@ -117,16 +118,14 @@ class Packed:
                     f"{path}: the checksum is wrong for {self.ids[row]} at byte {at}; check the "
                     f"disk, remove {self.folder} {AGAIN}"
                 )
-        offset = first - blocks.start * layout.block_units
-        return self._joined(parts if layout.codec == "flac" else [data])[offset : offset + count]
-
-    def _joined(self, parts: list[memoryview]) -> np.ndarray:
-        """Decode blocks that follow one another."""
-        layout = self.layout
         if layout.codec == "flac":
-            return np.concatenate([np.empty(0, "<i2"), *map(audio.from_flac, parts)])
-        units = np.frombuffer(b"".join(parts) if len(parts) != 1 else parts[0], layout.dtype)
-        return units.reshape(-1, layout.unit_bytes // 4) if layout.codec == "fbank" else units
+            units = np.concatenate(list(map(audio.from_flac, parts)))
+        elif layout.codec == "fbank":
+            units = np.frombuffer(data, "<f4").reshape(-1, layout.unit_bytes // 4)
+        else:
+            units = np.frombuffer(data, "<i2")
+        offset = first - blocks.start * layout.block_units
+        return units[offset : offset + count]
 
     def write(self) -> None:
         """Write the index atomically."""

@@ -52,11 +52,6 @@ class Layout:
         """For fbank; frame_shift in samples."""
         return cls("fbank", sample_rate, sample_rate // frame_shift, 4 * num_bins)
 
-    @property
-    def dtype(self) -> str:
-        """Type of a sample, or of a number of a frame, in pcm and fbank."""
-        return "<f4" if self.codec == "fbank" else "<i2"
-
 
 class ShardWriter:
     """Appends utterances to a file that is a whole tar archive once it is closed."""
@@ -89,7 +84,7 @@ class ShardWriter:
                 self.start += [at] if number == 0 else []
                 self.blocks.append((at, len(data), zlib.crc32(data)))
             return
-        data = np.ascontiguousarray(units, layout.dtype).tobytes()
+        data = np.ascontiguousarray(units, "<f4" if layout.codec == "fbank" else "<i2").tobytes()
         if layout.codec == "fbank":
             at = self._member(f"{name}.npy", _npy_header(units), data)
         else:

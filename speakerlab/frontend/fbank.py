@@ -188,7 +188,9 @@ class Fbank(nn.Module):
 
     def _log_mel(self, frames_BTL: Tensor) -> Tensor:
         """(B, T, L) samples to (B, T, F): remove DC, pre-emphasis, window, power, mel, log."""
-        window_L, mel_KF = self._constants_like(frames_BTL)
+        window_L, mel_KF = self.window_L, self.mel_KF
+        if frames_BTL.dtype != window_L.dtype:  # computed again in full precision
+            window_L, mel_KF = (constant.to(frames_BTL) for constant in self._constants())
         # In place, in the memory that the FFT needs: the speed is that of memory, not of sums.
         padded_BTN = frames_BTL.new_empty(*frames_BTL.shape[:2], self.num_fft)
         padded_BTN[..., self.frame_length :] = 0
@@ -204,26 +206,20 @@ class Fbank(nn.Module):
         if power_BTK.device.type != "cpu":
             mel_BTF = power_BTK @ mel_KF
         else:  # without the products with most of the zeros
-            parts = [power_BTK[..., bins] @ mel_KF[bins, mels] for bins, mels in self.bands]
+            parts = []
+            for bins, mels in self.bands:
+                parts.append(power_BTK[..., bins] @ mel_KF[bins, mels])
             mel_BTF = torch.cat(parts, dim=2)
         return mel_BTF.clamp_min_(LOG_FLOOR).log_()
 
     def _export_log_mel(self, frames_BTL: Tensor) -> Tensor:
         """The same in operations that every runtime has."""
-        window_L, mel_KF = self._constants_like(frames_BTL)
         frames_BTL = frames_BTL - frames_BTL.mean(2, keepdim=True)
         before_BTL = torch.cat([frames_BTL[..., :1], frames_BTL[..., :-1]], dim=2)
-        frames_BTL = (frames_BTL - self.preemphasis * before_BTL) * window_L
+        frames_BTL = (frames_BTL - self.preemphasis * before_BTL) * self.window_L
         real_BTK, imag_BTK = frames_BTL @ self.dft_2LK[0], frames_BTL @ self.dft_2LK[1]
         power_BTK = real_BTK.square() + imag_BTK.square()
-        return (power_BTK @ mel_KF).clamp_min_(LOG_FLOOR).log_()
-
-    def _constants_like(self, frames_BTL: Tensor) -> tuple[Tensor, Tensor]:
-        """The buffers; computed again in full precision for another type of input."""
-        if frames_BTL.dtype == self.window_L.dtype == torch.float32:
-            return self.window_L, self.mel_KF
-        window_L, mel_KF = self._constants()
-        return window_L.to(frames_BTL), mel_KF.to(frames_BTL)
+        return (power_BTK @ self.mel_KF).clamp_min_(LOG_FLOOR).log_()
 
     def _constants(self) -> tuple[Tensor, Tensor]:
         weights_KF = mel_matrix(

@@ -46,7 +46,7 @@ class Noise(Augmentation):
         super().__init__()
         self.prob, self.num_samples, self.babble_voices = noise_prob, num_samples, babble_voices
         self.snr_db = {"noise": snr_db, "music": music_snr_db, "speech": babble_snr_db}
-        self.lengths = [len(noise) for noise in noises]
+        self.lengths_K = np.array([len(noise) for noise in noises], dtype=np.int64)
         self.of_kind: dict[str, list[int]] = {kind: [] for kind in sorted(set(noise_kinds))}
         for index, kind in enumerate(noise_kinds):
             self.of_kind[kind].append(index)
@@ -65,14 +65,14 @@ class Noise(Augmentation):
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
         """V recordings and where each begins; also the noise itself where the host has the bank."""
-        if not self.lengths or rng.random() >= self.prob:
+        if not len(self.lengths_K) or rng.random() >= self.prob:
             return None
         ends = self.kind_ends
         kind = self.kinds[int(np.searchsorted(ends, rng.random() * ends[-1], side="right"))]
         least, most = self.babble_voices if kind == "speech" else (1, 1)
         count, own = int(rng.integers(least, most + 1)), self.of_kind[kind]
         noise_V = rng.choice(own, count, replace=count > len(own))
-        start_V = rng.integers([self.lengths[noise] for noise in noise_V])
+        start_V = rng.integers(self.lengths_K[noise_V])
         snr_db = float(rng.uniform(*self.snr_db[kind]))
         values = {"noise": noise_V, "start": start_V, "snr_db": snr_db}
         if self.host_bank is not None:

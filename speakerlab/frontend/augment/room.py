@@ -47,18 +47,16 @@ class Room(Augmentation):
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
         spectrum = torch.fft.rfft(x_R, n=self.num_fft)
-        spectrum *= self._spectra(draws.values["room"])
+        room_R = draws.values["room"]
+        if x_R.device.type != "cpu" or self.num_rooms > KEPT_ROOMS:
+            spectrum *= torch.fft.rfft(self.room_KL.index_select(0, room_R), n=self.num_fft)
+        else:
+            kept = self.kept_spectra
+            if kept is None:
+                kept = self.kept_spectra = torch.fft.rfft(self.room_KL, n=self.num_fft)
+            spectrum *= kept.index_select(0, room_R)
         wet = torch.fft.irfft(spectrum, n=self.num_fft)
         return wet[:, self.lead : self.lead + self.num_samples]
-
-    def _spectra(self, room_R: Tensor) -> Tensor:
-        """(R, bins) spectra of these rooms; those of a small bank are kept on a CPU."""
-        if self.room_KL.device.type != "cpu" or self.num_rooms > KEPT_ROOMS:
-            return torch.fft.rfft(self.room_KL.index_select(0, room_R), n=self.num_fft)
-        kept = self.kept_spectra
-        if kept is None:
-            kept = self.kept_spectra = torch.fft.rfft(self.room_KL, n=self.num_fft)
-        return kept.index_select(0, room_R)
 
 
 def room_bank(rooms: Sequence[np.ndarray], *, sample_rate: int) -> Tensor:
