@@ -60,7 +60,7 @@ def job(text: str) -> tuple[int, int]:
     """ "I/N", I from 1 to N."""
     found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
     if not found or int(found[1]) > int(found[2]):
-        raise ValueError(f"--job: is I/N with I from 1 to N, got {text}; use 1/4, say")
+        raise ValueError(f"--job: must be I/N with I from 1 to N, got {text}; for example 1/4")
     return int(found[1]), int(found[2])
 
 

@@ -1,6 +1,6 @@
-"""Files written whole or not at all: a reader, or a run after a kill, never meets half a file.
+"""Atomic files: a reader, or a run after a kill, never sees half a file.
 
-`alone` keeps processes, of several hosts where the file system has locks, out of each other's way.
+`alone` is a lock between processes, also of several hosts if the file system has locks.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ from typing import Any
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write that takes the place of `path` when all went well, and vanishes otherwise."""
+    """Yield a file to write; it replaces `path` on success and is removed on an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.partial")
     try:
@@ -28,7 +28,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is here; the kernel frees the lock file of one that is dead."""
+    """Wait until no other process is here; the kernel frees the lock of a dead process."""
     with path.open("a") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         yield
@@ -44,11 +44,11 @@ def file_sha256(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole."""
+    """Write a text file atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write readable JSON whole."""
+    """Write indented JSON atomically."""
     write_text(path, json.dumps(values, indent=1) + "\n")

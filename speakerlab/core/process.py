@@ -1,4 +1,4 @@
-"""What a process may use, and how it ends: with its parent, and with a known code."""
+"""CPUs and memory of a process, exit codes, and ending together with its parent."""
 
 import ctypes
 import math
@@ -14,12 +14,12 @@ TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 
-# How a command ends; run.sh ends alike, and docs/troubleshooting.md says what to do.
-EXIT_INPUT = 1  # wrong input: one line a fault was printed
-EXIT_NUMERIC = 3  # too many steps in a row without a finite gradient, whatever was tried
+# Exit codes of commands and run.sh, explained in docs/troubleshooting.md.
+EXIT_INPUT = 1  # wrong input: one line for each error was printed
+EXIT_NUMERIC = 3  # too many steps in a row without a finite gradient
 EXIT_DIVERGED = 4  # the loss is finite and grows
 EXIT_MEMORY = 5  # out of memory; exp/out_of_memory has the micro-batch that did not fit
-EXIT_LOST = 6  # another rank, or its host, is gone; what was wrong is told there
+EXIT_LOST = 6  # another rank or its host is gone; its own log has the error
 
 
 def stopped(number: int) -> int:
@@ -49,7 +49,7 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
         _, controllers, inside = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # A container sees its own cgroup at the root of the mount, whatever its path outside.
+        # A container sees its own cgroup at the root of the mount, not at its path outside.
         folders = [Path(inside.strip("/")), *Path(inside.strip("/")).parents]
         for mount in {"", "unified"} if not controllers else {"cpu", controllers}:
             yield from (_cpu_quota(root / "sys/fs/cgroup" / mount / folder) for folder in folders)
@@ -69,9 +69,9 @@ def _cpu_quota(folder: Path) -> float:
 
 
 def keep_freed_memory() -> None:
-    """Have memory that was freed stay with this process; for one that fills it again each step.
+    """Keep freed memory in this process, which fills it again at each step.
 
-    glibc gives large blocks back at once. The kernel then clears every page anew at each step: up
+    glibc gives large blocks back at once. The kernel then clears every page at each step: up
     to a third of a training step's time on a CPU. Where there is no glibc nothing is changed.
     """
     glibc = ctypes.CDLL(None)
@@ -87,7 +87,7 @@ def die_with_parent() -> None:
 
 
 def die_with_launcher() -> None:
-    """Die with the shell or torchrun that started this process; leave at once if it already has.
+    """Die with the shell or torchrun that started this process; exit at once if it is already dead.
 
     Ranks under torchrun are in sessions of their own: nothing else would end them when torchrun
     is killed. A command typed by hand has no launcher and may outlive its shell (nohup).
@@ -101,9 +101,9 @@ def die_with_launcher() -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """For a forked child that dies with its parent: signals to both are the parent's to answer.
+    """Ignore signals in a forked child that dies with its parent, which handles them.
 
-    A training saves before it leaves, and needs its workers until then.
+    A training saves before it exits, and needs its workers until then.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -111,7 +111,7 @@ def leave_signals_to_parent() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End now, buffers flushed. gloo's threads abort now and then at a regular interpreter exit."""
+    """Exit now, with buffers flushed: gloo's threads sometimes abort at a regular exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -22,7 +22,7 @@ from speakerlab.data.files import require_file
 FULL_SCALE = 32768  # int16 value of amplitude 1.0
 # libsndfile does not rescale floating-point files when asked for integers.
 INTEGER_SUBTYPES = ("PCM_", "ULAW", "ALAW", "GSM", "IMA_ADPCM", "MS_ADPCM")
-# libsndfile silently shortens a file whose header promises more than there is; only its log tells.
+# libsndfile silently shortens a file whose header claims more than there is; its log shows it.
 SHORTENED = re.compile(r"^(?:data|SSND) : (\d+) \(should be (\d+)\)", re.MULTILINE)
 UNKNOWN_LENGTH = 0x7FFF0000  # bytes; a header says this or more where it was written into a pipe
 BLOCK_SAMPLES = 1 << 18  # decoded at a time
@@ -30,8 +30,8 @@ UNKNOWN_SAMPLES = 1 << 40  # the same, as libsndfile counts them
 UNKNOWN_FORMAT = 1  # libsndfile's code
 RATES = range(2000, 1_000_001)  # Hz; a header that says another is wrong
 MAX_PEAK = 100.0  # of floating-point files: above 1 is clipped, above this it is another scale
-FIRST_SAMPLES = 1 << 24  # that room is made for before they are read: headers may promise anything
-# What PyAV may open. Others among FFmpeg's formats are lists of files or addresses to read instead.
+FIRST_SAMPLES = 1 << 24  # allocated before they are read: headers may claim any length
+# Formats that PyAV may open. Others of FFmpeg are lists of files or addresses to read instead.
 AV_FORMATS = (
     "mov,mp4,m4a,3gp,matroska,webm,aac,adts,ac3,amr,aiff,ape,asf,au,avi,caf,flac,flv,mp3,mpeg,"
     "mpegts,nistsphere,ogg,tta,w64,wav,wv"
@@ -42,7 +42,7 @@ Source = str | Path | bytes | BinaryIO  # a file by its path or content, or one 
 
 @dataclass(frozen=True, slots=True)
 class AudioInfo:
-    """What a file's header says."""
+    """Header of an audio file."""
 
     num_samples: int
     sample_rate: int
@@ -55,10 +55,10 @@ class AudioInfo:
 
 @dataclass(frozen=True)
 class Stream:
-    """A recording that is being decoded, block by block."""
+    """Recording that is decoded block by block."""
 
     sample_rate: int
-    num_samples: int  # what the header promises, 0 where it does not say
+    num_samples: int  # by the header, 0 if unknown
     blocks: Iterator[np.ndarray]  # wave_S, int16, of the first channel
 
 
@@ -66,7 +66,7 @@ def read_info(path: str | Path) -> AudioInfo:
     """Header of an audio file; ValueError or FileNotFoundError with one line if there is none."""
     with _open(path) as file:
         if file.frames >= UNKNOWN_SAMPLES:
-            line = f"{path}: must say how long it is, got a header that was written into a pipe"
+            line = f"{path}: its header has no length because it was written into a pipe"
             raise ValueError(f"{line}; write it to a file: ffmpeg -i IN.flac OUT.flac")
         return AudioInfo(file.frames, file.samplerate, file.channels)
 
@@ -130,7 +130,7 @@ def stream(source: Source) -> Iterator[Stream]:
 
 
 def name_of(source: object) -> str:
-    """What to call a recording in a message."""
+    """Return the name of a recording for messages."""
     if isinstance(source, str | Path):
         return str(source)
     name = getattr(source, "name", None)
@@ -254,7 +254,7 @@ def _openable(source: Source, where: str) -> str | BinaryIO:
 
 @contextmanager
 def _open_av(given: str | BinaryIO, where: str) -> Iterator[Any]:
-    """PyAV's container of a file with sound. It opens no other file, whatever that one says."""
+    """PyAV's container of a file with sound. It opens no other files that this one refers to."""
     try:
         import av
         from av.error import FFmpegError

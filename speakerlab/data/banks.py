@@ -1,4 +1,4 @@
-"""Rooms and noises on this side of the device: whole recordings, cut by the samples they are in.
+"""Rooms and noises on the host: whole recordings as int16.
 
 In: a data directory of recordings, with `utt2kind` (id noise|music|speech) where they are of
 several kinds. Out: `Bank`, int16. A bank of noise too large for the device is mapped from a file
@@ -29,7 +29,7 @@ KIND_TABLE = "utt2kind"
 
 @dataclass(frozen=True)
 class Recordings:
-    """A data directory of rooms or noises, by their headers; nothing is decoded yet."""
+    """A data directory of rooms or noises by their headers; nothing is decoded yet."""
 
     folder: Path
     ids: tuple[str, ...]  # sorted
@@ -72,7 +72,7 @@ EMPTY_BANK = Bank((), (), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int1
 
 
 def find_recordings(folder: Path, *, sample_rate: int) -> Recordings | None:
-    """What a directory holds, what was rejected left out; None where there is no such directory.
+    """List the recordings of a directory without rejected ones; None if there is no directory.
 
     Raises ValueError where a recording is empty or has another rate, no kind or an unknown one.
     """
@@ -109,7 +109,7 @@ def find_recordings(folder: Path, *, sample_rate: int) -> Recordings | None:
 
 
 def read_bank(recordings: Recordings) -> Bank:
-    """All of it in memory."""
+    """Read all of it into memory."""
     wave_S = np.empty(sum(recordings.lengths), dtype=np.int16)
     ends_K = np.cumsum(recordings.lengths, dtype=np.int64)
     for wave, end in zip(recordings.decode(), ends_K):
@@ -120,7 +120,7 @@ def read_bank(recordings: Recordings) -> Bank:
 def map_bank(recordings: Recordings) -> Bank:
     """All of it as a file beside wav.scp, made by whichever process is first.
 
-    The file's name tells what it was made of; one made of anything else is removed. Where none can
+    The file's name is a fingerprint of the recordings; files of others are removed. Where none can
     be written (a read-only directory, a full disk) the bank is read into memory instead.
     """
     folder, name = recordings.folder, f"bank.{_fingerprint(recordings)}.npy"
@@ -133,20 +133,20 @@ def map_bank(recordings: Recordings) -> Bank:
         return open_bank(folder / name, *facts)
     except OSError as error:
         size = 2 * sum(recordings.lengths) / 2**30
-        text = "%s: takes no file of %.1f GB (%s); every rank keeps its noise in memory of its own"
+        text = "%s: takes no file of %.1f GB (%s); every rank keeps a copy of the noise in memory"
         log.warning(text, folder, size, error.strerror)
         return read_bank(recordings)
 
 
 def open_bank(path: Path, ids: tuple[str, ...], kinds: tuple[str, ...], ends_K: np.ndarray) -> Bank:
-    """The bank that `map_bank` has written."""
+    """Map the bank that `map_bank` has written."""
     return Bank(ids, kinds, ends_K, np.asarray(np.load(path, mmap_mode="r")), path)
 
 
 def _write_bank(path: Path, recordings: Recordings) -> None:
     for stale in (*path.parent.glob("bank.*.npy"), *path.parent.glob(".bank.*.partial")):
         stale.unlink()
-    log.info("%s: %d recordings are put into one file", path, len(recordings.ids))
+    log.info("%s: writing %d recordings into one file", path, len(recordings.ids))
     shape = (sum(recordings.lengths),)
     with replacing(path) as partial, partial.open("wb") as file:
         header = {"descr": "<i2", "fortran_order": False, "shape": shape}

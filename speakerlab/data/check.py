@@ -24,7 +24,7 @@ DURATION_SLACK_SECONDS = 0.01  # a segment may end this much past its recording
 
 @dataclass
 class DataDir:
-    """The tables of one directory, as far as they could be read."""
+    """The tables of one directory; unreadable lines are left out."""
 
     folder: Path
     wavs: dict[str, str]
@@ -156,7 +156,7 @@ def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
 def _check_audio(
     data_dir: DataDir, faults: Faults, sample_rate: int, decode: bool, num_workers: int
 ) -> list[str]:
-    """Fill in durations and rejections of every utterance; return notes on stereo files."""
+    """Set durations and rejections of every utterance; return notes on stereo files."""
     recordings = {key: path for key, path in data_dir.wavs.items() if not path.endswith("|")}
     looker = _decode if decode else _look
     found = dict(zip(recordings, _map(looker, list(recordings.values()), num_workers)))
@@ -213,7 +213,7 @@ def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) ->
 
 
 def _look(path: str) -> audio.AudioInfo | str:
-    """The header, or one line that says why there is none."""
+    """Return the header, or one line that says why it is unusable."""
     try:
         info = audio.read_info(path)
     except (ValueError, FileNotFoundError) as error:
@@ -239,7 +239,7 @@ def _map(
 
 
 def _write(data_dir: DataDir, sample_rate: int) -> str:
-    """Write what was found; the line that sums the directory up."""
+    """Write what was found; return a line that sums it up."""
     folder = data_dir.folder
     tables.write_table(folder / "utt2dur", {k: f"{s:.6f}" for k, s in data_dir.seconds.items()})
     rejected = {

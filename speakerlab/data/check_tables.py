@@ -1,7 +1,7 @@
-"""Faults of what a data directory may have beside audio and speakers: conditions, models, trials.
+"""Checks of conditions, enrolment models and trials of a data directory.
 
 In: tables and trial lists as files, the ids that there are. Out: lines in `Faults`, and who is
-named by whom. `check.py` is the door.
+named by whom. `check.py` calls this.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +16,7 @@ Sides = tuple[dict[str, int], dict[str, int]]  # enrolment and test ids -> the f
 def check_conditions(
     folder: Path, *, utterances: Collection[str], speakers: Collection[str], faults: Faults
 ) -> None:
-    """Every `utt2<name>` and `spk2<name>` must name known ids and say one word of each."""
+    """Every `utt2<name>` and `spk2<name>` must map known ids to one word each."""
     for name in tables.list_conditions(folder):
         path = folder / name
         known, kind = (utterances, "utterance") if name[0] == "u" else (speakers, "speaker")

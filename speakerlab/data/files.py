@@ -1,4 +1,4 @@
-"""File names and what lies behind them, before anything is opened. Out: errors of one line."""
+"""Checks of file names and file types before a file is opened."""
 
 import re
 import stat
@@ -18,7 +18,7 @@ def require_file(path: str | Path) -> None:
         raise FileNotFoundError(f"{path}: no such file; correct wav.scp or restore it") from None
     except (OSError, ValueError) as error:  # links in a circle, a name too long, no permission
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"{path}: cannot be opened, got '{reason}'; mend it or drop it") from None
+        raise ValueError(f"{path}: cannot be opened ({reason}); repair it or drop it") from None
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
         raise ValueError(f"{path}: is {what}; give the path of a recording")

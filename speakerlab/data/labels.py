@@ -17,7 +17,7 @@ from speakerlab.data.tables import read_table
 
 
 def label(manifest: Manifest, dirs: Sequence[Path], *, table: str) -> Manifest:
-    """`manifest` with the values of `table`, `utt2lang` say, in the place of its speakers.
+    """`manifest` with the values of `table`, for example `utt2lang`, instead of its speakers.
 
     Raises ValueError where an utterance has no label, a label is not one word, or there is one
     class only; FileNotFoundError where a directory has no such table.
@@ -56,7 +56,7 @@ def hold_out(
     """held_U: which units to leave out of training, about `num_units`, by the classes' sizes.
 
     names: of the units, whose stable hash decides, so that others change nothing. Every class keeps
-    a unit to train on, and gives one at least where it has two. A unit with utterances of several
+    a unit to train on, and gives at least one where it has two. A unit with utterances of several
     classes (a speaker of two languages) is held out of all of them.
     """
     pairs = np.unique(np.stack([class_N, unit_N]), axis=1)

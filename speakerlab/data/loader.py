@@ -165,7 +165,7 @@ def train_loader(
         prefetch_factor=MICRO_BATCHES_AHEAD,
         timeout=min(POLL_SECONDS, stall_seconds),
         worker_init_fn=start_worker,
-        # Forked, whatever Python's default: the columns of the manifest are shared, not copied.
+        # Forked, so that the columns of the manifest are shared and not copied.
         multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
     watch = Watch(board, lambda row: f"{manifest.ids[row]} ({manifest.paths[row]})")

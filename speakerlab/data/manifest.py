@@ -1,4 +1,4 @@
-"""What a run reads: the utterances of several data directories as one set.
+"""Manifest: the utterances of several data directories as one set.
 
 In: checked data directories. Out: `Manifest`, whose rows are ordered by a hash of the utterance id
 and read from shards where a directory has been packed, else from the recordings themselves.
@@ -74,9 +74,9 @@ class Manifest:
         return Texts(len(self), lambda row: self._columns(row).path(int(self.row_N[row])))
 
     def read(self, row: int, first: int, num_samples: int) -> np.ndarray:
-        """wave_S, int16: so many samples from sample `first` of the utterance.
+        """wave_S, int16: `num_samples` from sample `first` of the utterance.
 
-        An utterance that ends before is repeated until there are enough. Raises ValueError and
+        A shorter utterance is repeated. Raises ValueError and
         FileNotFoundError with one line where the audio is not as it was.
         """
         part, own = self.parts[self.part_N[row]], int(self.row_N[row])
@@ -89,11 +89,11 @@ class Manifest:
         return wave_S if count == num_samples else np.resize(wave_S, num_samples)
 
     def read_features(self, row: int, first: int, num_frames: int) -> np.ndarray:
-        """feats_TF, float32: so many frames from frame `first`; repeated where they end before."""
+        """feats_TF, float32: `num_frames` from frame `first`; a shorter utterance is repeated."""
         part, own = self.parts[self.part_N[row]], int(self.row_N[row])
         if part.features is None:
             raise ValueError(
-                f"{self.ids[row]}: has no stored features, got only audio; run stage 2 with "
+                f"{self.ids[row]}: has no stored features, only audio; run stage 2 with "
                 "--features fbank"
             )
         count = min(num_frames, int(part.features.num_units_N[own]) - first)
@@ -121,7 +121,7 @@ class Manifest:
         return digest.hexdigest()
 
     def of_speakers(self, wanted: Iterable[str]) -> "Manifest":
-        """The utterances of these speakers alone, labels counted anew."""
+        """Return the utterances of these speakers, numbered from 0 again."""
         speakers = tuple(sorted(wanted))
         index = {speaker: i for i, speaker in enumerate(speakers)}
         new_index = np.array([index.get(speaker, -1) for speaker in self.speakers], dtype=np.int32)
@@ -129,7 +129,7 @@ class Manifest:
         return replace(found, speaker_N=new_index[found.speaker_N], speakers=speakers)
 
     def of_rows(self, rows: np.ndarray) -> "Manifest":
-        """These utterances alone, the speakers and their numbers being kept."""
+        """Return these utterances; the speakers keep their numbers."""
         return replace(
             self,
             part_N=self.part_N[rows],
@@ -199,7 +199,7 @@ def read_part(folder: Path, *, sample_rate: int) -> Part:
             packed[kind] = found
         elif found is not None:
             log.warning(
-                "%s: was packed from other tables than it has now; the files are read; "
+                "%s: was packed from other tables than it has now; reading the files instead; "
                 "run stage 2 again",
                 found.folder,
             )
@@ -219,6 +219,6 @@ def _refuse_twins(
     twins = [a for a, b in pairs if a == b]
     if twins:
         raise ValueError(
-            f"{' + '.join(map(str, dirs))}: an id stands in two directories, got {min(twins)}; "
+            f"{' + '.join(map(str, dirs))}: {min(twins)} is in two directories; "
             "prefix the ids of one of them"
         )

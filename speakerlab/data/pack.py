@@ -89,7 +89,9 @@ def pack_data_dir(
     except OSError as error:
         if not work_dir.exists():
             return f"{folder}: packed by another process meanwhile"
-        raise OSError(error.errno, error.strerror, str(folder)) from error  # a full disk, say
+        raise OSError(
+            error.errno, error.strerror, str(folder)
+        ) from error  # a full disk, for example
     with alone(folder / LOCK):
         if not work_dir.exists():
             return f"{folder}: {len(shards)} shards packed, all joined by another job"

@@ -3,7 +3,7 @@
 A data directory holds `wav.scp` (id path), `utt2spk` (id speaker), `utt2dur` (id seconds), where
 recordings are cut up `segments` (id recording start end, in seconds), `trials*` where it is a test
 set, and `rejected.tsv` (id, path, reason) of what is left out: utterances of the tables and, under
-ids that begin with NAMELESS, files that never got into them. `utt2<name>` and `spk2<name>` tell
+ids that begin with NAMELESS, files that have no line there. `utt2<name>` and `spk2<name>` give
 conditions of an utterance or a speaker in one word; `enroll.map` (model utterance ...) the
 utterances that an enrolment model of a trial list is made of.
 """
@@ -72,7 +72,7 @@ def read_segments(path: Path, faults: Faults | None = None) -> dict[str, tuple[s
         except ValueError:
             own.add(
                 "bad lines",
-                f"{path}: segment {utterance} is not 'recording start end', got '{text}'; mend it",
+                f"{path}: {utterance} must be 'recording start end', got '{text}'; correct it",
             )
     if faults is None:
         own.raise_if_any(f"{path}: refused")
@@ -204,7 +204,7 @@ def write_data_dir(
 def _absolute(path: Path | str) -> str:
     try:
         return str(Path(path).resolve())
-    except (OSError, RuntimeError):  # links in a circle: the check will say so
+    except (OSError, RuntimeError):  # links in a circle: `check` reports them
         return str(Path(path).absolute())
 
 

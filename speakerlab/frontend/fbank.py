@@ -42,7 +42,7 @@ def mel_matrix(
     number, and where a triangle is too narrow to contain any bin.
     """
     if num_mel_bins < 1:
-        raise ValueError(f"fbank: mel bins are too few, got {num_mel_bins}; use 80, say")
+        raise ValueError(f"fbank: mel bins are too few, got {num_mel_bins}; use 80, for example")
     if not 0 <= low_freq < high_freq <= sample_rate / 2:
         raise ValueError(
             f"fbank: the band must rise and end by {sample_rate / 2:g} Hz, got {low_freq:g} to "

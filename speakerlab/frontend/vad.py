@@ -1,4 +1,4 @@
-"""Leaves out what is not speech, by loudness. In: wave_S. Out: its louder frames, joined.
+"""Energy-based voice activity detection. In: wave_S. Out: its louder frames, joined.
 
 A frame counts as speech where it is at most `range_db` quieter than the loudest and above
 `floor_dbfs` (Kinnunen and Li, "An overview of text-independent speaker recognition: from features
@@ -10,14 +10,14 @@ Letters: S samples, T frames, L samples of a frame.
 
 import numpy as np
 
-LOUDEST = 99  # percentile of the frames that is taken for the loudest: one click is not it
+LOUDEST = 99  # percentile of the frames taken as the loudest: one click does not count
 QUIETEST_POWER = 1e-12  # -120 dBFS, for frames of digital silence
 
 INT16_POWER = 2.0**30  # of full scale
 
 
 class EnergyVad:
-    """wave_S -> its speech, never empty: where no frame counts the wave comes back whole.
+    """wave_S -> its speech, never empty: if no frame counts as speech the whole wave is returned.
 
     Whole recordings are shortened before they are embedded; training crops never are.
     """
@@ -36,7 +36,7 @@ class EnergyVad:
         self.frame_samples = round(frame_ms * sample_rate / 1000)
         self.context_frames, self.min_share = context_frames, min_share
         if self.frame_samples < 2:
-            raise ValueError(f"vad: frame_ms is too short, got {frame_ms:g}; use 20, say")
+            raise ValueError(f"vad: frame_ms is too short, got {frame_ms:g}; use 20, for example")
         if range_db <= 0 or context_frames < 0 or not 0 < min_share <= 1:
             raise ValueError(
                 "vad: needs range_db > 0, context_frames >= 0 and min_share in (0, 1], got "

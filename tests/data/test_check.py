@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from refusals import refused
 
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
@@ -217,9 +218,7 @@ def test_segments_may_end_a_rounding_late(tmp_path: Path):
 def test_segments_that_are_none(tmp_path: Path):
     folder = write_segments(tmp_path, {"a": ("rec", 0.0, 1.0), "b": ("rec", 1.0, 2.0)})
     change(folder, "segments", {"b": "rec 1.0"})
-    assert refusal(folder)[0] == (
-        f"{folder}/segments: segment b is not 'recording start end', got 'rec 1.0'; mend it"
-    )
+    assert refused(refusal(folder)[0], f"{folder}/segments", "b", "'rec 1.0'")
 
 
 def test_five_of_a_kind_then_the_count(make_data_dir):

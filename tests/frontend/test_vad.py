@@ -81,7 +81,7 @@ def test_it_is_never_empty(amplitude, num_samples):
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        ({"frame_ms": 0.01}, "vad: frame_ms is too short, got 0.01; use 20, say"),
+        ({"frame_ms": 0.01}, "vad: frame_ms is too short, got 0.01; use 20, for example"),
         ({"range_db": 0.0}, "vad: needs range_db > 0, .* got 0, 5 and 0.25; correct them"),
         ({"min_share": 1.5}, "vad: needs .* got 30, 5 and 1.5; correct them"),
     ],
