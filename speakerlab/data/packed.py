@@ -7,7 +7,7 @@ Letters: N utterances, K blocks, S samples, T frames, F mel bins.
 
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -39,9 +39,9 @@ class OpenShard:
                 f"{Path(path).parent} {AGAIN}"
             ) from None
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # no `os` at exit
         if self.handle >= 0:
-            os.close(self.handle)
+            close(self.handle)
 
 
 open_shard = lru_cache(MAX_OPEN)(OpenShard)  # forked processes may share a handle: pread moves none
