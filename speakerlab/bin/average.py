@@ -17,13 +17,11 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--last", type=int, default=10, metavar="N", help="checkpoints (10)")
     options.add_argument("--out", type=Path, required=True, metavar="DIR", help="a model folder")
     args = options.parse_args(words)
-    from speakerlab.experiments.averaging import (
-        publish_average,  # torch: not before the options are right
-    )
+    from speakerlab.experiments.averaging import publish_average  # imports torch, which is slow
 
     steps, digest = publish_average(args.exp, args.last, args.out)
     if len(steps) < args.last:
-        text = "only %d of %d checkpoints are there; training.keep_checkpoints says how many stay"
+        text = "only %d of %d checkpoints found; training.keep_checkpoints sets how many are kept"
         log.warning(text, len(steps), args.last)
     log.info("averaged steps %s", ", ".join(map(str, steps)))
     log.info("published %s, sha256 %s", args.out, digest[:12])

@@ -1,4 +1,4 @@
-"""How a training would fit the memory of a GPU: without the GPU, and without a corpus."""
+"""Plan the memory of a training on a GPU, without the GPU and without a corpus."""
 
 import math
 from argparse import Namespace
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from speakerlab.bin.command import parser
 from speakerlab.core.faults import nearest
 
-if TYPE_CHECKING:  # torch comes with them: not before the options are right
+if TYPE_CHECKING:  # they import torch, which is slow: not before the options are valid
     from speakerlab.config.schema import Config
     from speakerlab.experiments.planning import CardPlan, Footprint
 
@@ -41,42 +41,37 @@ def parse(words: Sequence[str]) -> Namespace:
     what = options.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", metavar="NAME", help="conf/NAME.yaml")
     what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help="as in train")
-    seed = "CAM++ and ERes2Net base on cards of 11, 24 and 32 GB"
-    what.add_argument("--table", action="store_true", help=seed)
-    options.add_argument("--recipe", metavar="NAME", help="its layers, with --model")
-    options.add_argument("--gpu-mem", type=float, metavar="GB", help="of one card; else a table")
-    options.add_argument("--gpus", type=int, default=1, metavar="N", help="how many cards (1)")
+    table = "CAM++ and ERes2Net base on cards of 11, 24 and 32 GB"
+    what.add_argument("--table", action="store_true", help=table)
+    recipe = "add the layers of a recipe to --model"
+    options.add_argument("--recipe", metavar="NAME", help=recipe)
+    memory = "memory of one card; without it, a table of cards"
+    options.add_argument("--gpu-mem", type=float, metavar="GB", help=memory)
+    options.add_argument("--gpus", type=int, default=1, metavar="N", help="number of cards (1)")
     formats = ("auto", "fp32", "bf16", "fp16")
-    both = "auto: both that it may choose"
+    both = "auto: both formats that it may choose"
     options.add_argument("--precision", choices=formats, default="auto", help=both)
-    rows = "in the training set (10000); each speed makes another class of each"
+    rows = "speakers of the training set (10000); each speed adds as many classes"
     options.add_argument("--speakers", type=int, default=10000, metavar="N", help=rows)
     banks = "noise and rooms on the card (0), at most runtime.bank_gb"
     options.add_argument("--bank-gb", type=float, default=0.0, metavar="GB", help=banks)
     options.add_argument(
         "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help="as in train"
     )
-    return check(options.parse_args(words))
-
-
-def check(args: Namespace) -> Namespace:
-    """Refuse numbers that mean nothing."""
+    args = options.parse_args(words)
     for name in ("gpu_mem", "gpus", "speakers"):
         value = getattr(args, name)
         if value is not None and not 0 < value < math.inf:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option}: must be a number above 0, got {value:g}; correct it")
+            raise ValueError(f"--{name.replace('_', '-')}: {value:g} is not a number above 0")
     if not 0 <= args.bank_gb < math.inf:
-        raise ValueError(f"--bank-gb: must not be below 0, got {args.bank_gb:g}; correct it")
+        raise ValueError(f"--bank-gb: {args.bank_gb:g} is not a number from 0 on")
     if args.recipe is not None and args.model is None and not args.table:
-        raise ValueError(
-            f"--recipe: goes with --model, got {args.recipe} with --config; list its conf.yaml"
-        )
+        raise ValueError(f"--recipe: {args.recipe} needs --model; with --config list its conf.yaml")
     return args
 
 
 def load(args: Namespace) -> "Config":
-    """The configuration that the recipe would train."""
+    """Load the configuration that the recipe would train."""
     from speakerlab.config.schema import load_config
 
     if args.config is not None:
@@ -91,16 +86,16 @@ def load(args: Namespace) -> "Config":
 
 
 def existing(option: str, name: str, place: str, known: Iterable[Path]) -> Path:
-    """The file of a name that was given."""
+    """Return the file of a name; raise ValueError with the nearest known name."""
     path = ROOT / place.format(name)
     if not path.exists():
         hint = nearest(name, (other.stem for other in known), otherwise="see --help")
-        raise ValueError(f"{option}: no {place.format(name)}, got {name}{hint}")
+        raise ValueError(f"{option}: {name}: no {place.format(name)}{hint}")
     return path
 
 
 def footprints(config: "Config", args: Namespace) -> "list[Footprint]":
-    """One of each format that is asked about."""
+    """Return one footprint per format."""
     from speakerlab.config import build
     from speakerlab.experiments.planning import footprint
 
@@ -119,7 +114,7 @@ def headline(config: "Config", args: Namespace) -> str:
 
 
 def print_card(plan: "CardPlan", config: "Config", args: Namespace) -> None:
-    """One format on one kind of card, part by part."""
+    """Print one format on one kind of card, part by part."""
     found = plan.found
     why = f" ({AUTO[found.precision]})" if args.precision == "auto" else ""
     print(f"{headline(config, args)}, {found.precision}{why}")
@@ -137,7 +132,7 @@ def print_card(plan: "CardPlan", config: "Config", args: Namespace) -> None:
 
 
 def print_table(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> None:
-    """Every card and format in a line each."""
+    """Print one line per card and format."""
     from speakerlab.experiments.planning import CardPlan
 
     training = config.training
@@ -150,15 +145,12 @@ def print_table(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     for card_gb in cards_gb:
         for one in found:
             plan = CardPlan(config, one, card_gb, args.gpus, args.bank_gb)
-            print(f"  {card_gb:2g} GB   {one.precision:6}   {row(plan)}")
-
-
-def row(plan: "CardPlan") -> str:
-    """What fits, and what is made of it."""
-    start = f"{plan.found.crop / 2**20:8.1f}   {plan.fit:14}"
-    try:
-        batch = plan.batch()
-    except ValueError as error:
-        return f"{start}   refused: {error}"
-    product = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
-    return f"{start}   {product:34}   {batch.bn_batch}"
+            line = (
+                f"  {card_gb:2g} GB   {one.precision:6}   {one.crop / 2**20:8.1f}   {plan.fit:14}"
+            )
+            try:
+                batch = plan.batch()
+                product = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
+                print(f"{line}   {product:34}   {batch.bn_batch}")
+            except ValueError as error:
+                print(f"{line}   refused: {error}")

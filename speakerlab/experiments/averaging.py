@@ -1,8 +1,8 @@
-"""The mean of the models of a training's last checkpoints. In: its folder. Out: weights.
+"""Average the models of a training's last checkpoints.
 
-Only checkpoints of the step schedule count: where others lie depends on time and on signals.
+Only scheduled checkpoints count: the steps of others depend on time and on signals.
 Izmailov et al., Averaging Weights Leads to Wider Optima, UAI 2018, arXiv 1803.05407, without its
-own learning rates; BatchNorm's statistics are averaged like weights, as WeSpeaker does.
+learning rate schedule; BatchNorm's statistics are averaged like weights, as in WeSpeaker.
 """
 
 import json
@@ -30,10 +30,10 @@ PREFIXES = ("embedder.", "head.")
 def average_newest(
     exp_dir: Path, num: int, embedder: Embedder, head: Head | None = None
 ) -> list[int]:
-    """Load into `embedder` the mean of up to `num` newest checkpoints; their steps, oldest first.
+    """Load the mean of up to `num` newest checkpoints into `embedder`; return their steps.
 
-    head: is averaged too, where it is to decide; it must not be split over ranks. Raises ValueError
-    where there is none, or one is damaged.
+    head: averaged too; it must not be split over ranks. Raises ValueError if there is none, or one
+    is damaged.
     """
     folders = [
         folder
@@ -42,8 +42,8 @@ def average_newest(
     ][-num:]
     if not folders:
         raise ValueError(
-            f"{exp_dir}/checkpoints: none is of the step schedule, got nothing to average; lower "
-            "training.checkpoint_every_steps, or use one checkpoint"
+            f"{exp_dir}/checkpoints: no scheduled checkpoint to average; lower "
+            "training.checkpoint_every_steps"
         )
     sums: dict[str, Tensor] = {}
     for folder in folders:
@@ -59,15 +59,14 @@ def average_newest(
 
 
 def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]:
-    """Write a model folder with the mean of up to `num` checkpoints; their steps and its sha256.
+    """Publish the mean of up to `num` checkpoints; return their steps and the model's sha256.
 
-    It has no calibration: that is learned for a model. It has a head where that decides, in
-    identification; else it cannot be trained on.
+    It has no calibration, and a head only for identification.
     """
     if num < 1:
-        raise ValueError(f"--last: at least one checkpoint must be averaged, got {num}; raise it")
+        raise ValueError(f"--last: {num} checkpoints cannot be averaged; use at least 1")
     if out.exists():
-        raise ValueError(f"{out}: is there already, got --out {out}; give a folder that is not")
+        raise ValueError(f"{out}: already exists; choose another --out")
     recorded = exp_dir / "config.yaml"
     if not recorded.exists():
         raise FileNotFoundError(f"{recorded}: no such file; give the folder of a training")
@@ -91,7 +90,7 @@ def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]
 
 
 def model_of(folder: Path) -> Mapping[str, Tensor]:
-    """The tensors of embedder and head in a checkpoint, by names with their prefix."""
+    """Return the tensors of embedder and head in a checkpoint, with their prefix."""
     task = load_state(read_checked(folder).state)["task"]
     return {
         name: t

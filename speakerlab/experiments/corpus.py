@@ -1,7 +1,4 @@
-"""What a run trains and validates on, and what may be mixed into its crops.
-
-In: `Config` and checked data directories. Out: manifests, and int16 waves of rooms and noises.
-"""
+"""Read the training and validation utterances, and the noise and rooms that augment them."""
 
 import logging
 import math
@@ -23,22 +20,22 @@ from speakerlab.frontend.augment.room import room_bytes
 
 log = logging.getLogger(__name__)
 MIN_VALID_SPEAKERS = 2
-MAX_HELD_OUT = 500  # speakers, where their number is not set
+MAX_HELD_OUT = 500  # speakers, unless configured
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The training and validation utterances, and what may be mixed into a crop."""
+    """Training and validation utterances, rooms and noise."""
 
     train: Manifest
     valid: Manifest
     rooms: Bank
     noise: Bank
-    noise_on_device: bool = True  # else workers cut it and send it along
+    noise_on_device: bool = True  # else workers cut it and send it with the batch
 
 
 def read_corpus(config: Config) -> Corpus:
-    """Manifests without the validation speakers' audio in training, and the banks."""
+    """Read the manifests, validation speakers held out of training, and the banks."""
     root, sample_rate = Path(config.data.dir), config.frontend["sample_rate"]
     folders = [root / name for name in config.data.train]
     labels = config.data.labels
@@ -60,10 +57,10 @@ def read_corpus(config: Config) -> Corpus:
 def split_classes(
     config: Config, whole: Manifest, folders: Sequence[Path]
 ) -> tuple[Manifest, Manifest]:
-    """(training, validation) with all classes in both, as far as can be.
+    """Return (training, validation) with all classes in both, if possible.
 
-    Held out are whole speakers, so that no voice gives a class away; utterances where the classes
-    are the speakers, or no directory tells speakers.
+    Whole speakers are held out, so that no voice reveals a class; utterances if the classes are the
+    speakers, or speakers are unknown.
     """
     table = config.data.labels
     by_speaker = table != "utt2spk" and any((f / "utt2spk").exists() for f in folders)
@@ -88,23 +85,23 @@ def split_classes(
 
 
 def row_names(config: Config, corpus: Corpus) -> list[str]:
-    """The class of each row of the head; in identification speeds make no classes."""
+    """Return the class of each row of the head; in identification speeds add no classes."""
     return class_names(corpus.train.speakers, _new_speakers(config))
 
 
 def row_labels(config: Config, corpus: Corpus, names: Sequence[str]) -> np.ndarray:
-    """label_KN: the row, named among `names`, of each class of training at each speed."""
+    """Return label_KN: the row in `names` of each training class at each speed."""
     label_KN = labels_by_name(names, corpus.train.speakers, _new_speakers(config))
     return np.broadcast_to(label_KN, (len(config.augment.speeds), label_KN.shape[1]))
 
 
 def _new_speakers(config: Config) -> Sequence[float]:
-    """The speeds at which a voice counts as another one."""
+    """Return the speeds that make a voice count as another speaker."""
     return config.augment.speeds if config.task == "verification" else (1.0,)
 
 
 def read_banks(config: Config) -> tuple[Bank, Bank, bool]:
-    """(rooms, noise, whether the device is to hold the noise too): it does where it has room."""
+    """Return (rooms, noise, whether the noise fits on the device)."""
     if config.data.features == "fbank":  # nothing is done to waves
         return EMPTY_BANK, EMPTY_BANK, True
     root, sample_rate = Path(config.data.dir), config.frontend["sample_rate"]
@@ -117,7 +114,7 @@ def read_banks(config: Config) -> tuple[Bank, Bank, bool]:
     size = room_bytes(lengths, sample_rate=sample_rate)
     if size > limit:
         raise ValueError(
-            f"runtime.bank_gb: the rooms must fit, got {size / 2**30:.1f} GB for "
+            f"runtime.bank_gb: the rooms take {size / 2**30:.1f} GB, more than "
             f"{config.runtime.bank_gb}; raise it, or list fewer files in data.rirs"
         )
     if noise is None:
@@ -126,21 +123,21 @@ def read_banks(config: Config) -> tuple[Bank, Bank, bool]:
     if size <= limit:
         return room_bank, read_bank(noise), True
     log.info(
-        "%s: noise and rooms would take %.1f GB of the device, more than runtime.bank_gb %g: "
-        "the loader's workers cut the noise",
+        "%s: noise and rooms take %.1f GB, more than runtime.bank_gb %g: "
+        "workers cut the noise instead of the device",
         *(noise.folder, size / 2**30, config.runtime.bank_gb),
     )
     return room_bank, map_bank(noise), False
 
 
 def counted(config: Config) -> tuple[str, str]:
-    """What is counted of (training, validation)."""
+    """Return what is counted of (training, validation)."""
     is_open = config.task == "verification"
     return ("speakers", "speakers") if is_open else ("classes", "utterances")
 
 
 def corpus_facts(config: Config, corpus: Corpus) -> dict[str, Any]:
-    """What is trained and validated on, for run.json, the model's card and the log."""
+    """Return facts about the data, for run.json, the model's card and the log."""
     train, valid = corpus.train, corpus.valid
     what, held_out = counted(config)
     return {
@@ -156,19 +153,19 @@ def corpus_facts(config: Config, corpus: Corpus) -> dict[str, Any]:
 
 
 def num_valid_speakers(config: Config, num_speakers: int) -> int:
-    """As configured, or the larger of 10 and 1 %, but no more than a fifth; none below 10."""
+    """Return the configured number, or the larger of 10 and 1 %, but at most a fifth."""
     wanted = config.data.valid_speakers
     if wanted is None:
         share = min(share_held_out(num_speakers), MAX_HELD_OUT)  # each is compared with each
         return share if share >= MIN_VALID_SPEAKERS else 0
     if 0 < wanted < MIN_VALID_SPEAKERS:
         raise ValueError(
-            f"data.valid_speakers: an EER needs at least {MIN_VALID_SPEAKERS} speakers, got "
-            f"{wanted}; raise it, or 0 for no validation"
+            f"data.valid_speakers: {wanted} is too few for an EER; use at least "
+            f"{MIN_VALID_SPEAKERS}, or 0 for no validation"
         )
     return wanted
 
 
 def share_held_out(num: int) -> int:
-    """The larger of 10 and 1 %, but no more than a fifth."""
+    """Return the larger of 10 and 1 %, but at most a fifth."""
     return min(max(10, math.ceil(num / 100)), num // 5)

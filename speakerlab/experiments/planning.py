@@ -1,7 +1,6 @@
-"""What training takes of a device's memory, before it is tried: counted without computing.
+"""Predict the memory of a training without running it, and plan the batch with it.
 
-In: `Config`, a number of classes, a format. Out: `Footprint`, and with a card's memory `CardPlan`.
-The forward pass is run on tensors that have shapes and no data, in about a second on any machine.
+The forward pass runs on fake tensors, which have shapes and no data, in about a second.
 """
 
 from contextlib import nullcontext
@@ -26,29 +25,29 @@ from speakerlab.training.precision import resolve_precision
 from speakerlab.training.task import SpeakerTask
 
 CARDS_GB = (11, 16, 24, 32, 40, 80)
-DRIVER_GB = 0.25  # of what a card is sold with, the driver leaves about so much less
+DRIVER_GB = 0.25  # of a card's nominal memory that the driver keeps
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What training holds on its device, in bytes but for `num_parameters`."""
+    """Memory of a training on its device, in bytes except `num_parameters`."""
 
     precision: str
-    backbone_crop: float  # saved for the backward pass, for each crop
+    backbone_crop: float  # saved for the backward pass, per crop
     head_crop: float
     saved_once: float  # for any number of crops, without the parameters
     num_parameters: int
     weights: int
-    momentum: int  # all that the optimizer keeps
+    momentum: int  # all state of the optimizer
 
     @property
     def crop(self) -> float:
-        """For each crop; the gradients of logits are as large as what is saved of them."""
+        """Bytes per crop; the gradients of logits are as large as what is saved of them."""
         return self.backbone_crop + 2 * self.head_crop
 
     def state(self, world_size: int) -> float:
-        """For any number of crops. DDP once holds two sets of gradients, as it regroups them."""
+        """Return bytes for any number of crops; DDP holds two sets of gradients once."""
         gradients = self.weights * (1 if world_size == 1 else 2)
         return self.weights + gradients + self.momentum + self.saved_once
 
@@ -61,9 +60,9 @@ def footprint(
     split_over: int = 1,
     with_data: bool = False,
 ) -> Footprint:
-    """Count for the configured model and head; precision: fp32, bf16 or fp16, already decided.
+    """Return the footprint of the configured model and head in fp32, bf16 or fp16.
 
-    num_classes: rows of the head on this device; split_over: ranks whose crops meet these rows.
+    num_classes: rows of the head on this device; split_over: ranks whose crops use these rows.
     with_data: count what a CPU keeps, by computing the forward pass; otherwise what a GPU keeps,
     which runs the plain code of every model.
     """
@@ -99,9 +98,9 @@ def footprint(
 
 
 def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
-    """What the optimizer keeps after a step, whichever it is."""
+    """Return the bytes that the optimizer keeps after a step."""
     optimizer = build.build_optimizer(config, parameters, lr=0.1)
-    for group in optimizer.param_groups:  # fused kernels would compute with real memory
+    for group in optimizer.param_groups:  # fused kernels would use real memory
         group |= {"fused": False, "foreach": False}
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -111,7 +110,7 @@ def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
 
 
 def asked_micro_batch(config: Config) -> int | str:
-    """A number, or how it is found: auto or probe."""
+    """Return the configured micro-batch: a number, auto or probe."""
     asked = config.runtime.micro_batch
     return asked.get(config.model.name, "auto") if isinstance(asked, dict) else asked
 
@@ -119,13 +118,10 @@ def asked_micro_batch(config: Config) -> int | str:
 def crops_that_fit(
     found: Footprint, free: float, device: torch.device, *, world_size: int, bank_bytes: float = 0
 ) -> int:
-    """How many crops a micro-batch can have in `free` bytes of a device."""
+    """Return how many crops fit in `free` bytes of a device."""
+    state = found.state(world_size)
     return batch_size.memory_limit(
-        found.crop,
-        int(free),
-        device,
-        state_bytes=found.state(world_size),
-        bank_bytes=bank_bytes,
+        found.crop, free, device, state_bytes=state, bank_bytes=bank_bytes
     )
 
 
@@ -182,7 +178,7 @@ def plan_batch(
 
 @dataclass(frozen=True)
 class CardPlan:
-    """How a training would be done on one or more cards of `card_gb` GB each."""
+    """Plan of a training on one or more cards of `card_gb` GB each."""
 
     config: Config
     found: Footprint
@@ -192,13 +188,13 @@ class CardPlan:
 
     @cached_property
     def fit(self) -> int:
-        """Crops that fit on one card."""
+        """Number of crops that fit on one card."""
         free = (self.card_gb - DRIVER_GB) * 2**30
         banks = self.bank_gb * 2**30
         return crops_that_fit(self.found, free, GPU, world_size=self.world_size, bank_bytes=banks)
 
     def batch(self) -> BatchPlan:
-        """As training would plan it; ValueError where it would refuse."""
+        """Return the plan of the training; raise ValueError where it would."""
         asked = asked_micro_batch(self.config)
         return batch_size.plan_batch(
             global_batch=self.config.training.global_batch,
@@ -210,7 +206,7 @@ class CardPlan:
         )
 
     def parts(self) -> list[tuple[float, str]]:
-        """(GiB, what for) of the card's memory, activations of as many crops as fit last."""
+        """Return (GiB, purpose) of the card's memory, the activations last."""
         free = self.card_gb - DRIVER_GB
         state = self.found.state(self.world_size)
         in_reserve = min(state, batch_size.STATE_IN_RESERVE)
@@ -222,7 +218,7 @@ class CardPlan:
                 (batch_size.GPU_RESERVE_BYTES - in_reserve) / 2**30,
                 "reserve: context, workspaces, communication",
             ),
-            (state / 2**30, f"weights, gradients, momentum {names}, the head's among them"),
+            (state / 2**30, f"weights, gradients, momentum {names}, with the head"),
             (self.bank_gb, "noise and rooms"),
             (
                 self.fit * self.found.crop * batch_size.TRANSIENT_SHARE / 2**30,

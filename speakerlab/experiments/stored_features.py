@@ -1,7 +1,7 @@
-"""Features that are computed once and stored. In: a configuration's front end. Out: feats_TF.
+"""Features computed once and stored (`data.features: fbank`).
 
-What is stored is the log mel energies of whole utterances before their mean is removed, which
-training does for each crop. A model carries the same front end either way.
+The log mel energies of whole utterances are stored; training removes the mean of each crop. A model
+has the same front end either way.
 Letters: S samples, T frames, F mel bins.
 """
 
@@ -18,14 +18,12 @@ from speakerlab.frontend.fbank import Fbank
 
 
 class StoredFbank:
-    """Makes what is stored; sent to the processes that pack, each of which makes its own module."""
+    """Computes stored features; picklable for the packing processes, which build the module."""
 
     def __init__(self, frontend: dict[str, Any]) -> None:
-        """frontend: arguments of `Fbank`. Raises ValueError for dither, which is drawn anew."""
+        """frontend: arguments of `Fbank`. Raises ValueError for dither, which is random."""
         if frontend.get("dither"):
-            raise ValueError(
-                f"frontend.dither: cannot be stored, got {frontend['dither']}; set it to 0"
-            )
+            raise ValueError(f"frontend.dither: {frontend['dither']} cannot be stored; set it to 0")
         self.frontend = frontend
         fbank = Fbank(**frontend)
         self.layout = Layout.of_features(
@@ -36,16 +34,16 @@ class StoredFbank:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the features are a function of, beside the audio."""
+        """Settings that the features depend on, besides the audio."""
         return {"frontend": {k: v for k, v in self.frontend.items() if k != "mean_norm"}}
 
     @cached_property
     def fbank(self) -> Fbank:
-        """Without the mean's removal."""
+        """The front end without mean removal."""
         return Fbank(**{**self.frontend, "mean_norm": False})
 
     def __call__(self, wave_S: np.ndarray) -> np.ndarray:
-        """feats_TF, float32, of wave_S, int16; no frame for less than one frame's samples."""
+        """Return feats_TF, float32, of wave_S, int16; no frames if it is shorter than one."""
         torch.set_num_threads(1)
         if len(wave_S) < self.fbank.min_samples:
             return np.empty((0, self.fbank.num_mel_bins), dtype=np.float32)
@@ -55,24 +53,24 @@ class StoredFbank:
 
 
 def frames_to_read(frontend: dict[str, Any], crop_samples: int) -> dict[str, int]:
-    """Arguments of `TrainCrops`: how many frames a crop of so many samples has, and their shift."""
+    """Return the frames of a crop and their shift, as arguments of `TrainCrops`."""
     fbank = Fbank(**frontend)
     return {"crop_frames": fbank.num_frames(crop_samples), "frame_shift": fbank.frame_shift}
 
 
 def check_stored(manifest: Manifest, frontend: dict[str, Any]) -> None:
-    """ValueError where a directory has no stored features, or those of another front end."""
+    """Raise ValueError if a directory has no stored features, or those of another front end."""
     wanted = StoredFbank(frontend).facts["frontend"]
     for part in manifest.parts:
         if part.features is None:
             raise ValueError(
-                "data.features: is fbank, got a training set without stored features; run stage 2 "
+                "data.features: fbank, but the training set has no stored features; run stage 2 "
                 "with --features fbank"
             )
         known = part.features.facts["frontend"]
         other = sorted(key for key in wanted if known.get(key) != wanted[key])
         if other:
             raise ValueError(
-                f"{part.features.folder}: was made with another front end, got "
-                f"{other[0]} {known.get(other[0])} for {wanted[other[0]]}; run stage 2 again"
+                f"{part.features.folder}: was made with another front end: {other[0]} "
+                f"{known.get(other[0])} instead of {wanted[other[0]]}; run stage 2 again"
             )

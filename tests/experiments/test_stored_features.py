@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 from speakerlab.config.schema import load_config
 from speakerlab.core.batch import Crop
@@ -86,14 +87,14 @@ def test_another_front_end_is_refused_and_so_is_none_stored(folder, make_data_di
     manifest = read_manifest([folder], sample_rate=RATE)
     check_stored(manifest, FRONTEND)
     check_stored(manifest, {**FRONTEND, "mean_norm": False})
-    with pytest.raises(ValueError, match="features: was made with another .*, got window hamming"):
+    with refuses(str(manifest.parts[0].features.folder), "window hamming"):
         check_stored(manifest, {**FRONTEND, "window": "povey"})
     loose = read_manifest([make_data_dir("loose")], sample_rate=RATE)
-    with pytest.raises(ValueError, match="data.features: is fbank, got a training set without st"):
+    with refuses("data.features", "fbank"):
         check_stored(loose, FRONTEND)
     with pytest.raises(ValueError, match="has no stored features"):
         loose.read_features(0, 0, 5)
-    with pytest.raises(ValueError, match="frontend.dither: cannot be stored, got 1.0; set it to 0"):
+    with refuses("frontend.dither", 1.0):
         StoredFbank({**FRONTEND, "dither": 1.0})
 
 
