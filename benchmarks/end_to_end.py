@@ -1,122 +1,241 @@
-"""A training from files: utterances a second, beside 3D-Speaker's own training.
+"""Training from files: utterances a second, beside 3D-Speaker's own training.
 
     python benchmarks/end_to_end.py --peer DIR --json FILE      # DIR: a checkout of 3D-Speaker
 
-In: recordings (--audio --noise --rirs; synthetic where there are none), as wav files that both
-read. Out: a line and a row for each model and precision; without --peer, ours alone.
+In: recordings as wav files that both read (corpus.py). Out: a row for each model and precision.
 
-A step is everything: read, speed, room, noise, fbank, forward, backward, update, and the log. Ours
+A step is everything: read, speed, room, noise, fbank, forward, backward, update and the log. Ours
 is what `speakerlab train` builds from `conf/<model>.yaml`; 3D-Speaker's is the loop of its train.py
-over what its recipe's YAML builds by its own builder (end_to_end_peer.py says what had to be
-replaced). Both take the same number of crops of the same length together, as many loader workers
-and threads, and change speeds and augment as often (data.py). Before anything is timed, both must
-have as many parameters and classes; that both compute the same of the same input is measured by
-data.py and models.py.
+over what its builder makes of its recipe's YAML. Both take the same number of crops of the same
+length, as many loader workers and threads, and change speeds and augment as often (data.py). Before
+anything is timed, both must have as many parameters and classes; that both compute the same from
+the same input is tested by data.py and models.py.
 
-`end_to_end.<model>` is ours with runtime.precision=bf16, `end_to_end.<model>.fp32` in fp32, each
-beside 3D-Speaker as it ships, which has no other precision than fp32.
+`end_to_end.<model>` is ours with runtime.precision=bf16, `.fp32` in fp32, each beside 3D-Speaker as
+it ships, in fp32. `peak_mib` is the most memory that a side's first process held.
 
-Sides take turns (sides.py), and the workers of the side whose turn it is not are stopped
-(resting.py). `peak_mib` is the most memory that a side's first process held.
+Replaced in 3D-Speaker, besides what data.py replaces, each by something cheaper: `Tensor.cuda`
+gives the tensor itself where there is no GPU; DistributedDataParallel, which one process does not
+need, is left out; its list is drawn from without end, so that its workers are not restarted every
+epoch.
 """
 
 import argparse
-import tempfile
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import speech
-from rows import report, write_rows
-from sides import ROOT, Process, add_peers, measure, recognise_peers, say
+import data
+import torch
+from sides import (
+    ROOT,
+    Process,
+    die_with_parent,
+    import_peer,
+    peak_mib,
+    report,
+    run_case,
+    say,
+    take_turns,
+    timed,
+    wants,
+)
+from torch import nn
+from torch.utils.data import RandomSampler
 
-HERE = Path(__file__).parent
-MARKS = {"3dspeaker": "speakerlab/bin/train.py"}
-# And the steps of a turn at least: a short one may have found its crops read, or wait for them.
-MODELS = {"campplus": 4, "eres2net": 2}
+PEERS = ("3dspeaker",)
+QUICK = ("--seconds=3", "--model=campplus", "--precision=bf16")
+MODELS = {"campplus": 4, "eres2net": 2}  # least steps of a turn: fewer may find their crops read
 PRECISIONS = ("fp32", "bf16")
+ENDLESS = 1 << 40  # crops
+RECIPES = {
+    "campplus": "egs/3dspeaker/sv-cam++/conf/cam++.yaml",
+    "eres2net": "egs/3dspeaker/sv-eres2net/conf/eres2net.yaml",
+}
 
 
-def require_equal(ours: Process, peer: Process) -> None:
-    """Exit where the sides do not train networks of one size on as many classes."""
-    own, other = (side.tell(do="facts") for side in (ours, peer))
-    say(f"ours: {own}; 3D-Speaker: {other}")
-    if own != other:
-        raise SystemExit("end_to_end.py: the trainings are not alike; nothing was timed")
+class Ours:
+    """A training as `speakerlab train` builds it, step by step."""
+
+    def __init__(self, source: str, precision: str, device: str, **alike: Any) -> None:
+        from speakerlab.config.schema import load_config
+        from speakerlab.core import process
+        from speakerlab.experiments.setup import start_rank
+        from speakerlab.experiments.train import build_training
+        from speakerlab.training.signals import Signals
+
+        values = {  # of conf/<model>.yaml only what both sides must have alike is changed
+            "data.dir": alike["folder"],
+            "data.train": f"[{source}]",
+            "data.valid_speakers": 0,
+            "data.crop_seconds": alike["crop_seconds"],
+            "augment.room_prob": data.PROB,
+            "augment.noise_prob": data.PROB,
+            "training.global_batch": alike["micro_batch"],
+            "training.bn_batch": "null",
+            "training.num_epochs": 10000,  # never done
+            "runtime.micro_batch": alike["micro_batch"],
+            "runtime.num_workers": alike["workers"],
+            "runtime.precision": precision,
+        }
+        layers = [ROOT / "conf" / f"{alike['model']}.yaml"]
+        config = load_config(layers, [f"{key}={value}" for key, value in values.items()])
+        ranks = start_rank(config)
+        assert ranks.device.type == device, f"ours runs on {ranks.device}"
+        self.device = device
+        exp = Path(alike["folder"]) / f"exp_{alike['model']}_{precision}"
+        exp.mkdir()
+        self.training = build_training(exp, None, config, ranks, Signals(process.leave))
+        self.training.trainer.start()
+        self.training.trainer.open()
+
+    def run(self, steps: int) -> float:
+        """Return the seconds of so many steps."""
+        return timed(self.training.trainer.take_step, self.device, steps=steps)
+
+    def facts(self) -> dict[str, int]:
+        """Return what the other side must have, too."""
+        backbone = self.training.embedder.get_submodule("backbone")
+        return facts_of(backbone, len(self.training.classes))
+
+    def peak(self) -> float:
+        return peak_mib()
 
 
-def name_of(model: str, precision: str) -> str:
-    return f"end_to_end.{model}" + ("" if precision == "bf16" else f".{precision}")
+class Peer:
+    """A training as 3D-Speaker's train.py sets it up from its recipe's YAML."""
+
+    def __init__(self, device: str, **alike: Any) -> None:
+        data.replace_torchaudio()
+        if not torch.cuda.is_available():
+            torch.Tensor.cuda = lambda self, *_args, **_more: self
+        self.train = import_peer("speakerlab.bin.train").train
+        build = import_peer("speakerlab.utils.builder").build
+        config = self.config = self._config(**alike)
+        self.device = device
+        dataset = build("dataset", config)
+        sampler = RandomSampler(dataset, replacement=True, num_samples=ENDLESS)
+        config.dataloader["args"] |= {"sampler": sampler, "worker_init_fn": die_with_parent}
+        loader = build("dataloader", config)
+        self.backbone = build("embedding_model", config)
+        config.num_classes = len(config.label_encoder) * (3 if config.speed_pertub else 1)
+        self.model = nn.Sequential(self.backbone, build("classifier", config)).to(device)
+        config.optimizer["args"]["params"] = self.model.parameters()
+        self.optimizer, self.criterion = build("optimizer", config), build("loss", config)
+        self.schedulers = []
+        for name in ("lr_scheduler", "margin_scheduler"):
+            getattr(config, name)["args"]["step_per_epoch"] = len(loader)
+            self.schedulers.append(build(name, config))
+        torch.backends.cudnn.benchmark = True
+        self.batches = iter(loader)
+
+    def _config(
+        self, model: str, folder: str, micro_batch: int, crop_seconds: float, workers: int
+    ) -> Any:
+        """Return its recipe's configuration, with what both sides must have alike."""
+        values = {
+            "data": data.write_list(Path(folder, "wav"), crop_seconds),
+            "noise": Path(folder, "noise/wav.scp"),
+            "reverb": Path(folder, "rirs/wav.scp"),
+            "exp_dir": Path(folder, "peer_exp"),
+            "wav_len": crop_seconds,
+            "aug_prob": data.AUGMENTED,
+            "batch_size": micro_batch,
+            "num_workers": workers,
+        }
+        its_config = import_peer("speakerlab.utils.config")
+        recipe = Path(its_config.__file__).parents[2] / RECIPES[model]
+        return its_config.build_config(str(recipe), [f"--{k}={v}" for k, v in values.items()])
+
+    def run(self, steps: int) -> float:
+        """Return the seconds of so many steps of its own loop."""
+        log = logging.getLogger("3D-Speaker")
+
+        def work() -> None:
+            epoch = Batches(self.batches, steps)
+            parts = (epoch, self.model, self.criterion, self.optimizer, 1, *self.schedulers)
+            self.train(*parts, log, self.config, 0)
+
+        return timed(work, self.device)
+
+    def facts(self) -> dict[str, int]:
+        """Return what the other side must have, too."""
+        return facts_of(self.backbone, self.config.num_classes)
+
+    def peak(self) -> float:
+        return peak_mib()
 
 
-def compare(model: str, folder: Path, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """The rows of a model."""
-    words = {"folder": folder, "model": model, "micro-batch": options.micro_batch}
-    words |= {"crop-seconds": options.crop_seconds, "workers": options.workers}
-    words |= {"device": options.device, "prob": speech.PROB}
-    peer = None
-    if "3dspeaker" in options.peers:
-        script, root = HERE / "end_to_end_peer.py", options.peers["3dspeaker"]
-        of_peer = {**words, "prob": speech.AUGMENTED}
-        peer = Process(script, root, words=of_peer, threads=options.threads)
-    for precision in options.precision:
-        exp = folder / f"exp_{model}_{precision}"
-        of_ours = {**words, "source": options.source, "precision": precision, "exp": exp}
-        script = HERE / "end_to_end_worker.py"
-        ours = Process(script, ROOT, words=of_ours, threads=options.threads)
-        turns = [(ours, {"do": "train"})]
+SIDES = {"ours": Ours, "3dspeaker": Peer}
+
+
+class Batches:
+    """The next batches of an endless loader, as a loader of its own."""
+
+    def __init__(self, batches: Iterator[Any], count: int) -> None:
+        self.batches, self.count = batches, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.batches, self.count)
+
+
+def facts_of(backbone: nn.Module, num_classes: int) -> dict[str, int]:
+    return {"parameters": sum(p.numel() for p in backbone.parameters()), "classes": num_classes}
+
+
+def compare(options: argparse.Namespace) -> Iterator[Any]:
+    """Yield the rows of every model and precision."""
+    import corpus
+
+    pack = options.source == "shard"
+    say(corpus.make(options, crop_seconds=options.crop_seconds, pack=pack))
+    for model in options.model:
+        words = {"model": model, "device": options.device}
+        words |= {key: getattr(options, key) for key in ("folder", "micro_batch", "workers")}
+        words["crop_seconds"] = options.crop_seconds
+        peer, threads = None, options.threads
+        if options.peers:
+            root = options.peers["3dspeaker"]
+            peer = Process("end_to_end", "3dspeaker", root, threads=threads, **words)
+        for precision in options.precision:
+            name = f"end_to_end.{model}" + ("" if precision == "bf16" else f".{precision}")
+            if wants(options, name):
+                more = {**words, "source": options.source, "precision": precision}
+                ours = Process("end_to_end", "ours", threads=threads, **more)
+                yield compare_with(name, ours, peer, MODELS[model], options)
+                ours.close()
         if peer is not None:
-            require_equal(ours, peer)
-            turns.append((peer, {"do": "train"}))
-        found = measure(
-            turns,
-            utterances_per_step=options.micro_batch,
-            seconds=options.seconds,
-            least_steps=MODELS[model],
-        )
-        columns = {"precision": precision, "peak_mib": ours.tell(do="peak")["mib"]}
-        columns["peer_peak_mib"] = None if peer is None else peer.tell(do="peak")["mib"]
-        yield report(name_of(model, precision), found, **columns)
-        ours.end()
-    if peer is not None:
-        peer.end()
+            peer.close()
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_peers(parser, MARKS)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+def compare_with(
+    name: str, ours: Process, peer: Process | None, least: int, options: argparse.Namespace
+) -> Any:
+    """Return the row of two trainings, which must be of one size, or of ours."""
+    sides = [ours, *([peer] if peer else [])]
+    facts = [side.ask("facts") for side in sides]
+    if facts[0] != facts[-1]:
+        raise SystemExit(f"{name}: the trainings differ: {facts}; nothing was timed")
+    runs = [lambda n, s=side: s.ask("run", steps=n) for side in sides]
+    turns = take_turns(runs, amount=options.micro_batch, seconds=options.seconds, least_steps=least)
+    peaks = [side.ask("peak") for side in sides]
+    return report(name, turns, **dict(zip(("peak_mib", "peer_peak_mib"), peaks)))
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--precision", nargs="+", default=list(PRECISIONS), choices=PRECISIONS)
-    parser.add_argument("--source", default="wav", choices=speech.SOURCES, help="what ours reads")
-    speech.add_options(parser)
-    parser.add_argument("--crop-seconds", type=float, default=3.0)
+    parser.add_argument("--source", default="wav", choices=data.SOURCES, help="what ours reads")
+    data.add_audio_options(parser)
     parser.add_argument("--micro-batch", type=int, default=16, help="crops of a step")
     parser.add_argument("--workers", type=int, default=1, help="of each side's loader")
-    parser.add_argument("--threads", type=int, help="of each side; default: what torch takes")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each side of each row")
-    options = parser.parse_args(words)
-    options.peers = recognise_peers(parser, options.peer, MARKS)
-    speech.settle(parser, options)
-    return options
-
-
-def main() -> None:
-    options = parse()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder, sources = Path(name), ["wav", options.source]
-        found = speech.make(folder, options, crop_seconds=options.crop_seconds, sources=sources)
-        say(
-            f"{found}; {options.micro_batch} crops of {options.crop_seconds:g} s a step; "
-            f"{options.workers} loader workers a side"
-        )
-        speech.warm(folder)
-        for model in options.model:
-            rows += compare(model, folder, options)
-    write_rows(options.json, rows)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each side of each row")
 
 
 if __name__ == "__main__":
-    main()
+    run_case(__doc__, compare, add_options, peers=PEERS)

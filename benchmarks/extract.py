@@ -2,42 +2,142 @@
 
     python benchmarks/extract.py --peer DIR --json FILE      # DIR: a checkout of 3D-Speaker
 
-In: recordings of mixed lengths (--audio; synthetic where there are none), as wav files that both
-read. Out: a line and a row for each model and precision, `extract.<model>.<precision>`; without
---peer, ours alone.
+In: recordings of mixed lengths as wav files (corpus.py). Out: a row for each model and precision,
+`extract.<model>.<precision>`. Needs kaldiio, which 3D-Speaker's script writes with.
 
 A turn is the whole command in a process that has been started before: the model read, every
 recording read and embedded whole, the table written. Ours is `speakerlab extract`; 3D-Speaker's is
-the main function of its bin/extract.py, unchanged, which takes one recording at a time, unpadded,
-and has no other precision than fp32. Both have the same weights: drawn once, with the BatchNorm
-statistics that two batches of noise leave. Before anything is timed, both must give the same
-embeddings; in bf16 ours may be as far away as that format rounds.
+the main function of its bin/extract.py, which takes one recording at a time, unpadded, in fp32.
+Both have the same weights: random, with the BatchNorm statistics that two batches of noise leave.
+Before anything is timed, both must give the same embeddings; in bf16 ours may differ by as much as
+that format rounds.
 """
 
 import argparse
-import tempfile
-from collections.abc import Iterable, Sequence
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import data
 import numpy as np
-import speech
-from rows import report, write_rows
-from sides import ROOT, Process, add_peers, measure, recognise_peers, say
+import torch
+import yaml
+from end_to_end import RECIPES
+from sides import (
+    ROOT,
+    Process,
+    import_peer,
+    peak_mib,
+    report,
+    run_case,
+    say,
+    take_turns,
+    timed,
+    wants,
+)
 
-HERE = Path(__file__).parent
-MARKS = {"3dspeaker": "speakerlab/bin/extract.py"}
+PEERS = ("3dspeaker",)
+QUICK = ("--seconds=10", "--model=campplus")
 MODELS = ("campplus", "eres2net")
 ALLOWED = {"fp32": 1e-4, "bf16": 3e-2}  # 1 - cosine, of the worst recording
 MIXED = {"audio": "librispeech-mini/test-other"}
+EPOCH = 1
 
 
-def require_equal(ours: Process, peer: Process, precision: str, folder: Path) -> None:
-    """Print how far the embeddings are apart; exit where they are not the same."""
+class Ours:
+    """A published model; its weights are also written as a checkpoint of 3D-Speaker."""
+
+    def __init__(self, folder: str, model: str) -> None:
+        from speakerlab.checkpoints.published import publish
+        from speakerlab.config import build
+        from speakerlab.config.schema import load_config
+
+        self.exp, self.data = Path(folder) / model, Path(folder) / "wav"
+        self.num_threads = torch.get_num_threads()
+        config = load_config([ROOT / "conf" / f"{model}.yaml"])
+        embedder = build.build_embedder(config)
+        backbone = embedder.get_submodule("backbone").train()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for _ in range(2):
+                backbone(2 * torch.randn(8, 200, 80, generator=generator))
+        publish(self.exp / "model", embedder=embedder.eval(), config=config, facts={})
+        inner = Path(folder) / f"peer_{model}/models/CKPT-EPOCH-{EPOCH}-00"
+        inner.mkdir(parents=True)
+        torch.save(backbone.state_dict(), inner / "embedding_model.ckpt")
+        (inner / "CKPT.yaml").write_text(yaml.dump({"unixtime": time.time(), "epoch": EPOCH}))
+
+    def extract(self, precision: str) -> None:
+        """Run the whole command."""
+        from speakerlab.bin import extract
+
+        torch.set_num_threads(self.num_threads)  # of which the command takes one a batch
+        shutil.rmtree(self.exp / "embeddings", ignore_errors=True)
+        words = ["--exp", self.exp, "--data", self.data, "--precision", precision]
+        extract.main([str(word) for word in words])
+
+    def values(self, path: str, precision: str) -> None:
+        """Write emb_D of each recording."""
+        from speakerlab.checkpoints.model_files import embeddings_stem
+        from speakerlab.scoring.embeddings import EmbeddingTable
+
+        self.extract(precision)
+        table = EmbeddingTable.load(embeddings_stem(self.exp, self.data.name))
+        np.savez(path, **dict(zip(table.ids, table.emb_ND)))
+
+    def run(self, precision: str, steps: int) -> float:
+        return timed(lambda: self.extract(precision), steps=steps)
+
+    def peak(self) -> float:
+        return peak_mib()
+
+
+class Peer:
+    """3D-Speaker's bin/extract.py over its own kind of experiment."""
+
+    def __init__(self, folder: str, model: str) -> None:
+        data.replace_torchaudio()
+        os.environ |= {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+        self.script = import_peer("speakerlab.bin.extract")
+        self.exp, self.scp = Path(folder) / f"peer_{model}", Path(folder) / "wav/wav.scp"
+        recipe = Path(self.script.__file__).parents[2] / RECIPES[model]
+        config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+        config |= {"num_epoch": EPOCH, "exp_dir": str(self.exp)}
+        (self.exp / "config.yaml").write_text(yaml.dump(config), encoding="utf-8")
+
+    def extract(self) -> None:
+        """Run the whole command."""
+        shutil.rmtree(self.exp / "embeddings", ignore_errors=True)
+        sys.argv = ["extract.py", "--exp_dir", str(self.exp), "--data", str(self.scp)]
+        self.script.main()
+
+    def values(self, path: str, precision: str) -> None:
+        """Write emb_D of each recording."""
+        import kaldiio
+
+        self.extract()
+        table = kaldiio.load_scp(str(self.exp / "embeddings/xvector_00.scp"))
+        np.savez(path, **{name: emb.reshape(-1) for name, emb in table.items()})
+
+    def run(self, precision: str, steps: int) -> float:
+        return timed(self.extract, steps=steps)
+
+    def peak(self) -> float:
+        return peak_mib()
+
+
+SIDES = {"ours": Ours, "3dspeaker": Peer}
+
+
+def require_equal(sides: list[Process], precision: str, folder: Path) -> None:
+    """Print how far the embeddings are apart; exit where they differ."""
     paths = [folder / "ours.npz", folder / "peer.npz"]
-    orders = [{"precision": precision}, {}]
-    for side, path, order in zip((ours, peer), paths, orders):
-        side.tell(do="values", path=str(path), **order)
+    for side, path in zip(sides, paths):
+        side.ask("values", path=path, precision=precision)
     found, expected = (dict(np.load(path)) for path in paths)
     assert found.keys() == expected.keys()
     furthest = max(1 - cosine(found[name], expected[name]) for name in expected)
@@ -51,35 +151,39 @@ def cosine(a_D: np.ndarray, b_D: np.ndarray) -> float:
     return float(a_D @ b_D / np.sqrt((a_D @ a_D) * (b_D @ b_D)))
 
 
-def compare(
-    model: str, folder: Path, options: argparse.Namespace, *, num_utterances: int
-) -> Iterable[dict[str, Any]]:
-    """The rows of a model."""
-    words = {"folder": folder, "model": model}
-    ours = Process(HERE / "extract_worker.py", ROOT, words=words, threads=options.threads)
-    peer = None
-    if "3dspeaker" in options.peers:
-        root = options.peers["3dspeaker"]
-        peer = Process(HERE / "extract_peer.py", root, words=words, threads=options.threads)
-    for precision in options.precision:
-        turns = [(ours, {"do": "extract", "precision": precision})]
-        if peer is not None:
-            require_equal(ours, peer, precision, folder)
-            turns.append((peer, {"do": "extract"}))
-        found = measure(turns, utterances_per_step=num_utterances, seconds=options.seconds)
-        columns = {"peak_mib": ours.tell(do="peak")["mib"]}
-        columns["peer_peak_mib"] = None if peer is None else peer.tell(do="peak")["mib"]
-        yield report(f"extract.{model}.{precision}", found, **columns)
-    ours.end()
-    if peer is not None:
-        peer.end()
+def compare(options: argparse.Namespace) -> Iterator[Any]:
+    """Yield the rows of every model and precision."""
+    import corpus
+
+    found = corpus.make(options, crop_seconds=1.0, defaults=MIXED)
+    num_utterances = thin_out(options.folder / "wav", options.utterances)
+    say(f"{found}; {num_utterances} of them in a turn")
+    for model in options.model:
+        words = {"folder": options.folder, "model": model}
+        sides = [Process("extract", "ours", threads=options.threads, **words)]
+        if options.peers:
+            root = options.peers["3dspeaker"]
+            sides.append(Process("extract", "3dspeaker", root, threads=options.threads, **words))
+        for precision in options.precision:
+            name = f"extract.{model}.{precision}"
+            if not wants(options, name):
+                continue
+            if options.peers:
+                require_equal(sides, precision, options.folder)
+            runs = [
+                lambda n, s=side, p=precision: s.ask("run", precision=p, steps=n) for side in sides
+            ]
+            turns = take_turns(runs, amount=num_utterances, seconds=options.seconds)
+            peaks = [side.ask("peak") for side in sides]
+            yield report(name, turns, **dict(zip(("peak_mib", "peer_peak_mib"), peaks)))
+        for side in sides:
+            side.close()
 
 
 def thin_out(data_dir: Path, most: int) -> int:
-    """Leave at most so many recordings in a data directory, spread over it; how many there are."""
+    """Keep at most so many recordings of a data directory, spread over it; return how many."""
     ids = [line.split()[0] for line in (data_dir / "wav.scp").read_text().splitlines()]
-    step = -(-len(ids) // most)
-    kept = set(ids[::step])
+    kept = set(ids[:: -(-len(ids) // most)])
     for name in ("wav.scp", "utt2spk", "utt2dur"):
         lines = (data_dir / name).read_text().splitlines()
         text = "".join(f"{line}\n" for line in lines if line.split()[0] in kept)
@@ -87,36 +191,13 @@ def thin_out(data_dir: Path, most: int) -> int:
     return len(kept)
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add_peers(parser, MARKS)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
-    precisions = tuple(ALLOWED)
-    parser.add_argument("--precision", nargs="+", default=list(precisions), choices=precisions)
-    speech.add_options(parser)
-    parser.add_argument("--utterances", type=int, default=70, help="at most so many (70)")
-    parser.add_argument("--threads", type=int, help="of each side; default: what torch takes")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each side of each row")
-    options = parser.parse_args(words)
-    options.peers = recognise_peers(parser, options.peer, MARKS)
-    speech.settle(parser, options, MIXED)
-    return options
-
-
-def main() -> None:
-    options = parse()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        found = speech.make(folder, options, crop_seconds=1.0, sources=["wav"])
-        num_utterances = thin_out(folder / "wav", options.utterances)
-        say(f"{found}; {num_utterances} of them, in one turn")
-        speech.warm(folder)
-        for model in options.model:
-            rows += compare(model, folder, options, num_utterances=num_utterances)
-    write_rows(options.json, rows)
+    parser.add_argument("--precision", nargs="+", default=list(ALLOWED), choices=list(ALLOWED))
+    data.add_audio_options(parser)
+    parser.add_argument("--utterances", type=int, default=70, help="at most (70)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each side of each row")
 
 
 if __name__ == "__main__":
-    main()
+    run_case(__doc__, compare, add_options, peers=PEERS)

@@ -1,88 +1,152 @@
-"""The front end alone: crops a second from waves to features, beside the peers' own.
+"""Crops a second from waves to features, beside 3D-Speaker's, WeSpeaker's and SpeechBrain's own.
 
     python benchmarks/frontend.py --peer DIR [DIR ...] --json FILE
 
-In: made-up crops. Out: a line and a row for each peer, {"name", "ours", "peer", "ratio", "unit"};
-without --peer, ours alone. `frontend.fbank` is beside 3D-Speaker, `.wespeaker` and `.speechbrain`
-beside these. What speed, room and noise cost is in data.py, `data.full_cpu`.
+In: synthetic crops. Out: a row for each peer. `data.full_cpu` has speed, room and noise, too.
 
-On a GPU ours and SpeechBrain's features are made there, 3D-Speaker's and WeSpeaker's on the CPU
-where their workers make them. On a CPU each side has one thread, as a worker has. Before anything
-is timed, the features of 3D-Speaker and WeSpeaker must be equal to ours with their settings.
-SpeechBrain's are others by definition.
+On a GPU ours and SpeechBrain's features are computed there, 3D-Speaker's and WeSpeaker's on the
+CPU, where their workers compute them. On a CPU each side has one thread, as a worker has. Before
+anything is timed, the features of 3D-Speaker and WeSpeaker must equal ours with their settings.
+SpeechBrain's are others by definition: that row compares the time of the same task.
+
+Letters: B crops, S samples, T frames, F mel bins.
 """
 
 import argparse
-import tempfile
-from collections.abc import Iterable
-from pathlib import Path
+import sys
+import types
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from frontend_sides import ALLOWED, MARKS, RATE
-from rows import report, write_rows
-from sides import ROOT, Process, add_peers, measure, recognise_peers, say
+from sides import Process, import_peer, report, run_case, say, suffix, take_turns, timed, wants
+from torch import Tensor
 
-WORKER = Path(__file__).with_name("frontend_worker.py")
-
-
-def start(side: str, root: Path, like: str, options: argparse.Namespace) -> Process:
-    words = {"side": side, "like": like, "device": options.device, "crops": options.micro_batch}
-    words["samples"] = round(options.crop_seconds * RATE)
-    return Process(WORKER, root, words=words, threads=1 if options.device == "cpu" else None)
+PEERS = ("3dspeaker", "wespeaker", "speechbrain")
+QUICK = ("--seconds=3",)
+RATE = 16000
+SETTINGS = {"wespeaker": {"window": "hamming", "scale": 32768.0}}  # of ours; else the defaults
+# Largest difference of mean-normalised log mel features: the peers compute in fp32.
+ALLOWED = {"3dspeaker": 1e-2, "wespeaker": 1e-2}
 
 
-def require_equal(ours: Process, peer: Process, name: str) -> None:
-    """Print how far the features are apart; exit where they are not the same."""
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [Path(folder) / "ours.pt", Path(folder) / "peer.pt"]
-        for side, path in zip((ours, peer), paths):
-            side.tell(do="values", path=str(path))
-        found, expected = (torch.load(path) for path in paths)
+class Side:
+    """The features of one toolkit."""
+
+    on_device = False  # else on the CPU, in workers
+
+    def __init__(self, like: str, device: str, crops: int, crop_seconds: float) -> None:
+        self.device = device if self.on_device else "cpu"
+        self.features = self.build(like, torch.device(device))
+        generator = torch.Generator().manual_seed(0)
+        wave_BS = 0.1 * torch.randn(crops, round(crop_seconds * RATE), generator=generator)
+        self.wave_BS = wave_BS.to(self.device)
+        self.timed_on = device
+
+    def build(self, like: str, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """Return wave_BS in [-1, 1] -> feats_BTF."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def values(self, path: str) -> None:
+        torch.save(self.features(self.wave_BS[:4]).cpu(), path)
+
+    @torch.no_grad()
+    def run(self, steps: int) -> float:
+        return timed(lambda: self.features(self.wave_BS), self.timed_on, steps=steps)
+
+
+class Ours(Side):
+    on_device = True
+
+    def build(self, like: str, device: torch.device) -> Callable[[Tensor], Tensor]:
+        from speakerlab.frontend.fbank import Fbank
+
+        return Fbank(**SETTINGS.get(like, {})).eval().to(device)
+
+
+class ThreeDSpeaker(Side):
+    def build(self, like: str, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """One crop after the other, as its data set does in a worker, then stacked."""
+        fbank = import_peer("speakerlab.process.processor").FBank(80, RATE, mean_nor=True)
+        return lambda wave_BS: torch.stack([fbank(wave_S) for wave_S in wave_BS])
+
+
+class WeSpeaker(Side):
+    def build(self, like: str, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """One crop after the other in a worker; the mean is subtracted on the device, by batch."""
+        sys.modules.setdefault("kaldiio", types.ModuleType("kaldiio"))  # only reads ark files
+        processor = import_peer("wespeaker.dataset.processor")
+        apply_cmvn = import_peer("wespeaker.dataset.dataset_utils").apply_cmvn
+
+        def features(wave_BS: Tensor) -> Tensor:
+            samples: Iterator[dict[str, object]] = (
+                {"key": "", "label": 0, "sample_rate": RATE, "wav": wave_S[None]}
+                for wave_S in wave_BS
+            )
+            feats = [found["feat"] for found in processor.compute_fbank(samples, dither=0.0)]
+            return apply_cmvn(torch.stack(feats).to(device))
+
+        return features
+
+
+class SpeechBrain(Side):
+    on_device = True
+
+    def build(self, like: str, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """Its own features (decibels of another spectrum), batch by batch on the device."""
+        fbank = import_peer("speechbrain.lobes.features").Fbank(n_mels=80).to(device)
+        processing = import_peer("speechbrain.processing.features")
+        norm = processing.InputNormalization(norm_type="sentence", std_norm=False).to(device)
+        return lambda wave_BS: norm(fbank(wave_BS), torch.ones(len(wave_BS), device=device))
+
+
+SIDES = {
+    "ours": Ours,
+    "3dspeaker": ThreeDSpeaker,
+    "wespeaker": WeSpeaker,
+    "speechbrain": SpeechBrain,
+}
+
+
+def require_equal(sides: list[Process], name: str, options: argparse.Namespace) -> None:
+    """Print how far the features are apart; exit where they differ."""
+    paths = [options.folder / "ours.pt", options.folder / "peer.pt"]
+    for side, path in zip(sides, paths):
+        side.ask("values", path=path)
+    found, expected = (torch.load(path) for path in paths)
     error = float((found - expected).abs().max())
     say(f"{name}: features differ by at most {error:.1e}")
     if not error <= ALLOWED[name]:
         raise SystemExit(f"{name}: the features are not equal; nothing was timed")
 
 
-def compare(name: str | None, options: argparse.Namespace) -> dict[str, Any]:
-    """The row beside one peer, or alone."""
-    ours = start("ours", ROOT, name or "3dspeaker", options)
-    turns = [(ours, {"do": "fbank"})]
-    if name is not None:
-        peer = start(name, options.peers[name], name, options)
-        if name in ALLOWED:
-            require_equal(ours, peer, name)
-        turns.append((peer, {"do": "fbank"}))
-    found = measure(turns, utterances_per_step=options.micro_batch, seconds=options.seconds)
-    for side, _ in turns:
-        side.end()
-    suffix = "" if name in (None, "3dspeaker") else f".{name}"
-    return report(f"frontend.fbank{suffix}", found, unit="crops/s")
+def compare(options: argparse.Namespace) -> Iterator[Any]:
+    """Yield the row beside each peer, or ours alone."""
+    for peer in list(options.peers) or [None]:
+        name = f"frontend.fbank{suffix(peer)}"
+        if not wants(options, name):
+            continue
+        words = {"device": options.device, "crops": options.micro_batch}
+        words |= {"crop_seconds": options.crop_seconds, "like": peer or "3dspeaker"}
+        threads = 1 if options.device == "cpu" else None
+        sides = [Process("frontend", "ours", threads=threads, **words)]
+        if peer is not None:
+            sides.append(Process("frontend", peer, options.peers[peer], threads=threads, **words))
+            if peer in ALLOWED:
+                require_equal(sides, peer, options)
+        runs = [lambda n, s=side: s.ask("run", steps=n) for side in sides]
+        turns = take_turns(runs, amount=options.micro_batch, seconds=options.seconds)
+        for side in sides:
+            side.close()
+        yield report(name, turns, unit="crops/s")
 
 
-def rows(options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    for name in list(options.peers) or [None]:
-        yield compare(name, options)
-
-
-def parse(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add_peers(parser, MARKS)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--crop-seconds", type=float, default=3.0)
     parser.add_argument("--micro-batch", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each side of each row")
-    options = parser.parse_args(words)
-    options.peers = recognise_peers(parser, options.peer, MARKS)
-    return options
-
-
-def main() -> None:
-    options = parse()
-    write_rows(options.json, list(rows(options)))
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each side of each row")
 
 
 if __name__ == "__main__":
-    main()
+    run_case(__doc__, compare, add_options, peers=PEERS)

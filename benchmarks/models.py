@@ -2,253 +2,318 @@
 
     python benchmarks/models.py --peer DIR [DIR ...] --json FILE     # checkouts of any of the three
 
-In: fixed features, the same weights on both sides. Out: a line and a row for each model, kind of
-work, number format and peer, {"name", "ours", "peer", "ratio", "unit"} and, where they are known,
-the quartiles of the ratio, the peak memory of both sides and the `share` of ours: the time that the
-model's convolutions and linear layers alone take here, over the time of our step. Without --peer,
-ours alone.
+In: fixed features, the same weights on both sides. Out: a row for each model, work, precision and
+peer, with peak memory and the `share` of ours: the time that the model's convolutions and linear
+layers take alone, over the time of our step.
 
-Each side is a process of its own; they take turns (sides.py). Before anything is timed, both must
-give the same embeddings, loss, gradients and statistics, on features so few that it takes seconds.
-A training step is the backbone with a margin head of 1,000 classes, forward and backward, and an
-SGD step; inference is the backbone alone. Ours is what training and extraction build from
-`conf/<model>.yaml`: with their kernels, for inference with BatchNorm folded.
+Before anything is timed, both must give the same embeddings, loss, gradients and statistics, on few
+features. A training step is the backbone with a margin head of 1,000 classes, forward and backward,
+and an SGD step; inference is the backbone alone. Ours is what training and extraction build from
+`conf/<model>.yaml`: with their kernels, for inference with BatchNorm folded. A peer is its module,
+in eval mode for inference, and torch's SGD, as its recipes have it.
 
-Rows beside WeSpeaker and SpeechBrain end in `.wespeaker` and `.speechbrain`, those beside
-3D-Speaker in nothing. A row in bf16 has ours in bf16 and the peer as it ships: in fp32 where it has
-no bf16 (3D-Speaker, WeSpeaker). `...peer_bf16` puts that peer's module under autocast, too.
-3D-Speaker's CAM++ recomputes a part of each dense layer in the backward pass unless told not to,
-and its recipes do not tell it; `...peer_stores` compares with it told so.
+Rows beside 3D-Speaker have no suffix, the others `.wespeaker` or `.speechbrain`. A bf16 row has
+ours in bf16 and the peer as it ships: in fp32 where it has no mixed precision (3D-Speaker,
+WeSpeaker). `...peer_bf16` puts that peer's module under autocast, too. 3D-Speaker's CAM++
+recomputes a part of each dense layer in the backward pass by default; `...peer_stores` compares
+with it told not to.
+
+Letters: B batch, T frames, F mel bins, C classes, D embedding.
 """
 
 import argparse
-import json
-import sys
-import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import product
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from models_sides import CASES, HAS_BF16, MARKS, REGISTERED, Case, micro_batch
-from rows import report, write_rows
-from sides import ROOT, Measured, Process, add_peers, measure, recognise_peers, say
+from models_cases import ALLOWED, CASES, PRECISIONS, QUICK_ROWS, WORKS, Case, micro_batch, rows_of
+from sides import (
+    ROOT,
+    Process,
+    import_peer,
+    report,
+    run_case,
+    say,
+    stopwatch,
+    take_turns,
+    timed,
+)
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-sys.path.insert(0, str(ROOT))
-from speakerlab.checkpoints.names import to_our_name
-
-WORKER = Path(__file__).with_name("models_worker.py")
-# The largest difference over the largest value. That both compute the same shows in float64; in
-# fp32 these deep networks are far from themselves: rounding moves some gradients by a hundredth.
-# In bf16 only ours is; that it computes the same thing shows in what the passes end with.
-ALLOWED = {
-    ("float64", "fp32"): {"embeddings": 1e-6, "loss": 1e-6, "gradients": 1e-6, "statistics": 1e-6},
-    ("float32", "fp32"): {"embeddings": 0.1, "loss": 0.1, "gradients": 0.1, "statistics": 0.1},
-    ("float32", "bf16"): {"embeddings": 0.1, "loss": 0.3},
-}
-# Inference first: after trainings in the same process it was up to a third slower.
-WORKS, PRECISIONS = ["infer", "train"], ["fp32", "bf16"]
-
-
-@dataclass(frozen=True)
-class Row:
-    """What is measured for one row: the formats are those of our side and of the peer's."""
-
-    name: str
-    work: str
-    precision: str
-    peer_precision: str
+PEERS = ("3dspeaker", "wespeaker", "speechbrain")
+QUICK = ("--seconds=3", "--rows", *QUICK_ROWS)
+NUM_CLASSES = 1000
+SCALE, MARGIN = 32.0, 0.2
+SGD = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True}
+COMPARED = (2, 64)  # crops and frames of what must be equal: float64 takes its time
 
 
-def rows_of(model: str, case: Case | None, options: argparse.Namespace) -> list[Row]:
-    """The rows of a model beside one peer, or alone; only those that were asked for."""
-    suffix = "" if case is None else case.suffix
-    ships = "bf16" if case is not None and case.peer in HAS_BF16 else "fp32"
-    rows: list[Row] = []
-    works = [work for work in WORKS if work in options.work]
-    for work, precision in product(works, options.precisions):
-        name = f"{work}.{model}.{precision}{suffix}"
-        if case is not None and not case.has(work, precision):
-            continue
-        if precision == "fp32":
-            rows.append(Row(name, work, "fp32", "fp32"))
-            continue
-        rows.append(Row(name, work, precision, ships))
-        if case is not None and ships != precision:
-            rows.append(Row(f"{name}.peer_bf16", work, precision, precision))
-    return [row for row in rows if not options.rows or row.name in options.rows]
+class Side:
+    """A backbone (feats_BTF -> emb_BD), a head and an optimizer on one device."""
+
+    def __init__(self, model: str, number: int, device: str, micro_batch: int, frames: int) -> None:
+        torch.manual_seed(0)
+        torch.backends.cudnn.benchmark = True
+        self.device = device
+        self.model = self.build(model, number)
+        self.feats_BTF, self.label_B = self._batch(micro_batch, frames)
+        self.head_CD = nn.Parameter(torch.empty(NUM_CLASSES, CASES[model][0], device=device))
+        self._fill_head()
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.trains = ""  # the precision that kernels and momentum are for
+        self.infers: dict[str, nn.Module] = {}  # by precision
+
+    def build(self, model: str, number: int) -> nn.Module:
+        """Return the peer's module, which flattens its embeddings; `number`: of the case."""
+        case = CASES[model][1][number]
+        module, _, name = case.path.partition(":")
+        return getattr(import_peer(module), name)(**case.args).to(self.device)
+
+    def for_inference(self, precision: str) -> nn.Module:
+        return self.model
+
+    def new_optimizer(self, precision: str) -> torch.optim.Optimizer:
+        return torch.optim.SGD([*self.model.parameters(), self.head_CD], **SGD)
+
+    def _batch(self, num_crops: int, num_frames: int) -> tuple[Tensor, Tensor]:
+        """Return feats_BTF and label_B, the same on every side."""
+        generator = torch.Generator().manual_seed(num_crops)
+        feats_BTF = torch.randn((num_crops, num_frames, 80), generator=generator)
+        label_B = torch.randint(NUM_CLASSES, (num_crops,), generator=generator)
+        return feats_BTF.to(self.device), label_B.to(self.device)
+
+    @torch.no_grad()
+    def _fill_head(self) -> None:
+        """Set the head to the same values on every side."""
+        generator = torch.Generator().manual_seed(1)
+        self.head_CD.copy_(torch.randn(self.head_CD.shape, generator=generator))
+
+    def embed(self, model: nn.Module, feats_BTF: Tensor, precision: str) -> Tensor:
+        with torch.autocast(self.device, torch.bfloat16, enabled=precision == "bf16"):
+            found = model(feats_BTF)
+        return (found[-1] if isinstance(found, tuple | list) else found).flatten(1)
+
+    def loss(self, feats_BTF: Tensor, label_B: Tensor, precision: str) -> Tensor:
+        """Return the additive-margin softmax of the cosines, in at least fp32."""
+        emb_BD = self.embed(self.model, feats_BTF, precision)
+        emb_BD = emb_BD.to(torch.promote_types(emb_BD.dtype, torch.float32))
+        cos_BC = F.normalize(emb_BD) @ F.normalize(self.head_CD.to(emb_BD.dtype)).T
+        shift_BC = MARGIN * F.one_hot(label_B, NUM_CLASSES)
+        return F.cross_entropy(SCALE * (cos_BC - shift_BC), label_B)
+
+    def prepare(self, work: str, precision: str) -> None:
+        """Build what the work needs, and free what only the other kind needs."""
+        if work == "train":
+            self.infers.clear()
+            self.model.train()
+            if self.optimizer is None or self.trains != precision:
+                self.optimizer, self.trains = self.new_optimizer(precision), precision
+        elif precision not in self.infers:
+            self.model.zero_grad()
+            self.optimizer, self.head_CD.grad = None, None
+            self.model.eval()
+            self.infers[precision] = self.for_inference(precision)
+
+    def step(self, work: str, precision: str) -> None:
+        if work == "infer":
+            with torch.inference_mode():
+                self.embed(self.infers[precision], self.feats_BTF, precision)
+            return
+        assert self.optimizer is not None
+        self.optimizer.zero_grad()
+        self.loss(self.feats_BTF, self.label_B, precision).backward()
+        self.optimizer.step()
+
+    def run(self, work: str, precision: str, steps: int) -> float:
+        """Return the seconds of so many steps."""
+        self.prepare(work, precision)
+        return timed(lambda: self.step(work, precision), self.device, steps=steps)
+
+    def peak(self, work: str, precision: str) -> float | None:
+        """Return the MiB of weights and momentum, and what a step takes beside them at most."""
+        self.run(work, precision, steps=1)  # momentum is made, kernels are chosen
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
+        with stopwatch.peak_memory(torch.device(self.device)) as peak:
+            self.run(work, precision, steps=1)
+        model = self.model if work == "train" else self.infers[precision]
+        held = [*model.parameters(), *model.buffers()]
+        if work == "train" and self.optimizer is not None:
+            states = self.optimizer.state.values()
+            held += [self.head_CD, *(v for s in states for v in s.values() if torch.is_tensor(v))]
+        return (sum(t.nbytes for t in held) + peak[0]) / 2**20 if peak else None
+
+    def values(self, dtype: str, precision: str) -> dict[str, dict[str, Tensor]]:
+        """Return what must be equal: embeddings, loss, gradients and running statistics."""
+        self._fill_head()
+        self.model.to(getattr(torch, dtype))
+        self.infers.clear()
+        self.prepare("infer", precision)
+        feats_BTF, label_B = self._batch(*COMPARED)
+        feats_BTF = feats_BTF.to(getattr(torch, dtype))
+        with torch.no_grad():
+            emb_BD = self.embed(self.infers[precision], feats_BTF, precision)
+        self.prepare("train", precision)
+        loss = self.loss(feats_BTF, label_B, precision)
+        # Before the backward pass: 3D-Speaker's repeated forward passes count batches twice.
+        buffers = self.model.named_buffers()
+        statistics = {name: b.clone() for name, b in buffers if "running" in name}
+        loss.backward()
+        named = self.model.named_parameters()
+        gradients = {name: p.grad.clone() for name, p in named if p.grad is not None}
+        self.model.zero_grad()
+        self.model.float()
+        self.infers.clear()
+        found = {"gradients": gradients, "statistics": statistics}
+        return {"embeddings": {"": emb_BD}, "loss": {"": loss.detach()}, **found}
+
+    def save(self, path: str, dtype: str) -> None:
+        """Write the weights, then the values computed from them in fp32 or float64."""
+        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        torch.save({"weights": weights, **self.values(dtype, "fp32")}, path)
+        self.model.load_state_dict(weights)
 
 
-class Ours:
-    """Our side of a model, in a process of its own; what it can at most is measured once."""
+class Ours(Side):
+    """Our backbone as the commands build it, for training and for inference."""
 
-    def __init__(self, model: str, args: Mapping[str, object], options: argparse.Namespace) -> None:
-        self.model, self.args, self.options = model, args, options
-        self.alone: dict[tuple[str, str], float] = {}
+    def build(self, model: str, number: int) -> nn.Module:
+        from speakerlab.config.build import build_task
+        from speakerlab.config.schema import load_config
+        from speakerlab.core import process
+        from speakerlab.training.precision import apply_backend_settings, resolve_precision
 
-    @cached_property
-    def process(self) -> Process:
-        return start(ROOT, self.options, model=self.model, args=json.dumps(self.args), case=-1)
+        if self.device == "cpu":
+            process.keep_freed_memory()
+        self.case = CASES[model][1][number] if number >= 0 else None
+        args = self.case.ours.items() if self.case else ()
+        words = [f"model.args.{name}={value}" for name, value in args]
+        self.config = load_config([ROOT / "conf" / f"{model}.yaml"], words)
+        apply_backend_settings(deterministic=False)
+        precision = resolve_precision("fp32", torch.device(self.device))
+        self.task = build_task(self.config, num_classes=NUM_CLASSES, precision=precision)
+        self.task.to(self.device)
+        return self.task.embedder.get_submodule("backbone")
 
-    def share(self, row: Row, rate: float) -> float | None:
-        """The convolutions' own time over that of a step."""
-        if self.options.no_share:
-            return None
-        key = row.work, row.precision
-        if key not in self.alone:
-            order = {"work": row.work, "precision": row.precision, "seconds": self.options.seconds}
-            self.alone[key] = self.process.tell(do="convolutions", **order)["seconds"]
-        return self.alone[key] * rate / size_of(self.model, self.options)
+    def for_inference(self, precision: str) -> nn.Module:
+        """Return the copy that extraction uses, of the current weights."""
+        from speakerlab.training.precision import resolve_precision
+
+        used = resolve_precision(precision, torch.device(self.device))
+        return self.task.embedder.for_inference(used).get_submodule("backbone")
+
+    def new_optimizer(self, precision: str) -> torch.optim.Optimizer:
+        """Choose kernels as training does, even after another precision, and its optimizer."""
+        from speakerlab.experiments import setup
+        from speakerlab.training.optim import OPTIMIZERS
+        from speakerlab.training.precision import resolve_precision
+
+        self.model.to(memory_format=torch.contiguous_format)
+        self.task.set_precision(resolve_precision(precision, torch.device(self.device)))
+        setup.choose_kernels(self.config, self.task)
+        return OPTIMIZERS["sgd"]([*self.model.parameters(), self.head_CD], **SGD)
+
+    def differences(self, path: str, dtype: str, precision: str) -> dict[str, float]:
+        """Return the largest differences to a peer's values, over its largest, by `ALLOWED`."""
+        theirs = torch.load(path)
+        self.model.load_state_dict(self._our_names(theirs["weights"]))
+        ours = self.values(dtype, precision)
+        errors: dict[str, float] = {}
+        for name in ALLOWED[dtype, precision]:
+            expected = self._our_names(theirs[name])
+            largest = max(float(value.abs().max()) for value in expected.values())
+            apart = (float((ours[name][n] - v).abs().max()) for n, v in expected.items())
+            errors[name] = max(apart) / largest
+        return errors
+
+    def _our_names(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Rename a peer's tensors as ours."""
+        from speakerlab.checkpoints.names import to_our_name
+
+        model, toolkit = self.config.model.name, self.case.peer if self.case else ""
+        names = {n: n and to_our_name(n, model=model, toolkit=toolkit) for n in values}
+        return {names[name]: value for name, value in values.items()}
+
+    def convolutions(self, work: str, precision: str, seconds: float) -> float:
+        """Return the seconds that the model's convolutions and linear layers need alone."""
+        from speakerlab.bench.convolutions import measure_convolutions
+
+        how = {"precision": precision, "train": work == "train", "seconds": seconds}
+        return measure_convolutions(self.model.train(how["train"]), self.feats_BTF, **how).seconds
 
 
-def start(root: Path, options: argparse.Namespace, **case: Any) -> Process:
-    """A side with one model: `case` is its name, more arguments, and the number of its peer."""
-    words = {
-        **case,
-        "device": options.device,
-        "micro-batch": size_of(case["model"], options),
-        "frames": options.frames,
-    }
-    return Process(WORKER, root, words=words, threads=options.threads)
+SIDES = {"ours": Ours, "peer": Side}
 
 
-def size_of(model: str, options: argparse.Namespace) -> int:
-    return options.micro_batch or micro_batch(model, options.device)
-
-
-def to_ours(values: Mapping[str, torch.Tensor], model: str, case: Case) -> dict[str, torch.Tensor]:
-    """A peer's tensors by our names."""
-    if case.peer == "speechbrain":  # 3D-Speaker's names are from there
-        return dict(values)
-    toolkit: Any = case.peer
-    registered = REGISTERED.get(model, model)
-    return {
-        to_our_name(name, model=registered, toolkit=toolkit): value
-        for name, value in values.items()
-    }
-
-
-def require_equal(
-    ours: Process, peer: Process, folder: Path, *, model: str, case: Case, precisions: list[str]
-) -> None:
+def require_equal(ours: Process, peer: Process, name: str, options: argparse.Namespace) -> None:
     """Print how far the sides are apart; exit where they do not compute the same."""
-    weights = [folder / "ours.weights", folder / "peer.weights"]
-    paths = [folder / "ours.values", folder / "peer.values"]
-    peer.tell(do="save", weights=str(weights[1]))
-    torch.save(to_ours(torch.load(weights[1]), model, case), weights[0])
     for (dtype, precision), allowed in ALLOWED.items():
-        if precision not in precisions and dtype != "float64":
+        if precision not in options.precisions and dtype != "float64":
             continue
-        order = {"do": "values", "dtype": dtype}
-        formats = (precision, "fp32")
-        for side, path, of_side, used in zip((ours, peer), paths, weights, formats):
-            side.tell(**order, weights=str(of_side), path=str(path), precision=used)
-        found, expected = (torch.load(path) for path in paths)
-        errors = {
-            name: furthest(found[name], to_ours(expected[name], model, case)) for name in allowed
-        }
-        label = f"{model}{case.suffix}"
-        listed = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
+        path = options.folder / "peer.values"
+        peer.ask("save", path=path, dtype=dtype)
+        errors = ours.ask("differences", path=path, dtype=dtype, precision=precision)
+        listed = ", ".join(f"{what} {error:.1e}" for what, error in errors.items())
         kind = dtype if precision == "fp32" else "bf16 (ours) beside float32"
-        say(f"{label} in {kind}, largest difference: {listed}")
-        wrong = [name for name, error in errors.items() if not error <= allowed[name]]
+        say(f"{name} in {kind}, largest difference: {listed}")
+        wrong = [what for what, error in errors.items() if not error <= allowed[what]]
         if wrong:
-            raise SystemExit(f"{label}: {' and '.join(wrong)} are not equal; nothing was timed")
+            raise SystemExit(f"{name}: {' and '.join(wrong)} are not equal; nothing was timed")
 
 
-def furthest(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
-    """The largest difference over the largest value, of all tensors together."""
-    assert found.keys() >= expected.keys()
-    largest = max(float(value.abs().max()) for value in expected.values())
-    apart = (float((found[name] - value).abs().max()) for name, value in expected.items())
-    return max(apart) / largest
+def compare(options: argparse.Namespace) -> Iterator[Any]:
+    """Yield the rows of every model: beside each peer that has it, or alone."""
+    for model in options.models:
+        cases = [(i, case) for i, case in enumerate(CASES[model][1]) if case.peer in options.peers]
+        for number, case in cases or [(-1, None)]:
+            rows = list(rows_of(model, case, options))
+            if rows:
+                yield from compare_with(model, number, case, rows, options)
 
 
-def measure_row(row: Row, ours: Ours, peer: Process | None) -> dict[str, Any]:
-    """Turns of both sides; then what each takes of the memory, and our share."""
-    options = ours.options
-    turns = [(ours.process, {"do": row.work, "precision": row.precision})]
-    if peer is not None:
-        turns.append((peer, {"do": row.work, "precision": row.peer_precision}))
-    size = size_of(ours.model, options)
-    found: Measured = measure(turns, utterances_per_step=size, seconds=options.seconds)
-    peaks = [
-        side.tell(do="peak", work=order["do"], precision=order["precision"])["mib"]
-        for side, order in turns
-    ]
-    share = ours.share(row, found.rate)
-    more = {"share": share, "peak_mib": peaks[0], "peer_peak_mib": (*peaks, None)[1]}
-    return report(row.name, found, **more)
+def compare_with(
+    model: str,
+    number: int,
+    case: Case | None,
+    rows: list[tuple[str, str, str, str]],
+    options: argparse.Namespace,
+) -> Iterator[Any]:
+    """Yield the rows of one model beside one peer."""
+    size = options.micro_batch or micro_batch(model, options.device)
+    words = {"model": model, "number": number, "device": options.device, "frames": options.frames}
+    words |= {"micro_batch": size}
+    sides = [Process("models", "ours", threads=options.threads, **words)]
+    if case is not None:
+        root = options.peers[case.peer]
+        sides.append(Process("models", "peer", root, threads=options.threads, **words))
+        require_equal(*sides, f"{model}{case.suffix}", options)
+    for name, work, *precisions in rows:
+        runs = [
+            lambda n, s=side, p=precision, w=work: s.ask("run", work=w, precision=p, steps=n)
+            for side, precision in zip(sides, precisions)
+        ]
+        turns = take_turns(runs, amount=size, seconds=options.seconds)
+        peaks = [s.ask("peak", work=work, precision=p) for s, p in zip(sides, precisions)]
+        more = dict(zip(("peak_mib", "peer_peak_mib"), peaks))
+        if not options.no_share:
+            order = {"work": work, "precision": precisions[0], "seconds": options.seconds}
+            rate = sorted(turn[0] for turn in turns)[len(turns) // 2]
+            more["share"] = sides[0].ask("convolutions", **order) * rate / size
+        yield report(name, turns, **more)
+    for side in sides:
+        side.close()
 
 
-def compare(model: str, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """The rows of one model: beside each peer that has it, or alone."""
-    cases = [case for case in CASES[model] if case.peer in options.peers]
-    with ExitStack() as stack:
-        sides: dict[str, Ours] = {}
-        for case in cases or [None]:
-            rows = rows_of(model, case, options)
-            if not rows:
-                continue
-            args = {} if case is None else case.ours
-            ours = sides.setdefault(json.dumps(args), Ours(model, args, options))
-            peer = None
-            if case is not None:
-                number = CASES[model].index(case)
-                root = options.peers[case.peer]
-                peer = start(root, options, model=model, args="{}", case=number)
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                precisions = sorted({row.precision for row in rows})
-                require_equal(
-                    ours.process, peer, folder, model=model, case=case, precisions=precisions
-                )
-            yield from (measure_row(row, ours, peer) for row in rows)
-            if peer is not None:
-                peer.end()
-        for ours in sides.values():
-            ours.process.end()
-
-
-def parse(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add_peers(parser, MARKS)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--work", nargs="+", default=WORKS, choices=WORKS)
-    parser.add_argument(
-        "--precisions", nargs="+", default=["fp32", "bf16"], choices=["fp32", "bf16"]
-    )
-    parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, help="of each side; default: what torch takes")
+    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS)
     parser.add_argument("--micro-batch", type=int, help="default: by model and device")
     parser.add_argument("--frames", type=int, default=298, help="default: a crop of 3 s")
-    parser.add_argument("--seconds", type=float, default=8.0, help="for each side of each row")
-    parser.add_argument(
-        "--no-share", action="store_true", help="do not time the convolutions alone"
-    )
-    options = parser.parse_args(words)
-    options.peers = recognise_peers(parser, options.peer, MARKS)
-    return options
-
-
-def main() -> None:
-    options = parse()
-    threads = options.threads or torch.get_num_threads()
-    sizes = ", ".join(f"{model} {size_of(model, options)}" for model in options.models)
-    say(
-        f"torch {torch.__version__}, {options.device}, {threads} threads, crops of "
-        f"{options.frames} frames in micro-batches: {sizes}"
-    )
-    rows = [row for model in options.models for row in compare(model, options)]
-    if not rows:
-        raise SystemExit("models: no such row is made with these options and peers; nothing ran")
-    write_rows(options.json, rows)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each side of each row")
+    parser.add_argument("--no-share", action="store_true", help="do not time convolutions alone")
 
 
 if __name__ == "__main__":
-    main()
+    run_case(__doc__, compare, add_options, peers=PEERS)

@@ -1,55 +1,37 @@
-"""What this machine can do at most: the limits beside which the other figures stand.
+"""What this machine can do at most: matrix products, copies in memory, decoding of audio.
 
     python benchmarks/roofline.py --json FILE
 
-In: a device. Out: a line and a row for each limit, {"name", "ours", "peer", "ratio", "unit"},
-without a peer: matrix products by number format, copies in memory, and seconds of audio that one
-core decodes in a second. The models' own convolutions are timed beside the models (models.py), each
-row of which has its `share`. `speakerlab bench` measures the same.
+No peer has such a thing. `speakerlab bench machine` prints the same rows. What a model's own
+convolutions take here is the `share` of its rows (models.py).
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from rows import report, write_rows
-from sides import ROOT, Measured
+from sides import run_case, say, wants
 
-sys.path.insert(0, str(ROOT))
-from speakerlab.bench.machine import Machine, measure_machine
-
-
-def rows(machine: Machine) -> Iterator[tuple[str, float, str]]:
-    """(name, value, unit) of each limit."""
-    for precision, rate in machine.matmul_gflops.items():
-        yield f"machine.matmul.{precision}", rate, "GFLOP/s"
-    yield "machine.copy", machine.copy_gb_per_second, "GB/s"
-    for kind, rate in machine.decode_seconds_per_second.items():
-        yield f"machine.decode.{kind}", rate, "s of audio/s"
+PEERS = ()
+QUICK = ("--seconds=5",)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="where to write the rows")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, help="default: what torch takes")
-    parser.add_argument("--seconds", type=float, default=20.0, help="in all")
-    parser.add_argument("--peer", type=Path, nargs="*", help="has no such thing: left alone")
-    options = parser.parse_args()
+def compare(options: argparse.Namespace) -> Iterator[Any]:
+    """Yield the rows of this machine."""
+    from speakerlab.bench.machine import machine_rows
+
     if options.threads:
         torch.set_num_threads(options.threads)
-    machine = measure_machine(
-        torch.device(options.device), precisions=["fp32", "bf16"], seconds=options.seconds
-    )
-    found: list[dict[str, Any]] = [
-        report(name, Measured(value, None, None, None), unit=unit)
-        for name, value, unit in rows(machine)
-    ]
-    write_rows(options.json, found)
+    for row in machine_rows(torch.device(options.device), seconds=options.seconds):
+        say(row.line())
+        if wants(options, row.name):
+            yield row
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=20.0, help="in all")
 
 
 if __name__ == "__main__":
-    main()
+    run_case(__doc__, compare, add_options, peers=PEERS)

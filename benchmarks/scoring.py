@@ -1,199 +1,320 @@
-"""Scoring: trials a second beside the peers' loops, whether the metrics agree, a large list's time.
+"""Scoring: trials a second beside the peers' own loops, and metrics that are equal to theirs.
 
     python benchmarks/scoring.py --peer DIR [DIR] --json FILE  # checkouts of 3D-Speaker, WeSpeaker
 
-In: made-up embeddings, every pair of an enrolment and a test (by default CN-Celeb's 196 x 17,777).
-Out: a line and a row for each figure, {"name", "ours", "peer", "ratio", "unit"}; without --peer,
-ours alone.
+In: synthetic embeddings, every pair of an enrolment and a test (by default CN-Celeb's 196 x
+17,777). Out: rows; beside WeSpeaker they end in `.wespeaker`.
 
 `score.cosine` is from embeddings and trials in memory to scores in memory on our side;
-`score.cosine_with_files` also reads the list and writes the scores. On the peer's side it is its
-own loop over the trials both times, which takes each line of the list apart, computes one cosine
-and writes one line: the three cannot be separated there. The rows are beside 3D-Speaker, those that
-end in `.wespeaker` beside WeSpeaker. The peers take turns with ours, on a part of the list that is
-drawn from all of it; before that, all must give the same scores.
+`score.cosine_with_files` also reads the list and writes the scores. On the peer's side both are its
+own loop over the trials, which parses each line of the list, computes one cosine and writes one
+line: the three cannot be separated there. Peers take a part of the list, drawn from all of it, and
+must give the same scores first. Replaced in the peers, and not timed: kaldiio, tqdm, fire.
 
-The rows in seconds are of our side in a process of its own, `score.peak_memory` is that process's.
+`score.eer` and `score.min_dcf` are values, equal on both sides, on random lists without ties; with
+ties and at the ends of the curve the peers are wrong (RESULTS.md). Other metrics of a list of this
+size: scoring_large.py.
+
+Letters: E enrolments, T tests, N trials or table rows, D dimensions, K thresholds.
 """
 
 import argparse
-import statistics
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import importlib.util
+import logging
+import sys
+import time
+import types
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import scoring_agreement
-from rows import lone_row, report, write_rows
-from sides import ROOT, Measured, Process, add_peers, recognise_peers, say
-from targets import AT_MOST
+import numpy as np
+from sides import Process, import_peer, report, run_case, say, suffix, timed, wants
 
-HERE = Path(__file__).parent
-PEERS = {
-    "3dspeaker": "speakerlab/bin/compute_score_metrics.py",
-    "wespeaker": "wespeaker/bin/score.py",
-}
+PEERS = ("3dspeaker", "wespeaker")
+QUICK = ("--turns=3", "--repeats=2")
+LOOPS = {"3dspeaker": "speakerlab.bin.compute_score_metrics", "wespeaker": "wespeaker.bin.score"}
+SCORE_AT = {"3dspeaker": 3, "wespeaker": 2}  # column of the peer's score file
 WRITTEN = 5e-6  # the peers write five decimals
-GB = 1e9
+CLOSE = 1e-9  # two metrics that are the same but for rounding
+NUM_LISTS = 20  # of random scores
+SHA256 = "0" * 64  # of no model
+SPREAD = 5.0  # of a speaker's utterances, where speakers spread by 1: an EER of some per cent
 
 
-def start_ours(folder: Path, options: argparse.Namespace) -> Process:
-    words = {"folder": folder}
-    return Process(HERE / "scoring_ours.py", ROOT, words=words, threads=options.threads)
+class Ours:
+    """What a trial list goes through in our package."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def make(self, *, enrol: int, test: int, dim: int, head: int) -> int:
+        """Write speakers as points with utterances around them; return the number of trials."""
+        from speakerlab.scoring.embeddings import EmbeddingTable
+        from speakerlab.scoring.trials import write_trials
+
+        rng = np.random.default_rng(0)
+        speaker_ED = rng.standard_normal((enrol, dim), np.float32)
+        spoken_by_T = [i % enrol for i in range(test)]
+        test_TD = speaker_ED[spoken_by_T] + SPREAD * rng.standard_normal((test, dim), np.float32)
+        enrol_ED = speaker_ED + rng.standard_normal((enrol, dim), np.float32)
+        enrol_ids = [f"id{speaker:05d}-enroll" for speaker in range(enrol)]
+        test_ids = [f"id{speaker:05d}-{i:07d}" for i, speaker in enumerate(spoken_by_T)]
+        emb_ND = np.concatenate([enrol_ED, test_TD])
+        EmbeddingTable(enrol_ids + test_ids, emb_ND, SHA256).save(self.folder / "all")
+        (self.folder / "arks").mkdir()
+        (self.folder / "arks/all.ark").touch()  # the peer finds this name and reads our table
+        for ending in (".npy", ".ids"):
+            (self.folder / f"arks/all{ending}").symlink_to(self.folder / f"all{ending}")
+        rows = [
+            (enrol_id, test_id, speaker == spoken_by)
+            for speaker, enrol_id in enumerate(enrol_ids)
+            for spoken_by, test_id in zip(spoken_by_T, test_ids)
+        ]
+        write_trials(self.folder / "trials", rows)
+        write_trials(self.folder / "head", rows[:: max(1, len(rows) // head)][:head])
+        return len(rows)
+
+    @cached_property
+    def table(self) -> Any:
+        from speakerlab.scoring.embeddings import EmbeddingTable
+
+        return EmbeddingTable.load(self.folder / "all")
+
+    @cached_property
+    def trials(self) -> Any:
+        return self._read("trials")
+
+    @cached_property
+    def scores_N(self) -> np.ndarray:
+        return self._score(self.trials)
+
+    def _read(self, name: str) -> Any:
+        from speakerlab.scoring.trials import read_trials
+
+        return read_trials(self.folder / name)
+
+    def _score(self, trials: Any) -> np.ndarray:
+        from speakerlab.scoring.backend import cosine_scores
+
+        return cosine_scores(self.table, self.table, trials)
+
+    def with_files(self, name: str = "trials") -> None:
+        """Score a list on disk to scores on disk."""
+        from speakerlab.scoring.score_files import write_scores
+
+        trials = self._read(name)
+        write_scores(self.folder / f"{name}.ours", trials, self._score(trials))
+
+    def load(self) -> None:
+        """Read what is not timed."""
+        assert len(self.trials) and len(self.table.ids)
+
+    def cosine(self) -> float:
+        return timed(lambda: self._score(self.trials))
+
+    def cosine_with_files(self) -> float:
+        return timed(self.with_files)
+
+    def rates(self, path: str) -> dict[str, float]:
+        """Return EER and minDCF of scores in a file, and the seconds that both took."""
+        from speakerlab.scoring.metrics import eer_of_points, min_dcf_of_points, operating_points
+
+        with np.load(path) as arrays:
+            scores_N, is_target_N = arrays["scores"], arrays["is_target"]
+        start = time.perf_counter()
+        miss_K, fa_K, _ = operating_points(scores_N, is_target_N)
+        found = eer_of_points(miss_K, fa_K), min_dcf_of_points(miss_K, fa_K, p_target=0.01)
+        seconds = time.perf_counter() - start
+        return {"eer": found[0], "min_dcf": found[1], "seconds": seconds}
+
+    def save(self, path: str) -> None:
+        """Write the scores of all trials, as `rates` reads them."""
+        np.savez(path, scores=self.scores_N, is_target=self.trials.is_target_N)
 
 
-def start_peers(folder: Path, options: argparse.Namespace) -> dict[str, Process]:
-    """Those whose checkouts were given, in the order of PEERS."""
-    return {
-        side: Process(
-            HERE / "scoring_worker.py",
-            options.peers[side],
-            words={"side": side, "folder": folder},
-            threads=options.threads,
-        )
-        for side in PEERS
-        if side in options.peers
+class Clock:
+    """Replaces tqdm: passes lines on and notes how long the loop over them takes."""
+
+    seconds = 0.0
+
+    def __call__(self, lines: Iterable[str], **_: Any) -> Iterator[str]:
+        start = time.perf_counter()
+        yield from lines
+        self.seconds = time.perf_counter() - start
+
+
+class Peer:
+    """3D-Speaker or WeSpeaker: its own loop, timed from its first trial to its last."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        self.name, self.folder, self.clock = name, Path(folder), Clock()
+        replace_modules(self.clock)
+        logging.disable()  # its metrics of each turn
+        self.module = import_peer(LOOPS[name])
+        self.metrics = import_peer(LOOPS[name].partition(".")[0] + ".utils.score_metrics")
+
+    def loop(self) -> float:
+        """Score the list `head`; return the seconds of the loop alone."""
+        out, trials = self.folder / self.name, self.folder / "head"
+        out.mkdir(exist_ok=True)
+        if self.name == "wespeaker":
+            self.module.trials_cosine_score(str(self.folder / "all"), str(out), None, [str(trials)])
+        else:
+            tables = [f"--{kind}_data={self.folder / 'arks'}" for kind in ("enrol", "test")]
+            sys.argv = ["", *tables, f"--scores_dir={out}", f"--trials={trials}"]
+            self.module.main()
+        return self.clock.seconds
+
+    def rates(self, path: str) -> dict[str, float]:
+        """Return EER and minDCF of scores in a file, and the seconds that both took."""
+        with np.load(path) as arrays:
+            scores_N, labels_N = arrays["scores"], arrays["is_target"].astype(int)
+        start = time.perf_counter()
+        fnr, fpr = self.metrics.compute_pmiss_pfa_rbst(scores_N, labels_N)
+        min_dcf = float(self.metrics.compute_c_norm(fnr, fpr, 0.01))
+        eer = float(self.metrics.compute_eer(fnr, fpr, scores_N)[0])
+        return {"eer": eer, "min_dcf": min_dcf, "seconds": time.perf_counter() - start}
+
+
+def replace_modules(clock: Clock) -> None:
+    """Put what the peers import, and what is not timed, in place."""
+
+    def read_vectors(stem: str) -> Iterator[tuple[str, np.ndarray]]:
+        ids = Path(f"{stem}.ids").read_text(encoding="utf-8").split()
+        yield from zip(ids, np.load(f"{stem}.npy"))
+
+    @contextlib.contextmanager
+    def read_helper(source: str) -> Iterator[Iterator[tuple[str, np.ndarray]]]:
+        yield read_vectors(source.removeprefix("ark:").removesuffix(".ark"))
+
+    def cosine_similarity(a_ND: np.ndarray, b_MD: np.ndarray) -> np.ndarray:
+        return (a_ND @ b_MD.T) / (np.linalg.norm(a_ND) * np.linalg.norm(b_MD))
+
+    parts: dict[str, dict[str, Any]] = {
+        "tqdm": {"tqdm": clock},
+        "kaldiio": {"ReadHelper": read_helper, "load_scp_sequential": read_vectors},
+        "fire": {"Fire": None},
     }
+    if importlib.util.find_spec("sklearn") is None:  # as little as can be done
+        parts |= {"sklearn": {}, "sklearn.metrics": {}}
+        parts["sklearn.metrics.pairwise"] = {"cosine_similarity": cosine_similarity}
+    for name, members in parts.items():
+        module = sys.modules[name] = types.ModuleType(name)
+        vars(module).update(members)
 
 
-def require_equal(ours: Process, peers: Mapping[str, Process], folder: Path) -> None:
-    """All give the same scores of the short list; exit where they do not."""
-    ours.tell(do="head")
+SIDES = {"ours": Ours, "peer": Peer}
+
+
+def require_equal(ours: Process, peers: dict[str, Process], folder: Path) -> None:
+    """Score the short list on all sides; exit where the scores differ."""
+    ours.ask("with_files", name="head")
     wanted = [line.split()[:3] for line in (folder / "head.ours").read_text().splitlines()]
-    for side, peer in peers.items():
-        replaced = ", ".join(peer.tell(do="facts")["replaced"])
-        peer.tell(do="loop")
-        found = [line.split() for line in (folder / side / "head.score").read_text().splitlines()]
-        score_at = 2 if side == "wespeaker" else 3
-        furthest = max(
-            abs(float(score) - float(row[score_at])) for (*_, score), row in zip(wanted, found)
-        )
-        say(
-            f"{side}: {len(found)} scores differ by at most {furthest:.0e} (written with five "
-            f"decimals); replaced, and not timed: {replaced}"
-        )
-        same_pairs = [row[:2] for row in wanted] == [row[:2] for row in found]
-        if not same_pairs or furthest > 2 * WRITTEN:
-            raise SystemExit(f"{side}: the scores are not equal; nothing was timed")
+    for name, peer in peers.items():
+        peer.ask("loop")
+        found = [line.split() for line in (folder / name / "head.score").read_text().splitlines()]
+        pairs = list(zip(wanted, found))
+        furthest = max(abs(float(a[2]) - float(b[SCORE_AT[name]])) for a, b in pairs)
+        say(f"{name}: {len(found)} scores differ by at most {furthest:.0e} (five decimals)")
+        if [row[:2] for row in wanted] != [row[:2] for row in found] or furthest > 2 * WRITTEN:
+            raise SystemExit(f"{name}: the scores are not equal; nothing was timed")
 
 
-def compare_rates(
-    ours: Process, peers: Mapping[str, Process], *, num_trials: int, options: argparse.Namespace
-) -> Iterable[dict[str, Any]]:
-    """The rows in trials/s: turns of every side, one after the other."""
+def agreement_rows(ours: Process, peers: dict[str, Process], folder: Path) -> Iterator[Any]:
+    """Yield EER and minDCF of a random list on both sides; on twenty they must be equal."""
+    from speakerlab.bench.rows import Row
+
+    path = folder / "random.npz"
+    apart: dict[str, float] = {}
+    found, own = {}, {}
+    for seed in reversed(range(NUM_LISTS)):
+        rng = np.random.default_rng(seed)
+        is_target_N = rng.random(2000) < 0.2
+        scores_N = rng.standard_normal(2000) + 1.5 * is_target_N
+        np.savez(path, scores=scores_N, is_target=is_target_N)
+        found = {name: side.ask("rates", path=path) for name, side in peers.items()}
+        own = ours.ask("rates", path=path)
+        for name, metric in product(peers, ("eer", "min_dcf")):
+            row = f"score.{metric}{suffix(name)}"
+            apart[row] = max(abs(own[metric] - found[name][metric]), apart.get(row, 0.0))
+    for name, metric in product(peers, ("eer", "min_dcf")):
+        row = f"score.{metric}{suffix(name)}"
+        verdict = "equal" if apart[row] < CLOSE else "NOT EQUAL"
+        say(f"{row}: {verdict} on {NUM_LISTS} random lists, to {apart[row]:.0e}")
+        yield Row(name=row, ours=own[metric], peer=found[name][metric], unit="fraction")
+
+
+def rate_rows(
+    ours: Process, peers: dict[str, Process], num_trials: int, options: argparse.Namespace
+) -> Iterator[Any]:
+    """Yield the rows in trials a second and, of the whole list, in lists a second."""
     works = ("cosine", "cosine_with_files")
     rates: dict[str, list[float]] = {name: [] for name in (*works, *peers)}
     for _ in range(options.turns):
         for work in works:
-            rates[work].append(num_trials / ours.tell(do=work)["seconds"])
-        for side, peer in peers.items():
-            rates[side].append(options.head / peer.tell(do="loop")["seconds"])
+            rates[work].append(num_trials / ours.ask(work))
+        for name, peer in peers.items():
+            rates[name].append(min(options.head, num_trials) / peer.ask("loop"))
     for work in works:
         if "3dspeaker" not in peers:
-            own = statistics.median(rates[work])
-            yield report(f"score.{work}", Measured(own, None, None, None), unit="trials/s")
-        for side in peers:
-            turns = list(zip(rates[work], rates[side]))
-            suffix = "" if side == "3dspeaker" else f".{side}"
-            yield report(f"score.{work}{suffix}", medians(turns), unit="trials/s")
+            yield report(f"score.{work}", [[rate] for rate in rates[work]], unit="trials/s")
+        for name in peers:
+            turns = list(zip(rates[work], rates[name]))
+            yield report(f"score.{work}{suffix(name)}", turns, unit="trials/s")
+    path = options.folder / "large.npz"
+    ours.ask("save", path=path)
+    for name, peer in peers.items():
+        sides = (ours, peer)
+        seconds = [
+            [s.ask("rates", path=path)["seconds"] for s in sides] for _ in range(options.repeats)
+        ]
+        turns = [[1 / own, 1 / its] for own, its in seconds]
+        yield report(f"score.eer_min_dcf{suffix(name)}", turns, unit="lists/s")
 
 
-def measure_large(folder: Path, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """The rows of the whole list, ours alone, and what it took at most."""
-    ours = start_ours(folder, options)
-    ours.tell(do="load")
-    for work in ("metrics", "intervals", "asnorm"):
-        answers = [ours.tell(do=work) for _ in range(options.repeats)]
-        seconds = statistics.median(answer.pop("seconds") for answer in answers)
-        listed = ", ".join(f"{name} {shown(value)}" for name, value in answers[0].items())
-        yield own_row(f"score.{work}", seconds, "s", AT_MOST[f"score.{work}"], listed)
-    peak = ours.tell(do="peak")["bytes"] / GB
-    yield own_row("score.peak_memory", peak, "GB", AT_MOST["score.peak_memory"], "of this process")
-    ours.end()
+def compare(options: argparse.Namespace) -> Iterator[Any]:
+    """Yield all rows."""
+    folder, threads = options.folder, options.threads
+    ours = Process("scoring", "ours", threads=threads, folder=folder)
+    sizes = {key: getattr(options, key) for key in ("enrol", "test", "dim", "head")}
+    num_trials = ours.ask("make", **sizes)
+    say(f"{options.enrol} enrolments x {options.test} tests = {num_trials} trials")
+    peers = {
+        name: Process("scoring", "peer", root, threads=threads, name=name, folder=folder)
+        for name, root in options.peers.items()
+    }
+    require_equal(ours, peers, folder)
+    found = [*agreement_rows(ours, peers, folder)]
+    ours.ask("load")
+    found += rate_rows(ours, peers, num_trials, options)
+    for side in (ours, *peers.values()):
+        side.close()
+    yield from (row for row in found if wants(options, row.name))
 
 
-def shown(value: Any) -> str:
-    """A number, an interval or a text, short."""
-    if isinstance(value, list):
-        return f"[{value[0]:.4f}, {value[1]:.4f}]"
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_sizes(parser)
+    parser.add_argument("--head", type=int, default=10_000, help="trials of a peer's turn")
+    parser.add_argument("--turns", type=at_least_two, default=7, help="of each side")
+    parser.add_argument("--repeats", type=at_least_two, default=3, help="of what takes seconds")
 
 
-def own_row(name: str, value: float, unit: str, limit: float, remark: str) -> dict[str, Any]:
-    """Print a line; the row for the file."""
-    say(f"{name:32s} ours {value:8.2f} {unit} (at CN-Celeb's size at most {limit:g}); {remark}")
-    return lone_row(name, value, unit)
-
-
-def compare_large_metrics(
-    ours: Process, peers: Mapping[str, Process], folder: Path, options: argparse.Namespace
-) -> Iterable[dict[str, Any]]:
-    """EER and minDCF of the whole list: the same figures, and in which time."""
-    path = str(folder / "large.npz")
-    ours.tell(do="save", path=path)
-    order = {"do": "rates", "path": path, "p_target": 0.01}
-    for side, peer in peers.items():
-        turns = [(ours.tell(**order), peer.tell(**order)) for _ in range(options.repeats)]
-        own, answer = turns[0]
-        say(
-            f"whole list: EER {own['eer']:.9f}, {side} {answer['eer']:.9f}; "
-            f"minDCF {own['min_dcf']:.9f}, {side} {answer['min_dcf']:.9f}"
-        )
-        rates = [(1 / own["seconds"], 1 / answer["seconds"]) for own, answer in turns]
-        name = "score.eer_min_dcf" + ("" if side == "3dspeaker" else f".{side}")
-        yield report(name, medians(rates), unit="lists/s")
-
-
-def medians(rates: Sequence[tuple[float, float]]) -> Measured:
-    """Of the turns of both sides."""
-    own, peer = (statistics.median(of_side) for of_side in zip(*rates))
-    low, _, high = statistics.quantiles([mine / theirs for mine, theirs in rates], n=4)
-    return Measured(own, peer, own / peer, (low, high))
-
-
-def parse(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    add_peers(parser, PEERS)
-    parser.add_argument("--json", type=Path, help="where to write the rows")
+def add_sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--enrol", type=int, default=196)
     parser.add_argument("--test", type=int, default=17_777)
     parser.add_argument("--dim", type=int, default=512, help="of an embedding")
-    parser.add_argument("--cohort", type=int, default=3000, help="speakers, ten utterances each")
-    parser.add_argument("--head", type=int, default=10_000, help="trials of a peer's turn")
-    parser.add_argument("--turns", type=int, default=7, help="of each side")
-    parser.add_argument("--repeats", type=int, default=3, help="of what is measured in seconds")
-    parser.add_argument("--threads", type=int, help="of each side; default: what numpy takes")
-    options = parser.parse_args(words)
-    for name in ("turns", "repeats"):
-        if getattr(options, name) < 2:
-            parser.error(
-                f"--{name}: must be at least 2 to tell a spread, got {getattr(options, name)}"
-            )
-    options.peers = recognise_peers(parser, options.peer, PEERS)
-    return options
 
 
-def main() -> None:
-    options = parse()
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        ours = start_ours(folder, options)
-        sizes = {key: getattr(options, key) for key in ("enrol", "test", "dim", "head", "cohort")}
-        num_trials = ours.tell(do="make", **sizes)["trials"]
-        options.head = min(options.head, num_trials)
-        say(f"{options.enrol} enrolments x {options.test} tests = {num_trials} trials")
-        peers = start_peers(folder, options)
-        require_equal(ours, peers, folder)
-        rows += scoring_agreement.compare({"ours": ours, **peers}, folder)
-        ours.tell(do="load")
-        rows += compare_rates(ours, peers, num_trials=num_trials, options=options)
-        rows += compare_large_metrics(ours, peers, folder, options)
-        for process in (ours, *peers.values()):
-            process.end()
-        rows += measure_large(folder, options)
-    write_rows(options.json, rows)
+def at_least_two(text: str) -> int:
+    """Read a number of turns: quartiles need two."""
+    if int(text) < 2:
+        raise argparse.ArgumentTypeError(f"at least 2 turns are needed, not {text}")
+    return int(text)
 
 
 if __name__ == "__main__":
-    main()
+    run_case(__doc__, compare, add_options, peers=PEERS)

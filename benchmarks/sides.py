@@ -1,50 +1,73 @@
-"""What every comparison with a peer shares: sides in processes of their own, and turns.
+"""Run a benchmark case: two sides in processes of their own that take turns, and their rows.
 
-A side is a script that waits on stdin and answers each line of JSON with one: {"do": ..., ...} in,
-{"seconds": ...} or what was asked out. Sides take turns, A B A B, so that what else the machine
-does falls on both; the one whose turn it is not sleeps on a pipe. Rates are medians over the turns.
+A case is one file beside this one. It has `PEERS`, the toolkits that it compares with; `QUICK`, its
+options in the suite's `--quick`; `SIDES`, name -> class; `add_options(parser)`; `compare(options)`,
+which yields rows; and it ends with a call of `run_case`. It imports our package only in functions:
+in a peer's process `speakerlab` may be the peer's package.
+
+A side is started as `python benchmarks/sides.py CASE SIDE OPTIONS` with the tree to import from,
+ours or a checkout, in PYTHONPATH. Each line of JSON on its stdin, {"do": METHOD, ...}, calls a
+method of the class and is answered by a line with the result. Sides take turns, A B A B, so that a
+slow spell of the machine meets both; the other one sleeps on its pipe.
 """
 
 import argparse
+import ctypes
 import importlib
+import importlib.util
 import json
+import multiprocessing
 import os
+import resource
+import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).parent
+ROOT = HERE.resolve().parent
 TURN_SECONDS = 1.0  # short, so that a slow spell of the machine meets both sides
 MIN_TURNS = 3
 TOOLKITS = {"3dspeaker": "3D-Speaker", "wespeaker": "WeSpeaker", "speechbrain": "SpeechBrain"}
-
-Order = dict[str, Any]
-Answer = dict[str, Any]
-
-
-class Measured(NamedTuple):
-    """Medians over the turns, and the quartiles of the ratio of one turn to the next."""
-
-    rate: float
-    peer_rate: float | None
-    ratio: float | None
-    quartiles: tuple[float, float] | None
+MARKS = {  # toolkit -> a path that only its checkout has
+    "3dspeaker": "speakerlab/models/campplus",
+    "wespeaker": "wespeaker/models/speaker_model.py",
+    "speechbrain": "speechbrain/lobes/models/ECAPA_TDNN.py",
+}
+URLS = {
+    "3dspeaker": "https://github.com/modelscope/3D-Speaker",
+    "wespeaker": "https://github.com/wenet-e2e/wespeaker",
+    "speechbrain": "https://github.com/speechbrain/speechbrain",
+}
+# Packages whose `__init__` is not run: it would import whole toolkits.
+BARE = {
+    "speakerlab": [],
+    "wespeaker": ["wespeaker"],
+    "speechbrain": [
+        f"speechbrain{part}"
+        for part in ("", ".dataio", ".lobes", ".lobes.models", ".nnet", ".utils")
+    ],
+}
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+Turns = Sequence[Sequence[float]]  # a turn has our value and, where there is a peer, the peer's
 
 
 class Process:
-    """A side in a process of its own, which sleeps unless it is told to work."""
+    """A side in a process of its own; `ask` calls one of its methods."""
 
     def __init__(
-        self, script: Path, root: Path, *, words: Mapping[str, object], threads: int | None = None
+        self, case: str, side: str, root: Path = ROOT, *, threads: int | None = None, **options: Any
     ) -> None:
-        """`root` is the tree to import `speakerlab` from; `words` are the script's options."""
-        command = [sys.executable, str(script), *(f"--{k}={v}" for k, v in words.items())]
+        """`root` is the tree that the side imports from; `options` go to its constructor."""
+        words = json.dumps(options, default=str)
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, str(HERE / "sides.py"), case, side, words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -52,53 +75,55 @@ class Process:
         )
         self._answer()
 
-    def tell(self, **order: Any) -> Answer:
+    def ask(self, what: str, **order: Any) -> Any:
+        """Return what the side's method `what` returns."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.write(json.dumps({"do": what, **order}, default=str) + "\n")
         self.process.stdin.flush()
         return self._answer()
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"benchmark: a side ended with {self.process.wait()}; see above")
+            raise SystemExit(f"benchmark: a side exited with {self.process.wait()}; see above")
         return json.loads(line)
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.process.communicate()
 
 
 def environment(root: Path, threads: int | None) -> dict[str, str]:
-    """The environment of a script that imports `speakerlab` from the tree at `root`."""
-    # Threads that wait must not spin on the cores of the side whose turn it is.
+    """Return the environment of a script that imports from the tree at `root`."""
+    # Waiting threads must not spin on the cores of the side whose turn it is.
     own = {"PYTHONPATH": str(root), "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000")}
     if threads:
         own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**os.environ, **own}
 
 
-def serve(start: Callable[[], Callable[[Order], Answer]]) -> None:
-    """A side's life: `start` gives what answers an order, then each line of stdin is one."""
+def serve(case: str, name: str, options: str) -> None:
+    """Build a side and answer orders until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a side prints is no answer
-    answer = start()
-    answers.write(json.dumps({"ready": True}) + "\n")
+    os.dup2(2, 1)  # what a side prints is not an answer
+    side = importlib.import_module(case).SIDES[name](**json.loads(options))
+    answers.write("null\n")
     answers.flush()
     for line in sys.stdin:
-        answers.write(json.dumps(answer(json.loads(line))) + "\n")
+        order = json.loads(line)
+        answers.write(json.dumps(getattr(side, order.pop("do"))(**order)) + "\n")
         answers.flush()
+    for worker in multiprocessing.active_children():  # a regular exit would wait for them
+        worker.kill()
+    os._exit(0)
 
 
-def import_from_root(name: str, bare: Sequence[str] = ()) -> Any:
-    """A module of the package in PYTHONPATH, also where another of that name is installed.
-
-    bare: packages whose own `__init__`, which imports what no comparison needs, is not run.
-    """
+def import_peer(name: str) -> Any:
+    """Import a module of the tree in PYTHONPATH, even if another of its name is installed."""
     root = Path(os.environ["PYTHONPATH"]).resolve()
     top = name.partition(".")[0]
-    unopened = bare if (root / top / "__init__.py").exists() else [top, *bare]
-    for package in unopened:
+    has_init = (root / top / "__init__.py").exists()
+    for package in BARE[top] if has_init else [top, *BARE[top]]:
         opened = sys.modules.setdefault(package, types.ModuleType(package))
         opened.__path__ = [str(root.joinpath(*package.split(".")))]
     module = importlib.import_module(name)
@@ -106,33 +131,77 @@ def import_from_root(name: str, bare: Sequence[str] = ()) -> Any:
     return module
 
 
-def add_peers(parser: argparse.ArgumentParser, marks: Mapping[str, str]) -> None:
-    """`--peer DIR [DIR]`: checkouts, each known by a file or folder that only it has."""
-    named = " and of ".join(TOOLKITS[name] for name in marks)
-    some = "" if len(marks) == 1 else ", any of them"
-    parser.add_argument(
-        *("--peer",),
-        type=Path,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="DIR",
-        help=f"checkouts of {named}{some}",
-    )
+def load_ours(name: str) -> Any:
+    """Load a file of ours that imports nothing of the package, also in a peer's process."""
+    spec = importlib.util.spec_from_file_location(f"ours_{Path(name).stem}", ROOT / name)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def recognise_peers(
-    parser: argparse.ArgumentParser, folders: Sequence[Path], marks: Mapping[str, str]
-) -> dict[str, Path]:
-    """name -> folder, in the order of `marks`; the parser refuses a folder that is none."""
-    found: dict[str, Path] = {}
-    for folder in folders:
-        names = [name for name, mark in marks.items() if (folder / mark).exists()]
-        if not names:
-            known = " or of ".join(TOOLKITS[name] for name in marks)
-            parser.error(f"--peer: must be a checkout of {known}, got {folder}")
-        found[names[0]] = folder
-    return {name: found[name] for name in marks if name in found}
+stopwatch = load_ours("speakerlab/bench/stopwatch.py")
+
+
+def timed(work: Callable[[], object], device: str = "cpu", *, steps: int = 1) -> float:
+    """Return the seconds of so many calls; loader workers of this process sleep before and after.
+
+    They read ahead: what they catch up with would be taken from the other side's turn.
+    """
+    _signal_workers(signal.SIGCONT)
+    seconds = steps * stopwatch.seconds_of(work, device, calls=steps)
+    _signal_workers(signal.SIGSTOP)
+    return seconds
+
+
+def _signal_workers(number: signal.Signals) -> None:
+    for worker in multiprocessing.active_children():
+        if worker.pid is not None:
+            os.kill(worker.pid, number)
+
+
+def die_with_parent(_worker: int = 0) -> None:
+    """Have this process killed when its parent dies, even while it is stopped (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def peak_mib() -> float:
+    """Return the most memory that this process has held."""
+    if stopwatch.PROC.exists():  # getrusage counts the process that forked this one, too
+        return stopwatch.status_bytes("VmHWM") / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def take_turns(
+    sides: Sequence[Callable[[int], float]], *, amount: int, seconds: float, least_steps: int = 1
+) -> Turns:
+    """Return the rates of turns of about a second: `amount` of each step over its seconds.
+
+    sides: seconds of so many steps. seconds: for each side in all. least_steps: of the first turn,
+    which is not timed, and of every other.
+    """
+    for side in sides:
+        side(least_steps)  # takes memory and chooses kernels
+    turn_seconds = min(TURN_SECONDS, seconds / MIN_TURNS)
+    once = [side(1) for side in sides]
+    steps = [max(least_steps, round(turn_seconds / took)) for took in once]
+    longest = max(n * took for n, took in zip(steps, once))
+    num_turns = max(MIN_TURNS, round(seconds / longest))
+    return [[n * amount / side(n) for n, side in zip(steps, sides)] for _ in range(num_turns)]
+
+
+def report(name: str, turns: Turns, *, unit: str = "utt/s", **more: Any) -> Any:
+    """Print and return the `Row` of some turns: medians, and quartiles of the turns' ratios."""
+    from speakerlab.bench.rows import Row
+
+    ours, *peer = (statistics.median(values) for values in zip(*turns))
+    if peer:
+        low, _, high = statistics.quantiles([mine / its for mine, its in turns], n=4)
+        more |= {"peer": peer[0], "ratio": ours / peer[0], "quartiles": (low, high)}
+    row = Row(name=name, ours=ours, unit=unit, **more)
+    say(row.line())
+    return row
 
 
 def say(text: str) -> None:
@@ -140,34 +209,72 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def measure(
-    turns: Sequence[tuple[Process, Order]],
-    *,
-    utterances_per_step: int,
-    seconds: float,
-    least_steps: int = 1,
-) -> Measured:
-    """One side's rate, or two sides' and their ratio: turns of about a second each, in turn.
+def wants(options: argparse.Namespace, name: str) -> bool:
+    """Return whether a row was asked for: all are, without --rows."""
+    return not options.rows or name in options.rows
 
-    Every order gets `steps` and is answered with `seconds`; `seconds` are for each side in all.
-    least_steps: of the first turn, which is not timed, and of every other.
-    """
-    for side, order in turns:
-        side.tell(**order, steps=least_steps)  # memory is taken and kernels are chosen
-    turn_seconds = min(TURN_SECONDS, seconds / MIN_TURNS)
-    once = [side.tell(**order, steps=1)["seconds"] for side, order in turns]
-    steps = [max(least_steps, round(turn_seconds / took)) for took in once]
-    longest = max(n * took for n, took in zip(steps, once))
-    num_turns = max(MIN_TURNS, round(seconds / longest))
-    rates = [
-        [
-            n * utterances_per_step / side.tell(**order, steps=n)["seconds"]
-            for n, (side, order) in zip(steps, turns)
-        ]
-        for _ in range(num_turns)
-    ]
-    rate, *peer = (statistics.median(of_side) for of_side in zip(*rates))
-    if not peer:
-        return Measured(rate, None, None, None)
-    low, _, high = statistics.quantiles([mine / theirs for mine, theirs in rates], n=4)
-    return Measured(rate, peer[0], rate / peer[0], (low, high))
+
+def suffix(peer: str | None) -> str:
+    """Return the end of a row's name: empty beside 3D-Speaker, else the toolkit's name."""
+    return "" if peer in (None, "3dspeaker") else f".{peer}"
+
+
+def run_case(
+    doc: str | None,
+    compare: Callable[[argparse.Namespace], Iterable[Any]],
+    add_options: Callable[[argparse.ArgumentParser], None],
+    *,
+    peers: Sequence[str],
+) -> None:
+    """Parse the options of a case, run it in a temporary folder, and write its rows."""
+    sys.path.insert(0, str(ROOT))
+    import torch
+
+    from speakerlab.checkpoints import provenance
+
+    started = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    names = ", ".join(TOOLKITS[name] for name in peers) or "no toolkit"
+    parser.add_argument(
+        "--peer",
+        type=Path,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="DIR",
+        help=f"checkouts of {names}; without one, ours alone",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, help="of each side (what torch takes)")
+    add_options(parser)
+    options = parser.parse_args()
+    options.peers = find_peers(parser, options.peer, peers)
+    with tempfile.TemporaryDirectory() as folder:
+        options.folder = Path(folder)
+        rows = [row.to_json() for row in compare(options)]
+    if not rows:
+        raise SystemExit(f"{parser.prog}: these options and peers give no row; nothing was timed")
+    if options.json is not None:
+        stamp = {"date": started, "commit": provenance.commit()}
+        text = json.dumps([{**row, **stamp} for row in rows], indent=1)
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+def find_peers(
+    parser: argparse.ArgumentParser, folders: Sequence[Path], peers: Sequence[str]
+) -> dict[str, Path]:
+    """Return toolkit -> checkout, in the order of `peers`; the parser rejects other folders."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        names = [name for name in peers if (folder / MARKS[name]).exists()]
+        if not names:
+            known = " or ".join(TOOLKITS[name] for name in peers)
+            parser.error(f"--peer: {folder}: not a checkout of {known}")
+        found[names[0]] = folder.resolve()
+    return {name: found[name] for name in peers if name in found}
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])

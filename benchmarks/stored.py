@@ -1,9 +1,9 @@
-"""What the suite keeps: rows by kind of machine in baseline.json, their tables in RESULTS.md.
+"""Stored rows, by kind of machine in baseline.json, and their tables in RESULTS.md.
 
-    python benchmarks/stored.py     # make the tables of RESULTS.md anew from baseline.json
+    python benchmarks/stored.py     # write the tables of RESULTS.md from baseline.json
 
 baseline.json: {kind of machine: {"facts": {...}, "rows": [...]}}. A row has its own date and
-commit; a fact (suite_facts.py) is of the newest run that told it. The tables are made of this file
+commit; a fact (suite_facts.py) is of the newest run that has it. The tables are made of this file
 alone.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rows import Row
+from gate import Row
 from suite_table import table
 
 BASELINE = Path(__file__).with_name("baseline.json")
@@ -25,14 +25,11 @@ Kinds = dict[str, dict[str, Any]]
 
 
 def read(kind: str, path: Path = BASELINE) -> dict[str, Row]:
-    """The rows of a kind of machine, by name. Raises ValueError if there are none."""
+    """Return the rows of a kind of machine by name. Raises ValueError if there are none."""
     kinds = read_all(path)
     if kind not in kinds:
-        known = "; ".join(kinds) or "nothing"
-        raise ValueError(
-            f"{path}: must have ratios of this kind of machine, '{kind}', got {known}; store them "
-            "with --store"
-        )
+        known = "; ".join(kinds) or "none"
+        raise ValueError(f"{path}: no rows of '{kind}', only of: {known}; store some with --store")
     return {row["name"]: row for row in kinds[kind]["rows"]}
 
 
@@ -48,10 +45,9 @@ def store(
     path: Path = BASELINE,
     results: Path | None = RESULTS,
 ) -> int:
-    """Add the rows, or put them in the place of those of their names; make the tables anew.
+    """Add or replace rows by name and rewrite the tables; return how many rows were stored.
 
-    A ratio is never lost to a row that has none, as one has that ran without its peer. Out: how
-    many rows were taken.
+    A row without a ratio, which ran without its peer, does not replace one with a ratio.
     """
     kinds = read_all(path)
     old = kinds.get(kind, {"facts": {}, "rows": []})
@@ -62,12 +58,12 @@ def store(
         for row in rows
         if row["ratio"] is not None or kept.get(row["name"], row)["ratio"] is None
     }
-    told = {key: value for key, value in facts.items() if value is not None}
-    told["peers"] = {**old["facts"].get("peers", {}), **facts["peers"]}
-    # One command made all rows, or none is told.
-    told["command"] = facts["command"] if kept.keys() <= new.keys() else None
+    known = {key: value for key, value in facts.items() if value is not None}
+    known["peers"] = {**old["facts"].get("peers", {}), **facts["peers"]}
+    # Only a command that measured all rows is kept.
+    known["command"] = facts["command"] if kept.keys() <= new.keys() else None
     merged = list({**kept, **new}.values())
-    kinds[kind] = {"facts": {**dict.fromkeys(facts), **old["facts"], **told}, "rows": merged}
+    kinds[kind] = {"facts": {**dict.fromkeys(facts), **old["facts"], **known}, "rows": merged}
     tables = None if results is None else with_tables(results.read_text(encoding="utf-8"), kinds)
     path.write_text("\n".join(lines_of(kinds)) + "\n", encoding="utf-8")
     if results is not None and tables is not None:
@@ -76,7 +72,7 @@ def store(
 
 
 def rounded(row: Row) -> dict[str, Any]:
-    """Numbers to DIGITS digits that count."""
+    """Round numbers to DIGITS significant digits."""
 
     def short(value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -89,7 +85,7 @@ def rounded(row: Row) -> dict[str, Any]:
 
 
 def lines_of(kinds: Kinds) -> Iterator[str]:
-    """JSON, a line a row, so that a change of one is a change of one line."""
+    """Yield JSON with a line for each row, so that a diff shows which rows changed."""
     yield "{"
     for i, (kind, kept) in enumerate(kinds.items(), start=1):
         yield f" {json.dumps(kind)}: {{"
@@ -102,9 +98,9 @@ def lines_of(kinds: Kinds) -> Iterator[str]:
 
 
 def with_tables(text: str, kinds: Kinds) -> str:
-    """The text with the table of each kind of machine in its place, or behind the last one.
+    """Return the text with each kind's table replaced, or added after the last one.
 
-    Raises ValueError where a table begins and does not end.
+    Raises ValueError where a table has no end.
     """
     for kind, kept in kinds.items():
         begins = BEGINS.format(kind=kind)
@@ -113,7 +109,9 @@ def with_tables(text: str, kinds: Kinds) -> str:
         if found:
             _, ended, after = after.partition(ENDS)
             if not ended:
-                raise ValueError(f"{RESULTS}: must have '{ENDS}' behind the table, got none")
+                raise ValueError(
+                    f"{RESULTS}: the table of '{kind}' has no end; add '{ENDS}' after it"
+                )
             text = before + block + after
         elif ENDS in text:
             before, last, after = text.rpartition(ENDS)

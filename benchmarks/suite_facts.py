@@ -1,7 +1,4 @@
-"""What stands above the suite's table: machine, versions, settings, peers, as plain values.
-
-In: the suite's options. Out: a dictionary for JSON.
-"""
+"""Facts about a run of the suite, as plain values: machine, versions, settings, peers."""
 
 import argparse
 import os
@@ -13,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import STARTED
 from sides import ROOT, environment
-from speech import DEFAULTS, SHARED
 
 sys.path.insert(0, str(ROOT))
+from corpus import name_audio
+
 from speakerlab.checkpoints import provenance
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -27,7 +24,7 @@ SETTINGS = ("OMP_", "MKL_", "GOMP_", "KMP_", "MALLOC_", "GLIBC_TUNABLES", "LD_PR
 
 
 def kind_of_machine(device: str, threads: int) -> str:
-    """What ratios may be compared on: a GPU's name, or a CPU's with its flags and the threads."""
+    """Return a name for machines with comparable ratios: the GPU, or CPU, flags and threads."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(torch.device(device))
     name, flags = cpu()
@@ -35,22 +32,23 @@ def kind_of_machine(device: str, threads: int) -> str:
 
 
 def cpu() -> tuple[str, list[str]]:
-    """(name of the model, those of FLAGS that it has)."""
+    """Return (model name, those of FLAGS that it has)."""
     if not CPUINFO.exists():
         return platform.processor() or platform.machine(), []
     pairs = (line.partition(":") for line in CPUINFO.read_text(encoding="utf-8").splitlines())
-    told = {key.strip(): value.strip() for key, _, value in pairs}
-    has = set(told.get("flags", "").split())
-    return told.get("model name", platform.machine()), [flag for flag in FLAGS if flag in has]
+    found = {key.strip(): value.strip() for key, _, value in pairs}
+    has = set(found.get("flags", "").split())
+    return found.get("model name", platform.machine()), [flag for flag in FLAGS if flag in has]
 
 
 def facts_of(options: argparse.Namespace, *, kind: str, threads: int) -> dict[str, Any]:
-    """Date, commit, machine, versions, settings and peers."""
+    """Return date, commit, machine, versions, settings and peers."""
     known = provenance.environment(torch.device(options.device))
     of_sides = environment(ROOT, options.threads)
     settings = {k: v for k, v in sorted(of_sides.items()) if k.startswith(SETTINGS)}
     return {
-        **STARTED,
+        "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+        "commit": provenance.commit(),
         "machine": kind,
         "device": known["device"],
         "cores": os.cpu_count(),
@@ -58,20 +56,14 @@ def facts_of(options: argparse.Namespace, *, kind: str, threads: int) -> dict[st
         **{name: known[name] for name in ("python", "torch", "cuda", "cudnn", "driver")},
         "numpy": np.__version__,
         "settings": settings,
-        "audio": audio(),
+        "audio": name_audio(),
         "peers": {name: version(folder) for name, folder in options.checkouts.items()},
         "command": command(options),
     }
 
 
-def audio() -> str:
-    """Which recordings the parts take where none are named, as they are here."""
-    name = DEFAULTS["audio"]
-    return name if (SHARED / name).is_dir() else "made-up recordings"
-
-
 def version(checkout: Path) -> str:
-    """The commit of a checkout, or the date of its newest source."""
+    """Return the commit of a checkout, or the date of its newest source."""
     top = provenance.ask_git(checkout, "log", "-1", "--format=%h", "--", ".")
     if top and (checkout / ".git").exists():
         return top
@@ -80,11 +72,11 @@ def version(checkout: Path) -> str:
 
 
 def command(options: argparse.Namespace) -> str:
-    """What decides about the figures of what was typed, without the names of folders here."""
+    """Return the command as typed, without the names of local folders."""
     words = [f"--device {options.device}"]
     if options.checkouts:
         words.append(f"--peers {' '.join(f'{name}=DIR' for name in options.checkouts)}")
-    if len(options.only) < len(options.parts):
+    if len(options.only) < options.num_cases:
         words.append(f"--only {' '.join(options.only)}")
     words += ["--quick"] if options.quick else []
     words += [f"--threads {options.threads}"] if options.threads else []

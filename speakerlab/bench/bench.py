@@ -1,4 +1,4 @@
-"""What `speakerlab bench` measures. In: configurations. Out: the rows of each part, one by one."""
+"""What `speakerlab bench` measures: the machine, models, and the data path of a training."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -8,79 +8,63 @@ from pathlib import Path
 
 import torch
 
-from speakerlab.bench.data import DataBench, build_bench
-from speakerlab.bench.made_up import on_made_up_corpus
-from speakerlab.bench.rows import (
-    Row,
-    data_rows,
-    machine_rows,
-    micro_batch_of,
-    model_rows,
-    precisions_of,
-)
+from speakerlab.bench.data import DataBench, build_bench, data_rows
+from speakerlab.bench.machine import machine_rows
+from speakerlab.bench.models import WORKS, micro_batch_of, model_rows
+from speakerlab.bench.rows import Row
+from speakerlab.bench.synthetic import with_synthetic_corpus
 from speakerlab.config.schema import Config
 from speakerlab.core import process
-from speakerlab.training.distributed import Ranks, start_ranks
-from speakerlab.training.precision import apply_backend_settings
+from speakerlab.experiments.setup import start_rank
+from speakerlab.training.distributed import Ranks
 
-PARTS = {"machine": (), "model": ("train", "infer"), "train": ("train",), "data": ()}
-WHOLE = ("machine", "model", "data")
+PARTS = {"all": ("machine", "model", "data")}  # else the part itself
 
 
 @dataclass(frozen=True)
 class Bench:
     """This machine, as one rank, and the models to measure on it."""
 
-    configs: Mapping[str, Config]  # by the name that the rows bear
-    has_data: bool  # whether the first has data directories, or some are made up
+    configs: Mapping[str, Config]  # by the name in the rows
+    has_data: bool  # whether the first has data directories; else a corpus is synthesized
     ranks: Ranks
 
     def rows(self, part: str, *, seconds: float) -> Iterator[Row]:
-        """Of `machine`, `model`, `train` (of model, what trains), `data` or all of them.
+        """Yield the rows of `machine`, `model`, `train` (of model, only training), `data` or `all`.
 
         seconds: of each measurement, about.
         """
-        for name in WHOLE if part == "all" else (part,):
+        device = self.ranks.device
+        for name in PARTS.get(part, (part,)):
             if name == "machine":
-                yield from machine_rows(self.ranks.device, seconds=2 * seconds)
+                yield from machine_rows(device, seconds=2 * seconds)
             elif name == "data":
                 with self.data() as data:
                     yield from data_rows(data, next(iter(self.configs)), seconds=seconds)
             else:
-                yield from self._models(PARTS[name], seconds=seconds)
+                works = WORKS if name == "model" else ("train",)
+                for model, config in self.configs.items():
+                    how = {"device": device, "works": works, "seconds": seconds}
+                    yield from model_rows(config, model, **how)
 
     @contextmanager
     def data(self) -> Iterator[DataBench]:
-        """The data's path of the first configuration."""
+        """Yield the data path of the first configuration."""
         config = next(iter(self.configs.values()))
         with tempfile.TemporaryDirectory() as folder:
             if not self.has_data:
                 size = micro_batch_of(config, self.ranks.device)
-                config = on_made_up_corpus(config, Path(folder), micro_batch=size)
+                config = with_synthetic_corpus(config, Path(folder), micro_batch=size)
             yield build_bench(config, self.ranks)
 
-    def _models(self, works: tuple[str, ...], *, seconds: float) -> Iterator[Row]:
-        device = self.ranks.device
-        for name, config in self.configs.items():
-            precisions = precisions_of(config, device)
-            yield from model_rows(
-                config, name, device=device, works=works, precisions=precisions, seconds=seconds
-            )
-
     def headline(self) -> str:
-        """What it is measured on."""
+        """Return what it is measured on."""
         device, threads = self.ranks.device, torch.get_num_threads()
-        cpus = process.available_cpus()
         what = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        cpus = process.available_cpus()
         return f"torch {torch.__version__}, {what}, {threads} threads, {cpus} CPUs"
 
 
 def start_bench(configs: Mapping[str, Config], *, has_data: bool) -> Bench:
-    """Settings as training has them, on the GPU if there is one."""
-    first = next(iter(configs.values())).runtime
-    conv_tf32 = first.tf32 == "auto"
-    apply_backend_settings(deterministic=first.deterministic, conv_tf32=conv_tf32)
-    ranks = start_ranks(timeout_minutes=first.timeout_minutes)
-    if ranks.device.type == "cpu":
-        process.keep_freed_memory()
-    return Bench(configs, has_data, ranks)
+    """Set up this process as training does, on the GPU if there is one."""
+    return Bench(configs, has_data, start_rank(next(iter(configs.values()))))

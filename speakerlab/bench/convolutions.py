@@ -1,20 +1,14 @@
-"""A model's own convolutions and linear layers, alone: what the model would take without the rest.
+"""A model's convolutions and linear layers alone: a limit of any way to compute the same model.
 
-In: a backbone and features. Out: `Convolutions`, their operations and the seconds that they take at
-the shapes they have in the model. It is the limit of any way to compute the same layers here.
-
-A pass of the backbone without data tells the shapes. Layers of one shape are timed once and counted
-as often as they are there, each in the fastest of its layouts in memory.
-
-Letters: B batch, T frames, F mel bins.
+A pass of the backbone without data finds the layers. Layers of one shape are timed once and counted
+as often as they occur, each in its faster memory layout. Letters: B batch, T frames, F mel bins.
 """
 
 import copy
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from speakerlab.bench.timing import block_seconds
+from speakerlab.bench.stopwatch import block_seconds
 from speakerlab.training.precision import DTYPES
 
 LAYERS: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.linear)
@@ -31,22 +25,15 @@ ROUNDS = 2  # over all layers, so that a slow spell of the machine meets a layer
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Convolutions:
+class Convolutions(NamedTuple):
     """Of one forward pass of the batch, or of a forward and a backward pass."""
 
     gflop: float  # a multiplication and an addition are two; biases are not counted
     seconds: float
 
-    @property
-    def gflops(self) -> float:
-        """10^9 operations a second."""
-        return self.gflop / self.seconds
 
-
-@dataclass(frozen=True)
-class Layer:
-    """What layers that compute the same, on inputs of one shape, have in common."""
+class Layer(NamedTuple):
+    """What layers that compute the same on inputs of one shape have in common."""
 
     function: Callable[..., Tensor]  # of LAYERS
     input_shape: Shape
@@ -55,41 +42,39 @@ class Layer:
     options: tuple[Any, ...]  # of the function, after input, weight and bias
     learns_below: bool  # its input needs a gradient, too
     macs: int  # multiplications of a forward pass
-    memory_format: torch.memory_format = torch.contiguous_format
+    layout: torch.memory_format = torch.contiguous_format
 
     def flop(self, *, train: bool) -> int:
-        """The gradients of the weight and of the input each take as much as the forward pass."""
+        """Count operations; the gradients of weight and input each take as many as a forward."""
         return 2 * self.macs * (2 + self.learns_below if train else 1)
 
     def layouts(self) -> "list[Layer]":
-        """The ways to lay out its tensors in memory; a 1-D convolution is a 2-D one of one row."""
+        """Return its memory layouts; a 1-D convolution is also a 2-D one of one row."""
         if self.function is F.linear:
             return [self]
         if self.function is F.conv2d:
-            return [self, replace(self, memory_format=torch.channels_last)]
+            return [self, self._replace(layout=torch.channels_last)]
         stride, padding, dilation, groups = self.options
-        row = replace(
-            self,
+        row = self._replace(
             function=F.conv2d,
             input_shape=(*self.input_shape[:2], 1, *self.input_shape[2:]),
             weight_shape=(*self.weight_shape[:2], 1, *self.weight_shape[2:]),
             options=((1, *stride), (0, *padding), (1, *dilation), groups),
-            memory_format=torch.channels_last,
+            layout=torch.channels_last,
         )
         return [self, row]
 
     def prepare(
         self, device: torch.device, dtype: torch.dtype, *, train: bool
     ) -> Callable[[], object]:
-        """What is to be timed, on random numbers."""
+        """Return a computation of the layer on random numbers."""
 
-        def made(*shape: int) -> Tensor:
+        def random(shape: Shape) -> Tensor:
             values = torch.randn(shape, device=device, dtype=dtype)
-            is_map = len(shape) == 4  # only these have another layout
-            return values.contiguous(memory_format=self.memory_format) if is_map else values
+            return values.contiguous(memory_format=self.layout) if len(shape) == 4 else values
 
-        x, weight = made(*self.input_shape), made(*self.weight_shape)
-        bias = made(self.weight_shape[0]) if self.has_bias else None
+        x, weight = random(self.input_shape), random(self.weight_shape)
+        bias = random(self.weight_shape[:1]) if self.has_bias else None
 
         def forward() -> Tensor:
             return self.function(x, weight, bias, *self.options)
@@ -108,19 +93,18 @@ def measure_convolutions(
 ) -> Convolutions:
     """Time the layers on the features' device, for about so many seconds in all.
 
-    precision: fp32, bf16 or fp16, taken for all layers, also for those that the model keeps in
-    fp32. train: with the gradients of weights and inputs.
+    precision: fp32, bf16 or fp16, of all layers, also of those that the model keeps in fp32. train:
+    with the gradients of weights and inputs.
     """
     layers = find_layers(backbone, tuple(feats_BTF.shape))
     device, dtype = feats_BTF.device, DTYPES[precision]
     share = seconds / ROUNDS / sum(len(layer.layouts()) for layer in layers)
     best = dict.fromkeys(layers, math.inf)
-    for _ in range(ROUNDS):
-        for layer in layers:
-            for one in layer.layouts():
-                work = one.prepare(device, dtype, train=train)
-                took = block_seconds(work, device=device, seconds=share, least=1)
-                best[layer] = min(best[layer], *took)
+    for layer in [*layers] * ROUNDS:
+        for one in layer.layouts():
+            work = one.prepare(device, dtype, train=train)
+            took = block_seconds(work, device=device, seconds=share, least=1)
+            best[layer] = min(best[layer], *took)
     return Convolutions(
         gflop=1e-9 * sum(count * layer.flop(train=train) for layer, count in layers.items()),
         seconds=sum(count * best[layer] for layer, count in layers.items()),
@@ -128,23 +112,22 @@ def measure_convolutions(
 
 
 def find_layers(backbone: nn.Module, shape_BTF: Shape) -> Counter[Layer]:
-    """How often a pass over features of this shape computes each layer.
+    """Return how often a pass over features of this shape computes each layer.
 
-    Without a momentum, BatchNorms are none that a quicker formulation of a block could take over
-    (dense.py): then every layer is computed as what it is.
+    BatchNorms without momentum keep the CPU kernels of `models/cpu` from replacing whole blocks.
     """
     model = copy.deepcopy(backbone).eval()
     for module in model.modules():
         if isinstance(module, NORMS):
             module.momentum = None
     device = next(model.parameters()).device
-    with FakeTensorMode(allow_non_fake_inputs=True), Notes() as notes:
+    with FakeTensorMode(allow_non_fake_inputs=True), LayerCounter() as counter:
         model(torch.empty(shape_BTF, device=device))
-    return notes.layers
+    return counter.layers
 
 
-class Notes(TorchFunctionMode):
-    """Counts the convolutions and linear layers that are computed while it lasts."""
+class LayerCounter(TorchFunctionMode):
+    """Counts the convolutions and linear layers that are computed inside a `with`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,10 +153,9 @@ def _layer(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Layer:
-    """What was computed; the names are those of torch's arguments."""
-    num_axes = input.dim() - 2
+    """Describe a call; the names are those of torch's arguments."""
     options = tuple(
-        value if isinstance(value, tuple) else (value,) * num_axes
+        value if isinstance(value, tuple) else (value,) * (input.dim() - 2)
         for value in (stride, padding, dilation)
     )
     return Layer(

@@ -1,11 +1,9 @@
 """How fast training gets its data on this machine, hop by hop, and what its crops sound like.
 
-In: the `Config` of a training. Out: rates, and crops as wav files with a table of what was done to
-each. Everything is built as training builds it. Letters: S samples.
+Everything is built as training builds it. Letters: S samples.
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,15 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from speakerlab.bench.timing import synchronise
+from speakerlab.bench.rows import Row
+from speakerlab.bench.stopwatch import Laps
 from speakerlab.config.schema import Config
 from speakerlab.core.atomic import write_text
 from speakerlab.core.batch import Batch, Crop, Draw
 from speakerlab.data import audio
 from speakerlab.data.dataset import TrainCrops
-from speakerlab.data.loader import collate, train_loader
-from speakerlab.data.sampler import EpochOrder, MicroBatches
-from speakerlab.experiments import setup as setup_training
+from speakerlab.data.loader import collate
+from speakerlab.data.sampler import MicroBatches
+from speakerlab.experiments import setup
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
 from speakerlab.experiments.planning import plan_batch
 from speakerlab.frontend.augment import Augment
@@ -36,73 +35,67 @@ ENDLESS = 1 << 40  # steps
 WARM_UP = 2  # batches before anything is measured
 
 
-class Laps:
-    """Seconds by name, each from the end of the lap before; a GPU's work is done at the end."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds, self.device = defaultdict[str, float](float), device
-        self.last = time.perf_counter()
-
-    def end(self, name: str) -> None:
-        synchronise(self.device)
-        now = time.perf_counter()
-        self.seconds[name] += now - self.last
-        self.last = now
-
-    @property
-    def total(self) -> float:
-        return sum(self.seconds.values())
-
-
 @dataclass(frozen=True)
 class DataBench:
-    """What a training of this configuration reads with, and what it would do with it."""
+    """The data path and the model of a training, on one rank."""
 
     corpus: Corpus
     crops: TrainCrops
-    order: EpochOrder
+    source: setup.TrainBatches
     augment: Augment
     task: SpeakerTask
     device: torch.device
-    micro_batch: int
-    num_workers: int
 
     def batches(self) -> Iterator[Batch]:
-        """Micro-batches as a rank gets them, without an end."""
-        order = MicroBatches(
-            self.order, start_step=0, stop_step=ENDLESS, micro_batch=self.micro_batch
-        )
-        return train_loader(
-            self.crops,
-            order,
-            num_workers=self.num_workers,
-            pin_memory=self.device.type == "cuda",
-        )
+        """Yield this rank's micro-batches."""
+        return self.source.read_from(0, 0)
+
+    def slots(self, micro_batch: int) -> MicroBatches:
+        """Return the places in the order of the epochs of micro-batches without end."""
+        order = self.source.order
+        return MicroBatches(order, start_step=0, stop_step=ENDLESS, micro_batch=micro_batch)
 
 
 def build_bench(config: Config, ranks: Ranks) -> DataBench:
-    """Build the data's path and the model, for one rank."""
+    """Build the data path and the model, for one rank."""
+    training = config.training.model_copy(update={"num_epochs": 1 << 20})  # never at an end
+    config = config.model_copy(update={"training": training})
     corpus = read_corpus(config)
     classes = row_names(config, corpus)
-    precision = setup_training.precision(config, ranks)
-    task = setup_training.build_task(config, corpus, precision, ranks, num_classes=len(classes))
+    precision = setup.precision(config, ranks)
+    task = setup.build_task(config, corpus, precision, ranks, num_classes=len(classes))
     assert isinstance(task.augment, Augment)
     plan = plan_batch(config, ranks, task)
-    crops = setup_training.train_crops(config, corpus, classes, task.augment)
     return DataBench(
         corpus=corpus,
-        crops=crops,
-        order=setup_training.epoch_order(config, corpus),
+        crops=setup.train_crops(config, corpus, classes, task.augment),
+        source=setup.TrainBatches(config, corpus, classes, task.augment, ranks, plan),
         augment=task.augment,
         task=task.to(ranks.device),
         device=ranks.device,
-        micro_batch=plan.micro_batch,
-        num_workers=setup_training.num_workers(config, ranks, crops, plan),
     )
 
 
+def data_rows(bench: DataBench, name: str, *, seconds: float) -> Iterator[Row]:
+    """Yield the crops a second of the loader, of a training, and of each hop in one process."""
+    source = bench.source
+    note = f"{source.num_workers} workers, batches of {source.plan.micro_batch}"
+    rate = measure_loader(bench, seconds=seconds)
+    yield Row(name="data.loader", ours=rate, unit="crops/s", note=note)
+    rate, waited = measure_training(bench, seconds=seconds)
+    note = f"{waited:.1%} of the time waiting for data"
+    yield Row(name=f"data.training.{name}", ours=rate, unit="crops/s", note=note)
+    hops = measure_hops(bench, seconds=seconds)
+    total = sum(hops.values())
+    note = "hop after hop:"
+    yield Row(name="data.one_process", ours=1 / total, unit="crops/s", note=note)
+    for hop, took in hops.items():
+        row, note = f"data.hop.{hop.replace(' ', '_')}", f"{took / total:.1%} of a crop"
+        yield Row(name=row, ours=1e6 * took, unit="us", note=note)
+
+
 def measure_loader(bench: DataBench, *, seconds: float) -> float:
-    """Crops a second that the loader's workers hand over while nothing else is done."""
+    """Return the crops a second that the loader's workers deliver while nothing else is done."""
     with closing(bench.batches()) as batches:  # pyright: ignore[reportArgumentType]
         next(islice(batches, WARM_UP - 1, None))
         start, num_crops = time.perf_counter(), 0
@@ -112,12 +105,13 @@ def measure_loader(bench: DataBench, *, seconds: float) -> float:
 
 
 def measure_training(bench: DataBench, *, seconds: float) -> tuple[float, float]:
-    """(crops a second, share of the time waited for data) of forward and backward passes."""
+    """Return (crops a second, share of the time spent waiting for data) of forward and backward."""
     laps, num_crops = Laps(bench.device), 0
     with closing(bench.batches()) as batches:  # pyright: ignore[reportArgumentType]
         for number, batch in enumerate(batches):
             if number == WARM_UP:
-                laps, num_crops = Laps(bench.device), 0
+                laps.start()
+                num_crops = 0
             laps.end("waited")
             batch = batch.to(bench.device)
             wave_BS = batch.feats_BTF if len(batch.feats_BTF) else bench.augment(batch)
@@ -131,14 +125,12 @@ def measure_training(bench: DataBench, *, seconds: float) -> tuple[float, float]
 
 
 def measure_hops(bench: DataBench, *, seconds: float) -> dict[str, float]:
-    """Seconds that each hop takes for a crop, one after the other in this process."""
+    """Return the seconds of each hop for a crop, one after the other in this process."""
     laps, num_crops = Laps(bench.device), 0
-    order = MicroBatches(
-        bench.order, start_step=0, stop_step=ENDLESS, micro_batch=bench.micro_batch
-    )
-    for number, slots in enumerate(order):
+    for number, slots in enumerate(bench.slots(bench.source.plan.micro_batch)):
         if number == WARM_UP:
-            laps, num_crops = Laps(bench.device), 0
+            laps.start()
+            num_crops = 0
         drawn = [bench.crops.draw(slot) for slot in slots]
         laps.end("draw")
         crops = [bench.crops.read(crop) for crop in drawn]
@@ -161,11 +153,10 @@ def measure_hops(bench: DataBench, *, seconds: float) -> dict[str, float]:
 
 
 def write_crops(bench: DataBench, folder: Path, *, count: int) -> None:
-    """The first crops of the first epoch as 16-bit wav, and `crops.tsv`: what was done to each."""
+    """Write the first crops of the first epoch as 16-bit wav, and their draws to `crops.tsv`."""
     folder.mkdir(parents=True, exist_ok=True)
-    order = MicroBatches(bench.order, start_step=0, stop_step=ENDLESS, micro_batch=1)
     rows: list[dict[str, str]] = []
-    for number, slot in enumerate(islice(chain.from_iterable(order), count)):
+    for number, slot in enumerate(islice(chain.from_iterable(bench.slots(1)), count)):
         crop = bench.crops[slot]
         bench.augment.take_silent()
         wave_S = bench.augment(collate([crop]).to(bench.device))[0].cpu().numpy()
@@ -181,7 +172,7 @@ def write_crops(bench: DataBench, folder: Path, *, count: int) -> None:
 
 
 def describe(corpus: Corpus, crops: TrainCrops, crop: Crop) -> dict[str, str]:
-    """What a crop is and what is done to it; "-" for what is not."""
+    """Return where a crop is from and how it is augmented; "-" for what is not applied."""
     train, noise, rate = corpus.train, corpus.noise, corpus.train.sample_rate
     nothing = Draw({})
     room = crop.draws.get("room", nothing).values

@@ -1,8 +1,7 @@
-"""Whether this machine can run a training: each check makes one line, ok or what to change.
+"""Whether this machine can run a training: one line per check, ok or what to change.
 
-In: what is going to be run. Out: `Line`s. Everything is tried, not assumed: files are written and
-locked, audio is read; `doctor_devices` does the same for GPUs and
-the connection between ranks.
+Everything is tried, not assumed: files are written and locked, audio is read. `doctor_devices` does
+the same for GPUs and the connection between ranks.
 """
 
 import fcntl
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,13 +26,7 @@ from speakerlab.checkpoints import provenance
 from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.core import process
-from speakerlab.data.loader import (
-    MICRO_BATCHES_AHEAD,
-    PAGE_BYTES,
-    TENSORS,
-    auto_workers,
-    fit_workers,
-)
+from speakerlab.data import loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.watchdog import SHARED_MEMORY
 from speakerlab.training.batch_size import MAX_MICRO_BATCH, free_bytes
@@ -46,12 +40,11 @@ GUESSED_SPEAKERS = 10_000
 TRY_LOCK = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """One finding. A `fail` would end the run, a `warn` makes it slow or fragile."""
 
     level: str  # ok, warn or fail
-    text: str
+    text: str  # <subject>: <finding>[; <fix>]
 
     def __str__(self) -> str:
         return f"{self.level:4} {self.text}"
@@ -59,7 +52,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is going to be run on this host."""
+    """A training on this host."""
 
     config: Config
     exp: Path
@@ -69,89 +62,90 @@ class Plan:
 
     @property
     def workers(self) -> int:
-        return auto_workers(self.ranks) if self.num_workers is None else self.num_workers
+        return loader.auto_workers(self.ranks) if self.num_workers is None else self.num_workers
 
 
-Check = Callable[[Plan], Line]
+def graded(text: str, *, warn: bool = False, fail: bool = False, fix: str = "") -> Line:
+    """Return a line with its level; the fix is only shown where there is a problem."""
+    if warn or fail:
+        return Line("fail" if fail else "warn", f"{text}; {fix}")
+    return Line("ok", text)
 
 
 def check_host(plan: Plan) -> Iterator[Line]:
-    """A line for each check; one that itself fails is a line too."""
-    checks: tuple[Check, ...] = (versions, commit, tensorboard, cpus, threads, memory)
-    checks = (*checks, shared_memory, open_files, host_name, writing, disk_space, locks, reading)
+    """Yield a line per check, also for a check that fails itself."""
+    checks: tuple[Callable[[Plan], Line], ...] = (versions, source, tensorboard, cpus, threads)
+    checks += (memory, shared_memory, open_files, host_name, writing, disk_space, locks, reading)
     for check in checks:
         try:
             yield check(plan)
         except (ValueError, OSError) as error:
             text = str(error)
             if isinstance(error, OSError) and error.errno is not None:  # not one of our own lines
-                what = f"{error.filename or check.__name__}: cannot be used, got '{error.strerror}'"
-                text = f"{what}; look at the disk and permissions"
+                text = f"{error.filename or check.__name__}: {error.strerror}; "
+                text += "check the disk and permissions"
             yield Line("fail", text)
 
 
 def versions(_: Plan) -> Line:
-    """Python, and torch with the torchaudio that was made for it."""
+    """Check Python, torch, and whether torchaudio is of the same version."""
+    fix = "install torch and torchaudio of one version"
     try:
         import torchaudio
     except (ImportError, OSError) as error:  # a library of another torch is an OSError
-        text = f"torchaudio: cannot be imported beside torch {torch.__version__}, got '{error}'"
-        return Line("fail", f"{text}; install torch and torchaudio of one version")
-    text = f"Python {platform.python_version()}, torch {torch.__version__}, torchaudio "
-    text += torchaudio.__version__
-    if torch.__version__.split(".")[:2] != torchaudio.__version__.split(".")[:2]:
-        return Line("warn", f"{text}: not a pair; install torch and torchaudio of one version")
-    return Line("ok", text)
+        text = f"torchaudio: cannot be imported with torch {torch.__version__} ({error})"
+        return graded(text, fail=True, fix=fix)
+    text = f"versions: Python {platform.python_version()}, torch {torch.__version__}, "
+    text += f"torchaudio {torchaudio.__version__}"
+    minor = [module.__version__.split(".")[:2] for module in (torch, torchaudio)]
+    return graded(text, warn=minor[0] != minor[1], fix=fix)
 
 
-def commit(_: Plan) -> Line:
-    """Which source tree a result will name."""
+def source(_: Plan) -> Line:
+    """Report the commit that results will name."""
     found = provenance.commit()
     return Line("ok", f"source: commit {found}" if found != "unknown" else "source: not in git")
 
 
 def tensorboard(_: Plan) -> Line:
-    """Whether the event files of a training can be written."""
+    """Check that event files can be written."""
     try:
         import speakerlab.training.events  # noqa: F401
     except ImportError as error:
-        return Line("fail", f"TensorBoard: cannot be imported, got '{error}'; pip install it")
+        return Line("fail", f"TensorBoard: cannot be imported ({error}); pip install tensorboard")
     return Line("ok", "TensorBoard: can be imported")
 
 
 def cpus(plan: Plan) -> Line:
-    """CPUs against the processes that want one."""
-    there, wanted = process.available_cpus(), plan.ranks * (1 + plan.workers)
-    kind = f"{plan.ranks} ranks with {plan.workers} data workers each"
-    text = f"CPUs: {there} may be used (affinity, cgroup quota) by {kind}"
-    if wanted > 2 * there or plan.ranks > there:
-        return Line("warn", f"{text}; ask for more CPUs, or lower --nproc or runtime.num_workers")
-    return Line("ok", text)
+    """Compare CPUs with the processes that need one."""
+    available, wanted = process.available_cpus(), plan.ranks * (1 + plan.workers)
+    text = f"CPUs: {available} available (affinity, cgroup quota) for {plan.ranks} ranks "
+    text += f"with {plan.workers} data workers each"
+    few = wanted > 2 * available or plan.ranks > available
+    return graded(text, warn=few, fix="use more CPUs, or lower --nproc or runtime.num_workers")
 
 
 def threads(plan: Plan) -> Line:
-    """OpenMP's threads of all ranks against the CPUs."""
-    told, there = os.environ.get("OMP_NUM_THREADS", ""), process.available_cpus()
-    text = f"OMP_NUM_THREADS: {told or 'not set'}, {torch.get_num_threads()} threads a process"
-    if told.isdigit() and int(told) * plan.ranks > there:
-        fair = max(1, there // plan.ranks)
-        return Line("warn", f"{text}, for {there} CPUs; export OMP_NUM_THREADS={fair}")
-    return Line("ok", f"{text}{'' if told else ' (run.sh sets it for several ranks)'}")
+    """Compare the OpenMP threads of all ranks with the CPUs."""
+    value, available = os.environ.get("OMP_NUM_THREADS", ""), process.available_cpus()
+    text = f"OMP_NUM_THREADS: {value or 'not set'}, {torch.get_num_threads()} threads a process"
+    text += "" if value else " (run.sh sets it for several ranks)"
+    many = value.isdigit() and int(value) * plan.ranks > available
+    fix = f"export OMP_NUM_THREADS={max(1, available // plan.ranks)} for {available} CPUs"
+    return graded(text, warn=many, fix=fix)
 
 
 def memory(plan: Plan) -> Line:
-    """Free memory of the host against the processes; the model is not in it."""
+    """Compare the host's free memory with the processes, without the model."""
     free = free_bytes(torch.device("cpu"), 1)
     need = plan.ranks * (RANK_BYTES + plan.workers * WORKER_BYTES)
-    text = f"memory: {free / 2**30:.1f} GiB free, ranks and workers take about {need / 2**30:.1f}"
-    if free < need:
-        return Line("warn", f"{text}; free some, or lower --nproc or runtime.num_workers")
-    return Line("ok", text)
+    text = f"memory: {free / 2**30:.1f} GiB free, ranks and workers need about {need / 2**30:.1f}"
+    return graded(text, warn=free < need, fix="free some, or lower --nproc or runtime.num_workers")
 
 
 def shared_memory(plan: Plan) -> Line:
-    """/dev/shm against the batches that workers read ahead; the same sum as before a training."""
-    fitting = fit_workers(
+    """Compare /dev/shm with the batches that workers read ahead, as a training does."""
+    fitting = loader.fit_workers(
         plan.workers,
         bytes_per_batch=largest_batch(plan.config),
         local_ranks=plan.ranks,
@@ -163,145 +157,123 @@ def shared_memory(plan: Plan) -> Line:
     disk = shutil.disk_usage(SHARED_MEMORY)
     text = f"{SHARED_MEMORY}: {disk.free >> 20} of {disk.total >> 20} MiB free, "
     text += f"{fitting} of {plan.workers} data workers a rank fit"
-    if fitting < plan.workers:
-        return Line("warn", f"{text}; in a container: docker run --shm-size=2g, or --ipc=host")
-    return Line("ok", text)
+    fix = "in a container: docker run --shm-size=2g, or --ipc=host"
+    return graded(text, warn=fitting < plan.workers, fix=fix)
 
 
 def largest_batch(config: Config) -> int:
-    """Bytes of one micro-batch of waves on its way from a worker."""
+    """Return the bytes of one micro-batch of waves on its way from a worker."""
     asked = config.runtime.micro_batch
     if isinstance(asked, dict):
         asked = asked.get(config.model.name, "auto")
     rows = asked if isinstance(asked, int) else config.training.bn_batch or MAX_MICRO_BATCH
     rows = min(rows, config.training.global_batch)
     longest = round(build.crop_samples(config) * max(config.augment.speeds))
-    return rows * (2 * longest + 256) + TENSORS * PAGE_BYTES
+    return rows * (2 * longest + 256) + loader.TENSORS * loader.PAGE_BYTES
 
 
 def open_files(plan: Plan) -> Line:
-    """Each tensor that a worker hands over is an open file of both."""
+    """Compare the limit with the open files: each tensor that a worker hands over is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = FILES + 2 * TENSORS * MICRO_BATCHES_AHEAD + 8 * plan.workers
-    text = f"open files: {soft} allowed, a rank needs about {need}"
-    if 0 <= soft < need:
-        level = "warn" if hard < 0 or hard >= need else "fail"
-        remedy = "ulimit -n 4096" if level == "warn" else "raise its hard limit (limits.conf)"
-        return Line(level, f"{text}; {remedy}")
-    return Line("ok", text)
+    need = FILES + 2 * loader.TENSORS * loader.MICRO_BATCHES_AHEAD + 8 * plan.workers
+    text, few = f"open files: {soft} allowed, a rank needs about {need}", 0 <= soft < need
+    if 0 <= hard < need:
+        return graded(text, fail=few, fix="raise the hard limit (limits.conf)")
+    return graded(text, warn=few, fix="ulimit -n 4096")
 
 
 def host_name(_: Plan) -> Line:
-    """What other hosts would be told to connect to."""
+    """Report the address that other hosts would connect to."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
     except OSError:
-        address = "nothing"
-    text = f"host name: {name} is {address}"
-    if address == "nothing" or address.startswith("127."):
-        hint = "with several hosts, give --rdzv an address and export GLOO_SOCKET_IFNAME"
-        return Line("ok", f"{text} here; {hint}")
+        address = "unknown"
+    text = f"host name: {name}, address {address}"
+    if address == "unknown" or address.startswith("127."):
+        text += "; with several hosts, give --rdzv an address and export GLOO_SOCKET_IFNAME"
     return Line("ok", text)
 
 
 def existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that there is.
+    """Return the folder, or the nearest one above it that exists.
 
-    Raises NotADirectoryError where that is no folder, so that none can be made there.
+    Raises NotADirectoryError if that is a file.
     """
     found = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     if not found.is_dir():
-        raise NotADirectoryError(f"{found}: is no folder, got --exp {folder} in it; use another")
+        raise NotADirectoryError(f"{found}: not a folder; choose another --exp than {folder}")
     return found
 
 
 def writing(plan: Plan) -> Line:
     """Write as a checkpoint is written: a file and fsync."""
-    folder = existing(plan.exp)
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor.") as file:
+        with tempfile.NamedTemporaryFile(dir=existing(plan.exp), prefix=".doctor.") as file:
             began = time.perf_counter()
             file.write(b"\1" * WRITTEN_BYTES)
             file.flush()
             os.fsync(file.fileno())
             rate = WRITTEN_BYTES / (time.perf_counter() - began)
     except OSError as error:
-        text = f"{plan.exp}: cannot be written, got '{error.strerror or error}'"
-        return Line("fail", f"{text}; free some space, mount it writable, or use another --exp")
-    text = f"{plan.exp}: written at {rate / 1e6:.0f} MB/s"
-    if rate < SLOW_WRITE:
-        return Line("warn", f"{text}, each checkpoint takes that long; use a faster --exp")
-    return Line("ok", text)
+        fix = "free some space, mount it writable, or choose another --exp"
+        text = f"{plan.exp}: cannot be written ({error.strerror or error})"
+        return graded(text, fail=True, fix=fix)
+    fix = "checkpoints will be slow; choose a faster disk for --exp"
+    return graded(f"{plan.exp}: written at {rate / 1e6:.0f} MB/s", warn=rate < SLOW_WRITE, fix=fix)
 
 
 def disk_space(plan: Plan) -> Line:
-    """Room for the checkpoints that are kept, one that is being written, and the model."""
-    free = shutil.disk_usage(existing(plan.exp)).free
-    size = checkpoint_bytes(plan)
+    """Compare free space with the checkpoints kept, one being written, and the model."""
+    free, size = shutil.disk_usage(existing(plan.exp)).free, checkpoint_bytes(plan)
     need = (plan.config.training.keep_checkpoints + 3) * size
     text = f"{plan.exp}: {free >> 20} MiB free, checkpoints of {size >> 20} MiB take {need >> 20}"
-    if free < need:
-        return Line("fail", f"{text}; free some, or use another --exp")
-    return Line("ok", text)
+    return graded(text, fail=free < need, fix="free some, or choose another --exp")
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Weights, head and the optimizer's state."""
+    """Return the size of weights, head and the optimizer's state."""
+    speakers = set[str]()
+    for name in plan.config.data.train if plan.data is not None else ():
+        table = Path(plan.data or "", name, "utt2spk")
+        lines = table.read_text(encoding="utf-8").splitlines() if table.exists() else []
+        speakers |= {line.split()[1] for line in lines if len(line.split()) > 1}
     embedder = build.build_embedder(plan.config)
-    size = sum(tensor.numel() for tensor in embedder.parameters())
-    classes = num_speakers(plan) * len(plan.config.augment.speeds)
-    slots = 1 if plan.config.optimizer.name == "sgd" else 2
-    return 4 * (1 + slots) * (size + classes * embedder.embed_dim)
-
-
-def num_speakers(plan: Plan) -> int:
-    """Of the training set, where it is known."""
-    if plan.data is None:
-        return GUESSED_SPEAKERS
-    tables = [plan.data / name / "utt2spk" for name in plan.config.data.train]
-    lines = [
-        line.split()
-        for table in tables
-        if table.exists()
-        for line in table.read_text(encoding="utf-8").splitlines()
-    ]
-    return len({words[1] for words in lines if len(words) > 1}) or GUESSED_SPEAKERS
+    classes = (len(speakers) or GUESSED_SPEAKERS) * len(plan.config.augment.speeds)
+    size = sum(tensor.numel() for tensor in embedder.parameters()) + classes * embedder.embed_dim
+    return 4 * (2 if plan.config.optimizer.name == "sgd" else 3) * size
 
 
 def locks(plan: Plan) -> Line:
-    """A lock here must hold another process out: else two runs would write one experiment."""
+    """Check that a lock here excludes another process, or two runs could share an experiment."""
     try:
         with tempfile.NamedTemporaryFile(dir=existing(plan.exp), prefix=".doctor.") as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             other = [sys.executable, "-S", "-c", TRY_LOCK, file.name]
-            is_kept = subprocess.run(other, capture_output=True, timeout=10).returncode != 0
+            holds = subprocess.run(other, capture_output=True, timeout=10).returncode != 0
     except OSError as error:
-        why = error.strerror or error
-        remedy = "mount it with locks, or use another --exp"
-        return Line("fail", f"{plan.exp}: has no file locks, got '{why}'; {remedy}")
-    if not is_kept:
-        remedy = "mount it with locks, or never start two runs of one --exp"
-        return Line("warn", f"{plan.exp}: its file locks do not hold; {remedy}")
-    return Line("ok", f"{plan.exp}: file locks hold")
+        text = f"{plan.exp}: no file locks ({error.strerror or error})"
+        return graded(text, fail=True, fix="mount it with locks, or choose another --exp")
+    if holds:
+        return Line("ok", f"{plan.exp}: file locks work")
+    fix = "mount it with locks, or never start two runs with one --exp"
+    return graded(f"{plan.exp}: file locks have no effect", warn=True, fix=fix)
 
 
 def reading(plan: Plan) -> Line:
     """Read crops from all over the training set, as one data worker does."""
     if plan.data is None:
-        return Line("ok", "data: not looked at; give --data to have some of it read")
-    config = plan.config
-    rate = config.frontend["sample_rate"]
-    manifest = read_manifest([plan.data / name for name in config.data.train], sample_rate=rate)
+        return Line("ok", "data: not checked; give --data to have some of it read")
+    dirs = [plan.data / name for name in plan.config.data.train]
+    manifest = read_manifest(dirs, sample_rate=plan.config.frontend["sample_rate"])
     rows = np.linspace(0, len(manifest) - 1, min(READ_CROPS, len(manifest))).astype(int)
     began, count = time.perf_counter(), 0
     for row in rows:
         if time.perf_counter() - began > READ_SECONDS:
             break
-        manifest.read(int(row), 0, build.crop_samples(config))
+        manifest.read(int(row), 0, build.crop_samples(plan.config))
         count += 1
     each = (time.perf_counter() - began) / count
     text = f"{plan.data}: a worker reads {1 / each:.0f} crops/s, the first time they are read"
-    if each > SLOW_READ_SECONDS:
-        return Line("warn", f"{text}; pack the audio (stage 2), or copy it to a local disk")
-    return Line("ok", text)
+    fix = "pack the audio (stage 2), or copy it to a local disk"
+    return graded(text, warn=each > SLOW_READ_SECONDS, fix=fix)

@@ -1,79 +1,105 @@
-"""Where a training step's time goes. In: the `Config` of a training. Out: a table and a trace.
+"""Where a training step's time goes, by torch's profiler: by part of the step and by operator.
 
-It is a training that is looked at: built, and its steps taken, as `speakerlab train` does. Some
-steps warm up, some are timed, and as many more are taken under torch's profiler. It makes
-small operators slower, so on a CPU the table is that of the steps that are timed.
+A training is built and its steps are taken as `speakerlab train` does; validation and checkpoints
+are left out. Some steps warm up, some are timed, as many are profiled. The profiler makes small
+operators slower: the table shares out the profiled steps, the last line has the plain rate.
 """
 
 import shutil
 import tempfile
-import time
-import warnings
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from speakerlab.bench.profile_table import Profile, make_rows
-from speakerlab.bench.profile_trace import (
-    Shares,
-    events_of,
-    measure_shares,
-    read_events,
-    with_reduce_of,
-)
-from speakerlab.bench.timing import synchronise
+from speakerlab.bench.stopwatch import seconds_of
 from speakerlab.config.schema import Config
 from speakerlab.core import process
-from speakerlab.core.regions import Span, timed
+from speakerlab.experiments.setup import start_rank
 from speakerlab.experiments.train import Training, build_training
 from speakerlab.training.checkpoint import was_begun
-from speakerlab.training.distributed import Ranks, start_ranks
-from speakerlab.training.precision import apply_backend_settings
+from speakerlab.training.distributed import Ranks
 from speakerlab.training.signals import Signals
 
 WARM_UP = 5  # steps: threads and workers start, kernels are chosen, memory is taken
 NEVER = 1 << 40  # steps
-FOLDER = Path(__file__).parents[2]  # files of the package are told from here
+NUM_OPERATORS = 20
+STEP = "step"
+# The parts of a step, in the order of the table; others come last.
+PARTS = ("data wait", "transfer", "front end", "forward", "backward", "reduce", "optimizer")
+# Calls of the GPU's runtime that wait for the device.
+WAITS = ("Synchronize", "cudaMemcpy", "hipMemcpy", "cudaFree", "hipFree")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where the time of a training's steps goes."""
+
+    what: str  # model, device, precision, batch
+    num_steps: int
+    regions: Sequence[Mapping[str, float]]  # of each rank: part of the step -> seconds a step
+    operators: str  # torch's table
+    plain_seconds: float  # of a step without the profiler
+    crops: int  # a step, of all ranks
+    rank: int
+    waits: Mapping[str, float]  # runtime calls that wait for the GPU, a step
+    traces: Sequence[Path]
+
+    def lines(self) -> list[str]:
+        """Return the tables as text; nothing on ranks but the first."""
+        if self.rank:
+            return []
+        plain = self.plain_seconds
+        lines = [f"{self.what}; {self.num_steps} steps", *self._region_lines(), "", self.operators]
+        lines.append(
+            f"without the profiler: {1e3 * plain:.1f} ms a step, {self.crops / plain:.1f} crops/s"
+        )
+        for call, count in self.waits.items():
+            lines.append(f"waits for the GPU: {call}, {count:.2f} a step")
+        return [*lines, *(f"{path}: a trace for https://ui.perfetto.dev" for path in self.traces)]
+
+    def _region_lines(self) -> Iterator[str]:
+        """Yield a line for each part of a step; parts of a part are indented below it."""
+        own, whole = self.regions[0], self.regions[0][STEP]
+        heads = ["ms a step", "share", *["slowest rank"] * (len(self.regions) > 1)]
+        yield f"{'':22}" + "".join(f"{head:>13}" for head in heads)
+        for name, seconds in own.items():
+            cells = [f"{1e3 * seconds:.2f}", f"{seconds / whole:.1%}"]
+            if len(self.regions) > 1:
+                cells.append(f"{1e3 * max(rank.get(name, 0.0) for rank in self.regions):.2f}")
+            *above, label = name.split("/")[1:] or [name]
+            yield f"{'  ' * len(above) + label:22}" + "".join(f"{cell:>13}" for cell in cells)
 
 
 def profile_training(
     config: Config, *, exp_dir: Path | None, num_steps: int, trace: Path | None
 ) -> Profile:
-    """Train for so many steps, and tell where the time of a steady one goes.
+    """Train for so many steps and return where the time of a steady one goes.
 
-    One process, or each rank under torchrun: all must call it; each has the whole profile. What a
-    training does now and then (validation, checkpoints) is left out. exp_dir: where the training
-    writes, in a folder that is removed if it is None. trace: where the Chrome trace is written;
-    ranks other than the first add their number to its name.
-    Raises ValueError for no steps, and for an experiment that was begun, which stays what it is.
+    One process, or each rank under torchrun: all must call it. exp_dir: where the training writes;
+    None: a temporary folder. trace: where the Chrome trace is written; ranks other than the first
+    add their number to its name. Raises ValueError for no steps, and for an experiment with
+    checkpoints.
     """
     if num_steps < 1:
-        raise ValueError(f"profile: at least one step must be looked at, got {num_steps}; give 10")
+        raise ValueError(f"--steps: {num_steps} steps cannot be profiled; give at least 1")
     if exp_dir is not None and was_begun(exp_dir):
-        raise ValueError(
-            f"{exp_dir}: a training has begun here, got its checkpoints; give another folder"
-        )
-    conv_tf32 = config.runtime.tf32 == "auto"
-    apply_backend_settings(deterministic=config.runtime.deterministic, conv_tf32=conv_tf32)
-    ranks = start_ranks(timeout_minutes=config.runtime.timeout_minutes)
+        raise ValueError(f"{exp_dir}: a training has begun here; choose another folder")
+    ranks = start_rank(config)
     folder = exp_dir or Path(ranks.on_first(lambda: tempfile.mkdtemp(prefix="speakerlab-")))
     signals = Signals(lambda number: process.leave(process.stopped(number)))
     try:
-        parts = build_training(folder, None, prepared(config, num_steps), ranks, signals)
-        watch = Watch(num_steps, ranks.device)
-        take_steps(parts, watch)
+        training = build_training(folder, None, prepared(config, num_steps), ranks, signals)
+        return _profile(training, ranks, num_steps, trace)
     finally:
         if exp_dir is None and ranks.is_first:
             shutil.rmtree(folder, ignore_errors=True)
-    return _profile(config.model.name, parts, watch, ranks, trace)
 
 
 def prepared(config: Config, num_steps: int) -> Config:
-    """The same training, long enough, and with none of its steps different from the others."""
+    """Return the same training, long enough, without checkpoints and frozen epochs."""
     training = config.training
     changed = {
         "num_epochs": max(training.num_epochs, WARM_UP + 3 * num_steps + 2),  # of a step at least
@@ -83,121 +109,84 @@ def prepared(config: Config, num_steps: int) -> Config:
     return config.model_copy(update={"training": training.model_copy(update=changed)})
 
 
-def take_steps(parts: Training, watch: "Watch") -> None:
-    """Take the steps of all phases of the watch."""
-    trainer = parts.trainer
+def _profile(training: Training, ranks: Ranks, num_steps: int, trace: Path | None) -> Profile:
+    """Take the steps."""
+    trainer, device = training.trainer, ranks.device
     trainer.validation = None
+
+    def step() -> None:
+        with record_function(STEP):
+            trainer.take_step()
+
+    activities = [ProfilerActivity.CPU]
+    activities += [ProfilerActivity.CUDA] if device.type == "cuda" else []
     trainer.start()
     trainer.open()
     try:
-        for _ in watch.phases:
-            with record_function("step"):
-                trainer.take_step()
+        for _ in range(WARM_UP):
+            step()
+        plain_seconds = seconds_of(step, device, calls=num_steps)
+        with profile(activities=activities, acc_events=True) as profiler:
+            seconds_of(step, device, calls=num_steps)
     finally:
         trainer.close()
+    if trace is not None:
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(rank_trace(trace, ranks.rank)))
+    averages = profiler.key_averages()
+    facts, name = training.facts, training.config.model.name
+    return Profile(
+        what=f"{name} on {facts['device']}, {facts['precision']}, {trainer.plan}",
+        num_steps=num_steps,
+        regions=ranks.every(region_seconds(averages, num_steps)),
+        operators=operator_table(averages, on_gpu=device.type == "cuda"),
+        plain_seconds=plain_seconds,
+        crops=trainer.plan.global_batch,
+        rank=ranks.rank,
+        waits={
+            event.key: event.count / num_steps
+            for event in averages
+            if event.key.startswith(("cuda", "hip")) and any(word in event.key for word in WAITS)
+            if "Async" not in event.key
+        },
+        traces=[rank_trace(trace, rank) for rank in range(ranks.world_size)] if trace else [],
+    )
 
 
-class Watch:
-    """Times and traces the steps of a training; take one for each of its `phases`."""
+def region_seconds(averages: Any, num_steps: int) -> dict[str, float]:
+    """Return the seconds a step of the parts of a step, `step/other` for the rest, and `step`.
 
-    def __init__(self, num_steps: int, device: torch.device) -> None:
-        self.num_steps, self.device = num_steps, device
-        activities = [ProfilerActivity.CPU]
-        activities += [ProfilerActivity.CUDA] if device.type == "cuda" else []
-        self.profiler = profile(activities=activities)
-        self.step_seconds = 0.0
-        self.spans: list[Span] = []  # regions of the steps that are timed
-        self.blocking = Counter[str]()  # by line of code
-        self.phases = self._phases()
-
-    def _phases(self) -> Iterator[str]:
-        for _ in range(WARM_UP):
-            yield "warm up"
-        synchronise(self.device)
-        began = time.perf_counter()
-        with timed() as self.spans:
-            for _ in range(self.num_steps):
-                yield "time"
-            synchronise(self.device)
-        self.step_seconds = (time.perf_counter() - began) / self.num_steps
-        if self.device.type == "cuda":
-            with blocking_lines(self.blocking):
-                for _ in range(self.num_steps):
-                    yield "count"
-        with running(self.profiler):
-            for _ in range(1 + self.num_steps):  # in the first the profiler itself begins
-                yield "trace"
-            synchronise(self.device)
-
-
-@contextmanager
-def running(profiler: profile) -> Iterator[None]:
-    """The profiler, for so long, without torch's warning on cycles of which there is one here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        profiler.start()
-    try:
-        yield
-    finally:
-        profiler.stop()
-
-
-@contextmanager
-def blocking_lines(found: Counter[str]) -> Iterator[None]:
-    """Count, by line of code, what torch's sync-debug mode warns of: calls that wait for a GPU.
-
-    What is waited for by name (an event, the whole device) is not among them.
+    On a GPU a part counts its time on the device where that is longer than the host's.
     """
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    for warning in told:
-        if "synchroniz" in str(warning.message):
-            path = Path(warning.filename)
-            inside = path.relative_to(FOLDER) if path.is_relative_to(FOLDER) else path
-            found[f"{inside}:{warning.lineno}"] += 1
+    found: dict[str, float] = {}
+    for event in averages:
+        if event.key.partition("/")[0] == STEP:
+            micros = max(event.cpu_time_total, event.device_time_total)
+            found[event.key] = max(found.get(event.key, 0.0), 1e-6 * micros / num_steps)
+    whole, seconds = found.pop(STEP), dict.fromkeys((f"{STEP}/{part}" for part in PARTS), 0.0)
+    for name, inner in sorted(found.items()):
+        part = "/".join(name.split("/")[:2])
+        if part not in found:  # it is only the sum of its own parts
+            seconds[part] = seconds.get(part, 0.0) + inner
+        seconds[name] = inner
+    tops = [name for name in seconds if name.count("/") == 1]
+    inside = {top: [name for name in seconds if name.startswith(f"{top}/")] for top in tops}
+    ordered = [name for top in tops for name in (top, *inside[top])]
+    rest = max(0.0, whole - sum(seconds[top] for top in tops))
+    return {**{name: seconds[name] for name in ordered}, f"{STEP}/other": rest, STEP: whole}
+
+
+def operator_table(averages: Any, *, on_gpu: bool) -> str:
+    """Return torch's table of the operators that take the most time themselves."""
+    operators = type(averages)(
+        [e for e in averages if not e.key.startswith(("step", "cuda", "ProfilerStep"))],
+        use_device="cuda" if on_gpu else None,
+    )
+    sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    return operators.table(sort_by=sort_by, row_limit=NUM_OPERATORS, max_name_column_width=40)
 
 
 def rank_trace(trace: Path, rank: int) -> Path:
-    """`trace.json` of rank 0; `trace.rank1.json` of the next."""
+    """Return `trace.json` for rank 0, `trace.rank1.json` for the next."""
     stem, dot, suffix = trace.name.partition(".")
     return trace.with_name(f"{stem}.rank{rank}{dot}{suffix}") if rank else trace
-
-
-def _shares(watch: Watch, trace: Path) -> Shares:
-    """Write the trace, and read it."""
-    trace.parent.mkdir(parents=True, exist_ok=True)
-    watch.profiler.export_chrome_trace(str(trace))
-    traced = measure_shares(read_events(trace), num_steps=watch.num_steps)
-    if watch.device.type == "cuda":  # only the trace tells when it computes
-        return traced
-    own = measure_shares(events_of(watch.spans), num_steps=watch.num_steps)
-    return with_reduce_of(own, traced)
-
-
-def _profile(
-    model: str, parts: Training, watch: Watch, ranks: Ranks, trace: Path | None
-) -> Profile:
-    with tempfile.TemporaryDirectory() as folder:
-        path = rank_trace(trace or Path(folder, "trace.json"), ranks.rank)
-        own = _shares(watch, path)
-    shares = ranks.every(own)
-    facts, plan, count = parts.facts, parts.trainer.plan, watch.num_steps
-    return Profile(
-        what=f"{model} on {facts['device']}, {facts['precision']}, {plan}",
-        num_steps=count,
-        rows=make_rows([each.of_a_step(count) for each in shares]),
-        plain_step_seconds=watch.step_seconds,
-        traced_step_seconds=own.traced_seconds / count,
-        crops=plan.global_batch,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        on_gpu=ranks.device.type == "cuda",
-        syncs=own.syncs,
-        blocking=watch.blocking,
-        traces=[rank_trace(trace, rank) for rank in range(ranks.world_size)] if trace else [],
-    )

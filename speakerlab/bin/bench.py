@@ -1,4 +1,4 @@
-"""How fast this machine is, and how near to that models and data come; crops as they sound."""
+"""Benchmark this machine, models on it, and the data path; write crops to listen to."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from speakerlab.bin.command import parser
 
-if TYPE_CHECKING:  # torch comes with it: not before the options are right
+if TYPE_CHECKING:  # importing it imports torch: only once the options are valid
     from speakerlab.config.schema import Config
 
 PARTS = ("all", "machine", "model", "train", "data")
@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def print_rows(args: Namespace) -> None:
-    """Measure; crops to listen to first, where asked."""
+    """Measure and print; write crops to listen to first, if asked."""
     from speakerlab.bench.bench import start_bench
     from speakerlab.bench.data import write_crops
     from speakerlab.core.atomic import write_text
@@ -40,7 +40,7 @@ def print_rows(args: Namespace) -> None:
     if args.listen is not None:
         with bench.data() as data:
             write_crops(data, args.listen, count=LISTEN_CROPS)
-        print(f"{args.listen}: {LISTEN_CROPS} crops, and crops.tsv says what was done to each")
+        print(f"{args.listen}: {LISTEN_CROPS} crops, and how each was augmented in crops.tsv")
     if not args.seconds:
         return
     print(bench.headline(), flush=True)
@@ -53,7 +53,7 @@ def print_rows(args: Namespace) -> None:
 
 
 def print_profile(args: Namespace) -> None:
-    """Where the time of a training's step goes."""
+    """Print where the time of a training step goes."""
     from speakerlab.bench.profile import profile_training
 
     (config,) = read_configs(args).values()
@@ -62,7 +62,7 @@ def print_profile(args: Namespace) -> None:
 
 
 def read_configs(args: Namespace) -> "dict[str, Config]":
-    """By the name of the model: of `--config`, or of each `--model`."""
+    """Return configurations by the name of the model: of `--config`, or of each `--model`."""
     from speakerlab.bin.plan import ROOT, existing
     from speakerlab.config.schema import load_config
 
@@ -76,11 +76,11 @@ def read_configs(args: Namespace) -> "dict[str, Config]":
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("bench", __doc__)
-    options.epilog = "Beside other toolkits: make bench, in a clone (docs/hardware.md)."
+    options.epilog = "Comparison with other toolkits: make bench, in a clone (docs/hardware.md)."
     parts = "all (default): machine, model and data; model: training and inference; train: training"
     options.add_argument("what", nargs="?", choices=PARTS, default="all", help=parts)
     what = options.add_mutually_exclusive_group()
-    models = f"conf/NAME.yaml, with made-up data (default: {' '.join(MODELS)})"
+    models = f"conf/NAME.yaml, with synthetic data (default: {' '.join(MODELS)})"
     what.add_argument("--model", nargs="+", default=MODELS, metavar="NAME", help=models)
     config = "as in train, with recordings: --set data.dir=DIR"
     what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help=config)
@@ -88,19 +88,21 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument(
         "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help=settings
     )
-    seconds = "of each measurement, about (2); 0: none"
+    seconds = "of each measurement, about (2); 0: measure nothing"
     options.add_argument("--seconds", type=float, default=2.0, help=seconds)
     options.add_argument("--listen", type=Path, metavar="DIR", help="write ten crops as wav")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
-    profile = "train with --config: where the time of its steps goes"
+    profile = "with train and --config: where the time of a step goes"
     options.add_argument("--profile", action="store_true", help=profile)
-    options.add_argument("--steps", type=int, default=10, metavar="N", help="profiled (10)")
-    options.add_argument("--trace", type=Path, metavar="FILE", help="of the profile, for Chrome")
-    exp = "a new folder in which the profiled training writes, and which stays"
+    options.add_argument("--steps", type=int, default=10, metavar="N", help="steps to profile (10)")
+    options.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a Chrome trace of the profile"
+    )
+    exp = "a new folder for the files of the profiled training (temporary)"
     options.add_argument("--exp", type=Path, metavar="DIR", help=exp)
     args = options.parse_args(words)
     if args.profile and (args.what != "train" or args.config is None):
-        options.error("--profile: goes with train and --config")
+        options.error("--profile: needs `train` and --config")
     if not 0 <= args.seconds < float("inf"):
-        raise ValueError(f"--seconds: must not be below 0, got {args.seconds:g}; correct it")
+        raise ValueError(f"--seconds: {args.seconds:g}: must be a number from 0 on")
     return args

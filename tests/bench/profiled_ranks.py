@@ -1,4 +1,4 @@
-"""One of several ranks that profile a training; run by test_profile.py under torchrun.
+"""One of several ranks that profile a training; started by test_profile.py.
 
 In: a folder, the words of a configuration. Out: `lines.txt` of the first rank there, the traces.
 """

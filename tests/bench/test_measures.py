@@ -1,4 +1,4 @@
-"""Timing, memory and rates: what is counted, on work whose size is known."""
+"""Timing, memory and rates, on work whose size is known; rows and synthetic recordings."""
 
 import time
 from pathlib import Path
@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from speakerlab.bench import made_up, memory
-from speakerlab.bench.machine import Machine, measure_machine
-from speakerlab.bench.memory import PeakMemory
-from speakerlab.bench.rows import Row
-from speakerlab.bench.steps import measure_step
-from speakerlab.bench.timing import block_seconds
+from speakerlab.bench import machine, stopwatch, synthetic
+from speakerlab.bench.models import model_rows
+from speakerlab.bench.rows import Row, number
+from speakerlab.bench.stopwatch import block_seconds, peak_memory
 from speakerlab.experiments.corpus import read_corpus
 
 CPU = torch.device("cpu")
@@ -33,54 +31,54 @@ def test_long_work_is_done_as_often_as_it_must_be_and_no_more():
     assert len(found) == 2 and len(calls) == 3  # one for nothing, two blocks of one
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts anew")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux resets peaks")
 def test_peak_memory_is_what_was_held_at_once_though_more_was_held_before():
     del (before := [torch.ones(40 << 20)])[:]  # 160 MiB, freed
-    with PeakMemory(CPU) as peak:
+    with peak_memory(CPU) as peak:
         for _ in range(3):
             torch.ones(16 << 20)  # 64 MiB each, freed
-    assert peak.bytes is not None and 60 <= peak.bytes / 2**20 < 100 and not before
+    assert 60 <= peak[0] / 2**20 < 100 and not before
 
 
-def test_peak_memory_is_unknown_where_it_cannot_be_counted_anew(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "PROC", tmp_path / "none")
-    with PeakMemory(CPU) as peak:
+def test_peak_memory_is_unknown_where_peaks_cannot_be_reset(monkeypatch, tmp_path):
+    monkeypatch.setattr(stopwatch, "PROC", tmp_path / "none")
+    with peak_memory(CPU) as peak:
         torch.ones(1 << 20)
-    assert peak.bytes is None
+    assert peak == []
 
 
 def test_rates_of_a_machine(monkeypatch):
-    monkeypatch.setattr("speakerlab.bench.machine.MATRIX", {"cpu": 128})
-    monkeypatch.setattr("speakerlab.bench.machine.COPIED_BYTES", 1 << 20)
-    found = measure_machine(CPU, precisions=["fp32"], seconds=0.05)
-    assert isinstance(found, Machine) and found.threads == torch.get_num_threads()
-    assert list(found.matmul_gflops) == ["fp32"] and 0.01 < found.matmul_gflops["fp32"] < 1e5
-    assert 0.01 < found.copy_gb_per_second < 1e4
-    assert found.decode_seconds_per_second["wav"] > found.decode_seconds_per_second["flac"] > 10
+    monkeypatch.setattr(machine, "MATRIX", {"cpu": 128})
+    monkeypatch.setattr(machine, "COPIED_BYTES", 1 << 20)
+    found = {row.name: row.ours for row in machine.machine_rows(CPU, seconds=0.05)}
+    assert 0.01 < found["machine.matmul.fp32"] < 1e5 and found["machine.matmul.bf16"] > 0
+    assert 0.01 < found["machine.copy"] < 1e4
+    assert found["machine.decode.wav"] > found["machine.decode.flac"] > 10
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_a_step_of_a_configuration(make_config, train):
-    config = make_config("data.crop_seconds=0.5")
-    found = measure_step(
-        config, device=CPU, precision="fp32", micro_batch=4, train=train, seconds=0.05
-    )
-    assert found.utt_per_second == 4 / found.seconds and 0 < found.seconds < 10
-    assert found.peak_bytes is None or found.peak_bytes > 0
+def test_training_and_inference_of_a_configuration(make_config):
+    config = make_config("data.crop_seconds=0.5", "runtime.micro_batch=4", "runtime.precision=fp32")
+    how = {"device": CPU, "works": ("train", "infer"), "seconds": 0.05}
+    rows = list(model_rows(config, "x", **how))
+    assert [row.name for row in rows] == ["train.x.fp32", "infer.x.fp32"]
+    for row in rows:
+        assert 0.1 < row.ours < 1e5 and row.gflops and 0 < (row.share or 0) < 2
+        assert row.peak_mib is None or row.peak_mib > 0
 
 
-def test_a_made_up_corpus_is_one_that_training_reads_and_always_the_same(
+def test_a_synthetic_corpus_is_one_that_training_reads_and_always_the_same(
     make_config, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(made_up, "TAKES", 1)
-    monkeypatch.setattr(made_up, "SECONDS", 1.0)
+    monkeypatch.setattr(synthetic, "TAKES", 1)
+    monkeypatch.setattr(synthetic, "SECONDS", 1.0)
     config, _ = (
-        made_up.on_made_up_corpus(make_config(), tmp_path / name, micro_batch=8) for name in "ab"
+        synthetic.with_synthetic_corpus(make_config(), tmp_path / name, micro_batch=8)
+        for name in "ab"
     )
     corpus = read_corpus(config)
     assert len(corpus.train.ids) == len(corpus.train.speakers) == 10
     assert config.runtime.micro_batch == 8 and not len(corpus.valid)
-    assert [len(noise) / made_up.RATE for noise in corpus.noise] == [5, 10, 20]
+    assert [len(noise) / synthetic.RATE for noise in corpus.noise] == [10, 20, 5]  # by name
     room_S = corpus.rooms[0]
     assert np.abs(room_S).argmax() == 0 and np.abs(room_S[-80:]).max() < 0.01 * room_S[0]
     for path in sorted((tmp_path / "a/wav").iterdir()):
@@ -88,11 +86,12 @@ def test_a_made_up_corpus_is_one_that_training_reads_and_always_the_same(
 
 
 def test_a_row_in_the_table_and_in_the_file():
-    row = Row("train.x.fp32", 1234.5, "utt/s", gflops=60.4, share=0.5, peak_bytes=3 << 20)
-    line = "train.x.fp32 1,234 utt/s 60 GFLOP/s 50% of its convolutions' 3 MiB"
-    assert " ".join(row.line().split()) == line
-    assert row.to_json() == {
-        **{"name": "train.x.fp32", "ours": 1234.5, "peer": None, "ratio": None, "unit": "utt/s"},
-        **{"gflops": 60.4, "share": 0.5, "peak_mib": 3.0},
-    }
-    assert Row("a", 0.0123, "s").line().split()[1] == "0.0123"
+    known = {"gflops": 60.4, "share": 0.5, "peak_mib": 3.0, "note": "batch 4"}
+    row = Row(name="train.x", ours=1234.5, peer=2.0, ratio=617.0, unit="utt/s", **known)
+    line = "train.x 1,234 utt/s peer 2.000 ratio 617.00 60 GFLOP/s 50% of its convolutions' rate"
+    assert " ".join(row.line().split()) == f"{line} 3 MiB batch 4"
+    first = {"name": "train.x", "ours": 1234.5, "peer": 2.0, "ratio": 617.0, "unit": "utt/s"}
+    assert row.to_json() == {**first, **known}
+    alone = Row(name="a", ours=0.0123, unit="s").to_json()
+    assert alone == {"name": "a", "ours": 0.0123, "peer": None, "ratio": None, "unit": "s"}
+    assert [number(value) for value in (0.0123, 0.0, None)] == ["0.01230", "0", ""]

@@ -10,7 +10,7 @@ import pytest
 from refusals import refused
 from tiny import copy_data
 
-from speakerlab.bench.doctor_devices import driver, ranks_talk
+from speakerlab.bench.doctor_devices import connection, driver
 
 SMALL_SHM = "mount -t tmpfs -o size=16m tmpfs /dev/shm"
 FULL = "No space left on device"
@@ -88,13 +88,13 @@ def test_a_training_is_refused_where_shared_memory_is_small(environment, train_c
     ("program", "why"),
     [
         ("import time; time.sleep(60)", "within 1 s"),
-        ("import os; os.kill(os.getpid(), 7)", "rank 1 got SIGBUS"),
+        ("import os; os.kill(os.getpid(), 7)", "rank 1 was killed by SIGBUS"),
         ("import os\nif os.environ['RANK'] == '1': raise RuntimeError('no way')", "'RuntimeError"),
     ],
 )
 def test_ranks_that_cannot_communicate(program, why):
     began = time.monotonic()
-    line = ranks_talk(2, seconds=1 if "sleep" in program else 20, program=program)
+    line = connection(2, seconds=1 if "sleep" in program else 20, program=program)
     assert line.level == "fail" and why in line.text
     assert time.monotonic() - began < 20
 

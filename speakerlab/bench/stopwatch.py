@@ -1,0 +1,115 @@
+"""Seconds and peak memory of work on a device.
+
+Imports nothing of the package, since the benchmarks load this file in a peer's process, too, and
+torch only for a GPU, since it would count in the memory of what does not use it.
+"""
+
+import ctypes
+import gc
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCKS = 5
+PROC = Path("/proc/self")
+RESET_PEAK = "5"  # linux/Documentation/filesystems/proc.rst, clear_refs
+
+
+def synchronise(device: "torch.device | str") -> None:
+    """Wait until a GPU has finished its work; a CPU always has."""
+    if str(device).startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(
+    work: Callable[[], object], device: "torch.device | str", *, calls: int = 1
+) -> float:
+    """Return the mean seconds of a call."""
+    synchronise(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    synchronise(device)
+    return (time.perf_counter() - start) / calls
+
+
+def block_seconds(
+    work: Callable[[], object], *, device: "torch.device", seconds: float, least: int = 3
+) -> list[float]:
+    """Return the mean seconds of a call in each of up to five blocks of calls, `seconds` in all.
+
+    least: the minimum number of blocks. The first call warms up and is not counted.
+    """
+    seconds_of(work, device)
+    once = seconds_of(work, device)
+    calls = max(1, round(seconds / BLOCKS / once))
+    found = [once] if calls == 1 else []
+    left = min(BLOCKS, max(least, round(seconds / (calls * once)))) - len(found)
+    return found + [seconds_of(work, device, calls=calls) for _ in range(left)]
+
+
+class Laps:
+    """Seconds by name, each from the end of the lap before."""
+
+    def __init__(self, device: "torch.device") -> None:
+        self.device = device
+        self.start()
+
+    def start(self) -> None:
+        """Forget earlier laps."""
+        self.seconds, self.last = defaultdict[str, float](float), time.perf_counter()
+
+    def end(self, name: str) -> None:
+        """End a lap, with the GPU's work done."""
+        synchronise(self.device)
+        now = time.perf_counter()
+        self.seconds[name] += now - self.last
+        self.last = now
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+@contextmanager
+def peak_memory(device: "torch.device") -> Iterator[list[int]]:
+    """Collect, at the end, the bytes that the block took at most; nothing where that is unknown.
+
+    On a GPU what torch allocated; on a CPU how much the process grew (Linux only).
+    """
+    found: list[int] = []
+    gc.collect()
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        yield found
+        found.append(torch.cuda.max_memory_allocated(device) - before)
+        return
+    is_reset = False
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)  # glibc: freed memory would hide what is taken now
+        (PROC / "clear_refs").write_text(RESET_PEAK)
+        is_reset = True
+    before = status_bytes("VmRSS") if is_reset else 0
+    yield found
+    if is_reset:
+        found.append(status_bytes("VmHWM") - before)
+
+
+def status_bytes(name: str) -> int:
+    """Return a memory line of the process's status (Linux), e.g. `VmHWM`, the peak so far."""
+    found = re.search(rf"^{name}:\s+(\d+) kB$", (PROC / "status").read_text(), re.MULTILINE)
+    assert found is not None
+    return 1024 * int(found[1])

@@ -1,0 +1,237 @@
+"""The cases of benchmarks/, on inputs so small that their numbers mean nothing.
+
+SPEAKERLAB_3DSPEAKER, _WESPEAKER and _SPEECHBRAIN = DIR give checkouts to compare with; without
+them, small imitations of the peers' packages stand in.
+"""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from imitations import CAMPPLUS, DATASET, LOOP, METRICS, OPEN, PROCESSOR, imitate
+from refusals import refused
+from voices import RATE, make_noise, make_wave
+
+from speakerlab.data import audio
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import sides
+
+ROOT = Path(__file__).parents[2]
+CHECKOUTS = {name: os.environ.get(f"SPEAKERLAB_{name.upper()}", "") for name in sides.TOOLKITS}
+ALWAYS = ["name", "ours", "peer", "ratio", "unit"]
+FRONTEND = ["--micro-batch=4", "--seconds=0.1", "--crop-seconds=1"]
+MODELS = ["--micro-batch=2", "--frames=40", "--seconds=0.1", "--no-share", "--models", "campplus"]
+SCORING = ["--enrol=6", "--test=60", "--dim=16"]
+
+
+def run(case: str, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, f"benchmarks/{case}.py", "--device=cpu", "--threads=1"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = tuple(map(str, words))
+    return subprocess.run([*command, *words], cwd=ROOT, env=environ, capture_output=True, text=True)
+
+
+def rows_of(path: Path, case: str, *words: object) -> dict[str, dict]:
+    """Return the rows that a case writes and prints, by name."""
+    done = run(case, *words, f"--json={path}")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(path.read_text())
+    assert all(list(row)[:5] == ALWAYS and row["date"] and row["commit"] for row in rows)
+    for row in rows:
+        assert row["ours"] > 0 and row["name"] in done.stdout
+        if row["ratio"] is not None:
+            assert row["ratio"] == pytest.approx(row["ours"] / row["peer"])
+            assert row["quartiles"][0] <= row["quartiles"][1]
+    return {row["name"]: row for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("case", "known"),
+    [("data", "3D-Speaker"), ("scoring", "WeSpeaker"), ("frontend", "SpeechBrain")],
+)
+def test_a_folder_that_is_not_a_peer_is_refused(tmp_path, case, known):
+    done = run(case, "--peer", tmp_path)
+    assert done.returncode == 2
+    assert f"--peer: {tmp_path}: not a checkout of " in done.stderr and known in done.stderr
+
+
+def test_models_alone_have_peak_memory_and_only_the_rows_asked_for(tmp_path):
+    names = ["infer.campplus.fp32", "train.campplus.fp32"]
+    rows = rows_of(tmp_path / "rows.json", "models", *MODELS, "--rows", *names)
+    assert list(rows) == names
+    assert all(row["peer"] is None and "share" not in row for row in rows.values())
+    if sys.platform == "linux":  # weights, gradients, momentum; weights alone
+        megabytes = 4 * 7.2
+        infer, train = (row["peak_mib"] for row in rows.values())
+        assert 3 * megabytes < train < 500 and megabytes < infer < train
+
+
+@pytest.mark.parametrize("factor", [1, 1.00001])
+def test_only_models_that_are_equal_are_timed(tmp_path, factor):
+    package = ROOT / "speakerlab"
+    model = CAMPPLUS.format(path=str(package / "models/campplus.py"), factor=factor)
+    sources = {
+        "__init__.py": OPEN.format(path=str(package)),
+        "models/__init__.py": OPEN.format(path=str(package / "models")),
+        "models/campplus/__init__.py": "",
+        "models/campplus/DTDNN.py": model,
+    }
+    peer = imitate(tmp_path, "speakerlab", sides.MARKS["3dspeaker"], sources)
+    words = [*MODELS, "--work", "infer", "--precisions", "bf16", "--peer", peer]
+    if factor == 1:
+        rows = rows_of(tmp_path / "rows.json", "models", *words)
+        beside = [f"infer.campplus.{kind}" for kind in ("bf16", "bf16.peer_bf16")]
+        assert list(rows) == beside
+    else:
+        done = run("models", *words)
+        assert done.returncode == 1
+        assert refused(done.stderr, "campplus") and "embeddings are not equal" in done.stderr
+
+
+@pytest.fixture
+def audio_words(tmp_path) -> list[str]:
+    """Options of the cases that read audio: six recordings, a noise, a room, and little work."""
+    for speaker in range(3):
+        (tmp_path / f"audio/{speaker}").mkdir(parents=True)
+        for take in range(2):
+            path = tmp_path / f"audio/{speaker}/{take}.flac"
+            audio.write(path, make_wave(speaker, take, 1.5), RATE)
+    for name in ("noise", "rirs"):
+        (tmp_path / name).mkdir()
+    audio.write(tmp_path / "noise/hiss.wav", audio.to_int16(make_noise(2.0)[0].numpy()), RATE)
+    room_S = make_noise(0.1)[0].numpy()
+    room_S[0] = 0.9
+    audio.write(tmp_path / "rirs/hall.wav", audio.to_int16(room_S), RATE)
+    folders = [f"--{name}={tmp_path / name}" for name in ("audio", "noise", "rirs")]
+    return [*folders, "--crop-seconds=1", "--seconds=0.1"]
+
+
+def test_every_source_of_audio_has_rows(tmp_path, audio_words):
+    rows = rows_of(tmp_path / "rows.json", "data", *audio_words, "--micro-batch=4")
+    works = ("data.to_device", "data.full_cpu")
+    assert list(rows) == [work + source for source in (".flac", ".wav", "") for work in works]
+    assert {row["unit"] for row in rows.values()} == {"crops/s"}
+    for source in (".flac", ".wav", ""):
+        assert rows[f"data.to_device{source}"]["ours"] > rows[f"data.full_cpu{source}"]["ours"]
+
+
+@pytest.mark.parametrize("factor", ["1", "1.1"])
+@pytest.mark.parametrize("case", ["data", "frontend"])
+def test_only_features_that_are_equal_are_timed(tmp_path, audio_words, case, factor):
+    sources = {
+        "process/processor.py": PROCESSOR.replace("FACTOR", factor),
+        "dataset/dataset.py": DATASET,
+    }
+    peer = imitate(tmp_path / "peer", "speakerlab", sides.MARKS["3dspeaker"], sources)
+    words = [*audio_words, "--source=wav", "--micro-batch=4"] if case == "data" else FRONTEND
+    words = [*words, "--peer", peer]
+    if factor == "1":
+        rows = rows_of(tmp_path / "rows.json", case, *words)
+        names = {"data": ["data.to_device.wav", "data.full_cpu.wav"]}
+        assert list(rows) == names.get(case, ["frontend.fbank"])
+        assert all(row["ratio"] is not None for row in rows.values())
+    else:
+        done = run(case, *words)
+        assert done.returncode == 1 and "the features are not equal" in done.stderr
+
+
+@pytest.mark.parametrize("offset", ["0", "1e-4"])
+def test_only_loops_of_equal_scores_are_timed(tmp_path, offset):
+    sources = {"bin/score.py": LOOP.replace("OFFSET", offset), "utils/score_metrics.py": METRICS}
+    peer = imitate(tmp_path / "peer", "wespeaker", sides.MARKS["wespeaker"], sources)
+    words = [*SCORING, "--head=100", "--turns=2", "--repeats=2", "--peer", peer]
+    if offset != "0":
+        done = run("scoring", *words)
+        assert done.returncode == 1
+        assert refused(done.stderr, "wespeaker") and "scores are not equal" in done.stderr
+        return
+    rows = rows_of(tmp_path / "rows.json", "scoring", *words)
+    timed = ("cosine", "cosine_with_files", "eer_min_dcf")
+    assert {f"score.{name}.wespeaker" for name in timed} < rows.keys()
+    agreement = rows["score.eer.wespeaker"]
+    assert agreement["ours"] == pytest.approx(agreement["peer"], rel=1e-9)
+    assert agreement["ratio"] is None
+
+
+def test_a_large_list_alone(tmp_path):
+    rows = rows_of(tmp_path / "rows.json", "scoring_large", *SCORING, "--cohort=12", "--repeats=2")
+    names = ("metrics", "intervals", "asnorm", "peak_memory")
+    assert list(rows) == [f"score.{name}" for name in names]
+
+
+def count_up(counter) -> None:
+    while True:
+        counter.value += 1
+        time.sleep(0.001)
+
+
+def test_workers_sleep_outside_of_their_turn():
+    context = multiprocessing.get_context("fork")
+    counter = context.Value("q", 0)
+    worker = context.Process(target=count_up, args=(counter,), daemon=True)
+    worker.start()
+
+    def work() -> None:
+        began = counter.value
+        while counter.value < began + 5:
+            time.sleep(0.001)
+
+    try:
+        for _ in range(2):
+            assert sides.timed(work) > 0
+            time.sleep(0.05)  # the signal has arrived
+            before = counter.value
+            time.sleep(0.05)
+            assert counter.value == before
+    finally:
+        worker.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "words", "names"),
+    [
+        (
+            "end_to_end",
+            ["--model=campplus", "--seconds=0.1", "--crop-seconds=1"],
+            ["end_to_end.campplus.fp32", "end_to_end.campplus"],
+        ),
+        (
+            "extract",
+            ["--model=campplus", "--seconds=0.1", "--utterance-seconds=2", "--utterances=10"],
+            ["extract.campplus.fp32", "extract.campplus.bf16"],
+        ),
+        (
+            "startup",
+            ["--turns=2"],
+            [
+                f"startup.{name}"
+                for name in ("help", "train_help", "wrong_option", "first_step")
+                + ("first_step.campplus",)
+            ],
+        ),
+    ],
+)
+def test_cases_that_begin_with_files(tmp_path, case, words, names):
+    peer = ["--peer", CHECKOUTS["3dspeaker"]] if CHECKOUTS["3dspeaker"] else []
+    assert list(rows_of(tmp_path / "rows.json", case, *words, *peer)) == names
+
+
+@pytest.mark.skipif(not all(CHECKOUTS.values()), reason="SPEAKERLAB_3DSPEAKER ... are not set")
+@pytest.mark.parametrize(
+    ("case", "words", "count"),
+    [
+        ("models", [*MODELS, "eres2net", "--precisions", "fp32"], 9),
+        ("frontend", FRONTEND, 3),
+        ("scoring", [*SCORING, "--head=100", "--turns=2", "--repeats=2"], 10),
+    ],
+)
+def test_beside_the_peers(tmp_path, case, words, count):
+    rows = rows_of(tmp_path / "rows.json", case, *words, "--peer", *CHECKOUTS.values())
+    assert len(rows) == count and all(row["peer"] is not None for row in rows.values())
