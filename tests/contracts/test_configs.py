@@ -1,6 +1,6 @@
-"""Every YAML of the repository: a model's loads with every recipe, overlay and card, and builds.
+"""Every YAML and every registered component: found by itself, loaded in each combination, built.
 
-What recipes have published is compared number by number in test_published_training.py.
+The numbers of published recipes are compared in test_published_training.py.
 """
 
 from itertools import product
@@ -11,6 +11,7 @@ import torch
 
 from speakerlab.config import build
 from speakerlab.config.layers import merge_layers
+from speakerlab.config.registries import NAMED
 from speakerlab.config.schema import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -24,15 +25,28 @@ def names_of(paths):
     return [path.stem for path in paths]
 
 
-def test_there_are_some():
+def test_files_are_found():
     assert {"campplus", "campplus_tiny", "eres2net"} <= set(names_of(MODELS))
     assert {"cpu", "gpu_11g", "gpu_80g"} <= set(names_of(HARDWARE))
-    assert len(RECIPES) > 3
-    assert len(OVERLAYS) > 1
+    assert len(RECIPES) > 3 and len(OVERLAYS) > 1
+
+
+@pytest.mark.parametrize(
+    ("section", "name"), [(s, name) for s, (registry, _) in NAMED.items() for name in registry]
+)
+def test_every_registered_component_is_built_by_its_name(section, name):
+    no_margin = ["training.margin.initial=0", "training.margin.final=0"]  # not for every head
+    component = f"{section}={{name: {name}, args: {{}}}}"
+    config = load_config([ROOT / "conf/campplus_tiny.yaml"], [component, *no_margin])
+    if section == "model":
+        parts = build.build_embedder(config).backbone.parameters()
+    else:
+        parts = build.build_head(config, embed_dim=8, num_classes=3).parameters()
+    assert build.build_optimizer(config, parts, lr=0.5).param_groups[0]["lr"] == 0.5
 
 
 def combinations_of(model):
-    """All of a tiny model; of the others each layer once and each recipe with each overlay."""
+    """All for a tiny model; for others each recipe with each overlay, and each card once."""
     if model.stem == "campplus_tiny":
         yield from product(RECIPES, OVERLAYS, [None, *HARDWARE])
     else:
@@ -41,7 +55,7 @@ def combinations_of(model):
 
 
 def layers_of(model, recipe, overlay, hardware=None):
-    """The layers that egs/common/stages.sh takes: a recipe may have its own for a model."""
+    """Return the layers that egs/common/stages.sh uses: a recipe may have its own for a model."""
     names = [model.stem] if overlay is None else [overlay.stem, f"{model.stem}_{overlay.stem}"]
     own = [] if recipe is None else [recipe.parent / "conf" / f"{name}.yaml" for name in names]
     below = [] if overlay is None else layers_of(model, recipe, None)
@@ -58,7 +72,7 @@ def test_every_combination_loads(model):
         assert config.training.global_batch % 16 == 0, layers
 
 
-def test_what_a_recipe_has_of_its_own_is_for_something_that_there_is():
+def test_every_layer_of_a_recipe_belongs_to_a_model_or_an_overlay():
     overlays = [layer.stem for layer in OVERLAYS if layer is not None]
     models = names_of(MODELS)
     known = {*models, *overlays, *(f"{m}_{o}" for m, o in product(models, overlays))}
@@ -106,7 +120,7 @@ def test_hardware_sets_the_section_runtime_only(path):
     assert all(16 <= size <= 128 for size in sizes.values())
 
 
-def test_the_three_layers_of_a_recipe_win_in_their_order():
+def test_later_layers_override_earlier_ones():
     layers = [ROOT / "conf/campplus.yaml", ROOT / "conf/finetune/large_margin.yaml"]
     config = load_config([*layers, ROOT / "conf/hardware/cpu.yaml"], ["runtime.num_workers=3"])
     assert (config.training.lr, config.training.margin.initial) == (1e-4, 0.5)

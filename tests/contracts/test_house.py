@@ -1,4 +1,4 @@
-"""Linters and types are clean over the whole tree, pins are in range, the README's tree is true."""
+"""Linters and types are clean, pins are in range, and the README's tree of files is true."""
 
 import re
 import subprocess
@@ -58,10 +58,10 @@ def test_every_python_gets_one_pin_of_everything(python: str) -> None:
 
 
 def list_tree(text: str) -> Iterator[tuple[str, str]]:
-    """(folder, name) of all that the first fenced tree of a README names.
+    """Yield (folder, name) for each name in the first fenced tree of a README.
 
     A line is `name ... names or words`, indented below its folder; a name ends with "/" or has a
-    suffix. What stands behind a folder's name is in that folder.
+    suffix. Names behind a folder's name are in that folder.
     """
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     tree = next((block for block in blocks if re.search(r"^speakerlab/", block, re.MULTILINE)), "")
