@@ -9,6 +9,7 @@ What may be there beside (conditions, enrolment models) is looked at by `check_t
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from shlex import quote
 
@@ -94,63 +95,57 @@ def _read_dir(folder: Path, faults: Faults) -> DataDir:
 
 
 def _check_tables(data_dir: DataDir, faults: Faults) -> None:
-    folder = data_dir.folder
+    folder, utterances = data_dir.folder, set(data_dir.utterances)
+    wavs, segments = f"{folder}/wav.scp:", f"{folder}/segments:"
     if not data_dir.wavs:
-        faults.add("empty sets", f"{folder}/wav.scp: has no recordings; run stage 1 again")
+        faults.add("empty sets", f"{wavs} has no recordings; run stage 1 again")
     for recording, path in data_dir.wavs.items():
         if path.endswith("|"):
-            command = path.rstrip("| ")
-            faults.add(
-                "pipes",
-                f"{folder}/wav.scp: {recording} is a command, got '{path}'; run "
-                f"`{command} > {recording}.wav` once and put the file's path there",
-            )
+            text = f"run `{path.rstrip('| ')} > {recording}.wav` once and put the file's path there"
+            faults.add("pipes", f"{wavs} {recording} is a command, got '{path}'; {text}")
     for utterance, (recording, start, end) in data_dir.segments.items():
         if recording not in data_dir.wavs:
-            line = f"{folder}/segments: {utterance} names a recording not in wav.scp"
-            faults.add("unknown recordings", f"{line}, got {recording}; correct one of them")
+            text = f"names a recording not in wav.scp, got {recording}; correct one of them"
+            faults.add("unknown recordings", f"{segments} {utterance} {text}")
         if not 0 <= start < end:
-            line = f"{folder}/segments: {utterance} must have 0 <= start < end"
-            faults.add("bad segments", f"{line}, got {start} {end}; correct it")
+            text = f"must have 0 <= start < end, got {start} {end}; correct it"
+            faults.add("bad segments", f"{segments} {utterance} {text}")
     if data_dir.speakers is not None:
         _check_speakers(data_dir, data_dir.speakers, faults)
-    utterances, speakers = set(data_dir.utterances), set((data_dir.speakers or {}).values())
-    check_tables.check_conditions(folder, utterances=utterances, speakers=speakers, faults=faults)
+    known = set((data_dir.speakers or {}).values())
+    check_tables.check_conditions(folder, utterances=utterances, speakers=known, faults=faults)
     data_dir.models = check_tables.read_models(folder, utterances=utterances, faults=faults)
 
 
 def _check_speakers(data_dir: DataDir, speakers: dict[str, str], faults: Faults) -> None:
-    folder, utterances = data_dir.folder, data_dir.utterances
-    for utterance in utterances:
+    utterances = set(data_dir.utterances)
+    where = f"{data_dir.folder}/utt2spk:"
+    for utterance in data_dir.utterances:
         if utterance not in speakers:
-            line = f"{folder}/utt2spk: an utterance has no speaker, got {utterance}"
-            faults.add("utterances without speaker", f"{line}; add its line")
-    for utterance in sorted(speakers.keys() - set(utterances)):
-        line = f"{folder}/utt2spk: names an utterance without audio, got {utterance}"
-        faults.add("utterances without audio", f"{line}; add it to wav.scp or drop the line")
+            text = f"{where} an utterance has no speaker, got {utterance}; add its line"
+            faults.add("utterances without speaker", text)
+    for utterance in sorted(speakers.keys() - utterances):
+        text = f"got {utterance}; add it to wav.scp or drop the line"
+        faults.add("utterances without audio", f"{where} names an utterance without audio, {text}")
     if len(set(speakers.values())) == 1:
-        line = (
-            f"{folder}/utt2spk: needs at least 2 speakers, got only {next(iter(speakers.values()))}"
-        )
-        faults.add("one-speaker sets", f"{line}; add others")
+        text = f"got only {next(iter(speakers.values()))}; add others"
+        faults.add("one-speaker sets", f"{where} needs at least 2 speakers, {text}")
 
 
 def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
     """No speaker and no utterance may be both trained on and tested."""
     train = [d for d in dirs if d.speakers is not None and not d.trials]
     test = [d for d in dirs if d.speakers is not None and d.trials]
-    for a in train:
-        for b in test:
-            shared = set((a.speakers or {}).values()) & set((b.speakers or {}).values())
-            for speaker in sorted(shared):
-                line = (
-                    f"{a.folder} and {b.folder}: a speaker is in training and test, got {speaker}"
-                )
-                faults.add("speakers in training and test", f"{line}; take it out of one of them")
-            both = set(a.utterances) & set(b.utterances)
-            for utterance in sorted(u for u in both if (a.speakers or {}).get(u) not in shared):
-                line = f"{a.folder} and {b.folder}: an utterance is in training and test"
-                faults.add("utterances in both", f"{line}, got {utterance}; rename or drop one")
+    for a, b in product(train, test):
+        where, owner = f"{a.folder} and {b.folder}:", a.speakers or {}
+        shared = set(owner.values()) & set((b.speakers or {}).values())
+        for speaker in sorted(shared):
+            text = f"a speaker is in training and test, got {speaker}; take it out of one of them"
+            faults.add("speakers in training and test", f"{where} {text}")
+        both = set(a.utterances) & set(b.utterances)
+        for utterance in sorted(u for u in both if owner.get(u) not in shared):
+            text = f"an utterance is in training and test, got {utterance}; rename or drop one"
+            faults.add("utterances in both", f"{where} {text}")
 
 
 def _check_audio(

@@ -110,30 +110,26 @@ def test_another_sample_rate_comes_with_the_command(folder: Path):
     ]
 
 
-def test_pipe_comes_with_the_command(folder: Path):
-    change(folder, "wav.scp", {"spk0-0": "sph2pipe -f wav /corpus/a.sph |"})
-    assert refusal(folder) == [
-        f"{folder}/wav.scp: spk0-0 is a command, got 'sph2pipe -f wav /corpus/a.sph |'; run "
-        "`sph2pipe -f wav /corpus/a.sph > spk0-0.wav` once and put the file's path there"
-    ]
-
-
-def test_one_speaker(make_data_dir):
-    folder = make_data_dir(speakers=[7], check=False)
-    assert refusal(folder) == [
-        f"{folder}/utt2spk: needs at least 2 speakers, got only spk7; add others"
-    ]
-
-
-def test_utt2spk_and_wav_scp_that_differ(folder: Path):
-    rows = read_table(folder / "utt2spk")
-    del rows["spk0-0"]
-    write_table(folder / "utt2spk", {**rows, "ghost": "spk1"})
-    assert refusal(folder) == [
-        f"{folder}/utt2spk: an utterance has no speaker, got spk0-0; add its line",
-        f"{folder}/utt2spk: names an utterance without audio, got ghost; add it to wav.scp or drop "
-        "the line",
-    ]
+@pytest.mark.parametrize(
+    ("table", "rows", "values"),
+    [
+        (
+            "wav.scp",
+            {"spk0-0": "sph2pipe -f wav /corpus/a.sph |"},
+            ["spk0-0", "`sph2pipe -f wav /corpus/a.sph > spk0-0.wav`"],
+        ),
+        ("utt2spk", {"spk1-0": "spk0", "spk1-1": "spk0"}, ["2 speakers", "spk0"]),
+        ("utt2spk", {"ghost": "spk1"}, ["ghost"]),
+        ("wav.scp", {"ghost": "/no/such.wav"}, ["ghost"]),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(folder: Path, table, rows, values):
+    change(folder, table, rows)
+    lines = refusal(folder, allow_rejected=0.5)
+    assert any(
+        refused(line, f"{folder}/{t}", *values) for line in lines for t in (table, "utt2spk")
+    )
+    assert len(lines) == 1
 
 
 def test_a_speaker_in_training_and_test(make_data_dir):
