@@ -43,7 +43,7 @@ def found(model, *, train):
 
 def of_no_segment(model):
     """The operations of CAM++'s masks for the empty segment, which training on a CPU leaves out."""
-    layers = [m for m in model.modules() if type(m).__name__ == "ContextMask"]
+    layers = [m for m in model.modules() if type(m).__name__ == "ContextAwareMasking"]
     weights = [mix.weight.numel() for m in layers for mix in (m.linear1, m.linear2)]
     return 2 * BATCH * sum(weights)
 
