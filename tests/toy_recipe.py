@@ -1,7 +1,6 @@
-"""A small recipe around the shell files as they are, for tests of them.
+"""A toy recipe that uses the real shell files.
 
-A stand-in for the Python interpreter records the commands, so that nothing here needs an
-environment or trains anything.
+A fake Python interpreter records the commands, so no environment is needed and nothing is trained.
 """
 
 import os
@@ -12,8 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-# Writes down how it was called, and leaves what each command would. TRAIN_EXITS: the exit codes of
-# trainings, one after another. TRAINING: a program that stands in for them.
+# Records its arguments and creates the output files of each command. TRAIN_EXITS: exit codes of
+# successive trainings. TRAINING: a program to run instead of trainings.
 PYTHON = """#!/usr/bin/env bash
 if [[ $1 == -c ]]; then printf '%s\\n' "$0" && exit; fi
 if [[ $* == *common/options.py* ]]; then exec {real} -I -S "${@:3}"; fi
@@ -37,7 +36,7 @@ esac
 
 
 class Toy:
-    """A copy of the shell files around a small recipe, and the recorder of its commands."""
+    """A copy of the shell files with a toy recipe and the fake interpreter."""
 
     def __init__(self, folder: Path) -> None:
         self.root, self.recipe = folder, folder / "egs/toy"
@@ -57,22 +56,22 @@ class Toy:
         self.data, self.exp, self.calls = folder / "my data", folder / "my exp", folder / "calls"
 
     def run(self, options: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """run.sh with `options` and these folders; forgets what was recorded before."""
+        """Run run.sh with `options`; clear the recorded commands first."""
         self.calls.write_text("")
         return subprocess.run(
             self.words(options), env=self.variables(**variables), capture_output=True, text=True
         )
 
     def words(self, options: str) -> list[str | Path]:
-        """The command line of run.sh."""
+        """Return the command line of run.sh."""
         where = ["--data", self.data, "--exp", self.exp]
         return ["bash", self.recipe / "run.sh", *options.split(), *where]
 
     def variables(self, **more: str) -> dict[str, str]:
-        """The environment of run.sh."""
+        """Return the environment of run.sh."""
         search = f"{self.path}:{os.environ['PATH']}"
         return {"PATH": search, "CALLS": str(self.calls), "DATA": str(self.data), **more}
 
     def recorded(self) -> list[list[str]]:
-        """The words of every command of the last run, the two process ids in front."""
+        """Return the arguments of every command of the last run, preceded by two process ids."""
         return [line.split("\t")[:-1] for line in self.calls.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Every shell file is clean, and what is the same in every recipe is the same file."""
+"""Shell files pass the linters, and run.sh is the same file in every recipe."""
 
 import subprocess
 import sysconfig

@@ -1,4 +1,4 @@
-"""What is taken of MUSAN and RIRS_NOISES, and how stage 0 gets the two."""
+"""MUSAN and RIRS_NOISES: the used files, their kinds, and the download in stage 0."""
 
 import hashlib
 import tarfile

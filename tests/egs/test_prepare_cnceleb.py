@@ -117,8 +117,8 @@ def test_a_broken_recording_is_not_joined(corpus, tmp_path, capsys):
     wavs = read_table(data / "train/wav.scp")
     for name in ("interview-01-002", "live_broadcast-01-001", "live_broadcast-01-002"):
         assert wavs[f"id10000/{name}"] == str(place / f"{name}.flac")
-    told = [line for line in capsys.readouterr().out.splitlines() if "not joined" in line]
-    assert [str(place) in line for line in told] == [True, True]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "not joined" in line]
+    assert [str(place) in line for line in lines] == [True, True]
 
 
 def test_both_ways_to_enrol(made, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""`--task` of every recipe: what the stages run for a task other than speaker verification."""
+"""`--task`: the stages of a task other than speaker verification."""
 
 from pathlib import Path
 

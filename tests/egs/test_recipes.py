@@ -15,7 +15,7 @@ every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 
 def run(recipe: str, *options: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """run.sh with `options`, in an environment of nothing but PATH and `variables`."""
+    """Run run.sh with `options` and only PATH and `variables` in its environment."""
     return subprocess.run(
         ["bash", ROOT / "egs" / recipe / "run.sh", *options],
         env={"PATH": os.environ["PATH"], **variables},
@@ -25,24 +25,24 @@ def run(recipe: str, *options: str | Path, **variables: str) -> subprocess.Compl
 
 
 def dry_run(recipe: str, *options: str | Path) -> list[list[str]]:
-    """The words of each command that the recipe would run."""
+    """Return the arguments of each command of a dry run."""
     done = run(recipe, "--dry-run", *options)
     assert (done.stderr, done.returncode) == ("", 0)
-    # What was printed is a script, comments and exports included.
+    # The output is a script with comments and exports.
     script = "python() { printf '%s\\t' \"$@\"; echo; }\n" + done.stdout
     read = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     return [line.split("\t")[:-1] for line in read.stdout.splitlines()]
 
 
 def values_of(option: str, command: Sequence[str]) -> list[str]:
-    """The words between `option` and the next one."""
+    """Return the values of an option."""
     rest = list(command)[list(command).index(option) + 1 :]
     end = next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
     return rest[:end]
 
 
 def extractions(recipe: str) -> list[tuple[str, list[str]]]:
-    """(data directory, more options) of what stage 5 extracts of each system."""
+    """Return (data directory, more options) of each extraction of stage 5."""
     text = (ROOT / "egs" / recipe / "recipe.sh").read_text()
     found = [("test", [])] if "untrained=false" in text else [("test", []), ("test", ["untrained"])]
     return found + ([("train", ["per-speaker"])] if "development=true" in text else [])
@@ -132,7 +132,7 @@ def test_dry_run_names_the_right_files(recipe: str, tmp_path: Path) -> None:
         assert trials.startswith(f"{data}/test/trials")
 
 
-def test_a_recipes_own_layers_stand_after_those_they_change() -> None:
+def test_a_recipes_own_layers_override_the_general_ones() -> None:
     options = ("--model", "eres2netv2", "--large-margin", "true", "--hardware", "cpu")
     tune = [words for words in dry_run("cnceleb", *options) if "train" in words][1]
     assert [Path(path).relative_to(ROOT).as_posix() for path in values_of("--config", tune)] == [
@@ -299,5 +299,5 @@ def test_wrong_options_are_refused_in_one_line(options: str) -> None:
 
 
 @pytest.mark.parametrize("options", ["--features wave --task sv", "--set a.b=c --stage=6"])
-def test_what_this_release_has_is_accepted(options: str) -> None:
+def test_default_values_are_accepted(options: str) -> None:
     assert dry_run("mini", *options.split())

@@ -1,6 +1,6 @@
-"""Signals that reach run.sh while it trains: passed on once, waited for, and told as what they are.
+"""Signals to run.sh during training: forwarded once, waited for and reported.
 
-In: the small recipe of `toy_recipe`, with a program as its training that saves when told to stop.
+A program that saves on a signal replaces the training of the toy recipe.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from toy_recipe import Toy
 
 STOPS = ["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1"]
 
-# Says which signals it was born ignoring, and each one it gets; saving takes half a second.
+# Logs the signals that it ignores at the start, and each one it gets; saving takes half a second.
 TRAINING = """#!{python}
 import os, signal, sys, time
 numbers = [getattr(signal, name) for name in {stops}]
@@ -39,7 +39,7 @@ os._exit({code})
 
 
 class Run:
-    """Stage 3 of a small recipe, under way."""
+    """Stage 3 of the toy recipe, running."""
 
     def __init__(self, folder: Path, code: str = "128 + got[0]", **more: Any) -> None:
         toy = Toy(folder)
@@ -60,18 +60,18 @@ class Run:
             time.sleep(0.01)
 
     def end(self) -> tuple[int, list[str], str]:
-        """(exit code, what the training wrote, what run.sh wrote as a complaint)."""
+        """Return (exit code, lines of the training, errors of run.sh)."""
         _, errors = self.process.communicate(timeout=20)
         text = errors.decode() if isinstance(errors, bytes) else ""
         return self.process.returncode, self.log.read_text().splitlines(), text
 
 
 @pytest.mark.parametrize("name", STOPS)
-def test_a_training_saves_before_the_shell_leaves(tmp_path: Path, name: str) -> None:
+def test_a_training_saves_before_the_shell_exits(tmp_path: Path, name: str) -> None:
     run = Run(tmp_path)
     run.process.send_signal(signal.Signals[name])
     code, log, errors = run.end()
-    passed = name.replace("INT", "TERM")  # a Ctrl-C, see below
+    passed = name.replace("INT", "TERM")  # Ctrl-C, see below
     assert log == ["ignored []", f"got {passed}"]
     assert code == 128 + signal.Signals[passed]
     assert refused(errors, "stage 3", f"stopped by {passed}") and errors.count("\n") == 1
@@ -88,20 +88,20 @@ def test_signals_that_follow_do_not_cut_saving_short(tmp_path: Path) -> None:
     assert code == 128 + signal.SIGUSR1  # the training's own
 
 
-@pytest.mark.parametrize(("left", "told"), [("0", "stopped by SIGTERM"), ("7", "exit code 7")])
+@pytest.mark.parametrize(("left", "line"), [("0", "stopped by SIGTERM"), ("7", "exit code 7")])
 def test_no_stage_follows_a_stop_however_the_training_ends(
-    tmp_path: Path, left: str, told: str
+    tmp_path: Path, left: str, line: str
 ) -> None:
     run = Run(tmp_path, code=left)
     run.process.send_signal(signal.SIGTERM)
     code, _, errors = run.end()
     assert code == (int(left) or 128 + signal.SIGTERM)
-    assert told in errors
+    assert line in errors
     assert [call[4] for call in run.toy.recorded()][-1] == "train"
 
 
 def test_ctrl_c_at_a_terminal_reaches_the_training(tmp_path: Path) -> None:
-    """Once: a second SIGINT is how a user says not to save."""
+    """Only one SIGINT reaches it: a second one would stop it without saving."""
     keyboard, terminal = pty.openpty()
     run = Run(
         tmp_path,

@@ -1,7 +1,4 @@
-"""The stages at work in a small recipe: their order, what they skip, how they fail.
-
-In: the shell files as they are; `toy_recipe` says what stands in for the rest.
-"""
+"""The stages of the toy recipe: their order, what they skip, how they fail."""
 
 import shutil
 import subprocess
@@ -81,7 +78,7 @@ def test_stored_features_are_redone_when_the_configuration_changes(toy: Toy) -> 
     assert toy.run("--stop-stage 2 --features fbank").returncode == 0
     stage_2 = "--stage 2 --stop-stage 2 --features fbank"
     (toy.root / "conf/hardware/cpu.yaml").touch()
-    assert toy.run(f"{stage_2} --hardware cpu").returncode == 0  # says nothing of features
+    assert toy.run(f"{stage_2} --hardware cpu").returncode == 0  # does not change features
     assert toy.recorded() == []
     (toy.root / "conf/tiny.yaml").write_text("frontend: {num_mel_bins: 64}\n")
     assert toy.run(stage_2).returncode == 0
@@ -111,7 +108,7 @@ def test_a_failed_command_ends_the_run_with_its_exit_code(toy: Toy, code: int) -
     assert toy.recorded()[-1][4] == "train"
 
 
-def test_what_did_not_fit_the_memory_is_begun_once_more_below_it(toy: Toy) -> None:
+def test_out_of_memory_restarts_once_with_a_smaller_micro_batch(toy: Toy) -> None:
     done = toy.run("--stop-stage 3 --set training.lr=0.2", TRAIN_EXITS="5 0")
     assert (done.stderr, done.returncode) == ("", 0)
     assert refused(done.stdout, "stage 3", "out of memory", 64)
@@ -143,8 +140,8 @@ def test_without_python_one_line_says_what_to_do(toy: Toy) -> None:
     assert "env: Python 3.10 or newer is needed" in done.stderr
 
 
-def test_a_python_that_lacks_parts_is_passed_over(toy: Toy) -> None:
-    """Its line says what is missing; .venv is used if it is whole, without being made again."""
+def test_an_incomplete_python_is_not_used(toy: Toy) -> None:
+    """A message names the missing package; a complete .venv is used as it is."""
     venv = toy.recipe.parents[1] / ".venv/bin"
     venv.mkdir(parents=True)
     shutil.move(toy.path / "python3", venv / "python")
