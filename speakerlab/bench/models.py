@@ -19,6 +19,7 @@ from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.experiments import setup
 from speakerlab.experiments.planning import asked_micro_batch
+from speakerlab.frontend.fbank import Fbank
 from speakerlab.training.precision import Precision, resolve_precision
 from speakerlab.training.update import Updater
 
@@ -85,7 +86,7 @@ def micro_batch_of(config: Config, device: torch.device) -> int:
 
 def random_features(config: Config, device: torch.device) -> Tensor:
     """Return feats_BTF of noise, as long as a crop."""
-    fbank = build.Fbank(**config.frontend)
+    fbank = Fbank(**config.frontend)
     num_frames = fbank.num_frames(build.crop_samples(config))
     generator = torch.Generator().manual_seed(0)
     shape_BTF = (micro_batch_of(config, device), num_frames, fbank.num_mel_bins)
