@@ -49,11 +49,8 @@ class Hooks:
     """What happens around the first convolution of a training."""
 
     def __init__(self, training: Training) -> None:
-        self.training, self.before = training, dict[str, torch.Tensor]()
-
-    @property
-    def state(self):
-        return self.training.trainer.state
+        self.training, self.state = training, training.trainer.state
+        self.before: dict[str, torch.Tensor] = {}
 
     def watch(self, module, _inputs) -> None:
         """See that steps with a NaN leave weights and statistics as they were."""
