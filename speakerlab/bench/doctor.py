@@ -110,7 +110,7 @@ def source(_: Plan) -> Line:
 def tensorboard(_: Plan) -> Line:
     """Check that event files can be written."""
     try:
-        import speakerlab.training.events  # noqa: F401
+        import speakerlab.training.monitor  # noqa: F401
     except ImportError as error:
         return Line("fail", f"TensorBoard: cannot be imported ({error}); pip install tensorboard")
     return Line("ok", "TensorBoard: can be imported")

@@ -22,13 +22,12 @@ def main(words: Sequence[str]) -> None:
     args = parse(words)
     # torch is slow to import: not before the options are valid
     from speakerlab.experiments import consistency, setup, train
-    from speakerlab.training.lock import lock_experiment
     from speakerlab.training.signals import Signals
 
     config = consistency.load(args.exp, args.config, args.set)
     ranks = setup.start_rank(config)
     locks: list[TextIO] = []  # held as long as this process lives
-    ranks.on_first(lambda: locks.append(lock_experiment(args.exp)))
+    ranks.on_first(lambda: locks.append(consistency.lock_experiment(args.exp)))
     setup.log_to(args.exp, ranks)
     signals = Signals(lambda number: process.leave(process.stopped(number)))
     signals.listen()
@@ -42,10 +41,10 @@ def main(words: Sequence[str]) -> None:
 def leave(error: RuntimeError, rank: int) -> NoReturn:
     """Leave with the exit code of what ended the training early; a bug is raised again."""
     from speakerlab.training.distributed import is_lost_peer
-    from speakerlab.training.guard import NumericError
-    from speakerlab.training.learning import DivergedError
+    from speakerlab.training.progress import DivergedError
     from speakerlab.training.rescue import OutOfMemoryStop
     from speakerlab.training.signals import Stopped
+    from speakerlab.training.update import NumericError
 
     if isinstance(error, NumericError):
         log.error("%s; giving up: lower training.lr, or use runtime.precision=fp32", error)

@@ -15,9 +15,9 @@ from speakerlab.losses import HEADS
 from speakerlab.losses.head import Head
 from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
 from speakerlab.losses.shards import Shards
-from speakerlab.training.optim import OPTIMIZERS
 from speakerlab.training.precision import Precision
 from speakerlab.training.task import SpeakerTask
+from speakerlab.training.update import OPTIMIZERS
 
 SPLIT_FROM_CLASSES = 50_000  # below it, all rows and their reduction cost next to nothing
 

@@ -8,7 +8,7 @@ from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS
 from speakerlab.models import MODELS
-from speakerlab.training.optim import OPTIMIZERS
+from speakerlab.training.update import OPTIMIZERS
 
 Constructor = Callable[..., Any]
 # Section -> (the values of its `name`, constructor arguments that the program gives).

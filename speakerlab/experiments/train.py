@@ -16,16 +16,14 @@ from speakerlab.experiments.averaging import average_newest
 from speakerlab.experiments.corpus import Corpus
 from speakerlab.experiments.initial import init_from
 from speakerlab.experiments.planning import plan_batch
-from speakerlab.experiments.validation import ClassValidation, Validation
-from speakerlab.experiments.validation_pictures import pictures_of
+from speakerlab.experiments.validation import ClassValidation, Validation, pictures_of
 from speakerlab.losses.head import Head
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.learning import LearningWatch
-from speakerlab.training.metric_sums import MetricSums
 from speakerlab.training.monitor import Monitor
 from speakerlab.training.nan_report import NanReport
+from speakerlab.training.progress import LearningWatch, MetricSums
 from speakerlab.training.run_state import RunState
 from speakerlab.training.signals import Signals
 from speakerlab.training.sync_batchnorm import join_batchnorms

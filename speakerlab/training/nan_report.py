@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from speakerlab.core.atomic import write_json
-from speakerlab.training.prefetch import MicroBatch
-from speakerlab.training.task import SpeakerTask
+from speakerlab.training.task import MicroBatch, SpeakerTask
 
 log = logging.getLogger(__name__)
 MAX_LINES = 3  # on bad micro-batches; the file has all

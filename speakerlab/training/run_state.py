@@ -15,11 +15,9 @@ from speakerlab.training.checkpoint import (
     snapshot,
 )
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.guard import NumericError
-from speakerlab.training.learning import LearningWatch
-from speakerlab.training.metric_sums import MetricSums
+from speakerlab.training.progress import LearningWatch, MetricSums
 from speakerlab.training.task import SpeakerTask
-from speakerlab.training.update import Updater
+from speakerlab.training.update import NumericError, Updater
 from speakerlab.training.writer import CheckpointWriter
 
 Parts = Sequence[tuple[int, Mapping[str, Tensor]]]  # (first row, rows of a split head by name)

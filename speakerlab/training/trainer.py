@@ -15,15 +15,15 @@ import torch
 from torch.profiler import record_function
 
 from speakerlab.training.batch_size import BatchPlan
-from speakerlab.training.guard import NumericError
-from speakerlab.training.learning import DivergedError
 from speakerlab.training.monitor import Monitor
 from speakerlab.training.nan_report import NanReport, examine
-from speakerlab.training.prefetch import Prefetcher
+from speakerlab.training.progress import DivergedError
 from speakerlab.training.rescue import Rescue, is_out_of_memory
 from speakerlab.training.run_state import RunState
 from speakerlab.training.schedules import Schedule
 from speakerlab.training.signals import Signals, Stopped
+from speakerlab.training.task import Prefetcher
+from speakerlab.training.update import NumericError
 
 log = logging.getLogger(__name__)
 MAX_ROLLBACKS = 2

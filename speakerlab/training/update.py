@@ -1,25 +1,103 @@
-"""From gradients to parameters: unscale, clip, decide whether the step counts, step.
+"""From gradients to parameters: unscale, clip, skip the step if it is not finite, step.
 
-Nothing here waits for a GPU: fused optimizers skip a bad step by themselves (their `found_inf`).
+A bad step leaves parameters, momentum and BatchNorm statistics unchanged and uses up its place in
+the data, so that a bad batch never ends a run. The norm is taken after gradients are averaged over
+ranks, so every rank decides alike.
+
+Nothing here waits for a GPU: fused optimizers skip a bad step by themselves (their `found_inf`),
+and the host reads the verdict one step late, never waiting for the step it has just queued.
 The loss scale keeps gradients in fp16 from vanishing. torch's GradScaler looks at the gradients of
 one rank only; here the verdict covers all ranks and the gradient norm.
 Micikevicius et al., Mixed Precision Training, ICLR 2018, arXiv 1710.03740, section 3.2.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from speakerlab.training.guard import MAX_BAD_STEPS, Guard, NumericError
-
+MAX_BAD_STEPS = 20  # in a row
 INITIAL_SCALE = 2.0**16  # halves at a bad step
 GROWTH_STEPS = 2000  # good steps in a row after which the scale doubles
 MIN_SCALE = 1.0  # a gradient that overflows unscaled is not the scale's fault
 
+copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 multiply_all = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+
+
+class NumericError(RuntimeError):
+    """Too many steps in a row without a finite gradient, or weights that are not finite."""
+
+    def __init__(self, text: str, step: int) -> None:
+        super().__init__(text)
+        self.step = step  # a bad one
+
+
+class Verdict(NamedTuple):
+    """What the host knows about a step."""
+
+    step: int
+    grad_norm: float
+    bad_in_a_row: int
+    loss_scale: float
+
+
+class Guard:
+    """Keeps BatchNorm's statistics from before a step; counts bad steps."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
+        self.buffers: list[Tensor] = [b for m in layers for b in m.buffers()]
+        self.saved = [torch.empty_like(buffer) for buffer in self.buffers]
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # in total
+        self.in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        self.late = device.type == "cuda"  # the host learns the verdict one step late
+        self.pending: tuple[int, Tensor, torch.cuda.Event] | None = None
+
+    def before_step(self) -> None:
+        """Save the statistics; call before the first micro-batch of a step."""
+        if self.buffers:
+            copy_all(self.saved, self.buffers)
+
+    def judge(self, grad_norm: Tensor) -> Tensor:
+        """Return 1.0 if the step is bad, else 0.0, on the device; a bad step's statistics go."""
+        is_bad = ~grad_norm.isfinite()
+        if self.buffers and self.late:
+            kept = [torch.where(is_bad, old, new) for old, new in zip(self.saved, self.buffers)]
+            copy_all(self.buffers, kept)
+        elif is_bad:
+            self.restore()
+        self.skipped += is_bad
+        self.in_a_row = torch.where(is_bad, self.in_a_row + 1, 0)
+        return is_bad.float()
+
+    def restore(self) -> None:
+        """Reset BatchNorm's statistics to those from before the step."""
+        if self.buffers:
+            copy_all(self.buffers, self.saved)
+
+    def read(self, step: int, grad_norm: Tensor, loss_scale: Tensor) -> Verdict | None:
+        """Return the verdict on this step; on a GPU that on the step before, None at the first."""
+        values = torch.stack([grad_norm.double(), self.in_a_row.double(), loss_scale.double()])
+        if self.late:
+            before, ready = self.pending, torch.cuda.Event()
+            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            host.copy_(values, non_blocking=True)
+            ready.record()
+            self.pending = (step, host, ready)
+            if before is None:
+                return None
+            step, values, ready = before
+            ready.synchronize()
+        norm, in_a_row, scale = values.tolist()
+        return Verdict(step, norm, int(in_a_row), scale)
+
+    def reset(self) -> None:
+        """Forget the bad steps in a row, after a roll-back."""
+        self.in_a_row.zero_()
+        self.pending = None
 
 
 class Update(NamedTuple):
@@ -150,3 +228,32 @@ def create_momentum(optimizer: torch.optim.Optimizer) -> None:
             optimizer.state[parameter].setdefault(
                 "momentum_buffer", torch.zeros_like(parameter, memory_format=torch.preserve_format)
             )
+
+
+def sgd(
+    parameters: Iterable[nn.Parameter],
+    *,
+    lr: float,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    weight_decay: float = 1e-4,
+) -> torch.optim.Optimizer:
+    """Stochastic gradient descent with (Nesterov) momentum."""
+    options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+    return torch.optim.SGD(parameters, lr=lr, fused=True, **options)
+
+
+def adamw(
+    parameters: Iterable[nn.Parameter],
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.05,
+) -> torch.optim.Optimizer:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101)."""
+    options = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
+    return torch.optim.AdamW(parameters, lr=lr, fused=True, **options)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": sgd, "adamw": adamw}

@@ -11,8 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from voices import RATE
 
 from speakerlab.data.manifest import read_manifest
-from speakerlab.experiments.validation import Validation
-from speakerlab.experiments.validation_pictures import _log_once, pictures_of
+from speakerlab.experiments.validation import Validation, _log_once, pictures_of
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.monitor import Monitor
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from speakerlab.training.learning import LearningWatch
+from speakerlab.training.progress import LearningWatch
 
 
 def feed(watch, rows, *, first=10, every=10):

@@ -5,12 +5,12 @@ import sys
 
 from refusals import refuses
 
-from speakerlab.training.lock import lock_experiment
+from speakerlab.experiments.consistency import lock_experiment
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from speakerlab.training.lock import lock_experiment
+from speakerlab.experiments.consistency import lock_experiment
 lock = lock_experiment(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)

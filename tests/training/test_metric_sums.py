@@ -3,11 +3,10 @@
 import torch
 
 from speakerlab.core.batch import Batch
-from speakerlab.training import metric_sums
+from speakerlab.training import progress
 from speakerlab.training.distributed import start_ranks
-from speakerlab.training.metric_sums import MetricSums
-from speakerlab.training.prefetch import MicroBatch
-from speakerlab.training.task import TaskOutput
+from speakerlab.training.progress import MetricSums
+from speakerlab.training.task import MicroBatch, TaskOutput
 from speakerlab.training.update import Update
 
 
@@ -46,7 +45,7 @@ def test_a_row_of_skipped_steps_has_no_loss():
 
 def test_waiting_is_reported_beyond_a_fifth_and_rarely(caplog, monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(metric_sums.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
     sums = make_sums()
 
     def take_row(step, wait, seconds):

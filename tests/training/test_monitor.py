@@ -13,9 +13,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.projector import projector_config_pb2
 
-from speakerlab.training import events
-from speakerlab.training.events import Pictures
-from speakerlab.training.monitor import Monitor
+from speakerlab.training import monitor as monitor_module
+from speakerlab.training.monitor import Monitor, Pictures
 
 NAMES = ("loss", "accuracy", "lr", "margin", "grad_norm", "clipped", "skipped", "loss_scale")
 NAMES = (*NAMES, "crops_per_second", "data_wait", "gpu_memory_mb", "attempt")
@@ -103,7 +102,7 @@ def test_tensorboard_has_the_same_numbers(tmp_path):
 def test_no_step_is_there_twice_after_resumes(tmp_path, monkeypatch, clock):
     """Each goes on from step 10, as after a roll-back, with a loss of its own."""
     at = [2_000_000_000.0]
-    monkeypatch.setattr(events.time, "time", lambda: at[0])
+    monkeypatch.setattr(monitor_module.time, "time", lambda: at[0])
     for attempt in range(12):
         monitor = make_monitor(tmp_path, start_step=10 if attempt else 0)
         for step in (10, 20, 30)[bool(attempt) :]:

@@ -7,9 +7,7 @@ import torch
 from refusals import refuses
 from torch import nn
 
-from speakerlab.training.guard import MAX_BAD_STEPS, Guard, NumericError
-from speakerlab.training.optim import OPTIMIZERS
-from speakerlab.training.update import Updater
+from speakerlab.training.update import MAX_BAD_STEPS, OPTIMIZERS, Guard, NumericError, Updater
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from speakerlab.training.prefetch import Prefetcher
+from speakerlab.training.task import Prefetcher
 
 SAMPLES = 8000
 CPU = torch.device("cpu")
