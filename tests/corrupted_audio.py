@@ -1,6 +1,6 @@
-"""Contents of recordings as they should not be, each made from a generator of random numbers.
+"""Contents of corrupted recordings, each made from a random generator, with their expected fate.
 
-In: a generator. Out: bytes, and what must become of them. Letters: S samples.
+Letters: S samples.
 """
 
 import io
@@ -47,7 +47,7 @@ def clean_wave(rng: Rng) -> np.ndarray:
 
 
 def encoded(wave: np.ndarray, form: str = "WAV", subtype: str | None = None, rate: int = RATE):
-    """The content of a file of any format that libsndfile writes."""
+    """Return the content of a file in any format that libsndfile writes."""
     file = io.BytesIO()
     if subtype in ("FLOAT", "DOUBLE") and wave.dtype == np.int16:  # libsndfile would not scale
         wave = wave / 32768
@@ -68,7 +68,7 @@ def cut(data: bytes, rng: Rng, first: int, last: int | None = None) -> bytes:
 
 
 def flip(data: bytes, rng: Rng, first: int, last: int | None = None) -> bytes:
-    """One to eight bits."""
+    """Flip one to eight bits."""
     changed = bytearray(data)
     for _ in range(int(rng.integers(1, 9))):
         changed[int(rng.integers(first, min(last or len(data), len(data))))] ^= 1 << rng.integers(8)
@@ -76,7 +76,7 @@ def flip(data: bytes, rng: Rng, first: int, last: int | None = None) -> bytes:
 
 
 def splice(data: bytes, rng: Rng) -> bytes:
-    """Bytes taken out, put in, or replaced by zeros."""
+    """Take bytes out, put some in, or replace them by zeros."""
     at, size = int(rng.integers(len(data))), int(rng.integers(1, 5000))
     middle = [b"", rng.bytes(size) + data[at : at + size], bytes(size)][rng.integers(3)]
     return data[:at] + middle + data[at + size :]
@@ -108,7 +108,7 @@ def lying_flac(field: str) -> Callable[[Rng], bytes]:
 
 
 def extensible(rng: Rng) -> bytes:
-    """WAVE_FORMAT_EXTENSIBLE whose inner format, sizes or valid bits are odd."""
+    """Return WAVE_FORMAT_EXTENSIBLE with odd inner format, sizes or valid bits."""
     wave = clean_wave(rng).tobytes()
     inner = rng.bytes(16) if rng.random() < 0.5 else b"\1\0\0\0\0\0\x10\0\x80\0\0\xaa\0\x38\x9b\x71"
     size, valid = int(rng.choice([0, 1, 22, 23, 65535])), int(rng.choice([0, 3, 8, 16, 24, 99]))
@@ -118,7 +118,7 @@ def extensible(rng: Rng) -> bytes:
 
 
 def odd_chunks(rng: Rng) -> bytes:
-    """Chunks of absurd sizes before the samples, twice the same, or in the wrong order."""
+    """Return a wav with chunks of absurd sizes, duplicates, or in the wrong order."""
     data = wav(rng)
     size = int(EDGES_32[rng.integers(len(EDGES_32))])
     chunk = rng.choice([b"LIST", b"fact", b"fmt ", b"data", b"\0\0\0\0"]) + struct.pack("<I", size)
@@ -143,7 +143,7 @@ def of_length(num_samples: int, form: str = "WAV") -> Callable[[Rng], bytes]:
 
 
 def with_rate(rate: int) -> Callable[[Rng], bytes]:
-    """Header alone: libsndfile would not write it."""
+    """Change the rate in the header only, to one that libsndfile would not write."""
 
     def make(rng: Rng) -> bytes:
         data = bytearray(wav(rng))

@@ -1,7 +1,7 @@
-"""Recordings as they should not be: a corpus of `SPEAKER/*.wav` made from a seed.
+"""Corrupted corpora of `SPEAKER/*.wav`, made from a seed.
 
-In: a folder, a count, a seed. Out: `Case`s, each with its kind and what must become of it. Case i
-of a seed is always the same, whatever the count. Letters: S samples.
+In: a folder, a count, a seed. Out: `Case`s with their kind and expected fate. Case i of a seed does
+not depend on the count. Letters: S samples.
 """
 
 import os
@@ -16,14 +16,14 @@ from corrupted_audio import CONTENTS, MARKER, Fate, Rng, clean_wave, encoded, wa
 
 @dataclass(frozen=True)
 class Case:
-    """One input: where it lies, what was done to it, and what has to become of it."""
+    """One input: its file, how it was corrupted, and what must happen to it."""
 
     path: Path
     kind: str
     fate: Fate
     number: int
     seed: int
-    wave_S: np.ndarray | None = None  # what it holds, where that is known
+    wave_S: np.ndarray | None = None  # its samples, if known
 
     def __str__(self) -> str:
         return f"case {self.number} of seed {self.seed}, {self.kind}: {str(self.path)!r}"
@@ -34,7 +34,7 @@ def fifo(path: Path, rng: Rng) -> None:
 
 
 def plugged(path: Path, rng: Rng) -> None:
-    """A socket, whose own path may be long where a socket's may not."""
+    """Make a socket; its path may be longer than bind() takes."""
     handle = os.open(path.parent, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as end:
         end.bind(f"/proc/self/fd/{handle}/{path.name}")
@@ -53,7 +53,7 @@ def linked(path: Path, rng: Rng) -> None:
     path.symlink_to(target)
 
 
-# What is no plain file; "unreadable" is readable for root.
+# What is not a regular file; "unreadable" is readable for root.
 SPECIALS: dict[str, tuple[Callable[[Path, Rng], None], Fate]] = {
     "folder": (lambda path, rng: path.mkdir(), "rejected"),
     "link to nothing": (lambda path, rng: path.symlink_to("nowhere"), "rejected"),
@@ -93,7 +93,7 @@ KINDS = [PLAIN, *CONTENTS, *SPECIALS, *(f"name: {name}" for name in NAMES)]
 
 
 def write_case(folder: Path, number: int, seed: int, *, prefix: bytes = b"") -> Case:
-    """Case `number`, in a speaker's folder, its name behind a prefix."""
+    """Write case `number` into a speaker's folder; its name begins with the prefix."""
     kind, rng = KINDS[number % len(KINDS)], np.random.default_rng([seed, number])
     name, fate = f"{number:05d}".encode(), "kept"
     ending = b".WAV" if rng.random() < 0.1 else b".wav"
@@ -117,7 +117,7 @@ def write_case(folder: Path, number: int, seed: int, *, prefix: bytes = b"") -> 
 def write_corpus(
     folder: Path, speakers: Sequence[str], *, count: int, seed: int, prefix: bytes = b""
 ) -> list[Case]:
-    """`count` cases in turn over the speakers' folders."""
+    """Write `count` cases, in turn over the speakers' folders."""
     for name in speakers:
         (folder / name).mkdir(parents=True)
     places = [folder / speakers[number % len(speakers)] for number in range(count)]

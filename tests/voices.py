@@ -41,7 +41,7 @@ def write_voices(
     """Write a data directory with its recordings in `wav/` beside it, and check it.
 
     Utterance `spk1-0` is the first of speaker 1 and as long as the first of `seconds`. The trials
-    are written as `trials`; "all" stands for every pair.
+    are written as `trials`; "all": every pair.
     """
     wavs, owners = {}, {}
     (folder.parent / "wav").mkdir(exist_ok=True, parents=True)

@@ -22,7 +22,7 @@ is_once, harm = harm.endswith("-once"), harm.removesuffix("-once")
 
 
 def run_out_of_memory(_gradient: torch.Tensor) -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory, said the test")
+    raise torch.OutOfMemoryError("CUDA out of memory, made up by a test")
 
 
 def poison(out: torch.Tensor) -> torch.Tensor:

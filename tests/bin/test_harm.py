@@ -1,4 +1,4 @@
-"""Trainings that are harmed or stopped in the middle: what is skipped, saved, rolled back, told."""
+"""Trainings that are harmed or stopped: steps skipped, rolled back, saved and resumed."""
 
 import json
 import math
@@ -151,7 +151,7 @@ def test_a_run_stopped_by_a_signal_saves_and_resumes_bit_identically(
 def test_torchrun_hands_sigterm_on_and_two_ranks_resume_bit_identically(
     train, train_command, environment, tmp_path
 ):
-    """The checkpoint is off the schedule, at whatever step it was."""
+    """The checkpoint is of the step at which the signal came, outside the schedule."""
     more = ["training.checkpoint_every_steps=1000", "runtime.micro_batch=4"]
     whole, exp = tmp_path / "whole", tmp_path / "cut"
     train(whole, *more, ranks=2)

@@ -1,10 +1,8 @@
-"""The rules of the house that an import graph or a syntax tree can show, and that each is noticed.
-
-In: a tree of sources. Out: one line for each violation; for this repository there are none.
-"""
+"""Import order and other rules that a syntax tree can show; planted violations are found."""
 
 import ast
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -25,7 +23,7 @@ ROW = {name: index for index, row in enumerate(ORDER) for name in row}
 MAX_PACKAGES = 14
 MAX_LINES = 320
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
-# Parts that not everybody has, or that are slow to import: inside the function that needs them.
+# Optional, or slow to import: imported inside the functions that need them.
 ONLY_IN_FUNCTIONS = {"torchaudio", "matplotlib", "soxr", "onnx", "onnxscript", "onnxruntime", "av"}
 ONLY_IN = {
     "pydantic": ("config/schema.py", "config/messages.py"),
@@ -36,13 +34,13 @@ FP32_ISLANDS = ("losses/", "frontend/", "models/pooling.py")
 
 
 def parts_of(path: Path, package: Path) -> list[str]:
-    """The dotted name of a module, in parts: `speakerlab/models/pooling.py` -> three parts."""
+    """Return a module's dotted name in parts: `speakerlab/models/pooling.py` -> three parts."""
     parts = list(path.relative_to(package.parent).with_suffix("").parts)
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
 def imports_of(path: Path, package: Path) -> Iterator[tuple[str, bool]]:
-    """(absolute dotted name, whether importing the module leaves it alone) of all its imports."""
+    """Yield (absolute dotted name, whether it is imported later than the module) of all imports."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     later = {id(n) for part in ast.walk(tree) if is_deferred(part) for n in ast.walk(part)}
     folder = list(path.parent.relative_to(package.parent).parts)
@@ -58,14 +56,14 @@ def imports_of(path: Path, package: Path) -> Iterator[tuple[str, bool]]:
 
 
 def is_deferred(node: ast.AST) -> bool:
-    """Whether what is in here does not run when the module is imported."""
+    """Return whether this code does not run when the module is imported."""
     if isinstance(node, ast.If):
         return ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def may_import(importer: list[str], imported: list[str]) -> bool:
-    """Whether a module may import another, both given as the parts of their dotted names."""
+    """Return whether a module may import another; both are the parts of dotted names."""
     if importer[1:] == ["__main__"] or imported[1:2] in ([], ["__version__"]):
         return True
     if importer[1:] == []:  # the package's own __init__: `speakerlab.load`
@@ -88,39 +86,28 @@ def find_bad_imports(path: Path, package: Path) -> Iterator[str]:
 
 
 def find_cycles(package: Path) -> list[str]:
-    """Modules that import each other, one line for each such group, `TYPE_CHECKING` included."""
+    """Return a line that names modules which import each other, if some do."""
     paths = {".".join(parts_of(path, package)): path for path in package.rglob("*.py")}
     graph: dict[str, set[str]] = {}
     for name, path in paths.items():
         found = {module_of(target, paths) for target, _ in imports_of(path, package)}
         graph[name] = found - {name, "", package.name}
-    reached = {name: reachable(graph, name) for name in graph}
-    groups = {frozenset({name, *others_in_cycle(reached, name)}) for name in graph}
-    return sorted(f"cycle: {', '.join(sorted(group))}" for group in groups if len(group) > 1)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [f"cycle: {', '.join(sorted(set(error.args[1])))}"]
+    return []
 
 
 def module_of(name: str, modules: Mapping[str, Path]) -> str:
-    """The module that an imported dotted name is, or is a part of."""
+    """Return the module that a dotted name is, or is in."""
     while name and name not in modules:
         name = name.rpartition(".")[0]
     return name
 
 
-def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
-    found, waiting = set[str](), [start]
-    while waiting:
-        for name in graph.get(waiting.pop(), set()) - found:
-            found.add(name)
-            waiting.append(name)
-    return found
-
-
-def others_in_cycle(reached: Mapping[str, set[str]], name: str) -> set[str]:
-    return {other for other in reached[name] if other != name and name in reached[other]}
-
-
 def find_autocast(path: Path, package: Path) -> Iterator[str]:
-    """torch's autocast is called in one file; elsewhere it may be switched off, where listed."""
+    """Yield calls of torch's autocast outside its file; FP32_ISLANDS may switch it off."""
     inner = path.relative_to(package).as_posix()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):
@@ -136,7 +123,7 @@ def find_autocast(path: Path, package: Path) -> Iterator[str]:
 
 
 def find_exits(path: Path, package: Path) -> Iterator[str]:
-    """Only commands end the process."""
+    """Yield calls that end the process outside commands."""
     inner = path.relative_to(package).as_posix()
     if inner.startswith("bin/") or inner == "__main__.py":
         return
@@ -146,7 +133,7 @@ def find_exits(path: Path, package: Path) -> Iterator[str]:
 
 
 def find_violations(package: Path) -> list[str]:
-    """Every violation in a package laid out as speakerlab is."""
+    """Return every violation in a package laid out as speakerlab is."""
     lines: list[str] = []
     folders = sorted({path.parent.name for path in package.glob("*/*.py")})
     lines += [f"{name}/: has no place in ORDER" for name in folders if name not in ROW]
@@ -163,7 +150,7 @@ def find_violations(package: Path) -> list[str]:
 
 
 def find_crowded(root: Path) -> list[str]:
-    """Modules with a name that says nothing, or with too many lines."""
+    """Return a line for each module with an empty name or too many lines."""
     lines: list[str] = []
     # not egs/**: a recipe's tools, corpus and experiments lie below it
     patterns = ("speakerlab/**/*.py", "egs/*/*.py", "tests/**/*.py", "benchmarks/**/*.py")

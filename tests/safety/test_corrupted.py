@@ -1,4 +1,4 @@
-"""Corrupted corpora through stages 1 to 3: nothing is lost, nothing hangs, no file name is run."""
+"""Corrupted corpora through stages 1 to 3: no recording is lost, nothing hangs, no code runs."""
 
 import multiprocessing
 import os
@@ -34,7 +34,7 @@ SETTINGS = [
 
 
 def run(place: Path, *words: object, timeout: float, cases: Sequence[Case]) -> tuple[int, str]:
-    """(exit code, stderr) of `python *words`, run in an empty folder; 0 or 1 and no traceback."""
+    """Run `python *words` in an empty folder; return (exit code 0 or 1, stderr)."""
     (place / "here").mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error::RuntimeWarning", *map(str, words)]
@@ -52,7 +52,7 @@ def run(place: Path, *words: object, timeout: float, cases: Sequence[Case]) -> t
 
 
 def find_culprit(cases: Sequence[Case], seconds: float = 5.0) -> str:
-    """The first input whose decoding hangs or kills a process, as far as one does so alone."""
+    """Name the first input whose decoding alone hangs or kills a process."""
     context = multiprocessing.get_context("fork")
     for case in cases:
         process = context.Process(target=audio.decode_fault, args=(case.path, 0))
@@ -65,7 +65,7 @@ def find_culprit(cases: Sequence[Case], seconds: float = 5.0) -> str:
 
 
 def stages_1_and_2(place: Path, data: Path, words: Sequence[object], cases: Sequence[Case]) -> None:
-    """Prepare, check, pack; before that, what is broken is told where none is allowed."""
+    """Prepare, check and pack; checked without --allow-rejected, broken files are refused."""
     how = {"timeout": 60 + 0.1 * len(cases), "cases": cases}
     code, text = run(place, *words, "--data", data, **how)
     assert code == 0, text
@@ -83,7 +83,7 @@ def stages_1_and_2(place: Path, data: Path, words: Sequence[object], cases: Sequ
 
 
 def check_every_case(data: Path, cases: Iterable[Case], id_of) -> Counter[str]:
-    """Each is in the manifest, with its samples, or in rejected.tsv; how often which reason."""
+    """Check that each case is in the manifest or in rejected.tsv; return counts of reasons."""
     manifest = read_manifest([data / "train"], sample_rate=RATE)
     rows = {utterance: row for row, utterance in enumerate(manifest.ids)}
     rejected = read_rejected(data / "train")
@@ -107,12 +107,12 @@ def check_every_case(data: Path, cases: Iterable[Case], id_of) -> Counter[str]:
 
 
 def is_of(path: Path, listed: str, data: Path) -> bool:
-    """Whether a file in wav.scp is this recording, linked to, or converted."""
+    """Return whether a file in wav.scp is this recording, a link to it, or its conversion."""
     return listed == str(path.resolve()) or listed.startswith(f"{data}/wav/")
 
 
 def check_every_read(manifest: Manifest) -> None:
-    """Every second of every utterance is the same from shards and from its file."""
+    """Check that shards and files give the same samples for every second."""
     (part,) = manifest.parts
     assert part.waves is not None
     loose = replace(manifest, parts=(replace(part, waves=None),))
@@ -126,7 +126,7 @@ def check_every_read(manifest: Manifest) -> None:
 
 
 def through_own(place: Path, *, count: int, seed: int) -> Counter[str]:
-    """Recordings of one's own through all three stages."""
+    """Take a corrupted corpus through all three stages of egs/own."""
     corpus, data = place / f"a corpus `touch {MARKER}`", place / "data"
     cases = write_corpus(corpus, SPEAKERS, count=count, seed=seed)
     wav = encoded(clean_wave(np.random.default_rng(seed)))
@@ -154,8 +154,8 @@ def through_own(place: Path, *, count: int, seed: int) -> Counter[str]:
     return reasons
 
 
-def test_a_corpus_in_librispeechs_layout(tmp_path):
-    """Whose ids are the files' names; nothing is converted."""
+def test_a_corrupted_librispeech(tmp_path):
+    """Its ids are the names of the files; nothing is converted."""
     corpus, data = tmp_path / "corpus", tmp_path / "data"
     cases = []
     for chapter, count in (("19-198", len(KINDS)), ("26-495", 9)):
@@ -173,14 +173,14 @@ def test_a_corpus_in_librispeechs_layout(tmp_path):
     assert len(read_manifest([data / "train"], sample_rate=RATE)) + reasons.total() == len(cases)
 
 
-def test_a_short_corpus_of_ones_own(tmp_path):
+def test_a_corrupted_corpus_of_150_files(tmp_path):
     reasons = through_own(tmp_path, count=150, seed=1)
     assert len(reasons) > 15  # a corpus that is rejected for one reason tests one thing
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_five_thousand_inputs(tmp_path):
+def test_a_corrupted_corpus_of_5000_files(tmp_path):
     reasons = through_own(tmp_path, count=5000, seed=2)
     for reason, count in reasons.most_common():
         print(f"{count:5d} {reason}")

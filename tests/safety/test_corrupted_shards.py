@@ -1,4 +1,4 @@
-"""Damaged shards and columns: one line, or the right samples; never others, never a crash."""
+"""Damaged shards and columns give one clear line or the right samples, never others."""
 
 import warnings
 from collections import Counter
@@ -25,7 +25,7 @@ def read_all(folder: Path) -> dict[str, np.ndarray]:
 
 
 def damage(data: bytes, rng: np.random.Generator) -> bytes:
-    """Bits flipped anywhere or at the beginning, bytes replaced, the end missing, or all of it."""
+    """Flip bits, replace bytes, or cut the end off."""
     kind = rng.integers(6)
     if kind == 0:
         return data[: rng.integers(len(data))]
@@ -39,12 +39,12 @@ def damage(data: bytes, rng: np.random.Generator) -> bytes:
 
 @pytest.mark.parametrize("codec", ["pcm", "flac"])
 @pytest.mark.parametrize("name", [f"shards/{INDEX}", NAME, "shards/shard-00000.tar"])
-def test_damage_is_told_or_harmless(make_data_dir, codec: Codec, name):
+def test_damage_is_refused_or_harmless(make_data_dir, codec: Codec, name):
     folder: Path = make_data_dir(speakers=range(4), seconds=[0.25, 1.1, 4.3])
     truth = read_all(folder)
     pack_data_dir(folder, layout=Layout.of_waves(codec, sample_rate=RATE))
     path = folder / name
-    whole, told = path.read_bytes(), Counter[str]()
+    whole, reasons = path.read_bytes(), Counter[str]()
     for seed in range(150):
         path.write_bytes(damage(whole, np.random.default_rng(seed)))
         try:
@@ -54,18 +54,18 @@ def test_damage_is_told_or_harmless(make_data_dir, codec: Codec, name):
         except (ValueError, FileNotFoundError) as error:
             text = str(error)
             assert "\n" not in text and str(path) in text and "; " in text, f"seed {seed}: {text}"
-            told[text.split(": ", 1)[1].partition(",")[0]] += 1
+            reasons[text.split(": ", 1)[1].partition(",")[0]] += 1
             continue
         assert found.keys() == truth.keys(), f"seed {seed}"
         for utterance, wave_S in truth.items():
             assert np.array_equal(found[utterance], wave_S), f"seed {seed}: {utterance}"
     # what a tar file has around its members is not read: damage there is harmless
-    assert told.total() > (60 if path.suffix == ".tar" else 145), told
+    assert reasons.total() > (60 if path.suffix == ".tar" else 145), reasons
     path.write_bytes(whole)
     assert read_all(folder).keys() == truth.keys()
 
 
-def test_a_shard_that_is_gone_is_told(make_data_dir):
+def test_a_missing_shard_is_named(make_data_dir):
     folder: Path = make_data_dir()
     pack_data_dir(folder, layout=Layout.of_waves("pcm", sample_rate=RATE))
     (folder / "shards/shard-00000.tar").unlink()
