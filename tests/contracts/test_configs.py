@@ -118,11 +118,3 @@ def test_hardware_sets_the_section_runtime_only(path):
     known = {merge_layers([model])[0]["model"]["name"] for model in MODELS}
     assert set(sizes) <= known
     assert all(16 <= size <= 128 for size in sizes.values())
-
-
-def test_later_layers_override_earlier_ones():
-    layers = [ROOT / "conf/campplus.yaml", ROOT / "conf/finetune/large_margin.yaml"]
-    config = load_config([*layers, ROOT / "conf/hardware/cpu.yaml"], ["runtime.num_workers=3"])
-    assert (config.training.lr, config.training.margin.initial) == (1e-4, 0.5)
-    assert (config.data.crop_seconds, config.augment.speeds) == (6.0, (1.0,))
-    assert (config.runtime.precision, config.runtime.num_workers) == ("fp32", 3)
