@@ -25,7 +25,8 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from speakerlab.core import process
 
 RESUME = "run the same command again to resume from the last checkpoint"
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")  # a training saves, then leaves
+# A training saves, then leaves. SIGUSR1 is Slurm's.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 SAVING_SECONDS = 30  # for ranks to leave by themselves
 LOST_SECONDS = 10  # the same after one was killed: the others wait for it and cannot save
 SHARED_MEMORY = Path("/dev/shm")
@@ -51,10 +52,10 @@ class Ranks(SubprocessContext):
     def start(self) -> None:
         """Start as torchrun does; pass SIGUSR1 (Slurm's) on too, keep what nohup ignores."""
         Ranks.num_hosts = int(self.envs[0].get("GROUP_WORLD_SIZE", 1))
-        ignored = [name for name in SIGNALS if signal.getsignal(_number(name)) == signal.SIG_IGN]
+        ignored = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
         super().start()
-        for name in SIGNALS:
-            signal.signal(_number(name), signal.SIG_IGN if name in ignored else pass_on)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN if number in ignored else pass_on)
 
     def close(self, death_sig: signal.Signals | None = None, timeout: int = SAVING_SECONDS) -> None:
         """Close as torchrun does, but sooner if a rank was killed and the others wait for it."""
@@ -72,13 +73,9 @@ class Ranks(SubprocessContext):
 
 def pass_on(number: int, _frame: FrameType | None) -> NoReturn:
     """Stop the run; a second signal (Slurm sends it, and the shell) must not cut saving short."""
-    for name in SIGNALS:
-        signal.signal(_number(name), signal.SIG_IGN)
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
     raise SignalException(f"got signal {number}", signal.Signals(number))
-
-
-def _number(name: str) -> signal.Signals:
-    return signal.Signals[name]
 
 
 def main() -> None:
@@ -124,7 +121,7 @@ def first_failure(failures: Mapping[int, ProcessFailure]) -> int:
 def verdict(rank: int, failure: ProcessFailure) -> str:
     """Return one line on the rank that failed first, because of which the others stopped."""
     code = failure.exitcode
-    if code in [process.stopped(_number(name)) for name in SIGNALS]:
+    if code in map(process.stopped, SIGNALS):
         return stopped(signal.Signals(code - process.stopped(0)))
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
     remedy = shared_memory() if code == -signal.SIGBUS else REMEDIES.get(code, RESUME)

@@ -6,25 +6,16 @@ learning rate schedule; BatchNorm's statistics are averaged like weights, as in 
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from speakerlab.checkpoints.published import publish
 from speakerlab.config.build import build_embedder, build_head
 from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import load_config
 from speakerlab.losses.head import Head
-from speakerlab.training.checkpoint import (
-    list_checkpoints,
-    load_state,
-    read_checked,
-    read_note,
-)
-
-PREFIXES = ("embedder.", "head.")
+from speakerlab.training.checkpoint import list_checkpoints, load_state, read_checked, read_note
 
 
 def average_newest(
@@ -35,26 +26,23 @@ def average_newest(
     head: averaged too; it must not be split over ranks. Raises ValueError if there is none, or one
     is damaged.
     """
-    folders = [
-        folder
-        for folder in list_checkpoints(exp_dir / "checkpoints")
-        if read_note(folder).scheduled
-    ][-num:]
+    found = list_checkpoints(exp_dir / "checkpoints")
+    folders = [folder for folder in found if read_note(folder).scheduled][-num:]
     if not folders:
         raise ValueError(
             f"{exp_dir}/checkpoints: no scheduled checkpoint to average; lower "
             "training.checkpoint_every_steps"
         )
-    sums: dict[str, Tensor] = {}
+    own = {f"embedder.{name}": tensor for name, tensor in embedder.state_dict().items()}
+    if head is not None:
+        own |= {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
+    sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in own.items()}
     for folder in folders:
-        for name, tensor in model_of(folder).items():
-            wide = tensor.double() / len(folders)
-            sums[name] = sums[name] + wide if name in sums else wide
-    for prefix, module in zip(PREFIXES, (embedder, head)):
-        own = {} if module is None else module.state_dict()
-        mean = {name: sums[prefix + name].to(tensor.dtype) for name, tensor in own.items()}
-        if module is not None:
-            module.load_state_dict(mean)
+        task = load_state(read_checked(folder).state)["task"]
+        for name, total in sums.items():
+            total += task[name].to(total) / len(folders)
+    for name, tensor in own.items():
+        tensor.copy_(sums[name])
     return [read_note(folder).step for folder in folders]
 
 
@@ -77,23 +65,12 @@ def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]
         head = build_head(config, embed_dim=embedder.embed_dim, num_classes=len(classes))
     steps = average_newest(exp_dir, num, embedder, head)
     run = exp_dir / "run.json"
-    known = json.loads(run.read_text(encoding="utf-8")) if run.exists() else {}
-    facts = {**known, "averaged": steps}
+    facts = json.loads(run.read_text(encoding="utf-8")) if run.exists() else {}
     return steps, publish(
         out,
         embedder=embedder,
         config=config,
-        facts=facts,
+        facts={**facts, "averaged": steps},
         head=head.state_dict() if head else None,
         speakers=classes,
     )
-
-
-def model_of(folder: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of embedder and head in a checkpoint, with their prefix."""
-    task = load_state(read_checked(folder).state)["task"]
-    return {
-        name: t
-        for name, t in task.items()
-        if name.startswith(PREFIXES) and isinstance(t, torch.Tensor)
-    }

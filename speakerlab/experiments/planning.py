@@ -51,6 +51,13 @@ class Footprint:
         gradients = self.weights * (1 if world_size == 1 else 2)
         return self.weights + gradients + self.momentum + self.saved_once
 
+    def crops_in(
+        self, free: float, device: torch.device, *, world_size: int, bank_bytes: float
+    ) -> int:
+        """Return how many crops fit in `free` bytes of a device."""
+        more = {"state_bytes": self.state(world_size), "bank_bytes": bank_bytes}
+        return batch_size.memory_limit(self.crop, free, device, **more)
+
 
 def footprint(
     config: Config,
@@ -115,16 +122,6 @@ def asked_micro_batch(config: Config) -> int | str:
     return asked.get(config.model.name, "auto") if isinstance(asked, dict) else asked
 
 
-def crops_that_fit(
-    found: Footprint, free: float, device: torch.device, *, world_size: int, bank_bytes: float = 0
-) -> int:
-    """Return how many crops fit in `free` bytes of a device."""
-    state = found.state(world_size)
-    return batch_size.memory_limit(
-        found.crop, free, device, state_bytes=state, bank_bytes=bank_bytes
-    )
-
-
 def plan_batch(
     config: Config, ranks: Ranks, task: SpeakerTask, *, below: int | None = None
 ) -> BatchPlan:
@@ -159,9 +156,7 @@ def plan_batch(
                 with_data=not on_gpu,
             )
             free, world = batch_size.free_bytes(ranks.device, ranks.local_size), ranks.world_size
-            most = crops_that_fit(
-                found, free, ranks.device, world_size=world, bank_bytes=bank_bytes
-            )
+            most = found.crops_in(free, ranks.device, world_size=world, bank_bytes=bank_bytes)
         return min(ranks.every(most))
 
     return batch_size.plan_batch(
@@ -189,9 +184,8 @@ class CardPlan:
     @cached_property
     def fit(self) -> int:
         """Number of crops that fit on one card."""
-        free = (self.card_gb - DRIVER_GB) * 2**30
-        banks = self.bank_gb * 2**30
-        return crops_that_fit(self.found, free, GPU, world_size=self.world_size, bank_bytes=banks)
+        free, banks = (self.card_gb - DRIVER_GB) * 2**30, self.bank_gb * 2**30
+        return self.found.crops_in(free, GPU, world_size=self.world_size, bank_bytes=banks)
 
     def batch(self) -> BatchPlan:
         """Return the plan of the training; raise ValueError where it would."""

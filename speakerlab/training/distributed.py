@@ -46,7 +46,6 @@ class Ranks:
     """This process among the others. Only global rank 0 writes files."""
 
     rank: int
-    local_rank: int
     world_size: int
     local_size: int  # ranks on this host
     device: torch.device
@@ -180,7 +179,6 @@ def start_ranks(*, timeout_minutes: float) -> Ranks:
         )
     return Ranks(
         rank=int(os.environ.get("RANK", 0)),
-        local_rank=local_rank,
         world_size=world_size,
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
         device=device,

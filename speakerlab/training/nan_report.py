@@ -7,9 +7,9 @@ Letters: B rows, S samples.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +78,20 @@ def examine(task: SpeakerTask, inputs: MicroBatch, margin: float, *, seed: int) 
 def _run(task: SpeakerTask, inputs: MicroBatch, margin: float, seed: int) -> dict[str, Any]:
     """Forward and backward: the first output in time, and the gradient nearest to the loss."""
     torch.manual_seed(seed)
-    finite = bool(inputs.wave_BS.isfinite().all())
-    first: list[str] = [] if finite else ["the augmentation"]
-    with watched_outputs(task, first):
-        output = task(inputs.wave_BS, inputs.batch.label_B, margin, batch=inputs.batch)
-        output.loss.backward()
-    failed = [
+    failed = [] if bool(inputs.wave_BS.isfinite().all()) else ["the augmentation"]
+
+    def watch(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        tensors = output if isinstance(output, tuple | list) else [output]
+        if not all(bool(t.isfinite().all()) for t in tensors if isinstance(t, Tensor)):
+            failed.append(name)
+
+    parts = [(name, part) for name, part in task.named_modules() if name]
+    hooks = [part.register_forward_hook(partial(watch, name)) for name, part in parts]
+    output = task(inputs.wave_BS, inputs.batch.label_B, margin, batch=inputs.batch)
+    output.loss.backward()
+    for hook in hooks:
+        hook.remove()
+    gradients = [
         name
         for name, parameter in task.named_parameters()
         if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
@@ -92,33 +100,10 @@ def _run(task: SpeakerTask, inputs: MicroBatch, margin: float, seed: int) -> dic
     loss = float(output.loss.detach())
     return {
         "loss": loss if math.isfinite(loss) else str(loss),  # JSON has no NaN
-        "module": first[0] if first else None,
-        "gradient": failed[-1] if failed else None,
-        "is_finite": not first and not failed,
+        "module": failed[0] if failed else None,
+        "gradient": gradients[-1] if gradients else None,
+        "is_finite": not failed and not gradients,
     }
-
-
-@contextmanager
-def watched_outputs(module: nn.Module, first: list[str]) -> Iterator[None]:
-    """Append to `first`, while it is empty, the name of a module whose output is not finite."""
-
-    def hook_of(name: str) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            tensors = output if isinstance(output, tuple | list) else [output]
-            floats = [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
-            if not first and not all(bool(tensor.isfinite().all()) for tensor in floats):
-                first.append(name)
-
-        return hook
-
-    handles = [
-        part.register_forward_hook(hook_of(name)) for name, part in module.named_modules() if name
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ PATIENCE_STEPS = 1000
 GUESSING_SHARE = 0.9  # of ln(classes)
 GUESSING_ACCURACY = 0.1
 DIVERGED_TIMES = 3.0
+WATCHED = ("bad_since", "best_loss", "margin", "reported")  # the state of `LearningWatch`
 LOWEST_LOSS = 0.1  # below it, three times as much is noise
 
 
@@ -153,18 +154,12 @@ class LearningWatch:
 
     def state(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "bad_since": self.bad_since,
-            "best_loss": self.best_loss if math.isfinite(self.best_loss) else None,
-            "margin": self.margin,
-            "reported": self.reported,
-        }
+        return {name: getattr(self, name) for name in WATCHED}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.bad_since, self.reported = state["bad_since"], state["reported"]
-        self.margin, best = state["margin"], state["best_loss"]
-        self.best_loss = math.inf if best is None else best
+        for name in WATCHED:
+            setattr(self, name, state[name])
 
     def _problem(self, loss: float, accuracy: float) -> str:
         if loss > self.guessing_loss and accuracy < GUESSING_ACCURACY:

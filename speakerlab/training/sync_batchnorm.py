@@ -22,31 +22,17 @@ from speakerlab.training.distributed import Group
 
 
 def join_batchnorms(module: nn.Module, group: Group, *, device: torch.device) -> None:
-    """Replace every BatchNorm in `module` with one that sees the rows of the whole group.
+    """Turn every BatchNorm in `module` into one that sees the rows of the whole group.
 
     Parameters, buffers and their names stay, for checkpoints and optimizers. Every rank of the
     group must then run each training pass. device: where the module will be.
     """
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, _BatchNorm):
-                setattr(parent, name, _joined(child, group, device))
-
-
-def _joined(norm: Any, group: Group, device: torch.device) -> _BatchNorm:
-    joined: Any
-    if device.type == "cuda":
-        joined = nn.SyncBatchNorm(norm.num_features, process_group=group.handle)
-    else:
-        joined = JoinedBatchNorm(norm.num_features)
-        joined.group = group
-    for name in ("eps", "momentum", "affine", "track_running_stats"):
-        setattr(joined, name, getattr(norm, name))
-    for name in ("weight", "bias"):
-        joined.register_parameter(name, getattr(norm, name))
-    for name in ("running_mean", "running_var", "num_batches_tracked"):
-        joined.register_buffer(name, getattr(norm, name))
-    return joined.train(norm.training)
+    norms: list[Any] = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+    for norm in norms:  # all have the same state, only the class differs
+        if device.type == "cuda":
+            norm.__class__, norm.process_group = nn.SyncBatchNorm, group.handle
+        else:
+            norm.__class__, norm.group = JoinedBatchNorm, group
 
 
 class JoinedBatchNorm(_BatchNorm):

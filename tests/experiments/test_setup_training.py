@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 def one_rank(kind: str) -> Ranks:
-    return Ranks(rank=0, local_rank=0, world_size=1, local_size=1, device=torch.device(kind))
+    return Ranks(rank=0, world_size=1, local_size=1, device=torch.device(kind))
 
 
 def make_task(config: Config, noises=(), num_classes=100) -> SpeakerTask:
