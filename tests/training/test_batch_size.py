@@ -1,4 +1,4 @@
-"""micro x ranks x accumulation = global, always; memory decides in how many pieces."""
+"""micro-batch x ranks x accumulation = global batch; memory decides the micro-batch."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from refusals import refuses
 from torch import nn
 
 from speakerlab.training.batch_size import (
-    GPU_RESERVE_BYTES,
     STATE_IN_RESERVE,
     memory_limit,
     micro_batches,
@@ -38,68 +37,47 @@ def test_every_plan_is_exact_and_in_range(world_size):
             assert plan.micro_batch == max(fitting)
 
 
-def test_one_small_card_accumulates_to_the_batch_of_four_large_ones():
-    large = plan_batch(global_batch=256, world_size=4, limit=lambda: 80)
-    small = plan_batch(global_batch=256, world_size=1, limit=lambda: 24)
-    assert (large.micro_batch, large.accumulation) == (64, 1)
-    assert (small.micro_batch, small.accumulation) == (16, 16)
+@pytest.mark.parametrize(
+    ("ask", "most", "micro_batch", "accumulation", "bn_batch", "reason"),
+    [
+        ({"world_size": 4}, 80, 64, 1, 64, "auto: memory allows 80"),
+        ({}, 24, 16, 16, 16, "auto: memory allows 24"),
+        ({"global_batch": 8, "world_size": 2}, 999, 4, 1, 4, "auto"),
+        ({"bn_batch": 64}, 500, 64, 4, 64, "auto: training.bn_batch fits"),
+        ({"bn_batch": 64}, 40, 32, 8, 32, "auto: memory allows 40"),
+        # ranks are joined until BatchNorm sees bn_batch crops
+        ({"world_size": 4, "bn_batch": 64, "join_ranks": True}, 40, 32, 2, 64, "allows 40"),
+        ({"world_size": 8, "bn_batch": 64, "join_ranks": True}, 24, 16, 2, 64, "allows 24"),
+        ({"world_size": 4, "bn_batch": 64, "join_ranks": True}, 64, 64, 1, 64, "fits"),
+        ({"world_size": 4, "bn_batch": 64}, 40, 32, 2, 32, "allows 40"),
+        # a micro-batch that ran out of memory is followed by the next smaller one that fits
+        ({"bn_batch": 64, "below": 64}, 500, 32, 8, 32, "64 ran out of memory"),
+        ({"bn_batch": 64, "below": 64}, 20, 16, 16, 16, "64 ran out of memory"),
+        ({"bn_batch": 64, "below": 16}, 500, 8, 32, 8, "16 ran out of memory"),
+        ({"below": 64, "micro_batch": 16}, None, 16, 16, 16, "64 ran out of memory"),
+        # a fixed one does not measure memory
+        ({"micro_batch": 32}, None, 32, 8, 32, "as configured"),
+    ],
+)
+def test_plans(ask, most, micro_batch, accumulation, bn_batch, reason):
+    def limit():
+        assert most is not None
+        return most
 
-
-def test_bn_batch_is_kept_where_it_fits_and_only_there():
-    plan = plan_batch(global_batch=256, world_size=1, bn_batch=64, limit=lambda: 500)
-    assert (plan.micro_batch, plan.reason) == (64, "auto: training.bn_batch fits")
-    plan = plan_batch(global_batch=256, world_size=1, bn_batch=64, limit=lambda: 40)
-    assert (plan.micro_batch, plan.bn_batch, plan.reason) == (32, 32, "auto: memory allows 40")
-
-
-def test_ranks_are_joined_until_batchnorm_sees_as_many_crops_as_it_should():
-    ask = {"global_batch": 256, "bn_batch": 64, "join_ranks": True}
-    plan = plan_batch(world_size=4, limit=lambda: 40, **ask)
-    assert (plan.micro_batch, plan.joined_ranks, plan.bn_batch) == (32, 2, 64)
-    plan = plan_batch(world_size=8, limit=lambda: 24, **ask)
-    assert (plan.micro_batch, plan.joined_ranks, plan.bn_batch) == (16, 4, 64)
-    plan = plan_batch(world_size=4, limit=lambda: 64, **ask)
-    assert (plan.joined_ranks, plan.bn_batch) == (1, 64)
-    assert plan_batch(world_size=4, limit=lambda: 40, **{**ask, "join_ranks": False}).bn_batch == 32
+    plan = plan_batch(**{"global_batch": 256, "world_size": 1, **ask}, limit=limit)
+    found = (plan.micro_batch, plan.accumulation, plan.bn_batch)
+    assert found == (micro_batch, accumulation, bn_batch) and plan.reason.endswith(reason)
 
 
 @pytest.mark.parametrize(
     ("micro_batch", "bn_batch", "world_size", "joined"),
-    [
-        (16, 64, 8, 4),
-        (16, 64, 6, 3),
-        (16, 64, 5, 1),
-        (48, 64, 4, 1),
-        (16, 64, 2, 2),
-        (16, None, 8, 1),
-    ],
+    [(16, 64, 8, 4), (16, 64, 6, 3), (16, 64, 5, 1), (48, 64, 4, 1), (16, 64, 2, 2)],
 )
-def test_groups_divide_the_ranks_and_do_not_exceed_bn_batch(
+def test_joined_ranks_divide_all_and_do_not_exceed_bn_batch(
     micro_batch, bn_batch, world_size, joined
 ):
     assert ranks_to_join(micro_batch, bn_batch, world_size) == joined
-
-
-def test_a_fixed_micro_batch_asks_no_memory():
-    def never():
-        raise AssertionError
-
-    plan = plan_batch(global_batch=24, world_size=2, micro_batch=6, limit=never)
-    assert (plan.micro_batch, plan.accumulation, plan.reason) == (6, 2, "as configured")
-    plan = plan_batch(global_batch=24, world_size=2, micro_batch=6, below=6, limit=never)
-    assert (plan.micro_batch, plan.accumulation) == (4, 3)
-
-
-def test_after_a_run_out_of_memory_the_next_smaller_one_is_taken():
-    ask = {"global_batch": 256, "world_size": 1, "bn_batch": 64}
-    plan = plan_batch(**ask, below=64, limit=lambda: 500)
-    assert (plan.micro_batch, plan.accumulation) == (32, 8)
-    assert plan.reason == "64 ran out of memory"
-    assert plan_batch(**ask, below=64, limit=lambda: 20).micro_batch == 16  # less is free now
-    assert plan_batch(**ask, below=16, limit=lambda: 500).micro_batch == 8
-    assert plan_batch(**ask, below=64, micro_batch=16, limit=lambda: 500).micro_batch == 16
-    with refuses("runtime.micro_batch", "not even 1 crop"):
-        plan_batch(**ask, below=1, limit=lambda: 500)
+    assert ranks_to_join(micro_batch, None, world_size) == 1
 
 
 @pytest.mark.parametrize(
@@ -108,19 +86,16 @@ def test_after_a_run_out_of_memory_the_next_smaller_one_is_taken():
         ({"global_batch": 256, "world_size": 3}, 99, "training.global_batch", (256, "255 and 258")),
         ({"global_batch": 64, "micro_batch": 24}, 99, "runtime.micro_batch", (24, "16 and 32")),
         ({"global_batch": 256}, 9, "runtime.micro_batch", (9, 16)),
+        ({"global_batch": 256, "below": 1}, 99, "runtime.micro_batch", ("not even 1 crop",)),
         ({"global_batch": 262}, 999, "training.global_batch", (262, "16..128")),
     ],
 )
-def test_refusals_name_the_nearest_valid_sizes(ask, limit, key, values):
+def test_errors_name_the_nearest_valid_sizes(ask, limit, key, values):
     with refuses(key, *values):
         plan_batch(**{"world_size": 1, **ask}, limit=lambda: limit)
 
 
-def test_a_small_share_is_taken_whole():
-    assert plan_batch(global_batch=8, world_size=2, limit=lambda: 99).micro_batch == 4
-
-
-def test_no_more_is_tried_than_could_be_taken():
+def test_only_sizes_that_could_be_chosen_are_tried():
     divisors = micro_batches(256, 1)
     assert micro_batches_to_try(divisors) == [16, 32, 64, 128]
     assert micro_batches_to_try(divisors, bn_batch=64) == [16, 32, 64]
@@ -141,16 +116,10 @@ def test_saved_bytes_are_those_of_the_activations():
 
 
 def test_memory_limit_by_hand():
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    # 0.92 x 11 - 1.5 = 8.62 GiB for crops of 100 MiB x 1.055
-    free = 11 * GIB
-    assert memory_limit(100 * MIB, free, cuda) == 83
-    assert int((0.92 * free - GPU_RESERVE_BYTES) / (100 * MIB * 1.055)) == 83
-    assert memory_limit(MIB / 1.055, GIB, cpu) == 512
-
-
-def test_a_head_of_many_speakers_and_banks_leave_room_for_fewer_crops():
     cuda, crop = torch.device("cuda"), 100 * MIB / 1.055
+    # 0.92 x 11 - 1.5 = 8.62 GiB for crops of 100 MiB x 1.055
+    assert memory_limit(100 * MIB, 11 * GIB, cuda) == 83
+    assert memory_limit(MIB / 1.055, GIB, torch.device("cpu")) == 512
     alone = memory_limit(crop, 24 * GIB, cuda)
     assert memory_limit(crop, 24 * GIB, cuda, state_bytes=STATE_IN_RESERVE) == alone
     # a million speakers of 192 values, weights, gradients and momentum: 2197 MiB, 384 reserved

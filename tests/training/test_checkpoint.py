@@ -1,10 +1,6 @@
 """Checkpoints are whole, verified, and the newest intact one is used; writing waits for nobody."""
 
-import shutil
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -147,43 +143,3 @@ def test_a_checkpoint_is_complete_when_every_rank_has_written_its_rows(tmp_path)
     (found.folder / "rows_00000000_0.pt").write_bytes(b"cut")
     with refuses(str(tmp_path), 1):
         read_latest(tmp_path)
-
-
-FULL_DISK = """
-import sys
-from pathlib import Path
-import torch
-from speakerlab.training.writer import CheckpointWriter
-
-folder = Path(sys.argv[1])
-writer = CheckpointWriter(folder, keep=3)
-for step, size in ((1, 100), (2, 2_000_000), (3, 100)):
-    writer.save({"task": {"w": torch.zeros(size)}, "step": step, "attempt": 0})
-    try:
-        writer.wait()
-    except OSError as error:
-        print(error)
-print(*sorted(path.name for path in folder.iterdir()))
-"""
-
-
-def can_mount() -> bool:
-    command = ["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return shutil.which("unshare") is not None and not subprocess.run(command).returncode
-
-
-@pytest.mark.skipif(not can_mount(), reason="needs root, to mount a small disk")
-def test_on_a_full_disk_the_last_one_remains_and_it_is_said(tmp_path):
-    """8 MB do not fit on 4 MiB; the next checkpoint, which fits, is written again."""
-    mount = f'mount -t tmpfs -o size=4m none {tmp_path} && exec "$@"'
-    words = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount, "sh", *words],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
-    line, kept = done.stdout.splitlines()
-    assert line.startswith(f"{tmp_path}/step_00000002: ") and "the disk is full" in line
-    assert " 7.6 " in line and "step_00000001 remains" in line
-    assert kept == "step_00000001 step_00000003"

@@ -1,4 +1,4 @@
-"""A disk that fills up while rows are written, and is emptied: nothing ends, nothing is missing."""
+"""A full disk delays rows and checkpoints of a training and does not end it."""
 
 import json
 import shutil
@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+ROOT = Path(__file__).parents[2]
 # A file can be written to the end of its last page of 4 KiB, though the disk is full.
-SMALL_DISK = 'mount -t tmpfs -o size=256k tmpfs "$0" && exec "$@"'
+SMALL_DISK = 'mount -t tmpfs -o size="$0" tmpfs "$1" && shift && exec "$@"'
 TRAINING = """
 import logging, shutil, sys
 from pathlib import Path
@@ -44,22 +45,40 @@ shutil.copytree(disk, kept, ignore=shutil.ignore_patterns("filler"))
 """
 
 
-def can_mount(folder: Path) -> bool:
-    command = ["unshare", "-m", "sh", "-c", SMALL_DISK, str(folder), "true"]
-    return shutil.which("unshare") is not None and not subprocess.run(command).returncode
+CHECKPOINTS = """
+import sys
+from pathlib import Path
+import torch
+from speakerlab.training.writer import CheckpointWriter
+
+folder = Path(sys.argv[1])
+writer = CheckpointWriter(folder, keep=3)
+for step, size in ((1, 100), (2, 2_000_000), (3, 100)):
+    writer.save({"task": {"w": torch.zeros(size)}, "step": step, "attempt": 0})
+    try:
+        writer.wait()
+    except OSError as error:
+        print(error)
+print(*sorted(path.name for path in folder.iterdir()))
+"""
+
+
+def run(disk: Path, size: str, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a namespace of its own, in which a small disk is mounted on `disk`."""
+    disk.mkdir()
+    small = ["unshare", "-m", "sh", "-c", SMALL_DISK, size, str(disk)]
+    if not shutil.which("unshare") or subprocess.run([*small, "true"]).returncode:
+        pytest.skip("needs root, to mount a small disk")
+    command = [*small, sys.executable, "-c", script, str(disk), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def train(tmp_path: Path, when: str) -> tuple[Path, str]:
-    """(what is left of the experiment, what was said)"""
-    disk, kept = tmp_path / "disk", tmp_path / "kept"
-    disk.mkdir()
-    if not can_mount(disk):
-        pytest.skip("mounts a small disk, so needs root")
-    words = [sys.executable, "-c", TRAINING, str(disk), str(kept), when]
-    command = ["unshare", "-m", "sh", "-c", SMALL_DISK, str(disk), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return kept, done.stderr
+    """Return the experiment after a training, and what it logged."""
+    kept = tmp_path / "kept"
+    return kept, run(tmp_path / "disk", "256k", TRAINING, str(kept), when).stderr
 
 
 def steps_of(exp: Path) -> list[int]:
@@ -68,7 +87,7 @@ def steps_of(exp: Path) -> list[int]:
 
 @pytest.mark.parametrize("when", ["begin", "later"])
 def test_rows_are_delayed_and_none_is_lost(tmp_path, when):
-    exp, said = train(tmp_path, when)
+    exp, logged = train(tmp_path, when)
     every = list(range(1, 151))
     assert steps_of(exp) == every
     events = EventAccumulator(str(exp / "tensorboard"), size_guidance={"scalars": 0})
@@ -78,15 +97,24 @@ def test_rows_are_delayed_and_none_is_lost(tmp_path, when):
     assert [f"step {i}/1000 " in log for i in every] == [True] * 150
     for name in ("metrics.jsonl", "train.log", "tensorboard/events"):
         where = f"{tmp_path}/disk/{name}"
-        told = [line for line in said.splitlines() if line.startswith(where)]
-        assert len(told) == 2, said
-        assert "No space left on device (0 KiB free)" in told[0]
-        assert told[1].endswith(": written again, nothing is missing")
-    assert "Traceback" not in said and "Logging error" not in said
+        lines = [line for line in logged.splitlines() if line.startswith(where)]
+        assert len(lines) == 2, logged
+        assert "No space left on device (0 KiB free)" in lines[0]
+        assert lines[1].endswith(": written again, nothing is missing")
+    assert "Traceback" not in logged and "Logging error" not in logged
 
 
-def test_what_could_not_be_written_to_the_end_is_told(tmp_path):
-    exp, said = train(tmp_path, "never")
+def test_missing_rows_are_reported_at_the_end(tmp_path):
+    exp, logged = train(tmp_path, "never")
     steps = steps_of(exp)
     assert 50 <= len(steps) < 150 and steps == list(range(1, len(steps) + 1))
-    assert f"metrics.jsonl: the last {150 - len(steps)} records are missing" in said
+    assert f"metrics.jsonl: the last {150 - len(steps)} records are missing" in logged
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path):
+    """8 MB do not fit on 4 MiB; the next checkpoint, which fits, is written again."""
+    disk = tmp_path / "disk"
+    line, kept = run(disk, "4m", CHECKPOINTS).stdout.splitlines()
+    assert line.startswith(f"{disk}/step_00000002: ") and "the disk is full" in line
+    assert " 7.6 " in line and "step_00000001 remains" in line
+    assert kept == "step_00000001 step_00000003"

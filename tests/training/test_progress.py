@@ -1,11 +1,14 @@
-"""Rows of metrics by hand: bad steps count as such only; long waits for data are reported."""
+"""Sums of metrics between rows, and warnings about slow data and models that do not learn."""
 
+import math
+
+import pytest
 import torch
 
 from speakerlab.core.batch import Batch
 from speakerlab.training import progress
 from speakerlab.training.distributed import start_ranks
-from speakerlab.training.progress import MetricSums
+from speakerlab.training.progress import LearningWatch, MetricSums
 from speakerlab.training.task import MicroBatch, TaskOutput
 from speakerlab.training.update import Update
 
@@ -66,3 +69,42 @@ def test_waiting_is_reported_beyond_a_fifth_and_rarely(caplog, monkeypatch):
     assert len(caplog.records) == 1
     take_row(1330, 5.0, 5.0)
     assert len(caplog.records) == 2 and "100 % of the last 600 s" in caplog.text
+
+
+def make_watch():
+    return LearningWatch(num_classes=1000, warmup_steps=100, stop=False)
+
+
+def feed(watch, rows, *, first=10):
+    """Return the warnings for (loss, accuracy, margin) rows, one every ten steps."""
+    lines = [
+        watch.add(first + 10 * i, loss=loss, accuracy=accuracy, margin=margin)
+        for i, (loss, accuracy, margin) in enumerate(rows)
+    ]
+    return [line for line in lines if line]
+
+
+@pytest.mark.parametrize(
+    ("rows", "warning"),
+    [
+        ([(math.log(1000), 0.001, 0.0)] * 300, "step 1110: does not learn: loss 6.91"),
+        ([(1.0, 0.9, 0.2)] * 100 + [(3.1, 0.5, 0.2)] * 200, "diverges: loss 3.1 after 1, for 1000"),
+        ([(6.9, 0.001, 0.0)] * 110, ""),  # shorter than 1000 steps after a warm-up of 100
+        ([(6.9, 0.5, 0.2)] * 300, ""),  # a margin raises the loss, but not the errors
+        ([(6.0, 0.001, 0.0)] * 300, ""),
+        (([(6.9, 0.001, 0.0)] * 90 + [(5.0, 0.2, 0.0)]) * 4, ""),
+        ([(1.0, 0.9, 0.0)] * 100 + [(4.0, 0.5, 0.2)] * 200, ""),  # the margin grew
+        ([(0.001, 1.0, 0.0)] * 100 + [(0.2, 1.0, 0.0)] * 200, ""),  # still a low loss
+    ],
+)
+def test_a_model_that_does_not_learn_is_reported_once(rows, warning):
+    lines = feed(make_watch(), rows)
+    assert len(lines) == bool(warning) and all(warning in line for line in lines)
+
+
+def test_the_watch_continues_after_a_resume():
+    rows = [(1.0, 0.9, 0.2)] * 50 + [(3.1, 0.5, 0.2)] * 90
+    whole, first, second = make_watch(), make_watch(), make_watch()
+    before = feed(first, rows[:77])
+    second.load_state(first.state())
+    assert before + feed(second, rows[77:], first=10 + 770) == feed(whole, rows)

@@ -1,4 +1,4 @@
-"""One run an experiment."""
+"""Only one run at a time trains in an experiment's folder."""
 
 import subprocess
 import sys
