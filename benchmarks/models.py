@@ -229,7 +229,7 @@ class Ours(Side):
 
     def _our_names(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Rename a peer's tensors as ours."""
-        from speakerlab.checkpoints.names import to_our_name
+        from speakerlab.checkpoints.architectures import to_our_name
 
         model, toolkit = self.config.model.name, self.case.peer if self.case else ""
         names = {n: n and to_our_name(n, model=model, toolkit=toolkit) for n in values}

@@ -3,19 +3,18 @@
 `recognise.py` tries the rows of `ARCHITECTURES` in turn. To add one: a row. Arguments that it does
 not name keep the defaults of our constructor. The tests check that every published member of
 tests/models/members.py is recognised with exactly its arguments.
+
+`RENAMES` has the names of parameters that differ from ours. To add one: the shortest pattern that
+matches nothing else, and a comment about the difference. Tensors are never reshaped.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from speakerlab.checkpoints.names import Toolkit
+from speakerlab.checkpoints.toolkit_config import Toolkit
 from speakerlab.models import gemini_dfresnet, redimnet, resnet
-
-Stages = tuple[int, ...]
-BLOCKS = r"layer(\d)\.(\d+)\."
-# 3D-Speaker's published networks, which differ from WeSpeaker's in their last layers.
-ONE_LAYER = {"pooling": "tstp", "two_emb_layer": False}
-TWO_LAYERS = {"pooling": "tstp", "two_emb_layer": True}
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Architecture:
     # Argument -> pattern with a group for the stage and one for the block: blocks of each stage.
     blocks: Mapping[str, str] = field(default_factory=dict)
     # Blocks of each stage -> depth, if the argument is `depth` and not the blocks themselves.
-    depths: Mapping[Stages, int] = field(default_factory=dict)
-    # Argument -> tensor that exists if it is true.
+    depths: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+    # Argument, if it is not fixed -> tensor that exists if it is true.
     flags: Mapping[str, str] = field(default_factory=dict)
     # Argument -> values to try.
     choices: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
@@ -41,87 +40,60 @@ class Architecture:
         return f"{self.model} of {'3D-Speaker' if self.toolkit == '3dspeaker' else 'WeSpeaker'}"
 
 
-def _open_flags(args: Mapping[str, object]) -> dict[str, str]:
-    return {} if "two_emb_layer" in args else {"two_emb_layer": "seg_2.weight"}
-
-
-def _campplus(toolkit: Toolkit, **args: object) -> Architecture:
-    return Architecture(
-        "campplus",
-        toolkit,
-        args,
-        sizes={
-            "embed_dim": ("xvector.dense.linear.weight", 0),
-            "init_channels": ("xvector.tdnn.linear.weight", 0),
-            "growth_rate": ("xvector.block1.tdnnd1.cam_layer.linear_local.weight", 0),
-        },
-    )
-
-
-def _res2(model: str, toolkit: Toolkit, **args: object) -> Architecture:
-    """Return a row of ERes2Net or a relative, for one set of widths."""
+def _resnet(
+    toolkit: Toolkit, model: str = "resnet", *, deep: bool = False, **args: object
+) -> Architecture:
+    """Return a row of ResNet, or of ERes2Net or a relative for one set of widths."""
+    depths = {blocks: depth for depth, blocks in resnet.STAGES.items() if (depth >= 50) == deep}
     return Architecture(
         model,
         toolkit,
         args,
-        sizes={"embed_dim": ("seg_1.weight", 0), "m_channels": ("conv1.weight", 0)},
-        blocks={"blocks": BLOCKS},
-        flags=_open_flags(args),
+        sizes={**SEG_1, "m_channels": ("conv1.weight", 0)},
+        blocks={"depth" if model == "resnet" else "blocks": r"layer(\d)\.(\d+)\."},
+        depths=depths if model == "resnet" else {},
+        flags=SEG_2,
     )
 
 
-def _resnet(toolkit: Toolkit, *, deep: bool, **args: object) -> Architecture:
-    depths = {blocks: depth for depth, blocks in resnet.STAGES.items() if (depth >= 50) == deep}
-    return Architecture(
-        "resnet",
-        toolkit,
-        args,
-        sizes={"embed_dim": ("seg_1.weight", 0), "m_channels": ("conv1.weight", 0)},
-        blocks={"depth": BLOCKS},
-        depths=depths,
-        flags=_open_flags(args),
-    )
-
-
-def _xvector(toolkit: Toolkit, **args: object) -> Architecture:
-    return Architecture(
-        "xvector",
-        toolkit,
-        args,
-        sizes={
-            "embed_dim": ("seg_1.weight", 0),
-            "hidden_channels": ("frame_1.conv_1d.weight", 0),
-            "stats_channels": ("frame_5.conv_1d.weight", 0),
-        },
-        flags=_open_flags(args),
-    )
-
-
-HUGE = {"base_width": 24, "scale": 3, "expansion": 4}  # also called "aug"
-V2_SETS = (
+SEG_1, SEG_2 = {"embed_dim": ("seg_1.weight", 0)}, {"two_emb_layer": "seg_2.weight"}
+CAMPPLUS = {
+    "embed_dim": ("xvector.dense.linear.weight", 0),
+    "init_channels": ("xvector.tdnn.linear.weight", 0),
+    "growth_rate": ("xvector.block1.tdnnd1.cam_layer.linear_local.weight", 0),
+}
+XVECTOR = {
+    **SEG_1,
+    "hidden_channels": ("frame_1.conv_1d.weight", 0),
+    "stats_channels": ("frame_5.conv_1d.weight", 0),
+}
+# 3D-Speaker's published networks, which differ from WeSpeaker's in their last layers.
+ONE_LAYER = {"pooling": "tstp", "two_emb_layer": False}
+TWO_LAYERS = {"pooling": "tstp", "two_emb_layer": True}
+HUGE: dict[str, Any] = {"base_width": 24, "scale": 3, "expansion": 4}  # also called "aug"
+V2_SETS: tuple[dict[str, Any], ...] = (
     {"base_width": 26, "scale": 2, "expansion": 2},
     {"base_width": 24, "scale": 4, "expansion": 4},
 )
-
 ARCHITECTURES: tuple[Architecture, ...] = (
-    _campplus("3dspeaker"),
-    _res2("eres2net", "3dspeaker", **ONE_LAYER),
-    _res2("eres2net", "3dspeaker", **ONE_LAYER, **HUGE),
-    *(_res2("eres2netv2", "3dspeaker", **ONE_LAYER, **widths) for widths in V2_SETS),
-    _res2("res2net", "3dspeaker", **ONE_LAYER),
-    _resnet("3dspeaker", deep=False, pool_eps=1e-8, **TWO_LAYERS),
+    Architecture("campplus", "3dspeaker", sizes=CAMPPLUS),
+    _resnet("3dspeaker", "eres2net", **ONE_LAYER),
+    _resnet("3dspeaker", "eres2net", **ONE_LAYER, **HUGE),
+    *(_resnet("3dspeaker", "eres2netv2", **ONE_LAYER, **widths) for widths in V2_SETS),
+    _resnet("3dspeaker", "res2net", **ONE_LAYER),
+    _resnet("3dspeaker", pool_eps=1e-8, **TWO_LAYERS),
     Architecture(
         "ecapa_tdnn",
         "3dspeaker",
         sizes={"embed_dim": ("fc.conv.weight", 0), "channels": ("blocks.0.conv.conv.weight", 0)},
         choices={"global_context": (True, False)},
     ),
-    _xvector("3dspeaker", pool_eps=1e-8, **ONE_LAYER),
-    _campplus("wespeaker", pool_eps=1e-7),
-    _res2("eres2net", "wespeaker", pool_eps=1e-7),
-    _res2("eres2net", "wespeaker", pool_eps=1e-7, **HUGE),
-    _res2("res2net", "wespeaker", pool_eps=1e-7),
-    _resnet("wespeaker", deep=False),
+    Architecture("xvector", "3dspeaker", {"pool_eps": 1e-8, **ONE_LAYER}, sizes=XVECTOR),
+    Architecture("campplus", "wespeaker", {"pool_eps": 1e-7}, sizes=CAMPPLUS),
+    _resnet("wespeaker", "eres2net", pool_eps=1e-7),
+    _resnet("wespeaker", "eres2net", pool_eps=1e-7, **HUGE),
+    _resnet("wespeaker", "res2net", pool_eps=1e-7),
+    _resnet("wespeaker"),
     _resnet("wespeaker", deep=True),
     Architecture(
         "ecapa_tdnn_wespeaker",
@@ -134,7 +106,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         flags={"emb_bn": "bn2.weight"},
         choices={"global_context": (False, True)},
     ),
-    _xvector("wespeaker", pool_eps=1e-7),
+    Architecture("xvector", "wespeaker", {"pool_eps": 1e-7}, sizes=XVECTOR, flags=SEG_2),
     Architecture(
         "simam_resnet",
         "wespeaker",
@@ -144,14 +116,35 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         "gemini_dfresnet",
         "wespeaker",
-        sizes={"embed_dim": ("seg_1.weight", 0)},
+        sizes=SEG_1,
         blocks={"depth": r"stages\.(\d)\.(\d+)\."},
         depths={blocks: depth for depth, blocks in gemini_dfresnet.STAGES.items()},
     ),
-    Architecture(
-        "redimnet",
-        "wespeaker",
-        sizes={"embed_dim": ("seg_1.weight", 0)},
-        choices={"size": tuple(redimnet.SIZES)},
-    ),
+    Architecture("redimnet", "wespeaker", sizes=SEG_1, choices={"size": tuple(redimnet.SIZES)}),
 )
+
+# (pattern, replacement) pairs, applied in turn with `re.sub` to a published name.
+RENAMES: dict[tuple[str, Toolkit], list[tuple[str, str]]] = {
+    # In the two stages with attentive blocks the first of the 3x3 convolutions is separate.
+    # The largest numbers are raised first, so that none is raised twice.
+    ("eres2net", "wespeaker"): [
+        (r"^(layer[34]\.\d+\.(?:convs|bns))\.2\.", r"\1.3."),
+        (r"^(layer[34]\.\d+\.(?:convs|bns))\.1\.", r"\1.2."),
+        (r"^(layer[34]\.\d+\.(?:convs|bns))\.0\.", r"\1.1."),
+        (r"^(layer[34]\.\d+\.)(conv|bn)2_1\.", r"\1\2s.0."),
+    ],
+    ("redimnet", "wespeaker"): [
+        # The weight of the first stage's only input: frozen, and 1 after the softmax.
+        (r"^backbone\.inputs_weights\.0$", ""),
+        (r"^backbone\.stage(\d)\.", r"backbone.stages.\1."),
+        # A wrapper that chooses between two kinds of blocks.
+        (r"^(backbone\.stages\.\d\.\d+)\.conv_block\.", r"\1."),
+    ],
+}
+
+
+def to_our_name(name: str, *, model: str, toolkit: Toolkit) -> str:
+    """Return our name of a published tensor, empty if it has no part in the embedding."""
+    for pattern, replacement in RENAMES.get((model, toolkit), []):
+        name = re.sub(pattern, replacement, name)
+    return name

@@ -5,15 +5,17 @@ writes it, with the front end of its toolkit; or a 3D-Speaker checkpoint of one 
 """
 
 import inspect
+import json
 import logging
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from speakerlab.checkpoints.foreign_files import (
     WESPEAKER_NAME,
@@ -23,17 +25,16 @@ from speakerlab.checkpoints.foreign_files import (
     read_tensors,
     unpack,
 )
-from speakerlab.checkpoints.names import Toolkit
 from speakerlab.checkpoints.published import (
     Published,
     load_published,
     publish,
     refuse_other_folder,
 )
-from speakerlab.checkpoints.recognise import COUNTER, Recognised, complete_args, recognise
+from speakerlab.checkpoints.recognise import COUNTER, complete_args, recognise
 from speakerlab.checkpoints.toolkit_config import (
     ForeignConfig,
-    FrontendName,
+    Toolkit,
     frontend_of,
     read_config,
     read_speakers,
@@ -55,7 +56,7 @@ def import_checkpoint(
     out: Path,
     *,
     config: Path | None = None,
-    frontend: FrontendName | None = None,
+    frontend: Toolkit | None = None,
     speakers: Path | None = None,
 ) -> Published:
     """Import a checkpoint as the model folder `out`.
@@ -71,9 +72,7 @@ def import_checkpoint(
         if path.is_file() and is_archive(path):
             folder = Path(scratch) / path.name.split(".")[0]
             unpack(path, folder)
-        source = find_checkpoint(folder)
-        foreign = read_config(config or source.config)
-        _convert(source, foreign, out, original=path, frontend=frontend, speakers=speakers)
+        _convert(path, find_checkpoint(folder), out, config, frontend, speakers)
     return load_published(out)
 
 
@@ -90,23 +89,15 @@ def export_3dspeaker(model: Path, out: Path) -> Path:
     return out
 
 
-def load_backbone(backbone: nn.Module, found: Recognised, tensors: Mapping[str, Tensor]) -> None:
-    """Copy recognised tensors into a backbone; missing counters of BatchNorm stay 0."""
-    state = {ours: tensors[published] for ours, published in found.names.items()}
-    missing, unexpected = backbone.load_state_dict(state, strict=False)
-    assert not unexpected, unexpected
-    assert all(name.endswith(COUNTER) for name in missing), missing
-
-
 def _convert(
-    source: Source,
-    foreign: ForeignConfig,
-    out: Path,
-    *,
     original: Path,
-    frontend: FrontendName | None,
+    source: Source,
+    out: Path,
+    config_file: Path | None,
+    frontend: Toolkit | None,
     speakers: Path | None,
 ) -> None:
+    foreign = read_config(config_file or source.config)
     tensors = read_tensors(source.checkpoint)
     head_CD = tensors.get(f"{PROJECTION}weight")
     backbone = {name: t for name, t in tensors.items() if not name.startswith(PROJECTION)}
@@ -132,47 +123,44 @@ def _convert(
         values["head"] = head
     config = parse_config(values)
     embedder = build_embedder(config)
-    load_backbone(embedder.backbone, found, backbone)
+    state = {ours: backbone[published] for ours, published in found.names.items()}
+    missing, unexpected = embedder.backbone.load_state_dict(state, strict=False)
+    # Counters of BatchNorm may be missing and stay 0; `recognise` excludes anything else.
+    assert not unexpected and all(name.endswith(COUNTER) for name in missing), missing
     if source.classifier is not None:
         head_CD = read_tensors(source.classifier).get("weight")
-    state, classes = None, []
+    head_state, classes = None, []
     if head and head_CD is not None:
         listed = speakers or foreign.speakers_file()
-        state, classes = _named_head(config, embedder, head_CD, listed)
+        head_state, classes = _named_head(config, embedder, head_CD, listed)
     if len(toolkits) > 1 and frontend is None:
-        _warn_if_ambiguous(recognise_as, original)
+        with suppress(ValueError):  # the tensors fit a network of one toolkit only
+            for name in get_args(Toolkit):
+                recognise_as(toolkits=(name,))
+            text = (
+                "%s: both 3D-Speaker and WeSpeaker have this network; without a config.yaml it is "
+                "taken for 3D-Speaker's. For WeSpeaker's use --model-config or --frontend wespeaker"
+            )
+            log.warning(text, original)
     toolkit = "3D-Speaker" if features == "3dspeaker" else "WeSpeaker"
-    kept = f"head of {len(classes)} speakers" if state else "no head (its speakers are not known)"
+    kept = (
+        f"head of {len(classes)} speakers" if head_state else "no head (its speakers are not known)"
+    )
     text = "%s: %s, features of %s, %s"
     log.info(text, source.checkpoint.name, found.title, toolkit, kept)
-    facts = {
-        "source": {
-            "toolkit": found.toolkit,
-            "file": original.name,
-            "sha256": file_sha256(original if original.is_file() else source.checkpoint),
-            "architecture": found.title,
-            "features": features,
-        }
+    made_from = {
+        "toolkit": found.toolkit,
+        "file": original.name,
+        "sha256": file_sha256(original if original.is_file() else source.checkpoint),
+        "architecture": found.title,
+        "features": features,
     }
-    publish(out, embedder=embedder, config=config, facts=facts, head=state, speakers=classes)
-
-
-def _warn_if_ambiguous(recognise_as: "partial[Recognised]", where: Path) -> None:
-    """Warn if the tensors fit a network of both toolkits."""
-    try:
-        for toolkit in get_args(Toolkit):
-            recognise_as(toolkits=(toolkit,))
-    except ValueError:
-        return
-    log.warning(
-        "%s: both 3D-Speaker and WeSpeaker have this network; without a config.yaml it is taken "
-        "for 3D-Speaker's. For WeSpeaker's use --model-config or --frontend wespeaker",
-        where,
-    )
+    facts = {"source": made_from}
+    publish(out, embedder=embedder, config=config, facts=facts, head=head_state, speakers=classes)
 
 
 def _possible_toolkits(
-    foreign: ForeignConfig, frontend: FrontendName | None, file: Path, *, has_projection: bool
+    foreign: ForeignConfig, frontend: Toolkit | None, file: Path, *, has_projection: bool
 ) -> tuple[Toolkit, ...]:
     """Return the toolkits that a checkpoint may be from, the likelier first.
 
@@ -211,14 +199,13 @@ def _named_head(
 
 def _published_names(config: Config, state: Mapping[str, Tensor], *, where: str) -> dict[str, str]:
     """Return our name -> 3D-Speaker's; ValueError naming what 3D-Speaker does not have."""
+    free = ("dither", "num_mel_bins")
     wanted = {name: p.default for name, p in inspect.signature(Fbank).parameters.items()}
-    wanted |= {"sample_rate": 16000, "dither": config.frontend["dither"]}
-    wanted["num_mel_bins"] = config.frontend["num_mel_bins"]
+    wanted |= {"sample_rate": 16000, **{key: config.frontend[key] for key in free}}
     odd = [f"{key}: {value}" for key, value in config.frontend.items() if value != wanted[key]]
-    if odd or config.vad is not None:
+    if odd := odd + ["vad"] * (config.vad is not None):
         raise ValueError(
-            f"{where}: 3D-Speaker would compute other features than "
-            f"{', '.join([*odd, *(['vad'] if config.vad is not None else [])])}; export ONNX"
+            f"{where}: 3D-Speaker would compute other features than {', '.join(odd)}; export ONNX"
         )
     found = recognise(
         {name: tuple(tensor.shape) for name, tensor in state.items()},
@@ -227,19 +214,13 @@ def _published_names(config: Config, state: Mapping[str, Tensor], *, where: str)
         where=where,
         outcome="3D-Speaker has no such model, so export ONNX",
     )
-    own = complete_args(config.model.name, config.model.args)
-    differing = [
-        f"{name}: {own.get(name)}"
-        for name in own.keys() | found.args.keys()
-        if name not in FREE_ARGS and _plain(own.get(name)) != _plain(found.args.get(name))
-    ]
+    both = (complete_args(config.model.name, config.model.args), found.args)
+    own, theirs = (json.loads(json.dumps(args)) for args in both)  # tuples as lists
+    names = (own.keys() | theirs.keys()) - FREE_ARGS
+    differing = [f"{name}: {own.get(name)}" for name in names if own.get(name) != theirs.get(name)]
     if found.model != config.model.name or differing:
         raise ValueError(
             f"{where}: 3D-Speaker has no {config.model.name} with "
             f"{', '.join(sorted(differing)) or found.model}; export ONNX"
         )
     return found.names
-
-
-def _plain(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value

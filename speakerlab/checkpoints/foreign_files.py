@@ -122,14 +122,14 @@ def unpack(archive: Path, folder: Path) -> None:
         if archive.name.lower().endswith(".zip"):
             with zipfile.ZipFile(archive) as bundle:
                 infos = bundle.infolist()
-                _check((archive, i.filename, i.file_size, _zip_kind(i)) for i in infos)
+                _check(archive, ((i.filename, i.file_size, _zip_kind(i)) for i in infos))
                 for info in infos:
                     if not info.is_dir():
                         _write(bundle.open(info), folder / info.filename)
         else:
             with tarfile.open(archive) as bundle:
                 members = bundle.getmembers()
-                _check((archive, m.name, m.size, _tar_kind(m)) for m in members)
+                _check(archive, ((m.name, m.size, _tar_kind(m)) for m in members))
                 for member in members:
                     if file := bundle.extractfile(member):  # None for a folder
                         _write(file, folder / member.name)
@@ -140,21 +140,19 @@ def unpack(archive: Path, folder: Path) -> None:
 
 def _zip_kind(info: zipfile.ZipInfo) -> str:
     mode = info.external_attr >> 16
-    if stat.S_IFMT(mode) in (0, stat.S_IFREG, stat.S_IFDIR):
-        return "file"
-    return "link" if stat.S_ISLNK(mode) else "special file"
+    is_plain = stat.S_IFMT(mode) in (0, stat.S_IFREG, stat.S_IFDIR)
+    return "file" if is_plain else "link" if stat.S_ISLNK(mode) else "special file"
 
 
 def _tar_kind(info: tarfile.TarInfo) -> str:
-    if info.isfile() or info.isdir():
-        return "file"
-    return "link" if info.issym() or info.islnk() else "special file"
+    is_plain = info.isfile() or info.isdir()
+    return "file" if is_plain else "link" if info.issym() or info.islnk() else "special file"
 
 
-def _check(members: Iterable[tuple[Path, str, int, str]]) -> None:
-    """Refuse a hostile or too large archive, by (archive, name, size, kind) of its members."""
+def _check(archive: Path, members: Iterable[tuple[str, int, str]]) -> None:
+    """Refuse a hostile or too large archive, by (name, size, kind) of its members."""
     total = 0
-    for archive, name, size, kind in members:
+    for name, size, kind in members:
         path = PureWindowsPath(name)  # understands both slashes, and drives
         if path.drive or path.root or ".." in path.parts:
             raise ValueError(f"{archive}: member '{name}' points outside the folder; do not use it")

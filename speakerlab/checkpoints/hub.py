@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import quote
 
 from speakerlab.checkpoints.foreign import import_checkpoint
-from speakerlab.checkpoints.toolkit_config import FrontendName
+from speakerlab.checkpoints.toolkit_config import Toolkit
 from speakerlab.core.atomic import file_sha256, write_json
 from speakerlab.core.faults import nearest
 
@@ -42,17 +42,12 @@ class HubModel:
     """One published model."""
 
     path: str  # on a mirror: `models/ID/resolve/REVISION/FILE` or `wespeaker/ARCHIVE`
-    in_index: bool  # whether WESPEAKER_INDEX has the address of the file
-    frontend: FrontendName
+    frontend: Toolkit
     sha256: str | None = None  # None if the publisher gives none, which is so for all today
 
     @property
     def file(self) -> str:
         return self.path.rpartition("/")[2]
-
-    def mirrored(self, base: str) -> str:
-        """Return the address on a mirror."""
-        return f"{base.rstrip('/')}/{quote(self.path)}"
 
 
 def fetch(name: str) -> Path:
@@ -65,7 +60,7 @@ def fetch(name: str) -> Path:
     name, pinned = known_name(name), pinned.lower()
     if pinned and not re.fullmatch("[0-9a-f]{64}", pinned):
         raise ValueError(f"{PREFIX}{name}: sha256 must be 64 hex digits, got '{pinned}'")
-    cache = cache_folder()
+    cache = Path(os.environ.get("SPEAKERLAB_CACHE") or Path.home() / ".cache" / "speakerlab")
     folder, lock = cache / name, cache / LOCK
     first_digests = json.loads(lock.read_text(encoding="utf-8")) if lock.exists() else {}
     wanted = pinned or MODELS[name].sha256 or first_digests.get(name)
@@ -109,12 +104,6 @@ def known_name(name: str) -> str:
     raise ValueError(f"{PREFIX}{name}: no such published model{hint}")
 
 
-def cache_folder() -> Path:
-    """Return the folder of the downloads."""
-    given = os.environ.get("SPEAKERLAB_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "speakerlab"
-
-
 def download(address: str, file: Path) -> None:
     """Download to `file`. Raises ValueError, one line, unless it is complete."""
     log.info("downloading %s", address)
@@ -124,10 +113,8 @@ def download(address: str, file: Path) -> None:
             with file.open("wb") as target:
                 shutil.copyfileobj(reply, target)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise ValueError(
-            f"{address}: cannot be downloaded ({error}); try again, or set SPEAKERLAB_HUB to a "
-            "mirror"
-        ) from error
+        fix = "try again, or set SPEAKERLAB_HUB to a mirror"
+        raise ValueError(f"{address}: cannot be downloaded ({error}); {fix}") from error
     if length is not None and file.stat().st_size != int(length):
         raise ValueError(
             f"{address}: the download ended early, after {file.stat().st_size} of {length} bytes; "
@@ -138,8 +125,8 @@ def download(address: str, file: Path) -> None:
 def _address(name: str, model: HubModel) -> str:
     """Return where the file is: on the mirror, or at its publisher."""
     mirror = os.environ.get("SPEAKERLAB_HUB")
-    if mirror or not model.in_index:
-        return model.mirrored(mirror or MODELSCOPE)
+    if mirror or not model.path.startswith("wespeaker/"):
+        return f"{(mirror or MODELSCOPE).rstrip('/')}/{quote(model.path)}"
     with tempfile.TemporaryDirectory() as scratch:
         index = Path(scratch) / "index.json"
         download(WESPEAKER_INDEX, index)
@@ -193,11 +180,11 @@ def _list_models() -> dict[str, HubModel]:
     models: dict[str, HubModel] = {}
     for name, revision, file in map(str.split, MODELSCOPE_MODELS.strip().splitlines()):
         path = f"models/iic/speech_{name}/resolve/{revision}/{file}"
-        models[f"iic/speech_{name}"] = HubModel(path, False, "3dspeaker")
+        models[f"iic/speech_{name}"] = HubModel(path, "3dspeaker")
     named = [line.split() for line in WESPEAKER_MODELS.strip().splitlines()]
     for name, archive in named + [[a.partition(".")[0], a] for a in WESPEAKER_ARCHIVES.split()]:
         frontend = "3dspeaker" if name in ("campplus", "eres2net") else "wespeaker"
-        models[f"wespeaker/{name}"] = HubModel(f"wespeaker/{archive}", True, frontend)
+        models[f"wespeaker/{name}"] = HubModel(f"wespeaker/{archive}", frontend)
     return models
 
 

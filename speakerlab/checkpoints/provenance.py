@@ -43,10 +43,7 @@ def driver(root: Path = Path("/")) -> str | None:
 
 
 def environment(device: Any) -> dict[str, Any]:
-    """Return versions and hardware that affect results and speed, for a torch device.
-
-    All keys are always there; `cuda` and `cudnn` are those that torch was built with.
-    """
+    """Return versions and hardware that affect results and speed; every key is always there."""
     import torch  # callers that only need the commit do without
 
     on_gpu = device.type == "cuda"

@@ -5,7 +5,6 @@ needed to build it), `card.json` (facts) and, if known, `head.safetensors` and `
 continue training or classify) and `calibration.json` (to decide by).
 """
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from speakerlab.checkpoints.model_files import CALIBRATION, find_model, read_calibration
+from speakerlab.checkpoints.model_files import CALIBRATION, find_model, read_calibration, read_card
 from speakerlab.config.embedder import Embedder, build_embedder
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import file_sha256, replacing, write_json, write_text
@@ -62,12 +61,8 @@ def publish(
     if calibration is not None:
         write_json(fresh / CALIBRATION, calibration.to_dict())
     digest = file_sha256(fresh / "embedder.safetensors")
-    card = {
-        "sha256": digest,
-        "embed_dim": embedder.embed_dim,
-        "parameters": sum(p.numel() for p in embedder.parameters()),
-        **facts,
-    }
+    parameters = sum(p.numel() for p in embedder.parameters())
+    card = {"sha256": digest, "embed_dim": embedder.embed_dim, "parameters": parameters, **facts}
     write_json(fresh / "card.json", card)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.replace(folder)
@@ -76,12 +71,11 @@ def publish(
 
 def refuse_other_folder(folder: Path) -> None:
     """Raise ValueError if the path holds anything but a published model or an empty folder."""
-    if folder.is_dir() and not (folder / "checkpoints").exists():
-        if not any(folder.iterdir()) or (folder / "card.json").exists():
-            return
-    elif not folder.exists():
+    is_ours = folder.is_dir() and not (folder / "checkpoints").exists()
+    if is_ours and (not any(folder.iterdir()) or (folder / "card.json").exists()):
         return
-    raise ValueError(f"{folder}: already exists and is not a model folder; choose another path")
+    if folder.exists():
+        raise ValueError(f"{folder}: already exists and is not a model folder; choose another path")
 
 
 def load_published(path: Path) -> Published:
@@ -89,7 +83,7 @@ def load_published(path: Path) -> Published:
     folder = find_model(path)
     weights = folder / "embedder.safetensors"
     digest = file_sha256(weights)
-    wanted = json.loads((folder / "card.json").read_text(encoding="utf-8"))["sha256"]
+    wanted = read_card(folder)["sha256"]
     if digest != wanted:
         raise ValueError(f"{weights}: sha256 must be {wanted}, got {digest}; copy the model again")
     config = load_config([folder / "config.yaml"])

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import torch
 
-from speakerlab.checkpoints.architectures import ARCHITECTURES, Architecture
-from speakerlab.checkpoints.names import Toolkit, to_our_name
+from speakerlab.checkpoints.architectures import ARCHITECTURES, Architecture, to_our_name
+from speakerlab.checkpoints.toolkit_config import Toolkit
 from speakerlab.core.faults import Faults
 from speakerlab.models import MODELS
 
@@ -37,22 +37,12 @@ class Recognised:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One interpretation of the tensors, and how well it fits."""
+    """One interpretation of the tensors; it fits if there are no faults."""
 
     recognised: Recognised
-    missing: dict[str, Shape]  # our name -> wanted shape
-    unexpected: list[str]  # published names
-    misshaped: list[tuple[str, Shape, Shape]]  # published name, its shape, the wanted one
+    faults: Faults
     num_wanted: int
-
-    @property
-    def num_fitting(self) -> int:
-        return self.num_wanted - len(self.missing) - len(self.misshaped)
-
-    @property
-    def distance(self) -> int:
-        """Number of tensors that do not fit."""
-        return len(self.missing) + len(self.unexpected) + len(self.misshaped)
+    num_fitting: int
 
 
 def recognise(
@@ -71,20 +61,28 @@ def recognise(
     reports a partial match.
     """
     tried: list[Comparison] = []
-    wanted = [a for t in toolkits for a in ARCHITECTURES if a.toolkit == t and a.model in MODELS]
-    for architecture in wanted:
+    known = [a for t in toolkits for a in ARCHITECTURES if a.toolkit == t and a.model in MODELS]
+    for architecture in known:
         for comparison in _compare_all(architecture, shapes, pooling=pooling, feat_dim=feat_dim):
-            if comparison.distance == 0:
+            if not comparison.faults:
                 return comparison.recognised
             tried.append(comparison)
-    nearest = min(tried, key=lambda c: (-c.num_fitting, c.distance), default=None)
+
+    def likeness(found: Comparison) -> tuple[int, int]:
+        return found.num_fitting, -sum(map(len, found.faults.lines.values()))
+
+    nearest = max(tried, key=likeness, default=None)
     if nearest is None or nearest.num_fitting == 0:
         raise ValueError(
             f"{where}: holds no known architecture, but {len(shapes)} tensors "
             f"({', '.join(list(shapes)[:3])}, ...); known are "
-            f"{', '.join(sorted({a.title() for a in wanted}))}"
+            f"{', '.join(sorted({a.title() for a in known}))}"
         )
-    raise ValueError(_report(nearest, where=where, outcome=outcome))
+    verdict = (
+        f"{where}: matches no known architecture; {nearest.num_fitting} of {nearest.num_wanted} "
+        f"tensors fit the nearest, {nearest.recognised.title}; {outcome}"
+    )
+    raise ValueError(nearest.faults.report(verdict))
 
 
 def complete_args(model: str, args: Mapping[str, object]) -> dict[str, object]:
@@ -106,7 +104,7 @@ def _compare_all(
     own = {name: shapes[published] for name, published in names.items()}
     if not any(tensor in own for tensor, _ in architecture.sizes.values()):
         return
-    args = {**architecture.args, **_args_from_shapes(architecture, own)}
+    args = {**_args_from_shapes(architecture, own), **architecture.args}
     known = inspect.signature(MODELS[architecture.model]).parameters
     if "pooling" in known and "pooling" not in args:
         starts = POOLING_TENSORS.items()
@@ -117,11 +115,30 @@ def _compare_all(
         chosen = dict(zip(architecture.choices, values))
         full = complete_args(architecture.model, {**args, **chosen})
         wanted = _shapes_of(architecture.model, feat_dim, tuple(full.items()))
-        if wanted is not None:
-            found = Recognised(
-                architecture.model, architecture.toolkit, full, names, architecture.title()
-            )
-            yield _compare(found, wanted, own)
+        if wanted is None:
+            continue
+        title = architecture.title()
+        found = Recognised(architecture.model, architecture.toolkit, full, names, title)
+        yield _compare(found, wanted, own)
+
+
+def _compare(
+    found: Recognised, wanted: Mapping[str, Shape], own: Mapping[str, Shape]
+) -> Comparison:
+    faults, num_fitting, names = Faults(), 0, found.names
+    counted = {name: shape for name, shape in wanted.items() if not name.endswith(COUNTER)}
+    for name, shape in counted.items():
+        if name not in own:
+            faults.add("missing tensors", f"{name}: is missing, with shape {list(shape)}")
+        elif own[name] != shape:
+            line = f"{names[name]}: has shape {list(own[name])}, must have {list(shape)}"
+            faults.add("misshaped tensors", line)
+        else:
+            num_fitting += 1
+    for name in own:
+        if name not in wanted:
+            faults.add("unexpected tensors", f"{names[name]}: is not expected")
+    return Comparison(found, faults, len(counted), num_fitting)
 
 
 def _args_from_shapes(architecture: Architecture, own: Mapping[str, Shape]) -> dict[str, object]:
@@ -162,35 +179,3 @@ def _shapes_of(
         except ValueError:
             return None
     return {name: tuple(value.shape) for name, value in backbone.state_dict().items()}
-
-
-def _compare(
-    found: Recognised, wanted: Mapping[str, Shape], own: Mapping[str, Shape]
-) -> Comparison:
-    counted = {name: shape for name, shape in wanted.items() if not name.endswith(COUNTER)}
-    return Comparison(
-        found,
-        missing={name: shape for name, shape in counted.items() if name not in own},
-        unexpected=[found.names[name] for name in own if name not in wanted],
-        misshaped=[
-            (found.names[name], own[name], shape)
-            for name, shape in counted.items()
-            if name in own and own[name] != shape
-        ],
-        num_wanted=len(counted),
-    )
-
-
-def _report(nearest: Comparison, *, where: str, outcome: str) -> str:
-    faults = Faults()
-    for name, shape in nearest.missing.items():
-        faults.add("missing tensors", f"{name}: is missing, with shape {list(shape)}")
-    for name in nearest.unexpected:
-        faults.add("unexpected tensors", f"{name}: is not expected")
-    for name, shape, wanted in nearest.misshaped:
-        line = f"{name}: has shape {list(shape)}, must have {list(wanted)}"
-        faults.add("misshaped tensors", line)
-    return faults.report(
-        f"{where}: matches no known architecture; {nearest.num_fitting} of {nearest.num_wanted} "
-        f"tensors fit the nearest, {nearest.recognised.title}; {outcome}"
-    )

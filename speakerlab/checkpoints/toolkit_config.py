@@ -13,9 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
-from speakerlab.checkpoints.names import Toolkit
-
-FrontendName = Literal["3dspeaker", "wespeaker"]
+Toolkit = Literal["3dspeaker", "wespeaker"]
 # Features of each toolkit, which no checkpoint records. 3D-Speaker applies torchaudio's defaults to
 # waves in [-1, 1] (process/processor.py: FBank); WeSpeaker multiplies by 32768 first and uses a
 # Hamming window (dataset/processor.py: compute_fbank).
@@ -26,11 +24,7 @@ FRONTENDS: Mapping[str, Mapping[str, Any]] = {
 # WeSpeaker's copies of 3D-Speaker's models take 3D-Speaker's features; these are the names of their
 # folders and archives (cli/hub.py, cli/speaker.py).
 CONVERTED = ("campplus_cn_common_200k", "eres2net_cn_commom_200k")
-SPEEDS = (
-    1.0,
-    0.9,
-    1.1,
-)  # the order in which both toolkits number the speakers of each speed
+SPEEDS = (1.0, 0.9, 1.1)  # the order in which both toolkits number the speakers of each speed
 HEADS = {
     "arc_margin": "aam_softmax",
     "add_margin": "am_softmax",
@@ -59,22 +53,19 @@ class ForeignConfig:
         name = _section(self.values, "model_args").get("pooling_func")
         return None if name is None else str(name).lower()
 
-    def frontend(self, name: FrontendName) -> dict[str, Any]:
+    def frontend(self, name: Toolkit) -> dict[str, Any]:
         """Return the arguments of our Fbank; ValueError if the features are no filter bank."""
         data = _section(self.values, "dataset_args")
         fbank = _section(data, "fbank_args")
         kind = data.get("frontend", "fbank")
         cmvn = _section(data, "cmvn_args")
+        reason = ""
         if kind != "fbank":
-            raise ValueError(
-                f"{self.path}: frontend: {kind} is no filter bank; models on top of another "
-                "network cannot be imported"
-            )
-        if cmvn.get("norm_var"):
-            raise ValueError(
-                f"{self.path}: norm_var: true cannot be imported; only the mean of the features is "
-                "normalised here"
-            )
+            reason = f"frontend: {kind} is another network, not a filter bank"
+        elif cmvn.get("norm_var"):
+            reason = "norm_var: true normalises more than the mean of the features"
+        if reason:
+            raise ValueError(f"{self.path}: {reason}; such models cannot be imported")
         mean_norm = bool(data.get("cmvn", True)) and bool(cmvn.get("norm_mean", True))
         extractor = _section(_section(self.values, "feature_extractor"), "args")
         if self.toolkit == "3dspeaker":
@@ -93,11 +84,10 @@ class ForeignConfig:
         """Return our head for the published one, None if we have no such kind."""
         if self.toolkit == "3dspeaker":
             section = _section(self.values, "loss")
-            args = _section(section, "args")
-            kind = str(section.get("obj", "")).rpartition(".")[2]
+            args, kind = _section(section, "args"), str(section.get("obj")).rpartition(".")[2]
         else:
             args = _section(self.values, "projection_args")
-            kind = str(args.get("project_type", ""))
+            kind = str(args.get("project_type"))
         if kind not in HEADS:
             return None
         ours: dict[str, Any] = {"scale": float(args.get("scale", 32.0))}
@@ -131,15 +121,11 @@ def read_config(path: Path | None) -> ForeignConfig:
         found = " ".join(str(error).split())
         raise ValueError(f"{path}: is not plain YAML ({found}); nothing was imported") from None
     values = values if isinstance(values, dict) else {}
-    toolkit: Toolkit | None = None
-    if "embedding_model" in values:
-        toolkit = "3dspeaker"
-    elif "model_args" in values:
-        toolkit = "wespeaker"
-    return ForeignConfig(path, toolkit, values)
+    toolkit: Toolkit | None = "wespeaker" if "model_args" in values else None
+    return ForeignConfig(path, "3dspeaker" if "embedding_model" in values else toolkit, values)
 
 
-def frontend_of(toolkit: Toolkit, *, folder: Path) -> FrontendName:
+def frontend_of(toolkit: Toolkit, *, folder: Path) -> Toolkit:
     """Return whose features a toolkit's model takes; depends on the folder it was found in."""
     if toolkit == "3dspeaker" or folder.name in CONVERTED:
         return "3dspeaker"

@@ -33,14 +33,11 @@ def embed_pieces(
     pieces: Sequence[Piece | Stretch],
     *,
     device: torch.device,
-    num_workers: int = 0,
-    progress: Callable[[int], None] = lambda done: None,
     share: tuple[int, int] = (0, 1),
     stop: Callable[[], bool] = lambda: False,
 ) -> np.ndarray:
     """Return emb_ND, float32, in the order of `pieces`.
 
-    progress: called with the number of pieces done.
     share: (i, n) computes batches i, i + n, i + 2 n, ... and leaves the other rows zero, so that
     the sum of n shares equals the whole bit for bit.
     stop: called after each batch; once it returns True, the remaining rows stay zero.
@@ -48,13 +45,8 @@ def embed_pieces(
     was_training = embedder.training
     emb_ND = np.zeros((len(pieces), embedder.embed_dim), dtype=np.float32)
     batches = list(group_pieces(embedder, pieces))[share[0] :: share[1]]
-    done = 0
-    for rows, emb_BD in embed_batches(
-        embedder, pieces, batches, device=device, num_workers=num_workers
-    ):
+    for rows, emb_BD in embed_batches(embedder, pieces, batches, device=device):
         emb_ND[rows] = emb_BD
-        done += len(rows)
-        progress(done)
         if stop():
             break
     embedder.train(was_training)
@@ -97,7 +89,11 @@ def embed_batches(
         collate_fn=partial(_stack, vad=embedder.vad),
         worker_init_fn=start_worker,
     )
-    embed = partial(_embed, embedder, device)
+
+    def embed(wave_BS: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return embedder(wave_BS.to(device, non_blocking=True).float().div_(FULL_SCALE))
+
     max_samples = MAX_SECONDS_AT_ONCE * embedder.sample_rate
     windows: list[Tensor] = []
     for emb_BD in _map_in_order(embed, loader, num_threads=num_threads, max_samples=max_samples):
@@ -128,17 +124,8 @@ def group_pieces(embedder: Embedder, pieces: Sequence[Piece | Stretch]) -> Itera
         yield from (rows[first : first + size] for first in range(0, len(rows), size))
 
 
-def _embed(embedder: Embedder, device: torch.device, wave_BS: Tensor) -> Tensor:
-    with torch.inference_mode():
-        return embedder(wave_BS.to(device, non_blocking=True).float().div_(FULL_SCALE))
-
-
 def _map_in_order(
-    work: Callable[[Tensor], Tensor],
-    waves: Iterable[Tensor],
-    *,
-    num_threads: int,
-    max_samples: int,
+    work: Callable[[Tensor], Tensor], waves: Iterable[Tensor], *, num_threads: int, max_samples: int
 ) -> Iterator[Tensor]:
     """Yield work(wave) in order; the waves in work have at most `max_samples`, or are one."""
     if num_threads == 1:

@@ -1,9 +1,10 @@
 """Writers of embeddings for other programs. In: an `EmbeddingTable`. Out: files `<stem>.*`.
 
-npy          the table of stage 5: .npy, .ids, .json
-ark          binary vectors of Kaldi: .ark, and .scp with the offset of each
+npy          the table of stage 5, which scoring reads: .npy, .ids, .json
+ark          binary vectors of Kaldi: .ark, and .scp with its absolute path and the offset of each
 safetensors  one tensor `emb_ND`; the ids (a JSON list) and the model's sha256 as metadata
-jsonl        one line {"id": ..., "embedding": [...]} per utterance
+jsonl        one line {"id": ..., "embedding": [...]} per utterance, with the fewest digits that
+             read back as the same float32
 """
 
 import json
@@ -19,14 +20,12 @@ from speakerlab.scoring.embeddings import EmbeddingTable
 KALDI_FLOAT_VECTOR = b"\0BFV \4"  # binary, float vector, followed by an int of four bytes
 
 
-def write_npy(stem: Path, table: EmbeddingTable) -> Path:
-    """Write `<stem>.npy`, `.ids` and `.json`, which scoring reads."""
+def _write_npy(stem: Path, table: EmbeddingTable) -> Path:
     table.save(stem)
     return Path(f"{stem}.npy")
 
 
-def write_ark(stem: Path, table: EmbeddingTable) -> Path:
-    """Write `<stem>.ark`, and `<stem>.scp` with the archive's absolute path."""
+def _write_ark(stem: Path, table: EmbeddingTable) -> Path:
     ark, scp = Path(f"{stem}.ark"), Path(f"{stem}.scp")
     lines: list[str] = []
     with replacing(ark) as partial, partial.open("wb") as file:
@@ -39,19 +38,15 @@ def write_ark(stem: Path, table: EmbeddingTable) -> Path:
     return scp
 
 
-def write_safetensors(stem: Path, table: EmbeddingTable) -> Path:
-    """Write `<stem>.safetensors`."""
-    path = Path(f"{stem}.safetensors")
+def _write_safetensors(stem: Path, table: EmbeddingTable) -> Path:
     metadata = {"ids": json.dumps(table.ids), "model_sha256": table.model_sha256}
-    with replacing(path) as partial:
+    with replacing(path := Path(f"{stem}.safetensors")) as partial:
         save_file({"emb_ND": table.emb_ND}, partial, metadata)
     return path
 
 
-def write_jsonl(stem: Path, table: EmbeddingTable) -> Path:
-    """Write `<stem>.jsonl`, with the fewest digits that read back as the same float32."""
-    path = Path(f"{stem}.jsonl")
-    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
+def _write_jsonl(stem: Path, table: EmbeddingTable) -> Path:
+    with replacing(path := Path(f"{stem}.jsonl")) as partial, partial.open("w") as file:
         for utterance, emb_D in zip(table.ids, table.emb_ND):
             numbers = ", ".join(str(value) for value in emb_D)
             file.write(f'{{"id": {json.dumps(utterance)}, "embedding": [{numbers}]}}\n')
@@ -59,8 +54,8 @@ def write_jsonl(stem: Path, table: EmbeddingTable) -> Path:
 
 
 WRITERS: Mapping[str, Callable[[Path, EmbeddingTable], Path]] = {
-    "npy": write_npy,
-    "ark": write_ark,
-    "safetensors": write_safetensors,
-    "jsonl": write_jsonl,
+    "npy": _write_npy,
+    "ark": _write_ark,
+    "safetensors": _write_safetensors,
+    "jsonl": _write_jsonl,
 }

@@ -2,13 +2,15 @@
 
 In: a model folder or experiment. Out: a file whose graph takes `wave`, float32 (B, S) in [-1, 1],
 and gives `embedding` (B, D), front end included; its metadata are `onnx_model.Facts`. B and S are
-free, S from `min_samples` on. Equal models give equal bytes.
-Letters: B rows, S samples, D embedding dimensions.
+free, S from `min_samples` on. Dates, paths and other traces of the export are removed, so that
+equal models give equal bytes. Letters: B rows, S samples, D embedding dimensions.
 """
 
 import logging
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from speakerlab import __version__
 from speakerlab.checkpoints.published import Published, load_published
 from speakerlab.config.embedder import Embedder
 from speakerlab.core.atomic import replacing
 from speakerlab.core.faults import Faults
-from speakerlab.inference.onnx_graph import to_onnx
-from speakerlab.inference.onnx_model import INPUT, Facts, OnnxModel, open_session
+from speakerlab.inference.onnx_model import INPUT, INSTALL, OUTPUT, Facts, OnnxModel, open_session
 
 log = logging.getLogger(__name__)
 
+OPSET, IR_VERSION = 18, 8  # of 2022, so that older runtimes open the file too
 MIN_COSINE = 0.99999  # of a row of the file's output with PyTorch's
 MAX_PART_ERROR = 1e-3  # relative error above which a part of the network counts as different
 MAX_BYTES = 2_000_000_000  # a protobuf message ends at 2 GiB; the graph itself needs a little
@@ -41,31 +44,21 @@ class Comparison:
     cosine: float  # of the worst row
     error: float  # largest difference over the largest value
 
-    @property
-    def is_equal(self) -> bool:
-        """Whether they agree; False for NaN."""
-        return self.cosine >= MIN_COSINE
-
 
 class Traced(nn.Module):
-    """The exported graph: the embedding of a wave of a length that the model takes."""
+    """The exported graph: the embedding of a wave, or the outputs of all parts of the network."""
 
-    def __init__(self, embedder: Embedder) -> None:
+    def __init__(self, embedder: Embedder, *, parts: bool = False) -> None:
         super().__init__()
-        self.embedder = embedder
+        self.embedder, self.parts = embedder, parts
 
-    def forward(self, wave: Tensor) -> Tensor:
-        return self.embedder.embed_window(wave)
-
-
-class TracedParts(Traced):
-    """The same graph with the output of every part of the network, in the order of execution."""
-
-    def forward(self, wave: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
-        return tuple(self.outputs(wave).values())
+    def forward(self, wave: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return (
+            tuple(self.outputs(wave).values()) if self.parts else self.embedder.embed_window(wave)
+        )
 
     def outputs(self, wave: Tensor) -> dict[str, Tensor]:
-        """Return part -> its first output, down to the second level of the backbone."""
+        """Return part -> its first output in order, down to the second level of the backbone."""
         found: dict[str, Tensor] = {}
 
         def note(name: str, output: Any) -> None:
@@ -98,7 +91,7 @@ def export_onnx(source: Path, out: Path) -> Path:
     return out
 
 
-def facts_of(published: Published) -> Facts:
+def facts_of(published: Published, *, precision: str = "fp32") -> Facts:
     """Return the metadata of a published model's file."""
     embedder, config = published.embedder, published.config
     calibration = published.calibration
@@ -112,18 +105,18 @@ def facts_of(published: Published) -> Facts:
         frontend=config.frontend,
         calibration=None if calibration is None else calibration.to_dict(),
         vad=config.vad,
+        precision=precision,
     )
 
 
 def write_onnx(embedder: Embedder, out: Path, *, facts: Facts) -> list[Comparison]:
     """Export and compare; the file appears only if it is equal. See `export_onnx`."""
     refuse_large(embedder, out)
-    traced = Traced(embedder.eval())
     with replacing(out) as partial:
-        partial.write_bytes(to_onnx(traced, traced_wave(embedder), texts=facts.to_texts()))
+        partial.write_bytes(to_onnx(Traced(embedder), texts=facts.to_texts()))
         waves = [speech_like(2, num_samples) for num_samples in checked_lengths(embedder)]
         compared = compare_waves(embedder, partial, waves)
-        if different := [row for row in compared if not row.is_equal]:
+        if different := [row for row in compared if not row.cosine >= MIN_COSINE]:  # or NaN
             raise ValueError(_report(out, embedder, different, scratch=partial))
     return compared
 
@@ -136,6 +129,75 @@ def refuse_large(embedder: Embedder, out: Path) -> None:
             f"{out}: one ONNX file holds {MAX_BYTES} bytes of weights, got {num_bytes}; "
             "export a smaller model"
         )
+
+
+def to_onnx(
+    module: Traced, *, outputs: Sequence[str] = (OUTPUT,), texts: Mapping[str, str] | None = None
+) -> bytes:
+    """Trace a module; the file takes any batch size and length, and has `texts` as metadata.
+
+    Raises ValueError with one line if the module cannot be traced.
+    """
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        if find_spec(name) is None:
+            raise ModuleNotFoundError(f"export: {name} is not installed; {INSTALL}")
+    from onnxscript import optimizer
+
+    embedder, free = module.embedder, torch.export.Dim.DYNAMIC
+    wanted = round(TRACED_SECONDS * embedder.sample_rate)
+    num_samples = min(max(wanted, embedder.min_samples), embedder.max_samples)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # the exporter's, about its own parts and torchvision
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module.eval(),
+                (torch.from_numpy(speech_like(2, num_samples)),),
+                dynamo=True,
+                dynamic_shapes=({0: free, 1: free},),
+                input_names=[INPUT],
+                output_names=list(outputs),
+                opset_version=OPSET,
+                verbose=False,
+                optimize=False,  # it replaces an epsilon of 1e-8 by 0; runtimes optimise anyway
+            )
+            assert program is not None
+            optimizer.fold_constants(program.model)
+            optimizer.remove_unused_nodes(program.model)
+    except Exception as error:  # the tracer raises many types
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise ValueError(
+            f"model: cannot be traced ({reason}); write it without branches on values"
+        ) from error
+    finally:
+        logging.disable(disabled)
+    return finish(program.model_proto, texts=texts or {})
+
+
+def finish(model: Any, *, texts: Mapping[str, str]) -> bytes:
+    """Return the bytes of a graph with `texts` as its metadata, without traces of the export."""
+    _strip(model)
+    model.graph.name = model.producer_name = "speakerlab"
+    model.producer_version, model.ir_version = __version__, IR_VERSION
+    for value in (*model.graph.input, *model.graph.output):
+        dims = value.type.tensor_type.shape.dim
+        for dim, name in zip(dims, ("batch", "samples" if value.name == INPUT else "")):
+            if dim.HasField("dim_param"):
+                dim.dim_param = name
+    for name, text in {"producer": f"speakerlab {__version__}", **texts}.items():
+        model.metadata_props.add(key=name, value=text)
+    return model.SerializeToString(deterministic=True)
+
+
+def _strip(message: Any) -> None:
+    """Remove the exporter's notes: stack traces, names of our modules, shapes."""
+    for field, value in message.ListFields():
+        if field.name in ("doc_string", "metadata_props", "value_info"):
+            message.ClearField(field.name)
+        elif field.message_type is not None:
+            for part in value if isinstance(value, Sequence) else [value]:
+                _strip(part)
 
 
 def compare_waves(embedder: Embedder, path: Path, waves: Sequence[np.ndarray]) -> list[Comparison]:
@@ -153,9 +215,9 @@ def compare_waves(embedder: Embedder, path: Path, waves: Sequence[np.ndarray]) -
 def checked_lengths(embedder: Embedder) -> list[int]:
     """Return at least six lengths in samples, rising: the shortest, whole frames and others."""
     low, high, fbank = embedder.min_samples, embedder.max_samples, embedder.fbank
-    by_frames = [fbank.min_samples + (n - 1) * fbank.frame_shift for n in CHECKED_FRAMES]
-    by_time = [round(seconds * embedder.sample_rate) for seconds in CHECKED_SECONDS]
-    chosen = {low, *(n for n in (*by_frames, *by_time) if low <= n <= high)}
+    lengths = [fbank.min_samples + (n - 1) * fbank.frame_shift for n in CHECKED_FRAMES]
+    lengths += [round(seconds * embedder.sample_rate) for seconds in CHECKED_SECONDS]
+    chosen = {low, *(n for n in lengths if low <= n <= high)}
     if len(chosen) < 6:
         chosen |= {int(n) for n in np.linspace(low, high, 7)}
     return sorted(chosen)
@@ -171,15 +233,11 @@ def speech_like(rows: int, num_samples: int) -> np.ndarray:
     return (loudness_BS * noise_BS).astype(np.float32)
 
 
-def traced_wave(embedder: Embedder) -> Tensor:
-    """Return wave_BS to trace a model with."""
-    wanted = round(TRACED_SECONDS * embedder.sample_rate)
-    num_samples = min(max(wanted, embedder.min_samples), embedder.max_samples)
-    return torch.from_numpy(speech_like(2, num_samples))
-
-
 def _report(out: Path, embedder: Embedder, rows: Sequence[Comparison], *, scratch: Path) -> str:
-    """Return one line for each length, and one with the first part that differs in the worst."""
+    """Return a line for each length, and one naming the first part that differs in the worst.
+
+    scratch: a file that may be overwritten.
+    """
     faults, worst = Faults(), min(rows, key=lambda row: (row.cosine == row.cosine, row.cosine))
     for row in rows:
         faults.add(
@@ -188,26 +246,23 @@ def _report(out: Path, embedder: Embedder, rows: Sequence[Comparison], *, scratc
             f"({embedder.fbank.num_frames(row.num_samples)} frames), cosine {row.cosine:.6f}, "
             f"relative error {row.error:.1e}; nothing was written",
         )
-    return faults.report(_first_difference(scratch, embedder, worst.num_samples))
-
-
-def _first_difference(scratch: Path, embedder: Embedder, num_samples: int) -> str:
-    """Name the first part whose output differs. scratch: a file that may be overwritten."""
-    module, wave_BS = TracedParts(embedder), speech_like(2, num_samples)
+    module, wave_BS = Traced(embedder, parts=True), speech_like(2, worst.num_samples)
     with torch.inference_mode():
         ours = {name: t.numpy() for name, t in module.outputs(torch.from_numpy(wave_BS)).items()}
-    scratch.write_bytes(to_onnx(module, traced_wave(embedder), outputs=list(ours)))
+    scratch.write_bytes(to_onnx(module, outputs=list(ours)))
     theirs = open_session(scratch).run(list(ours), {INPUT: wave_BS})
     before = "the wave"
     for output, (name, wanted) in zip(theirs, ours.items()):
         error = _distance(output, wanted)[1]
         if not error < MAX_PART_ERROR:
-            return (
+            return faults.report(
                 f"{name}: is the first part that differs, with a relative error of {error:.1e}, "
                 f"and less than {MAX_PART_ERROR:g} up to {before}; change that module"
             )
         before = name
-    return "export: no part differs on its own, so the exporter is at fault; try another torch"
+    return faults.report(
+        "export: no part differs on its own, so the exporter is at fault; try another torch"
+    )
 
 
 def _distance(found: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:

@@ -9,6 +9,7 @@ still the same. The job that finds all chunks finished joins them.
 import logging
 import shutil
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -123,32 +124,29 @@ class Extraction:
         """
         changed_at = logged_at = time.monotonic()
         seen: set[str] = set()
-        while missing := self._missing():
-            finished = {path.name for path in self.parts.glob("*.json")}
+        while True:
+            finished = {path.stem for path in self.parts.glob("*.json")}
+            chunks = range(len(self.chunks))
+            missing = [chunk for chunk in chunks if self.part(chunk).name not in finished]
+            if not missing or _json(self.stem).exists():
+                missing = self.join()
+            if not missing:
+                return
             now = time.monotonic()
             if finished != seen:
                 seen, changed_at = finished, now
             count = f"{len(missing)} of {len(self.chunks)} chunks"
+            jobs = name_jobs(missing, num_jobs)
             if now - changed_at >= 60 * minutes:
                 raise ValueError(
                     f"{self.stem}: no chunk was finished for {minutes:g} minutes, {count} of "
-                    f"{name_jobs(missing, num_jobs)} are missing; check those hosts, then run the "
+                    f"{jobs} are missing; check those hosts, then run the "
                     "same command on each again (finished chunks are kept)"
                 )
             if now - logged_at >= SECONDS_PER_LINE:
                 logged_at = now
-                jobs = name_jobs(missing, num_jobs)
                 log.info("%s: waiting for %s of %s", self.stem, count, jobs)
             time.sleep(POLL_SECONDS)
-
-    def _missing(self) -> list[int]:
-        """Return chunks without a file; once all have one, read and join them."""
-        if not _json(self.stem).exists():
-            finished = {path.stem for path in self.parts.glob("*.json")}
-            chunks = range(len(self.chunks))
-            if missing := [n for n in chunks if self.part(n).name not in finished]:
-                return missing
-        return self.join()
 
 
 def plan_extraction(
@@ -160,29 +158,27 @@ def plan_extraction(
     facts: dict[str, Any],
     per_speaker: int | None = None,
 ) -> Extraction:
-    """Divide the utterances of a manifest, or at most `per_speaker` of each speaker, into chunks.
+    """Divide the utterances of a manifest, or the first `per_speaker` of each speaker, into chunks.
 
-    Of each speaker the utterances with the lowest hashes of their ids are chosen.
+    A manifest is sorted by the hash of its ids.
     """
     facts = {**facts, "data_sha256": manifest.sha256()}
     pieces = utterance_pieces(manifest)
     if per_speaker is not None:
         facts["per_speaker"] = per_speaker
-        pieces = [pieces[row] for row in first_rows(manifest.speaker_N, per_speaker)]
+        counts: Counter[int] = Counter()
+        chosen: list[Stretch] = []
+        for piece, speaker in zip(pieces, manifest.speaker_N.tolist()):
+            counts[speaker] += 1
+            if counts[speaker] <= per_speaker:
+                chosen.append(piece)
+        pieces = chosen
     if not pieces:
         raise ValueError(f"{stem.parent.name}: has no utterances to embed; run stage 1 again")
     batches = list(group_pieces(embedder, pieces))
     seconds = [sum(pieces[row].num_samples for row in b) / manifest.sample_rate for b in batches]
     chunks = [batches[first:end] for first, end in chunk_bounds(seconds)]
     return Extraction(stem, pieces, chunks, model_sha256, facts)
-
-
-def first_rows(speaker_N: np.ndarray, per_speaker: int) -> list[int]:
-    """Return the first rows of each speaker; the rows of a manifest are sorted by their hash."""
-    order_N = np.argsort(speaker_N, kind="stable")
-    ordered_N = speaker_N[order_N]
-    rank_N = np.arange(len(ordered_N)) - np.searchsorted(ordered_N, ordered_N)
-    return sorted(order_N[rank_N < per_speaker].tolist())
 
 
 def chunk_bounds(seconds: Sequence[float]) -> list[tuple[int, int]]:

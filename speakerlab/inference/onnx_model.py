@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from speakerlab.core.windows import embed_in_windows
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.scoring.calibration import Calibration
 
@@ -50,11 +49,8 @@ class Facts:
         """Read what `to_texts` gave. Raises ValueError if a name is missing or is not JSON."""
         texts = {field.name: texts[field.name] for field in fields(cls) if field.name in texts}
         try:
-            values: dict[str, Any] = {
-                name: text if name in PLAIN_TEXTS else json.loads(text)
-                for name, text in texts.items()
-            }
-            return cls(**values)
+            others = {name: json.loads(texts[name]) for name in texts.keys() - PLAIN_TEXTS}
+            return cls(**{**texts, **others})
         except (TypeError, json.JSONDecodeError):
             raise ValueError(
                 f"{where}: is not a model exported by speakerlab (its metadata: "
@@ -64,6 +60,8 @@ class Facts:
 
 class OnnxModel:
     """An exported model on the CPU; `calibration` and `vad` are None if the model has none."""
+
+    classifier = None
 
     def __init__(self, path: Path, *, num_threads: int | None = None) -> None:
         """Open a file. num_threads: None for the number of cores.
@@ -79,12 +77,9 @@ class OnnxModel:
         self.sample_rate, self.embed_dim = facts.sample_rate, facts.embed_dim
         self.min_samples, self.max_samples = facts.min_samples, facts.max_samples
         self.sha256, self.precision = facts.sha256, facts.precision
-        self.calibration: Calibration | None = None
-        if facts.calibration is not None:
-            self.calibration = Calibration.from_dict(facts.calibration, where=str(path))
-        self.vad: EnergyVad | None = None
-        if facts.vad is not None:
-            self.vad = EnergyVad(sample_rate=self.sample_rate, **facts.vad)
+        made, vad, where = facts.calibration, facts.vad, str(path)
+        self.calibration = None if made is None else Calibration.from_dict(made, where=where)
+        self.vad = None if vad is None else EnergyVad(sample_rate=self.sample_rate, **vad)
 
     def embed_window(self, wave_BS: ArrayLike) -> NDArray[np.float32]:
         """Return emb_BD of waves of `min_samples` to `max_samples` samples."""
@@ -96,19 +91,6 @@ class OnnxModel:
                 f"{shape}; use embed for other lengths"
             )
         return self._session.run([OUTPUT], {INPUT: wave_BS})[0]
-
-    def embed(self, wave_S: ArrayLike) -> NDArray[np.float32]:
-        """Return emb_D of one recording of any length above 0, at the model's sample rate.
-
-        The VAD is not applied here.
-        """
-        wave_S = np.asarray(wave_S, dtype=np.float32)
-        if wave_S.ndim != 1:
-            raise ValueError(
-                f"wave: must be samples of one channel, got shape {wave_S.shape}; choose a channel"
-            )
-        lengths = {"min_samples": self.min_samples, "max_samples": self.max_samples}
-        return embed_in_windows(wave_S[None], self.embed_window, **lengths)[0]
 
 
 def open_session(path: Path, *, num_threads: int | None = None) -> Any:

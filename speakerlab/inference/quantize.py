@@ -8,10 +8,10 @@ Letters: S samples.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,15 @@ from speakerlab.core.atomic import replacing
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pieces import Stretch
-from speakerlab.inference.export import Traced, compare_waves, facts_of, refuse_large, traced_wave
-from speakerlab.inference.onnx_graph import finish, to_onnx
-from speakerlab.inference.onnx_model import INPUT, Facts
+from speakerlab.inference.export import (
+    Traced,
+    compare_waves,
+    facts_of,
+    finish,
+    refuse_large,
+    to_onnx,
+)
+from speakerlab.inference.onnx_model import INPUT
 from speakerlab.models.folding import LINEAR, find_last, find_wide
 
 log = logging.getLogger(__name__)
@@ -39,18 +45,28 @@ BACKBONE = "embedder.backbone."  # prefix of the backbone's weights in the file
 def export_int8(source: Path, out: Path, *, data_dir: Path) -> Path:
     """Export the model of a folder or experiment to `out`; write nothing if too much is lost.
 
-    data_dir: a checked data directory; some of its recordings calibrate and others check.
+    data_dir: a checked data directory; a fifth of the recordings check, the others calibrate.
     Raises ValueError with one line, ModuleNotFoundError if the optional packages are missing.
     """
     published = load_published(source)
-    facts = replace(facts_of(published), precision="int8")
-    waves = read_waves(data_dir, published.embedder)
-    cosines = write_int8(published.embedder, out, waves=waves, facts=facts)
-    log.info(
+    embedder = published.embedder
+    waves = read_waves(data_dir, embedder)
+    refuse_large(embedder, out)
+    num_checked = min(max(len(waves) // 5, 1), NUM_CHECKED)
+    with replacing(out) as partial:
+        texts = facts_of(published, precision="int8").to_texts()
+        partial.write_bytes(_quantise(embedder.for_inference(), waves[:-num_checked], texts))
+        cosines = [row.cosine for row in compare_waves(embedder, partial, waves[-num_checked:])]
+        if not min(cosines) >= MIN_COSINE:
+            raise ValueError(
+                f"{out}: the least cosine with PyTorch is {min(cosines):.4f}, below "
+                f"{MIN_COSINE:g}; calibrate on recordings like those of training, or omit --int8"
+            )
+    text = (
         "%s: int8, calibrated on %d recordings; cosine with PyTorch on %d others: mean %.4f, "
-        "least %.4f",
-        *(out, len(waves) - len(cosines), len(cosines), np.mean(cosines), min(cosines)),
+        "least %.4f"
     )
+    log.info(text, out, len(waves) - num_checked, num_checked, np.mean(cosines), min(cosines))
     return out
 
 
@@ -74,38 +90,17 @@ def read_waves(data_dir: Path, embedder: Embedder) -> list[np.ndarray]:
     return [piece.read()[None].astype(np.float32) / FULL_SCALE for piece in pieces]
 
 
-def write_int8(
-    embedder: Embedder, out: Path, *, waves: Sequence[np.ndarray], facts: Facts
-) -> list[float]:
-    """Export, quantise and compare; the file appears only if it is near enough.
-
-    The last fifth of `waves` checks, the others calibrate. Returns the cosine of each that checks.
-    """
-    refuse_large(embedder, out)
-    num_checked = min(max(len(waves) // 5, 1), NUM_CHECKED)
-    folded = embedder.for_inference()
-    with replacing(out) as partial:
-        graph = to_onnx(Traced(folded), traced_wave(folded))
-        partial.write_bytes(_quantise(graph, folded, waves[:-num_checked], facts))
-        cosines = [row.cosine for row in compare_waves(embedder, partial, waves[-num_checked:])]
-        if not min(cosines) >= MIN_COSINE:
-            raise ValueError(
-                f"{out}: the least cosine with PyTorch is {min(cosines):.4f}, below "
-                f"{MIN_COSINE:g}; calibrate on recordings like those of training, or omit --int8"
-            )
-    return cosines
-
-
-def _quantise(graph: bytes, folded: Embedder, waves: Sequence[np.ndarray], facts: Facts) -> bytes:
+def _quantise(folded: Embedder, waves: Sequence[np.ndarray], texts: Mapping[str, str]) -> bytes:
     """Return the bytes of an int8 file; onnxruntime.quantization works from file to file."""
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    reader: Any = _CalibrationReader(waves)
+    feeds = iter([{INPUT: wave_1S} for wave_1S in waves])
+    reader: Any = SimpleNamespace(get_next=lambda: next(feeds, None))  # a CalibrationDataReader
     with TemporaryDirectory() as folder:
         plain, ready, done = (Path(folder) / f"{name}.onnx" for name in ("plain", "ready", "done"))
-        plain.write_bytes(graph)
+        plain.write_bytes(to_onnx(Traced(folded)))
         # Joins each BatchNorm with the convolution before it if possible.
         quant_pre_process(str(plain), str(ready), skip_symbolic_shape=True)
         quantize_static(
@@ -118,31 +113,13 @@ def _quantise(graph: bytes, folded: Embedder, waves: Sequence[np.ndarray], facts
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
         )
-        return finish(onnx.load(done), texts=facts.to_texts())
+        return finish(onnx.load(done), texts=texts)
 
 
 def quantised_nodes(model: Any, backbone: nn.Module) -> list[str]:
     """Return the names of the convolutions and linear layers of a graph to make 8-bit."""
     wide = find_wide(backbone, find_last(backbone))
-    narrow = [
-        f"{BACKBONE}{name}.weight"
-        for name, layer in backbone.named_modules()
-        if isinstance(layer, LINEAR) and id(layer) not in wide
-    ]
-    return [
-        node.name
-        for node in model.graph.node
-        if node.op_type in ("Conv", "Gemm")
-        and any(name in weight for weight in node.input[1:2] for name in narrow)
-    ]
-
-
-class _CalibrationReader:
-    """Recordings one by one, in the interface of onnxruntime's CalibrationDataReader."""
-
-    def __init__(self, waves: Sequence[np.ndarray]) -> None:
-        self._waves: Iterator[np.ndarray] = iter(waves)
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        wave_1S = next(self._waves, None)
-        return None if wave_1S is None else {INPUT: wave_1S}
+    layers = backbone.named_modules()
+    narrow = [n for n, layer in layers if isinstance(layer, LINEAR) and id(layer) not in wide]
+    nodes = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
+    return [n.name for n in nodes if any(f"{BACKBONE}{w}.weight" in n.input[1] for w in narrow)]

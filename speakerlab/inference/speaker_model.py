@@ -4,47 +4,32 @@
     model.embed("a.wav")
 
 torch is imported only for models that run with it; an ONNX file does without.
-Letters: B rows, S samples, N recordings, D embedding dimensions, C classes.
+Letters: B rows, S samples, N recordings or speakers, D embedding dimensions, C classes.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
+from speakerlab.core.atomic import replacing
 from speakerlab.core.windows import embed_in_windows
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import read_wave
-from speakerlab.frontend.vad import EnergyVad
-from speakerlab.inference.enrolment import Speakers
 from speakerlab.scoring.backend import unit_rows
-from speakerlab.scoring.calibration import Calibration
 
-if TYPE_CHECKING:  # it imports torch
-    from speakerlab.inference.torch_model import Classifier
+if TYPE_CHECKING:  # each imports its runtime
+    from speakerlab.inference.onnx_model import OnnxModel
+    from speakerlab.inference.torch_model import TorchModel
 
 HUB = "hub:"
 READ_AHEAD_SECONDS = 64  # of audio per group: one group is read while another is embedded
-
-
-class Runtime(Protocol):
-    """What runs a model: `TorchModel` or `OnnxModel`."""
-
-    sample_rate: int
-    embed_dim: int
-    min_samples: int
-    max_samples: int
-    sha256: str  # of the weights
-    precision: str  # of the backbone: fp32, bf16 or int8
-    calibration: Calibration | None
-    vad: EnergyVad | None
-
-    def embed_window(self, wave_BS: np.ndarray) -> np.ndarray:
-        """Return emb_BD of waves of `min_samples` to `max_samples`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -96,8 +81,7 @@ def load_model(
         return SpeakerModel(OnnxModel(Path(model)))
     from speakerlab.inference.torch_model import TorchModel
 
-    runtime = TorchModel(Path(model), device=device, precision=precision)
-    return SpeakerModel(runtime, runtime.classifier)
+    return SpeakerModel(TorchModel(Path(model), device=device, precision=precision))
 
 
 class SpeakerModel:
@@ -105,21 +89,19 @@ class SpeakerModel:
 
     A recording is a path, bytes, an open binary file, a numpy array or a torch tensor, at any
     sample rate; see `read_wave`. `sample_rate` is that of arrays, by default the model's.
+    `speakers` holds a unit vector for each enrolled name.
     """
 
-    def __init__(self, runtime: Runtime, classifier: "Classifier | None" = None) -> None:
-        self.runtime, self.classifier = runtime, classifier
+    def __init__(self, runtime: "TorchModel | OnnxModel") -> None:
+        self.runtime = runtime
         self.sample_rate, self.embed_dim = runtime.sample_rate, runtime.embed_dim
         self.sha256, self.calibration = runtime.sha256, runtime.calibration
         self.precision = runtime.precision
-        self.speakers = Speakers(runtime.sha256)
+        self.speakers: dict[str, np.ndarray] = {}
 
     def embed(self, audio: Any, sample_rate: int | None = None) -> np.ndarray:
         """Return emb_D, float32, of one recording of any length."""
-        emb_D = self._embed_waves(self._read(audio, sample_rate)[None])[0]
-        if not np.isfinite(emb_D).all():
-            raise _not_finite(audio)
-        return emb_D
+        return self.embed_many([audio], sample_rate)[0]
 
     def embed_many(
         self, sources: Sequence[Any], sample_rate: int | None = None, *, progress: bool = False
@@ -158,8 +140,10 @@ class SpeakerModel:
             while group := pending.result():
                 pending = reader.submit(self._read_group, numbered, sample_rate)
                 for row, result in self._embed_group(group):
-                    is_broken = isinstance(result, np.ndarray) and not np.isfinite(result).all()
-                    yield row, _not_finite(sources[row]) if is_broken else result
+                    if isinstance(result, np.ndarray) and not np.isfinite(result).all():
+                        text = "the embedding has NaN; check the audio and the model"
+                        result = ValueError(f"{name_of(sources[row])}: {text}")
+                    yield row, result
                     bar.update()
 
     def verify(
@@ -179,15 +163,32 @@ class SpeakerModel:
         return Verification(score, llr, is_same, threshold)
 
     def enroll(self, name: str, sources: Any, sample_rate: int | None = None) -> None:
-        """Enrol a speaker from a recording or a list of them, replacing one of that name."""
+        """Enrol a speaker by the mean embedding of its recordings, replacing one of that name.
+
+        sources: a recording or a list of them; all have the same weight.
+        """
         recordings = sources if isinstance(sources, list | tuple) else [sources]
-        self.speakers.add(name, self.embed_many(recordings, sample_rate))
+        if not name.strip():
+            raise ValueError("enrol: a speaker needs a name, got ''")
+        if not recordings:
+            raise ValueError(f"enrol: {name} needs at least one recording, got 0")
+        ids = [f"recording {row + 1} of {name}" for row in range(len(recordings))]
+        mean_D = unit_rows(self.embed_many(recordings, sample_rate), ids).mean(axis=0)
+        self.speakers[name] = unit_rows(mean_D[None], [name], where="enrol")[0]
 
     def identify(
         self, audio: Any, sample_rate: int | None = None, *, far: float | None = None
     ) -> Identification:
-        """Rank the enrolled speakers for a recording, and decide whether it is one of them."""
-        ranking = self.speakers.rank(self.embed(audio, sample_rate))
+        """Rank the enrolled speakers for a recording, and decide whether it is one of them.
+
+        Speakers of equal score are in the order of enrolment.
+        """
+        emb_D = self.embed(audio, sample_rate)
+        if not self.speakers:
+            raise ValueError("identify: no speaker is enrolled; enrol some first")
+        unit_D = unit_rows(emb_D[None], ["the recording"])[0]
+        score_N = np.stack(list(self.speakers.values())) @ unit_D
+        ranking = sorted(zip(self.speakers, score_N.tolist()), key=lambda row: -row[1])
         threshold = self._threshold(far)
         is_known = None if threshold is None else ranking[0][1] >= threshold
         return Identification(ranking, is_known, threshold)
@@ -197,21 +198,40 @@ class SpeakerModel:
 
         Raises ValueError for a model without classes, such as an `.onnx` file.
         """
-        if self.classifier is None:
+        classifier = self.runtime.classifier
+        if classifier is None:
             raise ValueError(
                 "model: has no classes; use an experiment trained with task identification"
             )
-        posterior_C = self.classifier.posteriors(self.embed(audio, sample_rate)[None])[0]
-        named = zip(self.classifier.classes, posterior_C.tolist())
-        return sorted(named, key=lambda row: -row[1])
+        posterior_C = classifier.posteriors(self.embed(audio, sample_rate)[None])[0]
+        return sorted(zip(classifier.classes, posterior_C.tolist()), key=lambda row: -row[1])
 
     def save_speakers(self, path: str | Path) -> None:
-        """Write the enrolled speakers to a safetensors file."""
-        self.speakers.save(Path(path))
+        """Write the enrolled speakers, with the model's sha256, atomically as safetensors."""
+        if not self.speakers:
+            raise ValueError(f"{path}: no speaker is enrolled; enrol some first")
+        metadata = {"model_sha256": self.sha256, "names": json.dumps(list(self.speakers))}
+        with replacing(Path(path)) as partial:
+            save_file({"unit_ND": np.stack(list(self.speakers.values()))}, partial, metadata)
 
     def load_speakers(self, path: str | Path) -> None:
-        """Replace the enrolled speakers by those of a file."""
-        self.speakers = Speakers.read(Path(path), model_sha256=self.sha256)
+        """Replace the enrolled speakers by those of a file; ValueError if of another model."""
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"{path}: no such file; enrol speakers first")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                metadata, unit_ND = file.metadata() or {}, file.get_tensor("unit_ND")
+            names, digest = json.loads(metadata["names"]), metadata["model_sha256"]
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise ValueError(
+                f"{path}: is not a file of enrolled speakers ({error}); enrol them again"
+            ) from error
+        if digest != self.sha256:
+            raise ValueError(
+                f"{path}: was made with model {digest[:12]}, not with {self.sha256[:12]} "
+                "(sha256); enrol the speakers with this model"
+            )
+        self.speakers = dict(zip(names, unit_ND))
 
     def _threshold(self, far: float | None) -> float | None:
         if self.calibration is not None:
@@ -222,25 +242,10 @@ class SpeakerModel:
             )
         return None
 
-    def _read(self, audio: Any, sample_rate: int | None) -> np.ndarray:
-        """Return wave_S at the model's rate, without silence if the model has a VAD."""
-        wave_S = read_wave(audio, sample_rate=self.sample_rate, source_rate=sample_rate)
-        return wave_S if self.runtime.vad is None else self.runtime.vad(wave_S)
-
-    def _embed_waves(self, wave_BS: np.ndarray) -> np.ndarray:
-        """Return emb_BD; window by window, so that an hour needs no more memory than a window."""
-        runtime = self.runtime
-        return embed_in_windows(
-            wave_BS,
-            runtime.embed_window,
-            min_samples=runtime.min_samples,
-            max_samples=runtime.max_samples,
-        )
-
     def _embed_group(
         self, group: Sequence[tuple[int, np.ndarray | Exception]]
     ) -> Iterator[tuple[int, np.ndarray | Exception]]:
-        """Embed waves in batches of one length; errors pass through."""
+        """Embed waves in batches of one length, window by window; errors pass through."""
         by_length: dict[int, list[tuple[int, np.ndarray]]] = {}
         for row, wave_S in group:
             if isinstance(wave_S, Exception):
@@ -250,17 +255,26 @@ class SpeakerModel:
         for batch in by_length.values():
             rows, waves = zip(*batch)
             wave_BS = waves[0][None] if len(waves) == 1 else np.stack(waves)  # an hour: no copy
-            yield from zip(rows, self._embed_waves(wave_BS))
+            runtime = self.runtime
+            low, high = runtime.min_samples, runtime.max_samples
+            emb_BD = embed_in_windows(
+                wave_BS, runtime.embed_window, min_samples=low, max_samples=high
+            )
+            yield from zip(rows, emb_BD)
 
     def _read_group(
         self, numbered: Iterator[tuple[int, Any]], sample_rate: int | None
     ) -> list[tuple[int, np.ndarray | Exception]]:
-        """Read the next recordings, about a minute of audio; empty if there are none."""
+        """Read the next recordings at the model's rate, about a minute; empty if none is left.
+
+        If the model has a VAD, silence is removed.
+        """
         group: list[tuple[int, np.ndarray | Exception]] = []
         seconds = 0.0
         for row, source in numbered:
             try:
-                wave_S = self._read(source, sample_rate)
+                wave_S = read_wave(source, sample_rate=self.sample_rate, source_rate=sample_rate)
+                wave_S = wave_S if self.runtime.vad is None else self.runtime.vad(wave_S)
                 seconds += len(wave_S) / self.sample_rate
                 group.append((row, wave_S))
             except (ValueError, OSError) as error:
@@ -268,7 +282,3 @@ class SpeakerModel:
             if seconds >= READ_AHEAD_SECONDS:
                 break
         return group
-
-
-def _not_finite(source: Any) -> ValueError:
-    return ValueError(f"{name_of(source)}: the embedding has NaN; check the audio and the model")

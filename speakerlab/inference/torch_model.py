@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.special import softmax
 
 from speakerlab.checkpoints.model_files import find_model, read_classes
 from speakerlab.checkpoints.published import load_published, read_tensors
@@ -71,9 +72,7 @@ class Classifier:
 
     def posteriors(self, emb_ND: np.ndarray) -> np.ndarray:
         """Return the softmax of the logits, (N, C), float64."""
-        logits_NC = self.logits(emb_ND).astype(np.float64)
-        odds_NC = np.exp(logits_NC - logits_NC.max(axis=1, keepdims=True))
-        return odds_NC / odds_NC.sum(axis=1, keepdims=True)
+        return softmax(self.logits(emb_ND).astype(np.float64), axis=1)
 
 
 def load_classifier(path: Path) -> Classifier:

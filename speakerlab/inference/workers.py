@@ -53,8 +53,8 @@ def precision_here(asked: str) -> Precision:
 
 
 def _cards() -> list[Card]:
-    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return [card for device in devices if (card := card_of(device)) is not None]
+    indices = range(torch.cuda.device_count())
+    return [card for i in indices if (card := card_of(torch.device("cuda", i))) is not None]
 
 
 def embed_chunks(
@@ -79,13 +79,13 @@ def embed_chunks(
     futures = [pool.submit(_run_share, index) for index in range(count)]
     try:
         with tqdm(total=total, unit=" utterances", disable=None) as bar:
-            while (states := wait(futures, SECONDS_PER_UPDATE, FIRST_EXCEPTION)).not_done:
+            while True:
+                states = wait(futures, SECONDS_PER_UPDATE, FIRST_EXCEPTION)
                 bar.update(done.value - bar.n)
                 for future in states.done:
                     future.result()
-            bar.update(done.value - bar.n)
-        for future in futures:
-            future.result()
+                if not states.not_done:
+                    break
     except BaseException as error:
         for worker in multiprocessing.active_children():  # the first that fails ends the others
             worker.kill()

@@ -9,14 +9,8 @@ import torch
 
 from speakerlab.config import build
 from speakerlab.data import audio
-from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pieces import Piece
-from speakerlab.inference.batches import (
-    embed_batches,
-    embed_pieces,
-    group_pieces,
-    utterance_pieces,
-)
+from speakerlab.inference.batches import embed_batches, embed_pieces, group_pieces
 
 RATE = 16000
 CPU = torch.device("cpu")
@@ -66,43 +60,26 @@ def test_a_batch_equals_its_rows_in_order(embedder, recording, num_workers):
     # repeated (300, 719), sharing frames (4000, 4079), whole, cut in windows (beyond 8000)
     lengths = [4000, 300, 8000, 4079, 720, 4000, 8001, 300, 879, 719, 20000, 7999, 8001, 8040]
     pieces = [Piece(str(recording), 37 * i, length) for i, length in enumerate(lengths)]
-    done = []
-    emb_ND = embed_pieces(
-        embedder, pieces, device=CPU, num_workers=num_workers, progress=done.append
-    )
-    assert emb_ND.dtype == np.float32
-    assert emb_ND.shape == (14, 16)
-    wanted_ND = one_by_one(embedder, pieces)
-    for row in range(14):
-        assert relative_error(emb_ND[row], wanted_ND[row]) < 1e-5, lengths[row]
-    for other in range(1, 14):  # they do differ
-        assert relative_error(emb_ND[0], wanted_ND[other]) > 1e-2
-    assert done[-1] == 14
-    assert done == sorted(done)
+    batches = list(group_pieces(embedder, pieces))
     # {4000, 4000, 4079}, {300, 300}, {7999, 8000}, {720, 879}, {8001, 8001} share a batch
-    assert len(done) == 8
+    assert len(batches) == 8
+    wanted_ND = one_by_one(embedder, pieces)
+    done = embed_batches(embedder, pieces, batches, device=CPU, num_workers=num_workers)
+    for (rows, emb_BD), batch in zip(done, batches, strict=True):
+        assert rows == batch and emb_BD.dtype == np.float32
+        for row, emb_D in zip(rows, emb_BD):
+            assert relative_error(emb_D, wanted_ND[row]) < 1e-5, lengths[row]
+    for other in range(1, 14):  # they do differ
+        assert relative_error(wanted_ND[0], wanted_ND[other]) > 1e-2
 
 
 def test_no_pieces(embedder):
     assert embed_pieces(embedder, [], device=CPU).shape == (0, 16)
 
 
-def test_large_groups_are_cut(embedder, recording):
-    """64 s of audio at a time: 128 pieces of half a second."""
+def test_a_batch_has_at_most_64_seconds(embedder, recording):
     pieces = [Piece(str(recording), 10 * i, 8000) for i in range(200)]
-    done = []
-    emb_ND = embed_pieces(embedder, pieces, device=CPU, progress=done.append)
-    assert done == [128, 200]
-    assert relative_error(emb_ND, one_by_one(embedder, pieces)) < 1e-5
-
-
-def test_every_utterance_whole(make_data_dir):
-    manifest = read_manifest([make_data_dir(speakers=[0, 1])], sample_rate=RATE)
-    pieces = utterance_pieces(manifest)
-    assert [piece.row for piece in pieces] == list(range(len(manifest)))
-    assert [piece.num_samples for piece in pieces] == manifest.num_samples_N.tolist()
-    assert {piece.start for piece in pieces} == {0}
-    assert {type(piece.num_samples) for piece in pieces} == {int}  # no numpy: hashed, sent, printed
+    assert [len(rows) for rows in group_pieces(embedder, pieces)] == [128, 72]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from models_on_disk import CALIBRATION, publish_small
 from refusals import refused, refuses
 from torch import nn
 
-from speakerlab import __version__
+import speakerlab
 from speakerlab.checkpoints.published import load_published
 from speakerlab.config import build
 from speakerlab.config.embedder import Embedder
@@ -53,19 +53,15 @@ def file(exp: Path) -> Path:
     return export_onnx(exp, exp.parent / "new folder" / "model.onnx")
 
 
-def error(found: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
-
-
 # 1000 samples are repeated, 40000 and 112000 are cut in two windows and in four
-@pytest.mark.parametrize("num_samples", [1, 1000, 2800, 31999, 32000, 40000, 112000])
+@pytest.mark.parametrize("num_samples", [2, 1000, 2800, 31999, 32000, 40000, 112000])
 def test_any_length_gives_what_pytorch_gives(exp, file, num_samples):
     wave_BS = speech_like(1, num_samples)
     with torch.inference_mode():
         wanted_BD = load_published(exp).embedder(torch.from_numpy(wave_BS)).numpy()
-    emb_D = OnnxModel(file, num_threads=1).embed(wave_BS[0])
+    emb_D = speakerlab.load(file).embed(wave_BS[0])
     assert emb_D.shape == (16,) and emb_D.dtype == np.float32
-    assert error(emb_D, wanted_BD[0]) < 1e-5
+    assert np.abs(emb_D - wanted_BD[0]).max() < 1e-5 * np.abs(wanted_BD).max()
 
 
 def test_what_the_file_says(exp, file):
@@ -77,7 +73,10 @@ def test_what_the_file_says(exp, file):
     assert model.facts.architecture == "xvector"
     assert model.facts.frontend == published.config.frontend
     session = model._session
-    assert session.get_modelmeta().custom_metadata_map["producer"] == f"speakerlab {__version__}"
+    assert (
+        session.get_modelmeta().custom_metadata_map["producer"]
+        == f"speakerlab {speakerlab.__version__}"
+    )
     assert [(i.name, i.type, i.shape) for i in session.get_inputs()] == [
         ("wave", "tensor(float)", ["batch", "samples"])
     ]
@@ -91,15 +90,12 @@ def test_equal_models_give_equal_bytes_and_the_command_is_quiet(exp, file, tmp_p
     done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert out.read_bytes() == file.read_bytes()
+    for word in (str(exp.parent), str(ROOT), sys.prefix, ".py", "stack_trace", "pkg.torch"):
+        assert word.encode() not in file.read_bytes(), word
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.onnx", "elsewhere"]
     lines = done.stderr.splitlines()
     assert done.stdout == "" and 1 <= len(lines) <= 2, done.stderr
     assert re.search(r"b\.onnx: equal to PyTorch at 9 lengths, cosine >= [01]\.\d{7}", lines[0])
-
-
-def test_nothing_in_the_file_tells_of_this_machine(exp, file):
-    for word in (str(exp.parent), str(ROOT), sys.prefix, ".py", "stack_trace", "pkg.torch"):
-        assert word.encode() not in file.read_bytes(), word
 
 
 def test_lengths_that_are_checked():
@@ -194,12 +190,9 @@ def test_the_matrix_is_the_fourier_transform():
     assert (Fbank().dft_2LK[1] - exact.imag).abs().max() < 6e-8
 
 
-def test_the_facts_come_back_from_text(exp):
-    published = load_published(exp)
-    facts = replace(facts_of(published), vad={"range_db": 25.0})
+def test_facts_are_read_back_from_text(exp):
+    facts = replace(facts_of(load_published(exp)), vad={"range_db": 25.0})
     texts = facts.to_texts()
-    assert all(isinstance(text, str) for text in texts.values())
-    assert texts["sample_rate"] == "16000" and texts["sha256"] == published.sha256
     assert Facts.from_texts(texts | {"producer": "x"}, where="a") == facts
     assert "vad" not in FACTS.to_texts()
     for broken in ({}, {**texts, "min_samples": "many"}):

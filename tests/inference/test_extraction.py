@@ -1,9 +1,8 @@
-"""How work is cut into chunks, and who is named for what is missing."""
+"""Division of the utterances into chunks."""
 
-import numpy as np
 import pytest
 
-from speakerlab.inference.extraction import chunk_bounds, first_rows, name_jobs
+from speakerlab.inference.extraction import chunk_bounds
 
 
 @pytest.mark.parametrize(
@@ -24,22 +23,3 @@ def test_large_data_is_cut_in_256_or_by_20_minutes(hours, size):
     assert [end for _, end in bounds[:-1]] == [first for first, _ in bounds[1:]]
     assert {(end - first) * 8 for first, end in bounds} == {size}
     assert (bounds[0][0], bounds[-1][1]) == (0, hours * 450)
-
-
-def test_the_first_rows_of_each_speaker():
-    speaker_N = np.array([2, 0, 0, 2, 1, 0, 2, 2], dtype=np.int32)
-    assert first_rows(speaker_N, 1) == [0, 1, 4]
-    assert first_rows(speaker_N, 2) == [0, 1, 2, 3, 4]
-    assert first_rows(speaker_N, 9) == list(range(8))
-
-
-@pytest.mark.parametrize(
-    ("chunks", "jobs"),
-    [
-        ([1, 4, 7], "job 2 of 3"),
-        ([1, 2], "jobs 2 and 3 of 3"),
-        ([0, 1, 2, 3], "jobs 1, 2 and 3 of 3"),
-    ],
-)
-def test_jobs_are_named(chunks, jobs):
-    assert name_jobs(chunks, 3) == jobs

@@ -1,5 +1,6 @@
-"""An exported model without torch: by OnnxModel, by the examples of docs/, and refused if odd."""
+"""Exported models without torch: by the API, `speakerlab embed` and the examples of docs/."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,15 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models_on_disk import publish_small
+from models_on_disk import CALIBRATION, publish_small
 from refusals import refuses
 from voices import RATE, make_wave
 
+import speakerlab
+from speakerlab.bin import embed
 from speakerlab.config import build
 from speakerlab.config.schema import load_config
 from speakerlab.data import audio
 from speakerlab.inference.export import export_onnx, speech_like
 from speakerlab.inference.onnx_model import OnnxModel
+from speakerlab.scoring.embeddings import EmbeddingTable
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "onnx"
 XVECTOR = (
@@ -25,11 +29,8 @@ XVECTOR = (
     "args: {embed_dim: 16, hidden_channels: 16, stats_channels: 24}}"
 )
 WITHOUT_TORCH = """
-import sys
-from pathlib import Path
-import numpy as np
-from speakerlab.inference.onnx_model import OnnxModel
-print(*OnnxModel(Path(sys.argv[1]), num_threads=1).embed(np.ones(100, np.float32)))
+import sys, speakerlab
+print(*speakerlab.load(sys.argv[1]).embed(sys.argv[2]))
 sys.exit("torch" in sys.modules)
 """
 
@@ -72,20 +73,13 @@ def with_texts(file, tmp_path):
     return make
 
 
-def ours(file: Path, wavs: list[Path]) -> np.ndarray:
-    model = OnnxModel(file, num_threads=1)
-    return np.stack(
-        [model.embed(make_wave(i, i, s) / np.float32(32768)) for i, s in enumerate((0.1, 1.3, 5.1))]
-    )
-
-
 def run(*words: object) -> subprocess.CompletedProcess:
     return subprocess.run([*map(str, words)], capture_output=True, text=True)
 
 
 def check_program(file: Path, wavs: list[Path], *program: object) -> None:
     """Prints an embedding a line; of two files, the cosine; refuses another rate in a line."""
-    emb_ND = ours(file, wavs)
+    emb_ND = speakerlab.load(file).embed_many(wavs)
     done = run(*program, file, *wavs)
     assert done.returncode == 0, done.stderr
     printed_ND = np.array([line.split() for line in done.stdout.splitlines()], dtype=np.float64)
@@ -129,19 +123,38 @@ def test_the_cpp_example_agrees(file, wavs, with_texts, tmp_path):
     assert done.returncode == 1 and "leaves out silence" in done.stderr
 
 
-def test_the_runtime_never_imports_torch(file):
-    done = run(sys.executable, "-c", WITHOUT_TORCH, file)
+def test_the_runtime_never_imports_torch(file, wavs):
+    done = run(sys.executable, "-c", WITHOUT_TORCH, file, wavs[0])
     assert done.returncode == 0, done.stderr
     found_D = np.array(done.stdout.split(), dtype=np.float32)
-    wanted_D = OnnxModel(file, num_threads=1).embed(np.ones(2800, np.float32))
+    wanted_D = OnnxModel(file).embed_window(np.resize(audio.read(wavs[0]) / 32768, (1, 2800)))[0]
     assert np.abs(found_D - wanted_D).max() <= 1e-6 * np.abs(wanted_D).max()
 
 
-def test_the_vad_of_the_file_is_ready_for_use(with_texts):
-    vad = OnnxModel(with_texts(vad='{"range_db": 20.0}')).vad
-    assert vad is not None and vad.range_db == 20 and vad.frame_samples == 320
-    wave_S = np.concatenate([speech_like(1, 16000)[0], np.zeros(16000, np.float32)])
-    assert 8000 < len(vad(wave_S)) < 18000
+def test_vad_and_calibration_come_with_the_file(file, with_texts):
+    calibration = json.dumps(CALIBRATION.to_dict())
+    model = speakerlab.load(with_texts(vad='{"range_db": 20.0}', calibration=calibration))
+    speech_S = make_wave(0, 0, 0.4)
+    wave_S = np.concatenate([speech_S, np.zeros(8000, np.int16)])
+    kept_S = np.concatenate([speech_S, np.zeros(3 * 320, np.int16)])  # three frames more
+    assert np.array_equal(model.embed(wave_S), speakerlab.load(file).embed(kept_S))
+    assert model.verify(wave_S, speech_S).threshold == 0.5
+
+
+def test_embedding_files_by_onnx(file, wavs, tmp_path):
+    words = [str(wavs[1]), "--model", str(file), "--out", str(tmp_path / "out"), "--runtime"]
+    embed.main([*words, "onnx"])
+    table, model = EmbeddingTable.load(tmp_path / "out"), speakerlab.load(file)
+    assert table.model_sha256 == model.sha256
+    assert np.array_equal(table.emb_ND[0], model.embed(wavs[1]))
+    with refuses("--runtime", "model.onnx runs with onnx"):
+        embed.main([*words, "torch"])
+
+
+@pytest.mark.parametrize(("option", "value"), [("device", "cuda"), ("precision", "bf16")])
+def test_an_onnx_file_runs_on_the_cpu_in_its_own_precision(tmp_path, option, value):
+    with refuses(option, value):
+        speakerlab.load(tmp_path / "a.onnx", **{option: value})
 
 
 def test_rows_of_a_batch_do_not_meet(file):
@@ -156,14 +169,6 @@ def test_rows_of_a_batch_do_not_meet(file):
 def test_a_window_of_another_shape_is_refused(file, shape):
     with refuses("wave", "2800 to 32000", shape):
         OnnxModel(file).embed_window(np.zeros(shape, np.float32))
-
-
-def test_a_wave_without_samples_or_with_channels_is_refused(file):
-    model = OnnxModel(file)
-    with refuses("recording", 0):
-        model.embed(np.zeros(0))
-    with refuses("wave", (16000, 2)):
-        model.embed(np.zeros((16000, 2)))
 
 
 def test_files_that_are_not_ours_are_refused_with_one_line(file, with_texts, tmp_path):

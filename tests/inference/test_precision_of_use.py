@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from models_on_disk import publish_small
-from refusals import refuses
 from voices import RATE, make_noise, make_wave
 
 import speakerlab
@@ -28,10 +27,8 @@ def cosine(a_D: np.ndarray, b_D: np.ndarray) -> float:
 
 def test_bf16_is_near_fp32_and_fp32_is_the_default(exp):
     wave_S = make_wave(0, 0, 1.5)
-    models = {
-        name: speakerlab.load(exp, device="cpu", precision=name)
-        for name in ("fp32", "bf16", "auto")
-    }
+    names = ("fp32", "bf16", "auto")
+    models = {name: speakerlab.load(exp, device="cpu", precision=name) for name in names}
     assert [model.precision for model in models.values()] == ["fp32", "bf16", "fp32"]
     embs = {name: model.embed(wave_S, RATE) for name, model in models.items()}
     assert np.array_equal(embs["fp32"], embs["auto"])
@@ -55,6 +52,13 @@ def test_the_front_end_stays_fp32(make_embedder):
     assert embedder.for_inference(resolve_precision("fp32", "cpu")).precision is None
 
 
+def test_embed_records_its_precision(exp, tmp_path):
+    audio.write(tmp_path / "a.wav", make_wave(0, 0, 1.0), RATE)
+    words = [str(tmp_path / "a.wav"), "--model", str(exp), "--out", str(tmp_path / "e")]
+    embed.main([*words, "--device", "cpu", "--precision", "bf16"])
+    assert json.loads((tmp_path / "e.json").read_text())["precision"] == "bf16"
+
+
 def test_extraction_in_another_precision_is_another_table(exp, make_data_dir, capfd):
     data = make_data_dir(speakers=[0, 1])
     words = ["--exp", str(exp), "--data", str(data)]
@@ -76,15 +80,3 @@ def test_extraction_in_another_precision_is_another_table(exp, make_data_dir, ca
     assert name == ("fp32" if not torch.cuda.is_available() else precision_here("auto").name)
     if name == "fp32":
         assert np.array_equal(again_ND, fp32_ND)
-
-
-def test_embed_records_its_precision(exp, tmp_path):
-    audio.write(tmp_path / "a.wav", make_wave(0, 0, 1.0), RATE)
-    words = [str(tmp_path / "a.wav"), "--model", str(exp), "--out", str(tmp_path / "e")]
-    embed.main([*words, "--device", "cpu", "--precision", "bf16"])
-    assert json.loads((tmp_path / "e.json").read_text())["precision"] == "bf16"
-
-
-def test_an_onnx_file_keeps_its_precision(tmp_path):
-    with refuses("precision", "bf16"):
-        speakerlab.load(tmp_path / "a.onnx", precision="bf16")

@@ -11,11 +11,10 @@ from voices import make_wave
 
 import speakerlab
 from speakerlab.bin import export
-from speakerlab.checkpoints.published import load_published
 from speakerlab.config import build
 from speakerlab.config.schema import load_config
 from speakerlab.inference import quantize
-from speakerlab.inference.export import facts_of, speech_like
+from speakerlab.inference.export import speech_like
 from speakerlab.inference.onnx_model import OnnxModel
 from speakerlab.models.folding import fold_batchnorm
 
@@ -53,12 +52,11 @@ def test_int8_from_the_command_line(exp, tmp_path, make_data_dir):
 
 
 @pytest.mark.slow
-def test_what_is_too_far_is_not_written(exp, tmp_path, monkeypatch):
+def test_what_is_too_far_is_not_written(exp, tmp_path, make_data_dir, monkeypatch):
     monkeypatch.setattr(quantize, "MIN_COSINE", 0.9999999)  # more than 8 bits can keep
-    published, out = load_published(exp), tmp_path / "m.onnx"
-    waves = [speech_like(1, num_samples) for num_samples in (16000, 17000)]
+    out = tmp_path / "m.onnx"
     with refuses(str(out), "cosine"):
-        quantize.write_int8(published.embedder, out, waves=waves, facts=facts_of(published))
+        quantize.export_int8(exp, out, data_dir=make_data_dir(speakers=[0, 1]))
     assert not out.exists()
 
 

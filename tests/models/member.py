@@ -10,7 +10,9 @@ class Member:
 
     model: str  # a name in speakerlab.models.MODELS
     args: dict[str, object]
-    toolkit: Literal["3dspeaker", "wespeaker"]  # the rules of speakerlab.checkpoints.names apply
+    toolkit: Literal[
+        "3dspeaker", "wespeaker"
+    ]  # the rules of speakerlab.checkpoints.architectures apply
     upstream: str  # "module:class or function" that builds the published network ...
     upstream_args: dict[str, object] = field(default_factory=dict)  # ... from these arguments
     # The error allowed in fp32. Random weights amplify rounding in some networks: then this is what

@@ -22,7 +22,7 @@ from figures import FRAMES, PARITY, error, features, fill, read_figures
 from members import MEMBERS
 from torch import nn
 
-from speakerlab.checkpoints.names import to_our_name
+from speakerlab.checkpoints.architectures import to_our_name
 from speakerlab.models import MODELS
 
 LARGE = 10_000_000  # parameters; from here on float64 takes seconds, so `make test` does half of it
