@@ -2,9 +2,18 @@
 
 from pathlib import Path
 
+import torch
+from voices import make_noise
+
 from speakerlab.checkpoints.published import publish
+from speakerlab.config.embedder import build_embedder
+from speakerlab.config.schema import load_config
 from speakerlab.scoring.calibration import Calibration
 
+XVECTOR = (
+    "model={name: xvector, max_seconds: 2.0, "
+    "args: {embed_dim: 16, hidden_channels: 16, stats_channels: 24}}"
+)
 CALIBRATION = Calibration(
     slope=10.0,
     intercept=-5.0,
@@ -28,3 +37,12 @@ def publish_small(exp: Path, config, embedder, calibration: Calibration | None =
         calibration=calibration,
     )
     return exp
+
+
+def publish_xvector(exp: Path, calibration: Calibration | None = None) -> Path:
+    """An experiment with a small model that takes two seconds at once; BatchNorm has seen data."""
+    config = load_config([], [XVECTOR])
+    embedder = build_embedder(config)
+    with torch.no_grad():
+        embedder.train()(make_noise(1.0, rows=4))
+    return publish_small(exp, config, embedder.eval(), calibration)

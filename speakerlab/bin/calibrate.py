@@ -58,9 +58,9 @@ def copy_model(model: Path, exp_dir: Path) -> Path:
     from speakerlab.training.checkpoint import was_begun
 
     source, target = find_model(model), exp_dir / "model"
-    if target.exists() and target.resolve() == source.resolve():
-        return source
     if target.exists():
+        if target.resolve() == source.resolve():
+            return source
         old, new = (file_sha256(folder / "embedder.safetensors") for folder in (target, source))
         if old != new:
             raise ValueError(

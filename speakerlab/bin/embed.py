@@ -27,17 +27,16 @@ def main(words: Sequence[str]) -> None:
     args = parse(words)
     files = find_files(args)
     model = model_of(args)
+    ids = list(files)
     embs: dict[str, np.ndarray] = {}
     errors: dict[str, str] = {}
-    ids = list(files)
     for row, result in model.embed_each(list(files.values()), progress=True):
         if isinstance(result, Exception):
             errors[ids[row]] = str(result)
         else:
             embs[ids[row]] = result
     list_rejected(args.out, files, errors)
-    if embs:
-        kept = [name for name in ids if name in embs]
+    if kept := [name for name in ids if name in embs]:
         emb_ND = np.stack([embs[name] for name in kept])
         table = EmbeddingTable(kept, emb_ND, model.sha256, {"precision": model.precision})
         written = WRITERS[args.format](args.out, table)

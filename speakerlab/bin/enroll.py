@@ -25,6 +25,5 @@ def main(words: Sequence[str]) -> None:
     done = "replaced" if args.name in model.speakers else "enrolled"
     model.enroll(args.name, args.files)
     model.save_speakers(args.speakers)
-    counts = (len(args.files), len(model.speakers))
-    text = "%s: %s %s, recordings: %d; speakers in the file: %d"
-    log.info(text, args.speakers, done, args.name, *counts)
+    counts = f"recordings: {len(args.files)}; speakers in the file: {len(model.speakers)}"
+    log.info("%s: %s %s, %s", args.speakers, done, args.name, counts)

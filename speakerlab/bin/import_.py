@@ -25,12 +25,7 @@ def main(words: Sequence[str]) -> None:
     args = options.parse_args(words)
     from speakerlab.checkpoints.foreign import import_checkpoint  # torch: `--help` needs none
 
-    published = import_checkpoint(
-        args.checkpoint,
-        args.out,
-        config=args.model_config,
-        frontend=args.frontend,
-        speakers=args.speakers,
-    )
+    given = {"config": args.model_config, "frontend": args.frontend, "speakers": args.speakers}
+    published = import_checkpoint(args.checkpoint, args.out, **given)
     embed_dim, digest = published.embedder.embed_dim, published.sha256
     log.info("%s: written, %d dimensions, sha256 %s", args.out, embed_dim, digest)

@@ -57,19 +57,14 @@ def _keys(item: ErrorDetails, values: Any) -> tuple[str, ...]:
 
 def _complaint(items: Sequence[ErrorDetails]) -> str:
     """Return the problem, the value and the fix, for a value that no branch of its type accepts."""
-    custom = items[0].get("ctx", {}).get("error")
-    problem, semicolon, fix = str(custom or _wanted(items)).partition("; ")
-    value = items[0]["input"]
-    shown = f"'{value}'" if isinstance(value, str) else json.dumps(value)
-    return f"{problem}, got {shown}{semicolon}{fix}"
-
-
-def _wanted(items: Sequence[ErrorDetails]) -> str:
-    """Join pydantic's messages into one."""
     texts = [item["msg"].replace("Input should ", "must ") for item in items]
     text = " or ".join(dict.fromkeys(text.removeprefix("must be ") for text in texts))
     text = text.replace("a valid array", "a list").replace("an object", "a section of keys")
-    return f"must be {text}" if texts[0].startswith("must be ") else text[0].lower() + text[1:]
+    text = f"must be {text}" if texts[0].startswith("must be ") else text[0].lower() + text[1:]
+    custom, value = items[0].get("ctx", {}).get("error"), items[0]["input"]
+    problem, semicolon, fix = str(custom or text).partition("; ")
+    shown = f"'{value}'" if isinstance(value, str) else json.dumps(value)
+    return f"{problem}, got {shown}{semicolon}{fix}"
 
 
 def _fields_at(schema: type[BaseModel], keys: Sequence[str]) -> Iterable[str]:

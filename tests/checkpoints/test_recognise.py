@@ -2,8 +2,10 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from refusals import refuses
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
@@ -21,20 +23,14 @@ STORED = [
 ]
 
 
-def published_pooling(name: str) -> str | None:
-    """What a WeSpeaker configuration says; the tensors of two poolings look alike."""
-    pooling = MEMBERS[name].args.get("pooling")
-    return None if pooling is None else str(pooling)
-
-
 @pytest.mark.parametrize("name", STORED)
 def test_published_member_is_recognised_with_its_arguments(name: str) -> None:
     member, figures = MEMBERS[name], read_figures(name)
-    args = {key: value for key, value in member.args.items() if key != "feat_dim"}
+    args: dict[str, Any] = {k: v for k, v in member.args.items() if k != "feat_dim"}
     found = recognise(
         figures.shapes,
         toolkits=(member.toolkit,),
-        pooling=published_pooling(name),
+        pooling=args.get("pooling"),  # from the configuration: two poolings have equal tensors
         feat_dim=int(str(member.args.get("feat_dim", 80))),
         where=name,
     )
@@ -45,12 +41,6 @@ def test_published_member_is_recognised_with_its_arguments(name: str) -> None:
 
 def campplus_shapes() -> dict[str, tuple[int, ...]]:
     return dict(read_figures("campplus_192").shapes)
-
-
-def test_arguments_are_read_from_shapes() -> None:
-    found = recognise(campplus_shapes(), where="a.ckpt")
-    assert found.title == "campplus of 3D-Speaker"
-    assert (found.args["embed_dim"], found.args["init_channels"]) == (192, 128)
 
 
 def test_counters_may_be_missing() -> None:
@@ -82,10 +72,6 @@ def test_other_tensors_are_refused_in_one_line() -> None:
 
 
 def test_recognition_draws_nothing() -> None:
-    import torch
-
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
     recognise(read_figures("eres2net_base").shapes, where="a.ckpt")
-    assert torch.equal(torch.rand(1), expected)
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -4,48 +4,34 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from models_on_disk import CALIBRATION, publish_small
+from models_on_disk import CALIBRATION, publish_xvector
 from refusals import refused, refuses
 from torch import nn
 
 import speakerlab
 from speakerlab.checkpoints.published import load_published
-from speakerlab.config import build
 from speakerlab.config.embedder import Embedder
-from speakerlab.config.schema import load_config
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.inference.export import (
     checked_lengths,
     export_onnx,
-    facts_of,
     speech_like,
     write_onnx,
 )
 from speakerlab.inference.onnx_model import Facts, OnnxModel
 
 ROOT = Path(__file__).parents[2]
-XVECTOR = [
-    "model={name: xvector, max_seconds: 2.0, "
-    "args: {embed_dim: 16, hidden_channels: 16, stats_channels: 24}}"
-]
 FACTS = Facts(16000, 4, 400, 1920000, "00ff", "small", {"window": "povey"})
 
 
 @pytest.fixture(scope="module")
 def exp(tmp_path_factory) -> Path:
-    """An experiment with a model that takes two seconds at once, and a calibration."""
-    config = load_config([], XVECTOR)
-    embedder = build.build_embedder(config)
-    with torch.no_grad():
-        embedder.train()(torch.from_numpy(speech_like(4, 16000)))
-    folder = tmp_path_factory.mktemp("a folder of mine") / "exp"
-    return publish_small(folder, config, embedder.eval(), CALIBRATION)
+    return publish_xvector(tmp_path_factory.mktemp("a folder of mine") / "exp", CALIBRATION)
 
 
 @pytest.fixture(scope="module")
@@ -188,16 +174,6 @@ def test_the_matrix_is_the_fourier_transform():
     exact = torch.fft.rfft(torch.eye(400, dtype=torch.float64), n=512)
     assert (Fbank().dft_2LK[0] - exact.real).abs().max() < 6e-8
     assert (Fbank().dft_2LK[1] - exact.imag).abs().max() < 6e-8
-
-
-def test_facts_are_read_back_from_text(exp):
-    facts = replace(facts_of(load_published(exp)), vad={"range_db": 25.0})
-    texts = facts.to_texts()
-    assert Facts.from_texts(texts | {"producer": "x"}, where="a") == facts
-    assert "vad" not in FACTS.to_texts()
-    for broken in ({}, {**texts, "min_samples": "many"}):
-        with refuses("a"):
-            Facts.from_texts(broken, where="a")
 
 
 @pytest.mark.parametrize("extra", ["onnx", "onnxscript", "onnxruntime"])

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from models_on_disk import publish_small
+from models_on_disk import XVECTOR, publish_xvector
 from refusals import refuses
 from voices import make_wave
 
@@ -19,16 +18,11 @@ from speakerlab.inference.onnx_model import OnnxModel
 from speakerlab.models.folding import fold_batchnorm
 
 onnx = pytest.importorskip("onnx")
-XVECTOR = "model={name: xvector, args: {embed_dim: 16, hidden_channels: 16, stats_channels: 24}}"
 
 
 @pytest.fixture
 def exp(tmp_path: Path) -> Path:
-    config = load_config([], [XVECTOR])
-    embedder = build.build_embedder(config)
-    with torch.no_grad():
-        embedder.train()(torch.from_numpy(speech_like(4, 16000)))
-    return publish_small(tmp_path / "exp", config, embedder.eval())
+    return publish_xvector(tmp_path / "exp")
 
 
 @pytest.mark.slow

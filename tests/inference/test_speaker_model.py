@@ -73,16 +73,6 @@ def test_a_file_gives_the_embedding_of_stage_5(open_small, tmp_path, overrides, 
     assert np.array_equal(model.embed((tmp_path / "a.wav").read_bytes()), emb_D)
 
 
-def test_vad_changes_the_embedding_to_that_of_the_speech(open_small):
-    wave_S = make_wave(0, 0, 3.0)
-    wave_S[16000:32000] //= 1000
-    with_vad, without = open_small("vad={}", name="a"), open_small(name="b")
-    speech_S = with_vad.runtime.vad(wave_S)
-    assert 32000 <= len(speech_S) < 36000
-    assert np.array_equal(with_vad.embed(wave_S), without.embed(speech_S))
-    assert relative_error(with_vad.embed(wave_S), without.embed(wave_S)) > 1e-3
-
-
 def test_many_are_each_as_alone_in_order(open_small, wavs):
     model = open_small("model.max_seconds=1.1")
     sources = [*wavs, make_wave(4, 0, 70.0), make_wave(4, 0, 0.01), wavs[0].read_bytes()]
@@ -95,8 +85,7 @@ def test_many_are_each_as_alone_in_order(open_small, wavs):
 
 
 def test_one_broken_among_many(open_small, wavs):
-    model = open_small()
-    sources = [wavs[0], "nowhere.wav", wavs[1]]
+    model, sources = open_small(), [wavs[0], "nowhere.wav", wavs[1]]
     with refuses("nowhere.wav", error=FileNotFoundError):
         model.embed_many(sources)
     results = dict(model.embed_each(sources))
@@ -213,8 +202,6 @@ def test_what_is_refused(open_small, tmp_path):
             speakerlab.load(tmp_path / "exp", device="cuda")
 
 
-def test_importing_waits_for_nothing_heavy():
+def test_importing_the_package_imports_nothing_heavy():
     code = "import sys, speakerlab; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
-    assert (
-        subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
-    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -44,14 +44,6 @@ def test_an_angular_head_gives_its_scale_times_the_cosine(make_config):
     assert np.diag(Classifier(head, list("abc")).logits(emb_ND)) == pytest.approx(20)
 
 
-def test_a_published_model_decides_as_it_did(publish_to):
-    folder, _, head = publish_to("a", "task=identification", "data.labels=utt2lang")
-    found = load_classifier(folder)
-    assert found.classes == ["a", "b", "c"]
-    emb_ND = make_emb(3)
-    assert np.array_equal(found.logits(emb_ND), Classifier(head, "abc").logits(emb_ND))
-
-
 def test_models_that_cannot_decide_are_refused(publish_to):
     folder, _, _ = publish_to("sv")
     with refuses(str(folder), "verification"):

@@ -1,6 +1,6 @@
-"""Stores what both toolkits make of real recordings, in figures.npz beside this file.
+"""Stores both toolkits' embeddings of real recordings, in figures.npz beside this file.
 
-    python tests/interop/toolkits/make.py --shared DIR --3dspeaker CHECKOUT --wespeaker CHECKOUT
+    python tests/checkpoints/toolkits/make.py --shared DIR --3dspeaker CHECKOUT --wespeaker CHECKOUT
 
 The recordings are those of toolkit_cases.py; their names are stored beside the embeddings.
 """

@@ -1,6 +1,6 @@
 """Runs a toolkit's own inference on recordings, in a process of its own.
 
-    python tests/interop/toolkits/peer.py JOB.json
+    python tests/checkpoints/toolkits/peer.py JOB.json
 
 A job names the `toolkit`, the `checkout`, `files`, and `models`: the class or function that builds
 each, its arguments, and its checkpoint. The toolkit's own code turns each file into features and an
