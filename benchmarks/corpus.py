@@ -31,8 +31,8 @@ Paths = dict[str, Path]  # id -> file
 
 
 def name_audio() -> str:
-    """Return what the cases read where no recordings are named, as it is on this machine."""
-    return DEFAULTS["audio"] if (SHARED / DEFAULTS["audio"]).is_dir() else "made-up recordings"
+    """Return the name of the recordings that cases read by default on this machine."""
+    return DEFAULTS["audio"] if (SHARED / DEFAULTS["audio"]).is_dir() else "synthetic recordings"
 
 
 def make(

@@ -1,4 +1,4 @@
-"""Crops a second that one core prepares for training, beside 3D-Speaker's processing chain.
+"""Crops a second that one core prepares for training, compared with 3D-Speaker's chain.
 
     python benchmarks/data.py --peer DIR --json FILE      # DIR: a checkout of 3D-Speaker
 
@@ -6,7 +6,7 @@ In: recordings, noises and rooms (corpus.py). Out: a row for each work and sourc
 
 `data.to_device` is draw, read, collate: all that a worker does, since the front end runs on the
 model's device. `data.full_cpu` adds speed, room, noise and fbank. Bare names read shards, `.wav`
-and `.flac` loose files. 3D-Speaker has no such split: beside either stands its whole chain, always
+and `.flac` loose files. 3D-Speaker has no such split: both rows compare with its whole chain, always
 over wav files of the same samples.
 
 Each side is one process with one thread and no workers, the files in the system's cache. Both

@@ -4,7 +4,7 @@
 
 In: recordings as wav files that both read (corpus.py). Out: a row for each model and precision.
 
-A step is everything: read, speed, room, noise, fbank, forward, backward, update and the log. Ours
+A step is all of this: read, speed, room, noise, fbank, forward, backward, update and the log. Ours
 is what `speakerlab train` builds from `conf/<model>.yaml`; 3D-Speaker's is the loop of its train.py
 over what its builder makes of its recipe's YAML. Both take the same number of crops of the same
 length, as many loader workers and threads, and change speeds and augment as often (data.py). Before

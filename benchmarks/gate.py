@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Row = Mapping[str, Any]  # as in a file: name, ours, peer, ratio, unit and what else is known
+Row = Mapping[str, Any]  # as in a file: name, ours, peer, ratio, unit and optional fields
 ALLOWED_LOSS = 0.15
 COMPARED = ("ratio", "share")  # the first that both the row and the store have
 LESS_IS_BETTER = ("s", "ms", "MiB", "GB")  # units

@@ -15,8 +15,8 @@ in eval mode for inference, and torch's SGD, as its recipes have it.
 Rows beside 3D-Speaker have no suffix, the others `.wespeaker` or `.speechbrain`. A bf16 row has
 ours in bf16 and the peer as it ships: in fp32 where it has no mixed precision (3D-Speaker,
 WeSpeaker). `...peer_bf16` puts that peer's module under autocast, too. 3D-Speaker's CAM++
-recomputes a part of each dense layer in the backward pass by default; `...peer_stores` compares
-with it told not to.
+recomputes a part of each dense layer in the backward pass by default; in `...peer_stores` rows
+recomputation is off.
 
 Letters: B batch, T frames, F mel bins, C classes, D embedding.
 """
@@ -255,7 +255,7 @@ def require_equal(ours: Process, peer: Process, name: str, options: argparse.Nam
         peer.ask("save", path=path, dtype=dtype)
         errors = ours.ask("differences", path=path, dtype=dtype, precision=precision)
         listed = ", ".join(f"{what} {error:.1e}" for what, error in errors.items())
-        kind = dtype if precision == "fp32" else "bf16 (ours) beside float32"
+        kind = dtype if precision == "fp32" else "bf16 (ours) against float32"
         say(f"{name} in {kind}, largest difference: {listed}")
         wrong = [what for what, error in errors.items() if not error <= allowed[what]]
         if wrong:

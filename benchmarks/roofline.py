@@ -1,9 +1,9 @@
-"""What this machine can do at most: matrix products, copies in memory, decoding of audio.
+"""The limits of this machine: matrix products, copies in memory, decoding of audio.
 
     python benchmarks/roofline.py --json FILE
 
-No peer has such a thing. `speakerlab bench machine` prints the same rows. What a model's own
-convolutions take here is the `share` of its rows (models.py).
+No peer has such a benchmark. `speakerlab bench machine` prints the same rows. The time of a model's
+convolutions alone is the `share` of its rows (models.py).
 """
 
 import argparse

@@ -65,7 +65,7 @@ def seconds_of(words: Sequence[str], threads: int | None) -> float:
 
 def seconds_to(pattern: str, command: Sequence[str], root: Path, threads: int | None) -> float:
     """Return the seconds from a command's start to a line with the pattern; then kill it."""
-    start, told = time.perf_counter(), list[str]()
+    start, lines = time.perf_counter(), list[str]()
     with subprocess.Popen(
         command,
         cwd=ROOT,
@@ -81,13 +81,13 @@ def seconds_to(pattern: str, command: Sequence[str], root: Path, threads: int | 
             for line in started.stdout:
                 if re.search(pattern, line):
                     return time.perf_counter() - start
-                told.append(line)
+                lines.append(line)
                 if time.perf_counter() - start > PATIENCE_SECONDS:
                     break
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(started.pid, signal.SIGKILL)
-    raise SystemExit(f"startup.py: {command[0]}: no line '{pattern}' in\n{''.join(told[-20:])}")
+    raise SystemExit(f"startup.py: {command[0]}: no line '{pattern}' in\n{''.join(lines[-20:])}")
 
 
 def first_step(

@@ -1,4 +1,4 @@
-"""The whole benchmark: every case, one after the other, beside the peers.
+"""Run all benchmark cases, one after the other, and compare with the peers.
 
     make bench PEERS="3dspeaker=DIR wespeaker=DIR speechbrain=DIR" [ARGS="--quick --gate ..."]
     python benchmarks/suite.py --peers 3dspeaker=DIR --only models data --json FILE --markdown FILE
@@ -16,8 +16,9 @@ measured once more first (gate.py). --quick takes some 15 minutes: fewer rows an
 same sizes, so it can be gated against a whole run; it cannot be stored. --read joins rows that were
 measured in pieces on the same machine; each row keeps its date and commit.
 
-Of settings that make a side faster the suite sets only GOMP_SPINCOUNT=2000, for both, if it is not
-set. Others in the environment (an allocator, huge pages) reach both sides and are among the facts.
+The only setting for speed that the suite makes is GOMP_SPINCOUNT=2000, for both sides, if it is not
+set. Others in the environment (an allocator, huge pages) apply to both sides and are among the
+facts.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def words_of(name: str, options: argparse.Namespace, rows: Sequence[str] = ()) -
 def measure_again(
     results: Sequence[Result], doubtful: Sequence[str], options: argparse.Namespace
 ) -> Iterator[Result]:
-    """Run the cases of rows in doubt once more; only these rows are replaced."""
+    """Measure the rows in doubt once more; only these rows are replaced."""
     for result in results:
         names = [row["name"] for row in result.rows if row["name"] in doubtful]
         if not names or result.part not in CASES:
@@ -108,7 +109,9 @@ def check(
     kept = stored.read(kind, options.baseline)
     audio = stored.read_all(options.baseline)[kind]["facts"].get("audio")
     if audio != facts["audio"]:
-        say(f"gate: {', '.join(ON_AUDIO)} not compared: of {facts['audio']}, stored of {audio}")
+        say(
+            f"gate: {', '.join(ON_AUDIO)} not compared: from {facts['audio']}, stored rows from {audio}"
+        )
         kept = {name: row for name, row in kept.items() if not name.startswith(ON_AUDIO)}
     doubtful = [loss.name for loss in gate.losses(rows_of(results), kept) if not loss.is_certain]
     if doubtful:

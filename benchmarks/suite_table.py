@@ -73,7 +73,7 @@ def target_cells(row: Row) -> tuple[str, str]:
 
 
 def about(facts: Mapping[str, Any], rows: Sequence[Row]) -> Iterator[str]:
-    """Yield where, when and with which versions the rows were measured."""
+    """Yield the date, machine, versions, settings and command of the rows."""
     versions = ", ".join(f"{key} {facts[key]}" for key in ("python", "torch", "numpy"))
     gpu = f", CUDA {facts['cuda']}, driver {facts['driver']}" if "cuda" in facts["device"] else ""
     settings = "unknown"

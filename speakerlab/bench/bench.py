@@ -58,7 +58,7 @@ class Bench:
             yield build_bench(config, self.ranks)
 
     def headline(self) -> str:
-        """Return what it is measured on."""
+        """Return the versions, device and threads of the measurements."""
         device, threads = self.ranks.device, torch.get_num_threads()
         what = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         cpus = process.available_cpus()

@@ -20,6 +20,7 @@ from speakerlab.bench.stopwatch import block_seconds
 from speakerlab.training.precision import DTYPES
 
 LAYERS: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.linear)
+OPTIONS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}  # in torch's order
 NORMS = nn.modules.batchnorm._BatchNorm  # pyright: ignore[reportPrivateUsage]
 ROUNDS = 2  # over all layers, so that a slow spell of the machine meets a layer once
 Shape = tuple[int, ...]
@@ -52,38 +53,30 @@ class Layer(NamedTuple):
         """Return its memory layouts; a 1-D convolution is also a 2-D one of one row."""
         if self.function is F.linear:
             return [self]
-        if self.function is F.conv2d:
-            return [self, self._replace(layout=torch.channels_last)]
-        stride, padding, dilation, groups = self.options
-        row = self._replace(
-            function=F.conv2d,
-            input_shape=(*self.input_shape[:2], 1, *self.input_shape[2:]),
-            weight_shape=(*self.weight_shape[:2], 1, *self.weight_shape[2:]),
-            options=((1, *stride), (0, *padding), (1, *dilation), groups),
-            layout=torch.channels_last,
-        )
-        return [self, row]
+        last = self._replace(function=F.conv2d, layout=torch.channels_last)
+        if self.function is F.conv1d:
+            shapes = (self.input_shape, self.weight_shape)
+            x, weight = ((*shape[:2], 1, *shape[2:]) for shape in shapes)
+            stride, padding, dilation, groups = self.options
+            options = ((1, *stride), (0, *padding), (1, *dilation), groups)
+            last = last._replace(input_shape=x, weight_shape=weight, options=options)
+        return [self, last]
 
     def prepare(
         self, device: torch.device, dtype: torch.dtype, *, train: bool
     ) -> Callable[[], object]:
         """Return a computation of the layer on random numbers."""
-
-        def random(shape: Shape) -> Tensor:
-            values = torch.randn(shape, device=device, dtype=dtype)
-            return values.contiguous(memory_format=self.layout) if len(shape) == 4 else values
-
-        x, weight = random(self.input_shape), random(self.weight_shape)
-        bias = random(self.weight_shape[:1]) if self.has_bias else None
+        shapes = [self.input_shape, self.weight_shape, *[self.weight_shape[:1]] * self.has_bias]
+        tensors = [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
+        tensors = [t.to(memory_format=self.layout) if t.dim() == 4 else t for t in tensors]
 
         def forward() -> Tensor:
-            return self.function(x, weight, bias, *self.options)
+            bias = tensors[2] if self.has_bias else None
+            return self.function(*tensors[:2], bias, *self.options)
 
         if not train:
             return torch.inference_mode()(forward)
-        wanted = [*[x] * self.learns_below, weight, *([] if bias is None else [bias])]
-        for tensor in wanted:
-            tensor.requires_grad_()
+        wanted = [t.requires_grad_() for t in tensors[0 if self.learns_below else 1 :]]
         grad = torch.randn_like(forward())
         return lambda: torch.autograd.grad(forward(), wanted, grad)
 
@@ -105,10 +98,8 @@ def measure_convolutions(
             work = one.prepare(device, dtype, train=train)
             took = block_seconds(work, device=device, seconds=share, least=1)
             best[layer] = min(best[layer], *took)
-    return Convolutions(
-        gflop=1e-9 * sum(count * layer.flop(train=train) for layer, count in layers.items()),
-        seconds=sum(count * best[layer] for layer, count in layers.items()),
-    )
+    gflop = 1e-9 * sum(count * layer.flop(train=train) for layer, count in layers.items())
+    return Convolutions(gflop, sum(count * best[layer] for layer, count in layers.items()))
 
 
 def find_layers(backbone: nn.Module, shape_BTF: Shape) -> Counter[Layer]:
@@ -138,32 +129,30 @@ class LayerCounter(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in LAYERS:
-            self.layers[_layer(func, result, *args, **(kwargs or {}))] += 1
+            self._count(func, result, *args, **(kwargs or {}))
         return result
 
-
-def _layer(
-    function: Callable[..., Tensor],
-    result: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Layer:
-    """Describe a call; the names are those of torch's arguments."""
-    options = tuple(
-        value if isinstance(value, tuple) else (value,) * (input.dim() - 2)
-        for value in (stride, padding, dilation)
-    )
-    return Layer(
-        function=function,
-        input_shape=tuple(input.shape),
-        weight_shape=tuple(weight.shape),
-        has_bias=bias is not None,
-        options=() if function is F.linear else (*options, groups),
-        learns_below=input.requires_grad,
-        macs=result.numel() * weight[0].numel(),
-    )
+    def _count(
+        self,
+        function: Callable[..., Tensor],
+        result: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *options: Any,
+        **named: Any,
+    ) -> None:
+        """Add a call; `options` and `named` are those of a convolution, by torch's names."""
+        given = {**OPTIONS, **dict(zip(OPTIONS, options)), **named}
+        *pairs, groups = given.values()
+        tuples = (v if isinstance(v, tuple) else (v,) * (input.dim() - 2) for v in pairs)
+        layer = Layer(
+            function=function,
+            input_shape=tuple(input.shape),
+            weight_shape=tuple(weight.shape),
+            has_bias=bias is not None,
+            options=() if function is F.linear else (*tuples, groups),
+            learns_below=input.requires_grad,
+            macs=result.numel() * weight[0].numel(),
+        )
+        self.layers[layer] += 1

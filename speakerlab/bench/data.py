@@ -1,4 +1,4 @@
-"""How fast training gets its data on this machine, hop by hop, and what its crops sound like.
+"""Measure the data path of a training, hop by hop, and write crops to listen to.
 
 Everything is built as training builds it. Letters: S samples.
 """

@@ -1,4 +1,4 @@
-"""Whether this machine can run a training: one line per check, ok or what to change.
+"""Checks whether this host can run a training: each yields lines, ok or what to change.
 
 Everything is tried, not assumed: files are written and locked, audio is read. `doctor_devices` does
 the same for GPUs and the connection between ranks.
@@ -72,117 +72,82 @@ def graded(text: str, *, warn: bool = False, fail: bool = False, fix: str = "") 
     return Line("ok", text)
 
 
-def check_host(plan: Plan) -> Iterator[Line]:
-    """Yield a line per check, also for a check that fails itself."""
-    checks: tuple[Callable[[Plan], Line], ...] = (versions, source, tensorboard, cpus, threads)
-    checks += (memory, shared_memory, open_files, host_name, writing, disk_space, locks, reading)
-    for check in checks:
-        try:
-            yield check(plan)
-        except (ValueError, OSError) as error:
-            text = str(error)
-            if isinstance(error, OSError) and error.errno is not None:  # not one of our own lines
-                text = f"{error.filename or check.__name__}: {error.strerror}; "
-                text += "check the disk and permissions"
-            yield Line("fail", text)
-
-
-def versions(_: Plan) -> Line:
-    """Check Python, torch, and whether torchaudio is of the same version."""
+def software(_: Plan) -> Iterator[Line]:
+    """Check that torchaudio and TensorBoard fit; report versions and the commit."""
+    text = f"versions: Python {platform.python_version()}, torch {torch.__version__}, torchaudio "
     fix = "install torch and torchaudio of one version"
     try:
         import torchaudio
+
+        minor = [module.__version__.split(".")[:2] for module in (torch, torchaudio)]
+        yield graded(text + torchaudio.__version__, warn=minor[0] != minor[1], fix=fix)
     except (ImportError, OSError) as error:  # a library of another torch is an OSError
-        text = f"torchaudio: cannot be imported with torch {torch.__version__} ({error})"
-        return graded(text, fail=True, fix=fix)
-    text = f"versions: Python {platform.python_version()}, torch {torch.__version__}, "
-    text += f"torchaudio {torchaudio.__version__}"
-    minor = [module.__version__.split(".")[:2] for module in (torch, torchaudio)]
-    return graded(text, warn=minor[0] != minor[1], fix=fix)
-
-
-def source(_: Plan) -> Line:
-    """Report the commit that results will name."""
+        yield graded(f"{text}cannot be imported ({error})", fail=True, fix=fix)
     found = provenance.commit()
-    return Line("ok", f"source: commit {found}" if found != "unknown" else "source: not in git")
-
-
-def tensorboard(_: Plan) -> Line:
-    """Check that event files can be written."""
+    yield Line("ok", f"source: commit {found}" if found != "unknown" else "source: not in git")
     try:
         import speakerlab.training.monitor  # noqa: F401
+
+        yield Line("ok", "TensorBoard: can be imported")
     except ImportError as error:
-        return Line("fail", f"TensorBoard: cannot be imported ({error}); pip install tensorboard")
-    return Line("ok", "TensorBoard: can be imported")
+        yield Line("fail", f"TensorBoard: cannot be imported ({error}); pip install tensorboard")
 
 
-def cpus(plan: Plan) -> Line:
-    """Compare CPUs with the processes that need one."""
-    available, wanted = process.available_cpus(), plan.ranks * (1 + plan.workers)
-    text = f"CPUs: {available} available (affinity, cgroup quota) for {plan.ranks} ranks "
+def processors(plan: Plan) -> Iterator[Line]:
+    """Compare CPUs and memory with the processes and the OpenMP threads that need them."""
+    cpus, ranks = process.available_cpus(), plan.ranks
+    text = f"CPUs: {cpus} available (affinity, cgroup quota) for {ranks} ranks "
     text += f"with {plan.workers} data workers each"
-    few = wanted > 2 * available or plan.ranks > available
-    return graded(text, warn=few, fix="use more CPUs, or lower --nproc or runtime.num_workers")
-
-
-def threads(plan: Plan) -> Line:
-    """Compare the OpenMP threads of all ranks with the CPUs."""
-    value, available = os.environ.get("OMP_NUM_THREADS", ""), process.available_cpus()
+    few = ranks * (1 + plan.workers) > 2 * cpus or ranks > cpus
+    yield graded(text, warn=few, fix="use more CPUs, or lower --nproc or runtime.num_workers")
+    value = os.environ.get("OMP_NUM_THREADS", "")
     text = f"OMP_NUM_THREADS: {value or 'not set'}, {torch.get_num_threads()} threads a process"
     text += "" if value else " (run.sh sets it for several ranks)"
-    many = value.isdigit() and int(value) * plan.ranks > available
-    fix = f"export OMP_NUM_THREADS={max(1, available // plan.ranks)} for {available} CPUs"
-    return graded(text, warn=many, fix=fix)
-
-
-def memory(plan: Plan) -> Line:
-    """Compare the host's free memory with the processes, without the model."""
+    many = value.isdigit() and int(value) * ranks > cpus
+    fix = f"export OMP_NUM_THREADS={max(1, cpus // ranks)} for {cpus} CPUs"
+    yield graded(text, warn=many, fix=fix)
     free = free_bytes(torch.device("cpu"), 1)
-    need = plan.ranks * (RANK_BYTES + plan.workers * WORKER_BYTES)
+    need = ranks * (RANK_BYTES + plan.workers * WORKER_BYTES)
     text = f"memory: {free / 2**30:.1f} GiB free, ranks and workers need about {need / 2**30:.1f}"
-    return graded(text, warn=free < need, fix="free some, or lower --nproc or runtime.num_workers")
+    yield graded(text, warn=free < need, fix="free some, or lower --nproc or runtime.num_workers")
 
 
-def shared_memory(plan: Plan) -> Line:
-    """Compare /dev/shm with the batches that workers read ahead, as a training does."""
+def shared_memory(plan: Plan) -> Iterator[Line]:
+    """Compare /dev/shm with the micro-batches that workers read ahead, as a training does."""
+    asked = plan.config.runtime.micro_batch
+    if isinstance(asked, dict):
+        asked = asked.get(plan.config.model.name, "auto")
+    rows = asked if isinstance(asked, int) else plan.config.training.bn_batch or MAX_MICRO_BATCH
+    rows = min(rows, plan.config.training.global_batch)
+    longest = round(build.crop_samples(plan.config) * max(plan.config.augment.speeds))
     fitting = loader.fit_workers(
         plan.workers,
-        bytes_per_batch=largest_batch(plan.config),
+        bytes_per_batch=rows * (2 * longest + 256) + loader.TENSORS * loader.PAGE_BYTES,
         local_ranks=plan.ranks,
         is_fixed=plan.num_workers is not None,
         on_gpus=torch.cuda.is_available(),
     )
     if not SHARED_MEMORY.exists():
-        return Line("ok", f"{SHARED_MEMORY}: not on this system")
+        yield Line("ok", f"{SHARED_MEMORY}: not on this system")
+        return
     disk = shutil.disk_usage(SHARED_MEMORY)
     text = f"{SHARED_MEMORY}: {disk.free >> 20} of {disk.total >> 20} MiB free, "
     text += f"{fitting} of {plan.workers} data workers a rank fit"
     fix = "in a container: docker run --shm-size=2g, or --ipc=host"
-    return graded(text, warn=fitting < plan.workers, fix=fix)
+    yield graded(text, warn=fitting < plan.workers, fix=fix)
 
 
-def largest_batch(config: Config) -> int:
-    """Return the bytes of one micro-batch of waves on its way from a worker."""
-    asked = config.runtime.micro_batch
-    if isinstance(asked, dict):
-        asked = asked.get(config.model.name, "auto")
-    rows = asked if isinstance(asked, int) else config.training.bn_batch or MAX_MICRO_BATCH
-    rows = min(rows, config.training.global_batch)
-    longest = round(build.crop_samples(config) * max(config.augment.speeds))
-    return rows * (2 * longest + 256) + loader.TENSORS * loader.PAGE_BYTES
-
-
-def open_files(plan: Plan) -> Line:
+def open_files(plan: Plan) -> Iterator[Line]:
     """Compare the limit with the open files: each tensor that a worker hands over is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = FILES + 2 * loader.TENSORS * loader.MICRO_BATCHES_AHEAD + 8 * plan.workers
     text, few = f"open files: {soft} allowed, a rank needs about {need}", 0 <= soft < need
-    if 0 <= hard < need:
-        return graded(text, fail=few, fix="raise the hard limit (limits.conf)")
-    return graded(text, warn=few, fix="ulimit -n 4096")
+    is_hard = 0 <= hard < need
+    fix = "raise the hard limit (limits.conf)" if is_hard else "ulimit -n 4096"
+    yield graded(text, warn=few, fail=few and is_hard, fix=fix)
 
 
-def host_name(_: Plan) -> Line:
+def host_name(_: Plan) -> Iterator[Line]:
     """Report the address that other hosts would connect to."""
     name = socket.gethostname()
     try:
@@ -192,43 +157,38 @@ def host_name(_: Plan) -> Line:
     text = f"host name: {name}, address {address}"
     if address == "unknown" or address.startswith("127."):
         text += "; with several hosts, give --rdzv an address and export GLOO_SOCKET_IFNAME"
-    return Line("ok", text)
+    yield Line("ok", text)
 
 
-def existing(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists.
-
-    Raises NotADirectoryError if that is a file.
-    """
-    found = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    if not found.is_dir():
-        raise NotADirectoryError(f"{found}: not a folder; choose another --exp than {folder}")
-    return found
-
-
-def writing(plan: Plan) -> Line:
-    """Write as a checkpoint is written: a file and fsync."""
+def experiment_folder(plan: Plan) -> Iterator[Line]:
+    """Check space for the checkpoints, file locks, and writing as a checkpoint is written."""
+    folder = next(p for p in (plan.exp.absolute(), *plan.exp.absolute().parents) if p.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder}: not a folder; choose another --exp than {plan.exp}")
+    free, size = shutil.disk_usage(folder).free, checkpoint_bytes(plan)
+    need = (plan.config.training.keep_checkpoints + 3) * size  # one being written, and the model
+    text = f"{plan.exp}: {free >> 20} MiB free, checkpoints of {size >> 20} MiB take {need >> 20}"
+    yield graded(text, fail=free < need, fix="free some, or choose another --exp")
     try:
-        with tempfile.NamedTemporaryFile(dir=existing(plan.exp), prefix=".doctor.") as file:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor.") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            other = [sys.executable, "-S", "-c", TRY_LOCK, file.name]
+            holds = subprocess.run(other, capture_output=True, timeout=10).returncode != 0
+            fix = "mount it with locks, or never start two runs with one --exp"
+            text = f"{plan.exp}: file locks {'work' if holds else 'have no effect'}"
+            yield graded(text, warn=not holds, fix=fix)
             began = time.perf_counter()
             file.write(b"\1" * WRITTEN_BYTES)
             file.flush()
             os.fsync(file.fileno())
             rate = WRITTEN_BYTES / (time.perf_counter() - began)
     except OSError as error:
-        fix = "free some space, mount it writable, or choose another --exp"
-        text = f"{plan.exp}: cannot be written ({error.strerror or error})"
-        return graded(text, fail=True, fix=fix)
+        text = f"{plan.exp}: cannot be written or locked ({error.strerror or error})"
+        yield graded(text, fail=True, fix="free space, mount it writable, or choose another --exp")
+        return
     fix = "checkpoints will be slow; choose a faster disk for --exp"
-    return graded(f"{plan.exp}: written at {rate / 1e6:.0f} MB/s", warn=rate < SLOW_WRITE, fix=fix)
-
-
-def disk_space(plan: Plan) -> Line:
-    """Compare free space with the checkpoints kept, one being written, and the model."""
-    free, size = shutil.disk_usage(existing(plan.exp)).free, checkpoint_bytes(plan)
-    need = (plan.config.training.keep_checkpoints + 3) * size
-    text = f"{plan.exp}: {free >> 20} MiB free, checkpoints of {size >> 20} MiB take {need >> 20}"
-    return graded(text, fail=free < need, fix="free some, or choose another --exp")
+    text = f"{plan.exp}: written at {rate / 1e6:.0f} MB/s"
+    yield graded(text, warn=rate < SLOW_WRITE, fix=fix)
 
 
 def checkpoint_bytes(plan: Plan) -> int:
@@ -244,36 +204,24 @@ def checkpoint_bytes(plan: Plan) -> int:
     return 4 * (2 if plan.config.optimizer.name == "sgd" else 3) * size
 
 
-def locks(plan: Plan) -> Line:
-    """Check that a lock here excludes another process, or two runs could share an experiment."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=existing(plan.exp), prefix=".doctor.") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            other = [sys.executable, "-S", "-c", TRY_LOCK, file.name]
-            holds = subprocess.run(other, capture_output=True, timeout=10).returncode != 0
-    except OSError as error:
-        text = f"{plan.exp}: no file locks ({error.strerror or error})"
-        return graded(text, fail=True, fix="mount it with locks, or choose another --exp")
-    if holds:
-        return Line("ok", f"{plan.exp}: file locks work")
-    fix = "mount it with locks, or never start two runs with one --exp"
-    return graded(f"{plan.exp}: file locks have no effect", warn=True, fix=fix)
-
-
-def reading(plan: Plan) -> Line:
+def reading(plan: Plan) -> Iterator[Line]:
     """Read crops from all over the training set, as one data worker does."""
     if plan.data is None:
-        return Line("ok", "data: not checked; give --data to have some of it read")
+        yield Line("ok", "data: not checked; give --data to have some of it read")
+        return
     dirs = [plan.data / name for name in plan.config.data.train]
     manifest = read_manifest(dirs, sample_rate=plan.config.frontend["sample_rate"])
     rows = np.linspace(0, len(manifest) - 1, min(READ_CROPS, len(manifest))).astype(int)
     began, count = time.perf_counter(), 0
-    for row in rows:
-        if time.perf_counter() - began > READ_SECONDS:
-            break
-        manifest.read(int(row), 0, build.crop_samples(plan.config))
+    while count < len(rows) and time.perf_counter() - began < READ_SECONDS:
+        manifest.read(int(rows[count]), 0, build.crop_samples(plan.config))
         count += 1
     each = (time.perf_counter() - began) / count
     text = f"{plan.data}: a worker reads {1 / each:.0f} crops/s, the first time they are read"
     fix = "pack the audio (stage 2), or copy it to a local disk"
-    return graded(text, warn=each > SLOW_READ_SECONDS, fix=fix)
+    yield graded(text, warn=each > SLOW_READ_SECONDS, fix=fix)
+
+
+CHECKS: tuple[Callable[[Plan], Iterator[Line]], ...] = (
+    *(software, processors, shared_memory, open_files, host_name, experiment_folder, reading),
+)

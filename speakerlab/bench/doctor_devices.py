@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from speakerlab.bench.doctor import Line, graded
+from speakerlab.bench.doctor import Line, Plan, graded
 from speakerlab.checkpoints import provenance
 from speakerlab.training.precision import card_of, resolve_precision
 
@@ -34,7 +34,7 @@ os._exit(0)
 """
 
 
-def check_devices(num_ranks: int) -> Iterator[Line]:
+def check_devices(plan: Plan) -> Iterator[Line]:
     """Check the driver, each GPU, and ranks that sum numbers: on the GPUs, else on the CPU."""
     count = torch.cuda.device_count()
     if torch.version.hip:
@@ -43,14 +43,13 @@ def check_devices(num_ranks: int) -> Iterator[Line]:
         facts = {"found": provenance.driver(), "built_for": torch.version.cuda}
         yield driver(count, newest=cuda_of_driver(), **facts)
     yield from map(gpu, range(count))
-    if count and num_ranks > count:
+    if count and plan.ranks > count:
         fix = "lower --nproc, or see CUDA_VISIBLE_DEVICES"
-        yield graded(f"GPUs: {num_ranks} ranks need one each, {count} found", fail=True, fix=fix)
+        yield graded(f"GPUs: {plan.ranks} ranks need one each, {count} found", fail=True, fix=fix)
     elif count == 1:
         yield Line("ok", "NCCL: one GPU, nothing to connect")
     else:
-        most = count or num_ranks  # a GPU each
-        yield connection(max(2, min(most, num_ranks) if num_ranks > 1 else most))
+        yield connection(plan.ranks if plan.ranks > 1 else max(2, count))
 
 
 def driver(num_gpus: int, *, found: str | None, newest: str | None, built_for: str | None) -> Line:
@@ -61,16 +60,16 @@ def driver(num_gpus: int, *, found: str | None, newest: str | None, built_for: s
         text = f"driver: NVIDIA {found}, but torch {torch.__version__} is built for CPUs only"
         return graded(text, fail=True, fix="install a CUDA build of torch and torchaudio")
     text = f"driver: NVIDIA {found or '?'}, up to CUDA {newest or '?'}; torch is for {built_for}"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if num_gpus:
         return Line("ok", text)
     if newest is not None and int(newest.split(".")[0]) < int(built_for.split(".")[0]):
         fix = f"update the driver, or install torch for CUDA {newest}"
-        return graded(text, fail=True, fix=fix)
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    fix = "docker run --gpus all, or see nvidia-smi"
-    if hidden is not None:
-        fix = f"correct CUDA_VISIBLE_DEVICES='{hidden}'"
-    return graded(f"{text}, no GPU found", fail=True, fix=fix)
+    elif hidden is not None:
+        fix = f"no GPU found: correct CUDA_VISIBLE_DEVICES='{hidden}'"
+    else:
+        fix = "no GPU found: docker run --gpus all, or see nvidia-smi"
+    return graded(text, fail=True, fix=fix)
 
 
 def cuda_of_driver() -> str | None:
@@ -103,9 +102,9 @@ def gpu(index: int) -> Line:
 
 def connection(num_ranks: int, *, seconds: float | None = None, program: str = SUM_UP) -> Line:
     """Start a process for each rank; together they sum numbers within a time limit."""
-    kind = "cuda" if torch.cuda.is_available() else "cpu"
-    limit = LIMIT_SECONDS[kind] if seconds is None else seconds
-    name = f"NCCL between {num_ranks} GPUs" if kind == "cuda" else f"gloo between {num_ranks} ranks"
+    on_gpus = torch.cuda.is_available()
+    limit = LIMIT_SECONDS["cuda" if on_gpus else "cpu"] if seconds is None else seconds
+    name = f"NCCL between {num_ranks} GPUs" if on_gpus else f"gloo between {num_ranks} ranks"
     began = time.perf_counter()
     ranks = start(num_ranks, program)
     try:
@@ -113,15 +112,16 @@ def connection(num_ranks: int, *, seconds: float | None = None, program: str = S
             rank.wait(max(0.0, began + limit - time.perf_counter()))
     except subprocess.TimeoutExpired:
         fix = "check whether a firewall blocks this host from itself"
-        if kind == "cuda":
+        if on_gpus:
             fix = "try NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 to find the broken path"
         return graded(f"{name}: no answer within {limit:g} s", fail=True, fix=fix)
     finally:
         for rank in ranks:
             rank.kill()
-    if all(rank.returncode == 0 for rank in ranks):
-        return Line("ok", f"{name}: connected in {time.perf_counter() - began:.1f} s")
-    return graded(f"{name}: {', '.join(reasons(ranks))}", fail=True, fix="see NCCL_DEBUG=INFO")
+    reasons = [reason(i, rank) for i, rank in enumerate(ranks) if rank.returncode]
+    if reasons:
+        return graded(f"{name}: {', '.join(reasons)}", fail=True, fix="see NCCL_DEBUG=INFO")
+    return Line("ok", f"{name}: connected in {time.perf_counter() - began:.1f} s")
 
 
 def start(num_ranks: int, program: str) -> list[subprocess.Popen[str]]:
@@ -132,23 +132,18 @@ def start(num_ranks: int, program: str) -> list[subprocess.Popen[str]]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_ranks)}
     common |= {"LOCAL_WORLD_SIZE": str(num_ranks), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    ranks: list[subprocess.Popen[str]] = []
+    for rank in map(str, range(num_ranks)):
+        env = {**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank}
+        words = [sys.executable, "-c", program]
+        ranks.append(subprocess.Popen(words, env=env, text=True, **pipes))
+    return ranks
 
 
-def reasons(ranks: list[subprocess.Popen[str]]) -> Iterator[str]:
-    """Yield the last line of the ranks that failed, or the signal that killed them."""
-    for number, rank in enumerate(ranks):
-        if rank.returncode < 0:
-            yield f"rank {number} was killed by {signal.Signals(-rank.returncode).name}"
-        elif rank.returncode:
-            last = (rank.stderr.read() if rank.stderr else "").strip().splitlines()[-1:]
-            yield f"rank {number} failed with '{last[0][:200] if last else rank.returncode}'"
+def reason(number: int, rank: subprocess.Popen[str]) -> str:
+    """Return the last line of a rank that failed, or the signal that killed it."""
+    if rank.returncode < 0:
+        return f"rank {number} was killed by {signal.Signals(-rank.returncode).name}"
+    last = (rank.stderr.read() if rank.stderr else "").strip().splitlines()[-1:]
+    return f"rank {number} failed with '{last[0][:200] if last else rank.returncode}'"

@@ -1,4 +1,4 @@
-"""What a machine can do at most: rates of its simplest operations, with torch's threads.
+"""The limits of a machine: rates of its simplest operations, with torch's threads.
 
 Matrix products bound computing, copies bound moving data, decoding bounds reading. Each is the best
 of several repetitions.

@@ -1,4 +1,4 @@
-"""Synthetic recordings, noises and rooms, for measurements where there is no corpus.
+"""Synthetic recordings, noises and rooms, for measurements without a corpus.
 
 Letters: S samples.
 """

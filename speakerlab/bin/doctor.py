@@ -1,11 +1,10 @@
 """Check this machine before a run: one line per check, ok or what to change."""
 
 import logging
-from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from pathlib import Path
 
-from speakerlab.bin.command import parser
+from speakerlab.bin.command import parser, plain_text
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,44 +21,33 @@ def main(words: Sequence[str]) -> None:
     options.add_argument(
         "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help="as in train"
     )
-    options.add_argument("--gpus", type=positive, metavar="N", help="number of GPUs to use")
-    options.add_argument("--nproc", type=positive, metavar="N", help="ranks on this host (--gpus)")
+    options.add_argument("--gpus", type=int, metavar="N", help="number of GPUs to use")
+    options.add_argument("--nproc", type=int, metavar="N", help="ranks on this host (--gpus)")
     workers = "data workers a rank, as runtime.num_workers"
-    options.add_argument("--num-workers", type=whole, metavar="N", help=workers)
+    options.add_argument("--num-workers", type=int, metavar="N", help=workers)
     args = options.parse_args(words)
+    for name, least in (("gpus", 1), ("nproc", 1), ("num_workers", 0)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            options.error(f"--{name.replace('_', '-')}: {value}: must be at least {least}")
 
-    from speakerlab.bench.doctor import Plan, check_host
+    from speakerlab.bench.doctor import CHECKS, Plan
     from speakerlab.bench.doctor_devices import check_devices
     from speakerlab.config.schema import load_config
 
     logging.disable(logging.INFO)  # the findings are in the lines
     config = load_config(args.config or [ROOT / "conf" / f"{args.model}.yaml"], args.set)
     workers = config.runtime.num_workers if args.num_workers is None else args.num_workers
-    plan = Plan(
-        config=config,
-        exp=args.exp,
-        data=args.data,
-        ranks=args.nproc or args.gpus or 1,
-        num_workers=None if workers == "auto" else workers,
-    )
+    num_workers = None if workers == "auto" else workers
+    plan = Plan(config, args.exp, args.data, args.nproc or args.gpus or 1, num_workers)
     failed = 0
-    for lines in (check_host(plan), check_devices(plan.ranks)):
-        for line in lines:
-            print(line, flush=True)
-            failed += line.level == "fail"
+    for check in (*CHECKS, check_devices):
+        try:
+            for line in check(plan):
+                print(line, flush=True)
+                failed += line.level == "fail"
+        except (ValueError, OSError) as error:  # the next check is made all the same
+            print(f"fail {plain_text(error)}", flush=True)
+            failed += 1
     if failed:
         raise ValueError(f"doctor: {failed} checks failed; fix the problems above before a run")
-
-
-def whole(text: str) -> int:
-    """Read a number from 0 on."""
-    if not text.isdecimal():
-        raise ArgumentTypeError(f"{text} is not a whole number")
-    return int(text)
-
-
-def positive(text: str) -> int:
-    """Read a number from 1 on."""
-    if not whole(text):
-        raise ArgumentTypeError("must be at least 1")
-    return int(text)
