@@ -6,8 +6,8 @@ In: recordings, noises and rooms (corpus.py). Out: a row for each work and sourc
 
 `data.to_device` is draw, read, collate: all that a worker does, since the front end runs on the
 model's device. `data.full_cpu` adds speed, room, noise and fbank. Bare names read shards, `.wav`
-and `.flac` loose files. 3D-Speaker has no such split: both rows compare with its whole chain, always
-over wav files of the same samples.
+and `.flac` loose files. 3D-Speaker has no such split: both rows compare with its whole chain, over
+wav files of the same samples.
 
 Each side is one process with one thread and no workers, the files in the system's cache. Both
 change the speed of two crops in three and augment four in five. Of these 3D-Speaker gives a third

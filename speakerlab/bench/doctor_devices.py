@@ -132,12 +132,11 @@ def start(num_ranks: int, program: str) -> list[subprocess.Popen[str]]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_ranks)}
     common |= {"LOCAL_WORLD_SIZE": str(num_ranks), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     ranks: list[subprocess.Popen[str]] = []
     for rank in map(str, range(num_ranks)):
         env = {**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank}
-        words = [sys.executable, "-c", program]
-        ranks.append(subprocess.Popen(words, env=env, text=True, **pipes))
+        words, (out, err) = [sys.executable, "-c", program], (subprocess.DEVNULL, subprocess.PIPE)
+        ranks.append(subprocess.Popen(words, env=env, text=True, stdout=out, stderr=err))
     return ranks
 
 

@@ -1,16 +1,15 @@
-"""Where a training step's time goes, by torch's profiler: by part of the step and by operator.
+"""Profile training steps with torch's profiler: by part of the step and by operator.
 
 A training is built and its steps are taken as `speakerlab train` does; validation and checkpoints
 are left out. Some steps warm up, some are timed, as many are profiled. The profiler makes small
-operators slower: the table shares out the profiled steps, the last line has the plain rate.
+operators slower: the tables are of the profiled steps, the rate below them is without it.
 """
 
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -33,44 +32,12 @@ PARTS = ("data wait", "transfer", "front end", "forward", "backward", "reduce", 
 WAITS = ("Synchronize", "cudaMemcpy", "hipMemcpy", "cudaFree", "hipFree")
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(NamedTuple):
     """Where the time of a training's steps goes."""
 
-    what: str  # model, device, precision, batch
-    num_steps: int
+    lines: list[str]  # tables and rates as text; none on ranks but the first
     regions: Sequence[Mapping[str, float]]  # of each rank: part of the step -> seconds a step
-    operators: str  # torch's table
-    plain_seconds: float  # of a step without the profiler
-    crops: int  # a step, of all ranks
-    rank: int
     waits: Mapping[str, float]  # runtime calls that wait for the GPU, a step
-    traces: Sequence[Path]
-
-    def lines(self) -> list[str]:
-        """Return the tables as text; nothing on ranks but the first."""
-        if self.rank:
-            return []
-        plain = self.plain_seconds
-        lines = [f"{self.what}; {self.num_steps} steps", *self._region_lines(), "", self.operators]
-        lines.append(
-            f"without the profiler: {1e3 * plain:.1f} ms a step, {self.crops / plain:.1f} crops/s"
-        )
-        for call, count in self.waits.items():
-            lines.append(f"waits for the GPU: {call}, {count:.2f} a step")
-        return [*lines, *(f"{path}: a trace for https://ui.perfetto.dev" for path in self.traces)]
-
-    def _region_lines(self) -> Iterator[str]:
-        """Yield a line for each part of a step; parts of a part are indented below it."""
-        own, whole = self.regions[0], self.regions[0][STEP]
-        heads = ["ms a step", "share", *["slowest rank"] * (len(self.regions) > 1)]
-        yield f"{'':22}" + "".join(f"{head:>13}" for head in heads)
-        for name, seconds in own.items():
-            cells = [f"{1e3 * seconds:.2f}", f"{seconds / whole:.1%}"]
-            if len(self.regions) > 1:
-                cells.append(f"{1e3 * max(rank.get(name, 0.0) for rank in self.regions):.2f}")
-            *above, label = name.split("/")[1:] or [name]
-            yield f"{'  ' * len(above) + label:22}" + "".join(f"{cell:>13}" for cell in cells)
 
 
 def profile_training(
@@ -130,27 +97,42 @@ def _profile(training: Training, ranks: Ranks, num_steps: int, trace: Path | Non
             seconds_of(step, device, calls=num_steps)
     finally:
         trainer.close()
+    averages, crops = profiler.key_averages(), trainer.plan.global_batch
+    regions = ranks.every(region_seconds(averages, num_steps))
+    waits = {
+        event.key: event.count / num_steps
+        for event in averages
+        if event.key.startswith(("cuda", "hip")) and any(word in event.key for word in WAITS)
+        if "Async" not in event.key
+    }
+    facts, name = training.facts, training.config.model.name
+    what = f"{name} on {facts['device']}, {facts['precision']}, {trainer.plan}"
+    rates = f"{1e3 * plain_seconds:.1f} ms a step, {crops / plain_seconds:.1f} crops/s"
+    lines = [f"{what}; {num_steps} steps", *region_lines(regions), ""]
+    lines += [operator_table(averages, on_gpu=device.type == "cuda")]
+    lines += [f"without the profiler: {rates}"]
+    lines += [f"waits for the GPU: {call}, {count:.2f} a step" for call, count in waits.items()]
     if trace is not None:
         trace.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(rank_trace(trace, ranks.rank)))
-    averages = profiler.key_averages()
-    facts, name = training.facts, training.config.model.name
-    return Profile(
-        what=f"{name} on {facts['device']}, {facts['precision']}, {trainer.plan}",
-        num_steps=num_steps,
-        regions=ranks.every(region_seconds(averages, num_steps)),
-        operators=operator_table(averages, on_gpu=device.type == "cuda"),
-        plain_seconds=plain_seconds,
-        crops=trainer.plan.global_batch,
-        rank=ranks.rank,
-        waits={
-            event.key: event.count / num_steps
-            for event in averages
-            if event.key.startswith(("cuda", "hip")) and any(word in event.key for word in WAITS)
-            if "Async" not in event.key
-        },
-        traces=[rank_trace(trace, rank) for rank in range(ranks.world_size)] if trace else [],
-    )
+        stem, dot, suffix = trace.name.partition(".")
+        names = [f"{stem}.rank{rank}{dot}{suffix}" for rank in range(1, ranks.world_size)]
+        paths = [trace, *map(trace.with_name, names)]
+        profiler.export_chrome_trace(str(paths[ranks.rank]))
+        lines += [f"{path}: a trace for https://ui.perfetto.dev" for path in paths]
+    return Profile(lines if ranks.is_first else [], regions, waits)
+
+
+def region_lines(regions: Sequence[Mapping[str, float]]) -> Iterator[str]:
+    """Yield a line for each part of a step; parts of a part are indented below it."""
+    whole, slowest = regions[0][STEP], len(regions) > 1
+    heads = ["ms a step", "share", *["slowest rank"] * slowest]
+    yield f"{'':22}" + "".join(f"{head:>13}" for head in heads)
+    for name, seconds in regions[0].items():
+        cells = [f"{1e3 * seconds:.2f}", f"{seconds / whole:.1%}"]
+        if slowest:
+            cells.append(f"{1e3 * max(rank.get(name, 0.0) for rank in regions):.2f}")
+        *above, label = name.split("/")[1:] or [name]
+        yield f"{'  ' * len(above) + label:22}" + "".join(f"{cell:>13}" for cell in cells)
 
 
 def region_seconds(averages: Any, num_steps: int) -> dict[str, float]:
@@ -184,9 +166,3 @@ def operator_table(averages: Any, *, on_gpu: bool) -> str:
     )
     sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     return operators.table(sort_by=sort_by, row_limit=NUM_OPERATORS, max_name_column_width=40)
-
-
-def rank_trace(trace: Path, rank: int) -> Path:
-    """Return `trace.json` for rank 0, `trace.rank1.json` for the next."""
-    stem, dot, suffix = trace.name.partition(".")
-    return trace.with_name(f"{stem}.rank{rank}{dot}{suffix}") if rank else trace

@@ -58,7 +58,7 @@ def print_profile(args: Namespace) -> None:
 
     (config,) = read_configs(args).values()
     found = profile_training(config, exp_dir=args.exp, num_steps=args.steps, trace=args.trace)
-    print("\n".join(found.lines()))
+    print("\n".join(found.lines))
 
 
 def read_configs(args: Namespace) -> "dict[str, Config]":

@@ -14,5 +14,5 @@ folder = Path(sys.argv[1])
 config = load_config([], sys.argv[2:])
 found = profile_training(config, exp_dir=None, num_steps=2, trace=folder / "trace.json")
 with (folder / "lines.txt").open("a") as file:  # of the first rank alone, by itself
-    file.writelines(f"{line}\n" for line in found.lines())
+    file.writelines(f"{line}\n" for line in found.lines)
 leave(0)

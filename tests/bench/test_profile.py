@@ -49,7 +49,7 @@ def test_a_training_is_profiled_part_by_part(make_config, settings, tmp_path, mo
         assert seconds[f"step/{name}"] > 0, name
     assert seconds["step/backward"] > seconds["step/forward/head"] > seconds["step/reduce"] == 0
     assert {"step/optimizer/clip", "step/optimizer/update"} <= seconds.keys()
-    lines = found.lines()
+    lines = found.lines
     assert lines[0].startswith("campplus on cpu, fp32, global batch 4")
     assert lines[1].split() == ["ms", "a", "step", "share"]
     table = "\n".join(lines)
