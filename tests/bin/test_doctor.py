@@ -94,7 +94,7 @@ def test_a_training_is_refused_where_shared_memory_is_small(environment, train_c
 )
 def test_ranks_that_cannot_communicate(program, why):
     began = time.monotonic()
-    line = connection(2, seconds=1 if "sleep" in program else 20, program=program)
+    line = connection(2, limit=1 if "sleep" in program else 20, program=program)
     assert line.level == "fail" and why in line.text
     assert time.monotonic() - began < 20
 
