@@ -204,6 +204,7 @@ def test_a_few_kills_and_a_truncated_checkpoint(harm):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # up to eleven runs of several processes, on a busy machine
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_25_kills_in_all(ranks, harm):
     whole, cut = (harm(name, ranks=ranks, num_steps=96) for name in ("whole", "cut"))

@@ -1,4 +1,4 @@
-"""The mean of the last checkpoints of the schedule, by hand."""
+"""The mean of the last scheduled checkpoints, against a computation by hand."""
 
 import pytest
 import torch
@@ -7,13 +7,12 @@ from refusals import refuses
 from speakerlab.checkpoints.published import load_published
 from speakerlab.experiments.averaging import average_newest, publish_average
 from speakerlab.inference.torch_model import load_classifier
-from speakerlab.training.checkpoint import list_checkpoints
 from speakerlab.training.writer import CheckpointWriter
 
 
 @pytest.fixture
 def exp(tmp_path, make_config, make_embedder):
-    """Checkpoints at steps 1 to 4, each an embedder of its own seed; step 3 off the schedule."""
+    """Experiment with checkpoints of different embedders at steps 1 to 4; 3 is not scheduled."""
     writer = CheckpointWriter(tmp_path / "checkpoints", keep=10)
     for step in (1, 2, 3, 4):
         weights = make_embedder(f"seed={step}").state_dict()
@@ -25,7 +24,7 @@ def exp(tmp_path, make_config, make_embedder):
     return tmp_path
 
 
-def test_the_mean_is_that_of_the_newest_on_the_schedule(exp, make_embedder):
+def test_the_newest_scheduled_checkpoints_are_averaged(exp, make_embedder):
     mean = make_embedder()
     assert average_newest(exp, 2, mean) == [2, 4]
     one, other = (make_embedder(f"seed={step}").state_dict() for step in (2, 4))
@@ -35,12 +34,7 @@ def test_the_mean_is_that_of_the_newest_on_the_schedule(exp, make_embedder):
     assert average_newest(exp, 99, mean) == [1, 2, 4]
 
 
-def test_it_is_published_as_a_model(exp, tmp_path):
-    steps, digest = publish_average(exp, 3, tmp_path / "out")
-    assert steps == [1, 2, 4] and load_published(tmp_path / "out").sha256 == digest
-
-
-def test_a_head_that_decides_is_averaged_and_published(make_config, make_embedder, tmp_path):
+def test_the_head_of_an_identification_is_averaged_too(make_config, make_embedder, tmp_path):
     folder, head = tmp_path / "lid", {"head.weight_CD": torch.ones(2, 16)}
     writer = CheckpointWriter(folder / "checkpoints", keep=10)
     weights = make_embedder().state_dict()
@@ -57,18 +51,18 @@ def test_a_head_that_decides_is_averaged_and_published(make_config, make_embedde
     assert torch.equal(found.head.weight_CD, torch.full((2, 16), 3.0))
 
 
-def test_nothing_that_is_there_is_replaced(exp, tmp_path):
-    (tmp_path / "notes").mkdir()
-    for out in (exp, tmp_path / "notes"):
+def test_publishing_replaces_nothing(exp, tmp_path):
+    steps, digest = publish_average(exp, 3, tmp_path / "out")
+    assert steps == [1, 2, 4] and load_published(tmp_path / "out").sha256 == digest
+    for out in (exp, tmp_path / "out"):
         with refuses(str(out)):
             publish_average(exp, 3, out)
-    assert len(list_checkpoints(exp / "checkpoints")) == 3  # one was off the schedule
-
-
-def test_what_cannot_be_averaged_is_said(exp, tmp_path, make_embedder):
     with refuses("--last", 0):
-        publish_average(exp, 0, tmp_path / "out")
+        publish_average(exp, 0, tmp_path / "other")
     with refuses(f"{tmp_path}/none/config.yaml", error=FileNotFoundError):
-        publish_average(tmp_path / "none", 1, tmp_path / "out")
+        publish_average(tmp_path / "none", 1, tmp_path / "other")
+
+
+def test_without_scheduled_checkpoints_there_is_no_mean(tmp_path, make_embedder):
     with refuses(f"{tmp_path}/none/checkpoints"):
         average_newest(tmp_path / "none", 1, make_embedder())

@@ -1,4 +1,4 @@
-"""Validation speakers by number; noise by kind, on the device or on the host."""
+"""Training and validation data, classes by label, and noise on the device or the host."""
 
 from pathlib import Path
 
@@ -12,7 +12,9 @@ from speakerlab.data.dataset import class_names
 from speakerlab.data.loader import collate
 from speakerlab.data.tables import write_data_dir, write_table
 from speakerlab.experiments import setup as setup_training
-from speakerlab.experiments.corpus import num_valid_speakers, read_corpus
+from speakerlab.experiments.consistency import record_classes
+from speakerlab.experiments.corpus import num_valid_speakers, read_corpus, row_labels, row_names
+from speakerlab.training.distributed import start_ranks
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,7 @@ def test_default_number_of_validation_speakers(make_config, num_speakers, wanted
     assert num_valid_speakers(make_config(), num_speakers) == wanted
 
 
-def test_one_validation_speaker_is_refused(make_config):
+def test_one_validation_speaker_is_an_error(make_config):
     with refuses("data.valid_speakers", 1, 2):
         num_valid_speakers(make_config("data.valid_speakers=1"), 100)
     assert num_valid_speakers(make_config("data.valid_speakers=0"), 100) == 0
@@ -41,7 +43,7 @@ def test_validation_speakers_are_out_of_training(make_config, make_data_dir):
 
 @pytest.fixture
 def noisy(make_config, make_data_dir):
-    """noisy("runtime.bank_gb=1", ...) -> a configuration with noise of every kind and two rooms."""
+    """noisy("runtime.bank_gb=1", ...) -> configuration with noise of every kind and two rooms."""
     folder: Path = make_data_dir(speakers=range(6))
     root, rng = folder.parent, np.random.default_rng(0)
     for name, kinds in (("noise", BY_KIND), ("rirs", ("room0", "room1"))):
@@ -59,7 +61,7 @@ ROOMS_ONLY = "runtime.bank_gb=0.0001"  # 107 kB: two rooms of 12,080 samples in 
 
 
 def build_all(config, *, positions: int):
-    """(corpus, crops, the waves that training would see)."""
+    """Return (corpus, crops, the waves that training would see)."""
     corpus = read_corpus(config)
     names = class_names(corpus.train.speakers, config.augment.speeds)
     augment = build.build_augment(
@@ -74,7 +76,7 @@ def build_all(config, *, positions: int):
     return corpus, drawn, augment(collate(drawn))
 
 
-def test_noise_on_the_host_is_heard_as_noise_on_the_device(noisy):
+def test_noise_cut_on_the_host_equals_noise_on_the_device(noisy):
     settings = ("augment.noise_prob=0.9", "augment.codec_prob=0", "data.crop_seconds=0.5")
     device, here, wave_BS = build_all(noisy(*settings), positions=64)
     host, _, other_BS = build_all(noisy(*settings, ROOMS_ONLY), positions=64)
@@ -93,19 +95,98 @@ def test_kinds_are_those_of_the_table(noisy):
     assert noise.ids == BY_KIND and noise.kinds == tuple(name[:-1] for name in BY_KIND)
 
 
-def test_ends_that_fall_and_unknown_kinds_are_refused(noisy):
-    lines = r"babble_voices=\[7, 3\]: must be \[low, high\], .*\n.* augment.kind_odds.hum: unknown"
-    with pytest.raises(ValueError, match=lines):
+def test_settings_of_noise_that_are_not_valid_are_errors(noisy):
+    with pytest.raises(ValueError, match=r"babble_voices=\[7, 3\](.|\n)*kind_odds.hum: unknown"):
         noisy("augment.babble_voices=[7, 3]", "augment.kind_odds={hum: 1}")
 
 
-def test_rooms_beyond_the_limit_are_refused(noisy):
+def test_rooms_beyond_the_limit_are_an_error(noisy):
     with refuses("runtime.bank_gb", "rooms", 8e-05):
         read_corpus(noisy("runtime.bank_gb=0.00008"))
 
 
-def test_training_without_speakers_is_refused(make_config, make_data_dir):
-    folder: Path = make_data_dir(speakers=range(6))
+@pytest.mark.parametrize(
+    ("task", "table", "noun"),
+    [("verification", "utt2spk", "speakers"), ("identification", "utt2accent", "classes")],
+)
+def test_a_missing_table_of_labels_is_an_error(make_config, make_data_dir, task, table, noun):
+    folder: Path = make_data_dir(speakers=range(2))
     (folder / "utt2spk").unlink()
-    with refuses(str(folder / "utt2spk"), "speakers", error=FileNotFoundError):
-        read_corpus(make_config(f"data.dir={folder.parent}"))
+    config = make_config(f"data.dir={folder.parent}", f"task={task}", f"data.labels={table}")
+    with refuses(str(folder / table), noun, error=FileNotFoundError):
+        read_corpus(config)
+
+
+@pytest.fixture
+def languages(make_config, make_data_dir):
+    """languages("task=...", ...) -> configuration; speakers 0 to 5 speak German, 6 to 9 Thai."""
+    folder = make_data_dir(speakers=range(10), seconds=[0.5, 0.6, 0.7])
+    table = {f"spk{s}-{k}": "de" if s < 6 else "th" for s in range(10) for k in range(3)}
+    write_table(folder / "utt2lang", table)
+    base = [f"data.dir={folder.parent}", "task=identification", "data.noise=null"]
+    return lambda *more: make_config(*base, "data.rirs=null", *more)
+
+
+def speakers(manifest) -> set[str]:
+    return {utterance.partition("-")[0] for utterance in manifest.ids}
+
+
+def test_whole_speakers_of_every_class_are_held_out(languages, caplog):
+    caplog.set_level("INFO")
+    corpus = read_corpus(languages("data.labels=utt2lang", "data.valid_speakers=0"))
+    assert (len(corpus.train), len(corpus.valid)) == (30, 0)
+    caplog.clear()
+    corpus = read_corpus(languages("data.labels=utt2lang"))
+    train, valid = corpus.train, corpus.valid
+    assert train.speakers == valid.speakers == ("de", "th")
+    assert not speakers(train) & speakers(valid)
+    # a fifth of ten speakers: two, one of each language
+    assert sorted(int(name[3:]) < 6 for name in speakers(valid)) == [False, True]
+    assert (len(train), len(valid)) == (24, 6)
+    for row, utterance in enumerate(valid.ids):
+        assert valid.speakers[valid.speaker_N[row]] == ("de" if int(utterance[3]) < 6 else "th")
+    assert caplog.messages == [
+        "2 classes from utt2lang; validation holds out 2 of 10 speakers, 6 utterances of 2 classes"
+    ]
+
+
+def test_speeds_add_no_classes(languages, tmp_path):
+    config = languages("data.labels=utt2lang", "augment.speeds=[1.0, 0.9, 1.1]")
+    corpus = read_corpus(config)
+    names = row_names(config, corpus)
+    assert names == ["de", "th"]
+    assert row_labels(config, corpus, names).tolist() == [[0, 1]] * 3
+    assert row_labels(config, corpus, ["th", "xx", "de"]).tolist() == [[2, 0]] * 3
+    ranks = start_ranks(timeout_minutes=1)
+    assert record_classes(config, corpus, None, tmp_path, ranks) == ["de", "th"]
+    assert (tmp_path / "speakers.txt").read_text() == "de\nth\n"
+
+
+def test_utterances_are_held_out_where_speakers_are_the_classes(languages, caplog):
+    caplog.set_level("INFO")
+    corpus = read_corpus(languages("data.valid_speakers=4"))
+    train, valid = corpus.train, corpus.valid
+    assert train.speakers == valid.speakers == tuple(f"spk{s}" for s in range(10))
+    assert len(valid) == 10  # one of each speaker at least
+    assert speakers(train) == speakers(valid)
+    assert not set(train.ids) & set(valid.ids)
+    assert "10 classes from utt2spk; validation holds out 10 of 30 utterances" in caplog.text
+
+
+def test_without_speakers_utterances_are_held_out(languages, caplog):
+    caplog.set_level("INFO")
+    config = languages("data.labels=utt2lang", "data.valid_speakers=6")
+    train = Path(config.data.dir) / "train"
+    (train / "utt2spk").unlink()
+    (train / "columns.safetensors").unlink(missing_ok=True)
+    corpus = read_corpus(config)
+    assert "validation holds out 6 of 30 utterances, 6 utterances of 2 classes" in caplog.text
+    assert corpus.valid.speakers == ("de", "th")
+
+
+def test_labels_are_tables_and_speakers_in_verification(make_config):
+    with pytest.raises(ValueError, match="utt2lang"):
+        make_config("data.labels=utt2lang")
+    assert make_config("data.labels=utt2lang", "task=identification").data.labels == "utt2lang"
+    with pytest.raises(ValueError, match=r"data\.labels"):
+        make_config("data.labels=lang", "task=identification")

@@ -1,4 +1,4 @@
-"""Starting from a published model: what is taken, what is made new, what is refused."""
+"""Initializing a training from a published model: which weights are copied, and errors."""
 
 import logging
 
@@ -12,7 +12,7 @@ from speakerlab.experiments.initial import init_from
 
 
 @pytest.mark.parametrize(("head_rows", "copied"), [("match", 2), ("keep", 2), ("drop", 0)])
-def test_initialisation_takes_the_embedder_and_the_rows_of_the_same_name(
+def test_the_embedder_and_rows_of_the_same_name_are_copied(
     publish_to, make_config, make_embedder, caplog, head_rows, copied
 ):
     folder, embedder, old_head = publish_to("model", classes=("a", "b", "c"))
@@ -35,9 +35,7 @@ def test_initialisation_takes_the_embedder_and_the_rows_of_the_same_name(
     assert line in caplog.text
 
 
-def test_a_model_that_does_not_fit_is_refused_by_its_tensors(
-    publish_to, make_config, make_embedder
-):
+def test_a_model_of_another_shape_is_an_error(publish_to, make_config, make_embedder):
     folder, _, head = publish_to("model")
     narrow = make_embedder("model.args.embed_dim=8")
     before = {name: tensor.clone() for name, tensor in narrow.state_dict().items()}
@@ -47,7 +45,7 @@ def test_a_model_that_does_not_fit_is_refused_by_its_tensors(
 
 
 @pytest.mark.parametrize("name", ["aam_softmax_subcenter_topk", "sphereface2", "softmax"])
-def test_rows_of_every_parameter_of_a_head_are_taken(publish_to, make_config, make_embedder, name):
+def test_rows_of_every_parameter_of_a_head_are_copied(publish_to, make_config, make_embedder, name):
     settings = (f"head={{name: {name}}}", "training.margin={initial: 0, final: 0}")
     folder, *_ = publish_to("model", *settings, classes=("a", "b"))
     config = make_config(*settings)
@@ -64,7 +62,7 @@ def test_rows_of_every_parameter_of_a_head_are_taken(publish_to, make_config, ma
             assert torch.equal(value, old[key]), key
 
 
-def test_rows_of_another_head_are_not_taken(publish_to, make_config, make_embedder, caplog):
+def test_rows_of_another_head_are_not_copied(publish_to, make_config, make_embedder, caplog):
     folder, *_ = publish_to("model", classes=("a", "b"))
     config = make_config("head={name: aam_softmax_subcenter_topk}")
     head = build.build_head(config, embed_dim=16, num_classes=2)
@@ -73,7 +71,7 @@ def test_rows_of_another_head_are_not_taken(publish_to, make_config, make_embedd
     assert "head: 0 of 2 rows by name, 2 new, 2 of the model's dropped" in caplog.text
 
 
-def test_a_model_of_other_features_is_refused(publish_to, make_config, make_embedder):
+def test_a_model_of_other_features_is_an_error(publish_to, make_config, make_embedder):
     folder, _, head = publish_to("model")
     config = make_config("frontend.scale=32768.0", "frontend.dither=1.0")
     with refuses(str(folder), "scale: 1.0 -> 32768.0;"):

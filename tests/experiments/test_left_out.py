@@ -1,4 +1,4 @@
-"""What is not used of a corpus is listed, and what looks like a fault is not one."""
+"""Unusable recordings of a corpus are listed with a reason, and the others are used."""
 
 import os
 import shutil
@@ -42,7 +42,7 @@ def prepared(corpus: Path) -> Path:
 
 def test_links_are_followed_once_and_not_out_of_the_corpus(corpus: Path):
     (corpus / "carl").symlink_to(put(corpus.parent / "elsewhere/1.wav").parent)
-    (corpus / "a").symlink_to(corpus / "bob")  # before bob in the alphabet, and bob all the same
+    (corpus / "a").symlink_to(corpus / "bob")  # sorts before bob, which is listed once
     (corpus / "carl" / "round").symlink_to(corpus)
     (corpus / "up").symlink_to("/")
     files, left_out = walk(corpus)
@@ -52,7 +52,7 @@ def test_links_are_followed_once_and_not_out_of_the_corpus(corpus: Path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
-def test_a_folder_that_cannot_be_listed_is(corpus: Path):
+def test_a_folder_without_permission_is_reported(corpus: Path):
     (corpus / "bob").chmod(0)
     left_out = walk(corpus)[1]
     (corpus / "bob").chmod(0o700)
@@ -67,7 +67,7 @@ def test_a_folder_that_ends_like_audio_may_hold_some(corpus: Path):
     assert list(left_out) == [corpus / "anna/nothing.wav"]
 
 
-def test_what_has_no_id_stays_listed_and_counts(corpus: Path):
+def test_a_file_without_a_valid_id_is_listed(corpus: Path):
     put(corpus / "anna/two\nlines.wav")
     folder = prepared(corpus)
     listed = read_rejected(folder)
@@ -84,7 +84,7 @@ def test_what_has_no_id_stays_listed_and_counts(corpus: Path):
     assert read_rejected(prepared(corpus)) == {}
 
 
-def test_a_set_of_which_nothing_is_left_is_refused(corpus: Path):
+def test_a_set_without_usable_files_is_an_error(corpus: Path):
     folder = prepared(corpus)
     for path in read_table(folder / "wav.scp").values():
         Path(path).unlink()
@@ -123,7 +123,7 @@ def test_what_cannot_be_converted_is_listed_with_its_own_reason(corpus: Path):
 def test_flac_from_a_pipe_is_converted(corpus: Path):
     pytest.importorskip("av")
     content = bytearray(encoded(make_wave(0, 0, 1.0), "FLAC"))
-    content[21] &= 0xF0  # 36 bits of STREAMINFO: how many samples there are
+    content[21] &= 0xF0  # 36 bits of STREAMINFO: number of samples
     content[22:26] = bytes(4)
     path = put(corpus / "anna/piped.flac", bytes(content))
     with pytest.raises(ValueError, match="must say how long it is, got a header that was written"):
@@ -150,14 +150,14 @@ def test_a_list_of_files_is_no_recording(tmp_path: Path):
         ("a", "/x |", "/x |: its name must not end in a blank or '|', got one; rename the file"),
     ],
 )
-def test_what_no_table_can_hold_is_refused(tmp_path: Path, name, path, line):
+def test_ids_and_paths_that_tables_cannot_hold_are_errors(tmp_path: Path, name, path, line):
     with pytest.raises(ValueError) as refused:
         write_data_dir(tmp_path / "d", wavs={name: path})
     assert str(refused.value).splitlines()[0] == line
     assert not (tmp_path / "d").exists()
 
 
-def test_a_damaged_rejected_tsv_is_told(corpus: Path):
+def test_a_damaged_rejected_tsv_is_an_error(corpus: Path):
     folder = prepared(corpus)
     (folder / "rejected.tsv").write_text("anna/1 /x.wav\n")
     with pytest.raises(ValueError, match=r"rejected\.tsv:1: is not 'id path reason' with tabs"):

@@ -1,4 +1,4 @@
-"""Trainings of recipes against what is published for them: a row a recipe, model and stage.
+"""Training settings of the recipes against the published ones.
 
 Sources: egs/<recipe>/sv-*/conf/*.yaml of github.com/modelscope/3D-Speaker at 09e7806, and of
 github.com/wenet-e2e/wespeaker at dfa7419 examples/{voxceleb,cnceleb}/v2/conf/*.yaml, whose rates

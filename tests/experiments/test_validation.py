@@ -1,15 +1,29 @@
-"""What validation takes of held-out speakers, and that it leaves no trace in the model."""
+"""Validation on held-out speakers or utterances, and its pictures in TensorBoard."""
 
+import io
+import logging
+import sys
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from speakerlab.config import build
 from speakerlab.data.manifest import read_manifest
 from speakerlab.experiments import validation as validation_module
-from speakerlab.experiments.validation import ClassValidation, Validation
+from speakerlab.experiments.validation import (
+    ClassValidation,
+    Validation,
+    _log_once,
+    pictures_of,
+)
 from speakerlab.training.distributed import start_ranks
+from speakerlab.training.monitor import Monitor
 
 RATE = 16000
+BLUE = (0x1F, 0x5F, 0xA8)  # of the first curve
 
 
 @pytest.fixture
@@ -17,7 +31,7 @@ def embedder(make_config):
     return build.build_embedder(make_config("model.max_seconds=0.5"))
 
 
-def test_validation_pairs_all_and_halves_lone_utterances(make_data_dir):
+def test_the_only_utterance_of_a_speaker_is_halved(make_data_dir):
     folders = [
         make_data_dir("many", speakers=[0, 1], seconds=[0.5] * 12),
         make_data_dir("lone", speakers=[2, 3], seconds=[1.0]),
@@ -32,33 +46,28 @@ def test_validation_pairs_all_and_halves_lone_utterances(make_data_dir):
         ("spk3-0", 0, 8000),
         ("spk3-0", 8000, 8000),
     ]
-    for piece, speaker in zip(validation.pieces, validation.speaker_N):
-        assert piece.manifest.ids[piece.row].startswith(f"spk{speaker}-")
     assert len(set(validation.pieces)) == 24
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_validation_gives_an_eer_and_leaves_no_trace(embedder, make_data_dir, training):
+def test_validation_returns_an_eer_and_does_not_change_the_model(embedder, make_data_dir, training):
     manifest = read_manifest([make_data_dir(seconds=[0.5, 0.6])], sample_rate=RATE)
     embedder.train(training)
     before = {name: tensor.clone() for name, tensor in embedder.state_dict().items()}
     result = Validation(manifest).run(embedder, start_ranks(timeout_minutes=1))
-    assert result is not None
-    assert list(result) == ["eer"]
-    assert 0 <= result["eer"] <= 1
+    assert result is not None and list(result) == ["eer"] and 0 <= result["eer"] <= 1
     assert Validation(manifest).run(embedder, start_ranks(timeout_minutes=1)) == result
-    assert embedder.training is training
     assert all(module.training is training for module in embedder.modules())
     for name, tensor in embedder.state_dict().items():
         assert torch.equal(tensor, before[name]), name
 
 
-def test_classes_are_judged_by_the_heads_logits(embedder, make_config, make_data_dir):
-    """The row of the head that points to all embeddings decides; the others point away."""
+def test_the_head_decides_between_classes(embedder, make_config, make_data_dir):
+    """One row of the head points to all embeddings and wins; the others point away."""
     folder = make_data_dir(speakers=[0, 1, 2], seconds=[0.5, 0.6])
     manifest = read_manifest([folder], sample_rate=RATE)
     head = build.build_head(make_config(), embed_dim=16, num_classes=4)
-    classes = ["other", "spk2", "spk1", "spk0"]  # as the head has them, not as the manifest
+    classes = ["other", "spk2", "spk1", "spk0"]  # in another order than in the manifest
     validation = ClassValidation(manifest, head=head, classes=classes)
     assert validation.label_N == [3, 3, 2, 2, 1, 1]
     ranks = start_ranks(timeout_minutes=1)
@@ -72,8 +81,55 @@ def test_classes_are_judged_by_the_heads_logits(embedder, make_config, make_data
         assert validation.run(embedder, ranks) == {"error": error}
 
 
-def test_of_a_class_at_most_500_utterances_are_judged(make_config, make_data_dir, monkeypatch):
+def test_at_most_500_utterances_of_a_class_are_used(make_config, make_data_dir, monkeypatch):
     monkeypatch.setattr(validation_module, "MAX_UTTERANCES_PER_VALID_CLASS", 2)
     manifest = read_manifest([make_data_dir(speakers=[0, 1], seconds=[0.5] * 3)], sample_rate=RATE)
     head = build.build_head(make_config(), embed_dim=16, num_classes=2)
     assert ClassValidation(manifest, head=head, classes=["spk0", "spk1"]).label_N == [0, 0, 1, 1]
+
+
+@pytest.fixture
+def validation(make_data_dir, make_embedder):
+    """Validation on two speakers with two utterances each and two with one, which is halved."""
+    folders = [make_data_dir("two", speakers=[0, 1], seconds=[1.0, 1.2])]
+    folders.append(make_data_dir("one", speakers=[2, 3], seconds=[1.6]))
+    found = Validation(read_manifest(folders, sample_rate=RATE))
+    assert pictures_of(found) is None  # before the first run
+    assert 0 <= found.run(make_embedder(), start_ranks(timeout_minutes=1))["eer"] <= 1
+    return found
+
+
+def test_embeddings_are_shown_with_their_names(validation):
+    shown = pictures_of(validation)
+    assert shown is not None and np.array_equal(shown.emb_ND, validation.emb_ND)
+    ids = ["spk0-0", "spk0-1", "spk1-0", "spk1-1", "spk2-0", "spk2-0", "spk3-0", "spk3-0"]
+    assert len(shown.emb_ND) == 8 and sorted(shown.utterances) == ids
+    assert list(shown.speakers) == [name.partition("-")[0] for name in shown.utterances]
+
+
+def test_the_det_curve_is_in_tensorboard(validation, tmp_path):
+    pytest.importorskip("matplotlib")
+    shown = {"pictures": lambda: pictures_of(validation), "picture_seconds": 0}
+    monitor = Monitor(tmp_path, total_steps=9, every_seconds=9, **shown)
+    monitor.begin(0)
+    monitor.valid_row(7, {"eer": 0.5})
+    monitor.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (image,) = events.Images("valid/det")
+    pixels = np.array(Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB"))
+    assert (image.step, image.height, image.width) == (7, *pixels.shape[:2])
+    assert (np.abs(pixels.astype(int) - BLUE).max(axis=2) <= 4).sum() > 500
+
+
+def test_without_matplotlib_only_embeddings_are_shown(validation, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    _log_once.cache_clear()
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        shown = pictures_of(validation)
+        assert shown is not None and shown.det_png is None and len(shown.emb_ND) == 8
+    lines = [line for line in caplog.messages if "DET" in line]
+    assert lines == [
+        "TensorBoard: no DET curve: plot_det: matplotlib is not installed; pip install matplotlib"
+    ]

@@ -1,4 +1,4 @@
-"""What a training is told to do and says of itself, from configuration and device."""
+"""Batch plan, start-up log and facts of a training."""
 
 import logging
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from speakerlab.checkpoints import provenance
 from speakerlab.config import build
 from speakerlab.config.schema import Config, load_config
 from speakerlab.experiments import setup as setup_training
@@ -29,7 +28,7 @@ def make_task(config: Config, noises=(), num_classes=100) -> SpeakerTask:
 
 
 def test_the_plan_of_a_small_gpu_accumulates_to_256(monkeypatch):
-    """The GPU is not there, only its free memory: a model is planned before it is moved."""
+    """Only the free memory of the GPU is simulated: the plan is made on the CPU."""
     config, ranks = load_config([ROOT / "conf/eres2net.yaml"]), one_rank("cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10.75 * GIB, 10.75 * GIB))
     plan = plan_batch(config, ranks, make_task(config))
@@ -49,7 +48,7 @@ def test_the_plan_of_a_host_and_after_it_ran_out_of_memory(make_config):
     assert plan.reason == "64 ran out of memory"
 
 
-def test_the_start_says_format_card_capability_and_why_in_one_line(make_config, tmp_path, caplog):
+def test_the_start_logs_precision_card_and_batch(make_config, tmp_path, caplog):
     config = make_config()
     known = {
         "precision": "bf16",
@@ -75,20 +74,3 @@ def test_the_start_says_format_card_capability_and_why_in_one_line(make_config, 
         "global batch 256 = ...; BatchNorm sees 64 crops of 2 ranks at once",
     ]
     assert (tmp_path / "run.json").exists()
-
-
-def test_the_facts_of_a_cpu_have_every_key():
-    known = provenance.environment(torch.device("cpu"))
-    versions = ("torch", "cuda", "cudnn", "driver", "gpu", "capability")
-    settings = ("conv_tf32", "matmul_precision", "cudnn_benchmark", "deterministic")
-    assert set(known) >= {*versions, *settings}
-    assert known["gpu"] is None and known["matmul_precision"] == "highest"
-
-
-def test_the_version_of_the_driver(tmp_path):
-    assert provenance.driver(tmp_path) is None
-    folder = tmp_path / "proc/driver/nvidia"
-    folder.mkdir(parents=True)
-    line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n"
-    (folder / "version").write_text(line + "GCC version:  gcc version 12.2.0 (Debian)\n")
-    assert provenance.driver(tmp_path) == "550.54.15"
