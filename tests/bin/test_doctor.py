@@ -65,8 +65,9 @@ def test_every_shortage_is_named(environment, data, settings, tmp_path):
 def test_a_read_only_disk_is_named(environment, tmp_path):
     code = (
         "import sys; from pathlib import Path; from speakerlab.bench import doctor; "
-        "from speakerlab.config.schema import Config; "
-        "plan = doctor.Plan(Config(), Path(sys.argv[1]), None, 1, 0); "
+        "from speakerlab.config.schema import load_config; "
+        "config = load_config([], ['model.name=campplus']); "
+        "plan = doctor.Plan(config, Path(sys.argv[1]), None, 1, 0); "
         "print(*doctor.experiment_folder(plan), sep='\\n')"
     )
     mount = f'mount -t tmpfs -o ro tmpfs "{tmp_path}"'
