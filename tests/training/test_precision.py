@@ -1,4 +1,4 @@
-"""The format follows from the capability, never from what a driver claims to support."""
+"""The format is chosen by the capability of the GPU, not by what its driver claims."""
 
 from types import SimpleNamespace
 
@@ -21,7 +21,7 @@ A100 = Card(True, (8, 0), "capability 8.0")
 
 @pytest.fixture
 def install_card(monkeypatch):
-    """install_card((7, 5)): torch then reports such a GPU, of a driver that emulates bf16."""
+    """install_card((7, 5)): simulate a GPU of this capability whose driver emulates bf16."""
 
     def install(capability, hip=None, arch=""):
         properties = SimpleNamespace(gcnArchName=arch)
@@ -81,7 +81,7 @@ def test_auto_without_cuda_is_fp32(kind):
     assert resolve_precision("auto", kind).name == "fp32"
 
 
-def test_the_least_capable_rank_decides_for_all_and_it_is_said_once():
+def test_the_least_capable_rank_decides_with_one_remark():
     used = resolve_precision("auto", CUDA, [A100, T4, A100, A100])
     assert (used.name, used.reason) == ("fp32", "auto: capability 7.5 lacks bf16")
     (line,) = used.remarks
@@ -92,7 +92,7 @@ def test_the_least_capable_rank_decides_for_all_and_it_is_said_once():
     ("asked", "card"),
     [("bf16", T4), ("fp16", Card(False, (6, 1), "capability 6.1")), ("fp32", A100)],
 )
-def test_what_the_card_is_not_made_for_is_one_line(asked, card):
+def test_a_format_that_does_not_suit_the_card_gets_a_remark(asked, card):
     used = resolve_precision(asked, CUDA, [card])
     assert (used.name, used.reason) == (asked, "as configured")
     (line,) = used.remarks
@@ -102,11 +102,11 @@ def test_what_the_card_is_not_made_for_is_one_line(asked, card):
 @pytest.mark.parametrize(
     ("asked", "card"), [("auto", A100), ("auto", T4), ("bf16", A100), ("fp16", T4), ("fp32", T4)]
 )
-def test_what_the_card_is_made_for_needs_no_remark(asked, card):
+def test_a_format_that_suits_the_card_gets_no_remark(asked, card):
     assert resolve_precision(asked, CUDA, [card]).remarks == ()
 
 
-def test_the_hint_for_fp32_tells_whether_convolutions_use_tf32():
+def test_the_remark_on_fp32_says_whether_convolutions_use_tf32():
     for conv_tf32, word in [(True, "yes"), (False, "no")]:
         (line,) = resolve_precision("fp32", CUDA, [A100], conv_tf32=conv_tf32).remarks
         assert f"convolutions use TF32: {word}, matrix products: no" in line
@@ -114,15 +114,7 @@ def test_the_hint_for_fp32_tells_whether_convolutions_use_tf32():
 
 @pytest.mark.parametrize(
     ("device", "kind"),
-    [
-        ("cpu", "cpu"),
-        ("cuda", "cuda"),
-        ("cuda:0", "cuda"),
-        ("cuda:3", "cuda"),
-        (torch.device("cuda", 3), "cuda"),
-        (torch.device("cpu"), "cpu"),
-        ("mps", "mps"),
-    ],
+    [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:3", "cuda"), (CUDA, "cuda"), ("mps", "mps")],
 )
 def test_only_the_type_reaches_autocast(device, kind):
     used = resolve_precision("bf16", device)
@@ -131,7 +123,7 @@ def test_only_the_type_reaches_autocast(device, kind):
 
 
 @pytest.mark.parametrize("device", ["0", "", "cuda:x", "gpu"])
-def test_what_is_no_device_is_one_line(device):
+def test_an_unknown_device_is_an_error(device):
     with refuses("device", device):
         as_device(device)
     with refuses("device", device):

@@ -1,4 +1,4 @@
-"""Two ranks with a part of the rows each are, in float64, what one process with all rows is."""
+"""BatchNorm over two ranks equals BatchNorm of one process with all rows, in float64."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ from speakerlab.training.sync_batchnorm import JoinedBatchNorm, join_batchnorms
 
 CPU = torch.device("cpu")
 SMALL = {"head_channels": 4, "init_channels": 16, "growth_rate": 4, "blocks": (1, 1, 1)}
-# What normalises, the shape of one row, the rows of each rank.
+# Module, shape of one row, rows of each rank.
 CASES = {
     "3-D": (lambda: nn.Sequential(nn.BatchNorm1d(5)), (5, 7), (4, 4)),
     "4-D": (lambda: nn.Sequential(nn.BatchNorm2d(3, momentum=0.3)), (3, 4, 5), (4, 4)),
@@ -30,7 +30,7 @@ CASES = {
 
 
 def run_case(name, rank=None, group=None):
-    """Two training passes over a rank's rows, or over all: output, gradients, state by name."""
+    """Return output, gradients and state after two passes over a rank's rows, or all rows."""
     make, shape, rows = CASES[name]
     torch.manual_seed(0)
     module = make().double().train()
@@ -52,7 +52,7 @@ def run_case(name, rank=None, group=None):
 
 
 def work(rank, port, path):
-    """One of two ranks: every case, and what is only true of joined modules."""
+    """Run every case as one of two ranks, and save the results."""
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": "0"}
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", **address)
     torch.set_num_threads(1)
@@ -76,7 +76,7 @@ def work(rank, port, path):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What each of two ranks found."""
+    """Results of both ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -96,7 +96,7 @@ def close(a, b):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_ranks_are_one_process_with_all_rows(name, found):
+def test_two_ranks_equal_one_process_with_all_rows(name, found):
     expected, parts = run_case(name), [ranks[name] for ranks in found]
     for key in ("y", "x"):
         close(torch.cat([part[key] for part in parts]), expected[key])
@@ -108,7 +108,7 @@ def test_two_ranks_are_one_process_with_all_rows(name, found):
             close(part["state"][entry], value)
 
 
-def test_the_rows_of_one_rank_alone_give_something_else(found):
+def test_the_rows_of_one_rank_alone_give_other_outputs(found):
     one = run_case("4-D", rank=0)
     assert not torch.allclose(one["y"], found[0]["4-D"]["y"], atol=0.01)
 

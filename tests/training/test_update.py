@@ -1,4 +1,4 @@
-"""A bad step leaves everything as it was and is counted; too many in a row are an error."""
+"""Bad steps change nothing and are counted; too many in a row are an error."""
 
 import math
 
@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def make(name="sgd", *, scale_loss=False, clip_norm=1e9, seed=0):
-    """A small model with BatchNorm, and what updates it."""
+    """Return a small model with BatchNorm and its updater."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = OPTIMIZERS[name](model.parameters(), lr=0.1)
@@ -28,7 +28,7 @@ def step(model, updater, x, lr=0.1):
 
 
 def everything(model, updater):
-    """All that a bad step must not touch, as one list of copies."""
+    """Return copies of all tensors that a bad step must not change."""
     state = updater.optimizer.state_dict()["state"]
     tensors = [*model.state_dict().values(), *(t for s in state.values() for t in s.values())]
     return [tensor.clone() for tensor in tensors]
@@ -37,7 +37,7 @@ def everything(model, updater):
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_bad_step_leaves_parameters_momentum_and_statistics(name, first, poison):
+def test_a_bad_step_keeps_parameters_momentum_and_statistics(name, first, poison):
     model, updater = make(name)
     x = torch.randn(8, 3)
     if not first:
@@ -53,7 +53,7 @@ def test_a_bad_step_leaves_parameters_momentum_and_statistics(name, first, poiso
             assert torch.equal(old, new)
     for tensor in everything(model, updater):
         assert tensor.isfinite().all()
-    # and the next good step is the one that a model would take that had never met the bad one
+    # the next good step equals that of a model without the bad one
     other, other_updater = make(name)
     for _ in range(1 if first else 2):
         step(other, other_updater, x)
@@ -101,7 +101,7 @@ def test_twenty_bad_steps_in_a_row_are_an_error_and_a_good_one_ends_the_row():
 
 
 def test_split_parameters_count_in_the_norm_by_their_sum_over_ranks():
-    """3 of one's own and 4 of the other rank: 5; all is clipped by that."""
+    """Norms 3 on this rank and 4 on the other give 5, by which all is clipped."""
     own = nn.Parameter(torch.zeros(1))
     shared = nn.Parameter(torch.zeros(1))
     module = nn.ParameterList([shared, own])
@@ -137,7 +137,7 @@ def test_the_loss_scale_halves_doubles_and_has_a_floor():
     with refuses("step 16", "loss scale", 0.5, error=NumericError):
         for number in range(17):
             updater.check(number, step(model, updater, bad))
-            updater.guard.in_a_row.zero_()  # the floor alone is looked at
+            updater.guard.in_a_row.zero_()  # only the floor is tested
     updater.reset()
     assert float(updater.loss_scale) == 65536
 
