@@ -83,11 +83,9 @@ class ShardedHead(Head):
         self.shards, self.sampled_share, self.key = shards, sampled_share, 0
         self.takes_margin, self.scale = whole.takes_margin, whole.scale
         self.prepare, self.harden = whole.prepare, whole.harden
-        rows = self.row_range
-        self.weight_CD = nn.Parameter(
-            draw_rows(rows, num_classes=self.num_classes, embed_dim=embed_dim)
-        )
-        bias_C = None if whole.bias_C is None else nn.Parameter(torch.zeros(rows[1] - rows[0]))
+        weight_CD = draw_rows(self.row_range, num_classes=self.num_classes, embed_dim=embed_dim)
+        self.weight_CD = nn.Parameter(weight_CD)
+        bias_C = None if whole.bias_C is None else nn.Parameter(torch.zeros(len(weight_CD)))
         self.register_parameter("bias_C", bias_C)
 
     @property
@@ -96,12 +94,7 @@ class ShardedHead(Head):
         return rows_of(self.shards.rank, num_classes=self.num_classes, world_size=world_size)
 
     def own_rows(self, blocks: Iterable[tuple[int, Tensor]]) -> Tensor:
-        return reshard(
-            blocks,
-            num_classes=self.num_classes,
-            rank=self.shards.rank,
-            world_size=self.shards.world_size,
-        )
+        return reshard(blocks, rows=self.row_range, num_classes=self.num_classes)
 
     def begin_step(self, key: int) -> None:
         """Draw the classes of a step by `key`, the same on every rank."""
@@ -154,17 +147,9 @@ class _Problem:
     target_G: Tensor  # index of the target among these rows; outside them on another rank
     margin: float | Tensor
 
-    def rows(self, x_CD: Tensor, start: int, stop: int) -> Tensor:
-        """Return rows start..stop - 1 of those that take part."""
-        return x_CD[start:stop] if self.row_S is None else x_CD[self.row_S[start:stop]]
-
-    def put_rows(self, x_CD: Tensor, start: int, rows: Tensor) -> None:
-        """Write rows from `start` on of those that take part."""
-        stop = start + len(rows)
-        if self.row_S is None:
-            x_CD[start:stop] = rows
-        else:
-            x_CD[self.row_S[start:stop]] = rows
+    def rows(self, start: int, stop: int) -> slice | Tensor:
+        """Return the index of rows start..stop - 1 of those that take part."""
+        return slice(start, stop) if self.row_S is None else self.row_S[start:stop]
 
     def swap_targets(self, block_SG: Tensor, start: int, value_G: Tensor) -> Tensor:
         """Replace the values at the targets within a block; return the old, 0 for other targets.
@@ -243,12 +228,12 @@ class _Softmax(torch.autograd.Function):
         for start, stop in blocks_of(problem.num_rows):
             grad_SG = _exponentials(similarity_SG[start:stop], scale, log_sum_G).mul_(each * scale)
             problem.swap_targets(grad_SG, start, pull_G * each)
-            row_SD = problem.rows(weight_CD, start, stop)
-            prepared_SD, back = _with_gradient(problem.head.prepare, row_SD)
+            rows = problem.rows(start, stop)
+            prepared_SD, back = _with_gradient(problem.head.prepare, weight_CD[rows])
             grad_GD.addmm_(grad_SG.T, prepared_SD)
-            problem.put_rows(grad_CD, start, back(grad_SG @ emb_GD))
+            grad_CD[rows] = back(grad_SG @ emb_GD)
             if grad_C is not None:
-                problem.put_rows(grad_C, start, grad_SG.sum(1))
+                grad_C[rows] = grad_SG.sum(1)
         return grad_GD, grad_CD, grad_C, None
 
 
@@ -260,10 +245,11 @@ def _similarities(
     target_G = emb_GD.new_zeros(len(emb_GD))
     nowhere_G = torch.full_like(target_G, -torch.inf)
     for start, stop in blocks_of(problem.num_rows):
-        prepared_SD = problem.head.prepare(problem.rows(weight_CD, start, stop))
+        rows = problem.rows(start, stop)
+        prepared_SD = problem.head.prepare(weight_CD[rows])
         block_SG = torch.mm(prepared_SD, emb_GD.T, out=similarity_SG[start:stop])
         if bias_C is not None:
-            block_SG += problem.rows(bias_C, start, stop).unsqueeze(1)
+            block_SG += bias_C[rows].unsqueeze(1)
         target_G += problem.swap_targets(block_SG, start, nowhere_G)
     return similarity_SG, target_G
 

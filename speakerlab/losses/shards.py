@@ -16,11 +16,8 @@ from torch import Tensor
 # Rows handled at a time: 12 MB where an embedding has 192 values.
 BLOCK_ROWS = 16384
 # The multipliers and shifts of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014, "mix64variant13").
-GAMMA, FIRST_MULTIPLIER, SECOND_MULTIPLIER = (
-    0x9E3779B97F4A7C15,
-    0xBF58476D1CE4E5B9,
-    0x94D049BB133111EB,
-)
+GAMMA = 0x9E3779B97F4A7C15
+FIRST_MULTIPLIER, SECOND_MULTIPLIER = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 class Shards(Protocol):
@@ -134,21 +131,21 @@ def gather_rows(own: Tensor, *, num_classes: int, shards: Shards) -> Tensor | No
 
 
 def reshard(
-    blocks: Iterable[tuple[int, Tensor]], *, num_classes: int, rank: int, world_size: int
+    blocks: Iterable[tuple[int, Tensor]], *, rows: tuple[int, int], num_classes: int
 ) -> Tensor:
-    """Return a rank's rows from blocks (first row, rows) that were split over any number of ranks.
+    """Return rows first..last - 1 from blocks (first row, rows) of any number of ranks.
 
     For weights and an optimizer's state. Only the overlap of a block is read, which matters for
     tensors mapped to a file. Raises ValueError if rows are missing or there are too many.
     """
     blocks = list(blocks)
     _check_whole(blocks, num_classes)
-    first, last = rows_of(rank, num_classes=num_classes, world_size=world_size)
+    first, last = rows
     own = blocks[0][1].new_empty(last - first, *blocks[0][1].shape[1:])
-    for start, rows in blocks:
-        low, high = max(start, first), min(start + len(rows), last)
+    for start, block in blocks:
+        low, high = max(start, first), min(start + len(block), last)
         if low < high:
-            own[low - first : high - first] = rows[low - start : high - start]
+            own[low - first : high - first] = block[low - start : high - start]
     return own
 
 

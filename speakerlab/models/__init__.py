@@ -21,7 +21,7 @@ MODELS: Mapping[str, type[nn.Module]] = Registry(
         "res2net": "res2net:Res2Net",
         "resnet": "resnet:ResNet",
         "ecapa_tdnn": "ecapa_tdnn:ECAPATDNN",
-        "ecapa_tdnn_wespeaker": "ecapa_tdnn_wespeaker:ECAPATDNNWeSpeaker",
+        "ecapa_tdnn_wespeaker": "ecapa_tdnn:ECAPATDNNWeSpeaker",
         "xvector": "xvector:XVector",
         "simam_resnet": "simam_resnet:SimAMResNet",
         "gemini_dfresnet": "gemini_dfresnet:GeminiDFResNet",

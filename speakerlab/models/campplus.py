@@ -65,8 +65,7 @@ class CAMPPlus(nn.Module):
                 f"CAMPPlus: blocks, kernel_sizes and dilations differ in length: {blocks}, "
                 f"{kernel_sizes}, {dilations}; give one of each per block"
             )
-        self.feat_dim = feat_dim
-        self.embed_dim = embed_dim
+        self.feat_dim, self.embed_dim = feat_dim, embed_dim
         self.head = FCM(head_channels, head_blocks)
         fcm_bins = -(-feat_dim // 2 ** (len(head_blocks) + 1))  # each halving rounds up
         channels = init_channels

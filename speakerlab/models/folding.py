@@ -55,16 +55,9 @@ def find_pairs(backbone: nn.Module) -> list[tuple[str, str]]:
         if x._version == version and norm.running_mean is not None:
             pairs.append((linear, name))
 
-    hooks = [
-        *(
-            m.register_forward_hook(partial(note_output, name))
-            for name, m in _all(backbone, LINEAR)
-        ),
-        *(
-            m.register_forward_pre_hook(partial(note_input, name))
-            for name, m in _all(backbone, NORMS)
-        ),
-    ]
+    linears, norms = _all(backbone, LINEAR), _all(backbone, NORMS)
+    hooks = [layer.register_forward_hook(partial(note_output, name)) for name, layer in linears]
+    hooks += [norm.register_forward_pre_hook(partial(note_input, name)) for name, norm in norms]
     _probe(backbone, more_frames=PROBE_FRAMES, hooks=hooks)
     return [(linear, norm) for linear, norm in pairs if calls[linear] == calls[norm] == 1]
 
@@ -134,9 +127,7 @@ def _shapes(backbone: nn.Module, frames: int) -> list[tuple[str, torch.Size]]:
 
 
 def _all(backbone: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[tuple[str, Any]]:
-    return [
-        (name, module) for name, module in backbone.named_modules() if isinstance(module, kinds)
-    ]
+    return [(name, m) for name, m in backbone.named_modules() if isinstance(m, kinds)]
 
 
 def _replace(backbone: nn.Module, name: str, module: nn.Module) -> None:

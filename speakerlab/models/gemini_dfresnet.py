@@ -44,12 +44,10 @@ class GeminiDFResNet(PooledModel):
         pooling: str = "tstp",
         pool_eps: float = 1e-7,
     ) -> None:
-        super().__init__()
+        super().__init__(feat_dim, embed_dim)
         if depth not in STAGES:
             known = ", ".join(map(str, STAGES))
             raise ValueError(f"GeminiDFResNet: there is no depth {depth}; give one of {known}")
-        self.feat_dim = feat_dim
-        self.embed_dim = embed_dim
         widths = [m_channels * factor for factor in WIDENING]
         self.downsample_layers = nn.ModuleList([_conv_norm(1, widths[0], stride=(1, 1))])
         self.stages = nn.ModuleList()
@@ -59,9 +57,7 @@ class GeminiDFResNet(PooledModel):
             self.stages.append(nn.Sequential(*blocks))
 
         last_bins = -(-feat_dim // 16)  # each halving rounds up
-        self.add_embedding_layers(
-            widths[-1] * last_bins, embed_dim, pooling=pooling, pool_eps=pool_eps
-        )
+        self.add_embedding_layers(widths[-1] * last_bins, pooling=pooling, pool_eps=pool_eps)
         self.min_frames = 2 * (self.pool.min_frames - 1) + 1  # so does the halving of the frames
 
     def forward(self, feats_BTF: Tensor) -> Tensor:

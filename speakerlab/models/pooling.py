@@ -175,12 +175,7 @@ class ASTP(Pooling):
     """
 
     def __init__(
-        self,
-        in_dim: int,
-        *,
-        eps: float = 1e-7,
-        bottleneck: int = 128,
-        global_context: bool = False,
+        self, in_dim: int, *, eps: float = 1e-7, bottleneck: int = 128, global_context: bool = False
     ) -> None:
         super().__init__(in_dim, eps=eps)
         self.global_context = global_context
@@ -219,10 +214,8 @@ class MQMHASTP(Pooling):
                 "give the model a multiple"
             )
         width = in_dim // self.num_heads
-        self.n_query = nn.ModuleList(
-            _Query(width, num_heads=self.num_heads, bottleneck=bottleneck)
-            for _ in range(self.num_queries)
-        )
+        queries = (_Query(width, self.num_heads, bottleneck) for _ in range(self.num_queries))
+        self.n_query = nn.ModuleList(queries)
 
     def forward(self, x: Tensor) -> Tensor:
         x_BCT = x.flatten(1, -2)
@@ -237,18 +230,13 @@ class MQMHASTP(Pooling):
 class _Query(nn.Module):
     """Scores of one query: each head sees, and weighs, its own channels."""
 
-    def __init__(self, width: int, *, num_heads: int, bottleneck: int) -> None:
+    def __init__(self, width: int, num_heads: int, bottleneck: int) -> None:
         super().__init__()
-        self.heads_att_trans = nn.ModuleList(
-            nn.Sequential(
-                OrderedDict(
-                    att_0=nn.Conv1d(width, bottleneck, 1),
-                    tanh0=nn.Tanh(),
-                    att_1=nn.Conv1d(bottleneck, width, 1),
-                )
-            )
-            for _ in range(num_heads)
-        )
+        self.heads_att_trans = nn.ModuleList()
+        for _ in range(num_heads):
+            into, out = nn.Conv1d(width, bottleneck, 1), nn.Conv1d(bottleneck, width, 1)
+            layers = OrderedDict[str, nn.Module](att_0=into, tanh0=nn.Tanh(), att_1=out)
+            self.heads_att_trans.append(nn.Sequential(layers))
 
     def forward(self, x_BCT: Tensor) -> Tensor:
         into_BCT = x_BCT.to(next(self.parameters()).dtype)
@@ -283,10 +271,13 @@ class PooledModel(nn.Module):
 
     pool: Pooling
 
+    def __init__(self, feat_dim: int, embed_dim: int) -> None:
+        super().__init__()
+        self.feat_dim, self.embed_dim = feat_dim, embed_dim
+
     def add_embedding_layers(
         self,
         in_dim: int,
-        embed_dim: int,
         *,
         pooling: str,
         pool_eps: float,
@@ -294,11 +285,11 @@ class PooledModel(nn.Module):
         two: bool = False,
     ) -> None:
         self.pool = make_pooling(pooling, in_dim, eps=pool_eps, global_context=global_context)
-        self.seg_1 = nn.Linear(self.pool.out_dim, embed_dim)
+        self.seg_1 = nn.Linear(self.pool.out_dim, self.embed_dim)
         self.two_emb_layer = two
         if two:
-            self.seg_bn_1 = nn.BatchNorm1d(embed_dim, affine=False)
-            self.seg_2 = nn.Linear(embed_dim, embed_dim)
+            self.seg_bn_1 = nn.BatchNorm1d(self.embed_dim, affine=False)
+            self.seg_2 = nn.Linear(self.embed_dim, self.embed_dim)
 
     def embed(self, x: Tensor) -> Tensor:
         """Return embeddings (B, D) of what is pooled, (B, ..., T)."""

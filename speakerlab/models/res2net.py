@@ -48,7 +48,7 @@ class Res2Net(PooledModel):
         pool_eps: float = 1e-8,
         two_emb_layer: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(feat_dim, embed_dim)
         name, least_scale = type(self).__name__, self.num_passed + 1
         if len(blocks) != 4:
             raise ValueError(f"{name}: blocks {blocks} are not four; give one number per stage")
@@ -61,8 +61,6 @@ class Res2Net(PooledModel):
             raise ValueError(
                 f"{name}: no group is convolved at scale {scale}; give at least {least_scale}"
             )
-        self.feat_dim = feat_dim
-        self.embed_dim = embed_dim
         self.conv1 = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(m_channels)
 
@@ -86,12 +84,9 @@ class Res2Net(PooledModel):
             stages.append(nn.Sequential(*units))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self._add_fusions(*(m_channels * expansion * 2**i for i in range(4)))
+        last_bins = -(-feat_dim // 8)  # each halving rounds up
         self.add_embedding_layers(
-            in_channels * -(-feat_dim // 8),  # each halving rounds up
-            embed_dim,
-            pooling=pooling,
-            pool_eps=pool_eps,
-            two=two_emb_layer,
+            in_channels * last_bins, pooling=pooling, pool_eps=pool_eps, two=two_emb_layer
         )
         self.min_frames = 8 * (self.pool.min_frames - 1) + 1  # so does each halving of the frames
 

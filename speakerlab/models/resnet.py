@@ -46,12 +46,10 @@ class ResNet(PooledModel):
         pool_eps: float = 1e-7,
         two_emb_layer: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(feat_dim, embed_dim)
         if depth not in STAGES:
             known = ", ".join(map(str, STAGES))
             raise ValueError(f"ResNet: there is no depth {depth}; give one of {known}")
-        self.feat_dim = feat_dim
-        self.embed_dim = embed_dim
         self.conv1 = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(m_channels)
 
@@ -69,7 +67,7 @@ class ResNet(PooledModel):
 
         last_bins = -(-feat_dim // 8)  # each halving rounds up
         self.add_embedding_layers(
-            channels * last_bins, embed_dim, pooling=pooling, pool_eps=pool_eps, two=two_emb_layer
+            channels * last_bins, pooling=pooling, pool_eps=pool_eps, two=two_emb_layer
         )
         self.min_frames = 8 * (self.pool.min_frames - 1) + 1  # so does each halving of the frames
 

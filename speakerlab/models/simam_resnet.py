@@ -39,19 +39,13 @@ class SimAMResNet(nn.Module):
     min_frames = 9  # three halvings, rounding up, leave two frames for the deviation
 
     def __init__(
-        self,
-        *,
-        feat_dim: int = 80,
-        embed_dim: int = 256,
-        depth: int = 34,
-        m_channels: int = 64,
+        self, *, feat_dim: int = 80, embed_dim: int = 256, depth: int = 34, m_channels: int = 64
     ) -> None:
         super().__init__()
         if depth not in STAGES:
             known = ", ".join(map(str, STAGES))
             raise ValueError(f"SimAMResNet: there is no depth {depth}; give one of {known}")
-        self.feat_dim = feat_dim
-        self.embed_dim = embed_dim
+        self.feat_dim, self.embed_dim = feat_dim, embed_dim
         self.front = Front(m_channels, STAGES[depth])
         last_bins = -(-feat_dim // 8)  # each halving rounds up
         self.pooling = AttentivePooling(8 * m_channels * last_bins)

@@ -32,16 +32,14 @@ class XVector(PooledModel):
         pool_eps: float = 1e-8,
         two_emb_layer: bool = False,
     ) -> None:
-        super().__init__()
-        self.feat_dim = feat_dim
-        self.embed_dim = embed_dim
+        super().__init__(feat_dim, embed_dim)
         self.frame_1 = TimeDelay(feat_dim, hidden_channels, kernel=5)
         self.frame_2 = TimeDelay(hidden_channels, hidden_channels, kernel=3, dilation=2)
         self.frame_3 = TimeDelay(hidden_channels, hidden_channels, kernel=3, dilation=3)
         self.frame_4 = TimeDelay(hidden_channels, hidden_channels)
         self.frame_5 = TimeDelay(hidden_channels, stats_channels)
         self.add_embedding_layers(
-            stats_channels, embed_dim, pooling=pooling, pool_eps=pool_eps, two=two_emb_layer
+            stats_channels, pooling=pooling, pool_eps=pool_eps, two=two_emb_layer
         )
         self.min_frames = 14 + self.pool.min_frames  # the kernels' context: 4 + 4 + 6
 

@@ -1,12 +1,11 @@
-"""Write figures.npz: the losses that WeSpeaker and 3D-Speaker give, to compare the heads with.
+"""Write figures.npz, the reference losses of WeSpeaker and 3D-Speaker.
 
     python tests/losses/make_figures.py --wespeaker DIR --3d-speaker DIR
 
-In: checkouts of both projects (Apache-2.0), of which `wespeaker/models/projections.py` and
-`speakerlab/loss/margin_loss.py` are run. This process imports nothing of ours, one of the two
-packages bearing our name. Out, next to this file: `emb_BD`, `weight_CKD`, `bias_C`, `label_B`,
-`margin_M`; for each head `<head>.loss_MB` and `<head>.grad_MBD`, per row and after the mean over
-rows, computed in float64, where the square roots and exponentials there stay finite.
+In: checkouts of both projects (Apache-2.0); runs their `wespeaker/models/projections.py` and
+`speakerlab/loss/margin_loss.py`. Imports nothing of this project, because 3D-Speaker's package has
+the same name. Out, next to this file: `emb_BD`, `weight_CKD`, `bias_C`, `label_B`, `margin_M`; for
+each head `<head>.loss_MB` (per row) and `<head>.grad_MBD` (of the mean), computed in float64.
 
 Letters: B rows, C classes, K centers, D embedding, M margins.
 """
@@ -29,9 +28,9 @@ Loss = Callable[[Tensor, Tensor, float], Tensor]  # emb_BD, label_B, margin -> m
 
 
 def make_inputs() -> dict[str, Tensor]:
-    """Rows at all angles from their class: near, any, and near its opposite (beyond pi - margin).
+    """Draw embeddings near their class, at any angle, and beyond pi - margin.
 
-    Rounded to float32, so that the stored ones are those that were computed with.
+    They are rounded to float32, so that the stored inputs are the exact ones.
     """
     rng = np.random.default_rng(20)
     weight_C1D = rng.standard_normal((CLASSES, 1, DIM))
@@ -53,7 +52,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def wespeaker_loss(head: nn.Module, weight: Tensor, bias: float | None = None) -> Loss:
-    """A projection as the trainer there calls it: SphereFace2 returns a loss, others logits."""
+    """Wrap a WeSpeaker projection; SphereFace2 returns a loss, the others logits."""
     head.double().load_state_dict(
         {"weight": weight} | ({} if bias is None else {"bias": torch.full((1, 1), bias)})
     )
@@ -67,7 +66,7 @@ def wespeaker_loss(head: nn.Module, weight: Tensor, bias: float | None = None) -
 
 
 def three_d_speaker_loss(criterion: nn.Module, weight_CD: Tensor) -> Loss:
-    """A criterion on the cosines of its classifier."""
+    """Wrap a 3D-Speaker criterion, which takes cosines."""
 
     def loss(emb_BD: Tensor, label_B: Tensor, margin: float) -> Tensor:
         criterion.update(margin)  # pyright: ignore[reportCallIssue]
@@ -79,7 +78,7 @@ def three_d_speaker_loss(criterion: nn.Module, weight_CD: Tensor) -> Loss:
 def make_losses(
     projections: ModuleType, criteria: ModuleType, inputs: dict[str, Tensor]
 ) -> dict[str, Loss]:
-    """Head -> loss; those that give the same in both projects are compared with both."""
+    """Return head -> loss; heads that exist in both projects are listed twice."""
     many_ND, one_CD = inputs["weight_CKD"].flatten(0, 1), inputs["weight_CKD"][:, 0]
     bias_C = inputs["bias_C"]
     size = (DIM, CLASSES)
@@ -105,7 +104,7 @@ def make_losses(
 
 
 def figures_of(loss: Loss, emb_BD: Tensor, label_B: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Losses of single rows (M, B), and the gradient of the mean loss (M, B, D)."""
+    """Return the losses of single rows (M, B) and the gradient of the mean loss (M, B, D)."""
     losses, grads = [], []
     for margin in MARGINS:
         leaf_BD = emb_BD.clone().requires_grad_()

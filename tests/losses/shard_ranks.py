@@ -1,7 +1,7 @@
-"""What the tests of split heads compute, on one rank or on several: run as a script, rank by rank.
+"""Results of split heads on one or several ranks, for test_sharded.py.
 
-shard_ranks.py OUT RANK PORT PORT: rank RANK of 3 computes `everything` with the two others, then
-ranks 0 and 1 alone; what rank R of W got is OUT/W_R.pt.
+shard_ranks.py OUT RANK PORT PORT: run `everything` as rank RANK of 3 and, for ranks 0 and 1, as one
+of 2. The results of rank R of W ranks are written to OUT/W_R.pt.
 
 Letters: B rows of a rank, C classes, D embedding, G rows of all ranks.
 """
@@ -54,14 +54,14 @@ class Net(nn.Module):
 
 
 def make_head(ranks: Ranks | None, name: str, num_classes: int, share=1.0, **args) -> Head:
-    """A head of one seed, fp32: split over `ranks`, or whole for None."""
+    """Build a head in fp32 from a fixed seed, split over `ranks` or whole (None)."""
     make = partial(HEADS[name], embed_dim=EMBED_DIM, num_classes=num_classes, **args)
     torch.manual_seed(3)
     return make() if ranks is None else ShardedHead(make, shards=ranks, sampled_share=share)
 
 
 def batch_of(ranks: Ranks | None, num_classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """This rank's part of 12 rows and their labels."""
+    """Return this rank's part of 12 rows and their labels."""
     generator = torch.Generator().manual_seed(seed)
     x_GI = torch.randn(NUM_ROWS, IN_DIM, dtype=torch.float64, generator=generator)
     label_G = torch.randint(num_classes, (NUM_ROWS,), generator=generator)
@@ -71,7 +71,7 @@ def batch_of(ranks: Ranks | None, num_classes: int, seed: int = 0) -> tuple[Tens
 
 
 def one_pass(ranks: Ranks | None, head: Head, num_classes: int, margin: float) -> dict[str, Tensor]:
-    """Loss, right rows of all ranks, and the gradients of a backward pass."""
+    """Return the loss, the number of correct rows of all ranks, and the gradients."""
     net = Net(head.double())
     module = net if ranks is None else ranks.wrap(net)
     loss, num_correct = module(*batch_of(ranks, num_classes), margin)
@@ -82,7 +82,7 @@ def one_pass(ranks: Ranks | None, head: Head, num_classes: int, margin: float) -
 
 
 def clip(ranks: Ranks | None, net: Net, max_norm: float) -> Tensor:
-    """The norm over backbone and all rows, to which the gradients are clipped."""
+    """Clip the gradients by their norm over the backbone and all rows; return the norm."""
     square = torch.stack([p.grad.square().sum() for p in net.head.parameters()]).sum()
     square = square if ranks is None else ranks.sum(square)
     square = square + sum(p.grad.square().sum() for p in net.backbone.parameters())
@@ -93,7 +93,7 @@ def clip(ranks: Ranks | None, net: Net, max_norm: float) -> Tensor:
 
 
 def ten_steps(ranks: Ranks | None) -> dict[str, Tensor]:
-    """Parameters after ten clipped steps of two micro-batches, and the norms."""
+    """Return the parameters and norms of ten clipped steps of two micro-batches."""
     net = Net(make_head(ranks, AAM, 5).double())
     module = net if ranks is None else ranks.wrap(net)
     optimizer = torch.optim.SGD(
@@ -116,7 +116,7 @@ def ten_steps(ranks: Ranks | None) -> dict[str, Tensor]:
 
 
 def poisoned(ranks: Ranks | None) -> dict[str, Tensor]:
-    """The norm where the last rank's last embedding is not a number."""
+    """Return norm and loss of a pass in which the last rank's last row is NaN."""
     net = Net(make_head(ranks, AAM, 4).double())
     x_BI, label_B = batch_of(ranks, 4)
     if ranks is None or ranks.rank == ranks.world_size - 1:
@@ -128,7 +128,7 @@ def poisoned(ranks: Ranks | None) -> dict[str, Tensor]:
 
 
 def worst_places(ranks: Ranks | None, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Gradients, fp32, of rows on their weight, opposite to it, on another's, and of zeros."""
+    """Return fp32 gradients of rows equal to their weight, opposite, another's, and zero."""
     head, weight_CD = make_head(ranks, AAM, 5), make_head(None, AAM, 5).weight_CD.detach()
     rows = [7.3 * weight_CD, -weight_CD, weight_CD.roll(1, 0), 0 * weight_CD]
     emb_BD = torch.cat(rows).to(dtype).requires_grad_()
@@ -138,14 +138,14 @@ def worst_places(ranks: Ranks | None, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def sampled(ranks: Ranks | None, key: int) -> dict[str, Tensor]:
-    """A pass over the classes drawn by a key, of 40."""
+    """Return the results of a pass over the classes drawn by a key out of 40."""
     head = make_head(ranks, AAM, 40, share=SHARE)
     head.begin_step(key)
     return one_pass(ranks, head, 40, 0.2)
 
 
 def equal_classes(ranks: Ranks | None) -> dict[str, Tensor]:
-    """How many of 12 rows are right, on all ranks, where all 4 classes are equally near."""
+    """Return the number of correct rows of 12 where all 4 classes are equally near."""
     head = make_head(ranks, AAM, 4)
     nn.init.ones_(head.weight_CD)
     _, label_B = batch_of(ranks, 4)
@@ -155,7 +155,7 @@ def equal_classes(ranks: Ranks | None) -> dict[str, Tensor]:
 
 
 def beginning(ranks: Ranks | None, name: str, num_classes: int) -> dict[str, dict[str, Tensor]]:
-    """A new head's rows and what is drawn after them, and the rows of all ranks."""
+    """Return a new head's rows, the draw that follows, and the rows of all ranks."""
     head = make_head(ranks, name, num_classes)
     return {"own": {**head.state_dict(), "next": torch.rand(3)}, "all": head.gather_state()}
 

@@ -1,6 +1,6 @@
-"""The heads give what WeSpeaker's and 3D-Speaker's give: losses of single rows, and gradients.
+"""Losses and gradients equal those of WeSpeaker and 3D-Speaker.
 
-`figures.npz` was written by make_figures.py, which says what is in it.
+`figures.npz` is written and described by make_figures.py.
 """
 
 from pathlib import Path

@@ -33,7 +33,7 @@ def alone():
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, alone):
-    """World size -> what each rank got."""
+    """Return world size -> results of each rank."""
     out = tmp_path_factory.mktemp("ranks")
     sockets = [socket.socket() for _ in range(2)]
     for each in sockets:
@@ -57,7 +57,7 @@ def results(tmp_path_factory, alone):
 
 
 def joined(parts: list[dict]) -> dict:
-    """What the ranks have, the rows of the head put together, the rest from rank 0 and equal."""
+    """Join the head's rows of all ranks; require the other values to be equal on all."""
     whole = {}
     for name, value in parts[0].items():
         if name.endswith(("weight_CD", "bias_C")):
@@ -119,7 +119,7 @@ def test_gradients_are_finite_in_the_worst_places(results, world_size):
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_rows_begin_as_those_of_the_whole_head(results, world_size):
-    """And what is drawn after them is the same, too."""
+    """The draw that follows is the same too."""
     for index, which in enumerate(BEGINNINGS):
         expected = shard_ranks.beginning(None, *which)
         ranks = [rank["beginning"][index] for rank in results[world_size]]
@@ -181,7 +181,7 @@ def test_hash_is_splitmix64():
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_first_of_equal_classes_is_decided_for(results, world_size):
-    """As argmax does, also where the equal ones are on different ranks."""
+    """As with argmax, even if the equal classes are on different ranks."""
     num_first = int((shard_ranks.batch_of(None, 4)[1] == 0).sum())
     assert 0 < num_first < 12
     assert shard_ranks.equal_classes(None)["num_correct"] == num_first
@@ -190,16 +190,14 @@ def test_first_of_equal_classes_is_decided_for(results, world_size):
 
 
 @pytest.mark.parametrize("tail", [(), (3,)])
-def test_rows_are_split_anew(tail):
+def test_saved_rows_are_split_over_any_number_of_ranks(tail):
     rows = torch.randn(7, *tail)
     for before in (1, 2, 3, 5, 8):
         spans = [rows_of(r, num_classes=7, world_size=before) for r in range(before)]
         blocks = [(first, rows[first:last]) for first, last in spans]
         for after in (1, 2, 4, 9):
-            parts = [
-                reshard(reversed(blocks), num_classes=7, rank=r, world_size=after)
-                for r in range(after)
-            ]
+            wanted = [rows_of(r, num_classes=7, world_size=after) for r in range(after)]
+            parts = [reshard(reversed(blocks), rows=span, num_classes=7) for span in wanted]
             assert torch.equal(torch.cat(parts), rows)
 
 
@@ -216,7 +214,7 @@ def test_rows_are_split_anew(tail):
 def test_missing_rows_are_refused(spans, listed):
     blocks = [(first, torch.zeros(last - first, 2)) for first, last in spans]
     with refuses("rows of the head", "0 to 7", listed):
-        reshard(blocks, num_classes=7, rank=0, world_size=2)
+        reshard(blocks, rows=(0, 4), num_classes=7)
 
 
 def test_only_the_rows_of_a_rank_are_read(tmp_path):
@@ -224,7 +222,7 @@ def test_only_the_rows_of_a_rank_are_read(tmp_path):
     torch.save(torch.ones(2**14, 2**10), tmp_path / "rows.pt")
     rows = torch.load(tmp_path / "rows.pt", mmap=True)
     before = mapped_mb()
-    own = reshard([(0, rows)], num_classes=2**14, rank=3, world_size=64)
+    own = reshard([(0, rows)], rows=(3 * 2**8, 4 * 2**8), num_classes=2**14)
     assert own.shape == (2**8, 2**10) and own.all()
     assert mapped_mb() - before < 16
     assert rows.all() and mapped_mb() - before > 60
@@ -248,13 +246,8 @@ def test_impossible_shares_are_refused(alone, share):
         make_head(alone, AAM, 5, share=share)
 
 
-def test_margin_is_refused_where_there_is_none(alone):
-    with refuses("softmax", 0.2):
-        make_head(alone, "softmax", 5)(torch.ones(2, 5), torch.tensor([0, 1]), 0.2)
-
-
 def test_a_million_classes_take_no_memory_before_they_are_split(alone):
-    """The whole head is built where tensors have no storage."""
+    """The whole head is built on the meta device."""
     made = []
 
     def make():

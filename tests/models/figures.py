@@ -1,7 +1,7 @@
-"""The stored figures of the published architectures, and the rule that their weights follow.
+"""Reference values of the published architectures, and the rule that their weights follow.
 
-`tests/parity/NAME.npz`, written by `tests/parity/make.py`, holds what the published code gave for
-the member NAME of members.py: `state`, its state dict in order, a line `name size size ...` per
+`tests/parity/NAME.npz`, written by `tests/parity/make.py`, holds the output of the published code
+for the member NAME of members.py: `state`, its state dict in order, a line `name size size ...` per
 tensor, as UTF-8 bytes; `num_parameters`; `seed`; and for T of 298 and 137 frames `embedding_T`
 (2, D), computed in float64 from the weights of `fill` and the input of `features` and stored as
 float32. Names are the published ones, and the weights are drawn by them.
@@ -55,7 +55,7 @@ def write_figures(name: str, figures: Figures, *, folder: Path = PARITY) -> None
 
 
 def fill(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """The weights that the published figures were computed with; each follows from its name."""
+    """Draw the weights of the reference values; each is determined by its name."""
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     if name.endswith("num_batches_tracked"):
         return torch.tensor(0)
@@ -71,11 +71,11 @@ def fill(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def features(frames: int, seed: int, *, feat_dim: int = 80) -> Tensor:
-    """feats_BTF (2, T, F)."""
+    """Draw features (2, T, F)."""
     rng = np.random.default_rng([seed, frames])
     return torch.from_numpy(rng.standard_normal((2, frames, feat_dim)).astype(np.float32))
 
 
 def error(emb_BD: Tensor, expected_BD: np.ndarray) -> float:
-    """The largest difference over the largest value."""
+    """Return the largest difference over the largest value."""
     return float(np.abs(emb_BD.numpy() - expected_BD).max() / np.abs(expected_BD).max())

@@ -1,4 +1,4 @@
-"""What a table of published members holds; members.py puts the tables together."""
+"""Row of a table of published networks; members.py merges the tables."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Member:
-    """One published network: how we build it, how its publisher does, and how near we must be."""
+    """Published network: how to build it here and upstream, and the error allowed."""
 
     model: str  # a name in speakerlab.models.MODELS
     args: dict[str, object]

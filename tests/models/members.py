@@ -1,9 +1,9 @@
-"""Every published member, and what the contract tests need to know of each model.
+"""Every published network, and the facts that the contract tests need about each model.
 
-To add a member: a line in a table, `python tests/parity/make.py --toolkit ... --peer DIR NAME`, and
-what comes out is stored in tests/parity/NAME.npz. A table `members_*.py` here holds
+To add a network, add a line to a table and run `python tests/parity/make.py --toolkit ... --peer
+DIR NAME`, which writes tests/parity/NAME.npz. Each table `members_*.py` has
 
-- `MEMBERS`: name of the figures -> `Member`
+- `MEMBERS`: name -> `Member`
 - `SMALL`: model -> arguments that make it small, so that a test takes milliseconds
 - `POOLED`: model -> the submodule whose output, frames last, is what the model pools.
 """

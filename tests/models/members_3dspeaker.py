@@ -4,14 +4,14 @@ from member import Member
 
 THREE = "speakerlab.models"
 WE = "wespeaker.models"
-# With random weights the fusions amplify rounding. Of the published code itself, fp32 is away from
-# float64 by up to 2e-4 (two groups), 1.3e-2 (three), 0.15 (four); this is about three times that.
+# With random weights the fusions amplify rounding: in the published code, fp32 differs from float64
+# by up to 2e-4 (two groups), 1.3e-2 (three) and 0.15 (four). About three times that is allowed.
 FUSED, FUSED_3, FUSED_4 = 5e-4, 4e-2, 0.5
 HUGE = {"m_channels": 64, "base_width": 24, "scale": 3, "expansion": 4}
 
 
 def campplus(embed_dim: int) -> Member:
-    """3D-Speaker's CAM++ of a size."""
+    """Return 3D-Speaker's CAM++."""
     return Member(
         "campplus",
         {"embed_dim": embed_dim},
@@ -23,7 +23,7 @@ def campplus(embed_dim: int) -> Member:
 
 
 def eres2net(embed_dim: int, m_channels: int) -> Member:
-    """3D-Speaker's ERes2Net of a size."""
+    """Return 3D-Speaker's ERes2Net."""
     return Member(
         "eres2net",
         {"embed_dim": embed_dim, "m_channels": m_channels},
@@ -36,7 +36,7 @@ def eres2net(embed_dim: int, m_channels: int) -> Member:
 
 
 def eres2netv2(base_width: int, scale: int, expansion: int) -> Member:
-    """3D-Speaker's ERes2NetV2 of a form."""
+    """Return 3D-Speaker's ERes2NetV2."""
     return Member(
         "eres2netv2",
         {"base_width": base_width, "scale": scale, "expansion": expansion},
@@ -51,7 +51,7 @@ def eres2netv2(base_width: int, scale: int, expansion: int) -> Member:
 def wespeaker(
     model: str, builder: str, args: dict, their_args: dict | None = None, *, fp32: float = 1e-5
 ) -> Member:
-    """One of WeSpeaker's, whose builders fix all but the head."""
+    """Return a WeSpeaker network."""
     return Member(
         model,
         {"pool_eps": 1e-7, **args},

@@ -10,10 +10,10 @@ POOLINGS = ("tap", "tsdp", "astp", "mqmhastp")  # beside tstp
 
 
 def resnet(depth: int, *, pooling: str = "tstp") -> Member:
-    """WeSpeaker's ResNet of a depth.
+    """Return WeSpeaker's ResNet.
 
-    Its values grow with every block of random weights: at 293 layers their squares are outside
-    fp32, and there the published code gives NaN; attention sharpens rounding.
+    With random weights its values grow with depth: at 293 layers their squares overflow fp32, and
+    the published code returns NaN.
     """
     args = {"feat_dim": 80, "embed_dim": 256, "pooling_func": pooling.upper()}
     return Member(
@@ -28,7 +28,7 @@ def resnet(depth: int, *, pooling: str = "tstp") -> Member:
 
 
 def ecapa(channels: int, *, global_context: bool, emb_bn: bool = False) -> Member:
-    """WeSpeaker's ECAPA-TDNN of a width."""
+    """Return WeSpeaker's ECAPA-TDNN."""
     return Member(
         "ecapa_tdnn_wespeaker",
         {"channels": channels, "global_context": global_context, "emb_bn": emb_bn},

@@ -195,26 +195,6 @@ def test_bfloat16_autocast_gives_nearly_the_same(name, args, frames):
     assert (rough_BD.float() - emb_BD).abs().max() / emb_BD.abs().max() < 0.05
 
 
-DEPTHS = {
-    "resnet": (18, 34, 50, 101, 152, 221, 293),
-    "simam_resnet": (34, 100),
-    "gemini_dfresnet": (60, 114, 183, 237),
-}
-
-
-@pytest.mark.parametrize(("name", "depth"), [(n, depth) for n in DEPTHS for depth in DEPTHS[n]])
-def test_depth_counts_the_layers_except_shortcuts(name, depth):
-    with torch.device("meta"):
-        model = MODELS[name](depth=depth, m_channels=1)
-    layers = [
-        key
-        for key, module in model.named_modules()
-        if isinstance(module, nn.Conv2d | nn.Linear)
-        and not {"shortcut", "downsample"} & set(key.split("."))
-    ]
-    assert len(layers) == depth
-
-
 @pytest.mark.parametrize("pooling", ["tap", "tsdp", "tstp", "astp", "mqmhastp"])
 @pytest.mark.parametrize(
     ("name", "for_mean", "for_deviation"),

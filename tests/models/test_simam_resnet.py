@@ -24,12 +24,6 @@ def test_simam_by_hand():
     assert simam(x_BCFT).flatten().tolist() == pytest.approx(expected, rel=1e-6)
 
 
-def test_simam_has_its_statistics_per_row_and_channel():
-    x_BCFT = torch.randn(3, 4, 5, 6) * torch.tensor([1.0, 10, 100, 1000]).view(1, 4, 1, 1)
-    alone = [simam(x_BCFT[b : b + 1, c : c + 1]) for b in range(3) for c in range(4)]
-    torch.testing.assert_close(simam(x_BCFT), torch.cat(alone).view(3, 4, 5, 6))
-
-
 def test_simam_of_a_constant_map_is_even():
     x_BCFT = torch.full((1, 2, 3, 4), 7.0, requires_grad=True)
     y_BCFT = simam(x_BCFT)
@@ -47,15 +41,6 @@ def test_simam_of_large_values_is_computed_in_fp32(dtype):
     assert y_BCFT.dtype == dtype
     expected = 1000 * sigmoid(0.25 * 399 / 400 + 0.5)
     assert y_BCFT[..., 0].unique().item() == pytest.approx(expected, rel=4e-3)
-
-
-@torch.no_grad()
-def test_pooling_with_equal_scores_is_mean_and_biased_deviation():
-    pool = AttentivePooling(2).eval()
-    nn.init.zeros_(pool.get_parameter("attention.3.weight"))
-    x_BCT = torch.tensor([[[1.0, 2.0, 6.0], [5.0, 5.0, 5.0]]])
-    stats = pool(x_BCT)[0].tolist()
-    assert stats == pytest.approx([3, 5, (14 / 3) ** 0.5, 1e-5**0.5], rel=1e-5)
 
 
 @torch.no_grad()

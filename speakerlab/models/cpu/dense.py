@@ -105,9 +105,8 @@ def _infer(layers: Sequence[Any], x_BCT: Tensor, segment_frames: int) -> Tensor:
         for layer in layers:
             norm = layer.nonlinear1[0]
             moments = norm.running_mean, norm.running_var
-            kept = _forward(
-                layer, _weights_of(layer), store_CN[:channels], moments, segments, batch
-            )
+            own = _weights_of(layer)
+            kept = _forward(layer, own, store_CN[:channels], moments, segments, batch)
             mask_GBT = segments.spread(kept.mask_GQ.to(x_BCT.dtype))
             end = channels + len(kept.local_GBT)
             torch.mul(kept.local_GBT, mask_GBT, out=store_CBT[channels:end])
@@ -201,12 +200,8 @@ def _forward(
         hidden_KN = rows.normalise_relu(mixed_KN, own.scale_K, own.shift_K, *moments, norm2.eps)
     used = batch * segments.frames
     hidden_KBT = hidden_KN[:, :used].unflatten(1, (batch, segments.frames))
-    local_GBT = rows.convolve(
-        hidden_KBT,
-        own.local_GKJ.to(read_CN.dtype),
-        dilation=conv.dilation[0],
-        num_columns=hidden_KN.shape[1],
-    )
+    local_GKJ, columns = own.local_GKJ.to(read_CN.dtype), hidden_KN.shape[1]
+    local_GBT = rows.convolve(hidden_KBT, local_GKJ, dilation=conv.dilation[0], num_columns=columns)
     context_KQ = segments.context(hidden_KBT)
     squeezed_HQ = torch.addmm(own.squeeze_H.unsqueeze(1), own.squeeze_HK1.squeeze(2), context_KQ)
     squeezed_HQ.relu_()
@@ -233,10 +228,8 @@ def _backward(
     d_context_KQ = own.squeeze_HK1.squeeze(2).T @ d_squeezed_HQ
 
     d_local_GBT = d_new_GBT * segments.spread(kept.mask_GQ.to(d_new_GBT.dtype))
-    local_GKJ, dilation = (
-        own.local_GKJ.to(d_new_GBT.dtype),
-        layer.cam_layer.linear_local.dilation[0],
-    )
+    local_GKJ = own.local_GKJ.to(d_new_GBT.dtype)
+    dilation = layer.cam_layer.linear_local.dilation[0]
     d_hidden_KBT, d_local_GKJ = rows.convolve_backward(
         d_local_GBT, kept.hidden_KBT, local_GKJ, dilation=dilation
     )
@@ -290,14 +283,17 @@ class _Channels(NamedTuple):
         channels = len(d_CN)
         inv_std_C = (self.var_C[:channels] + eps).rsqrt()
         _, d_scale_C, d_shift_C = norm_backward(
+            *(d_CN.unsqueeze(0), self.x_CBT[:channels].flatten(1).unsqueeze(0)),
             *(
-                d_CN.unsqueeze(0),
-                self.x_CBT[:channels].flatten(1).unsqueeze(0),
                 scale_C,
                 None,
                 None,
+                self.mean_C[:channels],
+                inv_std_C,
+                True,
+                0.0,
+                (False, True, True),
             ),
-            *(self.mean_C[:channels], inv_std_C, True, 0.0, (False, True, True)),
         )
         factor_C = scale_C * inv_std_C
         factor_C1 = factor_C.to(d_CN.dtype).unsqueeze(1)
