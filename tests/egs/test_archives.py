@@ -60,18 +60,27 @@ def test_a_missing_part_is_found_before_anything_is_unpacked(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["../outside", "/outside", "wav/../../outside", "link"])
-def test_a_zip_member_outside_its_folder_is_refused(tmp_path, name):
-    (tmp_path / "x.zip").write_bytes(zip_bytes({"inside": b"1", name: b"/etc"}, link="link"))
-    with refuses(f"{tmp_path}/x.zip", f"{name} would be written outside"):
-        unpack([tmp_path / "x.zip"], tmp_path / "out")
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("zip", name) for name in ("../outside", "/outside", "wav/../../outside", "link")),
+        *(("tar.gz", name) for name in ("../outside", "/../../outside")),
+    ],
+)
+def test_a_member_outside_its_folder_is_refused(tmp_path, kind, name):
+    path, members = tmp_path / f"x.{kind}", {"inside": b"1", name: b"/etc"}
+    path.write_bytes(zip_bytes(members, link="link") if kind == "zip" else tar_bytes(members))
+    with refuses(path, f"{name} would be written outside" if kind == "zip" else "outside"):
+        unpack([path], tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == [] and not list(tmp_path.rglob("outside"))
 
 
-def test_a_damaged_zip_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_a_damaged_archive_leaves_nothing(tmp_path, kind):
     body = bytearray(zip_bytes({"a": b"1", "b": CONTENT}))
     body[1_000_000] ^= 255
-    (tmp_path / "x.zip").write_bytes(bytes(body))
-    with refuses(f"{tmp_path}/x.zip", "cannot be unpacked"):
-        unpack([tmp_path / "x.zip"], tmp_path / "out")
+    path = tmp_path / f"x.{kind}"
+    path.write_bytes(body if kind == "zip" else tar_bytes({"x": CONTENT})[:5_000])
+    with refuses(path, *(["cannot be unpacked"] if kind == "zip" else [])):
+        unpack([path], tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []

@@ -40,7 +40,7 @@ def test_samples_are_those_of_the_ffmpeg_command(m4a, tmp_path):
     assert error_S.max() <= 1 and (error_S > 0).mean() < 0.01
 
 
-def test_finished_files_stay_and_changed_sources_are_made_anew(m4a, tmp_path):
+def test_finished_files_stay_and_changed_sources_are_converted_again(m4a, tmp_path):
     wavs, out = {"a": m4a}, tmp_path / "out"
     made, _ = convert_all(wavs, out, num_jobs=1)
     before = made["a"].stat().st_ino

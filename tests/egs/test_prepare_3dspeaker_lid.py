@@ -43,26 +43,18 @@ def test_the_sixth_column_is_the_class(recipe, corpus, tmp_path, capsys):
     assert wav == f"D1 {corpus.resolve()}/test/D1.wav"
 
 
-def run(recipe, corpus, tmp_path, capsys) -> str:
-    code = recipe("3dspeaker/lid").main(["--corpus", str(corpus), "--data", str(tmp_path / "d")])
-    assert code == 1
+@pytest.mark.parametrize(
+    ("file", "old", "new", "subject", "value"),
+    [
+        ("lid_test_wav.scp", None, None, "{corpus}", "files/lid_test_wav.scp"),
+        ("train_utt2info.csv", "Wu dialect", "", "{path}", "B1"),
+        ("test_utt2spk", "D1 D", "D1 A", "{corpus}", "speaker A "),
+    ],
+)
+def test_broken_lists_are_refused(recipe, corpus, tmp_path, capsys, file, old, new, subject, value):
+    path = corpus / "files" / file
+    path.unlink() if old is None else path.write_text(path.read_text().replace(old, new))
+    args = ["--corpus", str(corpus), "--data", str(tmp_path / "d")]
+    assert recipe("3dspeaker/lid").main(args) == 1
     assert not (tmp_path / "d").exists()
-    return capsys.readouterr().err
-
-
-def test_a_missing_list_is_named(recipe, corpus, tmp_path, capsys):
-    (corpus / "files/lid_test_wav.scp").unlink()
-    errors = run(recipe, corpus, tmp_path, capsys)
-    assert refused(errors, corpus, "files/lid_test_wav.scp") and errors.count("\n") == 1
-
-
-def test_an_utterance_without_a_language_is_named(recipe, corpus, tmp_path, capsys):
-    info = corpus / "files/train_utt2info.csv"
-    info.write_text(info.read_text().replace("Wu dialect", ""))
-    assert refused(run(recipe, corpus, tmp_path, capsys), info, "B1")
-
-
-def test_a_speaker_in_both_sets_is_named(recipe, corpus, tmp_path, capsys):
-    table = corpus / "files/test_utt2spk"
-    table.write_text(table.read_text().replace("D1 D", "D1 A"))
-    assert refused(run(recipe, corpus, tmp_path, capsys), corpus, "speaker A ")
+    assert refused(capsys.readouterr().err, subject.format(path=path, corpus=corpus), value)

@@ -13,13 +13,6 @@ every_task = pytest.mark.parametrize("task", TASKS, ids=str)
 
 
 @every_task
-def test_a_task_is_a_prepare_and_a_yaml_of_its_own(task: Path) -> None:
-    there = {path.name for path in (ROOT / "egs" / task).iterdir()}
-    assert {"prepare.py", "conf.yaml"} <= there
-    assert "run.sh" not in there  # stages and options are the recipe's
-
-
-@every_task
 def test_the_same_stages_run(task: Path, tmp_path: Path) -> None:
     recipe, name = task.parts
     options = ("--task", name, "--data", "/d", "--exp", "/e", "--hardware", "cpu")

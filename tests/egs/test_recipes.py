@@ -1,4 +1,4 @@
-"""Every recipe's run.sh: what it would run, and which options it refuses."""
+"""run.sh of every recipe: the commands of a dry run, and the refused options."""
 
 import os
 import subprocess
@@ -49,13 +49,6 @@ def extractions(recipe: str) -> list[tuple[str, list[str]]]:
 
 
 @every_recipe
-def test_recipe_is_whole(recipe: str) -> None:
-    there = {path.name for path in (ROOT / "egs" / recipe).iterdir()}
-    assert {"run.sh", "recipe.sh", "prepare.py", "conf.yaml", "README.md"} <= there
-    assert os.access(ROOT / "egs" / recipe / "run.sh", os.X_OK)
-
-
-@every_recipe
 def test_dry_run_prints_every_stage(recipe: str, tmp_path: Path) -> None:
     parser = f'case "$*" in *options.py*|*version_info*) exec {sys.executable} "$@";; esac'
     (tmp_path / "python3").write_text(f"#!/bin/sh\n{parser}\ntouch {tmp_path}/called\nexit 1\n")
@@ -68,16 +61,9 @@ def test_dry_run_prints_every_stage(recipe: str, tmp_path: Path) -> None:
 
     commands = [words[1:] for words in dry_run(recipe, "--data", "/d")]
     names = [words[1] if words[0] == "speakerlab" else " ".join(words[:1]) for words in commands]
-    assert names == [
-        "--download",
-        "--data",
-        "check",
-        "check",
-        "pack",
-        "train",
-        *["extract"] * len(extractions(recipe)),
-        "score",
-    ]
+    extracts = ["extract"] * len(extractions(recipe))
+    stages = ["--download", "--data", "check", "check", "pack", "train", *extracts, "score"]
+    assert names == stages
 
 
 @every_recipe
@@ -146,7 +132,10 @@ def test_a_recipes_own_layers_override_the_general_ones() -> None:
 
 
 @every_recipe
-def test_help_names_every_option(recipe: str) -> None:
+def test_recipe_is_complete_and_help_names_every_option(recipe: str) -> None:
+    there = {path.name for path in (ROOT / "egs" / recipe).iterdir()}
+    assert {"run.sh", "recipe.sh", "prepare.py", "conf.yaml", "README.md"} <= there
+    assert os.access(ROOT / "egs" / recipe / "run.sh", os.X_OK)
     done = run(recipe, "--help")
     assert done.returncode == 0
     for option in ("--stage", "--corpus", "--set", "--noise", "--rirs", "--gpus", "--dry-run"):
@@ -195,30 +184,16 @@ def test_values_of_set_are_passed_on_unchanged() -> None:
     "folder", ["with blank", "with'quote", "$(touch x)", "a&b", "Ünï", "-- x", "*"]
 )
 def test_odd_folders_stay_one_word(tmp_path: Path, folder: str) -> None:
-    _, prepare, *_, score = dry_run(
-        "mini", "--corpus", tmp_path / folder, "--data", tmp_path / folder
-    )
+    path = tmp_path / folder
+    _, prepare, *_, score = dry_run("mini", "--corpus", path, "--data", path)
     assert values_of("--corpus", prepare) == [f"{tmp_path}/{folder}"]
     assert values_of("--trials", score) == [f"{tmp_path}/{folder}/test/trials"]
 
 
 def test_relative_folders_are_those_of_the_user(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            "bash",
-            ROOT / "egs/mini/run.sh",
-            "--dry-run",
-            "--stage",
-            "6",
-            "--exp",
-            "a/b",
-            "--data",
-            "d",
-        ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    options = ["--dry-run", "--stage", "6", "--exp", "a/b", "--data", "d"]
+    command = ["bash", ROOT / "egs/mini/run.sh", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert f"--exp {tmp_path}/a/b --trials {tmp_path}/d/test/trials" in done.stdout
 
 
