@@ -20,9 +20,7 @@ from speakerlab.config.schema import Config
 from speakerlab.core.atomic import write_text
 from speakerlab.core.batch import Batch, Crop, Draw
 from speakerlab.data import audio
-from speakerlab.data.dataset import TrainCrops
-from speakerlab.data.loader import collate
-from speakerlab.data.sampler import MicroBatches
+from speakerlab.data.loader import MicroBatches, TrainCrops, collate
 from speakerlab.experiments import setup
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
 from speakerlab.experiments.planning import plan_batch

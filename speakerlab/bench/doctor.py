@@ -26,9 +26,9 @@ from speakerlab.checkpoints import provenance
 from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.core import process
-from speakerlab.data import loader
+from speakerlab.data import workers
 from speakerlab.data.manifest import read_manifest
-from speakerlab.data.watchdog import SHARED_MEMORY
+from speakerlab.data.workers import SHARED_MEMORY
 from speakerlab.training.batch_size import MAX_MICRO_BATCH, free_bytes
 
 WRITTEN_BYTES = 32 << 20
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def workers(self) -> int:
-        return loader.auto_workers(self.ranks) if self.num_workers is None else self.num_workers
+        return workers.auto_workers(self.ranks) if self.num_workers is None else self.num_workers
 
 
 def graded(text: str, *, warn: bool = False, fail: bool = False, fix: str = "") -> Line:
@@ -120,9 +120,9 @@ def shared_memory(plan: Plan) -> Iterator[Line]:
     rows = asked if isinstance(asked, int) else plan.config.training.bn_batch or MAX_MICRO_BATCH
     rows = min(rows, plan.config.training.global_batch)
     longest = round(build.crop_samples(plan.config) * max(plan.config.augment.speeds))
-    fitting = loader.fit_workers(
+    fitting = workers.fit_workers(
         plan.workers,
-        bytes_per_batch=rows * (2 * longest + 256) + loader.TENSORS * loader.PAGE_BYTES,
+        bytes_per_batch=rows * (2 * longest + 256) + workers.TENSORS * workers.PAGE_BYTES,
         local_ranks=plan.ranks,
         is_fixed=plan.num_workers is not None,
         on_gpus=torch.cuda.is_available(),
@@ -140,7 +140,7 @@ def shared_memory(plan: Plan) -> Iterator[Line]:
 def open_files(plan: Plan) -> Iterator[Line]:
     """Compare the limit with the open files: each tensor that a worker hands over is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = FILES + 2 * loader.TENSORS * loader.MICRO_BATCHES_AHEAD + 8 * plan.workers
+    need = FILES + 2 * workers.TENSORS * workers.MICRO_BATCHES_AHEAD + 8 * plan.workers
     text, few = f"open files: {soft} allowed, a rank needs about {need}", 0 <= soft < need
     is_hard = 0 <= hard < need
     fix = "raise the hard limit (limits.conf)" if is_hard else "ulimit -n 4096"

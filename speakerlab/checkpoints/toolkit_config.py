@@ -147,7 +147,7 @@ def read_speakers(path: Path, *, num_rows: int) -> list[str] | None:
     else:
         speakers = sorted({line.split()[1] for line in text.splitlines() if len(line.split()) > 1})
     speeds = SPEEDS if num_rows == len(speakers) * len(SPEEDS) else (1.0,)
-    from speakerlab.data.dataset import class_names  # torch: `import --help` needs none
+    from speakerlab.data.labels import class_names  # torch: `import --help` needs none
 
     names = class_names(speakers, speeds)
     return names if len(names) == num_rows else None

@@ -82,3 +82,17 @@ def hold_out(
             left_C[classes_of[unit]] -= 1
             missing -= 1
     return held_U
+
+
+def class_names(speakers: Sequence[str], speeds: Sequence[float]) -> list[str]:
+    """`speakers.txt`: the speaker of each class, `id#0.9` for one made by a speed."""
+    return [s if speed == 1.0 else f"{s}#{speed:g}" for speed in speeds for s in speakers]
+
+
+def labels_by_name(
+    classes: Sequence[str], speakers: Sequence[str], speeds: Sequence[float]
+) -> np.ndarray:
+    """label_KN: where `classes` (which may hold more) has each speaker at each speed."""
+    index = {name: label for label, name in enumerate(classes)}
+    names = class_names(speakers, speeds)
+    return np.array([index[name] for name in names]).reshape(len(speeds), len(speakers))

@@ -1,90 +1,156 @@
-"""From crops to batches, read ahead by worker processes. In: a data set, an order. Out: `Batch`.
+"""From the order of an epoch to batches: micro-batches of slots, crops, stacked crops.
 
-How many workers there are follows from the CPUs and the shared memory that this process may use.
-Letters: B rows of the batch, S samples.
+Data order and draws are functions of (seed, attempt, epoch, position) alone, so that workers, ranks
+and a resume change nothing.
+Letters: B rows of the batch, S samples, K speeds, N speakers. G is the global batch.
 """
 
-import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import repeat
 from operator import attrgetter, itemgetter
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from speakerlab.core import process
 from speakerlab.core.batch import Batch, Crop, Draw, Draws
-from speakerlab.data.dataset import TrainCrops
-from speakerlab.data.sampler import MicroBatches, Slot
-from speakerlab.data.watchdog import (
+from speakerlab.data.arrays import stable_hash
+from speakerlab.data.manifest import Manifest
+from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.workers import (
+    MICRO_BATCHES_AHEAD,
+    PAGE_BYTES,
     POLL_SECONDS,
-    SHARED_MEMORY,
+    TENSORS,
     Board,
     Hop,
     Watch,
-    free_shared_memory,
+    start_worker,
     watched,
 )
 
-log = logging.getLogger(__name__)
-MAX_WORKERS = 8
-MICRO_BATCHES_AHEAD = 4  # read ahead by each worker
-IN_FLIGHT = 1.5  # batches in shared memory for each that is read ahead: some are being taken out
-NCCL_BYTES = 64 << 20  # of shared memory for each GPU of several on a host
-TENSORS = 48  # in a batch, at most; each takes whole pages
-PAGE_BYTES = 4096
-TRIED_CROPS = 100  # whose draws are looked at for their size
-ROW_BYTES = 96  # of a row, beside its wave and draws
+TRIED_CROPS = 100  # whose draws are measured to find their largest size
+ROW_BYTES = 96  # of a row, besides its wave and draws
+UNREAD = np.zeros(0, dtype=np.int16)
+Slot = tuple[int, int, int]  # epoch, position, row
+DrawFunctions = Mapping[str, Callable[[np.random.Generator], Draw | None]]
 
 
-def auto_workers(local_ranks: int) -> int:
-    """Workers for each rank of this host: its share of the CPUs, one left for the rank itself."""
-    return max(1, min(MAX_WORKERS, process.available_cpus() // local_ranks - 1))
+class MicroBatches(Sampler[list[Slot]]):
+    """The micro-batches of one rank from `start_step` to `stop_step`, counted over all epochs.
 
-
-def batch_bytes(crops: TrainCrops, micro_batch: int) -> int:
-    """Shared memory of one batch in which every crop is of the longest kind seen in a few."""
-    frames = crops.crop_frames  # of stored features, which come instead of the waves
-    wave = 4 * frames * crops.manifest.num_bins if frames else 2 * max(crops.read_samples)
-    tried = [crops.draw((0, position, 0)).draws.values() for position in range(TRIED_CROPS)]
-    drawn = [sum(np.asarray(v).nbytes for d in draws for v in d.values.values()) for draws in tried]
-    return micro_batch * (wave + max(drawn) + ROW_BYTES) + TENSORS * PAGE_BYTES
-
-
-def fit_workers(
-    wanted: int,
-    *,
-    bytes_per_batch: int,
-    local_ranks: int,
-    is_fixed: bool,
-    on_gpus: bool = False,
-    folder: Path = SHARED_MEMORY,
-) -> int:
-    """How many of `wanted` workers a rank can have for what `folder` has left; 0: none at all.
-
-    Raises ValueError where it has too little for all of them and their number is fixed.
+    Step k of an epoch takes positions [kG, (k + 1)G), cut into consecutive micro-batches;
+    micro-batch m goes to rank m mod world size, at accumulation m div world size.
     """
-    fixed = NCCL_BYTES * local_ranks if on_gpus and local_ranks > 1 else 0
-    each = round(local_ranks * MICRO_BATCHES_AHEAD * bytes_per_batch * IN_FLIGHT)
-    free = free_shared_memory(folder)
-    if wanted == 0 or free < 0 or fixed + wanted * each <= free:
-        return wanted
-    fitting = max(0, (free - fixed) // each)
-    if is_fixed or fixed > free:
-        need = -(-(fixed + wanted * each) >> 20)
-        raise ValueError(
-            f"runtime.num_workers: {wanted} for each of {local_ranks} ranks need {need} MiB "
-            f"of {folder}, got {free >> 20} MiB free; enlarge it (docker run --shm-size="
-            f"{2 * need}m, or --ipc=host) or lower runtime.num_workers (0 needs none)"
+
+    def __init__(
+        self,
+        order: EpochOrder,
+        *,
+        start_step: int,
+        stop_step: int,
+        micro_batch: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        assert order.global_batch % (micro_batch * world_size) == 0
+        self.order, self.steps = order, range(start_step, stop_step)
+        self.micro_batch = micro_batch
+        self.numbers = range(rank, order.global_batch // micro_batch, world_size)
+
+    def __len__(self) -> int:
+        return len(self.steps) * len(self.numbers)
+
+    def __iter__(self) -> Iterator[list[Slot]]:
+        current, rows_P = -1, np.empty(0, dtype=np.int32)
+        for step in self.steps:
+            epoch, step_in_epoch = divmod(step, self.order.steps_per_epoch)
+            if epoch != current:
+                del rows_P  # not two epochs' at once
+                current, rows_P = epoch, self.order.rows(epoch)
+            for number in self.numbers:
+                first = step_in_epoch * self.order.global_batch + number * self.micro_batch
+                stop = first + self.micro_batch
+                yield list(zip(repeat(epoch), range(first, stop), rows_P[first:stop].tolist()))
+
+
+class TrainCrops(Dataset[Crop]):
+    """Crops of the training set, keyed by slot; label_KN: the class of speaker n at speed k.
+
+    draws: what draws for a crop, by name. Each gets a generator of its own, keyed by (seed,
+    attempt, epoch, position, name), so that one more changes nothing for the others. The group of
+    the draw named `speed` is an index into `speeds`; all other draws only travel with the crop.
+    crop_frames: how many frames of stored features are read, one a `frame_shift`; 0: the wave is.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        draws: DrawFunctions,
+        *,
+        crop_samples: int,
+        label_KN: np.ndarray,
+        seed: int,
+        attempt: int = 0,
+        speeds: Sequence[float] = (1.0,),
+        crop_frames: int = 0,
+        frame_shift: int = 1,
+    ) -> None:
+        assert label_KN.shape == (len(speeds), len(manifest.speakers))
+        self.manifest, self.draws, self.label_KN = manifest, draws, label_KN
+        self.crop_frames, self.frame_shift = crop_frames, frame_shift
+        self.speeds = speeds
+        self.read_samples = [round(crop_samples * speed) for speed in speeds]
+        self.words = {name: stable_hash(name) for name in ("crop", *draws)}
+        self.generator = np.random.Generator(np.random.Philox(key=[seed, attempt]))
+        self.state = self.generator.bit_generator.state  # of a generator that has drawn nothing
+
+    def __getitem__(self, slot: Slot) -> Crop:
+        return self.read(self.draw(slot))
+
+    def draw(self, slot: Slot) -> Crop:
+        """Return all of a crop but its samples."""
+        epoch, position, row = slot
+        drawn: dict[str, Draw] = {}
+        for name, function in self.draws.items():
+            draw = function(self._seek(name, slot))
+            if draw is not None:
+                drawn[name] = draw
+        speed = drawn["speed"].group if "speed" in drawn else 0
+        spare = max(int(self.manifest.num_samples_N[row]) - self.read_samples[speed], 0)
+        return Crop(
+            wave_S=UNREAD,
+            feats_TF=None,
+            first=int(self._seek("crop", slot).random() * (spare + 1)),
+            label=int(self.label_KN[speed, self.manifest.speaker_N[row]]),
+            position=position,
+            row=row,
+            draws=drawn,
         )
-    text = (
-        "%d data workers a rank instead of %d: %s has %d MiB free, each needs %d (see --shm-size)"
-    )
-    log.info(text, fitting, wanted, folder, free >> 20, -(-each >> 20))
-    return fitting
+
+    def read(self, crop: Crop) -> Crop:
+        """Return the crop with its samples, or its stored frames."""
+        if self.crop_frames:
+            first = crop.first // self.frame_shift
+            feats_TF = self.manifest.read_features(crop.row, first, self.crop_frames)
+            return replace(crop, feats_TF=feats_TF)
+        speed = crop.draws["speed"].group if "speed" in crop.draws else 0
+        wave_S = self.manifest.read(crop.row, crop.first, self.read_samples[speed])
+        return replace(crop, wave_S=wave_S)
+
+    def _seek(self, name: str, slot: Slot) -> np.random.Generator:
+        """Return the generator of this name and slot.
+
+        Philox is a function of its key and its counter, which begins at (0, position, epoch, name).
+        To set it takes a sixth of the time of making a generator.
+        """
+        epoch, position, _ = slot
+        self.state["state"]["counter"][:] = (0, position, epoch, self.words[name])
+        self.generator.bit_generator.state = self.state
+        return self.generator
 
 
 def collate(crops: Sequence[Crop]) -> Batch:
@@ -172,8 +238,10 @@ def train_loader(
     yield from watched(loader, watch, stall_seconds=stall_seconds)
 
 
-def start_worker(_worker: int) -> None:
-    """Have a worker die with its rank, leave signals to it and use one thread."""
-    process.die_with_parent()
-    process.leave_signals_to_parent()
-    torch.set_num_threads(1)
+def batch_bytes(crops: TrainCrops, micro_batch: int) -> int:
+    """Shared memory of one batch in which every crop is of the longest kind seen in a few."""
+    frames = crops.crop_frames  # of stored features, which come instead of the waves
+    wave = 4 * frames * crops.manifest.num_bins if frames else 2 * max(crops.read_samples)
+    tried = [crops.draw((0, position, 0)).draws.values() for position in range(TRIED_CROPS)]
+    drawn = [sum(np.asarray(v).nbytes for d in draws for v in d.values.values()) for draws in tried]
+    return micro_batch * (wave + max(drawn) + ROW_BYTES) + TENSORS * PAGE_BYTES

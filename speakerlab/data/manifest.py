@@ -16,7 +16,7 @@ import numpy as np
 from speakerlab.data import audio
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.columns import Columns, read_columns
-from speakerlab.data.packed import Packed, read_packed
+from speakerlab.data.shards import Packed, read_packed
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,15 @@ from speakerlab.core.process import die_with_parent
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, map_arrays, write_arrays
 from speakerlab.data.columns import Columns, read_columns, store_columns
-from speakerlab.data.packed import FOLDERS, Kind, Packed, open_shard, read_packed
-from speakerlab.data.shards import Layout, ShardWriter
+from speakerlab.data.shards import (
+    FOLDERS,
+    Kind,
+    Layout,
+    Packed,
+    ShardWriter,
+    open_shard,
+    read_packed,
+)
 from speakerlab.data.tables import read_rejected, write_rejected
 
 MAX_SHARD_BYTES = 1 << 30

@@ -1,21 +1,14 @@
-"""Order of the utterances in each epoch, and the positions that a rank reads at a step.
+"""Order of the utterances in each epoch, a function of (seed, attempt, epoch) alone.
 
-In: the lengths of the utterances and a key (seed, attempt, epoch). Out: (epoch, position, row).
-Everything is a function of its key: to resume is to start at another step.
-Letters: N utterances, P positions of an epoch. G is the global batch.
+Letters: N utterances, P positions of an epoch.
 """
 
-from collections.abc import Iterator
-from itertools import repeat
-
 import numpy as np
-from torch.utils.data import Sampler
 
 BLOCK_ROWS = 4096  # consecutive rows, so that packed audio is read in long runs
 WINDOW_BLOCKS = 8  # rows are shuffled within so many blocks
 MAX_CROPS = 2**31 - 2  # an epoch's positions and rows are counted in 32 bits
 
-Slot = tuple[int, int, int]  # epoch, position, row
 ORDER_KEY = 1 << 62  # of the order's own draws: larger than any position
 
 
@@ -118,41 +111,3 @@ def by_speaker(
     share_N = weight_per_speaker[speaker_N[sampled_N]]
     share_N *= num_samples_N[sampled_N]
     return sampled_N, share_N
-
-
-class MicroBatches(Sampler[list[Slot]]):
-    """The micro-batches of one rank from `start_step` to `stop_step`, counted over all epochs.
-
-    Step k of an epoch takes positions [kG, (k + 1)G), cut into consecutive micro-batches;
-    micro-batch m goes to rank m mod world size, at accumulation m div world size.
-    """
-
-    def __init__(
-        self,
-        order: EpochOrder,
-        *,
-        start_step: int,
-        stop_step: int,
-        micro_batch: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        assert order.global_batch % (micro_batch * world_size) == 0
-        self.order, self.steps = order, range(start_step, stop_step)
-        self.micro_batch = micro_batch
-        self.numbers = range(rank, order.global_batch // micro_batch, world_size)
-
-    def __len__(self) -> int:
-        return len(self.steps) * len(self.numbers)
-
-    def __iter__(self) -> Iterator[list[Slot]]:
-        current, rows_P = -1, np.empty(0, dtype=np.int32)
-        for step in self.steps:
-            epoch, step_in_epoch = divmod(step, self.order.steps_per_epoch)
-            if epoch != current:
-                del rows_P  # not two epochs' at once
-                current, rows_P = epoch, self.order.rows(epoch)
-            for number in self.numbers:
-                first = step_in_epoch * self.order.global_batch + number * self.micro_batch
-                stop = first + self.micro_batch
-                yield list(zip(repeat(epoch), range(first, stop), rows_P[first:stop].tolist()))

@@ -1,34 +1,44 @@
-"""Shards: tar files of about a gigabyte that utterances are packed into.
+"""Shards: tar files of about a gigabyte that hold the utterances of a data directory.
 
-A shard is a USTAR archive that any tool opens. How an utterance is packed is its codec:
+`<data directory>/shards/` holds packed audio, `<data directory>/features/` stored features; each
+has USTAR archives, which any tool opens, and `index.safetensors`, which all processes of a host map
+and share. The codec says how an utterance is stored:
 
 - pcm: a member `<id>.wav` of 16-bit PCM. A stretch is one read of whole seconds.
 - flac: members `<id>.000.flac`, `<id>.001.flac`, ... of 4 s each, decodable alone; two thirds of
   the size and several times the work. A stretch is one read of the members that hold it.
 - fbank: a member `<id>.npy` of float32 log mel features, (T, F). A stretch is read by seconds.
 
-Each second (pcm, fbank) or member (flac) is a block with a CRC-32, checked at every read by
-`packed.py`.
-Letters: S samples, T frames, F mel bins, K blocks.
+Each second (pcm, fbank) or member (flac) is a block with a CRC-32, checked at every read.
+Letters: N utterances, K blocks, S samples, T frames, F mel bins.
 """
 
 import io
+import os
 import struct
 import tarfile
 import zlib
-from dataclasses import dataclass
-from typing import BinaryIO, Literal
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
 from urllib.parse import quote
 
 import numpy as np
 
 from speakerlab.data import audio
-from speakerlab.data.arrays import stable_hash
+from speakerlab.data.arrays import Strings, map_arrays, stable_hash, write_arrays
 
 Codec = Literal["pcm", "flac", "fbank"]
 FLAC_SECONDS = 4
 MAX_NAME = 90  # of 100 bytes in a USTAR header; endings take the rest
 PAD = tarfile.BLOCKSIZE
+INDEX = "index.safetensors"
+Kind = Literal["waves", "features"]
+FOLDERS: dict[Kind, str] = {"waves": "shards", "features": "features"}
+MAX_OPEN = 64  # shards that a process keeps open
+AGAIN = "and pack again (speakerlab pack)"
 
 
 @dataclass(frozen=True)
@@ -131,3 +141,124 @@ def _npy_header(feats_TF: np.ndarray) -> bytes:
     described = {"descr": "<f4", "fortran_order": False, "shape": feats_TF.shape}
     np.lib.format.write_array_header_1_0(buffer, described)
     return buffer.getvalue()
+
+
+class OpenShard:
+    """A file that is closed when nobody refers to it."""
+
+    def __init__(self, path: str) -> None:
+        self.handle = -1
+        try:
+            self.handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        except OSError as error:
+            raise FileNotFoundError(
+                f"{path}: cannot be opened ({error.strerror}); restore it, or remove "
+                f"{Path(path).parent} {AGAIN}"
+            ) from None
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # no `os` at exit
+        if self.handle >= 0:
+            close(self.handle)
+
+
+open_shard = lru_cache(MAX_OPEN)(OpenShard)  # forked processes may share a handle: pread moves none
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """Where every utterance of a data directory lies in its shards, in the order of the columns."""
+
+    folder: Path
+    layout: Layout
+    sha256: str  # of the columns that it belongs to
+    facts: dict[str, Any]  # how it was made
+    shards: tuple[str, ...]  # file names
+    ids: Strings
+    shard_N: np.ndarray  # int32
+    start_N: np.ndarray  # int64, first byte in the shard
+    num_units_N: np.ndarray  # int64, samples or frames
+    block_N: np.ndarray  # int64, N + 1: where the blocks of each utterance begin
+    crc_K: np.ndarray  # uint32
+    block_start_K: np.ndarray  # int64; both empty where blocks are not compressed
+    block_size_K: np.ndarray  # int32
+
+    def __len__(self) -> int:
+        return len(self.start_N)
+
+    def cut_short(self) -> Iterator[Path]:
+        """Shards that are missing, or smaller than what should be in them."""
+        end_N = self.start_N + self.num_units_N * self.layout.unit_bytes
+        least = np.zeros(len(self.shards), dtype=np.int64)
+        np.maximum.at(least, self.shard_N, end_N)
+        for name, size in zip(self.shards, least.tolist()):
+            path = self.folder / name
+            if not path.exists() or path.stat().st_size < size:
+                yield path
+
+    def read(self, row: int, first: int, count: int) -> np.ndarray:
+        """wave_S, int16, or feats_TF, float32: `count` units from unit `first`, in one read.
+
+        Raises ValueError naming shard, utterance and byte where what is read is not what was
+        written, FileNotFoundError where the shard is gone.
+        """
+        layout, path = self.layout, f"{self.folder}/{self.shards[self.shard_N[row]]}"
+        num_units = int(self.num_units_N[row])
+        if not 0 <= first <= first + count <= num_units:
+            raise ValueError(
+                f"{path}: {self.ids[row]} has {num_units} units, got {first} to {first + count}; "
+                "run stage 2 again"
+            )
+        blocks = range(first // layout.block_units, -(-(first + count) // layout.block_units))
+        block_K = np.arange(blocks.start, blocks.stop) + int(self.block_N[row])
+        if layout.codec == "flac":
+            starts, sizes = self.block_start_K[block_K], self.block_size_K[block_K]
+        else:
+            size = layout.block_units * layout.unit_bytes
+            begin_K = np.arange(blocks.start, blocks.stop) * size
+            sizes = np.minimum(num_units * layout.unit_bytes - begin_K, size)
+            starts = int(self.start_N[row]) + begin_K
+        if not len(starts):
+            is_fbank = layout.codec == "fbank"
+            return np.empty((0, layout.unit_bytes // 4), "<f4") if is_fbank else np.empty(0, "<i2")
+        begin, wanted = int(starts[0]), int(starts[-1] + sizes[-1] - starts[0])
+        data = memoryview(os.pread(open_shard(path).handle, wanted, begin))
+        if len(data) < wanted:
+            raise ValueError(
+                f"{path}: ends early, got {len(data)} of {wanted} bytes at byte {begin}; remove "
+                f"{self.folder} {AGAIN}"
+            )
+        parts = []
+        for block, at, size in zip(block_K.tolist(), starts.tolist(), sizes.tolist()):
+            parts.append(data[at - begin : at - begin + size])
+            if zlib.crc32(parts[-1]) != self.crc_K[block]:
+                raise ValueError(
+                    f"{path}: the checksum is wrong for {self.ids[row]} at byte {at}; check the "
+                    f"disk, remove {self.folder} {AGAIN}"
+                )
+        if layout.codec == "flac":
+            units = np.concatenate(list(map(audio.from_flac, parts)))
+        elif layout.codec == "fbank":
+            units = np.frombuffer(data, "<f4").reshape(-1, layout.unit_bytes // 4)
+        else:
+            units = np.frombuffer(data, "<i2")
+        offset = first - blocks.start * layout.block_units
+        return units[offset : offset + count]
+
+    def write(self) -> None:
+        """Write the index atomically."""
+        names = ("shard_N", "start_N", "num_units_N", "block_N", "crc_K")
+        arrays = {name: getattr(self, name) for name in (*names, "block_start_K", "block_size_K")}
+        arrays |= {"shard": Strings.of(self.shards), "id": self.ids}
+        known = {"layout": asdict(self.layout), "sha256": self.sha256, "facts": self.facts}
+        write_arrays(self.folder / INDEX, arrays, known)
+
+
+def read_packed(folder: Path, kind: Kind) -> Packed | None:
+    """Return the shards of a data directory, or None where there are none."""
+    place = folder / FOLDERS[kind]
+    if not (place / INDEX).exists():
+        return None
+    arrays, known = map_arrays(place / INDEX)
+    known["layout"] = Layout(**known["layout"])
+    shards, ids = tuple(arrays.pop("shard")), arrays.pop("id")
+    return Packed(folder=place, shards=shards, ids=ids, **known, **arrays)

@@ -12,8 +12,7 @@ import numpy as np
 from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config
 from speakerlab.data.banks import EMPTY_BANK, Bank, find_recordings, map_bank, read_bank
-from speakerlab.data.dataset import class_names, labels_by_name
-from speakerlab.data.labels import hold_out, label
+from speakerlab.data.labels import class_names, hold_out, label, labels_by_name
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
 from speakerlab.frontend.augment.noise import noise_bytes
 from speakerlab.frontend.augment.room import room_bytes

@@ -15,9 +15,9 @@ from speakerlab.config.schema import Config
 from speakerlab.core import process
 from speakerlab.core.atomic import write_json
 from speakerlab.core.batch import Batch
-from speakerlab.data.dataset import TrainCrops
-from speakerlab.data.loader import auto_workers, batch_bytes, fit_workers, train_loader
-from speakerlab.data.sampler import EpochOrder, MicroBatches
+from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, train_loader
+from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.workers import auto_workers, fit_workers
 from speakerlab.experiments import stored_features
 from speakerlab.experiments.corpus import Corpus, corpus_facts, counted, row_labels
 from speakerlab.frontend.augment import Augment

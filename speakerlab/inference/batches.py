@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 from speakerlab.config.embedder import Embedder
 from speakerlab.core.windows import mean_of_windows, window_bounds
 from speakerlab.data.audio import FULL_SCALE
-from speakerlab.data.loader import start_worker
 from speakerlab.data.manifest import Manifest
 from speakerlab.data.pieces import Piece, Pieces, Span, Stretch
+from speakerlab.data.workers import start_worker
 from speakerlab.frontend.vad import EnergyVad
 
 MAX_BATCH_SECONDS = 64  # of audio in one forward pass, unless a single piece is longer

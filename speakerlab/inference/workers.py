@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from speakerlab.config.embedder import Embedder
 from speakerlab.core import process
-from speakerlab.data.loader import auto_workers
+from speakerlab.data.workers import auto_workers
 from speakerlab.inference.batches import embed_batches
 from speakerlab.inference.extraction import Extraction
 from speakerlab.training.precision import Card, Precision, card_of, resolve_precision

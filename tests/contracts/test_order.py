@@ -14,11 +14,10 @@ import pytest
 
 from speakerlab.core.batch import Batch
 from speakerlab.data import pack
-from speakerlab.data.dataset import TrainCrops
-from speakerlab.data.loader import train_loader
+from speakerlab.data.loader import MicroBatches, TrainCrops, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir
-from speakerlab.data.sampler import EpochOrder, MicroBatches
+from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.shards import Layout
 from speakerlab.frontend.augment import Augment
 from speakerlab.frontend.augment.codec import Codec

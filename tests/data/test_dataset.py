@@ -5,7 +5,8 @@ import pytest
 
 from speakerlab.core.batch import Crop, Draw
 from speakerlab.data import audio
-from speakerlab.data.dataset import TrainCrops, class_names, labels_by_name
+from speakerlab.data.labels import class_names, labels_by_name
+from speakerlab.data.loader import TrainCrops
 from speakerlab.data.manifest import read_manifest
 
 CROP = 12000  # 0.75 s

@@ -8,10 +8,10 @@ import torch
 
 from speakerlab.core.batch import Batch, Crop, Draw
 from speakerlab.core.process import available_cpus
-from speakerlab.data.dataset import TrainCrops
-from speakerlab.data.loader import auto_workers, collate, train_loader
+from speakerlab.data.loader import MicroBatches, TrainCrops, collate, train_loader
 from speakerlab.data.manifest import read_manifest
-from speakerlab.data.sampler import EpochOrder, MicroBatches
+from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.workers import auto_workers
 
 
 def make_crop(length: int, **draws: Draw) -> Crop:

@@ -19,8 +19,7 @@ from speakerlab.data.check import check_data_dirs
 from speakerlab.data.columns import read_columns
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir, shard_bounds
-from speakerlab.data.packed import read_packed
-from speakerlab.data.shards import Layout, member_name
+from speakerlab.data.shards import Layout, member_name, read_packed
 from speakerlab.data.tables import read_rejected, read_table
 
 RATE = 16000

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from speakerlab.data import sampler
-from speakerlab.data.sampler import EpochOrder, MicroBatches
+from speakerlab.data.loader import MicroBatches
+from speakerlab.data.sampler import EpochOrder
 
 CROP = 100
 

@@ -12,10 +12,10 @@ import pytest
 
 from speakerlab.core.batch import Draw
 from speakerlab.core.process import available_cpus
-from speakerlab.data.dataset import TrainCrops
-from speakerlab.data.loader import MICRO_BATCHES_AHEAD, batch_bytes, fit_workers, train_loader
+from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, train_loader
 from speakerlab.data.manifest import read_manifest
-from speakerlab.data.sampler import EpochOrder, MicroBatches
+from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.workers import MICRO_BATCHES_AHEAD, fit_workers
 
 MIB = 1 << 20
 
@@ -115,7 +115,8 @@ SMALL_SHM = """
 mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"
 """
 FIT = """
-from speakerlab.data.loader import fit_workers
+from speakerlab.data.workers import fit_workers
+
 print(fit_workers(8, bytes_per_batch=300_000, local_ranks=1, is_fixed=False))
 fit_workers(8, bytes_per_batch=300_000, local_ranks=1, is_fixed=True)
 """

@@ -8,7 +8,7 @@ from refusals import refuses
 
 from speakerlab.config import build
 from speakerlab.data import audio
-from speakerlab.data.dataset import class_names
+from speakerlab.data.labels import class_names
 from speakerlab.data.loader import collate
 from speakerlab.data.tables import write_data_dir, write_table
 from speakerlab.experiments import setup as setup_training

@@ -12,8 +12,7 @@ from refusals import refuses
 
 from speakerlab.config.schema import load_config
 from speakerlab.core.batch import Crop
-from speakerlab.data.dataset import TrainCrops
-from speakerlab.data.loader import collate
+from speakerlab.data.loader import TrainCrops, collate
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.experiments.stored_features import StoredFbank, check_stored, frames_to_read

@@ -12,8 +12,7 @@ from refusals import refuses
 from speakerlab.data.columns import NAME
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir
-from speakerlab.data.packed import INDEX
-from speakerlab.data.shards import Codec, Layout
+from speakerlab.data.shards import INDEX, Codec, Layout
 
 RATE = 16000
 

@@ -1,7 +1,7 @@
-"""Names the worker that is stuck when training waits for its next batch, and the one that died.
+"""Data workers: how many fit this machine, and which one is stuck or has died.
 
-In: the batches of a loader whose workers note what they do on a `Board`. Out: the same batches; a
-warning each `stall_seconds` without one; one line instead of torch's where a worker has died.
+Workers note what they do on a `Board`. While no batch arrives, a warning says so every
+`stall_seconds`; a dead worker is reported in one line instead of torch's many.
 """
 
 import logging
@@ -17,12 +17,20 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 
+import torch
 from torch.utils.data import DataLoader
 
+from speakerlab.core import process
 from speakerlab.core.batch import Batch
 
 log = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")  # workers hand their batches over in it
+MAX_WORKERS = 8
+MICRO_BATCHES_AHEAD = 4  # read ahead by each worker
+IN_FLIGHT = 1.5  # batches in shared memory for each that is read ahead: some are being taken out
+NCCL_BYTES = 64 << 20  # of shared memory for each GPU, if a host has several
+TENSORS = 48  # in a batch, at most; each takes whole pages
+PAGE_BYTES = 4096
 MAX_NAMED = 4  # busy workers in a line
 POLL_SECONDS = 5.0  # between looks at the workers; torch's own interval
 TIMED_OUT = "DataLoader timed out"  # how torch's message for that begins
@@ -32,6 +40,51 @@ REMEDIES = {
     signal.SIGBUS: "enlarge /dev/shm (docker run --shm-size) or lower runtime.num_workers, and see "
     "that no audio file is being cut or replaced",
 }
+
+
+def auto_workers(local_ranks: int) -> int:
+    """Workers for each rank of this host: its share of the CPUs, one left for the rank itself."""
+    return max(1, min(MAX_WORKERS, process.available_cpus() // local_ranks - 1))
+
+
+def fit_workers(
+    wanted: int,
+    *,
+    bytes_per_batch: int,
+    local_ranks: int,
+    is_fixed: bool,
+    on_gpus: bool = False,
+    folder: Path = SHARED_MEMORY,
+) -> int:
+    """How many of `wanted` workers a rank can have for what `folder` has left; 0: none at all.
+
+    Raises ValueError where it has too little for all of them and their number is fixed.
+    """
+    fixed = NCCL_BYTES * local_ranks if on_gpus and local_ranks > 1 else 0
+    each = round(local_ranks * MICRO_BATCHES_AHEAD * bytes_per_batch * IN_FLIGHT)
+    free = free_shared_memory(folder)
+    if wanted == 0 or free < 0 or fixed + wanted * each <= free:
+        return wanted
+    fitting = max(0, (free - fixed) // each)
+    if is_fixed or fixed > free:
+        need = -(-(fixed + wanted * each) >> 20)
+        raise ValueError(
+            f"runtime.num_workers: {wanted} for each of {local_ranks} ranks need {need} MiB "
+            f"of {folder}, got {free >> 20} MiB free; enlarge it (docker run --shm-size="
+            f"{2 * need}m, or --ipc=host) or lower runtime.num_workers (0 needs none)"
+        )
+    text = (
+        "%d data workers a rank instead of %d: %s has %d MiB free, each needs %d (see --shm-size)"
+    )
+    log.info(text, fitting, wanted, folder, free >> 20, -(-each >> 20))
+    return fitting
+
+
+def start_worker(_worker: int) -> None:
+    """Have a worker die with its rank, leave signals to it and use one thread."""
+    process.die_with_parent()
+    process.leave_signals_to_parent()
+    torch.set_num_threads(1)
 
 
 class Hop(IntEnum):

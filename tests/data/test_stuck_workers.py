@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from speakerlab.data.dataset import TrainCrops
-from speakerlab.data.loader import train_loader
+from speakerlab.data.loader import MicroBatches, TrainCrops, train_loader
 from speakerlab.data.manifest import read_manifest
-from speakerlab.data.sampler import EpochOrder, MicroBatches
-from speakerlab.data.watchdog import Board, Hop, Watch
+from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.workers import Board, Hop, Watch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
