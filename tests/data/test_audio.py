@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
+from refusals import refused, refuses
 
 from speakerlab.data import audio
 
@@ -26,27 +27,14 @@ def clip(request, tmp_path: Path):
     return path, wave_S
 
 
-def test_header(clip):
-    info = audio.read_info(clip[0])
-    assert (info.num_samples, info.sample_rate, info.num_channels) == (48000, 16000, 1)
-    assert info.seconds == 3.0
-
-
 @pytest.mark.parametrize("first", [0, 1, 4095, 4096, 20001, 47999])
 @pytest.mark.parametrize("count", [1, 777, 20000])
 def test_a_range_is_the_slice_bit_for_bit(clip, first, count):
     path, wave_S = clip
     count = min(count, 48000 - first)
     read_S = audio.read(path, first, count)
-    assert read_S.dtype == np.int16
-    assert read_S.flags.c_contiguous
+    assert read_S.dtype == np.int16 and read_S.flags.c_contiguous
     assert np.array_equal(read_S, wave_S[first : first + count])
-
-
-def test_all_and_the_rest(clip):
-    path, wave_S = clip
-    assert np.array_equal(audio.read(path), wave_S)
-    assert np.array_equal(audio.read(path, 40000), wave_S[40000:])
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the kernel counts no bytes here")
@@ -87,39 +75,24 @@ def test_first_channel_of_stereo(tmp_path: Path, suffix):
 
 
 def test_more_than_there_is(clip):
-    path, _ = clip
-    with pytest.raises(ValueError) as error:
+    path, wave_S = clip
+    with refuses(str(path), "1000 of 2000"):
         audio.read(path, 47000, 2000)
-    assert str(error.value) == f"{path}: ends early, got 1000 of 2000 samples; copy it again"
-    with pytest.raises(ValueError, match="clip.*: cannot be decoded, got '.*'; copy it again"):
+    with refuses(str(path), "cannot be decoded"):
         audio.read(path, 48001, 10)
+    assert np.array_equal(audio.read(path, 40000), wave_S[40000:])
+    assert audio.decode_fault(path, 48000) is None
+    assert refused(audio.decode_fault(path, 48001) or "", str(path), "48000 of 48001")
 
 
 def test_not_there_and_not_audio(tmp_path: Path):
-    with pytest.raises(FileNotFoundError) as missing:
+    with refuses(f"{tmp_path}/none.wav", error=FileNotFoundError) as missing:
         audio.read(tmp_path / "none.wav")
-    line = f"{tmp_path}/none.wav: no such file; correct wav.scp or restore it"
-    assert str(missing.value) == line
-    assert audio.decode_fault(tmp_path / "none.wav", 1) == line
-
-    (tmp_path / "text.wav").write_text("this is not audio at all")
-    (tmp_path / "empty.wav").write_bytes(b"")
-    for name, fault in (
-        ("text.wav", "is not readable audio, got '.*'; convert it"),
-        ("empty.wav", "is empty, got 0 bytes; copy it again"),
-    ):
-        with pytest.raises(ValueError, match=f"{name}: {fault}"):
-            audio.read_info(tmp_path / name)
-
-
-def test_no_samples(tmp_path: Path):
-    audio.write(tmp_path / "a.wav", noise(0), RATE)
-    assert audio.read_info(tmp_path / "a.wav").num_samples == 0
-    assert len(audio.read(tmp_path / "a.wav")) == 0
-
-
-def test_whole_files_decode(clip):
-    assert audio.decode_fault(clip[0], 48000) is None
+    assert audio.decode_fault(tmp_path / "none.wav", 1) == str(missing.value)
+    for content, value in ((b"this is not audio at all", "not readable"), (b"", "0 bytes")):
+        (tmp_path / "a.wav").write_bytes(content)
+        with refuses(f"{tmp_path}/a.wav", value):
+            audio.read_info(tmp_path / "a.wav")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
@@ -128,10 +101,7 @@ def test_cut_flac_is_found(tmp_path: Path, share):
     audio.write(path, noise(3 * RATE), RATE)
     os.truncate(path, int(path.stat().st_size * share))
     assert audio.read_info(path).num_samples == 48000  # the header still promises all
-    fault = audio.decode_fault(path, 48000)
-    assert fault is not None
-    assert fault.startswith(f"{path}: ")
-    assert fault.endswith("; copy it again")
+    assert refused(audio.decode_fault(path, 48000) or "", str(path), "; copy it again")
 
 
 def test_cut_wav_is_found(tmp_path: Path):
@@ -139,8 +109,7 @@ def test_cut_wav_is_found(tmp_path: Path):
     audio.write(path, noise(RATE), RATE)
     os.truncate(path, 44 + 20000)
     assert audio.read_info(path).num_samples == 10000  # libsndfile says nothing
-    line = f"{path}: is cut short, got 20000 of 32000 bytes; copy it again"
-    assert audio.decode_fault(path, 10000) == line
+    assert refused(audio.decode_fault(path, 10000) or "", str(path), "20000 of 32000 bytes")
 
 
 @pytest.mark.parametrize("promised", [0xFFFFFFFF, 0x7FFFFFFF - 36, 0x7FFF0000])
@@ -154,12 +123,6 @@ def test_wav_of_unknown_length_is_whole(tmp_path: Path, promised):
     path.write_bytes(content)
     assert audio.decode_fault(path, 16000) is None
     assert np.array_equal(audio.read(path), wave_S)
-
-
-def test_fewer_samples_than_the_table_says(clip):
-    path, _ = clip
-    line = f"{path}: ends early, got 48000 of 48001 samples; copy it again"
-    assert audio.decode_fault(path, 48001) == line
 
 
 def test_mp3_to_listen_to_is_small_and_as_long():

@@ -12,6 +12,7 @@ import pytest
 import soundfile
 import soxr
 import torch
+from refusals import refuses
 from scipy.signal import correlate
 from voices import make_wave
 
@@ -34,14 +35,6 @@ def write_aac(path: Path, wave_S: np.ndarray, rate: int) -> None:
         frame.sample_rate, frame.pts = rate, 0
         for packet in [*stream.encode(frame), *stream.encode(None)]:
             container.mux(packet)
-
-
-def refusal(source, **more) -> str:
-    with pytest.raises((ValueError, FileNotFoundError)) as refused:
-        read_wave(source, sample_rate=RATE, **more)
-    text = str(refused.value)
-    assert "\n" not in text
-    return text
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac"])
@@ -143,35 +136,32 @@ def test_formats(tmp_path: Path, suffix, rate):
 def test_m4a_without_its_extra_names_it(tmp_path: Path, monkeypatch):
     write_aac(tmp_path / "a.m4a", make_wave(0, 0, 1.0), RATE)
     monkeypatch.setitem(sys.modules, "av", None)  # as if it were not installed
-    assert refusal(tmp_path / "a.m4a") == (
-        f"{tmp_path}/a.m4a: is no audio that libsndfile reads; if it is m4a or the like, install "
-        "the extra for it: pip install av"
-    )
+    with refuses(f"{tmp_path}/a.m4a", "pip install av"):
+        read_wave(tmp_path / "a.m4a", sample_rate=RATE)
 
 
 @pytest.mark.parametrize(
-    ("source", "line"),
+    ("source", "kind", "value"),
     [
-        ("/no/such.wav", "/no/such.wav: no such file; give the path of a recording"),
-        ("/", "/: is a folder; give the path of a recording"),
-        (b"hello " * 100, "audio (bytes): is not readable audio, got 'Invalid data found when"),
-        (b"", "audio (bytes): is empty, got 0 bytes; give a recording"),
-        ([0.0, 0.1], "audio (list): is no audio, got list; give a path, bytes, an open file"),
-        (np.zeros(0, np.float32), "audio (ndarray): holds no audio, got 0 samples; give a rec"),
-        (np.zeros((2, 0), np.int16), "audio (ndarray): holds no audio, got 0 samples; give a rec"),
-        (np.zeros(99, np.int16), "audio (ndarray): is silent, got 0 in every sample; give a rec"),
-        (np.full(99, 0.5), "audio (ndarray): is silent, got 0.5 in every sample; give a recording"),
-        (np.array([0, np.nan]), "audio (ndarray): must be finite, got NaN or infinity; look at"),
-        (np.array([0, np.inf]), "audio (ndarray): must be finite, got NaN or infinity; look at"),
-        (np.array([0, 1234.0]), "audio (ndarray): floating point must be in [-1, 1], got 1234; d"),
-        (np.arange(9), "audio (ndarray): must be floating point, int16, int32 or uint8, got int64"),
-        (np.zeros((40, 50)), "audio (ndarray): must have shape (samples,), (samples, channels) or"),
-        (np.float32(1), "audio (float32): is no audio, got float32; give a path"),
-        (torch.tensor([0.0, np.nan]), "audio (Tensor): must be finite, got NaN or infinity; look"),
+        (b"hello " * 100, "bytes", "not readable audio"),
+        (b"", "bytes", "0 bytes"),
+        ([0.0, 0.1], "list", "got list"),
+        (np.float32(1), "float32", "got float32"),
+        (np.zeros(0, np.float32), "ndarray", "0 samples"),
+        (np.zeros((2, 0), np.int16), "ndarray", "0 samples"),
+        (np.zeros(99, np.int16), "ndarray", "got 0 in every sample"),
+        (np.full(99, 0.5), "ndarray", "got 0.5 in every sample"),
+        (np.array([0, np.nan]), "ndarray", "got NaN"),
+        (np.array([0, np.inf]), "ndarray", "infinity"),
+        (np.array([0, 1234.0]), "ndarray", "got 1234"),
+        (np.arange(9), "ndarray", "got int64"),
+        (np.zeros((40, 50)), "ndarray", "(40, 50)"),
+        (torch.tensor([0.0, np.nan]), "Tensor", "got NaN"),
     ],
 )
-def test_what_is_refused(source, line):
-    assert refusal(source).startswith(line)
+def test_what_is_no_audio_is_refused(source, kind, value):
+    with refuses(f"audio ({kind})", value):
+        read_wave(source, sample_rate=RATE)
 
 
 def test_an_overshoot_is_clipped():
@@ -179,22 +169,26 @@ def test_an_overshoot_is_clipped():
     assert wave_S.tolist() == [0.0, 1.0, -1.0, 0.5]
 
 
-def test_rates_that_cannot_be(tmp_path: Path):
+def test_paths_and_rates_that_cannot_be_are_refused(tmp_path: Path):
+    with refuses("/no/such.wav", "no such file", error=FileNotFoundError):
+        read_wave("/no/such.wav", sample_rate=RATE)
+    with refuses("/", "a folder"):
+        read_wave("/", sample_rate=RATE)
     audio.write(tmp_path / "a.wav", make_wave(0, 0, 1.0), RATE)
-    assert refusal(tmp_path / "a.wav", source_rate=8000) == (
-        f"{tmp_path}/a.wav: the file says 16000 Hz, got sample_rate=8000; leave it out for files"
-    )
-    assert "sample_rate must be above 0, got 0" in refusal(np.ones(9), source_rate=0)
+    with refuses(f"{tmp_path}/a.wav", 16000, 8000):
+        read_wave(tmp_path / "a.wav", sample_rate=RATE, source_rate=8000)
+    with refuses("audio (ndarray)", "got 0"):
+        read_wave(np.ones(9), sample_rate=RATE, source_rate=0)
 
 
 def test_damaged_files_are_not_taken_for_shorter_ones(tmp_path: Path):
-    for name, line in (("a.wav", "is cut short, got"), ("a.flac", "got ")):
+    for name in ("a.wav", "a.flac"):
         path = tmp_path / name
         audio.write(path, make_wave(0, 0, 5.0), RATE)
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        text = refusal(path)
-        assert text.startswith(f"{path}: ")
-        assert line in text
+        with refuses(str(path), "copy it again"):
+            read_wave(path, sample_rate=RATE)
     values = np.array([0.1, np.nan, 0.2], dtype=np.float32)
     soundfile.write(tmp_path / "b.wav", values, RATE, subtype="FLOAT")
-    assert "must hold finite samples, got NaN or infinity" in refusal(tmp_path / "b.wav")
+    with refuses(f"{tmp_path}/b.wav", "NaN"):
+        read_wave(tmp_path / "b.wav", sample_rate=RATE)

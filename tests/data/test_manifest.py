@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import refuses
+from refusals import refused, refuses
 
 from speakerlab.core.faults import Faults
 from speakerlab.data import audio
@@ -94,6 +94,7 @@ def test_segments_are_ranges_of_their_recording(tmp_path: Path):
     assert np.array_equal(manifest.read(row, 5, 7), wave_S[first + 5 : first + 12])
     assert manifest.num_samples_N[row] == 80000 - 19753
     assert set(manifest.num_samples_N) == {24000, 60247}
+    assert np.array_equal(manifest.read(1 - row, 0, 30000), np.resize(wave_S[8000:32000], 30000))
     assert list(manifest.paths) == [str(tmp_path / "long.wav")] * 2
 
 
@@ -145,7 +146,7 @@ def test_paths_with_spaces_and_tabs_between_columns(tmp_path: Path):
     assert manifest.speakers == ("s1", "s2")
 
 
-def test_of_speakers_counts_labels_anew(make_data_dir):
+def test_of_speakers_numbers_labels_from_0(make_data_dir):
     whole = read_manifest([make_data_dir()], sample_rate=RATE)
     part = whole.of_speakers(["spk3", "spk1"])
     assert part.speakers == ("spk1", "spk3")
@@ -181,7 +182,7 @@ def test_validation_may_be_nobody_and_must_leave_two(make_data_dir):
     assert (len(train), len(valid)) == (4, 0)
     assert train.sha256() == whole.sha256()
     assert len(split_valid(whole, 2)[0].speakers) == 2
-    with pytest.raises(ValueError, match="valid_speakers: must leave at least 2 of 4 .*, got 3; l"):
+    with refuses("data.valid_speakers", 4, 3):
         split_valid(whole, 3)
 
 
@@ -190,12 +191,9 @@ def test_table_faults_name_the_line(tmp_path: Path):
     path.write_text("a s1\nb\na s2\n")
     faults = Faults()
     assert read_table(path, faults) == {"a": "s1"}
-    assert faults.report("end").splitlines() == [
-        f"{path}:2: has no value, got 'b'; write 'id value'",
-        f"{path}:3: duplicate id, got a; keep one line",
-        "end",
-    ]
-    with pytest.raises(ValueError, match="duplicate id, got a"):
+    report = faults.report("end")
+    assert refused(report, f"{path}:2", "'b'") and refused(report, f"{path}:3", "got a")
+    with refuses(f"{path}:3", "got a"):
         read_table(path)
 
 
@@ -207,25 +205,7 @@ def test_a_data_directory_replaces_the_old_one(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]
 
 
-def test_a_read_stays_inside_its_segment_and_repeats_it(tmp_path: Path):
-    wave_S = np.arange(40000, dtype=np.int64).astype(np.int16)
-    audio.write(tmp_path / "long.wav", wave_S, RATE)
-    write_data_dir(
-        tmp_path / "d",
-        wavs={"rec": tmp_path / "long.wav"},
-        speakers={"a": "s1", "b": "s2"},
-        segments={"a": ("rec", 0.625, 1.0625), "b": ("rec", 0.0, 0.5)},  # 10000 to 17000
-    )
-    check_data_dirs([tmp_path / "d"])
-    manifest = read_manifest([tmp_path / "d"], sample_rate=RATE)
-    row = list(manifest.ids).index("a")
-    assert manifest.num_samples_N[row] == 7000
-    wanted = np.concatenate([wave_S[10000:17000], wave_S[10000:15000]])
-    assert np.array_equal(manifest.read(row, 0, 12000), wanted)
-    assert np.array_equal(manifest.read(row, 6990, 10), wave_S[16990:17000])
-
-
-def test_columns_are_mapped_while_they_hold_and_made_anew_when_not(make_data_dir):
+def test_columns_are_mapped_while_fresh_and_compiled_again_when_not(make_data_dir):
     folder = make_data_dir(seconds=[1.0])
     stored = folder / NAME
     wanted = read_manifest([folder], sample_rate=RATE)
@@ -249,13 +229,6 @@ def test_a_damaged_file_of_columns_is_named(make_data_dir, keep):
     stored.write_bytes(stored.read_bytes()[:keep])
     with refuses(str(stored), "is damaged"):
         read_manifest([stored.parent], sample_rate=RATE)
-
-
-def test_the_hash_is_the_same_from_text_and_from_the_file(make_data_dir):
-    folder = make_data_dir()
-    mapped = read_manifest([folder], sample_rate=RATE)
-    (folder / NAME).unlink()
-    assert read_manifest([folder], sample_rate=RATE).sha256() == mapped.sha256()
 
 
 def test_an_utterance_without_speaker_is_refused_not_made_one(make_data_dir):

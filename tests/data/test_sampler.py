@@ -1,10 +1,11 @@
-"""Which utterance stands where, and that ranks, accumulation and a resume change nothing of it."""
+"""The order of an epoch; ranks, accumulation and a resume change nothing of it."""
 
 import tracemalloc
 from itertools import chain
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from speakerlab.data import sampler
 from speakerlab.data.loader import MicroBatches
@@ -21,27 +22,17 @@ def make_order(num_samples_N=None, **changes) -> EpochOrder:
     return EpochOrder(np.asarray(num_samples_N), **settings)
 
 
-def slots_of(order, start, stop, *, micro_batch=8, rank=0, world_size=1):
-    return list(
-        MicroBatches(
-            order,
-            start_step=start,
-            stop_step=stop,
-            micro_batch=micro_batch,
-            rank=rank,
-            world_size=world_size,
-        )
-    )
-
-
-def test_steps_of_an_epoch_and_what_is_dropped():
-    order = make_order()
-    assert (order.num_crops, order.steps_per_epoch, order.num_dropped) == (98, 12, 2)
+def slots_of(order, start, stop, *, micro_batch=8, **cut):
+    cut = {"start_step": start, "stop_step": stop, "micro_batch": micro_batch, **cut}
+    batches = list(slots := MicroBatches(order, **cut))
+    assert len(slots) == len(batches)
+    return batches
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)])
 def test_a_step_is_its_g_positions_however_it_is_cut(world_size, accumulation):
     order = make_order()
+    assert (order.num_crops, order.steps_per_epoch, order.num_dropped) == (98, 12, 2)
     wanted = slots_of(order, 0, 15)
     micro_batch = 8 // (world_size * accumulation)
     ranks = [
@@ -58,26 +49,13 @@ def test_a_step_is_its_g_positions_however_it_is_cut(world_size, accumulation):
         slots = list(chain.from_iterable(micro_batches))
         assert [slot[:2] for slot in slots] == [(epoch, step_in_epoch * 8 + i) for i in range(8)]
         assert slots == wanted[step]
-
-
-def test_length_is_the_number_of_micro_batches():
-    batches = MicroBatches(
-        make_order(), start_step=5, stop_step=15, micro_batch=2, rank=1, world_size=2
-    )
-    assert len(batches) == len(list(batches)) == 10 * 2
+        assert all(row == order.rows(epoch)[position] for _, position, row in slots)
 
 
 @pytest.mark.parametrize("start", [0, 1, 7, 12, 13, 30])
 def test_a_resume_is_the_tail(start):
     whole = slots_of(make_order(), 0, 36, micro_batch=4)
     assert slots_of(make_order(), start, 36, micro_batch=4) == whole[start * 2 :]
-
-
-def test_positions_are_those_of_the_epochs_order():
-    order = make_order()
-    for epoch, position, row in chain.from_iterable(slots_of(order, 12, 24)):
-        assert epoch == 1
-        assert row == order.rows(1)[position]
 
 
 def test_the_order_is_a_function_of_its_key():
@@ -119,14 +97,10 @@ def test_an_epoch_may_be_of_other_hours_than_the_corpus(factor, crops):
 
 
 def test_too_short_an_epoch_is_refused():
-    with pytest.raises(ValueError) as refused:
+    with refuses("training.epoch_hours", 99, 98):
         make_order(global_batch=99, epoch_samples=9800)
-    assert str(refused.value) == (
-        "training.epoch_hours: an epoch must hold at least one batch of 99 crops and at most "
-        "2147483646, got 98; set it to null, or change training.global_batch"
-    )
     assert make_order(global_batch=98, epoch_samples=9800).steps_per_epoch == 1
-    with pytest.raises(ValueError, match="got 3000000000; set it to null"):
+    with refuses("training.epoch_hours", 3000000000):
         make_order(epoch_samples=3e9 * CROP)
 
 
@@ -186,25 +160,6 @@ def test_half_balanced_speakers_come_as_the_root_of_their_length():
         assert np.all(np.abs(np.bincount(SPEAKERS[balanced(0.5).rows(epoch)]) - shares) < 1)
 
 
-def test_no_balance_is_the_order_by_length():
-    more = {"speaker_N": SPEAKERS, "speaker_balance": 0.0}
-    plain = make_order(LENGTHS, global_batch=4)
-    assert np.array_equal(plain.rows(2), make_order(LENGTHS, global_batch=4, **more).rows(2))
-    assert not np.array_equal(balanced(0.0).rows(2), balanced(0.5).rows(2))
-
-
-@pytest.mark.parametrize("balance", [0.0, 0.5])
-def test_a_balanced_order_too_is_the_same_for_any_ranks_and_a_resume(balance):
-    wanted = list(chain.from_iterable(slots_of(balanced(balance), 0, 90, micro_batch=4)))
-    resumed = list(chain.from_iterable(slots_of(balanced(balance), 80, 90, micro_batch=2)))
-    assert resumed == wanted[80 * 4 :]
-    ranks = [
-        list(chain.from_iterable(slots_of(balanced(balance), 0, 90, micro_batch=1, **cut)))
-        for cut in ({"rank": rank, "world_size": 4} for rank in range(4))
-    ]
-    assert list(chain.from_iterable(zip(*ranks))) == wanted
-
-
 @pytest.mark.parametrize("balance", [0.0, 1.0])
 def test_a_million_utterances_take_little_memory(balance):
     rng = np.random.default_rng(0)
@@ -243,11 +198,3 @@ def test_rows_are_shuffled_within_windows_of_permuted_blocks(monkeypatch):
         assert len(window) == 3
         windows.append(tuple(window))
     assert len(set(windows)) > 5
-
-
-def test_a_large_corpus_is_read_in_windows_of_eight_blocks_of_4096():
-    rows = make_order(np.full(13 * 4096, CROP), global_batch=64).rows(0)
-    first, rest = np.split(rows, [8 * 4096])
-    assert len(np.unique(rows)) == 13 * 4096
-    assert (len(np.unique(first // 4096)), len(np.unique(rest // 4096))) == (8, 5)
-    assert len(np.unique(first[:100] // 4096)) == 8  # and they are mixed

@@ -49,16 +49,6 @@ def test_rows_that_were_not_drawn_are_the_samples_over_32768():
         assert torch.equal(out_BS[row], plain[row]) == (row in untouched), row
 
 
-def test_a_batch_equals_its_rows():
-    parts, wave_BS = make_parts(), int16_noise(20, round(S * 1.1), seed=15)
-    del parts["codec"]  # rounding may take a sample over a step of the codec
-    drawn = {row: {k: v for k, v in make_draws(row).items() if k in parts} for row in range(20)}
-    together = apply_all(parts, wave_BS, drawn)
-    for row in range(20):
-        alone = apply_all(parts, wave_BS[row : row + 1], {0: drawn[row]})
-        assert (together[row] - alone[0]).abs().max() < 1e-6
-
-
 def test_the_order_is_that_of_the_mapping():
     parts, wave_BS = make_parts(), int16_noise(1, S, seed=43)
     del parts["speed"], parts["spec"]

@@ -1,19 +1,15 @@
 """Fbank against torchaudio's Kaldi port in double precision, and what a batch must keep."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
-import soundfile
 import torch
+from refusals import refuses
 from torch import Tensor
 
 from speakerlab.frontend.fbank import CPU_FRAMES, Fbank
-
-SHARED = Path(os.environ.get("SPEAKERLAB_SHARED", Path(__file__).parents[2] / "../shared"))
 
 
 @contextmanager
@@ -67,22 +63,6 @@ def test_single_precision_is_near_the_truth(window, scale):
     assert ours.dtype == torch.float32
     truth = centred(oracle(wave_S, window=window, scale=scale))
     assert (ours - truth).abs().max() < 1e-3
-
-
-@pytest.mark.parametrize("scale", [1.0, 32768.0])
-def test_single_precision_on_real_speech(scale):
-    files = sorted((SHARED / "data/librispeech-mini/test-other").rglob("*.flac"))
-    if not files:
-        pytest.skip("needs librispeech-mini")
-    wave_S = torch.from_numpy(soundfile.read(files[0], dtype="float32")[0])
-    ours = Fbank(scale=scale, mean_norm=False)(wave_S[None])[0]
-    truth = oracle(wave_S, window="povey", scale=scale)
-    error_TF = (ours - truth).abs()
-    # Any float32 spectrum is rounded relative to the loudest bin of its frame: 14 nats are 61 dB.
-    audible_TF = truth.amax(1, keepdim=True) - truth < 14
-    assert audible_TF.double().mean() > 0.95
-    assert error_TF[audible_TF].max() < 1e-3
-    assert error_TF.mean() < 1e-4 and error_TF.max() < 0.1
 
 
 def test_other_rate_bins_and_band_equal_kaldi():
@@ -143,9 +123,8 @@ def test_number_of_frames(num_samples, num_frames):
 
 def test_shorter_than_a_frame_is_refused_in_one_line():
     assert Fbank().min_samples == 400
-    with pytest.raises(ValueError, match="one frame of 400 samples, got 399; ") as caught:
+    with refuses("fbank", 400, 399):
         Fbank()(torch.zeros(1, 399))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +139,7 @@ def test_shorter_than_a_frame_is_refused_in_one_line():
     ],
 )
 def test_impossible_settings_are_refused(args, message):
-    with pytest.raises(ValueError, match=message):
+    with refuses("fbank", message):
         Fbank(**args)
 
 
@@ -188,12 +167,9 @@ def test_autocast_does_not_reach_it():
     assert torch.equal(Fbank().bfloat16()(wave_BS), plain)
 
 
-def test_nothing_enters_a_state_dict():
-    assert Fbank().state_dict() == {}
-
-
 def test_exports_with_any_batch_and_length():
     fbank = Fbank().eval()
+    assert fbank.state_dict() == {}
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
     program = torch.export.export(fbank, (torch.zeros(2, 16000),), dynamic_shapes=(free,))
     wave_BS = speech_like(20 * CPU_FRAMES * 160, seed=9).reshape(10, -1)

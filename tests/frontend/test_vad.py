@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from speakerlab.config import build
 from speakerlab.config.schema import load_config
@@ -79,15 +80,15 @@ def test_it_is_never_empty(amplitude, num_samples):
 
 
 @pytest.mark.parametrize(
-    ("args", "line"),
+    ("args", "value"),
     [
-        ({"frame_ms": 0.01}, "vad: frame_ms is too short, got 0.01; use 20, for example"),
-        ({"range_db": 0.0}, "vad: needs range_db > 0, .* got 0, 5 and 0.25; correct them"),
-        ({"min_share": 1.5}, "vad: needs .* got 30, 5 and 1.5; correct them"),
+        ({"frame_ms": 0.01}, "0.01"),
+        ({"range_db": 0.0}, "got 0, 5 and 0.25"),
+        ({"min_share": 1.5}, "got 30, 5 and 1.5"),
     ],
 )
-def test_impossible_numbers(args, line):
-    with pytest.raises(ValueError, match=line):
+def test_impossible_settings_of_the_vad_are_refused(args, value):
+    with refuses("vad", value):
         EnergyVad(**args)
 
 
@@ -108,7 +109,7 @@ def test_it_is_part_of_the_configuration(make_config, tmp_path):
     vad = build.build_embedder(again).vad
     assert vad is not None
     assert (vad.range_db, vad.frame_samples) == (25.0, 160)
-    with pytest.raises(ValueError, match="vad.rang_db: unknown key; did you mean range_db?"):
+    with refuses("--set vad={rang_db", "did you mean range_db"):
         make_config("vad={rang_db: 25}")
-    with pytest.raises(ValueError, match="vad.sample_rate: unknown key"):
+    with refuses("--set vad={sample_rate", "vad.sample_rate"):
         make_config("vad={sample_rate: 8000}")
