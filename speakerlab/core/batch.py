@@ -1,4 +1,4 @@
-"""What passes between the packages: the crop a worker reads, the batch that training gets.
+"""Crops, batches and draws, which pass from the data workers to training.
 
 Letters: B rows of the batch, R rows that an augmentation changes, S samples, T frames, F mel bins.
 Every random draw travels here; the modules that apply the draws are deterministic.

@@ -1,7 +1,6 @@
-"""Collects what is wrong with an input, so that a user reads every fault in one go, one line each.
+"""Faults of an input, collected and reported together: at most five lines of each kind.
 
-In: lines of the form "<where>: <what is wrong>, got <value>; <what to do>", each under a kind.
-Out: one ValueError with at most five lines of a kind, the count of the rest, and a verdict.
+A line reads "<where>: <problem>, got <value>; <fix>".
 """
 
 import difflib

@@ -23,7 +23,7 @@ EXIT_LOST = 6  # another rank or its host is gone; its own log has the error
 
 
 def stopped(number: int) -> int:
-    """The exit code of a run that saved and left because of a signal, as shells count them."""
+    """Return the exit code of a run that saved and exited on a signal, as shells define it."""
     return 128 + number
 
 

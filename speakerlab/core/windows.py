@@ -1,4 +1,4 @@
-"""How a recording of any length is embedded by a model that takes a range of lengths.
+"""Embedding recordings of any length with a model that takes a range of lengths.
 
 Training, extraction, the Python API and the ONNX runtime share these functions, so an hour of audio
 gives the same embedding in all of them. Waves are numpy arrays or tensors, samples last.

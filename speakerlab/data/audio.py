@@ -1,7 +1,8 @@
-"""The only file that opens audio. In: path and range of samples. Out: int16, first channel.
+"""Audio files, read as int16 samples of the first channel; nothing else opens audio.
 
-Letters: S samples, C channels. Formats are libsndfile's; training reads wav and flac. `stream`
-reads whole recordings in blocks, also from memory, and by PyAV (extra `aac`) what is not.
+`read` returns a range of a file in a format of libsndfile. `stream` decodes whole recordings in
+blocks, also from memory, and formats unknown to libsndfile with PyAV (extra `aac`).
+Letters: S samples, C channels.
 """
 
 import io
@@ -168,7 +169,7 @@ def to_int16(wave: np.ndarray) -> np.ndarray:
 
 
 def joined(blocks: Iterator[np.ndarray], expected: float, dtype: DTypeLike) -> np.ndarray:
-    """All blocks as one wave_S; `expected` is how many samples are promised, not how many come."""
+    """Concatenate blocks; `expected` is the number of samples in the header, which may be wrong."""
     wave_S, filled = np.empty(min(int(expected) + 1, FIRST_SAMPLES), dtype), 0
     for block_S in blocks:
         end = filled + len(block_S)
@@ -192,7 +193,7 @@ def _open(path: str | Path) -> soundfile.SoundFile:
 
 
 def _refuse_rate(sample_rate: int, where: str) -> None:
-    """A second at 1 Hz would be four hours at 16 kHz."""
+    """Refuse impossible rates: a second at 1 Hz would become four hours at 16 kHz."""
     if sample_rate not in RATES:
         line = f"{where}: must have a sample rate from {RATES[0]} to {RATES[-1]} Hz"
         raise ValueError(f"{line}, got {sample_rate}; its header is wrong: copy it again")

@@ -118,7 +118,7 @@ def read_bank(recordings: Recordings) -> Bank:
 
 
 def map_bank(recordings: Recordings) -> Bank:
-    """All of it as a file beside wav.scp, made by whichever process is first.
+    """Map all recordings from one file beside wav.scp, written by the first process.
 
     The file's name is a fingerprint of the recordings; files of others are removed. Where none can
     be written (a read-only directory, a full disk) the bank is read into memory instead.
@@ -158,7 +158,7 @@ def _write_bank(path: Path, recordings: Recordings) -> None:
 
 
 def _fingerprint(recordings: Recordings) -> str:
-    """Of what the recordings were: another host may have them under other paths."""
+    """Hash ids, lengths, sizes and times, but no paths, which may differ between hosts."""
     stats = [Path(path).stat() for path in recordings.paths]
     facts = [(stat.st_size, stat.st_mtime_ns) for stat in stats]
     text = json.dumps([recordings.ids, recordings.lengths, facts])

@@ -1,9 +1,7 @@
-"""The one door for data: every fault of a set of data directories, found before training starts.
+"""Check data directories (see `tables.py`) before training: report all faults at once.
 
-In: data directories as `tables.py` describes them. Out: `utt2dur` and `rejected.tsv` written
-beside them, notes for the user, or one ValueError that lists what is wrong.
-A directory with trials is a test set; of one without utt2spk (noise, rooms) the audio is checked.
-What may be there beside (conditions, enrolment models) is looked at by `check_tables.py`.
+Writes `utt2dur` and `rejected.tsv`. A directory with trials is a test set; without utt2spk (noise,
+rooms) only the audio is checked. `check_tables.py` checks conditions, models and trials.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -208,7 +206,7 @@ def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) ->
 
 
 def _look(path: str) -> audio.AudioInfo | str:
-    """Return the header, or one line that says why it is unusable."""
+    """Return the header, or the problem in one line."""
     try:
         info = audio.read_info(path)
     except (ValueError, FileNotFoundError) as error:
@@ -234,7 +232,7 @@ def _map(
 
 
 def _write(data_dir: DataDir, sample_rate: int) -> str:
-    """Write what was found; return a line that sums it up."""
+    """Write the results; return a summary line."""
     folder = data_dir.folder
     tables.write_table(folder / "utt2dur", {k: f"{s:.6f}" for k, s in data_dir.seconds.items()})
     rejected = {

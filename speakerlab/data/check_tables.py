@@ -1,8 +1,4 @@
-"""Checks of conditions, enrolment models and trials of a data directory.
-
-In: tables and trial lists as files, the ids that there are. Out: lines in `Faults`, and who is
-named by whom. `check.py` calls this.
-"""
+"""Checks of the conditions, enrolment models and trials of a data directory."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +12,7 @@ Sides = tuple[dict[str, int], dict[str, int]]  # enrolment and test ids -> the f
 def check_conditions(
     folder: Path, *, utterances: Collection[str], speakers: Collection[str], faults: Faults
 ) -> None:
-    """Every `utt2<name>` and `spk2<name>` must map known ids to one word each."""
+    """Check that every `utt2<name>` and `spk2<name>` maps known ids to one word each."""
     for name in tables.list_conditions(folder):
         path = folder / name
         known, kind = (utterances, "utterance") if name[0] == "u" else (speakers, "speaker")
@@ -32,7 +28,7 @@ def check_conditions(
 def read_models(
     folder: Path, *, utterances: Collection[str], faults: Faults
 ) -> dict[str, list[str]]:
-    """Enrolment models of `enroll.map`, which must name known utterances, each once."""
+    """Read `enroll.map`, whose models must name known utterances, each once."""
     path = folder / tables.ENROLL_MAP
     models = tables.read_enroll(path, faults)
     for model, rows in models.items():
@@ -47,7 +43,7 @@ def read_models(
 
 
 def read_sides(path: Path, faults: Faults) -> Sides:
-    """Every id that a trial list names, apart by side."""
+    """Return the enrolment ids and the test ids of a trial list."""
     sides: Sides = ({}, {})
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -64,7 +60,7 @@ def read_sides(path: Path, faults: Faults) -> Sides:
 def check_trials(
     path: Path, *, utterances: Collection[str], models: Collection[str], faults: Faults
 ) -> None:
-    """Test ids must be utterances, enrolment ids utterances or models."""
+    """Check that test ids are utterances, and enrolment ids utterances or models."""
     enrol, test = read_sides(path, faults)
     named = {**test, **{k: min(n, test.get(k, n)) for k, n in enrol.items() if k not in models}}
     for name in sorted(named.keys() - set(utterances), key=lambda name: named[name]):
@@ -73,6 +69,6 @@ def check_trials(
 
 
 def utterances_of(path: Path, models: Mapping[str, Sequence[str]]) -> set[str]:
-    """Every utterance that a trial list takes, those of its models among them."""
+    """Return the utterances that a trial list needs, including those of its models."""
     enrol, test = read_sides(path, Faults())
     return {row for name in enrol for row in models.get(name, [name])} | test.keys()

@@ -1,7 +1,5 @@
-"""Classes that are not held-out speakers: labels of any table, and what validation takes of each.
+"""Classes: speakers at each speed, or the labels of another table, and what validation holds out.
 
-In: a manifest and its data directories. Out: a manifest whose `speakers` are the classes, and which
-speakers or utterances to leave out of training.
 Letters: N utterances, C classes, U units that are held out whole: speakers, or utterances.
 """
 
@@ -17,7 +15,7 @@ from speakerlab.data.tables import read_table
 
 
 def label(manifest: Manifest, dirs: Sequence[Path], *, table: str) -> Manifest:
-    """`manifest` with the values of `table`, for example `utt2lang`, instead of its speakers.
+    """Return `manifest` with the values of `table`, such as `utt2lang`, instead of its speakers.
 
     Raises ValueError where an utterance has no label, a label is not one word, or there is one
     class only; FileNotFoundError where a directory has no such table.
@@ -53,7 +51,7 @@ def label(manifest: Manifest, dirs: Sequence[Path], *, table: str) -> Manifest:
 def hold_out(
     class_N: np.ndarray, unit_N: np.ndarray, names: Sequence[str], *, num_units: int
 ) -> np.ndarray:
-    """held_U: which units to leave out of training, about `num_units`, by the classes' sizes.
+    """Return held_U: about `num_units` units to hold out, in proportion to the classes' sizes.
 
     names: of the units, whose stable hash decides, so that others change nothing. Every class keeps
     a unit to train on, and gives at least one where it has two. A unit with utterances of several
@@ -85,14 +83,14 @@ def hold_out(
 
 
 def class_names(speakers: Sequence[str], speeds: Sequence[float]) -> list[str]:
-    """`speakers.txt`: the speaker of each class, `id#0.9` for one made by a speed."""
+    """Return the name of each class: a speaker, or `id#0.9` for the speaker at another speed."""
     return [s if speed == 1.0 else f"{s}#{speed:g}" for speed in speeds for s in speakers]
 
 
 def labels_by_name(
     classes: Sequence[str], speakers: Sequence[str], speeds: Sequence[float]
 ) -> np.ndarray:
-    """label_KN: where `classes` (which may hold more) has each speaker at each speed."""
+    """Return label_KN: the index in `classes` of each speaker at each speed."""
     index = {name: label for label, name in enumerate(classes)}
     names = class_names(speakers, speeds)
     return np.array([index[name] for name in names]).reshape(len(speeds), len(speakers))

@@ -239,7 +239,7 @@ def train_loader(
 
 
 def batch_bytes(crops: TrainCrops, micro_batch: int) -> int:
-    """Shared memory of one batch in which every crop is of the longest kind seen in a few."""
+    """Return the bytes of a batch whose crops are all as large as the largest of a few."""
     frames = crops.crop_frames  # of stored features, which come instead of the waves
     wave = 4 * frames * crops.manifest.num_bins if frames else 2 * max(crops.read_samples)
     tried = [crops.draw((0, position, 0)).draws.values() for position in range(TRIED_CROPS)]

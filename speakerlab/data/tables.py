@@ -123,7 +123,7 @@ def write_rejected(
 
 
 def name_fault(name: str, path: Path | str) -> str | None:
-    """Why no table can list a file under this id, in one line, or None."""
+    """Return why a table cannot list a file under this id, or None."""
     text, where = str(path), one_line(path)
     if name.split() != [name] or SURROGATE.search(name):
         got = one_line(name)
@@ -164,7 +164,7 @@ def write_data_dir(
     columns: name of a table, `utt2<name>` or `spk2<name>` -> id -> condition, made one word; an
         empty one is left out.
     enroll: enrolment model -> its utterances.
-    nameless: what is not among them although it bears the name of audio -> why, in one line.
+    nameless: audio files left out because their names cannot be ids -> the reason.
     Raises ValueError where a table cannot hold an id or a path.
     """
     paths, faults = {key: _absolute(wav) for key, wav in wavs.items()}, Faults()
@@ -209,5 +209,5 @@ def _absolute(path: Path | str) -> str:
 
 
 def _made_up(path: Path) -> str:
-    """An id for a file that cannot have one of its own, always the same."""
+    """Return a stable id for a file whose name cannot be an id."""
     return NAMELESS + hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()

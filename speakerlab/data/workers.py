@@ -56,9 +56,9 @@ def fit_workers(
     on_gpus: bool = False,
     folder: Path = SHARED_MEMORY,
 ) -> int:
-    """How many of `wanted` workers a rank can have for what `folder` has left; 0: none at all.
+    """Return how many of `wanted` workers a rank can have, given the space free in `folder`.
 
-    Raises ValueError where it has too little for all of them and their number is fixed.
+    Raises ValueError if the number is fixed and they do not fit.
     """
     fixed = NCCL_BYTES * local_ranks if on_gpus and local_ranks > 1 else 0
     each = round(local_ranks * MICRO_BATCHES_AHEAD * bytes_per_batch * IN_FLIGHT)
@@ -163,7 +163,7 @@ class Watch:
 
 
 def watched(loader: DataLoader[Batch], watch: Watch, *, stall_seconds: float) -> Iterator[Batch]:
-    """The batches of `loader`, whose timeout is at most `stall_seconds`.
+    """Yield the batches of `loader`, whose timeout is at most `stall_seconds`.
 
     Raises ValueError with one line where a worker has died, and what a worker raised.
     """

@@ -3,9 +3,8 @@
 To add one, write a file with one class (see `base.Augmentation`), add its line below and its keys
 to `AugmentConfig`; `tests/frontend/test_contract_of_augmentations.py` then tests it.
 
-The order is that of nature: somebody speaks (speed), in a room, beside noise, into a telephone,
-whose codec comes last; masks are put over the features of what arrives. Speed must stay the first
-wave augmentation, because it takes as many samples as were read for it and gives those of a crop.
+The order follows the path of speech: speed (the speaker), room, noise, telephone, its codec, and
+masks over the features. Speed must stay first: it reduces the samples read for it to a crop.
 Babble is a kind of noise: a crop gets one noise or one babble, so one class draws both.
 """
 

@@ -1,4 +1,4 @@
-"""What an augmentation is, and the module that applies all of them to a batch, in their order.
+"""Base class of augmentations, and the module that applies all of them to a batch in order.
 
 In: a `Batch`: int16 rows and everything drawn for them. Out: wave_BS, float32, S samples each.
 Letters: B rows of the batch, R rows that an augmentation changes, W samples of the longest row as
@@ -29,7 +29,7 @@ class Augmentation(nn.Module):
     of the device are buffers that enter no state dict.
     """
 
-    on_features = False  # whether `apply` takes feats_RTF instead of wave_RS
+    on_features = False  # True: `apply` takes feats_RTF instead of wave_RS
     num_silent: Tensor  # int64, crops that were to be changed since it was last read, but silent
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class Augmentation(nn.Module):
         self.register_buffer("num_silent", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
-        """Draw what is done to one crop, from its own generator; None leaves the crop as it is."""
+        """Draw the parameters of one crop from its own generator; None: no change."""
         raise NotImplementedError
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the rows that were drawn, float32, changed, in their shape; may write into them.
+        """Return the drawn rows after the change, float32, same shape; may write into them.
 
         It runs without a gradient and must not wait for the device (`.item()`, masks as indices).
         """
@@ -53,7 +53,7 @@ class Augmentation(nn.Module):
 
 
 class Augment(nn.Module):
-    """All augmentations of a training, applied in the order of the mapping.
+    """All augmentations of a training run, applied in the order of the mapping.
 
     Keep this module out of what DDP wraps, which would broadcast its banks.
     """
@@ -71,7 +71,7 @@ class Augment(nn.Module):
 
     @property
     def draws(self) -> dict[str, Callable[[np.random.Generator], Draw | None]]:
-        """What draws for a crop, by name."""
+        """Return the `draw` function of each augmentation by name."""
         modules: dict[str, Any] = dict(self.augmentations.items())
         return {name: augmentation.draw for name, augmentation in modules.items()}
 
@@ -109,7 +109,7 @@ class Augment(nn.Module):
         return x_B if augmentation.on_features else x_B[:, : self.num_samples]
 
     def take_silent(self) -> Tensor:
-        """How many crops were too silent to be changed since the last call."""
+        """Return the number of crops since the last call that were too silent to be changed."""
         total = torch.zeros_like(self.none_silent)
         for augmentation in self.augmentations.children():
             count = augmentation.get_buffer("num_silent")

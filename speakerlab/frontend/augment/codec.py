@@ -13,7 +13,7 @@ from speakerlab.core.batch import Draw, Draws
 from speakerlab.frontend.augment.base import INT16_SCALE, Augmentation
 from speakerlab.frontend.resampling import resampler_between
 
-LAWS = ("mu-law", "A-law")  # what the draw `law` counts
+LAWS = ("mu-law", "A-law")  # the draw `law` is an index into these
 CODEC_RATE = 8000
 MU_LAW_BIAS = 132.0  # added to a 16-bit magnitude, and taken from it again
 LOWEST_OCTAVE = 128.0  # where mu-law's steps are smallest; A-law's stop shrinking an octave earlier
@@ -54,7 +54,7 @@ def through_g711(wave_RS: Tensor, law_R: Tensor) -> Tensor:
     """Each sample as a decoder of G.711 gives it back; `law_R`: 0 for mu-law, 1 for A-law.
 
     Both laws quantise a magnitude in 16 even steps an octave; mu-law first adds a bias, A-law does
-    not let the steps shrink in its lowest octave. That is all there is to 8 bits with a sign.
+    not let the steps shrink in its lowest octave.
     """
     law_R1 = law_R[:, None].float()
     bias_R1, lowest_R1 = MU_LAW_BIAS * (1 - law_R1), LOWEST_OCTAVE * (1 + law_R1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from speakerlab.core.batch import Draw, Draws
 from speakerlab.frontend.augment.base import INT16_SCALE, Augmentation
 
-SILENCE_POWER = 1e-6  # -60 dBFS: an SNR to or of less than this means nothing
+SILENCE_POWER = 1e-6  # -60 dBFS: below this, an SNR is meaningless
 Range = tuple[float, float]
 
 
@@ -109,8 +109,8 @@ class Noise(Augmentation):
     def _cut(self, noise_V: np.ndarray, start_V: np.ndarray) -> np.ndarray:
         """(S,) int16 of the bank on the host: a noise as it is, babble at full scale.
 
-        The level means nothing, since the noise is brought to an SNR: at full scale, rounding adds
-        an error of no more than -96 dB of the peak.
+        The level is free because the noise is scaled to an SNR later; at full scale, rounding
+        errors stay below -96 dB of the peak.
         """
         assert self.host_bank is not None
         stretches = [

@@ -1,4 +1,4 @@
-"""SpecAugment: bands of frequency and stretches of time are set to zero, the features' mean.
+"""SpecAugment: mask bands of frequency and stretches of time with zero, the features' mean.
 
 Letters: R rows that are changed, T frames, F mel bins, M masks (frequency first), D bins or frames.
 
@@ -27,7 +27,7 @@ class SpecAugment(Augmentation):
         num_time_masks: int = 0,
         max_time_width: int = 20,
     ) -> None:
-        """Widths are in mel bins and in frames; a mask may have no width at all."""
+        """Widths are drawn from 0 to the maximum, in mel bins and in frames."""
         super().__init__()
         if min(num_freq_masks, max_freq_width, num_time_masks, max_time_width) < 0:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Speed: a crop is played faster or slower, which changes its pitch and makes another speaker.
+"""Speed: a crop is played faster or slower; the changed pitch counts as another speaker.
 
 Letters: R rows that are changed, W samples of the longest row as read.
 """
@@ -34,6 +34,6 @@ class Speed(Augmentation):
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
         """(R, W) with samples beyond the crop at zero."""
         played = self.resamplers[draws.group](x_R[:, : self.num_read[draws.group]])
-        # Rounding gives a sample too many now and then, at half speed or less one too few.
+        # Rounding may give a sample too many or, at half speed or less, one too few.
         played = played[:, : self.num_samples]
         return nn.functional.pad(played, (0, x_R.shape[1] - played.shape[1]))
