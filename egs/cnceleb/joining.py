@@ -100,7 +100,7 @@ def _join(members: Sequence[tuple[Path, audio.AudioInfo]], folder: Path, result:
         if not _is_done(target, num_samples):
             wave_S = np.concatenate([audio.read(path, whole=True) for path in paths])
             with replacing(target) as unfinished:
-                unfinished.write_bytes(audio.to_flac(wave_S, members[0][1].sample_rate))
+                unfinished.write_bytes(audio.encode(wave_S, members[0][1].sample_rate, "FLAC"))
     except ValueError as error:
         _keep(result, paths, str(error))
         return

@@ -143,13 +143,8 @@ def write(path: str | Path, wave_S: np.ndarray, sample_rate: int) -> None:
     soundfile.write(str(path), wave_S, sample_rate, subtype="PCM_16")
 
 
-def to_flac(wave_S: np.ndarray, sample_rate: int) -> bytes:
-    """int16 samples as the content of a FLAC file."""
-    return encode(wave_S, sample_rate, "FLAC")
-
-
 def encode(wave_S: np.ndarray, sample_rate: int, kind: str) -> bytes:
-    """int16 samples as the content of a file: FLAC, or MP3, which is small and loses detail."""
+    """Encode int16 samples as the content of a file: FLAC, or MP3, small but lossy."""
     file = io.BytesIO()
     soundfile.write(file, wave_S, sample_rate, format=kind)  # 16-bit where that can be chosen
     return file.getvalue()

@@ -89,7 +89,7 @@ class ShardWriter:
         if layout.codec == "flac":
             for number, first in enumerate(range(0, len(units), layout.block_units)):
                 block = units[first : first + layout.block_units]
-                data = audio.to_flac(block, layout.sample_rate)
+                data = audio.encode(block, layout.sample_rate, "FLAC")
                 at = self._member(f"{name}.{number:03d}.flac", b"", data)
                 self.start += [at] if number == 0 else []
                 self.blocks.append((at, len(data), zlib.crc32(data)))
