@@ -1,13 +1,16 @@
-"""Checkpoints in the toolkits' own formats, and what the toolkits make of real recordings.
+"""Checkpoints in the toolkits' own formats, and the toolkits' embeddings of real recordings.
 
-A checkpoint holds the published names and shapes (those of tests/parity) and weights drawn by the
-rule of tests/models/figures.py, so that it can be written anywhere. WeSpeaker's have a projection
-and a config.yaml, as its trainer leaves them.
+    python tests/checkpoints/toolkits/toolkit_cases.py SHARED 3DSPEAKER_CHECKOUT WESPEAKER_CHECKOUT
+
+stores the embeddings in figures.npz. A checkpoint holds the published names and shapes (those of
+tests/parity) and weights drawn by the rule of tests/models/figures.py, so that it can be written
+anywhere. WeSpeaker's have a projection and a config.yaml, as its trainer leaves them.
 """
 
 import json
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,24 +98,31 @@ def real_files(shared: Path) -> list[Path]:
 def run_peer(
     toolkit: str, checkout: Path, checkpoints: dict[str, Path], files: list[Path], scratch: Path
 ) -> dict[str, np.ndarray]:
-    """What the toolkit's own code makes of the files, name of the case -> (files, D)."""
-    job = {
-        "toolkit": toolkit,
-        "checkout": str(checkout),
-        "files": [str(file) for file in files],
-        "models": [
-            {
-                "name": name,
-                "upstream": CASES[name].upstream,
-                "args": CASES[name].args,
-                "checkpoint": str(checkpoint),
-            }
-            for name, checkpoint in checkpoints.items()
-        ],
-        "out": str(scratch / f"{toolkit}.npz"),
-    }
+    """Return name of the case -> (files, D), the embeddings by the toolkit's own code."""
+    models = [
+        {"name": name, "upstream": case.upstream, "args": case.args, "checkpoint": str(checkpoint)}
+        for name, checkpoint, case in ((n, c, CASES[n]) for n, c in checkpoints.items())
+    ]
+    job = {"toolkit": toolkit, "checkout": str(checkout), "models": models}
+    job |= {"files": [str(file) for file in files], "out": str(scratch / f"{toolkit}.npz")}
     (scratch / f"{toolkit}.json").write_text(json.dumps(job), encoding="utf-8")
     # From its own folder: the toolkit's package may bear the name of ours.
     command = [sys.executable, str(HERE / "peer.py"), str(scratch / f"{toolkit}.json")]
     subprocess.run(command, cwd=scratch, check=True, timeout=250)
     return dict(np.load(scratch / f"{toolkit}.npz"))
+
+
+def main(shared: Path, *checkouts: Path) -> None:
+    files = real_files(shared)
+    figures: dict[str, np.ndarray] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        for toolkit, checkout in zip(("3dspeaker", "wespeaker"), checkouts, strict=True):
+            names = [name for name, case in CASES.items() if case.toolkit == toolkit]
+            checkpoints = {name: write_checkpoint(name, scratch) for name in names}
+            figures |= run_peer(toolkit, checkout, checkpoints, files, scratch)
+    np.savez_compressed(STORED, files=np.array([file.name for file in files]), **figures)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
