@@ -88,7 +88,7 @@ def _convert(path: Path, target: Path) -> Path | str:
     except (ValueError, OSError) as error:
         return str(error).replace(str(path), one_line(path))
     with replacing(target) as fresh:
-        fresh.write_bytes(audio.to_flac(audio.to_int16(wave_S), SAMPLE_RATE))
+        fresh.write_bytes(audio.encode(audio.to_int16(wave_S), SAMPLE_RATE, "FLAC"))
         os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))  # to detect a changed source
     return target
 
