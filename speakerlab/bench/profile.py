@@ -37,7 +37,7 @@ class Profile(NamedTuple):
 
     lines: list[str]  # tables and rates as text; none on ranks but the first
     regions: Sequence[Mapping[str, float]]  # of each rank: part of the step -> seconds a step
-    waits: Mapping[str, float]  # runtime calls that wait for the GPU, a step
+    waits: dict[str, float]  # runtime calls that wait for the GPU, a step
 
 
 def profile_training(
