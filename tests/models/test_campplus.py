@@ -1,4 +1,4 @@
-"""CAM++: the mask per segment against the mask per frame, and recomputation in the backward pass.
+"""CAM++: the mask per segment, and recomputation in the backward pass.
 
 Letters: B batch, T frames, C channels, S segments.
 """

@@ -1,4 +1,4 @@
-"""ECAPA-TDNN: its edges, its groups, and what its attention sees.
+"""ECAPA-TDNN: the shortest input.
 
 Letters: B batch, T frames, C channels.
 """

@@ -1,4 +1,4 @@
-"""ResNet: its depths, and what its pooling decides."""
+"""ResNet: 1x1 convolutions do not stride."""
 
 import torch
 from torch import nn

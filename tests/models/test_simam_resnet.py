@@ -1,4 +1,4 @@
-"""SimAM-ResNet: the attention by hand, its precision, the pooling, and the depths.
+"""SimAM-ResNet: the attention by hand, its precision, and the pooling.
 
 Letters: B batch, T frames, F mel bins, C channels.
 """
