@@ -15,7 +15,7 @@ the same input is tested by data.py and models.py.
 it ships, in fp32. `peak_mib` is the most memory that a side's first process held.
 
 Replaced in 3D-Speaker, besides what data.py replaces, each by something cheaper: `Tensor.cuda`
-gives the tensor itself where there is no GPU; DistributedDataParallel, which one process does not
+returns the tensor itself if there is no GPU; DistributedDataParallel, which one process does not
 need, is left out; its list is drawn from without end, so that its workers are not restarted every
 epoch.
 """
@@ -150,7 +150,7 @@ class Peer:
         return its_config.build_config(str(recipe), [f"--{k}={v}" for k, v in values.items()])
 
     def run(self, steps: int) -> float:
-        """Return the seconds of so many steps of its own loop."""
+        """Return the seconds that its training loop takes for so many steps."""
         log = logging.getLogger("3D-Speaker")
 
         def work() -> None:
@@ -172,7 +172,7 @@ SIDES = {"ours": Ours, "3dspeaker": Peer}
 
 
 class Batches:
-    """The next batches of an endless loader, as a loader of its own."""
+    """The next batches of an endless loader, as a separate loader."""
 
     def __init__(self, batches: Iterator[Any], count: int) -> None:
         self.batches, self.count = batches, count

@@ -2,7 +2,7 @@
 
     python benchmarks/scoring_large.py --json FILE
 
-The list of scoring.py, in a process of its own, whose peak memory is `score.peak_memory`.
+The list of scoring.py, in a separate process, whose peak memory is `score.peak_memory`.
 `score.metrics` is EER, minDCF and Cllr; `score.intervals` the bootstrap intervals of all metrics by
 speaker; `score.asnorm` `mean+cosine+asnorm` with a cohort of 3,000 speakers, learning included.
 

@@ -59,7 +59,7 @@ Turns = Sequence[Sequence[float]]  # a turn has our value and, where there is a 
 
 
 class Process:
-    """A side in a process of its own; `ask` calls one of its methods."""
+    """A side in a separate process; `ask` calls one of its methods."""
 
     def __init__(
         self, case: str, side: str, root: Path = ROOT, *, threads: int | None = None, **options: Any

@@ -78,7 +78,7 @@ OPTIONS = {
          " writes <DIR>-lm"),
     ],
     "Hardware": [
-        ("hardware", "auto|NAME", word, "auto", "one of conf/hardware/*.yaml, or measured"),
+        ("hardware", "auto|NAME", word, "auto", "one of conf/hardware/*.yaml, or detected"),
         ("gpus", '"0 1 2 3"', word, None, "GPUs of this host"),
         ("nproc", "N", whole(1, 1024), None, "ranks on this host (default: one per GPU, else 1)"),
         ("job", "I/N", job, None, "run only stage 2 or 5, as job I of N; the jobs may run on any"

@@ -78,7 +78,7 @@ def reason_not_to_train(speakers: dict[str, str]) -> str | None:
         return None
     return (
         f"{several} of {len(groups)} speakers have {MIN_UTTERANCES} recordings or more, training "
-        f"needs {MIN_SPEAKERS}: only the calibration is trained"
+        f"needs {MIN_SPEAKERS}: only the threshold is calibrated"
     )
 
 

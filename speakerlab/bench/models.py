@@ -24,7 +24,7 @@ from speakerlab.training.precision import Precision, resolve_precision
 from speakerlab.training.update import Updater
 
 WORKS = ("train", "infer")
-MICRO_BATCH = {"cpu": 8, "cuda": 64}  # where the configuration gives no number
+MICRO_BATCH = {"cpu": 8, "cuda": 64}  # if the configuration has no number
 NUM_CLASSES = 1000
 LR = 1e-4  # small: random features with random labels must not diverge
 TRIED_SECONDS = 0.3  # of each precision

@@ -148,7 +148,7 @@ def region_seconds(averages: Any, num_steps: int) -> dict[str, float]:
     whole, seconds = found.pop(STEP), dict.fromkeys((f"{STEP}/{part}" for part in PARTS), 0.0)
     for name, inner in sorted(found.items()):
         part = "/".join(name.split("/")[:2])
-        if part not in found:  # it is only the sum of its own parts
+        if part not in found:  # it is only the sum of its parts
             seconds[part] = seconds.get(part, 0.0) + inner
         seconds[name] = inner
     tops = [name for name in seconds if name.count("/") == 1]

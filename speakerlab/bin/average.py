@@ -13,9 +13,10 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """`speakerlab average EXP --last N --out DIR`"""
     options = parser("average", __doc__)
-    options.add_argument("exp", type=Path, metavar="EXP", help="a training, finished or not")
-    options.add_argument("--last", type=int, default=10, metavar="N", help="checkpoints (10)")
-    options.add_argument("--out", type=Path, required=True, metavar="DIR", help="a model folder")
+    options.add_argument("exp", type=Path, metavar="EXP", help="experiment, finished or not")
+    last = "number of checkpoints (10)"
+    options.add_argument("--last", type=int, default=10, metavar="N", help=last)
+    options.add_argument("--out", type=Path, required=True, metavar="DIR", help="new model folder")
     args = options.parse_args(words)
     from speakerlab.experiments.averaging import publish_average  # imports torch, which is slow
 

@@ -88,7 +88,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument(
         "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help=settings
     )
-    seconds = "of each measurement, about (2); 0: measure nothing"
+    seconds = "approximate time per measurement (2); 0: measure nothing"
     options.add_argument("--seconds", type=float, default=2.0, help=seconds)
     options.add_argument("--listen", type=Path, metavar="DIR", help="write ten crops as wav")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the rows")

@@ -19,7 +19,7 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--decode", action="store_true", help="read every file to its end")
     rejected = "share of a set that may be missing or broken (0; 0.01 with --decode)"
     options.add_argument("--allow-rejected", type=float, metavar="SHARE", help=rejected)
-    rate = "Hz, of every file (16000)"
+    rate = "sample rate of every file (16000)"
     options.add_argument("--sample-rate", type=int, default=16000, metavar="HZ", help=rate)
     options.add_argument("--num-workers", type=int, default=available_cpus(), metavar="N")
     args = options.parse_args(words)

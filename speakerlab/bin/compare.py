@@ -17,10 +17,11 @@ def main(words: Sequence[str]) -> None:
     """`speakerlab compare --trials FILE SCORES... [--far RATE | --frr RATE]`"""
     options = parser("compare", __doc__)
     options.add_argument("scores", type=Path, nargs="+", metavar="SCORES")
-    trials = "the trial list; its utt2spk must lie beside it"
+    trials = "trial list, in the same folder as its utt2spk"
     options.add_argument("--trials", type=Path, required=True, metavar="FILE", help=trials)
     rate = options.add_mutually_exclusive_group()
-    far, frr = ("print the threshold for this false-alarm rate", "... for this miss rate")
+    far = "print the threshold for this false-alarm rate"
+    frr = "print the threshold for this miss rate"
     rate.add_argument("--far", type=float, metavar="RATE", help=far)
     rate.add_argument("--frr", type=float, metavar="RATE", help=frr)
     args = options.parse_args(words)

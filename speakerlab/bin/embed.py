@@ -56,7 +56,7 @@ def parse(words: Sequence[str]) -> Namespace:
     out = "path of the files to write, without ending"
     options.add_argument("--out", type=Path, required=True, metavar="STEM", help=out)
     options.add_argument("--format", choices=sorted(WRITERS), default="npy", help="(default npy)")
-    runtime = "refuse a model that runs with the other one"
+    runtime = "fail if the model needs the other runtime"
     options.add_argument("--runtime", choices=("torch", "onnx"), help=runtime)
     share = "share of files that may be unreadable, e.g. 0.01 (default 0)"
     options.add_argument("--allow-rejected", type=float, default=0.0, metavar="SHARE", help=share)

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """Run `speakerlab enroll NAME FILE... --model MODEL [--speakers FILE]`."""
     options = parser("enroll", __doc__)
-    name = "of the speaker; replaces one of that name"
+    name = "name of the speaker; replaces an enrolled speaker of that name"
     options.add_argument("name", metavar="NAME", help=name)
     options.add_argument("files", type=Path, nargs="+", metavar="FILE", help="recordings")
     add_speakers(options)

@@ -18,7 +18,7 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--out", type=Path, required=True, metavar="DIR", help="model folder")
     config = "config.yaml of the toolkit (default: the one beside FILE)"
     options.add_argument("--model-config", type=Path, metavar="FILE", help=config)
-    frontend = "toolkit whose features the model takes (default: by the checkpoint)"
+    frontend = "toolkit whose features the model needs (default: detected)"
     options.add_argument("--frontend", choices=sorted(FRONTENDS), help=frontend)
     speakers = "train.csv or utt2spk of the training: names the rows of the head"
     options.add_argument("--speakers", type=Path, metavar="FILE", help=speakers)

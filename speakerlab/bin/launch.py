@@ -36,7 +36,7 @@ REMEDIES = {
     "runtime.precision=fp32",
     process.EXIT_DIVERGED: "the loss grows: lower training.lr",
     process.EXIT_MEMORY: "out of memory: use a smaller runtime.micro_batch (run.sh does)",
-    process.EXIT_LOST: "it lost another rank: see the line of that one, here or on its host",
+    process.EXIT_LOST: "it lost another rank: see that rank's message, here or on its host",
     -signal.SIGKILL: f"often the kernel's out-of-memory killer, see dmesg; {RESUME}",
     -signal.SIGABRT: f"a library aborted, see above; {RESUME}",
 }

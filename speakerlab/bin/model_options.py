@@ -19,7 +19,7 @@ def add_model_options(options: ArgumentParser) -> None:
 
 def add_precision(options: ArgumentParser) -> None:
     """Add `--precision`."""
-    text = "of the network (default fp32); auto: bf16 on a GPU with bf16 hardware"
+    text = "precision of the network (default fp32); auto: bf16 on a GPU with bf16 hardware"
     options.add_argument("--precision", choices=("fp32", "bf16", "auto"), default="fp32", help=text)
 
 

@@ -48,10 +48,12 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument("--features", choices=["wave", "fbank"], default="wave", help=what)
     options.add_argument("--config", type=Path, nargs="+", metavar="YAML", help="with fbank")
     options.add_argument("--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE")
-    options.add_argument("--job", type=job, default=(1, 1), metavar="I/N", help="of N at a time")
-    share = "of utterances that may be broken (0.01)"
+    options.add_argument("--job", type=job, default=(1, 1), metavar="I/N", help="pack part I of N")
+    share = "share of utterances that may be broken (0.01)"
     options.add_argument("--allow-rejected", type=float, default=0.01, metavar="SHARE", help=share)
-    options.add_argument("--sample-rate", type=int, default=16000, metavar="HZ", help="(16000)")
+    options.add_argument(
+        "--sample-rate", type=int, default=16000, metavar="HZ", help="of all files (16000)"
+    )
     options.add_argument("--num-workers", type=int, default=available_cpus(), metavar="N")
     return options.parse_args(words)
 

@@ -49,7 +49,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument("--gpu-mem", type=float, metavar="GB", help=memory)
     options.add_argument("--gpus", type=int, default=1, metavar="N", help="number of cards (1)")
     formats = ("auto", "fp32", "bf16", "fp16")
-    both = "auto: both formats that it may choose"
+    both = "auto: both formats that auto may choose"
     options.add_argument("--precision", choices=formats, default="auto", help=both)
     rows = "speakers of the training set (10000); each speed adds as many classes"
     options.add_argument("--speakers", type=int, default=10000, metavar="N", help=rows)

@@ -57,7 +57,7 @@ def leave(error: RuntimeError, rank: int) -> NoReturn:
         log.log(logging.DEBUG if rank else logging.INFO, "%s; the same command resumes", error)
         process.leave(process.stopped(error.number))
     if is_lost_peer(error):
-        log.error("rank %d: lost another rank, whose output says why", rank)
+        log.error("rank %d: lost another rank; see the output of that rank", rank)
         process.leave(process.EXIT_LOST)
     raise error
 
@@ -66,7 +66,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options = parser("train", __doc__)
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
     options.add_argument("--config", type=Path, nargs="+", required=True, metavar="YAML")
-    options.add_argument("--init", type=Path, metavar="MODEL", help="a published model")
+    options.add_argument("--init", type=Path, metavar="MODEL", help="start from this model")
     settings = "e.g. training.lr=0.1, applied after all files"
     options.add_argument(
         "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help=settings

@@ -102,8 +102,8 @@ def build_augment(
 ) -> Augment:
     """All augmentations; those with a probability of 0 are left out.
 
-    The arguments of a constructor are keys of the section `augment`, or of its own section there
-    (`spec`), or given here.
+    The arguments of a constructor are keys of the section `augment` or of a subsection of it
+    (`spec`), or are added here.
     """
     known = {
         **config.augment.model_dump(),

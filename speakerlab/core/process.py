@@ -69,14 +69,14 @@ def _cpu_quota(folder: Path) -> float:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in this process, which fills it again at each step.
+    """Keep freed memory in this process, because each step reuses it.
 
-    glibc gives large blocks back at once. The kernel then clears every page at each step: up
-    to a third of a training step's time on a CPU. Where there is no glibc nothing is changed.
+    glibc returns large blocks to the kernel at once, which then clears every page at each step:
+    up to a third of a training step's time on a CPU. Without glibc, nothing changes.
     """
     glibc = ctypes.CDLL(None)
     if hasattr(glibc, "mallopt"):
-        glibc.mallopt(M_MMAP_MAX, 0)  # no block of its own for a large request
+        glibc.mallopt(M_MMAP_MAX, 0)  # no separate block for a large request
         glibc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 

@@ -1,7 +1,7 @@
 """Embedding recordings of any length with a model that takes a range of lengths.
 
 Training, extraction, the Python API and the ONNX runtime share these functions, so an hour of audio
-gives the same embedding in all of them. Waves are numpy arrays or tensors, samples last.
+has the same embedding in all of them. Waves are numpy arrays or tensors, samples last.
 """
 
 import math
@@ -37,7 +37,7 @@ def cut_windows(wave: Array, *, min_samples: int, max_samples: int) -> list[Arra
     """
     num_samples: int = wave.shape[-1]  # pyright: ignore[reportAttributeAccessIssue]
     if num_samples == 0:
-        raise ValueError("recording: got 0 samples; remove it")
+        raise ValueError("recording: is empty; remove it")
     if num_samples < min_samples:
         rows = np.arange(min_samples) % num_samples
         return [wave[..., rows]]  # pyright: ignore[reportIndexIssue]

@@ -88,9 +88,9 @@ def read(
             file.seek(start)
             wave_S = joined(_first_channel(file, wanted, str(path)), wanted, np.int16)
         except soundfile.LibsndfileError as error:
-            raise ValueError(f"{path}: cannot be decoded, got '{error}'; copy it again") from error
+            raise ValueError(f"{path}: cannot be decoded: '{error}'; copy it again") from error
     if len(wave_S) < wanted:
-        line = f"{path}: ends early, got {len(wave_S)} of {wanted} samples"
+        line = f"{path}: ends early, after {len(wave_S)} of {wanted} samples"
         raise ValueError(f"{line}; copy it again")
     return wave_S
 
@@ -103,13 +103,13 @@ def decode_fault(path: str | Path, num_samples: int) -> str | None:
     except (ValueError, FileNotFoundError) as error:
         return str(error)
     if found != num_samples:
-        return f"{path}: ends early, got {found} of {num_samples} samples; copy it again"
+        return f"{path}: ends early, after {found} of {num_samples} samples; copy it again"
     return None
 
 
 @contextmanager
 def stream(source: Source) -> Iterator[Stream]:
-    """Decode a recording in blocks of bounded size, the same samples that `read` gives.
+    """Decode a recording in blocks of bounded size, with the same samples as `read`.
 
     Raises ValueError, while it decodes too, and FileNotFoundError, with one line.
     """
@@ -159,7 +159,7 @@ def from_flac(data: bytes | memoryview) -> np.ndarray:
 
 
 def to_int16(wave: np.ndarray) -> np.ndarray:
-    """Amplitudes of any shape as 16-bit samples; what lies outside [-1, 1] is clipped."""
+    """Amplitudes of any shape as 16-bit samples; values outside [-1, 1] are clipped."""
     return np.clip(np.rint(wave * FULL_SCALE), -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
 
 
@@ -178,7 +178,7 @@ def joined(blocks: Iterator[np.ndarray], expected: float, dtype: DTypeLike) -> n
 def _open(path: str | Path) -> soundfile.SoundFile:
     require_file(path)
     if not Path(path).stat().st_size:
-        raise ValueError(f"{path}: is empty, got 0 bytes; copy it again")
+        raise ValueError(f"{path}: is empty; copy it again")
     try:
         file = soundfile.SoundFile(os.fsencode(path))  # pyright: ignore[reportArgumentType]
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: x.raw has no header
@@ -196,7 +196,7 @@ def _refuse_rate(sample_rate: int, where: str) -> None:
 
 def _unreadable(where: str, error: object) -> str:
     reason = str(error).split(": ", 1)[-1]
-    return f"{where}: is not readable audio, got '{reason}'; convert it to 16-bit wav or flac"
+    return f"{where}: is not readable audio: '{reason}'; convert it to 16-bit wav or flac"
 
 
 def _decoded(file: soundfile.SoundFile, where: str) -> Iterator[np.ndarray]:
@@ -209,25 +209,25 @@ def _decoded(file: soundfile.SoundFile, where: str) -> Iterator[np.ndarray]:
             yield np.ascontiguousarray(wave_SC[:, 0])
     except soundfile.LibsndfileError as error:
         raise ValueError(
-            f"{where}: cannot be decoded after {found} samples, got '{error}'; copy it again"
+            f"{where}: cannot be decoded after {found} samples: '{error}'; copy it again"
         ) from error
 
 
 def _refuse_shortened(file: soundfile.SoundFile, where: str) -> None:
     short = SHORTENED.search(file.extra_info)
     if short and int(short[2]) < int(short[1]) < UNKNOWN_LENGTH:
-        line = f"{where}: is cut short, got {short[2]} of {short[1]} bytes"
+        line = f"{where}: is cut short, after {short[2]} of {short[1]} bytes"
         raise ValueError(f"{line}; copy it again")
 
 
 def _whole(file: soundfile.SoundFile, where: str, wanted: int) -> Iterator[np.ndarray]:
-    """What `_decoded` gives, and ValueError at the end if there was less than announced."""
+    """Yield what `_decoded` does; raise ValueError at the end if there are too few samples."""
     found = 0
     for wave_S in _decoded(file, where):
         found += len(wave_S)
         yield wave_S
     if found < wanted:
-        raise ValueError(f"{where}: ends early, got {found} of {wanted} samples; copy it again")
+        raise ValueError(f"{where}: ends early, after {found} of {wanted} samples; copy it again")
 
 
 def _openable(source: Source, where: str) -> str | BinaryIO:
@@ -239,11 +239,11 @@ def _openable(source: Source, where: str) -> str | BinaryIO:
             text = f"{where}: no such file; give the path of a recording"
             raise FileNotFoundError(text) from None
         if not Path(source).stat().st_size:
-            raise ValueError(f"{where}: is empty, got 0 bytes; give a recording")
+            raise ValueError(f"{where}: is empty; give a recording")
         return str(source)
     if isinstance(source, bytes):
         if not source:
-            raise ValueError(f"{where}: is empty, got 0 bytes; give a recording")
+            raise ValueError(f"{where}: is empty; give a recording")
         return io.BytesIO(source)
     return source if source.seekable() else io.BytesIO(source.read())
 

@@ -97,7 +97,7 @@ def find_recordings(folder: Path, *, sample_rate: int) -> Recordings | None:
                 f"{wavs[name]}: must have {sample_rate} Hz, got {info.sample_rate}; convert it"
             )
         if not info.num_samples:
-            raise ValueError(f"{wavs[name]}: is empty, got 0 samples; remove it from wav.scp")
+            raise ValueError(f"{wavs[name]}: is empty; remove it from wav.scp")
         if name in seconds and abs(info.seconds - float(seconds[name])) > 1e-3:
             raise ValueError(
                 f"{wavs[name]}: has changed since it was checked, got {info.seconds:.3f} s for "
@@ -133,7 +133,9 @@ def map_bank(recordings: Recordings) -> Bank:
         return open_bank(folder / name, *facts)
     except OSError as error:
         size = 2 * sum(recordings.lengths) / 2**30
-        text = "%s: takes no file of %.1f GB (%s); every rank keeps a copy of the noise in memory"
+        text = (
+            "%s: cannot hold a file of %.1f GB (%s); every rank keeps a copy of the noise in memory"
+        )
         log.warning(text, folder, size, error.strerror)
         return read_bank(recordings)
 

@@ -100,10 +100,10 @@ def _check_tables(data_dir: DataDir, faults: Faults) -> None:
     for recording, path in data_dir.wavs.items():
         if path.endswith("|"):
             text = f"run `{path.rstrip('| ')} > {recording}.wav` once and put the file's path there"
-            faults.add("pipes", f"{wavs} {recording} is a command, got '{path}'; {text}")
+            faults.add("pipes", f"{wavs} {recording} is a command: '{path}'; {text}")
     for utterance, (recording, start, end) in data_dir.segments.items():
         if recording not in data_dir.wavs:
-            text = f"names a recording not in wav.scp, got {recording}; correct one of them"
+            text = f"names recording {recording}, not in wav.scp; correct one of them"
             faults.add("unknown recordings", f"{segments} {utterance} {text}")
         if not 0 <= start < end:
             text = f"must have 0 <= start < end, got {start} {end}; correct it"
@@ -120,11 +120,11 @@ def _check_speakers(data_dir: DataDir, speakers: dict[str, str], faults: Faults)
     where = f"{data_dir.folder}/utt2spk:"
     for utterance in data_dir.utterances:
         if utterance not in speakers:
-            text = f"{where} an utterance has no speaker, got {utterance}; add its line"
+            text = f"{where} {utterance} has no speaker; add its line"
             faults.add("utterances without speaker", text)
     for utterance in sorted(speakers.keys() - utterances):
-        text = f"got {utterance}; add it to wav.scp or drop the line"
-        faults.add("utterances without audio", f"{where} names an utterance without audio, {text}")
+        text = f"{where} {utterance} has no audio; add it to wav.scp or drop the line"
+        faults.add("utterances without audio", text)
     if len(set(speakers.values())) == 1:
         text = f"got only {next(iter(speakers.values()))}; add others"
         faults.add("one-speaker sets", f"{where} needs at least 2 speakers, {text}")
@@ -138,11 +138,11 @@ def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
         where, owner = f"{a.folder} and {b.folder}:", a.speakers or {}
         shared = set(owner.values()) & set((b.speakers or {}).values())
         for speaker in sorted(shared):
-            text = f"a speaker is in training and test, got {speaker}; take it out of one of them"
+            text = f"speaker {speaker} is in training and test; remove it from one of them"
             faults.add("speakers in training and test", f"{where} {text}")
         both = set(a.utterances) & set(b.utterances)
         for utterance in sorted(u for u in both if owner.get(u) not in shared):
-            text = f"an utterance is in training and test, got {utterance}; rename or drop one"
+            text = f"utterance {utterance} is in training and test; rename or drop one"
             faults.add("utterances in both", f"{where} {text}")
 
 
@@ -172,7 +172,7 @@ def _check_audio(
     if not stereo:
         return []
     return [
-        f"{data_dir.folder}: {len(stereo)} recordings have several channels, got {stereo[0]}"
+        f"{data_dir.folder}: {len(stereo)} recordings have several channels: {stereo[0]}"
         f"{' and others' if len(stereo) > 1 else ''}; the first channel is read"
     ]
 
@@ -186,10 +186,10 @@ def _note_duration(
         data_dir.seconds[utterance] = min(end, info.seconds) - start
         if end > info.seconds + DURATION_SLACK_SECONDS or start >= info.seconds:
             line = f"{data_dir.folder}/segments: {utterance} ends after its recording"
-            faults.add("bad segments", f"{line}, got {end} of {info.seconds:.2f} s; correct it")
+            faults.add("bad segments", f"{line}, at {end} of {info.seconds:.2f} s; correct it")
         elif 0 < end - start < MIN_SEGMENT_SECONDS:
             line = f"{data_dir.folder}/segments: {utterance} is shorter than a frame"
-            faults.add("bad segments", f"{line}, got {end - start:g} s; drop it")
+            faults.add("bad segments", f"{line}: {end - start:g} s; drop it")
 
 
 def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) -> None:
@@ -201,7 +201,7 @@ def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) ->
     for trials in data_dir.trials if data_dir.rejected else []:
         named = check_tables.utterances_of(trials, data_dir.models)
         for utterance in sorted(named & data_dir.rejected.keys()):
-            line = f"{trials}: names an utterance whose audio is broken, got {utterance}"
+            line = f"{trials}: {utterance} has broken audio"
             faults.add("trials without audio", f"{line}; {data_dir.rejected[utterance]}")
 
 
@@ -212,7 +212,7 @@ def _look(path: str) -> audio.AudioInfo | str:
     except (ValueError, FileNotFoundError) as error:
         return str(error)
     if info.num_samples == 0:
-        return f"{path}: is empty, got 0 samples; record it again or drop it"
+        return f"{path}: is empty; record it again or drop it"
     return info
 
 

@@ -18,7 +18,7 @@ def check_conditions(
         known, kind = (utterances, "utterance") if name[0] == "u" else (speakers, "speaker")
         for key, value in tables.read_table(path, faults).items():
             if key not in known:
-                line = f"{path}: names an unknown {kind}, got {key}; drop the line"
+                line = f"{path}: unknown {kind} {key}; drop the line"
                 faults.add("conditions of nobody", line)
             if len(value.split()) > 1:
                 line = f"{path}: a condition must be one word, got '{value}' of {key}"
@@ -34,10 +34,10 @@ def read_models(
     for model, rows in models.items():
         for utterance in rows:
             if utterance not in utterances:
-                line = f"{path}: model {model} names an unknown utterance, got {utterance}"
+                line = f"{path}: model {model} has the unknown utterance {utterance}"
                 faults.add("unknown utterances", f"{line}; add it to wav.scp or drop it")
         if len(set(rows)) < len(rows):
-            line = f"{path}: model {model} names an utterance twice, got {' '.join(rows)}"
+            line = f"{path}: model {model} repeats an utterance: {' '.join(rows)}"
             faults.add("utterances twice in a model", f"{line}; keep one of each")
     return models
 
@@ -64,7 +64,7 @@ def check_trials(
     enrol, test = read_sides(path, faults)
     named = {**test, **{k: min(n, test.get(k, n)) for k, n in enrol.items() if k not in models}}
     for name in sorted(named.keys() - set(utterances), key=lambda name: named[name]):
-        line = f"{path}:{named[name]}: names an unknown utterance, got {name}"
+        line = f"{path}:{named[name]}: unknown utterance {name}"
         faults.add("unknown utterances", f"{line}; add it to wav.scp or drop the trial")
 
 

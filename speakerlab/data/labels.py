@@ -34,8 +34,8 @@ def label(manifest: Manifest, dirs: Sequence[Path], *, table: str) -> Manifest:
         label_N = [labels[utterance] for utterance in manifest.ids]
     except KeyError as error:
         raise ValueError(
-            f"{' + '.join(str(folder / table) for folder in dirs)}: an utterance has no label, got "
-            f"{error.args[0]}; add its line"
+            f"{' + '.join(str(folder / table) for folder in dirs)}: {error.args[0]} has no "
+            "label; add its line"
         ) from None
     classes = tuple(sorted(set(label_N)))
     if len(classes) < 2:
@@ -53,9 +53,9 @@ def hold_out(
 ) -> np.ndarray:
     """Return held_U: about `num_units` units to hold out, in proportion to the classes' sizes.
 
-    names: of the units, whose stable hash decides, so that others change nothing. Every class keeps
-    a unit to train on, and gives at least one where it has two. A unit with utterances of several
-    classes (a speaker of two languages) is held out of all of them.
+    names: names of the units; a stable hash of them selects, so that adding units does not change
+    the choice. Every class keeps a unit to train on and, if it has two, has one held out. A unit
+    with utterances of several classes (a speaker of two languages) is held out of all of them.
     """
     pairs = np.unique(np.stack([class_N, unit_N]), axis=1)
     num_classes = int(class_N.max()) + 1

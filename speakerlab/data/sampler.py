@@ -101,7 +101,7 @@ def by_speaker(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rows sorted by speaker, the share of an epoch that each of them gets, not normalised).
 
-    Utterances of a speaker are neighbours, so that systematic sampling also gives the speaker its
+    Utterances of a speaker are neighbours, so that systematic sampling also draws each speaker's
     share, rounded down or up. int32 and float64.
     """
     sampled_N = np.argsort(speaker_N, kind="stable").astype(np.int32)

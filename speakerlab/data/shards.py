@@ -224,7 +224,7 @@ class Packed:
         data = memoryview(os.pread(open_shard(path).handle, wanted, begin))
         if len(data) < wanted:
             raise ValueError(
-                f"{path}: ends early, got {len(data)} of {wanted} bytes at byte {begin}; remove "
+                f"{path}: ends early, after {len(data)} of {wanted} bytes at byte {begin}; remove "
                 f"{self.folder} {AGAIN}"
             )
         parts = []

@@ -47,11 +47,9 @@ def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
             if not key:
                 continue
             if not value:
-                own.add(
-                    "bad lines", f"{path}:{number}: has no value, got '{key}'; write 'id value'"
-                )
+                own.add("bad lines", f"{path}:{number}: '{key}' has no value; write 'id value'")
             elif key in table:
-                own.add("duplicate ids", f"{path}:{number}: duplicate id, got {key}; keep one line")
+                own.add("duplicate ids", f"{path}:{number}: duplicate id {key}; keep one line")
             else:
                 table[key] = value.strip()
     if faults is None:
@@ -129,11 +127,11 @@ def name_fault(name: str, path: Path | str) -> str | None:
         got = one_line(name)
         return f"{where}: its id must be one word of UTF-8, got '{got}'; rename the file"
     if SURROGATE.search(text):
-        return f"{where}: its name must be UTF-8, got other bytes; rename the file"
+        return f"{where}: its name is not UTF-8; rename the file"
     if "\n" in text or "\r" in text:
-        return f"{where}: its name must be one line, got several; rename the file"
+        return f"{where}: its name has several lines; rename the file"
     if text.endswith("|") or text != text.strip():
-        return f"{where}: its name must not end in a blank or '|', got one; rename the file"
+        return f"{where}: its name ends in a blank or '|'; rename the file"
     return None
 
 

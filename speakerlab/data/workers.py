@@ -37,8 +37,8 @@ TIMED_OUT = "DataLoader timed out"  # how torch's message for that begins
 ENDING_SECONDS = 2.0  # for a worker whose connection broke to end
 REMEDIES = {
     signal.SIGKILL: "often the kernel's out-of-memory killer, see dmesg: lower runtime.num_workers",
-    signal.SIGBUS: "enlarge /dev/shm (docker run --shm-size) or lower runtime.num_workers, and see "
-    "that no audio file is being cut or replaced",
+    signal.SIGBUS: "enlarge /dev/shm (docker run --shm-size) or lower runtime.num_workers, and "
+    "check that no audio file is being truncated or replaced",
 }
 
 
@@ -137,7 +137,7 @@ class Watch:
             parts.append(f"{len(busy) - MAX_NAMED} more are busy")
         if not busy:
             parts.append(
-                "every worker has sent its batches: the next is stuck between it and this process, "
+                "all workers have sent their batches, but the next one has not arrived, "
                 f"{free_shared_memory() >> 20} MiB of {SHARED_MEMORY} are free"
             )
         elif len(busy) < count:
@@ -155,7 +155,7 @@ class Watch:
             how = f"exit code {code}" if ended is None else ended.name
             remedy = "report this" if ended is None else REMEDIES.get(ended, "report this")
             who = f"data worker {number} (process {worker.pid})"
-            return f"{who}: ended while {self._doing(hop, row)}, got {how}; {remedy}"
+            return f"{who}: ended with {how} while {self._doing(hop, row)}; {remedy}"
         return None
 
     def _doing(self, hop: Hop, row: int) -> str:

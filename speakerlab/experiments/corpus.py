@@ -123,7 +123,7 @@ def read_banks(config: Config) -> tuple[Bank, Bank, bool]:
         return room_bank, read_bank(noise), True
     log.info(
         "%s: noise and rooms take %.1f GB, more than runtime.bank_gb %g: "
-        "workers cut the noise instead of the device",
+        "the data workers cut the noise crops on the CPU",
         *(noise.folder, size / 2**30, config.runtime.bank_gb),
     )
     return room_bank, map_bank(noise), False

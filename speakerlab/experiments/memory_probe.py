@@ -1,7 +1,7 @@
-"""Measure which micro-batches fit, in a process of its own that may run out of memory.
+"""Measure which micro-batches fit, in a separate process that may run out of memory.
 
-That process is `speakerlab.bin.probe`. It prints each size that ran as a line, so that the result
-is known however it ends.
+That process is `speakerlab.bin.probe`. It prints a line for each size that ran, so that the result
+is known even if it is killed.
 """
 
 import json

@@ -64,7 +64,7 @@ def write_report(exp_dir: Path, lists: Sequence[ListScores], rows: Sequence[Row]
         courses = read_courses(exp_dir / "metrics.jsonl")
         pictures += draw_training(exp_dir / "scores", courses)
     except ImportError as error:
-        notes.append(f"There are no pictures: {error}.")
+        notes.append(f"The plots could not be drawn: {error}.")
     path = exp_dir / "report.html"
     write_page(
         path,

@@ -1,9 +1,9 @@
 """The extraction of a data directory, divided into chunks that any number of jobs compute.
 
 Which utterances form a chunk, and which of them share a forward pass, depends only on the data and
-the model, so any number of processes and hosts gives the same bits. Each finished chunk is a table
-of its own in `.<name>.parts/`, written atomically and reused after a restart if model and data are
-still the same. The job that finds all chunks finished joins them.
+the model, so the result is bit-identical for any number of processes and hosts. Each finished chunk
+is a separate table in `.<name>.parts/`, written atomically and reused after a restart if model and
+data are still the same. The job that finds all chunks finished joins them.
 """
 
 import logging

@@ -43,7 +43,7 @@ def share_threads(nproc: int) -> int:
 def precision_here(asked: str) -> Precision:
     """Resolve fp32, bf16 or auto on this host; the least capable of several GPUs decides.
 
-    The GPUs are queried in a process of its own, as one that has used a GPU cannot be forked.
+    The GPUs are queried in a separate process, because a process that has used one cannot fork.
     """
     if asked == "fp32":
         return resolve_precision(asked, "cpu")  # the same on any device

@@ -155,7 +155,7 @@ def _check_whole(blocks: Sequence[tuple[int, Tensor]], num_classes: int) -> None
     edges = [0, *(edge for span in spans for edge in span), num_classes]
     if edges[::2] != edges[1::2]:
         raise ValueError(
-            f"rows of the head: not 0 to {num_classes}, each once, but "
+            f"rows of the head: must be 0 to {num_classes}, each once, not "
             f"{', '.join(f'{start} to {stop}' for start, stop in spans) or 'none'}; "
             "use a checkpoint of which every rank wrote its part"
         )

@@ -20,7 +20,7 @@ class SphereFace2(Head):
     ICLR 2022, arXiv 2108.01513; for speakers: Han et al., Exploring Binary Classification Loss for
     Speaker Verification, ICASSP 2023, arXiv 2307.08205.
 
-    Each class is a yes-or-no question. With g(z) = 2 ((z + 1) / 2)^exponent - 1, the target gives
+    Each class is a yes-or-no question. With g(z) = 2 ((z + 1) / 2)^exponent - 1, the target adds
     positive_weight * softplus(-(scale * p + bias)), and every other class
     (1 - positive_weight) * softplus(scale * n + bias), where
     type A (additive angle): p = g(cos(theta + margin)), n = g(cos(theta - margin));

@@ -290,8 +290,8 @@ def refuse_scale(channels: int, scale: int) -> None:
     """Raise ValueError unless the channels split evenly into at least two groups."""
     if scale < 2 or channels % scale:
         raise ValueError(
-            f"ECAPA-TDNN: {channels} channels do not split evenly into scale {scale} groups, two "
-            "or more; give a multiple"
+            f"ECAPA-TDNN: {channels} channels cannot be split into {scale} equal groups (scale); "
+            "give a multiple of at least two groups"
         )
 
 

@@ -88,7 +88,7 @@ def row_lengths(
             "embeddings without direction",
             f"{where}: {ids[row]} has length {norm_N[row]:g}; check its audio and the model",
         )
-    faults.raise_if_any(f"{where}: refused, a score needs a direction")
+    faults.raise_if_any(f"{where}: refused, embeddings of length 0 or NaN cannot be scored")
     return norm_N
 
 
@@ -115,8 +115,8 @@ def cohort_statistics(
     for row in np.flatnonzero(~(deviation_R > 1e-6 * np.abs(mean_R))).tolist():
         faults.add(
             "rows without deviation",
-            f"{where}: {ids[row]} scores {mean_R[row]:g} against the whole cohort; use distinct "
-            "development speakers",
+            f"{where}: {ids[row]} has the score {mean_R[row]:g} with all of the cohort; use "
+            "distinct development speakers",
         )
     faults.raise_if_any(f"{where}: refused, scores cannot be normalised")
     return mean_R, deviation_R

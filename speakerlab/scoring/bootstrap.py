@@ -115,7 +115,7 @@ class SpeakerPairs:
         if wrong_N.any():
             first = int(wrong_N.argmax())
             raise ValueError(
-                f"trials: {np.count_nonzero(wrong_N)} target trials join two speakers, such as "
+                f"trials: {np.count_nonzero(wrong_N)} target trials are of two speakers, such as "
                 f"{enrol_N[first]} and {test_N[first]} at trial {first}; correct the list"
             )
         both_2N = np.stack([enrol_N, test_N])
@@ -148,8 +148,8 @@ class SpeakerPairs:
 class RankedTrials:
     """Targets and non-targets in ascending order of score, and where operating points cut them.
 
-    Only the non-targets from number `skipped` on are kept. Thresholds below accept so many that
-    neither the EER nor a minimum cost lies there, which `rates` verifies.
+    Only the non-targets from number `skipped` on are kept. Lower thresholds accept so many that
+    neither the EER nor a minimum cost is there, which `rates` verifies.
     """
 
     target_pairs: NDArray[np.int32]

@@ -23,7 +23,7 @@ def accuracy(count_CC: np.ndarray) -> float:
 
 
 def balanced_accuracy(count_CC: np.ndarray) -> float:
-    """Mean over the classes that occur of the share found; guessing gives 1 / classes."""
+    """Return the mean recall over the classes that occur; guessing scores 1 / classes."""
     size_C = count_CC.sum(axis=1)
     occurs_C = size_C > 0
     return float((np.diag(count_CC)[occurs_C] / size_C[occurs_C]).mean())

@@ -66,7 +66,9 @@ def read_note(folder: Path) -> Note:
     try:
         return Note(**json.loads((folder / NOTE).read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise ValueError(f"{folder / NOTE}: no such file; cut off, or of another version") from None
+        raise ValueError(
+            f"{folder / NOTE}: no such file; incomplete or of another version"
+        ) from None
     except (OSError, TypeError, json.JSONDecodeError):
         raise ValueError(f"{folder / NOTE}: damaged") from None
 
@@ -93,7 +95,7 @@ def read_latest(folder: Path) -> Found | None:
         try:
             return read_checked(one)
         except ValueError as error:
-            log.warning("%s; trying the one before", error)
+            log.warning("%s; trying the previous one", error)
     if found:
         raise ValueError(
             f"{folder}: none of {len(found)} checkpoints is intact; restore the folder, or move it "

@@ -50,7 +50,7 @@ def describe(found: Mapping[str, Any]) -> str:
     if where is None:
         what, where = "gradient", found["gradient"]
     names = found["utterances"]
-    line = f"rank {found['rank']}: the first non-finite {what} is that of {where}"
+    line = f"rank {found['rank']}: the first non-finite {what} is in {where}"
     line += f", utterances {', '.join(names[:3])}" + (" and others" if len(names) > 3 else "")
     return line + ("; in fp32 it is finite" if found.get("is_finite_in_fp32") else "")
 

@@ -110,7 +110,7 @@ def _remarks(asked: str, cards: Sequence[Card], conv_tf32: bool) -> list[str]:
         lines.append(f"{key} is only emulated by {card.text}, slower than fp32; use auto, or fp16")
     if asked == "fp16" and card.capability < TENSOR_CORES:
         lines.append(
-            f"{key} saves memory but hardly time, {card.text} has no tensor cores; use auto"
+            f"{key} saves memory but little time: {card.text} has no tensor cores; use auto"
         )
     if asked == "fp32" and card.has_bf16:
         lines.append(

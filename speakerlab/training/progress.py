@@ -163,7 +163,7 @@ class LearningWatch:
 
     def _problem(self, loss: float, accuracy: float) -> str:
         if loss > self.guessing_loss and accuracy < GUESSING_ACCURACY:
-            return f"does not learn: loss {loss:.3g}, accuracy {accuracy:.2%}, as by guessing"
+            return f"does not learn: loss {loss:.3g}, accuracy {accuracy:.2%}, like guessing"
         if loss > DIVERGED_TIMES * self.best_loss:
             return f"diverges: loss {loss:.3g} after {self.best_loss:.3g}"
         return ""

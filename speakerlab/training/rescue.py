@@ -65,7 +65,7 @@ class Rescue:
         deadline = time.monotonic() + STUCK_SECONDS
         while self.step != step:
             if time.monotonic() > deadline:  # this rank, or another one, failed too
-                log.error("rank %d: not at step %d; leaving without saving", self.ranks.rank, step)
+                log.error("rank %d: not at step %d; exiting without saving", self.ranks.rank, step)
                 process.leave(process.EXIT_MEMORY)
             time.sleep(POLL_SECONDS / 10)
         self._leave()

@@ -55,13 +55,13 @@ class Signals:
     def _watch(self) -> None:
         """Read the signals as they come, even while the main thread is stuck."""
         first = self._read()
-        log.warning("%s: saving and leaving after this step", signal.Signals(first).name)
+        log.warning("%s: saving and exiting after this step", signal.Signals(first).name)
         timer = threading.Timer(self.patience, self._end_late, [first])
         timer.daemon = True
         timer.start()
         while self._read() != signal.SIGINT:
             pass
-        log.warning("SIGINT again: leaving now, without saving")
+        log.warning("SIGINT again: exiting now, without saving")
         self.end(signal.SIGINT)
 
     def _read(self) -> int:
@@ -71,5 +71,5 @@ class Signals:
                 return number
 
     def _end_late(self, number: int) -> None:
-        log.warning("no step ended within %g s: leaving without saving", self.patience)
+        log.warning("no step ended within %g s: exiting without saving", self.patience)
         self.end(number)

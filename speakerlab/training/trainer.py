@@ -120,7 +120,7 @@ class Trainer:
 
         A rank's wishes travel during the step, so that all ranks know them at its end.
         """
-        with record_function("step/host sync/wishes of ranks"):
+        with record_function("step/host sync/stop requests"):
             overdue = time.monotonic() - self.state.saved_at > self.schedule.checkpoint_seconds
             wishes = [self.signals.number, int(self.ranks.is_first and overdue)]
             wanted = self.ranks.begin_largest(wishes)
@@ -128,7 +128,7 @@ class Trainer:
         with record_function("step/host sync/row of metrics"):
             self._log()
         valid = self._validate()
-        with record_function("step/host sync/wishes of ranks"):
+        with record_function("step/host sync/stop requests"):
             number, is_overdue = wanted()
         if self._is_validation_due():  # a signal has just interrupted it
             number = self._signal()
@@ -233,7 +233,7 @@ class Trainer:
             raise error
         self.state.roll_back()
         share = BACK_OFF ** (attempt + 1)
-        self._log_position(f"rolled back (another order, {share:g} of the learning rate) to")
+        self._log_position(f"rolled back (new data order, {share:g} of the learning rate) to")
 
     def _log_position(self, why: str) -> None:
         step, epoch = self.state.step, self.state.step / self.schedule.steps_per_epoch

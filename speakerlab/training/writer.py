@@ -73,7 +73,7 @@ class CheckpointWriter:
         began = time.monotonic()
         self._join()
         if time.monotonic() - began > SLOW_SECONDS:
-            text = "step %d: waited %.1f s for the checkpoint before; the disk is slow"
+            text = "step %d: waited %.1f s for the previous checkpoint; the disk is slow"
             log.warning(text, step, time.monotonic() - began)
         if self.failure and not list_checkpoints(self.folder):
             raise OSError(f"{self.failure}. Stopping: no checkpoint could be written")
@@ -134,7 +134,7 @@ class CheckpointWriter:
     def _explain(self, name: str, error: Exception, num_bytes: int) -> str:
         """Return why a checkpoint of this size could not be written, and what remains."""
         kept = [path.name for path in list_checkpoints(self.folder)]
-        last = f"{kept[-1]} remains" if kept else "There is none before it"
+        last = f"{kept[-1]} remains" if kept else "There is no earlier one"
         why = f"{error}; check the disk and permissions"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(self.folder).free

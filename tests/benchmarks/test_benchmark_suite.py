@@ -34,7 +34,7 @@ def row(name: str, ratio: float | None, unit: str = "utt/s", **more) -> dict:
         (row("a", 0.6, "s", quartiles=[0.59, 0.7]), {"ratio": 0.5}, "certain"),
         (row("a", 0.6, "s", quartiles=[0.55, 0.7]), {"ratio": 0.5}, "in doubt"),
         (row("a", None, share=0.6), {"ratio": 2.0, "share": 0.8}, "in doubt"),  # without a peer
-        (row("a", 2.0, share=0.6), {"ratio": 2.0, "share": 0.8}, None),  # the ratio is held to
+        (row("a", 2.0, share=0.6), {"ratio": 2.0, "share": 0.8}, None),  # the ratio is checked
         (row("a", None), {"ratio": 2.0}, None),  # nothing to compare
     ],
 )
@@ -138,7 +138,7 @@ def test_a_loss_is_not_stored(run):
 
 
 def test_rows_measured_before_are_joined(run, tmp_path):
-    """Of a part that ran alone, and of a suite that lost speed: that is told, nothing is run."""
+    """The gate reports a part that ran alone and a slower suite, without running anything."""
     assert run("--store", ratios=(2.0,))[0] == 0
     run(f"--json={tmp_path / 'suite.json'}", ratios=(1.5,))
     measured = row("score.x", 7.0, date="2026-01-02", commit="abc")

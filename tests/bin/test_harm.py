@@ -48,7 +48,7 @@ def test_nan_in_every_step_of_one_rank_ends_with_code_3_and_a_report(train_harme
     assert set(places) == {"embedder.backbone.head.conv1"} and len(set(names)) == 3
     assert text.count("step 22: 20 steps in a row") >= 3
     for share in ("0.5", "0.25"):
-        assert re.search(rf"another order, {share} of the learning rate\) to step 2 of 36", text)
+        assert re.search(rf"new data order, {share} of the learning rate\) to step 2 of 36", text)
     assert "training.lr" in text and "runtime.precision=fp32" in text
     report = json.loads((exp / "nan_report.json").read_text())
     assert (report["step"], report["attempt"], report["device"]) == (22, 2, "cpu")

@@ -69,7 +69,7 @@ def cut(exp: Path, copy: Path) -> Path:
 
 
 def copy_data(data: Path, copy: Path) -> Path:
-    """Copy the corpus, with recordings of its own, so that a test may change it."""
+    """Copy the corpus with its recordings, so that a test may change it."""
     shutil.copytree(data, copy)
     for table in copy.glob("*/wav.scp"):
         table.write_text(table.read_text().replace(f"{data}/", f"{copy}/"))

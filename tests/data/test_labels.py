@@ -30,7 +30,7 @@ def test_labels_take_the_place_of_speakers(folder):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"spk1-0": None}, "utt2lang: an utterance has no label, got spk1-0; add its line"),
+        ({"spk1-0": None}, "utt2lang: spk1-0 has no label; add its line"),
         ({"spk1-0": "old de"}, "a label must be one word, got 'old de' for spk1-0; write _"),
     ],
 )

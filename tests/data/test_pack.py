@@ -182,7 +182,7 @@ def test_a_shard_cut_short_is_one_line(folder):
     manifest = read_manifest([folder], sample_rate=RATE)
     for path in (folder / "shards").glob("*.tar"):
         path.write_bytes(path.read_bytes()[:600])
-    with pytest.raises(ValueError, match=r"shard-0000.\.tar: ends early, got \d+ of \d+ bytes"):
+    with pytest.raises(ValueError, match=r"shard-0000.\.tar: ends early, after \d+ of \d+ bytes"):
         for row in range(len(manifest)):
             manifest.read(row, 0, 100)
 

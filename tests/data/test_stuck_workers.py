@@ -1,4 +1,4 @@
-"""A stall and a death are told in a line that names the worker and the file it was reading."""
+"""A stalled or dead worker is reported with the file that it was reading."""
 
 import logging
 import multiprocessing
@@ -75,8 +75,8 @@ def test_a_file_that_does_not_answer_is_named(stuck, caplog):
         pipe.unlink()
         os.close(opened)
 
-    opener = when(lambda: len(caplog.records) >= 2, let_go)  # the line is told again
-    assert len(list(load(2))) == 18  # and training goes on
+    opener = when(lambda: len(caplog.records) >= 2, let_go)  # the message is repeated
+    assert len(list(load(2))) == 18  # and training continues
     opener.join()
     who = r"worker [01] \(process \d+\)"
     told: list[float] = []
@@ -94,7 +94,7 @@ def test_a_file_that_does_not_answer_is_named(stuck, caplog):
             read - 0.6 <= waited < 3
         )  # a wait is rounded to seconds, and began before the reading
         told.append(read)
-    assert told[1] > told[0] + 0.1  # not the same stall told twice at once
+    assert told[1] > told[0] + 0.1  # the same stall is not reported twice at once
 
 
 def test_a_killed_worker_is_one_line(stuck, caplog):
@@ -113,7 +113,7 @@ def test_a_killed_worker_is_one_line(stuck, caplog):
         list(load(1))
     killer.join()
     assert str(died.value) == (
-        f"data worker 0 (process {killed[0]}): ended while reading spk2-1 ({path}), got SIGKILL; "
+        f"data worker 0 (process {killed[0]}): ended with SIGKILL while reading spk2-1 ({path}); "
         "often the kernel's out-of-memory killer, see dmesg: lower runtime.num_workers"
     )
 
@@ -148,8 +148,8 @@ def test_when_all_is_sent_the_batch_is_in_between():
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        (-int(signal.SIGBUS), r"ended while collating, got SIGBUS; enlarge /dev/shm \(docker run "),
-        (3, r"ended while collating, got exit code 3; report this"),
+        (-int(signal.SIGBUS), r"ended with SIGBUS while collating; enlarge /dev/shm \(docker run "),
+        (3, r"ended with exit code 3 while collating; report this"),
     ],
 )
 def test_the_remedy_follows_from_the_signal(code, text):

@@ -73,8 +73,8 @@ def test_a_file_without_a_valid_id_is_listed(corpus: Path):
     listed = read_rejected(folder)
     ((name, (path, reason)),) = listed.items()
     assert name.startswith("~") and path == f"{corpus}/anna/two\\nlines.wav"
-    assert reason == f"{path}: its name must be one line, got several; rename the file"
-    with pytest.raises(ValueError, match="its name must be one line, got several"):
+    assert reason == f"{path}: its name has several lines; rename the file"
+    with pytest.raises(ValueError, match="its name has several lines"):
         check_data_dirs([folder], allow_rejected=0.19)
     for _ in range(2):
         assert "1 left out, see" in check_data_dirs([folder], allow_rejected=0.2)[0]
@@ -112,7 +112,7 @@ def test_what_cannot_be_converted_is_listed_with_its_own_reason(corpus: Path):
     put(corpus / "anna/same.wav", encoded(wave_S[:4000], rate=8000))
     folder = prepared(corpus)
     assert list(read_rejected(folder).values()) == [
-        (str(cut), f"{cut}: is cut short, got 8956 of 16000 bytes; copy it again")
+        (str(cut), f"{cut}: is cut short, after 8956 of 16000 bytes; copy it again")
     ]
     wavs = read_table(folder / "wav.scp")
     seconds = {name: audio.read_info(path).seconds for name, path in wavs.items()}
@@ -126,7 +126,7 @@ def test_flac_from_a_pipe_is_converted(corpus: Path):
     content[21] &= 0xF0  # 36 bits of STREAMINFO: number of samples
     content[22:26] = bytes(4)
     path = put(corpus / "anna/piped.flac", bytes(content))
-    with pytest.raises(ValueError, match="must say how long it is, got a header that was written"):
+    with pytest.raises(ValueError, match="its header has no length because it was written"):
         audio.read_info(path)
     wavs = read_table(prepared(corpus) / "wav.scp")
     assert np.array_equal(audio.read(wavs["anna/piped"]), make_wave(0, 0, 1.0))
@@ -136,7 +136,7 @@ def test_a_list_of_files_is_no_recording(tmp_path: Path):
     pytest.importorskip("av")
     put(tmp_path / "other.wav")
     path = put(tmp_path / "a.m4a", b"ffconcat version 1.0\nfile other.wav\n")
-    with pytest.raises(ValueError, match=r"a\.m4a: is not readable audio, got"):
+    with pytest.raises(ValueError, match=r"a\.m4a: is not readable audio:"):
         read_wave(path, sample_rate=RATE)
 
 
@@ -145,9 +145,9 @@ def test_a_list_of_files_is_no_recording(tmp_path: Path):
     [
         ("a b", "/x.wav", "/x.wav: its id must be one word of UTF-8, got 'a b'; rename the file"),
         ("", "/x.wav", "/x.wav: its id must be one word of UTF-8, got ''; rename the file"),
-        ("a", "/x\ry.wav", "/x\\ry.wav: its name must be one line, got several; rename the file"),
-        ("a", "/x\udcff", "/x\\udcff: its name must be UTF-8, got other bytes; rename the file"),
-        ("a", "/x |", "/x |: its name must not end in a blank or '|', got one; rename the file"),
+        ("a", "/x\ry.wav", "/x\\ry.wav: its name has several lines; rename the file"),
+        ("a", "/x\udcff", "/x\\udcff: its name is not UTF-8; rename the file"),
+        ("a", "/x |", "/x |: its name ends in a blank or '|'; rename the file"),
     ],
 )
 def test_ids_and_paths_that_tables_cannot_hold_are_errors(tmp_path: Path, name, path, line):

@@ -29,7 +29,7 @@ from speakerlab.inference.export import export_onnx
 ROOT = Path(__file__).parents[2]
 RATE = 16000
 GIB = 2**30
-# One runtime embeds one file and tells its peak memory in bytes.
+# One runtime embeds one file and prints its peak memory in bytes.
 MEASURED = """
 import sys
 from pathlib import Path

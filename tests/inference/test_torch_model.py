@@ -28,7 +28,7 @@ def test_posteriors_of_every_head(make_config, name, monkeypatch):
     assert (logits_NC.shape, logits_NC.dtype) == ((7, 5), np.float32)
     with torch.no_grad():
         wanted_NC = head(torch.from_numpy(emb_ND), torch.arange(7) % 5, 0.0)[1].numpy()
-    assert np.array_equal(logits_NC, wanted_NC)  # whatever the labels
+    assert np.array_equal(logits_NC, wanted_NC)  # for any labels
     posterior_NC = found.posteriors(emb_ND)
     assert posterior_NC.sum(axis=1) == pytest.approx(1)
     assert posterior_NC == pytest.approx(torch.from_numpy(wanted_NC).softmax(dim=1).numpy())

@@ -21,7 +21,7 @@ UNMIXED = pytest.mark.parametrize("name", sorted(MODELS.keys() - MIXED))
 
 
 def order(x: Tensor) -> str:
-    """Which axis neighbours in memory are along: "C" or "T"; "" where it cannot be told."""
+    """Which axis neighbours in memory are along: "C" or "T"; "" if that is ambiguous."""
     if x.dim() != 4 or x.shape[1] == 1 or 1 in x.shape[2:]:
         return ""
     return "C" if x.stride(1) == 1 else "T"

@@ -1,4 +1,4 @@
-"""Every registered model can be exported to ONNX, with its front end: it gives the same embeddings.
+"""Every registered model can be exported to ONNX, with its front end: the embeddings are the same.
 
 Exporting takes seconds per layer. `make test` therefore takes models with as few layers as they can
 have, except for the `SLOW` ones; `make test-all` every model, and two as they are published.

@@ -1,4 +1,4 @@
-"""Chains of steps: what each makes of scores, what is refused, and what the report is told."""
+"""Chains of steps: what each makes of scores, what is refused, and what is reported."""
 
 import numpy as np
 import pytest

@@ -125,7 +125,7 @@ def test_min_cllr_by_hand():
     assert metrics.min_cllr([0.1, 0.2, 0.8, 0.9], [0, 0, 1, 1]) == 0.0
     assert metrics.min_cllr([0.9, 0.8, 0.2, 0.1], [0, 0, 1, 1]) == pytest.approx(1.0)
     # equal scores have one ratio, here 2 to 1: (log2(1 + 1/2) + log2(1 + 2)) / 2 of both kinds is
-    # paid by 2 of 3 targets and 1 of 3 non-targets, the others are told apart
+    # paid by 2 of 3 targets and 1 of 3 non-targets, the others are separated
     paid = (2 / 3 * np.log2(1.5) + 1 / 3 * np.log2(3)) / 2
     assert metrics.min_cllr([0, 0, 1, 1, 1, 2], [0, 0, 1, 1, 0, 1]) == pytest.approx(paid)
 

@@ -83,7 +83,7 @@ def test_a_damaged_newest_falls_back_to_the_one_before(tmp_path, harm, caplog):
     else:
         (file.parent / "note.json").unlink()
     assert latest(tmp_path)["step"] == 1
-    assert "trying the one before" in caplog.text and str(file.parent) in caplog.text
+    assert "trying the previous one" in caplog.text and str(file.parent) in caplog.text
     (tmp_path / "step_00000001" / STATE).unlink()
     with refuses(str(tmp_path), 2):
         read_latest(tmp_path)

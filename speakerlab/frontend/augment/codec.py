@@ -51,7 +51,7 @@ def refuse_below_codec_rate(sample_rate: int) -> None:
 
 
 def through_g711(wave_RS: Tensor, law_R: Tensor) -> Tensor:
-    """Each sample as a decoder of G.711 gives it back; `law_R`: 0 for mu-law, 1 for A-law.
+    """Return the samples after G.711 coding and decoding; `law_R`: 0 for mu-law, 1 for A-law.
 
     Both laws quantise a magnitude in 16 even steps an octave; mu-law first adds a bias, A-law does
     not let the steps shrink in its lowest octave.

@@ -53,7 +53,7 @@ class SpecAugment(Augmentation):
 
 
 def masked_cells(mask_RM2: Tensor, *, size: int, max_width: int) -> Tensor:
-    """(R, D) true where a mask lies, D = `size`, from (R, M, 2) uniforms: width and place.
+    """Return (R, D), true inside a mask, D = `size`, from (R, M, 2) uniforms: width and place.
 
     width = floor(u x (max_width + 1)), at most `size`; start = floor(u' x (size - width + 1)).
     """

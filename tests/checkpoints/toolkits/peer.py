@@ -1,4 +1,4 @@
-"""Runs a toolkit's own inference on recordings, in a process of its own.
+"""Run a toolkit's own inference on recordings, in a separate process.
 
     python tests/checkpoints/toolkits/peer.py JOB.json
 

@@ -69,7 +69,7 @@ CASES = {
 
 
 def write_checkpoint(name: str, folder: Path) -> Path:
-    """The checkpoint of a case in a folder of its own."""
+    """The checkpoint of a case in a separate folder."""
     case, place = CASES[name], folder / name
     place.mkdir(parents=True)
     shapes = dict(read_figures(case.figures).shapes)
