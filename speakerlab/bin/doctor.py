@@ -1,4 +1,4 @@
-"""Check this machine before a run: one line per check, ok or what to change."""
+"""Check this machine before a run: print one line per check, with the fix if it fails."""
 
 import logging
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[2]
 def main(words: Sequence[str]) -> None:
     """`speakerlab doctor [--data DIR] [--exp DIR] [--model M | --config YAML...] [--nproc N]`"""
     options = parser("doctor", __doc__)
-    options.add_argument("--data", type=Path, metavar="DIR", help="data directories to read from")
-    exp = "where experiments will be written (here)"
+    options.add_argument("--data", type=Path, metavar="DIR", help="folder of the data directories")
+    exp = "folder for experiments (default: current folder)"
     options.add_argument("--exp", type=Path, default=Path(), metavar="DIR", help=exp)
     what = options.add_mutually_exclusive_group()
     what.add_argument("--model", default="campplus", metavar="NAME", help="conf/NAME.yaml")
@@ -22,7 +22,8 @@ def main(words: Sequence[str]) -> None:
         "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help="as in train"
     )
     options.add_argument("--gpus", type=int, metavar="N", help="number of GPUs to use")
-    options.add_argument("--nproc", type=int, metavar="N", help="ranks on this host (--gpus)")
+    ranks = "ranks on this host (default: --gpus, else 1)"
+    options.add_argument("--nproc", type=int, metavar="N", help=ranks)
     workers = "data workers a rank, as runtime.num_workers"
     options.add_argument("--num-workers", type=int, metavar="N", help=workers)
     args = options.parse_args(words)

@@ -43,7 +43,7 @@ class HubModel:
 
     path: str  # on a mirror: `models/ID/resolve/REVISION/FILE` or `wespeaker/ARCHIVE`
     frontend: Toolkit
-    sha256: str | None = None  # None if the publisher gives none, which is so for all today
+    sha256: str | None = None  # None: the publisher has none, today all of them
 
     @property
     def file(self) -> str:

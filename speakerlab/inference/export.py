@@ -1,7 +1,7 @@
 """A published model as one ONNX file, compared with PyTorch before it is written.
 
 In: a model folder or experiment. Out: a file whose graph takes `wave`, float32 (B, S) in [-1, 1],
-and gives `embedding` (B, D), front end included; its metadata are `onnx_model.Facts`. B and S are
+and returns `embedding` (B, D), front end included; its metadata are `onnx_model.Facts`. B and S are
 free, S from `min_samples` on. Dates, paths and other traces of the export are removed, so that
 equal models give equal bytes. Letters: B rows, S samples, D embedding dimensions.
 """
@@ -261,7 +261,7 @@ def _report(out: Path, embedder: Embedder, rows: Sequence[Comparison], *, scratc
             )
         before = name
     return faults.report(
-        "export: no part differs on its own, so the exporter is at fault; try another torch"
+        "export: no single part differs, so the exporter is faulty; try another torch"
     )
 
 
