@@ -137,7 +137,7 @@ class Watch:
             parts.append(f"{len(busy) - MAX_NAMED} more are busy")
         if not busy:
             parts.append(
-                "all workers have sent their batches, but the next one has not arrived, "
+                "every worker has sent its batches: the next one has not arrived; "
                 f"{free_shared_memory() >> 20} MiB of {SHARED_MEMORY} are free"
             )
         elif len(busy) < count:
