@@ -178,7 +178,7 @@ def joined(blocks: Iterator[np.ndarray], expected: float, dtype: DTypeLike) -> n
 def _open(path: str | Path) -> soundfile.SoundFile:
     require_file(path)
     if not Path(path).stat().st_size:
-        raise ValueError(f"{path}: is empty; copy it again")
+        raise ValueError(f"{path}: is empty (0 bytes); copy it again")
     try:
         file = soundfile.SoundFile(os.fsencode(path))  # pyright: ignore[reportArgumentType]
     except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: x.raw has no header
@@ -239,11 +239,11 @@ def _openable(source: Source, where: str) -> str | BinaryIO:
             text = f"{where}: no such file; give the path of a recording"
             raise FileNotFoundError(text) from None
         if not Path(source).stat().st_size:
-            raise ValueError(f"{where}: is empty; give a recording")
+            raise ValueError(f"{where}: is empty (0 bytes); give a recording")
         return str(source)
     if isinstance(source, bytes):
         if not source:
-            raise ValueError(f"{where}: is empty; give a recording")
+            raise ValueError(f"{where}: is empty (0 bytes); give a recording")
         return io.BytesIO(source)
     return source if source.seekable() else io.BytesIO(source.read())
 

@@ -212,7 +212,7 @@ def _look(path: str) -> audio.AudioInfo | str:
     except (ValueError, FileNotFoundError) as error:
         return str(error)
     if info.num_samples == 0:
-        return f"{path}: is empty; record it again or drop it"
+        return f"{path}: is empty (0 samples); record it again or drop it"
     return info
 
 

@@ -48,7 +48,7 @@ def read_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) 
         resampled = _resampled(_blocks(raw_S, where), rate, sample_rate)
         wave_S = audio.joined(resampled, seconds * sample_rate, np.float32)
     if not len(wave_S):
-        raise ValueError(f"{where}: holds no audio; give a recording")
+        raise ValueError(f"{where}: holds no audio (0 samples); give a recording")
     if wave_S.min() == wave_S.max():
         raise ValueError(
             f"{where}: is silent, got {wave_S[0]:g} in every sample; give a recording of a voice"

@@ -192,8 +192,8 @@ def test_table_faults_name_the_line(tmp_path: Path):
     faults = Faults()
     assert read_table(path, faults) == {"a": "s1"}
     report = faults.report("end")
-    assert refused(report, f"{path}:2", "'b'") and refused(report, f"{path}:3", "got a")
-    with refuses(f"{path}:3", "got a"):
+    assert refused(report, f"{path}:2", "'b'") and refused(report, f"{path}:3", "duplicate id a")
+    with refuses(f"{path}:3", "duplicate id a"):
         read_table(path)
 
 
