@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -31,7 +32,15 @@ STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=Fals
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(gt=0)]
-Range = tuple[float, float]
+
+
+def _ascending(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] > ends[1]:
+        raise ValueError("must be [low, high]; swap them")
+    return ends
+
+
+Range = Annotated[tuple[float, float], AfterValidator(_ascending)]
 Odds = Annotated[float, Field(ge=0)]
 Voices = Annotated[int, Field(ge=1, le=32)]
 
@@ -76,7 +85,10 @@ class AugmentConfig(Section):
     snr_db: Range = (0.0, 15.0)  # of the kind `noise`
     music_snr_db: Range = (5.0, 15.0)
     babble_snr_db: Range = (13.0, 20.0)  # of the sum
-    babble_voices: tuple[Voices, Voices] = (3, 7)  # recordings of the kind `speech` that are summed
+    babble_voices: Annotated[tuple[Voices, Voices], AfterValidator(_ascending)] = (
+        3,
+        7,
+    )  # recordings of the kind `speech` that are summed
     kind_odds: KindOdds = KindOdds()
     telephone_prob: Share = 0.0  # 300 to 3400 Hz
     codec_prob: Share = 0.0  # 8 kHz and G.711, mu-law or A-law
@@ -88,13 +100,6 @@ class AugmentConfig(Section):
         if speeds[:1] != (1.0,) or len(set(speeds)) < len(speeds):
             raise ValueError("must begin with 1.0 and name each once; write [1.0, 0.9, 1.1]")
         return speeds
-
-    @field_validator("snr_db", "music_snr_db", "babble_snr_db", "babble_voices")
-    @classmethod
-    def _rise(cls, ends: tuple[float, float]) -> tuple[float, float]:
-        if ends[0] > ends[1]:
-            raise ValueError("must be [low, high]; swap them")
-        return ends
 
 
 class DataConfig(Section):

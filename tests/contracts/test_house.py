@@ -22,6 +22,7 @@ PINS = [
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+@pytest.mark.timeout(900)  # basedpyright takes minutes on a busy machine
 @pytest.mark.parametrize(
     "command",
     ["ruff check", "ruff format --check", f"basedpyright --pythonpath {sys.executable}"],
