@@ -115,7 +115,7 @@ def test_rows_of_other_recordings_are_not_compared(run, monkeypatch):
     monkeypatch.setattr(suite, "ON_AUDIO", ("train.",))
     monkeypatch.setattr(suite, "facts_of", lambda *a, **k: {**FACTS_OF(*a, **k), "audio": "other"})
     status, printed, _ = run("--gate", ratios=(1.0, 1.9))
-    assert status == 0 and "gate: train. not compared: of other, stored of" in printed
+    assert status == 0 and "gate: train. not compared: from other" in printed
     assert "1 rows compared" in printed
 
 

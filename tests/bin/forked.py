@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
+import torch
+
 EXIT_LOST = 6
 SERVER = get_context("forkserver")
 SERVER.set_forkserver_preload(
@@ -26,6 +28,8 @@ def become(words: list[str], environment: dict[str, str], cwd: str, output: Path
     os.chdir(cwd)
     for number, path in ((1, output), (2, output.with_suffix(".err"))):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    threads = environment.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
+    torch.set_num_threads(int(threads))  # torch was imported with the server's
     sys.argv = words[words[0] == "-m" :]
     start = runpy.run_module if words[0] == "-m" else runpy.run_path
     start(sys.argv[0], run_name="__main__")
@@ -46,6 +50,7 @@ def as_ranks(num_ranks: int) -> list[dict[str, str]]:
         port = listener.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     common |= {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    common |= {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     return [{**common, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(num_ranks)]
 
 

@@ -43,7 +43,7 @@ def test_nan_in_every_step_of_one_rank_ends_with_code_3_and_a_report(train_harme
     """Steps 3 to 22 are bad; two roll-backs to step 2, each with another order; then the end."""
     exp, more = tmp_path / "exp", ["training.num_epochs=6", "runtime.log_every_seconds=100"]
     text = train_harmed(exp, "nan 1 3 1000", "runtime.micro_batch=4", *more, ranks=2, code=3)
-    found = re.findall(r"rank 1: the first .* output is that of (\S+), utterances (.*)", text)
+    found = re.findall(r"rank 1: the first .* output is in (\S+), utterances (.*)", text)
     places, names = zip(*found)
     assert set(places) == {"embedder.backbone.head.conv1"} and len(set(names)) == 3
     assert text.count("step 22: 20 steps in a row") >= 3

@@ -86,7 +86,7 @@ def test_without_matplotlib_the_page_says_so_in_a_line(experiment, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     lists = [ListScores("test/trials", "cosine", TRIALS, SCORES)]
     page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
-    (line,) = re.findall(r"There are no pictures: [^<]*", page)
+    (line,) = re.findall(r"The plots could not be drawn: [^<]*", page)
     assert "pip install matplotlib" in line
     assert "<img" not in page and "Hardest trials: cosine" in page
 
