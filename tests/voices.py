@@ -9,6 +9,7 @@ import torch
 
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
+from speakerlab.data.manifest import Manifest, read_manifest
 from speakerlab.data.tables import write_data_dir
 
 RATE = 16000
@@ -58,3 +59,11 @@ def write_voices(
     if check:
         check_data_dirs([folder])
     return folder
+
+
+def manifest_of(path: Path) -> Manifest:
+    """A data directory of one recording, `<name>.data` beside it, as a manifest."""
+    folder = path.with_suffix(".data")
+    write_data_dir(folder, wavs={"rec": path})
+    check_data_dirs([folder])
+    return read_manifest([folder], sample_rate=RATE)

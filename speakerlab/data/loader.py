@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from speakerlab.core.batch import Batch, Crop, Draw, Draws
 from speakerlab.data.arrays import stable_hash
-from speakerlab.data.manifest import Manifest
+from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import (
     MICRO_BATCHES_AHEAD,
@@ -36,6 +36,7 @@ TRIED_CROPS = 100  # whose draws are measured to find their largest size
 ROW_BYTES = 96  # of a row, besides its wave and draws
 UNREAD = np.zeros(0, dtype=np.int16)
 Slot = tuple[int, int, int]  # epoch, position, row
+Span = tuple[int, int, int]  # index of a piece, first sample within it, number of samples
 DrawFunctions = Mapping[str, Callable[[np.random.Generator], Draw | None]]
 
 
@@ -236,6 +237,18 @@ def train_loader(
     )
     watch = Watch(board, lambda row: f"{manifest.ids[row]} ({manifest.paths[row]})")
     yield from watched(loader, watch, stall_seconds=stall_seconds)
+
+
+class Pieces(Dataset[np.ndarray]):
+    """wave_S, int16, of a span of a piece, which need not be read whole."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = pieces
+
+    def __getitem__(self, span: Span) -> np.ndarray:
+        index, first, num_samples = span
+        piece = self.pieces[index]
+        return replace(piece, start=piece.start + first, num_samples=num_samples).read()
 
 
 def batch_bytes(crops: TrainCrops, micro_batch: int) -> int:

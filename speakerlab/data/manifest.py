@@ -142,6 +142,20 @@ class Manifest:
         return self.parts[self.part_N[row]].columns
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A range of an utterance that is embedded as a whole."""
+
+    manifest: Manifest
+    row: int
+    start: int  # sample
+    num_samples: int
+
+    def read(self) -> np.ndarray:
+        """wave_S, int16."""
+        return self.manifest.read(self.row, self.start, self.num_samples)
+
+
 def split_valid(manifest: Manifest, num_speakers: int) -> tuple[Manifest, Manifest]:
     """(training, validation): `num_speakers` speakers, the same for every seed, are taken out."""
     if num_speakers > len(manifest.speakers) - 2:

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from speakerlab.config.embedder import Embedder
-from speakerlab.data.manifest import Manifest
-from speakerlab.data.pieces import Stretch
+from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.experiments.plots import plot_det
 from speakerlab.inference.batches import embed_pieces, utterance_pieces
 from speakerlab.inference.torch_model import Classifier
@@ -40,7 +39,7 @@ class Validation:
     metric = "eer"
 
     def __init__(self, manifest: Manifest) -> None:
-        self.pieces: list[Stretch] = []
+        self.pieces: list[Piece] = []
         self.speaker_N: list[int] = []
         self.num_halved = 0
         self.emb_ND: np.ndarray | None = None  # of the last `run`
@@ -50,7 +49,7 @@ class Validation:
             pieces = [whole[row] for row in rows]
             if len(pieces) == 1:
                 row, start, half = pieces[0].row, pieces[0].start, pieces[0].num_samples // 2
-                pieces = [Stretch(manifest, row, start + at, half) for at in (0, half)]
+                pieces = [Piece(manifest, row, start + at, half) for at in (0, half)]
                 self.num_halved += 1
             self.pieces += pieces
             self.speaker_N += [speaker] * len(pieces)
@@ -94,7 +93,7 @@ class ClassValidation:
 
     def __init__(self, manifest: Manifest, *, head: Head, classes: Sequence[str]) -> None:
         self.classifier = Classifier(head, classes)
-        self.pieces: list[Stretch] = []
+        self.pieces: list[Piece] = []
         self.label_N: list[int] = []
         self.emb_ND: np.ndarray | None = None  # of the last `run`
         row_of = {name: row for row, name in enumerate(classes)}
@@ -120,7 +119,7 @@ class ClassValidation:
 
 
 def embed_together(
-    embedder: Embedder, pieces: Sequence[Stretch], ranks: Ranks, stop: Callable[[], bool]
+    embedder: Embedder, pieces: Sequence[Piece], ranks: Ranks, stop: Callable[[], bool]
 ) -> np.ndarray | None:
     """Return emb_ND of rank 0's embedder on every rank; None if `stop()` on any rank.
 

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from speakerlab.config.embedder import Embedder
 from speakerlab.core.windows import mean_of_windows, window_bounds
 from speakerlab.data.audio import FULL_SCALE
-from speakerlab.data.manifest import Manifest
-from speakerlab.data.pieces import Piece, Pieces, Span, Stretch
+from speakerlab.data.loader import Pieces, Span
+from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.workers import start_worker
 from speakerlab.frontend.vad import EnergyVad
 
@@ -30,7 +30,7 @@ MAX_SECONDS_AT_ONCE = 256  # in the forward passes of all threads: an hour in wi
 
 def embed_pieces(
     embedder: Embedder,
-    pieces: Sequence[Piece | Stretch],
+    pieces: Sequence[Piece],
     *,
     device: torch.device,
     share: tuple[int, int] = (0, 1),
@@ -55,7 +55,7 @@ def embed_pieces(
 
 def embed_batches(
     embedder: Embedder,
-    pieces: Sequence[Piece | Stretch],
+    pieces: Sequence[Piece],
     batches: Iterable[list[int]],
     *,
     device: torch.device,
@@ -105,12 +105,12 @@ def embed_batches(
             windows.clear()
 
 
-def utterance_pieces(manifest: Manifest) -> list[Stretch]:
+def utterance_pieces(manifest: Manifest) -> list[Piece]:
     """Return every utterance of a manifest as one piece."""
-    return [Stretch(manifest, row, 0, int(size)) for row, size in enumerate(manifest.num_samples_N)]
+    return [Piece(manifest, row, 0, int(size)) for row, size in enumerate(manifest.num_samples_N)]
 
 
-def group_pieces(embedder: Embedder, pieces: Sequence[Piece | Stretch]) -> Iterator[list[int]]:
+def group_pieces(embedder: Embedder, pieces: Sequence[Piece]) -> Iterator[list[int]]:
     """Yield batches: indices of pieces that may share a forward pass, longest first."""
 
     def key(index: int) -> tuple[int, int]:

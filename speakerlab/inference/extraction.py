@@ -20,8 +20,7 @@ import numpy as np
 
 from speakerlab.config.embedder import Embedder
 from speakerlab.core.atomic import alone
-from speakerlab.data.manifest import Manifest
-from speakerlab.data.pieces import Stretch
+from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.inference.batches import group_pieces, utterance_pieces
 from speakerlab.scoring.embeddings import EmbeddingTable
 
@@ -38,7 +37,7 @@ class Extraction:
     """Chunks of a data directory, the model that embeds them, and where the table is written."""
 
     stem: Path  # of the finished table
-    pieces: Sequence[Stretch]
+    pieces: Sequence[Piece]
     chunks: Sequence[Sequence[list[int]]]  # the batches of each, as indices of pieces
     model_sha256: str
     facts: dict[str, Any]
@@ -167,7 +166,7 @@ def plan_extraction(
     if per_speaker is not None:
         facts["per_speaker"] = per_speaker
         counts: Counter[int] = Counter()
-        chosen: list[Stretch] = []
+        chosen: list[Piece] = []
         for piece, speaker in zip(pieces, manifest.speaker_N.tolist()):
             counts[speaker] += 1
             if counts[speaker] <= per_speaker:

@@ -21,8 +21,7 @@ from speakerlab.checkpoints.published import load_published
 from speakerlab.config.embedder import Embedder
 from speakerlab.core.atomic import replacing
 from speakerlab.data.audio import FULL_SCALE
-from speakerlab.data.manifest import read_manifest
-from speakerlab.data.pieces import Stretch
+from speakerlab.data.manifest import Piece, read_manifest
 from speakerlab.inference.export import (
     Traced,
     compare_waves,
@@ -84,7 +83,7 @@ def read_waves(data_dir: Path, embedder: Embedder) -> list[np.ndarray]:
             f"samples, got {len(fit)}; give another directory with --calibrate"
         )
     pieces = [
-        Stretch(manifest, row, 0, min(int(manifest.num_samples_N[row]), most))
+        Piece(manifest, row, 0, min(int(manifest.num_samples_N[row]), most))
         for row in fit[: NUM_CALIBRATED + NUM_CHECKED]
     ]
     return [piece.read()[None].astype(np.float32) / FULL_SCALE for piece in pieces]

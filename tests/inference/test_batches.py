@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from voices import manifest_of
 
 from speakerlab.config import build
 from speakerlab.data import audio
-from speakerlab.data.pieces import Piece
+from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.inference.batches import embed_batches, embed_pieces, group_pieces
 
 RATE = 16000
@@ -26,15 +27,15 @@ def embedder(make_config):
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Path:
+def recording(tmp_path: Path) -> Manifest:
     """2 s of noise."""
     wave_S = np.random.default_rng(0).normal(0, 3000, 2 * RATE).astype(np.int16)
     audio.write(tmp_path / "rec.wav", wave_S, RATE)
-    return tmp_path / "rec.wav"
+    return manifest_of(tmp_path / "rec.wav")
 
 
 def test_shares_add_up_to_the_whole_bit_for_bit(embedder, recording):
-    pieces = [Piece(str(recording), 0, n) for n in (4000, 4000, 300, 8001, 9000, 16000, 720)]
+    pieces = [Piece(recording, 0, 0, n) for n in (4000, 4000, 300, 8001, 9000, 16000, 720)]
     whole = embed_pieces(embedder, pieces, device=CPU)
     shares = [embed_pieces(embedder, pieces, device=CPU, share=(i, 3)) for i in range(3)]
     assert np.array_equal(sum(shares), whole)
@@ -49,7 +50,7 @@ def one_by_one(embedder, pieces) -> np.ndarray:
     """Each piece read and embedded by hand."""
     rows = []
     for piece in pieces:
-        wave_S = audio.read(piece.path, piece.start, piece.num_samples)
+        wave_S = audio.read(piece.manifest.paths[0], piece.start, piece.num_samples)
         with torch.inference_mode():
             rows.append(embedder(torch.from_numpy(wave_S)[None].float() / 32768)[0].numpy())
     return np.stack(rows)
@@ -59,7 +60,7 @@ def one_by_one(embedder, pieces) -> np.ndarray:
 def test_a_batch_equals_its_rows_in_order(embedder, recording, num_workers):
     # repeated (300, 719), sharing frames (4000, 4079), whole, cut in windows (beyond 8000)
     lengths = [4000, 300, 8000, 4079, 720, 4000, 8001, 300, 879, 719, 20000, 7999, 8001, 8040]
-    pieces = [Piece(str(recording), 37 * i, length) for i, length in enumerate(lengths)]
+    pieces = [Piece(recording, 0, 37 * i, length) for i, length in enumerate(lengths)]
     batches = list(group_pieces(embedder, pieces))
     # {4000, 4000, 4079}, {300, 300}, {7999, 8000}, {720, 879}, {8001, 8001} share a batch
     assert len(batches) == 8
@@ -78,7 +79,7 @@ def test_no_pieces(embedder):
 
 
 def test_a_batch_has_at_most_64_seconds(embedder, recording):
-    pieces = [Piece(str(recording), 10 * i, 8000) for i in range(200)]
+    pieces = [Piece(recording, 0, 10 * i, 8000) for i in range(200)]
     assert [len(rows) for rows in group_pieces(embedder, pieces)] == [128, 72]
 
 
@@ -96,18 +97,18 @@ class Noted(Piece):
 def test_long_pieces_are_read_window_by_window(embedder, recording):
     """Two of 30,000 samples: four windows of 7,500 each, of the 8,000 that are allowed."""
     sizes: list[int] = []
-    pieces = [Noted(str(recording), start, 30000, sizes) for start in (0, 2000)]
+    pieces = [Noted(recording, 0, start, 30000, sizes) for start in (0, 2000)]
     emb_ND = embed_pieces(embedder, pieces, device=CPU)
     assert sizes == [7500] * 8
-    waves = [audio.read(piece.path, piece.start, piece.num_samples) for piece in pieces]
+    waves = [audio.read(p.manifest.paths[0], p.start, p.num_samples) for p in pieces]
     with torch.inference_mode():
         whole_ND = embedder(torch.from_numpy(np.stack(waves)).float() / 32768).numpy()
     assert np.array_equal(emb_ND, whole_ND)
 
 
 def test_batches_at_a_time_change_no_bit(embedder, recording):
-    pieces = [Piece(str(recording), 50 * i, 4000 + 160 * (i % 7)) for i in range(20)]
-    pieces += [Piece(str(recording), 0, 20000)]
+    pieces = [Piece(recording, 0, 50 * i, 4000 + 160 * (i % 7)) for i in range(20)]
+    pieces += [Piece(recording, 0, 0, 20000)]
     batches = list(group_pieces(embedder, pieces))
     one, several = (
         list(embed_batches(embedder, pieces, batches, device=CPU, num_threads=threads))

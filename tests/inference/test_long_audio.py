@@ -14,7 +14,7 @@ import pytest
 import soundfile
 import torch
 from models_on_disk import publish_small
-from voices import make_wave
+from voices import make_wave, manifest_of
 
 import speakerlab
 from speakerlab.checkpoints.published import load_published
@@ -22,8 +22,7 @@ from speakerlab.config.embedder import build_embedder
 from speakerlab.config.schema import load_config
 from speakerlab.data import audio
 from speakerlab.data.convert import read_wave
-from speakerlab.data.pieces import Piece
-from speakerlab.inference.batches import embed_pieces
+from speakerlab.inference.batches import embed_pieces, utterance_pieces
 from speakerlab.inference.export import export_onnx
 
 ROOT = Path(__file__).parents[2]
@@ -37,11 +36,11 @@ import numpy as np, torch
 torch.set_num_threads(1)
 runtime, model, wav, out = sys.argv[1:]
 if runtime == "stage 5":
-    from speakerlab.data import audio
-    from speakerlab.data.pieces import Piece
-    from speakerlab.inference.batches import embed_pieces
+    from speakerlab.data.manifest import read_manifest
+    from speakerlab.inference.batches import embed_pieces, utterance_pieces
     from speakerlab.checkpoints.published import load_published
-    pieces = [Piece(wav, 0, audio.read_info(wav).num_samples)]
+    manifest = read_manifest([Path(wav).with_suffix(".data")], sample_rate=16000)
+    pieces = utterance_pieces(manifest)
     embedder = load_published(Path(model)).embedder
     emb_D = embed_pieces(embedder, pieces, device=torch.device("cpu"))[0]
 else:
@@ -81,8 +80,8 @@ def test_five_minutes_by_the_api_and_stage_5(tmp_path, make_config, make_embedde
     with audio.stream(tmp_path / "wide.wav") as stream:
         assert max(len(block) for block in stream.blocks) == audio.BLOCK_SAMPLES
     assert cosine(model.embed(tmp_path / "wide.wav"), emb_D) > 0.99999
-    piece = Piece(str(tmp_path / "a.wav"), 0, 5 * 60 * RATE)
-    wanted_D = embed_pieces(load_published(exp).embedder, [piece], device=torch.device("cpu"))[0]
+    pieces = utterance_pieces(manifest_of(tmp_path / "a.wav"))
+    wanted_D = embed_pieces(load_published(exp).embedder, pieces, device=torch.device("cpu"))[0]
     assert np.abs(emb_D - wanted_D).max() < 1e-6 * np.abs(wanted_D).max()
     # it is a mean of three windows, and of the first channel: else the cosine would be lower
     assert cosine(model.embed(audio.read(tmp_path / "a.wav")[: 100 * RATE]), emb_D) < 0.9999
@@ -103,6 +102,7 @@ def test_an_hour_takes_less_than_2_gib_and_all_agree(tmp_path, make_config):
     export_onnx(exp, tmp_path / "model.onnx")
     write_long(tmp_path / "wide.wav", 60)
     write_at_the_models_rate(tmp_path / "wide.wav", tmp_path / "a.wav")
+    manifest_of(tmp_path / "a.wav")
     embs, peaks = {}, {}
     for runtime, model, wav in (
         ("api", "exp", "wide.wav"),

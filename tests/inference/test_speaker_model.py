@@ -10,13 +10,12 @@ import soundfile
 import torch
 from models_on_disk import CALIBRATION, publish_small
 from refusals import refuses
-from voices import RATE, make_wave
+from voices import RATE, make_wave, manifest_of
 
 import speakerlab
 from speakerlab.checkpoints.published import load_published
 from speakerlab.data import audio
-from speakerlab.data.pieces import Piece
-from speakerlab.inference.batches import embed_pieces
+from speakerlab.inference.batches import embed_pieces, utterance_pieces
 
 CPU = torch.device("cpu")
 
@@ -46,8 +45,8 @@ def wavs(tmp_path: Path) -> list[Path]:
 
 def stage_5(exp: Path, path: Path) -> np.ndarray:
     """emb_D as `speakerlab extract` computes it."""
-    piece = Piece(str(path), 0, audio.read_info(path).num_samples)
-    return embed_pieces(load_published(exp).embedder.for_inference(), [piece], device=CPU)[0]
+    embedder = load_published(exp).embedder.for_inference()
+    return embed_pieces(embedder, utterance_pieces(manifest_of(path)), device=CPU)[0]
 
 
 def relative_error(a: np.ndarray, b: np.ndarray) -> float:
