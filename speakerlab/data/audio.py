@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 import soundfile
@@ -86,25 +87,10 @@ def read(
         wanted = file.frames - start if num_samples < 0 else num_samples
         try:
             file.seek(start)
-            wave_S = joined(_first_channel(file, wanted, str(path)), wanted, np.int16)
         except soundfile.LibsndfileError as error:
-            raise ValueError(f"{path}: cannot be decoded: '{error}'; copy it again") from error
-    if len(wave_S) < wanted:
-        line = f"{path}: ends early, after {len(wave_S)} of {wanted} samples"
-        raise ValueError(f"{line}; copy it again")
-    return wave_S
-
-
-def decode_fault(path: str | Path, num_samples: int) -> str | None:
-    """Decode the whole file in pieces; one line if it does not give `num_samples`, else None."""
-    try:
-        with _open(path) as file:
-            found = sum(map(len, _decoded(file, str(path))))
-    except (ValueError, FileNotFoundError) as error:
-        return str(error)
-    if found != num_samples:
-        return f"{path}: ends early, after {found} of {num_samples} samples; copy it again"
-    return None
+            line = f"{path}: cannot be decoded from sample {start} on: '{error}'"
+            raise ValueError(f"{line}; copy it again") from error
+        return joined(_decoded(file, wanted, str(path)), wanted, np.int16)
 
 
 @contextmanager
@@ -117,17 +103,18 @@ def stream(source: Source) -> Iterator[Stream]:
     given = _openable(source, where)
     file: soundfile.SoundFile | None = None
     try:
-        file = soundfile.SoundFile(given)
-    except soundfile.LibsndfileError as error:
-        if error.code != UNKNOWN_FORMAT:
+        file = _sound_file(given)
+    except (soundfile.LibsndfileError, TypeError) as error:
+        if getattr(error, "code", UNKNOWN_FORMAT) != UNKNOWN_FORMAT:
             raise ValueError(_unreadable(where, error)) from error
     if file is None or file.frames >= UNKNOWN_SAMPLES:  # libsndfile cannot seek there, nor read
-        with _open_av(given, where) as container:
-            yield _av_stream(container, where)
+        with _stream_av(given, where) as stream:
+            yield stream
     else:
         with file:
             _refuse_rate(file.samplerate, where)
-            yield Stream(file.samplerate, file.frames, _whole(file, where, file.frames))
+            _refuse_shortened(file, where)
+            yield Stream(file.samplerate, file.frames, _decoded(file, file.frames, where))
 
 
 def name_of(source: object) -> str:
@@ -175,18 +162,6 @@ def joined(blocks: Iterator[np.ndarray], expected: float, dtype: DTypeLike) -> n
     return wave_S[:filled]
 
 
-def _open(path: str | Path) -> soundfile.SoundFile:
-    require_file(path)
-    if not Path(path).stat().st_size:
-        raise ValueError(f"{path}: is empty (0 bytes); copy it again")
-    try:
-        file = soundfile.SoundFile(os.fsencode(path))  # pyright: ignore[reportArgumentType]
-    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: x.raw has no header
-        raise ValueError(_unreadable(str(path), error)) from error
-    _refuse_rate(file.samplerate, str(path))
-    return file
-
-
 def _refuse_rate(sample_rate: int, where: str) -> None:
     """Refuse impossible rates: a second at 1 Hz would become four hours at 16 kHz."""
     if sample_rate not in RATES:
@@ -199,20 +174,6 @@ def _unreadable(where: str, error: object) -> str:
     return f"{where}: is not readable audio: '{reason}'; convert it to 16-bit wav or flac"
 
 
-def _decoded(file: soundfile.SoundFile, where: str) -> Iterator[np.ndarray]:
-    """Blocks of wave_S, int16; ValueError for what libsndfile cannot decode or has shortened."""
-    _refuse_shortened(file, where)
-    found = 0
-    try:
-        while len(wave_SC := _read_int16(file, BLOCK_SAMPLES, where)):
-            found += len(wave_SC)
-            yield np.ascontiguousarray(wave_SC[:, 0])
-    except soundfile.LibsndfileError as error:
-        raise ValueError(
-            f"{where}: cannot be decoded after {found} samples: '{error}'; copy it again"
-        ) from error
-
-
 def _refuse_shortened(file: soundfile.SoundFile, where: str) -> None:
     short = SHORTENED.search(file.extra_info)
     if short and int(short[2]) < int(short[1]) < UNKNOWN_LENGTH:
@@ -220,37 +181,38 @@ def _refuse_shortened(file: soundfile.SoundFile, where: str) -> None:
         raise ValueError(f"{line}; copy it again")
 
 
-def _whole(file: soundfile.SoundFile, where: str, wanted: int) -> Iterator[np.ndarray]:
-    """Yield what `_decoded` does; raise ValueError at the end if there are too few samples."""
-    found = 0
-    for wave_S in _decoded(file, where):
-        found += len(wave_S)
-        yield wave_S
-    if found < wanted:
-        raise ValueError(f"{where}: ends early, after {found} of {wanted} samples; copy it again")
-
-
 def _openable(source: Source, where: str) -> str | BinaryIO:
-    """What libsndfile and PyAV open: a path, or a file that can be sought in."""
+    """Return what libsndfile and PyAV open: a path, or a file that can be sought in."""
     if isinstance(source, str | Path):
-        try:
-            require_file(source)
-        except FileNotFoundError:
-            text = f"{where}: no such file; give the path of a recording"
-            raise FileNotFoundError(text) from None
-        if not Path(source).stat().st_size:
-            raise ValueError(f"{where}: is empty (0 bytes); give a recording")
-        return str(source)
-    if isinstance(source, bytes):
-        if not source:
-            raise ValueError(f"{where}: is empty (0 bytes); give a recording")
-        return io.BytesIO(source)
-    return source if source.seekable() else io.BytesIO(source.read())
+        require_file(source)
+        given, is_empty = str(source), not Path(source).stat().st_size
+    elif isinstance(source, bytes):
+        given, is_empty = io.BytesIO(source), not source
+    else:
+        given, is_empty = source if source.seekable() else io.BytesIO(source.read()), False
+    if is_empty:
+        raise ValueError(f"{where}: is empty (0 bytes); copy it again or give another recording")
+    return given
+
+
+def _sound_file(given: str | BinaryIO) -> soundfile.SoundFile:
+    name: Any = os.fsencode(given) if isinstance(given, str) else given
+    return soundfile.SoundFile(name)
+
+
+def _open(path: str | Path) -> soundfile.SoundFile:
+    given = _openable(path, str(path))
+    try:
+        file = _sound_file(given)
+    except (soundfile.LibsndfileError, TypeError) as error:  # TypeError: x.raw has no header
+        raise ValueError(_unreadable(str(path), error)) from error
+    _refuse_rate(file.samplerate, str(path))
+    return file
 
 
 @contextmanager
-def _open_av(given: str | BinaryIO, where: str) -> Iterator[Any]:
-    """PyAV's container of a file with sound. It opens no other files that this one refers to."""
+def _stream_av(given: str | BinaryIO, where: str) -> Iterator[Stream]:
+    """Decode with PyAV, which opens no other files that this one refers to."""
     try:
         import av
         from av.error import FFmpegError
@@ -261,42 +223,39 @@ def _open_av(given: str | BinaryIO, where: str) -> Iterator[Any]:
         ) from None
     if not isinstance(given, str):
         given.seek(0)
+    options = {"format_whitelist": AV_FORMATS, "protocol_whitelist": "file"}
+    to_int16 = av.AudioResampler(format="s16p")  # rate and channels stay
     try:
-        options = {"format_whitelist": AV_FORMATS, "protocol_whitelist": "file"}
-        with av.open(given, options=options) as container:
-            if not container.streams.audio:
+        with av.open(given, "r", options=options) as container:
+            coded = container.decode(audio=0) if container.streams.audio else ()
+            frames = chain.from_iterable(map(to_int16.resample, coded))
+            first = next(frames, None)
+            if first is None:
                 raise ValueError(f"{where}: holds no sound; give a recording")
-            yield container
+            _refuse_rate(first.sample_rate, where)
+            blocks = (frame.to_ndarray()[0] for frame in chain([first], frames))
+            yield Stream(first.sample_rate, 0, blocks)
     except FFmpegError as error:
         raise ValueError(_unreadable(where, error.strerror)) from error
 
 
-def _av_stream(container: Any, where: str) -> Stream:
-    from av import AudioFrame, AudioResampler
+def _decoded(file: soundfile.SoundFile, wanted: int, where: str) -> Iterator[np.ndarray]:
+    """Yield blocks of wave_S, int16, of the first channel, from where the file is.
 
-    to_int16 = AudioResampler(format="s16p")  # rate and channels stay
-    frames = (frame for coded in container.decode(audio=0) for frame in to_int16.resample(coded))
-    first = next(frames, None)
-    if first is None:
-        raise ValueError(f"{where}: holds no sound; give a recording")
-    _refuse_rate(first.sample_rate, where)
-
-    def blocks() -> Iterator[np.ndarray]:
-        yield first.to_ndarray()[0]
-        for frame in frames:
-            yield cast(AudioFrame, frame).to_ndarray()[0]
-
-    return Stream(first.sample_rate, 0, blocks())
-
-
-def _first_channel(file: soundfile.SoundFile, num_samples: int, where: str) -> Iterator[np.ndarray]:
-    """Blocks of wave_S, int16, until there are so many samples or the file ends."""
-    while num_samples > 0:
-        wave_SC = _read_int16(file, min(num_samples, BLOCK_SAMPLES), where)
-        if not len(wave_SC):
-            return
-        num_samples -= len(wave_SC)
-        yield wave_SC[:, 0]
+    Raises ValueError where they cannot be decoded, or have fewer than `wanted` samples.
+    """
+    found = 0
+    try:
+        while found < wanted:
+            wave_SC = _read_int16(file, min(wanted - found, BLOCK_SAMPLES), where)
+            if not len(wave_SC):
+                line = f"{where}: ends early, after {found} of {wanted} samples"
+                raise ValueError(f"{line}; copy it again")
+            found += len(wave_SC)
+            yield wave_SC[:, 0]
+    except soundfile.LibsndfileError as error:
+        line = f"{where}: cannot be decoded after {found} samples: '{error}'"
+        raise ValueError(f"{line}; copy it again") from error
 
 
 def _read_int16(file: soundfile.SoundFile, num_samples: int, where: str) -> np.ndarray:

@@ -4,9 +4,11 @@ Writes `utt2dur` and `rejected.tsv`. A directory with trials is a test set; with
 rooms) only the audio is checked. `check_tables.py` checks conditions, models and trials.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from shlex import quote
@@ -151,8 +153,8 @@ def _check_audio(
 ) -> list[str]:
     """Set durations and rejections of every utterance; return notes on stereo files."""
     recordings = {key: path for key, path in data_dir.wavs.items() if not path.endswith("|")}
-    looker = _decode if decode else _look
-    found = dict(zip(recordings, _map(looker, list(recordings.values()), num_workers)))
+    look = partial(_look, decode=decode)
+    found = dict(zip(recordings, _map(look, list(recordings.values()), num_workers)))
     stereo = [
         key for key, info in found.items() if not isinstance(info, str) and info.num_channels > 1
     ]
@@ -205,21 +207,18 @@ def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) ->
             faults.add("trials without audio", f"{line}; {data_dir.rejected[utterance]}")
 
 
-def _look(path: str) -> audio.AudioInfo | str:
-    """Return the header, or the problem in one line."""
+def _look(path: str, *, decode: bool) -> audio.AudioInfo | str:
+    """Return the header, or the problem in one line; decode: after reading the file to its end."""
     try:
         info = audio.read_info(path)
+        if decode:
+            with audio.stream(path) as stream:
+                deque(stream.blocks, maxlen=0)
     except (ValueError, FileNotFoundError) as error:
         return str(error)
     if info.num_samples == 0:
         return f"{path}: is empty (0 samples); record it again or drop it"
     return info
-
-
-def _decode(path: str) -> audio.AudioInfo | str:
-    """Like `_look`, after reading the file to its end."""
-    info = _look(path)
-    return info if isinstance(info, str) else audio.decode_fault(path, info.num_samples) or info
 
 
 def _map(

@@ -15,7 +15,7 @@ def require_file(path: str | Path) -> None:
     try:
         mode = Path(path).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(f"{path}: no such file; correct wav.scp or restore it") from None
+        raise FileNotFoundError(f"{path}: no such file; correct the path or restore it") from None
     except (OSError, ValueError) as error:  # links in a circle, a name too long, no permission
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"{path}: cannot be opened ({reason}); repair it or drop it") from None

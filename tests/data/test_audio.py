@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from refusals import refused, refuses
+from refusals import refuses
 
 from speakerlab.data import audio
 
@@ -17,6 +17,12 @@ RATE = 16000
 def noise(num_samples: int, *shape: int) -> np.ndarray:
     rng = np.random.default_rng(0)
     return rng.integers(-32768, 32768, (num_samples, *shape), dtype=np.int16)
+
+
+def decode(path: Path) -> int:
+    """Read a file to its end; return the number of samples."""
+    with audio.stream(path) as stream:
+        return sum(map(len, stream.blocks))
 
 
 @pytest.fixture(params=["wav", "flac"])
@@ -57,7 +63,7 @@ def test_24_bit_keeps_the_upper_16(tmp_path: Path):
     soundfile.write(tmp_path / "a.wav", wave_S, RATE, subtype="PCM_24")
     assert np.array_equal(audio.read(tmp_path / "a.wav"), wave_S >> 16)
     # an odd number of bytes, which libsndfile remarks upon, is no fault
-    assert audio.decode_fault(tmp_path / "a.wav", 1001) is None
+    assert decode(tmp_path / "a.wav") == 1001
 
 
 def test_float_is_scaled_rounded_and_clipped(tmp_path: Path):
@@ -81,14 +87,12 @@ def test_more_than_there_is(clip):
     with refuses(str(path), "cannot be decoded"):
         audio.read(path, 48001, 10)
     assert np.array_equal(audio.read(path, 40000), wave_S[40000:])
-    assert audio.decode_fault(path, 48000) is None
-    assert refused(audio.decode_fault(path, 48001) or "", str(path), "48000 of 48001")
+    assert decode(path) == 48000
 
 
 def test_not_there_and_not_audio(tmp_path: Path):
-    with refuses(f"{tmp_path}/none.wav", error=FileNotFoundError) as missing:
+    with refuses(f"{tmp_path}/none.wav", error=FileNotFoundError):
         audio.read(tmp_path / "none.wav")
-    assert audio.decode_fault(tmp_path / "none.wav", 1) == str(missing.value)
     for content, value in ((b"this is not audio at all", "not readable"), (b"", "0 bytes")):
         (tmp_path / "a.wav").write_bytes(content)
         with refuses(f"{tmp_path}/a.wav", value):
@@ -101,7 +105,8 @@ def test_cut_flac_is_found(tmp_path: Path, share):
     audio.write(path, noise(3 * RATE), RATE)
     os.truncate(path, int(path.stat().st_size * share))
     assert audio.read_info(path).num_samples == 48000  # the header still promises all
-    assert refused(audio.decode_fault(path, 48000) or "", str(path), "; copy it again")
+    with refuses(str(path), "; copy it again"):
+        decode(path)
 
 
 def test_cut_wav_is_found(tmp_path: Path):
@@ -109,7 +114,8 @@ def test_cut_wav_is_found(tmp_path: Path):
     audio.write(path, noise(RATE), RATE)
     os.truncate(path, 44 + 20000)
     assert audio.read_info(path).num_samples == 10000  # libsndfile says nothing
-    assert refused(audio.decode_fault(path, 10000) or "", str(path), "20000 of 32000 bytes")
+    with refuses(str(path), "20000 of 32000 bytes"):
+        decode(path)
 
 
 @pytest.mark.parametrize("promised", [0xFFFFFFFF, 0x7FFFFFFF - 36, 0x7FFF0000])
@@ -121,7 +127,7 @@ def test_wav_of_unknown_length_is_whole(tmp_path: Path, promised):
     assert content[36:40] == b"data"
     content[40:44] = struct.pack("<I", promised)
     path.write_bytes(content)
-    assert audio.decode_fault(path, 16000) is None
+    assert decode(path) == 16000
     assert np.array_equal(audio.read(path), wave_S)
 
 

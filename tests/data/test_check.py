@@ -178,7 +178,7 @@ def test_rejections_below_the_share_are_listed_and_left_out(folder: Path):
         f"{folder}: 2 speakers, 3 utterances, 0.00 h; 1 left out, see {folder}/rejected.tsv"
     ]
     assert (folder / "rejected.tsv").read_text() == (
-        f"spk1-0\t{path}\t{path}: no such file; correct wav.scp or restore it\n"
+        f"spk1-0\t{path}\t{path}: no such file; correct the path or restore it\n"
     )
     manifest = read_manifest([folder], sample_rate=RATE)
     assert sorted(manifest.ids) == ["spk0-0", "spk0-1", "spk1-1"]
