@@ -60,11 +60,7 @@ class TrialList:
         """Durations of either side, (N) each; None if one is unknown."""
         if not self.seconds.keys() >= set(self.trials.ids):
             return None
-        of_enrol, of_test = (
-            np.array([self.seconds[name] for name in ids])
-            for ids in (self.trials.enrol_ids, self.trials.test_ids)
-        )
-        return of_enrol[self.trials.enrol_N], of_test[self.trials.test_N]
+        return self.trials.look_up(self.seconds.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -120,16 +116,12 @@ def read_trial_list(path: Path) -> TrialList:
 def average_models(table: EmbeddingTable, models: Mapping[str, Sequence[str]]) -> EmbeddingTable:
     """Average the embeddings of each model's utterances, unnormalised: a table of the models.
 
-    This is the averaged protocol of WeSpeaker's CN-Celeb recipe. Raises ValueError for a model
-    without utterances and for utterances without an embedding.
+    This is the averaged protocol of WeSpeaker's CN-Celeb recipe. Raises ValueError for utterances
+    without an embedding.
     """
     wanted = list(dict.fromkeys(name for names in models.values() for name in names))
     found = table.select(wanted, where="enrolment")
     row_of = {name: row for row, name in enumerate(wanted)}
-    faults = Faults()
-    for model in (model for model, names in models.items() if not names):
-        faults.add("models", f"enrolment: {model} has no utterances; add some to its line")
-    faults.raise_if_any("enrolment: refused, a model needs utterances")
     emb_MD = np.stack(
         [found.emb_ND[[row_of[name] for name in names]].mean(axis=0) for names in models.values()]
     )
@@ -143,10 +135,11 @@ def speaker_of_models(
     faults, found = Faults(), dict[str, str]()
     for model, names in models.items():
         speakers = sorted({speaker_of.get(name, "nobody") for name in names})
-        if len(speakers) != 1:
-            got = ", ".join(speakers)
-            faults.add("models", f"{where}: {model} must be one speaker, got {got}; correct it")
-        found[model] = speakers[0]
+        if len(speakers) == 1:
+            found[model] = speakers[0]
+            continue
+        got = ", ".join(speakers) or "no utterance"
+        faults.add("models", f"{where}: {model} must be one speaker, got {got}; correct it")
     faults.raise_if_any(f"{where}: refused, a model is one speaker")
     return found
 

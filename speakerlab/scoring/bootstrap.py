@@ -11,7 +11,8 @@ has no EER and is drawn again.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -52,7 +53,7 @@ def bootstrap(
     """
     scores_N, is_target_N = checked(scores, is_target)
     pairs = SpeakerPairs.of(enrol_speaker, test_speaker, is_target_N)
-    whole, upper = RankedTrials.of(scores_N, is_target_N, pairs.pair_N, p_targets)
+    ranked = RankedTrials.of(scores_N, is_target_N, pairs.pair_N, p_targets)
     costs = {} if llr is None else _decision_costs(llr, is_target_N, pairs, p_targets)
     target_P, nontarget_P = pairs.sums(is_target_N), pairs.sums(~is_target_N)
     if num_replicates is None:
@@ -64,9 +65,7 @@ def bootstrap(
         weight_P = pairs.weights(np.bincount(drawn, minlength=pairs.num_speakers))
         num_target, num_nontarget = float(weight_P @ target_P), float(weight_P @ nontarget_P)
         if num_target > 0 and num_nontarget > 0:
-            rates = upper.rates(weight_P, num_nontarget, p_targets)
-            rates = rates or whole.rates(weight_P, num_nontarget, p_targets)
-            assert rates is not None
+            rates = ranked.rates(weight_P, num_nontarget, p_targets, first=ranked.first)
             for name, (miss_P, fa_P) in costs.items():
                 cost = weight_P @ miss_P / num_target + weight_P @ fa_P / num_nontarget
                 rates[name] = float(cost)
@@ -146,18 +145,14 @@ class SpeakerPairs:
 
 @dataclass(frozen=True)
 class RankedTrials:
-    """Targets and non-targets in ascending order of score, and where operating points cut them.
-
-    Only the non-targets from number `skipped` on are kept. Lower thresholds accept so many that
-    neither the EER nor a minimum cost is there, which `rates` verifies.
-    """
+    """Targets and non-targets in ascending order of score, and where operating points cut them."""
 
     target_pairs: NDArray[np.int32]
     nontarget_pairs: NDArray[np.int32]
     target_starts_K: NDArray[np.intp]
-    nontarget_starts_K: NDArray[np.intp]  # counted from `skipped` on
+    nontarget_starts_K: NDArray[np.intp]
     at_targets: NDArray[np.intp]  # points from which on a target is missed, and the last point
-    skipped: int
+    first: int  # point above which the EER and the minimum costs of most replicates are
 
     @classmethod
     def of(
@@ -166,72 +161,59 @@ class RankedTrials:
         is_target_N: np.ndarray,
         pair_N: np.ndarray,
         p_targets: Sequence[float],
-    ) -> "tuple[RankedTrials, RankedTrials]":
-        """(one that holds all, one that holds what most replicates need)."""
+    ) -> "RankedTrials":
+        """Sort the trials once for all replicates."""
         order_N, starts_K = order_of(scores_N)
         is_target_N, pair_N = is_target_N[order_N], pair_N[order_N]
         target_starts_K = sums_before(is_target_N.astype(np.int64))[starts_K]
-        has_target_K = np.append(np.diff(target_starts_K) > 0, True)
-        whole = cls(
+        nontarget_starts_K = starts_K - target_starts_K
+        p_miss_K = target_starts_K / target_starts_K[-1]
+        p_fa_K = 1.0 - nontarget_starts_K / nontarget_starts_K[-1]
+        shares = [eer_of_points(p_miss_K, p_fa_K), *(p / (1 - p) for p in p_targets)]
+        num_rejected = (1.0 - min(SPARE * max(shares), 1.0)) * nontarget_starts_K[-1]
+        return cls(
             target_pairs=pair_N[is_target_N],
             nontarget_pairs=pair_N[~is_target_N],
             target_starts_K=target_starts_K,
-            nontarget_starts_K=starts_K - target_starts_K,
-            at_targets=np.flatnonzero(has_target_K),
-            skipped=0,
-        )
-        p_miss_K = target_starts_K / target_starts_K[-1]
-        p_fa_K = 1.0 - whole.nontarget_starts_K / whole.nontarget_starts_K[-1]
-        shares = [SPARE * eer_of_points(p_miss_K, p_fa_K)]
-        shares += [SPARE * p / (1 - p) for p in p_targets]
-        return whole, whole.upper(min(max(shares), 1.0))
-
-    def upper(self, share: float) -> "RankedTrials":
-        """From the first operating point that accepts at most this share of the non-targets."""
-        total = int(self.nontarget_starts_K[-1])
-        k = int(np.searchsorted(self.nontarget_starts_K, (1.0 - share) * total))
-        skipped = int(self.nontarget_starts_K[k])
-        return replace(
-            self,
-            nontarget_pairs=self.nontarget_pairs[skipped:],
-            target_starts_K=self.target_starts_K[k:],
-            nontarget_starts_K=self.nontarget_starts_K[k:] - skipped,
-            at_targets=self.at_targets[self.at_targets >= k] - k,
-            skipped=skipped,
+            nontarget_starts_K=nontarget_starts_K,
+            at_targets=np.flatnonzero(np.append(np.diff(target_starts_K) > 0, True)),
+            first=int(np.searchsorted(nontarget_starts_K, num_rejected)),
         )
 
     def rates(
-        self, weight_P: np.ndarray, num_nontarget: float, p_targets: Sequence[float]
-    ) -> dict[str, float] | None:
-        """EER and minDCF when each trial weighs what its pair does; None if they may lie lower.
+        self, weight_P: np.ndarray, num_nontarget: float, p_targets: Sequence[float], *, first: int
+    ) -> dict[str, float]:
+        """Return EER and minDCF when each trial weighs what its pair does.
 
-        num_nontarget: total weight of all non-targets. Bisection looks at 20 of a million operating
+        num_nontarget: total weight of all non-targets. Only points from `first` on are looked at,
+        or all of them if the rates may lie lower. Bisection looks at 20 of a million operating
         points for the EER. A cost is least at a point whose threshold is the score of a target: a
         higher threshold with as few misses only saves false alarms.
         """
+        skipped = self.nontarget_starts_K[first]
         miss = sums_before(weight_P[self.target_pairs])
-        reject = sums_before(weight_P[self.nontarget_pairs])
+        reject = sums_before(weight_P[self.nontarget_pairs[skipped:]])
         below = num_nontarget - reject[-1]
 
-        def at(k: int) -> tuple[float, float]:
-            p_fa = 1.0 - (below + reject[self.nontarget_starts_K[k]]) / num_nontarget
-            return miss[self.target_starts_K[k]] / miss[-1], p_fa
+        def at(k: Any) -> tuple[Any, Any]:
+            """Miss and false-alarm rate of a point, or of an array of points."""
+            rejected = below + reject[self.nontarget_starts_K[k] - skipped]
+            return miss[self.target_starts_K[k]] / miss[-1], 1.0 - rejected / num_nontarget
 
-        before, after = 0, len(self.target_starts_K) - 1
+        before, after = first, len(self.target_starts_K) - 1
         p_miss, p_fa = at(before)
-        if self.skipped and not (p_miss < p_fa and all((1 - p) * p_fa >= p for p in p_targets)):
-            return None  # otherwise every cost below is above that of rejecting all
+        if skipped and not (p_miss < p_fa and all((1 - p) * p_fa >= p for p in p_targets)):
+            # otherwise every cost below is above that of rejecting all
+            return self.rates(weight_P, num_nontarget, p_targets, first=0)
         while after - before > 1:
             middle = (before + after) // 2
             p_miss, p_fa = at(middle)
             before, after = (middle, after) if p_miss < p_fa else (before, middle)
         found = {"eer": crossing(*at(before), *at(after))}
         if p_targets:
-            k = self.at_targets
-            p_miss_K = miss[self.target_starts_K[k]] / miss[-1]
-            p_fa_K = 1.0 - (below + reject[self.nontarget_starts_K[k]]) / num_nontarget
+            points = at(self.at_targets[self.at_targets >= first])
             for p in p_targets:
-                found[f"min_dcf_{p:g}"] = min_dcf_of_points(p_miss_K, p_fa_K, p_target=p)
+                found[f"min_dcf_{p:g}"] = min_dcf_of_points(*points, p_target=p)
         return found
 
 

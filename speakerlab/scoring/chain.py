@@ -6,8 +6,9 @@ Letters: N trials, E enrolment rows, T test rows, R rows of either, K numbers of
 product takes it, F features of a trial.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -53,15 +54,14 @@ ENROL, TEST, DEVELOPMENT = "enrolment embeddings", "test embeddings", "developme
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Scores of trials and quality measures of either side, each (N).
+    """Scores of trials, and quality measures: name -> (enrolment side, test side); each (N).
 
     "norm" is the length of the embedding as extracted; "cohort_mean", where scores were normalised,
     is the mean score of that side against the cohort.
     """
 
     scores_N: NDArray[np.float32]
-    enrol_quality: dict[str, np.ndarray]
-    test_quality: dict[str, np.ndarray]
+    quality: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,8 +96,7 @@ class Chain:
         test = test.select(trials.test_ids, where=TEST)
         norm_E = row_lengths(enrol.emb_ND, enrol.ids, where=ENROL)
         norm_T = row_lengths(test.emb_ND, test.ids, where=TEST)
-        quality_E: dict[str, np.ndarray] = {"norm": norm_E}
-        quality_T: dict[str, np.ndarray] = {"norm": norm_T}
+        quality: dict[str, tuple[np.ndarray, np.ndarray]] = {"norm": (norm_E, norm_T)}
         num_E = [(num_enrol or {}).get(name, 1) for name in enrol.ids]
         enrol_EK = self._enrol_side(transformed(enrol, self.transforms), num_E)
         test_TK = self._test_side(transformed(test, self.transforms), where=TEST)
@@ -110,12 +109,9 @@ class Chain:
                 test_TK, self._enrol_side(self.cohort), top_n=self.top_n, ids=test.ids, where=TEST
             )
             scores_N = normalised(scores_N, trials, by_enrol, by_test)
-            quality_E["cohort_mean"], quality_T["cohort_mean"] = by_enrol[0], by_test[0]
-        return Scored(
-            scores_N,
-            {name: row_E.astype(np.float32)[trials.enrol_N] for name, row_E in quality_E.items()},
-            {name: row_T.astype(np.float32)[trials.test_N] for name, row_T in quality_T.items()},
-        )
+            quality["cohort_mean"] = by_enrol[0].astype(np.float32), by_test[0].astype(np.float32)
+        e_N, t_N = trials.enrol_N, trials.test_N
+        return Scored(scores_N, {name: (e[e_N], t[t_N]) for name, (e, t) in quality.items()})
 
     def features(
         self, scored: Scored, seconds: tuple[np.ndarray, np.ndarray] | None
@@ -130,10 +126,7 @@ class Chain:
         """
         if not self.with_quality:
             return scored.scores_N[:, None], ("score",)
-        pairs = {
-            name: (values_N, scored.test_quality[name])
-            for name, values_N in scored.enrol_quality.items()
-        }
+        pairs = dict(scored.quality)
         if seconds is not None:
             shorter_N = np.minimum(*seconds)
             if not (shorter_N > 0).all():
@@ -203,16 +196,19 @@ def build_chain(
             options.append(f"adapt={adapt[0]}")
     cohort, num_nearest, normalised_by = None, 0, ""
     if normalisation is not None:
-        cohort = transformed(_speaker_table(development), transforms)
+        means = SpeakerMeans.of(development)
+        mean_SD = means.mean_SD.astype(np.float32)
+        cohort = EmbeddingTable(means.names, mean_SD, development.table.model_sha256)
+        cohort = transformed(cohort, transforms)
         num_nearest, normalised_by = _nearest(normalisation, len(cohort.ids), top_n)
         if normalisation == "asnorm" and top_n != USUAL_TOP_N:
             options.append(f"top-n={top_n}")
-    sizes = len(development.table.ids), len(set(development.speaker_M))
+    table = development.table
+    sizes = len(table.ids), len(set(development.speaker_M))
     source = LEARNED_FROM.format(*sizes) if learned else ""
     num_dims, scored = done.table.emb_ND.shape[1], SCORERS[scorer] + adapted
     protocol = _protocol(transform_steps, num_dims, scored, normalised_by, source, qmf)
     name = ",".join([spec, *options])
-    table = development.table
     return Chain(name, protocol, transforms, plda, cohort, num_nearest, is_qmf, table)
 
 
@@ -254,25 +250,18 @@ def _protocol(steps: Sequence[str], num_dims: int, scored: str, *others: str) ->
 def _learn_transforms(
     steps: Sequence[str], development: Development, lda_dim: int | None
 ) -> tuple[Development, tuple[Transform, ...]]:
-    """The development set after all transforms, and these."""
+    """Return the development set after all transforms, and these."""
+    learn: dict[str, Callable[[Development], Transform]] = {
+        "mean": learn_mean,
+        "lda": partial(learn_lda, dim=lda_dim),
+        "whiten": learn_whitening,
+        "length": lambda _: to_unit_length,
+    }
     transforms: list[Transform] = []
     for step in steps:
-        if step == "length":
-            transforms.append(to_unit_length)
-        elif step == "lda":
-            transforms.append(learn_lda(development, dim=lda_dim))
-        else:
-            transforms.append((learn_mean if step == "mean" else learn_whitening)(development))
+        transforms.append(learn[step](development))
         development = replace(development, table=transforms[-1](development.table))
     return development, tuple(transforms)
-
-
-def _speaker_table(development: Development) -> EmbeddingTable:
-    """The mean embedding of each speaker, under the speaker's name."""
-    means = SpeakerMeans.of(development)
-    return EmbeddingTable(
-        means.names, means.mean_SD.astype(np.float32), development.table.model_sha256
-    )
 
 
 def _nearest(normalisation: str, size: int, top_n: int) -> tuple[int, str]:

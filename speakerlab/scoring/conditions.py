@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from speakerlab.scoring.bootstrap import bootstrap, interval
-from speakerlab.scoring.metrics import eer_of_points, min_dcf_of_points, operating_points
+from speakerlab.scoring.metrics import eer, min_dcf
 from speakerlab.scoring.trials import Trials
 
 MAX_PAIRS = 12  # of values; if there are more, rows are: same, different, each value of the test
@@ -54,15 +54,13 @@ def condition_rows(
                 "min_dcf": None,
             }
             if 0 < num_target < len(chosen):
-                p_miss_K, p_fa_K, _ = operating_points(own_N, truth_N)
                 sides = (side_N[chosen] for side_N in speakers)
                 drawn = bootstrap(
                     own_N, truth_N, *sides, p_targets=(), num_replicates=NUM_REPLICATES
                 )
-                row["eer"] = eer_of_points(p_miss_K, p_fa_K)
+                row["eer"] = eer(own_N, truth_N)
                 row["eer_ci95"] = interval(drawn["eer"])
-                cost = min_dcf_of_points(p_miss_K, p_fa_K, p_target=P_TARGET)
-                row["min_dcf"] = {f"{P_TARGET:g}": cost}
+                row["min_dcf"] = {f"{P_TARGET:g}": min_dcf(own_N, truth_N, p_target=P_TARGET)}
             rows.append(row)
     return rows
 
@@ -71,11 +69,8 @@ def _by_duration(
     trials: Trials, seconds: Mapping[str, float]
 ) -> Iterator[tuple[str, NDArray[np.intp]]]:
     """(bin, trials whose shorter side falls into it), shortest first."""
-    enrol_N, test_N = (
-        np.array([seconds.get(i, np.nan) for i in ids])[index_N]
-        for ids, index_N in ((trials.enrol_ids, trials.enrol_N), (trials.test_ids, trials.test_N))
-    )
-    shorter_N = np.minimum(enrol_N, test_N)  # NaN where a side is unknown
+    sides = trials.look_up(lambda name: seconds.get(name, np.nan))
+    shorter_N = np.minimum(*sides)  # NaN where a side is unknown
     for low, high in zip((0.0, *SECONDS), (*SECONDS, np.inf)):
         name = f"{low:g} s and more" if high == np.inf else f"{low:g} to {high:g} s"
         yield name, np.flatnonzero((shorter_N >= low) & (shorter_N < high))
@@ -85,10 +80,7 @@ def _by_value(trials: Trials, table: Mapping[str, str]) -> Iterator[tuple[str, N
     """(value, trials that have it), in the order of the values."""
     names = sorted(set(table.values()))
     code_of = {name: code for code, name in enumerate(names)}
-    enrol_N, test_N = (
-        np.array([code_of.get(table.get(i, ""), -1) for i in ids], np.int64)[index_N]
-        for ids, index_N in ((trials.enrol_ids, trials.enrol_N), (trials.test_ids, trials.test_N))
-    )
+    enrol_N, test_N = trials.look_up(lambda name: code_of.get(table.get(name, ""), -1))
     known = np.flatnonzero((enrol_N >= 0) & (test_N >= 0))
     low, high = np.minimum(enrol_N, test_N)[known], np.maximum(enrol_N, test_N)[known]
     pairs = low * len(names) + high

@@ -6,6 +6,7 @@ On disk a table is three files: `<stem>.npy` (float32, N x D), `<stem>.ids` (one
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,13 +37,10 @@ class EmbeddingTable:
         assert self.emb_ND.ndim == 2 and len(self.ids) == len(self.emb_ND), self.emb_ND.shape
         assert self.emb_ND.dtype == np.float32, self.emb_ND.dtype
         faults = Faults()
-        if len(set(self.ids)) < len(self.ids):
-            seen: set[str] = set()
-            for name in self.ids:
-                if name in seen:
-                    problem = f"embeddings: {name} occurs twice; remove old parts and {AGAIN}"
-                    faults.add("duplicate ids", problem)
-                seen.add(name)
+        for name, num in Counter(self.ids).items():
+            if num > 1:
+                problem = f"embeddings: {name} occurs {num} times; remove old parts and {AGAIN}"
+                faults.add("duplicate ids", problem)
         for row in np.flatnonzero(~np.isfinite(self.emb_ND).all(axis=1)):
             value = self.emb_ND[row][~np.isfinite(self.emb_ND[row])][0]
             faults.add(

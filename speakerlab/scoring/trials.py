@@ -8,7 +8,7 @@ commas, semicolons or tabs (such as NIST's keys).
 
 import csv
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -58,10 +58,9 @@ class Trials:
 
     def check_known(self, ids: Collection[str], *, where: str = "trials") -> None:
         """Raise ValueError naming utterances that are not among `ids`."""
-        known = ids if isinstance(ids, (set, frozenset, dict)) else set(ids)
         faults = Faults()
         for utterance in self.ids:
-            if utterance not in known:
+            if utterance not in ids:
                 faults.add(
                     "unknown utterances",
                     f"{where}: a trial names {utterance}, which is not in the data; "
@@ -69,15 +68,14 @@ class Trials:
                 )
         faults.raise_if_any(f"{where}: refused, trials must name known utterances")
 
-    def speakers(
-        self, speaker_of: Mapping[str, str]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Numbers of the enrolment and the test speaker of each trial, equal for equal speakers."""
+    def speakers(self, speaker_of: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of both speakers of each trial, equal for equal speakers."""
         code_of = defaultdict[str, int](count().__next__)
-        enrol, test = (
-            np.fromiter((code_of[speaker_of[name]] for name in ids), np.int32, len(ids))
-            for ids in (self.enrol_ids, self.test_ids)
-        )
+        return self.look_up(lambda name: code_of[speaker_of[name]])
+
+    def look_up(self, value_of: Callable[[str], float]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the value of the enrolment id and of the test id of each trial, (N) each."""
+        enrol, test = (np.array(list(map(value_of, i))) for i in (self.enrol_ids, self.test_ids))
         return enrol[self.enrol_N], test[self.test_N]
 
 

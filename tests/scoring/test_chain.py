@@ -38,9 +38,9 @@ def test_cosine_needs_no_development_set():
     expected = cosine_scores(TEST.table, TEST.table, TRIALS)
     np.testing.assert_array_equal(scored.scores_N, expected)
     norm_N = np.linalg.norm(TEST.table.emb_ND, axis=1)
-    np.testing.assert_allclose(scored.enrol_quality["norm"], norm_N[TRIALS.enrol_N], rtol=1e-6)
-    np.testing.assert_allclose(scored.test_quality["norm"], norm_N[TRIALS.test_N], rtol=1e-6)
-    assert list(scored.enrol_quality) == ["norm"]
+    assert list(scored.quality) == ["norm"]
+    sides = norm_N[TRIALS.enrol_N], norm_N[TRIALS.test_N]
+    np.testing.assert_allclose(scored.quality["norm"], sides, rtol=1e-6)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith("mean")])
@@ -81,7 +81,7 @@ def test_the_cohort_is_one_unit_mean_a_development_speaker():
     expected_N = ((by_enrol_NN + by_enrol_NN.T) / 2)[TRIALS.enrol_N, TRIALS.test_N]
     scored = score("mean+cosine+asnorm", top_n=10)
     np.testing.assert_allclose(scored.scores_N, expected_N, rtol=1e-3, atol=1e-3)
-    found_N = scored.test_quality["cohort_mean"]
+    _, found_N = scored.quality["cohort_mean"]
     np.testing.assert_allclose(found_N, mean_N[TRIALS.test_N], atol=1e-5)
 
 
@@ -178,11 +178,8 @@ QMF = Chain("x+qmf", "", (), with_quality=True)
 
 
 def scored(**sides):
-    return Scored(
-        np.array([0.5, 0.25], dtype=np.float32),
-        {name: np.array(enrol) for name, (enrol, _) in sides.items()},
-        {name: np.array(test) for name, (_, test) in sides.items()},
-    )
+    quality = {name: (np.array(enrol), np.array(test)) for name, (enrol, test) in sides.items()}
+    return Scored(np.array([0.5, 0.25], dtype=np.float32), quality)
 
 
 def test_features_by_hand():
