@@ -86,7 +86,7 @@ class Ours:
         def one() -> None:
             batch = next(self.batches)
             if work == "full_cpu":
-                self.bench.task.embedder.get_submodule("fbank")(self.bench.augment(batch))
+                self.bench.task.embedder.get_submodule("fbank")(self.bench.source.augment(batch))
 
         return timed(one, steps=steps)
 
@@ -101,7 +101,7 @@ class Ours:
         feats = {}
         for row, name in enumerate(bench.crops.manifest.ids):
             batch = collate([bench.crops[(0, row, row)]])
-            feats[name] = fbank(bench.augment(batch))[0].numpy()
+            feats[name] = fbank(bench.source.augment(batch))[0].numpy()
         np.savez(path, **feats)
 
 

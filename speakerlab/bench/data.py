@@ -3,9 +3,10 @@
 Everything is built as training builds it. Letters: S samples.
 """
 
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -14,8 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from speakerlab.bench.models import micro_batch_of
 from speakerlab.bench.rows import Row
 from speakerlab.bench.stopwatch import Laps
+from speakerlab.bench.synthetic import with_synthetic_corpus
 from speakerlab.config.schema import Config
 from speakerlab.core.atomic import write_text
 from speakerlab.core.batch import Batch, Crop, Draw
@@ -37,21 +40,28 @@ WARM_UP = 2  # batches before anything is measured
 class DataBench:
     """The data path and the model of a training, on one rank."""
 
-    corpus: Corpus
-    crops: TrainCrops
     source: setup.TrainBatches
-    augment: Augment
+    crops: TrainCrops
     task: SpeakerTask
-    device: torch.device
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Generator[Batch, None, None]:
         """Yield this rank's micro-batches."""
-        return self.source.read_from(0, 0)
+        yield from self.source.read_from(0, 0)
 
     def slots(self, micro_batch: int) -> MicroBatches:
-        """Return the places in the order of the epochs of micro-batches without end."""
+        """Return the slots of micro-batches without end."""
         order = self.source.order
         return MicroBatches(order, start_step=0, stop_step=ENDLESS, micro_batch=micro_batch)
+
+
+@contextmanager
+def open_bench(config: Config, ranks: Ranks, *, has_data: bool) -> Iterator[DataBench]:
+    """Yield the data path of a configuration, over a synthetic corpus if it has no data."""
+    with tempfile.TemporaryDirectory() as folder:
+        if not has_data:
+            size = micro_batch_of(config, ranks.device)
+            config = with_synthetic_corpus(config, Path(folder), micro_batch=size)
+        yield build_bench(config, ranks)
 
 
 def build_bench(config: Config, ranks: Ranks) -> DataBench:
@@ -62,15 +72,12 @@ def build_bench(config: Config, ranks: Ranks) -> DataBench:
     classes = row_names(config, corpus)
     precision = setup.precision(config, ranks)
     task = setup.build_task(config, corpus, precision, ranks, num_classes=len(classes))
-    assert isinstance(task.augment, Augment)
-    plan = plan_batch(config, ranks, task)
+    augment, plan = task.augment, plan_batch(config, ranks, task)
+    assert isinstance(augment, Augment)
     return DataBench(
-        corpus=corpus,
-        crops=setup.train_crops(config, corpus, classes, task.augment),
-        source=setup.TrainBatches(config, corpus, classes, task.augment, ranks, plan),
-        augment=task.augment,
+        source=setup.TrainBatches(config, corpus, classes, augment, ranks, plan),
+        crops=setup.train_crops(config, corpus, classes, augment),
         task=task.to(ranks.device),
-        device=ranks.device,
     )
 
 
@@ -94,7 +101,7 @@ def data_rows(bench: DataBench, name: str, *, seconds: float) -> Iterator[Row]:
 
 def measure_loader(bench: DataBench, *, seconds: float) -> float:
     """Return the crops a second that the loader's workers deliver while nothing else is done."""
-    with closing(bench.batches()) as batches:  # pyright: ignore[reportArgumentType]
+    with closing(bench.batches()) as batches:
         next(islice(batches, WARM_UP - 1, None))
         start, num_crops = time.perf_counter(), 0
         while time.perf_counter() - start < seconds:
@@ -104,64 +111,56 @@ def measure_loader(bench: DataBench, *, seconds: float) -> float:
 
 def measure_training(bench: DataBench, *, seconds: float) -> tuple[float, float]:
     """Return (crops a second, share of the time spent waiting for data) of forward and backward."""
-    laps, num_crops = Laps(bench.device), 0
-    with closing(bench.batches()) as batches:  # pyright: ignore[reportArgumentType]
-        for number, batch in enumerate(batches):
-            if number == WARM_UP:
-                laps.start()
-                num_crops = 0
+    source = bench.source
+    laps = Laps(source.ranks.device)
+    with closing(bench.batches()) as batches:
+        for batch in laps.repeat(batches, warm_up=WARM_UP, seconds=seconds):
             laps.end("waited")
-            batch = batch.to(bench.device)
-            wave_BS = batch.feats_BTF if len(batch.feats_BTF) else bench.augment(batch)
+            batch = batch.to(laps.device)
+            wave_BS = batch.feats_BTF if len(batch.feats_BTF) else source.augment(batch)
             bench.task(wave_BS, batch.label_B, 0.0, batch=batch).loss.backward()
             bench.task.zero_grad()
-            num_crops += len(batch.label_B)
             laps.end("worked")
-            if number > WARM_UP and laps.total > seconds:
-                break
+    num_crops = laps.count * source.plan.micro_batch
     return num_crops / laps.total, laps.seconds["waited"] / laps.total
 
 
 def measure_hops(bench: DataBench, *, seconds: float) -> dict[str, float]:
     """Return the seconds of each hop for a crop, one after the other in this process."""
-    laps, num_crops = Laps(bench.device), 0
-    for number, slots in enumerate(bench.slots(bench.source.plan.micro_batch)):
-        if number == WARM_UP:
-            laps.start()
-            num_crops = 0
+    size, augment = bench.source.plan.micro_batch, bench.source.augment
+    laps = Laps(bench.source.ranks.device)
+    for slots in laps.repeat(bench.slots(size), warm_up=WARM_UP, seconds=seconds):
         drawn = [bench.crops.draw(slot) for slot in slots]
         laps.end("draw")
         crops = [bench.crops.read(crop) for crop in drawn]
         laps.end("read")
         batch = collate(crops)
         laps.end("collate")
-        batch = batch.to(bench.device)
+        batch = batch.to(laps.device)
         laps.end("to device")
         with torch.no_grad():
-            wave_BS = bench.augment.scale(batch)
-            for name in bench.augment.wave_names:
-                wave_BS = bench.augment.run(name, wave_BS, batch)
+            wave_BS = augment.scale(batch)
+            for name in augment.wave_names:
+                wave_BS = augment.run(name, wave_BS, batch)
                 laps.end(name)
             bench.task.embedder.get_submodule("fbank")(wave_BS)
         laps.end("fbank")
-        num_crops += len(slots)
-        if number > WARM_UP and laps.total > seconds:
-            break
-    return {hop: total / num_crops for hop, total in laps.seconds.items()}
+    return {hop: total / (laps.count * size) for hop, total in laps.seconds.items()}
 
 
 def write_crops(bench: DataBench, folder: Path, *, count: int) -> None:
     """Write the first crops of the first epoch as 16-bit wav, and their draws to `crops.tsv`."""
+    source, rows = bench.source, list[dict[str, str]]()
+    augment, corpus = source.augment, source.corpus
     folder.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, str]] = []
     for number, slot in enumerate(islice(chain.from_iterable(bench.slots(1)), count)):
         crop = bench.crops[slot]
-        bench.augment.take_silent()
-        wave_S = bench.augment(collate([crop]).to(bench.device))[0].cpu().numpy()
+        augment.take_silent()
+        wave_S = augment(collate([crop]).to(source.ranks.device))[0].cpu().numpy()
         name = f"crop-{number:02d}.wav"
-        audio.write(folder / name, audio.to_int16(wave_S), bench.corpus.train.sample_rate)
-        about = describe(bench.corpus, bench.crops, crop)
-        if bench.augment.take_silent():
+        audio.write(folder / name, audio.to_int16(wave_S), corpus.train.sample_rate)
+        about = describe(corpus, bench.crops, crop)
+        if augment.take_silent():
             about["snr_db"] = "none: silent"
         clipped = f"{100 * (abs(wave_S) > 1).mean():.2f}"
         rows.append({"file": name, **about, "clipped_percent": clipped})

@@ -9,15 +9,16 @@ import gc
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
 BLOCKS = 5
+T = TypeVar("T")
 PROC = Path("/proc/self")
 RESET_PEAK = "5"  # linux/Documentation/filesystems/proc.rst, clear_refs
 
@@ -58,7 +59,7 @@ def block_seconds(
 
 
 class Laps:
-    """Seconds by name, each from the end of the lap before."""
+    """Seconds by name, each from the end of the previous lap, over `count` repetitions."""
 
     def __init__(self, device: "torch.device") -> None:
         self.device = device
@@ -66,7 +67,18 @@ class Laps:
 
     def start(self) -> None:
         """Forget earlier laps."""
-        self.seconds, self.last = defaultdict[str, float](float), time.perf_counter()
+        self.seconds, self.count = defaultdict[str, float](float), 0
+        self.last = time.perf_counter()
+
+    def repeat(self, items: Iterable[T], *, warm_up: int, seconds: float) -> Iterator[T]:
+        """Yield items until those after `warm_up` have taken so many seconds, at least two."""
+        for number, item in enumerate(items):
+            if number == warm_up:
+                self.start()
+            yield item
+            self.count += 1
+            if number > warm_up and self.total > seconds:
+                return
 
     def end(self, name: str) -> None:
         """End a lap, with the GPU's work done."""

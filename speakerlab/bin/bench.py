@@ -4,14 +4,18 @@ import json
 import os
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakerlab.bin.command import parser
 
-if TYPE_CHECKING:  # importing it imports torch: only once the options are valid
+if TYPE_CHECKING:  # these import torch: only once the options are valid
+    import torch
+
+    from speakerlab.bench.rows import Row
     from speakerlab.config.schema import Config
+    from speakerlab.training.distributed import Ranks
 
 PARTS = ("all", "machine", "model", "train", "data")
 MODELS = ["campplus", "eres2net"]
@@ -31,25 +35,56 @@ def main(words: Sequence[str]) -> None:
 
 def print_rows(args: Namespace) -> None:
     """Measure and print; write crops to listen to first, if asked."""
-    from speakerlab.bench.bench import start_bench
-    from speakerlab.bench.data import write_crops
+    from speakerlab.bench.data import open_bench, write_crops
     from speakerlab.core.atomic import write_text
+    from speakerlab.experiments.setup import start_rank
 
-    start, rows = time.monotonic(), []
-    bench = start_bench(read_configs(args), has_data=args.config is not None)
+    start, rows, configs = time.monotonic(), [], read_configs(args)
+    config = next(iter(configs.values()))
+    ranks = start_rank(config)
     if args.listen is not None:
-        with bench.data() as data:
+        with open_bench(config, ranks, has_data=args.config is not None) as data:
             write_crops(data, args.listen, count=LISTEN_CROPS)
         print(f"{args.listen}: {LISTEN_CROPS} crops, and how each was augmented in crops.tsv")
     if not args.seconds:
         return
-    print(bench.headline(), flush=True)
-    for row in bench.rows(args.what, seconds=args.seconds):
+    print(headline(ranks.device), flush=True)
+    for row in measure(args, configs, ranks):
         print(row.line(), flush=True)
         rows.append(row.to_json())
     print(f"{time.monotonic() - start:.0f} s in all")
     if args.json is not None:
         write_text(args.json, json.dumps(rows, indent=1) + "\n")
+
+
+def measure(args: Namespace, configs: "Mapping[str, Config]", ranks: "Ranks") -> "Iterator[Row]":
+    """Yield the rows of the machine, of each model, and of the data path of the first model."""
+    from speakerlab.bench.data import data_rows, open_bench
+    from speakerlab.bench.machine import machine_rows
+    from speakerlab.bench.models import WORKS, model_rows
+
+    device, seconds = ranks.device, args.seconds
+    if args.what in ("all", "machine"):
+        yield from machine_rows(device, seconds=2 * seconds)
+    if args.what in ("all", "model", "train"):
+        works = ("train",) if args.what == "train" else WORKS
+        for name, config in configs.items():
+            yield from model_rows(config, name, device=device, works=works, seconds=seconds)
+    if args.what in ("all", "data"):
+        name, config = next(iter(configs.items()))
+        with open_bench(config, ranks, has_data=args.config is not None) as data:
+            yield from data_rows(data, name, seconds=seconds)
+
+
+def headline(device: "torch.device") -> str:
+    """Return the versions, device and threads of the measurements."""
+    import torch
+
+    from speakerlab.core import process
+
+    what = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    cpus, threads = process.available_cpus(), torch.get_num_threads()
+    return f"torch {torch.__version__}, {what}, {threads} threads, {cpus} CPUs"
 
 
 def print_profile(args: Namespace) -> None:
