@@ -28,7 +28,9 @@ from speakerlab.config.schema import Config
 from speakerlab.core import process
 from speakerlab.data import workers
 from speakerlab.data.manifest import read_manifest
+from speakerlab.data.tables import read_table
 from speakerlab.data.workers import SHARED_MEMORY
+from speakerlab.experiments.planning import asked_micro_batch
 from speakerlab.training.batch_size import MAX_MICRO_BATCH, free_bytes
 
 WRITTEN_BYTES = 32 << 20
@@ -114,9 +116,7 @@ def processors(plan: Plan) -> Iterator[Line]:
 
 def shared_memory(plan: Plan) -> Iterator[Line]:
     """Compare /dev/shm with the micro-batches that workers read ahead, as a training does."""
-    asked = plan.config.runtime.micro_batch
-    if isinstance(asked, dict):
-        asked = asked.get(plan.config.model.name, "auto")
+    asked = asked_micro_batch(plan.config)
     rows = asked if isinstance(asked, int) else plan.config.training.bn_batch or MAX_MICRO_BATCH
     rows = min(rows, plan.config.training.global_batch)
     longest = round(build.crop_samples(plan.config) * max(plan.config.augment.speeds))
@@ -196,8 +196,7 @@ def checkpoint_bytes(plan: Plan) -> int:
     speakers = set[str]()
     for name in plan.config.data.train if plan.data is not None else ():
         table = Path(plan.data or "", name, "utt2spk")
-        lines = table.read_text(encoding="utf-8").splitlines() if table.exists() else []
-        speakers |= {line.split()[1] for line in lines if len(line.split()) > 1}
+        speakers |= set(read_table(table).values() if table.exists() else ())
     embedder = build.build_embedder(plan.config)
     classes = (len(speakers) or GUESSED_SPEAKERS) * len(plan.config.augment.speeds)
     size = sum(tensor.numel() for tensor in embedder.parameters()) + classes * embedder.embed_dim

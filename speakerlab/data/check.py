@@ -1,11 +1,11 @@
 """Check data directories (see `tables.py`) before training: report all faults at once.
 
 Writes `utt2dur` and `rejected.tsv`. A directory with trials is a test set; without utt2spk (noise,
-rooms) only the audio is checked. `check_tables.py` checks conditions, models and trials.
+rooms) only the audio is checked.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,7 @@ from shlex import quote
 
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import die_with_parent
-from speakerlab.data import audio, check_tables, tables
+from speakerlab.data import audio, tables
 from speakerlab.data.columns import store_columns
 
 MIN_FILES_FOR_POOL = 500  # below this, starting processes costs more than it saves
@@ -32,17 +32,13 @@ class DataDir:
     segments: dict[str, tuple[str, float, float]]
     speakers: dict[str, str] | None
     trials: list[Path]
+    models: dict[str, list[str]]  # of enrolment -> utterances
+    rejected: dict[str, tuple[str, str]]  # utterance, or made-up id of a file -> path, reason
     seconds: dict[str, float] = field(default_factory=dict)  # utterance -> duration
-    rejected: dict[str, str] = field(default_factory=dict)  # utterance -> reason
-    nameless: dict[str, tuple[str, str]] = field(default_factory=dict)  # made-up id -> path, reason
-    models: dict[str, list[str]] = field(default_factory=dict)  # of enrolment -> utterances
 
     @property
-    def utterances(self) -> Iterable[str]:
+    def utterances(self) -> Mapping[str, object]:
         return self.segments or self.wavs
-
-    def recording_of(self, utterance: str) -> str:
-        return self.segments[utterance][0] if self.segments else utterance
 
 
 def check_data_dirs(
@@ -60,20 +56,16 @@ def check_data_dirs(
     Raises ValueError with every fault, FileNotFoundError where a directory has no wav.scp.
     """
     faults, notes = Faults(), list[str]()
+    look = partial(_look, sample_rate=sample_rate, decode=decode)
     dirs = [_read_dir(folder, faults) for folder in folders]
     for data_dir in dirs:
         _check_tables(data_dir, faults)
     _check_overlap(dirs, faults)
     for data_dir in dirs:
-        notes += _check_audio(data_dir, faults, sample_rate, decode, num_workers)
+        notes += _check_audio(data_dir, faults, look, num_workers)
         _check_rejected(data_dir, faults, allow_rejected)
         for trials in data_dir.trials:
-            check_tables.check_trials(
-                trials,
-                utterances=set(data_dir.utterances),
-                models=data_dir.models,
-                faults=faults,
-            )
+            _check_trials(data_dir, trials, faults)
     faults.raise_if_any(f"{', '.join(map(str, folders))}: refused, no utt2dur was written")
     for data_dir in dirs:
         notes.append(_write(data_dir, sample_rate))
@@ -83,19 +75,19 @@ def check_data_dirs(
 def _read_dir(folder: Path, faults: Faults) -> DataDir:
     utt2spk, wavs = folder / "utt2spk", tables.read_table(folder / "wav.scp", faults)
     left_out = tables.read_rejected(folder).items()
-    nameless = {u: row for u, row in left_out if u.startswith(tables.NAMELESS) and u not in wavs}
     return DataDir(
         folder=folder,
         wavs=wavs,
         segments=tables.read_segments(folder / "segments", faults),
         speakers=tables.read_table(utt2spk, faults) if utt2spk.exists() else None,
         trials=sorted(folder.glob("trials*")),
-        nameless=nameless,
+        models=tables.read_enroll(folder / tables.ENROLL_MAP, faults),
+        rejected={u: row for u, row in left_out if u.startswith(tables.NAMELESS) and u not in wavs},
     )
 
 
 def _check_tables(data_dir: DataDir, faults: Faults) -> None:
-    folder, utterances = data_dir.folder, set(data_dir.utterances)
+    folder = data_dir.folder
     wavs, segments = f"{folder}/wav.scp:", f"{folder}/segments:"
     if not data_dir.wavs:
         faults.add("empty sets", f"{wavs} has no recordings; run stage 1 again")
@@ -112,24 +104,51 @@ def _check_tables(data_dir: DataDir, faults: Faults) -> None:
             faults.add("bad segments", f"{segments} {utterance} {text}")
     if data_dir.speakers is not None:
         _check_speakers(data_dir, data_dir.speakers, faults)
-    known = set((data_dir.speakers or {}).values())
-    check_tables.check_conditions(folder, utterances=utterances, speakers=known, faults=faults)
-    data_dir.models = check_tables.read_models(folder, utterances=utterances, faults=faults)
+    _check_conditions(data_dir, faults)
+    _check_models(data_dir, faults)
 
 
 def _check_speakers(data_dir: DataDir, speakers: dict[str, str], faults: Faults) -> None:
-    utterances = set(data_dir.utterances)
     where = f"{data_dir.folder}/utt2spk:"
     for utterance in data_dir.utterances:
         if utterance not in speakers:
             text = f"{where} {utterance} has no speaker; add its line"
             faults.add("utterances without speaker", text)
-    for utterance in sorted(speakers.keys() - utterances):
+    for utterance in sorted(speakers.keys() - data_dir.utterances.keys()):
         text = f"{where} {utterance} has no audio; add it to wav.scp or drop the line"
         faults.add("utterances without audio", text)
     if len(set(speakers.values())) == 1:
         text = f"got only {next(iter(speakers.values()))}; add others"
         faults.add("one-speaker sets", f"{where} needs at least 2 speakers, {text}")
+
+
+def _check_conditions(data_dir: DataDir, faults: Faults) -> None:
+    """Check that every `utt2<name>` and `spk2<name>` maps known ids to one word each."""
+    speakers = set((data_dir.speakers or {}).values())
+    for name in tables.list_conditions(data_dir.folder):
+        path, is_utterance = data_dir.folder / name, name.startswith("utt2")
+        known = data_dir.utterances if is_utterance else speakers
+        for key, value in tables.read_table(path, faults).items():
+            if key not in known:
+                kind = "utterance" if is_utterance else "speaker"
+                line = f"{path}: unknown {kind} {key}; drop the line"
+                faults.add("conditions of unknown ids", line)
+            if len(value.split()) > 1:
+                line = f"{path}: a condition must be one word, got '{value}' of {key}"
+                faults.add("bad conditions", f"{line}; write '{tables.one_word(value)}'")
+
+
+def _check_models(data_dir: DataDir, faults: Faults) -> None:
+    """Check that the enrolment models name known utterances, each once."""
+    path = data_dir.folder / tables.ENROLL_MAP
+    for model, rows in data_dir.models.items():
+        for utterance in rows:
+            if utterance not in data_dir.utterances:
+                line = f"{path}: model {model} has the unknown utterance {utterance}"
+                faults.add("unknown utterances", f"{line}; add it to wav.scp or drop it")
+        if len(set(rows)) < len(rows):
+            line = f"{path}: model {model} repeats an utterance: {' '.join(rows)}"
+            faults.add("utterances twice in a model", f"{line}; keep one of each")
 
 
 def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
@@ -142,72 +161,16 @@ def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
         for speaker in sorted(shared):
             text = f"speaker {speaker} is in training and test; remove it from one of them"
             faults.add("speakers in training and test", f"{where} {text}")
-        both = set(a.utterances) & set(b.utterances)
+        both = a.utterances.keys() & b.utterances.keys()
         for utterance in sorted(u for u in both if owner.get(u) not in shared):
             text = f"utterance {utterance} is in training and test; rename or drop one"
             faults.add("utterances in both", f"{where} {text}")
 
 
-def _check_audio(
-    data_dir: DataDir, faults: Faults, sample_rate: int, decode: bool, num_workers: int
-) -> list[str]:
-    """Set durations and rejections of every utterance; return notes on stereo files."""
-    recordings = {key: path for key, path in data_dir.wavs.items() if not path.endswith("|")}
-    look = partial(_look, decode=decode)
-    found = dict(zip(recordings, _map(look, list(recordings.values()), num_workers)))
-    stereo = [
-        key for key, info in found.items() if not isinstance(info, str) and info.num_channels > 1
-    ]
-    for recording, info in found.items():
-        if not isinstance(info, str) and info.sample_rate != sample_rate:
-            path = recordings[recording]
-            found[recording] = (
-                f"{path}: must have {sample_rate} Hz, got {info.sample_rate}; convert it: "
-                f"ffmpeg -i {quote(path)} -ar {sample_rate} OUT.wav (or set frontend.sample_rate)"
-            )
-    for utterance in data_dir.utterances:
-        info = found.get(data_dir.recording_of(utterance))
-        if isinstance(info, str):
-            data_dir.rejected[utterance] = info
-        elif info is not None:
-            _note_duration(data_dir, utterance, info, faults)
-    if not stereo:
-        return []
-    return [
-        f"{data_dir.folder}: {len(stereo)} recordings have several channels: {stereo[0]}"
-        f"{' and others' if len(stereo) > 1 else ''}; the first channel is read"
-    ]
+Look = Callable[[str], audio.AudioInfo | str]
 
 
-def _note_duration(
-    data_dir: DataDir, utterance: str, info: audio.AudioInfo, faults: Faults
-) -> None:
-    data_dir.seconds[utterance] = info.seconds
-    if data_dir.segments:
-        _, start, end = data_dir.segments[utterance]
-        data_dir.seconds[utterance] = min(end, info.seconds) - start
-        if end > info.seconds + DURATION_SLACK_SECONDS or start >= info.seconds:
-            line = f"{data_dir.folder}/segments: {utterance} ends after its recording"
-            faults.add("bad segments", f"{line}, at {end} of {info.seconds:.2f} s; correct it")
-        elif 0 < end - start < MIN_SEGMENT_SECONDS:
-            line = f"{data_dir.folder}/segments: {utterance} is shorter than a frame"
-            faults.add("bad segments", f"{line}: {end - start:g} s; drop it")
-
-
-def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) -> None:
-    reasons = [*data_dir.rejected.values(), *(reason for _, reason in data_dir.nameless.values())]
-    num_files = len(list(data_dir.utterances)) + len(data_dir.nameless)
-    if len(reasons) == num_files or len(reasons) / num_files > allow_rejected:
-        for reason in sorted(set(reasons)):
-            faults.add("broken recordings", reason)
-    for trials in data_dir.trials if data_dir.rejected else []:
-        named = check_tables.utterances_of(trials, data_dir.models)
-        for utterance in sorted(named & data_dir.rejected.keys()):
-            line = f"{trials}: {utterance} has broken audio"
-            faults.add("trials without audio", f"{line}; {data_dir.rejected[utterance]}")
-
-
-def _look(path: str, *, decode: bool) -> audio.AudioInfo | str:
+def _look(path: str, *, sample_rate: int, decode: bool) -> audio.AudioInfo | str:
     """Return the header, or the problem in one line; decode: after reading the file to its end."""
     try:
         info = audio.read_info(path)
@@ -218,27 +181,89 @@ def _look(path: str, *, decode: bool) -> audio.AudioInfo | str:
         return str(error)
     if info.num_samples == 0:
         return f"{path}: is empty (0 samples); record it again or drop it"
+    if info.sample_rate != sample_rate:
+        return (
+            f"{path}: must have {sample_rate} Hz, got {info.sample_rate}; convert it: "
+            f"ffmpeg -i {quote(path)} -ar {sample_rate} OUT.wav (or set frontend.sample_rate)"
+        )
     return info
 
 
-def _map(
-    function: Callable[[str], audio.AudioInfo | str], paths: Sequence[str], num_workers: int
-) -> list[audio.AudioInfo | str]:
+def _check_audio(data_dir: DataDir, faults: Faults, look: Look, num_workers: int) -> list[str]:
+    """Set the duration or the rejection of every utterance; return a note on stereo files."""
+    folder, wavs = data_dir.folder, data_dir.wavs
+    recordings = [key for key, path in wavs.items() if not path.endswith("|")]
+    found = dict(zip(recordings, _map(look, [wavs[key] for key in recordings], num_workers)))
+    for utterance in data_dir.utterances:
+        recording, start, end = data_dir.segments.get(utterance, (utterance, 0.0, None))
+        info = found.get(recording)
+        if isinstance(info, str):
+            data_dir.rejected[utterance] = (wavs[recording], info)
+        elif info is not None:
+            data_dir.seconds[utterance] = min(end or info.seconds, info.seconds) - start
+            if end is not None:
+                _check_segment(f"{folder}/segments: {utterance}", start, end, info.seconds, faults)
+    stereo = [key for key, info in found.items() if getattr(info, "num_channels", 1) > 1]
+    if not stereo:
+        return []
+    others = " and others" if len(stereo) > 1 else ""
+    text = f"{len(stereo)} recordings have several channels: {stereo[0]}{others}"
+    return [f"{folder}: {text}; the first channel is read"]
+
+
+def _map(look: Look, paths: Sequence[str], num_workers: int) -> list[audio.AudioInfo | str]:
     if num_workers < 2 or len(paths) < MIN_FILES_FOR_POOL:
-        return list(map(function, paths))
+        return list(map(look, paths))
     with ProcessPoolExecutor(num_workers, initializer=die_with_parent) as pool:
-        return list(pool.map(function, paths, chunksize=64))
+        return list(pool.map(look, paths, chunksize=64))
+
+
+def _check_segment(where: str, start: float, end: float, seconds: float, faults: Faults) -> None:
+    """Check a segment of a recording of so many seconds."""
+    if end > seconds + DURATION_SLACK_SECONDS or start >= seconds:
+        line = f"{where} ends after its recording, at {end} of {seconds:.2f} s; correct it"
+        faults.add("bad segments", line)
+    elif 0 < end - start < MIN_SEGMENT_SECONDS:
+        line = f"{where} is shorter than a frame: {end - start:g} s; drop it"
+        faults.add("bad segments", line)
+
+
+def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) -> None:
+    num_rejected = len(data_dir.rejected)
+    num_files = len(data_dir.utterances.keys() | data_dir.rejected.keys())
+    if num_rejected == num_files or num_rejected / num_files > allow_rejected:
+        for reason in sorted({reason for _, reason in data_dir.rejected.values()}):
+            faults.add("broken recordings", reason)
+
+
+def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> None:
+    """Check that test ids are utterances, enrolment ids utterances or models, with good audio."""
+    enrol, first = dict[str, int](), dict[str, int]()  # id -> the first line that needs it
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            words = line.split()
+            if len(words) != 3 or words[2] not in ("target", "nontarget"):
+                text = f"{path}:{number}: is not 'enrol test target|nontarget'"
+                faults.add("bad lines", f"{text}, got '{line.strip()}'; correct it")
+                continue
+            enrol.setdefault(words[0], number)
+            first.setdefault(words[1], number)
+    for name, number in enrol.items():
+        for utterance in data_dir.models.get(name, [name]):
+            first[utterance] = min(number, first.get(utterance, number))
+    for utterance in sorted(first, key=first.__getitem__):
+        if utterance in data_dir.rejected:
+            line = f"{path}: {utterance} has broken audio; {data_dir.rejected[utterance][1]}"
+            faults.add("trials without audio", line)
+        elif utterance not in data_dir.utterances:
+            line = f"{path}:{first[utterance]}: unknown utterance {utterance}"
+            faults.add("unknown utterances", f"{line}; add it to wav.scp or drop the trial")
 
 
 def _write(data_dir: DataDir, sample_rate: int) -> str:
     """Write the results; return a summary line."""
-    folder = data_dir.folder
+    folder, rejected = data_dir.folder, data_dir.rejected
     tables.write_table(folder / "utt2dur", {k: f"{s:.6f}" for k, s in data_dir.seconds.items()})
-    rejected = {
-        utterance: (data_dir.wavs[data_dir.recording_of(utterance)], reason)
-        for utterance, reason in data_dir.rejected.items()
-    }
-    rejected |= data_dir.nameless
     tables.write_rejected(folder, rejected)
     store_columns(folder, sample_rate=sample_rate)
     speakers = len(set((data_dir.speakers or {}).values()))
