@@ -47,7 +47,7 @@ def main(words: Sequence[str]) -> None:
             # plain cosine scores: scores/<set>_<list>.txt; others carry the back end's name
             end = "" if one.backend == "cosine" else f"_{one.backend}"
             name = f"{path.parent.name}_{path.name}{end}.txt"
-            write_scores(args.exp / "scores" / name, one.trials, one.scores_N)
+            write_scores(args.exp / "scores" / name, listed.trials, one.scores_N)
         scores += own
     write_report(args.exp, scores, rows)
     sys.stdout.write(results.format_table(rows) + "\n")

@@ -79,21 +79,18 @@ def evaluate(
             log.info("%s: left out %s, which needs a calibration", listed.name, back_end.name)
             continue
         own = ListScores(
-            name=listed.name,
-            backend=back_end.name,
-            trials=trials,
-            scores_N=llr_N if llr_N is not None and back_end.with_quality else scored.scores_N,
-            llr_N=llr_N,
-            untrained_N=untrained_N if back_end.name == "cosine" else None,
-            data_dir=listed.path.parent,
-            utterances_of=listed.models,
+            listed,
+            back_end.name,
+            scored.scores_N if llr_N is None or not back_end.with_quality else llr_N,
+            llr_N,
+            untrained_N if back_end.name == "cosine" else None,
         )
         replicates = bootstrap(
             own.scores_N, trials.is_target_N, *listed.speakers, llr=llr_N, p_targets=p_targets
         )
         first = first or replicates
         protocol = f"{listed.protocol}; {back_end.protocol}"
-        row = measure(system, listed, own, replicates, protocol, source, p_targets)
+        row = measure(system, own, replicates, protocol, source, p_targets)
         if rows:
             ci95, p_value = paired(replicates["eer"], first["eer"])
             row["compared"] = {
@@ -104,14 +101,8 @@ def evaluate(
             }
         rows.append(row)
         scores.append(own)
-        log.info(
-            "%s: scored with %s; %s",
-            *(
-                listed.name,
-                back_end.name,
-                f"calibrated with {source}" if source else "uncalibrated",
-            ),
-        )
+        calibrated = f"calibrated with {source}" if source else "uncalibrated"
+        log.info("%s: scored with %s; %s", listed.name, back_end.name, calibrated)
     if not rows:
         raise ValueError(
             f"{listed.path}: nothing was scored: too few speakers to learn quality measures from; "
@@ -179,7 +170,6 @@ def score_untrained(system: System, listed: TrialList) -> np.ndarray | None:
 
 def measure(
     system: System,
-    listed: TrialList,
     own: ListScores,
     replicates: Replicates,
     protocol: str,
@@ -187,7 +177,7 @@ def measure(
     p_targets: Sequence[float],
 ) -> results.Row:
     """Measure one list and back end: a row of results.json."""
-    is_target_N = own.trials.is_target_N
+    listed, is_target_N = own.listed, own.listed.trials.is_target_N
     p_miss_K, p_fa_K, _ = operating_points(own.scores_N, is_target_N)
     num_target = int(np.count_nonzero(is_target_N))
     llr_N, at_threshold = own.llr_N, None

@@ -6,7 +6,7 @@ Letters: N trials, S samples.
 
 import base64
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 
 from speakerlab.data import audio
 from speakerlab.data.manifest import read_manifest
-from speakerlab.scoring.trials import Trials
+from speakerlab.experiments.trial_list import ListScores
 
 log = logging.getLogger(__name__)
 
@@ -34,51 +34,32 @@ Player = Callable[[str], str | None]  # id of an utterance -> data URI; None if 
 class HardTrial:
     """A trial that a back end got wrong, or nearly; clips are data URIs of audio."""
 
-    trials: str
-    backend: str
     enrol: str
     test: str
     score: float
-    kind: str  # "target trials scored low" or "non-target trials scored high"
     enrol_clip: str | None = None
     test_clip: str | None = None
 
 
 def hardest_trials(
-    trials: Trials,
-    scores_N: np.ndarray,
-    *,
-    name: str,
-    backend: str,
-    player: Player | None = None,
-    utterances_of: Mapping[str, Sequence[str]] | None = None,
-    num: int = 5,
-) -> list[HardTrial]:
-    """Return the `num` lowest target trials, then the `num` highest non-target trials.
+    scored: ListScores, *, player: Player | None = None, num: int = 5
+) -> dict[str, list[HardTrial]]:
+    """Return the `num` lowest target trials and the `num` highest non-target trials, by kind.
 
-    Ties keep the order of the list. name: of the trial list. player: makes the clips; an enrolment
-    model of `utterances_of` (model -> its utterances) is represented by its first utterance.
+    Ties keep the order of the list. player: makes the clips; an enrolment model is represented by
+    its first utterance.
     """
-    found = []
+    trials, found = scored.listed.trials, dict[str, list[HardTrial]]()
     for is_target, kind in KINDS.items():
         own = np.flatnonzero(trials.is_target_N == is_target)
-        badness = -scores_N[own] if is_target else scores_N[own]
-        for i in own[_largest(badness, num)]:
+        goodness = scored.scores_N[own] * (1 if is_target else -1)
+        found[kind] = []
+        for i in own[np.argsort(goodness, kind="stable")[:num]]:
             enrol = trials.enrol_ids[trials.enrol_N[i]]
             test = trials.test_ids[trials.test_N[i]]
-            first = (utterances_of or {}).get(enrol, [enrol])[0]
-            found.append(
-                HardTrial(
-                    trials=name,
-                    backend=backend,
-                    enrol=enrol,
-                    test=test,
-                    score=float(scores_N[i]),
-                    kind=kind,
-                    enrol_clip=player(first) if player else None,
-                    test_clip=player(test) if player else None,
-                )
-            )
+            first = scored.listed.models.get(enrol, [enrol])[0]
+            clips = (player(first), player(test)) if player else (None, None)
+            found[kind].append(HardTrial(enrol, test, float(scored.scores_N[i]), *clips))
     return found
 
 
@@ -124,13 +105,3 @@ def loudest_start(wave_S: np.ndarray, num_samples: int, step: int) -> int:
     starts = np.arange(0, max(len(wave_S) - num_samples, 0) + 1, step)
     ends = np.minimum(starts + num_samples, len(wave_S))
     return int(starts[np.argmax(sums[ends] - sums[starts])])
-
-
-def _largest(values: np.ndarray, num: int) -> np.ndarray:
-    """Indices of the `num` largest, largest first, ties in their order."""
-    num = min(num, len(values))
-    if not num:
-        return np.zeros(0, dtype=np.intp)
-    least = np.partition(values, len(values) - num)[len(values) - num]
-    chosen = np.flatnonzero(values >= least)
-    return chosen[np.argsort(-values[chosen], kind="stable")][:num]

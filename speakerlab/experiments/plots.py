@@ -39,7 +39,6 @@ class Picture:
 
     caption: str
     path: Path
-    trials: str = ""  # name of its trial list
     tall: bool = False  # as high as two others
     folded: bool = False  # shown on request
 
@@ -51,22 +50,22 @@ class Picture:
 
 def draw_list(folder: Path, group: Sequence[ListScores]) -> Iterator[Picture]:
     """Draw DET curves of all back ends, and scores and calibration of each; the first unfolded."""
-    name, is_target_N = group[0].name, group[0].trials.is_target_N
+    name, is_target_N = group[0].listed.name, group[0].listed.trials.is_target_N
     curves = {one.backend: one.scores_N for one in group}
     untrained = [one.untrained_N for one in group if one.untrained_N is not None]
     curves |= dict(zip(["untrained"], untrained))
     det = folder / f"{name}_det.png".replace("/", "_")
     plot_det(det, {k: operating_points(s, is_target_N)[:2] for k, s in curves.items()})
-    yield Picture("DET curves; the EERs are marked", det, trials=name, tall=True)
+    yield Picture("DET curves; the EERs are marked", det, tall=True)
     for i, one in enumerate(group):
         stem = f"{name}_{one.backend}".replace("/", "_")
         histogram, calibration = folder / f"{stem}_scores.png", folder / f"{stem}_calibration.png"
         plot_scores(histogram, one.scores_N, is_target_N)
-        yield Picture(f"Scores of {one.backend}", histogram, name, folded=i > 0)
+        yield Picture(f"Scores of {one.backend}", histogram, folded=i > 0)
         if one.llr_N is not None:
             plot_calibration(calibration, one.llr_N, is_target_N)
             text = f"Calibration of {one.backend}: Bayes error rate over the prior's log-odds"
-            yield Picture(text, calibration, name, folded=i > 0)
+            yield Picture(text, calibration, folded=i > 0)
 
 
 def draw_training(

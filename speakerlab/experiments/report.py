@@ -24,6 +24,7 @@ from speakerlab.experiments.results import Row, number, p_value, percent, points
 from speakerlab.experiments.trial_list import ListScores
 
 Facts = Mapping[str, Mapping[str, Any]]  # heading -> name -> value; text of several lines unfolds
+Hardest = tuple[str, Mapping[str, Sequence[HardTrial]]]  # back end, and kind -> trials
 Cell = tuple[str, list[str]]  # text, and smaller lines below it
 NOT_MEASURED: Row = {"min_cllr": None, "intervals": {}, "compared": None, "conditions": []}
 MAX_CLIPS = 36  # of at most some 70 kB each
@@ -53,16 +54,17 @@ def write_report(exp_dir: Path, lists: Sequence[ListScores], rows: Sequence[Row]
         notes.append(f"Rows of another model in results.json, left out: {len(rows) - len(own)}.")
     groups: dict[str, list[ListScores]] = {}
     for one in lists:
-        groups.setdefault(one.name, []).append(one)
+        groups.setdefault(one.listed.name, []).append(one)
     for name, group in groups.items():  # the last back end first: the page shows it unfolded
         last = [row["backend"] for row in own if row["trials"] == name][-1]
         group.sort(key=lambda one: one.backend != last)
-    pictures: list[Picture] = []
+    pictures: dict[str, list[Picture]] = {}
+    training: list[Picture] = []
     try:
-        for group in groups.values():
-            pictures += draw_list(exp_dir / "scores", group)
+        for name, group in groups.items():
+            pictures[name] = list(draw_list(exp_dir / "scores", group))
         courses = read_courses(exp_dir / "metrics.jsonl")
-        pictures += draw_training(exp_dir / "scores", courses)
+        training = list(draw_training(exp_dir / "scores", courses))
     except ImportError as error:
         notes.append(f"The plots could not be drawn: {error}.")
     path = exp_dir / "report.html"
@@ -71,6 +73,7 @@ def write_report(exp_dir: Path, lists: Sequence[ListScores], rows: Sequence[Row]
         title=f"Speaker verification: {exp_dir.name}",
         rows=own,
         pictures=pictures,
+        training=training,
         hardest=_hardest([group[0] for group in groups.values()], exp_dir, notes),
         facts=facts_of(exp_dir),
         notes=notes,
@@ -122,26 +125,20 @@ def facts_of(exp_dir: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def _hardest(lists: Sequence[ListScores], exp_dir: Path, notes: list[str]) -> list[HardTrial]:
+def _hardest(lists: Sequence[ListScores], exp_dir: Path, notes: list[str]) -> dict[str, Hardest]:
     """The hardest trials of each list; fewer where there are many lists, to keep the page small."""
     players: dict[Path, Player] = {}
-    found: list[HardTrial] = []
+    found: dict[str, Hardest] = {}
+    sample_rate = read_settings(exp_dir)["frontend"]["sample_rate"]
+    num = max(1, min(MAX_OF_A_KIND, MAX_CLIPS // (4 * len(lists))))
     for one in lists:
+        name, folder = one.listed.name, one.listed.path.parent
         try:
-            if one.data_dir is not None and one.data_dir not in players:
-                sample_rate = read_settings(exp_dir)["frontend"]["sample_rate"]
-                players[one.data_dir] = player_of(one.data_dir, sample_rate=sample_rate)
+            if folder not in players:
+                players[folder] = player_of(folder, sample_rate=sample_rate)
         except (OSError, ValueError) as error:
-            notes.append(f"The hardest trials of {one.name} cannot be played: {error}.")
-        found += hardest_trials(
-            one.trials,
-            one.scores_N,
-            name=one.name,
-            backend=one.backend,
-            player=None if one.data_dir is None else players.get(one.data_dir),
-            utterances_of=one.utterances_of,
-            num=max(1, min(MAX_OF_A_KIND, MAX_CLIPS // (4 * len(lists)))),
-        )
+            notes.append(f"The hardest trials of {name} cannot be played: {error}.")
+        found[name] = one.backend, hardest_trials(one, player=players.get(folder), num=num)
     return found
 
 
@@ -150,19 +147,18 @@ def write_page(
     *,
     title: str,
     rows: Sequence[Row],
-    pictures: Sequence[Picture] = (),
-    hardest: Sequence[HardTrial] = (),
+    pictures: Mapping[str, Sequence[Picture]] | None = None,
+    training: Sequence[Picture] = (),
+    hardest: Mapping[str, Hardest] | None = None,
     facts: Facts,
     notes: Sequence[str] = (),
 ) -> None:
-    """Write the report of trial lists. `notes` come first: what is missing, and why."""
+    """Write the report of trial lists. `notes` come first: what is missing, and why.
+
+    pictures and hardest: by the name of the list; the first system of a list shows them.
+    """
     rows = [NOT_MEASURED | row for row in rows]
-    pictures_of: dict[str, list[Picture]] = {}
-    for picture in pictures:
-        pictures_of.setdefault(picture.trials, []).append(picture)
-    hardest_of: dict[str, dict[str, list[HardTrial]]] = {}
-    for trial in hardest:
-        hardest_of.setdefault(trial.trials, {}).setdefault(trial.kind, []).append(trial)
+    pictures, hardest = dict(pictures or {}), dict(hardest or {})
     groups: dict[tuple[str, str], list[Row]] = {}
     protocols: dict[str, list[str]] = {}
     for row, cells in zip(rows, _table(rows)):
@@ -178,8 +174,8 @@ def write_page(
             "untrained": next(
                 (r for row in group if (r := row["eer_untrained"]) is not None), None
             ),
-            "pictures": pictures_of.pop(trials, []),
-            "hardest": hardest_of.pop(trials, {}),
+            "pictures": pictures.pop(trials, []),
+            "hardest": hardest.pop(trials, None),
         }
         for (trials, system), group in groups.items()
     ]
@@ -188,7 +184,7 @@ def write_page(
         title=title,
         notes=notes,
         lists=lists,
-        training=pictures_of.get("", []),
+        training=training,
         protocols=protocols,
         facts=facts,
     )

@@ -7,7 +7,7 @@ utterances. `utt2<name>` and `spk2<name>` are conditions, `utt2dur` holds durati
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -67,14 +67,11 @@ class TrialList:
 class ListScores:
     """A trial list as one back end scored it."""
 
-    name: str  # of the list, as in its row
+    listed: TrialList
     backend: str  # as in its row
-    trials: Trials
     scores_N: np.ndarray
     llr_N: np.ndarray | None = None  # calibrated scores, natural logarithm
     untrained_N: np.ndarray | None = None  # scores of the initial weights
-    data_dir: Path | None = None  # the test set, for its audio; None: no players
-    utterances_of: Mapping[str, Sequence[str]] = field(default_factory=dict)  # enrolment models
 
 
 def read_trial_list(path: Path) -> TrialList:

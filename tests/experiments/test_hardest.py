@@ -2,6 +2,7 @@
 
 import base64
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from voices import RATE
 
 from speakerlab.data import audio
 from speakerlab.experiments.hardest import clip, hardest_trials, loudest_start, player_of
+from speakerlab.experiments.trial_list import ListScores, TrialList
 from speakerlab.scoring.trials import Trials
 
 SIX = Trials(
@@ -22,9 +24,14 @@ SCORES = np.array([0.9, -0.2, 0.4, 0.8, -0.7, 0.1])
 LOW, HIGH = "target trials scored low", "non-target trials scored high"
 
 
-def found(scores=SCORES, **options):
-    trials = hardest_trials(SIX, np.asarray(scores), name="six", backend="cosine", **options)
-    return [(t.enrol, t.test, t.score, t.kind) for t in trials]
+def scored(scores_N, models):
+    speakers = np.array([0, 0, 0, 1, 1, 1]), np.zeros(6, dtype=np.int64)
+    return ListScores(TrialList("six", Path("six"), SIX, speakers, models, {}, {}), "x", scores_N)
+
+
+def found(scores_N=SCORES, **options):
+    kinds = hardest_trials(scored(scores_N, {}), **options)
+    return [(t.enrol, t.test, t.score, kind) for kind, group in kinds.items() for t in group]
 
 
 def decoded(uri):
@@ -49,30 +56,17 @@ def test_there_may_be_fewer_and_equal_scores_keep_their_order():
     assert [test for _, test, *_ in found(np.zeros(6), num=2)] == ["x", "y", "x", "y"]
 
 
-def test_among_many_trials_they_are_those_of_a_full_sort():
-    rng = np.random.default_rng(0)
-    scores_N, is_target_N = np.round(rng.normal(size=5000), 2), rng.random(5000) < 0.1
-    ids = [f"u{i}" for i in range(5000)]
-    index_N = np.arange(5000, dtype=np.int32)
-    trials = Trials(ids, ids, index_N, index_N, is_target_N)
-    names = [t.test for t in hardest_trials(trials, scores_N, name="", backend="")]
-    targets, others = np.flatnonzero(is_target_N), np.flatnonzero(~is_target_N)
-    low = targets[np.argsort(scores_N[targets], kind="stable")[:5]]
-    high = others[np.argsort(-scores_N[others], kind="stable")[:5]]
-    assert names == [f"u{i}" for i in (*low, *high)]
-
-
 def test_a_model_of_several_utterances_is_heard_in_its_first():
     def player(utterance):
         return f"clip of {utterance}" if utterance != "y" else None
 
-    options = {"player": player, "utterances_of": {"a": ["a-2", "a-1"]}, "num": 1}
-    low, high = hardest_trials(SIX, SCORES, name="six", backend="cosine", **options)
+    scores = scored(SCORES, {"a": ["a-2", "a-1"]})
+    (low,), (high,) = hardest_trials(scores, player=player, num=1).values()
     assert (low.enrol_clip, low.test_clip) == ("clip of a-2", None)
     assert (high.enrol_clip, high.test_clip) == ("clip of b", "clip of x")
 
 
-def test_the_loudest_stretch_is_found():
+def test_the_loudest_segment_is_found():
     wave_S = np.full(1000, 10, dtype=np.int16)
     wave_S[600:700] = 20000  # loud enough that int16 squared would overflow
     assert loudest_start(wave_S, 100, 50) == 600
@@ -101,7 +95,7 @@ def test_the_player_plays_utterances_of_a_data_directory(make_data_dir):
     assert np.argmax(spectrum) == pytest.approx(90 + 25 * 2, abs=1)  # this speaker's pitch, in Hz
 
 
-def test_audio_that_is_gone_is_told_once_and_has_no_player(make_data_dir, tmp_path, caplog):
+def test_missing_audio_is_logged_once_and_has_no_player(make_data_dir, tmp_path, caplog):
     folder = make_data_dir(seconds=[1.0])
     for name in ("spk0-0", "spk1-0"):
         (tmp_path / "wav" / f"{name}.wav").unlink()

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from result_rows import row
 
 from speakerlab.checkpoints.model_files import read_card
 from speakerlab.experiments.report import facts_of, read_courses, write_report
-from speakerlab.experiments.trial_list import ListScores
+from speakerlab.experiments.trial_list import ListScores, TrialList
 from speakerlab.scoring.metrics import eer
 from speakerlab.scoring.trials import Trials
 
@@ -29,6 +30,13 @@ TRIALS = all_pairs()
 SCORES = np.random.default_rng(0).normal(size=len(TRIALS)) + 2 * TRIALS.is_target_N
 
 
+def scored(name, backend, scores_N, *more, data=Path("gone")):
+    """All pairs as a back end scored them."""
+    speakers = np.zeros((2, len(TRIALS)), dtype=np.int64)  # the report does not read them
+    listed = TrialList(name, data / name, TRIALS, (speakers[0], speakers[1]), {}, {}, {})
+    return ListScores(listed, backend, scores_N, *more)
+
+
 @pytest.fixture
 def experiment(publish_to, tmp_path):
     """A published model and a row a back end; `exp.rows` are those of results.json."""
@@ -40,8 +48,8 @@ def rows_of(exp, lists, **changes):
     return [
         row(
             **{
-                "trials": one.name,
-                "eer": eer(one.scores_N, one.trials.is_target_N),
+                "trials": one.listed.name,
+                "eer": eer(one.scores_N, TRIALS.is_target_N),
                 "backend": one.backend,
                 "model_sha256": read_card(exp)["sha256"],
                 **changes,
@@ -53,10 +61,10 @@ def rows_of(exp, lists, **changes):
 
 def test_a_report_holds_pictures_players_and_versions(experiment, make_data_dir):
     pytest.importorskip("matplotlib")
-    data = make_data_dir("test", seconds=[1.0, 1.25])
+    data = make_data_dir("test", seconds=[1.0, 1.25]).parent
     lists = [
-        ListScores("test/trials", "cosine", TRIALS, SCORES - 1.5 * TRIALS.is_target_N),
-        ListScores("test/trials", "better", TRIALS, SCORES, 2 * SCORES, -SCORES, data),
+        scored("test/trials", "cosine", SCORES - 1.5 * TRIALS.is_target_N, data=data),
+        scored("test/trials", "better", SCORES, 2 * SCORES, -SCORES, data=data),
     ]
     rows = [{"kind": "train", "step": s, "loss": 3.0 - s} for s in (1, 2)]
     (experiment / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -76,34 +84,27 @@ def test_a_report_holds_pictures_players_and_versions(experiment, make_data_dir)
     assert page.count("<audio") == page.count('src="data:audio/mpeg') == 2 * (4 + 5)
     folded = page.partition("<summary>Other back ends</summary>")[2].partition("</details>")[0]
     assert "Scores of cosine" in folded and "Scores of better" not in folded
-    for told in (np.__version__, version("torch"), read_card(experiment)["sha256"]):
-        assert f"<dd>{told}</dd>" in page
+    for fact in (np.__version__, version("torch"), read_card(experiment)["sha256"]):
+        assert f"<dd>{fact}</dd>" in page
     assert "max_seconds: 120.0" in page
     assert not re.search(r"http|<script|<link|@import|url\(", page)
 
 
-def test_without_matplotlib_the_page_says_so_in_a_line(experiment, monkeypatch):
+def test_without_matplotlib_and_audio_the_page_says_so(experiment, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    lists = [ListScores("test/trials", "cosine", TRIALS, SCORES)]
+    lists = [scored("test/trials", "cosine", SCORES)]
     page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
     (line,) = re.findall(r"The plots could not be drawn: [^<]*", page)
     assert "pip install matplotlib" in line
-    assert "<img" not in page and "Hardest trials: cosine" in page
-
-
-def test_without_audio_the_page_says_so_in_a_line(experiment, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    lists = [
-        ListScores("test/trials", "cosine", TRIALS, SCORES, data_dir=tmp_path / "gone"),
-    ]
-    page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
+    assert "<img" not in page
+    # nor is there a data directory with audio
     assert "The hardest trials of test/trials cannot be played: " in page
     assert "<audio" not in page and "Hardest trials: cosine" in page
 
 
 def test_rows_of_another_model_are_left_out_and_counted(experiment, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    lists = [ListScores("test/trials", "cosine", TRIALS, SCORES)]
+    lists = [scored("test/trials", "cosine", SCORES)]
     old = rows_of(experiment, lists, trials="test/older", model_sha256="ab" * 32)
     rows = [*old, *rows_of(experiment, lists), *rows_of(experiment, lists, trials="test/before")]
     page = write_report(experiment, lists, rows).read_text(encoding="utf-8")
@@ -113,8 +114,8 @@ def test_rows_of_another_model_are_left_out_and_counted(experiment, monkeypatch)
 
 def test_many_lists_have_fewer_players_each(experiment, make_data_dir, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    data = make_data_dir("test", seconds=[1.0, 1.0])
-    lists = [ListScores(f"test/{i}", "cosine", TRIALS, SCORES, data_dir=data) for i in range(6)]
+    data = make_data_dir("test", seconds=[1.0, 1.0]).parent
+    lists = [scored(f"test/{i}", "cosine", SCORES, data=data) for i in range(6)]
     page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
     assert page.count("<audio") == 6 * 2 * 2  # one trial a kind instead of four
 
@@ -139,7 +140,7 @@ def test_courses_of_a_training(tmp_path):
     assert read_courses(tmp_path / "none.jsonl") == {}
 
 
-def test_facts_tell_training_from_scoring(experiment):
+def test_facts_separate_training_from_scoring(experiment):
     facts, card = facts_of(experiment), read_card(experiment)
     assert facts["Model"]["sha256"] == card["sha256"] and "torch" not in facts["Model"]
     assert facts["Scored with"]["torch"] == version("torch")

@@ -9,6 +9,7 @@ from speakerlab.experiments.plots import Picture
 from speakerlab.experiments.report import write_identification_page, write_page
 
 PNG = b"\x89PNG\r\n\x1a\nnot looked at"
+LOW = "target trials scored low"
 CLIP = "data:audio/mpeg;base64,AAAA"
 GENDERS = [
     {
@@ -60,12 +61,13 @@ def text_of(page):
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):
     (tmp_path / "det.png").write_bytes(PNG)
-    hard = HardTrial("mini", "cosine", "a", "b", 0.1, "target trials scored low", CLIP, None)
-    picture = Picture("DET", tmp_path / "det.png", trials="mini")
-    facts = {"Model": {"seed": 42}, "Configuration": {"config.yaml": "a:\n  b: 1\n"}}
-    page = page_of(
-        tmp_path, [row(), better()], pictures=[picture], hardest=[hard], facts=facts, notes=["So."]
-    )
+    parts = {
+        "pictures": {"mini": [Picture("DET", tmp_path / "det.png")]},
+        "hardest": {"mini": ("cosine", {LOW: [HardTrial("a", "b", 0.1, CLIP, None)]})},
+        "facts": {"Model": {"seed": 42}, "Configuration": {"config.yaml": "a:\n  b: 1\n"}},
+        "notes": ["So."],
+    }
+    page = page_of(tmp_path, [row(), better()], **parts)
     assert not re.search(r"http|<script|<link|@import|url\(|<a ", page)
     sources = re.findall(r'\bsrc="([^"]{10})', page)
     assert sources == ["data:image", "data:audio"]
@@ -112,7 +114,7 @@ def test_scores_without_calibration_are_called_so(tmp_path):
 def test_trial_lists_have_a_card_and_a_section_each(tmp_path):
     (tmp_path / "x.png").write_bytes(PNG)
     names = ["cross_device", "cross_distance"]
-    pictures = [Picture("DET", tmp_path / "x.png", trials=name) for name in names]
+    pictures = {name: [Picture("DET", tmp_path / "x.png")] for name in names}
     page = page_of(tmp_path, [row(trials=name) for name in names], pictures=pictures)
     assert page.count('class="card"') == 2
     assert [name for name in re.findall(r"<h2>([^<]*)</h2>", page) if name in names] == names
@@ -132,8 +134,8 @@ def test_text_from_outside_cannot_become_html(tmp_path):
     (tmp_path / "x.png").write_bytes(PNG)
     bad = '<b a="&">'
     parts = {
-        "pictures": [Picture(bad, tmp_path / "x.png", trials=bad)],
-        "hardest": [HardTrial(bad, bad, bad, bad, 0.0, bad, CLIP)],
+        "pictures": {bad: [Picture(bad, tmp_path / "x.png")]},
+        "hardest": {bad: (bad, {bad: [HardTrial(bad, bad, 0.0, CLIP)]})},
         "facts": {bad: {bad: bad, "block": f"{bad}\n"}},
         "notes": [bad],
     }
@@ -151,15 +153,16 @@ def test_text_from_outside_cannot_become_html(tmp_path):
 def test_pictures_and_players_are_inside_the_page(tmp_path):
     (tmp_path / "det.png").write_bytes(PNG)
     pictures = [
-        Picture("DET curve", tmp_path / "det.png", trials="mini", tall=True),
-        Picture("scores of another", tmp_path / "det.png", trials="mini", folded=True),
-        Picture("loss", tmp_path / "det.png"),
+        Picture("DET curve", tmp_path / "det.png", tall=True),
+        Picture("scores of another", tmp_path / "det.png", folded=True),
     ]
-    hard = [
-        HardTrial("mini", "cosine", "a", "b", 0.12345, "target trials scored low", CLIP, CLIP),
-        HardTrial("mini", "cosine", "c", "d", 0.9, "non-target trials scored high"),
-    ]
-    page = page_of(tmp_path, [row()], pictures=pictures, hardest=hard)
+    low, high = HardTrial("a", "b", 0.12345, CLIP, CLIP), HardTrial("c", "d", 0.9)
+    parts = {
+        "pictures": {"mini": pictures},
+        "training": [Picture("loss", tmp_path / "det.png")],
+        "hardest": {"mini": ("cosine", {LOW: [low], "non-target trials scored high": [high]})},
+    }
+    page = page_of(tmp_path, [row()], **parts)
     assert page.count('src="data:image/png;base64,iVBORw0KGgpub3QgbG9va2VkIGF0"') == 3
     folded = page.partition("<summary>Other back ends</summary>")[2].partition("</details>")[0]
     assert "scores of another" in folded and "DET curve" not in folded
