@@ -18,6 +18,9 @@ from speakerlab.data.arrays import Strings, map_arrays, stable_hash, write_array
 from speakerlab.data.tables import read_rejected, read_segments, read_table
 
 NAME = "columns.safetensors"  # in the data directory, made from its tables
+# Fields of `Columns` in the file, where their names are singular: id, folder, file_name, speaker.
+STORED = ("ids", "hash_N", "folders", "file_names", "folder_F", "file_N")
+STORED += ("start_N", "num_samples_N", "speaker_N", "speakers")
 TABLES = ("wav.scp", "segments", "utt2spk", "utt2dur", "rejected.tsv")
 
 
@@ -55,11 +58,9 @@ def read_columns(folder: Path, *, sample_rate: int) -> Columns:
     if (folder / NAME).exists():
         arrays, facts = map_arrays(folder / NAME)
         if is_fresh(folder, facts) and facts["sample_rate"] == sample_rate:
-            known = {"sample_rate": sample_rate, "sha256": facts["sha256"]}
-            ids, names = arrays.pop("id"), arrays.pop("file_name")
-            speakers, folders = tuple(arrays.pop("speaker")), arrays.pop("folder")
-            texts = {"ids": ids, "file_names": names, "speakers": speakers, "folders": folders}
-            return Columns(**arrays, **texts, **known)
+            columns = {field: arrays[field.removesuffix("s")] for field in STORED}
+            columns["speakers"] = tuple(columns["speakers"])
+            return Columns(**columns, sample_rate=sample_rate, sha256=facts["sha256"])
     return compile_columns(folder, sample_rate=sample_rate)
 
 
@@ -68,14 +69,8 @@ def store_columns(folder: Path, *, sample_rate: int) -> Columns:
     columns = read_columns(folder, sample_rate=sample_rate)
     if isinstance(columns.hash_N, np.memmap):
         return columns
-    names = ("hash_N", "folder_F", "file_N", "start_N", "num_samples_N", "speaker_N")
-    arrays = {
-        **{name: getattr(columns, name) for name in names},
-        "id": columns.ids,
-        "folder": columns.folders,
-        "file_name": columns.file_names,
-        "speaker": Strings.of(columns.speakers),
-    }
+    arrays = {field.removesuffix("s"): getattr(columns, field) for field in STORED}
+    arrays["speaker"] = Strings.of(columns.speakers)
     known = {"sample_rate": sample_rate, "sha256": columns.sha256}
     write_arrays(folder / NAME, arrays, {"tables": describe_tables(folder), **known})
     return columns

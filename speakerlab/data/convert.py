@@ -5,6 +5,7 @@ A file is read as int16 like the recordings of a data directory, so that both gi
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +31,20 @@ def read_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) 
     Raises ValueError with one line for audio that is broken, empty or constant.
     """
     where = audio.name_of(source)
-    if isinstance(source, str | Path | bytes | bytearray | memoryview) or hasattr(source, "read"):
-        if isinstance(source, bytearray | memoryview):
-            source = bytes(source)
-        with audio.stream(source) as stream:
-            _check_rate(stream.sample_rate, source_rate, where)
-            blocks = (wave_S.astype(np.float32) / audio.FULL_SCALE for wave_S in stream.blocks)
-            seconds = stream.num_samples / stream.sample_rate
-            resampled = _resampled(blocks, stream.sample_rate, sample_rate)
-            wave_S = audio.joined(resampled, seconds * sample_rate, np.float32)
+    if isinstance(source, bytearray | memoryview):
+        source = bytes(source)
+    if isinstance(source, str | Path | bytes) or hasattr(source, "read"):
+        opened = audio.stream(source)
     else:
         rate = sample_rate if source_rate is None else source_rate
-        if rate < 1:
-            raise ValueError(f"{where}: sample_rate must be above 0, got {rate}; correct it")
-        raw_S = _first_channel(source, where)
-        seconds = len(raw_S) / rate
-        resampled = _resampled(_blocks(raw_S, where), rate, sample_rate)
+        opened = nullcontext(_stream_array(source, rate, where))
+    with opened as stream:
+        if source_rate not in (None, stream.sample_rate):
+            line = f"{where}: the file says {stream.sample_rate} Hz, got sample_rate={source_rate}"
+            raise ValueError(f"{line}; leave it out for files")
+        blocks = (_amplitudes(block_S, where) for block_S in stream.blocks)
+        resampled = _resampled(blocks, stream.sample_rate, sample_rate)
+        seconds = stream.num_samples / stream.sample_rate
         wave_S = audio.joined(resampled, seconds * sample_rate, np.float32)
     if not len(wave_S):
         raise ValueError(f"{where}: holds no audio (0 samples); give a recording")
@@ -56,11 +55,13 @@ def read_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) 
     return wave_S
 
 
-def _check_rate(found: int, given: int | None, where: str) -> None:
-    if given not in (None, found):
-        raise ValueError(
-            f"{where}: the file says {found} Hz, got sample_rate={given}; leave it out for files"
-        )
+def _stream_array(source: Any, rate: int, where: str) -> audio.Stream:
+    if rate < 1:
+        raise ValueError(f"{where}: sample_rate must be above 0, got {rate}; correct it")
+    raw_S = _first_channel(source, where)
+    starts = range(0, len(raw_S), audio.BLOCK_SAMPLES)
+    blocks = (raw_S[start : start + audio.BLOCK_SAMPLES] for start in starts)
+    return audio.Stream(rate, len(raw_S), blocks)
 
 
 def _first_channel(source: Any, where: str) -> np.ndarray:
@@ -89,23 +90,20 @@ def _first_channel(source: Any, where: str) -> np.ndarray:
     return source
 
 
-def _blocks(raw_S: np.ndarray, where: str) -> Iterator[np.ndarray]:
-    """wave_S of an array, float32 in [-1, 1]; refuses what is not finite or of another scale."""
-    for start in range(0, len(raw_S), audio.BLOCK_SAMPLES):
-        block_S = raw_S[start : start + audio.BLOCK_SAMPLES]
-        if raw_S.dtype in INTEGERS:
-            silence, full_scale = INTEGERS[raw_S.dtype]
-            yield ((block_S.astype(np.float64) - silence) / full_scale).astype(np.float32)
-            continue
-        if not np.isfinite(block_S).all():
-            raise ValueError(f"{where}: must be finite, got NaN or infinity; look at its source")
-        peak = np.abs(block_S).max()
-        if peak > MAX_PEAK:
-            raise ValueError(
-                f"{where}: floating point must be in [-1, 1], got {peak:g}; divide by the full "
-                "scale (32768 for 16 bits)"
-            )
-        yield np.clip(block_S, -1.0, 1.0).astype(np.float32)
+def _amplitudes(block_S: np.ndarray, where: str) -> np.ndarray:
+    """Return samples as float32 in [-1, 1]; refuse what is not finite or of another scale."""
+    if block_S.dtype in INTEGERS:
+        silence, full_scale = INTEGERS[block_S.dtype]
+        return ((block_S.astype(np.float64) - silence) / full_scale).astype(np.float32)
+    if not np.isfinite(block_S).all():
+        raise ValueError(f"{where}: must be finite, got NaN or infinity; look at its source")
+    peak = np.abs(block_S).max()
+    if peak > MAX_PEAK:
+        raise ValueError(
+            f"{where}: floating point must be in [-1, 1], got {peak:g}; divide by the full "
+            "scale (32768 for 16 bits)"
+        )
+    return np.clip(block_S, -1.0, 1.0).astype(np.float32)
 
 
 def _resampled(blocks: Iterator[np.ndarray], from_rate: int, to_rate: int) -> Iterator[np.ndarray]:

@@ -21,6 +21,7 @@ def label(manifest: Manifest, dirs: Sequence[Path], *, table: str) -> Manifest:
     class only; FileNotFoundError where a directory has no such table.
     """
     labels: dict[str, str] = {}
+    where = " + ".join(str(folder / table) for folder in dirs)
     for folder in dirs:
         found = read_table(folder / table)
         for utterance, value in found.items():
@@ -33,16 +34,11 @@ def label(manifest: Manifest, dirs: Sequence[Path], *, table: str) -> Manifest:
     try:
         label_N = [labels[utterance] for utterance in manifest.ids]
     except KeyError as error:
-        raise ValueError(
-            f"{' + '.join(str(folder / table) for folder in dirs)}: {error.args[0]} has no "
-            "label; add its line"
-        ) from None
+        raise ValueError(f"{where}: {error.args[0]} has no label; add its line") from None
     classes = tuple(sorted(set(label_N)))
     if len(classes) < 2:
-        raise ValueError(
-            f"{' + '.join(str(folder / table) for folder in dirs)}: needs at least 2 classes, got "
-            f"only {', '.join(classes) or 'none'}; add others"
-        )
+        found = ", ".join(classes) or "none"
+        raise ValueError(f"{where}: needs at least 2 classes, got only {found}; add others")
     index = {name: number for number, name in enumerate(classes)}
     class_N = np.array([index[name] for name in label_N], dtype=np.int32)
     return replace(manifest, speaker_N=class_N, speakers=classes)

@@ -18,7 +18,7 @@ import os
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -143,25 +143,16 @@ def _npy_header(feats_TF: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-class OpenShard:
-    """A file that is closed when nobody refers to it."""
-
-    def __init__(self, path: str) -> None:
-        self.handle = -1
-        try:
-            self.handle = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-        except OSError as error:
-            raise FileNotFoundError(
-                f"{path}: cannot be opened ({error.strerror}); restore it, or remove "
-                f"{Path(path).parent} {AGAIN}"
-            ) from None
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # no `os` at exit
-        if self.handle >= 0:
-            close(self.handle)
-
-
-open_shard = lru_cache(MAX_OPEN)(OpenShard)  # forked processes may share a handle: pread moves none
+@lru_cache(MAX_OPEN)
+def open_shard(path: str) -> io.FileIO:
+    """Open a shard; forked processes may share the file because `pread` leaves its position."""
+    try:
+        return io.FileIO(path)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{path}: cannot be opened ({error.strerror}); restore it, or remove "
+            f"{Path(path).parent} {AGAIN}"
+        ) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +212,7 @@ class Packed:
             is_fbank = layout.codec == "fbank"
             return np.empty((0, layout.unit_bytes // 4), "<f4") if is_fbank else np.empty(0, "<i2")
         begin, wanted = int(starts[0]), int(starts[-1] + sizes[-1] - starts[0])
-        data = memoryview(os.pread(open_shard(path).handle, wanted, begin))
+        data = memoryview(os.pread(open_shard(path).fileno(), wanted, begin))
         if len(data) < wanted:
             raise ValueError(
                 f"{path}: ends early, after {len(data)} of {wanted} bytes at byte {begin}; remove "
