@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from speakerlab.data.labels import hold_out, label
+from speakerlab.data.labels import class_names, hold_out, label, labels_by_name
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import write_table
 
@@ -34,7 +34,7 @@ def test_labels_take_the_place_of_speakers(folder):
         ({"spk1-0": "old de"}, "a label must be one word, got 'old de' for spk1-0; write _"),
     ],
 )
-def test_bad_labels_are_told_in_one_line(folder, change, line):
+def test_bad_labels_are_refused(folder, change, line):
     table = {**dict(r.split() for r in (folder / "utt2lang").read_text().splitlines()), **change}
     write_table(folder / "utt2lang", {key: value for key, value in table.items() if value})
     whole = read_manifest([folder], sample_rate=16000)
@@ -82,3 +82,17 @@ def test_a_unit_of_two_classes_is_held_out_of_both_and_leaves_none_empty(units):
     both, others = units[1], {units[0], units[-1]}
     held = set(held_out("xxyy", f"{units[0]}{both}{both}{units[-1]}", 2))
     assert held in ({both}, others)
+
+
+def test_a_speed_makes_a_block_of_new_speakers():
+    names = class_names(["a", "b"], (1.0, 0.9, 1.1))
+    assert names == ["a", "b", "a#0.9", "b#0.9", "a#1.1", "b#1.1"]
+    assert labels_by_name(names, ["a", "b"], (1.0, 0.9, 1.1)).tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert class_names(["a", "b"], [1.0]) == ["a", "b"]
+
+
+def test_labels_find_their_rows_in_a_head_that_has_more():
+    classes = ["x", "b#1.1", "a", "y#0.9", "b", "a#1.1"]
+    assert labels_by_name(classes, ["a", "b"], [1.0, 1.1]).tolist() == [[2, 4], [5, 1]]
+    with pytest.raises(KeyError, match="c"):
+        labels_by_name(classes, ["a", "c"], [1.0])

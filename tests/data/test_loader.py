@@ -1,17 +1,148 @@
-"""Batches: what is padded and listed, and that workers and ranks change nothing."""
+"""Crops and draws as functions of their slot; how they are stacked.
 
-import os
+`tests/contracts/test_order.py` checks that workers, ranks and a resume change nothing.
+"""
 
 import numpy as np
 import pytest
 import torch
 
-from speakerlab.core.batch import Batch, Crop, Draw
-from speakerlab.core.process import available_cpus
-from speakerlab.data.loader import MicroBatches, TrainCrops, collate, train_loader
+from speakerlab.core.batch import Crop, Draw
+from speakerlab.data import audio
+from speakerlab.data.loader import TrainCrops, collate
 from speakerlab.data.manifest import read_manifest
-from speakerlab.data.sampler import EpochOrder
-from speakerlab.data.workers import auto_workers
+
+CROP = 12000  # 0.75 s
+SPEEDS = (1.0, 0.9, 1.1)
+
+
+def draw_speed(rng: np.random.Generator) -> Draw | None:
+    speed = int(rng.integers(3))
+    return Draw({}, speed) if speed else None
+
+
+def draw_values(rng: np.random.Generator) -> Draw | None:
+    return Draw({"u": rng.random(5)}) if rng.random() < 0.9 else None
+
+
+DRAWS = {"speed": draw_speed, "values": draw_values}
+
+
+@pytest.fixture
+def make_crops(make_data_dir):
+    """make_crops(seed=1, speeds=(1.0,), ...) -> TrainCrops over 2 speakers of 0.25, 1 and 2 s."""
+    manifest = read_manifest(
+        [make_data_dir(speakers=[0, 1], seconds=[0.25, 1.0, 2.0])], sample_rate=16000
+    )
+
+    def make(*, draws=DRAWS, seed=5, crop_samples=CROP, speeds=SPEEDS, **changes) -> TrainCrops:
+        label_KN = np.arange(2 * len(speeds)).reshape(len(speeds), 2)
+        settings = {"label_KN": label_KN, "seed": seed, "speeds": speeds, **changes}
+        return TrainCrops(manifest, draws, crop_samples=crop_samples, **settings)
+
+    return make
+
+
+def draws_of(crop: Crop, name: str = "values") -> list:
+    draw = crop.draws.get(name)
+    return [] if draw is None else [draw.group, *map(str, draw.values.values())]
+
+
+def speed_of(crop: Crop) -> int:
+    return crop.draws["speed"].group if "speed" in crop.draws else 0
+
+
+def same(a: Crop, b: Crop) -> bool:
+    return np.array_equal(a.wave_S, b.wave_S) and draws_of(a) == draws_of(b) and a.first == b.first
+
+
+def row_of(crops: TrainCrops, utterance: str) -> int:
+    return list(crops.manifest.ids).index(utterance)
+
+
+def test_a_slot_is_the_same_crop_every_time(make_crops):
+    for slot in ((0, 0, 0), (3, 77, 4)):
+        torch.manual_seed(slot[0])  # torch's generator is not used
+        assert same(make_crops()[slot], make_crops()[slot])
+
+
+@pytest.mark.parametrize(
+    ("slot", "changes"),
+    [((0, 8, 4), {}), ((1, 7, 4), {}), ((0, 7, 4), {"attempt": 1}), ((0, 7, 4), {"seed": 6})],
+    ids=["position", "epoch", "attempt", "seed"],
+)
+def test_each_part_of_the_key_changes_the_draws(make_crops, slot, changes):
+    before, after = make_crops()[0, 7, 4], make_crops(**changes)[slot]
+    assert draws_of(before) != draws_of(after) and before.first != after.first
+
+
+def test_the_draws_depend_on_the_position_not_on_the_row(make_crops):
+    crops = make_crops()
+    assert draws_of(crops[0, 7, 1]) == draws_of(crops[0, 7, 4])
+
+
+def test_a_crop_is_a_slice_of_its_file(make_crops):
+    crops = make_crops()
+    row = row_of(crops, "spk1-2")
+    wave_S = audio.read(crops.manifest.paths[row])
+    starts = set()
+    for position in range(30):
+        crop = crops[0, position, row]
+        length = {0: 12000, 1: 10800, 2: 13200}[speed_of(crop)]
+        assert crop.wave_S.dtype == np.int16
+        assert len(crop.wave_S) == length
+        (start,) = np.flatnonzero(
+            (np.lib.stride_tricks.sliding_window_view(wave_S, 64) == crop.wave_S[:64]).all(1)
+        )
+        assert np.array_equal(crop.wave_S, wave_S[start : start + length])
+        assert crop.label == 2 * speed_of(crop) + 1
+        assert (crop.position, crop.row) == (position, row)
+        starts.add(int(start))
+    assert len(starts) == 30
+    assert min(starts) < 4000
+    assert max(starts) > 16000  # of 32000 - 13200 at most, 32000 - 10800
+
+
+def test_speed_is_rounded_to_whole_samples(make_crops):
+    crops = make_crops(
+        crop_samples=1003,
+        speeds=(1.0, 0.95),
+        draws={"speed": lambda rng: Draw({}, int(rng.integers(2)))},
+    )
+    lengths = {len(crops[0, position, 0].wave_S) for position in range(20)}
+    assert lengths == {1003, 953}  # 952.85
+    assert crops.read_samples[1] == 953
+
+
+def test_a_short_utterance_is_repeated_from_its_beginning(make_crops):
+    crops = make_crops(speeds=(1.0,), draws={})
+    row = row_of(crops, "spk0-0")
+    wave_S = audio.read(crops.manifest.paths[row])
+    assert len(wave_S) == 4000
+    for position in range(3):
+        crop = crops[0, position, row]
+        assert np.array_equal(crop.wave_S, np.tile(wave_S, 3)) and crop.label == 0
+
+
+def test_each_draw_has_a_generator_of_its_own(make_crops):
+    """One more augmentation, or one less, changes nothing for the others."""
+    plain = make_crops()
+    more = make_crops(draws={"first": draw_values, "none": lambda rng: None, **DRAWS})
+    less = make_crops(draws={"values": draw_values})
+    for position in range(50):
+        a, b, c = (crops[0, position, 4] for crops in (plain, more, less))
+        assert same(a, b) and speed_of(a) == speed_of(b)
+        assert draws_of(a) == draws_of(c)
+        assert draws_of(b, "first") != draws_of(b) or not draws_of(b)
+
+
+def test_the_generators_are_even_and_independent(make_crops):
+    crops = make_crops(draws={name: lambda rng: Draw({"u": rng.random(2)}) for name in "ab"})
+    drawn = [crops.draw((epoch, position, 0)) for epoch in (0, 1) for position in range(500)]
+    u_N4 = np.array([[*c.draws["a"].values["u"], *c.draws["b"].values["u"]] for c in drawn])
+    assert abs(np.corrcoef(u_N4.T) - np.eye(4)).max() < 0.12
+    assert abs(np.corrcoef(u_N4[:-1, 0], u_N4[1:, 0])[0, 1]) < 0.1
+    assert np.abs(u_N4.mean(0) - 0.5).max() < 0.03 and np.abs(u_N4.std(0) - 12**-0.5).max() < 0.02
 
 
 def make_crop(length: int, **draws: Draw) -> Crop:
@@ -52,103 +183,3 @@ def test_rows_are_padded_and_listed():
     _, other = first.split(1)
     assert (other.rows.tolist(), other.values["place_2"].tolist()) == ([2], [[3, 4]])
     assert collate([make_crop(3)]).draws == {}
-
-
-def tensors_of(batch: Batch) -> list[torch.Tensor]:
-    tensors: list[torch.Tensor] = []
-    batch.map(lambda tensor: tensors.append(tensor) or tensor)
-    return tensors
-
-
-def same(a: Batch, b: Batch) -> bool:
-    left, right = tensors_of(a), tensors_of(b)
-    return len(left) == len(right) and all(map(torch.equal, left, right))
-
-
-@pytest.fixture
-def load(make_data_dir):
-    """load(num_workers=0, rank=0, ...) -> the batches of steps 1 to 4, two epochs of two steps."""
-    folder = make_data_dir(speakers=range(4), seconds=[0.5, 1.0, 2.0])
-    manifest = read_manifest([folder], sample_rate=16000)
-
-    def load_batches(*, num_workers=0, start=1, **cut) -> list[Batch]:
-        draws = {
-            "speed": lambda rng: Draw({}, int(rng.integers(3))),
-            "mask": lambda rng: Draw({"mask": rng.random(4)}) if rng.random() < 0.5 else None,
-        }
-        crops = TrainCrops(
-            manifest,
-            draws,
-            crop_samples=12000,
-            speeds=(1.0, 0.9, 1.1),
-            label_KN=np.arange(12).reshape(3, 4),
-            seed=1,
-        )
-        order = EpochOrder(manifest.num_samples_N, crop_samples=12000, global_batch=8, seed=1)
-        assert order.steps_per_epoch == 2  # 18.7 crops
-        slots = MicroBatches(
-            order, start_step=start, stop_step=5, **{"micro_batch": 8, "world_size": 1, **cut}
-        )
-        return list(train_loader(crops, slots, num_workers=num_workers, pin_memory=False))
-
-    return load_batches
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_workers_change_nothing(load, num_workers):
-    alone, parallel = load(), load(num_workers=num_workers)
-    assert len(alone) == len(parallel) == 4
-    assert all(same(a, b) for a, b in zip(alone, parallel))
-    assert alone[0].position_B.tolist() == list(range(8, 16))
-    masks = [batch.draws["mask"][0].values["mask"] for batch in (alone[0], alone[2])]
-    assert not torch.equal(masks[0][:1], masks[1][:1])  # the same positions, epoch 1
-
-
-def test_the_position_of_the_torch_generator_changes_nothing(load):
-    torch.manual_seed(1)
-    first = load()
-    torch.manual_seed(2)
-    assert all(same(a, b) for a, b in zip(first, load()))
-
-
-def rows_by_position(batches: list[Batch]) -> list[tuple]:
-    """Every sample of the batches, in the order of its step and position."""
-    samples = []
-    for batch in batches:
-        length = {}
-        for speed in batch.draws["speed"]:
-            samples_read = (12000, 10800, 13200)[speed.group]
-            length.update(dict.fromkeys(speed.rows.tolist(), samples_read))
-        for i, position in enumerate(batch.position_B.tolist()):
-            wave_S = batch.wave_BS[i, : length[i]]
-            assert not batch.wave_BS[i, length[i] :].any()
-            masks = [m.values["mask"][m.rows == i] for m in batch.draws.get("mask", ())]
-            mask = [values.tolist() for values in masks if len(values)]
-            samples.append((position, int(batch.row_B[i]), wave_S.tolist(), mask))
-    return samples
-
-
-@pytest.mark.parametrize(("world_size", "micro_batch"), [(2, 4), (1, 2), (2, 2)])
-def test_ranks_and_accumulation_change_nothing(load, world_size, micro_batch):
-    wanted = rows_by_position(load(start=0))
-    ranks = [
-        load(start=0, rank=rank, world_size=world_size, micro_batch=micro_batch)
-        for rank in range(world_size)
-    ]
-    batches = [batch for group in zip(*ranks) for batch in group]
-    found = rows_by_position(batches)
-    assert len(found) == len(wanted) == 40
-    assert found == wanted
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be taken away here")
-def test_cpus_are_those_this_process_may_use():
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        assert available_cpus() == 1
-        assert auto_workers(1) == auto_workers(2) == 1
-    finally:
-        os.sched_setaffinity(0, before)
-    assert available_cpus() == len(before)
-    assert 1 <= auto_workers(1) <= max(1, len(before) - 1)

@@ -1,24 +1,29 @@
-"""The number of workers follows from the CPUs and the shared memory of this process."""
+"""Data workers: how many fit the CPUs and shared memory, and which one is stuck or has died."""
 
+import logging
 import math
+import multiprocessing
 import os
-import shutil
-import subprocess
+import re
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import refused, refuses
+from refusals import refuses
 
 from speakerlab.core.batch import Draw
 from speakerlab.core.process import available_cpus
-from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, train_loader
+from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, collate, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder
-from speakerlab.data.workers import MICRO_BATCHES_AHEAD, fit_workers
+from speakerlab.data.workers import Board, Hop, Watch, auto_workers, fit_workers
 
 MIB = 1 << 20
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
 
 @pytest.fixture
@@ -84,7 +89,7 @@ def test_workers_that_fit_are_kept(tmp_path):
     assert fit_workers(8, bytes_per_batch=1 << 50, is_fixed=True, **absent) == 8
 
 
-def test_fewer_workers_are_taken_and_it_is_said(tmp_path, caplog):
+def test_fewer_workers_are_used_and_logged(tmp_path, caplog):
     """A worker of each of 2 ranks reads 4 batches ahead and 1.5 of each are there: 12 batches."""
     caplog.set_level("INFO")
     bytes_per_batch = free_of(tmp_path) // int(12 * 3.5)
@@ -105,77 +110,190 @@ def test_ranks_on_gpus_need_shared_memory_too(tmp_path):
         fit_workers(1, local_ranks=ranks, on_gpus=True, **more)
 
 
-SMALL_SHM = """
-mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"
-"""
-FIT = """
-from speakerlab.data.workers import fit_workers
-
-print(fit_workers(8, bytes_per_batch=300_000, local_ranks=1, is_fixed=False))
-fit_workers(8, bytes_per_batch=300_000, local_ranks=1, is_fixed=True)
-"""
-
-
-def can_mount() -> bool:
-    command = ["unshare", "-m", "sh", "-c", SMALL_SHM, "sh", "true"]
-    return shutil.which("unshare") is not None and not subprocess.run(command).returncode
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be taken away here")
+def test_cpus_are_those_this_process_may_use():
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+        assert available_cpus() == 1
+        assert auto_workers(1) == auto_workers(2) == 1
+    finally:
+        os.sched_setaffinity(0, before)
+    assert available_cpus() == len(before)
+    assert 1 <= auto_workers(1) <= max(1, len(before) - 1)
 
 
-@pytest.mark.skipif(not can_mount(), reason="needs root, to mount a small /dev/shm")
-def test_a_small_dev_shm_is_met():
-    """8 MiB hold four workers' 6 batches of 0.3 MB."""
-    command = ["unshare", "-m", "sh", "-c", SMALL_SHM, "sh", sys.executable, "-c", FIT]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout == "4\n"
-    assert refused(done.stderr, "ValueError: runtime.num_workers", "14 MiB of /dev/shm", "8 MiB")
-
-
-@pytest.fixture
-def ten_files(make_data_dir):
-    """Ten files of half a second to a second, as crops of a second at three speeds."""
+def test_the_bytes_of_a_batch_are_predicted(make_data_dir):
+    """Files of half a second and of a second, as crops of a second at three speeds."""
     folder = make_data_dir(speakers=range(5), seconds=[0.5, 1.0])
-    manifest = read_manifest([folder], sample_rate=16000)
     draws = {
         "speed": lambda rng: Draw({}, int(rng.integers(3))),
         "mask": lambda rng: Draw({"mask": rng.random((2, 2))}),
     }
-    return TrainCrops(
-        manifest,
+    crops = TrainCrops(
+        read_manifest([folder], sample_rate=16000),
         draws,
         crop_samples=16000,
         speeds=(1.0, 0.9, 1.1),
         label_KN=np.arange(15).reshape(3, 5),
         seed=0,
     )
-
-
-def test_the_bytes_of_a_batch_are_predicted(ten_files):
-    order = EpochOrder(
-        ten_files.manifest.num_samples_N, crop_samples=16000, global_batch=64, seed=0
-    )
-    slots = MicroBatches(order, start_step=0, stop_step=1, micro_batch=64)
-    (batch,) = train_loader(ten_files, slots, num_workers=0, pin_memory=False)
+    batch = collate([crops[0, position, position % 10] for position in range(64)])
     tensors = []
     batch.map(lambda tensor: tensors.append(tensor) or tensor)
     pages = sum(math.ceil(tensor.nbytes / 4096) * 4096 for tensor in tensors)
-    assert pages <= batch_bytes(ten_files, 64) < 1.1 * pages
+    assert pages <= batch_bytes(crops, 64) < 1.1 * pages
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 8 worker")
-def test_four_ranks_of_eight_workers_share_ten_files(ten_files):
-    """One step of 64 crops an epoch, though the files hold seven."""
-    order = EpochOrder(
-        ten_files.manifest.num_samples_N, crop_samples=16000, global_batch=64, seed=0
-    )
-    assert (order.steps_per_epoch, order.num_dropped) == (1, 0)
-    positions = []
-    for rank in range(4):
-        slots = MicroBatches(
-            order, start_step=0, stop_step=2, micro_batch=16, rank=rank, world_size=4
+class StuckDisk(TrainCrops):
+    """Reading this row takes until someone opens the pipe, as a file on a dead mount would."""
+
+    pipe, row = Path(), -1
+
+    def __getitem__(self, slot):
+        if slot[2] == self.row and self.pipe.exists():
+            os.close(os.open(self.pipe, os.O_RDONLY))
+        return super().__getitem__(slot)
+
+
+@pytest.fixture
+def stuck(make_data_dir, tmp_path):
+    """(pipe, file, load): load() begins to read a corpus of which one file does not answer."""
+    folder = make_data_dir(speakers=range(4), seconds=[0.5, 0.6])
+    manifest = read_manifest([folder], sample_rate=16000)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def load(num_workers: int):
+        labels = np.arange(4)[None]
+        crops = StuckDisk(manifest, {}, crop_samples=8000, label_KN=labels, seed=0)
+        crops.pipe, crops.row = pipe, list(manifest.ids).index("spk2-1")
+        order = EpochOrder(manifest.num_samples_N, crop_samples=8000, global_batch=8, seed=0)
+        slots = MicroBatches(order, start_step=0, stop_step=9, micro_batch=4)
+        return train_loader(
+            crops, slots, num_workers=num_workers, pin_memory=False, stall_seconds=0.4
         )
-        batches = list(train_loader(ten_files, slots, num_workers=8, pin_memory=False))
-        assert [batch.wave_BS.shape[0] for batch in batches] == [16, 16]
-        positions += batches[0].position_B.tolist()
-        assert set(batches[0].row_B.tolist()) <= set(range(10))
-    assert positions == list(range(64))
-    assert MICRO_BATCHES_AHEAD > 1
+
+    return pipe, tmp_path / "wav" / "spk2-1.wav", load
+
+
+def when(ready, act) -> threading.Thread:
+    """Call act() from a thread once `ready()`, or after ten seconds."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 10
+        while not ready() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@on_linux
+def test_a_file_that_does_not_answer_is_named(stuck, caplog):
+    pipe, path, load = stuck
+
+    def let_go() -> None:  # of those who wait, and of those to come
+        opened = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+        pipe.unlink()
+        os.close(opened)
+
+    opener = when(lambda: len(caplog.records) >= 2, let_go)  # the message is repeated
+    assert len(list(load(2))) == 18  # and training continues
+    opener.join()
+    who = r"worker [01] \(process \d+\)"
+    seconds: list[float] = []
+    for record in caplog.records[:2]:
+        assert record.levelno == logging.WARNING
+        found = re.match(
+            rf"data: no batch for (\d+) s; {who} has been reading spk2-1 "
+            rf"\({re.escape(str(path))}\) for (\d\.\d) s",
+            record.getMessage(),
+        )
+        assert found is not None, record.getMessage()
+        waited, read = int(found[1]), float(found[2])
+        assert 0.3 <= read < 2
+        assert (
+            read - 0.6 <= waited < 3
+        )  # a wait is rounded to seconds, and began before the reading
+        seconds.append(read)
+    assert seconds[1] > seconds[0] + 0.1  # the same stall is not reported twice at once
+
+
+@on_linux
+def test_a_killed_worker_is_one_line(stuck, caplog):
+    _, path, load = stuck
+    before = set(multiprocessing.active_children())
+    killed: list[int] = []
+
+    def kill() -> None:
+        (worker,) = set(multiprocessing.active_children()) - before
+        assert worker.pid is not None
+        killed.append(worker.pid)
+        os.kill(worker.pid, signal.SIGKILL)
+
+    killer = when(lambda: caplog.records, kill)
+    with pytest.raises(ValueError) as died:
+        list(load(1))
+    killer.join()
+    assert str(died.value) == (
+        f"data worker 0 (process {killed[0]}): ended with SIGKILL while reading spk2-1 ({path}); "
+        "often the kernel's out-of-memory killer, see dmesg: lower runtime.num_workers"
+    )
+
+
+def test_a_board_shows_the_longest_first_and_who_is_done():
+    watch = Watch(Board(7), lambda row: f"row {row}")
+    board = watch.board
+    watch.workers = [multiprocessing.Process() for _ in range(7)]
+    for line in (3, 1, 5, 0, 4):
+        board.note(line, Hop.READING, 100 + line)
+        time.sleep(0.002)
+    board.note(2, Hop.COLLATING)
+    board.note(6, Hop.IDLE)
+    text = watch.describe_stall(75.2)
+    assert text.startswith("data: no batch for 75 s; worker 3 (process None) has been reading row")
+    assert re.findall(r"reading row (\d+)", text) == ["103", "101", "105", "100"]
+    assert text.endswith("; 2 more are busy; 1 of 7 have sent their batches")
+    for line in (3, 1):
+        board.note(line, Hop.IDLE)
+    text = watch.describe_stall(75.2)
+    assert "; worker 2 (process None) has been collating for 0.0 s; 3 of 7 have sent" in text
+
+
+def test_when_all_is_sent_the_batch_is_in_between():
+    watch = Watch(Board(1), str)
+    watch.board.note(0, Hop.IDLE)
+    text = watch.describe_stall(61.3)
+    assert text.startswith("data: no batch for 61 s; every worker has sent its batches: ")
+    assert "MiB of /dev/shm are free" in text
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (-int(signal.SIGBUS), r"ended with SIGBUS while collating; enlarge /dev/shm \(docker run "),
+        (3, r"ended with exit code 3 while collating; report this"),
+    ],
+)
+def test_the_remedy_follows_from_the_signal(code, text):
+    def end() -> None:
+        if code > 0:
+            os._exit(code)
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+
+    worker = multiprocessing.get_context("fork").Process(target=end)
+    worker.start()
+    worker.join()
+    watch = Watch(Board(2), str)
+    watch.board.note(0, Hop.COLLATING, -1)
+    watch.workers = [worker]
+    line = watch.describe_death()
+    assert line is not None
+    assert re.match(rf"data worker 0 \(process {worker.pid}\): {text}", line), line
+    watch.workers = []
+    assert watch.describe_death() is None
