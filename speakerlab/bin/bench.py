@@ -98,14 +98,13 @@ def print_profile(args: Namespace) -> None:
 
 def read_configs(args: Namespace) -> "dict[str, Config]":
     """Return configurations by the name of the model: of `--config`, or of each `--model`."""
-    from speakerlab.bin.plan import ROOT, existing
+    from speakerlab.bin.plan import model_layer
     from speakerlab.config.schema import load_config
 
     if args.config is not None:
         config = load_config(args.config, args.set)
         return {config.model.name: config}
-    known = list(ROOT.glob("conf/*.yaml"))
-    layers = {name: existing("--model", name, "conf/{}.yaml", known) for name in args.model}
+    layers = {name: model_layer(name) for name in args.model}  # all, before the first is loaded
     return {name: load_config([layer], args.set) for name, layer in layers.items()}
 
 

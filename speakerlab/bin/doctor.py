@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser, plain_text
-
-ROOT = Path(__file__).parents[2]
+from speakerlab.bin.plan import model_layer
 
 
 def main(words: Sequence[str]) -> None:
@@ -37,7 +36,7 @@ def main(words: Sequence[str]) -> None:
     from speakerlab.config.schema import load_config
 
     logging.disable(logging.INFO)  # the findings are in the lines
-    config = load_config(args.config or [ROOT / "conf" / f"{args.model}.yaml"], args.set)
+    config = load_config(args.config or [model_layer(args.model)], args.set)
     workers = config.runtime.num_workers if args.num_workers is None else args.num_workers
     num_workers = None if workers == "auto" else workers
     plan = Plan(config, args.exp, args.data, args.nproc or args.gpus or 1, num_workers)

@@ -2,7 +2,7 @@
 
 import math
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,22 +76,26 @@ def load(args: Namespace) -> "Config":
 
     if args.config is not None:
         return load_config(args.config, args.set)
-    layers = [existing("--model", args.model, "conf/{}.yaml", ROOT.glob("conf/*.yaml"))]
+    layers = [model_layer(args.model)]
     if args.recipe is not None:
-        known = (path.parent for path in ROOT.glob("egs/*/conf.yaml"))
-        layers.append(existing("--recipe", args.recipe, "egs/{}/conf.yaml", known))
-        own = layers[-1].parent / "conf" / layers[0].name
-        layers += [own] if own.exists() else []
+        recipe = ROOT / "egs" / args.recipe
+        if not (recipe / "conf.yaml").exists():
+            known = (path.parent.name for path in ROOT.glob("egs/*/conf.yaml"))
+            hint = nearest(args.recipe, known, otherwise="recipes are in a clone of the repository")
+            raise ValueError(f"--recipe: {args.recipe}: no such recipe{hint}")
+        own = recipe / "conf" / layers[0].name
+        layers += [recipe / "conf.yaml", *([own] if own.exists() else [])]
     return load_config(layers, args.set)
 
 
-def existing(option: str, name: str, place: str, known: Iterable[Path]) -> Path:
-    """Return the file of a name; raise ValueError with the nearest known name."""
-    path = ROOT / place.format(name)
-    if not path.exists():
-        hint = nearest(name, (other.stem for other in known), otherwise="see --help")
-        raise ValueError(f"{option}: {name}: no {place.format(name)}{hint}")
-    return path
+def model_layer(name: str) -> Path:
+    """Return the file of `--model NAME`."""
+    from speakerlab.config.layers import find_layer
+
+    try:
+        return find_layer(Path(name))
+    except FileNotFoundError as error:
+        raise ValueError(f"--model: {error}") from None
 
 
 def footprints(config: "Config", args: Namespace) -> "list[Footprint]":

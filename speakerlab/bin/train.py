@@ -65,7 +65,10 @@ def leave(error: RuntimeError, rank: int) -> NoReturn:
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("train", __doc__)
     options.add_argument("--exp", type=Path, required=True, metavar="DIR")
-    options.add_argument("--config", type=Path, nargs="+", required=True, metavar="YAML")
+    layers = "files or names of conf/, such as eres2net hardware/gpu_24g; later ones override"
+    options.add_argument(
+        "--config", type=Path, nargs="+", required=True, metavar="YAML", help=layers
+    )
     options.add_argument("--init", type=Path, metavar="MODEL", help="start from this model")
     settings = "e.g. training.lr=0.1, applied after all files"
     options.add_argument(

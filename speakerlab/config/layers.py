@@ -11,6 +11,10 @@ from typing import Any
 
 import yaml
 
+from speakerlab.core.faults import nearest
+
+CONF = (Path(__file__).parents[1] / "conf").resolve()  # in a clone a link to its conf/
+
 
 def merge_layers(
     layers: Sequence[Path], overrides: Sequence[str] = ()
@@ -21,14 +25,24 @@ def merge_layers(
     """
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for path in layers:
-        layer = _read_yaml(path)
+    for path in map(find_layer, layers):
+        layer = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
         if layer is not None and not isinstance(layer, dict):
             raise ValueError(f"{path}: must hold 'section: ...' lines, got {layer!r}; see conf/")
         _merge(merged, layer or {}, (), str(path), origin)
     for override in overrides:
         _merge(merged, _parse_override(override), (), f"--set {override}", origin)
     return merged, origin
+
+
+def find_layer(given: Path) -> Path:
+    """Return the file of a layer: a path, or the name of a file in conf/ without `.yaml`."""
+    for path in (given, CONF / f"{given}.yaml"):
+        if path.exists() and not path.is_dir():
+            return path
+    known = (str(path.relative_to(CONF).with_suffix("")) for path in CONF.rglob("*.yaml"))
+    hint = nearest(given.stem, known, otherwise=f"see {CONF}")
+    raise FileNotFoundError(f"{given}: no such configuration{hint}")
 
 
 def to_yaml(values: Mapping[str, Any]) -> str:
@@ -119,12 +133,6 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+$"), list("-+0123456789")
 )
-
-
-def _read_yaml(path: Path) -> Any:
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such configuration; see conf/")
-    return _parse_yaml(path.read_text(encoding="utf-8"), str(path))
 
 
 def _parse_yaml(text: str, where: str) -> Any:

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
-from refusals import refused
+from refusals import refused, refuses
 
 from speakerlab.config.schema import Config, differences, load_config, parse_config
 
+ROOT = Path(__file__).parents[2]
 TINY = "model: {name: campplus, args: {embed_dim: 64, blocks: [1, 1, 1]}}\n"
 
 
@@ -145,8 +146,22 @@ def test_file_that_is_no_yaml_no_section_or_not_there(load, tmp_path: Path):
         load("training: {lr: 0.1")
     with pytest.raises(ValueError, match=r"0.yaml: must hold 'section: ...' lines, got \['a'\]"):
         load("- a")
-    with pytest.raises(FileNotFoundError, match="none.yaml: no such configuration; see conf/"):
+    with refuses(f"{tmp_path / 'none.yaml'}", "conf", error=FileNotFoundError):
         load_config([tmp_path / "none.yaml"])
+
+
+def test_a_layer_is_a_path_or_the_name_of_a_shipped_file(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "eres2net").mkdir()  # an experiment of the user's
+    config = load_config([Path("eres2net"), Path("hardware/gpu_11g")])
+    assert config.model.name == "eres2net" and config == load_config(
+        [ROOT / "conf/eres2net.yaml", ROOT / "conf/hardware/gpu_11g.yaml"]
+    )
+    (tmp_path / "campplus").write_text(TINY)
+    assert load_config([Path("campplus")]).model.args["embed_dim"] == 64
+    for name, meant in (("eres2nt", "eres2net"), ("gpu_11", "hardware/gpu_11g")):
+        with refuses(name, f"{meant}?", error=FileNotFoundError):
+            load_config([Path(name)])
 
 
 def test_code_in_yaml_is_refused(load):

@@ -38,7 +38,7 @@ def test_tool_finds_nothing(command: str) -> None:
 def test_each_pin_is_in_its_range() -> None:
     ranges = {
         Requirement(text).name: Requirement(text).specifier
-        for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["plot"]]
+        for text in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["report"]]
     }
     assert {pin.name for pin in PINS} == set(ranges)
     for pin in PINS:

@@ -1,0 +1,68 @@
+"""The wheel: what it holds, and that its command finds the models away from a clone."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+from speakerlab import __version__
+
+ROOT = Path(__file__).parents[2]
+BUILD = "import setuptools.build_meta as backend; backend.build_wheel('.')"
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory) -> Path:
+    """Return the folder of the wheel's files, as pip lays them out."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    hidden = shutil.ignore_patterns("__pycache__")
+    for name in ("conf", "speakerlab"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=hidden)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([sys.executable, "-c", BUILD], cwd=source, check=True, capture_output=True)
+    (wheel,) = source.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    return site
+
+
+def test_it_holds_the_package_with_conf_and_nothing_else(unpacked):
+    package, conf = ROOT / "speakerlab", ROOT / "conf"
+    expected = {path.relative_to(ROOT) for path in package.rglob("*.py")}
+    expected |= {path.relative_to(ROOT) for path in package.rglob("*.j2")}
+    expected |= {"speakerlab" / path.relative_to(ROOT) for path in conf.rglob("*.yaml")}
+    found = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
+    info = Path(f"speakerlab-{__version__}.dist-info")
+    assert {path for path in found if info not in path.parents} == expected
+    meta = message_from_bytes((unpacked / info / "METADATA").read_bytes())
+    assert {"onnx", "report", "hub", "dev"} <= set(meta.get_all("Provides-Extra", []))
+    assert (
+        "speakerlab = speakerlab.__main__:main"
+        in (unpacked / info / "entry_points.txt").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        ("--version", 0, f"speakerlab {__version__} (commit unknown), torch "),
+        ("plan --model campplus_tiny --gpu-mem 11 --precision fp32", 0, "BatchNorm sees"),
+        ("plan --model campplus --recipe mini --gpu-mem 11", 1, "--recipe: mini: "),
+        ("train --config eres2net --exp e --set a=1", 1, "--set a=1: "),  # the file was found
+    ],
+)
+def test_its_command_works_in_another_folder(unpacked, tmp_path, words, code, expected):
+    done = subprocess.run(
+        [sys.executable, "-m", "speakerlab", *words.split()],
+        env={**os.environ, "PYTHONPATH": str(unpacked)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr
+    assert expected in done.stdout + done.stderr
