@@ -2,9 +2,13 @@
 
 import importlib
 import keyword
+import platform
 import sys
+from importlib.metadata import PackageNotFoundError, version
 
+import speakerlab
 from speakerlab.bin.command import run
+from speakerlab.checkpoints.provenance import commit
 from speakerlab.core.faults import nearest
 
 COMMANDS = {
@@ -35,16 +39,29 @@ def main() -> None:
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help"):
         rows = "\n".join(f"  {name:9} {what}" for name, what in COMMANDS.items())
-        end = "`speakerlab COMMAND --help` lists the options of a command."
+        end = "`speakerlab COMMAND --help` lists the options of a command, --version all versions."
         sys.stdout.write(f"usage: speakerlab COMMAND ...\n\n{rows}\n\n{end}\n")
         return
     name = words[0]
+    if name == "--version":
+        sys.stdout.write(f"{versions()}\n")
+        return
     if name not in COMMANDS:
         hint = nearest(name, COMMANDS, otherwise="see --help")
         sys.stderr.write(f"speakerlab: unknown command '{name}'{hint}\n")
         sys.exit(1)
     module = f"speakerlab.bin.{name}{'_' if keyword.iskeyword(name) else ''}"
-    run(importlib.import_module(module).main, words[1:])
+    run(lambda words: importlib.import_module(module).main(words), words[1:])
+
+
+def versions() -> str:
+    """Return the versions that a bug report should state; torch is not imported."""
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "not installed"
+    own = f"{speakerlab.__version__} (commit {commit()})"
+    return f"speakerlab {own}, torch {torch}, Python {platform.python_version()}"
 
 
 if __name__ == "__main__":

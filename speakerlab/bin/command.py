@@ -36,6 +36,9 @@ def plain_text(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:  # not one of our own messages
         where = error.filename or "a file"
         return f"{where}: {error.strerror}; check the disk and the permissions"
+    if isinstance(error, ModuleNotFoundError) and error.name:  # not one of our own messages
+        package = error.name.partition(".")[0].replace("yaml", "pyyaml")
+        return f"{package}: is not installed; pip install {package}"
     text = str(error)
     if text.startswith("Caught ") and "Original Traceback" in text:
         return text.rstrip().splitlines()[-1].partition(": ")[2]

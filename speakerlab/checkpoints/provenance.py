@@ -1,5 +1,6 @@
 """Versions, commit and host of a run, as plain values for run.json and a model's card."""
 
+import json
 import platform
 import re
 import socket
@@ -18,9 +19,16 @@ ENVIRONMENT = (
 
 
 def commit() -> str:
-    """Return the commit of the source tree, `-dirty` if changed, `unknown` without git."""
+    """Return the commit of the source tree, `-dirty` if changed, or the one that pip installed.
+
+    `unknown` if there is none. The package itself may lie in another repository of the user's.
+    """
     root = Path(speakerlab.__file__).parents[1]
-    return ask_git(root, "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
+    if (root / ".git").exists():
+        return ask_git(root, "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
+    installed = root / f"speakerlab-{speakerlab.__version__}.dist-info/direct_url.json"
+    origin = json.loads(installed.read_text("utf-8")) if installed.exists() else {}
+    return origin.get("vcs_info", {}).get("commit_id", "unknown")[:12]
 
 
 def ask_git(folder: Path, *words: str) -> str:

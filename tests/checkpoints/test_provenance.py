@@ -1,9 +1,11 @@
 """Facts about the machine, the libraries and the source of a run."""
 
 import re
+import subprocess
 
 import torch
 
+import speakerlab
 from speakerlab.checkpoints import provenance
 
 
@@ -12,6 +14,19 @@ def test_a_source_without_git_has_an_unknown_commit(monkeypatch, tmp_path):
     assert provenance.ask_git(tmp_path, "log") == ""  # no repository
     monkeypatch.setenv("PATH", str(tmp_path))
     assert provenance.commit() == "unknown"
+
+
+def test_an_installed_package_has_the_commit_that_pip_recorded(monkeypatch, tmp_path):
+    package = tmp_path / "venv/speakerlab/__init__.py"  # in a repository of the user's
+    monkeypatch.setattr(speakerlab, "__file__", str(package))
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "a"], check=True)
+    assert provenance.commit() == "unknown"
+    info = tmp_path / f"venv/speakerlab-{speakerlab.__version__}.dist-info"
+    info.mkdir(parents=True)
+    (info / "direct_url.json").write_text('{"vcs_info": {"commit_id": "0123456789abcdef"}}')
+    assert provenance.commit() == "0123456789ab"
 
 
 def test_the_facts_of_a_cpu_have_every_key():
