@@ -8,7 +8,7 @@ In: tables of embeddings and a list of trials. Out: a score per trial, higher fo
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from speakerlab.core.faults import Faults
 from speakerlab.scoring.embeddings import EmbeddingTable, require_one_model
@@ -53,20 +53,14 @@ def dot_scores(enrol_ED: np.ndarray, test_TD: np.ndarray, trials: Trials) -> NDA
 
 
 def pairwise_eer(
-    emb_MD: np.ndarray, speaker_M: ArrayLike, pair_mask: np.ndarray | None = None
+    emb_MD: np.ndarray, speaker_M: np.ndarray
 ) -> tuple[float, NDArray[np.float32], NDArray[np.bool_]]:
-    """Return (eer, scores, is_target) of all pairs i < j of a small set (a few thousand rows).
-
-    `speaker_M` are names or numbers. `pair_mask` (M, M) bool leaves out pairs where it is False.
-    """
-    speaker_M = np.asarray(speaker_M)
+    """Return (eer, scores, is_target) of all pairs i < j of a small set (a few thousand rows)."""
     assert len(emb_MD) == len(speaker_M), (emb_MD.shape, speaker_M.shape)
     unit_MD = unit_rows(emb_MD, [f"row {row}" for row in range(len(emb_MD))])
-    used_MM = np.triu(np.ones((len(unit_MD),) * 2, dtype=np.bool_), k=1)
-    if pair_mask is not None:
-        used_MM &= pair_mask
-    scores = (unit_MD @ unit_MD.T)[used_MM]
-    is_target = (speaker_M[:, None] == speaker_M[None, :])[used_MM]
+    first, second = np.triu_indices(len(unit_MD), k=1)
+    scores = (unit_MD @ unit_MD.T)[first, second]
+    is_target = speaker_M[first] == speaker_M[second]
     return eer(scores, is_target), scores, is_target
 
 

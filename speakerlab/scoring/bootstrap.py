@@ -29,7 +29,6 @@ from speakerlab.scoring.metrics import (
 
 MANY_TRIALS = 1_000_000  # above this a replicate is slow, and the interval hardly moves
 FEW_PAIRS = 1_000_000  # up to this many speaker pairs, all are counted whether they have trials
-FEW_NUMBERS = 10_000_000  # speakers that are numbers below this are counted, not sorted
 SPARE = 4.0  # most replicates look at this many times the share of non-targets that matters
 Replicates = dict[str, NDArray[np.float64]]  # metric -> its value in each replicate (R)
 
@@ -37,8 +36,8 @@ Replicates = dict[str, NDArray[np.float64]]  # metric -> its value in each repli
 def bootstrap(
     scores: ArrayLike,
     is_target: ArrayLike,
-    enrol_speaker: ArrayLike,
-    test_speaker: ArrayLike,
+    enrol_speaker_N: np.ndarray,
+    test_speaker_N: np.ndarray,
     *,
     llr: ArrayLike | None = None,
     p_targets: Sequence[float] = P_TARGETS,
@@ -47,12 +46,13 @@ def bootstrap(
 ) -> Replicates:
     """Draw replicates of "eer", "min_dcf_<p>" for each prior and, with llr, "cllr", "act_dcf_<p>".
 
-    llr: log-likelihood ratios (N), natural logarithm. Speakers (N) are names or numbers; whole
-    numbers are faster. By default 1,000 replicates, 200 above a million trials. The draws depend
-    only on `seed`, the truth and the speakers, so two systems on the same trials get the same.
+    llr: log-likelihood ratios (N), natural logarithm. Speakers (N) are numbers from 0. By default
+    1,000 replicates, 200 above a million trials. The draws depend only on `seed`, the truth and the
+    speakers, so two systems on the same trials get the same.
     """
     scores_N, is_target_N = checked(scores, is_target)
-    pairs = SpeakerPairs.of(enrol_speaker, test_speaker, is_target_N)
+    assert (enrol_speaker_N == test_speaker_N)[is_target_N].all()
+    pairs = SpeakerPairs.of(enrol_speaker_N, test_speaker_N)
     ranked = RankedTrials.of(scores_N, is_target_N, pairs.pair_N, p_targets)
     costs = {} if llr is None else _decision_costs(llr, is_target_N, pairs, p_targets)
     target_P, nontarget_P = pairs.sums(is_target_N), pairs.sums(~is_target_N)
@@ -102,29 +102,11 @@ class SpeakerPairs:
     num_speakers: int
 
     @classmethod
-    def of(cls, enrol: ArrayLike, test: ArrayLike, is_target_N: np.ndarray) -> "SpeakerPairs":
-        """Number the speakers; ValueError for target trials of two speakers."""
-        enrol_N, test_N = np.asarray(enrol), np.asarray(test)
-        if not enrol_N.shape == test_N.shape == is_target_N.shape:
-            raise ValueError(
-                f"speakers: need one per trial and side, got {enrol_N.shape} and {test_N.shape} "
-                f"for {is_target_N.shape} trials; give three arrays of equal length"
-            )
-        wrong_N = is_target_N & (enrol_N != test_N)
-        if wrong_N.any():
-            first = int(wrong_N.argmax())
-            raise ValueError(
-                f"trials: {np.count_nonzero(wrong_N)} target trials are of two speakers, such as "
-                f"{enrol_N[first]} and {test_N[first]} at trial {first}; correct the list"
-            )
+    def of(cls, enrol_N: np.ndarray, test_N: np.ndarray) -> "SpeakerPairs":
+        """Number the speakers that occur, in the order of their own numbers."""
         both_2N = np.stack([enrol_N, test_N])
-        is_small = both_2N.dtype.kind in "iu" and both_2N.size and both_2N.min() >= 0
-        if is_small and both_2N.max() < FEW_NUMBERS:
-            is_there = np.bincount(both_2N.ravel()) > 0
-            code_2N, num_speakers = (np.cumsum(is_there) - 1)[both_2N], int(is_there.sum())
-        else:
-            names, codes = np.unique(both_2N, return_inverse=True)
-            code_2N, num_speakers = codes.reshape(2, -1).astype(np.int64), len(names)
+        occurs_S = np.bincount(both_2N.ravel()) > 0
+        code_2N, num_speakers = (np.cumsum(occurs_S) - 1)[both_2N], int(occurs_S.sum())
         pair_N = code_2N[0] * num_speakers + code_2N[1]
         if num_speakers**2 <= FEW_PAIRS:  # pairs without trials weigh nothing
             pairs = np.arange(num_speakers**2)

@@ -155,9 +155,7 @@ def threshold_at(
     false-acceptance rate). frr: the highest that rejects at most this share of the targets (miss or
     false-rejection rate). Infinite if only rejecting all trials is good enough.
     """
-    if (far is None) == (frr is None):
-        raise ValueError(f"threshold: takes far or frr, got {far} and {frr}; give one of them")
-    rate, name = (far, "far") if far is not None else (frr, "frr")
+    rate, name = (frr, "frr") if far is None else (far, "far")
     if rate is None or not 0.0 <= rate <= 1.0:
         raise ValueError(f"threshold: {name} must be between 0 and 1, got {rate}; use e.g. 0.01")
     p_miss_K, p_fa_K, threshold_K = operating_points(scores, is_target)

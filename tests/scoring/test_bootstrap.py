@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from refusals import refuses
 
 from speakerlab.scoring import bootstrap, metrics
 
@@ -24,12 +23,11 @@ def eer_interval(*trials, **options):
     return bootstrap.interval(bootstrap.bootstrap(*trials, p_targets=(), **options)["eer"])
 
 
-def test_interval_is_reproducible_and_takes_names():
+def test_interval_is_reproducible_for_any_numbers_of_speakers():
     trials = simulated(num_speakers=20, per_speaker=4, seed=3)
     scores, is_target, enrol, test = trials
-    names = np.array([f"speaker{i:02d}" for i in range(20)])
     interval = eer_interval(*trials)
-    assert eer_interval(scores, is_target, names[enrol], names[test]) == interval
+    assert eer_interval(scores, is_target, 7 * enrol + 3, 7 * test + 3) == interval
     assert eer_interval(*trials, seed=1) != interval
     assert interval[0] < metrics.eer(scores, is_target) < interval[1]
 
@@ -50,7 +48,7 @@ def test_interval_covers_the_true_eer():
 def test_replicates_without_an_eer_are_drawn_again():
     # two speakers: half of the draws hold one speaker only, so no non-target trial
     scores, is_target = [0.9, 0.8, 0.1, 0.2], [1, 1, 0, 0]
-    enrol, test = ["a", "b", "a", "b"], ["a", "b", "b", "a"]
+    enrol, test = np.array([0, 1, 0, 1]), np.array([0, 1, 1, 0])
     assert eer_interval(scores, is_target, enrol, test) == [0.0, 0.0]
 
 
@@ -90,7 +88,7 @@ def test_what_is_skipped_below_changes_nothing(spread, monkeypatch):
 
 def test_less_is_looked_at_where_the_eer_is_low():
     scores, is_target, enrol, test = simulated(num_speakers=25, per_speaker=6, seed=1, spread=0.35)
-    pairs = bootstrap.SpeakerPairs.of(enrol, test, is_target)
+    pairs = bootstrap.SpeakerPairs.of(enrol, test)
     ranked = bootstrap.RankedTrials.of(scores, is_target, pairs.pair_N, (0.01,))
     assert ranked.nontarget_starts_K[ranked.first] > 0.6 * np.count_nonzero(~is_target)
 
@@ -121,8 +119,3 @@ def test_the_p_value_by_hand():
     ours, theirs = np.array([0.2, 0.3, 0.1, 0.4]), np.array([0.1, 0.1, 0.2, 0.1])
     # 1 of 4 replicates is on the other side: 2 x (1 + 1) / (4 + 1)
     assert bootstrap.paired(ours, theirs)[1] == pytest.approx(0.8)
-
-
-def test_a_target_trial_of_two_speakers_is_refused():
-    with refuses("trials", "a and b at trial 0"):
-        eer_interval([0.1, 0.2], [1, 0], ["a", "a"], ["b", "b"])

@@ -130,7 +130,7 @@ def test_min_cllr_by_hand():
     assert metrics.min_cllr([0, 0, 1, 1, 1, 2], [0, 0, 1, 1, 0, 1]) == pytest.approx(paid)
 
 
-def test_threshold_at_a_wished_rate():
+def test_threshold_at_a_requested_rate():
     scores, is_target = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0, 0, 1, 0, 1, 1]
     assert metrics.threshold_at(scores, is_target, far=1 / 3) == 0.3  # lets in the 0.4 alone
     assert metrics.threshold_at(scores, is_target, far=0.3) == 0.5
@@ -139,7 +139,7 @@ def test_threshold_at_a_wished_rate():
     assert metrics.threshold_at(scores, is_target, frr=0.0) == 0.3
     assert metrics.threshold_at(scores, is_target, frr=0.34) == 0.5
     assert metrics.threshold_at(scores, is_target, frr=1.0) == np.inf
-    for wrong in ({}, {"far": 0.1, "frr": 0.1}, {"far": 1.5}, {"frr": float("nan")}):
+    for wrong in ({}, {"far": 1.5}, {"frr": float("nan")}):
         with refuses("threshold"):
             metrics.threshold_at(scores, is_target, **wrong)
 
