@@ -5,7 +5,6 @@ In: an experiment and a data directory. Out: a table, or the set that back ends 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -103,14 +102,14 @@ def _pairs(speaker_of: Mapping[str, str], data_dir: Path) -> TrialList | None:
     if sum(len(names) > 1 for names in groups.values()) < FEW_SPEAKERS:
         return None
     ids = [name for names in groups.values() for name in names[:MAX_UTTERANCES]]
-    pair_N2 = np.array(list(combinations(range(len(ids)), 2)), dtype=np.int32)
+    enrol_N, test_N = np.stack(np.triu_indices(len(ids), k=1)).astype(np.int32)
     speaker_I = np.unique([speaker_of[name] for name in ids], return_inverse=True)[1]
-    first_N, second_N = speaker_I[pair_N2[:, 0]], speaker_I[pair_N2[:, 1]]
+    speakers = speaker_I[enrol_N], speaker_I[test_N]
     return TrialList(
         name=f"{data_dir.name}: {len(groups)} held-out speakers",
         path=data_dir,
-        trials=Trials(ids, ids, pair_N2[:, 0], pair_N2[:, 1], first_N == second_N),
-        speakers=(first_N, second_N),
+        trials=Trials(ids, ids, enrol_N, test_N, speakers[0] == speakers[1]),
+        speakers=speakers,
         models={},
         columns={},
         seconds=read_seconds(data_dir),

@@ -111,7 +111,7 @@ class Extraction:
                 for path in self.stem.parent.glob(f".{self.stem.name}.*.partial"):
                     path.unlink(missing_ok=True)  # of a process that was killed while joining
                 found = [table for table in tables if table is not None]
-                EmbeddingTable.merge(found, self.ids()).save(self.stem)
+                EmbeddingTable.merge(found).select(self.ids()).save(self.stem)
             shutil.rmtree(self.parts, ignore_errors=True)
         return []
 

@@ -92,21 +92,15 @@ class EmbeddingTable:
         return cls(ids, emb_ND, model_sha256, facts)
 
     @classmethod
-    def merge(
-        cls, tables: Sequence["EmbeddingTable"], wanted_ids: Sequence[str] | None = None
-    ) -> "EmbeddingTable":
+    def merge(cls, tables: Sequence["EmbeddingTable"]) -> "EmbeddingTable":
         """Join the parts that several processes wrote, keeping the facts that all share.
 
-        Rows are those of `wanted_ids`, in that order (all must be there), or all in the order of
-        the parts. Raises ValueError for parts of different models.
+        Raises ValueError for parts of different models.
         """
         tables = [table for table in tables if table.ids]  # a process may have had nothing to do
         if not tables:
             raise ValueError("embeddings: nothing to merge, all parts are empty; run stage 5")
         require_one_model(tables)
-        dims = sorted({table.emb_ND.shape[1] for table in tables})
-        if len(dims) > 1:
-            raise ValueError(f"embeddings: the parts differ in dimension, got {dims}; {AGAIN}")
         facts = {
             key: value
             for key, value in tables[0].facts.items()
@@ -114,8 +108,7 @@ class EmbeddingTable:
         }
         ids = [utterance for table in tables for utterance in table.ids]
         emb_ND = np.concatenate([table.emb_ND for table in tables])
-        merged = cls(ids, emb_ND, tables[0].model_sha256, facts)
-        return merged if wanted_ids is None else merged.select(wanted_ids)
+        return cls(ids, emb_ND, tables[0].model_sha256, facts)
 
     def select(self, wanted_ids: Sequence[str], *, where: str = "embeddings") -> "EmbeddingTable":
         """The rows of `wanted_ids`, in that order; ValueError naming ids without embedding."""

@@ -72,19 +72,18 @@ def cross_validated(
     *,
     names: Sequence[str],
     num_folds: int = 5,
-    seed: int = 0,
 ) -> NDArray[np.float64]:
     """Log-likelihood ratios (N), each by a model that saw neither of the trial's speakers.
 
     The speakers are split into folds. A trial of speakers in folds i and j is scored by a model of
     the trials that have no speaker in i or j. A model is fitted to at most MAX_OF_A_KIND targets
-    and as many non-targets, drawn by `seed`; the weight of either kind does not change.
+    and as many non-targets, always the same; the weight of either kind does not change.
     Speakers are names or numbers. Raises ValueError if the trials left to learn from lack a kind.
     """
     features_NF, target_N = _checked(features_NF, is_target_N, names)
-    fold_N2 = _folds(enrol_speaker_N, test_speaker_N, num_folds=num_folds, seed=seed)
+    fold_N2 = _folds(enrol_speaker_N, test_speaker_N, num_folds)
     assert len(fold_N2) == len(target_N), (fold_N2.shape, target_N.shape)
-    learned_M = _thinned(target_N, seed=seed)
+    learned_M = _thinned(target_N)
     features_MF, target_M, fold_M2 = features_NF[learned_M], target_N[learned_M], fold_N2[learned_M]
     low_N, high_N = fold_N2.min(axis=1), fold_N2.max(axis=1)
     pair_N = low_N * num_folds + high_N
@@ -162,9 +161,7 @@ def _logistic_regression(unit_NG: np.ndarray, target_N: np.ndarray) -> NDArray[n
     return solution_G
 
 
-def _folds(
-    enrol_speaker: ArrayLike, test_speaker: ArrayLike, *, num_folds: int, seed: int
-) -> NDArray[np.int64]:
+def _folds(enrol_speaker: ArrayLike, test_speaker: ArrayLike, num_folds: int) -> NDArray[np.int64]:
     """The fold of the enrolment and of the test speaker of each trial, (N, 2)."""
     speaker_2N = np.stack([np.asarray(enrol_speaker), np.asarray(test_speaker)])
     speakers_S, code_2N = np.unique(speaker_2N, return_inverse=True)
@@ -173,13 +170,13 @@ def _folds(
             f"calibration: cross-validation needs at least 3 folds and a speaker for each, got "
             f"{num_folds} folds for {len(speakers_S)} speakers; use trials of more speakers"
         )
-    order_S = np.random.default_rng([seed, len(speakers_S)]).permutation(len(speakers_S))
+    order_S = np.random.default_rng([0, len(speakers_S)]).permutation(len(speakers_S))
     return (order_S % num_folds)[code_2N.reshape(2, -1)].T
 
 
-def _thinned(target_N: np.ndarray, *, seed: int) -> NDArray[np.int64]:
+def _thinned(target_N: np.ndarray) -> NDArray[np.int64]:
     """Rows of at most MAX_OF_A_KIND targets and as many non-targets, ascending."""
-    rng = np.random.default_rng([seed, len(target_N)])
+    rng = np.random.default_rng([0, len(target_N)])
     kept: list[np.ndarray] = []
     for rows in (np.flatnonzero(target_N), np.flatnonzero(~target_N)):
         few = len(rows) <= MAX_OF_A_KIND

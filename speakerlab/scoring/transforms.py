@@ -72,12 +72,7 @@ class Affine:
     projection_DK: NDArray[np.float64] | None = None  # None: unchanged
 
     def __call__(self, table: EmbeddingTable) -> EmbeddingTable:
-        """Transform a table, float32. Raises ValueError for embeddings of another size."""
-        if table.emb_ND.shape[1] != len(self.offset_D):
-            raise ValueError(
-                f"embeddings: have {table.emb_ND.shape[1]} dimensions, but the back end was "
-                f"learned on {len(self.offset_D)}; extract both with one model"
-            )
+        """Transform a table, float32."""
         emb_ND = table.emb_ND - self.offset_D
         if self.projection_DK is not None:
             emb_ND = emb_ND @ self.projection_DK

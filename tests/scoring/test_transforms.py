@@ -7,7 +7,6 @@ from scipy.linalg import eigh
 
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.transforms import (
-    Affine,
     Development,
     learn_lda,
     learn_mean,
@@ -70,8 +69,3 @@ def test_whitened_embeddings_have_the_unit_covariance_and_keep_their_axes():
     np.testing.assert_allclose(learned.projection_DK, learned.projection_DK.T, atol=1e-12)
     white_MD = learned(development.table).emb_ND
     np.testing.assert_allclose(np.cov(white_MD.T, ddof=0), np.eye(4), atol=1e-5)
-
-
-def test_embeddings_of_another_size_are_refused():
-    with refuses("embeddings", "4 dimensions", "on 3"):
-        Affine(np.zeros(3))(draw(2, 2, 4).table)
