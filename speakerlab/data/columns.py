@@ -88,9 +88,7 @@ def describe_tables(folder: Path) -> dict[str, list[object]]:
 
 def is_fresh(folder: Path, facts: Mapping[str, Any]) -> bool:
     """Whether the tables are those that were described; content decides where times differ."""
-    known = facts.get("tables")
-    if not isinstance(known, dict):
-        return False
+    known = facts["tables"]
     if {name for name in TABLES if (folder / name).exists()} != known.keys():
         return False
     for name, (size, changed, sha256) in known.items():

@@ -181,26 +181,28 @@ def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
     speakers = tuple(sorted({speaker for part in columns for speaker in part.speakers}))
     index = {speaker: i for i, speaker in enumerate(speakers)}
     renamed = [np.array([index[s] for s in part.speakers], dtype=np.int32) for part in columns]
-    part_N = np.repeat(np.arange(len(parts), dtype=np.int16), [len(part) for part in columns])
-    row_N = np.concatenate([np.arange(len(part), dtype=np.int32) for part in columns])
-    num_samples_N = np.concatenate([part.num_samples_N for part in columns])
-    speaker_N = np.concatenate([new[part.speaker_N] for new, part in zip(renamed, columns)])
-    if len(parts) > 1:
-        hash_N = np.concatenate([part.hash_N for part in columns])
-        order_N = np.argsort(hash_N, kind="stable")
-        _refuse_twins(dirs, columns, part_N[order_N], row_N[order_N], hash_N[order_N])
-        part_N, row_N, num_samples_N, speaker_N = (
-            column[order_N] for column in (part_N, row_N, num_samples_N, speaker_N)
-        )
-    return Manifest(
+    manifest = Manifest(
         parts=tuple(parts),
-        part_N=part_N,
-        row_N=row_N,
-        num_samples_N=num_samples_N,
-        speaker_N=speaker_N,
+        part_N=np.repeat(np.arange(len(parts), dtype=np.int16), [len(part) for part in columns]),
+        row_N=np.concatenate([np.arange(len(part), dtype=np.int32) for part in columns]),
+        num_samples_N=np.concatenate([part.num_samples_N for part in columns]),
+        speaker_N=np.concatenate([new[part.speaker_N] for new, part in zip(renamed, columns)]),
         speakers=speakers,
         sample_rate=sample_rate,
     )
+    if len(parts) == 1:
+        return manifest
+    hash_N = np.concatenate([part.hash_N for part in columns])
+    order_N = np.argsort(hash_N, kind="stable")
+    manifest, hash_N = manifest.of_rows(order_N), hash_N[order_N]
+    neighbours = np.flatnonzero(hash_N[1:] == hash_N[:-1]).tolist()  # equal ids, equal hashes
+    twins = [manifest.ids[i] for i in neighbours if manifest.ids[i] == manifest.ids[i + 1]]
+    if twins:
+        raise ValueError(
+            f"{' + '.join(map(str, dirs))}: {min(twins)} is in two directories; "
+            "prefix the ids of one of them"
+        )
+    return manifest
 
 
 def read_part(folder: Path, *, sample_rate: int) -> Part:
@@ -218,21 +220,3 @@ def read_part(folder: Path, *, sample_rate: int) -> Part:
                 found.folder,
             )
     return Part(columns, packed.get("waves"), packed.get("features"))
-
-
-def _refuse_twins(
-    dirs: Sequence[Path],
-    columns: Sequence[Columns],
-    part_N: np.ndarray,
-    row_N: np.ndarray,
-    hash_N: np.ndarray,
-) -> None:
-    """Equal ids have equal hashes, so they are neighbours (hashes in rising order)."""
-    neighbours = map(int, np.flatnonzero(hash_N[1:] == hash_N[:-1]))
-    pairs = [[columns[part_N[i]].ids[int(row_N[i])] for i in (row, row + 1)] for row in neighbours]
-    twins = [a for a, b in pairs if a == b]
-    if twins:
-        raise ValueError(
-            f"{' + '.join(map(str, dirs))}: {min(twins)} is in two directories; "
-            "prefix the ids of one of them"
-        )
