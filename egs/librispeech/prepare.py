@@ -24,8 +24,7 @@ from egs.common.corpus.prepare import (
 )
 from egs.common.corpus.trials import draw_nontargets, draw_targets, group_by_speaker
 from speakerlab.core.faults import Faults
-from speakerlab.data.files import one_line
-from speakerlab.data.tables import Trial, name_fault
+from speakerlab.data.tables import Trial, name_fault, one_line
 
 HERE = Path(__file__).resolve().parent
 URL = "https://www.openslr.org/resources/12"

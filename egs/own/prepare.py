@@ -28,8 +28,7 @@ from egs.common.corpus.prepare import (
 from egs.common.corpus.trials import draw_nontargets, draw_targets, group_by_speaker
 from speakerlab.core.faults import Faults
 from speakerlab.data.arrays import stable_hash
-from speakerlab.data.files import one_line
-from speakerlab.data.tables import Trial
+from speakerlab.data.tables import Trial, one_line
 
 HERE = Path(__file__).resolve().parent
 SUFFIXES = {

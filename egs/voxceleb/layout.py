@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from egs.common.corpus.prepare import LeftOut, walk
-from speakerlab.data.files import one_line
+from speakerlab.data.tables import one_line
 
 SPEAKER = re.compile(r"id\d{5}")
 FIRST_OF_VOX1, LAST_OF_VOX1 = "id10001", "id11251"  # 1,251 speakers without gaps

@@ -4,7 +4,6 @@ Everything is built as training builds it. Letters: S samples.
 """
 
 import tempfile
-import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -101,12 +100,11 @@ def data_rows(bench: DataBench, name: str, *, seconds: float) -> Iterator[Row]:
 
 def measure_loader(bench: DataBench, *, seconds: float) -> float:
     """Return the crops a second that the loader's workers deliver while nothing else is done."""
+    laps = Laps(bench.source.ranks.device)
     with closing(bench.batches()) as batches:
-        next(islice(batches, WARM_UP - 1, None))
-        start, num_crops = time.perf_counter(), 0
-        while time.perf_counter() - start < seconds:
-            num_crops += len(next(batches).label_B)
-        return num_crops / (time.perf_counter() - start)
+        for _ in laps.repeat(batches, warm_up=WARM_UP, seconds=seconds):
+            laps.end("loaded")
+    return laps.count * bench.source.plan.micro_batch / laps.total
 
 
 def measure_training(bench: DataBench, *, seconds: float) -> tuple[float, float]:

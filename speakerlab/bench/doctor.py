@@ -37,7 +37,7 @@ WRITTEN_BYTES = 32 << 20
 SLOW_WRITE, SLOW_READ_SECONDS = 20e6, 0.02  # bytes a second; seconds a crop
 READ_CROPS, READ_SECONDS = 64, 3.0
 RANK_BYTES, WORKER_BYTES = 1 << 30, 200 << 20  # of memory: libraries and what is read ahead
-FILES = 256  # a rank has open beside its batches
+FILES = 256  # that a rank has open besides its batches
 GUESSED_SPEAKERS = 10_000
 TRY_LOCK = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 

@@ -10,7 +10,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -72,12 +72,12 @@ class Laps:
 
     def repeat(self, items: Iterable[T], *, warm_up: int, seconds: float) -> Iterator[T]:
         """Yield items until those after `warm_up` have taken so many seconds, at least two."""
-        for number, item in enumerate(items):
-            if number == warm_up:
-                self.start()
+        for number, item in enumerate(items, 1):
             yield item
             self.count += 1
-            if number > warm_up and self.total > seconds:
+            if number == warm_up:
+                self.start()
+            elif number > warm_up + 1 and self.total > seconds:
                 return
 
     def end(self, name: str) -> None:
@@ -109,15 +109,15 @@ def peak_memory(device: "torch.device") -> Iterator[list[int]]:
         yield found
         found.append(torch.cuda.max_memory_allocated(device) - before)
         return
-    is_reset = False
-    with suppress(OSError, AttributeError):
+    try:
         ctypes.CDLL(None).malloc_trim(0)  # glibc: freed memory would hide what is taken now
         (PROC / "clear_refs").write_text(RESET_PEAK)
-        is_reset = True
-    before = status_bytes("VmRSS") if is_reset else 0
+    except (OSError, AttributeError):
+        yield found
+        return
+    before = status_bytes("VmRSS")
     yield found
-    if is_reset:
-        found.append(status_bytes("VmHWM") - before)
+    found.append(status_bytes("VmHWM") - before)
 
 
 def status_bytes(name: str) -> int:

@@ -14,8 +14,7 @@ from speakerlab.bin.model_options import add_model_options, model_of
 from speakerlab.core import process
 from speakerlab.core.atomic import write_text
 from speakerlab.core.faults import Faults
-from speakerlab.data.files import one_line
-from speakerlab.data.tables import read_table
+from speakerlab.data.tables import one_line, read_table
 from speakerlab.inference.embedding_files import WRITERS
 from speakerlab.scoring.embeddings import EmbeddingTable
 

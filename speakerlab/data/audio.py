@@ -8,6 +8,7 @@ Letters: S samples, C channels.
 import io
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +19,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import soundfile
 from numpy.typing import DTypeLike
-
-from speakerlab.data.files import require_file
 
 FULL_SCALE = 32768  # int16 value of amplitude 1.0
 # libsndfile does not rescale floating-point files when asked for integers.
@@ -148,6 +147,23 @@ def from_flac(data: bytes | memoryview) -> np.ndarray:
 def to_int16(wave: np.ndarray) -> np.ndarray:
     """Amplitudes of any shape as 16-bit samples; values outside [-1, 1] are clipped."""
     return np.clip(np.rint(wave * FULL_SCALE), -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
+
+
+def require_file(path: str | Path) -> None:
+    """Raise FileNotFoundError or ValueError unless a plain file, or a link to one, is there.
+
+    Opening something else may have effects, and reading from a pipe may wait for ever.
+    """
+    try:
+        mode = Path(path).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path}: no such file; correct the path or restore it") from None
+    except (OSError, ValueError) as error:  # links in a circle, a name too long, no permission
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{path}: cannot be opened ({reason}); repair it or drop it") from None
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
+        raise ValueError(f"{path}: is {what}; give the path of a recording")
 
 
 def joined(blocks: Iterator[np.ndarray], expected: float, dtype: DTypeLike) -> np.ndarray:

@@ -151,9 +151,9 @@ def _list_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str,
             f"{folder}: has changed since it was checked, first {min(changed)}; run stage 1, or "
             "`speakerlab check`"
         )
-    nobody = seconds.keys() - speakers.keys() - rejected.keys() if speakers else set()
-    if nobody:
-        raise ValueError(f"{folder}/utt2spk: {min(nobody)} has no speaker; add its line")
+    unknown = seconds.keys() - speakers.keys() - rejected.keys() if speakers else set()
+    if unknown:
+        raise ValueError(f"{folder}/utt2spk: {min(unknown)} has no speaker; add its line")
     rows = []
     for utterance in seconds.keys() - rejected.keys():
         recording, start, _ = segments.get(utterance, (utterance, 0.0, 0.0))

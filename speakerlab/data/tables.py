@@ -17,12 +17,12 @@ from pathlib import Path
 
 from speakerlab.core.atomic import write_text
 from speakerlab.core.faults import Faults
-from speakerlab.data.files import one_line
 
 NAMELESS = "~"
 ENROLL_MAP = "enroll.map"
 # Tables of those names that every data directory may have, and that are no conditions.
 NO_CONDITIONS = {"utt2spk", "utt2dur", "utt2num_frames", "spk2utt"}
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # not of one line of UTF-8
 SURROGATE = re.compile("[\ud800-\udfff]")  # what a byte that is not UTF-8 is read as
 Trial = tuple[str, str, bool]  # enrolment id, test id, same speaker
 
@@ -104,6 +104,11 @@ def read_rejected(folder: Path) -> dict[str, tuple[str, str]]:
                 "columns; correct it, or remove the file and run stage 1 again"
             )
     return {row[0]: (row[1], row[2]) for row in rows}
+
+
+def one_line(name: str | Path) -> str:
+    """A file name as text that is one line of valid UTF-8: what it may not have is escaped."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), str(name))
 
 
 def write_rejected(

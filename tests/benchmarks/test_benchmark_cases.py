@@ -1,7 +1,7 @@
 """The cases of benchmarks/, on inputs so small that their numbers mean nothing.
 
 SPEAKERLAB_3DSPEAKER, _WESPEAKER and _SPEECHBRAIN = DIR give checkouts to compare with; without
-them, small imitations of the peers' packages stand in.
+them, small imitations of the peers' packages are used.
 """
 
 import json
@@ -86,8 +86,7 @@ def test_only_models_that_are_equal_are_timed(tmp_path, factor):
     words = [*MODELS, "--work", "infer", "--precisions", "bf16", "--peer", peer]
     if factor == 1:
         rows = rows_of(tmp_path / "rows.json", "models", *words)
-        beside = [f"infer.campplus.{kind}" for kind in ("bf16", "bf16.peer_bf16")]
-        assert list(rows) == beside
+        assert list(rows) == ["infer.campplus.bf16", "infer.campplus.bf16.peer_bf16"]
     else:
         done = run("models", *words)
         assert done.returncode == 1
@@ -232,6 +231,6 @@ def test_cases_that_begin_with_files(tmp_path, case, words, names):
         ("scoring", [*SCORING, "--head=100", "--turns=2", "--repeats=2"], 10),
     ],
 )
-def test_beside_the_peers(tmp_path, case, words, count):
+def test_rows_of_the_peers(tmp_path, case, words, count):
     rows = rows_of(tmp_path / "rows.json", case, *words, "--peer", *CHECKOUTS.values())
     assert len(rows) == count and all(row["peer"] is not None for row in rows.values())

@@ -151,7 +151,7 @@ def test_rows_measured_before_are_joined(run, tmp_path):
     assert "2 rows compared" in printed
 
 
-def test_of_pieces_the_later_row_counts_and_facts_are_those_told(tmp_path):
+def test_later_rows_replace_earlier_ones_and_facts_are_joined(tmp_path):
     first = {"settings": {"OMP_X": "1"}, "peers": {"wespeaker": "1"}, "machine": "m"}
     first |= {"date": "d", "commit": "123"}
     second = {"settings": None, "peers": {"speechbrain": "2"}, "torch": "3"}

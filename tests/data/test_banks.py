@@ -99,7 +99,7 @@ def test_a_mapped_bank_is_written_once_and_again_when_a_recording_changes(folder
     second = map_bank(found(folder))
     assert second.path is not None and second.path != first.path and second[2][0] == 7
     assert [path.name for path in folder.glob("*bank.*.npy*")] == [second.path.name]
-    assert first[2][0] == 0  # whoever has the old one open keeps it
+    assert first[2][0] == 0  # a process that has the old one open keeps it
 
 
 def map_path(folder: Path) -> str:

@@ -279,7 +279,7 @@ def test_broken_audio_of_a_model_in_a_trial_is_refused(conditioned):
         ("trials", "x spk0-0 target\n", "trials:1", "x;"),
     ],
 )
-def test_conditions_models_and_trials_that_name_nobody_are_refused(
+def test_conditions_models_and_trials_with_unknown_ids_are_refused(
     conditioned, table, text, where, value
 ):
     (conditioned / table).write_text(text)

@@ -83,7 +83,7 @@ def test_every_type_means_the_same_amplitudes(dtype):
         assert wave_S.tolist() == values.tolist()
 
 
-def test_the_first_channel_whichever_way_round(tmp_path: Path):
+def test_the_first_channel_of_either_layout(tmp_path: Path):
     wave_SC = np.stack([make_wave(0, 0, 1.0), make_wave(1, 0, 1.0)], axis=1)
     soundfile.write(tmp_path / "a.wav", wave_SC, RATE, subtype="PCM_16")
     wanted_S = wave_SC[:, 0] / np.float32(32768)

@@ -1,4 +1,4 @@
-"""Labels of any table in the place of speakers, and what is held out of each class."""
+"""Labels of any table instead of speakers, names of classes, and validation units."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def folder(make_data_dir):
     return folder
 
 
-def test_labels_take_the_place_of_speakers(folder):
+def test_labels_replace_speakers(folder):
     whole = read_manifest([folder], sample_rate=16000)
     found = label(whole, [folder], table="utt2lang")
     assert found.speakers == ("de", "th")

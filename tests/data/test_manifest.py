@@ -126,7 +126,7 @@ def test_unchecked_and_changed_directories_are_refused(make_data_dir):
 
 def test_rejected_utterances_are_left_out(make_data_dir):
     folder = make_data_dir(speakers=[0, 1], seconds=[1.0, 1.5])
-    (folder / "rejected.tsv").write_text("spk0-1\tx.wav\tnot by me\n")
+    (folder / "rejected.tsv").write_text("spk0-1\tx.wav\tunknown\n")
     manifest = read_manifest([folder], sample_rate=RATE)
     assert sorted(manifest.ids) == ["spk0-0", "spk1-0", "spk1-1"]
 
@@ -157,7 +157,7 @@ def test_of_speakers_numbers_labels_from_0(make_data_dir):
         assert part.num_samples_N[row] == whole.num_samples_N[list(whole.ids).index(utterance)]
 
 
-def test_validation_speakers_are_the_same_whatever_else_there_is(make_data_dir):
+def test_validation_speakers_do_not_depend_on_the_other_speakers(make_data_dir):
     folder = make_data_dir(speakers=range(8), seconds=[0.5])
     train, valid = split_valid(read_manifest([folder], sample_rate=RATE), 3)
     for name in ("wav.scp", "utt2spk", "utt2dur"):

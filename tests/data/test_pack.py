@@ -95,7 +95,7 @@ def test_shards_are_tar_files_that_any_tool_opens(folder, layout, tmp_path):
         assert np.array_equal(np.concatenate(pieces), wanted[utterance])
 
 
-def test_the_same_bytes_whoever_packs(folder, tmp_path, make_data_dir):
+def test_any_number_of_jobs_writes_the_same_bytes(folder, tmp_path, make_data_dir):
     other = make_data_dir("other", speakers=range(4), seconds=[0.25, 1.0, 4.3])
     pack_data_dir(folder, layout=PCM)
     for i in (3, 1, 2):

@@ -30,7 +30,7 @@ def slots_of(order, start, stop, *, micro_batch=8, **cut):
 
 
 @pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1)])
-def test_a_step_is_its_g_positions_however_it_is_cut(world_size, accumulation):
+def test_ranks_and_accumulation_share_the_positions_of_a_step(world_size, accumulation):
     order = make_order()
     assert (order.num_crops, order.steps_per_epoch, order.num_dropped) == (98, 12, 2)
     wanted = slots_of(order, 0, 15)
@@ -118,7 +118,7 @@ def test_a_corpus_shorter_than_a_batch_is_repeated_up_to_one():
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.3, 1.0])
-def test_a_repeated_corpus_gives_one_batch_whatever_its_lengths(balance):
+def test_a_repeated_corpus_of_any_lengths_gives_one_batch(balance):
     rng = np.random.default_rng(0)
     for global_batch in range(1, 300):
         num_samples_N = rng.integers(1, 100, size=rng.integers(1, 9))

@@ -14,9 +14,8 @@ import pytest
 from corrupted_audio import MARKER, clean_wave, encoded
 from corrupting import KINDS, Case, write_corpus
 
-from speakerlab.data.files import one_line
 from speakerlab.data.manifest import Manifest, read_manifest
-from speakerlab.data.tables import read_rejected
+from speakerlab.data.tables import one_line, read_rejected
 
 ROOT = Path(__file__).parents[2]
 RATE = 16000

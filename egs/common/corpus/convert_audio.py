@@ -18,7 +18,7 @@ from speakerlab.core.process import die_with_parent
 from speakerlab.data import audio
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.convert import read_wave
-from speakerlab.data.files import one_line
+from speakerlab.data.tables import one_line
 
 SAMPLE_RATE = 16000
 USED_DIRECTLY = {".wav", ".flac"}

@@ -12,7 +12,8 @@ from pathlib import Path
 from egs.common.corpus.fetch import download_noise_and_rooms
 from speakerlab.core.faults import Faults
 from speakerlab.data.banks import KIND_TABLE, KINDS
-from speakerlab.data.files import one_line, require_file
+from speakerlab.data.audio import require_file
+from speakerlab.data.tables import one_line
 from speakerlab.data.tables import Trial, name_fault, write_data_dir, write_table
 
 AUDIO_SUFFIXES = (".wav", ".flac")
