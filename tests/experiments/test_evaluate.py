@@ -181,7 +181,7 @@ def test_averaged_enrolment(experiment):
     assert seconds["s0-enroll"] == pytest.approx(seconds["s0-0"] + seconds["s0-1"])
 
 
-def test_compare_tells_what_differs(experiment, capsys):
+def test_compare_prints_the_differences(experiment, capsys):
     exp, data = experiment
     rows = rows_of(exp, "--backend", *CHAINS[:2])
     capsys.readouterr()
@@ -230,7 +230,7 @@ def test_a_truth_that_the_speakers_contradict_is_named(experiment):
         rows_of(exp)
 
 
-def test_what_is_half_known_is_told(experiment, caplog):
+def test_incomplete_properties_are_logged(experiment, caplog):
     caplog.set_level("INFO")
     exp, data = experiment
     (data / "test/spk2gender").write_text("".join(f"s{i} m\n" for i in range(20)))

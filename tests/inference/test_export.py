@@ -18,7 +18,6 @@ from speakerlab.checkpoints.published import load_published
 from speakerlab.config.embedder import Embedder
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.inference.export import (
-    checked_lengths,
     export_onnx,
     speech_like,
     write_onnx,
@@ -82,17 +81,6 @@ def test_equal_models_give_equal_bytes_and_the_command_is_quiet(exp, file, tmp_p
     lines = done.stderr.splitlines()
     assert done.stdout == "" and 1 <= len(lines) <= 2, done.stderr
     assert re.search(r"b\.onnx: equal to PyTorch at 9 lengths, cosine >= [01]\.\d{7}", lines[0])
-
-
-def test_lengths_that_are_checked():
-    class Short(nn.Module):
-        embed_dim, min_frames = 4, 3
-
-    whole = checked_lengths(Embedder(fbank=Fbank(), backbone=Short()))
-    # 137 and 298 frames are 22160 and 47920 samples; 3.01 s end within a frame
-    assert whole == [720, 16000, 22160, 47920, 48160, 165920, 479840]
-    few = checked_lengths(Embedder(fbank=Fbank(), backbone=Short(), max_seconds=0.5))
-    assert few == [720, 1933, 3146, 4360, 5573, 6786, 8000]
 
 
 class Odd(nn.Module):

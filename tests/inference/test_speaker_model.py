@@ -93,7 +93,7 @@ def test_one_broken_among_many(open_small, wavs):
     assert np.array_equal(results[2], model.embed(wavs[1]))
 
 
-def test_another_rate_is_told_for_arrays_and_read_from_files(open_small, tmp_path):
+def test_another_rate_is_given_for_arrays_and_read_from_files(open_small, tmp_path):
     model = open_small()
     wave_S = make_wave(0, 0, 2.0, 48000)
     soundfile.write(tmp_path / "a.flac", wave_S, 48000)

@@ -23,12 +23,14 @@ def eer_interval(*trials, **options):
     return bootstrap.interval(bootstrap.bootstrap(*trials, p_targets=(), **options)["eer"])
 
 
-def test_interval_is_reproducible_for_any_numbers_of_speakers():
+def test_interval_is_reproducible_for_any_numbers_of_speakers_and_any_order_of_trials():
     trials = simulated(num_speakers=20, per_speaker=4, seed=3)
     scores, is_target, enrol, test = trials
     interval = eer_interval(*trials)
     assert eer_interval(scores, is_target, 7 * enrol + 3, 7 * test + 3) == interval
     assert eer_interval(*trials, seed=1) != interval
+    order = np.random.default_rng(1).permutation(len(scores))
+    assert eer_interval(*(side[order] for side in trials)) == interval
     assert interval[0] < metrics.eer(scores, is_target) < interval[1]
 
 
@@ -93,10 +95,9 @@ def test_less_is_looked_at_where_the_eer_is_low():
     assert ranked.nontarget_starts_K[ranked.first] > 0.6 * np.count_nonzero(~is_target)
 
 
-def compared(noise, *, num_speakers=30):
-    """Two systems on the same trials, the second with so much noise more."""
-    trials = simulated(num_speakers=num_speakers, per_speaker=5, seed=4, spread=0.9)
-    scores, is_target, enrol, test = trials
+def compared(noise):
+    """Two systems on the same trials, the first with additional noise."""
+    scores, is_target, enrol, test = simulated(num_speakers=30, per_speaker=5, seed=4, spread=0.9)
     worse = scores + noise * np.random.default_rng(9).normal(size=len(scores))
     drawn = [bootstrap.bootstrap(s, is_target, enrol, test)["eer"] for s in (worse, scores)]
     difference = metrics.eer(worse, is_target) - metrics.eer(scores, is_target)

@@ -55,7 +55,7 @@ def test_a_threshold_lets_in_what_it_says_by_hand():
         learned.threshold_at(0.01)
 
 
-def test_scores_told_apart_without_error_give_finite_ratios():
+def test_separable_scores_give_finite_ratios():
     learned = fit_calibration([0.1, 0.2, 0.8, 0.9], [0, 0, 1, 1], source="s")
     assert learned.threshold == pytest.approx(0.5) and learned.eer == 0.0
     assert learned.llr([0.5]) == pytest.approx([0.0], abs=1e-6)

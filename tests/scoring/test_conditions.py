@@ -59,7 +59,7 @@ def test_an_unknown_side_is_in_no_row_and_one_value_is_no_condition():
     assert counts(rows) == [("room", "den", 0, 1), ("room", "den / hall", 1, 1)]
 
 
-def test_many_values_are_told_apart_by_the_test_side():
+def test_many_values_are_grouped_by_the_test_side():
     speakers_of = "aabbccddeeffgg"
     trials, speakers = all_pairs(speakers_of)
     genres = [f"g{i % 5}" for i in range(len(speakers_of))]  # 15 pairs of 5 values

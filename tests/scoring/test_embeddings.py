@@ -30,13 +30,6 @@ def test_a_table_comes_back_from_disk(tmp_path):
     assert json.loads((stem.parent / "test.v1.json").read_text()) == about
 
 
-def test_an_unfinished_table_is_refused(tmp_path):
-    table(["a", "b"]).save(tmp_path / "part")
-    (tmp_path / "part.json").unlink()
-    with refuses(f"{tmp_path}/part.json", error=FileNotFoundError):
-        EmbeddingTable.load(tmp_path / "part")
-
-
 def test_an_old_description_does_not_vouch_for_new_files(tmp_path):
     table(["a", "b"]).save(tmp_path / "part")
     (tmp_path / "part.ids").unlink()

@@ -1,4 +1,4 @@
-"""PLDA equals its definition, finds covariances that are known, equals SpeechBrain's figures."""
+"""PLDA equals its definition, finds covariances that are known, equals SpeechBrain's scores."""
 
 from pathlib import Path
 
@@ -30,17 +30,7 @@ def joint_density(x_nD, mean_D, between_DD, within_DD):
 
 
 def test_the_ratio_is_that_of_joint_gaussian_densities():
-    plda, *covariance = model()
-    enrol_ED, test_TD = np.random.default_rng(0).normal(size=(2, 3, 4)) * 3
-    found_ET = ratios(plda, enrol_ED, test_TD)
-    for e, t in np.ndindex(3, 3):
-        pair = np.stack([enrol_ED[e], test_TD[t]])
-        together = joint_density(pair, plda.mean_D, *covariance)
-        apart = sum(joint_density(x[None], plda.mean_D, *covariance) for x in pair)
-        assert found_ET[e, t] == pytest.approx(together - apart, abs=1e-9)
-
-
-def test_several_enrolment_recordings_are_their_mean_and_their_number():
+    """Enrolled with one recording or more, of which the mean and the number matter."""
     plda, *covariance = model()
     rng = np.random.default_rng(1)
     recordings = [rng.normal(size=(num, 4)) * 2 for num in (1, 2, 5)]
@@ -53,7 +43,7 @@ def test_several_enrolment_recordings_are_their_mean_and_their_number():
         assert found == pytest.approx(together - apart, abs=1e-9)
 
 
-def test_figures_of_speechbrain():
+def test_scores_of_speechbrain():
     """The scores that SpeechBrain keeps for its integration test of PLDA.
 
     Its model (512 dimensions, 100 eigenvoices; tests/integration/PLDA, tests/samples/PLDA) was
