@@ -10,7 +10,7 @@ for_tests := $(find) && "$$python" -m
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-setup: ## make .venv with everything
+setup: ## make .venv with the requirements, this package and the development tools
 	@source egs/common/env.sh && make_venv test
 
 # One process per core, up to four. The tests of a file share what they trained, so they stay in one
@@ -20,17 +20,17 @@ in_parallel := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: ## run the tests (minutes)
 	@$(for_tests) pytest $(in_parallel) -m "not slow and not gpu"
 
-test-all: ## run all tests that need no GPU, also slow ones
+test-all: ## run all tests that need no GPU, also the slow ones
 	@$(for_tests) pytest $(in_parallel) -m "not gpu"
 
 lint: ## run ruff, basedpyright, shellcheck, shfmt and the import rules
 	@$(for_tests) pytest tests/contracts/test_house.py tests/contracts/test_shell.py tests/contracts/test_layering.py
 
-same-loss: ## compare 20 training steps bit for bit with BASE=COMMIT (DATA=DIR: data of mini)
+same-loss: ## compare 20 training steps bit for bit with BASE=COMMIT (DATA=DIR: data directories of mini)
 	@$(find) && "$$python" tests/same_loss.py $(BASE) $(if $(DATA),--data $(DATA)) $(ARGS)
 
 mini: ## run the recipe that needs no corpus
 	@bash egs/mini/run.sh
 
-bench: ## benchmark, relative to PEERS="3dspeaker=DIR wespeaker=DIR speechbrain=DIR"; ARGS="--help"
+bench: ## benchmark, also PEERS="3dspeaker=DIR wespeaker=DIR speechbrain=DIR" (options: ARGS="--help")
 	@$(find) && "$$python" benchmarks/suite.py $(if $(PEERS),--peers $(PEERS)) $(ARGS)

@@ -56,40 +56,40 @@ OPTIONS = {
         ("dry-run", None, None, False, "print all commands without running them"),
     ],
     "Training": [
-        ("model", "NAME", word, "campplus", "one of conf/*.yaml"),
+        ("model", "NAME", word, "campplus", "configuration, one of conf/*.yaml"),
         ("seed", "N", whole(0, 2**32 - 1), 0, "random seed of weights, data order, augmentation"),
         ("init", "MODEL", word, None, "start from the weights of this model"),
         ("large-margin", "true|false", ["true", "false"], "false", "also run stage 4"),
-        ("set", "section.key=value", word, [], "change configuration values, after all files"),
-        ("features", "wave|fbank", ["wave", "fbank"], "wave", "what stage 2 packs: audio, or filter"
-         " banks, which train faster but without augmentation of the audio"),
+        ("set", "section.key=value", word, [], "set configuration values, overriding all files"),
+        ("features", "wave|fbank", ["wave", "fbank"], "wave", "what stage 2 packs and training"
+         " reads: audio, or filter banks, which are faster but rule out augmentation of the audio"),
         ("task", "sv|lid", ["sv", "lid"], "sv", "speaker verification, or language identification"
          " in recipes with a folder lid/"),
     ],
     "Paths": [
-        ("corpus", "DIR", word, None, "the corpus, if it is already on disk"),
-        ("noise", "DIR", word, None, "noise recordings for augmentation"),
-        ("rirs", "DIR", word, None, "room impulse responses for augmentation"),
-        ("data", "DIR", word, None, "data directories (default: {folder}/data, with --task"
-         " data_<task>)"),
+        ("corpus", "DIR", word, None, "folder of the corpus, if it is already on disk"),
+        ("noise", "DIR", word, None, "folder of noise recordings for augmentation"),
+        ("rirs", "DIR", word, None, "folder of room impulse responses for augmentation"),
+        ("data", "DIR", word, None, "folder of the data directories (default: {folder}/data, or"
+         " data_<task> with --task)"),
         ("codec", "pcm|flac", ["pcm", "flac"], "pcm", "format of the audio that stage 2 packs; flac"
          " takes two thirds of the disk space"),
-        ("exp", "DIR", word, None, "experiment (default: {folder}/exp/<model>_s<seed>); stage 4"
-         " writes <DIR>-lm"),
+        ("exp", "DIR", word, None, "folder of the experiment (default:"
+         " {folder}/exp/<model>_s<seed>); stage 4 writes <DIR>-lm"),
     ],
     "Hardware": [
-        ("hardware", "auto|NAME", word, "auto", "one of conf/hardware/*.yaml, or detected"),
-        ("gpus", '"0 1 2 3"', word, None, "GPUs of this host"),
-        ("nproc", "N", whole(1, 1024), None, "ranks on this host (default: one per GPU, else 1)"),
-        ("job", "I/N", job, None, "run only stage 2 or 5, as job I of N; the jobs may run on any"
+        ("hardware", "auto|NAME", word, "auto", "one of conf/hardware/*.yaml, or automatic"),
+        ("gpus", '"0 1 2 3"', word, None, "GPUs of this host to use, one rank on each"),
+        ("nproc", "N", whole(1, 1024), None, "ranks on this host (default: one per GPU, or 1)"),
+        ("job", "I/N", job, None, "run only part I of N of stage 2 or 5; the jobs may run on any"
          " hosts that see --data and --exp"),
         ("nnodes", "N", whole(1, 4096), 1, "number of hosts; run the same command on each, with its"
          " own --node-rank"),
         ("node-rank", "I", whole(0, 4095), None, "number of this host, from 0"),
         ("rdzv", "HOST:PORT", address, None, "address of node rank 0; export GLOO_SOCKET_IFNAME if"
          " the hosts have several networks"),
-        ("wait-minutes", "M", whole(0, 100000), 10, "stage 5 on node rank 0 fails if the other"
-         " hosts finish nothing for this long"),
+        ("wait-minutes", "M", whole(0, 100000), 10, "minutes after which stage 5 on node rank"
+         " 0 fails if the other hosts finish nothing"),
     ],
 }  # fmt: skip
 

@@ -320,7 +320,7 @@ list_launch_options() {
   if ((nnodes == 1)); then
     launch+=(--standalone) # on a free port, so that several runs can share a host
   else
-    # is_host is explicit, because the name of rank 0 may resolve to 127.0.0.1 there.
+    # is_host is explicit, because rank 0's own host may resolve its name to 127.0.0.1.
     launch+=(--node-rank "$node_rank" --rdzv-backend c10d --rdzv-endpoint "$rdzv"
       --rdzv-id "speakerlab-$1"
       --rdzv-conf "is_host=$((node_rank == 0)),timeout=300,read_timeout=600,join_timeout=600")
