@@ -95,14 +95,15 @@ def read_courses(path: Path) -> dict[str, tuple[list[int], list[float]]]:
             continue
     courses: dict[str, tuple[list[int], list[float]]] = {}
     for kind, key, name, factor in COURSES:
-        value_of: dict[int, float] = {}
+        course: list[tuple[int, float]] = []
         for row in rows:
             if row.get("kind") == kind:
-                value_of = {step: value for step, value in value_of.items() if step < row["step"]}
+                while course and course[-1][0] >= row["step"]:
+                    course.pop()
                 if key in row:
-                    value_of[row["step"]] = factor * row[key]
-        if len(value_of) > 1:
-            courses[name] = list(value_of), list(value_of.values())
+                    course.append((row["step"], factor * row[key]))
+        if len(course) > 1:
+            courses[name] = [step for step, _ in course], [value for _, value in course]
     return courses
 
 

@@ -124,13 +124,9 @@ def bayes_error(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Normalised Bayes error rates (actual_P, minimum_P) at prior log-odds (P).
 
-    llr (N) are natural logarithms; log-odds t stand for a prior of p = 1 / (1 + exp(-t)) of a
-    target. Actual: the error rate p x miss + (1 - p) x false alarm where a trial is accepted when
-    its ratio is at least -t, which is best if the ratios are right. Minimum: that of the best
-    threshold. Both are divided by min(p, 1 - p), what the better of "accept all" and "accept
-    nothing" costs (Brummer and de Villiers, "The BOSARIS Toolkit: theory, algorithms and code for
-    surviving the new DCF", 2011). So at a p they are `metrics.act_dcf` and `metrics.min_dcf`.
-    Raises ValueError as these do.
+    llr (N) are natural logarithms; log-odds t are those of a prior p = 1 / (1 + exp(-t)) of a
+    target. At each p the rates are `act_dcf` and `min_dcf` (Brummer and de Villiers, "The BOSARIS
+    Toolkit: theory, algorithms and code for surviving the new DCF", 2011).
     """
     from scipy.special import expit  # here: slow to import
 

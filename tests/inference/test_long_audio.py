@@ -65,7 +65,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_an_hour_takes_less_than_2_gib_and_all_agree(tmp_path, make_config):
+def test_an_hour_takes_less_than_2_gib_and_all_agree(tmp_path):
     torch.manual_seed(0)
     config = load_config([ROOT / "conf" / "campplus.yaml"])
     embedder = build_embedder(config)
