@@ -9,7 +9,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -258,13 +258,12 @@ def parse_config(values: Mapping[str, Any], *, origin: Mapping[str, str] | None 
 
 def args_schema(constructor: Callable[..., Any], *, given: Iterable[str]) -> type[BaseModel]:
     """Make a schema from a signature, without the arguments `given` by the program."""
-    hints = get_type_hints(constructor.__init__ if inspect.isclass(constructor) else constructor)
     fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(constructor).parameters.items():
+    for name, parameter in inspect.signature(constructor, eval_str=True).parameters.items():
         if name in given or parameter.kind is not parameter.KEYWORD_ONLY:
             continue
         required = parameter.default is parameter.empty
-        fields[name] = (hints[name], ... if required else parameter.default)
+        fields[name] = (parameter.annotation, ... if required else parameter.default)
     return create_model(constructor.__name__, __config__=STRICT, **fields)
 
 

@@ -1,6 +1,5 @@
 """CAM++: a densely connected TDNN with context-aware masking (D-TDNN-CAM).
 
-In: feats_BTF, log mel features, fp32. Out: emb_BD.
 Wang, Zheng, Chen, Cheng, Chen: "CAM++: A Fast and Efficient Network for Speaker Verification Using
 Context-Aware Masking", Interspeech 2023, arXiv 2303.00332. Parameter names and shapes are those of
 the published checkpoints, where the front-end convolution module (FCM) is called `head`.
@@ -21,13 +20,14 @@ from torch.utils.checkpoint import checkpoint
 
 from speakerlab.models.cpu import dense
 from speakerlab.models.pooling import (
+    TSTP,
     fp32_island,
     keep_layout,
-    mean_std,
-    projection,
+    named,
     refuse_unusable,
     widened,
 )
+from speakerlab.models.resnet import BasicBlock
 
 SEGMENT_FRAMES = 100  # at half the frame rate: 2 s with a 10-ms shift
 
@@ -69,9 +69,9 @@ class CAMPPlus(nn.Module):
         self.head = FCM(head_channels, head_blocks)
         fcm_bins = -(-feat_dim // 2 ** (len(head_blocks) + 1))  # each halving rounds up
         channels = init_channels
-        layers = OrderedDict[str, nn.Module](
-            tdnn=_tdnn(head_channels * fcm_bins, channels, kernel_size=5, stride=2)
-        )
+        first = nn.Conv1d(head_channels * fcm_bins, channels, 5, stride=2, padding=2, bias=False)
+        tdnn = named(linear=first, nonlinear=_norm_relu(channels))
+        layers = OrderedDict[str, nn.Module](tdnn=tdnn)
         for i, (depth, kernel_size, dilation) in enumerate(zip(blocks, kernel_sizes, dilations), 1):
             block = DenseBlock()
             for j in range(1, depth + 1):
@@ -85,16 +85,19 @@ class CAMPPlus(nn.Module):
                 )
                 channels += growth_rate
             layers[f"block{i}"] = block
-            layers[f"transit{i}"] = _transition(channels, channels // 2)
+            half = nn.Conv1d(channels, channels // 2, 1, bias=False)
+            layers[f"transit{i}"] = named(nonlinear=_norm_relu(channels), linear=half)
             channels //= 2
         layers["out_nonlinear"] = _norm_relu(channels)
-        layers["stats"] = StatisticsPooling(eps=pool_eps)
-        layers["dense"] = _dense(2 * channels, embed_dim)
+        layers["stats"] = TSTP(channels, eps=pool_eps)
+        layers["column"] = nn.Unflatten(1, (-1, 1))  # a sequence of one frame
+        last = nn.Conv1d(2 * channels, embed_dim, 1, bias=False)
+        norm = named(batchnorm=nn.BatchNorm1d(embed_dim, affine=False))
+        layers["dense"] = named(linear=last, nonlinear=norm)
         self.xvector = nn.Sequential(layers)
         self.apply(_init_weights)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
         refuse_unusable(self, feats_BTF)
         x_BCFT = self.head(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1))
         x_BCT = keep_layout(x_BCFT).flatten(1, 2)
@@ -112,31 +115,12 @@ class FCM(nn.Sequential):
         )
         for i, depth in enumerate(blocks, 1):
             strides = [2] + [1] * (depth - 1)
-            stage = (ResidualBlock(channels, stride=stride) for stride in strides)
+            stage = (BasicBlock(channels, channels, stride=(stride, 1)) for stride in strides)
             layers[f"layer{i}"] = nn.Sequential(*stage)
         layers["conv2"] = nn.Conv2d(channels, channels, 3, stride=(2, 1), padding=1, bias=False)
         layers["bn2"] = nn.BatchNorm2d(channels)
         layers["relu2"] = nn.ReLU(inplace=True)
         super().__init__(layers)
-
-
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut; `stride` is along frequency only."""
-
-    def __init__(self, channels: int, *, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, channels, 3, stride=(stride, 1), padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.shortcut = nn.Sequential()
-        if stride != 1:
-            self.shortcut = projection(channels, channels, stride=(stride, 1))
-
-    def forward(self, x_BCFT: Tensor) -> Tensor:
-        y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
-        y_BCFT = self.bn2(self.conv2(y_BCFT))
-        return F.relu(y_BCFT.add_(self.shortcut(x_BCFT)), inplace=True)
 
 
 class ContextAwareMasking(nn.Module):
@@ -226,17 +210,6 @@ class DenseBlock(nn.ModuleDict):
         return x_BCT
 
 
-class StatisticsPooling(nn.Module):
-    """Mean and deviation of each channel as a sequence of one frame: (B, C, T) -> (B, 2C, 1)."""
-
-    def __init__(self, *, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def forward(self, x_BCT: Tensor) -> Tensor:
-        return mean_std(x_BCT, eps=self.eps).unsqueeze(-1)
-
-
 def segment_members(num_frames: int, segment_frames: int, *, like: Tensor) -> Tensor:
     """Return 1 where a frame is in a segment and 0 elsewhere, (T, S) fp32, on `like`'s device.
 
@@ -274,30 +247,7 @@ def _same_statistics(norm: nn.Module) -> Iterator[None]:
 
 
 def _norm_relu(channels: int) -> nn.Sequential:
-    return nn.Sequential(
-        OrderedDict(batchnorm=nn.BatchNorm1d(channels), relu=nn.ReLU(inplace=True))
-    )
-
-
-def _tdnn(in_channels: int, out_channels: int, *, kernel_size: int, stride: int) -> nn.Sequential:
-    """Convolution over time, then BatchNorm and ReLU."""
-    linear = nn.Conv1d(
-        in_channels, out_channels, kernel_size, stride=stride, padding=kernel_size // 2, bias=False
-    )
-    return nn.Sequential(OrderedDict(linear=linear, nonlinear=_norm_relu(out_channels)))
-
-
-def _transition(in_channels: int, out_channels: int) -> nn.Sequential:
-    """BatchNorm and ReLU, then a 1x1 convolution to fewer channels."""
-    linear = nn.Conv1d(in_channels, out_channels, 1, bias=False)
-    return nn.Sequential(OrderedDict(nonlinear=_norm_relu(in_channels), linear=linear))
-
-
-def _dense(in_channels: int, out_channels: int) -> nn.Sequential:
-    """The embedding layer; its BatchNorm has no scale or shift."""
-    norm = nn.Sequential(OrderedDict(batchnorm=nn.BatchNorm1d(out_channels, affine=False)))
-    linear = nn.Conv1d(in_channels, out_channels, 1, bias=False)
-    return nn.Sequential(OrderedDict(linear=linear, nonlinear=norm))
+    return named(batchnorm=nn.BatchNorm1d(channels), relu=nn.ReLU(inplace=True))
 
 
 def _init_weights(module: nn.Module) -> None:

@@ -1,6 +1,5 @@
 """ECAPA-TDNN: time-delay layers with Res2Net splits and squeeze-excitation, attentive pooling.
 
-In: feats_BTF, log mel features, fp32. Out: emb_BD.
 Desplanques, Thienpondt, Demuynck: "ECAPA-TDNN: Emphasized Channel Attention, Propagation and
 Aggregation in TDNN Based Speaker Verification", Interspeech 2020, arXiv 2005.07143.
 
@@ -14,6 +13,7 @@ Letters: B batch, T frames, F mel bins, C channels, K mean and deviation of C, D
 """
 
 from collections import OrderedDict
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from speakerlab.models.pooling import (
     convolve_with_context,
     fp32_island,
     make_pooling,
+    named,
     refuse_unusable,
     widened,
 )
@@ -51,20 +52,21 @@ class ECAPATDNN(nn.Module):
         refuse_scale(channels, scale)
         self.feat_dim, self.embed_dim = feat_dim, embed_dim
         blocks = [
-            Block(channels, dilation=dilation, scale=scale, squeezed_channels=squeezed_channels)
+            residual_block(
+                channels, dilation=dilation, scale=scale, squeezed_channels=squeezed_channels
+            )
             for dilation in DILATIONS
         ]
-        self.blocks = nn.ModuleList([TimeDelay(feat_dim, channels, kernel=5), *blocks])
+        self.blocks = nn.ModuleList([time_delay(feat_dim, channels, kernel=5), *blocks])
         wide = len(blocks) * channels
-        self.mfa = TimeDelay(wide, wide)
+        self.mfa = time_delay(wide, wide)
         self.asp = AttentiveStatistics(
             wide, attention_channels=attention_channels, global_context=global_context
         )
-        self.asp_bn = _within(norm=nn.BatchNorm1d(2 * wide))
-        self.fc = _within(conv=nn.Conv1d(2 * wide, embed_dim, 1))
+        self.asp_bn = named(norm=nn.BatchNorm1d(2 * wide))
+        self.fc = named(conv=nn.Conv1d(2 * wide, embed_dim, 1))
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
         refuse_unusable(self, feats_BTF)
         x_BCT = feats_BTF.transpose(1, 2)
         outputs: list[Tensor] = []
@@ -75,41 +77,39 @@ class ECAPATDNN(nn.Module):
         return self.fc(stats_BK.unsqueeze(-1)).squeeze(-1)
 
 
-class TimeDelay(nn.Module):
-    """Convolution over time that keeps the number of frames by reflection, ReLU, BatchNorm."""
-
-    def __init__(
-        self, in_channels: int, out_channels: int, *, kernel: int = 1, dilation: int = 1
-    ) -> None:
-        super().__init__()
-        padding = dilation * (kernel // 2)
-        conv = nn.Conv1d(
-            in_channels,
-            out_channels,
-            kernel,
-            dilation=dilation,
-            padding=padding,
-            padding_mode="reflect" if padding else "zeros",
-        )
-        self.conv = _within(conv=conv)
-        self.norm = _within(norm=nn.BatchNorm1d(out_channels))
-
-    def forward(self, x_BCT: Tensor) -> Tensor:
-        return self.norm(F.relu(self.conv(x_BCT), inplace=True))
+def time_delay(
+    in_channels: int, out_channels: int, *, kernel: int = 1, dilation: int = 1
+) -> nn.Sequential:
+    """Return a convolution over time that is padded by reflection, ReLU and BatchNorm."""
+    padding = dilation * (kernel // 2)
+    conv = nn.Conv1d(
+        in_channels,
+        out_channels,
+        kernel,
+        dilation=dilation,
+        padding=padding,
+        padding_mode="reflect" if padding else "zeros",
+    )
+    norm = nn.BatchNorm1d(out_channels)
+    return named(conv=named(conv=conv), relu=nn.ReLU(inplace=True), norm=named(norm=norm))
 
 
-class Block(nn.Module):
-    """Residual block: 1x1 layer, Res2Net split, 1x1 layer and squeeze-excitation."""
+class Residual(nn.Sequential):
+    """Layers in a row, beside a shortcut."""
 
-    def __init__(self, channels: int, *, dilation: int, scale: int, squeezed_channels: int) -> None:
-        super().__init__()
-        self.tdnn1 = TimeDelay(channels, channels)
-        self.res2net_block = Res2Split(channels, dilation=dilation, scale=scale)
-        self.tdnn2 = TimeDelay(channels, channels)
-        self.se_block = SqueezeExcitation(channels, squeezed_channels)
+    def forward(self, input: Tensor) -> Tensor:
+        return input + super().forward(input)
 
-    def forward(self, x_BCT: Tensor) -> Tensor:
-        return x_BCT + self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(x_BCT))))
+
+def residual_block(channels: int, *, dilation: int, scale: int, squeezed_channels: int) -> Residual:
+    """Return a residual block: 1x1 layer, Res2Net split, 1x1 layer and squeeze-excitation."""
+    layers = OrderedDict[str, nn.Module](
+        tdnn1=time_delay(channels, channels),
+        res2net_block=Res2Split(channels, dilation=dilation, scale=scale),
+        tdnn2=time_delay(channels, channels),
+        se_block=SqueezeExcitation(channels, squeezed_channels),
+    )
+    return Residual(layers)
 
 
 class Res2Split(nn.Module):
@@ -119,7 +119,7 @@ class Res2Split(nn.Module):
         super().__init__()
         width = channels // scale
         self.blocks = nn.ModuleList(
-            TimeDelay(width, width, kernel=3, dilation=dilation) for _ in range(scale - 1)
+            time_delay(width, width, kernel=3, dilation=dilation) for _ in range(scale - 1)
         )
 
     def forward(self, x_BCT: Tensor) -> Tensor:
@@ -135,8 +135,8 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, channels: int, squeezed_channels: int) -> None:
         super().__init__()
-        self.conv1 = _within(conv=nn.Conv1d(channels, squeezed_channels, 1))
-        self.conv2 = _within(conv=nn.Conv1d(squeezed_channels, channels, 1))
+        self.conv1 = named(conv=nn.Conv1d(channels, squeezed_channels, 1))
+        self.conv2 = named(conv=nn.Conv1d(squeezed_channels, channels, 1))
 
     def forward(self, x_BCT: Tensor) -> Tensor:
         hidden_BC1 = F.relu(self.conv1(x_BCT.mean(-1, keepdim=True)))
@@ -154,18 +154,17 @@ class AttentiveStatistics(nn.Module):
     def __init__(self, channels: int, *, attention_channels: int, global_context: bool) -> None:
         super().__init__()
         self.global_context = global_context
-        self.tdnn = TimeDelay(channels * (3 if global_context else 1), attention_channels)
-        self.conv = _within(conv=nn.Conv1d(attention_channels, channels, 1))
+        self.tdnn = time_delay(channels * (3 if global_context else 1), attention_channels)
+        self.conv = named(conv=nn.Conv1d(attention_channels, channels, 1))
 
     def forward(self, x_BCT: Tensor) -> Tensor:
+        layer, relu, norm = self.tdnn
+        conv: Any = layer.get_submodule("conv")
         if self.global_context:
-            conv = self.tdnn.conv[0]
-            assert isinstance(conv, nn.Conv1d)
             hidden = convolve_with_context(conv, x_BCT, self._context(x_BCT))
-            hidden = self.tdnn.norm(F.relu(hidden, inplace=True))
         else:
-            hidden = self.tdnn(x_BCT)
-        scores_BCT = self.conv(hidden.tanh())
+            hidden = conv(x_BCT)
+        scores_BCT = self.conv(norm(relu(hidden)).tanh())
         return torch.cat(attentive_mean_std(x_BCT, scores_BCT, eps=self.EPS), dim=1)
 
     def _context(self, x_BCT: Tensor) -> Tensor:
@@ -197,9 +196,9 @@ class ECAPATDNNWeSpeaker(nn.Module):
         super().__init__()
         refuse_scale(channels, scale)
         self.feat_dim, self.embed_dim = feat_dim, embed_dim
-        self.layer1 = WeSpeakerTimeDelay(feat_dim, channels, kernel=5)
+        self.layer1 = zero_padded(feat_dim, channels, kernel=5)
         self.layer2, self.layer3, self.layer4 = (
-            WeSpeakerBlock(
+            wespeaker_block(
                 channels, dilation=dilation, scale=scale, squeezed_channels=squeezed_channels
             )
             for dilation in DILATIONS
@@ -214,7 +213,6 @@ class ECAPATDNNWeSpeaker(nn.Module):
         self.bn2 = nn.BatchNorm1d(embed_dim) if emb_bn else nn.Identity()
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
         refuse_unusable(self, feats_BTF)
         out1 = self.layer1(feats_BTF.transpose(1, 2))
         out2 = self.layer2(out1)
@@ -224,32 +222,23 @@ class ECAPATDNNWeSpeaker(nn.Module):
         return self.bn2(self.linear(self.bn(self.pool(x_BCT))))
 
 
-class WeSpeakerTimeDelay(nn.Module):
-    """Convolution over time that keeps the number of frames by zeros, ReLU, BatchNorm."""
-
-    def __init__(self, in_channels: int, out_channels: int, *, kernel: int = 1) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(in_channels, out_channels, kernel, padding=kernel // 2)
-        self.bn = nn.BatchNorm1d(out_channels)
-
-    def forward(self, x_BCT: Tensor) -> Tensor:
-        return self.bn(F.relu(self.conv(x_BCT), inplace=True))
+def zero_padded(in_channels: int, out_channels: int, *, kernel: int = 1) -> nn.Sequential:
+    """Return a convolution over time, padded with zeros, ReLU and BatchNorm."""
+    conv = nn.Conv1d(in_channels, out_channels, kernel, padding=kernel // 2)
+    return named(conv=conv, relu=nn.ReLU(inplace=True), bn=nn.BatchNorm1d(out_channels))
 
 
-class WeSpeakerBlock(nn.Module):
-    """Residual block: 1x1 layer, Res2Net split, 1x1 layer and squeeze-excitation."""
-
-    def __init__(self, channels: int, *, dilation: int, scale: int, squeezed_channels: int) -> None:
-        super().__init__()
-        self.se_res2block = nn.Sequential(
-            WeSpeakerTimeDelay(channels, channels),
-            WeSpeakerSplit(channels, dilation=dilation, scale=scale),
-            WeSpeakerTimeDelay(channels, channels),
-            WeSpeakerExcitation(channels, squeezed_channels),
-        )
-
-    def forward(self, x_BCT: Tensor) -> Tensor:
-        return x_BCT + self.se_res2block(x_BCT)
+def wespeaker_block(
+    channels: int, *, dilation: int, scale: int, squeezed_channels: int
+) -> Residual:
+    """Return a residual block: 1x1 layer, Res2Net split, 1x1 layer and squeeze-excitation."""
+    layers = nn.Sequential(
+        zero_padded(channels, channels),
+        WeSpeakerSplit(channels, dilation=dilation, scale=scale),
+        zero_padded(channels, channels),
+        WeSpeakerExcitation(channels, squeezed_channels),
+    )
+    return Residual(OrderedDict(se_res2block=layers))
 
 
 class WeSpeakerSplit(nn.Module):
@@ -293,8 +282,3 @@ def refuse_scale(channels: int, scale: int) -> None:
             f"ECAPA-TDNN: {channels} channels cannot be split into {scale} equal groups (scale); "
             "give a multiple of at least two groups"
         )
-
-
-def _within(**layer: nn.Module) -> nn.Sequential:
-    """Return a layer under the second name that it has in the published checkpoints."""
-    return nn.Sequential(OrderedDict(layer))

@@ -1,6 +1,5 @@
 """ERes2Net and ERes2NetV2: Res2Nets with attentive fusion inside their blocks and between stages.
 
-In: feats_BTF, log mel features, fp32. Out: emb_BD.
 Chen, Zheng, Wang, Cheng, Chen, Qi: "An Enhanced Res2Net with Local and Global Feature Fusion for
 Speaker Verification", Interspeech 2023, arXiv 2305.12838.
 Chen, Zheng, Wang, Cheng, Chen, Zhang, Li: "ERes2NetV2: Boosting Short-Duration Speaker
@@ -9,6 +8,8 @@ Names and shapes of the parameters are those of the published checkpoints.
 
 Letters: B batch, T frames, F mel bins (both divided by up to eight on the way), C channels.
 """
+
+from functools import partialmethod
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class ERes2Net(Res2Net):
     num_passed = 0
     fuse = AttentiveFusion
 
-    def _add_fusions(self, *stage_channels: int) -> None:
+    def add_fusions(self, *stage_channels: int) -> None:
         one, two, three, four = stage_channels
         self.layer1_downsample = halve(one, two)
         self.layer2_downsample = halve(two, three)
@@ -76,34 +77,10 @@ class ERes2NetV2(Res2Net):
     num_passed = 0
     fuse = AttentiveFusion
 
-    def __init__(
-        self,
-        *,
-        feat_dim: int = 80,
-        embed_dim: int = 192,
-        m_channels: int = 64,
-        blocks: tuple[int, ...] = (3, 4, 6, 3),
-        base_width: int = 26,
-        scale: int = 2,
-        expansion: int = 2,
-        pooling: str = "tstp",
-        pool_eps: float = 1e-8,
-        two_emb_layer: bool = False,
-    ) -> None:
-        super().__init__(
-            feat_dim=feat_dim,
-            embed_dim=embed_dim,
-            m_channels=m_channels,
-            blocks=blocks,
-            base_width=base_width,
-            scale=scale,
-            expansion=expansion,
-            pooling=pooling,
-            pool_eps=pool_eps,
-            two_emb_layer=two_emb_layer,
-        )
+    # The constructor of Res2Net, and so its schema, with other defaults.
+    __init__ = partialmethod(Res2Net.__init__, m_channels=64, base_width=26)  # pyright: ignore[reportAssignmentType]
 
-    def _add_fusions(self, *stage_channels: int) -> None:
+    def add_fusions(self, *stage_channels: int) -> None:
         _, _, three, four = stage_channels
         self.layer3_ds = halve(three, four)
         self.fuse34 = AttentiveFusion(four)

@@ -8,13 +8,13 @@ Letters: C channels.
 """
 
 import copy
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from speakerlab.models.pooling import Pooling, fp32_island, widened
 
@@ -39,27 +39,18 @@ def fold_batchnorm(backbone: nn.Module, *, in_place: bool = False) -> nn.Module:
 
 def find_pairs(backbone: nn.Module) -> list[tuple[str, str]]:
     """Return names (layer, BatchNorm) where the first's output is the second's only input."""
-    # The tensors are kept so that no id is used twice; the version shows changes in place.
-    outputs: dict[int, tuple[str, Tensor, int]] = {}
-    calls: dict[str, int] = {}
+    calls = _calls(backbone, LINEAR + NORMS, more_frames=PROBE_FRAMES)
+    count = Counter(call.name for call in calls)
+    # The calls keep their tensors, so that no id comes twice; the version shows changes in place.
+    outputs = {id(call.y): call for call in calls if isinstance(call.module, LINEAR)}
     pairs: list[tuple[str, str]] = []
-
-    def note_output(name: str, _layer: nn.Module, _inputs: Any, output: Tensor) -> None:
-        calls[name] = calls.get(name, 0) + 1
-        outputs[id(output)] = name, output, output._version
-
-    def note_input(name: str, norm: nn.Module, inputs: Any) -> None:
-        calls[name] = calls.get(name, 0) + 1
-        x: Tensor = inputs[0]
-        linear, _, version = outputs.get(id(x), ("", x, -1))
-        if x._version == version and norm.running_mean is not None:
-            pairs.append((linear, name))
-
-    linears, norms = _all(backbone, LINEAR), _all(backbone, NORMS)
-    hooks = [layer.register_forward_hook(partial(note_output, name)) for name, layer in linears]
-    hooks += [norm.register_forward_pre_hook(partial(note_input, name)) for name, norm in norms]
-    _probe(backbone, more_frames=PROBE_FRAMES, hooks=hooks)
-    return [(linear, norm) for linear, norm in pairs if calls[linear] == calls[norm] == 1]
+    for call in calls:
+        before = outputs.get(id(call.x))
+        if before is None or isinstance(call.module, LINEAR) or call.module.running_mean is None:
+            continue
+        if before.y_version == call.x_version and count[before.name] == count[call.name] == 1:
+            pairs.append((before.name, call.name))
+    return pairs
 
 
 class InFp32(nn.Module):
@@ -83,8 +74,8 @@ def narrow(backbone: nn.Module, dtype: torch.dtype) -> nn.Module:
     """
     last = find_last(backbone)
     wide = find_wide(backbone, last)
-    for _, layer in _all(backbone, LINEAR):
-        if id(layer) not in wide:
+    for layer in backbone.modules():
+        if isinstance(layer, LINEAR) and id(layer) not in wide:
             layer.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
     for name in last:
         _replace(backbone, name, InFp32(backbone.get_submodule(name)))
@@ -105,44 +96,47 @@ def find_wide(backbone: nn.Module, last: Iterable[str]) -> set[int]:
 
 def find_last(backbone: nn.Module) -> list[str]:
     """Return the names of the layers after pooling: their output does not grow with the input."""
-    short, long = (_shapes(backbone, frames) for frames in (PROBE_FRAMES, 3 * PROBE_FRAMES))
+    short, long = (_calls(backbone, LINEAR, more_frames=n * PROBE_FRAMES) for n in (1, 3))
     last: list[str] = []
-    for (name, shape), (again, other) in zip(reversed(short), reversed(long)):
-        if name != again or shape != other:
+    for one, other in zip(reversed(short), reversed(long)):
+        if one.name != other.name or one.y.shape != other.y.shape:
             break
-        last.append(name)
+        last.append(one.name)
     return last
 
 
-def _shapes(backbone: nn.Module, frames: int) -> list[tuple[str, torch.Size]]:
-    """Return (name, shape of the output) of each call of a layer, in order."""
-    found: list[tuple[str, torch.Size]] = []
-
-    def note(name: str, _layer: nn.Module, _inputs: Any, output: Tensor) -> None:
-        found.append((name, output.shape))
-
-    hooks = [m.register_forward_hook(partial(note, name)) for name, m in _all(backbone, LINEAR)]
-    _probe(backbone, more_frames=frames, hooks=hooks)
-    return found
-
-
-def _all(backbone: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[tuple[str, Any]]:
-    return [(name, m) for name, m in backbone.named_modules() if isinstance(m, kinds)]
-
-
-def _replace(backbone: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(backbone.get_submodule(parent), child, module)
+class _Call(NamedTuple):
+    name: str
+    module: Any
+    x: Tensor
+    x_version: int
+    y: Tensor
+    y_version: int
 
 
 @torch.no_grad()
-def _probe(backbone: nn.Module, *, more_frames: int, hooks: Iterable[RemovableHandle]) -> None:
-    """Run a backbone once, with `more_frames` beyond its fewest, and remove `hooks`."""
+def _calls(
+    backbone: nn.Module, kinds: tuple[type[nn.Module], ...], *, more_frames: int
+) -> list[_Call]:
+    """Run a backbone once, `more_frames` beyond its fewest; return the calls of layers in order."""
+    found: list[_Call] = []
+
+    def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> None:
+        found.append(_Call(name, module, inputs[0], inputs[0]._version, y, y._version))
+
+    layers = [(name, m) for name, m in backbone.named_modules() if isinstance(m, kinds)]
+    hooks = [layer.register_forward_hook(partial(note, name)) for name, layer in layers]
     frames: int = backbone.min_frames + more_frames  # pyright: ignore
     like = next(backbone.parameters())
     backbone(like.new_zeros(1, frames, backbone.feat_dim))  # pyright: ignore
     for hook in hooks:
         hook.remove()
+    return found
+
+
+def _replace(backbone: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(backbone.get_submodule(parent), child, module)
 
 
 @torch.no_grad()

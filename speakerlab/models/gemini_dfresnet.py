@@ -1,6 +1,5 @@
 """Gemini DF-ResNet: a deep, narrow ResNet that halves time once and frequency four times.
 
-In: feats_BTF, log mel features, fp32. Out: emb_BD.
 Liu, Lee, Wang, Li: "Golden Gemini Is All You Need: Finding the Sweet Spots for Speaker
 Verification", IEEE/ACM TASLP 2024, arXiv 2312.03620, on the design of Liu, Chen, Wang, Wang, Han,
 Qian: "DF-ResNet: Boosting Speaker Verification Performance with Depth-First Design", Interspeech
@@ -13,7 +12,8 @@ D embedding.
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import PooledModel, refuse_unusable
+from speakerlab.models.pooling import PooledModel, make_pooling, refuse_unusable
+from speakerlab.models.resnet import Bottleneck, blocks_at
 
 # depth, counting the strided convolutions -> blocks per stage
 STAGES: dict[int, tuple[int, int, int, int]] = {
@@ -34,6 +34,8 @@ class GeminiDFResNet(PooledModel):
     pooling (see pooling.py for the names and `pool_eps`).
     """
 
+    frame_stride = 2
+
     def __init__(
         self,
         *,
@@ -45,23 +47,22 @@ class GeminiDFResNet(PooledModel):
         pool_eps: float = 1e-7,
     ) -> None:
         super().__init__(feat_dim, embed_dim)
-        if depth not in STAGES:
-            known = ", ".join(map(str, STAGES))
-            raise ValueError(f"GeminiDFResNet: there is no depth {depth}; give one of {known}")
+        blocks = blocks_at(depth, STAGES, model="GeminiDFResNet")
         widths = [m_channels * factor for factor in WIDENING]
         self.downsample_layers = nn.ModuleList([_conv_norm(1, widths[0], stride=(1, 1))])
         self.stages = nn.ModuleList()
-        for i, (num_blocks, stride) in enumerate(zip(STAGES[depth], STRIDES)):
-            self.downsample_layers.append(_conv_norm(widths[i], widths[i + 1], stride=stride))
-            blocks = (InvertedBottleneck(widths[i + 1]) for _ in range(num_blocks))
-            self.stages.append(nn.Sequential(*blocks))
-
+        for before, channels, num_blocks, stride in zip(widths, widths[1:], blocks, STRIDES):
+            self.downsample_layers.append(_conv_norm(before, channels, stride=stride))
+            wide = EXPANSION * channels
+            units = (
+                Bottleneck(channels, wide, groups=wide, out_channels=channels)
+                for _ in range(num_blocks)
+            )
+            self.stages.append(nn.Sequential(*units))
         last_bins = -(-feat_dim // 16)  # each halving rounds up
-        self.add_embedding_layers(widths[-1] * last_bins, pooling=pooling, pool_eps=pool_eps)
-        self.min_frames = 2 * (self.pool.min_frames - 1) + 1  # so does the halving of the frames
+        self.add_embedding_layers(make_pooling(pooling, widths[-1] * last_bins, eps=pool_eps))
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
         refuse_unusable(self, feats_BTF)
         x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
         stem, *downsamples = self.downsample_layers
@@ -69,26 +70,6 @@ class GeminiDFResNet(PooledModel):
         for downsample, stage in zip(downsamples, self.stages):
             x_BCFT = stage(downsample(x_BCFT))
         return self.embed(x_BCFT)
-
-
-class InvertedBottleneck(nn.Module):
-    """Residual block: a depthwise 3x3 convolution between two 1x1 ones that widen and narrow."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        wide = EXPANSION * channels
-        self.conv1 = nn.Conv2d(channels, wide, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(wide)
-        self.conv2 = nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False)
-        self.bn2 = nn.BatchNorm2d(wide)
-        self.conv3 = nn.Conv2d(wide, channels, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels)
-
-    def forward(self, x_BCFT: Tensor) -> Tensor:
-        y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
-        y_BCFT = F.relu(self.bn2(self.conv2(y_BCFT)), inplace=True)
-        y_BCFT = self.bn3(self.conv3(y_BCFT))
-        return F.relu(y_BCFT + x_BCFT, inplace=True)
 
 
 def _conv_norm(in_channels: int, out_channels: int, *, stride: tuple[int, int]) -> nn.Sequential:

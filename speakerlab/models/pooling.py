@@ -56,13 +56,20 @@ def subsample(stride: int | tuple[int, int]) -> nn.Module:
     return nn.Identity() if stride in (1, (1, 1)) else nn.AvgPool2d(1, stride)
 
 
-def projection(
+def named(**layers: nn.Module) -> nn.Sequential:
+    """Return layers in a row, under the names that they have in published checkpoints."""
+    return nn.Sequential(OrderedDict(layers))
+
+
+def shortcut(
     in_channels: int, out_channels: int, *, stride: int | tuple[int, int] = 1
 ) -> nn.Sequential:
-    """Return the shortcut of a block that changes the shape; layers are named as published."""
+    """Return the identity, or a projection where a block changes the shape; named as published."""
+    if stride in (1, (1, 1)) and in_channels == out_channels:
+        return nn.Sequential()
     conv = nn.Conv2d(in_channels, out_channels, 1, bias=False)
     layers = {"0": conv, "1": nn.BatchNorm2d(out_channels)}
-    return nn.Sequential(OrderedDict(subsample=subsample(stride), **layers))
+    return named(subsample=subsample(stride), **layers)
 
 
 def keep_layout(x: Tensor) -> Tensor:
@@ -214,34 +221,27 @@ class MQMHASTP(Pooling):
                 "give the model a multiple"
             )
         width = in_dim // self.num_heads
-        queries = (_Query(width, self.num_heads, bottleneck) for _ in range(self.num_queries))
-        self.n_query = nn.ModuleList(queries)
+        self.n_query = nn.ModuleList()
+        for _ in range(self.num_queries):
+            heads = nn.ModuleList(_head(width, bottleneck) for _ in range(self.num_heads))
+            self.n_query.append(nn.ModuleDict({"heads_att_trans": heads}))
 
     def forward(self, x: Tensor) -> Tensor:
-        x_BCT = x.flatten(1, -2)
-        stats = []
+        x_BCT, stats = x.flatten(1, -2), []
         for query in self.n_query:
-            mean_BC, std_BC = attentive_mean_std(x_BCT, query(x_BCT), eps=self.eps)
+            heads: Any = query.get_submodule("heads_att_trans")
+            chunks = x_BCT.to(next(query.parameters()).dtype).chunk(self.num_heads, dim=1)
+            scores_BCT = torch.cat([head(c) for head, c in zip(heads, chunks)], dim=1)
+            mean_BC, std_BC = attentive_mean_std(x_BCT, scores_BCT, eps=self.eps)
             by_head = [stat.unflatten(1, (self.num_heads, -1)) for stat in (mean_BC, std_BC)]
             stats.append(torch.cat(by_head, dim=2).flatten(1))
         return torch.cat(stats, dim=1)
 
 
-class _Query(nn.Module):
-    """Scores of one query: each head sees, and weighs, its own channels."""
-
-    def __init__(self, width: int, num_heads: int, bottleneck: int) -> None:
-        super().__init__()
-        self.heads_att_trans = nn.ModuleList()
-        for _ in range(num_heads):
-            into, out = nn.Conv1d(width, bottleneck, 1), nn.Conv1d(bottleneck, width, 1)
-            layers = OrderedDict[str, nn.Module](att_0=into, tanh0=nn.Tanh(), att_1=out)
-            self.heads_att_trans.append(nn.Sequential(layers))
-
-    def forward(self, x_BCT: Tensor) -> Tensor:
-        into_BCT = x_BCT.to(next(self.parameters()).dtype)
-        chunks = into_BCT.chunk(len(self.heads_att_trans), dim=1)
-        return torch.cat([head(c) for head, c in zip(self.heads_att_trans, chunks)], dim=1)
+def _head(width: int, bottleneck: int) -> nn.Sequential:
+    """Return the network that scores the frames for each channel of one head."""
+    into, out = nn.Conv1d(width, bottleneck, 1), nn.Conv1d(bottleneck, width, 1)
+    return named(att_0=into, tanh0=nn.Tanh(), att_1=out)
 
 
 POOLINGS = {"tap": TAP, "tsdp": TSDP, "tstp": TSTP, "astp": ASTP, "mqmhastp": MQMHASTP}
@@ -266,28 +266,21 @@ def make_pooling(
 class PooledModel(nn.Module):
     """A model that ends in a pooling and one linear layer, or two with ReLU and BatchNorm between.
 
-    Then the output of the second is the embedding.
+    Then (`two_emb_layer`) the output of the second is the embedding.
     """
 
+    frame_stride = 1  # by how much a subclass divides the frames before pooling, rounding up
     pool: Pooling
 
-    def __init__(self, feat_dim: int, embed_dim: int) -> None:
+    def __init__(self, feat_dim: int, embed_dim: int, *, two_emb_layer: bool = False) -> None:
         super().__init__()
-        self.feat_dim, self.embed_dim = feat_dim, embed_dim
+        self.feat_dim, self.embed_dim, self.two_emb_layer = feat_dim, embed_dim, two_emb_layer
 
-    def add_embedding_layers(
-        self,
-        in_dim: int,
-        *,
-        pooling: str,
-        pool_eps: float,
-        global_context: bool = False,
-        two: bool = False,
-    ) -> None:
-        self.pool = make_pooling(pooling, in_dim, eps=pool_eps, global_context=global_context)
-        self.seg_1 = nn.Linear(self.pool.out_dim, self.embed_dim)
-        self.two_emb_layer = two
-        if two:
+    def add_embedding_layers(self, pool: Pooling) -> None:
+        self.pool = pool
+        self.min_frames = self.frame_stride * (pool.min_frames - 1) + 1
+        self.seg_1 = nn.Linear(pool.out_dim, self.embed_dim)
+        if self.two_emb_layer:
             self.seg_bn_1 = nn.BatchNorm1d(self.embed_dim, affine=False)
             self.seg_2 = nn.Linear(self.embed_dim, self.embed_dim)
 

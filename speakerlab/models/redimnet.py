@@ -1,6 +1,5 @@
 """ReDimNet: one signal, treated in turn as a map of frequency and time and as a sequence.
 
-In: feats_BTF, log mel features, fp32. Out: emb_BD.
 Yakovlev, Makarov, Balykin, Malov, Okhotnikov, Torgashov: "Reshape Dimensions Network for Speaker
 Recognition", Interspeech 2024, arXiv 2407.18223. The sizes, and the names and shapes of the
 parameters, are those of WeSpeaker, except that the stages are numbered in one list here, and that
@@ -10,7 +9,6 @@ Letters: B batch, T frames, C channels, F frequency bins, K = C x F, the same at
 D embedding, H heads of attention.
 """
 
-from collections import OrderedDict
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -18,7 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import PooledModel, fp32_island, refuse_unusable, widened
+from speakerlab.models.pooling import (
+    ASTP,
+    PooledModel,
+    fp32_island,
+    named,
+    refuse_unusable,
+    widened,
+)
 
 NUM_HEADS = 4
 TIME_KERNELS = (7, 19, 31, 59)  # frames, of the convolutions before attention
@@ -38,11 +43,6 @@ class Size(NamedTuple):
     block: str  # "resnet", "resnet_weighted" or "convnext"
     group_size: int  # channels that a grouped convolution sees together
     stages: list[StageSize]
-
-    @property
-    def stride(self) -> int:
-        """Return what the number of mel bins must be a multiple of."""
-        return prod(stage.stride for stage in self.stages)
 
 
 def _stages(text: str) -> list[StageSize]:
@@ -82,18 +82,17 @@ class ReDimNet(PooledModel):
         super().__init__(feat_dim, embed_dim)
         if size not in SIZES:
             raise ValueError(f"ReDimNet: no size is {size!r}; give one of {', '.join(SIZES)}")
-        if feat_dim % SIZES[size].stride or feat_dim < 1:
+        stride = prod(stage.stride for stage in SIZES[size].stages)
+        if feat_dim % stride or feat_dim < 1:
             raise ValueError(
                 f"ReDimNet: the strides of {size} do not divide {feat_dim} mel bins; give a "
-                f"multiple of {SIZES[size].stride}"
+                f"multiple of {stride}"
             )
         self.backbone = Backbone(SIZES[size], num_bins=feat_dim)
         num_rows = SIZES[size].channels * feat_dim
-        self.add_embedding_layers(num_rows, pooling="astp", pool_eps=1e-7, global_context=True)
-        self.min_frames = self.pool.min_frames
+        self.add_embedding_layers(ASTP(num_rows, eps=1e-7, global_context=True))
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
         refuse_unusable(self, feats_BTF)
         x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
         return self.embed(self.backbone(x_BCFT))
@@ -122,14 +121,16 @@ class Backbone(nn.Module):
             self.stage_channels.append(channels)
             layers = [*_stage(stage, size, channels, bins // stage.stride), ToSequence()]
             if stage.reduction:
-                layers.append(TimeContext(num_rows, context_width(num_rows, stage.reduction)))
+                head_channels = max(num_rows // stage.reduction // NUM_HEADS, 1)
+                layers.append(TimeContext(num_rows, head_channels * NUM_HEADS))
             self.stages.append(nn.Sequential(*layers))
             channels, bins = channels * stage.stride, bins // stage.stride
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
         outputs = [x_BKT := self.stem(x_BCFT)]
         for done, (stage, channels) in enumerate(zip(self.stages, self.stage_channels), 1):
-            outputs.append(stage(to_map(x_BKT, channels)))
+            x_BCFT = x_BKT.unflatten(1, (-1, channels)).transpose(1, 2)  # inverts `ToSequence`
+            outputs.append(stage(x_BCFT))
             x_BKT = weighted_sum(outputs, self.inputs_weights[str(done)])
         return x_BKT
 
@@ -141,11 +142,6 @@ class ToSequence(nn.Module):
         return x_BCFT.transpose(1, 2).flatten(1, 2)
 
 
-def to_map(x_BKT: Tensor, channels: int) -> Tensor:
-    """Reshape (B, K, T) to (B, C, F, T), the inverse of `ToSequence`."""
-    return x_BKT.unflatten(1, (-1, channels)).transpose(1, 2)
-
-
 def weighted_sum(outputs: list[Tensor], weights: Tensor) -> Tensor:
     """Return the sum of N outputs (B, K, T), weighted by the softmax of `weights` (1, N, K, 1).
 
@@ -154,11 +150,6 @@ def weighted_sum(outputs: list[Tensor], weights: Tensor) -> Tensor:
     with fp32_island(weights):
         first, *others = weights.softmax(1).unbind(1)
         return sum((share * x for share, x in zip(others, outputs[1:])), first * outputs[0])
-
-
-def context_width(num_rows: int, reduction: int) -> int:
-    """Return the channels of a time context, K / reduction rounded down to whole heads."""
-    return max(num_rows // reduction // NUM_HEADS, 1) * NUM_HEADS
 
 
 def _stage(stage: StageSize, size: Size, channels: int, bins: int) -> list[nn.Module]:
@@ -286,9 +277,7 @@ class TransformerLayer(nn.Module):
         self.layer_norm = nn.LayerNorm(channels, eps=NORM_EPS)
         first, last = nn.Linear(channels, channels), nn.Linear(channels, channels)
         gelu = nn.GELU(approximate="tanh")
-        self.feed_forward = nn.Sequential(
-            OrderedDict(intermediate_dense=first, gelu=gelu, output_dense=last)
-        )
+        self.feed_forward = named(intermediate_dense=first, gelu=gelu, output_dense=last)
         self.final_layer_norm = nn.LayerNorm(channels, eps=NORM_EPS)
 
     def forward(self, x_BCT: Tensor) -> Tensor:

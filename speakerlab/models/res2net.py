@@ -1,6 +1,5 @@
 """Res2Net: residual blocks whose 3x3 convolution is split into groups that feed each other.
 
-In: feats_BTF, log mel features, fp32. Out: emb_BD.
 Gao, Cheng, Zhao, Zhang, Yang, Torr: "Res2Net: A New Multi-scale Backbone Architecture", TPAMI 2021,
 arXiv 1904.01169, for speakers in Zhou, Zhao, Wu: "ResNeXt and Res2Net Structures for Speaker
 Verification", SLT 2021, arXiv 2007.02480. Names and shapes of the parameters are those of the
@@ -16,19 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import PooledModel, projection, refuse_unusable, subsample
+from speakerlab.models.pooling import make_pooling, shortcut, subsample
+from speakerlab.models.resnet import ResidualModel
 
 # Builds, for a number of channels, what joins the running output of a block with its next group.
 Fuse = Callable[[int], nn.Module]
 
 
-class Res2Net(PooledModel):
+class Res2Net(ResidualModel):
     """Res2Net (defaults: 3D-Speaker's; WeSpeaker's Res2Net34_Base and, with `m_channels` 64,
     Res2Net34_Large have a `pool_eps` of 1e-7).
 
-    A stem and four residual stages, of which the last three halve T and F, then a pooling (see
-    pooling.py for the names and `pool_eps`). `two_emb_layer` adds ReLU, BatchNorm and a second
-    linear layer, whose output is then the embedding.
+    `two_emb_layer` adds ReLU, BatchNorm and a second linear layer, whose output is then the
+    embedding.
     """
 
     num_passed = 1  # of the `scale` groups of a block, how many are not convolved: the last
@@ -48,7 +47,7 @@ class Res2Net(PooledModel):
         pool_eps: float = 1e-8,
         two_emb_layer: bool = False,
     ) -> None:
-        super().__init__(feat_dim, embed_dim)
+        super().__init__(feat_dim, embed_dim, two_emb_layer=two_emb_layer)
         name, least_scale = type(self).__name__, self.num_passed + 1
         if len(blocks) != 4:
             raise ValueError(f"{name}: blocks {blocks} are not four; give one number per stage")
@@ -61,48 +60,20 @@ class Res2Net(PooledModel):
             raise ValueError(
                 f"{name}: no group is convolved at scale {scale}; give at least {least_scale}"
             )
-        self.conv1 = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(m_channels)
 
-        in_channels, stages = m_channels, []
-        for i, depth in enumerate(blocks):
-            units: list[nn.Module] = []
-            for j in range(depth):
-                out_channels = m_channels * expansion * 2**i
-                units.append(
-                    Res2Block(
-                        in_channels,
-                        out_channels,
-                        width=m_channels * 2**i * base_width // 64,
-                        scale=scale,
-                        stride=2 if i > 0 and j == 0 else 1,
-                        num_passed=self.num_passed,
-                        fuse=self.fuse if i >= 2 else None,
-                    )
-                )
-                in_channels = out_channels
-            stages.append(nn.Sequential(*units))
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        self._add_fusions(*(m_channels * expansion * 2**i for i in range(4)))
-        last_bins = -(-feat_dim // 8)  # each halving rounds up
-        self.add_embedding_layers(
-            in_channels * last_bins, pooling=pooling, pool_eps=pool_eps, two=two_emb_layer
-        )
-        self.min_frames = 8 * (self.pool.min_frames - 1) + 1  # so does each halving of the frames
+        def make(in_channels: int, channels: int, *, stride: int) -> Res2Block:
+            return Res2Block(
+                in_channels,
+                channels * expansion,
+                width=channels * base_width // 64,
+                scale=scale,
+                stride=stride,
+                num_passed=self.num_passed,
+                fuse=self.fuse if channels >= 4 * m_channels else None,
+            )
 
-    def _add_fusions(self, *stage_channels: int) -> None:
-        """Add the layers with which a subclass fuses its stages."""
-
-    def maps(self, x_BCFT: Tensor) -> Tensor:
-        """Return the map to pool, given the output of the stem."""
-        return self.layer4(self.layer3(self.layer2(self.layer1(x_BCFT))))
-
-    def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
-        refuse_unusable(self, feats_BTF)
-        x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
-        x_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
-        return self.embed(self.maps(x_BCFT))
+        in_dim = self.add_stages(make, m_channels, blocks, expansion=expansion)
+        self.add_embedding_layers(make_pooling(pooling, in_dim, eps=pool_eps))
 
 
 class Res2Block(nn.Module):
@@ -137,23 +108,22 @@ class Res2Block(nn.Module):
         self.fuse_models = nn.ModuleList(fusions)
         self.conv3 = nn.Conv2d(width * scale, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or in_channels != out_channels:
-            self.shortcut = projection(in_channels, out_channels)
+        self.shortcut = shortcut(in_channels, out_channels)  # channels change where it strides
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
         x_BCFT = self.subsample(x_BCFT)
         groups = clipped_relu(self.bn1(self.conv1(x_BCFT))).split(self.width, dim=1)
         outputs: list[Tensor] = []
         for i, (conv, norm) in enumerate(zip(self.convs, self.bns)):
-            into = groups[i] if i == 0 else self._join(i, outputs[-1], groups[i])
-            outputs.append(clipped_relu(norm(conv(into))))
+            x_BGFT = groups[i]
+            if i > 0 and self.fuse_models:
+                x_BGFT = self.fuse_models[i - 1](outputs[-1], x_BGFT)
+            elif i > 0:
+                x_BGFT = outputs[-1] + x_BGFT
+            outputs.append(clipped_relu(norm(conv(x_BGFT))))
         outputs.extend(groups[len(outputs) :])
         y_BCFT = self.bn3(self.conv3(torch.cat(outputs, dim=1)))
         return clipped_relu(y_BCFT.add_(self.shortcut(x_BCFT)))
-
-    def _join(self, i: int, running: Tensor, group: Tensor) -> Tensor:
-        return self.fuse_models[i - 1](running, group) if self.fuse_models else running + group
 
 
 def clipped_relu(x: Tensor) -> Tensor:

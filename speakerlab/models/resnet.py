@@ -1,6 +1,5 @@
 """ResNet on log mel features: 18 to 293 layers, a 3x3 stem and no max pooling.
 
-In: feats_BTF, log mel features, fp32. Out: emb_BD.
 He, Zhang, Ren, Sun: "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv 1512.03385, in
 the form of Wang, Liang, Wang, Chen, Zhang, Xiang, Deng, Qian: "Wespeaker: A Research and Production
 Oriented Speaker Embedding Learning Toolkit", ICASSP 2023, arXiv 2210.17016. Names and shapes of the
@@ -10,10 +9,12 @@ Letters: B batch, T frames, F mel bins (both divided by up to eight on the way),
 D embedding.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import PooledModel, projection, refuse_unusable
+from speakerlab.models.pooling import PooledModel, make_pooling, refuse_unusable, shortcut
 
 # depth -> blocks per stage; from 50 on they are bottlenecks
 STAGES: dict[int, tuple[int, int, int, int]] = {
@@ -27,12 +28,66 @@ STAGES: dict[int, tuple[int, int, int, int]] = {
 }
 
 
-class ResNet(PooledModel):
+class ResidualModel(PooledModel):
+    """A 3x3 stem, four residual stages, the last three halving time and frequency, and a pooling.
+
+    pooling.py has the names of the poolings and `pool_eps`.
+    """
+
+    frame_stride = 8
+
+    def add_stages(
+        self,
+        make: Callable[..., nn.Module],
+        m_channels: int,
+        blocks: Sequence[int],
+        *,
+        expansion: int,
+    ) -> int:
+        """Add the stem and the stages; return the channels times bins to pool."""
+        self.conv1 = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(m_channels)
+        stages = residual_stages(make, m_channels, blocks, expansion=expansion)
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        widths = [m_channels * expansion * 2**i for i in range(4)]
+        self.add_fusions(*widths)
+        return widths[-1] * -(-self.feat_dim // 8)  # each halving rounds up
+
+    def add_fusions(self, *stage_channels: int) -> None:
+        """Add the layers with which a subclass fuses its stages."""
+
+    def maps(self, x_BCFT: Tensor) -> Tensor:
+        """Return the map to pool, given the output of the stem."""
+        return self.layer4(self.layer3(self.layer2(self.layer1(x_BCFT))))
+
+    def forward(self, feats_BTF: Tensor) -> Tensor:
+        refuse_unusable(self, feats_BTF)
+        x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
+        return self.embed(self.maps(F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)))
+
+
+def residual_stages(
+    make: Callable[..., nn.Module], m_channels: int, blocks: Sequence[int], *, expansion: int = 1
+) -> list[nn.Sequential]:
+    """Return stages of blocks `make(in_channels, channels, stride=...)`.
+
+    `channels` double from stage to stage; a block gives `expansion` times as many.
+    """
+    in_channels, stages = m_channels, []
+    for i, depth in enumerate(blocks):
+        channels, units = m_channels * 2**i, []
+        for j in range(depth):
+            units.append(make(in_channels, channels, stride=2 if i > 0 and j == 0 else 1))
+            in_channels = channels * expansion
+        stages.append(nn.Sequential(*units))
+    return stages
+
+
+class ResNet(ResidualModel):
     """ResNet (defaults: ResNet34 as WeSpeaker publishes it).
 
-    Four residual stages, the last three halving time and frequency, then a pooling (see pooling.py
-    for the names and `pool_eps`). `two_emb_layer` adds ReLU, BatchNorm and a second linear layer,
-    whose output is then the embedding; 3D-Speaker's have it, and a `pool_eps` of 1e-8.
+    `two_emb_layer` adds ReLU, BatchNorm and a second linear layer, whose output is then the
+    embedding; 3D-Speaker's have it, and a `pool_eps` of 1e-8.
     """
 
     def __init__(
@@ -46,37 +101,11 @@ class ResNet(PooledModel):
         pool_eps: float = 1e-7,
         two_emb_layer: bool = False,
     ) -> None:
-        super().__init__(feat_dim, embed_dim)
-        if depth not in STAGES:
-            known = ", ".join(map(str, STAGES))
-            raise ValueError(f"ResNet: there is no depth {depth}; give one of {known}")
-        self.conv1 = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(m_channels)
-
+        super().__init__(feat_dim, embed_dim, two_emb_layer=two_emb_layer)
+        blocks = blocks_at(depth, STAGES, model="ResNet")
         block = BasicBlock if depth < 50 else Bottleneck
-        stages: list[nn.Sequential] = []
-        channels = m_channels
-        for i, num_blocks in enumerate(STAGES[depth]):
-            blocks: list[nn.Module] = []
-            for j in range(num_blocks):
-                stride = 2 if i > 0 and j == 0 else 1
-                blocks.append(block(channels, m_channels * 2**i, stride=stride))
-                channels = m_channels * 2**i * block.expansion
-            stages.append(nn.Sequential(*blocks))
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
-
-        last_bins = -(-feat_dim // 8)  # each halving rounds up
-        self.add_embedding_layers(
-            channels * last_bins, pooling=pooling, pool_eps=pool_eps, two=two_emb_layer
-        )
-        self.min_frames = 8 * (self.pool.min_frames - 1) + 1  # so does each halving of the frames
-
-    def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
-        refuse_unusable(self, feats_BTF)
-        x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
-        x_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
-        return self.embed(self.layer4(self.layer3(self.layer2(self.layer1(x_BCFT)))))
+        in_dim = self.add_stages(block, m_channels, blocks, expansion=block.expansion)
+        self.add_embedding_layers(make_pooling(pooling, in_dim, eps=pool_eps))
 
 
 class BasicBlock(nn.Module):
@@ -84,13 +113,13 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, in_channels: int, channels: int, *, stride: int) -> None:
+    def __init__(self, in_channels: int, channels: int, *, stride: int | tuple[int, int]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.shortcut = _shortcut(in_channels, channels, stride)
+        self.shortcut = shortcut(in_channels, channels, stride=stride)
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
@@ -99,20 +128,30 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3x3 convolution, which may stride, between two 1x1 ones, and a shortcut."""
+    """A 3x3 convolution, which may stride and have groups, between two 1x1 ones, and a shortcut."""
 
-    expansion = 4
+    expansion = 4  # of the channels at the end, unless `out_channels` are given
 
-    def __init__(self, in_channels: int, channels: int, *, stride: int) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        out_channels: int | None = None,
+    ) -> None:
         super().__init__()
-        out_channels = channels * self.expansion
+        out_channels = out_channels or channels * self.expansion
         self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(
+            channels, channels, 3, stride=stride, padding=1, groups=groups, bias=False
+        )
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
-        self.shortcut = _shortcut(in_channels, out_channels, stride)
+        self.shortcut = shortcut(in_channels, out_channels, stride=stride)
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
@@ -121,8 +160,9 @@ class Bottleneck(nn.Module):
         return F.relu(y_BCFT.add_(self.shortcut(x_BCFT)), inplace=True)
 
 
-def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:
-    """Return the identity, or a projection where shapes change."""
-    if stride == 1 and in_channels == out_channels:
-        return nn.Sequential()
-    return projection(in_channels, out_channels, stride=stride)
+def blocks_at(depth: int, stages: Mapping[int, tuple[int, ...]], *, model: str) -> tuple[int, ...]:
+    """Return the blocks of each stage at a depth."""
+    if depth not in stages:
+        known = ", ".join(map(str, stages))
+        raise ValueError(f"{model}: there is no depth {depth}; give one of {known}")
+    return stages[depth]

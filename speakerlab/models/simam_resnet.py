@@ -1,6 +1,5 @@
 """SimAM-ResNet: a ResNet whose blocks weigh each place of a map by its distance from the mean.
 
-In: feats_BTF, log mel features, fp32. Out: emb_BD.
 Qin, Li, Weng, Su, Li: "Simple Attention Module Based Speaker Verification with Iterative Noisy
 Label Detection", ICASSP 2022, arXiv 2110.06534; the attention is from Yang, Zhang, Li, Xie: "SimAM:
 A Simple, Parameter-Free Attention Module for Convolutional Neural Networks", ICML 2021. Names and
@@ -18,10 +17,11 @@ from speakerlab.models.pooling import (
     attentive_mean_std,
     fp32_island,
     keep_layout,
-    projection,
     refuse_unusable,
+    shortcut,
     widened,
 )
+from speakerlab.models.resnet import blocks_at, residual_stages
 
 # depth -> blocks per stage
 STAGES: dict[int, tuple[int, int, int, int]] = {34: (3, 4, 6, 3), 100: (6, 16, 24, 3)}
@@ -42,17 +42,13 @@ class SimAMResNet(nn.Module):
         self, *, feat_dim: int = 80, embed_dim: int = 256, depth: int = 34, m_channels: int = 64
     ) -> None:
         super().__init__()
-        if depth not in STAGES:
-            known = ", ".join(map(str, STAGES))
-            raise ValueError(f"SimAMResNet: there is no depth {depth}; give one of {known}")
         self.feat_dim, self.embed_dim = feat_dim, embed_dim
-        self.front = Front(m_channels, STAGES[depth])
+        self.front = Front(m_channels, blocks_at(depth, STAGES, model="SimAMResNet"))
         last_bins = -(-feat_dim // 8)  # each halving rounds up
         self.pooling = AttentivePooling(8 * m_channels * last_bins)
         self.bottleneck = nn.Linear(self.pooling.out_dim, embed_dim)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
-        """Return embeddings (B, D) of features (B, T, F) with at least `min_frames` frames."""
         refuse_unusable(self, feats_BTF)
         x_BCFT = self.front(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1))
         return self.bottleneck(self.pooling(keep_layout(x_BCFT).flatten(1, 2)))
@@ -61,18 +57,11 @@ class SimAMResNet(nn.Module):
 class Front(nn.Module):
     """A 3x3 stem and four stages of `SimAMBlock`s: (B, 1, F, T) -> (B, 8 m, F / 8, T / 8)."""
 
-    def __init__(self, m_channels: int, num_blocks: tuple[int, int, int, int]) -> None:
+    def __init__(self, m_channels: int, num_blocks: tuple[int, ...]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(m_channels)
-        stages: list[nn.Sequential] = []
-        in_channels = m_channels
-        for i, depth in enumerate(num_blocks):
-            channels = m_channels * 2**i
-            first = SimAMBlock(in_channels, channels, stride=2 if i > 0 else 1)
-            rest = (SimAMBlock(channels, channels, stride=1) for _ in range(depth - 1))
-            stages.append(nn.Sequential(first, *rest))
-            in_channels = channels
+        stages = residual_stages(SimAMBlock, m_channels, num_blocks)
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
@@ -89,9 +78,7 @@ class SimAMBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample = nn.Sequential()
-        if stride != 1 or in_channels != channels:
-            self.downsample = projection(in_channels, channels, stride=stride)
+        self.downsample = shortcut(in_channels, channels, stride=stride)
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
         y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)

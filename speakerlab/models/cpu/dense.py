@@ -32,7 +32,6 @@ from speakerlab.models.pooling import fp32_island
 COLUMN_MULTIPLE = 64  # of matrix products in 16 bits, in inference
 NO_EPS = 1e-12  # keeps the inverse deviation finite where only the moments are wanted
 
-norm_backward = torch.ops.aten.native_batch_norm_backward
 lerp_all = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
 add_all = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 is_tracing = torch.jit.is_tracing  # pyright: ignore[reportPrivateImportUsage]
@@ -107,10 +106,7 @@ def _infer(layers: Sequence[Any], x_BCT: Tensor, segment_frames: int) -> Tensor:
             moments = norm.running_mean, norm.running_var
             own = _weights_of(layer)
             kept = _forward(layer, own, store_CN[:channels], moments, segments, batch)
-            mask_GBT = segments.spread(kept.mask_GQ.to(x_BCT.dtype))
-            end = channels + len(kept.local_GBT)
-            torch.mul(kept.local_GBT, mask_GBT, out=store_CBT[channels:end])
-            channels = end
+            channels += len(_append(store_CBT, channels, kept, segments))
     return store_CBT.transpose(0, 1)
 
 
@@ -141,9 +137,7 @@ class _TrainedBlock(torch.autograd.Function):
                 var_K = found.inv_std_K.pow(-2) - norm2.eps
                 targets += [mean_C, var_C * unbiased, found.mean_K, var_K * unbiased]
                 counts += [norm1.num_batches_tracked, norm2.num_batches_tracked]
-                new_GBT = store_CBT[channels : channels + len(found.local_GBT)]
-                mask_GBT = ctx.segments.spread(found.mask_GQ.to(x_BCT.dtype))
-                torch.mul(found.local_GBT, mask_GBT, out=new_GBT)
+                new_GBT = _append(store_CBT, channels, found, ctx.segments)
                 channels += len(new_GBT)
                 _, mean_G, var_G, _ = rows.normalise(new_GBT, ones_C[: len(new_GBT)], None, NO_EPS)
                 mean_C, var_C = torch.cat([mean_C, mean_G]), torch.cat([var_C, var_G])
@@ -177,6 +171,13 @@ class _TrainedBlock(torch.autograd.Function):
         return d_x_CBT.transpose(0, 1), None, None, *d_weights
 
 
+def _append(store_CBT: Tensor, channels: int, kept: _Kept, segments: Segments) -> Tensor:
+    """Write a layer's masked output into the store after `channels`; return it, (G, B, T)."""
+    new_GBT = store_CBT[channels : channels + len(kept.local_GBT)]
+    mask_GBT = segments.spread(kept.mask_GQ.to(store_CBT.dtype))
+    return torch.mul(kept.local_GBT, mask_GBT, out=new_GBT)
+
+
 def _forward(
     layer: Any,
     own: _Weights,
@@ -206,10 +207,8 @@ def _forward(
     squeezed_HQ = torch.addmm(own.squeeze_H.unsqueeze(1), own.squeeze_HK1.squeeze(2), context_KQ)
     squeezed_HQ.relu_()
     mask_GQ = torch.addmm(own.excite_G.unsqueeze(1), own.excite_GH1.squeeze(2), squeezed_HQ)
-    return _Kept(
-        *(read_CN, mixed_KN, hidden_KBT, mean_K, inv_std_K),
-        *(local_GBT, context_KQ, squeezed_HQ, mask_GQ.sigmoid_()),
-    )
+    inner = read_CN, mixed_KN, hidden_KBT, mean_K, inv_std_K
+    return _Kept(*inner, local_GBT, context_KQ, squeezed_HQ, mask_GQ.sigmoid_())
 
 
 def _backward(
@@ -235,9 +234,8 @@ def _backward(
     )
     d_hidden_KBT += segments.spread(segments.context_backward(d_context_KQ).to(d_new_GBT.dtype))
     d_hidden_KN = rows.where_positive(d_hidden_KBT, kept.hidden_KBT).flatten(1)
-    d_mixed_1KN, d_scale_K, d_shift_K = norm_backward(
-        *(d_hidden_KN.unsqueeze(0), kept.mixed_KN.unsqueeze(0), own.scale_K, None, None),
-        *(kept.mean_K, kept.inv_std_K, True, 0.0, (True, True, True)),
+    d_mixed_1KN, d_scale_K, d_shift_K = rows.normalise_backward(
+        d_hidden_KN, kept.mixed_KN, own.scale_K, kept.mean_K, kept.inv_std_K
     )
     d_mixed_KN = d_mixed_1KN.squeeze(0)
 
@@ -282,18 +280,9 @@ class _Channels(NamedTuple):
         """Add a layer's gradient of the first channels; return those of its scale and shift."""
         channels = len(d_CN)
         inv_std_C = (self.var_C[:channels] + eps).rsqrt()
-        _, d_scale_C, d_shift_C = norm_backward(
-            *(d_CN.unsqueeze(0), self.x_CBT[:channels].flatten(1).unsqueeze(0)),
-            *(
-                scale_C,
-                None,
-                None,
-                self.mean_C[:channels],
-                inv_std_C,
-                True,
-                0.0,
-                (False, True, True),
-            ),
+        x_CN, mean_C = self.x_CBT[:channels].flatten(1), self.mean_C[:channels]
+        _, d_scale_C, d_shift_C = rows.normalise_backward(
+            d_CN, x_CN, scale_C, mean_C, inv_std_C, of_x=False
         )
         factor_C = scale_C * inv_std_C
         factor_C1 = factor_C.to(d_CN.dtype).unsqueeze(1)

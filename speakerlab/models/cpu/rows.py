@@ -40,6 +40,22 @@ def normalise_relu(
     return y_1CN.squeeze(0).relu_()
 
 
+def normalise_backward(
+    d_y_CN: Tensor,
+    x_CN: Tensor,
+    scale_C: Tensor,
+    mean_C: Tensor,
+    inv_std_C: Tensor,
+    *,
+    of_x: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of x (1, C, N), if `of_x`, of the scale and of the shift."""
+    d_y_1CN, x_1CN, moments = d_y_CN.unsqueeze(0), x_CN.unsqueeze(0), (mean_C, inv_std_C)
+    return torch.ops.aten.native_batch_norm_backward(
+        d_y_1CN, x_1CN, scale_C, None, None, *moments, True, 0.0, (of_x, True, True)
+    )
+
+
 def where_positive(d_y: Tensor, y: Tensor) -> Tensor:
     """Put 0 into the gradient of a rectified y where y is 0; in 16 bits its bits show the sign."""
     if y.dtype.itemsize == 2:
