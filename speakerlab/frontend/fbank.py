@@ -22,31 +22,26 @@ CPU_FRAMES = 1200
 BANDS = 2  # parts of the mel bins on a CPU; the spectrum of each is narrower than the whole
 
 
-def fp32_island(device: torch.device) -> torch.autocast:
-    """Switch autocast off: waves and spectra need full precision."""
-    return torch.autocast(device.type, enabled=False)
-
-
 def mel(hertz: Tensor) -> Tensor:
-    """Frequency in Hz to Kaldi's mel scale."""
+    """Return frequencies in Hz on Kaldi's mel scale."""
     return 1127.0 * torch.log1p(hertz / 700.0)
 
 
 def mel_matrix(
     num_mel_bins: int, *, num_fft: int, sample_rate: int, low_freq: float, high_freq: float
 ) -> Tensor:
-    """(K, F) float64 weights: triangles that are straight lines in mel, K = num_fft / 2 + 1.
+    """Return weights (K, F) in float64: triangles in mel, K = num_fft / 2 + 1.
 
     The triangles share their corners: each begins at the peak of the one before. The bin at the
     Nyquist frequency has no weight, as in Kaldi. Raises ValueError for an impossible band or
     number, and where a triangle is too narrow to contain any bin.
     """
     if num_mel_bins < 1:
-        raise ValueError(f"fbank: mel bins are too few, got {num_mel_bins}; use 80, for example")
+        raise ValueError(f"fbank: {num_mel_bins} mel bins are too few; use 80, for example")
     if not 0 <= low_freq < high_freq <= sample_rate / 2:
         raise ValueError(
-            f"fbank: the band must rise and end by {sample_rate / 2:g} Hz, got {low_freq:g} to "
-            f"{high_freq:g} Hz; change low_freq or high_freq"
+            f"fbank: the band {low_freq:g} to {high_freq:g} Hz is not within 0 to "
+            f"{sample_rate / 2:g} Hz; change low_freq or high_freq"
         )
     ends = mel(torch.tensor([low_freq, high_freq], dtype=torch.float64))
     step = (ends[1] - ends[0]) / (num_mel_bins + 1)
@@ -55,21 +50,21 @@ def mel_matrix(
     rise_KF = (mel(hertz_K)[:, None] - left_F) / step
     weight_KF = torch.minimum(rise_KF, 2.0 - rise_KF).clamp_min(0.0)
     if not weight_KF.any(0).all():
-        raise ValueError(f"fbank: some mel bins are empty, got {num_mel_bins} bins; use fewer")
+        raise ValueError(f"fbank: some of {num_mel_bins} mel bins are empty; use fewer")
     return nn.functional.pad(weight_KF, (0, 0, 0, 1))
 
 
 def frame_window(window: Window, *, length: int) -> Tensor:
-    """(L,) float64: Hamming, or Kaldi's "povey", a Hann window raised to 0.85."""
+    """Return a window (L,) in float64; Kaldi's "povey" is a Hann window raised to 0.85."""
     if window not in get_args(Window):
-        raise ValueError(f"fbank: unknown window, got {window!r}; use povey or hamming")
+        raise ValueError(f"fbank: there is no window {window!r}; use povey or hamming")
     if window == "hamming":
         return torch.hamming_window(length, periodic=False, dtype=torch.float64)
     return torch.hann_window(length, periodic=False, dtype=torch.float64).pow(0.85)
 
 
 def mel_bands(mel_KF: Tensor) -> list[tuple[slice, slice]]:
-    """(bins of the spectrum, mel bins) of equal parts; the other weights of a part are zero."""
+    """Return (bins of the spectrum, mel bins) of each part; its other weights are zero."""
     bands = []
     for part_F in torch.arange(mel_KF.shape[1]).chunk(BANDS):
         mels = slice(int(part_F[0]), int(part_F[-1]) + 1)
@@ -79,7 +74,7 @@ def mel_bands(mel_KF: Tensor) -> list[tuple[slice, slice]]:
 
 
 def dft_matrices(*, length: int, num_fft: int) -> Tensor:
-    """(2, L, K) float64: a frame times these is real and imaginary part of its spectrum.
+    """Return (2, L, K) in float64: a frame times these is the real and imaginary spectrum.
 
     The angle is taken modulo a turn in integers, so that every entry is exact to rounding.
     """
@@ -121,47 +116,47 @@ class Fbank(nn.Module):
         `high_freq` at or below zero counts from the Nyquist frequency.
         """
         super().__init__()
-        self.frame_length = int(sample_rate * frame_length_ms / 1000)
+        self.frame_length = self.min_samples = int(sample_rate * frame_length_ms / 1000)
         self.frame_shift = int(sample_rate * frame_shift_ms / 1000)
         if self.frame_length < 2 or self.frame_shift < 1:
             raise ValueError(
-                f"fbank: frames are too short, got {frame_length_ms:g} ms every "
-                f"{frame_shift_ms:g} ms; make frame_length_ms or frame_shift_ms longer"
+                f"fbank: frames of {frame_length_ms:g} ms every {frame_shift_ms:g} ms are too "
+                "short; make frame_length_ms or frame_shift_ms longer"
             )
         self.num_fft = 1 << (self.frame_length - 1).bit_length()
         self.sample_rate, self.num_mel_bins = sample_rate, num_mel_bins
-        self.low_freq = low_freq
-        self.high_freq = high_freq if high_freq > 0 else sample_rate / 2 + high_freq
-        self.window: Window = window
         self.scale, self.dither, self.preemphasis = scale, dither, preemphasis
         self.mean_norm = mean_norm
-        window_L, mel_KF = self._constants()
+        window_L = frame_window(window, length=self.frame_length)
+        mel_KF = mel_matrix(
+            num_mel_bins,
+            num_fft=self.num_fft,
+            sample_rate=sample_rate,
+            low_freq=low_freq,
+            high_freq=high_freq if high_freq > 0 else sample_rate / 2 + high_freq,
+        )
+        self.in_full_precision = window_L, mel_KF
         self.register_buffer("window_L", window_L.float(), persistent=False)
         self.register_buffer("mel_KF", mel_KF.float(), persistent=False)
         self.bands = mel_bands(mel_KF)
         dft_2LK = dft_matrices(length=self.frame_length, num_fft=self.num_fft)
         self.register_buffer("dft_2LK", dft_2LK.float(), persistent=False)
 
-    @property
-    def min_samples(self) -> int:
-        """Samples of the shortest input: one frame."""
-        return self.frame_length
-
     def num_frames(self, num_samples: int) -> int:
-        """Frames of `num_samples`: only frames that fit completely are made."""
+        """Return the frames of `num_samples`: only those that fit completely."""
         return max(0, 1 + (num_samples - self.frame_length) // self.frame_shift)
 
     def forward(self, wave_BS: Tensor) -> Tensor:
-        """(B, S) waves in [-1, 1] to (B, T, F) features. Raises ValueError below `min_samples`.
+        """Return features (B, T, F) of waves (B, S) with at least `min_samples` samples.
 
         The result is float32; float64 for float64 input, which tests use.
         """
         if wave_BS.shape[-1] < self.frame_length:
             raise ValueError(
-                f"fbank: the input is shorter than one frame of {self.frame_length} samples, "
-                f"got {wave_BS.shape[-1]}; give a longer recording"
+                f"fbank: {wave_BS.shape[-1]} samples are less than one frame of "
+                f"{self.frame_length}; give a longer recording"
             )
-        with fp32_island(wave_BS.device):
+        with torch.autocast(wave_BS.device.type, enabled=False):  # spectra need full precision
             wave_BS = wave_BS if wave_BS.dtype == torch.float64 else wave_BS.float()
             if self.scale != 1.0:
                 wave_BS = wave_BS * self.scale
@@ -183,14 +178,14 @@ class Fbank(nn.Module):
             return self.normalise(feats_BTF)
 
     def normalise(self, feats_BTF: Tensor) -> Tensor:
-        """The same energies without their mean over the frames, if `mean_norm`."""
+        """Subtract the mean over the frames in place, if `mean_norm`."""
         return feats_BTF.sub_(feats_BTF.mean(1, keepdim=True)) if self.mean_norm else feats_BTF
 
     def _log_mel(self, frames_BTL: Tensor) -> Tensor:
-        """(B, T, L) samples to (B, T, F): remove DC, pre-emphasis, window, power, mel, log."""
+        """Return energies (B, T, F): remove DC, pre-emphasis, window, power, mel, log."""
         window_L, mel_KF = self.window_L, self.mel_KF
-        if frames_BTL.dtype != window_L.dtype:  # computed again in full precision
-            window_L, mel_KF = (constant.to(frames_BTL) for constant in self._constants())
+        if frames_BTL.dtype != window_L.dtype:
+            window_L, mel_KF = (constant.to(frames_BTL) for constant in self.in_full_precision)
         # In place, in the memory that the FFT needs: the speed is that of memory, not of sums.
         padded_BTN = frames_BTL.new_empty(*frames_BTL.shape[:2], self.num_fft)
         padded_BTN[..., self.frame_length :] = 0
@@ -213,20 +208,10 @@ class Fbank(nn.Module):
         return mel_BTF.clamp_min_(LOG_FLOOR).log_()
 
     def _export_log_mel(self, frames_BTL: Tensor) -> Tensor:
-        """The same in operations that every runtime has."""
+        """Compute the same with operations that every runtime has."""
         frames_BTL = frames_BTL - frames_BTL.mean(2, keepdim=True)
         before_BTL = torch.cat([frames_BTL[..., :1], frames_BTL[..., :-1]], dim=2)
         frames_BTL = (frames_BTL - self.preemphasis * before_BTL) * self.window_L
         real_BTK, imag_BTK = frames_BTL @ self.dft_2LK[0], frames_BTL @ self.dft_2LK[1]
         power_BTK = real_BTK.square() + imag_BTK.square()
         return (power_BTK @ self.mel_KF).clamp_min_(LOG_FLOOR).log_()
-
-    def _constants(self) -> tuple[Tensor, Tensor]:
-        weights_KF = mel_matrix(
-            self.num_mel_bins,
-            num_fft=self.num_fft,
-            sample_rate=self.sample_rate,
-            low_freq=self.low_freq,
-            high_freq=self.high_freq,
-        )
-        return frame_window(self.window, length=self.frame_length), weights_KF

@@ -11,21 +11,20 @@ MAX_RATIO = 1000  # a resampler holds a filter per output phase
 
 
 def resampler(speed: float) -> nn.Module:
-    """Plays a wave `speed` times as fast, by an exact ratio of integers; the identity at 1.
+    """Return a module that plays a wave `speed` times as fast, by a ratio of integers.
 
     Raises ValueError for a speed that is not such a ratio of small numbers.
     """
     ratio = Fraction(str(speed)).limit_denominator()
     if not (ratio > 0 and max(ratio.numerator, ratio.denominator) <= MAX_RATIO):
         raise ValueError(
-            f"augment: a speed must be positive and have at most three digits, got {speed}; "
-            "use one such as 0.9 or 1.1"
+            f"augment: speed {speed} is not positive or has over three digits; use 0.9, for example"
         )
     return resampler_between(ratio.numerator, ratio.denominator)
 
 
 def resampler_between(old_rate: int, new_rate: int) -> nn.Module:
-    """From one sampling rate to another, without a delay; the identity where they are equal."""
+    """Return a module from one sampling rate to another, without a delay."""
     if old_rate == new_rate:
         return nn.Identity()
     from torchaudio.transforms import Resample

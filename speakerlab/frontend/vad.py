@@ -36,28 +36,27 @@ class EnergyVad:
         self.frame_samples = round(frame_ms * sample_rate / 1000)
         self.context_frames, self.min_share = context_frames, min_share
         if self.frame_samples < 2:
-            raise ValueError(f"vad: frame_ms is too short, got {frame_ms:g}; use 20, for example")
+            raise ValueError(f"vad: frame_ms {frame_ms:g} is too short; use 20, for example")
         if range_db <= 0 or context_frames < 0 or not 0 < min_share <= 1:
             raise ValueError(
-                "vad: needs range_db > 0, context_frames >= 0 and min_share in (0, 1], got "
-                f"{range_db:g}, {context_frames} and {min_share:g}; correct them"
+                f"vad: range_db {range_db:g}, context_frames {context_frames} or min_share "
+                f"{min_share:g} is out of range; give range_db > 0, context_frames >= 0 and "
+                "min_share in (0, 1]"
             )
 
     def __call__(self, wave_S: np.ndarray) -> np.ndarray:
-        """The speech of a wave, int16 or floating point in [-1, 1], in the type that it came in.
+        """Return the speech of a wave, int16 or floating point in [-1, 1], in the same type.
 
         The last samples, if less than a frame, go with the last frame.
         """
-        num_frames = len(wave_S) // self.frame_samples
         voiced_T = self.voiced_frames(wave_S)
         if voiced_T.all() or not voiced_T.any():
             return wave_S
         mask_S = np.repeat(voiced_T, self.frame_samples)
-        rest = len(wave_S) - num_frames * self.frame_samples
-        return wave_S[np.append(mask_S, np.full(rest, voiced_T[-1]))]
+        return wave_S[np.pad(mask_S, (0, len(wave_S) - len(mask_S)), mode="edge")]
 
     def voiced_frames(self, wave_S: np.ndarray) -> np.ndarray:
-        """voiced_T: which frames, side by side from the first sample on, are kept."""
+        """Return which frames, side by side from the first sample on, are kept, (T,)."""
         level_T = self._levels_dbfs(wave_S)
         if not len(level_T):
             return np.zeros(0, dtype=np.bool_)
@@ -70,11 +69,9 @@ class EnergyVad:
         return votes_T >= self.min_share * present_T
 
     def _levels_dbfs(self, wave_S: np.ndarray) -> np.ndarray:
-        """Power of each frame around its own mean, so that an offset is not loud."""
-        num_frames = len(wave_S) // self.frame_samples
-        frames_TL = wave_S[: num_frames * self.frame_samples].reshape(
-            num_frames, self.frame_samples
-        )
+        """Return the power of each frame around its own mean, so that an offset is not loud."""
+        whole = len(wave_S) - len(wave_S) % self.frame_samples
+        frames_TL = wave_S[:whole].reshape(-1, self.frame_samples)
         mean_T = frames_TL.mean(axis=1, dtype=np.float64)
         power_T = np.einsum("tl,tl->t", frames_TL, frames_TL, dtype=np.float64)
         power_T = power_T / self.frame_samples - mean_T**2

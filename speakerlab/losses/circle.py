@@ -1,7 +1,5 @@
 """Circle loss against class weights.
 
-In: emb_BD in any float type, label_B. Out: loss and logits_BC, fp32.
-
 Letters: B batch, C classes, D embedding.
 """
 

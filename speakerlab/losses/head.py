@@ -68,10 +68,7 @@ class SoftmaxHead(Head, ABC):
     def forward(
         self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean cross-entropy with `margin`, and the logits (B, C) without it.
-
-        Without the margin, the accuracy of the logits is that of the classifier.
-        """
+        """Return the mean cross-entropy with `margin`, and the logits (B, C) without it."""
         with torch.autocast(emb_BD.device.type, enabled=False):
             rows_CD = self.prepare(self.weight_CD)
             similarity_BC = F.linear(self.prepare(emb_BD), rows_CD, self.bias_C)

@@ -202,7 +202,7 @@ class _Softmax(torch.autograd.Function):
         top_G = torch.maximum(head.scale * shards.max(most_G), hard_G)
         sum_G = torch.zeros_like(top_G)
         for start, stop in blocks_of(problem.num_rows):
-            sum_G += _exponentials(similarity_SG[start:stop], head.scale, top_G).sum(0)
+            sum_G += similarity_SG[start:stop].mul(head.scale).sub_(top_G).exp_().sum(0)
         # Sums spread NaN to all ranks; the maximum of a number and NaN may be the number.
         sum_G, num_wrong_G = shards.sum(torch.stack([sum_G, (~right_G).to(sum_G)]))
         log_sum_G = top_G + (sum_G + (hard_G - top_G).exp()).log()
@@ -226,7 +226,8 @@ class _Softmax(torch.autograd.Function):
         grad_C = None if bias_C is None else new(bias_C)
         scale = problem.head.scale
         for start, stop in blocks_of(problem.num_rows):
-            grad_SG = _exponentials(similarity_SG[start:stop], scale, log_sum_G).mul_(each * scale)
+            share_SG = similarity_SG[start:stop].mul(scale).sub_(log_sum_G).exp_()
+            grad_SG = share_SG.mul_(each * scale)
             problem.swap_targets(grad_SG, start, pull_G * each)
             rows = problem.rows(start, stop)
             prepared_SD, back = _with_gradient(problem.head.prepare, weight_CD[rows])
@@ -267,10 +268,6 @@ def _most(similarity_SG: Tensor, target_G: Tensor, problem: _Problem) -> tuple[T
         right_G &= (target_G > value_G) | ((target_G == value_G) & is_before_G)
         most_G = torch.maximum(most_G, value_G)
     return most_G, right_G
-
-
-def _exponentials(similarity_SG: Tensor, scale: float, minus_G: Tensor) -> Tensor:
-    return similarity_SG.mul(scale).sub_(minus_G).exp_()
 
 
 def _with_gradient(

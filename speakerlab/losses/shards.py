@@ -7,7 +7,7 @@ Letters: C classes, D embedding, N rows of a rank, W ranks.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -100,33 +100,23 @@ def _signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def gather_blocks(own: Tensor, *, num_classes: int, shards: Shards) -> Iterator[tuple[int, Tensor]]:
-    """Yield (first row, rows) of all ranks in blocks, in any order; W of them are held at a time.
+def gather_rows(own: Tensor, *, num_classes: int, shards: Shards) -> Tensor | None:
+    """Return all rows on rank 0, on the CPU; None on the others. Every rank must call it.
 
-    Every rank must iterate to the end.
+    They are gathered in blocks, of which W are held at a time.
     """
-    spans = [
-        rows_of(rank, num_classes=num_classes, world_size=shards.world_size)
-        for rank in range(shards.world_size)
-    ]
+    own, world_size = own.detach(), shards.world_size
+    whole = torch.empty(num_classes, *own.shape[1:], dtype=own.dtype) if shards.rank == 0 else None
+    spans = [rows_of(r, num_classes=num_classes, world_size=world_size) for r in range(world_size)]
     for start, stop in blocks_of(spans[0][1]):
         padded = own.new_zeros(stop - start, *own.shape[1:])
         part = own[start:stop]
         padded[: len(part)] = part
-        blocks = shards.gather(padded).chunk(shards.world_size)
+        blocks = shards.gather(padded).chunk(world_size)
         for (first, last), block in zip(spans, blocks):
             num_rows = min(last - first, stop) - start
-            if num_rows > 0:
-                yield first + start, block[:num_rows]
-
-
-def gather_rows(own: Tensor, *, num_classes: int, shards: Shards) -> Tensor | None:
-    """Return all rows on rank 0, on the CPU; None on the others. Every rank must call it."""
-    own = own.detach()
-    whole = torch.empty(num_classes, *own.shape[1:], dtype=own.dtype) if shards.rank == 0 else None
-    for first, block in gather_blocks(own, num_classes=num_classes, shards=shards):
-        if whole is not None:
-            whole[first : first + len(block)] = block
+            if whole is not None and num_rows > 0:
+                whole[first + start : first + start + num_rows] = block[:num_rows]
     return whole
 
 
@@ -139,7 +129,14 @@ def reshard(
     tensors mapped to a file. Raises ValueError if rows are missing or there are too many.
     """
     blocks = list(blocks)
-    _check_whole(blocks, num_classes)
+    spans = sorted((start, start + len(part)) for start, part in blocks if len(part))
+    edges = [0, *(edge for span in spans for edge in span), num_classes]
+    if edges[::2] != edges[1::2]:
+        found = ", ".join(f"{start} to {stop}" for start, stop in spans) or "none"
+        raise ValueError(
+            f"rows of the head: found {found}, not 0 to {num_classes}, each once; use a "
+            "checkpoint of which every rank wrote its part"
+        )
     first, last = rows
     own = blocks[0][1].new_empty(last - first, *blocks[0][1].shape[1:])
     for start, block in blocks:
@@ -147,15 +144,3 @@ def reshard(
         if low < high:
             own[low - first : high - first] = block[low - start : high - start]
     return own
-
-
-def _check_whole(blocks: Sequence[tuple[int, Tensor]], num_classes: int) -> None:
-    """Raise ValueError unless each class has its row in exactly one block."""
-    spans = sorted((start, start + len(rows)) for start, rows in blocks if len(rows))
-    edges = [0, *(edge for span in spans for edge in span), num_classes]
-    if edges[::2] != edges[1::2]:
-        raise ValueError(
-            f"rows of the head: must be 0 to {num_classes}, each once, not "
-            f"{', '.join(f'{start} to {stop}' for start, stop in spans) or 'none'}; "
-            "use a checkpoint of which every rank wrote its part"
-        )

@@ -1,7 +1,5 @@
 """SphereFace2: a binary decision for every class instead of one choice among all.
 
-In: emb_BD in any float type, label_B. Out: loss and logits_BC, fp32.
-
 Letters: B batch, C classes, D embedding.
 """
 

@@ -1,7 +1,5 @@
 """AAM softmax with several centers per class and a penalty on the hardest of the other classes.
 
-In: emb_BD in any float type, label_B. Out: loss and logits_BC, fp32.
-
 Letters: B batch, C classes, K centers of a class, D embedding, H hardest other classes.
 """
 

@@ -130,12 +130,12 @@ def test_shorter_than_a_frame_is_refused_in_one_line():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"window": "hann"}, "unknown window, got 'hann'; use povey or hamming"),
-        ({"low_freq": 9000.0}, "got 9000 to 8000 Hz"),
-        ({"high_freq": 8001.0}, "got 20 to 8001 Hz"),
-        ({"frame_shift_ms": 0.01}, "got 25 ms every 0.01 ms"),
-        ({"num_mel_bins": 0}, "too few, got 0"),
-        ({"num_mel_bins": 300}, "got 300 bins; use fewer"),
+        ({"window": "hann"}, "'hann'; use povey or hamming"),
+        ({"low_freq": 9000.0}, "9000 to 8000 Hz"),
+        ({"high_freq": 8001.0}, "20 to 8001 Hz"),
+        ({"frame_shift_ms": 0.01}, "25 ms every 0.01 ms"),
+        ({"num_mel_bins": 0}, "0 mel bins"),
+        ({"num_mel_bins": 300}, "300 mel bins"),
     ],
 )
 def test_impossible_settings_are_refused(args, message):

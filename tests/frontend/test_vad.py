@@ -83,8 +83,8 @@ def test_it_is_never_empty(amplitude, num_samples):
     ("args", "value"),
     [
         ({"frame_ms": 0.01}, "0.01"),
-        ({"range_db": 0.0}, "got 0, 5 and 0.25"),
-        ({"min_share": 1.5}, "got 30, 5 and 1.5"),
+        ({"range_db": 0.0}, "range_db 0,"),
+        ({"min_share": 1.5}, "min_share 1.5"),
     ],
 )
 def test_impossible_settings_of_the_vad_are_refused(args, value):

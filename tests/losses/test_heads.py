@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 import torch
+from refusals import refuses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -183,6 +184,12 @@ def test_weights_and_rows_are_learned(name):
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 3
     assert torch.equal(head(layer(emb_BD), label_B, margin)[1].argmax(dim=1), label_B)
+
+
+@pytest.mark.parametrize("margin", [0.2, torch.tensor(0.2)])
+def test_softmax_refuses_a_margin(margin):
+    with refuses("softmax", 0.2):
+        make("softmax")(*make_batch(), margin)
 
 
 def test_margin_zero_is_cross_entropy_of_the_logits():

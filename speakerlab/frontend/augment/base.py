@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from speakerlab.core.batch import Batch, Draw, Draws
-from speakerlab.frontend.fbank import fp32_island
 
 CPU_ROWS = 8  # rows at a time on a CPU: more fall out of a core's cache
 INT16_SCALE = 32768
@@ -64,9 +63,8 @@ class Augment(nn.Module):
         """`num_samples` is S, a crop's length."""
         super().__init__()
         self.augmentations, self.num_samples = nn.ModuleDict(augmentations), num_samples
-        on_features = {name for name, module in augmentations.items() if module.on_features}
-        self.wave_names = [name for name in augmentations if name not in on_features]
-        self.feature_names = [name for name in augmentations if name in on_features]
+        self.wave_names = [name for name, a in augmentations.items() if not a.on_features]
+        self.feature_names = [name for name, a in augmentations.items() if a.on_features]
         self.register_buffer("none_silent", torch.zeros((), dtype=torch.int64), persistent=False)
 
     @property
@@ -77,8 +75,8 @@ class Augment(nn.Module):
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor:
-        """(B, S) float32. A row that nothing was drawn for is its samples / 32768, bit for bit."""
-        with fp32_island(batch.wave_BS.device):
+        """Return waves (B, S); rows without draws are their samples / 32768, bit for bit."""
+        with torch.autocast(batch.wave_BS.device.type, enabled=False):
             wave_BS = self.scale(batch)
             for name in self.wave_names:
                 wave_BS = self.run(name, wave_BS, batch)
@@ -86,13 +84,13 @@ class Augment(nn.Module):
 
     @torch.no_grad()
     def features(self, feats_BTF: Tensor, batch: Batch) -> Tensor:
-        """(B, T, F), overwritten where something was drawn."""
+        """Return features (B, T, F), overwritten where something was drawn."""
         for name in self.feature_names:
             feats_BTF = self.run(name, feats_BTF, batch)
         return feats_BTF
 
     def scale(self, batch: Batch) -> Tensor:
-        """(B, W or S, the larger) float32 in [-1, 1); where all rows are slowed down W is less."""
+        """Return (B, W or S, the larger) in [-1, 1); where all rows are slowed down W is less."""
         wave_BW = batch.wave_BS.float().div_(INT16_SCALE)
         missing = self.num_samples - wave_BW.shape[1]
         return nn.functional.pad(wave_BW, (0, missing)) if missing > 0 else wave_BW

@@ -45,8 +45,8 @@ def refuse_below_codec_rate(sample_rate: int) -> None:
     """Raise ValueError for a sample rate that cannot hold what a telephone transmits."""
     if sample_rate < CODEC_RATE:
         raise ValueError(
-            f"augment: a telephone needs crops of at least {CODEC_RATE} Hz, got {sample_rate} Hz; "
-            "set augment.telephone_prob and augment.codec_prob to 0"
+            f"augment: a telephone transmits {CODEC_RATE} Hz, but crops have {sample_rate} Hz; set "
+            "augment.telephone_prob and augment.codec_prob to 0"
         )
 
 

@@ -14,7 +14,6 @@ from speakerlab.core.batch import Draw, Draws
 from speakerlab.frontend.augment.base import INT16_SCALE, Augmentation
 
 SILENCE_POWER = 1e-6  # -60 dBFS: below this, an SNR is meaningless
-Range = tuple[float, float]
 
 
 class Noise(Augmentation):
@@ -35,21 +34,20 @@ class Noise(Augmentation):
         noises: Sequence[np.ndarray],
         noise_kinds: Sequence[str],
         num_samples: int,
-        snr_db: Range = (0.0, 15.0),
-        music_snr_db: Range = (5.0, 15.0),
-        babble_snr_db: Range = (13.0, 20.0),
+        snr_db: tuple[float, float] = (0.0, 15.0),
+        music_snr_db: tuple[float, float] = (5.0, 15.0),
+        babble_snr_db: tuple[float, float] = (13.0, 20.0),
         babble_voices: tuple[int, int] = (3, 7),
         kind_odds: Mapping[str, float] | None = None,
         noise_on_device: bool = True,
     ) -> None:
-        """noises: int16; noise_kinds: noise, music or speech, of each; kind_odds: 1 by default."""
+        """noises: int16; noise_kinds: noise, music or speech, of each; kind_odds: by default 1."""
         super().__init__()
         self.prob, self.num_samples, self.babble_voices = noise_prob, num_samples, babble_voices
         self.snr_db = {"noise": snr_db, "music": music_snr_db, "speech": babble_snr_db}
         self.lengths_K = np.array([len(noise) for noise in noises], dtype=np.int64)
-        self.of_kind: dict[str, list[int]] = {kind: [] for kind in sorted(set(noise_kinds))}
-        for index, kind in enumerate(noise_kinds):
-            self.of_kind[kind].append(index)
+        kinds = np.array(noise_kinds, dtype=str)
+        self.of_kind = {str(kind): np.flatnonzero(kinds == kind) for kind in np.unique(kinds)}
         odds = {kind: (kind_odds or {}).get(kind, 1.0) for kind in self.of_kind}
         self.kinds = [kind for kind in odds if odds[kind]]
         if odds and not self.kinds:
@@ -64,7 +62,7 @@ class Noise(Augmentation):
         self.register_buffer("offset_K", offset_K, persistent=False)
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
-        """V recordings and where each begins; also the noise itself where the host has the bank."""
+        """Draw V recordings and their starts; add the noise itself where the host has the bank."""
         if not len(self.lengths_K) or rng.random() >= self.prob:
             return None
         ends = self.kind_ends
@@ -90,7 +88,7 @@ class Noise(Augmentation):
         return x_R.add_(noise_RS.mul_(gain_R[:, None]))
 
     def _noise(self, draws: Draws) -> Tensor:
-        """(R, S) float32, at any level: as the workers cut it, or cut from the bank here."""
+        """Return noise (R, S) at any level: as the workers cut it, or cut from the bank here."""
         if "wave" in draws.values:
             return draws.values["wave"].float().div_(INT16_SCALE)
         noise_RV, start_RV = draws.values["noise"], draws.values["start"]
@@ -107,7 +105,7 @@ class Noise(Augmentation):
         return noise_RS
 
     def _cut(self, noise_V: np.ndarray, start_V: np.ndarray) -> np.ndarray:
-        """(S,) int16 of the bank on the host: a noise as it is, babble at full scale.
+        """Cut noise (S,), int16, from the bank on the host: as it is, or babble at full scale.
 
         The level is free because the noise is scaled to an SNR later; at full scale, rounding
         errors stay below -96 dB of the peak.
@@ -130,7 +128,7 @@ class Noise(Augmentation):
 
 
 def noise_bank(noises: Sequence[np.ndarray], *, num_samples: int) -> tuple[Tensor, Tensor]:
-    """All noises in a row, (total,) int16, and where each begins, (K,) int64.
+    """Return all noises in a row, (total,) int16, and where each begins, (K,) int64.
 
     Each is followed by its own beginning, so that S samples from any start are one plain stretch:
     on a CPU an index for every sample would cost more than all the rest of the noise.
@@ -138,8 +136,8 @@ def noise_bank(noises: Sequence[np.ndarray], *, num_samples: int) -> tuple[Tenso
     for index, noise in enumerate(noises):
         if noise.ndim != 1 or noise.dtype != np.int16 or not len(noise):
             raise ValueError(
-                f"data.noise: noise {index} is not a vector of int16 samples, got {noise.dtype} of "
-                f"shape {noise.shape}; read one channel as int16"
+                f"data.noise: noise {index} is {noise.dtype} of shape {noise.shape}, not a vector "
+                "of int16 samples; read one channel as int16"
             )
     lengths = np.array([len(noise) for noise in noises], dtype=np.int64)
     looped = lengths + num_samples - 1
@@ -151,5 +149,5 @@ def noise_bank(noises: Sequence[np.ndarray], *, num_samples: int) -> tuple[Tenso
 
 
 def noise_bytes(lengths: Sequence[int], *, num_samples: int) -> int:
-    """Device memory that noises of these lengths, in samples, will take."""
+    """Return the bytes on the device of noises of these lengths in samples."""
     return 2 * (sum(lengths) + len(lengths) * (num_samples - 1)) + 8 * len(lengths)

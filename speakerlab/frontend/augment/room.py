@@ -60,7 +60,7 @@ class Room(Augmentation):
 
 
 def room_bank(rooms: Sequence[np.ndarray], *, sample_rate: int) -> Tensor:
-    """(K, L) float32 impulse responses of unit energy, the direct peak of each at the same sample.
+    """Return impulse responses (K, L) of unit energy whose direct peaks are at the same sample.
 
     A room is cut from 5 ms before its largest sample, taken to be the direct sound, to 1 s in all.
     Raises ValueError for a room that is empty, silent or not a vector.
@@ -72,8 +72,8 @@ def room_bank(rooms: Sequence[np.ndarray], *, sample_rate: int) -> Tensor:
         room_S = np.asarray(room, dtype=np.float64)
         if room_S.ndim != 1 or not (np.isfinite(room_S).all() and room_S.any()):
             raise ValueError(
-                f"data.rirs: room {index} is not a vector of finite samples with sound, got shape "
-                f"{room_S.shape}; remove it or choose one channel"
+                f"data.rirs: room {index}, of shape {room_S.shape}, is not a vector of finite "
+                "samples with sound; remove it or choose one channel"
             )
         peak = int(np.abs(room_S).argmax())
         kept_S = np.pad(room_S, (max(0, lead - peak), 0))[max(0, peak - lead) :][:width]
@@ -82,7 +82,7 @@ def room_bank(rooms: Sequence[np.ndarray], *, sample_rate: int) -> Tensor:
 
 
 def room_bytes(lengths: Sequence[int], *, sample_rate: int) -> int:
-    """Device memory that rooms of these lengths, in samples, will take."""
+    """Return the bytes on the device of rooms of these lengths in samples."""
     return 4 * len(lengths) * _room_width(lengths, sample_rate=sample_rate)
 
 

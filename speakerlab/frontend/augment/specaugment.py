@@ -31,9 +31,8 @@ class SpecAugment(Augmentation):
         super().__init__()
         if min(num_freq_masks, max_freq_width, num_time_masks, max_time_width) < 0:
             raise ValueError(
-                "augment.spec: numbers and widths of masks must not be negative, got "
-                f"{num_freq_masks} x {max_freq_width} bins, {num_time_masks} x {max_time_width} "
-                "frames; use 0 for none"
+                f"augment.spec: {num_freq_masks} x {max_freq_width} bins, {num_time_masks} x "
+                f"{max_time_width} frames: a number or width of masks is negative; use 0 for none"
             )
         self.num_freq_masks, self.max_freq_width = num_freq_masks, max_freq_width
         self.num_masks, self.max_time_width = num_freq_masks + num_time_masks, max_time_width
@@ -44,7 +43,7 @@ class SpecAugment(Augmentation):
         return Draw({"mask": rng.random((self.num_masks, 2), dtype=np.float32)})
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
-        """(R, T, F) with the masked cells at zero."""
+        """Return features (R, T, F) with the masked cells at zero."""
         mask_RM2 = draws.values["mask"]
         freq_RM2, time_RM2 = mask_RM2.tensor_split([self.num_freq_masks], dim=1)
         freq_RF = masked_cells(freq_RM2, size=x_R.shape[2], max_width=self.max_freq_width)

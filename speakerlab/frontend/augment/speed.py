@@ -32,7 +32,7 @@ class Speed(Augmentation):
         return Draw({}, speed) if speed else None
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
-        """(R, W) with samples beyond the crop at zero."""
+        """Return waves (R, W) with samples beyond the crop at zero."""
         played = self.resamplers[draws.group](x_R[:, : self.num_read[draws.group]])
         # Rounding may give a sample too many or, at half speed or less, one too few.
         played = played[:, : self.num_samples]

@@ -45,7 +45,7 @@ class Telephone(Augmentation):
 
 
 def band_filter(sample_rate: int) -> np.ndarray:
-    """(L,) float64, L odd: a band-pass of linear phase by the window method."""
+    """Return a band-pass (L,) of linear phase, L odd, by the window method."""
     half = round(FILTER_SECONDS / 2 * sample_rate)
     time = np.arange(-half, half + 1) / sample_rate
     low, high = (2 * hertz * np.sinc(2 * hertz * time) for hertz in BAND_HERTZ)
