@@ -24,8 +24,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
 from figures import FRAMES, PARITY, Figures, error, features, fill, write_figures
-from member import Member
-from members import MEMBERS
+from members import MEMBERS, Member
 
 PACKAGES = {"3dspeaker": "speakerlab", "wespeaker": "wespeaker"}
 SEED = 0
