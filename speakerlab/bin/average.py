@@ -1,11 +1,9 @@
 """Publish the mean of a training's last checkpoints as a model folder."""
 
 import logging
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from speakerlab.bin.command import parser, run
+from speakerlab.bin.command import parser
 
 log = logging.getLogger(__name__)
 
@@ -13,10 +11,9 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """`speakerlab average EXP --last N --out DIR`"""
     options = parser("average", __doc__)
-    options.add_argument("exp", type=Path, metavar="EXP", help="experiment, finished or not")
-    last = "number of checkpoints (10)"
-    options.add_argument("--last", type=int, default=10, metavar="N", help=last)
-    options.add_argument("--out", type=Path, required=True, metavar="DIR", help="new model folder")
+    options.add_path("exp", "EXP", "experiment, finished or not")
+    options.add_number("--last", "N", "number of checkpoints (default 10)", least=1, default=10)
+    options.add_path("--out", "DIR", "new model folder", required=True)
     args = options.parse_args(words)
     from speakerlab.experiments.averaging import publish_average  # imports torch, which is slow
 
@@ -26,7 +23,3 @@ def main(words: Sequence[str]) -> None:
         log.warning(text, len(steps), args.last)
     log.info("averaged steps %s", ", ".join(map(str, steps)))
     log.info("published %s, sha256 %s", args.out, digest[:12])
-
-
-if __name__ == "__main__":
-    run(main, sys.argv[1:])

@@ -17,14 +17,12 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """Run `speakerlab calibrate --model DIR --data DIR [--far RATE...] [--out EXP]`."""
     options = parser("calibrate", __doc__)
-    model = "experiment or model folder"
-    options.add_argument("--model", type=Path, required=True, metavar="DIR", help=model)
+    options.add_path("--model", "DIR", "experiment or model folder", required=True)
     data = "checked data directory of speakers that the model was not trained on"
-    options.add_argument("--data", type=Path, required=True, metavar="DIR", help=data)
+    options.add_path("--data", "DIR", data, required=True)
     rates = "false-alarm rates to store thresholds for"
     options.add_argument("--far", type=float, nargs="+", default=[], metavar="RATE", help=rates)
-    out = "copy the model to EXP/model and store the calibration there"
-    options.add_argument("--out", type=Path, metavar="EXP", help=out)
+    options.add_path("--out", "EXP", "copy the model to EXP/model and store the calibration there")
     args = options.parse_args(words)
     import torch  # not before the options are checked
 

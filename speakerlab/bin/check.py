@@ -2,10 +2,8 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 from speakerlab.bin.command import parser
-from speakerlab.core.process import available_cpus
 from speakerlab.data.check import check_data_dirs
 from speakerlab.scoring.trials import read_trials
 
@@ -15,13 +13,11 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """`speakerlab check DIR... [--decode]`"""
     options = parser("check", __doc__)
-    options.add_argument("folders", nargs="+", type=Path, metavar="DIR")
+    options.add_path("folders", "DIR", "data directories that are used together", nargs="+")
     options.add_argument("--decode", action="store_true", help="read every file to its end")
-    rejected = "share of a set that may be missing or broken (0; 0.01 with --decode)"
+    rejected = "share of a set that may be missing or broken (default 0; 0.01 with --decode)"
     options.add_argument("--allow-rejected", type=float, metavar="SHARE", help=rejected)
-    rate = "sample rate of every file (16000)"
-    options.add_argument("--sample-rate", type=int, default=16000, metavar="HZ", help=rate)
-    options.add_argument("--num-workers", type=int, default=available_cpus(), metavar="N")
+    options.add_rate_and_workers()
     args = options.parse_args(words)
     by_stage = 0.01 if args.decode else 0.0
     notes = check_data_dirs(

@@ -1,34 +1,115 @@
-"""What all commands share: options, log lines, errors of one line, exit codes."""
+"""Parts of all commands: common options, log lines, errors of one line, exit codes."""
 
 import argparse
 import logging
+import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from speakerlab.core import process
 from speakerlab.core.faults import nearest
 
+if TYPE_CHECKING:
+    from speakerlab.inference.speaker_model import SpeakerModel
+
 DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # if set, errors of the user show a traceback too
+SPEAKERS = Path("speakers.safetensors")  # default of --speakers
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line that name the nearest option."""
+    """argparse with errors of one line that name the nearest option; every option has a help."""
 
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].split()
         options = [option for action in self._actions for option in action.option_strings]
         word = unknown[0].partition("=")[0] if unknown else ""
         hint = nearest(word, options, otherwise="see --help")
-        sys.stderr.write(f"{self.prog}: {message}{hint}\n")
+        sys.stderr.write(f"{self.prog}: {message.removeprefix('argument ')}{hint}\n")
         raise SystemExit(process.EXIT_INPUT)
+
+    def add_path(self, name: str, metavar: str, text: str, **more: Any) -> None:
+        """Add an option, or an argument, that is a path."""
+        self.add_argument(name, type=Path, metavar=metavar, help=text, **more)
+
+    def add_number(
+        self, name: str, metavar: str, text: str, *, least: float, kind: type = int, **more: Any
+    ) -> None:
+        """Add an option that is a finite number from `least` on."""
+
+        def read(word: str) -> float:
+            value = kind(word)
+            if not least <= value < math.inf:
+                raise argparse.ArgumentTypeError(f"{word} is not a number from {least} on")
+            return value
+
+        read.__name__ = kind.__name__  # in the message of argparse for other words
+        self.add_argument(name, type=read, metavar=metavar, help=text, **more)
+
+    def add_settings(self, text: str = "change settings, as in `speakerlab train`") -> None:
+        """Add `--set`."""
+        keys: dict[str, Any] = {"nargs": "*", "action": "extend", "default": []}
+        self.add_argument("--set", metavar="KEY=VALUE", help=text, **keys)
+
+    def add_job(self, text: str) -> None:
+        """Add `--job`."""
+        self.add_argument("--job", type=_job, default=(1, 1), metavar="I/N", help=text)
+
+    def add_rate_and_workers(self) -> None:
+        """Add `--sample-rate` and `--num-workers` of the commands that read all audio."""
+        rate = "sample rate of every file (default 16000)"
+        self.add_number("--sample-rate", "HZ", rate, least=1, default=16000)
+        workers = "processes that read audio (default: one for each CPU)"
+        cpus = process.available_cpus()
+        self.add_number("--num-workers", "N", workers, least=0, default=cpus)
+
+    def add_model_options(self) -> None:
+        """Add `--model`, `--device` and `--precision`."""
+        models = "experiment, model folder, .onnx file or hub:ID"
+        self.add_argument("--model", required=True, metavar="MODEL", help=models)
+        devices = "where to run (default: a GPU if there is one)"
+        self.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=devices)
+        self.add_precision()
+
+    def add_precision(self) -> None:
+        """Add `--precision`."""
+        text = "precision of the network (default fp32); auto: bf16 on a GPU with bf16 hardware"
+        formats = ("fp32", "bf16", "auto")
+        self.add_argument("--precision", choices=formats, default="fp32", help=text)
+
+    def add_speakers(self) -> None:
+        """Add `--speakers`."""
+        text = f"file of the enrolled speakers (default {SPEAKERS})"
+        self.add_path("--speakers", "FILE", text, default=SPEAKERS)
+
+    def add_far(self) -> None:
+        """Add `--far`."""
+        text = "decide at this false-alarm rate instead of at the EER, e.g. 0.01"
+        self.add_argument("--far", type=float, metavar="RATE", help=text)
 
 
 def parser(name: str, description: str | None) -> Parser:
     """Return the parser of a command; abbreviated options are refused."""
     first = (description or "").partition("\n")[0]
     return Parser(prog=f"speakerlab {name}", description=first, allow_abbrev=False)
+
+
+def _job(text: str) -> tuple[int, int]:
+    """Return I and N of "I/N"."""
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"{text} is not I/N with I from 1 to N, such as 1/4")
+    return int(found[1]), int(found[2])
+
+
+def model_of(args: argparse.Namespace) -> "SpeakerModel":
+    """Load the model that the options name."""
+    from speakerlab.inference.speaker_model import load_model
+
+    return load_model(args.model, device=args.device, precision=args.precision)
 
 
 def plain_text(error: Exception) -> str:
@@ -45,14 +126,6 @@ def plain_text(error: Exception) -> str:
     return text
 
 
-def print_error(text: str) -> None:
-    """Write to the terminal, and to the log file of a training run."""
-    sys.stderr.write(f"{text}\n")
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            handler.emit(logging.makeLogRecord({"msg": text, "levelno": logging.ERROR}))
-
-
 def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> NoReturn:
     """Call `main` and exit: 1 with its message for wrong input, a traceback for a bug."""
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
@@ -62,8 +135,11 @@ def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> NoReturn
     except (ValueError, OSError, ImportError) as error:
         if DEBUG_VARIABLE in os.environ:
             logging.exception("traceback, shown because %s is set", DEBUG_VARIABLE)
-        print_error(plain_text(error))
-        code = process.EXIT_INPUT
+        text, code = plain_text(error), process.EXIT_INPUT
+        sys.stderr.write(f"{text}\n")
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.FileHandler):  # the log of a training run
+                handler.emit(logging.makeLogRecord({"msg": text, "levelno": logging.ERROR}))
     except KeyboardInterrupt:
         sys.stderr.write("stopped by Ctrl-C\n")
         code = 130

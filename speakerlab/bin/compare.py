@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from speakerlab.bin.command import parser
 from speakerlab.experiments.trial_list import read_trial_list
@@ -16,9 +15,9 @@ METRICS = {"EER": "eer", "minDCF(0.01)": "min_dcf_0.01"}
 def main(words: Sequence[str]) -> None:
     """`speakerlab compare --trials FILE SCORES... [--far RATE | --frr RATE]`"""
     options = parser("compare", __doc__)
-    options.add_argument("scores", type=Path, nargs="+", metavar="SCORES")
+    options.add_path("scores", "SCORES", "score files, each compared with the first", nargs="+")
     trials = "trial list, in the same folder as its utt2spk"
-    options.add_argument("--trials", type=Path, required=True, metavar="FILE", help=trials)
+    options.add_path("--trials", "FILE", trials, required=True)
     rate = options.add_mutually_exclusive_group()
     far = "print the threshold for this false-alarm rate"
     frr = "print the threshold for this miss rate"

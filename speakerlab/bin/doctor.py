@@ -11,26 +11,20 @@ from speakerlab.bin.plan import model_layer
 def main(words: Sequence[str]) -> None:
     """`speakerlab doctor [--data DIR] [--exp DIR] [--model M | --config YAML...] [--nproc N]`"""
     options = parser("doctor", __doc__)
-    options.add_argument("--data", type=Path, metavar="DIR", help="folder of the data directories")
+    options.add_path("--data", "DIR", "folder of the data directories")
     exp = "folder for experiments (default: current folder)"
-    options.add_argument("--exp", type=Path, default=Path(), metavar="DIR", help=exp)
+    options.add_path("--exp", "DIR", exp, default=Path())
     what = options.add_mutually_exclusive_group()
-    what.add_argument("--model", default="campplus", metavar="NAME", help="conf/NAME.yaml")
-    what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help="as in train")
-    options.add_argument(
-        "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help="as in train"
-    )
-    options.add_argument("--gpus", type=int, metavar="N", help="number of GPUs to use")
-    ranks = "ranks on this host (default: --gpus, else 1)"
-    options.add_argument("--nproc", type=int, metavar="N", help=ranks)
-    workers = "data workers a rank, as runtime.num_workers"
-    options.add_argument("--num-workers", type=int, metavar="N", help=workers)
+    model = "configuration conf/NAME.yaml (default: campplus)"
+    what.add_argument("--model", default="campplus", metavar="NAME", help=model)
+    config = "configuration files, as in `speakerlab train`"
+    what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help=config)
+    options.add_settings()
+    options.add_number("--gpus", "N", "number of GPUs to use", least=1)
+    options.add_number("--nproc", "N", "ranks on this host (default: --gpus, else 1)", least=1)
+    workers = "data workers of each rank, as runtime.num_workers"
+    options.add_number("--num-workers", "N", workers, least=0)
     args = options.parse_args(words)
-    for name, least in (("gpus", 1), ("nproc", 1), ("num_workers", 0)):
-        value = getattr(args, name)
-        if value is not None and value < least:
-            options.error(f"--{name.replace('_', '-')}: {value}: must be at least {least}")
-
     from speakerlab.bench.doctor import CHECKS, Plan
     from speakerlab.bench.doctor_devices import check_devices
     from speakerlab.config.schema import load_config

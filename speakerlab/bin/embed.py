@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab.bin.command import parser
-from speakerlab.bin.model_options import add_model_options, model_of
+from speakerlab.bin.command import model_of, parser
 from speakerlab.core import process
 from speakerlab.core.atomic import write_text
 from speakerlab.core.faults import Faults
@@ -48,18 +47,17 @@ def main(words: Sequence[str]) -> None:
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("embed", __doc__)
     names = "recordings; the id of each is its name without the ending"
-    options.add_argument("files", type=Path, nargs="*", metavar="FILE", help=names)
-    options.add_argument("--list", type=Path, metavar="FILE", help="list of paths, one per line")
-    scp = "list of ids and paths, one pair per line"
-    options.add_argument("--wav-scp", type=Path, metavar="FILE", help=scp)
-    out = "path of the files to write, without ending"
-    options.add_argument("--out", type=Path, required=True, metavar="STEM", help=out)
-    options.add_argument("--format", choices=sorted(WRITERS), default="npy", help="(default npy)")
+    options.add_path("files", "FILE", names, nargs="*")
+    options.add_path("--list", "FILE", "list of paths, one per line")
+    options.add_path("--wav-scp", "FILE", "list of ids and paths, one pair per line")
+    options.add_path("--out", "STEM", "path of the files to write, without ending", required=True)
+    form = "file format of the embeddings (default npy)"
+    options.add_argument("--format", choices=sorted(WRITERS), default="npy", help=form)
     runtime = "fail if the model needs the other runtime"
     options.add_argument("--runtime", choices=("torch", "onnx"), help=runtime)
     share = "share of files that may be unreadable, e.g. 0.01 (default 0)"
     options.add_argument("--allow-rejected", type=float, default=0.0, metavar="SHARE", help=share)
-    add_model_options(options)
+    options.add_model_options()
     args = options.parse_args(words)
     runtime = "onnx" if args.model.endswith(".onnx") else "torch"
     if args.runtime not in (None, runtime):
@@ -83,8 +81,6 @@ def find_files(args: Namespace) -> dict[str, Path]:
         return {name: Path(path) for name, path in read_table(args.wav_scp).items()}
     paths: list[Path] = args.files
     if args.list is not None:
-        if not args.list.is_file():
-            raise FileNotFoundError(f"--list: no such file {args.list}")
         lines = args.list.read_text(encoding="utf-8").splitlines()
         paths = [Path(line.strip()) for line in lines if line.strip()]
     files: dict[str, Path] = {}

@@ -2,10 +2,8 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
-from speakerlab.bin.command import parser
-from speakerlab.bin.model_options import add_model_options, add_speakers, model_of
+from speakerlab.bin.command import model_of, parser
 
 log = logging.getLogger(__name__)
 
@@ -15,9 +13,9 @@ def main(words: Sequence[str]) -> None:
     options = parser("enroll", __doc__)
     name = "name of the speaker; replaces an enrolled speaker of that name"
     options.add_argument("name", metavar="NAME", help=name)
-    options.add_argument("files", type=Path, nargs="+", metavar="FILE", help="recordings")
-    add_speakers(options)
-    add_model_options(options)
+    options.add_path("files", "FILE", "recordings of the speaker", nargs="+")
+    options.add_speakers()
+    options.add_model_options()
     args = options.parse_args(words)
     model = model_of(args)
     if args.speakers.exists():

@@ -3,11 +3,8 @@
 import logging
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
 from speakerlab.bin.command import parser
-from speakerlab.bin.model_options import add_precision
-from speakerlab.bin.pack import job
 from speakerlab.core import process
 
 log = logging.getLogger(__name__)
@@ -64,21 +61,15 @@ def main(words: Sequence[str]) -> None:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("extract", __doc__)
-    options.add_argument("--exp", type=Path, required=True, metavar="DIR", help="experiment")
-    options.add_argument("--data", type=Path, required=True, metavar="DIR", help="data directory")
+    options.add_path("--exp", "DIR", "experiment", required=True)
+    options.add_path("--data", "DIR", "data directory", required=True)
     untrained = "use the weights that the training started with"
     options.add_argument("--untrained", action="store_true", help=untrained)
     few = "extract at most K utterances of each speaker"
-    options.add_argument("--per-speaker", type=int, metavar="K", help=few)
-    options.add_argument("--nproc", type=int, default=1, help="processes, one per GPU (default 1)")
-    add_precision(options)
-    part = "compute part I of N; run the others elsewhere or later"
-    options.add_argument("--job", type=job, default=(1, 1), metavar="I/N", help=part)
+    options.add_number("--per-speaker", "K", few, least=1)
+    options.add_number("--nproc", "N", "processes, one per GPU (default 1)", least=1, default=1)
+    options.add_precision()
+    options.add_job("compute part I of N; run the others elsewhere or later")
     wait = "wait for the other jobs; fail if none finishes a chunk for M minutes"
-    options.add_argument("--wait-minutes", type=float, metavar="M", help=wait)
-    args = options.parse_args(words)
-    for name in ("nproc", "per_speaker"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')}: must be at least 1, got {value}")
-    return args
+    options.add_number("--wait-minutes", "M", wait, least=0, kind=float)
+    return options.parse_args(words)

@@ -2,21 +2,18 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from speakerlab.bin.command import parser
-from speakerlab.bin.model_options import add_far, add_model_options, add_speakers, model_of
+from speakerlab.bin.command import model_of, parser
 
 
 def main(words: Sequence[str]) -> None:
     """Run `speakerlab identify FILE --model MODEL [--speakers FILE] [--far RATE] [--top N]`."""
     options = parser("identify", __doc__)
-    options.add_argument("file", type=Path, metavar="FILE", help="recording")
-    add_speakers(options)
-    add_far(options)
-    top = "print the N best speakers (default 5)"
-    options.add_argument("--top", type=int, default=5, metavar="N", help=top)
-    add_model_options(options)
+    options.add_path("file", "FILE", "recording of the speaker")
+    options.add_speakers()
+    options.add_far()
+    options.add_number("--top", "N", "print the N best speakers (default 5)", least=0, default=5)
+    options.add_model_options()
     args = options.parse_args(words)
     model = model_of(args)
     model.load_speakers(args.speakers)

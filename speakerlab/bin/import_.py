@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints.toolkit_config import FRONTENDS
@@ -14,14 +13,14 @@ def main(words: Sequence[str]) -> None:
     """Run `speakerlab import FILE --out DIR [--model-config FILE] [--frontend F] ...`."""
     options = parser("import", __doc__)
     checkpoint = "checkpoint, or a folder or archive that holds one"
-    options.add_argument("checkpoint", type=Path, metavar="FILE", help=checkpoint)
-    options.add_argument("--out", type=Path, required=True, metavar="DIR", help="model folder")
+    options.add_path("checkpoint", "FILE", checkpoint)
+    options.add_path("--out", "DIR", "model folder to write", required=True)
     config = "config.yaml of the toolkit (default: the one beside FILE)"
-    options.add_argument("--model-config", type=Path, metavar="FILE", help=config)
+    options.add_path("--model-config", "FILE", config)
     frontend = "toolkit whose features the model needs (default: detected)"
     options.add_argument("--frontend", choices=sorted(FRONTENDS), help=frontend)
     speakers = "train.csv or utt2spk of the training: names the rows of the head"
-    options.add_argument("--speakers", type=Path, metavar="FILE", help=speakers)
+    options.add_path("--speakers", "FILE", speakers)
     args = options.parse_args(words)
     from speakerlab.checkpoints.foreign import import_checkpoint  # torch: `--help` needs none
 

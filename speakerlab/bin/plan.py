@@ -39,32 +39,24 @@ def main(words: Sequence[str]) -> None:
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("plan", __doc__)
     what = options.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="NAME", help="conf/NAME.yaml")
-    what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help="as in train")
+    what.add_argument("--model", metavar="NAME", help="configuration conf/NAME.yaml")
+    config = "configuration files, as in `speakerlab train`"
+    what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help=config)
     table = "CAM++ and ERes2Net base on cards of 11, 24 and 32 GB"
     what.add_argument("--table", action="store_true", help=table)
-    recipe = "add the layers of a recipe to --model"
-    options.add_argument("--recipe", metavar="NAME", help=recipe)
+    options.add_argument("--recipe", metavar="NAME", help="add the layers of a recipe to --model")
     memory = "memory of one card; without it, a table of cards"
-    options.add_argument("--gpu-mem", type=float, metavar="GB", help=memory)
-    options.add_argument("--gpus", type=int, default=1, metavar="N", help="number of cards (1)")
+    options.add_number("--gpu-mem", "GB", memory, least=0.1, kind=float)
+    options.add_number("--gpus", "N", "number of cards (default 1)", least=1, default=1)
     formats = ("auto", "fp32", "bf16", "fp16")
     both = "auto: both formats that auto may choose"
     options.add_argument("--precision", choices=formats, default="auto", help=both)
-    rows = "speakers of the training set (10000); each speed adds as many classes"
-    options.add_argument("--speakers", type=int, default=10000, metavar="N", help=rows)
-    banks = "noise and rooms on the card (0), at most runtime.bank_gb"
-    options.add_argument("--bank-gb", type=float, default=0.0, metavar="GB", help=banks)
-    options.add_argument(
-        "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help="as in train"
-    )
+    rows = "speakers of the training set (default 10000); each speed adds as many classes"
+    options.add_number("--speakers", "N", rows, least=1, default=10000)
+    banks = "noise and rooms on the card (default 0), at most runtime.bank_gb"
+    options.add_number("--bank-gb", "GB", banks, least=0, kind=float, default=0.0)
+    options.add_settings()
     args = options.parse_args(words)
-    for name in ("gpu_mem", "gpus", "speakers"):
-        value = getattr(args, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"--{name.replace('_', '-')}: {value:g} is not a number above 0")
-    if not 0 <= args.bank_gb < math.inf:
-        raise ValueError(f"--bank-gb: {args.bank_gb:g} is not a number from 0 on")
     if args.recipe is not None and args.model is None and not args.table:
         raise ValueError(f"--recipe: {args.recipe} needs --model; with --config list its conf.yaml")
     return args

@@ -57,25 +57,27 @@ def main(words: Sequence[str]) -> None:
 def parse(words: Sequence[str]) -> Namespace:
     """Parse and check the options."""
     options = parser("score", __doc__)
-    options.add_argument("--exp", type=Path, required=True, metavar="DIR")
-    options.add_argument("--trials", type=Path, nargs="+", required=True, metavar="FILE")
+    options.add_path("--exp", "DIR", "experiment with embeddings of the trials", required=True)
+    trials = "trial lists, each in the data directory of its utterances"
+    options.add_path("--trials", "FILE", trials, nargs="+", required=True)
     back_end = "steps joined by +: mean lda whiten length, cosine or plda, snorm or asnorm, qmf"
     options.add_argument("--backend", nargs="+", default=["cosine"], metavar="NAME", help=back_end)
     development = "set that back ends learn from, embedded by stage 5 (the first training set)"
-    options.add_argument("--development", type=Path, metavar="DIR", help=development)
-    calibration = "trials that calibration learns from (auto)"
+    options.add_path("--development", "DIR", development)
+    calibration = "trials that calibration learns from (default auto)"
     options.add_argument("--calibration", choices=LEARN_FROM, default="auto", help=calibration)
-    top_n = f"cohort speakers that asnorm uses ({USUAL_TOP_N})"
-    options.add_argument("--top-n", type=int, default=USUAL_TOP_N, help=top_n)
-    options.add_argument("--lda-dim", type=int, metavar="D", help="dimensions that lda keeps")
+    top_n = f"cohort speakers that asnorm uses (default {USUAL_TOP_N})"
+    options.add_argument("--top-n", type=int, default=USUAL_TOP_N, metavar="N", help=top_n)
+    lda_dim = "dimensions that lda keeps (default: as many as possible)"
+    options.add_argument("--lda-dim", type=int, metavar="D", help=lda_dim)
     adapt = "data directory whose embeddings plda is adapted to; needs no speaker labels"
-    options.add_argument("--adapt", type=Path, metavar="DIR", help=adapt)
-    priors = "target priors of minDCF (0.01 0.05)"
+    options.add_path("--adapt", "DIR", adapt)
+    priors = "target priors of minDCF (default 0.01 0.05)"
     options.add_argument("--p-target", type=float, nargs="+", default=P_TARGETS, help=priors)
     args = options.parse_args(words)
     for prior in args.p_target:
         if not 0 < prior < 1:
-            raise ValueError(f"--p-target: must be between 0 and 1, got {prior:g}; use e.g. 0.01")
+            raise ValueError(f"--p-target: {prior:g} is not between 0 and 1; use e.g. 0.01")
     return args
 
 

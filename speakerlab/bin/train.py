@@ -7,7 +7,6 @@ import logging
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn, TextIO
 
 from speakerlab.bin.command import parser, run
@@ -64,23 +63,14 @@ def leave(error: RuntimeError, rank: int) -> NoReturn:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("train", __doc__)
-    options.add_argument("--exp", type=Path, required=True, metavar="DIR")
-    layers = "files or names of conf/, such as eres2net hardware/gpu_24g; later ones override"
-    options.add_argument(
-        "--config", type=Path, nargs="+", required=True, metavar="YAML", help=layers
-    )
-    options.add_argument("--init", type=Path, metavar="MODEL", help="start from this model")
-    settings = "e.g. training.lr=0.1, applied after all files"
-    options.add_argument(
-        "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help=settings
-    )
+    options.add_path("--exp", "DIR", "folder of the experiment, new or to resume", required=True)
+    config = "files or names of conf/, such as eres2net hardware/gpu_24g; later ones override"
+    options.add_path("--config", "YAML", config, nargs="+", required=True)
+    options.add_path("--init", "MODEL", "start from this experiment or model folder")
+    options.add_settings("change settings after all files, e.g. training.lr=0.1")
     below = "use smaller micro-batches only, after this one ran out of memory (set by run.sh)"
-    options.add_argument("--below-micro-batch", type=int, metavar="N", help=below)
-    args = options.parse_args(words)
-    if args.below_micro_batch is not None and args.below_micro_batch < 2:
-        got = args.below_micro_batch
-        raise ValueError(f"--below-micro-batch: must be at least 2, got {got}; leave it out")
-    return args
+    options.add_number("--below-micro-batch", "N", below, least=2)
+    return options.parse_args(words)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab.bin.command import parser
-from speakerlab.bin.model_options import add_far, add_model_options, model_of
+from speakerlab.bin.command import model_of, parser
 from speakerlab.data.tables import read_table
 from speakerlab.inference.speaker_model import Verification
 from speakerlab.scoring.backend import cosine_scores
@@ -39,13 +38,13 @@ def main(words: Sequence[str]) -> None:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("verify", __doc__)
-    options.add_argument("files", type=Path, nargs="*", metavar="A B", help="two recordings")
-    add_far(options)
+    options.add_path("files", "A B", "two recordings", nargs="*")
+    options.add_far()
     trials = "trial list, with labels or without: print the score of each pair"
-    options.add_argument("--trials", type=Path, metavar="FILE", help=trials)
+    options.add_path("--trials", "FILE", trials)
     scp = "paths of the ids in the trial list (default: ids are paths)"
-    options.add_argument("--wav-scp", type=Path, metavar="FILE", help=scp)
-    add_model_options(options)
+    options.add_path("--wav-scp", "FILE", scp)
+    options.add_model_options()
     args = options.parse_args(words)
     if len(args.files) != (0 if args.trials else 2):
         raise ValueError(
@@ -72,14 +71,12 @@ def result_text(result: Verification, *, far: float | None) -> str:
 
 def read_pairs(path: Path) -> Trials:
     """Read a trial list; the labels of a list of plain pairs are all False and mean nothing."""
-    if not path.is_file():
-        raise FileNotFoundError(f"--trials: no such file {path}")
     rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not rows or len(rows[0]) != 2:
         return read_trials(path)
     for number, row in enumerate(rows, 1):
         if len(row) != 2:
-            raise ValueError(f"{path}:{number}: must be a pair 'a b', got {' '.join(row)!r}")
+            raise ValueError(f"{path}:{number}: {' '.join(row)!r} is not a pair 'a b'; correct it")
     names = {name: index for index, name in enumerate(dict.fromkeys(chain.from_iterable(rows)))}
     pair_N2 = np.array([[names[name] for name in row] for row in rows], dtype=np.int32)
     is_target_N = np.zeros(len(rows), dtype=np.bool_)

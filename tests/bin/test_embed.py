@@ -92,17 +92,16 @@ def test_files_from_a_list_and_from_wav_scp(exp, wavs, wanted_ND, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "subject", "value", "error"),
+    ("words", "subject", "value"),
     [
-        ([], "embed", 0, ValueError),
-        (["a.wav", "--list", "x"], "embed", 2, ValueError),
-        (["--list", "/no/list"], "--list", "/no/list", FileNotFoundError),
-        (["a.wav", "--runtime", "onnx"], "--runtime", "onnx", ValueError),
-        (["a.wav", "b/a.flac"], "b/a.flac", "a.wav", ValueError),  # both have the id "a"
+        ([], "embed", 0),
+        (["a.wav", "--list", "x"], "embed", 2),
+        (["a.wav", "--runtime", "onnx"], "--runtime", "onnx"),
+        (["a.wav", "b/a.flac"], "b/a.flac", "a.wav"),  # both have the id "a"
     ],
 )
-def test_refusals(exp, tmp_path, words, subject, value, error):
-    with refuses(subject, value, error=error):
+def test_refusals(exp, tmp_path, words, subject, value):
+    with refuses(subject, value):
         embed_all(exp, tmp_path / "out", *words)
 
 

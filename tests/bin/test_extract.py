@@ -208,5 +208,3 @@ def test_at_most_so_many_of_a_speaker(publish_as, data, whole):
     assert table.facts["per_speaker"] == 2
     extract.main(words(exp, data))  # all of them is another table
     assert files(exp) == whole
-    with refuses("--per-speaker", 0):
-        extract.main(words(exp, data, "--per-speaker", "0"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from models_on_disk import CALIBRATION, publish_small
-from refusals import refused
+from refusals import refuses
 
 from speakerlab.bin import extract, score, verify
 from speakerlab.data.tables import read_table
@@ -98,7 +98,6 @@ def test_no_decision_without_calibration(make_exp, data_dir, capsys):
         (["a.wav"], "", "verify", "1 recordings"),
         (["a.wav", "--trials", "FILE"], "a b\n", "verify", "1 recordings and --trials"),
         (["--trials", "FILE", "--far", "0.1"], "a b\n", "--far", 0.1),
-        (["--trials", "/no/list"], "", "--trials", "/no/list"),
         (["--trials", "FILE"], "a b\na\n", "FILE:2", "'a'"),
         (["--trials", "FILE"], "a b\n", "a", ""),
         (["--trials", "FILE", "--wav-scp", "SCP"], "a b\n", "FILE", "names a,"),
@@ -108,6 +107,5 @@ def test_what_is_refused(make_exp, data_dir, tmp_path, words, text, subject, val
     (tmp_path / "pairs").write_text(text)
     places = {"FILE": str(tmp_path / "pairs"), "SCP": str(data_dir / "wav.scp")}
     words = [places.get(word, word) for word in words]
-    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+    with refuses(subject.replace("FILE", places["FILE"]), value, error=Exception):
         verify.main([*words, "--model", str(make_exp())])
-    assert refused(str(caught.value), subject.replace("FILE", places["FILE"]), value)
