@@ -27,27 +27,19 @@ def build_task(
     *,
     num_classes: int,
     precision: Precision,
-    rooms: Sequence[np.ndarray] = (),
-    noises: Sequence[np.ndarray] = (),
-    noise_kinds: Sequence[str] = (),
-    noise_on_device: bool = True,
+    augment: Augment | None = None,
     shards: Shards | None = None,
 ) -> SpeakerTask:
-    """Build everything between a batch and its loss, on the CPU."""
+    """Build everything between a batch and its loss, on the CPU.
+
+    augment: from `build_augment`; None: no noise and no rooms.
+    """
     embedder = build_embedder(config)
     dim = embedder.embed_dim
-    return SpeakerTask(
-        augment=build_augment(
-            config,
-            rooms=rooms,
-            noises=noises,
-            noise_kinds=noise_kinds,
-            noise_on_device=noise_on_device,
-        ),
-        embedder=embedder,
-        head=build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards),
-        precision=precision,
-    )
+    head = build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards)
+    if augment is None:
+        augment = build_augment(config)
+    return SpeakerTask(augment=augment, embedder=embedder, head=head, precision=precision)
 
 
 def build_head(
@@ -60,8 +52,8 @@ def build_head(
     head, margin = HEADS[config.head.name], config.training.margin
     if not head.takes_margin and (margin.initial or margin.final):  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError(
-            f"training.margin: head {config.head.name} has no margin, got {margin.initial:g} to "
-            f"{margin.final:g}; set training.margin.initial and .final to 0"
+            f"training.margin: {margin.initial:g} to {margin.final:g}, but head "
+            f"{config.head.name} has no margin; set training.margin.initial and .final to 0"
         )
     make = partial(head, embed_dim=embed_dim, num_classes=num_classes, **config.head.args)
     torch.manual_seed(config.seed + 1)
@@ -72,24 +64,20 @@ def build_head(
 
 def is_head_split(config: Config, world_size: int, num_classes: int) -> bool:
     """Return whether the head's rows are split over ranks, as for a sampled share of classes."""
-    asked = config.runtime.split_head
-    is_worth_it = world_size > 1 and num_classes >= SPLIT_FROM_CLASSES
-    can = config.head.name in SPLITTABLE
-    sampled = config.training.sampled_share < 1
+    asked, share = config.runtime.split_head, config.training.sampled_share
+    reason = ""
     if config.task == "identification":  # validation and the published model need all rows
-        if asked == "on" or sampled:
-            raise ValueError(
-                f"runtime.split_head: identification needs the whole head, got {asked} and "
-                f"training.sampled_share {config.training.sampled_share:g}; use auto and 1"
-            )
-        return False
-    if (asked == "on" or sampled) and not can:
+        reason = "identification needs the whole head; use auto"
+    elif config.head.name not in SPLITTABLE:
+        heads = ", ".join(SPLITTABLE)
+        reason = f"rows of {config.head.name} cannot be split; use head {heads}, or off"
+    must = asked == "on" or share < 1
+    if must and reason:
         raise ValueError(
-            f"runtime.split_head: rows of {config.head.name} cannot be split over ranks, got "
-            f"{asked} and training.sampled_share {config.training.sampled_share:g}; use head "
-            f"{', '.join(SPLITTABLE)}, or off and 1"
+            f"runtime.split_head: {asked}, with training.sampled_share {share:g}: {reason} and 1"
         )
-    return can and (asked == "on" or sampled or (asked == "auto" and is_worth_it))
+    is_worth_it = world_size > 1 and num_classes >= SPLIT_FROM_CLASSES
+    return must or (asked == "auto" and is_worth_it and not reason)
 
 
 def build_augment(
@@ -100,7 +88,7 @@ def build_augment(
     noise_kinds: Sequence[str] = (),
     noise_on_device: bool = True,
 ) -> Augment:
-    """All augmentations; those with a probability of 0 are left out.
+    """Build all augmentations whose probability is not 0.
 
     The arguments of a constructor are keys of the section `augment` or of a subsection of it
     (`spec`), or are added here.

@@ -28,7 +28,7 @@ def merge_layers(
     for path in map(find_layer, layers):
         layer = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
         if layer is not None and not isinstance(layer, dict):
-            raise ValueError(f"{path}: must hold 'section: ...' lines, got {layer!r}; see conf/")
+            raise ValueError(f"{path}: {layer!r} is not a set of 'section: ...' lines; see conf/")
         _merge(merged, layer or {}, (), str(path), origin)
     for override in overrides:
         _merge(merged, _parse_override(override), (), f"--set {override}", origin)
@@ -93,9 +93,7 @@ def _merge(
 def _parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
-        raise ValueError(
-            f"--set: must be key.path=value, got '{text}', for example training.lr=0.1"
-        )
+        raise ValueError(f"--set: '{text}' is not key.path=value, such as training.lr=0.1")
     nested: Any = _parse_yaml(value, f"--set {text}")
     for part in reversed(key.split(".")):
         nested = {part: nested}

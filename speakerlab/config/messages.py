@@ -56,15 +56,17 @@ def _keys(item: ErrorDetails, values: Any) -> tuple[str, ...]:
 
 
 def _complaint(items: Sequence[ErrorDetails]) -> str:
-    """Return the problem, the value and the fix, for a value that no branch of its type accepts."""
-    texts = [item["msg"].replace("Input should ", "must ") for item in items]
-    text = " or ".join(dict.fromkeys(text.removeprefix("must be ") for text in texts))
-    text = text.replace("a valid array", "a list").replace("an object", "a section of keys")
-    text = f"must be {text}" if texts[0].startswith("must be ") else text[0].lower() + text[1:]
-    custom, value = items[0].get("ctx", {}).get("error"), items[0]["input"]
-    problem, semicolon, fix = str(custom or text).partition("; ")
+    """Return the value and its problem, for a value that no branch of its type accepts."""
+    value, custom = items[0]["input"], items[0].get("ctx", {}).get("error")
     shown = f"'{value}'" if isinstance(value, str) else json.dumps(value)
-    return f"{problem}, got {shown}{semicolon}{fix}"
+    if custom is not None:  # raised by the schema: the predicate of a sentence about the value
+        return f"{shown} {custom}"
+    start, texts = "Input should be ", dict.fromkeys(item["msg"] for item in items)
+    if not all(text.startswith(start) for text in texts):
+        return f"{shown}: {items[0]['msg']}"
+    text = " or ".join(text.removeprefix(start) for text in texts)
+    text = text.replace("a valid array", "a list").replace("an object", "a section of keys")
+    return f"{shown} is not {text}"
 
 
 def _fields_at(schema: type[BaseModel], keys: Sequence[str]) -> Iterable[str]:

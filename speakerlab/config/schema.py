@@ -1,8 +1,8 @@
 """Typed configuration. In: YAML layers and `--set` values. Out: one frozen `Config`, or all errors.
 
 Layers are merged left to right; a layer that changes a component's `name` replaces its `args`.
-A component's `args` are checked against the signature of its constructor (listed in
-`registries.py`): the signature is the schema. Unknown keys are refused with the nearest known one.
+A component's `args` are checked against the signature of its constructor: the signature is the
+schema. Unknown keys are refused with the nearest known one.
 """
 
 import inspect
@@ -22,12 +22,30 @@ from pydantic import (
     model_validator,
 )
 
-from speakerlab.config import registries
 from speakerlab.config.layers import flatten, merge_layers, section_at, to_yaml
 from speakerlab.config.messages import note_error, where_from
 from speakerlab.core.atomic import write_text
 from speakerlab.core.faults import Faults, nearest
+from speakerlab.frontend.augment.specaugment import SpecAugment
+from speakerlab.frontend.fbank import Fbank
+from speakerlab.frontend.vad import EnergyVad
+from speakerlab.losses import HEADS
+from speakerlab.models import MODELS
+from speakerlab.training.update import OPTIMIZERS
 
+Constructor = Callable[..., Any]
+# Section -> (the values of its `name`, constructor arguments that the program gives).
+NAMED: Mapping[str, tuple[Mapping[str, Constructor], tuple[str, ...]]] = {
+    "model": (MODELS, ("feat_dim",)),
+    "head": (HEADS, ("embed_dim", "num_classes")),
+    "optimizer": (OPTIMIZERS, ("lr",)),
+}
+# Place of a component with one implementation -> (constructor, arguments that the program gives).
+FIXED: Mapping[tuple[str, ...], tuple[Constructor, tuple[str, ...]]] = {
+    ("frontend",): (Fbank, ()),
+    ("augment", "spec"): (SpecAugment, ()),
+    ("vad",): (EnergyVad, ("sample_rate",)),
+}
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -36,13 +54,14 @@ Count = Annotated[int, Field(gt=0)]
 
 def _ascending(ends: tuple[float, float]) -> tuple[float, float]:
     if ends[0] > ends[1]:
-        raise ValueError("must be [low, high]; swap them")
+        raise ValueError("is [high, low]; swap the two")
     return ends
 
 
 Range = Annotated[tuple[float, float], AfterValidator(_ascending)]
-Odds = Annotated[float, Field(ge=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Voices = Annotated[int, Field(ge=1, le=32)]
+VoicesRange = Annotated[tuple[Voices, Voices], AfterValidator(_ascending)]
 
 
 class Section(BaseModel):
@@ -67,9 +86,9 @@ class ModelConfig(Component):
 class KindOdds(Section):
     """How often each kind of noise is drawn; kinds without recordings are left out."""
 
-    noise: Odds = 1.0
-    music: Odds = 1.0
-    speech: Odds = 1.0
+    noise: NotNegative = 1.0
+    music: NotNegative = 1.0
+    speech: NotNegative = 1.0
 
 
 class AugmentConfig(Section):
@@ -85,10 +104,7 @@ class AugmentConfig(Section):
     snr_db: Range = (0.0, 15.0)  # of the kind `noise`
     music_snr_db: Range = (5.0, 15.0)
     babble_snr_db: Range = (13.0, 20.0)  # of the sum
-    babble_voices: Annotated[tuple[Voices, Voices], AfterValidator(_ascending)] = (
-        3,
-        7,
-    )  # recordings of the kind `speech` that are summed
+    babble_voices: VoicesRange = (3, 7)  # recordings of the kind `speech` that are summed
     kind_odds: KindOdds = KindOdds()
     telephone_prob: Share = 0.0  # 300 to 3400 Hz
     codec_prob: Share = 0.0  # 8 kHz and G.711, mu-law or A-law
@@ -98,7 +114,7 @@ class AugmentConfig(Section):
     @classmethod
     def _begin_with_one(cls, speeds: tuple[float, ...]) -> tuple[float, ...]:
         if speeds[:1] != (1.0,) or len(set(speeds)) < len(speeds):
-            raise ValueError("must begin with 1.0 and name each once; write [1.0, 0.9, 1.1]")
+            raise ValueError("does not begin with 1.0, or repeats a speed; write [1.0, 0.9, 1.1]")
         return speeds
 
 
@@ -122,13 +138,13 @@ class MarginConfig(Section):
 
     initial: Annotated[float, Field(ge=0, lt=1.5)] = 0.0
     final: Annotated[float, Field(ge=0, lt=1.5)] = 0.2
-    start_epoch: Annotated[float, Field(ge=0)] = 0.0
-    end_epoch: Annotated[float, Field(ge=0)] = 0.0
+    start_epoch: NotNegative = 0.0
+    end_epoch: NotNegative = 0.0
 
     @model_validator(mode="after")
     def _end_after_start(self) -> "MarginConfig":
         if self.end_epoch < self.start_epoch:
-            raise ValueError("end_epoch must not be before start_epoch; raise it")
+            raise ValueError("has end_epoch before start_epoch; raise end_epoch")
         return self
 
 
@@ -142,11 +158,11 @@ class TrainingConfig(Section):
     lr: Positive = 0.1  # peak, at a global batch of `lr_base_batch`; scaled in proportion
     lr_base_batch: Count = 256
     final_lr: Positive = 1e-4
-    warmup_epochs: Annotated[float, Field(ge=0)] = 5.0
+    warmup_epochs: NotNegative = 5.0
     margin: MarginConfig = MarginConfig()
     clip_norm: Positive = 50.0  # far above the usual 5 to 20: only outliers are clipped
     init_head: Literal["match", "keep", "drop"] = "match"  # rows of the head that --init brings
-    freeze_epochs: Annotated[float, Field(ge=0)] = 0.0  # at the start, when only the head learns
+    freeze_epochs: NotNegative = 0.0  # at the start, when only the head learns
     sampled_share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the head's classes, each step
     bn_batch: Count | None = None  # crops that BatchNorm normalises together; null: what fits
     valid_every_epochs: Count = 1
@@ -196,7 +212,7 @@ class Config(Section):
     runtime: RuntimeConfig = RuntimeConfig()
 
     @model_validator(mode="after")
-    def _augment_waves_only(self) -> "Config":
+    def _sections_agree(self) -> "Config":
         values = self.augment.model_dump()
         probs = [value for key, value in values.items() if key.endswith("_prob")]
         if self.data.features == "fbank" and (any(probs) or self.augment.speeds != (1.0,)):
@@ -204,14 +220,10 @@ class Config(Section):
                 "stored features cannot be augmented: augment.speeds must be [1.0] and every "
                 "augment.*_prob 0; set them, or data.features to wave"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _classes_are_speakers(self) -> "Config":
         if self.task == "verification" and self.data.labels != "utt2spk":
             raise ValueError(
-                f"data.labels: verification learns from speakers, got {self.data.labels}; set "
-                "task to identification, or data.labels to utt2spk"
+                f"data.labels: {self.data.labels} is only for identification; set task to "
+                "identification, or data.labels to utt2spk"
             )
         return self
 
@@ -256,7 +268,7 @@ def parse_config(values: Mapping[str, Any], *, origin: Mapping[str, str] | None 
     return config
 
 
-def args_schema(constructor: Callable[..., Any], *, given: Iterable[str]) -> type[BaseModel]:
+def args_schema(constructor: Constructor, *, given: Iterable[str]) -> type[BaseModel]:
     """Make a schema from a signature, without the arguments `given` by the program."""
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(constructor, eval_str=True).parameters.items():
@@ -284,9 +296,9 @@ def differences(old: Config, new: Config) -> list[str]:
 
 def _components(
     values: dict[str, Any], faults: Faults, origin: Mapping[str, str]
-) -> Iterable[tuple[tuple[str, ...], Callable[..., Any], tuple[str, ...]]]:
+) -> Iterable[tuple[tuple[str, ...], Constructor, tuple[str, ...]]]:
     """Yield (place of the args, constructor, arguments the program gives) of each component."""
-    for section, (registry, given) in registries.NAMED.items():
+    for section, (registry, given) in NAMED.items():
         default = Config.model_fields[section].default
         component = values.get(section, {})
         if isinstance(default, Component) and isinstance(component, dict):
@@ -297,7 +309,7 @@ def _components(
         elif isinstance(name, str):
             line = f"{where_from(origin, (section, 'name'))}: unknown {section} '{name}'"
             faults.add("unknown components", line + nearest(name, registry))
-    for place, (constructor, given) in registries.FIXED.items():
+    for place, (constructor, given) in FIXED.items():
         if Config.model_fields[place[0]].default is None and values.get(place[0]) is None:
             continue  # optional, and not configured
         yield place, constructor, given

@@ -69,16 +69,16 @@ def build_task(
     config: Config, corpus: Corpus, precision: Precision, ranks: Ranks, *, num_classes: int
 ) -> SpeakerTask:
     """Build everything between a batch and its loss, on the CPU; a large head may be split."""
-    is_split = build.is_head_split(config, ranks.world_size, num_classes)
-    return build.build_task(
+    augment = build.build_augment(
         config,
-        num_classes=num_classes,
-        precision=precision,
         rooms=corpus.rooms,
         noises=corpus.noise,
         noise_kinds=corpus.noise.kinds,
         noise_on_device=corpus.noise_on_device,
-        shards=ranks if is_split else None,
+    )
+    shards = ranks if build.is_head_split(config, ranks.world_size, num_classes) else None
+    return build.build_task(
+        config, num_classes=num_classes, precision=precision, augment=augment, shards=shards
     )
 
 

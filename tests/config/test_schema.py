@@ -64,30 +64,30 @@ def test_unknown_key_or_name_is_refused_with_the_nearest(refusal, text, key, kno
     ("text", "key", "value"),
     [
         ("training: {lr: many}", "training.lr", "'many'"),
-        ("training: {lr: 0}", "training.lr", "greater than 0, got 0"),
-        ("training: {lr: 1e999}", "training.lr", "got Infinity"),
-        ("training: {num_epochs: 1.5}", "training.num_epochs", "got 1.5"),
-        ("training: {num_epochs: 010}", "training.num_epochs", "got '010'"),
-        ("training:", "training", "a section of keys, got null"),
-        ("augment: 3", "augment", "a section of keys, got 3"),
-        ("model: {args: 3}", "model.args", "a section of keys, got 3"),
-        ("augment: {room_prob: 1.1}", "augment.room_prob", "got 1.1"),
-        ("augment: {speeds: 1.0}", "augment.speeds", "a list, got 1.0"),
-        ("augment: {speeds: [1.0, x]}", "augment.speeds.1", "got 'x'"),
+        ("training: {lr: 0}", "training.lr", "0 is not greater than 0"),
+        ("training: {lr: 1e999}", "training.lr", "Infinity"),
+        ("training: {num_epochs: 1.5}", "training.num_epochs", "1.5 "),
+        ("training: {num_epochs: 010}", "training.num_epochs", "'010'"),
+        ("training:", "training", "null is not a section of keys"),
+        ("augment: 3", "augment", "3 is not a section of keys"),
+        ("model: {args: 3}", "model.args", "3 is not a section of keys"),
+        ("augment: {room_prob: 1.1}", "augment.room_prob", "1.1"),
+        ("augment: {speeds: 1.0}", "augment.speeds", "1.0 is not a list"),
+        ("augment: {speeds: [1.0, x]}", "augment.speeds.1", "'x'"),
         ("augment: {snr_db: [5.0]}", "augment.snr_db.1", "is missing"),
-        ("frontend: {window: hann}", "frontend.window", "'povey' or 'hamming', got 'hann'"),
-        ("model: {args: {blocks: [1, x]}}", "model.args.blocks.1", "got 'x'"),
-        ("data: {noise: true}", "data.noise", "got true"),
-        ("runtime: {deterministic: on}", "runtime.deterministic", "got 'on'"),
+        ("frontend: {window: hann}", "frontend.window", "'hann' is not 'povey' or 'hamming'"),
+        ("model: {args: {blocks: [1, x]}}", "model.args.blocks.1", "'x'"),
+        ("data: {noise: true}", "data.noise", "true "),
+        ("runtime: {deterministic: on}", "runtime.deterministic", "'on'"),
         ("runtime: {micro_batch: true}", "runtime.micro_batch", "'auto' or 'probe' or a valid"),
-        ("runtime: {micro_batch: 0}", "runtime.micro_batch", "got 0"),
-        ("runtime: {micro_batch: {ERes-2: 0}}", "runtime.micro_batch.ERes-2", "got 0"),
-        ("runtime: {num_workers: -1}", "runtime.num_workers", "got -1"),
+        ("runtime: {micro_batch: 0}", "runtime.micro_batch", "0 is not"),
+        ("runtime: {micro_batch: {ERes-2: 0}}", "runtime.micro_batch.ERes-2", "0 is not"),
+        ("runtime: {num_workers: -1}", "runtime.num_workers", "-1 is not"),
         ("runtime: {precision: fp8}", "runtime.precision", "'auto', 'fp32', 'bf16'"),
-        ("augment: {speeds: [0.9, 1.0]}", "augment.speeds", "got [0.9, 1.0]"),
-        ("augment: {speeds: [1.0, 1.1, 1.1]}", "augment.speeds", "got [1.0, 1.1, 1.1]"),
-        ("augment: {speeds: []}", "augment.speeds", "got []"),
-        ("augment: {snr_db: [15.0, 0.0]}", "augment.snr_db", "got [15.0, 0.0]"),
+        ("augment: {speeds: [0.9, 1.0]}", "augment.speeds", "[0.9, 1.0]"),
+        ("augment: {speeds: [1.0, 1.1, 1.1]}", "augment.speeds", "[1.0, 1.1, 1.1]"),
+        ("augment: {speeds: []}", "augment.speeds", "[]"),
+        ("augment: {snr_db: [15.0, 0.0]}", "augment.snr_db", "[15.0, 0.0]"),
         ("training: {margin: {start_epoch: 3, end_epoch: 2}}", "training.margin", "end_epoch"),
     ],
 )
@@ -112,9 +112,7 @@ def test_every_fault_in_one_go_each_naming_its_layer(refusal):
         ["2.yaml", "data.valid_speakers"],
         ["2.yaml", "model.args.embed_dim"],
     ]
-    assert "--set runtime={bank_gb: 0}: runtime.bank_gb: must be greater than 0, got 0" in " ".join(
-        found
-    )
+    assert "--set runtime={bank_gb: 0}: runtime.bank_gb: 0 is not greater than 0" in found
 
 
 def test_no_model_is_one_line(refusal):
@@ -136,7 +134,7 @@ def test_other_words_are_strings(load, word):
     assert load(TINY, f"data: {{dir: {word}}}").data.dir == word
 
 
-def test_key_that_stands_twice_is_named(load):
+def test_a_repeated_key_is_named(load):
     with pytest.raises(ValueError, match=r"0.yaml: is not valid YAML \(key 'lr' occurs twice"):
         load("training:\n  lr: 0.1\n  num_epochs: 3\n  lr: 0.2\n")
 
@@ -144,7 +142,7 @@ def test_key_that_stands_twice_is_named(load):
 def test_file_that_is_no_yaml_no_section_or_not_there(load, tmp_path: Path):
     with pytest.raises(ValueError, match=r"0.yaml: is not valid YAML \("):
         load("training: {lr: 0.1")
-    with pytest.raises(ValueError, match=r"0.yaml: must hold 'section: ...' lines, got \['a'\]"):
+    with pytest.raises(ValueError, match=r"0.yaml: \['a'\] is not a set of 'section: ...' lines"):
         load("- a")
     with refuses(f"{tmp_path / 'none.yaml'}", "conf", error=FileNotFoundError):
         load_config([tmp_path / "none.yaml"])
@@ -229,13 +227,13 @@ def test_overrides_come_last_and_are_yaml(load):
 
 @pytest.mark.parametrize("text", ["training.lr", "=3", "model..args=1"])
 def test_override_without_key_or_value(load, text):
-    with pytest.raises(ValueError, match=f"--set: must be key.path=value, got '{text}'"):
+    with pytest.raises(ValueError, match=f"--set: '{text}' is not key.path=value"):
         load(TINY, set=(text,))
 
 
 def test_override_is_quoted_in_its_fault(refusal):
     assert refusal(TINY, set=("training.lr=many",)) == [
-        "--set training.lr=many: must be a valid number, got 'many'"
+        "--set training.lr=many: 'many' is not a valid number"
     ]
 
 

@@ -11,8 +11,7 @@ import torch
 
 from speakerlab.config import build
 from speakerlab.config.layers import merge_layers
-from speakerlab.config.registries import NAMED
-from speakerlab.config.schema import load_config
+from speakerlab.config.schema import NAMED, load_config
 
 ROOT = Path(__file__).parents[2]
 MODELS = sorted(ROOT.glob("conf/*.yaml"))

@@ -24,7 +24,8 @@ def one_rank(kind: str) -> Ranks:
 
 def make_task(config: Config, noises=(), num_classes=100) -> SpeakerTask:
     precision = resolve_precision("fp32", "cpu")
-    return build.build_task(config, num_classes=num_classes, precision=precision, noises=noises)
+    augment = build.build_augment(config, noises=noises)
+    return build.build_task(config, num_classes=num_classes, precision=precision, augment=augment)
 
 
 def test_the_plan_of_a_small_gpu_accumulates_to_256(monkeypatch):
