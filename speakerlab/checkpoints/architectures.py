@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from speakerlab.checkpoints.toolkit_config import Toolkit
+from speakerlab.checkpoints.toolkit_config import TITLES, Toolkit
 from speakerlab.models import gemini_dfresnet, redimnet, resnet
 
 
@@ -37,7 +37,7 @@ class Architecture:
 
     def title(self) -> str:
         """Return its name in messages."""
-        return f"{self.model} of {'3D-Speaker' if self.toolkit == '3dspeaker' else 'WeSpeaker'}"
+        return f"{self.model} of {TITLES[self.toolkit]}"
 
 
 def _resnet(

@@ -7,12 +7,11 @@ writes it, with the front end of its toolkit; or a 3D-Speaker checkpoint of one 
 import inspect
 import json
 import logging
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +19,8 @@ from torch import Tensor
 from speakerlab.checkpoints.foreign_files import (
     WESPEAKER_NAME,
     Source,
-    find_checkpoint,
-    is_archive,
+    opened,
     read_tensors,
-    unpack,
 )
 from speakerlab.checkpoints.published import (
     Published,
@@ -33,6 +30,7 @@ from speakerlab.checkpoints.published import (
 )
 from speakerlab.checkpoints.recognise import COUNTER, complete_args, recognise
 from speakerlab.checkpoints.toolkit_config import (
+    TITLES,
     ForeignConfig,
     Toolkit,
     frontend_of,
@@ -67,12 +65,8 @@ def import_checkpoint(
     checkpoint is not understood completely.
     """
     refuse_other_folder(out)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = path
-        if path.is_file() and is_archive(path):
-            folder = Path(scratch) / path.name.split(".")[0]
-            unpack(path, folder)
-        _convert(path, find_checkpoint(folder), out, config, frontend, speakers)
+    with opened(path) as source:
+        _convert(path, source, out, read_config(config or source.config), frontend, speakers)
     return load_published(out)
 
 
@@ -93,17 +87,15 @@ def _convert(
     original: Path,
     source: Source,
     out: Path,
-    config_file: Path | None,
+    foreign: ForeignConfig,
     frontend: Toolkit | None,
     speakers: Path | None,
 ) -> None:
-    foreign = read_config(config_file or source.config)
-    tensors = read_tensors(source.checkpoint)
+    file, tensors = source.checkpoint, read_tensors(source.checkpoint)
     head_CD = tensors.get(f"{PROJECTION}weight")
     backbone = {name: t for name, t in tensors.items() if not name.startswith(PROJECTION)}
-    toolkits = _possible_toolkits(
-        foreign, frontend, source.checkpoint, has_projection=len(backbone) < len(tensors)
-    )
+    has_projection = len(backbone) < len(tensors)
+    toolkits = _possible_toolkits(foreign, frontend, file, has_projection=has_projection)
     recognise_as = partial(
         recognise,
         {name: tuple(tensor.shape) for name, tensor in backbone.items()},
@@ -112,13 +104,14 @@ def _convert(
         where=str(original),
     )
     found = recognise_as(toolkits=toolkits)
-    features = frontend or frontend_of(found.toolkit, folder=source.checkpoint.absolute().parent)
+    model, title = found.row.model, found.row.title()
+    features = frontend or frontend_of(found.row.toolkit, folder=file.absolute().parent)
     values: dict[str, Any] = {
-        "model": {"name": found.model, "args": found.args},
+        "model": {"name": model, "args": found.args},
         "frontend": foreign.frontend(features),
     }
-    if found.model in MAX_SECONDS:
-        values["model"]["max_seconds"] = MAX_SECONDS[found.model]
+    if model in MAX_SECONDS:
+        values["model"]["max_seconds"] = MAX_SECONDS[model]
     if head := foreign.head():
         values["head"] = head
     config = parse_config(values)
@@ -135,24 +128,20 @@ def _convert(
         head_state, classes = _named_head(config, embedder, head_CD, listed)
     if len(toolkits) > 1 and frontend is None:
         with suppress(ValueError):  # the tensors fit a network of one toolkit only
-            for name in get_args(Toolkit):
+            for name in TITLES:
                 recognise_as(toolkits=(name,))
             text = (
                 "%s: both 3D-Speaker and WeSpeaker have this network; without a config.yaml it is "
                 "taken for 3D-Speaker's. For WeSpeaker's use --model-config or --frontend wespeaker"
             )
             log.warning(text, original)
-    toolkit = "3D-Speaker" if features == "3dspeaker" else "WeSpeaker"
-    kept = (
-        f"head of {len(classes)} speakers" if head_state else "no head (its speakers are not known)"
-    )
-    text = "%s: %s, features of %s, %s"
-    log.info(text, source.checkpoint.name, found.title, toolkit, kept)
+    kept = f"head of {len(classes)} speakers" if head_state else "no head (unknown speakers)"
+    log.info("%s: %s, features of %s, %s", file.name, title, TITLES[features], kept)
     made_from = {
-        "toolkit": found.toolkit,
+        "toolkit": found.row.toolkit,
         "file": original.name,
-        "sha256": file_sha256(original if original.is_file() else source.checkpoint),
-        "architecture": found.title,
+        "sha256": file_sha256(original if original.is_file() else file),
+        "architecture": title,
         "features": features,
     }
     facts = {"source": made_from}
@@ -218,9 +207,9 @@ def _published_names(config: Config, state: Mapping[str, Tensor], *, where: str)
     own, theirs = (json.loads(json.dumps(args)) for args in both)  # tuples as lists
     names = (own.keys() | theirs.keys()) - FREE_ARGS
     differing = [f"{name}: {own.get(name)}" for name in names if own.get(name) != theirs.get(name)]
-    if found.model != config.model.name or differing:
+    if found.row.model != config.model.name or differing:
         raise ValueError(
             f"{where}: 3D-Speaker has no {config.model.name} with "
-            f"{', '.join(sorted(differing)) or found.model}; export ONNX"
+            f"{', '.join(sorted(differing)) or found.row.model}; export ONNX"
         )
     return found.names

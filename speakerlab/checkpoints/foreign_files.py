@@ -7,10 +7,12 @@ tensors by name.
 import shutil
 import stat
 import tarfile
+import tempfile
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import IO, Any
@@ -37,16 +39,24 @@ class Source:
     classifier: Path | None  # 3D-Speaker's head
 
 
-def find_checkpoint(path: Path) -> Source:
-    """Find the checkpoint of a file or folder, with its configuration and its head."""
+@contextmanager
+def opened(path: Path) -> Iterator[Source]:
+    """Find the checkpoint of a file, folder or archive, with its configuration and its head.
+
+    An archive, known by its name as torch's checkpoints are zip files too, is unpacked meanwhile.
+    """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such checkpoint; check the path")
-    checkpoint = path if path.is_file() else _find_in(path)
-    places = checkpoint.absolute().parents[:3]
-    configs = (place / "config.yaml" for place in places if (place / "config.yaml").is_file())
-    config = next((file for file in configs if read_config(file).toolkit), None)
-    classifier = checkpoint.with_name("classifier.ckpt")
-    return Source(checkpoint, config, classifier if classifier.exists() else None)
+    with tempfile.TemporaryDirectory() as scratch:
+        place = path
+        if path.is_file() and path.name.lower().endswith(ARCHIVES):
+            place = Path(scratch) / path.name.split(".")[0]
+            unpack(path, place)
+        checkpoint = place if place.is_file() else _find_in(place)
+        files = [folder / "config.yaml" for folder in checkpoint.absolute().parents[:3]]
+        config = next((f for f in files if f.is_file() and read_config(f).toolkit), None)
+        classifier = checkpoint.with_name("classifier.ckpt")
+        yield Source(checkpoint, config, classifier if classifier.exists() else None)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -69,10 +79,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not content:
-        raise ValueError(f"{path}: holds no tensors by name, but {type(content).__name__}")
+        raise ValueError(f"{path}: holds no tensors by name, but a {type(content).__name__}")
     odd = [name for name, value in content.items() if not isinstance(value, Tensor)]
     if odd:
-        raise ValueError(f"{path}: must hold tensors only, but {odd[0]!r} is not a tensor")
+        raise ValueError(f"{path}: {odd[0]!r} is not a tensor; save the tensors alone")
     broken = [name for name, value in content.items() if not value.isfinite().all()]
     if broken:
         raise ValueError(
@@ -94,7 +104,7 @@ def _find_in(folder: Path) -> Path:
     files = [file for file in sorted(folder.iterdir()) if file.suffix in ENDINGS]
     if len(files) != 1:
         shown = ", ".join(file.name for file in files[:5]) or "none"
-        raise FileNotFoundError(f"{folder}: must hold one checkpoint, found {shown}; name the file")
+        raise FileNotFoundError(f"{folder}: checkpoints found: {shown}; name one checkpoint file")
     return files[0]
 
 
@@ -105,11 +115,6 @@ def _saved_at(meta: Path) -> float:
         return float(values["unixtime"])
     except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError):
         return 0.0
-
-
-def is_archive(path: Path) -> bool:
-    """Return whether a file is an archive by its name; torch's checkpoints are zip files too."""
-    return path.name.lower().endswith(ARCHIVES)
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -28,21 +28,9 @@ POOLING_TENSORS = {"astp": "pool.linear1.weight", "mqmhastp": "pool.n_query.0."}
 class Recognised:
     """The content of a checkpoint in our terms."""
 
-    model: str
-    toolkit: Toolkit
+    row: Architecture
     args: dict[str, object]  # all arguments of our constructor except `feat_dim`
     names: dict[str, str]  # our name -> published name
-    title: str
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One interpretation of the tensors; it fits if there are no faults."""
-
-    recognised: Recognised
-    faults: Faults
-    num_wanted: int
-    num_fitting: int
 
 
 def recognise(
@@ -60,29 +48,26 @@ def recognise(
     configuration, as two poolings without tensors look alike. outcome: ends the ValueError that
     reports a partial match.
     """
-    tried: list[Comparison] = []
-    known = [a for t in toolkits for a in ARCHITECTURES if a.toolkit == t and a.model in MODELS]
-    for architecture in known:
-        for comparison in _compare_all(architecture, shapes, pooling=pooling, feat_dim=feat_dim):
-            if not comparison.faults:
-                return comparison.recognised
-            tried.append(comparison)
-
-    def likeness(found: Comparison) -> tuple[int, int]:
-        return found.num_fitting, -sum(map(len, found.faults.lines.values()))
-
-    nearest = max(tried, key=likeness, default=None)
-    if nearest is None or nearest.num_fitting == 0:
+    nearest, likeness, verdict = Faults(), (0, 0), ""
+    known = [row for toolkit in toolkits for row in ARCHITECTURES if row.toolkit == toolkit]
+    for row in known:
+        for found, wanted in _interpret(row, shapes, pooling=pooling, feat_dim=feat_dim):
+            faults, num_fitting = _compare(found.names, wanted, shapes)
+            if not faults:
+                return found
+            like = num_fitting, -sum(map(len, faults.lines.values()))
+            if like > likeness:
+                nearest, likeness = faults, like
+                count = sum(not name.endswith(COUNTER) for name in wanted)
+                verdict = f"{num_fitting} of {count} tensors fit the nearest, {row.title()}"
+    if not nearest:
         raise ValueError(
             f"{where}: holds no known architecture, but {len(shapes)} tensors "
             f"({', '.join(list(shapes)[:3])}, ...); known are "
-            f"{', '.join(sorted({a.title() for a in known}))}"
+            f"{', '.join(sorted({row.title() for row in known}))}"
         )
-    verdict = (
-        f"{where}: matches no known architecture; {nearest.num_fitting} of {nearest.num_wanted} "
-        f"tensors fit the nearest, {nearest.recognised.title}; {outcome}"
-    )
-    raise ValueError(nearest.faults.report(verdict))
+    verdict = f"{where}: matches no known architecture; {verdict}; {outcome}"
+    raise ValueError(nearest.report(verdict))
 
 
 def complete_args(model: str, args: Mapping[str, object]) -> dict[str, object]:
@@ -92,68 +77,65 @@ def complete_args(model: str, args: Mapping[str, object]) -> dict[str, object]:
     return {**defaults, **args}
 
 
-def _compare_all(
-    architecture: Architecture, shapes: Mapping[str, Shape], *, pooling: str | None, feat_dim: int
-) -> Iterator[Comparison]:
-    """Compare the tensors with every combination of arguments that a row leaves open."""
+def _interpret(
+    row: Architecture, shapes: Mapping[str, Shape], *, pooling: str | None, feat_dim: int
+) -> Iterator[tuple[Recognised, dict[str, Shape]]]:
+    """Yield each combination of arguments that a row leaves open, and the shapes of its tensors."""
     names: dict[str, str] = {}
     for published in shapes:
-        ours = to_our_name(published, model=architecture.model, toolkit=architecture.toolkit)
+        ours = to_our_name(published, model=row.model, toolkit=row.toolkit)
         if ours:
             names[published if ours in names else ours] = published  # keep duplicates apart
     own = {name: shapes[published] for name, published in names.items()}
-    if not any(tensor in own for tensor, _ in architecture.sizes.values()):
+    if not any(tensor in own for tensor, _ in row.sizes.values()):
         return
-    args = {**_args_from_shapes(architecture, own), **architecture.args}
-    known = inspect.signature(MODELS[architecture.model]).parameters
+    args = {**_args_from_shapes(row, own), **row.args}
+    known = inspect.signature(MODELS[row.model]).parameters
     if "pooling" in known and "pooling" not in args:
         starts = POOLING_TENSORS.items()
         shown = (name for name, start in starts if any(key.startswith(start) for key in own))
         args["pooling"] = pooling or next(shown, known["pooling"].default)
     args = {name: value for name, value in args.items() if name in known}
-    for values in itertools.product(*architecture.choices.values()):
-        chosen = dict(zip(architecture.choices, values))
-        full = complete_args(architecture.model, {**args, **chosen})
-        wanted = _shapes_of(architecture.model, feat_dim, tuple(full.items()))
-        if wanted is None:
-            continue
-        title = architecture.title()
-        found = Recognised(architecture.model, architecture.toolkit, full, names, title)
-        yield _compare(found, wanted, own)
+    for values in itertools.product(*row.choices.values()):
+        full = complete_args(row.model, {**args, **dict(zip(row.choices, values))})
+        wanted = _shapes_of(row.model, feat_dim, tuple(full.items()))
+        if wanted is not None:
+            yield Recognised(row, full, names), wanted
 
 
 def _compare(
-    found: Recognised, wanted: Mapping[str, Shape], own: Mapping[str, Shape]
-) -> Comparison:
-    faults, num_fitting, names = Faults(), 0, found.names
-    counted = {name: shape for name, shape in wanted.items() if not name.endswith(COUNTER)}
-    for name, shape in counted.items():
-        if name not in own:
+    names: Mapping[str, str], wanted: Mapping[str, Shape], shapes: Mapping[str, Shape]
+) -> tuple[Faults, int]:
+    """Return how the published tensors differ from the wanted ones, and how many fit."""
+    faults, num_fitting = Faults(), 0
+    for name, shape in wanted.items():
+        if name.endswith(COUNTER):
+            continue
+        found = shapes[names[name]] if name in names else None
+        if found is None:
             faults.add("missing tensors", f"{name}: is missing, with shape {list(shape)}")
-        elif own[name] != shape:
-            line = f"{names[name]}: has shape {list(own[name])}, must have {list(shape)}"
+        elif found != shape:
+            line = f"{names[name]}: has shape {list(found)} instead of {list(shape)}"
             faults.add("misshaped tensors", line)
         else:
             num_fitting += 1
-    for name in own:
+    for name, published in names.items():
         if name not in wanted:
-            faults.add("unexpected tensors", f"{names[name]}: is not expected")
-    return Comparison(found, faults, len(counted), num_fitting)
+            faults.add("unexpected tensors", f"{published}: is not expected")
+    return faults, num_fitting
 
 
-def _args_from_shapes(architecture: Architecture, own: Mapping[str, Shape]) -> dict[str, object]:
+def _args_from_shapes(row: Architecture, own: Mapping[str, Shape]) -> dict[str, object]:
     """Return the arguments that names and shapes determine."""
     args: dict[str, object] = {}
-    for arg, (tensor, axis) in architecture.sizes.items():
+    for arg, (tensor, axis) in row.sizes.items():
         if len(own.get(tensor, ())) > axis:
             args[arg] = own[tensor][axis]
-    for arg, pattern in architecture.blocks.items():
+    for arg, pattern in row.blocks.items():
         counts = _count_blocks(pattern, own)
-        if not architecture.depths and counts:
-            args[arg] = counts
-        elif counts in architecture.depths:
-            args[arg] = architecture.depths[counts]
-    for arg, tensor in architecture.flags.items():
+        if counts in row.depths or (counts and not row.depths):
+            args[arg] = row.depths.get(counts, counts)
+    for arg, tensor in row.flags.items():
         args[arg] = tensor in own
     return args
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 
 Toolkit = Literal["3dspeaker", "wespeaker"]
+TITLES: Mapping[Toolkit, str] = {"3dspeaker": "3D-Speaker", "wespeaker": "WeSpeaker"}
 # Features of each toolkit, which no checkpoint records. 3D-Speaker applies torchaudio's defaults to
 # waves in [-1, 1] (process/processor.py: FBank); WeSpeaker multiplies by 32768 first and uses a
 # Hamming window (dataset/processor.py: compute_fbank).

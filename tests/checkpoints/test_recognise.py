@@ -34,7 +34,7 @@ def test_published_member_is_recognised_with_its_arguments(name: str) -> None:
         feat_dim=int(str(member.args.get("feat_dim", 80))),
         where=name,
     )
-    assert (found.model, found.toolkit) == (member.model, member.toolkit)
+    assert (found.row.model, found.row.toolkit) == (member.model, member.toolkit)
     assert found.args == complete_args(member.model, args)
     assert len(found.names) == len(MODELS[member.model](**member.args).state_dict())
 
@@ -45,7 +45,7 @@ def campplus_shapes() -> dict[str, tuple[int, ...]]:
 
 def test_counters_may_be_missing() -> None:
     shapes = {n: s for n, s in campplus_shapes().items() if not n.endswith("batches_tracked")}
-    assert recognise(shapes, where="a.ckpt").model == "campplus"
+    assert recognise(shapes, where="a.ckpt").row.model == "campplus"
 
 
 def test_partial_match_lists_every_kind_at_most_five_times() -> None:
@@ -59,7 +59,7 @@ def test_partial_match_lists_every_kind_at_most_five_times() -> None:
     lines = str(caught.value).splitlines()
     assert len([line for line in lines if "is missing" in line]) == 5
     assert len([line for line in lines if "is not expected" in line]) == 5
-    assert "head.conv1.weight: has shape [32, 2, 3, 3], must have [32, 1, 3, 3]" in lines
+    assert "head.conv1.weight: has shape [32, 2, 3, 3] instead of [32, 1, 3, 3]" in lines
     missing = len([name for name in renamed if not name.endswith("num_batches_tracked")])
     assert f"... and {missing - 5} more missing tensors" in lines
     assert lines[-1].startswith("a.ckpt: ")
