@@ -34,9 +34,7 @@ def main(words: Sequence[str]) -> None:
         raise FileNotFoundError(f"{args.data}/utt2spk: no such file; calibration needs speakers")
     manifest = read_manifest([args.data], sample_rate=published.embedder.sample_rate)
     if len(manifest.speakers) < 2:
-        raise ValueError(
-            f"{args.data}: calibration needs at least 2 speakers, got {len(manifest.speakers)}"
-        )
+        raise ValueError(f"{args.data}: has one speaker; calibration needs at least 2")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     learned = Validation(manifest).calibrate(
         published.embedder, device, source=args.data.name, fars=args.far

@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> None:
         num_target = int(trials.is_target_N.sum())
         if not 0 < num_target < len(trials):
             raise ValueError(
-                f"{path}: an EER needs targets and nontargets, got {num_target} targets among "
-                f"{len(trials)} trials; add the others"
+                f"{path}: {num_target} of {len(trials)} trials are targets; an EER needs targets "
+                "and nontargets, so add the others"
             )
         log.info("%s: %d target, %d nontarget trials", path, num_target, len(trials) - num_target)

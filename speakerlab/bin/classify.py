@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -78,46 +78,33 @@ def classify(exp_dir: Path, folder: Path, classifier: "Classifier", *, labels: s
         classes,
         data=folder.name,
         system=exp_dir.name,
-        interval=accuracy_interval(found_N == true_N, group_N),
+        accuracy_ci95=list(accuracy_interval(found_N == true_N, group_N)),
+        model_sha256=card["sha256"],
+        commit=card.get("commit"),
         protocol=f"each whole utterance is given the most likely of {len(classes)} classes by the "
         f"training head; interval by bootstrap over {drawn}",
-        card=card,
     )
 
 
-def result_row(
-    count_CC: np.ndarray,
-    classes: Sequence[str],
-    *,
-    data: str,
-    system: str,
-    interval: Sequence[float],
-    protocol: str,
-    card: results.Row,
-) -> results.Row:
-    """A row of results.json; rates are fractions, `confusion` is true -> found -> utterances."""
+def result_row(count_CC: np.ndarray, classes: Sequence[str], **facts: Any) -> results.Row:
+    """Return a row of results.json; `confusion` is true -> found -> utterances."""
     counts: dict[str, dict[str, int]] = {}
     for true, found in np.argwhere(count_CC).tolist():
         counts.setdefault(classes[true], {})[classes[found]] = int(count_CC[true, found])
     return {
-        "data": data,
-        "system": system,
+        **facts,
         "task": "identification",
         "accuracy": accuracy(count_CC),
-        "accuracy_ci95": list(interval),
         "balanced_accuracy": balanced_accuracy(count_CC),
         "error": 1 - accuracy(count_CC),
         "num": int(count_CC.sum()),
         "num_classes": len(classes),
         "confusion": counts,
-        "model_sha256": card["sha256"],
-        "commit": card.get("commit"),
-        "protocol": protocol,
     }
 
 
 def true_classes(path: Path, ids: Sequence[str], classes: Sequence[str]) -> np.ndarray:
-    """The number of each utterance's class; ValueError if one is missing or unknown."""
+    """Return the number of each utterance's class; ValueError if one is missing or unknown."""
     class_of, index = read_table(path), {name: number for number, name in enumerate(classes)}
     missing = [utterance for utterance in ids if utterance not in class_of]
     if missing:
@@ -134,7 +121,7 @@ def true_classes(path: Path, ids: Sequence[str], classes: Sequence[str]) -> np.n
 
 
 def speakers_of(path: Path, ids: Sequence[str]) -> np.ndarray | None:
-    """The number of each utterance's speaker; None if they are unknown."""
+    """Return the number of each utterance's speaker; None if they are unknown."""
     speaker_of = read_table(path) if path.exists() else {}
     if not speaker_of.keys() >= set(ids):
         return None

@@ -52,7 +52,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _value(key: str, value: float, bounds: Sequence[float], *, sign: str = "") -> str:
-    """A rate in per cent or a cost, with its interval."""
+    """Format a rate in per cent or a cost, with its interval."""
     scale, digits, unit = (100, 2, " %") if key == "eer" else (1, 4, "")
     low, high = (f"{scale * bound:{sign}.{digits}f}" for bound in bounds)
     return f"{scale * value:{sign}.{digits}f}{unit} ({low} to {high})"

@@ -76,7 +76,7 @@ def find_files(args: Namespace) -> dict[str, Path]:
     """Return id -> path of the recordings that the options name."""
     given = [bool(args.files), args.list is not None, args.wav_scp is not None]
     if sum(given) != 1:
-        raise ValueError(f"embed: give one of FILE..., --list and --wav-scp, got {sum(given)}")
+        raise ValueError(f"embed: {sum(given)} of FILE..., --list and --wav-scp given; give one")
     if args.wav_scp is not None:
         return {name: Path(path) for name, path in read_table(args.wav_scp).items()}
     paths: list[Path] = args.files

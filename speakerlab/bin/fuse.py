@@ -86,8 +86,8 @@ def _check(args: Namespace) -> None:
     num_dev = len(args.dev_scores or [])
     if (args.dev_trials is None) != (num_dev == 0) or num_dev not in (0, len(args.scores)):
         raise ValueError(
-            f"--dev-scores: --dev-trials needs one for each of {len(args.scores)} --scores, got "
-            f"{num_dev}; give both options or neither"
+            f"--dev-scores: {num_dev} for {len(args.scores)} --scores; with --dev-trials give one "
+            "for each, else none"
         )
     if args.dev_trials is not None and args.speakers is not None:
         raise ValueError(
@@ -107,7 +107,7 @@ def _check(args: Namespace) -> None:
 
 
 def _table(ratios: Mapping[str, np.ndarray], is_target_N: np.ndarray) -> str:
-    """The metrics of each system and of the fusion, all calibrated in the same way."""
+    """Return the metrics of each system and of the fusion, all calibrated in the same way."""
     width = max(map(len, ratios))
     lines = ["metrics of the log-likelihood ratios, each system calibrated like the fusion:"]
     lines.append(f"{'':{width}}  EER %  minDCF(0.01)  actDCF(0.01)   Cllr")

@@ -24,8 +24,7 @@ def main(words: Sequence[str]) -> None:
     from speakerlab.experiments.planning import CARDS_GB, CardPlan
 
     if args.table:
-        for model in TABLE_MODELS:
-            args.model = model
+        for args.model in TABLE_MODELS:
             print_table(load(args), args, TABLE_CARDS_GB)
         return
     config = load(args)
@@ -131,22 +130,18 @@ def print_table(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     """Print one line per card and format."""
     from speakerlab.experiments.planning import CardPlan
 
-    training = config.training
-    print(
-        f"{headline(config, args)}, global batch {training.global_batch}, "
-        f"training.bn_batch {training.bn_batch or 'unset'}"
-    )
+    global_batch, bn_batch = config.training.global_batch, config.training.bn_batch or "unset"
+    print(f"{headline(config, args)}, global batch {global_batch}, training.bn_batch {bn_batch}")
     print("  card    format   MiB/crop   crops that fit   micro-batch x ranks x accumulation   BN")
     found = footprints(config, args)
     for card_gb in cards_gb:
         for one in found:
             plan = CardPlan(config, one, card_gb, args.gpus, args.bank_gb)
-            line = (
-                f"  {card_gb:2g} GB   {one.precision:6}   {one.crop / 2**20:8.1f}   {plan.fit:14}"
-            )
+            start, crop = f"  {card_gb:2g} GB   {one.precision:6}", f"{one.crop / 2**20:8.1f}"
             try:
                 batch = plan.batch()
-                product = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
-                print(f"{line}   {product:34}   {batch.bn_batch}")
+                sizes = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
+                result = f"{sizes:34}   {batch.bn_batch}"
             except ValueError as error:
-                print(f"{line}   refused: {error}")
+                result = f"refused: {error}"
+            print(f"{start}   {crop}   {plan.fit:14}   {result}")

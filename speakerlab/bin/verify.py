@@ -48,8 +48,8 @@ def parse(words: Sequence[str]) -> Namespace:
     args = options.parse_args(words)
     if len(args.files) != (0 if args.trials else 2):
         raise ValueError(
-            f"verify: give either two recordings or --trials FILE, got {len(args.files)} "
-            f"recordings{' and --trials' if args.trials else ''}"
+            f"verify: {len(args.files)} recordings{' and --trials' if args.trials else ''} given; "
+            "give either two recordings or --trials FILE"
         )
     if args.trials and args.far is not None:
         raise ValueError(f"--far: {args.far:g} has no effect with --trials; leave it out")

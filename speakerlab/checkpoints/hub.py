@@ -59,7 +59,7 @@ def fetch(name: str) -> Path:
     name, _, pinned = name.removeprefix(PREFIX).partition(PIN)
     name, pinned = known_name(name), pinned.lower()
     if pinned and not re.fullmatch("[0-9a-f]{64}", pinned):
-        raise ValueError(f"{PREFIX}{name}: sha256 must be 64 hex digits, got '{pinned}'")
+        raise ValueError(f"{PREFIX}{name}: sha256 '{pinned}' is not 64 hex digits; correct it")
     cache = Path(os.environ.get("SPEAKERLAB_CACHE") or Path.home() / ".cache" / "speakerlab")
     folder, lock = cache / name, cache / LOCK
     first_digests = json.loads(lock.read_text(encoding="utf-8")) if lock.exists() else {}

@@ -85,7 +85,7 @@ def load_published(path: Path) -> Published:
     digest = file_sha256(weights)
     wanted = read_card(folder)["sha256"]
     if digest != wanted:
-        raise ValueError(f"{weights}: sha256 must be {wanted}, got {digest}; copy the model again")
+        raise ValueError(f"{weights}: sha256 is {digest} instead of {wanted}; copy the model again")
     config = load_config([folder / "config.yaml"])
     embedder = build_embedder(config)
     embedder.load_state_dict(read_tensors(weights))

@@ -106,9 +106,7 @@ class ForeignConfig:
 
     def _whole(self, value: object) -> int:
         if not isinstance(value, int) or value < 1:
-            raise ValueError(
-                f"{self.path}: sizes of features must be positive whole numbers, got {value!r}"
-            )
+            raise ValueError(f"{self.path}: {value!r} is not a positive whole number of a feature")
         return value
 
 
