@@ -20,6 +20,19 @@ def recipe():
     return load
 
 
+@pytest.fixture
+def prepare(recipe, capsys):
+    """prepare("mini", corpus, data, *options, code=0) -> stdout of stage 1; stderr if it fails."""
+
+    def run(name, corpus, data, *more, code=0) -> str:
+        words = ["--corpus", corpus, "--data", data, *more]
+        assert recipe(name).main(list(map(str, words))) == code
+        written = capsys.readouterr()
+        return written.err if code else written.out
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def espeak():
     """Install the synthesizer of mini if needed; skip without a network."""

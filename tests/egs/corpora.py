@@ -128,6 +128,7 @@ def write_3dspeaker_split(
         speakers[name] = who
         info.append((name, who, f"{segment:03d}", device, distance, dialect))
     files = corpus / "files"
+    wavs.reverse()  # the output must not depend on the order of the lists
     (files / f"{split}_wav.scp").write_text("\n".join(wavs) + "\n")
     lines = [f"{name}\t{who}\n" for name, who in speakers.items()]
     (files / f"{split}_utt2spk").write_text("".join(lines))

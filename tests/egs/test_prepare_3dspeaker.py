@@ -1,59 +1,31 @@
 """3D-Speaker: lists, left-out devices, archives, and errors of broken corpora."""
 
-import csv
 import shutil
 
 import numpy as np
 import pytest
 import soundfile
 from archive_bytes import md5, tar_of
+from corpora import write_3dspeaker_split
 from refusals import refused, refuses
 
-HEADER = ["Utt-id", "Spk-id", "Seg-id", "Device", "Distance", "Dialect"]
-TRAIN = [
-    ("00001", "001", "01"),
-    ("00001", "001", "09"),
-    ("00001", "002", "02"),
-    ("00002", "001", "01"),
-]
-TEST = [
-    ("06154", "001", "03"),
-    ("06154", "002", "06"),
-    ("06154", "003", "09"),
-    ("06155", "001", "01"),
-]
+TRAIN = [("00001", 1, "01"), ("00001", 1, "09"), ("00001", 2, "02"), ("00002", 1, "01")]
+TEST = [("06154", 1, "02"), ("06154", 2, "06"), ("06154", 3, "09"), ("06155", 1, "01")]
 
 
 def name(speaker, segment, device):
-    return f"3D_SPK_{speaker}_{segment}_Device{device}_Distance00_Dialect00"
+    dialect = f"Dialect{segment % 2:02d}"
+    return f"3D_SPK_{speaker}_{segment:03d}_Device{device}_Distance00_{dialect}"
 
 
-def write_lists(corpus, split, rows):
-    """Write the lists of a split as the official ones: relative paths, device 09."""
-    files = corpus / "files"
-    files.mkdir(parents=True, exist_ok=True)
-    wavs, speakers, info = [], [], [HEADER]
-    for speaker, segment, device in rows:
-        utterance = name(speaker, segment, device)
-        relative = f"{split}/3D_SPK_{speaker}/{utterance}.wav"
-        (corpus / relative).parent.mkdir(parents=True, exist_ok=True)
-        num_channels = 2 if device == "03" else 1
-        soundfile.write(corpus / relative, np.full((1600, num_channels), 0.1), 16000)
-        wavs.append(f"{utterance} {relative}")
-        speakers.append(f"{utterance}\t3D_SPK_{speaker}")
-        info.append([utterance, f"3D_SPK_{speaker}", segment, device, "0.3", "Standard Mandarin"])
-    wavs.reverse()  # the output must not depend on the order of the lists
-    (files / f"{split}_wav.scp").write_text("\n".join(wavs) + "\n")
-    (files / f"{split}_utt2spk").write_text("\n".join(speakers) + "\n")
-    with (files / f"{split}_utt2info.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(info)
+A = name(*TEST[0])
 
 
 @pytest.fixture
 def corpus(tmp_path):
     corpus = tmp_path / "3d speaker"
-    write_lists(corpus, "train", TRAIN)
-    write_lists(corpus, "test", TEST)
+    for split, rows in (("train", TRAIN), ("test", TEST)):
+        write_3dspeaker_split(corpus, split, [(f"3D_SPK_{who}", *rest) for who, *rest in rows])
     a, b, c = name(*TEST[0]), name(*TEST[1]), name(*TEST[3])
     (corpus / "files/trials_cross_device").write_text(f"{a} {b} target\n{a} {c} nontarget\n")
     (corpus / "files/trials_cross_distance").write_text(f"{b} {a} 1\n{c} {b} 0\n")
@@ -61,10 +33,9 @@ def corpus(tmp_path):
     return corpus
 
 
-def test_every_list(recipe, corpus, tmp_path, capsys):
+def test_every_list(prepare, corpus, tmp_path):
     data = tmp_path / "data"
-    code = recipe("3dspeaker").main(["--corpus", str(corpus), "--data", str(data)])
-    assert code == 0
+    out = prepare("3dspeaker", corpus, data)
     kept = [name(*TRAIN[0]), name(*TRAIN[2]), name(*TRAIN[3])]
     assert (data / "train/wav.scp").read_text().splitlines() == [
         f"{utterance} {corpus}/train/{utterance[:12]}/{utterance}.wav" for utterance in kept
@@ -87,14 +58,14 @@ def test_every_list(recipe, corpus, tmp_path, capsys):
         "trials_cross_distance": f"{b} {a} target\n{c} {b} nontarget\n",
         "trials_cross_dialect": f"{c} {a} nontarget\n",
     }
-    assert (data / "test/utt2device").read_text() == f"{a} 03\n{b} 06\n{c} 01\n"
-    for table, value in (("utt2distance", "0.3"), ("utt2dialect", "Standard_Mandarin")):
-        assert (data / "test" / table).read_text() == "".join(f"{u} {value}\n" for u in (a, b, c))
+    assert (data / "test/utt2device").read_text() == f"{a} 02\n{b} 06\n{c} 01\n"
+    assert (data / "test/utt2distance").read_text() == f"{a} 1.5\n{b} 3.0\n{c} 0.3\n"
+    dialects = (data / "test/utt2dialect").read_text()
+    assert dialects == f"{a} Wu_Dialect\n{b} Standard_Mandarin\n{c} Wu_Dialect\n"
     assert not (data / "test/spk2gender").exists()
     for split in ("train", "test"):
         original = (corpus / f"files/{split}_utt2info.csv").read_bytes()
         assert (data / split / "utt2info.csv").read_bytes() == original
-    out = capsys.readouterr().out
     assert refused(out, "train", "2 speakers and 4 utterances", "10000 and 579013")
     assert refused(out, "test", "2 speakers and 4 utterances", "240 and 18782")
     for split in ("train", "test"):
@@ -102,38 +73,28 @@ def test_every_list(recipe, corpus, tmp_path, capsys):
         assert refused(out, data / split, "1 utterances of Device09")
 
 
-def test_a_missing_piece_names_its_archive(recipe, corpus, tmp_path, capsys):
+def test_a_missing_piece_names_its_archive(prepare, corpus, tmp_path):
     (corpus / "files/trials_cross_dialect").unlink()
     shutil.rmtree(corpus / "train")
-    code = recipe("3dspeaker").main(["--corpus", str(corpus), "--data", str(tmp_path / "data")])
-    assert code == 1
+    error = prepare("3dspeaker", corpus, tmp_path / "data", code=1)
     parts = "3dspeaker_files.tar.gz", *(f"train.tar.gz-part-{part}" for part in "abcdef")
     missing = "no train files/trials_cross_dialect"
-    assert refused(capsys.readouterr().err, corpus, missing, *parts)
+    assert refused(error, corpus, missing, *parts)
 
 
 @pytest.mark.parametrize(
     ("file", "text", "subject", "value"),
     [
-        (
-            "trials_cross_device",
-            f"{name(*TEST[0])} {name(*TEST[2])} target\n",
-            "{path}:1",
-            name(*TEST[2]),  # of device 09, which is left out
-        ),
+        # of device 09, which is left out
+        ("trials_cross_device", f"{A} {name(*TEST[2])} target\n", "{path}:1", name(*TEST[2])),
         ("trials_cross_distance", "a b same\n", "{path}:1", "a b same"),
         (
             "test_utt2spk",
             "".join(f"{name(*row)} 3D_SPK_{row[0]}\n" for row in TEST[1:]),
             "{path}",
-            name(*TEST[0]),
+            A,
         ),
-        (
-            "train_wav.scp",
-            f"{name(*TRAIN[0])} train/a.wav\n{name(*TRAIN[0])} train/b.wav\n",
-            "{path}:2",
-            name(*TRAIN[0]),
-        ),
+        ("train_wav.scp", f"{A} train/a.wav\n{A} train/b.wav\n", "{path}:2", A),
         (
             "train_utt2spk",
             "".join(f"{name(*row)} 3D_SPK_06155\n" for row in TRAIN),
@@ -142,43 +103,39 @@ def test_a_missing_piece_names_its_archive(recipe, corpus, tmp_path, capsys):
         ),
     ],
 )
-def test_broken_lists_are_refused(recipe, corpus, tmp_path, capsys, file, text, subject, value):
+def test_broken_lists_are_refused(prepare, corpus, tmp_path, file, text, subject, value):
     path = corpus / "files" / file
     path.write_text(text)
-    code = recipe("3dspeaker").main(["--corpus", str(corpus), "--data", str(tmp_path / "data")])
-    assert code == 1
-    assert refused(capsys.readouterr().err, subject.format(path=path, corpus=corpus), value)
+    error = prepare("3dspeaker", corpus, tmp_path / "data", code=1)
+    assert refused(error, subject.format(path=path, corpus=corpus), value)
     assert not (tmp_path / "data").exists()
 
 
-def test_a_half_extracted_tree_and_an_extra_file(recipe, corpus, tmp_path, capsys):
-    args = ["--corpus", str(corpus), "--data", str(tmp_path / "data")]
+def test_a_half_extracted_tree_and_an_extra_file(prepare, corpus, tmp_path):
+    where = ("3dspeaker", corpus, tmp_path / "data")
     extra = corpus / "test/3D_SPK_06154/more.wav"
     soundfile.write(extra, np.full(1600, 0.1), 16000)
-    assert recipe("3dspeaker").main(args) == 0
-    assert refused(capsys.readouterr().out, "test", "1 unlisted", extra)
+    assert refused(prepare(*where), "test", "1 unlisted", extra)
     (corpus / f"train/3D_SPK_00001/{name(*TRAIN[1])}.wav").unlink()  # device 09 is not needed
-    assert recipe("3dspeaker").main(args) == 0
-    capsys.readouterr()
+    prepare(*where)
     shutil.rmtree(corpus / "train/3D_SPK_00001")
-    assert recipe("3dspeaker").main(args) == 1
-    missing, _ = capsys.readouterr().err.splitlines()
+    missing, _ = prepare(*where, code=1).splitlines()
     assert refused(missing, corpus / "train", "2 of 3", name(*TRAIN[0]), "train.tar.gz-part-a")
 
 
-def test_gender_and_dialect_without_a_header(recipe, corpus, tmp_path):
+def test_gender_and_dialect_without_a_header(prepare, corpus, tmp_path):
     """The column of gender is optional; the dialect is the sixth column."""
-    args = ["--corpus", str(corpus), "--data", str(tmp_path / "data")]
+    where = ("3dspeaker", corpus, tmp_path / "data")
     info = corpus / "files/test_utt2info.csv"
     lines = info.read_text().splitlines()
     info.write_text(
         "\n".join(f"{line},{'Gender' if not i else 'Female'}" for i, line in enumerate(lines))
     )
-    assert recipe("3dspeaker").main(args) == 0
+    prepare(*where)
     genders = (tmp_path / "data/test/spk2gender").read_text()
     assert genders == "3D_SPK_06154 f\n3D_SPK_06155 f\n"
     info.write_text("\n".join(lines[1:]) + "\n")
-    assert recipe("3dspeaker").main(args) == 0
+    prepare(*where)
     kept = {path.name for path in (tmp_path / "data/test").glob("*2*")}
     assert kept == {"utt2spk", "utt2dialect", "utt2info.csv"}
 

@@ -31,9 +31,8 @@ def corpus(tmp_path):
     return corpus
 
 
-def test_the_sixth_column_is_the_class(recipe, corpus, tmp_path, capsys):
-    code = recipe("3dspeaker/lid").main(["--corpus", str(corpus), "--data", str(tmp_path / "d")])
-    assert (code, capsys.readouterr().err) == (0, "")
+def test_the_sixth_column_is_the_class(prepare, corpus, tmp_path):
+    prepare("3dspeaker/lid", corpus, tmp_path / "d")
     assert (tmp_path / "d/train/utt2lang").read_text() == (
         "A1 Standard_Mandarin\nA2 Standard_Mandarin\nB1 Wu_dialect\n"
     )
@@ -51,10 +50,9 @@ def test_the_sixth_column_is_the_class(recipe, corpus, tmp_path, capsys):
         ("test_utt2spk", "D1 D", "D1 A", "{corpus}", "speaker A "),
     ],
 )
-def test_broken_lists_are_refused(recipe, corpus, tmp_path, capsys, file, old, new, subject, value):
+def test_broken_lists_are_refused(prepare, corpus, tmp_path, file, old, new, subject, value):
     path = corpus / "files" / file
     path.unlink() if old is None else path.write_text(path.read_text().replace(old, new))
-    args = ["--corpus", str(corpus), "--data", str(tmp_path / "d")]
-    assert recipe("3dspeaker/lid").main(args) == 1
+    error = prepare("3dspeaker/lid", corpus, tmp_path / "d", code=1)
     assert not (tmp_path / "d").exists()
-    assert refused(capsys.readouterr().err, subject.format(path=path, corpus=corpus), value)
+    assert refused(error, subject.format(path=path, corpus=corpus), value)

@@ -44,15 +44,12 @@ SMALL = [
 ]
 
 
-def test_lists_and_trials_of_a_small_corpus(recipe, tmp_path, capsys):
+def test_lists_and_trials_of_a_small_corpus(prepare, tmp_path):
     corpus = make_corpus(tmp_path / "my corpus/LibriSpeech", SMALL)
     (corpus / "train-clean-100/19/198/19-198.trans.txt").write_text("19-198-0000 HELLO\n")
     noise = make_corpus(tmp_path / "noise", ["free sound/1-2-3"])
     data = tmp_path / "data"
-    code = recipe("librispeech").main(
-        ["--corpus", str(corpus.parent), "--data", str(data), "--noise", str(noise)]
-    )
-    assert code == 0
+    out = prepare("librispeech", corpus.parent, data, "--noise", noise).splitlines()
     assert (data / "train/wav.scp").read_text().splitlines() == [
         f"19-198-0000 {corpus}/train-clean-100/19/198/19-198-0000.flac",
         f"19-198-0001 {corpus}/train-clean-100/19/198/19-198-0001.flac",
@@ -74,7 +71,6 @@ def test_lists_and_trials_of_a_small_corpus(recipe, tmp_path, capsys):
         f"free_sound/1/2/1-2-3.flac {noise}/free sound/1/2/1-2-3.flac\n"
     )
     assert not (data / "rirs").exists()
-    out = capsys.readouterr().out.splitlines()
     assert out[0] == f"{data}/train: 2 speakers, 3 utterances"
     assert out[1] == f"{data}/test: 2 speakers, 5 utterances, trials 3 target + 6 nontarget"
 
@@ -101,33 +97,28 @@ def test_subsets_by_presence_and_by_name(recipe, tmp_path):
     ("extra", "value"),
     [("test-clean/19-9-0000", "speaker 19 "), ("test-other/84-7-0000", "84-7-0000")],
 )
-def test_a_duplicate_speaker_or_utterance_is_refused(recipe, tmp_path, capsys, extra, value):
+def test_a_duplicate_speaker_or_utterance_is_refused(prepare, tmp_path, extra, value):
     corpus = make_corpus(tmp_path / "corpus", [*SMALL, extra])
-    code = recipe("librispeech").main(["--corpus", str(corpus), "--data", str(tmp_path / "data")])
-    assert code == 1
-    assert refused(capsys.readouterr().err, corpus, value)
+    assert refused(prepare("librispeech", corpus, tmp_path / "data", code=1), corpus, value)
     assert not (tmp_path / "data").exists()
 
 
-def test_a_misplaced_file_and_a_missing_corpus(recipe, tmp_path, capsys):
-    libri = recipe("librispeech")
+def test_a_misplaced_file_and_a_missing_corpus(prepare, tmp_path):
     corpus = make_corpus(tmp_path / "corpus", SMALL)
     stray = corpus / "test-clean/84/7/85-7-0000.flac"
     stray.write_bytes(flac_bytes())
-    assert libri.main(["--corpus", str(corpus), "--data", str(tmp_path / "data")]) == 1
-    assert refused(capsys.readouterr().err, stray, "84-7-UTT.flac")
+    error = prepare("librispeech", corpus, tmp_path / "data", code=1)
+    assert refused(error, stray, "84-7-UTT.flac")
     gone = tmp_path / "gone"
-    assert libri.main(["--corpus", str(gone), "--data", str(tmp_path / "data")]) == 1
-    assert refused(capsys.readouterr().err, gone, "no train subset", "--train-subsets")
+    error = prepare("librispeech", gone, tmp_path / "data", code=1)
+    assert refused(error, gone, "no train subset", "--train-subsets")
 
 
-def test_the_corpus_itself_is_never_taken_for_a_data_directory(recipe, tmp_path, capsys):
+def test_the_corpus_itself_is_never_taken_for_a_data_directory(prepare, tmp_path):
     corpus = make_corpus(tmp_path / "corpus", SMALL)
     (corpus / "train").mkdir()
     (corpus / "train/audio.wav").write_bytes(b"precious")
-    libri = recipe("librispeech")
-    args = ["--corpus", str(corpus), "--data", str(corpus), "--train-subsets", "train-clean-100"]
-    assert libri.main(args) == 1
+    prepare("librispeech", corpus, corpus, "--train-subsets", "train-clean-100", code=1)
     assert (corpus / "train/audio.wav").read_bytes() == b"precious"
 
 

@@ -101,20 +101,17 @@ def test_corpus_says_who_speaks_what(made):
     assert len({row["text"] for row in about["utterances"]}) == 8
 
 
-def test_another_folder_is_never_replaced(recipe, tmp_path, capsys):
-    mini = recipe("mini")
+def test_another_folder_is_never_replaced(prepare, tmp_path):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus/thesis.txt").write_text("mine")
-    code = mini.main(["--corpus", str(tmp_path / "corpus"), "--data", str(tmp_path / "data")])
-    assert code == 1
-    assert refused(capsys.readouterr().err, tmp_path / "corpus", "corpus.json")
+    error = prepare("mini", tmp_path / "corpus", tmp_path / "data", code=1)
+    assert refused(error, tmp_path / "corpus", "corpus.json")
     assert (tmp_path / "corpus/thesis.txt").read_text() == "mine"
 
 
-def test_a_size_without_trials_is_refused(recipe, tmp_path, capsys):
-    args = ["--corpus", str(tmp_path / "corpus"), "--data", str(tmp_path), "--test-voices", "1"]
-    assert recipe("mini").main(args) == 1
-    assert refused(capsys.readouterr().err, "num_test_voices", 1)
+def test_a_size_without_trials_is_refused(prepare, tmp_path):
+    error = prepare("mini", tmp_path / "corpus", tmp_path, "--test-voices", 1, code=1)
+    assert refused(error, "num_test_voices", 1)
 
 
 def test_default_size_and_trials(recipe):

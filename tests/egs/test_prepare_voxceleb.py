@@ -37,26 +37,20 @@ def corpus(original, tmp_path) -> Path:
 
 
 @pytest.fixture
-def refusal(recipe, corpus, tmp_path, capsys):
+def refusal(prepare, corpus, tmp_path):
     """Return a function that runs stage 1, which must fail, and returns its errors."""
 
     def errors() -> str:
-        args = ["--corpus", str(corpus), "--data", str(tmp_path / "data"), "--num-jobs", "1"]
-        assert recipe("voxceleb").main(args) == 1
+        text = prepare("voxceleb", corpus, tmp_path / "data", "--num-jobs", 1, code=1)
         assert not (tmp_path / "data/train").exists()
-        return capsys.readouterr().err
+        return text
 
     return errors
 
 
-def prepare(recipe, corpus: Path, data: Path) -> Path:
-    args = ["--corpus", str(corpus), "--data", str(data), "--num-jobs", "2"]
-    assert recipe("voxceleb").main(args) == 0
-    return data
-
-
-def test_all_parts_from_the_archives_layout(recipe, corpus, tmp_path, capsys):
-    data = prepare(recipe, corpus, tmp_path / "data")
+def test_all_parts_from_the_archives_layout(prepare, corpus, tmp_path):
+    data = tmp_path / "data"
+    out = prepare("voxceleb", corpus, data, "--num-jobs", 2)
     train, test = read_table(data / "train/wav.scp"), read_table(data / "test/wav.scp")
     assert {name.split("/")[0] for name in train} == set(VOX2)
     assert {name.split("/")[0] for name in test} == {*VOX1_DEV, *VOX1_TEST}
@@ -75,7 +69,6 @@ def test_all_parts_from_the_archives_layout(recipe, corpus, tmp_path, capsys):
     }
     first = (data / "test/trials_O").read_text().splitlines()[0]
     assert first == "id10270/-vBNO3AhQRs/00001.wav id10270/-vBNO3AhQRs/00002.wav target"
-    out = capsys.readouterr().out
     assert refused(out, "train", "12 speakers and 48 utterances", "5994 and 1092009")
     assert refused(out, "test", "6 speakers and 24 utterances", "1251 and 153516")
     assert refused(out, "veri_test2.txt", "18 target and 48 nontarget", "18802 and 18809")
@@ -84,7 +77,7 @@ def test_all_parts_from_the_archives_layout(recipe, corpus, tmp_path, capsys):
     assert refused(out, data / "test", *(f"trials_{count}" for count in counts))
 
 
-def test_converted_files_are_used_and_kept(recipe, corpus, tmp_path):
+def test_converted_files_are_used_and_kept(prepare, corpus, tmp_path):
     """A wav tree of another tool beside the m4a; both parts of VoxCeleb1 in one folder."""
     shutil.move(corpus / "voxceleb1/dev/wav", corpus / "wav")
     for speaker in VOX1_TEST:
@@ -95,13 +88,14 @@ def test_converted_files_are_used_and_kept(recipe, corpus, tmp_path):
     shutil.copytree(corpus / "voxceleb2_m4a/dev/aac/id00012", corpus / "vox2/test/aac/id00099")
     unfinished = corpus / "voxceleb2_m4a/.unpack-vox2_aac.zip/dev/aac"
     shutil.copytree(corpus / "voxceleb2_m4a/dev/aac/id00012", unfinished / "id00098")
-    data = prepare(recipe, corpus, tmp_path / "data")
+    data = tmp_path / "data"
+    prepare("voxceleb", corpus, data, "--num-jobs", 2)
     train = read_table(data / "train/wav.scp")
     assert train["id00013/5r0dWxy17C8/00001.wav"] == str(made)
     assert len(train) == 48  # neither the test part of VoxCeleb2 nor files being unpacked
     again = data / "wav/id00012/5r0dWxy17C8/00001.flac"
     before = again.stat().st_ino
-    prepare(recipe, corpus, data)
+    prepare("voxceleb", corpus, data, "--num-jobs", 2)
     assert again.stat().st_ino == before
 
 
@@ -116,7 +110,7 @@ def test_converted_files_are_used_and_kept(recipe, corpus, tmp_path):
         ),
     ],
 )
-def test_whose_noise_and_rooms(recipe, corpus, tmp_path, whose, noise, rooms):
+def test_whose_noise_and_rooms(prepare, corpus, tmp_path, whose, noise, rooms):
     musan, rirs = tmp_path / "musan", tmp_path / "RIRS_NOISES"
     names = [musan / name for name in ("music/m.wav", "noise/free-sound/a.wav", "speech/s.wav")]
     names += [rirs / "real_rirs_isotropic_noises/r.wav", rirs / "simulated_rirs/smallroom/s.wav"]
@@ -125,19 +119,19 @@ def test_whose_noise_and_rooms(recipe, corpus, tmp_path, whose, noise, rooms):
         soundfile.write(path, np.full(100, 0.1), 16000)
     listed = "--rir-id 1 --room-id 1 RIRS_NOISES/real_rirs_isotropic_noises/r.wav\n"
     (rirs / "real_rirs_isotropic_noises/rir_list").write_text(listed)
-    args = ["--corpus", str(corpus), "--data", str(tmp_path / "data"), "--num-jobs", "1"]
-    args += ["--noise", str(musan), "--rirs", str(rirs), "--noise-as", whose]
-    assert recipe("voxceleb").main(args) == 0
+    more = ("--num-jobs", 1, "--noise", musan, "--rirs", rirs, "--noise-as", whose)
+    prepare("voxceleb", corpus, tmp_path / "data", *more)
     assert list(read_table(tmp_path / "data/noise/wav.scp")) == noise
     assert list(read_table(tmp_path / "data/rirs/wav.scp")) == rooms
 
 
-def test_a_broken_and_an_extra_m4a_are_listed(recipe, corpus, tmp_path):
+def test_a_broken_and_an_extra_m4a_are_listed(prepare, corpus, tmp_path):
     path = corpus / "voxceleb2_m4a/dev/aac/id00012/5r0dWxy17C8/00001.m4a"
     path.write_bytes(path.read_bytes()[:200])
     extra = path.parents[1] / "00001.m4a"
     write_m4a(extra, np.zeros(2000, np.int16))
-    data = prepare(recipe, corpus, tmp_path / "data")
+    data = tmp_path / "data"
+    prepare("voxceleb", corpus, data, "--num-jobs", 2)
     assert len(read_table(data / "train/wav.scp")) == 47
     lines = (data / "train/rejected.tsv").read_text().splitlines()
     assert {line.split("\t")[1] for line in lines} >= {str(path)} and len(lines) == 2
@@ -180,7 +174,7 @@ def test_genders_without_their_column_are_refused(refusal, corpus):
 
 
 def test_stage_0_unpacks_archives_and_names_missing_ones(
-    recipe, original, tmp_path, monkeypatch, capsys
+    recipe, prepare, original, tmp_path, monkeypatch, capsys
 ):
     vox = recipe("voxceleb")
     corpus, url = tmp_path / "corpus", (original / "meta").as_uri()
@@ -212,7 +206,7 @@ def test_stage_0_unpacks_archives_and_names_missing_ones(
     vox.download_corpus(corpus, url=url)
     assert (corpus / "voxceleb1/dev/wav/id10001/5r0dWxy17C8/00001.wav").is_file()
     assert capsys.readouterr().out.count("already exists") == 2
-    prepare(recipe, corpus, tmp_path / "data")
+    prepare("voxceleb", corpus, tmp_path / "data", "--num-jobs", 2)
 
 
 def pack(folder: Path, path: Path) -> None:
