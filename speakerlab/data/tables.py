@@ -22,7 +22,7 @@ NAMELESS = "~"
 ENROLL_MAP = "enroll.map"
 # Tables of those names that every data directory may have, and that are no conditions.
 NO_CONDITIONS = {"utt2spk", "utt2dur", "utt2num_frames", "spk2utt"}
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # not of one line of UTF-8
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # not in a line of UTF-8
 SURROGATE = re.compile("[\ud800-\udfff]")  # what a byte that is not UTF-8 is read as
 Trial = tuple[str, str, bool]  # enrolment id, test id, same speaker
 
