@@ -1,23 +1,17 @@
-"""Measure which micro-batches fit, in a separate process that may run out of memory.
+"""Measure which micro-batches fit, in a separate process that may run out of memory."""
 
-That process is `speakerlab.bin.probe`. It prints a line for each size that ran, so that the result
-is known even if it is killed.
-"""
-
-import json
 import logging
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 from speakerlab.config import build
-from speakerlab.config.schema import parse_config
+from speakerlab.config.schema import Config
 from speakerlab.core import process
 from speakerlab.training.precision import apply_backend_settings, resolve_precision
 from speakerlab.training.rescue import is_out_of_memory
@@ -28,64 +22,68 @@ STEPS = 3  # memory grows until momentum is there and kernels are chosen
 TIMEOUT_SECONDS = 300.0  # then the largest size that has run is taken
 
 
-@dataclass(frozen=True)
-class MemoryProbe:
-    """What is measured, in plain values."""
+def largest_that_runs(config: Config, sizes: Sequence[int], **how: Any) -> int:
+    """Return the largest of ascending micro-batches whose steps fit in memory, 0 for none.
 
-    config: dict[str, Any]
-    num_classes: int
-    precision: str
-    device: str
-    bank_bytes: int  # that noise and rooms will take on the device
-    sizes: list[int]  # micro-batches, ascending
+    how: arguments of `_probe`. Raises ValueError if the probe fails.
+    """
+    context = get_context("spawn")
+    results, sender = context.Pipe(duplex=False)
+    probe = context.Process(target=_probe, args=(sender, config, sizes), kwargs=how, daemon=True)
+    probe.start()
+    sender.close()
+    largest, deadline = 0, time.monotonic() + TIMEOUT_SECONDS
+    try:
+        while results.poll(max(deadline - time.monotonic(), 0)):
+            found = results.recv()
+            if isinstance(found, str):
+                raise ValueError(f"runtime.micro_batch: the memory probe failed: {found}")
+            largest = found
+        log.info("runtime.micro_batch: the probe was stopped after %g s", TIMEOUT_SECONDS)
+    except EOFError:  # it ended, or the host killed it for the memory it took
+        pass
+    finally:
+        probe.kill()
+        probe.join()
+    return largest
 
-    def run(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
-        """Return the largest size that runs, 0 for none; raise ValueError if the probe fails."""
-        environment = {**os.environ, process.PARENT_VARIABLE: str(os.getpid())}
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "speakerlab.bin.probe"],
-                input=json.dumps(asdict(self)),
-                capture_output=True,
-                text=True,
-                env=environment,
-                timeout=timeout_seconds,
-                check=False,
-            )
-            output, code, errors = done.stdout, done.returncode, done.stderr
-        except subprocess.TimeoutExpired as late:
-            partial: Any = late.stdout or b""
-            output, code, errors = partial.decode(), 0, ""
-            log.info("runtime.micro_batch: the probe was stopped after %g s", timeout_seconds)
-        if code > 0:  # negative: a signal, which a host sends to a process that takes too much
-            last = (errors.strip().splitlines() or ["nothing"])[-1]
-            raise ValueError(
-                f"runtime.micro_batch: the memory probe failed: {last}; use auto, or a number"
-            )
-        return max((int(line) for line in output.split()), default=0)
 
-    def sizes_that_run(self) -> Iterator[int]:
-        """Yield each size whose steps fit, until one does not."""
-        config, device = parse_config(self.config), torch.device(self.device)
-        apply_backend_settings(deterministic=config.runtime.deterministic)
-        try:
-            precision = resolve_precision(self.precision, device)
-            task = build.build_task(config, num_classes=self.num_classes, precision=precision)
-            task.to(device).train()
-            banks = torch.zeros(self.bank_bytes, dtype=torch.uint8, device=device)
-            optimizer = build.build_optimizer(config, task.parameters(), lr=1e-4)
-            for size in self.sizes:
-                rows = math.ceil(size * MARGIN)
-                label_B = torch.zeros(rows, dtype=torch.int64, device=device)
-                for _ in range(STEPS):
-                    wave_BS = torch.randn(rows, build.crop_samples(config), device=device)
-                    task(wave_BS, label_B, 0.0).loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad(set_to_none=True)
-                    if device.type == "cuda":  # a GPU otherwise reports its memory later
-                        torch.cuda.synchronize(device)
-                yield size
-            del banks
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
+def _probe(
+    results: Connection,
+    config: Config,
+    sizes: Sequence[int],
+    *,
+    num_classes: int,
+    precision: str,
+    device: torch.device,
+    bank_bytes: int,
+) -> None:
+    """Send each size that runs, until one does not; send an error as text.
+
+    bank_bytes: what noise and rooms will take on the device.
+    """
+    process.die_with_parent()
+    process.leave_signals_to_parent()
+    apply_backend_settings(deterministic=config.runtime.deterministic)
+    try:
+        used = resolve_precision(precision, device)
+        task = build.build_task(config, num_classes=num_classes, precision=used)
+        task.to(device).train()
+        banks = torch.zeros(bank_bytes, dtype=torch.uint8, device=device)
+        optimizer = build.build_optimizer(config, task.parameters(), lr=1e-4)
+        for size in sizes:
+            rows = math.ceil(size * MARGIN)
+            label_B = torch.zeros(rows, dtype=torch.int64, device=device)
+            for _ in range(STEPS):
+                wave_BS = torch.randn(rows, build.crop_samples(config), device=device)
+                task(wave_BS, label_B, 0.0).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                if device.type == "cuda":  # a GPU otherwise reports its memory later
+                    torch.cuda.synchronize(device)
+            results.send(size)
+        del banks
+    except Exception as error:  # sent to the parent, which raises it
+        if not is_out_of_memory(error):
+            line = f"{type(error).__name__}: {error}".splitlines()[0]
+            results.send(f"{line}; use auto, or a number")

@@ -3,6 +3,7 @@
 The forward pass runs on fake tensors, which have shapes and no data, in about a second.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speakerlab.config import build
 from speakerlab.config.schema import Config
-from speakerlab.experiments.memory_probe import MemoryProbe
+from speakerlab.experiments.memory_probe import largest_that_runs
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.models import MODELS
 from speakerlab.models.cpu import plain_code
@@ -26,7 +27,11 @@ from speakerlab.training.task import SpeakerTask
 
 CARDS_GB = (11, 16, 24, 32, 40, 80)
 DRIVER_GB = 0.25  # of a card's nominal memory that the driver keeps
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+GPU_RESERVE_BYTES = int(1.5 * 2**30)  # context, workspaces, and the state of a usual model:
+STATE_IN_RESERVE = 384 * 2**20  # weights, gradients and momentum; only what is more counts
+GPU_USABLE_SHARE = 0.92
+CPU_USABLE_SHARE = 0.5
+TRANSIENT_SHARE = 1.055  # what a backward pass holds beyond the saved activations
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,18 @@ class Footprint:
         gradients = self.weights * (1 if world_size == 1 else 2)
         return self.weights + gradients + self.momentum + self.saved_once
 
-    def crops_in(
-        self, free: float, device: torch.device, *, world_size: int, bank_bytes: float
-    ) -> int:
-        """Return how many crops fit in `free` bytes of a device."""
-        more = {"state_bytes": self.state(world_size), "bank_bytes": bank_bytes}
-        return batch_size.memory_limit(self.crop, free, device, **more)
+    def crops_in(self, free: float, *, on_gpu: bool, world_size: int, bank_bytes: float) -> int:
+        """Return how many crops fit in the bytes that are free before the model is there.
+
+        bank_bytes: of noise and rooms that will be there too.
+        """
+        state = self.state(world_size)
+        if on_gpu:
+            held = GPU_RESERVE_BYTES + max(state - STATE_IN_RESERVE, 0) + bank_bytes
+            usable = int(free) * GPU_USABLE_SHARE - held
+        else:
+            usable = int(free) * CPU_USABLE_SHARE - state - bank_bytes
+        return max(int(usable / (self.crop * TRANSIENT_SHARE)), 0)
 
 
 def footprint(
@@ -73,7 +84,7 @@ def footprint(
     with_data: count what a CPU keeps, by computing the forward pass; otherwise what a GPU keeps,
     which runs the plain code of every model.
     """
-    used = resolve_precision("fp32" if precision == "fp32" else "bf16", CPU)
+    used = resolve_precision("fp32" if precision == "fp32" else "bf16", "cpu")
     fbank = Fbank(**config.frontend)
     num_frames, num_bins = fbank.num_frames(build.crop_samples(config)), fbank.num_mel_bins
     without_data = nullcontext() if with_data else FakeTensorMode()
@@ -139,14 +150,14 @@ def plan_batch(
         """Return how many crops fit on every rank."""
         if asked == "probe":
             divisors = batch_size.micro_batches(global_batch, ranks.world_size)
-            most = MemoryProbe(
-                config=config.to_dict(),
+            most = largest_that_runs(
+                config,
+                batch_size.micro_batches_to_try(divisors, bn_batch=bn_batch, below=below),
                 num_classes=num_classes,
                 precision=task.precision.name,
-                device=str(ranks.device),
+                device=ranks.device,
                 bank_bytes=bank_bytes,
-                sizes=batch_size.micro_batches_to_try(divisors, bn_batch=bn_batch, below=below),
-            ).run()
+            )
         else:
             found = footprint(
                 config,
@@ -156,14 +167,21 @@ def plan_batch(
                 with_data=not on_gpu,
             )
             free, world = batch_size.free_bytes(ranks.device, ranks.local_size), ranks.world_size
-            most = found.crops_in(free, ranks.device, world_size=world, bank_bytes=bank_bytes)
+            most = found.crops_in(free, on_gpu=on_gpu, world_size=world, bank_bytes=bank_bytes)
         return min(ranks.every(most))
 
+    return _plan(config, ranks.world_size, limit, below=below)
+
+
+def _plan(
+    config: Config, world_size: int, limit: Callable[[], int], *, below: int | None = None
+) -> BatchPlan:
+    asked = asked_micro_batch(config)
     return batch_size.plan_batch(
-        global_batch=global_batch,
-        world_size=ranks.world_size,
+        global_batch=config.training.global_batch,
+        world_size=world_size,
         micro_batch=asked if isinstance(asked, int) else None,
-        bn_batch=bn_batch,
+        bn_batch=config.training.bn_batch,
         join_ranks=config.runtime.sync_bn == "auto",
         below=below,
         limit=limit,
@@ -185,37 +203,25 @@ class CardPlan:
     def fit(self) -> int:
         """Number of crops that fit on one card."""
         free, banks = (self.card_gb - DRIVER_GB) * 2**30, self.bank_gb * 2**30
-        return self.found.crops_in(free, GPU, world_size=self.world_size, bank_bytes=banks)
+        world = self.world_size
+        return self.found.crops_in(free, on_gpu=True, world_size=world, bank_bytes=banks)
 
     def batch(self) -> BatchPlan:
         """Return the plan of the training; raise ValueError where it would."""
-        asked = asked_micro_batch(self.config)
-        return batch_size.plan_batch(
-            global_batch=self.config.training.global_batch,
-            world_size=self.world_size,
-            micro_batch=asked if isinstance(asked, int) else None,
-            bn_batch=self.config.training.bn_batch,
-            join_ranks=self.config.runtime.sync_bn == "auto",
-            limit=lambda: self.fit,
-        )
+        return _plan(self.config, self.world_size, lambda: self.fit)
 
     def parts(self) -> list[tuple[float, str]]:
         """Return (GiB, purpose) of the card's memory, the activations last."""
         free = self.card_gb - DRIVER_GB
         state = self.found.state(self.world_size)
-        in_reserve = min(state, batch_size.STATE_IN_RESERVE)
+        reserve = GPU_RESERVE_BYTES - min(state, STATE_IN_RESERVE)
+        activations = self.fit * self.found.crop * TRANSIENT_SHARE
         names = f"of {self.found.num_parameters / 1e6:.1f} M parameters"
         return [
             (DRIVER_GB, "kept by the driver"),
-            (free * (1 - batch_size.GPU_USABLE_SHARE), "left free"),
-            (
-                (batch_size.GPU_RESERVE_BYTES - in_reserve) / 2**30,
-                "reserve: context, workspaces, communication",
-            ),
+            (free * (1 - GPU_USABLE_SHARE), "left free"),
+            (reserve / 2**30, "reserve: context, workspaces, communication"),
             (state / 2**30, f"weights, gradients, momentum {names}, with the head"),
             (self.bank_gb, "noise and rooms"),
-            (
-                self.fit * self.found.crop * batch_size.TRANSIENT_SHARE / 2**30,
-                f"activations of {self.fit} crops",
-            ),
+            (activations / 2**30, f"activations of {self.fit} crops"),
         ]

@@ -13,11 +13,6 @@ import torch
 from torch import Tensor, nn
 
 MIN_MICRO_BATCH, MAX_MICRO_BATCH = 16, 128
-GPU_RESERVE_BYTES = int(1.5 * 2**30)  # context, workspaces, and the state of a usual model:
-STATE_IN_RESERVE = 384 * 2**20  # weights, gradients and momentum; only what is more counts
-GPU_USABLE_SHARE = 0.92
-CPU_USABLE_SHARE = 0.5
-TRANSIENT_SHARE = 1.055  # what a backward pass holds beyond the saved activations
 REMEDY = "use a shorter data.crop_seconds, a smaller model or a lower precision"
 
 
@@ -82,7 +77,10 @@ def plan_batch(
         size, reason = micro_batch, "as configured"
     else:
         size, reason = _choose(divisors, bn_batch, limit(), mode)
-    joined = ranks_to_join(size, bn_batch, world_size) if join_ranks else 1
+    joined = 1
+    if join_ranks and bn_batch:
+        most = max(bn_batch // size, 1)
+        joined = max(n for n in range(1, world_size + 1) if world_size % n == 0 and n <= most)
     return BatchPlan(size, divisors[-1] // size, world_size, reason, joined)
 
 
@@ -129,12 +127,6 @@ def micro_batches_to_try(
     return [size for size in divisors if floor <= size <= most]
 
 
-def ranks_to_join(micro_batch: int, bn_batch: int | None, world_size: int) -> int:
-    """Return how many neighbouring ranks together see `bn_batch` crops, or nearly so."""
-    most = max((bn_batch or 0) // micro_batch, 1)
-    return max(n for n in range(1, world_size + 1) if world_size % n == 0 and n <= most)
-
-
 def saved_bytes(
     run: Callable[[int], Any], parameters: Iterable[Tensor] = ()
 ) -> tuple[float, float]:
@@ -142,48 +134,25 @@ def saved_bytes(
 
     run: computes the forward pass for a number of crops; parameters: are not counted.
     """
-    ignored = {_storage_key(parameter) for parameter in parameters}
-    two, four = (_saved_bytes(run, num_crops, ignored) for num_crops in (2, 4))
+    # `_cdata` also tells storages without data apart, whose addresses are all 0.
+    ignored = {parameter.untyped_storage()._cdata for parameter in parameters}
+
+    def count(num_crops: int) -> int:
+        sizes: dict[int, int] = {}  # by storage: views share theirs
+
+        def note(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in ignored:
+                sizes[storage._cdata] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            kept = run(num_crops)  # alive until counted, so that no storage is reused
+        del kept
+        return sum(sizes.values())
+
+    two, four = count(2), count(4)
     return (four - two) / 2, 2 * two - four
-
-
-def _saved_bytes(run: Callable[[int], Any], num_crops: int, ignored: set[int]) -> int:
-    sizes: dict[int, int] = {}  # by storage: views share theirs
-
-    def note(tensor: Tensor) -> Tensor:
-        if _storage_key(tensor) not in ignored:
-            sizes[_storage_key(tensor)] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        kept = run(num_crops)  # alive until counted, so that no storage is reused
-    del kept
-    return sum(sizes.values())
-
-
-def _storage_key(tensor: Tensor) -> int:
-    """Return a key of the storage that also works without data, where all addresses are 0."""
-    return tensor.untyped_storage()._cdata
-
-
-def memory_limit(
-    bytes_per_crop: float,
-    free_bytes: float,
-    device: torch.device,
-    *,
-    state_bytes: float = 0,
-    bank_bytes: float = 0,
-) -> int:
-    """Return how many crops fit in the memory that is free before the model is on the device.
-
-    state_bytes: weights, gradients, momentum; bank_bytes: noise and rooms that will be there too.
-    """
-    if device.type == "cuda":
-        held = GPU_RESERVE_BYTES + max(state_bytes - STATE_IN_RESERVE, 0) + bank_bytes
-        usable = int(free_bytes) * GPU_USABLE_SHARE - held
-    else:
-        usable = int(free_bytes) * CPU_USABLE_SHARE - state_bytes - bank_bytes
-    return max(int(usable / (bytes_per_crop * TRANSIENT_SHARE)), 0)
 
 
 def free_bytes(device: torch.device, local_ranks: int) -> int:

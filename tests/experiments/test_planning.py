@@ -1,23 +1,20 @@
 """Predicted memory against published numbers, measured tensors and the hardware presets."""
 
-import json
 import subprocess
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from refusals import refuses
+from refusals import refused
 
 from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import load_config
-from speakerlab.experiments.memory_probe import MemoryProbe
-from speakerlab.experiments.planning import CardPlan, Footprint, footprint
+from speakerlab.experiments.planning import STATE_IN_RESERVE, CardPlan, Footprint, footprint
 
 ROOT = Path(__file__).parents[2]
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 CARDS_GB = (11, 16, 24, 32, 40, 80)
 # Largest micro-batches computed from the MiB a 3-s crop keeps, by hand, for 3D-Speaker's models.
 PUBLISHED = {
@@ -48,8 +45,24 @@ def count(model, precision):
     return footprint(config_of(model), num_classes=30000, precision=precision)
 
 
-def made_of(mib_a_crop):
-    return Footprint("fp32", mib_a_crop * MIB, 0, 0, 10**7, 4 * 10**7, 4 * 10**7)
+def made_of(mib_a_crop, *, weights=4 * 10**7, momentum=4 * 10**7):
+    return Footprint("fp32", mib_a_crop * MIB, 0, 0, 10**7, weights, momentum)
+
+
+def test_crops_in_memory_by_hand():
+    def crops(mib_a_crop, free, *, state=0, on_gpu=True, bank_bytes=0):
+        found = made_of(mib_a_crop, weights=state / 3, momentum=state / 3)
+        return found.crops_in(free, on_gpu=on_gpu, world_size=1, bank_bytes=bank_bytes)
+
+    # 0.92 x 11 - 1.5 = 8.62 GiB for crops of 100 MiB x 1.055
+    assert crops(100, 11 * GIB) == 83
+    assert crops(1 / 1.055, GIB, on_gpu=False) == 512
+    alone = crops(100 / 1.055, 24 * GIB)
+    assert crops(100 / 1.055, 24 * GIB, state=STATE_IN_RESERVE) == alone
+    # a million speakers of 192 values, weights, gradients and momentum: 2197 MiB, 384 reserved
+    assert crops(100 / 1.055, 24 * GIB, state=3 * 4 * 192 * 1_000_000) == alone - 18
+    assert crops(100 / 1.055, 24 * GIB, bank_bytes=2 * GIB) == alone - 20
+    assert crops(100, GIB) == 0
 
 
 @pytest.mark.parametrize(("case", "fits"), PUBLISHED.items(), ids=[name for name, _ in PUBLISHED])
@@ -140,44 +153,31 @@ def test_a_preset_fits_its_card(card_gb):
         assert plan.batch().micro_batch == int(size), (model, plan.fit)
 
 
-PROBE = MemoryProbe(
-    config=config_of(
-        "campplus_tiny", "augment.room_prob=0", "augment.noise_prob=0", "data.crop_seconds=2"
-    ).to_dict(),
-    num_classes=10,
-    precision="fp32",
-    device="cpu",
-    bank_bytes=0,
-    sizes=[1, 2, 4],
-)
-LIMITED = """
-import json, resource, sys
-from speakerlab.experiments.memory_probe import MemoryProbe
-resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]), int(sys.argv[1])))
-print(MemoryProbe(**json.load(sys.stdin)).run())
+PROBE = """
+import resource, sys, torch
+from pathlib import Path
+from speakerlab.config.schema import load_config
+from speakerlab.experiments.memory_probe import largest_that_runs
+resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30))
+config = load_config([Path(sys.argv[1])], ["data.crop_seconds=2", "augment.noise_prob=0"])
+how = {"precision": "fp32", "device": torch.device("cpu"), "bank_bytes": 0}
+print(largest_that_runs(config, [1, 4, 16, 4096], num_classes=int(sys.argv[2]), **how))
 """
 
 
-def probe_within(limit_bytes, probe):
-    """Return the result of a probe whose process has limited memory."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(limit_bytes)],
-        input=json.dumps(probe.__dict__),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+def probe(num_classes):
+    """Run a probe in a process whose memory is limited to 1 GiB."""
+    words = [sys.executable, "-c", PROBE, ROOT / "conf/campplus_tiny.yaml", str(num_classes)]
+    return subprocess.run(words, capture_output=True, text=True)
 
 
 @pytest.mark.slow
 def test_a_probe_stops_when_memory_runs_out():
-    sizes = [1, 4, 16, 4096]
     # 4096 crops x 1.1 need 4096 x 32000 x 4 bytes for their samples alone, 0.54 GB.
-    assert probe_within(2**30, replace(PROBE, sizes=sizes)) in (1, 4, 16)
+    assert probe(10).stdout in ("1\n", "4\n", "16\n")
 
 
 @pytest.mark.slow
 def test_a_failed_probe_is_a_one_line_error():
-    with refuses("runtime.micro_batch", "RuntimeError"):
-        replace(PROBE, num_classes=-1).run()
+    line = probe(-1).stderr.splitlines()[-1]
+    assert refused(line.partition(" ")[2], "runtime.micro_batch", "RuntimeError")
