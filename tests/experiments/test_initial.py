@@ -35,15 +35,6 @@ def test_the_embedder_and_rows_of_the_same_name_are_copied(
     assert line in caplog.text
 
 
-def test_a_model_of_another_shape_is_an_error(publish_to, make_config, make_embedder):
-    folder, _, head = publish_to("model")
-    narrow = make_embedder("model.args.embed_dim=8")
-    before = {name: tensor.clone() for name, tensor in narrow.state_dict().items()}
-    with refuses(str(folder), "3 tensors", "backbone.xvector.dense.linear.weight"):
-        init_from(folder, embedder=narrow, head=head, classes=["a"], config=make_config())
-    assert all(torch.equal(narrow.state_dict()[name], before[name]) for name in before)
-
-
 @pytest.mark.parametrize("name", ["aam_softmax_subcenter_topk", "sphereface2", "softmax"])
 def test_rows_of_every_parameter_of_a_head_are_copied(publish_to, make_config, make_embedder, name):
     settings = (f"head={{name: {name}}}", "training.margin={initial: 0, final: 0}")
@@ -71,8 +62,17 @@ def test_rows_of_another_head_are_not_copied(publish_to, make_config, make_embed
     assert "head: 0 of 2 rows by name, 2 new, 2 of the model's dropped" in caplog.text
 
 
-def test_a_model_of_other_features_is_an_error(publish_to, make_config, make_embedder):
+@pytest.mark.parametrize(
+    ("settings", "values"),
+    [
+        (["model.args.embed_dim=8"], ["3 tensors", "backbone.xvector.dense.linear.weight"]),
+        (["frontend.scale=32768.0", "frontend.dither=1.0"], ["scale: 1.0 -> 32768.0;"]),
+    ],
+)
+def test_another_model_is_an_error(publish_to, make_config, make_embedder, settings, values):
     folder, _, head = publish_to("model")
-    config = make_config("frontend.scale=32768.0", "frontend.dither=1.0")
-    with refuses(str(folder), "scale: 1.0 -> 32768.0;"):
-        init_from(folder, embedder=make_embedder(), head=head, classes=["a"], config=config)
+    embedder, config = make_embedder(*settings), make_config(*settings)
+    before = {name: tensor.clone() for name, tensor in embedder.state_dict().items()}
+    with refuses(str(folder), *values):
+        init_from(folder, embedder=embedder, head=head, classes=["a"], config=config)
+    assert all(torch.equal(embedder.state_dict()[name], before[name]) for name in before)

@@ -14,6 +14,7 @@ from speakerlab.experiments.plots import (
 )
 from speakerlab.scoring.metrics import operating_points
 
+image = pytest.importorskip("matplotlib.image")
 BLUE, ORANGE = (0x1F, 0x5F, 0xA8), (0xC8, 0x50, 0x1E)
 
 
@@ -25,16 +26,14 @@ def trials(separation, seed=0):
 
 def pixels(path):
     """(height, width, 3) as bytes."""
-    image = pytest.importorskip("matplotlib.image")
     return (image.imread(path)[..., :3] * 255).round().astype(int)
 
 
-def num_coloured(image, colour):
-    return int((np.abs(image - np.array(colour)).max(axis=2) <= 4).sum())
+def num_coloured(shown, colour):
+    return int((np.abs(shown - np.array(colour)).max(axis=2) <= 4).sum())
 
 
 def test_the_det_picture_shows_both_curves(tmp_path):
-    pytest.importorskip("matplotlib")
     curves = {"campplus": operating_points(*trials(3))[:2]}
     plot_det(tmp_path / "one.png", curves)
     plot_det(tmp_path / "two.png", {**curves, "another": operating_points(*trials(1))[:2]})
@@ -47,7 +46,6 @@ def test_the_det_picture_shows_both_curves(tmp_path):
 
 @pytest.mark.parametrize("separation", [100, -100, 0])  # EER 0, 1 and about a half
 def test_extreme_systems_can_be_drawn(tmp_path, separation):
-    pytest.importorskip("matplotlib")
     plot_det(tmp_path / "det.png", {"x": operating_points(*trials(separation))[:2]})
     assert (tmp_path / "det.png").stat().st_size > 5000
 
@@ -62,7 +60,6 @@ DRAWN = {
 
 @pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
 def test_equal_input_makes_equal_bytes(tmp_path, draw):
-    pytest.importorskip("matplotlib")
     for name in "ab":
         draw(tmp_path / name)
     data = (tmp_path / "a").read_bytes()
@@ -71,7 +68,6 @@ def test_equal_input_makes_equal_bytes(tmp_path, draw):
 
 
 def test_what_calibration_loses_is_shaded(tmp_path):
-    pytest.importorskip("matplotlib")
     scores_N, is_target_N = trials(2)
     pale = tuple(round(255 + 0.12 * (c - 255)) for c in ORANGE)
     shaded = {}

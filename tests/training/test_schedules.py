@@ -13,9 +13,6 @@ def test_warmup_then_half_a_cosine(step, lr):
     # 4 steps of warm-up, then steps 4..14: step 9 is half-way, (1.0 + 0.1) / 2
     got = warmup_cosine(step, peak=1.0, final=0.1, warmup_steps=4, total_steps=15)
     assert got == pytest.approx(lr)
-
-
-def test_no_warmup_starts_at_the_peak():
     assert warmup_cosine(0, peak=0.2, final=0.0, warmup_steps=0, total_steps=5) == 0.2
 
 
@@ -27,7 +24,5 @@ def test_no_warmup_starts_at_the_peak():
 def test_margin_ramp(step, margin):
     got = margin_ramp(step, initial=0.0, final=0.3, start_step=10, end_step=20)
     assert got == pytest.approx(margin)
-
-
-def test_a_margin_without_ramp_is_final_from_the_start():
+    # without a ramp it is final from the start
     assert margin_ramp(0, initial=0.0, final=0.5, start_step=0, end_step=0) == 0.5
