@@ -73,9 +73,10 @@ def build_bench(config: Config, ranks: Ranks) -> DataBench:
     task = setup.build_task(config, corpus, precision, ranks, num_classes=len(classes))
     augment, plan = task.augment, plan_batch(config, ranks, task)
     assert isinstance(augment, Augment)
+    source = setup.TrainBatches(config, corpus, classes, augment, ranks, plan)
     return DataBench(
-        source=setup.TrainBatches(config, corpus, classes, augment, ranks, plan),
-        crops=setup.train_crops(config, corpus, classes, augment),
+        source=source,
+        crops=source.crops_of(attempt=0),
         task=task.to(ranks.device),
     )
 

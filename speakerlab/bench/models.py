@@ -110,7 +110,7 @@ def training_step(config: Config, feats_BTF: Tensor, precision: Precision) -> Ca
     steps, margin = count(), config.training.margin.final
 
     def step() -> None:
-        updater.guard.before_step()
+        updater.before_step()
         loss = task(feats_BTF, label_B, margin).loss
         updater.scale_loss(loss).backward()
         updater.check(next(steps), updater.step(LR))

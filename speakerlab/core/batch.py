@@ -6,12 +6,12 @@ Every random draw travels here; the modules that apply the draws are determinist
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 
 class Draw(NamedTuple):
@@ -33,12 +33,12 @@ class Draws(NamedTuple):
     group: int = 0
 
     def split(self, num_rows: int) -> "list[Draws]":
-        """The same draws, `num_rows` at a time."""
-        columns = map(methodcaller("split", num_rows), (self.rows, *self.values.values()))
-        parts = []
-        for rows, *values in zip(*columns):
-            parts.append(Draws(rows, dict(zip(self.values, values)), self.group))
-        return parts
+        """Return the same draws, `num_rows` at a time."""
+        pieces = {name: value.split(num_rows) for name, value in self.values.items()}
+        return [
+            Draws(rows, {name: parts[index] for name, parts in pieces.items()}, self.group)
+            for index, rows in enumerate(self.rows.split(num_rows))
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,7 @@ class Crop:
     draws: Mapping[str, Draw]  # by the augmentation's name; only of those that change this crop
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """One micro-batch. The loader lists the rows to change, so that a GPU waits for no index."""
 
     wave_BS: Tensor  # int16, rows padded with zeros to the longest
@@ -75,12 +74,4 @@ class Batch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         """Return the batch with `function` applied to each of its tensors."""
-        names = ("wave_BS", "feats_BTF", "label_B", "position_B", "row_B")
-        tensors = map(function, attrgetter(*names)(self))
-        draws: dict[str, list[Draws]] = {}
-        for name, groups in self.draws.items():
-            draws[name] = []
-            for rows, values, group in groups:
-                mapped = dict(zip(values, map(function, values.values())))
-                draws[name].append(Draws(function(rows), mapped, group))
-        return Batch(*tensors, draws=draws)
+        return tree_map_only(Tensor, function, self)

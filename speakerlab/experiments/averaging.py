@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from speakerlab.checkpoints.published import publish
 from speakerlab.config.build import build_embedder, build_head
@@ -33,12 +34,11 @@ def average_newest(
             f"{exp_dir}/checkpoints: no scheduled checkpoint to average; lower "
             "training.checkpoint_every_steps"
         )
-    own = {f"embedder.{name}": tensor for name, tensor in embedder.state_dict().items()}
-    if head is not None:
-        own |= {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
+    parts = {"embedder": embedder} if head is None else {"embedder": embedder, "head": head}
+    own = nn.ModuleDict(parts).state_dict()
     sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in own.items()}
     for folder in folders:
-        task = load_state(read_checked(folder).state)["task"]
+        task = load_state(read_checked(folder))["task"]
         for name, total in sums.items():
             total += task[name].to(total) / len(folders)
     for name, tensor in own.items():

@@ -32,6 +32,12 @@ class Corpus:
     noise: Bank
     noise_on_device: bool = True  # else workers cut it and send it with the batch
 
+    @property
+    def banks(self) -> dict[str, Any]:
+        """Rooms and noise as arguments of `build_augment`."""
+        noise = {"noises": self.noise, "noise_kinds": self.noise.kinds}
+        return {"rooms": self.rooms, **noise, "noise_on_device": self.noise_on_device}
+
 
 def read_corpus(config: Config) -> Corpus:
     """Read the manifests, validation speakers held out of training, and the banks."""
@@ -133,22 +139,6 @@ def counted(config: Config) -> tuple[str, str]:
     """Return what is counted of (training, validation)."""
     is_open = config.task == "verification"
     return ("speakers", "speakers") if is_open else ("classes", "utterances")
-
-
-def corpus_facts(config: Config, corpus: Corpus) -> dict[str, Any]:
-    """Return facts about the data, for run.json, the model's card and the log."""
-    train, valid = corpus.train, corpus.valid
-    what, held_out = counted(config)
-    return {
-        f"train_{what}": len(train.speakers),
-        "train_utterances": len(train),
-        "train_hours": round(train.hours, 3),
-        "train_sha256": train.sha256(),
-        f"valid_{held_out}": len(valid if held_out == "utterances" else valid.speakers),
-        "rooms": len(corpus.rooms),
-        "noises": len(corpus.noise),
-        "noise_on_device": corpus.noise_on_device,
-    }
 
 
 def num_valid_speakers(config: Config, num_speakers: int) -> int:

@@ -8,7 +8,7 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from scipy.special import logit, ndtri
@@ -16,10 +16,6 @@ from scipy.special import logit, ndtri
 from speakerlab.core.atomic import replacing
 from speakerlab.experiments.trial_list import ListScores
 from speakerlab.scoring.metrics import bayes_error, eer_of_points, operating_points
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PERCENT_TICKS = (0.01, 0.1, 0.3, 1, 2, 5, 10, 20, 40, 60, 80, 95)
 COLOURS = ("#1f5fa8", "#c8501e", "#2f8a4c", "#7b4fa3", "#b0890f", "#0f8a94")
@@ -84,7 +80,7 @@ def plot_det(path: str | Path, curves: Mapping[str, tuple[np.ndarray, np.ndarray
 
     EERs are marked. A curve with "untrained" in its name is drawn in grey dashes.
     """
-    figure, axes = _figure("plot_det", height=INCHES + LEGEND_LINE * len(curves))
+    figure, axes = _figure(height=INCHES + LEGEND_LINE * len(curves))
     eers = {name: eer_of_points(*points) for name, points in curves.items()}
     low, high = _limits(curves, max(eers.values()))
     axes.plot(ndtri([low, high]), ndtri([low, high]), color=PALE, linewidth=1)
@@ -109,7 +105,7 @@ def plot_det(path: str | Path, curves: Mapping[str, tuple[np.ndarray, np.ndarray
 
 def plot_scores(path: str | Path, scores_N: np.ndarray, is_target_N: np.ndarray) -> None:
     """Plot histograms of target and non-target scores, each with area 1, as a PNG."""
-    figure, axes = _figure("plot_scores", height=FLAT)
+    figure, axes = _figure(height=FLAT)
     is_target_N = np.asarray(is_target_N, dtype=np.bool_)
     edges = np.histogram_bin_edges(scores_N, bins=60)
     for name, chosen_N, colour in (
@@ -130,7 +126,7 @@ def plot_calibration(path: str | Path, llr_N: np.ndarray, is_target_N: np.ndarra
 
     llr_N are natural logarithms; see `bayes_error`. The priors 0.01 and 0.05 are marked.
     """
-    figure, axes = _figure("plot_calibration", height=FLAT)
+    figure, axes = _figure(height=FLAT)
     actual_P, minimum_P = bayes_error(llr_N, is_target_N, LOG_ODDS_P)
     axes.axhline(1, color=GREY, linewidth=1, linestyle=":")
     axes.fill_between(LOG_ODDS_P, minimum_P, actual_P, color=COLOURS[1], alpha=0.12, linewidth=0)
@@ -156,7 +152,7 @@ def plot_course(
     path: str | Path, step_T: Sequence[float], value_T: Sequence[float], *, name: str
 ) -> None:
     """Plot one metric of a training over its steps as a PNG; few points are marked."""
-    figure, axes = _figure("plot_course", height=FLAT)
+    figure, axes = _figure(height=FLAT)
     marker = "o" if len(step_T) <= 40 else ""
     axes.plot(step_T, value_T, color=COLOURS[0], linewidth=1.6, marker=marker, markersize=4)
     axes.set(xlabel="step", ylabel=name, xlim=(0, None))
@@ -164,7 +160,7 @@ def plot_course(
 
 
 def thinned(x_K: np.ndarray, y_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The points of a curve that differ visibly; millions become thousands."""
+    """Return the points of a curve that differ visibly; millions become thousands."""
     is_new_K = np.zeros(len(x_K), dtype=np.bool_)
     for value_K in (x_K, y_K):
         low, high = value_K.min(), value_K.max()
@@ -177,7 +173,7 @@ def thinned(x_K: np.ndarray, y_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _limits(
     curves: Mapping[str, tuple[np.ndarray, np.ndarray]], worst_eer: float
 ) -> tuple[float, float]:
-    """First and last tick of both axes: from the resolution of the trials to above the EERs."""
+    """Return the ends of both axes: from the resolution of the trials to above the EERs."""
     steps = [max(p_K[p_K > 0].min() for p_K in points) for points in curves.values()]
     rates = np.array(PERCENT_TICKS) / 100
     low = rates[rates <= min(steps)].max(initial=rates[0])
@@ -185,18 +181,16 @@ def _limits(
     return float(min(low, 0.1)), float(max(high, 0.4))
 
 
-def _figure(caller: str, *, height: float = INCHES) -> "tuple[Figure, Axes]":
+def _figure(*, height: float) -> tuple[Any, Any]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            f"{caller}: matplotlib is not installed; pip install matplotlib"
-        ) from error
+        raise ImportError("plots: matplotlib is not installed; pip install matplotlib") from error
     figure = Figure(figsize=(INCHES, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _save(figure: "Figure", axes: "Axes", path: str | Path) -> None:
+def _save(figure: Any, axes: Any, path: str | Path) -> None:
     axes.grid(color=PALE, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

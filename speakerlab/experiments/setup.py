@@ -18,8 +18,8 @@ from speakerlab.core.batch import Batch
 from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, train_loader
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import auto_workers, fit_workers
-from speakerlab.experiments import stored_features
-from speakerlab.experiments.corpus import Corpus, corpus_facts, counted, row_labels
+from speakerlab.experiments.corpus import Corpus, counted, row_labels
+from speakerlab.experiments.stored_features import frames_to_read
 from speakerlab.frontend.augment import Augment
 from speakerlab.training.appended import LogFile
 from speakerlab.training.batch_size import BatchPlan
@@ -69,13 +69,7 @@ def build_task(
     config: Config, corpus: Corpus, precision: Precision, ranks: Ranks, *, num_classes: int
 ) -> SpeakerTask:
     """Build everything between a batch and its loss, on the CPU; a large head may be split."""
-    augment = build.build_augment(
-        config,
-        rooms=corpus.rooms,
-        noises=corpus.noise,
-        noise_kinds=corpus.noise.kinds,
-        noise_on_device=corpus.noise_on_device,
-    )
+    augment = build.build_augment(config, **corpus.banks)
     shards = ranks if build.is_head_split(config, ranks.world_size, num_classes) else None
     return build.build_task(
         config, num_classes=num_classes, precision=precision, augment=augment, shards=shards
@@ -92,25 +86,6 @@ def choose_kernels(config: Config, task: SpeakerTask) -> None:
         embedder.backbone.to(memory_format=torch.channels_last)
     if config.runtime.compile:
         embedder.compile_for_training()
-
-
-def epoch_order(config: Config, corpus: Corpus, attempt: int = 0) -> EpochOrder:
-    """Return the order of all epochs; every attempt has the same length."""
-    hours = config.training.epoch_hours
-    order = EpochOrder(
-        corpus.train.num_samples_N,
-        crop_samples=crop_samples(config),
-        global_batch=config.training.global_batch,
-        seed=config.seed,
-        attempt=attempt,
-        epoch_samples=None if hours is None else hours * 3600 * corpus.train.sample_rate,
-        speaker_N=corpus.train.speaker_N,
-        speaker_balance=config.training.speaker_balance,
-    )
-    if hours is None and order.repeats > 1 and not attempt:
-        text = "the corpus is shorter than a global batch: each epoch repeats it %.1f times"
-        log.info(text, order.repeats)
-    return order
 
 
 def schedule(config: Config, order: EpochOrder) -> Schedule:
@@ -143,26 +118,6 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
     )
 
 
-def train_crops(
-    config: Config, corpus: Corpus, names: Sequence[str], augment: Augment, attempt: int = 0
-) -> TrainCrops:
-    """Return the training set as crops with their draws."""
-    stored = {}
-    if config.data.features == "fbank":
-        stored = stored_features.frames_to_read(config.frontend, crop_samples(config))
-        stored_features.check_stored(corpus.train, config.frontend)
-    return TrainCrops(
-        corpus.train,
-        augment.draws,
-        crop_samples=crop_samples(config),
-        **stored,
-        speeds=config.augment.speeds,
-        label_KN=row_labels(config, corpus, names),
-        seed=config.seed,
-        attempt=attempt,
-    )
-
-
 class TrainBatches:
     """This rank's micro-batches; another attempt has another order and other draws."""
 
@@ -177,51 +132,73 @@ class TrainBatches:
     ) -> None:
         self.config, self.corpus, self.classes, self.augment = config, corpus, classes, augment
         self.ranks, self.plan = ranks, plan
-        self.order = epoch_order(config, corpus)
-        crops = train_crops(config, corpus, classes, augment)
-        self.num_workers = num_workers(config, ranks, crops, plan)
+        self.order, asked = self.order_of(attempt=0), config.runtime.num_workers
+        if config.training.epoch_hours is None and self.order.repeats > 1:
+            text = "the corpus is shorter than a global batch: each epoch repeats it %.1f times"
+            log.info(text, self.order.repeats)
+        self.num_workers = fit_workers(  # as CPUs and shared memory allow
+            auto_workers(ranks.local_size) if asked == "auto" else asked,
+            bytes_per_batch=batch_bytes(self.crops_of(attempt=0), plan.micro_batch),
+            local_ranks=ranks.local_size,
+            is_fixed=asked != "auto",
+            on_gpus=ranks.device.type == "cuda",
+        )
 
     def read_from(self, step: int, attempt: int) -> Iterator[Batch]:
         """Iterate over the micro-batches from a step to the last one."""
-        config, order = self.config, epoch_order(self.config, self.corpus, attempt)
+        order = self.order_of(attempt=attempt)
         positions = MicroBatches(
             order,
             start_step=step,
-            stop_step=config.training.num_epochs * order.steps_per_epoch,
+            stop_step=self.config.training.num_epochs * order.steps_per_epoch,
             micro_batch=self.plan.micro_batch,
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
         )
         return train_loader(
-            train_crops(config, self.corpus, self.classes, self.augment, attempt),
+            self.crops_of(attempt=attempt),
             positions,
             num_workers=self.num_workers,
             pin_memory=self.ranks.device.type == "cuda",
-            stall_seconds=config.runtime.stall_seconds,
+            stall_seconds=self.config.runtime.stall_seconds,
+        )
+
+    def order_of(self, *, attempt: int) -> EpochOrder:
+        """Return the order of all epochs; every attempt has the same length."""
+        training, train = self.config.training, self.corpus.train
+        hours = training.epoch_hours
+        return EpochOrder(
+            train.num_samples_N,
+            crop_samples=crop_samples(self.config),
+            global_batch=training.global_batch,
+            seed=self.config.seed,
+            attempt=attempt,
+            epoch_samples=None if hours is None else hours * 3600 * train.sample_rate,
+            speaker_N=train.speaker_N,
+            speaker_balance=training.speaker_balance,
+        )
+
+    def crops_of(self, *, attempt: int) -> TrainCrops:
+        """Return the training set as crops with their draws."""
+        config, stored = self.config, {}
+        if config.data.features == "fbank":
+            stored = frames_to_read(self.corpus.train, config.frontend, crop_samples(config))
+        return TrainCrops(
+            self.corpus.train,
+            self.augment.draws,
+            crop_samples=crop_samples(config),
+            **stored,
+            speeds=config.augment.speeds,
+            label_KN=row_labels(config, self.corpus, self.classes),
+            seed=config.seed,
+            attempt=attempt,
         )
 
 
-def num_workers(config: Config, ranks: Ranks, crops: TrainCrops, plan: BatchPlan) -> int:
-    """Return the worker processes of this rank: what its CPUs and shared memory allow."""
-    asked = config.runtime.num_workers
-    return fit_workers(
-        auto_workers(ranks.local_size) if asked == "auto" else asked,
-        bytes_per_batch=batch_bytes(crops, plan.micro_batch),
-        local_ranks=ranks.local_size,
-        is_fixed=asked != "auto",
-        on_gpus=ranks.device.type == "cuda",
-    )
-
-
-def facts(
-    config: Config,
-    ranks: Ranks,
-    used: Precision,
-    plan: BatchPlan,
-    corpus: Corpus,
-    order: EpochOrder,
-) -> dict[str, Any]:
-    """Return facts about the run, for run.json and the model's card."""
+def facts(source: TrainBatches, used: Precision) -> dict[str, Any]:
+    """Return facts about the run, for run.json, the model's card and the log."""
+    ranks, plan, corpus = source.ranks, source.plan, source.corpus
+    train, valid, (what, held_out) = corpus.train, corpus.valid, counted(source.config)
     return {
         **provenance.environment(ranks.device),
         "precision": used.name,
@@ -233,10 +210,17 @@ def facts(
         "batch": str(plan),
         "bn_batch": plan.bn_batch,
         "bn_joined_ranks": plan.joined_ranks,
-        "seed": config.seed,
-        **corpus_facts(config, corpus),
-        "steps_per_epoch": order.steps_per_epoch,
-        "crops_dropped_per_epoch": order.num_dropped,
+        "seed": source.config.seed,
+        f"train_{what}": len(train.speakers),
+        "train_utterances": len(train),
+        "train_hours": round(train.hours, 3),
+        "train_sha256": train.sha256(),
+        f"valid_{held_out}": len(valid if held_out == "utterances" else valid.speakers),
+        "rooms": len(corpus.rooms),
+        "noises": len(corpus.noise),
+        "noise_on_device": corpus.noise_on_device,
+        "steps_per_epoch": source.order.steps_per_epoch,
+        "crops_dropped_per_epoch": source.order.num_dropped,
     }
 
 

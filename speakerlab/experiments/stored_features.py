@@ -52,14 +52,13 @@ class StoredFbank:
             return self.fbank(wave_1S)[0].numpy()
 
 
-def frames_to_read(frontend: dict[str, Any], crop_samples: int) -> dict[str, int]:
-    """Return the frames of a crop and their shift, as arguments of `TrainCrops`."""
-    fbank = Fbank(**frontend)
-    return {"crop_frames": fbank.num_frames(crop_samples), "frame_shift": fbank.frame_shift}
+def frames_to_read(
+    manifest: Manifest, frontend: dict[str, Any], crop_samples: int
+) -> dict[str, int]:
+    """Return the frames of a crop and their shift, as arguments of `TrainCrops`.
 
-
-def check_stored(manifest: Manifest, frontend: dict[str, Any]) -> None:
-    """Raise ValueError if a directory has no stored features, or those of another front end."""
+    Raises ValueError if a directory has no stored features, or those of another front end.
+    """
     wanted = StoredFbank(frontend).facts["frontend"]
     for part in manifest.parts:
         if part.features is None:
@@ -74,3 +73,5 @@ def check_stored(manifest: Manifest, frontend: dict[str, Any]) -> None:
                 f"{part.features.folder}: was made with another front end: {other[0]} "
                 f"{known.get(other[0])} instead of {wanted[other[0]]}; run stage 2 again"
             )
+    fbank = Fbank(**frontend)
+    return {"crop_frames": fbank.num_frames(crop_samples), "frame_shift": fbank.frame_shift}

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from speakerlab.checkpoints.published import publish, write_initial
@@ -16,20 +17,20 @@ from speakerlab.experiments.averaging import average_newest
 from speakerlab.experiments.corpus import Corpus
 from speakerlab.experiments.initial import init_from
 from speakerlab.experiments.planning import plan_batch
-from speakerlab.experiments.validation import ClassValidation, Validation, pictures_of
+from speakerlab.experiments.validation import ClassValidation, HeldOut, Validation
 from speakerlab.losses.head import Head
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.monitor import Monitor
-from speakerlab.training.nan_report import NanReport
+from speakerlab.training.nan_report import write_report
 from speakerlab.training.progress import LearningWatch, MetricSums
 from speakerlab.training.run_state import RunState
 from speakerlab.training.signals import Signals
 from speakerlab.training.sync_batchnorm import join_batchnorms
 from speakerlab.training.trainer import Trainer
 from speakerlab.training.update import Updater
-from speakerlab.training.writer import CheckpointWriter, new_run_name
+from speakerlab.training.writer import CheckpointWriter
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,6 @@ class Training:
     head: Head
     classes: list[str]
     facts: dict[str, Any]
-    validation: Validation | ClassValidation | None
 
 
 def build_training(
@@ -97,7 +97,7 @@ def build_training(
     writer = CheckpointWriter(
         exp_dir / "checkpoints",
         keep=max(training.keep_checkpoints, training.average_checkpoints),
-        run=ranks.on_first(new_run_name),
+        run=ranks.on_first(lambda: token_hex(4)),
         rank=ranks.rank,
         num_parts=ranks.world_size if task.split else 0,
     )
@@ -114,10 +114,11 @@ def build_training(
         exp_dir,
         total_steps=schedule.total_steps,
         every_seconds=config.runtime.log_every_seconds,
-        pictures=partial(pictures_of, validation) if validation else None,
+        pictures=validation.pictures if validation else None,
     )
-    facts = setup.facts(config, ranks, precision, plan, corpus, source.order)
-    facts["init_sha256"] = init_sha256
+    facts = {**setup.facts(source, precision), "init_sha256": init_sha256}
+    where = exp_dir / "nan_report.json"
+    report = partial(write_report, path=where, utterances=corpus.train.ids, facts=facts)
     trainer = Trainer(
         exp_dir,
         state=state,
@@ -126,20 +127,20 @@ def build_training(
         schedule=schedule,
         validation=validation,
         monitor=monitor if ranks.is_first else None,
-        nan_report=NanReport(exp_dir / "nan_report.json", corpus.train.ids, facts),
+        report=report,
         signals=signals,
         crop_samples=build.crop_samples(config),
         seed=config.seed,
     )
     if ranks.is_first:
         setup.describe(exp_dir, config, facts, task)
-    return Training(exp_dir, config, trainer, embedder, head, classes, facts, validation)
+    return Training(exp_dir, config, trainer, embedder, head, classes, facts)
 
 
 def build_validation(
     config: Config, corpus: Corpus, head: Head, classes: Sequence[str]
-) -> Validation | ClassValidation | None:
-    """Return what evaluates the held-out utterances; None if there are none."""
+) -> HeldOut | None:
+    """Return the validation of the held-out utterances; None if there are none."""
     if not len(corpus.valid):
         return None
     if config.task == "identification":
@@ -165,12 +166,10 @@ def train(training: Training) -> None:
         averaged = average_newest(exp_dir, num, training.embedder, head if decides else None)
     head_state = head.gather_state()  # every rank may hold rows of it
     if ranks.is_first:
-        state, calibration = trainer.state, None
-        if isinstance(training.validation, Validation):
+        state, calibration, validation = trainer.state, None, trainer.validation
+        if isinstance(validation, Validation):
             source = "validation speakers"
-            calibration = training.validation.calibrate(
-                training.embedder, ranks.device, source=source
-            )
+            calibration = validation.calibrate(training.embedder, ranks.device, source=source)
         done = {"attempt": state.attempt, "steps": state.step, "averaged": averaged}
         done[f"best_valid_{state.metric}"] = state.best
         digest = publish(

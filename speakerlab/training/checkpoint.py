@@ -15,10 +15,11 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from speakerlab.core.atomic import file_sha256
 
@@ -44,13 +45,6 @@ class Note:
         return self.valid_eer if self.valid_error is None else self.valid_error
 
 
-class Found(NamedTuple):
-    """A checkpoint whose files are all intact."""
-
-    folder: Path
-    state: bytes  # for `load_state`
-
-
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return finished checkpoints, oldest first; a later attempt at a step comes later."""
     return sorted(folder.glob("step_*"))
@@ -73,8 +67,8 @@ def read_note(folder: Path) -> Note:
         raise ValueError(f"{folder / NOTE}: damaged") from None
 
 
-def read_checked(folder: Path) -> Found:
-    """Read a checkpoint; raise ValueError if any of its files is damaged."""
+def read_checked(folder: Path) -> bytes:
+    """Read the state of a checkpoint; raise ValueError if any of its files is damaged."""
     for name, digest in read_note(folder).sha256.items():
         try:
             found = file_sha256(folder / name)
@@ -82,18 +76,18 @@ def read_checked(folder: Path) -> Found:
             raise ValueError(f"{folder / name}: cannot be read: {error.strerror}") from None
         if found != digest:
             raise ValueError(f"{folder / name}: damaged, its sha256 differs")
-    return Found(folder, (folder / STATE).read_bytes())
+    return (folder / STATE).read_bytes()
 
 
-def read_latest(folder: Path) -> Found | None:
-    """Read the newest intact checkpoint; return None if there are none at all.
+def read_latest(folder: Path) -> tuple[Path, bytes] | None:
+    """Return folder and state of the newest intact checkpoint; None if there are none at all.
 
     Raises ValueError if none is intact: a run must not silently start again over its checkpoints.
     """
     found = list_checkpoints(folder)
     for one in reversed(found):
         try:
-            return read_checked(one)
+            return one, read_checked(one)
         except ValueError as error:
             log.warning("%s; trying the previous one", error)
     if found:
@@ -140,13 +134,7 @@ def find_non_finite(value: Any, path: str) -> list[str]:
 
 def snapshot(value: Any) -> Any:
     """Return a copy on the CPU of nested mappings and lists, which later steps do not change."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: snapshot(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(snapshot(item) for item in value)
-    return value
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), value)
 
 
 def write_tensors(path: Path, value: Any) -> str:

@@ -28,17 +28,11 @@ class Group:
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over the group; `values` is not changed."""
-        total = values.clone()
-        with record_function(REDUCE):
-            dist.all_reduce(total, group=self.handle)
-        return total
+        return _all_reduce(values, group=self.handle)
 
     def gather(self, values: Tensor) -> Tensor:
         """Return the values of each rank of the group, in order, along a new first axis."""
-        every = [torch.empty_like(values) for _ in range(self.size)]
-        with record_function(REDUCE):
-            dist.all_gather(every, values, group=self.handle)
-        return torch.stack(every)
+        return torch.stack(_all_gather(values, self.size, group=self.handle))
 
 
 @dataclass(frozen=True)
@@ -65,28 +59,17 @@ class Ranks:
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over ranks; `values` is not changed."""
-        return self._reduced(values, dist.ReduceOp.SUM)
+        return _all_reduce(values) if self.world_size > 1 else values.clone()
 
     def max(self, values: Tensor) -> Tensor:
         """Return the maximum of each value over ranks; `values` is not changed."""
-        return self._reduced(values, dist.ReduceOp.MAX)
-
-    def _reduced(self, values: Tensor, operation: Any) -> Tensor:
-        result = values.clone()
-        if self.world_size > 1:
-            with record_function(REDUCE):
-                dist.all_reduce(result, op=operation)
-        return result
+        return _all_reduce(values, op=dist.ReduceOp.MAX) if self.world_size > 1 else values.clone()
 
     def gather(self, values: Tensor) -> Tensor:
         """Return the ranks' values, all of one shape, joined along the first axis in order."""
         if self.world_size == 1:
             return values
-        values = values.contiguous()
-        parts = [torch.empty_like(values) for _ in range(self.world_size)]
-        with record_function(REDUCE):
-            dist.all_gather(parts, values)
-        return torch.cat(parts)
+        return torch.cat(_all_gather(values.contiguous(), self.world_size))
 
     def every(self, value: T) -> list[T]:
         """Return each rank's value in the order of ranks; it must be picklable."""
@@ -149,6 +132,20 @@ class Ranks:
         if outcome[1] is not None:
             raise ValueError(f"rank 0 failed: {outcome[1]}")
         return outcome[0]
+
+
+def _all_reduce(values: Tensor, *, op: Any = dist.ReduceOp.SUM, group: Any = None) -> Tensor:
+    result = values.clone()
+    with record_function(REDUCE):
+        dist.all_reduce(result, op=op, group=group)
+    return result
+
+
+def _all_gather(values: Tensor, size: int, *, group: Any = None) -> list[Tensor]:
+    parts = [torch.empty_like(values) for _ in range(size)]
+    with record_function(REDUCE):
+        dist.all_gather(parts, values, group=group)
+    return parts
 
 
 def is_lost_peer(error: RuntimeError) -> bool:

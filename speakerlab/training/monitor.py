@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -91,9 +92,6 @@ class Events:
         except OSError as error:
             log.warning("%s/projector: not written: %s", self.folder, error.strerror)
 
-    def close(self) -> None:
-        self.file.close()
-
     def _append(self, event: Event) -> None:
         event.wall_time = time.time()
         record = io.BytesIO()
@@ -163,7 +161,9 @@ class Monitor:
         now = time.monotonic()
         if now - self.last_line_at >= self.every_seconds or step == self.total_steps:
             self.last_line_at = now
-            text = f"step {step}/{self.total_steps} ETA {_clock(self.eta_seconds(step))}"
+            each = (now - self.started_at) / max(step - self.start_step, 1)
+            left = timedelta(seconds=round(each * (self.total_steps - step)))
+            text = f"step {step}/{self.total_steps} ETA {left}"
             log.info("%s %s", text, " ".join(f"{k} {_text(v)}" for k, v in values.items()))
         loss = _text(values["loss"]) if "loss" in values else "none: every step was skipped"
         self.bar.set_postfix_str(f"loss {loss}", refresh=False)
@@ -186,13 +186,7 @@ class Monitor:
         """Write what could not be written before, or log what is missing."""
         self.terminal.close()
         self.rows.close()
-        self.events.close()
-
-    def eta_seconds(self, step: int) -> float:
-        """Return the time left at the mean speed since `begin`."""
-        done = step - self.start_step
-        elapsed = time.monotonic() - self.started_at
-        return elapsed / max(done, 1) * (self.total_steps - step)
+        self.events.file.close()
 
     def _write(self, step: int, values: Mapping[str, float], group: str) -> None:
         row = json.dumps({"kind": group, "step": step, **values})
@@ -226,9 +220,3 @@ def _step_of(line: bytes) -> float:
 
 def _text(value: float) -> str:
     return f"{value:.4g}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}"

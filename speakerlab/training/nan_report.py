@@ -2,7 +2,7 @@
 
 Batches are a function of their key, so those of a bad step can be read again; the weights are
 those of that step, because it was skipped. It is computed again outside DDP, every output watched.
-Letters: B rows, S samples.
+Letters: B rows, D embedding.
 """
 
 import logging
@@ -23,36 +23,30 @@ log = logging.getLogger(__name__)
 MAX_LINES = 3  # on bad micro-batches; the file has all
 
 
-class NanReport:
-    """Writes the report to `path`. utterances: name of each row; facts: of the run."""
+def write_report(
+    found: dict[str, Any], *, path: Path, utterances: Sequence[str], facts: Mapping[str, Any]
+) -> None:
+    """Write what was found and log the main points.
 
-    def __init__(self, path: Path, utterances: Sequence[str], facts: Mapping[str, Any]) -> None:
-        self.path, self.utterances, self.facts = path, utterances, facts
-
-    def write(self, found: dict[str, Any]) -> None:
-        """Write what was found, its `rows` replaced by utterances; log the main points."""
-        for one in found["micro_batches"]:
-            one["utterances"] = [self.utterances[row] for row in one.pop("rows")]
-        known = {name: self.facts[name] for name in ("device", "precision", "torch", "commit")}
-        write_json(self.path, {**found, **known})
-        log.error("%s", found["error"])
-        bad = [one for one in found["micro_batches"] if not one["is_finite"]]
-        for one in bad[:MAX_LINES]:
-            log.error("%s", describe(one))
-        if not bad:
-            log.error("computed again, all values of step %d are finite", found["step"])
-        log.error("details in %s", self.path)
-
-
-def describe(found: Mapping[str, Any]) -> str:
-    """Return one line about one bad micro-batch."""
-    what, where = "output", found["module"]
-    if where is None:
-        what, where = "gradient", found["gradient"]
-    names = found["utterances"]
-    line = f"rank {found['rank']}: the first non-finite {what} is in {where}"
-    line += f", utterances {', '.join(names[:3])}" + (" and others" if len(names) > 3 else "")
-    return line + ("; in fp32 it is finite" if found.get("is_finite_in_fp32") else "")
+    utterances: names that replace the `rows` of the manifest; facts: of the run.
+    """
+    for one in found["micro_batches"]:
+        one["utterances"] = [utterances[row] for row in one.pop("rows")]
+    known = {name: facts[name] for name in ("device", "precision", "torch", "commit")}
+    write_json(path, {**found, **known})
+    log.error("%s", found["error"])
+    bad = [one for one in found["micro_batches"] if not one["is_finite"]]
+    for one in bad[:MAX_LINES]:
+        what = "gradient" if one["module"] is None else "output"
+        names = ", ".join(one["utterances"][:3]) + " and others" * (len(one["utterances"]) > 3)
+        log.error(
+            "rank %d: the first non-finite %s is in %s, utterances %s%s",
+            *(one["rank"], what, one["module"] or one["gradient"], names),
+            "; in fp32 it is finite" if one.get("is_finite_in_fp32") else "",
+        )
+    if not bad:
+        log.error("computed again, all values of step %d are finite", found["step"])
+    log.error("details in %s", path)
 
 
 def examine(task: SpeakerTask, inputs: MicroBatch, margin: float, *, seed: int) -> dict[str, Any]:
@@ -64,7 +58,7 @@ def examine(task: SpeakerTask, inputs: MicroBatch, margin: float, *, seed: int) 
     embedder: Any = task.embedder
     compiled, embedder.compiled = embedder.compiled, ()  # compiled modules have no hooks
     found = _run(task, inputs, margin, seed)
-    rows = _bad_rows(task, inputs.wave_BS) or list(range(len(inputs.wave_BS)))
+    rows = _bad_rows(task, inputs.x_B) or list(range(len(inputs.x_B)))
     found["rows"] = inputs.batch.row_B[rows].tolist()
     used = task.precision
     if used.name != "fp32" and not found["is_finite"]:
@@ -78,7 +72,7 @@ def examine(task: SpeakerTask, inputs: MicroBatch, margin: float, *, seed: int) 
 def _run(task: SpeakerTask, inputs: MicroBatch, margin: float, seed: int) -> dict[str, Any]:
     """Forward and backward: the first output in time, and the gradient nearest to the loss."""
     torch.manual_seed(seed)
-    failed = [] if bool(inputs.wave_BS.isfinite().all()) else ["the augmentation"]
+    failed = [] if bool(inputs.x_B.isfinite().all()) else ["the augmentation"]
 
     def watch(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
         tensors = output if isinstance(output, tuple | list) else [output]
@@ -87,7 +81,7 @@ def _run(task: SpeakerTask, inputs: MicroBatch, margin: float, seed: int) -> dic
 
     parts = [(name, part) for name, part in task.named_modules() if name]
     hooks = [part.register_forward_hook(partial(watch, name)) for name, part in parts]
-    output = task(inputs.wave_BS, inputs.batch.label_B, margin, batch=inputs.batch)
+    output = task(inputs.x_B, inputs.batch.label_B, margin, batch=inputs.batch)
     output.loss.backward()
     for hook in hooks:
         hook.remove()
@@ -107,10 +101,10 @@ def _run(task: SpeakerTask, inputs: MicroBatch, margin: float, seed: int) -> dic
 
 
 @torch.no_grad()
-def _bad_rows(task: SpeakerTask, wave_BS: Tensor) -> list[int]:
+def _bad_rows(task: SpeakerTask, x_B: Tensor) -> list[int]:
     was_training = task.embedder.training
     task.embedder.eval()
     with task.autocast:
-        emb_BD: Tensor = task.embedder(wave_BS)
+        emb_BD: Tensor = task.embedder(x_B)
     task.embedder.train(was_training)
     return (~emb_BD.isfinite().all(dim=1)).nonzero().flatten().tolist()

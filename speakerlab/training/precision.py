@@ -52,14 +52,6 @@ class Precision:
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=enabled)
 
 
-def as_device(device: torch.device | str) -> torch.device:
-    """Return the device of this name; raise ValueError if there is none."""
-    try:
-        return torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"device: unknown device '{device}'; use cpu, cuda or cuda:0") from None
-
-
 def card_of(device: torch.device) -> Card | None:
     """Return the capabilities of a device; None if it is no GPU of CUDA or ROCm."""
     if device.type != "cuda":
@@ -83,7 +75,10 @@ def resolve_precision(
     cards: of every rank, the least capable decides; None if there are none. conv_tf32: only
     mentioned in a remark. Raises ValueError for an invalid device, and for fp16 without CUDA.
     """
-    kind = as_device(device).type
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ValueError(f"device: unknown device '{device}'; use cpu, cuda or cuda:0") from None
     if asked == "fp16" and kind != "cuda":
         raise ValueError(
             f"runtime.precision: fp16 needs a CUDA device, not {kind}; use auto, fp32 or bf16"

@@ -133,14 +133,14 @@ class LearningWatch:
         self.best_loss, self.margin = math.inf, 0.0
         self.reported = ""
 
-    def add(self, step: int, *, loss: float, accuracy: float, margin: float) -> str | None:
-        """Return a line to log, once per problem; None otherwise."""
-        if step <= self.warmup_steps:
+    def add(self, step: int, row: Mapping[str, Any]) -> str | None:
+        """Return a line to log, once per problem; None otherwise, as for a row without a loss."""
+        if step <= self.warmup_steps or "loss" not in row:
             return None
-        if margin != self.margin:
-            self.best_loss, self.margin = math.inf, margin
-        self.best_loss = min(self.best_loss, max(loss, LOWEST_LOSS))
-        problem = self._problem(loss, accuracy)
+        if row["margin"] != self.margin:
+            self.best_loss, self.margin = math.inf, row["margin"]
+        self.best_loss = min(self.best_loss, max(row["loss"], LOWEST_LOSS))
+        problem = self._problem(row["loss"], row["accuracy"])
         if not problem:
             self.bad_since, self.reported = None, ""
             return None

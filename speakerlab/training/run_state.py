@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor
 
 from speakerlab.training.checkpoint import (
-    Found,
     find_non_finite,
     load_state,
     read_latest,
@@ -50,12 +49,10 @@ class RunState:
 
     def resume(self) -> bool:
         """Load the newest checkpoint, which rank 0 reads; return False if there is none."""
-        found = self._read_latest()
-        if found is None:  # a roll-back then returns to the state the run begins with
+        is_resumed = self._load_latest()
+        if not is_resumed:  # a roll-back then returns to the state the run begins with
             self.initial = snapshot([self._state(self.sums.sums.tolist()), self._parts()])
-            return False
-        self._load(load_state(found.state), read_rows(found.folder))
-        return True
+        return is_resumed
 
     def save(self, *, scheduled: bool, valid: Mapping[str, float] | None = None) -> None:
         """Begin to write a checkpoint; raise NumericError, on every rank, if it is not finite."""
@@ -71,10 +68,10 @@ class RunState:
         """Write the state from before the step that is being computed, and wait for it.
 
         sums: the metric sums of all ranks. BatchNorm's statistics have moved already in this step;
-        the guard remembers them.
+        the updater remembers them.
         """
-        guard = self.updater.guard
-        before = {now.data_ptr(): old for now, old in zip(guard.buffers, guard.saved)}
+        updater = self.updater
+        before = {now.data_ptr(): old for now, old in zip(updater.buffers, updater.saved)}
         state = self._state(sums)
         state["task"] = {name: before.get(t.data_ptr(), t) for name, t in state["task"].items()}
         self._write(state, scheduled=False, valid=None)
@@ -92,10 +89,7 @@ class RunState:
         """Load the newest checkpoint as the next attempt, and save that it has begun."""
         attempt = self.attempt + 1
         self.writer.wait()
-        found = self._read_latest()
-        if found is not None:
-            self._load(load_state(found.state), read_rows(found.folder))
-        else:
+        if not self._load_latest():
             assert self.initial is not None, "a run that was resumed has a checkpoint"
             self._load(*self.initial)
         self.attempt = attempt
@@ -103,8 +97,12 @@ class RunState:
         self.learning.reset()
         self.save(scheduled=False)
 
-    def _read_latest(self) -> Found | None:
-        return self.ranks.on_first(lambda: read_latest(self.writer.folder))
+    def _load_latest(self) -> bool:
+        found = self.ranks.on_first(lambda: read_latest(self.writer.folder))
+        if found is not None:
+            folder, state = found
+            self._load(load_state(state), read_rows(folder))
+        return found is not None
 
     def _state(self, sums: list[float]) -> dict[str, Any]:
         """Return all but the rows of a split head; sums: the metric sums of all ranks."""

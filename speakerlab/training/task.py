@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
+from torch.utils._pytree import tree_map_only
 
 from speakerlab.core.batch import Batch
 from speakerlab.training.precision import Precision
@@ -22,7 +23,7 @@ from speakerlab.training.precision import Precision
 class MicroBatch(NamedTuple):
     """What the task's forward pass takes, and what is reported about it."""
 
-    wave_BS: Tensor  # float32, augmented; or stored features (B, T, F)
+    x_B: Tensor  # float32, augmented waves (B, S), or stored features (B, T, F)
     silent: Tensor  # scalar, crops left without noise because they or the noise are silent
     batch: Batch  # on the device
 
@@ -63,9 +64,7 @@ class Prefetcher(Iterator[MicroBatch]):
                 tensor.record_stream(main)
                 return tensor
 
-            inputs.batch.map(record)
-            for tensor in (inputs.wave_BS, inputs.silent):
-                record(tensor)
+            tree_map_only(Tensor, record, inputs)
         return inputs
 
     def prefetch(self) -> None:
@@ -101,9 +100,9 @@ class Prefetcher(Iterator[MicroBatch]):
                     batch = batch.to(self.device)
             with record_function("step/front end"):
                 stored = len(batch.feats_BTF) > 0
-                wave_BS = batch.feats_BTF if stored else self.augment(batch)
+                x_B = batch.feats_BTF if stored else self.augment(batch)
                 silent = self.augment.take_silent()
-        return MicroBatch(wave_BS, silent, batch)
+        return MicroBatch(x_B, silent, batch)
 
     def _next_batch(self) -> Batch:
         """Return the next batch; only time in which the device is idle counts as waiting."""
@@ -130,7 +129,7 @@ class SpeakerTask(nn.Module):
     """Speaker classification; `forward` is what DDP wraps.
 
     augment: Batch -> wave_BS, without parameters, so it runs ahead of `forward`; its `features`
-    masks features. embedder: wave_BS and such a function -> emb_BD. head: see `losses/__init__.py`;
+    masks features. embedder: x_B and such a function -> emb_BD. head: see `losses/__init__.py`;
     `is_split`: other ranks hold other rows of it.
     """
 
@@ -161,7 +160,7 @@ class SpeakerTask(nn.Module):
 
     def forward(
         self,
-        wave_BS: Tensor,
+        x_B: Tensor,
         label_B: Tensor,
         margin: float,
         *,
@@ -175,7 +174,7 @@ class SpeakerTask(nn.Module):
         masks = None if batch is None else partial(self.augment.features, batch=batch)
         with self.autocast, record_function("step/forward/embedder"):
             with torch.no_grad() if frozen else nullcontext():
-                emb_BD: Tensor = self.embedder(wave_BS, masks)
+                emb_BD: Tensor = self.embedder(x_B, masks)
             if frozen:  # gradients of zero, because DDP waits for one of every parameter
                 firsts = [p[(0,) * p.dim()] for p in self.embedder.parameters()]
                 emb_BD = emb_BD + 0 * torch.stack(firsts).sum()

@@ -6,6 +6,7 @@ step, micro-batch), so resuming from a checkpoint repeats the run exactly.
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch.profiler import record_function
 
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.monitor import Monitor
-from speakerlab.training.nan_report import NanReport, examine
+from speakerlab.training.nan_report import examine
 from speakerlab.training.progress import DivergedError
 from speakerlab.training.rescue import Rescue, is_out_of_memory
 from speakerlab.training.run_state import RunState
@@ -38,7 +39,7 @@ class Trainer:
 
     source: `read_from(step, attempt)` iterates over this rank's batches. validation: `run(embedder,
     ranks, stop)` returns {metric: value}, or None on all ranks if `stop()` was true on any.
-    monitor: only rank 0 has one.
+    monitor: only rank 0 has one. report: takes what was not finite, before a roll-back.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Trainer:
         schedule: Schedule,
         validation: Any,
         monitor: Monitor | None,
-        nan_report: NanReport,
+        report: Callable[[dict[str, Any]], None],
         signals: Signals,
         crop_samples: int,
         seed: int,
@@ -59,7 +60,7 @@ class Trainer:
         self.state, self.task, self.ranks = state, state.task, state.ranks
         self.updater, self.sums, self.learning = state.updater, state.sums, state.learning
         self.source, self.plan, self.schedule = source, plan, schedule
-        self.validation, self.monitor, self.nan_report = validation, monitor, nan_report
+        self.validation, self.monitor, self.report = validation, monitor, report
         self.signals, self.crop_samples, self.seed = signals, crop_samples, seed
         self.modules = list(self.task.modules())
         self.model: Any = self.task  # DDP's wrapper from `start` on
@@ -153,7 +154,7 @@ class Trainer:
                 with nullcontext() if is_reduced else self.model.no_sync():
                     with record_function("step/forward"):
                         output = self.model(
-                            *(inputs.wave_BS, inputs.batch.label_B, margin),
+                            *(inputs.x_B, inputs.batch.label_B, margin),
                             batch=inputs.batch,
                             frozen=frozen,
                         )
@@ -168,7 +169,7 @@ class Trainer:
         if frozen:  # no gradients instead of zeros: no momentum and no weight decay either
             self.task.embedder.zero_grad(set_to_none=True)
         self.rescue.step = None
-        with record_function("step/optimizer"):  # unscale, clip, guard, step
+        with record_function("step/optimizer"):  # unscale, clip, skip if not finite, step
             update = self.updater.step(self._lr_at(step))
         self.sums.add_step(update, self.updater.clip_norm)
         with record_function("step/host sync/verdict"):
@@ -183,7 +184,7 @@ class Trainer:
         if step < self.schedule.frozen_steps:
             self.task.embedder.eval()  # BatchNorm keeps its statistics
         self.task.head.begin_step(self._key(step, HEAD_KEY))
-        self.updater.guard.before_step()
+        self.updater.before_step()
 
     def _key(self, *numbers: int) -> int:
         """Return 63 bits that belong to this attempt and these numbers alone."""
@@ -199,12 +200,12 @@ class Trainer:
         The first step after a resume would otherwise add them up in another order than before.
         """
         self.task.train()
-        self.updater.guard.before_step()
+        self.updater.before_step()
         device = self.ranks.device
         wave_BS = torch.randn(2, self.crop_samples, device=device)
         label_B = torch.zeros(2, dtype=torch.int64, device=device)
         self.model(wave_BS, label_B, 0.0).loss.backward()
-        self.updater.guard.restore()
+        self.updater.restore()
         self.task.zero_grad(set_to_none=True)
 
     def _read_from(self, step: int) -> Prefetcher:
@@ -222,13 +223,13 @@ class Trainer:
             seed = self._key(step, number, DRAWS_KEY)
             one = examine(self.task, next(inputs), margin, seed=seed)
             found.append({"rank": self.ranks.rank, "index": index, **one})
-            self.updater.guard.restore()
+            self.updater.restore()
         inputs.close()
         every = self.ranks.every(found)
         if self.ranks.is_first:
             facts = {"error": str(error), "step": step, "attempt": attempt, "margin": margin}
             facts |= {"lr": self._lr_at(step), "loss_scale": float(self.updater.loss_scale)}
-            self.nan_report.write({**facts, "micro_batches": sum(every, [])})
+            self.report({**facts, "micro_batches": sum(every, [])})
         if attempt >= MAX_ROLLBACKS:
             raise error
         self.state.roll_back()
@@ -253,7 +254,7 @@ class Trainer:
             "epoch": round(step / schedule.steps_per_epoch, 3),
             "lr": self._lr_at(step - 1),
             "margin": schedule.margin_at(step - 1),
-            "skipped": int(self.updater.guard.skipped),
+            "skipped": int(self.updater.skipped),
             "attempt": self.state.attempt,
         }
         if self.updater.scales_loss:
@@ -262,10 +263,7 @@ class Trainer:
             row["gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.ranks.device) >> 20
         if self.monitor is not None:
             self.monitor.train_row(step, row)
-        line = None
-        if "loss" in row:
-            measured = {name: row[name] for name in ("loss", "accuracy", "margin")}
-            line = self.learning.add(step, **measured)
+        line = self.learning.add(step, row)
         if line is not None and self.ranks.is_first:
             log.warning("%s", line)
         if line is not None and self.learning.stop:
@@ -312,7 +310,7 @@ class Trainer:
         if is_best:
             state.best = value
         scheduled = state.step % schedule.checkpoint_every_steps == 0
-        if scheduled and not now and int(self.updater.guard.in_a_row):
+        if scheduled and not now and int(self.updater.bad_in_a_row):
             scheduled = False  # a roll-back must repeat the bad steps, not resume after them
         if now or is_best or scheduled or state.step == schedule.total_steps:
             state.save(scheduled=scheduled, valid=valid)

@@ -35,71 +35,6 @@ class NumericError(RuntimeError):
         self.step = step  # a bad one
 
 
-class Verdict(NamedTuple):
-    """What the host knows about a step."""
-
-    step: int
-    grad_norm: float
-    bad_in_a_row: int
-    loss_scale: float
-
-
-class Guard:
-    """Keeps BatchNorm's statistics from before a step; counts bad steps."""
-
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
-        self.buffers: list[Tensor] = [b for m in layers for b in m.buffers()]
-        self.saved = [torch.empty_like(buffer) for buffer in self.buffers]
-        self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # in total
-        self.in_a_row = torch.zeros((), dtype=torch.int64, device=device)
-        self.late = device.type == "cuda"  # the host learns the verdict one step late
-        self.pending: tuple[int, Tensor, torch.cuda.Event] | None = None
-
-    def before_step(self) -> None:
-        """Save the statistics; call before the first micro-batch of a step."""
-        if self.buffers:
-            copy_all(self.saved, self.buffers)
-
-    def judge(self, grad_norm: Tensor) -> Tensor:
-        """Return 1.0 if the step is bad, else 0.0, on the device; a bad step's statistics go."""
-        is_bad = ~grad_norm.isfinite()
-        if self.buffers and self.late:
-            kept = [torch.where(is_bad, old, new) for old, new in zip(self.saved, self.buffers)]
-            copy_all(self.buffers, kept)
-        elif is_bad:
-            self.restore()
-        self.skipped += is_bad
-        self.in_a_row = torch.where(is_bad, self.in_a_row + 1, 0)
-        return is_bad.float()
-
-    def restore(self) -> None:
-        """Reset BatchNorm's statistics to those from before the step."""
-        if self.buffers:
-            copy_all(self.buffers, self.saved)
-
-    def read(self, step: int, grad_norm: Tensor, loss_scale: Tensor) -> Verdict | None:
-        """Return the verdict on this step; on a GPU that on the step before, None at the first."""
-        values = torch.stack([grad_norm.double(), self.in_a_row.double(), loss_scale.double()])
-        if self.late:
-            before, ready = self.pending, torch.cuda.Event()
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            host.copy_(values, non_blocking=True)
-            ready.record()
-            self.pending = (step, host, ready)
-            if before is None:
-                return None
-            step, values, ready = before
-            ready.synchronize()
-        norm, in_a_row, scale = values.tolist()
-        return Verdict(step, norm, int(in_a_row), scale)
-
-    def reset(self) -> None:
-        """Forget the bad steps in a row, after a roll-back."""
-        self.in_a_row.zero_()
-        self.pending = None
-
-
 class Update(NamedTuple):
     """Outcome of one step, on the device."""
 
@@ -108,9 +43,10 @@ class Update(NamedTuple):
 
 
 class Updater:
-    """Moves the parameters of `module` by their gradients, once per step.
+    """Moves the parameters of `module` by their gradients, once per step; counts bad steps.
 
-    split: parameters of which each rank holds its own rows; sum_over_ranks: for their norm.
+    Keeps a copy of BatchNorm's statistics from before the step. split: parameters of which each
+    rank holds its own rows; sum_over_ranks: for their norm.
     """
 
     def __init__(
@@ -127,12 +63,27 @@ class Updater:
         self.optimizer, self.clip_norm, self.scales_loss = optimizer, clip_norm, scale_loss
         self.loss_scale = torch.full((), INITIAL_SCALE if scale_loss else 1.0, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int64, device=device)  # since it changed
-        self.guard = Guard(module, device)
+        layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
+        self.buffers: list[Tensor] = [b for m in layers for b in m.buffers()]
+        self.saved = [torch.empty_like(buffer) for buffer in self.buffers]
+        self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # bad steps in total
+        self.bad_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
+        self.late = device.type == "cuda"  # the host learns the verdict one step late
+        self.pending: tuple[int, Tensor, torch.cuda.Event] | None = None
         self.split = list(split)
         ids = {id(parameter) for parameter in split}
         self.shared = [p for p in module.parameters() if p.requires_grad and id(p) not in ids]
         self.sum_over_ranks = sum_over_ranks
-        create_momentum(optimizer)
+
+    def before_step(self) -> None:
+        """Save the statistics; call before the first micro-batch of a step."""
+        if self.buffers:
+            copy_all(self.saved, self.buffers)
+
+    def restore(self) -> None:
+        """Reset BatchNorm's statistics to those from before the step."""
+        if self.buffers:
+            copy_all(self.buffers, self.saved)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the loss to call `backward` on."""
@@ -156,7 +107,7 @@ class Updater:
                 norm = (norm.square() + self.sum_over_ranks(square)).sqrt()
             nn.utils.clip_grads_with_norm_([*self.shared, *self.split], self.clip_norm, norm)
         with record_function("step/optimizer/verdict"):
-            is_bad = self.guard.judge(norm)
+            is_bad = self._judge(norm)
         optimizer.grad_scale, optimizer.found_inf = None, is_bad
         with record_function("step/optimizer/update"):
             optimizer.step()
@@ -165,27 +116,50 @@ class Updater:
         optimizer.zero_grad(set_to_none=True)
         return Update(norm, is_bad)
 
+    def _judge(self, grad_norm: Tensor) -> Tensor:
+        """Return 1.0 if the step is bad, else 0.0, on the device; undo a bad step's statistics."""
+        is_bad = ~grad_norm.isfinite()
+        if self.buffers and self.late:
+            kept = [torch.where(is_bad, old, new) for old, new in zip(self.saved, self.buffers)]
+            copy_all(self.buffers, kept)
+        elif is_bad:
+            self.restore()
+        self.skipped += is_bad
+        self.bad_in_a_row = torch.where(is_bad, self.bad_in_a_row + 1, 0)
+        return is_bad.float()
+
     def check(self, step: int, update: Update) -> None:
         """Raise NumericError after too many bad steps in a row, or when the loss scale is lost."""
-        verdict = self.guard.read(step, update.grad_norm, self.loss_scale)
-        if verdict is None:
+        values = (update.grad_norm, self.bad_in_a_row, self.loss_scale)
+        known = self._on_host(step, torch.stack([value.double() for value in values]))
+        if known is None:
             return
-        if verdict.bad_in_a_row >= MAX_BAD_STEPS:
-            raise NumericError(
-                f"step {verdict.step}: {MAX_BAD_STEPS} steps in a row without a finite gradient; "
-                f"the last norm is {verdict.grad_norm}",
-                verdict.step,
-            )
-        if verdict.loss_scale < MIN_SCALE:
-            raise NumericError(
-                f"step {verdict.step}: the fp16 loss scale fell to {verdict.loss_scale:g}, "
-                f"below {MIN_SCALE:g}",
-                verdict.step,
-            )
+        step, (norm, bad_in_a_row, scale) = known
+        if bad_in_a_row >= MAX_BAD_STEPS:
+            text = f"{MAX_BAD_STEPS} steps in a row without a finite gradient, last norm {norm}"
+            raise NumericError(f"step {step}: {text}", step)
+        if scale < MIN_SCALE:
+            text = f"the fp16 loss scale fell to {scale:g}, below {MIN_SCALE:g}"
+            raise NumericError(f"step {step}: {text}", step)
+
+    def _on_host(self, step: int, values: Tensor) -> tuple[int, list[float]] | None:
+        """Return (step, values) on the host; on a GPU of the step before, None at the first."""
+        if self.late:
+            before, ready = self.pending, torch.cuda.Event()
+            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            host.copy_(values, non_blocking=True)
+            ready.record()
+            self.pending = (step, host, ready)
+            if before is None:
+                return None
+            step, values, ready = before
+            ready.synchronize()
+        return step, values.tolist()
 
     def reset(self) -> None:
         """Forget the bad steps in a row and restore the first loss scale, after a roll-back."""
-        self.guard.reset()
+        self.bad_in_a_row.zero_()
+        self.pending = None
         if self.scales_loss:
             self.loss_scale.fill_(INITIAL_SCALE)
             self.good_steps.zero_()
@@ -195,8 +169,8 @@ class Updater:
         return {
             "loss_scale": float(self.loss_scale),
             "good_steps": int(self.good_steps),
-            "skipped": int(self.guard.skipped),
-            "bad_in_a_row": int(self.guard.in_a_row),
+            "skipped": int(self.skipped),
+            "bad_in_a_row": int(self.bad_in_a_row),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -204,8 +178,8 @@ class Updater:
         if self.scales_loss:
             self.loss_scale.fill_(max(state["loss_scale"], MIN_SCALE))
             self.good_steps.fill_(state["good_steps"])
-        self.guard.skipped.fill_(state["skipped"])
-        self.guard.in_a_row.fill_(state["bad_in_a_row"])
+        self.skipped.fill_(state["skipped"])
+        self.bad_in_a_row.fill_(state["bad_in_a_row"])
 
     def _adapt_scale(self, is_bad: Tensor) -> None:
         """Halve the loss scale at a bad step, double it after `GROWTH_STEPS` good ones."""
@@ -214,20 +188,6 @@ class Updater:
         grown = torch.where(grows, self.loss_scale * 2, self.loss_scale)
         self.loss_scale = torch.where(is_bad > 0, self.loss_scale / 2, grown)
         self.good_steps = torch.where(grows, 0, self.good_steps)
-
-
-def create_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Create SGD's momentum as zeros before the first step.
-
-    Fused SGD fills it at its first step even if that step is bad, and for all parameters.
-    """
-    if not isinstance(optimizer, torch.optim.SGD):
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group["momentum"] else ():
-            optimizer.state[parameter].setdefault(
-                "momentum_buffer", torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            )
 
 
 def sgd(
@@ -240,7 +200,11 @@ def sgd(
 ) -> torch.optim.Optimizer:
     """Stochastic gradient descent with (Nesterov) momentum."""
     options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
-    return torch.optim.SGD(parameters, lr=lr, fused=True, **options)
+    optimizer = torch.optim.SGD(parameters, lr=lr, fused=True, **options)
+    # torch would fill the momentum at the first step, even if that step is bad.
+    for parameter in optimizer.param_groups[0]["params"] if momentum else ():
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def adamw(

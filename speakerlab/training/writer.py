@@ -6,7 +6,6 @@ disk is full, is reported; training continues and the next one is tried.
 """
 
 import errno
-import hashlib
 import logging
 import shutil
 import threading
@@ -141,8 +140,3 @@ class CheckpointWriter:
             why = f"the disk is full: {free / 2**20:.1f} MiB free, {num_bytes / 2**20:.1f} needed"
             why += "; free some space"
         return f"{self.folder / name}: cannot be written: {why}. {last}"
-
-
-def new_run_name() -> str:
-    """Return a word that no other run has; rank 0 makes it for all ranks."""
-    return hashlib.sha256(str(time.time_ns()).encode()).hexdigest()[:8]

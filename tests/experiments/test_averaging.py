@@ -12,12 +12,12 @@ from speakerlab.training.writer import CheckpointWriter
 
 @pytest.fixture
 def exp(tmp_path, make_config, make_embedder):
-    """Experiment with checkpoints of different embedders at steps 1 to 4; 3 is not scheduled."""
+    """Experiment with checkpoints of different models at steps 1 to 4; 3 is not scheduled."""
     writer = CheckpointWriter(tmp_path / "checkpoints", keep=10)
     for step in (1, 2, 3, 4):
         weights = make_embedder(f"seed={step}").state_dict()
         task = {f"embedder.{name}": tensor for name, tensor in weights.items()}
-        task["head.weight_CD"] = torch.zeros(3, 16)
+        task["head.weight_CD"] = torch.full((2, 16), 3.0 * step)
         writer.save({"step": step, "attempt": 0, "task": task}, scheduled=step != 3)
     writer.wait()
     make_config().write(tmp_path / "config.yaml")
@@ -34,21 +34,13 @@ def test_the_newest_scheduled_checkpoints_are_averaged(exp, make_embedder):
     assert average_newest(exp, 99, mean) == [1, 2, 4]
 
 
-def test_the_head_of_an_identification_is_averaged_too(make_config, make_embedder, tmp_path):
-    folder, head = tmp_path / "lid", {"head.weight_CD": torch.ones(2, 16)}
-    writer = CheckpointWriter(folder / "checkpoints", keep=10)
-    weights = make_embedder().state_dict()
-    for step in (1, 2, 6):
-        task = {f"embedder.{name}": tensor for name, tensor in weights.items()}
-        task |= {name: step * tensor for name, tensor in head.items()}
-        writer.save({"step": step, "attempt": 0, "task": task}, scheduled=True)
-    writer.wait()
-    make_config("task=identification").write(folder / "config.yaml")
-    (folder / "speakers.txt").write_text("de\nth\n")
-    assert publish_average(folder, 3, tmp_path / "mean")[0] == [1, 2, 6]
-    found = load_classifier(tmp_path / "mean")
+def test_the_head_of_an_identification_is_averaged_too(exp, make_config):
+    make_config("task=identification").write(exp / "config.yaml")
+    (exp / "speakers.txt").write_text("de\nth\n")
+    assert publish_average(exp, 3, exp / "mean")[0] == [1, 2, 4]
+    found = load_classifier(exp / "mean")
     assert found.classes == ["de", "th"]
-    assert torch.equal(found.head.weight_CD, torch.full((2, 16), 3.0))
+    assert torch.equal(found.head.weight_CD, torch.full((2, 16), 7.0))
 
 
 def test_publishing_replaces_nothing(exp, tmp_path):

@@ -14,6 +14,7 @@ from speakerlab.data.tables import write_data_dir, write_table
 from speakerlab.experiments import setup as setup_training
 from speakerlab.experiments.consistency import record_classes
 from speakerlab.experiments.corpus import num_valid_speakers, read_corpus, row_labels, row_names
+from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import start_ranks
 
 
@@ -64,14 +65,10 @@ def build_all(config, *, positions: int):
     """Return (corpus, crops, the waves that training would see)."""
     corpus = read_corpus(config)
     names = class_names(corpus.train.speakers, config.augment.speeds)
-    augment = build.build_augment(
-        config,
-        rooms=corpus.rooms,
-        noises=corpus.noise,
-        noise_kinds=corpus.noise.kinds,
-        noise_on_device=corpus.noise_on_device,
-    )
-    crops = setup_training.train_crops(config, corpus, names, augment)
+    augment = build.build_augment(config, **corpus.banks)
+    ranks, plan = start_ranks(timeout_minutes=1), BatchPlan(1, 1, 1, "")
+    source = setup_training.TrainBatches(config, corpus, names, augment, ranks, plan)
+    crops = source.crops_of(attempt=0)
     drawn = [crops[0, position, position % len(corpus.train)] for position in range(positions)]
     return corpus, drawn, augment(collate(drawn))
 
@@ -93,11 +90,6 @@ def test_noise_cut_on_the_host_equals_noise_on_the_device(noisy):
 def test_kinds_are_those_of_the_table(noisy):
     noise = read_corpus(noisy()).noise
     assert noise.ids == BY_KIND and noise.kinds == tuple(name[:-1] for name in BY_KIND)
-
-
-def test_settings_of_noise_that_are_not_valid_are_errors(noisy):
-    with pytest.raises(ValueError, match=r"babble_voices=\[7, 3\](.|\n)*kind_odds.hum: unknown"):
-        noisy("augment.babble_voices=[7, 3]", "augment.kind_odds={hum: 1}")
 
 
 def test_rooms_beyond_the_limit_are_an_error(noisy):
@@ -184,9 +176,12 @@ def test_without_speakers_utterances_are_held_out(languages, caplog):
     assert corpus.valid.speakers == ("de", "th")
 
 
-def test_labels_are_tables_and_speakers_in_verification(make_config):
-    with pytest.raises(ValueError, match="utt2lang"):
-        make_config("data.labels=utt2lang")
-    assert make_config("data.labels=utt2lang", "task=identification").data.labels == "utt2lang"
-    with pytest.raises(ValueError, match=r"data\.labels"):
-        make_config("data.labels=lang", "task=identification")
+def test_labels_and_noise_that_are_not_valid_are_errors(make_config):
+    for settings, message in [
+        (["data.labels=utt2lang"], "utt2lang"),  # verification has speakers
+        (["data.labels=lang", "task=identification"], r"data\.labels"),
+        (["augment.kind_odds={hum: 1}"], "kind_odds.hum: unknown"),
+        (["augment.babble_voices=[7, 3]"], r"babble_voices=\[7, 3\]"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            make_config(*settings)

@@ -15,7 +15,7 @@ from speakerlab.core.batch import Crop
 from speakerlab.data.loader import TrainCrops, collate
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir
-from speakerlab.experiments.stored_features import StoredFbank, check_stored, frames_to_read
+from speakerlab.experiments.stored_features import StoredFbank, frames_to_read
 from speakerlab.frontend.augment.specaugment import SpecAugment
 from speakerlab.frontend.fbank import Fbank
 
@@ -56,7 +56,7 @@ def test_stored_are_the_energies_of_the_whole_utterance(folder):
 
 def test_a_crop_has_the_features_of_its_wave(folder):
     """Stored frames begin at the crop's first sample, or up to a frame shift before."""
-    frames = frames_to_read(FRONTEND, CROP)
+    frames = frames_to_read(read_manifest([folder], sample_rate=RATE), FRONTEND, CROP)
     assert frames == {"crop_frames": 73, "frame_shift": 160}
     stored, waves, fbank = crops_of(folder, **frames), crops_of(folder), Fbank(**FRONTEND)
     longest = int(np.argmax(stored.manifest.num_samples_N))
@@ -81,13 +81,12 @@ def test_waves_and_features_may_both_be_there(folder):
 
 def test_another_front_end_is_refused_and_so_is_none_stored(folder, make_data_dir):
     manifest = read_manifest([folder], sample_rate=RATE)
-    check_stored(manifest, FRONTEND)
-    check_stored(manifest, {**FRONTEND, "mean_norm": False})
+    frames_to_read(manifest, {**FRONTEND, "mean_norm": False}, CROP)
     with refuses(str(manifest.parts[0].features.folder), "window hamming"):
-        check_stored(manifest, {**FRONTEND, "window": "povey"})
+        frames_to_read(manifest, {**FRONTEND, "window": "povey"}, CROP)
     loose = read_manifest([make_data_dir("loose")], sample_rate=RATE)
     with refuses("data.features", "fbank"):
-        check_stored(loose, FRONTEND)
+        frames_to_read(loose, FRONTEND, CROP)
     with pytest.raises(ValueError, match="has no stored features"):
         loose.read_features(0, 0, 5)
     with refuses("frontend.dither", 1.0):

@@ -13,12 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from speakerlab.config import build
 from speakerlab.data.manifest import read_manifest
 from speakerlab.experiments import validation as validation_module
-from speakerlab.experiments.validation import (
-    ClassValidation,
-    Validation,
-    _log_once,
-    pictures_of,
-)
+from speakerlab.experiments.validation import ClassValidation, Validation, _log_once
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.monitor import Monitor
 
@@ -37,7 +32,7 @@ def test_the_only_utterance_of_a_speaker_is_halved(make_data_dir):
         make_data_dir("lone", speakers=[2, 3], seconds=[1.0]),
     ]
     validation = Validation(read_manifest(folders, sample_rate=RATE))
-    assert validation.speaker_N == [0] * 10 + [1] * 10 + [2] * 2 + [3] * 2
+    assert validation.label_N == [0] * 10 + [1] * 10 + [2] * 2 + [3] * 2
     assert validation.num_halved == 2
     lone = validation.pieces[20:]
     assert [(p.manifest.ids[p.row], p.start, p.num_samples) for p in lone] == [
@@ -94,13 +89,13 @@ def validation(make_data_dir, make_embedder):
     folders = [make_data_dir("two", speakers=[0, 1], seconds=[1.0, 1.2])]
     folders.append(make_data_dir("one", speakers=[2, 3], seconds=[1.6]))
     found = Validation(read_manifest(folders, sample_rate=RATE))
-    assert pictures_of(found) is None  # before the first run
+    assert found.pictures() is None  # before the first run
     assert 0 <= found.run(make_embedder(), start_ranks(timeout_minutes=1))["eer"] <= 1
     return found
 
 
 def test_embeddings_are_shown_with_their_names(validation):
-    shown = pictures_of(validation)
+    shown = validation.pictures()
     assert shown is not None and np.array_equal(shown.emb_ND, validation.emb_ND)
     ids = ["spk0-0", "spk0-1", "spk1-0", "spk1-1", "spk2-0", "spk2-0", "spk3-0", "spk3-0"]
     assert len(shown.emb_ND) == 8 and sorted(shown.utterances) == ids
@@ -109,7 +104,7 @@ def test_embeddings_are_shown_with_their_names(validation):
 
 def test_the_det_curve_is_in_tensorboard(validation, tmp_path):
     pytest.importorskip("matplotlib")
-    shown = {"pictures": lambda: pictures_of(validation), "picture_seconds": 0}
+    shown = {"pictures": validation.pictures, "picture_seconds": 0}
     monitor = Monitor(tmp_path, total_steps=9, every_seconds=9, **shown)
     monitor.begin(0)
     monitor.valid_row(7, {"eer": 0.5})
@@ -127,9 +122,9 @@ def test_without_matplotlib_only_embeddings_are_shown(validation, monkeypatch, c
     _log_once.cache_clear()
     caplog.set_level(logging.INFO)
     for _ in range(2):
-        shown = pictures_of(validation)
+        shown = validation.pictures()
         assert shown is not None and shown.det_png is None and len(shown.emb_ND) == 8
     lines = [line for line in caplog.messages if "DET" in line]
     assert lines == [
-        "TensorBoard: no DET curve: plot_det: matplotlib is not installed; pip install matplotlib"
+        "TensorBoard: no DET curve: plots: matplotlib is not installed; pip install matplotlib"
     ]

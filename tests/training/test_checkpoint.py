@@ -35,7 +35,7 @@ def save(folder, *steps, keep=3, **more):
 def latest(folder):
     found = read_latest(folder)
     assert found is not None
-    return load_state(found.state)
+    return load_state(found[1])
 
 
 def names(folder):
@@ -136,10 +136,10 @@ def test_a_checkpoint_is_complete_when_every_rank_has_written_its_rows(tmp_path)
     assert names(tmp_path) == []
     ranks[1].save(state(1), rows=(5, {"w": torch.ones(4)}))
     ranks[0].wait()
-    found = read_latest(tmp_path)
-    assert found is not None
-    (first, _), (second, ones) = read_rows(found.folder)
+    folder = tmp_path / "step_00000001"
+    (first, _), (second, ones) = read_rows(folder)
     assert (first, second) == (0, 5) and torch.equal(ones["w"], torch.ones(4))
-    (found.folder / "rows_00000000_0.pt").write_bytes(b"cut")
+    assert latest(tmp_path)["step"] == 1
+    (folder / "rows_00000000_0.pt").write_bytes(b"cut")
     with refuses(str(tmp_path), 1):
         read_latest(tmp_path)

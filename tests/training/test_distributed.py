@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-TALKING = Path(__file__).with_name("talking_ranks.py")
+SCRIPT = Path(__file__).with_name("collective_ranks.py")
 
 
-def talk(folder: Path, how: str) -> list[dict]:
+def run_ranks(folder: Path, how: str) -> list[dict]:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [sys.executable, *launch, str(TALKING), str(folder), how],
+        [sys.executable, *launch, str(SCRIPT), str(folder), how],
         capture_output=True,
         text=True,
         timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TALKING.parents[2])},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])},
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
 def test_both_ranks_get_the_same_values(tmp_path):
-    first, second = talk(tmp_path, "live")
+    first, second = run_ranks(tmp_path, "live")
     for found in (first, second):
         assert found["every"] == [[0, ""], [1, "x"]] and found["still"] == [0, 1]
         assert found["copied"] == [0.0, 0.0] and found["sum"] == [2.0, 1.0]
@@ -40,5 +40,5 @@ def test_both_ranks_get_the_same_values(tmp_path):
 
 @pytest.mark.slow
 def test_a_lost_rank_is_detected(tmp_path):
-    (second,) = talk(tmp_path, "die")
+    (second,) = run_ranks(tmp_path, "die")
     assert second["peer"] == "lost"

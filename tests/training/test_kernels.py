@@ -31,7 +31,7 @@ def losses(config) -> list[float]:
     for _ in range(STEPS):
         feats_BTF = torch.randn(ROWS, FRAMES, 80, dtype=torch.float64, generator=generator)
         label_B = torch.randint(CLASSES, (ROWS,), generator=generator)
-        updater.guard.before_step()
+        updater.before_step()
         output = task(feats_BTF, label_B, 0.1)
         output.loss.backward()
         updater.step(LR)

@@ -78,7 +78,7 @@ def make_watch():
 def feed(watch, rows, *, first=10):
     """Return the warnings for (loss, accuracy, margin) rows, one every ten steps."""
     lines = [
-        watch.add(first + 10 * i, loss=loss, accuracy=accuracy, margin=margin)
+        watch.add(first + 10 * i, {"loss": loss, "accuracy": accuracy, "margin": margin})
         for i, (loss, accuracy, margin) in enumerate(rows)
     ]
     return [line for line in lines if line]

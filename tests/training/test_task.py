@@ -1,12 +1,12 @@
 """Making micro-batches ahead changes no value; only idle time counts as waiting for data."""
 
 import time
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import nn
 
+from speakerlab.core.batch import Batch
 from speakerlab.training.task import Prefetcher
 
 SAMPLES = 8000
@@ -14,22 +14,8 @@ CPU = torch.device("cpu")
 GPU = pytest.param(torch.device("cuda", 0), marks=pytest.mark.gpu)
 
 
-@dataclass
-class FakeBatch:
-    """What the prefetcher uses of a `Batch`."""
-
-    wave_BS: torch.Tensor
-    feats_BTF: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0, 0))
-
-    def to(self, device):
-        return self.map(lambda tensor: tensor.to(device))
-
-    def map(self, function):
-        return FakeBatch(function(self.wave_BS), function(self.feats_BTF))
-
-
-class FakeAugment(nn.Module):
-    """Scales to [-1, 1] in many small operations; counts quiet rows."""
+class Halving(nn.Module):
+    """An augmentation to [-1, 1] in many small operations; counts quiet rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,16 +34,12 @@ class FakeAugment(nn.Module):
         return taken
 
 
-def make_batches(count: int) -> list:
+def make_batches(count: int) -> list[Batch]:
     """Return micro-batches that differ in loudness, on the CPU."""
-    generator = torch.Generator().manual_seed(0)
+    generator, empty = torch.Generator().manual_seed(0), torch.empty(0, 0, 0)
     shape = (4, SAMPLES)
     loud = torch.randint(-3000, 3000, shape, dtype=torch.int16, generator=generator)
-    return [FakeBatch(loud // (number + 1)) for number in range(count)]
-
-
-def make_augment(device: torch.device) -> FakeAugment:
-    return FakeAugment().to(device)
+    return [Batch(loud // (number + 1), *[empty] * 4, draws={}) for number in range(count)]
 
 
 def waves(
@@ -67,7 +49,7 @@ def waves(
 
     disturb: size of matrices multiplied on the main stream, so that it is late.
     """
-    augment = make_augment(device)
+    augment = Halving().to(device)
     inputs = Prefetcher(iter(make_batches(count)), augment, device=device, overlap=overlap)
     load, found = torch.ones(disturb, disturb, device=device), []
     for _ in range(count):
@@ -75,7 +57,7 @@ def waves(
         for _ in range(20 if disturb else 0):
             load = load @ load / disturb
         inputs.prefetch()
-        found += [micro_batch.wave_BS.clone(), micro_batch.silent]
+        found += [micro_batch.x_B.clone(), micro_batch.silent]
         del micro_batch
     with pytest.raises(StopIteration):
         next(inputs)
@@ -112,7 +94,7 @@ def test_on_a_gpu_only_idle_time_is_waiting():
             time.sleep(0.2)
             yield batch
 
-    inputs = Prefetcher(slow_batches(), make_augment(device), device=device)
+    inputs = Prefetcher(slow_batches(), Halving().to(device), device=device)
     load = torch.ones(8192, 8192, device=device)
     load @ load  # kernels are chosen
     torch.cuda.synchronize()
@@ -137,7 +119,7 @@ def test_on_a_cpu_nothing_is_made_ahead_and_waiting_is_the_time_of_the_batches()
             time.sleep(0.05)
             yield batch
 
-    inputs = Prefetcher(batches(), make_augment(CPU), device=CPU)
+    inputs = Prefetcher(batches(), Halving(), device=CPU)
     for number in range(3):
         next(inputs)
         inputs.prefetch()

@@ -11,7 +11,7 @@ from speakerlab.core.process import leave
 from speakerlab.training.distributed import is_lost_peer, start_ranks
 
 
-def heard(work):
+def outcome(work):
     """Return the result of `work`, or the exception as text."""
     try:
         return work()
@@ -33,10 +33,10 @@ found = {
     "copied": values.tolist(),
     "largest": largest(),
     "sum": ranks.sum(torch.tensor([1.0, me])).tolist(),
-    "good": heard(lambda: ranks.barrier("checkpoint")),
-    "tags": heard(lambda: ranks.barrier("checkpoint" if me else "published")),
-    "first": heard(lambda: ranks.on_first(lambda: 42)),
-    "failed": heard(lambda: ranks.on_first(fail)),
+    "good": outcome(lambda: ranks.barrier("checkpoint")),
+    "tags": outcome(lambda: ranks.barrier("checkpoint" if me else "published")),
+    "first": outcome(lambda: ranks.on_first(lambda: 42)),
+    "failed": outcome(lambda: ranks.on_first(fail)),
     "still": ranks.every(me),
 }
 if me == 0:
