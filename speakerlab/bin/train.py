@@ -23,7 +23,7 @@ def main(words: Sequence[str]) -> None:
     from speakerlab.experiments import consistency, setup, train
     from speakerlab.training.signals import Signals
 
-    config = consistency.load(args.exp, args.config, args.set)
+    config = consistency.load_same_config(args.exp, args.config, args.set)
     ranks = setup.start_rank(config)
     locks: list[TextIO] = []  # held as long as this process lives
     ranks.on_first(lambda: locks.append(consistency.lock_experiment(args.exp)))

@@ -14,7 +14,6 @@ class Registry(Mapping[str, Class]):
     """
 
     def __init__(self, package: str, paths: Mapping[str, str]) -> None:
-        """Register the classes of a package's modules."""
         self._package, self._paths = package, paths
 
     def __getitem__(self, name: str) -> Class:

@@ -19,7 +19,7 @@ from speakerlab.training.distributed import Ranks
 MOUNT_SECONDS = 60.0  # attribute caches of NFS last as long
 
 
-def load(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[str]) -> Config:
+def load_same_config(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[str]) -> Config:
     """Load the configuration; raise ValueError if the experiment was begun with another."""
     config = load_config(layers, overrides)
     recorded = exp_dir / "config.yaml"

@@ -71,9 +71,8 @@ def build_task(
     """Build everything between a batch and its loss, on the CPU; a large head may be split."""
     augment = build.build_augment(config, **corpus.banks)
     shards = ranks if build.is_head_split(config, ranks.world_size, num_classes) else None
-    return build.build_task(
-        config, num_classes=num_classes, precision=precision, augment=augment, shards=shards
-    )
+    more = {"num_classes": num_classes, "augment": augment, "shards": shards}
+    return build.build_task(config, precision=precision, **more)
 
 
 def choose_kernels(config: Config, task: SpeakerTask) -> None:
@@ -224,7 +223,7 @@ def facts(source: TrainBatches, used: Precision) -> dict[str, Any]:
     }
 
 
-def describe(exp_dir: Path, config: Config, known: dict[str, Any], task: SpeakerTask) -> None:
+def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: SpeakerTask) -> None:
     """Log what is about to run; write run.json, unless the experiment is finished."""
     gpu = "" if known["gpu"] is None else ", {gpu}, capability {capability[0]}.{capability[1]}"
     log.info(

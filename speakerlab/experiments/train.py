@@ -133,7 +133,7 @@ def build_training(
         seed=config.seed,
     )
     if ranks.is_first:
-        setup.describe(exp_dir, config, facts, task)
+        setup.log_start(exp_dir, config, facts, task)
     return Training(exp_dir, config, trainer, embedder, head, classes, facts)
 
 

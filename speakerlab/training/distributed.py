@@ -118,17 +118,14 @@ class Ranks:
         """Return the result of rank 0's `work` on every rank; its failure raises on every rank."""
         if self.world_size == 1:
             return work()
-        outcome: list[Any] = [None, None]
-        failure: Exception | None = None
+        outcome: list[Any] = [None, None]  # result, message of a failure
         if self.is_first:
             try:
                 outcome[0] = work()
-            except Exception as error:  # sent to all ranks, then raised
-                failure = error
-                outcome[1] = f"{error}"
+            except Exception as error:
+                dist.broadcast_object_list([None, f"{error}"], src=0)
+                raise
         dist.broadcast_object_list(outcome, src=0)
-        if failure is not None:
-            raise failure
         if outcome[1] is not None:
             raise ValueError(f"rank 0 failed: {outcome[1]}")
         return outcome[0]

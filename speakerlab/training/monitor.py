@@ -164,15 +164,15 @@ class Monitor:
             each = (now - self.started_at) / max(step - self.start_step, 1)
             left = timedelta(seconds=round(each * (self.total_steps - step)))
             text = f"step {step}/{self.total_steps} ETA {left}"
-            log.info("%s %s", text, " ".join(f"{k} {_text(v)}" for k, v in values.items()))
-        loss = _text(values["loss"]) if "loss" in values else "none: every step was skipped"
+            log.info("%s %s", text, " ".join(f"{k} {v:.4g}" for k, v in values.items()))
+        loss = f"{values['loss']:.4g}" if "loss" in values else "none: every step was skipped"
         self.bar.set_postfix_str(f"loss {loss}", refresh=False)
         self.bar.update(step - self.bar.n)
 
     def valid_row(self, step: int, values: Mapping[str, float]) -> None:
         """Write a row of validation and log it."""
         self._write(step, values, "valid")
-        text = ", ".join(f"{name} {_text(value)}" for name, value in values.items())
+        text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         log.info("step %d: validation: %s", step, text)
         since = self.started_at if step == self.total_steps else self.last_picture_at
         if self.pictures is None or time.monotonic() - since < self.picture_seconds:
@@ -216,7 +216,3 @@ def _step_of(line: bytes) -> float:
         return json.loads(line)["step"]
     except ValueError:
         return math.inf
-
-
-def _text(value: float) -> str:
-    return f"{value:.4g}"

@@ -143,8 +143,7 @@ class RunState:
         self, state: dict[str, Any], *, scheduled: bool, valid: Mapping[str, float] | None
     ) -> None:
         self.saved_at, self.initial = time.monotonic(), None
-        rows = self._parts()[0] if self.task.split else None
-        self.writer.save(state, rows=rows, scheduled=scheduled, valid=valid)
+        self.writer.save(state, *self._parts(), scheduled=scheduled, valid=valid)
 
     def _load(self, state: dict[str, Any], parts: Parts = ()) -> None:
         """Restore the state; parts: of any number of ranks, none where the head was whole."""

@@ -86,7 +86,7 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight_C, mean_C, scale_C = ctx.saved_tensors
-        grad, dims = grads[0].to(mean_C.dtype), _places(x)
+        grad, dims = grads[0].to(mean_C.dtype), [0, *range(2, x.dim())]
         unit = (x.to(mean_C.dtype) - _spread(mean_C, x)) * _spread(scale_C, x)
         own_2C = torch.stack([grad.sum(dims), (grad * unit).sum(dims)])
         shift_C, slope_C = ctx.group.sum(own_2C) / ctx.count
@@ -100,7 +100,7 @@ class _Normalise(torch.autograd.Function):
 
 def _group_moments(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean and biased variance of each channel over the group, and their sample count."""
-    var_C, mean_C = torch.var_mean(x, dim=_places(x), correction=0)
+    var_C, mean_C = torch.var_mean(x, dim=[0, *range(2, x.dim())], correction=0)
     count = mean_C.new_full((1,), x.numel() // x.shape[1])
     every_RK = group.gather(torch.cat([mean_C, var_C, count]))
     mean_RC, var_RC = every_RK[:, :-1].chunk(2, dim=1)
@@ -108,11 +108,6 @@ def _group_moments(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
     mean_C = (share_R1 * mean_RC).sum(0)
     var_C = (share_R1 * (var_RC + (mean_RC - mean_C).square())).sum(0)
     return mean_C, var_C, every_RK[:, -1].sum()
-
-
-def _places(x: Tensor) -> list[int]:
-    """Return all axes but the channels."""
-    return [axis for axis in range(x.dim()) if axis != 1]
 
 
 def _spread(values_C: Tensor, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ Letters: B rows, S samples, T frames, F mel bins, D embedding.
 
 import time
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -70,10 +70,8 @@ class Prefetcher(Iterator[MicroBatch]):
     def prefetch(self) -> None:
         """Begin the next micro-batch, if there is one; call it once a backward pass is queued."""
         if self.overlap:
-            try:
+            with suppress(StopIteration):
                 self.ahead = self._make()
-            except StopIteration:
-                self.ahead = None
 
     def close(self) -> None:
         """Stop reading ahead; no micro-batch is taken after it."""

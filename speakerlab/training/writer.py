@@ -56,8 +56,8 @@ class CheckpointWriter:
     def save(
         self,
         state: Mapping[str, Any],
-        *,
         rows: tuple[int, Mapping[str, Any]] | None = None,
+        *,
         scheduled: bool = True,
         valid: Mapping[str, float] | None = None,
     ) -> None:

@@ -66,7 +66,7 @@ def test_the_start_logs_precision_card_and_batch(make_config, tmp_path, caplog):
         "crops_dropped_per_epoch": 0,
     }
     with caplog.at_level(logging.INFO):
-        setup_training.describe(tmp_path, config, known, make_task(config))
+        setup_training.log_start(tmp_path, config, known, make_task(config))
     lines = [record.getMessage() for record in caplog.records]
     assert lines[:3] == [
         f"{tmp_path}: bf16 on cuda:1, NVIDIA A100-SXM4-80GB, capability 8.0 "
