@@ -23,6 +23,16 @@ SPEAKERS = Path("speakers.safetensors")  # default of --speakers
 class Parser(argparse.ArgumentParser):
     """argparse with errors of one line that name the nearest option; every option has a help."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; report an unknown option first, because it may be a required one, misspelt."""
+        for word in args or ():
+            if word == "--":
+                break
+            name = word.partition("=")[0]
+            if re.fullmatch(r"--?[a-zA-Z][\w-]*", name) and name not in self._option_string_actions:
+                self.error(f"unrecognized arguments: {word}")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].split()
         options = [option for action in self._actions for option in action.option_strings]

@@ -26,7 +26,7 @@ def merge_layers(
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for path in map(find_layer, layers):
-        layer = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        layer = _parse_yaml(path.read_bytes(), str(path))
         if layer is not None and not isinstance(layer, dict):
             raise ValueError(f"{path}: {layer!r} is not a set of 'section: ...' lines; see conf/")
         _merge(merged, layer or {}, (), str(path), origin)
@@ -40,6 +40,9 @@ def find_layer(given: Path) -> Path:
     for path in (given, CONF / f"{given}.yaml"):
         if path.exists() and not path.is_dir():
             return path
+    if given.is_dir():
+        files = [*map(str, given.glob("conf*.yaml")), "a file, or a name of conf/ such as campplus"]
+        raise ValueError(f"{given}: is a folder, not a YAML file; use {files[0]}")
     known = (str(path.relative_to(CONF).with_suffix("")) for path in CONF.rglob("*.yaml"))
     hint = nearest(given.stem, known, otherwise=f"see {CONF}")
     raise FileNotFoundError(f"{given}: no such configuration{hint}")
@@ -105,10 +108,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                line = node.start_mark.line + 1
-                raise yaml.YAMLError(f"key '{key}' occurs twice in the section of line {line}")
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                mark = node.value[number][0].start_mark
+                raise yaml.MarkedYAMLError(None, None, f"key '{key}' occurs twice", mark)
         return super().construct_mapping(node, deep=deep)
 
 
@@ -133,9 +136,15 @@ _Dumper.add_implicit_resolver(
 )
 
 
-def _parse_yaml(text: str, where: str) -> Any:
+def _parse_yaml(text: str | bytes, where: str) -> Any:
+    """Return plain values; raise ValueError naming the place and the line of a file."""
     try:
         return yaml.load(text, _Loader)  # a SafeLoader: builds plain values only
+    except yaml.MarkedYAMLError as error:
+        problem, mark, begin = error.problem, error.problem_mark, error.context_mark
+        if mark and isinstance(text, bytes):
+            where = f"{where}:{mark.line + 1}"
+            problem += f" ({error.context} of line {begin.line + 1})" if begin else ""
+        raise ValueError(f"{where}: is not valid YAML: {problem}") from None
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{where}: is not valid YAML ({reason})") from None
+        raise ValueError(f"{where}: is not valid YAML: {' '.join(str(error).split())}") from None

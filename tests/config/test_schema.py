@@ -134,14 +134,32 @@ def test_other_words_are_strings(load, word):
     assert load(TINY, f"data: {{dir: {word}}}").data.dir == word
 
 
-def test_a_repeated_key_is_named(load):
-    with pytest.raises(ValueError, match=r"0.yaml: is not valid YAML \(key 'lr' occurs twice"):
-        load("training:\n  lr: 0.1\n  num_epochs: 3\n  lr: 0.2\n")
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("training:\n  lr: 0.1\n  num_epochs: 3\n  lr: 0.2\n", ":4", "key 'lr' occurs twice"),
+        ("seed: 1\n training: {}\n", ":2", "mapping values are not allowed"),
+        ("seed: 1\ntraining: {lr: 0.1", ":2", "flow mapping of line 2)"),
+        ("seed: 1\ntraining:\n\tlr: 0.1\n", ":3", r"'\t'"),
+        ("seed: !!python/object/apply:os.getpid []", ":1", "python/object"),
+        ("seed: \0", "", "#x0000"),
+    ],
+)
+def test_a_yaml_error_is_one_line_with_file_line_problem(load, tmp_path, text, line, problem):
+    with refuses(f"{tmp_path / '0.yaml'}{line}", problem) as caught:
+        load(text)
+    assert "\n" not in str(caught.value)
 
 
-def test_file_that_is_no_yaml_no_section_or_not_there(load, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"0.yaml: is not valid YAML \("):
-        load("training: {lr: 0.1")
+def test_a_folder_as_a_layer_is_called_a_folder(tmp_path: Path):
+    with refuses(str(tmp_path), "folder"):
+        load_config([tmp_path])
+    (tmp_path / "conf.yaml").write_text(TINY)
+    with refuses(str(tmp_path), "folder", tmp_path / "conf.yaml"):
+        load_config([tmp_path])
+
+
+def test_file_that_is_no_section_or_not_there(load, tmp_path: Path):
     with pytest.raises(ValueError, match=r"0.yaml: \['a'\] is not a set of 'section: ...' lines"):
         load("- a")
     with refuses(f"{tmp_path / 'none.yaml'}", "conf", error=FileNotFoundError):
@@ -160,11 +178,6 @@ def test_a_layer_is_a_path_or_the_name_of_a_shipped_file(tmp_path: Path, monkeyp
     for name, meant in (("eres2nt", "eres2net"), ("gpu_11", "hardware/gpu_11g")):
         with refuses(name, f"{meant}?", error=FileNotFoundError):
             load_config([Path(name)])
-
-
-def test_code_in_yaml_is_refused(load):
-    with pytest.raises(ValueError, match=r"is not valid YAML \(could not determine a const"):
-        load("seed: !!python/object/apply:os.getpid []")
 
 
 def test_layers_merge_deeply_and_empty_ones_change_nothing(load):

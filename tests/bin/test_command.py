@@ -1,0 +1,22 @@
+"""Options of all commands: what the parser refuses, and with which line."""
+
+import pytest
+from refusals import refused
+
+from speakerlab.bin import extract, train
+
+
+@pytest.mark.parametrize(
+    ("parse", "words", "subject", "values"),
+    [
+        (train.parse, ["--exp", "a", "--confg", "b"], "speakerlab train", ["--confg", "--config?"]),
+        (train.parse, ["--otp=1"], "speakerlab train", ["--otp"]),
+        (train.parse, ["--set", "a=--b"], "speakerlab train", ["--exp, --config"]),
+        (extract.parse, ["--job", "3/2"], "speakerlab extract: --job", ["3/2", "I from 1 to N"]),
+    ],
+)
+def test_a_misspelt_option_is_named_before_a_missing_one(parse, words, subject, values, capsys):
+    with pytest.raises(SystemExit):
+        parse(words)
+    text = capsys.readouterr().err
+    assert refused(text, subject, *values) and text.count("\n") == 1, text
