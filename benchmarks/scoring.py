@@ -54,7 +54,6 @@ class Ours:
     def make(self, *, enrol: int, test: int, dim: int, head: int) -> int:
         """Write speakers as points with utterances around them; return the number of trials."""
         from speakerlab.scoring.embeddings import EmbeddingTable
-        from speakerlab.scoring.trials import write_trials
 
         rng = np.random.default_rng(0)
         speaker_ED = rng.standard_normal((enrol, dim), np.float32)
@@ -70,12 +69,12 @@ class Ours:
         for ending in (".npy", ".ids"):
             (self.folder / f"arks/all{ending}").symlink_to(self.folder / f"all{ending}")
         rows = [
-            (enrol_id, test_id, speaker == spoken_by)
+            f"{enrol_id} {test_id} {'target' if speaker == spoken_by else 'nontarget'}\n"
             for speaker, enrol_id in enumerate(enrol_ids)
             for spoken_by, test_id in zip(spoken_by_T, test_ids)
         ]
-        write_trials(self.folder / "trials", rows)
-        write_trials(self.folder / "head", rows[:: max(1, len(rows) // head)][:head])
+        for name, chosen in (("trials", rows), ("head", rows[:: max(1, len(rows) // head)][:head])):
+            (self.folder / name).write_text("".join(chosen), encoding="utf-8")
         return len(rows)
 
     @cached_property

@@ -92,7 +92,7 @@ def data_rows(bench: DataBench, name: str, *, seconds: float) -> Iterator[Row]:
     yield Row(name=f"data.training.{name}", ours=rate, unit="crops/s", note=note)
     hops = measure_hops(bench, seconds=seconds)
     total = sum(hops.values())
-    note = "hop after hop:"
+    note = "one step after the other:"
     yield Row(name="data.one_process", ours=1 / total, unit="crops/s", note=note)
     for hop, took in hops.items():
         row, note = f"data.hop.{hop.replace(' ', '_')}", f"{took / total:.1%} of a crop"

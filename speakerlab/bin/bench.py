@@ -111,12 +111,12 @@ def read_configs(args: Namespace) -> "dict[str, Config]":
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("bench", __doc__)
     options.epilog = "Comparison with other toolkits: make bench, in a clone (docs/hardware.md)."
-    parts = "all (default): machine, model and data; model: training and inference; train: training"
+    parts = "all (default): machine, model, data; model: training, inference; train: training only"
     options.add_argument("what", nargs="?", choices=PARTS, default="all", help=parts)
     what = options.add_mutually_exclusive_group()
     models = f"conf/NAME.yaml, with synthetic data (default: {' '.join(MODELS)})"
     what.add_argument("--model", nargs="+", default=MODELS, metavar="NAME", help=models)
-    config = "as in train, with recordings: --set data.dir=DIR"
+    config = "configuration files; need data directories: --set data.dir=DIR"
     what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help=config)
     settings = "as in train, e.g. runtime.micro_batch=32 runtime.precision=bf16"
     options.add_argument(
@@ -126,7 +126,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument("--seconds", type=float, default=2.0, help=seconds)
     options.add_argument("--listen", type=Path, metavar="DIR", help="write ten crops as wav")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
-    profile = "with train and --config: where the time of a step goes"
+    profile = "profile training steps (needs `train` and --config)"
     options.add_argument("--profile", action="store_true", help=profile)
     options.add_argument("--steps", type=int, default=10, metavar="N", help="steps to profile (10)")
     options.add_argument(

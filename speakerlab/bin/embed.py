@@ -53,7 +53,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_path("--out", "STEM", "path of the files to write, without ending", required=True)
     form = "file format of the embeddings (default npy)"
     options.add_argument("--format", choices=sorted(WRITERS), default="npy", help=form)
-    runtime = "fail if the model needs the other runtime"
+    runtime = "expected runtime; fails if the model needs the other one"
     options.add_argument("--runtime", choices=("torch", "onnx"), help=runtime)
     share = "share of files that may be unreadable, e.g. 0.01 (default 0)"
     options.add_argument("--allow-rejected", type=float, default=0.0, metavar="SHARE", help=share)

@@ -30,7 +30,9 @@ def main(words: Sequence[str]) -> None:
     options = parser("fuse", __doc__)
     options.add_path("--trials", "FILE", "trial list to score", required=True)
     options.add_path("--scores", "FILE", "score files, one per system", nargs="+", required=True)
-    options.add_path("--out", "FILE", "log-likelihood ratios to write", required=True)
+    options.add_path(
+        "--out", "FILE", "file to write the fused log-likelihood ratios to", required=True
+    )
     options.add_path("--dev-trials", "FILE", "trials of other speakers, to learn from")
     options.add_path("--dev-scores", "FILE", "scores of the same systems", nargs="+")
     options.add_path("--speakers", "FILE", "utt2spk (default: the one beside the trials)")

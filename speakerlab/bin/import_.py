@@ -19,7 +19,7 @@ def main(words: Sequence[str]) -> None:
     options.add_path("--model-config", "FILE", config)
     frontend = "toolkit whose features the model needs (default: detected)"
     options.add_argument("--frontend", choices=sorted(FRONTENDS), help=frontend)
-    speakers = "train.csv or utt2spk of the training: names the rows of the head"
+    speakers = "train.csv or utt2spk of the training, to import the head too"
     options.add_path("--speakers", "FILE", speakers)
     args = options.parse_args(words)
     from speakerlab.checkpoints.foreign import import_checkpoint  # torch: `--help` needs none

@@ -41,18 +41,18 @@ def parse(words: Sequence[str]) -> Namespace:
     what.add_argument("--model", metavar="NAME", help="configuration conf/NAME.yaml")
     config = "configuration files, as in `speakerlab train`"
     what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help=config)
-    table = "CAM++ and ERes2Net base on cards of 11, 24 and 32 GB"
+    table = "print a table for CAM++ and ERes2Net base on GPUs of 11, 24 and 32 GB"
     what.add_argument("--table", action="store_true", help=table)
     options.add_argument("--recipe", metavar="NAME", help="add the layers of a recipe to --model")
     memory = "memory of one card; without it, a table of cards"
     options.add_number("--gpu-mem", "GB", memory, least=0.1, kind=float)
     options.add_number("--gpus", "N", "number of cards (default 1)", least=1, default=1)
     formats = ("auto", "fp32", "bf16", "fp16")
-    both = "auto: both formats that auto may choose"
+    both = "precision of the network; auto (default): plan both fp32 and bf16"
     options.add_argument("--precision", choices=formats, default="auto", help=both)
     rows = "speakers of the training set (default 10000); each speed adds as many classes"
     options.add_number("--speakers", "N", rows, least=1, default=10000)
-    banks = "noise and rooms on the card (default 0), at most runtime.bank_gb"
+    banks = "memory for noise and rooms on the GPU (default 0)"
     options.add_number("--bank-gb", "GB", banks, least=0, kind=float, default=0.0)
     options.add_settings()
     args = options.parse_args(words)

@@ -62,7 +62,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_path("--trials", "FILE", trials, nargs="+", required=True)
     back_end = "steps joined by +: mean lda whiten length, cosine or plda, snorm or asnorm, qmf"
     options.add_argument("--backend", nargs="+", default=["cosine"], metavar="NAME", help=back_end)
-    development = "set that back ends learn from, embedded by stage 5 (the first training set)"
+    development = "data directory that back ends learn from, extracted in stage 5"
     options.add_path("--development", "DIR", development)
     calibration = "trials that calibration learns from (default auto)"
     options.add_argument("--calibration", choices=LEARN_FROM, default="auto", help=calibration)
@@ -93,7 +93,7 @@ def open_system(exp_dir: Path, development: Path | None) -> System:
         log.warning("%s; nothing is learned from it", error)  # cosine needs nothing
     if development is not None and found is None:
         raise ValueError(
-            f"--development: {exp_dir}/embeddings has none of {development}; run `speakerlab "
-            "extract --per-speaker 10` with it"
+            f"--development: no embeddings of {development} in {exp_dir}/embeddings; run "
+            f"`speakerlab extract --exp {exp_dir} --data {development} --per-speaker 10`"
         )
     return System(exp_dir, read_card(model), read_calibration(model), found)

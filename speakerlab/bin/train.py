@@ -68,7 +68,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_path("--config", "YAML", config, nargs="+", required=True)
     options.add_path("--init", "MODEL", "start from this experiment or model folder")
     options.add_settings("change settings after all files, e.g. training.lr=0.1")
-    below = "use smaller micro-batches only, after this one ran out of memory (set by run.sh)"
+    below = "only micro-batches smaller than N (set by run.sh after N ran out of memory)"
     options.add_number("--below-micro-batch", "N", below, least=2)
     return options.parse_args(words)
 

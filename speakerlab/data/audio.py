@@ -234,8 +234,7 @@ def _stream_av(given: str | BinaryIO, where: str) -> Iterator[Stream]:
         from av.error import FFmpegError
     except ImportError:
         raise ValueError(
-            f"{where}: is no audio that libsndfile reads; if it is m4a or the like, install the "
-            "extra for it: pip install av"
+            f"{where}: not a format that libsndfile reads; for m4a and aac, pip install av"
         ) from None
     if not isinstance(given, str):
         given.seek(0)

@@ -215,8 +215,8 @@ def read_part(folder: Path, *, sample_rate: int) -> Part:
             packed[kind] = found
         elif found is not None:
             log.warning(
-                "%s: was packed from other tables than it has now; reading the files instead; "
-                "run stage 2 again",
+                "%s: the tables have changed since packing; reading the recordings instead; run "
+                "stage 2 again",
                 found.folder,
             )
     return Part(columns, packed.get("waves"), packed.get("features"))

@@ -196,8 +196,8 @@ class Packed:
         num_units = int(self.num_units_N[row])
         if not 0 <= first <= first + count <= num_units:
             raise ValueError(
-                f"{path}: {self.ids[row]} has {num_units} units, got {first} to {first + count}; "
-                "run stage 2 again"
+                f"{path}: {self.ids[row]} has {num_units} samples or frames, {first} to "
+                f"{first + count} were requested; run stage 2 again"
             )
         blocks = range(first // layout.block_units, -(-(first + count) // layout.block_units))
         block_K = np.arange(blocks.start, blocks.stop) + int(self.block_N[row])

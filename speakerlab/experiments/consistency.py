@@ -119,8 +119,8 @@ def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str
     """Return the sha256 of the --init model; ValueError if a resumed run began with another."""
     if init is None and config.training.freeze_epochs:
         raise ValueError(
-            f"training.freeze_epochs: {config.training.freeze_epochs:g} freezes a model given by "
-            "--init, there is none; set it to 0, or add --init"
+            f"training.freeze_epochs: {config.training.freeze_epochs:g} freezes the model given by "
+            "--init, which is missing; set it to 0, or add --init"
         )
     digest = None if init is None else file_sha256(find_model(init) / "embedder.safetensors")
     recorded = exp_dir / "run.json"

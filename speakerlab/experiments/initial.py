@@ -52,8 +52,8 @@ def init_from(
     if known and config.training.init_head != "drop":
         rows = _copy_rows(folder, head, classes, known)
     log.info(
-        "initialized from %s: %d tensors of the embedder; head: %d of %d rows by name, %d new, "
-        "%d of the model's dropped",
+        "initialized from %s: %d tensors of the embedder; head: %d of %d rows loaded by name, "
+        "%d new, %d rows of the initial model dropped",
         *(folder, len(own), rows, len(classes), len(classes) - rows, len(known) - rows),
     )
 

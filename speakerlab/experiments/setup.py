@@ -238,7 +238,7 @@ def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Speake
     what, held_out = counted(config)
     log.info(
         "%d %s, %d utterances, %.2f h; %d validation %s; %d rooms, %d noises; "
-        "%d steps per epoch, %d crops of its incomplete last step left out",
+        "%d steps per epoch, %d crops of the incomplete last step dropped",
         *(known[f"train_{what}"], what, known["train_utterances"], known["train_hours"]),
         *(known[f"valid_{held_out}"], held_out, known["rooms"], known["noises"]),
         *(known["steps_per_epoch"], known["crops_dropped_per_epoch"]),
@@ -246,12 +246,11 @@ def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Speake
     training = config.training
     scale = training.global_batch / training.lr_base_batch
     log.info(
-        "learning rate up to %g: %g at a batch of %d, scaled in proportion; gradients clipped at "
-        "%g",
+        "peak learning rate %g (%g for a global batch of %d, scaled); gradients clipped at %g",
         *(scale * training.lr, training.lr, training.lr_base_batch, training.clip_norm),
     )
     if scale > MAX_LR_SCALE:
-        text = "training.lr: grows %.1f times with the batch; beyond %g times this often diverges"
+        text = "training.lr: scaled by %.1f for the global batch; above %g training often diverges"
         log.warning(text, scale, MAX_LR_SCALE)
     parameters = sum(p.numel() for p in task.embedder.parameters())
     log.info("%s: %.2f M parameters", config.model.name, parameters / 1e6)

@@ -165,7 +165,7 @@ def _check(
     ids = trials.test_ids
     own = sum(ids[t] in parts[e] for e, t in zip(trials.enrol_N.tolist(), trials.test_N.tolist()))
     if own:
-        log.warning("%s: %d trials test an utterance that is enrolled in them", path, own)
+        log.warning("%s: in %d trials the test utterance is also enrolled", path, own)
 
 
 def read_seconds(folder: Path) -> dict[str, float]:

@@ -57,7 +57,7 @@ def mel_matrix(
 def frame_window(window: Window, *, length: int) -> Tensor:
     """Return a window (L,) in float64; Kaldi's "povey" is a Hann window raised to 0.85."""
     if window not in get_args(Window):
-        raise ValueError(f"fbank: there is no window {window!r}; use povey or hamming")
+        raise ValueError(f"fbank: unknown window {window!r}; use povey or hamming")
     if window == "hamming":
         return torch.hamming_window(length, periodic=False, dtype=torch.float64)
     return torch.hann_window(length, periodic=False, dtype=torch.float64).pow(0.85)

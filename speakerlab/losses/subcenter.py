@@ -42,8 +42,8 @@ class SubcenterTopkAAMSoftmax(Head):
         super().__init__()
         if num_centers < 1 or top_k < 0:
             raise ValueError(
-                f"aam_softmax_subcenter_topk: num_centers {num_centers} or top_k {top_k} is too "
-                "small; give at least 1 and 0"
+                f"aam_softmax_subcenter_topk: num_centers is {num_centers} and top_k {top_k}; "
+                "use at least 1 and 0"
             )
         self.scale, self.easy_margin = scale, easy_margin
         self.top_k = min(top_k, num_classes - 1)

@@ -280,5 +280,5 @@ def refuse_scale(channels: int, scale: int) -> None:
     if scale < 2 or channels % scale:
         raise ValueError(
             f"ECAPA-TDNN: {channels} channels cannot be split into {scale} equal groups (scale); "
-            "give a multiple of at least two groups"
+            "use a multiple of scale, and a scale of at least 2"
         )

@@ -252,7 +252,7 @@ def make_pooling(
 ) -> Pooling:
     """Return a pooling by its name; see `Pooling` for the shapes and `eps`."""
     if name not in POOLINGS:
-        raise ValueError(f"pooling: no pooling is {name!r}{nearest(name.lower(), POOLINGS)}")
+        raise ValueError(f"pooling: unknown pooling {name!r}{nearest(name.lower(), POOLINGS)}")
     if global_context and name != "astp":
         raise ValueError(
             f"pooling: {name!r} takes no global context; set pooling to 'astp' or global_context "

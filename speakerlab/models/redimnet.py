@@ -81,7 +81,7 @@ class ReDimNet(PooledModel):
     ) -> None:
         super().__init__(feat_dim, embed_dim)
         if size not in SIZES:
-            raise ValueError(f"ReDimNet: no size is {size!r}; give one of {', '.join(SIZES)}")
+            raise ValueError(f"ReDimNet: unknown size {size!r}; use one of {', '.join(SIZES)}")
         stride = prod(stage.stride for stage in SIZES[size].stages)
         if feat_dim % stride or feat_dim < 1:
             raise ValueError(

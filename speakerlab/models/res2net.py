@@ -58,7 +58,7 @@ class Res2Net(ResidualModel):
             )
         if scale < least_scale:
             raise ValueError(
-                f"{name}: no group is convolved at scale {scale}; give at least {least_scale}"
+                f"{name}: scale {scale} is too small, no group is convolved; use {least_scale}"
             )
 
         def make(in_channels: int, channels: int, *, stride: int) -> Res2Block:

@@ -178,8 +178,8 @@ def build_chain(
     if development is None:
         if learned:
             raise ValueError(
-                f"backend: '{spec}' learns {', '.join(learned)} from a development set, got none; "
-                "extract the training set, or score with cosine"
+                f"backend: '{spec}' needs a development set to learn {', '.join(learned)}; make "
+                "one with `speakerlab extract --per-speaker 10`, or score with cosine"
             )
         protocol = _protocol(transform_steps, 0, SCORERS[scorer], qmf)
         to_length = tuple(to_unit_length for _ in transform_steps)
@@ -233,9 +233,9 @@ def _parse(steps: Sequence[str], spec: str) -> tuple[list[str], str, str | None]
     scorer = left.pop() if left else ""
     if scorer not in SCORERS or not TRANSFORMS.keys() >= set(left) or len(set(left)) < len(left):
         raise ValueError(
-            f"backend: steps out of order in '{spec}'; write any of {', '.join(TRANSFORMS)}, then "
-            f"{' or '.join(SCORERS)}, then {' or '.join(NORMALISATIONS)} or none, then qmf or "
-            "none, each once"
+            f"backend: steps out of order in '{spec}'; use any of {', '.join(TRANSFORMS)}, then "
+            f"{' or '.join(SCORERS)}, then optionally {' or '.join(NORMALISATIONS)}, then "
+            "optionally qmf, each once"
         )
     return left, scorer, normalisation
 
@@ -268,8 +268,8 @@ def _nearest(normalisation: str, size: int, top_n: int) -> tuple[int, str]:
     """(number of cohort speakers that a row is compared with, the step in words)."""
     if size < 2 or top_n < 2:
         raise ValueError(
-            f"{normalisation}: needs the deviation of at least 2 scores, got a cohort of "
-            f"{size} speakers and top_n {top_n}; use more speakers, or score without"
+            f"{normalisation}: a cohort of {size} speakers with top_n {top_n} is too small, it "
+            f"needs at least 2; use more speakers, or score without"
         )
     num = min(top_n, size) if normalisation == "asnorm" else size
     capped = f" ({top_n:,} requested)" if num < top_n else ""

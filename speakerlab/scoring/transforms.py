@@ -58,9 +58,9 @@ class SpeakerMeans:
         variance_D = np.linalg.eigvalsh(self.within_DD)  # ascending
         if num_speakers < 2 or not variance_D[0] > SINGULAR * variance_D[-1]:
             raise ValueError(
-                f"{step}: {dim} dimensions need 2 speakers and {dim} more distinct utterances than "
-                f"speakers, got {num} utterances of {num_speakers} speakers; embed more utterances "
-                f"of each, put lda with a smaller --lda-dim before it, or leave out {step}"
+                f"{step}: {num} utterances of {num_speakers} speakers are too few for {dim} "
+                f"dimensions (at least 2 speakers, {dim + num_speakers} distinct ones); add some,"
+                f" put lda with a smaller --lda-dim before it, or leave out {step}"
             )
 
 
@@ -122,7 +122,7 @@ def learn_whitening(development: Development) -> Affine:
     variance_D, direction_DD = eigh(np.atleast_2d(np.cov(emb_MD, rowvar=False, ddof=0)))
     if not variance_D[0] > SINGULAR * variance_D[-1]:
         raise ValueError(
-            f"whiten: {emb_MD.shape[1]} dimensions need more distinct utterances than that, got "
-            f"{len(emb_MD)}; extract more of the training set, or score without whiten"
+            f"whiten: {len(emb_MD)} utterances are too few for {emb_MD.shape[1]} dimensions (more "
+            f"distinct ones than dimensions); extract more training data, or score without whiten"
         )
     return Affine(np.zeros(emb_MD.shape[1]), (direction_DD / np.sqrt(variance_D)) @ direction_DD.T)

@@ -8,7 +8,7 @@ commas, semicolons or tabs (such as NIST's keys).
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from speakerlab.core.atomic import replacing
 from speakerlab.core.faults import Faults
 
 LINES_AT_ONCE = 2_048  # a block that fits the cache: larger ones take twice as long to split
@@ -107,16 +106,6 @@ def read_trials(path: str | Path) -> Trials:
     trials = Trials(list(enrol), list(test), enrol_N, test_N, is_target_N)
     _refuse_duplicates(trials, path, lines_before=0 if separator is None else 1)
     return trials
-
-
-def write_trials(path: str | Path, rows: Iterable[tuple[str, str, bool]]) -> None:
-    """Write (enrol id, test id, is target) rows atomically, in Kaldi's format."""
-    rows = iter(rows)
-    with replacing(Path(path)) as partial, partial.open("w", encoding="utf-8") as stream:
-        while block := list(islice(rows, LINES_AT_ONCE)):
-            stream.writelines(
-                f"{enrol} {test} {LABELS[bool(is_target)]}\n" for enrol, test, is_target in block
-            )
 
 
 def _read_columns(path: Path) -> Iterator[tuple[Sequence[tuple[str, ...]], int]]:

@@ -110,8 +110,8 @@ def _choose(divisors: list[int], bn_batch: int | None, most: int, mode: str) -> 
     fitting = [size for size in divisors if floor <= size <= ceiling]
     if not fitting:
         raise ValueError(
-            f"training.global_batch: a rank's share of {divisors[-1]} has no divisor in "
-            f"{floor}..{ceiling}; change it, or set runtime.micro_batch"
+            f"training.global_batch: {divisors[-1]} crops per rank have no divisor from {floor} to "
+            f"{ceiling}; change it, or set runtime.micro_batch"
         )
     return fitting[-1], f"{mode}: memory allows {most}" if most < MAX_MICRO_BATCH else mode
 

@@ -11,7 +11,6 @@ Letters: N points, D embedding.
 import io
 import json
 import logging
-import math
 import os
 import socket
 import time
@@ -204,15 +203,11 @@ def _cut_rows(path: Path, start_step: int) -> None:
     size = 0
     with path.open("rb") as file:
         for line in file:
-            if not line.endswith(b"\n") or _step_of(line) > start_step:
+            try:
+                is_kept = line.endswith(b"\n") and json.loads(line)["step"] <= start_step
+            except ValueError:  # damaged by a power loss
+                is_kept = False
+            if not is_kept:
                 break
             size += len(line)
     os.truncate(path, size)
-
-
-def _step_of(line: bytes) -> float:
-    """Return the step of a row; infinity for a row damaged by a power loss."""
-    try:
-        return json.loads(line)["step"]
-    except ValueError:
-        return math.inf

@@ -89,7 +89,7 @@ class CheckpointWriter:
         """Wait until all is on disk; raise OSError if the last checkpoint was not written."""
         self._join()
         if self.failure:
-            raise OSError(f"{self.failure}. The same command resumes from there")
+            raise OSError(f"{self.failure}; the same command resumes from there")
 
     def _join(self) -> None:
         if self.thread is not None:

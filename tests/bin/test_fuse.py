@@ -7,15 +7,16 @@ from refusals import refuses
 from speakerlab.bin.fuse import main
 from speakerlab.scoring.metrics import cllr, eer
 from speakerlab.scoring.score_files import read_scores, write_scores
-from speakerlab.scoring.trials import read_trials, write_trials
+from speakerlab.scoring.trials import read_trials
 
 
 def write_list(folder, *, seed, speakers=24, per_speaker=4):
     """All pairs; two systems whose errors are independent: `a` and `b`, in other units."""
     folder.mkdir()
     ids = [f"s{i // per_speaker:02}-{i}" for i in range(speakers * per_speaker)]
-    pairs = [(a, b, a[:3] == b[:3]) for i, a in enumerate(ids) for b in ids[i + 1 :]]
-    write_trials(folder / "trials", pairs)
+    pairs = [(a, b) for i, a in enumerate(ids) for b in ids[i + 1 :]]
+    lines = [f"{a} {b} {'target' if a[:3] == b[:3] else 'nontarget'}\n" for a, b in pairs]
+    (folder / "trials").write_text("".join(lines))
     (folder / "utt2spk").write_text("".join(f"{name} {name[:3]}\n" for name in ids))
     trials = read_trials(folder / "trials")
     rng = np.random.default_rng(seed)

@@ -239,7 +239,7 @@ def test_incomplete_properties_are_logged(experiment, caplog):
         file.write("m s0-1 target\ns3-0 s3-0 target\n")
     listed = read_trial_list(data / "test/trials")
     assert "test/gender: lacks 96 of 177 utterances and models" in caplog.text
-    assert "2 trials test an utterance that is enrolled in them" in caplog.text
+    assert "in 2 trials the test utterance is also enrolled" in caplog.text
     assert len(listed.trials) == 176 * 175 // 2 + 2
 
 

@@ -5,7 +5,7 @@ import pytest
 from refusals import refuses
 
 from speakerlab.scoring.score_files import read_scores, write_scores
-from speakerlab.scoring.trials import LINES_AT_ONCE, read_trials, write_trials
+from speakerlab.scoring.trials import LINES_AT_ONCE, read_trials
 
 LIST = "a x target\nb x nontarget\na y nontarget\n"
 
@@ -31,7 +31,8 @@ def test_order_labels_and_other_trials_do_not_matter(tmp_path, trials):
 
 def test_a_long_file_in_another_order(tmp_path):
     num = 2 * LINES_AT_ONCE + 7
-    write_trials(tmp_path / "trials", [(f"e{i % 89}", f"t{i}", i % 2 == 0) for i in range(num)])
+    trials = [f"e{i % 89} t{i} {'target' if i % 2 == 0 else 'nontarget'}\n" for i in range(num)]
+    (tmp_path / "trials").write_text("".join(trials))
     trials = read_trials(tmp_path / "trials")
     order = np.random.default_rng(0).permutation(num)
     lines = [f"e{i % 89} t{i} {i}\n" for i in order]

@@ -59,7 +59,7 @@ def test_too_few_utterances_are_refused():
     few = draw(5, 2, 6)  # 5 differences within speakers for 6 dimensions
     with refuses("lda", "10 utterances of 5 speakers"):
         learn_lda(few)
-    with refuses("whiten", "got 6"):
+    with refuses("whiten", "6 utterances"):
         learn_whitening(Development(few.table.select(few.table.ids[:6]), few.speaker_M[:6]))
 
 

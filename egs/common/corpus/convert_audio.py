@@ -52,8 +52,7 @@ def require_decoder(paths: Iterable[Path], *, where: Path) -> None:
     first = next((path for path in paths if path.suffix.lower() not in USED_DIRECTLY), None)
     if first is not None and importlib.util.find_spec("av") is None:
         raise ValueError(
-            f"{where}: {first.suffix} files need PyAV, which is not installed; install the extra: "
-            "pip install 'speakerlab[aac]' (or pip install av)"
+            f"{where}: {first.suffix} files need PyAV, which is not installed; pip install av"
         )
 
 
