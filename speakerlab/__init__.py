@@ -20,7 +20,7 @@ def load(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["auto", "fp32", "bf16"] = "fp32",
 ) -> "SpeakerModel":
-    """Load an experiment, a model folder, an `.onnx` file or `hub:ID` (a published model).
+    """Load an experiment, a model folder, an `.onnx` file or `hub:NAME` (a published model).
 
     precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32.
     """

@@ -28,7 +28,7 @@ COMMANDS = {
     "enroll": "enrol a speaker from recordings",
     "identify": "identify the enrolled speaker of a recording",
     "calibrate": "learn a model's calibration from a data directory",
-    "import": "import a checkpoint of 3D-Speaker or WeSpeaker",
+    "import": "import a checkpoint of 3D-Speaker or WeSpeaker; list published models",
     "bench": "benchmark this machine, a model and the data path",
     "export": "export a model to ONNX or to a 3D-Speaker checkpoint",
 }

@@ -58,7 +58,7 @@ OPTIONS = {
     "Training": [
         ("model", "NAME", word, "campplus", "configuration, one of conf/*.yaml"),
         ("seed", "N", whole(0, 2**32 - 1), 0, "random seed of weights, data order, augmentation"),
-        ("init", "MODEL", word, None, "start from the weights of this model"),
+        ("init", "MODEL", word, None, "start from this experiment, model folder or hub:NAME"),
         ("large-margin", "true|false", ["true", "false"], "false", "also run stage 4"),
         ("set", "section.key=value", word, [], "set configuration values, overriding all files"),
         ("features", "wave|fbank", ["wave", "fbank"], "wave", "what stage 2 packs and training"
@@ -158,7 +158,7 @@ def main(words: list[str]) -> int:
         return 1
     for name in PATHS:  # absolute, because a recorded path must mean the same from any folder
         path = getattr(args, name)
-        if path and not path.startswith("/"):
+        if path and not path.startswith(("/", "hub:")):
             setattr(args, name, f"{os.environ.get('PWD') or Path.cwd()}/{path}")
     print_shell("\n".join(f"{name}={quote(value)}" for name, value in vars(args).items()))
     return 0

@@ -412,6 +412,12 @@ main() {
     train_sets=(train) test_sets=(test) trials=() prepare_args=() overlay='' init_overlay=''
     untrained=false development=false
   fi
+  trap report_failure EXIT
+  set_environment
+  if [[ $init == hub:* && $dry_run == false ]]; then
+    find_python
+    init=$("$python" -m speakerlab import "$init") || exit 1
+  fi
   base_layer=$root/conf/$model.yaml
   if [[ -n $init && -n $init_overlay ]]; then
     overlay=$init_overlay base_layer=$init/config.yaml
@@ -423,8 +429,6 @@ main() {
   exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}$task_tag${stored}_s$seed}
   data=${data%/} exp=${exp%/} fine_tuned=$large_margin
   if [[ $stage == 4 || $stop_stage == 4 ]]; then fine_tuned=true; fi
-  trap report_failure EXIT
-  set_environment
   for ((number = stage; number <= stop_stage; number++)); do run_stage "$number"; done
 }
 

@@ -78,7 +78,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_model_options(self) -> None:
         """Add `--model`, `--device` and `--precision`."""
-        models = "experiment, model folder, .onnx file or hub:ID"
+        models = "experiment, model folder, .onnx file or hub:NAME"
         self.add_argument("--model", required=True, metavar="MODEL", help=models)
         devices = "where to run (default: a GPU if there is one)"
         self.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=devices)

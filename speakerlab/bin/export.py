@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from speakerlab.bin.command import parser
+from speakerlab.checkpoints.hub import local
 
 log = logging.getLogger(__name__)
 
@@ -11,7 +12,7 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """Run `speakerlab export MODEL --out FILE [--format 3dspeaker | --int8 --calibrate DIR]`."""
     options = parser("export", __doc__)
-    options.add_path("model", "MODEL", "model folder or experiment")
+    options.add_path("model", "MODEL", "experiment, model folder or hub:NAME")
     options.add_path("--out", "FILE", "file to write", required=True)
     form = "ONNX (default), or a checkpoint of 3D-Speaker"
     options.add_argument("--format", choices=("onnx", "3dspeaker"), default="onnx", help=form)
@@ -20,16 +21,17 @@ def main(words: Sequence[str]) -> None:
     args = options.parse_args(words)
     if args.int8 != (args.calibrate is not None) or (args.int8 and args.format != "onnx"):
         raise ValueError("export: int8 needs --int8, --calibrate DIR and format onnx; see --help")
+    model = local(args.model)
     if args.int8:
         from speakerlab.inference.quantize import export_int8
 
-        export_int8(args.model, args.out, data_dir=args.calibrate)
+        export_int8(model, args.out, data_dir=args.calibrate)
     elif args.format == "3dspeaker":
         from speakerlab.checkpoints.foreign import export_3dspeaker
 
-        export_3dspeaker(args.model, args.out)
+        export_3dspeaker(model, args.out)
     else:
         from speakerlab.inference.export import export_onnx
 
-        export_onnx(args.model, args.out)
+        export_onnx(model, args.out)
     log.info("%s: written", args.out)

@@ -1,20 +1,55 @@
-"""Import a checkpoint of 3D-Speaker or WeSpeaker as a model folder."""
+"""Import a checkpoint of 3D-Speaker or WeSpeaker, or a published model, as a model folder."""
 
 import logging
+import shutil
+import sys
+from argparse import Namespace
 from collections.abc import Sequence
 
 from speakerlab.bin.command import parser
+from speakerlab.checkpoints.catalogue import PREFIX, table
+from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.toolkit_config import FRONTENDS
 
 log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab import FILE --out DIR [--model-config FILE] [--frontend F] ...`."""
+    """Run `speakerlab import FILE --out DIR [--model-config FILE] [--frontend F] ...`.
+
+    `import hub:NAME` downloads a published model and prints its folder; `--list` lists them.
+    """
+    args = parse(words)
+    if args.list:
+        sys.stdout.write(table())
+        return
+    if str(args.checkpoint).startswith(PREFIX):
+        from speakerlab.checkpoints.published import refuse_other_folder
+
+        if args.out is not None:
+            refuse_other_folder(args.out)
+        folder = local(args.checkpoint)
+        if args.out is not None:
+            shutil.rmtree(args.out, ignore_errors=True)
+            folder = shutil.copytree(folder, args.out)
+        sys.stdout.write(f"{folder}\n")
+        return
+    from speakerlab.checkpoints.foreign import import_checkpoint  # torch: `--help` needs none
+
+    given = {"config": args.model_config, "frontend": args.frontend, "speakers": args.speakers}
+    published = import_checkpoint(args.checkpoint, args.out, **given)
+    embed_dim, digest = published.embedder.embed_dim, published.sha256
+    log.info("%s: written, %d dimensions, sha256 %s", args.out, embed_dim, digest)
+
+
+def parse(words: Sequence[str]) -> Namespace:
     options = parser("import", __doc__)
-    checkpoint = "checkpoint, or a folder or archive that holds one"
-    options.add_path("checkpoint", "FILE", checkpoint)
-    options.add_path("--out", "DIR", "model folder to write", required=True)
+    checkpoint = "checkpoint, a folder or archive that holds one, or hub:NAME"
+    options.add_path("checkpoint", "FILE", checkpoint, nargs="?")
+    listing = "list the names, training data and licences of all published models"
+    options.add_argument("--list", action="store_true", help=listing)
+    out = "model folder to write; may be omitted for hub:NAME, which is kept in the cache"
+    options.add_path("--out", "DIR", out)
     config = "config.yaml of the toolkit (default: the one beside FILE)"
     options.add_path("--model-config", "FILE", config)
     frontend = "toolkit whose features the model needs (default: detected)"
@@ -22,9 +57,13 @@ def main(words: Sequence[str]) -> None:
     speakers = "train.csv or utt2spk of the training, to import the head too"
     options.add_path("--speakers", "FILE", speakers)
     args = options.parse_args(words)
-    from speakerlab.checkpoints.foreign import import_checkpoint  # torch: `--help` needs none
-
-    given = {"config": args.model_config, "frontend": args.frontend, "speakers": args.speakers}
-    published = import_checkpoint(args.checkpoint, args.out, **given)
-    embed_dim, digest = published.embedder.embed_dim, published.sha256
-    log.info("%s: written, %d dimensions, sha256 %s", args.out, embed_dim, digest)
+    if args.checkpoint is None and not args.list:
+        raise ValueError("import: no checkpoint given; give FILE or hub:NAME, or use --list")
+    is_hub = str(args.checkpoint).startswith(PREFIX)
+    if args.out is None and not is_hub and not args.list:
+        raise ValueError(f"--out: missing; give the model folder to write from {args.checkpoint}")
+    for name in ("model_config", "frontend", "speakers"):
+        if is_hub and getattr(args, name) is not None:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option}: has no effect with {args.checkpoint}; leave it out")
+    return args

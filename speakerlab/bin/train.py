@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
 from speakerlab.bin.command import parser, run
+from speakerlab.checkpoints.hub import local
 from speakerlab.core import process
 
 log = logging.getLogger(__name__)
@@ -66,11 +67,13 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_path("--exp", "DIR", "folder of the experiment, new or to resume", required=True)
     config = "files or names of conf/, such as eres2net hardware/gpu_24g; later ones override"
     options.add_path("--config", "YAML", config, nargs="+", required=True)
-    options.add_path("--init", "MODEL", "start from this experiment or model folder")
+    options.add_path("--init", "MODEL", "start from this experiment, model folder or hub:NAME")
     options.add_settings("change settings after all files, e.g. training.lr=0.1")
     below = "only micro-batches smaller than N (set by run.sh after N ran out of memory)"
     options.add_number("--below-micro-batch", "N", below, least=2)
-    return options.parse_args(words)
+    args = options.parse_args(words)
+    args.init = args.init and local(args.init)
+    return args
 
 
 if __name__ == "__main__":

@@ -56,17 +56,19 @@ def import_checkpoint(
     config: Path | None = None,
     frontend: Toolkit | None = None,
     speakers: Path | None = None,
+    about: Mapping[str, str] | None = None,
 ) -> Published:
     """Import a checkpoint as the model folder `out`.
 
     config: the toolkit's config.yaml if it is not beside the checkpoint. frontend: whose features
     the model takes, by default by the checkpoint. speakers: the list of training speakers, which
-    names the rows of the head. Raises ValueError or FileNotFoundError, and writes nothing, if the
-    checkpoint is not understood completely.
+    names the rows of the head. about: facts to add to the card. Raises ValueError or
+    FileNotFoundError, and writes nothing, if the checkpoint is not understood completely.
     """
     refuse_other_folder(out)
     with opened(path) as source:
-        _convert(path, source, out, read_config(config or source.config), frontend, speakers)
+        foreign = read_config(config or source.config)
+        _convert(path, source, out, foreign, frontend, speakers, about or {})
     return load_published(out)
 
 
@@ -90,6 +92,7 @@ def _convert(
     foreign: ForeignConfig,
     frontend: Toolkit | None,
     speakers: Path | None,
+    about: Mapping[str, str],
 ) -> None:
     file, tensors = source.checkpoint, read_tensors(source.checkpoint)
     head_CD = tensors.get(f"{PROJECTION}weight")
@@ -143,6 +146,7 @@ def _convert(
         "sha256": file_sha256(original if original.is_file() else file),
         "architecture": title,
         "features": features,
+        **about,
     }
     facts = {"source": made_from}
     publish(out, embedder=embedder, config=config, facts=facts, head=head_state, speakers=classes)

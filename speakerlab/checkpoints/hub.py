@@ -1,12 +1,9 @@
-"""Published models by name. In: `hub:ID` or `hub:ID@sha256:HEX`. Out: a model folder in the cache.
+"""Published models by name. In: `hub:NAME` or `hub:NAME@sha256:HEX`. Out: a folder in the cache.
 
 The cache is $SPEAKERLAB_CACHE or `~/.cache/speakerlab`; $SPEAKERLAB_HUB is the address of a mirror.
-A download must have the digest that the user pinned, else that of the table, else that of the first
-download (`hub.json` in the cache); any other file is refused unopened.
-
-The table: 3D-Speaker's models are those of its speakerlab/bin/infer_sv.py, on ModelScope.
-WeSpeaker's are those of its docs/pretrained.md and wespeaker/cli/hub.py, which finds the address of
-an archive in the index of a data set. To add a model: one line in its list below.
+On a machine without network, put the publisher's file into the model's folder in the cache.
+A file must have the digest that the user pinned, else that of the first file of that name
+(`hub.json` in the cache); any other file is refused unopened. No publisher gives digests.
 """
 
 import http.client
@@ -18,36 +15,23 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from speakerlab.checkpoints.foreign import import_checkpoint
-from speakerlab.checkpoints.toolkit_config import Toolkit
-from speakerlab.core.atomic import file_sha256, write_json
-from speakerlab.core.faults import nearest
+from speakerlab.checkpoints.catalogue import MODELS, MODELSCOPE, PREFIX, HubModel, known_name
+from speakerlab.core.atomic import alone, file_sha256, write_json
 
 log = logging.getLogger(__name__)
-PREFIX = "hub:"
 PIN = "@sha256:"
-LOCK = "hub.json"  # name -> digest of the first download
+LOCK = "hub.json"  # name -> digest of the first file
 TIMEOUT_SECONDS = 60.0
-MODELSCOPE = "https://www.modelscope.cn/"
 WESPEAKER_INDEX = "https://modelscope.cn/api/v1/datasets/wenet/wespeaker_pretrained_models/oss/tree"
 
 
-@dataclass(frozen=True)
-class HubModel:
-    """One published model."""
-
-    path: str  # on a mirror: `models/ID/resolve/REVISION/FILE` or `wespeaker/ARCHIVE`
-    frontend: Toolkit
-    sha256: str | None = None  # None: the publisher has none, today all of them
-
-    @property
-    def file(self) -> str:
-        return self.path.rpartition("/")[2]
+def local(model: str | Path) -> Path:
+    """Return the folder of a `hub:` name; any other path as it is."""
+    return fetch(str(model)) if str(model).startswith(PREFIX) else Path(model)
 
 
 def fetch(name: str) -> Path:
@@ -61,51 +45,59 @@ def fetch(name: str) -> Path:
     if pinned and not re.fullmatch("[0-9a-f]{64}", pinned):
         raise ValueError(f"{PREFIX}{name}: sha256 '{pinned}' is not 64 hex digits; correct it")
     cache = Path(os.environ.get("SPEAKERLAB_CACHE") or Path.home() / ".cache" / "speakerlab")
-    folder, lock = cache / name, cache / LOCK
-    first_digests = json.loads(lock.read_text(encoding="utf-8")) if lock.exists() else {}
-    wanted = pinned or MODELS[name].sha256 or first_digests.get(name)
+    folder = cache / name
+    if not _is_cached(folder, pinned):
+        cache.mkdir(parents=True, exist_ok=True)
+        with alone(cache / ".lock"):  # every rank of a training asks for its model
+            if not _is_cached(folder, pinned):
+                _import(name, cache, pinned)
+    return folder
+
+
+def _is_cached(folder: Path, pinned: str) -> bool:
+    """Return whether the model is there, and from the file with the pinned digest, if any."""
     card = folder / "card.json"
-    if card.exists():
-        found = json.loads(card.read_text(encoding="utf-8"))["source"]["sha256"]
-        if wanted in (found, None):
-            return folder
-    cache.mkdir(parents=True, exist_ok=True)
+    if not card.exists():
+        return False
+    return not pinned or json.loads(card.read_text("utf-8"))["source"]["sha256"] == pinned
+
+
+def _import(name: str, cache: Path, pinned: str) -> None:
+    """Import a model from the file in its folder, or from a download, into its folder."""
+    from speakerlab.checkpoints.foreign import import_checkpoint  # imports torch
+
+    model, folder, lock = MODELS[name], cache / name, cache / LOCK
+    first_digests = json.loads(lock.read_text(encoding="utf-8")) if lock.exists() else {}
+    wanted = pinned or first_digests.get(name)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        file = Path(scratch) / MODELS[name].file
-        download(_address(name, MODELS[name]), file)
+        file = folder / model.file
+        if not file.exists():
+            by_hand, file = file, Path(scratch) / model.file
+            download(_address(name, model, by_hand), file, otherwise=by_hand)
         digest = file_sha256(file)
         if wanted not in (digest, None):
             raise ValueError(
-                f"{PREFIX}{name}: the download has sha256 {digest} instead of "
-                f"{'the requested' if pinned else 'the known'} {wanted}; it was removed"
+                f"{PREFIX}{name}: {model.file} has sha256 {digest} instead of "
+                f"{'the requested' if pinned else 'the known'} {wanted}; it was not used"
             )
         imported = Path(scratch) / "model"
-        import_checkpoint(file, imported, frontend=MODELS[name].frontend)
+        about = {"hub": name, "page": model.page, "training_data": model.training_data}
+        about["licence"] = model.licence
+        import_checkpoint(file, imported, frontend=model.frontend, about=about)
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         imported.replace(folder)
     if not wanted:
-        text = "%s%s: first download; later ones must have sha256:%s"
+        text = "%s%s: first use; later downloads must have sha256:%s"
         log.info(text, PREFIX, name, digest)
     write_json(lock, {**first_digests, name: digest})
-    return folder
 
 
-def known_name(name: str) -> str:
-    """Return the full name of a published model; ValueError with the nearest for an unknown one.
+def download(address: str, file: Path, *, otherwise: Path) -> None:
+    """Download to `file`. Raises ValueError, one line, unless it is complete.
 
-    The owner may be left out; `damo/`, ModelScope's former owner, is `iic/`.
+    otherwise: where to put the model's file if it was downloaded elsewhere.
     """
-    own = name.replace("damo/", "iic/", 1) if name.startswith("damo/") else name
-    for known in MODELS:
-        if own in (known, known.partition("/")[2]):
-            return known
-    hint = nearest(name.rpartition("/")[2], (known.partition("/")[2] for known in MODELS))
-    raise ValueError(f"{PREFIX}{name}: no such published model{hint}")
-
-
-def download(address: str, file: Path) -> None:
-    """Download to `file`. Raises ValueError, one line, unless it is complete."""
     log.info("downloading %s", address)
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT_SECONDS) as reply:
@@ -113,7 +105,7 @@ def download(address: str, file: Path) -> None:
             with file.open("wb") as target:
                 shutil.copyfileobj(reply, target)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        fix = "try again, or set SPEAKERLAB_HUB to a mirror"
+        fix = f"try again, set SPEAKERLAB_HUB to a mirror, or put the model's file at {otherwise}"
         raise ValueError(f"{address}: cannot be downloaded ({error}); {fix}") from error
     if length is not None and file.stat().st_size != int(length):
         raise ValueError(
@@ -122,70 +114,19 @@ def download(address: str, file: Path) -> None:
         )
 
 
-def _address(name: str, model: HubModel) -> str:
+def _address(name: str, model: HubModel, by_hand: Path) -> str:
     """Return where the file is: on the mirror, or at its publisher."""
     mirror = os.environ.get("SPEAKERLAB_HUB")
     if mirror or not model.path.startswith("wespeaker/"):
         return f"{(mirror or MODELSCOPE).rstrip('/')}/{quote(model.path)}"
     with tempfile.TemporaryDirectory() as scratch:
         index = Path(scratch) / "index.json"
-        download(WESPEAKER_INDEX, index)
+        download(WESPEAKER_INDEX, index, otherwise=by_hand)
         try:
             rows: list[dict[str, Any]] = json.loads(index.read_text(encoding="utf-8"))["Data"]
             return next(str(row["Url"]) for row in rows if row["Key"] == model.file)
         except (ValueError, KeyError, TypeError, StopIteration):
             raise ValueError(
                 f"{PREFIX}{name}: {model.file} is not in the publisher's index {WESPEAKER_INDEX}; "
-                "download it from WeSpeaker's list and use `speakerlab import`"
+                f"download it from WeSpeaker's list to {by_hand}"
             ) from None
-
-
-# Name without "iic/speech_", revision and file.
-MODELSCOPE_MODELS = """
-campplus_sv_zh-cn_16k-common v1.0.0 campplus_cn_common.bin
-eres2net_sv_zh-cn_16k-common v1.0.5 pretrained_eres2net_aug.ckpt
-eres2netv2_sv_zh-cn_16k-common v1.0.1 pretrained_eres2netv2.ckpt
-eres2netv2w24s4ep4_sv_zh-cn_16k-common v1.0.1 pretrained_eres2netv2w24s4ep4.ckpt
-eres2net_base_200k_sv_zh-cn_16k-common v1.0.0 pretrained_eres2net.pt
-campplus_sv_zh_en_16k-common_advanced v1.0.0 campplus_cn_en_common.pt
-campplus_sv_en_voxceleb_16k v1.0.2 campplus_voxceleb.bin
-eres2net_sv_en_voxceleb_16k v1.0.2 pretrained_eres2net.ckpt
-eres2net_base_sv_zh-cn_3dspeaker_16k v1.0.1 eres2net_base_model.ckpt
-eres2net_large_sv_zh-cn_3dspeaker_16k v1.0.0 eres2net_large_model.ckpt
-ecapa-tdnn_sv_zh-cn_cnceleb_16k v1.0.0 ecapa-tdnn.ckpt
-ecapa-tdnn_sv_zh-cn_3dspeaker_16k v1.0.0 ecapa-tdnn.ckpt
-ecapa-tdnn_sv_en_voxceleb_16k v1.0.1 ecapa_tdnn.bin
-"""
-# Name in WeSpeaker's command line and archive; campplus and eres2net take 3D-Speaker's features.
-WESPEAKER_MODELS = """
-chinese cnceleb_resnet34.tar.gz
-english voxceleb_resnet221_LM.tar.gz
-campplus campplus_cn_common_200k.tar.gz
-eres2net eres2net_cn_commom_200k.tar.gz
-vblinkp voxblink2_samresnet34.zip
-vblinkf voxblink2_samresnet34_ft.zip
-"""
-# Archives of its list of models.
-WESPEAKER_ARCHIVES = """
-voxceleb_resnet34.zip voxceleb_resnet34_LM.zip voxceleb_resnet152_LM.zip
-voxceleb_resnet221_LM.zip voxceleb_resnet293_LM.zip voxceleb_CAM++.zip voxceleb_CAM++_LM.zip
-voxceleb_ECAPA512.zip voxceleb_ECAPA512_LM.zip voxceleb_ECAPA1024.zip voxceleb_ECAPA1024_LM.zip
-voxceleb_gemini_dfresnet114_LM.zip cnceleb_resnet34.zip cnceleb_resnet34_LM.zip
-voxblink2_samresnet34.zip voxblink2_samresnet34_ft.zip voxblink2_samresnet100.zip
-voxblink2_samresnet100_ft.zip
-"""
-
-
-def _list_models() -> dict[str, HubModel]:
-    models: dict[str, HubModel] = {}
-    for name, revision, file in map(str.split, MODELSCOPE_MODELS.strip().splitlines()):
-        path = f"models/iic/speech_{name}/resolve/{revision}/{file}"
-        models[f"iic/speech_{name}"] = HubModel(path, "3dspeaker")
-    named = [line.split() for line in WESPEAKER_MODELS.strip().splitlines()]
-    for name, archive in named + [[a.partition(".")[0], a] for a in WESPEAKER_ARCHIVES.split()]:
-        frontend = "3dspeaker" if name in ("campplus", "eres2net") else "wespeaker"
-        models[f"wespeaker/{name}"] = HubModel(f"wespeaker/{archive}", frontend)
-    return models
-
-
-MODELS = _list_models()

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from speakerlab.checkpoints.catalogue import near_miss
 from speakerlab.scoring.calibration import Calibration
 
 CALIBRATION = "calibration.json"
@@ -20,10 +21,13 @@ def find_model(path: Path) -> Path:
         if (folder / "embedder.safetensors").exists():
             return folder
     found = "is a file" if path.is_file() else "has no embedder.safetensors"
-    raise FileNotFoundError(
-        f"{path}: {found if path.exists() else 'does not exist'}; give an experiment or a model "
-        "folder: train one (stage 3), or `speakerlab import` a checkpoint"
+    fix = (
+        "give an experiment or a model folder: train one (stage 3), or `speakerlab import` a "
+        "checkpoint"
     )
+    if not path.exists():
+        found, fix = "does not exist", near_miss(str(path)) or fix
+    raise FileNotFoundError(f"{path}: {found}; {fix}")
 
 
 def read_card(path: Path) -> dict[str, Any]:

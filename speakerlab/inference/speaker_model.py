@@ -18,6 +18,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from speakerlab.checkpoints.hub import local
 from speakerlab.core.atomic import replacing
 from speakerlab.core.windows import embed_in_windows
 from speakerlab.data.audio import name_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:  # each imports its runtime
     from speakerlab.inference.onnx_model import OnnxModel
     from speakerlab.inference.torch_model import TorchModel
 
-HUB = "hub:"
 READ_AHEAD_SECONDS = 64  # of audio per group: one group is read while another is embedded
 
 
@@ -59,16 +59,13 @@ class Identification:
 def load_model(
     model: str | Path, *, device: str = "auto", precision: str = "fp32"
 ) -> "SpeakerModel":
-    """Load an experiment, a model folder, an `.onnx` file or `hub:ID`.
+    """Load an experiment, a model folder, an `.onnx` file or `hub:NAME`.
 
     precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32. An `.onnx` file
     has the precision of its export. Raises ValueError or FileNotFoundError with one line.
     """
-    if str(model).startswith(HUB):
-        from speakerlab.checkpoints.hub import fetch
-
-        model = fetch(str(model).removeprefix(HUB))
-    if Path(model).suffix == ".onnx":
+    model = local(model)
+    if model.suffix == ".onnx":
         from speakerlab.inference.onnx_model import OnnxModel
 
         if device == "cuda":
@@ -78,10 +75,10 @@ def load_model(
                 "precision: an .onnx file keeps the precision of its export, not bf16; use auto, "
                 "or the model folder"
             )
-        return SpeakerModel(OnnxModel(Path(model)))
+        return SpeakerModel(OnnxModel(model))
     from speakerlab.inference.torch_model import TorchModel
 
-    return SpeakerModel(TorchModel(Path(model), device=device, precision=precision))
+    return SpeakerModel(TorchModel(model, device=device, precision=precision))
 
 
 class SpeakerModel:

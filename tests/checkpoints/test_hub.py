@@ -7,7 +7,6 @@ import shutil
 import tarfile
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +16,8 @@ import torch
 from refusals import refuses
 
 from speakerlab.checkpoints import hub
-from speakerlab.checkpoints.hub import MODELS
+from speakerlab.checkpoints.catalogue import MODELS, known_name, near_miss
+from speakerlab.checkpoints.model_files import find_model, read_card
 from speakerlab.checkpoints.published import load_published
 from speakerlab.models import MODELS as BACKBONES
 
@@ -71,7 +71,9 @@ def server(tmp_path: Path, monkeypatch) -> Iterator[Path]:
 
 
 def left_behind(tmp_path: Path) -> list[str]:
-    return sorted(str(p.relative_to(tmp_path)) for p in (tmp_path / "cache").rglob("*"))
+    """Paths in the cache, without its lock."""
+    found = (tmp_path / "cache").rglob("*")
+    return sorted(str(p.relative_to(tmp_path)) for p in found if p.name != ".lock")
 
 
 def test_model_is_downloaded_once_and_then_opened_offline(server: Path, monkeypatch, caplog):
@@ -88,14 +90,11 @@ def test_model_is_downloaded_once_and_then_opened_offline(server: Path, monkeypa
     assert Handler.asked == [f"/{PATH}"]
 
 
-def test_known_digest_is_checked_before_the_file_is_opened(server, tmp_path, monkeypatch) -> None:
+def test_known_digest_is_checked_before_the_file_is_opened(server, tmp_path) -> None:
     (server / PATH).parent.mkdir(parents=True)
     (server / PATH).write_bytes(b"not a checkpoint")
     with refuses(f"hub:{NAME}", f"instead of the requested {'0' * 64}"):
         hub.fetch(f"hub:{NAME}@sha256:{'0' * 64}")
-    monkeypatch.setitem(MODELS, NAME, replace(MODELS[NAME], sha256="1" * 64))
-    with refuses(f"hub:{NAME}", "1" * 64):
-        hub.fetch(NAME)
     assert left_behind(tmp_path) == []
     digest = write_model(server / PATH, seed=1)
     assert load_published(hub.fetch(f"hub:{NAME}@sha256:{digest.upper()}"))
@@ -159,19 +158,60 @@ def test_archive_is_found_by_the_index_of_its_publisher(server: Path, tmp_path: 
         hub.fetch("voxceleb_resnet34_LM")
 
 
-def test_unknown_name_is_answered_with_the_nearest() -> None:
-    for name, known in (
-        ("speech_camplus_sv_en_voxceleb", "speech_campplus_sv_en_voxceleb_16k"),
-        ("voxceleb_resnet34_lm", "voxceleb_resnet34_LM"),
-    ):
-        with refuses(f"hub:{name}", known):
-            hub.fetch(f"hub:{name}")
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("speech_camplus_sv_en_voxceleb", "hub:speech_campplus_sv_en_voxceleb_16k?"),
+        ("voxceleb_resnet34_lm", "hub:voxceleb_resnet34_LM?"),
+        ("campplus_zh_200k", "hub:campplus-zh-200k?"),
+        ("wespeaker/voxceleb_resnet43", "hub:wespeaker/voxceleb_resnet34?"),
+        ("nothing", "import --list"),  # resembles none
+        ("campplus_tiny", "import --list"),
+    ],
+)
+def test_unknown_name_is_answered_with_a_near_miss_or_the_list(name: str, known: str) -> None:
+    with refuses(f"hub:{name}", known):
+        hub.fetch(f"hub:{name}")
+
+
+def test_name_without_hub_is_answered_with_the_published_model() -> None:
+    with refuses("campplus-zh-200k", "hub:campplus-zh-200k?", error=FileNotFoundError):
+        find_model(Path("campplus-zh-200k"))
+    assert near_miss("exp/mini") == near_miss("model") == ""
+
+
+def test_short_names_are_unique_and_find_their_model() -> None:
+    assert known_name("campplus-zh-200k") == NAME
+    short_names = [model.short_name for model in MODELS.values()]
+    assert len({*short_names}) == len(MODELS)
+    assert [known_name(name) for name in short_names] == list(MODELS)
+
+
+def test_publishers_words_are_kept_in_the_card(server: Path) -> None:
+    write_model(server / PATH, seed=1)
+    source = read_card(hub.local("hub:campplus-zh-200k"))["source"]
+    assert source["hub"] == NAME
+    assert source["licence"] == "not stated"
+    assert source["training_data"].startswith("200,000")
+    assert source["page"].endswith(NAME)
+
+
+def test_file_put_into_the_cache_by_hand_is_used(server: Path, tmp_path: Path) -> None:
+    file = tmp_path / "cache" / NAME / "campplus_cn_common.bin"
+    with refuses(f"{os.environ['SPEAKERLAB_HUB']}/{PATH}", file):
+        hub.fetch(NAME)
+    Handler.asked.clear()
+    digest = write_model(file, seed=1)
+    with refuses(f"hub:{NAME}", digest):
+        hub.fetch(f"{NAME}@sha256:{'0' * 64}")
+    assert load_published(hub.fetch(f"hub:{NAME}")).folder == file.parent
+    assert Handler.asked == [] and not file.exists()
 
 
 def test_addresses_are_those_of_the_publishers(monkeypatch) -> None:
     monkeypatch.delenv("SPEAKERLAB_HUB", raising=False)
-    assert hub._address(NAME, MODELS[NAME]) == f"https://www.modelscope.cn/{PATH}"
+    assert hub._address(NAME, MODELS[NAME], Path()) == f"https://www.modelscope.cn/{PATH}"
     monkeypatch.setenv("SPEAKERLAB_HUB", "http://m/")
-    found = hub._address("a", MODELS["wespeaker/voxceleb_CAM++"])
+    found = hub._address("a", MODELS["wespeaker/voxceleb_CAM++"], Path())
     assert found == "http://m/wespeaker/voxceleb_CAM%2B%2B.zip"
     assert len(MODELS) == 37

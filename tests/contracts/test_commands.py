@@ -39,7 +39,7 @@ PUBLISHED = {
     "identify": "FILE --speakers --far --top --model! --device=auto|cpu|cuda "
     "--precision=fp32|bf16|auto",
     "calibrate": "--model! --data! --far+ --out",
-    "import": "FILE --out! --model-config --frontend=3dspeaker|wespeaker --speakers",
+    "import": "FILE? --list? --out! --model-config --frontend=3dspeaker|wespeaker --speakers",
     "bench": "WHAT?=all|machine|model|train|data --model+ --config+ --set* --seconds --listen "
     "--json --profile? --steps --trace --exp",
     "export": "MODEL --out! --format=onnx|3dspeaker --int8? --calibrate",

@@ -193,6 +193,15 @@ def test_relative_folders_are_those_of_the_user(tmp_path: Path) -> None:
     assert f"--exp {tmp_path}/a/b --trials {tmp_path}/d/test/trials" in done.stdout
 
 
+def test_initial_model_may_be_a_published_one(tmp_path: Path) -> None:
+    name = "hub:campplus-zh-200k"
+    (train,) = dry_run("mini", "--stage", "3", "--stop-stage", "3", "--init", name)
+    assert values_of("--init", train) == [name]
+    done = run("mini", "--init", "hub:nothing", "--data", tmp_path / "data", "--stop-stage", "1")
+    assert done.returncode == 1 and refused(done.stderr, "hub:nothing", "import --list")
+    assert not (tmp_path / "data").exists()
+
+
 def test_ranks_of_one_host() -> None:
     (train,) = dry_run("mini", "--stage", "3", "--stop-stage", "3", "--gpus", "2,3")
     launch = train[: train.index("speakerlab.bin.train") - 1]
