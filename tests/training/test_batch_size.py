@@ -95,7 +95,7 @@ def test_plans(ask, most, micro_batch, accumulation, bn_batch, reason):
         ({"global_batch": 64, "micro_batch": 24}, 99, "runtime.micro_batch", (24, "16 and 32")),
         ({"global_batch": 256}, 9, "runtime.micro_batch", (9, 16)),
         ({"global_batch": 256, "below": 1}, 99, "runtime.micro_batch", ("not even 1 crop",)),
-        ({"global_batch": 262}, 999, "training.global_batch", (262, "16..128")),
+        ({"global_batch": 262}, 999, "training.global_batch", (262, 16, 128)),
     ],
 )
 def test_errors_name_the_nearest_valid_sizes(ask, limit, key, values):
