@@ -11,7 +11,7 @@ from speakerlab.core.faults import nearest
 
 if TYPE_CHECKING:  # they import torch, which is slow: not before the options are valid
     from speakerlab.config.schema import Config
-    from speakerlab.experiments.planning import CardPlan, Footprint
+    from speakerlab.experiments.planning import CardPlan
 
 ROOT = Path(__file__).parents[2]
 TABLE_MODELS, TABLE_CARDS_GB = ("campplus", "eres2net"), (11, 24, 32)
@@ -21,18 +21,15 @@ AUTO = {"fp32": "auto below capability 8.0", "bf16": "auto from capability 8.0 o
 def main(words: Sequence[str]) -> None:
     """`speakerlab plan --model M [--recipe NAME] --gpu-mem 24 [--gpus 4] [--set key=value ...]`"""
     args = parse(words)
-    from speakerlab.experiments.planning import CARDS_GB, CardPlan
+    from speakerlab.experiments.planning import CARDS_GB
 
     if args.table:
         for args.model in TABLE_MODELS:
             print_table(load(args), args, TABLE_CARDS_GB)
-        return
-    config = load(args)
-    if args.gpu_mem is None:
-        print_table(config, args, CARDS_GB)
-        return
-    for found in footprints(config, args):
-        print_card(CardPlan(config, found, args.gpu_mem, args.gpus, args.bank_gb), config, args)
+    elif args.gpu_mem is None:
+        print_table(load(args), args, CARDS_GB)
+    else:
+        print_cards(load(args), args)
 
 
 def parse(words: Sequence[str]) -> Namespace:
@@ -48,8 +45,8 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_number("--gpu-mem", "GB", memory, least=0.1, kind=float)
     options.add_number("--gpus", "N", "number of cards (default 1)", least=1, default=1)
     formats = ("auto", "fp32", "bf16", "fp16")
-    both = "precision of the network; auto (default): plan both fp32 and bf16"
-    options.add_argument("--precision", choices=formats, default="auto", help=both)
+    both = "default: runtime.precision; auto: plan both fp32 and bf16"
+    options.add_argument("--precision", choices=formats, help=both)
     rows = "speakers of the training set (default 10000); each speed adds as many classes"
     options.add_number("--speakers", "N", rows, least=1, default=10000)
     banks = "memory for noise and rooms on the GPU (default 0)"
@@ -65,8 +62,9 @@ def load(args: Namespace) -> "Config":
     """Load the configuration that the recipe would train."""
     from speakerlab.config.schema import load_config
 
+    settings = [*args.set, *([f"runtime.precision={args.precision}"] if args.precision else [])]
     if args.config is not None:
-        return load_config(args.config, args.set)
+        return load_config(args.config, settings)
     layers = [model_layer(args.model)]
     if args.recipe is not None:
         recipe = ROOT / "egs" / args.recipe
@@ -76,7 +74,7 @@ def load(args: Namespace) -> "Config":
             raise ValueError(f"--recipe: {args.recipe}: no such recipe{hint}")
         own = recipe / "conf" / layers[0].name
         layers += [recipe / "conf.yaml", *([own] if own.exists() else [])]
-    return load_config(layers, args.set)
+    return load_config(layers, settings)
 
 
 def model_layer(name: str) -> Path:
@@ -89,59 +87,78 @@ def model_layer(name: str) -> Path:
         raise ValueError(f"--model: {error}") from None
 
 
-def footprints(config: "Config", args: Namespace) -> "list[Footprint]":
-    """Return one footprint per format."""
+def plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> "list[CardPlan]":
+    """Return one plan per card and format."""
     from speakerlab.config import build
-    from speakerlab.experiments.planning import footprint
+    from speakerlab.experiments.planning import CardPlan, footprint
 
-    names = ("fp32", "bf16") if args.precision == "auto" else (args.precision,)
-    num_classes = args.speakers * len(config.augment.speeds)
+    asked, num_classes = config.runtime.precision, count_classes(config, args)
     split_over = args.gpus if build.is_head_split(config, args.gpus, num_classes) else 1
     rows = math.ceil(num_classes / split_over)
-    return [
-        footprint(config, num_classes=rows, precision=name, split_over=split_over) for name in names
+    found = [
+        footprint(config, num_classes=rows, precision=name, split_over=split_over)
+        for name in (AUTO if asked == "auto" else (asked,))
     ]
+    more = (args.gpus, args.bank_gb)
+    return [CardPlan(config, one, card_gb, *more) for card_gb in cards_gb for one in found]
+
+
+def count_classes(config: "Config", args: Namespace) -> int:
+    """Return the rows of the head: each speed adds new speakers, but no new languages."""
+    return args.speakers * (len(config.augment.speeds) if config.task == "verification" else 1)
 
 
 def headline(config: "Config", args: Namespace) -> str:
-    num_classes = args.speakers * len(config.augment.speeds)
+    num_classes = count_classes(config, args)
     return f"{config.model.name}, {num_classes} classes, crops of {config.data.crop_seconds:g} s"
 
 
-def print_card(plan: "CardPlan", config: "Config", args: Namespace) -> None:
-    """Print one format on one kind of card, part by part."""
-    found = plan.found
-    why = f" ({AUTO[found.precision]})" if args.precision == "auto" else ""
-    print(f"{headline(config, args)}, {found.precision}{why}")
-    print(f"  a crop keeps {found.crop / 2**20:.1f} MiB for the backward pass")
-    print(f"  {plan.card_gb:6.2f} GiB, of which")
-    for gib, what in plan.parts():
-        print(f"  {gib:6.2f}     {what}")
-    try:
-        batch = plan.batch()
-        print(f"  {batch}")
-        joined = f" of {batch.joined_ranks} ranks" if batch.joined_ranks > 1 else ""
-        print(f"  BatchNorm sees {batch.bn_batch} crops{joined} at once")
-    except ValueError as error:
-        print(f"  refused: {error}")
+def print_cards(config: "Config", args: Namespace) -> None:
+    """Print each format on one kind of card, part by part; ValueError if none fits."""
+    from speakerlab.training.batch_size import MemoryTooSmall
+
+    refused: list[MemoryTooSmall] = []
+    made = plans(config, args, [args.gpu_mem])
+    for plan in made:
+        found, results = plan.found, list[str]()
+        try:
+            batch = plan.batch()
+            joined = f" of {batch.joined_ranks} ranks" if batch.joined_ranks > 1 else ""
+            results += [f"{batch}", f"BatchNorm sees {batch.bn_batch} crops{joined} at once"]
+        except MemoryTooSmall as error:
+            refused.append(error)
+            results += [f"refused: {error}"] if len(refused) < len(made) else []
+        why = f" ({AUTO[found.precision]})" if config.runtime.precision == "auto" else ""
+        print(f"{headline(config, args)}, {found.precision}{why}")
+        print(f"  a crop keeps {found.crop / 2**20:.1f} MiB for the backward pass")
+        if plan.fit:
+            print(f"  {plan.card_gb:6.2f} GiB, of which")
+            for gib, what in plan.parts():
+                print(f"  {gib:6.2f}     {what}")
+        for result in results:
+            print(f"  {result}")
+    if len(refused) == len(made):
+        raise refused[-1]
 
 
 def print_table(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> None:
-    """Print one line per card and format."""
-    from speakerlab.experiments.planning import CardPlan
+    """Print one line per card and format; ValueError if none fits."""
+    from speakerlab.training.batch_size import MemoryTooSmall
 
+    refused: list[MemoryTooSmall] = []
+    made = plans(config, args, cards_gb)
     global_batch, bn_batch = config.training.global_batch, config.training.bn_batch or "unset"
     print(f"{headline(config, args)}, global batch {global_batch}, training.bn_batch {bn_batch}")
     print("  card    format   MiB/crop   crops that fit   micro-batch x ranks x accumulation   BN")
-    found = footprints(config, args)
-    for card_gb in cards_gb:
-        for one in found:
-            plan = CardPlan(config, one, card_gb, args.gpus, args.bank_gb)
-            start, crop = f"  {card_gb:2g} GB   {one.precision:6}", f"{one.crop / 2**20:8.1f}"
-            try:
-                batch = plan.batch()
-                sizes = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
-                result = f"{sizes:34}   {batch.bn_batch}"
-            except ValueError as error:
-                result = f"refused: {error}"
-            print(f"{start}   {crop}   {plan.fit:14}   {result}")
+    for plan in made:
+        crop = f"{plan.found.crop / 2**20:8.1f}"
+        start = f"  {plan.card_gb:2g} GB   {plan.found.precision:6}   {crop}   {plan.fit:14}"
+        try:
+            batch = plan.batch()
+            sizes = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
+            print(f"{start}   {sizes:34}   {batch.bn_batch}")
+        except MemoryTooSmall as error:
+            refused.append(error)
+            print(f"{start}   refused: {error}")
+    if len(refused) == len(made):
+        raise refused[-1]

@@ -3,6 +3,7 @@
 The forward pass runs on fake tensors, which have shapes and no data, in about a second.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from speakerlab.frontend.fbank import Fbank
 from speakerlab.models import MODELS
 from speakerlab.models.cpu import plain_code
 from speakerlab.training import batch_size
-from speakerlab.training.batch_size import BatchPlan
+from speakerlab.training.batch_size import REMEDY, BatchPlan, MemoryTooSmall
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import resolve_precision
 from speakerlab.training.task import SpeakerTask
@@ -56,18 +57,57 @@ class Footprint:
         gradients = self.weights * (1 if world_size == 1 else 2)
         return self.weights + gradients + self.momentum + self.saved_once
 
-    def crops_in(self, free: float, *, on_gpu: bool, world_size: int, bank_bytes: float) -> int:
-        """Return how many crops fit in the bytes that are free before the model is there.
 
-        bank_bytes: of noise and rooms that will be there too.
-        """
-        state = self.state(world_size)
-        if on_gpu:
-            held = GPU_RESERVE_BYTES + max(state - STATE_IN_RESERVE, 0) + bank_bytes
-            usable = int(free) * GPU_USABLE_SHARE - held
-        else:
-            usable = int(free) * CPU_USABLE_SHARE - state - bank_bytes
-        return max(int(usable / (self.crop * TRANSIENT_SHARE)), 0)
+@dataclass(frozen=True)
+class Memory:
+    """Memory of a rank's device, before the model is there."""
+
+    key: str  # the option that gives more of it, for messages
+    free: float  # bytes
+    on_gpu: bool
+    world_size: int = 1
+    bank_bytes: float = 0.0  # of noise and rooms that will be there too
+    kept: float = 0.0  # bytes of its nominal memory that are never free
+    is_fixed: bool = False  # a configured micro-batch may use what `auto` leaves free
+
+    @property
+    def usable_share(self) -> float:
+        return 1.0 if self.is_fixed else GPU_USABLE_SHARE if self.on_gpu else CPU_USABLE_SHARE
+
+    def crops(self, found: Footprint) -> int:
+        """Return how many crops fit."""
+        return max(int(self._for_crops(found) / (found.crop * TRANSIENT_SHARE)), 0)
+
+    def require(self, found: Footprint, config: Config, most: int, least: int) -> int:
+        """Return `most`, the crops that fit on every rank; if too few, say what would fit."""
+        if most >= least:
+            return most
+        usable, needed = self._for_crops(found), least * found.crop * TRANSIENT_SHARE
+        enough = self.free + self.kept + (needed - usable) / self.usable_share
+        seconds, key, fixes = config.data.crop_seconds, self.key, [f"{_gb(enough)} GB"]
+        if self.is_fixed:
+            sizes = batch_size.micro_batches(config.training.global_batch, self.world_size)
+            key = "runtime.micro_batch"
+            fixes += [f"{key}={size}" for size in [s for s in sizes if s <= most][-1:]]
+        elif (shorter := math.floor(9.7 * seconds * usable / needed) / 10) >= 1:
+            fixes += [f"data.crop_seconds={shorter:g}"]
+        if found.precision == "fp32" and usable > 0:
+            fixes += ["a lower precision"]
+        raise MemoryTooSmall(
+            f"{key}: {least} crops of {seconds:g} s in {found.precision} do not fit in "
+            f"{_gb(self.free + self.kept)} GB, {most} do; use {', '.join(fixes)} or a smaller model"
+        )
+
+    def _for_crops(self, found: Footprint) -> float:
+        """Return the bytes for crops."""
+        state = found.state(self.world_size)
+        if self.on_gpu:
+            state = GPU_RESERVE_BYTES + max(state - STATE_IN_RESERVE, 0)
+        return int(self.free) * self.usable_share - state - self.bank_bytes
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{max(math.ceil(10 * num_bytes / 2**30), 0) / 10:g}"
 
 
 def footprint(
@@ -141,40 +181,47 @@ def plan_batch(
     below: only choose a smaller micro-batch, after one of this size ran out of memory.
     """
     asked, on_gpu = asked_micro_batch(config), ranks.device.type == "cuda"
-    global_batch, bn_batch = config.training.global_batch, config.training.bn_batch
     num_classes = len(task.head.get_parameter("weight_CD"))
     # Noise and rooms are not on the GPU yet; on a host they are in memory already.
     bank_bytes = sum(buffer.nbytes for buffer in task.augment.buffers()) if on_gpu else 0
 
-    def limit() -> int:
+    def limit(sizes: list[int]) -> int:
         """Return how many crops fit on every rank."""
+        if isinstance(asked, int) and not on_gpu:  # its memory is not known that precisely
+            return asked
         if asked == "probe":
-            divisors = batch_size.micro_batches(global_batch, ranks.world_size)
             most = largest_that_runs(
                 config,
-                batch_size.micro_batches_to_try(divisors, bn_batch=bn_batch, below=below),
+                sizes,
                 num_classes=num_classes,
                 precision=task.precision.name,
                 device=ranks.device,
                 bank_bytes=bank_bytes,
             )
-        else:
-            found = footprint(
-                config,
-                num_classes=num_classes,
-                precision=task.precision.name,
-                split_over=ranks.world_size if task.head.is_split else 1,
-                with_data=not on_gpu,
-            )
-            free, world = batch_size.free_bytes(ranks.device, ranks.local_size), ranks.world_size
-            most = found.crops_in(free, on_gpu=on_gpu, world_size=world, bank_bytes=bank_bytes)
-        return min(ranks.every(most))
+            if (most := min(ranks.every(most))) < sizes[0]:
+                raise MemoryTooSmall(f"memory: {sizes[0]} crops do not fit; {REMEDY}")
+            return most
+        found = footprint(
+            config,
+            num_classes=num_classes,
+            precision=task.precision.name,
+            split_over=ranks.world_size if task.head.is_split else 1,
+            with_data=not on_gpu,
+        )
+        free, world = batch_size.free_bytes(ranks.device, ranks.local_size), ranks.world_size
+        key, is_fixed = f"free memory of {ranks.device}", isinstance(asked, int)
+        memory = Memory(key, free, on_gpu, world, bank_bytes, is_fixed=is_fixed)
+        return memory.require(found, config, min(ranks.every(memory.crops(found))), sizes[0])
 
     return _plan(config, ranks.world_size, limit, below=below)
 
 
 def _plan(
-    config: Config, world_size: int, limit: Callable[[], int], *, below: int | None = None
+    config: Config,
+    world_size: int,
+    limit: Callable[[list[int]], int],
+    *,
+    below: int | None = None,
 ) -> BatchPlan:
     asked = asked_micro_batch(config)
     return batch_size.plan_batch(
@@ -200,15 +247,29 @@ class CardPlan:
     bank_gb: float = 0.0
 
     @cached_property
+    def memory(self) -> Memory:
+        return Memory(
+            "--gpu-mem",
+            (self.card_gb - DRIVER_GB) * 2**30,
+            on_gpu=True,
+            world_size=self.world_size,
+            bank_bytes=self.bank_gb * 2**30,
+            kept=DRIVER_GB * 2**30,
+            is_fixed=isinstance(asked_micro_batch(self.config), int),
+        )
+
+    @property
     def fit(self) -> int:
         """Number of crops that fit on one card."""
-        free, banks = (self.card_gb - DRIVER_GB) * 2**30, self.bank_gb * 2**30
-        world = self.world_size
-        return self.found.crops_in(free, on_gpu=True, world_size=world, bank_bytes=banks)
+        return self.memory.crops(self.found)
 
     def batch(self) -> BatchPlan:
         """Return the plan of the training; raise ValueError where it would."""
-        return _plan(self.config, self.world_size, lambda: self.fit)
+
+        def limit(sizes: list[int]) -> int:
+            return self.memory.require(self.found, self.config, self.fit, sizes[0])
+
+        return _plan(self.config, self.world_size, limit)
 
     def parts(self) -> list[tuple[float, str]]:
         """Return (GiB, purpose) of the card's memory, the activations last."""
@@ -219,7 +280,7 @@ class CardPlan:
         names = f"of {self.found.num_parameters / 1e6:.1f} M parameters"
         return [
             (DRIVER_GB, "kept by the driver"),
-            (free * (1 - GPU_USABLE_SHARE), "left free"),
+            (free * (1 - self.memory.usable_share), "left free"),
             (reserve / 2**30, "reserve: context, workspaces, communication"),
             (state / 2**30, f"weights, gradients, momentum {names}, with the head"),
             (self.bank_gb, "noise and rooms"),

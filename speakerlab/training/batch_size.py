@@ -16,6 +16,10 @@ MIN_MICRO_BATCH, MAX_MICRO_BATCH = 16, 128
 REMEDY = "use a shorter data.crop_seconds, a smaller model or a lower precision"
 
 
+class MemoryTooSmall(ValueError):
+    """The smallest micro-batch that is allowed does not fit; the message says what would."""
+
+
 @dataclass(frozen=True)
 class BatchPlan:
     """How the global batch is computed, and why."""
@@ -50,33 +54,29 @@ def plan_batch(
     bn_batch: int | None = None,
     join_ranks: bool = False,
     below: int | None = None,
-    limit: Callable[[], int],
+    limit: Callable[[list[int]], int],
     mode: str = "auto",
 ) -> BatchPlan:
     """Choose a micro-batch whose product is exact; ValueError names the nearest valid sizes.
 
-    micro_batch: fixed, or None for the largest divisor of a rank's share in 16..128 that `limit`
-    (called only if needed) allows. bn_batch: preferred if it fits; if it does not and `join_ranks`,
-    ranks share BatchNorm's statistics. below: take the next smaller micro-batch, after this one ran
-    out of memory. mode: name of this choice in the reason.
+    micro_batch: fixed, or None for the largest divisor of a rank's share in 16..128 that fits.
+    bn_batch: preferred if it fits; if it does not and `join_ranks`, ranks share BatchNorm's
+    statistics. below: take the next smaller micro-batch, after this one ran out of memory.
+    limit: gets the sizes in question, ascending, and returns how many crops fit; raises
+    MemoryTooSmall if not even the first size does. mode: name of this choice in the reason.
     """
     divisors = micro_batches(global_batch, world_size)
-    if micro_batch is not None and micro_batch not in divisors:
-        near = sorted(divisors, key=lambda size: abs(size - micro_batch))[:2]
-        raise ValueError(
-            f"runtime.micro_batch: {micro_batch} does not divide a rank's share of "
-            f"{divisors[-1]}; nearest are {' and '.join(map(str, sorted(near)))}"
-        )
+    sizes = _sizes_to_try(divisors, micro_batch, bn_batch, below)
+    most = limit(sizes)
+    size = max(size for size in sizes if size <= most)
     if below is not None:
-        most = min(below - 1, micro_batch or limit())
-        size = max((size for size in divisors if size <= most), default=0)
         reason = f"{below} ran out of memory"
-        if not size:
-            raise ValueError(f"runtime.micro_batch: not even 1 crop fits, {reason}; {REMEDY}")
     elif micro_batch is not None:
-        size, reason = micro_batch, "as configured"
+        reason = "as configured"
+    elif size == bn_batch:
+        reason = f"{mode}: training.bn_batch fits"
     else:
-        size, reason = _choose(divisors, bn_batch, limit(), mode)
+        reason = f"{mode}: memory allows {most}" if most < MAX_MICRO_BATCH else mode
     joined = 1
     if join_ranks and bn_batch:
         most = max(bn_batch // size, 1)
@@ -97,34 +97,33 @@ def micro_batches(global_batch: int, world_size: int) -> list[int]:
     return [size for size in range(1, share + 1) if share % size == 0]
 
 
-def _choose(divisors: list[int], bn_batch: int | None, most: int, mode: str) -> tuple[int, str]:
-    """Return the micro-batch and the reason, where none was configured."""
-    if bn_batch in divisors and bn_batch <= most:
-        return bn_batch, f"{mode}: training.bn_batch fits"
-    floor = min(MIN_MICRO_BATCH, divisors[-1])
-    if most < floor:
-        raise ValueError(
-            f"runtime.micro_batch: {most} crops fit, at least {floor} are needed; {REMEDY}"
-        )
-    ceiling = min(MAX_MICRO_BATCH, most)
-    fitting = [size for size in divisors if floor <= size <= ceiling]
-    if not fitting:
-        raise ValueError(
-            f"training.global_batch: {divisors[-1]} crops per rank have no divisor from {floor} to "
-            f"{ceiling}; change it, or set runtime.micro_batch"
-        )
-    return fitting[-1], f"{mode}: memory allows {most}" if most < MAX_MICRO_BATCH else mode
-
-
-def micro_batches_to_try(
-    divisors: list[int], *, bn_batch: int | None = None, below: int | None = None
+def _sizes_to_try(
+    divisors: list[int], micro_batch: int | None, bn_batch: int | None, below: int | None
 ) -> list[int]:
-    """Return what `plan_batch` could choose from, ascending."""
-    floor = 1 if below is not None else min(MIN_MICRO_BATCH, divisors[-1])
-    most = MAX_MICRO_BATCH if below is None else below - 1
-    if bn_batch in divisors:
-        floor, most = min(floor, bn_batch), min(bn_batch, most)
-    return [size for size in divisors if floor <= size <= most]
+    """Return the sizes that `plan_batch` may choose, ascending; never none."""
+    share = divisors[-1]
+    low, high = min(MIN_MICRO_BATCH, share), MAX_MICRO_BATCH
+    if micro_batch is not None:
+        if micro_batch not in divisors:
+            near = sorted(divisors, key=lambda size: abs(size - micro_batch))[:2]
+            raise ValueError(
+                f"runtime.micro_batch: {micro_batch} does not divide a rank's share of {share}; "
+                f"nearest are {' and '.join(map(str, sorted(near)))}"
+            )
+        low = high = micro_batch
+    elif bn_batch in divisors:
+        low, high = min(low, bn_batch), bn_batch
+    if below is not None:
+        low, high = 1, min(high, below - 1)
+    sizes = [size for size in divisors if low <= size <= high]
+    if not sizes and below is not None:
+        raise MemoryTooSmall(f"memory: {below} crops do not fit; {REMEDY}")
+    if not sizes:
+        raise ValueError(
+            f"training.global_batch: {share} crops per rank have no divisor from {low} to {high}; "
+            "change it, or set runtime.micro_batch"
+        )
+    return sizes
 
 
 def saved_bytes(

@@ -1,11 +1,20 @@
 """`speakerlab plan`: what fits a card, without the card and without a corpus."""
 
 import re
+from pathlib import Path
 
 import pytest
-from tiny import ROOT
+import torch
+from refusals import refuses
+from tiny import CONFIG, ROOT
 
 from speakerlab.bin.plan import main
+from speakerlab.config import build
+from speakerlab.config.schema import load_config
+from speakerlab.experiments import planning
+from speakerlab.experiments.planning import plan_batch
+from speakerlab.training.distributed import Ranks
+from speakerlab.training.precision import resolve_precision
 
 TINY = ["--model", "campplus_tiny", "--speakers", "10"]
 
@@ -33,9 +42,100 @@ def test_without_a_size_every_card_has_a_line_in_each_format(capsys):
     assert {row[2:] for row in rows} == {("16 x 1 x 2", "16")}
 
 
-def test_a_plan_that_training_would_refuse_says_so(capsys):
-    main([*TINY, "--gpu-mem", "0.5", "--precision", "fp32", "--set", "data.crop_seconds=60"])
-    assert "  refused: runtime.micro_batch: " in capsys.readouterr().out
+@pytest.fixture
+def footprints(monkeypatch):
+    """Compute each footprint of `campplus_tiny` once, which takes a second."""
+    compute, known = planning.footprint, FOOTPRINTS
+
+    def look_up(config, **how):
+        key = (config.data.crop_seconds, how["num_classes"], how["precision"], how["split_over"])
+        return known[key] if key in known else known.setdefault(key, compute(config, **how))
+
+    monkeypatch.setattr(planning, "footprint", look_up)
+
+
+FOOTPRINTS: dict[tuple[object, ...], planning.Footprint] = {}
+
+
+class Alike(Ranks):
+    """Ranks with equal GPUs."""
+
+    def every(self, value):
+        return [value] * self.world_size
+
+
+# A crop of 60 s takes 171 MiB in fp32. Expected: micro-batch, accumulation, BatchNorm; or an error.
+LONG = ("data.crop_seconds=60", "training.global_batch=256", "runtime.precision=fp32")
+BF16 = (*LONG, "runtime.precision=bf16")
+NEXT = "training.bn_batch=64"
+
+
+@pytest.mark.parametrize(
+    ("card_gb", "gpus", "settings", "expected"),
+    [
+        (0.1, 1, LONG, ("--gpu-mem", 16, 0.1, "0 do", "use 5 GB")),
+        (4, 1, LONG, ("--gpu-mem", 16, "11 do", "use 5 GB", "data.crop_seconds=40")),
+        (5, 1, LONG, (16, 16, 16)),
+        (4, 1, (*LONG, "data.crop_seconds=40"), (16, 16, 16)),
+        (4, 1, BF16, (16, 16, 16)),
+        (11, 4, (*LONG, NEXT), (32, 2, 64)),
+        (11, 1, (*BF16, NEXT), (64, 4, 64)),
+        (11, 3, LONG, ("training.global_batch", 256, 3)),
+        (11, 1, (*LONG, "runtime.micro_batch=24"), ("runtime.micro_batch", 24, "16 and 32")),
+        (
+            11,
+            1,
+            (*LONG, "runtime.micro_batch=64"),
+            ("runtime.micro_batch", 64, 52, "micro_batch=32"),
+        ),
+        (13.3, 1, (*LONG, "runtime.micro_batch=64"), (64, 4, 64)),  # auto takes 32
+        (13.3, 1, LONG, (32, 8, 32)),
+        (4, 1, (*LONG, "runtime.micro_batch={campplus: 8}"), (8, 32, 8)),
+    ],
+)
+def test_a_plan_is_what_training_decides(
+    footprints, monkeypatch, capsys, card_gb, gpus, settings, expected
+):
+    """Only the free memory of the GPU is simulated."""
+    config, ranks = (
+        load_config([Path(CONFIG)], settings),
+        Alike(0, gpus, gpus, torch.device("cuda")),
+    )
+    task = build.build_task(config, num_classes=30, precision=resolve_precision("fp32", "cpu"))
+    task.set_precision(resolve_precision(config.runtime.precision, "cpu"))
+    free = int((card_gb - 0.25) * 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
+    words = [*TINY, "--gpu-mem", f"{card_gb}", "--gpus", f"{gpus}", "--set", *settings]
+    if isinstance(expected[0], int):
+        plan = plan_batch(config, ranks, task)
+        assert (plan.micro_batch, plan.accumulation, plan.bn_batch) == expected
+        main(words)
+        assert f"  {plan}\n" in capsys.readouterr().out
+        return
+    with refuses(*expected) as planned:
+        main(words)
+    with pytest.raises(type(planned.value)) as trained:
+        plan_batch(config, ranks, task)
+    (subject, reason), (_, trained_reason) = (
+        re.sub(r" in [\d.]+ GB|use [\d.]+ GB", "", str(error.value)).split(":", 1)
+        for error in (planned, trained)
+    )
+    assert trained_reason == reason, subject
+
+
+@pytest.mark.usefixtures("footprints")
+def test_a_table_shows_what_does_not_fit_and_refuses_only_if_nothing_does(capsys):
+    main([*TINY, "--precision", "bf16", "--bank-gb", "9"])
+    text = capsys.readouterr().out
+    assert re.search(r"11 GB   bf16 .* 0   refused: --gpu-mem: 16 crops of 2 s in bf16", text)
+    assert re.search(r"16 GB   bf16 .* 32 x 1 x 1", text)
+    with refuses("--gpu-mem", 16, "do not fit in 80 GB"):
+        main([*TINY, "--precision", "bf16", "--bank-gb", "99"])
+
+
+def test_languages_are_not_multiplied_by_speeds(capsys):
+    main([*TINY, "--gpu-mem", "11", "--set", "task=identification"])
+    assert capsys.readouterr().out.startswith("campplus, 10 classes")
 
 
 @pytest.mark.parametrize(

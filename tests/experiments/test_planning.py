@@ -11,7 +11,13 @@ from refusals import refused
 
 from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import load_config
-from speakerlab.experiments.planning import STATE_IN_RESERVE, CardPlan, Footprint, footprint
+from speakerlab.experiments.planning import (
+    STATE_IN_RESERVE,
+    CardPlan,
+    Footprint,
+    Memory,
+    footprint,
+)
 
 ROOT = Path(__file__).parents[2]
 MIB, GIB = 2**20, 2**30
@@ -52,7 +58,7 @@ def made_of(mib_a_crop, *, weights=4 * 10**7, momentum=4 * 10**7):
 def test_crops_in_memory_by_hand():
     def crops(mib_a_crop, free, *, state=0, on_gpu=True, bank_bytes=0):
         found = made_of(mib_a_crop, weights=state / 3, momentum=state / 3)
-        return found.crops_in(free, on_gpu=on_gpu, world_size=1, bank_bytes=bank_bytes)
+        return Memory("", free, on_gpu, bank_bytes=bank_bytes).crops(found)
 
     # 0.92 x 11 - 1.5 = 8.62 GiB for crops of 100 MiB x 1.055
     assert crops(100, 11 * GIB) == 83

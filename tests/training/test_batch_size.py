@@ -6,12 +6,22 @@ from refusals import refuses
 from torch import nn
 
 from speakerlab.training.batch_size import (
-    micro_batches,
-    micro_batches_to_try,
+    MemoryTooSmall,
     plan_batch,
     saved_bytes,
     slow_batchnorm,
 )
+
+
+def memory_for(most):
+    """Return the limit of a device where `most` crops fit."""
+
+    def limit(sizes):
+        if most < sizes[0]:
+            raise MemoryTooSmall(f"memory: {most}")
+        return most
+
+    return limit
 
 
 @pytest.mark.parametrize("world_size", range(1, 17))
@@ -22,11 +32,10 @@ def test_every_plan_is_exact_and_in_range(world_size):
             ask = {"global_batch": share * world_size, "world_size": world_size}
             fitting = [size for size in range(16, min(128, cap) + 1) if share % size == 0]
             if not fitting:
-                key = "runtime.micro_batch" if cap < 16 else "training.global_batch"
-                with refuses(key, cap if cap < 16 else share):
-                    plan_batch(**ask, limit=lambda cap=cap: cap)
+                with refuses("memory", cap):
+                    plan_batch(**ask, limit=memory_for(cap))
                 continue
-            plan = plan_batch(**ask, limit=lambda cap=cap: cap)
+            plan = plan_batch(**ask, limit=memory_for(cap))
             assert plan.micro_batch * plan.accumulation * world_size == share * world_size
             assert plan.global_batch == share * world_size
             assert plan.micro_batch == max(fitting)
@@ -73,17 +82,14 @@ def test_every_plan_is_exact_and_in_range(world_size):
         ({"bn_batch": 64, "below": 64}, 500, 32, 8, 32, "64 ran out of memory"),
         ({"bn_batch": 64, "below": 64}, 20, 16, 16, 16, "64 ran out of memory"),
         ({"bn_batch": 64, "below": 16}, 500, 8, 32, 8, "16 ran out of memory"),
-        ({"below": 64, "micro_batch": 16}, None, 16, 16, 16, "64 ran out of memory"),
-        # a fixed one does not measure memory
-        ({"micro_batch": 32}, None, 32, 8, 32, "as configured"),
+        ({"below": 64, "micro_batch": 16}, 500, 16, 16, 16, "64 ran out of memory"),
+        ({"below": 64, "micro_batch": 128}, 500, 32, 8, 32, "64 ran out of memory"),
+        ({"micro_batch": 32}, 40, 32, 8, 32, "as configured"),
     ],
 )
 def test_plans(ask, most, micro_batch, accumulation, bn_batch, reason):
-    def limit():
-        assert most is not None
-        return most
-
-    plan = plan_batch(**{"global_batch": 256, "world_size": 1, **ask}, limit=limit)
+    asked = {"global_batch": 256, "world_size": 1, **ask}
+    plan = plan_batch(**asked, limit=memory_for(most))
     found = (plan.micro_batch, plan.accumulation, plan.bn_batch)
     assert found == (micro_batch, accumulation, bn_batch) and plan.reason.endswith(reason)
 
@@ -93,23 +99,34 @@ def test_plans(ask, most, micro_batch, accumulation, bn_batch, reason):
     [
         ({"global_batch": 256, "world_size": 3}, 99, "training.global_batch", (256, "255 and 258")),
         ({"global_batch": 64, "micro_batch": 24}, 99, "runtime.micro_batch", (24, "16 and 32")),
-        ({"global_batch": 256}, 9, "runtime.micro_batch", (9, 16)),
-        ({"global_batch": 256, "below": 1}, 99, "runtime.micro_batch", ("not even 1 crop",)),
+        ({"global_batch": 256}, 9, "memory", (9,)),
+        ({"global_batch": 256, "micro_batch": 64}, 63, "memory", (63,)),
+        ({"global_batch": 256, "below": 1}, 99, "memory", (1,)),
         ({"global_batch": 262}, 999, "training.global_batch", (262, 16, 128)),
     ],
 )
 def test_errors_name_the_nearest_valid_sizes(ask, limit, key, values):
     with refuses(key, *values):
-        plan_batch(**{"world_size": 1, **ask}, limit=lambda: limit)
+        plan_batch(**{"world_size": 1, **ask}, limit=memory_for(limit))
 
 
-def test_only_sizes_that_could_be_chosen_are_tried():
-    divisors = micro_batches(256, 1)
-    assert micro_batches_to_try(divisors) == [16, 32, 64, 128]
-    assert micro_batches_to_try(divisors, bn_batch=64) == [16, 32, 64]
-    assert micro_batches_to_try(divisors, bn_batch=64, below=32) == [1, 2, 4, 8, 16]
-    assert micro_batches_to_try(micro_batches(8, 2)) == [4]
-    assert micro_batches_to_try(divisors, bn_batch=48) == [16, 32, 64, 128]
+@pytest.mark.parametrize(
+    ("ask", "sizes"),
+    [
+        ({}, [16, 32, 64, 128]),
+        ({"bn_batch": 64}, [16, 32, 64]),
+        ({"bn_batch": 256}, [16, 32, 64, 128, 256]),
+        ({"bn_batch": 64, "below": 32}, [1, 2, 4, 8, 16]),
+        ({"bn_batch": 48}, [16, 32, 64, 128]),
+        ({"global_batch": 8, "world_size": 2}, [4]),
+        ({"micro_batch": 32, "bn_batch": 64}, [32]),
+    ],
+)
+def test_only_sizes_that_could_be_chosen_are_tried(ask, sizes):
+    tried = []
+    asked = {"global_batch": 256, "world_size": 1, **ask}
+    plan_batch(**asked, limit=lambda sizes: tried.extend(sizes) or 999)
+    assert tried == sizes
 
 
 def test_saved_bytes_are_those_of_the_activations():
