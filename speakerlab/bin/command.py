@@ -23,7 +23,7 @@ SPEAKERS = Path("speakers.safetensors")  # default of --speakers
 class Parser(argparse.ArgumentParser):
     """argparse with errors of one line that name the nearest option; every option has a help."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Parse; report an unknown option first, because it may be a required one, misspelt."""
         for word in args or ():
             if word == "--":

@@ -141,7 +141,7 @@ def _parse_yaml(text: str | bytes, where: str) -> Any:
     try:
         return yaml.load(text, _Loader)  # a SafeLoader: builds plain values only
     except yaml.MarkedYAMLError as error:
-        problem, mark, begin = error.problem, error.problem_mark, error.context_mark
+        problem, mark, begin = f"{error.problem}", error.problem_mark, error.context_mark
         if mark and isinstance(text, bytes):
             where = f"{where}:{mark.line + 1}"
             problem += f" ({error.context} of line {begin.line + 1})" if begin else ""

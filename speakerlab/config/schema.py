@@ -152,6 +152,8 @@ class TrainingConfig(Section):
     """What is learned and how, on any hardware."""
 
     num_epochs: Count = 60
+    # Written when num_epochs of a begun run changes: [step, num_epochs until then].
+    extended: tuple[tuple[Count, Count], ...] = ()
     epoch_hours: Positive | None = None  # of crops; null: the corpus, but at least a global batch
     speaker_balance: Share = 0.0  # 0: speakers in proportion to their speech; 1: all equally often
     global_batch: Count = 256
@@ -284,6 +286,7 @@ def differences(old: Config, new: Config) -> list[str]:
     a, b = flatten(old.to_dict()), flatten(new.to_dict())
     free = (
         *("runtime.", "data.dir", "training.keep_checkpoints"),
+        *("training.num_epochs", "training.extended"),  # `consistency.record_config` checks them
         *("training.checkpoint_every_steps", "training.valid_every_epochs"),
         *("training.average_checkpoints", "training.on_divergence"),
     )

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from speakerlab.checkpoints.model_files import find_model, read_classes
+from speakerlab.checkpoints.model_files import find_model, read_card, read_classes
 from speakerlab.config.schema import Config, differences, load_config
 from speakerlab.core.atomic import file_sha256, write_text
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
-from speakerlab.training.checkpoint import was_begun
+from speakerlab.training.checkpoint import list_checkpoints, was_begun
 from speakerlab.training.distributed import Ranks
 
 MOUNT_SECONDS = 60.0  # attribute caches of NFS last as long
@@ -28,7 +28,7 @@ def load_same_config(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[
         if changed:
             raise ValueError(
                 f"{recorded}: a resumed run must keep its configuration: {'; '.join(changed)}; "
-                "use the old values, or another --exp"
+                f"use the old values, or {new_run(exp_dir, changed)}"
             )
     return config
 
@@ -91,7 +91,7 @@ def agreed_corpus(config: Config, ranks: Ranks) -> Corpus:
 def record_classes(
     config: Config, corpus: Corpus, init: Path | None, exp_dir: Path, ranks: Ranks
 ) -> list[str]:
-    """Write the configuration and the name of each row of the head; return the names.
+    """Write the name of each row of the head; return the names.
 
     Raises ValueError if a resumed experiment has other names. With training.init_head "keep", all
     rows of the initial model come first.
@@ -106,13 +106,55 @@ def record_classes(
         if was_begun(exp_dir) and recorded.read_text(encoding="utf-8") != text:
             raise ValueError(
                 f"{recorded}: a resumed run must keep its speakers, the training data changed; "
-                "restore the data, or use another --exp"
+                f"restore the data, or {new_run(exp_dir)}"
             )
         write_text(recorded, text)
-        config.write(exp_dir / "config.yaml")
 
     ranks.on_first(record)
     return names
+
+
+def record_config(config: Config, steps_per_epoch: int, exp_dir: Path, ranks: Ranks) -> Config:
+    """Write the configuration; return it with all changes of its number of epochs so far.
+
+    Raises ValueError if the run already has more steps.
+    """
+    recorded = exp_dir / "config.yaml"
+
+    def record() -> Config:
+        found, training = list_checkpoints(exp_dir / "checkpoints"), config.training
+        if recorded.exists() and found:
+            step, old = int(found[-1].name.split("_")[1]), load_config([recorded]).training
+            extended, before = list(old.extended), old.num_epochs
+            while extended and extended[-1][0] == step:  # no step was saved since that change
+                before = extended.pop()[1]
+            if training.num_epochs != before:
+                if training.num_epochs * steps_per_epoch <= step:
+                    raise ValueError(
+                        f"training.num_epochs: {training.num_epochs}, but {exp_dir} has "
+                        f"{step / steps_per_epoch:g} epochs; use --set training.num_epochs={before}"
+                        f", a larger number, or {new_run(exp_dir)}"
+                    )
+                extended.append((step, before))
+            training = training.model_copy(update={"extended": tuple(extended)})
+        new = config.model_copy(update={"training": training})
+        new.write(recorded)
+        return new
+
+    return ranks.on_first(record)
+
+
+def is_published(exp_dir: Path, step: int) -> bool:
+    """Return whether the experiment's model is that of this step."""
+    return (exp_dir / "model").exists() and read_card(exp_dir).get("steps") == step
+
+
+def new_run(exp_dir: Path, changed: Sequence[str] = ()) -> str:
+    """Return the end of a message: how to train with changed settings."""
+    is_other_model = any(line.startswith(("model.", "frontend.")) for line in changed)
+    if is_other_model or not (exp_dir / "model").exists():
+        return "another --exp"
+    return f"start from its model: repeat the command with --exp {exp_dir}-2 --init {exp_dir}"
 
 
 def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str | None:

@@ -1,7 +1,7 @@
 """Build the parts of a training from its configuration: batch plan, data order, schedule, facts."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from speakerlab.core.batch import Batch
 from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, train_loader
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import auto_workers, fit_workers
+from speakerlab.experiments import consistency
 from speakerlab.experiments.corpus import Corpus, counted, row_labels
 from speakerlab.experiments.stored_features import frames_to_read
 from speakerlab.frontend.augment import Augment
@@ -90,16 +91,8 @@ def choose_kernels(config: Config, task: SpeakerTask) -> None:
 def schedule(config: Config, order: EpochOrder) -> Schedule:
     """Return the schedule; epochs become steps here and nowhere else."""
     training, per_epoch = config.training, order.steps_per_epoch
-    scale = training.global_batch / training.lr_base_batch
-    total_steps = training.num_epochs * per_epoch
     return Schedule(
-        lr_at=partial(
-            warmup_cosine,
-            peak=training.lr * scale,
-            final=training.final_lr * scale,
-            warmup_steps=round(training.warmup_epochs * per_epoch),
-            total_steps=total_steps,
-        ),
+        lr_at=learning_rate(config, per_epoch),
         margin_at=partial(
             margin_ramp,
             initial=training.margin.initial,
@@ -107,13 +100,27 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
             start_step=round(training.margin.start_epoch * per_epoch),
             end_step=round(training.margin.end_epoch * per_epoch),
         ),
-        total_steps=total_steps,
+        total_steps=training.num_epochs * per_epoch,
         steps_per_epoch=per_epoch,
         valid_every_steps=training.valid_every_epochs * per_epoch,
         checkpoint_every_steps=training.checkpoint_every_steps,
         checkpoint_seconds=60 * config.runtime.checkpoint_minutes,
         log_every_steps=config.runtime.log_every_steps,
         frozen_steps=round(training.freeze_epochs * per_epoch),
+    )
+
+
+def learning_rate(config: Config, per_epoch: int) -> Callable[[int], float]:
+    """Return the learning rate as a function of the step; per_epoch: number of steps."""
+    training = config.training
+    scale = training.global_batch / training.lr_base_batch
+    return partial(
+        warmup_cosine,
+        peak=training.lr * scale,
+        final=training.final_lr * scale,
+        warmup_steps=round(training.warmup_epochs * per_epoch),
+        total_steps=training.num_epochs * per_epoch,
+        extended=[(step, before * per_epoch) for step, before in training.extended],
     )
 
 
@@ -252,7 +259,19 @@ def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Speake
     if scale > MAX_LR_SCALE:
         text = "training.lr: scaled by %.1f for the global batch; above %g training often diverges"
         log.warning(text, scale, MAX_LR_SCALE)
+    for step, before in training.extended[-1:]:
+        lr, final = learning_rate(config, known["steps_per_epoch"])(step), scale * training.final_lr
+        log.info(
+            "step %d: %d instead of %d epochs; the learning rate continues at %.3g, on a new "
+            "cosine down to %.3g",
+            *(step, training.num_epochs, before, lr, final),
+        )
+        if lr <= final:
+            text = "training.num_epochs: the learning rate stays at its final %.3g; or, with --set "
+            text += "training.lr=..., %s"
+            log.warning(text, final, consistency.new_run(exp_dir))
     parameters = sum(p.numel() for p in task.embedder.parameters())
     log.info("%s: %.2f M parameters", config.model.name, parameters / 1e6)
-    if not (exp_dir / "model").exists():
+    total_steps = training.num_epochs * known["steps_per_epoch"]
+    if not consistency.is_published(exp_dir, total_steps):
         write_json(exp_dir / "run.json", known)

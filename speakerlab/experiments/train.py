@@ -78,6 +78,7 @@ def build_training(
     setup.choose_kernels(config, task)
 
     source = setup.TrainBatches(config, corpus, classes, task.augment, ranks, plan)
+    config = consistency.record_config(config, source.order.steps_per_epoch, exp_dir, ranks)
     schedule = setup.schedule(config, source.order)
     validation = build_validation(config, corpus, head, classes)
     updater = Updater(
@@ -155,7 +156,7 @@ def build_validation(
 def train(training: Training) -> None:
     """Fit, or resume, then publish the last checkpoint or the mean of the last ones."""
     exp_dir, trainer, ranks = training.exp_dir, training.trainer, training.trainer.ranks
-    if trainer.fit() == 0 and (exp_dir / "model").exists():
+    if trainer.fit() == 0 and consistency.is_published(exp_dir, trainer.state.step):
         log.info("%s: already trained to the end, nothing changed", exp_dir)
         ranks.barrier("nothing changed")
         return

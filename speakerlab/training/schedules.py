@@ -1,7 +1,7 @@
 """Learning rate and margin as pure functions of a step that the trainer owns."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MARGIN_LEFT_AT_END = 1e-3  # the exponential ramp closes all but this share of the way
@@ -23,15 +23,35 @@ class Schedule:
 
 
 def warmup_cosine(
-    step: int, *, peak: float, final: float, warmup_steps: int, total_steps: int
+    step: int,
+    *,
+    peak: float,
+    final: float,
+    warmup_steps: int,
+    total_steps: int,
+    extended: Sequence[tuple[int, int]] = (),
 ) -> float:
     """Linear from 0 to `peak` over the warm-up, then half a cosine down to `final`.
 
+    extended: (step, total_steps until then) of each change of the length of a begun run; the value
+    of that step is where another half of a cosine begins.
     Loshchilov and Hutter, arXiv 1608.03983, eq. 5, without restarts.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
-    done = (step - warmup_steps) / max(total_steps - 1 - warmup_steps, 1)
+    start = warmup_steps
+    for changed_at, before in extended:
+        if step < changed_at:
+            total_steps = before
+            break
+        if changed_at > start:
+            peak = _half_cosine(changed_at, peak, final, start, before)
+            start = changed_at
+    return _half_cosine(step, peak, final, start, total_steps)
+
+
+def _half_cosine(step: int, peak: float, final: float, start: int, total_steps: int) -> float:
+    done = (step - start) / max(total_steps - 1 - start, 1)
     return final + 0.5 * (peak - final) * (1 + math.cos(math.pi * min(done, 1.0)))
 
 

@@ -124,14 +124,45 @@ def test_a_micro_batch_is_probed(tmp_path, train):
 @pytest.mark.parametrize(
     ("more", "values"),
     [
-        (["training.lr=0.5"], ["training.lr", 0.002, 0.5]),
+        (["training.lr=0.5"], ["training.lr", 0.002, 0.5, "-2 --init", "EXP"]),
+        (["model.args.embed_dim=16"], ["model.args.embed_dim", "another --exp"]),
         (["--init", "MODEL"], ["initial model"]),
     ],
 )
 def test_another_configuration_or_model_is_refused_on_resume(trained, train, more, values):
     words = [word.replace("MODEL", str(trained / "model")) for word in more]
     text = train(trained, *words, code=1).stderr
+    values = [str(trained) if value == "EXP" else value for value in values]
     assert all(str(value) in text.splitlines()[-1] for value in values), text
+
+
+def test_an_extended_run_is_exact_and_publishes_its_own_model(trained, tmp_path, train):
+    more, whole = "training.num_epochs=5", tmp_path / "whole"
+    shutil.copytree(trained, whole)
+    text = train(whole, more).stderr
+    assert "step 24: 5 instead of 4 epochs" in text and f"--init {whole}" in text
+    assert card(whole)["steps"] == 30 and weights(whole) != weights(trained)
+    assert list(losses(whole)) == list(range(1, 31))
+    assert {row["lr"] for row in rows(whole, "train")[24:]} == {rows(trained, "train")[-1]["lr"]}
+    again = tmp_path / "again"  # killed before its first checkpoint
+    shutil.copytree(trained, again)
+    shutil.copy(whole / "config.yaml", again)
+    later = cut(whole, tmp_path / "later")  # killed later, the newest checkpoints are damaged
+    for exp in (again, later):
+        train(exp, more)
+        assert weights(exp) == weights(whole) and losses(exp) == losses(whole)
+    assert "nothing changed" in train(again, more).stderr
+    assert refused(train(again, code=1).stderr, "training.num_epochs", 4, "num_epochs=5", "--init")
+
+
+def test_an_unfinished_run_is_extended_from_its_learning_rate(trained, tmp_path, train):
+    exp = cut(trained, tmp_path / "cut")
+    first = int(checkpoints(exp)[0].name.removeprefix("step_"))
+    train(exp, "training.num_epochs=6")
+    before, after = ([row["lr"] for row in rows(e, "train")] for e in (trained, exp))
+    assert after[:first] == before[:first] and after[first] == pytest.approx(before[first])
+    assert after[35] == pytest.approx(before[-1]) and len(after) == 36
+    assert card(exp)["steps"] == 36
 
 
 def test_a_finished_training_is_left_as_it_is(trained, train):
