@@ -49,17 +49,24 @@ def build_head(
 
     shards: the ranks that its rows are split over; None: every rank has all rows.
     """
+    check_margin(config)
+    make = partial(
+        HEADS[config.head.name], embed_dim=embed_dim, num_classes=num_classes, **config.head.args
+    )
+    torch.manual_seed(config.seed + 1)
+    if shards is None:
+        return make()
+    return ShardedHead(make, shards=shards, sampled_share=config.training.sampled_share)
+
+
+def check_margin(config: Config) -> None:
+    """Raise ValueError if the head has no margin and the training has one."""
     head, margin = HEADS[config.head.name], config.training.margin
     if not head.takes_margin and (margin.initial or margin.final):  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError(
             f"training.margin: {margin.initial:g} to {margin.final:g}, but head "
             f"{config.head.name} has no margin; set training.margin.initial and .final to 0"
         )
-    make = partial(head, embed_dim=embed_dim, num_classes=num_classes, **config.head.args)
-    torch.manual_seed(config.seed + 1)
-    if shards is None:
-        return make()
-    return ShardedHead(make, shards=shards, sampled_share=config.training.sampled_share)
 
 
 def is_head_split(config: Config, world_size: int, num_classes: int) -> bool:

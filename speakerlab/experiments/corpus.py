@@ -11,7 +11,14 @@ import numpy as np
 
 from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config
-from speakerlab.data.banks import EMPTY_BANK, Bank, find_recordings, map_bank, read_bank
+from speakerlab.data.banks import (
+    EMPTY_BANK,
+    Bank,
+    Recordings,
+    find_recordings,
+    map_bank,
+    read_bank,
+)
 from speakerlab.data.labels import class_names, hold_out, label, labels_by_name
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
 from speakerlab.frontend.augment.noise import noise_bytes
@@ -20,6 +27,7 @@ from speakerlab.frontend.augment.room import room_bytes
 log = logging.getLogger(__name__)
 MIN_VALID_SPEAKERS = 2
 MAX_HELD_OUT = 500  # speakers, unless configured
+PROBABILITIES = {"noise": "noise_prob", "rirs": "room_prob"}  # key of `data` -> of `augment`
 
 
 @dataclass(frozen=True)
@@ -51,12 +59,13 @@ def read_corpus(config: Config) -> Corpus:
                 f"{folder / labels}: no such file; training needs {who}: run stage 1, or name a "
                 "checked data directory with --set data.dir=DIR"
             )
+    noise, rooms = (find_material(config, place) for place in PROBABILITIES)
     whole = read_manifest(folders, sample_rate=sample_rate)
     if config.task == "identification":
         train, valid = split_classes(config, whole, folders)
     else:
         train, valid = split_valid(whole, num_valid_speakers(config, len(whole.speakers)))
-    return Corpus(train, valid, *read_banks(config))
+    return Corpus(train, valid, *read_banks(config, rooms, noise))
 
 
 def split_classes(
@@ -105,15 +114,31 @@ def _new_speakers(config: Config) -> Sequence[float]:
     return config.augment.speeds if config.task == "verification" else (1.0,)
 
 
-def read_banks(config: Config) -> tuple[Bank, Bank, bool]:
+def find_material(config: Config, place: str) -> Recordings | None:
+    """Return the recordings of data.rirs or data.noise; None if their probability is 0.
+
+    Raise FileNotFoundError if the configuration asks for some and there are none.
+    """
+    key = PROBABILITIES[place]
+    prob, name = getattr(config.augment, key), getattr(config.data, place)
+    if not prob:
+        return None
+    folder = Path(config.data.dir, name or place)
+    found = name and find_recordings(folder, sample_rate=config.frontend["sample_rate"])
+    if not found or not found.ids:
+        where = f"{folder} has no recordings" if name else f"data.{place} is null"
+        raise FileNotFoundError(
+            f"augment.{key}: {prob:g}, but {where}; list some in {folder}/wav.scp (run.sh: stage 1 "
+            f"with --{place} DIR), or set augment.{key}=0 (run.sh: --{place} none)"
+        )
+    return found
+
+
+def read_banks(
+    config: Config, rooms: Recordings | None, noise: Recordings | None
+) -> tuple[Bank, Bank, bool]:
     """Return (rooms, noise, whether the noise fits on the device)."""
-    if config.data.features == "fbank":  # nothing is done to waves
-        return EMPTY_BANK, EMPTY_BANK, True
-    root, sample_rate = Path(config.data.dir), config.frontend["sample_rate"]
-    rooms, noise = (
-        find_recordings(root / name, sample_rate=sample_rate) if name is not None else None
-        for name in (config.data.rirs, config.data.noise)
-    )
+    sample_rate = config.frontend["sample_rate"]
     room_bank = read_bank(rooms) if rooms else EMPTY_BANK
     limit, lengths = config.runtime.bank_gb * 2**30, [len(room) for room in room_bank]
     size = room_bytes(lengths, sample_rate=sample_rate)

@@ -42,7 +42,9 @@ def start_rank(config: Config) -> Ranks:
     """Set up this process, and join the other ranks."""
     conv_tf32 = config.runtime.tf32 == "auto"
     apply_backend_settings(deterministic=config.runtime.deterministic, conv_tf32=conv_tf32)
-    ranks = start_ranks(timeout_minutes=config.runtime.timeout_minutes)
+    ranks = start_ranks(
+        timeout_minutes=config.runtime.timeout_minutes, device=config.runtime.device
+    )
     if ranks.device.type == "cpu":
         process.keep_freed_memory()
     return ranks

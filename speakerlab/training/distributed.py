@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
+from speakerlab.training.devices import count_gpus
+
 T = TypeVar("T")
 REDUCE = "step/reduce"  # name of waiting for a collective in a profile
 
@@ -150,32 +152,30 @@ def is_lost_peer(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
-def start_ranks(*, timeout_minutes: float) -> Ranks:
+def start_ranks(*, timeout_minutes: float, device: str = "auto") -> Ranks:
     """Join the process group in torchrun's environment, or be a single process.
 
-    The device is chosen before the group is made: otherwise every rank's first barrier runs on
-    GPU 0. CPU tensors travel by gloo, CUDA tensors by nccl.
+    device: auto, cpu or cuda. It is chosen before the group is made: otherwise every rank's first
+    barrier runs on GPU 0. CPU tensors travel by gloo, CUDA tensors by nccl.
     """
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    use_cuda = count_gpus(device, num_ranks=local_size) > 0
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    use_cuda = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    chosen = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
-        num_gpus = torch.cuda.device_count()
-        if local_rank >= num_gpus:
-            raise ValueError(f"rank {local_rank}: no GPU left, {num_gpus} found; lower --nproc")
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(chosen)
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if use_cuda else "gloo",
             timeout=timedelta(minutes=timeout_minutes),
-            device_id=device if use_cuda else None,
+            device_id=chosen if use_cuda else None,
         )
     return Ranks(
         rank=int(os.environ.get("RANK", 0)),
         world_size=world_size,
-        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
-        device=device,
+        local_size=local_size,
+        device=chosen,
     )
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from refusals import refuses
-from tiny import CONFIG, TINY, card, rows
+from tiny import BARE, CONFIG, TINY, card, rows
 
 from speakerlab.bin import classify, extract
 from speakerlab.data.tables import read_table, write_table
@@ -32,7 +32,7 @@ def languages(data, tmp_path_factory):
 def experiment(languages, run, tmp_path_factory):
     """(trained experiment whose test set is embedded, what training wrote)."""
     exp = tmp_path_factory.mktemp("exp") / "lid"
-    settings = [f"data.dir={languages}", "data.noise=null", "data.rirs=null", *TINY, *SETTINGS]
+    settings = [f"data.dir={languages}", *BARE, *TINY, *SETTINGS]
     found = run("-m", "speakerlab", "train", "--exp", exp, "--config", CONFIG, "--set", *settings)
     extract.main(["--exp", str(exp), "--data", str(languages / "test")])
     return exp, found.stderr

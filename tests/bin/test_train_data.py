@@ -6,7 +6,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from tiny import CONFIG, ROOT, TINY, card, copy_data, cut, losses, weights
+from tiny import BARE, CONFIG, ROOT, TINY, card, copy_data, cut, losses, weights
 from voices import RATE, make_wave, write_voices
 
 import speakerlab
@@ -18,7 +18,6 @@ from speakerlab.data.shards import Layout
 from speakerlab.data.tables import read_table, write_data_dir
 
 PCM = Layout.of_waves("pcm", sample_rate=RATE)
-BARE = ("data.noise=null", "data.rirs=null")
 
 
 def test_packed_audio_trains_the_same_weights_and_may_come_in_the_middle(

@@ -27,6 +27,7 @@ TINY = [
     "runtime.num_workers=1",
     "runtime.precision=fp32",
 ]
+BARE = ["augment.noise_prob=0", "augment.room_prob=0"]  # for data without noise and rooms
 
 
 def weights(exp: Path) -> list[str]:

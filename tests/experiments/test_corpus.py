@@ -17,6 +17,8 @@ from speakerlab.experiments.corpus import num_valid_speakers, read_corpus, row_l
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import start_ranks
 
+BARE = ("augment.noise_prob=0", "augment.room_prob=0")
+
 
 @pytest.mark.parametrize(
     ("num_speakers", "wanted"),
@@ -35,7 +37,7 @@ def test_one_validation_speaker_is_an_error(make_config):
 
 def test_validation_speakers_are_out_of_training(make_config, make_data_dir):
     folder: Path = make_data_dir(speakers=range(6))
-    config = make_config(f"data.dir={folder.parent}", "data.valid_speakers=2")
+    config = make_config(f"data.dir={folder.parent}", "data.valid_speakers=2", *BARE)
     corpus = read_corpus(config)
     train, valid = set(corpus.train.speakers), set(corpus.valid.speakers)
     assert (len(train), len(valid)) == (4, 2) and not train & valid
@@ -92,6 +94,17 @@ def test_kinds_are_those_of_the_table(noisy):
     assert noise.ids == BY_KIND and noise.kinds == tuple(name[:-1] for name in BY_KIND)
 
 
+@pytest.mark.parametrize(("place", "key"), [("noise", "noise_prob"), ("rirs", "room_prob")])
+def test_augmentation_without_recordings_is_refused(noisy, place, key):
+    settings = (f"data.{place}=nowhere", f"augment.{key}=0.3")
+    with refuses(f"augment.{key}", 0.3, "nowhere", f"--{place} none", error=FileNotFoundError):
+        read_corpus(noisy(*settings))
+    with refuses(f"augment.{key}", f"data.{place} is null", error=FileNotFoundError):
+        read_corpus(noisy(f"data.{place}=null"))
+    corpus = read_corpus(noisy(f"data.{place}=nowhere", f"augment.{key}=0"))
+    assert [len(corpus.rooms), len(corpus.noise)] == ([2, 0] if place == "noise" else [0, 6])
+
+
 def test_rooms_beyond_the_limit_are_an_error(noisy):
     with refuses("runtime.bank_gb", "rooms", 8e-05):
         read_corpus(noisy("runtime.bank_gb=0.00008"))
@@ -115,8 +128,8 @@ def languages(make_config, make_data_dir):
     folder = make_data_dir(speakers=range(10), seconds=[0.5, 0.6, 0.7])
     table = {f"spk{s}-{k}": "de" if s < 6 else "th" for s in range(10) for k in range(3)}
     write_table(folder / "utt2lang", table)
-    base = [f"data.dir={folder.parent}", "task=identification", "data.noise=null"]
-    return lambda *more: make_config(*base, "data.rirs=null", *more)
+    base = [f"data.dir={folder.parent}", "task=identification", *BARE]
+    return lambda *more: make_config(*base, *more)
 
 
 def speakers(manifest) -> set[str]:

@@ -27,6 +27,7 @@ SETTINGS = [
     *("data.crop_seconds=0.6", "data.valid_speakers=2", "training.global_batch=8"),
     *("training.num_epochs=1", "training.epoch_hours=0.01", "runtime.num_workers=1"),
     *("training.valid_every_epochs=1", "runtime.precision=fp32"),
+    *("augment.noise_prob=0", "augment.room_prob=0"),
 ]
 
 

@@ -1,0 +1,64 @@
+"""GPUs that are asked for exist, or the training refuses to start."""
+
+import pytest
+import torch
+from refusals import refuses
+
+from speakerlab.training.devices import count_gpus
+from speakerlab.training.distributed import start_ranks
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """machine(2, "0,1") sets the number of GPUs that torch finds and CUDA_VISIBLE_DEVICES."""
+
+    def make(num_gpus: int, visible: str | None = None) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "visible", "device", "expected"),
+    [
+        *((0, visible, "auto", 0) for visible in (None, "", "-1")),
+        (2, None, "auto", 2),
+        (2, "4,GPU-8932f937", "cuda", 2),
+        (2, "0,1", "cpu", 0),
+        (0, "0", "cpu", 0),
+    ],
+)
+def test_the_number_of_gpus(machine, num_gpus, visible, device, expected):
+    machine(num_gpus, visible)
+    assert count_gpus(device) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "visible", "device", "ranks", "refusal"),
+    [
+        (0, "0,1", "auto", 1, ("--gpus", "2 requested", "0,1", "no GPU found", '--gpus ""')),
+        (1, "0,5", "auto", 1, ("--gpus", "2 requested", "0,5", "1 GPU found (H100)")),
+        (0, None, "cuda", 1, ("runtime.device", "cuda", "no GPU found")),
+        (0, "-1", "cuda", 1, ("runtime.device", "cuda", "no GPU found")),
+        (2, None, "auto", 3, ("--nproc", "3 ranks", "2 GPUs found")),
+    ],
+)
+def test_missing_gpus_are_refused(machine, num_gpus, visible, device, ranks, refusal):
+    machine(num_gpus, visible)
+    with refuses(*refusal):
+        count_gpus(device, num_ranks=ranks)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_a_training_checks_them_at_its_start(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with refuses("--gpus", "1 requested", "no GPU found"):
+        start_ranks(timeout_minutes=1)
+    with refuses("runtime.device", "cuda"):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        start_ranks(timeout_minutes=1, device="cuda")
+    assert start_ranks(timeout_minutes=1, device="cpu").device.type == "cpu"
