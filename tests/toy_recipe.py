@@ -12,10 +12,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # Records its arguments and creates the output files of each command. TRAIN_EXITS: exit codes of
-# successive trainings. TRAINING: a program to run instead of trainings.
+# successive trainings. TRAINING: a program to run instead of trainings. USED, CHECK_EXITS: what
+# check_run.py prints, and its exit code.
 PYTHON = """#!/usr/bin/env bash
 if [[ $1 == -c ]]; then printf '%s\\n' "$0" && exit; fi
 if [[ $* == *common/options.py* ]]; then exec {real} -I -S "${@:3}"; fi
+if [[ $* == *common/check_run.py* ]]; then
+  printf '%s\\t' "$@" >"$CALLS.check"
+  echo "device='a toy' used=(${USED-})"
+  exit "${CHECK_EXITS-0}"
+fi
 printf '%s\\t' "$PPID" "$SPEAKERLAB_PARENT" "$@" >>"$CALLS" && printf '\\n' >>"$CALLS"
 case "$*" in
   *' check '*) for folder in "$@"; do [[ $folder != /* ]] || touch "$folder/utt2dur"; done ;;

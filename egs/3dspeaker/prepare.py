@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from egs.common.corpus.archives import unpack
-from egs.common.corpus.fetch import download
+from egs.common.corpus.fetch import download_all
 from egs.common.corpus.noises import write_published_choice
 from egs.common.corpus.official import compare, read_official
 from egs.common.corpus.prepare import (
@@ -64,17 +64,19 @@ DIALECT_COLUMN = 5
 
 def download_corpus(corpus: Path, *, url: str = URL) -> None:
     """Download and unpack the official archives of the missing folders."""
-    for folder, archives in ARCHIVES.items():
-        if (corpus / folder).is_dir():
-            print(f"{corpus / folder}: already exists")
-            continue
-        whole, whole_checksum = WHOLE.get(folder, ("", None))
-        if whole and (corpus / whole).exists():
-            unpack([corpus / whole], corpus, checksum=whole_checksum)
-            continue
-        for name, checksum in archives.items():
-            download(f"{url}/{name}", corpus / name, checksum=checksum)
-        unpack([corpus / name for name in archives], corpus)
+    missing = {name: parts for name, parts in ARCHIVES.items() if not (corpus / name).is_dir()}
+    joined = {name: WHOLE[name] for name in WHOLE if (corpus / WHOLE[name][0]).exists()}
+    download_all(
+        {
+            corpus / part: (f"{url}/{part}", checksum)
+            for name, parts in missing.items()
+            for part, checksum in parts.items()
+            if name not in joined
+        }
+    )
+    for name, parts in missing.items():
+        whole, checksum = joined.get(name, ("", None))
+        unpack([corpus / part for part in ([whole] if whole else parts)], corpus, checksum=checksum)
 
 
 def check_layout(corpus: Path) -> None:

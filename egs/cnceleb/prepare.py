@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from egs.cnceleb.evaluation import LISTS, read_test, read_words, report_extra
 from egs.cnceleb.joining import genre_of, join_all
 from egs.common.corpus.archives import unpack
-from egs.common.corpus.fetch import download
+from egs.common.corpus.fetch import download_all
 from egs.common.corpus.noises import write_published_choice
 from egs.common.corpus.prepare import check_disjoint, make_parser, run, write_set
 from speakerlab.core.faults import MAX_LINES_PER_KIND, Faults
@@ -50,13 +50,10 @@ NUM_TRAIN_SPEAKERS = 2793  # [Y]:30
 
 def download_corpus(corpus: Path, *, url: str = URL) -> None:
     """Download and unpack the archives of the missing folders."""
-    for folder, (archives, checksum) in ARCHIVES.items():
-        if (corpus / folder).is_dir():
-            print(f"{corpus / folder}: already exists")
-            continue
-        for name in archives:
-            print(f"{corpus / folder}: downloading {url}/{name}", flush=True)
-            download(f"{url}/{name}", corpus / name)
+    missing = [parts for name, parts in ARCHIVES.items() if not (corpus / name).is_dir()]
+    names = [name for archives, _ in missing for name in archives]
+    download_all({corpus / name: (f"{url}/{name}", None) for name in names})
+    for archives, checksum in missing:
         unpack([corpus / name for name in archives], corpus, checksum=checksum)
 
 

@@ -19,6 +19,12 @@ STAGES = """\
 Stages: 0 get the corpus, 1 prepare and check data directories, 2 decode and pack all audio,
         3 train, 4 large-margin fine-tuning, 5 extract embeddings, 6 score and report"""
 PATHS = ("corpus", "noise", "rirs", "init", "data", "exp")
+# Value of default_noise in recipe.sh -> defaults of --noise and --rirs.
+DEFAULT_NOISE = {
+    "download": ("<corpus>/musan", "<corpus>/RIRS_NOISES"),
+    "corpus": ("part of the corpus", "part of the corpus"),
+    "none": ("none", "none"),
+}
 
 
 def matching(pattern: str, description: str) -> Callable[[str], str]:
@@ -59,7 +65,8 @@ OPTIONS = {
         ("model", "NAME", word, "campplus", "configuration, one of conf/*.yaml"),
         ("seed", "N", whole(0, 2**32 - 1), 0, "random seed of weights, data order, augmentation"),
         ("init", "MODEL", word, None, "start from this experiment, model folder or hub:NAME"),
-        ("large-margin", "true|false", ["true", "false"], "false", "also run stage 4"),
+        ("large-margin", "true|false", ["true", "false"], None, "also run stage 4 (default:"
+         " false)"),
         ("set", "section.key=value", word, [], "set configuration values, overriding all files"),
         ("features", "wave|fbank", ["wave", "fbank"], "wave", "what stage 2 packs and training"
          " reads: audio, or filter banks, which are faster but rule out augmentation of the audio"),
@@ -68,8 +75,10 @@ OPTIONS = {
     ],
     "Paths": [
         ("corpus", "DIR", word, None, "folder of the corpus, if it is already on disk"),
-        ("noise", "DIR", word, None, "folder of noise recordings for augmentation"),
-        ("rirs", "DIR", word, None, "folder of room impulse responses for augmentation"),
+        ("noise", "DIR|none", word, None, "folder of noise recordings for augmentation (default:"
+         " {noise})"),
+        ("rirs", "DIR|none", word, None, "folder of room impulse responses for augmentation"
+         " (default: {rirs})"),
         ("data", "DIR", word, None, "folder of the data directories (default: {folder}/data, or"
          " data_<task> with --task)"),
         ("codec", "pcm|flac", ["pcm", "flac"], "pcm", "format of the audio that stage 2 packs; flac"
@@ -79,7 +88,8 @@ OPTIONS = {
     ],
     "Hardware": [
         ("hardware", "auto|NAME", word, "auto", "one of conf/hardware/*.yaml, or automatic"),
-        ("gpus", '"0 1 2 3"', word, None, "GPUs of this host to use, one rank on each"),
+        ("gpus", '"0 1 2 3"', str, None, 'GPUs of this host to use, one rank on each; "" for the'
+         " CPU (default: the first GPU, or the CPU if there is none)"),
         ("nproc", "N", whole(1, 1024), None, "ranks on this host (default: one per GPU, or 1)"),
         ("job", "I/N", job, None, "run only part I of N of stage 2 or 5; the jobs may run on any"
          " hosts that see --data and --exp"),
@@ -115,11 +125,12 @@ def build_parser(recipe: str, defaults: dict[str, str]) -> Parser:
         allow_abbrev=False,
         exit_on_error=False,
     )
+    noise, rirs = DEFAULT_NOISE[defaults.get("default_noise", "download")]
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for name, metavar, kind, default, text in options:
             default = defaults.get(name.replace("-", "_"), default)
-            text = text.format(folder=f"egs/{recipe}")
+            text = text.format(folder=f"egs/{recipe}", noise=noise, rirs=rirs)
             if kind is None:
                 group.add_argument(f"--{name}", action="store_true", help=text)
                 continue
@@ -148,6 +159,7 @@ def main(words: list[str]) -> int:
         args.sample_rate, args.settings = 16000, args.__dict__.pop("set")
         check_names(args, recipe_dir)
         check_settings(args)
+        check_stages(args)
         check_job(args)
         check_ranks(args)
     except argparse.ArgumentError as error:
@@ -158,7 +170,7 @@ def main(words: list[str]) -> int:
         return 1
     for name in PATHS:  # absolute, because a recorded path must mean the same from any folder
         path = getattr(args, name)
-        if path and not path.startswith(("/", "hub:")):
+        if path and path != "none" and not path.startswith(("/", "hub:")):
             setattr(args, name, f"{os.environ.get('PWD') or Path.cwd()}/{path}")
     print_shell("\n".join(f"{name}={quote(value)}" for name, value in vars(args).items()))
     return 0
@@ -201,10 +213,19 @@ def check_settings(args: argparse.Namespace) -> None:
             args.sample_rate = value
 
 
-def check_job(args: argparse.Namespace) -> None:
-    """Check the range of stages, and that --job fits it and the hosts."""
+def check_stages(args: argparse.Namespace) -> None:
+    """Check the range of stages; set `large_margin`."""
     if args.stop_stage < args.stage:
         raise ValueError(f"--stop-stage: {args.stop_stage} is before --stage {args.stage}")
+    asked_for_4 = 4 in (args.stage, args.stop_stage)
+    if asked_for_4 and args.large_margin == "false":
+        problem = f"stages {args.stage} to {args.stop_stage} ask for stage 4"
+        raise ValueError(f"--large-margin false: {problem}; leave out one of the two")
+    args.large_margin = "true" if asked_for_4 else args.large_margin or "false"
+
+
+def check_job(args: argparse.Namespace) -> None:
+    """Check that --job fits the range of stages and the hosts."""
     if args.job is None:
         return
     number, total = map(int, args.job.split("/"))
@@ -219,9 +240,16 @@ def check_job(args: argparse.Namespace) -> None:
 
 
 def check_ranks(args: argparse.Namespace) -> None:
-    """Check GPUs, ranks and hosts; set `nproc` and `cuda_devices`."""
+    """Check GPUs, ranks and hosts; set `nproc` and `cuda_devices` (-1: none)."""
     gpus = (args.gpus or "").replace(",", " ").split()
-    args.cuda_devices = ",".join(gpus)
+    for gpu in gpus:
+        if not re.fullmatch(r"\d+|(GPU|MIG)-\S+", gpu) or gpus.count(gpu) > 1:
+            problem = f"must be different numbers of GPUs, not '{args.gpus}'"
+            raise ValueError(f'--gpus: {problem}; see nvidia-smi -L, or use "" for the CPU')
+    if gpus and args.hardware == "cpu":
+        raise ValueError(f"--hardware cpu: uses no GPUs, --gpus has {len(gpus)}; leave out one")
+    on_cpu = args.gpus is not None or args.hardware == "cpu"
+    args.cuda_devices = ",".join(gpus) or ("-1" if on_cpu else "")
     args.nproc = args.nproc or max(1, len(gpus))
     if gpus and args.nproc > len(gpus):
         problem = f"{args.nproc} ranks for {len(gpus)} GPUs"

@@ -19,6 +19,8 @@ train_sets=(train) test_sets=(test) trials=(test/trials) prepare_args=()
 backends=(cosine)      # of stage 6, one row of results each; see docs/scoring.md
 overlay=''             # conf/finetune/<overlay>.yaml, added to the configuration of every training
 init_overlay=''        # with --init: overlay on the configuration of that model (not conf/<model>.yaml)
+default_noise=download # without --noise and --rirs: "download" MUSAN and RIRS_NOISES to the corpus
+#                        in stage 0, noise and rooms that stage 1 makes with the "corpus", or "none"
 untrained=true         # stage 5 also extracts with the initial weights
 development=false      # stage 5 also extracts from the first training set, for back ends that learn
 stage0_always=false    # run stage 0 even if --corpus is given
@@ -155,7 +157,7 @@ unchanged() {
   for folder in "${data_dirs[@]}"; do
     if [[ ! -f $folder/utt2dur ]]; then return 1; fi
   done
-  say "stage $1: already done with the same options, skipped (remove $marker to run it again)"
+  say "stage $1: skipped, done with the same options (remove $marker to run it again)"
 }
 
 # finish STAGE INPUTS: write the marker that `unchanged` reads.
@@ -182,12 +184,14 @@ prepare() {
 }
 
 stage_0() {
-  if [[ -n $corpus && $stage0_always == false ]]; then
-    [[ -d $corpus || $dry_run == true ]] || die "--corpus: no such folder: $corpus"
-    say "stage 0: nothing to do, the corpus is $corpus"
-    if [[ -n $noise && ! -d $noise || -n $rirs && ! -d $rirs ]]; then prepare --download-noise; fi
-  else
+  if [[ -z $corpus || $stage0_always == true ]]; then
+    begin
     prepare --download
+  elif [[ -n $noise && ! -d $noise || -n $rirs && ! -d $rirs ]]; then
+    begin
+    prepare --download-noise
+  else
+    say "stage 0: skipped, the corpus is $corpus"
   fi
 }
 
@@ -207,6 +211,7 @@ stage_1() {
   inputs=$(printf '%s\n' "corpus=$corpus" "noise=$noise" "rirs=$rirs" "allowed=$allow_missing" "rate=$sample_rate" &&
     digest "$recipe_dir"/{recipe.sh,*.py} "$recipe_dir/$task"/*.py "$recipe_dir/../common/corpus"/*.py)
   if unchanged 1 "$inputs"; then return; fi
+  begin
   if [[ $dry_run == false ]]; then rm -f "$data"/.stage[12]; fi
   prepare
   list_data_dirs
@@ -231,6 +236,7 @@ stage_2() {
     if [[ $dry_run == false && ! -f $folder/$kind/index.safetensors ]]; then rm -f "$data/.stage2"; fi
   done
   if unchanged 2 "$inputs"; then return; fi
+  begin
   if [[ $dry_run == false ]]; then rm -f "$data/.stage2"; fi
   if ((${#others[@]})) && [[ -z $job || $job == 1/* ]]; then
     run -m speakerlab check "${others[@]}" --decode --sample-rate "$sample_rate" \
@@ -242,6 +248,7 @@ stage_2() {
 }
 
 stage_3() {
+  begin
   if [[ ! -f $data/calibration_only ]]; then
     train "$exp" "$init" ${overlay:+"$overlay"}
   elif [[ -z $init ]]; then
@@ -253,14 +260,15 @@ stage_3() {
 }
 
 stage_4() {
-  if [[ $fine_tuned == false ]]; then
+  if [[ $large_margin == false ]]; then
     say 'stage 4: skipped; to run it, use --large-margin true or --stage 4'
-  else
-    if ((${#settings[@]})); then
-      say "stage 4: --set ${settings[*]} also overrides conf/finetune/large_margin.yaml"
-    fi
-    train "$exp-lm" "$exp/model" ${overlay:+"$overlay"} large_margin
+    return
   fi
+  begin
+  if ((${#settings[@]})); then
+    say "stage 4: --set ${settings[*]} also overrides conf/finetune/large_margin.yaml"
+  fi
+  train "$exp-lm" "$exp/model" ${overlay:+"$overlay"} large_margin
 }
 
 # train EXPERIMENT INIT OVERLAY...: run one training, with one process per rank. If it runs out of
@@ -270,7 +278,7 @@ train() {
   list_layers "${@:3}"
   options=(--exp "$1" --config "${layers[@]}")
   if [[ -n $2 ]]; then options+=(--init "$2"); fi
-  values=(--set "data.dir=$data" "seed=$seed" "${settings[@]}")
+  values=(--set "data.dir=$data" "seed=$seed" "${without[@]}" "${settings[@]}")
   start_training 1 "${options[@]}" "${values[@]}" || code=$?
   if [[ $code == 5 && -z $stopped && -s $1/out_of_memory ]]; then
     too_large=$(<"$1/out_of_memory") code=0
@@ -331,6 +339,7 @@ list_launch_options() {
 
 stage_5() {
   local system set_name
+  begin
   for system in "${systems[@]}"; do
     for set_name in "${test_sets[@]}"; do
       extract "$system" "$data/$set_name"
@@ -356,6 +365,7 @@ extract() {
 
 stage_6() {
   local system pattern file lists=() learned_from=()
+  begin
   if [[ $development == true ]]; then learned_from=(--development "$data/${train_sets[0]}"); fi
   for pattern in "${trials[@]}"; do
     for file in "$data"/$pattern; do lists+=("$file"); done
@@ -371,8 +381,8 @@ stage_6() {
 }
 
 run_stage() {
-  local began=$SECONDS packed others data_dirs checked systems=("$exp")
-  if [[ $fine_tuned == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
+  local began='' packed others data_dirs checked systems=("$exp")
+  if [[ $large_margin == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
   list_data_dirs
   if ((nnodes > 1 && node_rank > 0)) && [[ $1 != [345] ]]; then
     say "stage $1: runs on node rank 0 only"
@@ -382,12 +392,71 @@ run_stage() {
     say "stage $1: skipped, $(<"$data/calibration_only")"
     return
   fi
-  if [[ $1 != 4 || $fine_tuned == true ]]; then check_order "$1"; fi
+  if [[ $1 != 4 || $large_margin == true ]]; then check_order "$1"; fi
+  if [[ -z $device ]]; then check_run; fi
   current=$1
-  say "stage $1: ${stage_names[$1]}"
   "stage_$1"
   current=''
-  if [[ $dry_run == false ]]; then say "stage $1: took $((SECONDS - began)) s"; fi
+  if [[ -n $began && $dry_run == false ]]; then say "stage $1: took $((SECONDS - began)) s"; fi
+}
+
+# begin: print the headline of the current stage, which has work to do.
+begin() {
+  began=$SECONDS
+  say "stage $current: ${stage_names[$current]}"
+}
+
+# choose_source OPTION ARCHIVE KEY: set --noise or --rirs to a folder or to nothing; `without` holds
+# the settings that switch the augmentation off.
+choose_source() {
+  local folder=${corpus:-$recipe_dir/corpus}/$2
+  if [[ -n ${!1} && ${!1} != none ]]; then given+=("$1"); fi
+  if [[ -z ${!1} && $default_noise == none && (! -d $data/$1 || $stage -le 1) ]]; then
+    printf -v "$1" none
+  elif [[ -z ${!1} && $default_noise == download && $stage -le 1 && (-z $corpus || -d $folder) ]]; then
+    printf -v "$1" %s "$folder"
+  fi
+  if [[ ${!1} == none ]]; then
+    without+=("augment.$3=0")
+    printf -v "$1" ''
+  fi
+}
+
+# Check devices, configurations and their noise once, before the first stage that has work. Sets
+# `device`, and removes --noise and --rirs that no training uses.
+check_run() {
+  local name found trainings used=() missing=()
+  device=unknown
+  if [[ $dry_run == true ]]; then return; fi
+  # A single rank that starts with its training checks the same by itself.
+  if ((stage == 3 && nproc * nnodes == 1)) && [[ $large_margin == false ]]; then return; fi
+  if [[ -n $corpus && $stage0_always == false && $stage == 0 && ! -d $corpus ]]; then
+    die "--corpus: no such folder: $corpus"
+  fi
+  list_layers ${overlay:+"$overlay"}
+  trainings=(--config "${layers[@]}")
+  if [[ $large_margin == true ]]; then
+    list_layers ${overlay:+"$overlay"} large_margin
+    trainings+=(--config "${layers[@]}")
+  fi
+  for name in noise rirs; do
+    if [[ -z ${!name} && $default_noise != corpus ]]; then missing+=("$name"); fi
+  done
+  if [[ -z $python ]]; then find_python; fi
+  found=$("$python" "$recipe_dir/../common/check_run.py" "${trainings[@]}" --nproc "$nproc" \
+    --set "data.dir=$data" "${without[@]}" "${settings[@]}" --stage "$stage" \
+    --given "${given[@]}" --missing "${missing[@]}" ${init:+--init "$init"}) || exit 1
+  eval "$found" # device and used
+  say "device: $device"
+  if ((stage > 1)); then return; fi
+  for name in noise rirs; do
+    if [[ " ${used[*]} " != *" $name "* ]]; then
+      say "--$name: none"
+      printf -v "$name" ''
+    else
+      say "--$name: ${!name:-made by stage 1}"
+    fi
+  done
 }
 
 report_failure() {
@@ -403,7 +472,8 @@ report_failure() {
 }
 
 main() {
-  local options number fine_tuned base_layer layers stored='' task_dir=$recipe_dir task_tag=''
+  local options number base_layer layers stored='' task_dir=$recipe_dir task_tag='' device=''
+  local given=() without=()
   find_recent || die "env: Python 3.10 or newer is needed; install it"
   options=$("$base" -I -S "$recipe_dir/../common/options.py" "$recipe_dir" "$@") || exit 1
   eval "$options"
@@ -427,8 +497,9 @@ main() {
   data=${data:-$recipe_dir/data$task_tag}
   if [[ $features != wave ]]; then stored=_$features; fi
   exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}$task_tag${stored}_s$seed}
-  data=${data%/} exp=${exp%/} fine_tuned=$large_margin
-  if [[ $stage == 4 || $stop_stage == 4 ]]; then fine_tuned=true; fi
+  data=${data%/} exp=${exp%/}
+  choose_source noise musan noise_prob
+  choose_source rirs RIRS_NOISES room_prob
   for ((number = stage; number <= stop_stage; number++)); do run_stage "$number"; done
 }
 

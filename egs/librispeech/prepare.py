@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from egs.common.corpus.archives import unpack
-from egs.common.corpus.fetch import download
+from egs.common.corpus.fetch import download_all
 from egs.common.corpus.prepare import (
     LeftOut,
     check_disjoint,
@@ -52,12 +52,14 @@ def download_corpus(
             raise ValueError(
                 f"--subsets: unknown subset {subset}; choose from {' '.join(CHECKSUMS)}"
             )
-    for subset in subsets:
-        if (find_root(corpus) / subset).is_dir():
-            print(f"{find_root(corpus) / subset}: already exists")
-            continue
-        archive = corpus / f"{subset}.tar.gz"
-        download(f"{url}/{archive.name}", archive, checksum=f"sha256:{CHECKSUMS[subset]}")
+    root = find_root(corpus)
+    archives = {
+        corpus / f"{subset}.tar.gz": (f"{url}/{subset}.tar.gz", f"sha256:{CHECKSUMS[subset]}")
+        for subset in subsets
+        if not (root / subset).is_dir()
+    }
+    download_all(archives)
+    for archive in archives:
         unpack([archive], corpus)
 
 

@@ -1,4 +1,5 @@
 # shellcheck shell=bash disable=SC2034 # read by egs/common/stages.sh
 # A synthetic corpus, to try everything within minutes.
 model=campplus_tiny
-stage0_always=true # stage 0 installs the synthesizer
+stage0_always=true   # stage 0 installs the synthesizer
+default_noise=corpus # noise and rooms are synthesized with the corpus

@@ -4,3 +4,4 @@ model=campplus
 init_overlay=own_data  # with --init: overlay on the configuration of that model
 allow_missing=0.05     # share of unusable files, listed in rejected.tsv
 allow_undecodable=0.05 # share of files that cannot be decoded
+default_noise=none     # augmentation only with --noise DIR and --rirs DIR

@@ -12,7 +12,7 @@ from voices import RATE, make_wave
 
 from speakerlab.data import audio
 from tests.egs.cnceleb_corpus import make_cnceleb
-from tests.egs.corpora import write_3dspeaker, write_voxceleb
+from tests.egs.corpora import write_3dspeaker, write_noise, write_voxceleb
 
 KEYS = {
     *("trials", "system", "eer", "eer_untrained", "eer_ci95", "min_dcf", "cllr", "act_dcf"),
@@ -81,6 +81,7 @@ def run_recipe(environment, tmp_path):
 def test_a_corpus_becomes_a_report(run_recipe, tmp_path, name):
     write, lists, conditions = RECIPES[name]
     write(tmp_path / "corpus")
+    write_noise(tmp_path / "corpus")
     exp, model = tmp_path / "exp", ("--model", "campplus_tiny")
     options = (*model, "--stage", "1", "--set", *TINY, "training.num_epochs=1")
     run_recipe(name, *options)
@@ -103,9 +104,12 @@ def test_a_corpus_becomes_a_report(run_recipe, tmp_path, name):
     assert len(scores) == first["num_target"] + first["num_nontarget"]
     assert re.fullmatch(r"\S+ \S+ -?[01]\.\d{6} (non)?target", scores[0])
 
+    is_augmented = name != "librispeech"  # whose default is no noise
+    assert [card(exp)[key] for key in ("rooms", "noises")] == 2 * [int(is_augmented)]
+
     if name == "librispeech":
         again = run_recipe(name, *options)
-        assert again.stdout.count("skipped") == 2  # stages 1 and 2
+        assert [again.stdout.count(f"stage {n}: skipped") for n in (1, 2, 4)] == [1, 1, 1]
         assert again.stderr.count("kept") == 3  # stage 5
         assert json.loads((exp / "results.json").read_text()) == rows
     other = run_recipe(name, *model, "--stage", "6", "--noise", "elsewhere", code=1)

@@ -42,6 +42,15 @@ def pair_up(names: Iterable[str], speakers: dict[str, str]) -> list[Pair]:
     return [(a, b, speakers[a] == speakers[b]) for a, b in combinations(sorted(names), 2)]
 
 
+def write_noise(corpus: Path) -> None:
+    """MUSAN and RIRS_NOISES, one recording each, below a corpus, where stage 0 downloads them."""
+    write_wav(corpus / "musan/noise/free-sound/noise-free-sound-0000.wav", 30, 0)
+    rooms = corpus / "RIRS_NOISES/real_rirs_isotropic_noises"
+    write_wav(rooms / "air.wav", 31, 0)
+    path = f"RIRS_NOISES/{rooms.name}/air.wav"
+    (rooms / "rir_list").write_text(f"--rir-id 00001 --room-id 001 {path} {path} {path}\n")
+
+
 # VoxCeleb: two videos a speaker, two recordings each. All of VoxCeleb1 is tested on, its two parts
 # are unpacked apart; VoxCeleb2 is m4a.
 VIDEOS = ("5r0dWxy17C8", "-vBNO3AhQRs")  # ids of videos may begin with a hyphen

@@ -16,6 +16,7 @@ every_task = pytest.mark.parametrize("task", TASKS, ids=str)
 def test_the_same_stages_run(task: Path, tmp_path: Path) -> None:
     recipe, name = task.parts
     options = ("--task", name, "--data", "/d", "--exp", "/e", "--hardware", "cpu")
+    options += ("--noise", "none", "--rirs", "none")
     download, prepare, look, decode, pack, train, extract, classify = dry_run(recipe, *options)
     script = str(ROOT / "egs" / task / "prepare.py")
     assert download == [script, "--download", "--data", "/d"]

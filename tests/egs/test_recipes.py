@@ -60,9 +60,9 @@ def test_dry_run_prints_every_stage(recipe: str, tmp_path: Path) -> None:
     assert [f"# stage {n}:" in "".join(titles) for n in range(7)] == [True] * 7
 
     commands = [words[1:] for words in dry_run(recipe, "--data", "/d")]
-    names = [words[1] if words[0] == "speakerlab" else " ".join(words[:1]) for words in commands]
+    names = [words[1] if words[0] == "speakerlab" else "prepare.py" for words in commands]
     extracts = ["extract"] * len(extractions(recipe))
-    stages = ["--download", "--data", "check", "check", "pack", "train", *extracts, "score"]
+    stages = ["prepare.py", "prepare.py", "check", "check", "pack", "train", *extracts, "score"]
     assert names == stages
 
 
@@ -70,7 +70,7 @@ def test_dry_run_prints_every_stage(recipe: str, tmp_path: Path) -> None:
 def test_dry_run_names_the_right_files(recipe: str, tmp_path: Path) -> None:
     data, exp = tmp_path / "my data", tmp_path / "my exp"
     options = ("--data", data, "--exp", exp, "--hardware", "cpu", "--large-margin", "true")
-    commands = dry_run(recipe, *options, "--noise", "/my noise", "--seed=7")
+    commands = dry_run(recipe, *options, "--noise", "/my noise", "--rirs", "none", "--seed=7")
     download, prepare, look, decode, pack, train, tune, *extract, score, score_tuned = commands
 
     script = str(ROOT / "egs" / recipe / "prepare.py")
@@ -93,7 +93,7 @@ def test_dry_run_names_the_right_files(recipe: str, tmp_path: Path) -> None:
         *([own.relative_to(ROOT).as_posix()] if own.is_file() else []),
         "conf/hardware/cpu.yaml",
     ]
-    assert values_of("--set", train) == [f"data.dir={data}", "seed=7"]
+    assert values_of("--set", train) == [f"data.dir={data}", "seed=7", "augment.room_prob=0"]
 
     assert values_of("--exp", tune) == [f"{exp}-lm"]
     assert values_of("--init", tune) == [f"{exp}/model"]
@@ -265,6 +265,10 @@ REFUSED = {  # options -> subject of the message, values that it names
     ),
     "--wait-minutes soon": ("--wait-minutes", "soon"),
     "--gpus 0,1 --nproc 3": ("--nproc", 3),
+    "--gpus 0,x": ("--gpus", "'0,x'"),
+    "--gpus 1,1": ("--gpus", "'1,1'"),
+    "--gpus 0 --hardware cpu": ("--hardware cpu", "--gpus"),
+    "--stage 4 --large-margin false": ("--large-margin false", "4 to 6"),
     "--nnodes 2 --rdzv a:1": ("--node-rank",),
     "--nnodes 2 --node-rank 1": ("--rdzv",),
     "--rdzv a:1": ("--node-rank, --rdzv", "--nnodes"),

@@ -1,8 +1,10 @@
 """Resumable downloads of archives, and of MUSAN and RIRS_NOISES."""
 
 import http.client
+import shutil
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +25,46 @@ NOISE_ARCHIVES = {
 }
 
 
+def download_all(files: Mapping[Path, tuple[str, str | None]]) -> None:
+    """Download all files that do not exist, path -> (URL, checksum), and print their sizes first.
+
+    Raise ValueError if they do not fit on the disk.
+    """
+    missing = {path: url for path, (url, _) in files.items() if not path.exists()}
+    if missing:
+        sizes = {path: _bytes_left(url, path) for path, url in missing.items()}
+        folder, total = next(iter(missing)).parent, sum(size or 0 for size in sizes.values())
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [f"{path.name} {_in_gb(size)}" for path, size in sizes.items()]
+        free = shutil.disk_usage(folder).free
+        text = f"{folder}: {_in_gb(total)} to download ({', '.join(names)}), {_in_gb(free)} free"
+        if total > free:
+            raise ValueError(f"{text}; free some space, or choose a folder on a larger disk")
+        print(f"{text}; unpacking needs as much again", flush=True)
+    for path, (url, checksum) in files.items():
+        download(url, path, checksum=checksum)
+
+
+def _bytes_left(url: str, path: Path) -> int | None:
+    """Return how much of a file is to be downloaded, None if the server does not say."""
+    part = _part_of(path)
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=60) as reply:
+            length = reply.headers["Content-Length"]
+    except (OSError, http.client.HTTPException):
+        return None
+    done = part.stat().st_size if part.exists() else 0
+    return None if length is None else max(0, int(length) - done)
+
+
+def _in_gb(size: int | None) -> str:
+    return "of unknown size" if size is None else f"{size / 1e9:.2f} GB"
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
 def download(url: str, path: Path, *, checksum: str | None = None) -> None:
     """Download to `path`; an interrupted download continues from `path`.part.
 
@@ -31,7 +73,7 @@ def download(url: str, path: Path, *, checksum: str | None = None) -> None:
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
+    part = _part_of(path)
     try:
         _receive(url, part)
     except (OSError, http.client.HTTPException) as error:
@@ -81,6 +123,7 @@ def download_noise_and_rooms(*, noise: Path | None, rirs: Path | None) -> None:
 
     Raise FileNotFoundError for a missing folder whose name is not that of the archive.
     """
+    archives: dict[Path, tuple[str, str | None]] = {}
     for option, folder, name in (("noise", noise, "musan"), ("rirs", rirs, "RIRS_NOISES")):
         if folder is None or folder.exists():
             continue
@@ -90,7 +133,8 @@ def download_noise_and_rooms(*, noise: Path | None, rirs: Path | None) -> None:
                 "to download that archive"
             )
         url, checksum = NOISE_ARCHIVES[name]
-        archive = folder.parent / url.rpartition("/")[2]
-        download(url, archive, checksum=checksum)
-        unpack([archive], folder.parent)
-        print(f"{folder}: downloaded; {archive} may be deleted")
+        archives[folder.parent / url.rpartition("/")[2]] = url, checksum
+    download_all(archives)
+    for archive in archives:
+        unpack([archive], archive.parent)
+        print(f"{archive}: unpacked; it may be deleted")
