@@ -11,7 +11,7 @@ import numpy as np
 
 from speakerlab.bin.command import model_of, parser
 from speakerlab.core import process
-from speakerlab.core.atomic import write_text
+from speakerlab.core.atomic import check_writable, write_text
 from speakerlab.core.faults import Faults
 from speakerlab.data.tables import one_line, read_table
 from speakerlab.inference.embedding_files import WRITERS
@@ -24,6 +24,7 @@ def main(words: Sequence[str]) -> None:
     """Run `speakerlab embed FILE... --model MODEL --out STEM [--format npy|ark|...]`."""
     args = parse(words)
     files = find_files(args)
+    check_writable(Path(f"{args.out}.json"))
     model = model_of(args)
     ids = list(files)
     embs: dict[str, np.ndarray] = {}

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 
 from speakerlab.bin.command import model_of, parser
+from speakerlab.core.atomic import check_writable
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +18,7 @@ def main(words: Sequence[str]) -> None:
     options.add_speakers()
     options.add_model_options()
     args = options.parse_args(words)
+    check_writable(args.speakers)
     model = model_of(args)
     if args.speakers.exists():
         model.load_speakers(args.speakers)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints.hub import local
+from speakerlab.core.atomic import check_writable
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,7 @@ def main(words: Sequence[str]) -> None:
     args = options.parse_args(words)
     if args.int8 != (args.calibrate is not None) or (args.int8 and args.format != "onnx"):
         raise ValueError("export: int8 needs --int8, --calibrate DIR and format onnx; see --help")
+    check_writable(args.out)
     model = local(args.model)
     if args.int8:
         from speakerlab.inference.quantize import export_int8

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from speakerlab.bin.command import parser
 from speakerlab.core import process
+from speakerlab.core.atomic import check_writable
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ def main(words: Sequence[str]) -> None:
 
     num_threads = share_threads(args.nproc)
     published = load_published(args.exp)
+    stem = embeddings_stem(args.exp, args.data.name, untrained=args.untrained)
+    check_writable(stem.with_name(f"{stem.name}.json"))
     embedder = published.embedder
     if args.untrained:
         embedder = load_initial(args.exp, published.config)
@@ -34,7 +37,7 @@ def main(words: Sequence[str]) -> None:
     # The VAD is in no tensor, so it is not part of the model's hash.
     facts = {"precision": precision.name, "untrained": args.untrained, "vad": published.config.vad}
     work = plan_extraction(
-        embeddings_stem(args.exp, args.data.name, untrained=args.untrained),
+        stem,
         read_manifest([args.data], sample_rate=embedder.sample_rate),
         embedder,
         model_sha256=published.sha256,

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.bin.command import parser
+from speakerlab.core.atomic import check_writable
 from speakerlab.data.tables import read_table
 from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.scoring.linear import cross_validated, fit_linear
@@ -38,6 +39,7 @@ def main(words: Sequence[str]) -> None:
     options.add_path("--speakers", "FILE", "utt2spk (default: the one beside the trials)")
     args = options.parse_args(words)
     _check(args)
+    check_writable(args.out)
     trials, llr_of = _learned(args) if args.dev_trials else _cross_validated(args)
     names = [str(path) for path in args.scores]
     fused_N = llr_of(slice(None))

@@ -13,6 +13,7 @@ from speakerlab.checkpoints.model_files import (
     read_card,
     read_settings,
 )
+from speakerlab.core.atomic import check_writable
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import read_development, read_embedded
 from speakerlab.experiments.evaluate import LEARN_FROM, System, evaluate
@@ -29,6 +30,8 @@ def main(words: Sequence[str]) -> None:
     """`speakerlab score --exp DIR --trials FILE... [--backend NAME...]`"""
     args = parse(words)
     system = open_system(args.exp, args.development)
+    for name in ("results.json", "scores/list.txt"):
+        check_writable(args.exp / name)
     cohort = None if system.development is None else system.development.cohort
     adapt = args.adapt and (args.adapt.name, read_embedded(args.exp, args.adapt))
     back_ends = [

@@ -18,7 +18,7 @@ from torch import Tensor
 from speakerlab.checkpoints.model_files import CALIBRATION, find_model, read_calibration, read_card
 from speakerlab.config.embedder import Embedder, build_embedder
 from speakerlab.config.schema import Config, load_config
-from speakerlab.core.atomic import file_sha256, replacing, write_json, write_text
+from speakerlab.core.atomic import check_writable, file_sha256, replacing, write_json, write_text
 from speakerlab.scoring.calibration import Calibration
 
 INITIAL = "initial.safetensors"
@@ -70,7 +70,8 @@ def publish(
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Raise ValueError if the path holds anything but a published model or an empty folder."""
+    """Raise ValueError unless a model folder can be written: new, or in place of an older one."""
+    check_writable(folder.with_name(f".{folder.name}") if folder.exists() else folder)
     is_ours = folder.is_dir() and not (folder / "checkpoints").exists()
     if is_ours and (not any(folder.iterdir()) or (folder / "card.json").exists()):
         return

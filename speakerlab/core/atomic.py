@@ -3,11 +3,13 @@
 `alone` is a lock between processes, also of several hosts if the file system has locks.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,23 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise ValueError, one line, unless a file can be created or replaced at `path`."""
+    place = path.parent
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{path}: cannot be written ({error.strerror}); choose another path, or correct the "
+            f"permissions of {place}"
+        ) from error
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from speakerlab.experiments.corpus import Corpus
 from speakerlab.experiments.initial import init_from
 from speakerlab.experiments.planning import plan_batch
 from speakerlab.experiments.validation import ClassValidation, HeldOut, Validation
+from speakerlab.inference.batches import embed_pieces
 from speakerlab.losses.head import Head
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import was_begun
@@ -169,8 +170,8 @@ def train(training: Training) -> None:
     if ranks.is_first:
         state, calibration, validation = trainer.state, None, trainer.validation
         if isinstance(validation, Validation):
-            source = "validation speakers"
-            calibration = validation.calibrate(training.embedder, ranks.device, source=source)
+            emb_ND = embed_pieces(training.embedder, validation.pieces, device=ranks.device)
+            calibration = validation.calibrate(emb_ND, source="validation speakers")
         done = {"attempt": state.attempt, "steps": state.step, "averaged": averaged}
         done[f"best_valid_{state.metric}"] = state.best
         digest = publish(

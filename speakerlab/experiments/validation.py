@@ -101,10 +101,12 @@ class Validation(HeldOut):
         return pairwise_eer(emb_ND, np.array(self.label_N))[0]
 
     def calibrate(
-        self, embedder: Embedder, device: torch.device, *, source: str, fars: Sequence[float] = ()
+        self, emb_ND: np.ndarray, *, source: str, fars: Sequence[float] = ()
     ) -> Calibration:
-        """Fit a calibration to all pairs; fars: false alarm rates to find thresholds for."""
-        emb_ND = embed_pieces(embedder, self.pieces, device=device)
+        """Fit a calibration to all pairs; fars: false alarm rates to find thresholds for.
+
+        emb_ND: of `pieces`.
+        """
         _, scores_N, is_target_N = pairwise_eer(emb_ND, np.array(self.label_N))
         num_speakers = len(set(self.label_N))
         if num_speakers < FEW_SPEAKERS:

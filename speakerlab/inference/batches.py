@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from tqdm import tqdm
 
 from speakerlab.config.embedder import Embedder
 from speakerlab.core.windows import mean_of_windows, window_bounds
@@ -35,20 +36,26 @@ def embed_pieces(
     device: torch.device,
     share: tuple[int, int] = (0, 1),
     stop: Callable[[], bool] = lambda: False,
+    progress: bool = False,
+    **speed: int,
 ) -> np.ndarray:
     """Return emb_ND, float32, in the order of `pieces`.
 
     share: (i, n) computes batches i, i + n, i + 2 n, ... and leaves the other rows zero, so that
     the sum of n shares equals the whole bit for bit.
     stop: called after each batch; once it returns True, the remaining rows stay zero.
+    progress: show a bar on a terminal. speed: num_workers and num_threads of `embed_batches`.
     """
     was_training = embedder.training
     emb_ND = np.zeros((len(pieces), embedder.embed_dim), dtype=np.float32)
     batches = list(group_pieces(embedder, pieces))[share[0] :: share[1]]
-    for rows, emb_BD in embed_batches(embedder, pieces, batches, device=device):
-        emb_ND[rows] = emb_BD
-        if stop():
-            break
+    bar = tqdm(total=len(pieces), unit=" recordings", disable=None if progress else True)
+    with bar:
+        for rows, emb_BD in embed_batches(embedder, pieces, batches, device=device, **speed):
+            emb_ND[rows] = emb_BD
+            bar.update(len(rows))
+            if stop():
+                break
     embedder.train(was_training)
     return emb_ND
 

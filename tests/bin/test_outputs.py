@@ -1,0 +1,38 @@
+"""Every command finds out that its output cannot be written before it starts to work."""
+
+import importlib
+
+import pytest
+from refusals import refuses
+
+# Command, its words, and what of the output is named; {file} is a file where a folder is needed.
+COMMANDS = [
+    ("embed", "a.wav --model {exp} --out {file}/embs", "{file}/embs.json"),
+    ("export", "{exp} --out {file}/a.onnx", "{file}/a.onnx"),
+    ("import_", "a.bin --out {file}/model", "{file}/model"),
+    ("average", "{exp} --out {file}/model", "{file}/model"),
+    ("enroll", "ann a.wav --model {exp} --speakers {file}/speakers", "{file}/speakers"),
+    ("fuse", "--trials a --scores b c --out {file}/fused", "{file}/fused"),
+    (
+        "calibrate",
+        "--model {exp} --data {data}/test --out {file}/exp",
+        "{file}/exp/model/calibration.json",
+    ),
+    ("extract", "--exp {exp} --data {data}/test", "{exp}/embeddings/test/trained.json"),
+    ("score", "--exp {exp} --trials {data}/test/trials", "{exp}/scores/list.txt"),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "subject"), COMMANDS, ids=[row[0] for row in COMMANDS])
+def test_unwritable_output_is_found_first(name, words, subject, trained, data, tmp_path):
+    file, exp = tmp_path / "file", tmp_path / "exp"
+    exp.mkdir()
+    for path in ("model", "config.yaml", "checkpoints"):
+        (exp / path).symlink_to(trained / path)
+    for path in (file, exp / "embeddings", exp / "scores"):
+        path.touch()
+    paths = {"file": file, "exp": exp, "data": data}
+    main = importlib.import_module(f"speakerlab.bin.{name}").main
+    with refuses(subject.format(**paths)):
+        main([word.format(**paths) for word in words.split()])
+    assert file.read_bytes() == b""
