@@ -16,7 +16,7 @@ from speakerlab.checkpoints.model_files import find_model
 from speakerlab.config.build import check_margin
 from speakerlab.config.schema import Config, load_config
 from speakerlab.experiments.corpus import PROBABILITIES, find_material
-from speakerlab.training.devices import VARIABLE, count_gpus, describe_gpus
+from speakerlab.training.devices import VARIABLE, check_format, count_gpus, describe_gpus
 
 ARCHIVES = {"noise": "musan (11 GB)", "rirs": "RIRS_NOISES (1.3 GB)"}  # of openslr.org/17 and /28
 
@@ -38,6 +38,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 def describe_device(configs: Sequence[Config], num_ranks: int) -> str:
     """Return the device as text; raise ValueError if GPUs that are asked for do not exist."""
+    for config in configs:
+        check_format(config.runtime.device, config.runtime.precision)
     devices = {config.runtime.device for config in configs}
     count = max(count_gpus(device, num_ranks=num_ranks) for device in devices)
     ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"

@@ -61,6 +61,7 @@ class Plan:
     data: Path | None
     ranks: int
     num_workers: int | None  # of a rank; None: as many as the host allows
+    gpus: int = 0  # requested
 
     @property
     def workers(self) -> int:

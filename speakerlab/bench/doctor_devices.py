@@ -18,6 +18,7 @@ import torch
 
 from speakerlab.bench.doctor import Line, Plan, graded
 from speakerlab.checkpoints import provenance
+from speakerlab.training.devices import check_format, count_gpus, describe_gpus
 from speakerlab.training.precision import card_of, resolve_precision
 
 ROOT = Path(__file__).parents[2]
@@ -43,10 +44,15 @@ def check_devices(plan: Plan) -> Iterator[Line]:
         facts = {"found": provenance.driver(), "built_for": torch.version.cuda}
         yield driver(count, newest=cuda_of_driver(), **facts)
     yield from map(gpu, range(count))
-    if count and plan.ranks > count:
-        fix = "lower --nproc, or see CUDA_VISIBLE_DEVICES"
-        yield graded(f"GPUs: {plan.ranks} ranks need one each, {count} found", fail=True, fix=fix)
-    elif count == 1:
+    if plan.gpus > count:
+        found = f"--gpus: {plan.gpus} requested, {describe_gpus()}"
+        fix = f"use --gpus {count}" if count else "without --gpus, the CPU is used"
+        yield graded(found, fail=True, fix=fix)
+        return
+    runtime = plan.config.runtime
+    check_format(runtime.device, runtime.precision)
+    count_gpus(runtime.device, num_ranks=plan.ranks)
+    if count == 1:
         yield Line("ok", "NCCL: one GPU, nothing to connect")
     else:
         yield connection(plan.ranks if plan.ranks > 1 else max(2, count))
@@ -55,7 +61,7 @@ def check_devices(plan: Plan) -> Iterator[Line]:
 def driver(num_gpus: int, *, found: str | None, newest: str | None, built_for: str | None) -> Line:
     """Compare NVIDIA's driver and its newest CUDA with the CUDA that torch is built for."""
     if found is None and not num_gpus:
-        return Line("ok", "GPUs: none, training runs on the CPU in fp32")
+        return Line("ok", "GPUs: none found")
     if built_for is None:
         text = f"driver: NVIDIA {found}, but torch {torch.__version__} is built for CPUs only"
         return graded(text, fail=True, fix="install a CUDA build of torch and torchaudio")

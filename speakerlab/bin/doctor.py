@@ -33,7 +33,8 @@ def main(words: Sequence[str]) -> None:
     config = load_config(args.config or [model_layer(args.model)], args.set)
     workers = config.runtime.num_workers if args.num_workers is None else args.num_workers
     num_workers = None if workers == "auto" else workers
-    plan = Plan(config, args.exp, args.data, args.nproc or args.gpus or 1, num_workers)
+    ranks, gpus = args.nproc or args.gpus or 1, args.gpus or 0
+    plan = Plan(config, args.exp, args.data, ranks, num_workers, gpus)
     failed = 0
     for check in (*CHECKS, check_devices):
         try:
@@ -44,4 +45,4 @@ def main(words: Sequence[str]) -> None:
             print(f"fail {plain_text(error)}", flush=True)
             failed += 1
     if failed:
-        raise ValueError(f"doctor: {failed} checks failed; fix the problems above before a run")
+        raise ValueError(f"doctor: failed checks: {failed}; fix the problems above before a run")

@@ -22,9 +22,11 @@ def main(words: Sequence[str]) -> None:
     args = parse(words)
     # torch is slow to import: not before the options are valid
     from speakerlab.experiments import consistency, setup, train
+    from speakerlab.training.devices import check_format
     from speakerlab.training.signals import Signals
 
     config = consistency.load_same_config(args.exp, args.config, args.set)
+    check_format(config.runtime.device, config.runtime.precision)
     ranks = setup.start_rank(config)
     locks: list[TextIO] = []  # held as long as this process lives
     ranks.on_first(lambda: locks.append(consistency.lock_experiment(args.exp)))

@@ -24,6 +24,7 @@ from speakerlab.experiments.stored_features import frames_to_read
 from speakerlab.frontend.augment import Augment
 from speakerlab.training.appended import LogFile
 from speakerlab.training.batch_size import BatchPlan
+from speakerlab.training.devices import why
 from speakerlab.training.distributed import Ranks, start_ranks
 from speakerlab.training.precision import (
     Precision,
@@ -66,6 +67,15 @@ def precision(config: Config, ranks: Ranks) -> Precision:
     cards = [card for card in every if card is not None]
     conv_tf32 = torch.backends.cudnn.allow_tf32
     return resolve_precision(config.runtime.precision, ranks.device, cards, conv_tf32=conv_tf32)
+
+
+def log_device(exp_dir: Path, config: Config, ranks: Ranks, used: Precision) -> None:
+    """Log the device and the precision, and why: the first lines of a run."""
+    where = "the CPU" if ranks.device.type == "cpu" else "GPUs" if ranks.world_size > 1 else "a GPU"
+    reason = why(ranks.device, config.runtime.device)
+    log.info("%s: trains on %s: %s; %s (%s)", exp_dir, where, reason, used.name, used.reason)
+    for remark in used.remarks:
+        log.info("%s", remark)
 
 
 def build_task(
@@ -234,14 +244,6 @@ def facts(source: TrainBatches, used: Precision) -> dict[str, Any]:
 
 def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: SpeakerTask) -> None:
     """Log what is about to run; write run.json, unless the experiment is finished."""
-    gpu = "" if known["gpu"] is None else ", {gpu}, capability {capability[0]}.{capability[1]}"
-    log.info(
-        "%s: %s on %s%s (%s)",
-        *(exp_dir, known["precision"], known["device"], gpu.format(**known)),
-        known["precision_reason"],
-    )
-    for remark in known["precision_remarks"]:
-        log.info("%s", remark)
     joined = f" of {known['bn_joined_ranks']} ranks" if known["bn_joined_ranks"] > 1 else ""
     log.info("%s; BatchNorm sees %d crops%s at once", known["batch"], known["bn_batch"], joined)
     what, held_out = counted(config)

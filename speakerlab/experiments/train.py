@@ -61,6 +61,7 @@ def build_training(
     """Build all parts of a training; below: only use micro-batches smaller than this."""
     training = config.training
     precision = setup.precision(config, ranks)
+    setup.log_device(exp_dir, config, ranks, precision)
     corpus = consistency.agreed_corpus(config, ranks)
     init_sha256 = consistency.check_initial_model(config, init, exp_dir)
     classes = consistency.record_classes(config, corpus, init, exp_dir, ranks)

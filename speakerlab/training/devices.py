@@ -32,6 +32,28 @@ def count_gpus(device: str = "auto", *, num_ranks: int = 1) -> int:
     return count
 
 
+def check_format(device: str, precision: str) -> None:
+    """Raise ValueError for 16 bits, which are meant for a GPU, where only a CPU is found.
+
+    device and precision: of `runtime`. A CPU that was chosen may train in bf16.
+    """
+    is_chosen = device == "cpu" or VARIABLE in os.environ
+    if precision in ("bf16", "fp16") and not is_chosen and not torch.cuda.device_count():
+        raise ValueError(
+            f"runtime.precision: {precision} requested, {describe_gpus()}; use auto, or "
+            'runtime.device=cpu to train in bf16 on the CPU (run.sh: --gpus "")'
+        )
+
+
+def why(used: torch.device, device: str) -> str:
+    """Return why a training runs on the device `used`, with `runtime.device` as configured."""
+    if used.type == "cpu" and device == "cpu":
+        return "runtime.device: cpu"
+    if used.type == "cpu" and VARIABLE in os.environ:
+        return f"{VARIABLE}={os.environ[VARIABLE]}"
+    return describe_gpus()
+
+
 def describe_gpus() -> str:
     """Return the GPUs that this process sees, as text."""
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -163,7 +163,11 @@ def start_ranks(*, timeout_minutes: float, device: str = "auto") -> Ranks:
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
     chosen = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
-        torch.cuda.set_device(chosen)
+        try:
+            torch.cuda.set_device(chosen)
+        except RuntimeError as error:
+            first = str(error).partition("\n")[0]
+            raise ValueError(f"{chosen}: {first}; run speakerlab doctor") from None
     world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1:
         dist.init_process_group(

@@ -5,12 +5,16 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 from refusals import refused
-from tiny import copy_data
+from tiny import CONFIG, copy_data
 
-from speakerlab.bench.doctor_devices import connection, driver
+from speakerlab.bench.doctor import Plan
+from speakerlab.bench.doctor_devices import check_devices, connection, driver
+from speakerlab.config.schema import load_config
 
 SMALL_SHM = "mount -t tmpfs -o size=16m tmpfs /dev/shm"
 FULL = "No space left on device"
@@ -85,6 +89,29 @@ def test_a_training_is_refused_where_shared_memory_is_small(environment, train_c
     assert not list((tmp_path / "exp/checkpoints").glob("step_*"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+@pytest.mark.parametrize(
+    ("more", "visible", "refusal"),
+    [
+        ({"gpus": 4}, None, ("--gpus", "4 requested", "no GPU found")),
+        ({}, "0,1", ("--gpus", "2 requested", "0,1", "no GPU found")),
+        ({"settings": ["runtime.device=cuda"]}, None, ("runtime.device", "cuda", "no GPU found")),
+        ({"settings": ["runtime.precision=bf16"]}, None, ("runtime.precision", "bf16")),
+    ],
+)
+def test_gpus_that_training_would_miss_fail(monkeypatch, more, visible, refusal):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config = load_config([Path(CONFIG)], more.pop("settings", []))
+    plan, lines = Plan(config, Path(), None, more.get("gpus", 1), 0, **more), list[str]()
+    try:
+        lines += [line.text for line in check_devices(plan) if line.level == "fail"]
+    except ValueError as error:  # the command prints it as a failed check
+        lines += [str(error)]
+    assert len(lines) == 1 and refused(lines[0], *refusal)
+
+
 @pytest.mark.parametrize(
     ("program", "why"),
     [
@@ -103,7 +130,7 @@ def test_ranks_that_cannot_communicate(program, why):
 @pytest.mark.parametrize(
     ("num_gpus", "facts", "level", "values"),
     [
-        (0, {"found": None, "newest": None}, "ok", ["CPU"]),
+        (0, {"found": None, "newest": None}, "ok", ["none found"]),
         (0, {"built_for": None}, "fail", ["CUDA build"]),
         (0, {}, "fail", ["CUDA 12.2", "13.0", "update the driver"]),
         (0, {"newest": "13.1"}, "fail", ["docker run --gpus all"]),

@@ -65,7 +65,10 @@ def test_nan_in_every_step_of_one_rank_ends_with_code_3_and_a_report(train_harme
 def test_infinity_for_a_while_is_rolled_back_and_the_run_ends_well(
     train_harmed, tmp_path, ranks, precision
 ):
-    exp, more = tmp_path / "exp", ["training.num_epochs=5", f"runtime.precision={precision}"]
+    exp, more = (
+        tmp_path / "exp",
+        ["training.num_epochs=5", f"runtime.precision={precision}", "runtime.device=cpu"],
+    )
     more += [f"runtime.micro_batch={8 // ranks}"]
     train_harmed(exp, f"inf-once {ranks - 1} 3 1000", *more, ranks=ranks)
     found = rows(exp, "train")

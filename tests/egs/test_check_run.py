@@ -57,6 +57,10 @@ REFUSED: dict[str, tuple[list[str], tuple[object, ...]]] = {
     ),
     "no model": (["--init", "/nowhere"], ("/nowhere", "does not exist")),
     "large margin": (["--set", SOFTMAX], ("training.margin", "softmax")),
+    "bf16 without a GPU": (
+        ["--set", "runtime.precision=bf16"],
+        ("runtime.precision", "bf16", "no GPU found", '--gpus ""'),
+    ),
     "GPU preset": (
         ["--config", f"{ROOT}/conf/campplus_tiny.yaml", f"{ROOT}/conf/hardware/gpu_24g.yaml"],
         ("runtime.device", "cuda", "no GPU found"),

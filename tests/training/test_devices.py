@@ -1,10 +1,12 @@
 """GPUs that are asked for exist, or the training refuses to start."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from refusals import refuses
 
-from speakerlab.training.devices import count_gpus
+from speakerlab.training.devices import check_format, count_gpus
 from speakerlab.training.distributed import start_ranks
 
 
@@ -51,6 +53,35 @@ def test_missing_gpus_are_refused(machine, num_gpus, visible, device, ranks, ref
     machine(num_gpus, visible)
     with refuses(*refusal):
         count_gpus(device, num_ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "visible", "device", "precision", "is_refused"),
+    [
+        (0, None, "auto", "bf16", True),
+        (0, None, "auto", "fp16", True),
+        (0, None, "auto", "fp32", False),
+        (0, None, "auto", "auto", False),
+        (0, None, "cpu", "bf16", False),
+        (0, "-1", "auto", "bf16", False),
+        (2, None, "auto", "bf16", False),
+    ],
+)
+def test_16_bits_on_a_cpu_must_be_chosen(machine, num_gpus, visible, device, precision, is_refused):
+    machine(num_gpus, visible)
+    refusal = refuses("runtime.precision", precision, "no GPU found", "runtime.device=cpu")
+    with refusal if is_refused else nullcontext():
+        check_format(device, precision)
+
+
+def test_a_gpu_that_cannot_be_used_is_refused(machine, monkeypatch):
+    def fail(_):
+        raise RuntimeError("driver too old\nmore")
+
+    machine(1)
+    monkeypatch.setattr(torch.cuda, "set_device", fail)
+    with refuses("cuda:0", "driver too old; run speakerlab doctor"):
+        start_ranks(timeout_minutes=1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
