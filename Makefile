@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all lint same-loss mini bench
+.PHONY: help setup test test-all test-oldest lint same-loss mini bench
 
 find := export GOMP_SPINCOUNT=2000 && source egs/common/env.sh && find_python test
 for_tests := $(find) && "$$python" -m
@@ -22,6 +22,9 @@ test: ## run the tests (minutes)
 
 test-all: ## run all tests that need no GPU, also the slow ones
 	@$(for_tests) pytest $(in_parallel) -m "not gpu"
+
+test-oldest: ## install the wheel with the oldest supported versions (PYTHON=python3.10), use and test it
+	@$(find) && "$$python" tests/oldest.py $(if $(PYTHON),--python $(PYTHON))
 
 lint: ## run ruff, basedpyright, shellcheck, shfmt and the import rules
 	@$(for_tests) pytest tests/contracts/test_house.py tests/contracts/test_shell.py tests/contracts/test_layering.py

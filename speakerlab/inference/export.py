@@ -141,6 +141,9 @@ def to_onnx(
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"export: {name} is not installed; {INSTALL}")
+    if torch.__version__ < "2.9":  # a TorchVersion, which compares numbers
+        fix = "pip install --upgrade torch torchaudio"
+        raise ValueError(f"export: torch 2.9 or newer is needed, found {torch.__version__}; {fix}")
     from onnxscript import optimizer
 
     embedder, free = module.embedder, torch.export.Dim.DYNAMIC

@@ -87,7 +87,7 @@ class Odd(nn.Module):
     """Turns the channels round where somebody looks."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.roll(1, -1) if torch.compiler.is_compiling() else x
+        return x.flip(-1) if torch.compiler.is_compiling() else x
 
 
 class Backbone(nn.Module):
@@ -170,3 +170,9 @@ def test_a_missing_package_names_the_extra(monkeypatch, exp, tmp_path, extra):
     with refuses("export", f"{extra} is not installed", error=ModuleNotFoundError):
         export_onnx(exp, tmp_path / "a.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_torch_that_cannot_export_is_refused(monkeypatch, exp, tmp_path):
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.8.0+cpu"))
+    with refuses("export", "2.8.0+cpu", "pip install"):
+        export_onnx(exp, tmp_path / "a.onnx")

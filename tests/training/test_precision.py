@@ -93,7 +93,7 @@ def test_the_remark_on_fp32_says_whether_convolutions_use_tf32():
 
 @pytest.mark.parametrize(
     ("device", "kind"),
-    [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:3", "cuda"), (CUDA, "cuda"), ("mps", "mps")],
+    [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:3", "cuda"), (CUDA, "cuda")],
 )
 def test_only_the_type_reaches_autocast(device, kind):
     used = resolve_precision("bf16", device)

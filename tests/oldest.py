@@ -1,0 +1,116 @@
+"""Install the wheel with the oldest versions that pyproject.toml allows, use it and test it.
+
+    make test-oldest PYTHON=python3.10    # makes .venv-oldest (6 GB)
+
+First without ONNX: the command is used in an empty folder, then the core of the tests runs, that is
+those of all parts, of experiments, of inference and of training from end to end, except slow ones.
+Then the same for the extra `onnx`, which needs a newer torch.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests/bin"))
+from tiny import TINY  # noqa: E402
+from voices import write_voices  # noqa: E402
+
+CORE = """contracts/test_configs.py core config data frontend losses models scoring training
+checkpoints inference experiments bin/test_train.py"""
+ONNX = """models/test_onnx.py inference/test_export.py inference/test_onnx_model.py
+inference/test_quantize.py"""
+TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "kaldiio")
+
+
+class Oldest:
+    """An environment with the oldest versions, and an empty folder to use it in."""
+
+    def __init__(self, venv: Path, folder: Path) -> None:
+        self.bin, self.folder = venv / "bin", folder
+        text = (ROOT / "pyproject.toml").read_text("utf-8")
+        self.project = tomllib.loads(text)["project"]
+
+    def make(self, base: str) -> None:
+        """Make the environment, and the wheel in the folder."""
+        needed = self.project["requires-python"].removeprefix(">=")
+        found = subprocess.run([base, "-V"], capture_output=True, text=True)
+        if not found.stdout.startswith(f"Python {needed}."):
+            got = (found.stdout + found.stderr).partition("\n")[0]
+            sys.exit(f"PYTHON: {base} is not Python {needed} ({got}); give the path of one")
+        run([base, "-m", "venv", "--clear", self.bin.parent])
+        self.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", self.folder, ROOT)
+
+    def install(self, *extras: str) -> None:
+        """Install the wheel with extras, and the tools of the tests."""
+        texts = self.project["dependencies"] + [
+            text for extra in extras for text in self.project["optional-dependencies"][extra]
+        ]
+        lines = {one.name: str(one).replace(">=", "==") for one in map(Requirement, texts)}
+        constraints = self.folder / "constraints.txt"
+        constraints.write_text("\n".join(lines.values()) + "\n")
+        (wheel,) = self.folder.glob("*.whl")
+        self.pip("install", "-c", constraints, f"{wheel}[{','.join(extras)}]", *TOOLS)
+
+    def pip(self, *words: object) -> None:
+        run([self.bin / "python", "-m", "pip", "--disable-pip-version-check", *words])
+
+    def use(self, line: str, *more: str) -> None:
+        """Run a command outside the clone."""
+        run([self.bin / "speakerlab", *line.split(), *more], cwd=self.folder)
+
+    def test(self, places: Iterable[str], without: Iterable[str] = ()) -> None:
+        """Run tests, without the slow ones."""
+        words = [self.bin / "python", "-m", "pytest", "-m", "not slow and not gpu"]
+        words += ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
+        words += [f"tests/{place}" for place in places]
+        run([*words, *(f"--ignore=tests/{place}" for place in without)])
+
+
+def run(words: Iterable[object], *, cwd: Path = ROOT) -> None:
+    """Run a command; exit if it fails."""
+    command = list(map(str, words))
+    print("+", *command, flush=True)
+    code = subprocess.run(command, cwd=cwd).returncode
+    if code:
+        sys.exit(f"test-oldest: failed with exit code {code}, see above")
+
+
+def main() -> None:
+    """Install, use and test, without and with ONNX."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--python", default="python3.10", help="of the oldest supported version")
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv-oldest", help="replaced")
+    args = parser.parse_args()
+    os.environ.pop("PYTHONPATH", None)  # the clone
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_voices(folder / "data/train", speakers=range(6))
+        oldest = Oldest(args.venv, folder)
+        oldest.make(args.python)
+        oldest.install("report", "aac")
+        oldest.use("--help")
+        oldest.use("--version")
+        oldest.use("plan --model campplus --gpu-mem 11")
+        oldest.use("train --config campplus_tiny --exp exp --set data.dir=data", *TINY)
+        oldest.use("embed data/wav/spk0-0.wav --model exp --out embeddings")
+        oldest.test(CORE.split(), without=ONNX.split())
+        oldest.install("report", "aac", "onnx")
+        oldest.use("export exp --out model.onnx")
+        oldest.use("embed data/wav/spk0-0.wav --model model.onnx --out onnx")
+        oldest.test(ONNX.split())
+
+
+if __name__ == "__main__":
+    main()
