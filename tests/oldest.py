@@ -24,7 +24,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests/bin"))
-from tiny import TINY  # noqa: E402
+from tiny import BARE, TINY  # noqa: E402
 from voices import write_voices  # noqa: E402
 
 CORE = """contracts/test_configs.py core config data frontend losses models scoring training
@@ -103,7 +103,7 @@ def main() -> None:
         oldest.use("--help")
         oldest.use("--version")
         oldest.use("plan --model campplus --gpu-mem 11")
-        oldest.use("train --config campplus_tiny --exp exp --set data.dir=data", *TINY)
+        oldest.use("train --config campplus_tiny --exp exp --set data.dir=data", *TINY, *BARE)
         oldest.use("embed data/wav/spk0-0.wav --model exp --out embeddings")
         oldest.test(CORE.split(), without=ONNX.split())
         oldest.install("report", "aac", "onnx")
