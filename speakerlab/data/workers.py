@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_int64
 from dataclasses import dataclass
@@ -80,8 +81,10 @@ def fit_workers(
     return fitting
 
 
-def start_worker(_worker: int) -> None:
+def start_worker(worker: int) -> None:
     """Have a worker die with its rank, leave signals to it and use one thread."""
+    if worker:  # the first one warns of the same
+        warnings.simplefilter("ignore")
     process.die_with_parent()
     process.leave_signals_to_parent()
     torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 """Build the parts of a training from its configuration: batch plan, data order, schedule, facts."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -52,13 +53,15 @@ def start_rank(config: Config) -> Ranks:
 
 
 def log_to(exp_dir: Path, ranks: Ranks) -> None:
-    """Have rank 0 also log to `exp/train.log`, and the other ranks log warnings only."""
+    """Have rank 0 also log to `exp/train.log`; of the others, show errors and stalled readers."""
     if ranks.is_first:
         file = LogFile(exp_dir / "train.log")
         file.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         logging.getLogger().addHandler(file)
     else:
-        logging.getLogger().setLevel(logging.WARNING)
+        logging.getLogger().setLevel(logging.ERROR)  # rank 0 warns of the same
+        logging.getLogger("speakerlab.data.workers").setLevel(logging.WARNING)
+        warnings.simplefilter("ignore")
 
 
 def precision(config: Config, ranks: Ranks) -> Precision:

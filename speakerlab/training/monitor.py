@@ -45,6 +45,8 @@ PROJECTOR = """embeddings {
   metadata_path: "projector/metadata.tsv"
 }
 """
+FIRST_SECONDS = 10.0  # a step that takes longer logs its progress, ...
+QUIET_SECONDS = 20.0  # ... and again after this time without a line of training
 tqdm.monitor_interval = 0  # no thread: workers are forked
 
 
@@ -141,6 +143,7 @@ class Monitor:
         self.events = Events(self.exp_dir / "tensorboard", start_step=start_step)
         self.start_step, self.terminal = start_step, ExitStack()
         self.started_at = self.last_line_at = self.last_picture_at = time.monotonic()
+        self.quiet_until = self.started_at + FIRST_SECONDS
         self.bar = self.terminal.enter_context(
             tqdm(
                 total=self.total_steps,
@@ -154,15 +157,27 @@ class Monitor:
         if not self.bar.disable:  # log lines are written above the bar
             self.terminal.enter_context(logging_redirect_tqdm())
 
+    def progress(self, step: float, doing: str = "") -> None:
+        """Log how far a slow step is; call it from `quiet_until` on. step: with its done part."""
+        now = time.monotonic()
+        self.quiet_until = now + QUIET_SECONDS
+        elapsed = timedelta(seconds=round(now - self.started_at))
+        text = "step %.2f/%d %s%s elapsed, ETA %s"
+        log.info(text, step, self.total_steps, doing, elapsed, self._left(step, now))
+
+    def _left(self, step: float, now: float) -> timedelta | str:
+        done = step - self.start_step
+        if not done:
+            return "unknown"
+        return timedelta(seconds=round((now - self.started_at) / done * (self.total_steps - step)))
+
     def train_row(self, step: int, values: Mapping[str, float]) -> None:
         """Write a row of training; log it when the last line is `every_seconds` old."""
         self._write(step, values, "train")
         now = time.monotonic()
         if now - self.last_line_at >= self.every_seconds or step == self.total_steps:
-            self.last_line_at = now
-            each = (now - self.started_at) / max(step - self.start_step, 1)
-            left = timedelta(seconds=round(each * (self.total_steps - step)))
-            text = f"step {step}/{self.total_steps} ETA {left}"
+            self.last_line_at, self.quiet_until = now, now + QUIET_SECONDS
+            text = f"step {step}/{self.total_steps} ETA {self._left(step, now)}"
             log.info("%s %s", text, " ".join(f"{k} {v:.4g}" for k, v in values.items()))
         loss = f"{values['loss']:.4g}" if "loss" in values else "none: every step was skipped"
         self.bar.set_postfix_str(f"loss {loss}", refresh=False)

@@ -86,8 +86,7 @@ class Trainer:
 
     def start(self) -> None:
         """Resume, and join the ranks."""
-        if self.state.resume():
-            self._log_position("resuming from")
+        self._log_position("resuming from" if self.state.resume() else "training from")
         self.model = self.ranks.wrap(self.task)
         if self.model is not self.task:
             self._warm_up_ddp()
@@ -117,14 +116,11 @@ class Trainer:
             self.close()
 
     def take_step(self) -> None:
-        """Take a step and do all that is due after it; raise Stopped if a rank received a signal.
-
-        A rank's wishes travel during the step, so that all ranks know them at its end.
-        """
+        """Take a step and do what is due after it; raise Stopped if a rank received a signal."""
         with record_function("step/host sync/stop requests"):
             overdue = time.monotonic() - self.state.saved_at > self.schedule.checkpoint_seconds
             wishes = [self.signals.number, int(self.ranks.is_first and overdue)]
-            wanted = self.ranks.begin_largest(wishes)
+            wanted = self.ranks.begin_largest(wishes)  # known to all at the end of the step
         self.train_step()
         with record_function("step/host sync/row of metrics"):
             self._log()
@@ -158,8 +154,10 @@ class Trainer:
                             batch=inputs.batch,
                             frozen=frozen,
                         )
+                    self._progress(step + (index + 0.3) / count)
                     with record_function("step/backward"):
                         self.updater.scale_loss(output.loss / count).backward()
+                self._progress(step + (index + 1) / count)
                 self.inputs.prefetch()  # on a GPU: the next one, while this one is computed
                 self.sums.add_micro_batch(output, inputs)
         except (RuntimeError, MemoryError) as error:
@@ -175,6 +173,10 @@ class Trainer:
         with record_function("step/host sync/verdict"):
             self.updater.check(step, update)  # NumericError after too many bad steps
         self.state.step += 1
+
+    def _progress(self, step: float, doing: str = "") -> None:
+        if self.monitor is not None and time.monotonic() >= self.monitor.quiet_until:
+            self.monitor.progress(step, doing)
 
     def _begin_step(self, step: int) -> None:
         """Set modes, the classes that a sampled head uses, and what a bad step returns to."""
@@ -274,17 +276,17 @@ class Trainer:
     def _is_validation_due(self) -> bool:
         """Return whether validation is due after this step and not done yet."""
         step = self.state.step
-        is_last = step == self.schedule.total_steps
-        due = is_last or step % self.schedule.valid_every_steps == 0
+        due = step == self.schedule.total_steps or step % self.schedule.valid_every_steps == 0
         return self.validation is not None and due and self.state.validated != step
 
     def _validate(self) -> dict[str, float] | None:
         """Return the metric of this step when due; None also if a signal interrupted it."""
         if self.validation is None or not self._is_validation_due():
             return None
-        step, started_at = self.state.step, time.monotonic()
+        step, started_at, asked = self.state.step, time.monotonic(), self.signals.is_asked
         try:
-            values = self.validation.run(self.task.embedder, self.ranks, self.signals.is_asked)
+            stop = lambda: self._progress(step, "validation, ") or asked()  # noqa: E731
+            values = self.validation.run(self.task.embedder, self.ranks, stop)
         except FloatingPointError as error:
             raise NumericError(f"step {step}: {error}", step - 1) from None
         if values is None:

@@ -1,6 +1,7 @@
 """Batch plan, start-up log and facts of a training."""
 
 import logging
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,18 @@ def test_the_plan_of_a_host_and_after_it_ran_out_of_memory(make_config):
     plan = plan_batch(config, ranks, task, below=64)
     assert (plan.micro_batch, plan.accumulation) == (32, 2)
     assert plan.reason == "64 ran out of memory"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_warnings_come_from_one_rank(rank, tmp_path, monkeypatch):
+    root, data = logging.RootLogger(logging.INFO), logging.Logger("data")
+    monkeypatch.setattr(logging, "getLogger", lambda name=None: data if name else root)
+    ranks = Ranks(rank=rank, world_size=2, local_size=2, device=torch.device("cpu"))
+    with warnings.catch_warnings(record=True) as found:
+        setup_training.log_to(tmp_path, ranks)
+        warnings.warn("from a library", stacklevel=1)
+    assert len(found) == root.isEnabledFor(logging.WARNING) == (rank == 0)
+    assert root.isEnabledFor(logging.ERROR) and data.isEnabledFor(logging.WARNING)
 
 
 @pytest.mark.parametrize(

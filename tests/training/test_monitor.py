@@ -26,6 +26,29 @@ def make_monitor(folder, start_step=0, **more):
     return monitor
 
 
+def test_a_slow_step_logs_its_progress(tmp_path, caplog, monkeypatch):
+    """A step of a minute in six micro-batches: a line within 10 s, then one every 30 s."""
+    now = 0.0
+    monkeypatch.setattr(monitor_module.time, "monotonic", lambda: now)
+    monitor = Monitor(tmp_path, total_steps=40, every_seconds=10.0)
+    monitor.begin(0)
+    seen = [0.0]
+    with caplog.at_level(logging.INFO):
+        for micro_batch in range(1, 31):
+            now += 10.0
+            if now >= monitor.quiet_until:
+                monitor.progress(micro_batch / 6)
+            if micro_batch == 12:
+                monitor.train_row(2, {"loss": 1.0})
+            if len(caplog.records) >= len(seen):
+                seen.append(now)
+    monitor.close()
+    assert seen[1] == 10.0 and max(b - a for a, b in zip(seen, seen[1:])) <= 30
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "step 0.17/40 0:00:10 elapsed, ETA 0:39:50"
+    assert any(line.startswith("step 2/40 ETA 0:38:00 loss 1") for line in lines)
+
+
 def rows(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
