@@ -55,7 +55,7 @@ class Ours(scoring.Ours):
 
     def intervals(self) -> float:
         """Return the seconds of the intervals of EER, minDCF, Cllr and actDCF, by speaker."""
-        from speakerlab.scoring.bootstrap import bootstrap, interval
+        from speakerlab.scoring.bootstrap import bootstrap
 
         speaker_of = {name: name.partition("-")[0] for name in self.table.ids}
         scores_N, trials = self.scores_N, self.trials
@@ -64,8 +64,8 @@ class Ours(scoring.Ours):
             speakers = trials.speakers(speaker_of)
             llr = LLR_SLOPE * scores_N + LLR_OFFSET
             drawn = bootstrap(scores_N, trials.is_target_N, *speakers, llr=llr)
-            for values_R in drawn.values():
-                interval(values_R)
+            for metric in drawn.values:
+                drawn.interval(metric)
 
         return timed(work)
 

@@ -72,13 +72,15 @@ def classify(exp_dir: Path, folder: Path, classifier: "Classifier", *, labels: s
     ]
     write_text(exp_dir / "scores" / f"{folder.name}_classes.txt", "".join(lines))
     group_N = speakers_of(folder / "utt2spk", table.ids)
-    drawn = "utterances" if group_N is None else f"{group_N.max() + 1} speakers"
+    num_speakers = None if group_N is None else int(group_N.max()) + 1
+    drawn = "utterances" if num_speakers is None else f"{num_speakers} speakers"
     return result_row(
         confusion(true_N, found_N, len(classes)),
         classes,
         data=folder.name,
         system=exp_dir.name,
-        accuracy_ci95=list(accuracy_interval(found_N == true_N, group_N)),
+        accuracy_ci95=accuracy_interval(found_N == true_N, group_N),
+        num_speakers=num_speakers,
         model_sha256=card["sha256"],
         commit=card.get("commit"),
         protocol=f"each whole utterance is given the most likely of {len(classes)} classes by the "

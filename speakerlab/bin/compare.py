@@ -4,8 +4,9 @@ import sys
 from collections.abc import Sequence
 
 from speakerlab.bin.command import parser
+from speakerlab.experiments.results import bounds
 from speakerlab.experiments.trial_list import read_trial_list
-from speakerlab.scoring.bootstrap import Replicates, bootstrap, interval, paired
+from speakerlab.scoring.bootstrap import Replicates, bootstrap
 from speakerlab.scoring.metrics import eer, error_rates, min_cllr, min_dcf, threshold_at
 from speakerlab.scoring.score_files import read_scores
 
@@ -33,7 +34,7 @@ def main(words: Sequence[str]) -> None:
         drawn = bootstrap(scores_N, is_target_N, *listed.speakers, p_targets=(0.01,))
         sys.stdout.write(f"{path}\n")
         for name, key in METRICS.items():
-            sys.stdout.write(f"  {name:13} {_value(key, found[key], interval(drawn[key]))}\n")
+            sys.stdout.write(f"  {name:13} {_value(drawn, key, found[key], drawn.interval(key))}\n")
         sys.stdout.write(f"  minCllr       {min_cllr(scores_N, is_target_N):.4f}\n")
         if args.far is not None or args.frr is not None:
             threshold = threshold_at(scores_N, is_target_N, far=args.far, frr=args.frr)
@@ -44,15 +45,20 @@ def main(words: Sequence[str]) -> None:
             first = found, drawn
             continue
         for name, key in METRICS.items():
-            ci95, p_value = paired(drawn[key], first[1][key])
-            difference = _value(key, found[key] - first[0][key], ci95, sign="+")
-            sys.stdout.write(
-                f"  {name:13} {difference} against {args.scores[0]}, p = {p_value:.3g}\n"
-            )
+            ci95, p_value = drawn.paired(first[1], key)
+            difference = _value(drawn, key, found[key] - first[0][key], ci95, sign="+")
+            significance = "" if p_value is None else f", p = {p_value:.3g}"
+            sys.stdout.write(f"  {name:13} {difference} against {args.scores[0]}{significance}\n")
 
 
-def _value(key: str, value: float, bounds: Sequence[float], *, sign: str = "") -> str:
+def _value(
+    drawn: Replicates, key: str, value: float, ci95: Sequence[float] | None, *, sign: str = ""
+) -> str:
     """Format a rate in per cent or a cost, with its interval."""
     scale, digits, unit = (100, 2, " %") if key == "eer" else (1, 4, "")
-    low, high = (f"{scale * bound:{sign}.{digits}f}" for bound in bounds)
-    return f"{scale * value:{sign}.{digits}f}{unit} ({low} to {high})"
+
+    def show(number: float) -> str:
+        return f"{scale * number:{sign}.{digits}f}"
+
+    interval = bounds(ci95, {"num_speakers": drawn.num_speakers}, show, " to ")
+    return f"{show(value)}{unit} ({interval})"

@@ -19,8 +19,9 @@ from speakerlab.experiments.embedded import read_development, read_embedded
 from speakerlab.experiments.evaluate import LEARN_FROM, System, evaluate
 from speakerlab.experiments.report import write_report
 from speakerlab.experiments.trial_list import ListScores, read_trial_list
-from speakerlab.scoring.chain import USUAL_TOP_N, build_chain
+from speakerlab.scoring.chain import USUAL_TOP_N, Chain, build_chain
 from speakerlab.scoring.metrics import P_TARGETS
+from speakerlab.scoring.minima import TooFewError
 from speakerlab.scoring.score_files import write_scores
 
 log = logging.getLogger(__name__)
@@ -34,17 +35,24 @@ def main(words: Sequence[str]) -> None:
         check_writable(args.exp / name)
     cohort = None if system.development is None else system.development.cohort
     adapt = args.adapt and (args.adapt.name, read_embedded(args.exp, args.adapt))
-    back_ends = [
-        build_chain(spec, cohort, top_n=args.top_n, lda_dim=args.lda_dim, adapt=adapt)
-        for spec in args.backend
-    ]
+    back_ends: list[Chain] = []
+    skipped: list[str] = []
+    for spec in args.backend:
+        options = {"top_n": args.top_n, "lda_dim": args.lda_dim, "adapt": adapt}
+        try:
+            back_ends.append(build_chain(spec, cohort, **options))
+        except TooFewError as error:
+            if not back_ends:  # the primary back end
+                raise
+            skipped.append(f"skipped {spec}: {error}")
     rows: list[results.Row] = []
     scores: list[ListScores] = []
     for path in args.trials:
         listed = read_trial_list(path)
-        found, own = evaluate(
+        found, own, left_out = evaluate(
             system, listed, back_ends, learn_from=args.calibration, p_targets=args.p_target
         )
+        skipped += left_out
         for row, one in zip(found, own):
             rows = results.update_results(args.exp / "results.json", row)
             # plain cosine scores: scores/<set>_<list>.txt; others carry the back end's name
@@ -52,7 +60,9 @@ def main(words: Sequence[str]) -> None:
             name = f"{path.parent.name}_{path.name}{end}.txt"
             write_scores(args.exp / "scores" / name, listed.trials, one.scores_N)
         scores += own
-    write_report(args.exp, scores, rows)
+    for line in skipped:
+        log.warning("%s", line)
+    write_report(args.exp, scores, rows, notes=skipped)
     sys.stdout.write(results.format_table(rows) + "\n")
     log.info("%s: wrote results.json and report.html", args.exp)
 
@@ -63,7 +73,10 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_path("--exp", "DIR", "experiment with embeddings of the trials", required=True)
     trials = "trial lists, each in the data directory of its utterances"
     options.add_path("--trials", "FILE", trials, nargs="+", required=True)
-    back_end = "steps joined by +: mean lda whiten length, cosine or plda, snorm or asnorm, qmf"
+    back_end = (
+        "steps joined by +: mean lda whiten length, cosine or plda, snorm or asnorm, qmf; the "
+        "first back end is the primary one (default cosine)"
+    )
     options.add_argument("--backend", nargs="+", default=["cosine"], metavar="NAME", help=back_end)
     development = "data directory that back ends learn from, extracted in stage 5"
     options.add_path("--development", "DIR", development)

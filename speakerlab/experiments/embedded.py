@@ -19,10 +19,10 @@ from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
 from speakerlab.experiments.trial_list import TrialList, read_seconds
 from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.minima import REGRESSION_SPEAKERS
 from speakerlab.scoring.transforms import Development
 from speakerlab.scoring.trials import Trials
 
-FEW_SPEAKERS = 10  # fewer held-out speakers with two utterances are too few to learn from
 MAX_UTTERANCES = 10  # of a held-out speaker
 
 
@@ -99,7 +99,7 @@ def _pairs(speaker_of: Mapping[str, str], data_dir: Path) -> TrialList | None:
     groups: dict[str, list[str]] = {}
     for name, speaker in speaker_of.items():
         groups.setdefault(speaker, []).append(name)
-    if sum(len(names) > 1 for names in groups.values()) < FEW_SPEAKERS:
+    if sum(len(names) > 1 for names in groups.values()) < REGRESSION_SPEAKERS:
         return None
     ids = [name for names in groups.values() for name in names[:MAX_UTTERANCES]]
     enrol_N, test_N = np.stack(np.triu_indices(len(ids), k=1)).astype(np.int32)

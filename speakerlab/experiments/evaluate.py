@@ -17,7 +17,7 @@ import numpy as np
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import DevelopmentSet, are_embedded, read_embedded
 from speakerlab.experiments.trial_list import ListScores, TrialList
-from speakerlab.scoring.bootstrap import Replicates, bootstrap, interval, paired
+from speakerlab.scoring.bootstrap import Replicates, bootstrap
 from speakerlab.scoring.calibration import Calibration
 from speakerlab.scoring.chain import Chain, Scored, build_chain
 from speakerlab.scoring.conditions import condition_rows
@@ -33,11 +33,11 @@ from speakerlab.scoring.metrics import (
     min_dcf_of_points,
     operating_points,
 )
+from speakerlab.scoring.minima import TooFewError, min_speakers
 
 log = logging.getLogger(__name__)
 LearnFrom = Literal["auto", "validation", "cross", "none"]
 LEARN_FROM = get_args(LearnFrom)
-NUM_FOLDS = 5
 Calibrated = tuple[np.ndarray | None, str | None]  # llr_N, and what the calibration is from
 
 
@@ -58,9 +58,11 @@ def evaluate(
     *,
     learn_from: LearnFrom = "auto",
     p_targets: Sequence[float] = P_TARGETS,
-) -> tuple[list[results.Row], list[ListScores]]:
-    """Score a list with every back end, and compare the others with the first.
+) -> tuple[list[results.Row], list[ListScores], list[str]]:
+    """Score a list with every back end, and compare the others with the first, the primary one.
 
+    Return rows of results, scores, and a line for each back end with too little to learn from,
+    which is skipped. Raises TooFewError if that is the primary one.
     learn_from: the trials that calibration learns from: `validation`, those of held-out speakers of
     the development set; `cross`, those of the list, by cross-validation over speakers; `none`; or
     `auto`: the model's own calibration for plain cosine scores, for others the held-out speakers
@@ -71,12 +73,16 @@ def evaluate(
     untrained_N = score_untrained(system, listed)
     rows: list[results.Row] = []
     scores: list[ListScores] = []
-    first: Replicates = {}
+    first: Replicates | None = None
+    skipped: list[str] = []
     for back_end in back_ends:
         scored = back_end.score(enrol, test, trials, num_enrol=listed.num_enrol)
-        llr_N, source = calibrate(system, listed, back_end, scored, learn_from)
-        if llr_N is None and back_end.with_quality:
-            log.info("%s: left out %s, which needs a calibration", listed.name, back_end.name)
+        try:
+            llr_N, source = calibrate(system, listed, back_end, scored, learn_from)
+        except TooFewError as error:
+            if not rows:
+                raise
+            skipped.append(f"{listed.name}: skipped {back_end.name}: {error}")
             continue
         own = ListScores(
             listed,
@@ -91,8 +97,9 @@ def evaluate(
         first = first or replicates
         protocol = f"{listed.protocol}; {back_end.protocol}"
         row = measure(system, own, replicates, protocol, source, p_targets)
+        row["primary"] = not rows
         if rows:
-            ci95, p_value = paired(replicates["eer"], first["eer"])
+            ci95, p_value = replicates.paired(first, "eer")
             row["compared"] = {
                 "with": rows[0]["backend"],
                 "eer_difference": row["eer"] - rows[0]["eer"],
@@ -103,20 +110,23 @@ def evaluate(
         scores.append(own)
         calibrated = f"calibrated with {source}" if source else "uncalibrated"
         log.info("%s: scored with %s; %s", listed.name, back_end.name, calibrated)
-    if not rows:
-        raise ValueError(
-            f"{listed.path}: nothing was scored: too few speakers to learn quality measures from; "
-            "add a back end without qmf"
-        )
-    return rows, scores
+    return rows, scores, skipped
 
 
 def calibrate(
     system: System, listed: TrialList, back_end: Chain, scored: Scored, learn_from: LearnFrom
 ) -> Calibrated:
-    """Scores as log-likelihood ratios, and the source of the calibration; None without one."""
+    """Scores as log-likelihood ratios, and the source of the calibration; None without one.
+
+    Raises TooFewError if there are too few speakers to learn from, but with `auto` only for quality
+    measures; other scores are then not calibrated.
+    """
     stored, development = system.calibration, system.development
     held_out = None if development is None else development.held_out
+    features_NF, names = back_end.features(scored, listed.side_seconds())
+    least = min_speakers(len(names))
+    if held_out is not None and len(np.unique(held_out.speakers)) < least:
+        held_out = None
     if learn_from == "none":
         if back_end.with_quality:
             raise ValueError(
@@ -128,34 +138,24 @@ def calibrate(
         return stored.llr(scored.scores_N), f"the model's own calibration ({stored.source})"
     if learn_from == "cross" or (learn_from == "auto" and held_out is None):
         try:
-            return cross_calibrate(listed, back_end, scored)
-        except ValueError as error:
-            if learn_from == "cross":
+            llr_N = cross_validated(
+                features_NF, listed.trials.is_target_N, *listed.speakers, names=names
+            )
+        except TooFewError as error:
+            if learn_from == "cross" or back_end.with_quality:
                 raise
-            log.info("%s: %s is not calibrated: %s", listed.name, back_end.name, error)
+            log.warning("%s: %s is not calibrated: %s", listed.name, back_end.name, error)
             return None, None
+        return llr_N, f"{listed.name} itself, by cross-validation over speakers"
     if development is None or held_out is None:
-        raise ValueError(
-            f"{back_end.name}: --calibration validation needs at least 10 held-out speakers with "
-            "two utterances in the development set, got fewer; use --calibration cross"
+        raise TooFewError(
+            f"{back_end.name}: --calibration validation needs at least {least} held-out speakers "
+            "with two utterances in the development set, got fewer; use --calibration cross"
         )
     learned = back_end.score(*held_out.tables(development.table), held_out.trials)
-    features_MF, names = back_end.features(learned, held_out.side_seconds())
+    features_MF, _ = back_end.features(learned, held_out.side_seconds())
     model = fit_linear(features_MF, held_out.trials.is_target_N, names=names)
-    return model.llr(back_end.features(scored, listed.side_seconds())[0]), held_out.name
-
-
-def cross_calibrate(listed: TrialList, back_end: Chain, scored: Scored) -> Calibrated:
-    """Calibrate on the list itself, by cross-validation over speakers."""
-    features_NF, names = back_end.features(scored, listed.side_seconds())
-    llr_N = cross_validated(
-        features_NF,
-        listed.trials.is_target_N,
-        *listed.speakers,
-        names=names,
-        num_folds=min(NUM_FOLDS, len(np.unique(listed.speakers))),
-    )
-    return llr_N, f"{listed.name} itself, by cross-validation over speakers"
+    return model.llr(features_NF), held_out.name
 
 
 def score_untrained(system: System, listed: TrialList) -> np.ndarray | None:
@@ -191,7 +191,7 @@ def measure(
         "system": system.exp_dir.name,
         "eer": eer_of_points(p_miss_K, p_fa_K),
         "eer_untrained": None if own.untrained_N is None else eer(own.untrained_N, is_target_N),
-        "eer_ci95": interval(replicates["eer"]),
+        "eer_ci95": replicates.interval("eer"),
         "min_dcf": {f"{p:g}": min_dcf_of_points(p_miss_K, p_fa_K, p_target=p) for p in p_targets},
         "cllr": None if llr_N is None else cllr(llr_N, is_target_N),
         "act_dcf": None if llr_N is None else act_dcf(llr_N, is_target_N),
@@ -204,10 +204,12 @@ def measure(
         "at_threshold": at_threshold,
         "bn_batch": system.card.get("bn_batch"),
         "min_cllr": min_cllr(own.scores_N, is_target_N),
-        "intervals": {name: interval(values_R) for name, values_R in replicates.items()},
+        "num_speakers": replicates.num_speakers,
+        "intervals": {metric: replicates.interval(metric) for metric in replicates.values},
         "calibration": source,
         "conditions": condition_rows(
             own.scores_N, listed.trials, listed.speakers, listed.columns, listed.seconds
         ),
         "compared": None,
+        "primary": False,
     }

@@ -8,6 +8,7 @@ Letters: T rows of training.
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,23 @@ from speakerlab.core.atomic import write_text
 from speakerlab.experiments import results
 from speakerlab.experiments.hardest import HardTrial, Player, hardest_trials, player_of
 from speakerlab.experiments.plots import Picture, draw_list, draw_training
-from speakerlab.experiments.results import Row, number, p_value, percent, points, priors_of
+from speakerlab.experiments.results import (
+    Row,
+    bounds,
+    number,
+    p_value,
+    percent,
+    points,
+    priors_of,
+)
 from speakerlab.experiments.trial_list import ListScores
 
 Facts = Mapping[str, Mapping[str, Any]]  # heading -> name -> value; text of several lines unfolds
 Hardest = tuple[str, Mapping[str, Sequence[HardTrial]]]  # back end, and kind -> trials
 Cell = tuple[str, list[str]]  # text, and smaller lines below it
-NOT_MEASURED: Row = {"min_cllr": None, "intervals": {}, "compared": None, "conditions": []}
+NOT_MEASURED: Row = {
+    **{"min_cllr": None, "intervals": {}, "compared": None, "conditions": [], "primary": False}
+}
 MAX_CLIPS = 36  # of at most some 70 kB each
 MAX_OF_A_KIND = 5  # of the hardest trials of a list
 SCORED_WITH = ("speakerlab", "torch", "numpy", "scipy", "soundfile", "matplotlib")
@@ -40,7 +51,9 @@ COURSES = (
 )
 
 
-def write_report(exp_dir: Path, lists: Sequence[ListScores], rows: Sequence[Row]) -> Path:
+def write_report(
+    exp_dir: Path, lists: Sequence[ListScores], rows: Sequence[Row], notes: Sequence[str] = ()
+) -> Path:
     """Write `exp_dir/report.html`, its pictures also into `exp_dir/scores`; return its path.
 
     rows: those of results.json; rows of another model are left out. A list that is not in `lists`
@@ -49,15 +62,12 @@ def write_report(exp_dir: Path, lists: Sequence[ListScores], rows: Sequence[Row]
     """
     card = read_card(exp_dir)
     own = [row for row in rows if row["model_sha256"] == card["sha256"]]
-    notes = [f"Model {card['sha256'][:12]}, commit {card.get('commit') or 'unknown'}."]
+    notes = [f"Model {card['sha256'][:12]}, commit {card.get('commit') or 'unknown'}.", *notes]
     if len(own) < len(rows):
         notes.append(f"Rows of another model in results.json, left out: {len(rows) - len(own)}.")
     groups: dict[str, list[ListScores]] = {}
     for one in lists:
         groups.setdefault(one.listed.name, []).append(one)
-    for name, group in groups.items():  # the last back end first: the page shows it unfolded
-        last = [row["backend"] for row in own if row["trials"] == name][-1]
-        group.sort(key=lambda one: one.backend != last)
     pictures: dict[str, list[Picture]] = {}
     training: list[Picture] = []
     try:
@@ -156,6 +166,7 @@ def write_page(
 ) -> None:
     """Write the report of trial lists. `notes` come first: what is missing, and why.
 
+    A list's headline is its primary row, or its first if none is marked.
     pictures and hardest: by the name of the list; the first system of a list shows them.
     """
     rows = [NOT_MEASURED | row for row in rows]
@@ -167,6 +178,8 @@ def write_page(
         text = row["protocol"]
         text += f". Calibration: {row['calibration']}" if row.get("calibration") else ""
         protocols.setdefault(text, []).append(f"{row['trials']}, {row['backend']}")
+    for group in groups.values():
+        group.sort(key=lambda row: not row["primary"])
     several = len({system for _, system in groups}) > 1
     lists = [
         {
@@ -222,6 +235,7 @@ def _render(template: str, **values: Any) -> str:
     environment.filters |= {
         "percent": percent,
         "number": number,
+        "interval": partial(bounds, show=percent),
         "p_value": p_value,
         "plain": _plain,
         "scale": _condition_scale,
@@ -236,38 +250,42 @@ def _table(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     other = others.pop() if len(others) == 1 else None
     table: list[dict[str, Cell]] = []
     for row in rows:
-        bounds, costs = row["intervals"], row["min_dcf"]
+        shown = {name: _bounds(ci95, row) for name, ci95 in row["intervals"].items()}
+        costs = row["min_dcf"]
         table.append(
             {
-                "EER %": _cell(row["eer"], row["eer_ci95"], percent),
-                f"EER difference to {other or 'another'}": _compared(row["compared"], other),
-                **{f"minDCF({p})": _cell(costs.get(p), bounds.get(f"min_dcf_{p}")) for p in priors},
-                "actDCF(0.01)": _cell(row["act_dcf"], bounds.get("act_dcf_0.01")),
-                "Cllr": _cell(row["cllr"], bounds.get("cllr")),
-                "minCllr": _cell(row["min_cllr"], bounds.get("min_cllr")),
-                "at threshold %": _cell(results.at_threshold(row), None, percent),
+                "EER %": (percent(row["eer"]), [_bounds(row["eer_ci95"], row, percent)]),
+                f"EER difference to {other or 'another'}": _compared(row, other),
+                **{f"minDCF({p})": _cell(costs.get(p), shown.get(f"min_dcf_{p}")) for p in priors},
+                "actDCF(0.01)": _cell(row["act_dcf"], shown.get("act_dcf_0.01")),
+                "Cllr": _cell(row["cllr"], shown.get("cllr")),
+                "minCllr": (number(row["min_cllr"]), []),
+                "at threshold %": (percent(results.at_threshold(row)), []),
             }
         )
     filled = [name for name in table[0] if any(cells[name][0] for cells in table)] if table else []
     return [{name: cells[name] for name in filled} for cells in table]
 
 
-def _cell(
-    value: float | None,
-    bounds: Sequence[float] | None,
-    show: Callable[[float | None], str] = number,
-) -> Cell:
-    return show(value), [] if value is None or bounds is None else [" – ".join(map(show, bounds))]
+def _bounds(ci95: Sequence[float] | None, row: Row, show: Callable[[float], str] = number) -> str:
+    return bounds(ci95, row, show, " – ")
 
 
-def _compared(compared: Mapping[str, Any] | None, other: str | None) -> Cell:
+def _cell(value: float | None, interval: str | None) -> Cell:
+    return number(value), [] if value is None or interval is None else [interval]
+
+
+def _compared(row: Row, other: str | None) -> Cell:
+    compared = row["compared"]
     if compared is None:
         return "", []
-    difference, low, high = (
-        points(value).replace("-", "−") for value in (compared["eer_difference"], *compared["ci95"])
-    )
+
+    def show(value: float) -> str:
+        return points(value).replace("-", "−")
+
     named = [] if other else [f"to {compared['with']}"]
-    return difference, [f"{low} to {high}", p_value(compared), *named]
+    interval = bounds(compared["ci95"], row, show, " to ")
+    return show(compared["eer_difference"]), [interval, p_value(compared), *named]
 
 
 def _condition_scale(parts: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:

@@ -5,7 +5,7 @@ identification (`"task": "identification"`).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,10 @@ MAX_CONFUSIONS_SHOWN = 10
 
 
 def update_results(path: Path, row: Row) -> list[Row]:
-    """Put a row into results.json, in place of one of the same KEY; return all rows of its task."""
+    """Put a row into results.json, in place of one of the same KEY; return all rows of its task.
+
+    If it is the primary row of its list, no other is.
+    """
     rows = []
     if path.is_file():
         try:
@@ -29,6 +32,9 @@ def update_results(path: Path, row: Row) -> list[Row]:
             raise ValueError(
                 f"{path}: not a list of results ({error}); move it away and run the command again"
             ) from error
+    for old in rows:
+        if row.get("primary") and all(old.get(key) == row[key] for key in ("trials", "system")):
+            old["primary"] = False
     names = [[old.get(key) for key in KEY] for old in rows]
     name = [row.get(key) for key in KEY]
     if name in names:
@@ -46,7 +52,7 @@ def format_table(rows: Sequence[Row]) -> str:
         "system": [row["system"] for row in rows],
         "back end": [row["backend"] for row in rows],
         "EER %": [percent(row["eer"]) for row in rows],
-        "95 % interval": [" - ".join(map(percent, row["eer_ci95"])) for row in rows],
+        "95 % interval": [bounds(row["eer_ci95"], row, percent) for row in rows],
         "untrained %": [percent(row["eer_untrained"]) for row in rows],
         **{
             f"minDCF({p})": [number(row["min_dcf"].get(p)) for row in rows] for p in priors_of(rows)
@@ -69,7 +75,7 @@ def format_identification(rows: Sequence[Row]) -> str:
     lines = [
         [
             *(row["data"], row["system"], percent(row["accuracy"])),
-            " - ".join(map(percent, row["accuracy_ci95"])),
+            bounds(row["accuracy_ci95"], row, percent),
             *(percent(row["balanced_accuracy"]), str(row["num_classes"]), f"{row['num']:,}"),
         ]
         for row in rows
@@ -122,6 +128,20 @@ def percent(rate: float | None) -> str:
     return "" if rate is None else f"{100 * rate:.2f}"
 
 
+def bounds(
+    ci95: Sequence[float] | None,
+    row: Mapping[str, Any],
+    show: Callable[[float], str],
+    between: str = " - ",
+) -> str:
+    """An interval, or the reason why the row has none."""
+    if ci95 is None:
+        num_speakers = row["num_speakers"]
+        drawn = f"{row['num']} utterances" if num_speakers is None else f"{num_speakers} speakers"
+        return f"n/a ({drawn})"
+    return between.join(map(show, ci95))
+
+
 def points(difference: float) -> str:
     """A difference of fractions in percentage points, with its sign."""
     return f"{100 * difference:+.2f}"
@@ -133,9 +153,9 @@ def number(value: float | None) -> str:
 
 
 def p_value(compared: Mapping[str, Any]) -> str:
-    """The p-value of a paired comparison, as one cites it."""
+    """The p-value of a paired comparison, as one cites it; None with too few speakers."""
     p = compared["p_value"]
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    return "p n/a" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def _compared(compared: Mapping[str, Any] | None) -> str:

@@ -2,12 +2,17 @@
 
 Letters: N trials, P pairs of speakers (enrolment, test) that have trials, S speakers, K operating
 points, R replicates.
-In a replicate the S speakers (of both sides together) are drawn S times with replacement. A trial
-weighs w(enrolment speaker) x w(test speaker), where w is how often a speaker was drawn. A target
-trial thus weighs w squared, which errs on the wide side: simulated with 10 to 40 speakers, the
-interval holds the true EER in 97 to 100 of 100 cases and is half again as wide as necessary
-(targets weighing w: 90 to 95 of 100). A replicate without a target or without a non-target trial
-has no EER and is drawn again.
+In a replicate the S speakers (of both sides together) are drawn S times with replacement. With w
+the number of times that a speaker was drawn, a target trial weighs w(its speaker) and a non-target
+trial w(enrolment speaker) x w(test speaker). A replicate without a target or without a non-target
+trial has no EER and is drawn again.
+Bounds are expanded percentiles (Hesterberg, "What teachers should know about the bootstrap", The
+American Statistician 69(4), 2015): with n speakers, not 2.5 % of the replicates lie beyond a bound
+but Phi(-sqrt(n / (n - 1)) t), where t is the 97.5 % quantile of Student's distribution with n - 1
+degrees of freedom. Simulated with effects of speakers, pairs of speakers and utterances (the slow
+test in tests/scoring/test_bootstrap.py), 95, 95 and 94 of 100 intervals hold the true EER with 7,
+20 and 100 speakers, and 90 with five. With plain percentiles it is 89 of 100 with 7 speakers; with
+w squared for targets it is all of 100 with 100 speakers, because the intervals are too wide.
 """
 
 from collections.abc import Sequence
@@ -16,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from speakerlab.scoring.metrics import (
     P_TARGETS,
@@ -30,7 +36,49 @@ from speakerlab.scoring.metrics import (
 MANY_TRIALS = 1_000_000  # above this a replicate is slow, and the interval hardly moves
 FEW_PAIRS = 1_000_000  # up to this many speaker pairs, all are counted whether they have trials
 SPARE = 4.0  # most replicates look at this many times the share of non-targets that matters
-Replicates = dict[str, NDArray[np.float64]]  # metric -> its value in each replicate (R)
+MIN_SPEAKERS = 5  # to resample; fewer have no interval
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """Metrics of one system in each replicate, and the number of speakers they vary with."""
+
+    values: dict[str, NDArray[np.float64]]  # metric -> (R)
+    num_speakers: int  # with target trials or with non-target trials, whichever are fewer
+
+    def interval(self, metric: str) -> list[float] | None:
+        """Return the 95 % interval [low, high] of a metric, None with too few speakers."""
+        return interval(self.values[metric], self.num_speakers)
+
+    def paired(self, other: "Replicates", metric: str) -> tuple[list[float] | None, float | None]:
+        """Compare with another system on the same trials, drawn with the same seed.
+
+        Return the 95 % interval of the difference self - other and its two-sided p-value, which is
+        below 0.05 if the interval excludes zero: the smallest share at which it would, with one
+        replicate added to those on the other side of zero (Efron and Tibshirani, An Introduction to
+        the Bootstrap, chapters 13 and 16).
+        """
+        difference_R = self.values[metric] - other.values[metric]
+        ci95 = interval(difference_R, self.num_speakers)
+        if ci95 is None:
+            return None, None
+        num_beyond = min(np.count_nonzero(difference_R >= 0), np.count_nonzero(difference_R <= 0))
+        quantile = ndtri((num_beyond + 1) / (len(difference_R) + 1)) / _expansion(self.num_speakers)
+        return ci95, min(1.0, 2 * float(stdtr(self.num_speakers - 1, quantile)))
+
+
+def interval(values_R: NDArray[np.float64], num_speakers: int) -> list[float] | None:
+    """95 % interval [low, high] by expanded percentiles; None for fewer than five speakers."""
+    if num_speakers < MIN_SPEAKERS:
+        return None
+    tail = ndtr(_expansion(num_speakers) * stdtrit(num_speakers - 1, 0.025))
+    num_beyond = max(int(tail * (len(values_R) + 1)), 1)
+    ascending_R = np.sort(values_R)
+    return [float(ascending_R[num_beyond - 1]), float(ascending_R[-num_beyond])]
+
+
+def _expansion(num_speakers: int) -> float:
+    return float(np.sqrt(num_speakers / (num_speakers - 1)))
 
 
 def bootstrap(
@@ -56,6 +104,7 @@ def bootstrap(
     ranked = RankedTrials.of(scores_N, is_target_N, pairs.pair_N, p_targets)
     costs = {} if llr is None else _decision_costs(llr, is_target_N, pairs, p_targets)
     target_P, nontarget_P = pairs.sums(is_target_N), pairs.sums(~is_target_N)
+    num_speakers = min(pairs.count_speakers(target_P), pairs.count_speakers(nontarget_P))
     if num_replicates is None:
         num_replicates = 200 if len(scores_N) > MANY_TRIALS else 1000
     rng = np.random.default_rng(seed)
@@ -70,26 +119,8 @@ def bootstrap(
                 cost = weight_P @ miss_P / num_target + weight_P @ fa_P / num_nontarget
                 rates[name] = float(cost)
             rows.append(rates)
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
-
-
-def interval(values_R: NDArray[np.float64]) -> list[float]:
-    """95 % percentile interval [low, high] of replicates."""
-    return [float(bound) for bound in np.percentile(values_R, [2.5, 97.5])]
-
-
-def paired(ours_R: np.ndarray, theirs_R: np.ndarray) -> tuple[list[float], float]:
-    """(95 % interval, p-value) of the difference ours - theirs; replicates drawn with one seed.
-
-    The p-value is two-sided: twice the share of replicates on the other side of zero, with one
-    replicate added to each side as in a permutation test (Efron and Tibshirani, An Introduction to
-    the Bootstrap, chapters 13 and 16). At most 1.
-    """
-    assert ours_R.shape == theirs_R.shape, (ours_R.shape, theirs_R.shape)
-    difference_R = ours_R - theirs_R
-    sides = [np.count_nonzero(difference_R >= 0), np.count_nonzero(difference_R <= 0)]
-    p_value = min(1.0, 2 * (min(sides) + 1) / (len(difference_R) + 1))
-    return interval(difference_R), float(p_value)
+    values = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    return Replicates(values, num_speakers)
 
 
 @dataclass(frozen=True)
@@ -117,7 +148,12 @@ class SpeakerPairs:
 
     def weights(self, weight_S: np.ndarray) -> NDArray[np.float64]:
         """weight_P; whole numbers, so that sums of them are exact."""
-        return (weight_S[self.enrol_P] * weight_S[self.test_P]).astype(np.float64)
+        test_P = np.where(self.enrol_P == self.test_P, 1, weight_S[self.test_P])
+        return (weight_S[self.enrol_P] * test_P).astype(np.float64)
+
+    def count_speakers(self, num_P: np.ndarray) -> int:
+        """Count the speakers of either side of the pairs that have trials."""
+        return len(np.unique([self.enrol_P[num_P > 0], self.test_P[num_P > 0]]))
 
     def sums(self, values_N: np.ndarray) -> NDArray[np.float64]:
         """Sum of the values of each pair's trials, (P)."""

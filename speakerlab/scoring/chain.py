@@ -21,6 +21,7 @@ from speakerlab.scoring.backend import (
     unit_rows,
 )
 from speakerlab.scoring.embeddings import EmbeddingTable, require_one_model
+from speakerlab.scoring.minima import require_development
 from speakerlab.scoring.plda import Plda, learn_plda
 from speakerlab.scoring.transforms import (
     Development,
@@ -167,8 +168,8 @@ def build_chain(
     is the transformed mean embedding of each development speaker (as in WeSpeaker's
     local/score_norm.sh); AS-Norm takes the `top_n` nearest. `lda_dim` is for lda. `adapt` (name and
     embeddings of the trials' domain, not of the trials; speakers need not be known) is what PLDA is
-    adapted to. Raises ValueError for a spec that cannot be read and for a development set that is
-    missing or too small.
+    adapted to. Raises ValueError for a spec that cannot be read and for a missing development set,
+    TooFewError if the development set is too small.
     """
     steps = spec.removesuffix(QMF).split("+")
     transform_steps, scorer, normalisation = _parse(steps, spec)
@@ -188,6 +189,7 @@ def build_chain(
     done, transforms = _learn_transforms(transform_steps, development, lda_dim)
     plda, adapted, options = None, "", [f"lda-dim={lda_dim}"] if lda_dim and "lda" in steps else []
     if scorer == "plda":
+        _require("plda", done)
         plda = learn_plda(done)
         if adapt is not None:
             require_one_model([development.table, adapt[1]])
@@ -196,6 +198,7 @@ def build_chain(
             options.append(f"adapt={adapt[0]}")
     cohort, num_nearest, normalised_by = None, 0, ""
     if normalisation is not None:
+        _require(normalisation, done)
         means = SpeakerMeans.of(development)
         mean_SD = means.mean_SD.astype(np.float32)
         cohort = EmbeddingTable(means.names, mean_SD, development.table.model_sha256)
@@ -259,18 +262,21 @@ def _learn_transforms(
     }
     transforms: list[Transform] = []
     for step in steps:
+        _require(step, development)
         transforms.append(learn[step](development))
         development = replace(development, table=transforms[-1](development.table))
     return development, tuple(transforms)
 
 
+def _require(step: str, development: Development) -> None:
+    num, num_dims = development.table.emb_ND.shape
+    require_development(step, num, len(set(development.speaker_M)), num_dims)
+
+
 def _nearest(normalisation: str, size: int, top_n: int) -> tuple[int, str]:
     """(number of cohort speakers that a row is compared with, the step in words)."""
-    if size < 2 or top_n < 2:
-        raise ValueError(
-            f"{normalisation}: a cohort of {size} speakers with top_n {top_n} is too small, it "
-            f"needs at least 2; use more speakers, or score without"
-        )
+    if top_n < 2:
+        raise ValueError(f"--top-n: {top_n} scores have no deviation; use e.g. {USUAL_TOP_N}")
     num = min(top_n, size) if normalisation == "asnorm" else size
     capped = f" ({top_n:,} requested)" if num < top_n else ""
     nearest = f"the {num:,}{capped} nearest of " if normalisation == "asnorm" else ""

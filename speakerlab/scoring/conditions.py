@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from speakerlab.scoring.bootstrap import bootstrap, interval
+from speakerlab.scoring.bootstrap import bootstrap
 from speakerlab.scoring.metrics import eer, min_dcf
 from speakerlab.scoring.trials import Trials
 
@@ -32,7 +32,7 @@ def condition_rows(
     columns: condition -> (id -> value). seconds: id -> duration; trials are binned by their shorter
     side. A trial with a side of unknown value is in no row of that condition. speakers:
     (enrol_speaker_N, test_speaker_N) for the intervals (200 replicates). Rates are None if one kind
-    of trial is missing.
+    of trial is missing, the interval also with too few speakers.
     """
     scores_N, rows = np.asarray(scores), list[dict[str, Any]]()
     groups = {condition: _by_value(trials, table) for condition, table in columns.items()}
@@ -51,6 +51,7 @@ def condition_rows(
                 "num_nontarget": len(chosen) - num_target,
                 "eer": None,
                 "eer_ci95": None,
+                "num_speakers": None,
                 "min_dcf": None,
             }
             if 0 < num_target < len(chosen):
@@ -59,7 +60,8 @@ def condition_rows(
                     own_N, truth_N, *sides, p_targets=(), num_replicates=NUM_REPLICATES
                 )
                 row["eer"] = eer(own_N, truth_N)
-                row["eer_ci95"] = interval(drawn["eer"])
+                row["eer_ci95"] = drawn.interval("eer")
+                row["num_speakers"] = drawn.num_speakers
                 row["min_dcf"] = {f"{P_TARGET:g}": min_dcf(own_N, truth_N, p_target=P_TARGET)}
             rows.append(row)
     return rows

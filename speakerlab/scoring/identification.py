@@ -5,6 +5,8 @@ Letters: N utterances, C classes, G groups of utterances drawn together, R repli
 
 import numpy as np
 
+from speakerlab.scoring.bootstrap import MIN_SPEAKERS, interval
+
 NUM_REPLICATES = 1000
 
 
@@ -31,24 +33,26 @@ def balanced_accuracy(count_CC: np.ndarray) -> float:
 
 def accuracy_interval(
     is_right_N: np.ndarray, group_N: np.ndarray | None = None, *, seed: int = 0
-) -> tuple[float, float]:
-    """95 % percentile interval of the accuracy by bootstrap, 1,000 replicates.
+) -> list[float] | None:
+    """95 % interval of the accuracy by bootstrap with 1,000 replicates (see `bootstrap.interval`).
 
     group_N: the group of each utterance, by number; a speaker's utterances are drawn together.
-    None: each utterance alone. Where all or none are right, draws cannot differ; then the exact
-    binomial bound with as many trials as there are groups (Clopper and Pearson, Biometrika 1934).
+    None: each utterance alone. With fewer than five groups there is no interval. Where all or none
+    are right, draws cannot differ; then the exact binomial bound with as many trials as there are
+    groups (Clopper and Pearson, Biometrika 1934).
     """
     rng, num = np.random.default_rng(seed), len(is_right_N)
+    num_groups = num if group_N is None else int(group_N.max()) + 1
+    if num_groups < MIN_SPEAKERS:
+        return None
     if len(np.unique(is_right_N)) == 1:
-        bound = 0.025 ** (1 / (num if group_N is None else int(group_N.max()) + 1))
-        return (bound, 1.0) if is_right_N[0] else (0.0, 1 - bound)
+        bound = 0.025 ** (1 / num_groups)
+        return [bound, 1.0] if is_right_N[0] else [0.0, 1 - bound]
     if group_N is None:  # a draw of N utterances has a binomial number of right ones
         drawn_R = rng.binomial(num, float(np.mean(is_right_N)), size=NUM_REPLICATES) / num
     else:
-        num_groups = int(group_N.max()) + 1
         right_G = np.bincount(group_N, weights=is_right_N, minlength=num_groups)
         size_G = np.bincount(group_N, minlength=num_groups)
         draws = (rng.integers(num_groups, size=num_groups) for _ in range(NUM_REPLICATES))
         drawn_R = np.array([right_G[picked].sum() / size_G[picked].sum() for picked in draws])
-    low, high = np.percentile(drawn_R, [2.5, 97.5])
-    return float(low), float(high)
+    return interval(drawn_R, num_groups)

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from speakerlab.scoring.minima import TooFewError, min_speakers
+
 MAX_OF_A_KIND = 200_000  # trials of either kind that a fold is fitted to: more do not change it
+NUM_FOLDS = 5
 MAX_NEWTON_STEPS = 50  # about 8 are taken
 GRADIENT_AT_END = 1e-10  # of a loss of the order of 1
 
@@ -71,29 +74,29 @@ def cross_validated(
     test_speaker_N: ArrayLike,
     *,
     names: Sequence[str],
-    num_folds: int = 5,
 ) -> NDArray[np.float64]:
     """Log-likelihood ratios (N), each by a model that saw neither of the trial's speakers.
 
     The speakers are split into folds. A trial of speakers in folds i and j is scored by a model of
     the trials that have no speaker in i or j. A model is fitted to at most MAX_OF_A_KIND targets
     and as many non-targets, always the same; the weight of either kind does not change.
-    Speakers are names or numbers. Raises ValueError if the trials left to learn from lack a kind.
+    Speakers are names or numbers. Raises TooFewError for fewer speakers than `min_speakers`, and if
+    the trials left to learn from lack a kind.
     """
     features_NF, target_N = _checked(features_NF, is_target_N, names)
-    fold_N2 = _folds(enrol_speaker_N, test_speaker_N, num_folds)
+    fold_N2 = _folds(enrol_speaker_N, test_speaker_N, num_weights=len(names))
     assert len(fold_N2) == len(target_N), (fold_N2.shape, target_N.shape)
     learned_M = _thinned(target_N)
     features_MF, target_M, fold_M2 = features_NF[learned_M], target_N[learned_M], fold_N2[learned_M]
     low_N, high_N = fold_N2.min(axis=1), fold_N2.max(axis=1)
-    pair_N = low_N * num_folds + high_N
+    pair_N = low_N * NUM_FOLDS + high_N
     llr_N = np.full(len(target_N), np.nan)
     for pair in np.unique(pair_N):
-        held_out = divmod(int(pair), num_folds)
+        held_out = divmod(int(pair), NUM_FOLDS)
         seen_M = ~np.isin(fold_M2, held_out).any(axis=1)
         if not target_M[seen_M].any() or target_M[seen_M].all():
-            raise ValueError(
-                f"calibration: cross-validation with {num_folds} folds leaves only one kind of "
+            raise TooFewError(
+                f"calibration: cross-validation with {NUM_FOLDS} folds leaves only one kind of "
                 f"trial to learn from, got {np.count_nonzero(seen_M)} trials; use trials of more "
                 "speakers, or a development list"
             )
@@ -161,17 +164,20 @@ def _logistic_regression(unit_NG: np.ndarray, target_N: np.ndarray) -> NDArray[n
     return solution_G
 
 
-def _folds(enrol_speaker: ArrayLike, test_speaker: ArrayLike, num_folds: int) -> NDArray[np.int64]:
+def _folds(
+    enrol_speaker: ArrayLike, test_speaker: ArrayLike, *, num_weights: int
+) -> NDArray[np.int64]:
     """The fold of the enrolment and of the test speaker of each trial, (N, 2)."""
     speaker_2N = np.stack([np.asarray(enrol_speaker), np.asarray(test_speaker)])
     speakers_S, code_2N = np.unique(speaker_2N, return_inverse=True)
-    if not 3 <= num_folds <= len(speakers_S):
-        raise ValueError(
-            f"calibration: cross-validation needs at least 3 folds and a speaker for each, got "
-            f"{num_folds} folds for {len(speakers_S)} speakers; use trials of more speakers"
+    if len(speakers_S) < min_speakers(num_weights):
+        raise TooFewError(
+            f"calibration: to learn {num_weights} weights by cross-validation takes at least "
+            f"{min_speakers(num_weights)} speakers, got {len(speakers_S)}; use trials of more "
+            "speakers, or learn from other trials"
         )
     order_S = np.random.default_rng([0, len(speakers_S)]).permutation(len(speakers_S))
-    return (order_S % num_folds)[code_2N.reshape(2, -1)].T
+    return (order_S % NUM_FOLDS)[code_2N.reshape(2, -1)].T
 
 
 def _thinned(target_N: np.ndarray) -> NDArray[np.int64]:

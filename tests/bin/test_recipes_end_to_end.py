@@ -18,7 +18,7 @@ KEYS = {
     *("trials", "system", "eer", "eer_untrained", "eer_ci95", "min_dcf", "cllr", "act_dcf"),
     *("num_target", "num_nontarget", "backend", "protocol", "model_sha256", "commit"),
     *("at_threshold", "bn_batch", "min_cllr", "intervals", "calibration", "conditions"),
-    "compared",
+    *("compared", "num_speakers", "primary"),
 }
 
 
@@ -84,16 +84,19 @@ def test_a_corpus_becomes_a_report(run_recipe, tmp_path, name):
     write_noise(tmp_path / "corpus")
     exp, model = tmp_path / "exp", ("--model", "campplus_tiny")
     options = (*model, "--stage", "1", "--set", *TINY, "training.num_epochs=1")
-    run_recipe(name, *options)
+    done = run_recipe(name, *options)
+    for backend in ("mean+cosine", "mean+cosine+asnorm"):
+        assert re.search(rf"skipped {re.escape(backend)}: mean: .*50 speakers, got", done.stderr)
     rows = json.loads((exp / "results.json").read_text())
     assert {row["trials"]: (row["num_target"], row["num_nontarget"]) for row in rows} == lists
-    assert {"cosine", "mean+cosine", "mean+cosine+asnorm"} <= {row["backend"] for row in rows}
+    assert {row["backend"] for row in rows} == {"cosine"}  # there is too little for the others
     assert conditions <= {found["condition"] for row in rows for found in row["conditions"]}
     page = (exp / "report.html").read_text()
     for row in rows:
         assert set(row) == KEYS and row["system"] == "exp"
         assert row["model_sha256"] == card(exp)["sha256"]
-        low, high = row["eer_ci95"]
+        assert (row["eer_ci95"] is None) == (row["num_speakers"] < 5)
+        low, high = row["eer_ci95"] or (0, 1)
         assert 0 <= low <= row["eer"] <= high <= 1
         assert f"{100 * row['eer']:.2f}" in page
     assert page.count("data:image/png") >= 2

@@ -7,7 +7,7 @@ import pytest
 from refusals import refuses
 
 from speakerlab.bin import compare, score
-from speakerlab.experiments.embedded import FEW_SPEAKERS, read_development
+from speakerlab.experiments.embedded import read_development
 from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.metrics import act_dcf, cllr, eer, min_dcf
@@ -58,10 +58,10 @@ def experiment(tmp_path):
     layers += "frontend: {sample_rate: 16000}\n"
     for folder in (model, exp):
         (folder / "config.yaml").write_text(layers)
-    trained = [f"t{i}" for i in range(40)]
+    trained = [f"t{i}" for i in range(100)]
     names = [f"{name}{speed}\n" for speed in ("", "#0.9", "#1.1") for name in trained]
     (model / "speakers.txt").write_text("".join(names))
-    held_out = [f"v{i}" for i in range(FEW_SPEAKERS + 4)]
+    held_out = [f"v{i}" for i in range(36)]
     write_set(data / "train", exp, trained + held_out, per_speaker=6, seed=1, trials=False)
     write_set(data / "test", exp, [f"s{i}" for i in range(44)], per_speaker=4, seed=2)
     return exp, data
@@ -96,8 +96,8 @@ def test_every_back_end_in_one_table(experiment, capsys):
     assert centred["compared"]["eer_difference"] == centred["eer"] - plain["eer"]
     assert centred["compared"]["ci95"][1] < 0 and centred["compared"]["p_value"] < 0.05
     assert measured["cllr"] < normed["cllr"] < 1  # short utterances are noisier here, so it helps
-    assert measured["calibration"] == "train: 14 held-out speakers"
-    assert "20 " in normed["protocol"] and "40 " in normed["protocol"]
+    assert measured["calibration"] == "train: 36 held-out speakers"
+    assert "20 " in normed["protocol"] and "100 " in normed["protocol"]
     assert {row["condition"] for row in normed["conditions"]} == {
         "device",
         "gender",
@@ -125,21 +125,71 @@ def test_qmf_needs_something_to_learn_from(experiment):
 def test_without_held_out_speakers_scores_are_read_by_cross_validation(experiment):
     exp, data = experiment
     with (exp / "model/speakers.txt").open("a") as file:
-        file.writelines(f"v{i}\n" for i in range(5))
+        file.writelines(f"v{i}\n" for i in range(27))  # all but nine
     (row,) = rows_of(exp, "--backend", "mean+cosine")
     assert row["calibration"] == "test/trials itself, by cross-validation over speakers"
-    with refuses("mean+cosine", "--calibration validation"):
+    with refuses("mean+cosine", "--calibration validation", "10 held-out"):
         rows_of(exp, "--backend", "mean+cosine", "--calibration", "validation")
 
 
-def test_what_cannot_be_learned_is_left_out_beside_what_needs_no_learning(experiment, caplog):
+@pytest.fixture
+def few_speakers(experiment):
+    """The experiment with seven speakers of the training set and seven of the test set."""
     exp, data = experiment
-    (data / "test/trials").write_text("s0-0 s0-1 target\ns0-0 s1-0 nontarget\n")
-    (exp / "model/speakers.txt").unlink()  # all speakers are the cohort, none is held out
-    (row,) = rows_of(exp, "--backend", "cosine", "cosine+qmf")
-    assert row["backend"] == "cosine" and row["cllr"] is None
-    with refuses(str(data / "test/trials"), "qmf"):
-        rows_of(exp, "--backend", "cosine+qmf")
+    for name, letter in (("train", "t"), ("test", "s")):
+        stem = exp / "embeddings" / name / "trained"
+        table = EmbeddingTable.load(stem)
+        kept = [i for i in table.ids if i[0] == letter and int(i[1:].partition("-")[0]) < 7]
+        table.select(kept).save(stem)
+    path = data / "test/trials"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(
+        "".join(s for s in lines if all(len(i) == 4 and i[1] < "7" for i in s.split()[:2]))
+    )
+    return exp
+
+
+def test_back_ends_that_cannot_be_learned_are_skipped_in_one_line(few_speakers, caplog):
+    """Seven speakers: at 30 % EER, mean, AS-Norm and quality measures were worse than cosine."""
+    (row,) = rows_of(few_speakers, "--backend", *CHAINS, "cosine+qmf", "mean+lda+length+plda")
+    assert row["backend"] == "cosine" and row["primary"] and row["num_speakers"] == 7
+    assert row["cllr"] is None  # nor is there a calibration
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    page = (few_speakers / "report.html").read_text()
+    for spec, reason in (
+        ("mean+cosine", "mean: learns from at least 50 speakers, got 7"),
+        ("mean+cosine+asnorm", "mean: learns from at least 50 speakers, got 7"),
+        ("mean+cosine+asnorm+qmf", "mean: learns from at least 50 speakers, got 7"),
+        ("mean+lda+length+plda", "mean: learns from at least 50 speakers, got 7"),
+        ("test/trials: skipped cosine+qmf", "takes at least 25 speakers, got 7"),
+    ):
+        (line,) = [line for line in lines if f"{spec}: " in line]
+        assert "skipped" in line and reason in line and line.partition(";")[0] in page
+    assert sum("not calibrated" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "subject", "least"),
+    [
+        ("mean+cosine", "mean", "50"),
+        ("cosine+asnorm", "asnorm", "100"),
+        ("cosine+qmf", "calibration", "25"),
+    ],
+)
+def test_a_primary_back_end_that_cannot_be_learned_is_refused(few_speakers, spec, subject, least):
+    with refuses(subject, least, "got 7"):
+        rows_of(few_speakers, "--backend", spec, "cosine")
+
+
+def test_the_primary_back_end_is_the_first(experiment):
+    exp, _ = experiment
+    rows = rows_of(exp, "--backend", "mean+cosine", "cosine")
+    assert [(row["backend"], row["primary"]) for row in rows] == [
+        *(("mean+cosine", True), ("cosine", False))
+    ]
+    verdict = (exp / "report.html").read_text().partition("<h2>Results</h2>")[0]
+    assert "mean+cosine, the primary of 2 back ends" in verdict
+    assert f"{100 * rows[0]['eer']:.2f} %" in verdict
 
 
 def test_the_cohort_is_of_speakers_that_were_trained_on(experiment):
@@ -148,8 +198,8 @@ def test_the_cohort_is_of_speakers_that_were_trained_on(experiment):
     assert development is not None and development.held_out is not None
     assert {name[0] for name in development.cohort.speaker_M} == {"t"}
     assert {name[0] for name in development.held_out.trials.ids} == {"v"}
-    assert len(development.held_out.trials) == 84 * 83 // 2
-    assert development.held_out.trials.is_target_N.sum() == 14 * 15
+    assert len(development.held_out.trials) == 216 * 215 // 2
+    assert development.held_out.trials.is_target_N.sum() == 36 * 15
     assert read_development(exp, data / "other") is None
 
 

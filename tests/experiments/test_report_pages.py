@@ -19,6 +19,7 @@ GENDERS = [
         "num_nontarget": 3400,
         "eer": 0.0432,
         "eer_ci95": [0.0321, 0.0543],
+        "num_speakers": 9,
         "min_dcf": {"0.01": 0.456},
     },
     {"condition": "gender", "value": "f / <m>", "num_target": 0, "num_nontarget": 77, "eer": None},
@@ -56,7 +57,8 @@ def page_of(tmp_path, rows, **parts):
 
 def text_of(page):
     """What a reader sees, tags as single blanks."""
-    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page.partition("</style>")[2]))
+    body = page.partition("</style>")[2].replace("<wbr>", "")
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", body))
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path):
@@ -72,7 +74,7 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path):
     sources = re.findall(r'\bsrc="([^"]{10})', page)
     assert sources == ["data:image", "data:audio"]
     for tag in re.findall(r"<(\w+)[ >]", page):
-        if tag not in ("meta", "img", "line", "circle", "html", "br"):
+        if tag not in ("meta", "img", "line", "circle", "html", "br", "wbr"):
             assert len(re.findall(rf"<{tag}[ >]", page)) == page.count(f"</{tag}>") > 0, tag
 
 
@@ -89,26 +91,64 @@ def test_every_row_shows_its_numbers(tmp_path):
         assert shown in text, shown
 
 
-def test_the_verdict_is_about_the_last_back_end_and_comes_first(tmp_path):
-    text = text_of(page_of(tmp_path, [row(), better()]))
+def test_the_verdict_is_about_the_primary_back_end_and_comes_first(tmp_path):
+    primary = better(primary=True) | {"compared": None}
+    text = text_of(page_of(tmp_path, [row(), primary]))
     verdict = text.partition("Results")[0]
     for shown in (
         "mini 3.45 % EER, 95 % interval 2.34 to 4.56 %",
-        "mean+cosine+asnorm, the last of 2 back ends",
+        "mean+cosine+asnorm, the primary of 2 back ends",
         "minDCF(0.01) 0.400, minDCF(0.05) 0.291",
         "calibrated: actDCF(0.01) 0.480, 1.20 times the minimum",
         "Cllr 0.211, minCllr 0.178",
-        "2.22 points of EER below cosine, p = 0.042",
         "untrained network: EER 37.85 %",
     ):
         assert shown in verdict, shown
     assert "5.67" not in verdict
+    verdict = text_of(page_of(tmp_path, [row(), better()])).partition("Results")[0]
+    assert "5.67 % EER" in verdict and "cosine, the primary of 2" in verdict
+
+
+def test_too_few_speakers_have_no_interval_on_the_page(tmp_path):
+    few = {"eer_ci95": None, "num_speakers": 3}
+    conditions = [{**GENDERS[0], **few}]
+    changes = {"intervals": {"min_dcf_0.01": None}, "conditions": conditions}
+    text = text_of(page_of(tmp_path, [row(**few, **changes)]))
+    for shown in (
+        "5.67 % EER, 95 % interval n/a (3 speakers) cosine",
+        "cosine 5.67 n/a (3 speakers) 0.500 n/a (3 speakers) 0.392",
+        "gender f 1,200 3,400 4.32 n/a (3 speakers) 0.456",
+    ):
+        assert shown in text, shown
+    identification = {**identified([0, 1], [0, 1], ["de", "fr"]), **few, "accuracy_ci95": None}
+    path = tmp_path / "lid.html"
+    write_identification_page(path, title="", rows=[identification], facts={})
+    assert "95 % interval n/a (3 speakers)" in path.read_text(encoding="utf-8")
+
+
+def test_the_results_table_fits_a_page_1200_pixels_wide(tmp_path):
+    """Even in a wide font (0.64 em a digit, 0.7 a bold letter), with only steps unbroken."""
+    longest = "mean+lda+length+plda+asnorm+qmf,top-n=100"
+    page = page_of(tmp_path, [row(), better() | {"backend": longest}])
+    table = page.partition("<h2>Results</h2>")[2].partition("</table>")[0]
+    style = page.partition("</style>")[0]
+    assert "td small{display:block;font-size:.8rem;line-height:1.4;white-space:normal}" in style
+    lines = [
+        re.findall(r"<t[hd]>(.*?)</t[hd]>", line)
+        for line in re.findall(r"<tr.*?</tr>", table, re.S)
+    ]
+    cells = [line for line in lines if len(line) > 1]
+    widths = []
+    for column in zip(*cells, strict=True):
+        words = [w for cell in column for w in re.split(r"<[^>]*>|\s", cell.replace("&nbsp;", "_"))]
+        widths.append(max(map(len, words)) * 0.7 * 14.7 + 2 * 0.55 * 16)
+    assert sum(widths) < 1120 - 2 * 32, widths
 
 
 def test_scores_without_calibration_are_called_so(tmp_path):
     verdict = text_of(page_of(tmp_path, [row()])).partition("Results")[0]
     assert "not calibrated: scores are no log-likelihood ratios" in verdict
-    assert "the last of" not in verdict and "Cllr" not in verdict
+    assert "the primary of" not in verdict and "Cllr" not in verdict
 
 
 def test_trial_lists_have_a_card_and_a_section_each(tmp_path):

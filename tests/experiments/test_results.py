@@ -55,6 +55,29 @@ def test_the_console_table_lines_up():
     assert first.index("campplus_tiny") == second.index("campplus_tiny")
 
 
+def test_too_few_speakers_have_no_interval():
+    few = row(eer_ci95=None, num_speakers=3)
+    few["compared"] = {"with": "cosine", "eer_difference": 0.01, "ci95": None, "p_value": None}
+    assert re.split(r"\s{2,}", results.format_table([few]).splitlines()[-1])[3:5] == [
+        *("5.67", "n/a (3 speakers)")
+    ]
+    assert "+1.00 to cosine, p n/a" in results.format_table([few])
+    for num_speakers, shown in ((3, "n/a (3 speakers)"), (None, "n/a (7 utterances)")):
+        table = results.format_identification(
+            [{**LID, "accuracy_ci95": None, "num_speakers": num_speakers}]
+        )
+        assert shown in table
+
+
+def test_a_list_has_one_primary_row(tmp_path):
+    path = tmp_path / "results.json"
+    results.update_results(path, row(primary=True))
+    results.update_results(path, row(primary=True, trials="other"))
+    results.update_results(path, row(primary=True, backend="mean+cosine"))
+    rows = results.update_results(path, row(primary=False, backend="plda"))
+    assert [r["primary"] for r in rows] == [False, True, True, False]
+
+
 def test_columns_appear_when_a_row_fills_them():
     assert "Cllr" not in results.format_table([row()])
     compared = {"with": "cosine", "eer_difference": -0.0052, "ci95": [-0.01, 0.0], "p_value": 0.03}

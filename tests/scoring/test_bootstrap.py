@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from speakerlab.scoring import bootstrap, metrics
 
@@ -20,7 +21,7 @@ def simulated(*, num_speakers, per_speaker, seed, spread=1.3, dim=8):
 
 
 def eer_interval(*trials, **options):
-    return bootstrap.interval(bootstrap.bootstrap(*trials, p_targets=(), **options)["eer"])
+    return bootstrap.bootstrap(*trials, p_targets=(), **options).interval("eer")
 
 
 def test_interval_is_reproducible_for_any_numbers_of_speakers_and_any_order_of_trials():
@@ -47,11 +48,56 @@ def test_interval_covers_the_true_eer():
     assert hits >= 53  # 95 % of 60 is 57; fewer than 53 is no accident
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_speakers", "per_speaker"), [(7, 5), (20, 5), (100, 3)])
+def test_interval_has_its_nominal_coverage(num_speakers, per_speaker):
+    """Scores with effects of the speaker, the pair of speakers, the utterance and the trial."""
+    speaker = np.repeat(np.arange(num_speakers), per_speaker)
+    i, j = np.triu_indices(len(speaker), 1)
+    is_target = speaker[i] == speaker[j]
+    true = norm.cdf(-3 / (np.sqrt(0.8**2 + 1.18) + np.sqrt(2 * 0.4**2 + 0.5**2 + 1.18)))
+    num, hits = 400, 0
+    for seed in range(num):
+        rng = np.random.default_rng(seed)
+        as_target, as_other = rng.normal(scale=[[0.8], [0.4]], size=(2, num_speakers))
+        pair = rng.normal(scale=0.5, size=(num_speakers, num_speakers))
+        of_other = (as_other + as_other[:, None] + pair)[speaker[i], speaker[j]]
+        scores = np.where(is_target, 3 + as_target[speaker[i]], of_other)
+        utterance = rng.normal(scale=0.3, size=len(speaker))
+        scores += utterance[i] + utterance[j] + rng.normal(size=len(i))
+        trials = scores, is_target, speaker[i], speaker[j]
+        low, high = eer_interval(*trials, num_replicates=400, seed=seed)
+        hits += low <= true <= high
+    assert abs(hits / num - 0.95) < 2.6 * np.sqrt(0.95 * 0.05 / num)
+
+
+@pytest.mark.parametrize(("num_speakers", "num_beyond"), [(7, 4), (20, 15), (10**6, 24)])
+def test_the_interval_by_hand(num_speakers, num_beyond):
+    # Phi(-sqrt(7/6) x 2.447) = 0.0041, Phi(-sqrt(20/19) x 2.093) = 0.0159, Phi(-1.96) = 0.025
+    values_R = np.random.default_rng(0).permutation(np.arange(999.0))
+    expected = [num_beyond - 1, 999 - num_beyond]
+    assert bootstrap.interval(values_R, num_speakers) == expected
+
+
+def test_fewer_than_five_speakers_of_a_kind_have_no_interval():
+    scores, is_target, enrol, test = simulated(num_speakers=6, per_speaker=3, seed=0)
+    for least, kept in (
+        (6, enrol >= 0),
+        (5, ~is_target | (enrol > 0)),
+        (4, ~is_target | (enrol > 1)),
+    ):
+        drawn = bootstrap.bootstrap(*(x[kept] for x in (scores, is_target, enrol, test)))
+        assert drawn.num_speakers == least
+        assert (drawn.interval("eer") is None) == (least < 5)
+        assert (drawn.paired(drawn, "eer") == (None, None)) == (least < 5)
+
+
 def test_replicates_without_an_eer_are_drawn_again():
     # two speakers: half of the draws hold one speaker only, so no non-target trial
     scores, is_target = [0.9, 0.8, 0.1, 0.2], [1, 1, 0, 0]
     enrol, test = np.array([0, 1, 0, 1]), np.array([0, 1, 1, 0])
-    assert eer_interval(scores, is_target, enrol, test) == [0.0, 0.0]
+    drawn = bootstrap.bootstrap(scores, is_target, enrol, test, num_replicates=20)
+    assert drawn.values["eer"].tolist() == [0.0] * 20
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -61,12 +107,12 @@ def test_every_metric_of_a_replicate_is_that_of_repeated_trials(seed):
     llr = 6 * scores + np.random.default_rng(seed).normal(size=len(scores))  # not in their order
     draws = np.random.default_rng(seed).integers(8, size=8)
     times = np.bincount(draws, minlength=8)
-    rows = np.repeat(np.arange(len(scores)), times[enrol] * times[test])
+    rows = np.repeat(np.arange(len(scores)), times[enrol] * np.where(enrol == test, 1, times[test]))
     again, truth, ratios = scores[rows], is_target[rows], llr[rows]
     drawn = bootstrap.bootstrap(
         scores, is_target, enrol, test, llr=llr, p_targets=(0.01, 0.3), num_replicates=1, seed=seed
     )
-    assert {name: values.tolist() for name, values in drawn.items()} == {
+    assert {name: values.tolist() for name, values in drawn.values.items()} == {
         "eer": [pytest.approx(metrics.eer(again, truth), abs=1e-12)],
         "min_dcf_0.01": [pytest.approx(metrics.min_dcf(again, truth), abs=1e-12)],
         "min_dcf_0.3": [pytest.approx(metrics.min_dcf(again, truth, p_target=0.3), abs=1e-12)],
@@ -83,7 +129,7 @@ def test_what_is_skipped_below_changes_nothing(spread, monkeypatch):
     found = []
     for spare in (1e9, 4.0, 0.5):  # nothing skipped, the usual, so much that it is often needed
         monkeypatch.setattr(bootstrap, "SPARE", spare)
-        found.append(bootstrap.bootstrap(*trials, num_replicates=60))
+        found.append(bootstrap.bootstrap(*trials, num_replicates=60).values)
     for name, values in found[0].items():
         assert values.tolist() == found[1][name].tolist() == found[2][name].tolist()
 
@@ -99,9 +145,9 @@ def compared(noise):
     """Two systems on the same trials, the first with additional noise."""
     scores, is_target, enrol, test = simulated(num_speakers=30, per_speaker=5, seed=4, spread=0.9)
     worse = scores + noise * np.random.default_rng(9).normal(size=len(scores))
-    drawn = [bootstrap.bootstrap(s, is_target, enrol, test)["eer"] for s in (worse, scores)]
+    ours, theirs = (bootstrap.bootstrap(s, is_target, enrol, test) for s in (worse, scores))
     difference = metrics.eer(worse, is_target) - metrics.eer(scores, is_target)
-    return difference, *bootstrap.paired(*drawn)
+    return difference, *ours.paired(theirs, "eer")
 
 
 def test_a_system_is_no_better_than_itself():
@@ -109,14 +155,31 @@ def test_a_system_is_no_better_than_itself():
 
 
 def test_a_clear_difference_is_significant_although_the_intervals_meet():
-    difference, ci95, p_value = compared(0.3)
+    difference, ci95, p_value = compared(0.25)
     assert difference > 0 and ci95[0] > 0 and p_value < 0.05
     scores, is_target, enrol, test = simulated(num_speakers=30, per_speaker=5, seed=4, spread=0.9)
     low, high = eer_interval(scores, is_target, enrol, test)
     assert low < metrics.eer(scores, is_target) + difference < high
 
 
-def test_the_p_value_by_hand():
-    ours, theirs = np.array([0.2, 0.3, 0.1, 0.4]), np.array([0.1, 0.1, 0.2, 0.1])
-    # 1 of 4 replicates is on the other side: 2 x (1 + 1) / (4 + 1)
-    assert bootstrap.paired(ours, theirs)[1] == pytest.approx(0.8)
+@pytest.mark.parametrize(("num_speakers", "expected"), [(10**9, 0.8), (5, 0.8319)])
+def test_the_p_value_by_hand(num_speakers, expected):
+    ours, theirs = (
+        bootstrap.Replicates({"eer": np.array(values)}, num_speakers)
+        for values in ([0.2, 0.3, 0.1, 0.4], [0.1, 0.1, 0.2, 0.1])
+    )
+    # 1 of 4 replicates is on the other side: 2 x (1 + 1) / (4 + 1); with 5 speakers, twice the
+    # probability of Student's t below Phi^-1(2 / 5) / sqrt(5 / 4)
+    assert ours.paired(theirs, "eer")[1] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("num_speakers", [6, 7, 12, 40])
+def test_a_p_value_below_five_per_cent_is_an_interval_without_zero(num_speakers):
+    below = bootstrap.Replicates({"eer": np.zeros(1000)}, num_speakers)
+    significant = []
+    for num_beyond in range(30):
+        values = np.linspace(-num_beyond + 0.5, 999.5 - num_beyond, 1000)  # as many below zero
+        (low, _), p_value = bootstrap.Replicates({"eer": values}, num_speakers).paired(below, "eer")
+        assert (low > 0) == (p_value <= 0.05)
+        significant.append(low > 0)
+    assert any(significant) and not all(significant)

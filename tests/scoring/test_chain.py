@@ -6,14 +6,16 @@ from gaussian_speakers import MODEL, all_pairs, draw
 from refusals import refuses
 
 from speakerlab.scoring.backend import cosine_scores
+from speakerlab.scoring.bootstrap import bootstrap
 from speakerlab.scoring.chain import Chain, Development, Scored, build_chain
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.metrics import eer
+from speakerlab.scoring.minima import TooFewError
 from speakerlab.scoring.plda import learn_plda
 from speakerlab.scoring.transforms import learn_lda, learn_mean
 
 DIM = 6
-DEVELOPMENT = draw(40, 8, DIM, seed=1, mean=1.5, name="d")
+DEVELOPMENT = draw(100, 8, DIM, seed=1, mean=1.5, name="d")
 TEST = draw(30, 3, DIM, seed=2, mean=1.5)
 TRIALS = all_pairs(TEST, TEST)
 SPECS = [
@@ -87,7 +89,7 @@ def test_the_cohort_is_one_unit_mean_a_development_speaker():
 
 @pytest.mark.parametrize("scorer", ["mean+cosine", "mean+lda+length+plda"])
 def test_s_norm_is_as_norm_with_the_whole_cohort(scorer):
-    whole = score(f"{scorer}+asnorm", top_n=40).scores_N
+    whole = score(f"{scorer}+asnorm", top_n=100).scores_N
     np.testing.assert_array_equal(score(f"{scorer}+snorm", top_n=5).scores_N, whole)
     assert np.abs(score(f"{scorer}+asnorm", top_n=5).scores_N - whole).max() > 0.1
 
@@ -130,8 +132,8 @@ def test_the_protocol_says_what_was_done():
     for shown in (
         "90 utterances",
         "6 dimensions",
-        "40 (300 ",
-        "learned from 320 utterances of 40 ",
+        "100 (300 ",
+        "learned from 800 utterances of 100 ",
     ):
         assert shown in chain.protocol
     assert "the 20 nearest of a" in build_chain("cosine+asnorm", DEVELOPMENT, top_n=20).protocol
@@ -159,9 +161,40 @@ def test_what_has_to_be_learned_needs_a_development_set():
     assert build_chain("length+cosine", None).score(TEST.table, TEST.table, TRIALS)
 
 
-def test_a_cohort_of_one_is_refused():
-    with refuses("asnorm", "cohort of 1"):
-        build_chain("cosine+asnorm", draw(1, 9, DIM))
+@pytest.mark.parametrize(
+    ("spec", "num_speakers", "per_speaker", "got"),
+    [
+        ("mean+cosine", 50, 1, "got 49"),
+        *((f"cosine+{step}", 100, 1, "got 99") for step in ("snorm", "asnorm")),
+        ("lda+cosine", 12, 9, "got 11 and 88"),
+        ("whiten+cosine", 12, 9, "got 11 and 88"),
+        ("plda", 24, 5, "got 23 and 92"),
+    ],
+)
+def test_what_is_too_little_to_learn_from_is_refused(spec, num_speakers, per_speaker, got):
+    build_chain(spec, draw(num_speakers, per_speaker, 24))
+    with pytest.raises(TooFewError) as error:
+        build_chain(spec, draw(num_speakers - 1, per_speaker, 24))
+    step = next(step for step in spec.split("+") if step != "cosine")
+    assert str(error.value).startswith(f"{step}: ") and got in str(error.value)
+
+
+@pytest.mark.parametrize("spec", ["mean+cosine", "mean+cosine+asnorm", "mean+lda+length+plda"])
+def test_a_back_end_that_learned_from_the_minimum_is_not_worse_than_cosine(spec):
+    test, development = draw(40, 6, 24, seed=5), draw(100, 3, 24, seed=6, name="d")
+    trials = all_pairs(test, test)
+    speakers = trials.speakers(dict(zip(test.table.ids, test.speaker_M)))
+    learned, plain = (
+        bootstrap(
+            build_chain(steps, development).score(test.table, test.table, trials).scores_N,
+            *(trials.is_target_N, *speakers),
+            p_targets=(),
+            num_replicates=200,
+        )
+        for steps in (spec, "cosine")
+    )
+    (low, _), _ = learned.paired(plain, "eer")
+    assert low < 0.01
 
 
 @pytest.mark.parametrize("spec", ["cosine", "mean+cosine", "mean+plda", "mean+cosine+asnorm"])

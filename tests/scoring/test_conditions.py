@@ -37,8 +37,16 @@ def test_values_of_both_sides():
     crossed = both[trials.enrol_N] != both[trials.test_N]
     assert rows[1]["eer"] == eer(scores[crossed], trials.is_target_N[crossed])
     assert rows[1]["min_dcf"] == {"0.01": min_dcf(scores[crossed], trials.is_target_N[crossed])}
-    low, high = rows[1]["eer_ci95"]
-    assert 0 <= low <= rows[1]["eer"] <= high <= 1
+    assert (rows[1]["eer_ci95"], rows[1]["num_speakers"]) == (None, 2)
+
+
+def test_values_with_five_speakers_have_an_interval():
+    trials, speakers = all_pairs("aaaabbbbccccddddeeee")
+    device = dict(zip(trials.enrol_ids, ["tel", "mic"] * 10))
+    rows = condition_rows(np.arange(len(trials)) % 7, trials, speakers, {"device": device}, {})
+    for row in rows:
+        low, high = row["eer_ci95"]
+        assert 0 <= low <= row["eer"] <= high <= 1 and row["num_speakers"] == 5
 
 
 def test_one_kind_of_trials_gives_counts_alone():

@@ -28,14 +28,15 @@ def test_interval_without_groups_is_that_of_a_binomial():
     is_right_N = np.arange(100) < 50
     low, high = ident.accuracy_interval(is_right_N)
     assert (low, high) == pytest.approx((0.402, 0.598), abs=0.02)
-    assert ident.accuracy_interval(is_right_N) == (low, high)
+    assert ident.accuracy_interval(is_right_N) == [low, high]
 
 
 def test_utterances_of_a_speaker_are_drawn_together():
     """Ten speakers, half of them always wrong: as uncertain as ten utterances, not a hundred."""
     group_N = np.repeat(np.arange(10), 10)
     low, high = ident.accuracy_interval(group_N < 5, group_N)
-    assert (low, high) == pytest.approx((0.2, 0.8), abs=0.01)
+    assert (low, high) == pytest.approx((0.1, 0.9), abs=0.01)
+    assert ident.accuracy_interval(group_N < 5, np.minimum(group_N, 3)) is None  # four speakers
 
 
 def test_all_right_is_not_certainty():
