@@ -1,6 +1,7 @@
 """Extract the embeddings of audio files, in any format and at any sample rate."""
 
 import logging
+import os
 import re
 import sys
 from argparse import Namespace
@@ -47,7 +48,7 @@ def main(words: Sequence[str]) -> None:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("embed", __doc__)
-    names = "recordings; the id of each is its name without the ending"
+    names = "recordings; ids are their names without endings, or their paths if names are equal"
     options.add_path("files", "FILE", names, nargs="*")
     options.add_path("--list", "FILE", "list of paths, one per line")
     options.add_path("--wav-scp", "FILE", "list of ids and paths, one pair per line")
@@ -86,14 +87,26 @@ def find_files(args: Namespace) -> dict[str, Path]:
         paths = [Path(line.strip()) for line in lines if line.strip()]
     files: dict[str, Path] = {}
     faults = Faults()
-    for path in paths:
-        name = re.sub(r"\s", "_", path.stem)
+    for path, name in zip(paths, name_files(paths)):
         if name in files:
             line = f"{path}: has the same id '{name}' as {files[name]}; use --wav-scp"
             faults.add("duplicate ids", line)
         files[name] = path
     faults.raise_if_any("embed: refused, ids must be unique")
     return files
+
+
+def name_files(paths: Sequence[Path]) -> list[str]:
+    """Return the id of each file: its name without the ending, or if two are equal, its path.
+
+    Paths are relative to the folder that all files are in.
+    """
+    names = [Path(path.name) for path in paths]
+    if len({name.stem for name in names}) < len(paths):
+        full = [Path(os.path.normpath(path.absolute())) for path in paths]
+        common = os.path.commonpath([path.parent for path in full])
+        names = [path.relative_to(common) for path in full]
+    return [re.sub(r"\s", "_", name.with_suffix("").as_posix()) for name in names]
 
 
 def list_rejected(out: Path, files: dict[str, Path], errors: dict[str, str]) -> None:

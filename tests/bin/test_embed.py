@@ -92,12 +92,26 @@ def test_files_from_a_list_and_from_wav_scp(exp, wavs, wanted_ND, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("paths", "ids"),
+    [
+        (["x/a.wav", "y/b.v2.wav"], ["a", "b.v2"]),
+        (["c/s1/001.wav", "c/s2/001.wav", "c/s2/my 2.wav"], ["s1/001", "s2/001", "s2/my_2"]),
+        (["001.wav", "s2/001.flac"], ["001", "s2/001"]),
+        (["../s1/001.wav", "/s2/001.wav"], [f"{Path.cwd().parent}/s1/001"[1:], "s2/001"]),
+    ],
+)
+def test_ids_are_names_or_relative_paths(paths, ids):
+    assert embed.name_files([Path(path) for path in paths]) == ids
+
+
+@pytest.mark.parametrize(
     ("words", "subject", "value"),
     [
         ([], "embed", 0),
         (["a.wav", "--list", "x"], "embed", 2),
         (["a.wav", "--runtime", "onnx"], "--runtime", "onnx"),
-        (["a.wav", "b/a.flac"], "b/a.flac", "a.wav"),  # both have the id "a"
+        (["a.wav", "a.flac"], "a.flac", "a.wav"),  # both have the id "a"
+        (["b/a.wav", "c/a.wav", "./b/a.wav"], "b/a.wav", "b/a"),
     ],
 )
 def test_refusals(exp, tmp_path, words, subject, value):
