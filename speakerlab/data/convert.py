@@ -56,8 +56,10 @@ def read_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) 
 
 
 def _stream_array(source: Any, rate: int, where: str) -> audio.Stream:
-    if rate < 1:
-        raise ValueError(f"{where}: sample_rate must be above 0, got {rate}; correct it")
+    if not isinstance(rate, int | np.integer) or rate < 1:
+        raise ValueError(
+            f"{where}: sample_rate must be a whole number above 0, got {rate!r}; correct it"
+        )
     raw_S = _first_channel(source, where)
     starts = range(0, len(raw_S), audio.BLOCK_SAMPLES)
     blocks = (raw_S[start : start + audio.BLOCK_SAMPLES] for start in starts)

@@ -62,6 +62,7 @@ class OnnxModel:
     """An exported model on the CPU; `calibration` and `vad` are None if the model has none."""
 
     classifier = None
+    device = "cpu"
 
     def __init__(self, path: Path, *, num_threads: int | None = None) -> None:
         """Open a file. num_threads: None for the number of cores.
@@ -77,6 +78,7 @@ class OnnxModel:
         self.sample_rate, self.embed_dim = facts.sample_rate, facts.embed_dim
         self.min_samples, self.max_samples = facts.min_samples, facts.max_samples
         self.sha256, self.precision = facts.sha256, facts.precision
+        self.family, self.source = facts.architecture, path
         made, vad, where = facts.calibration, facts.vad, str(path)
         self.calibration = None if made is None else Calibration.from_dict(made, where=where)
         self.vad = None if vad is None else EnergyVad(sample_rate=self.sample_rate, **vad)

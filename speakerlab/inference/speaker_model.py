@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # each imports its runtime
     from speakerlab.inference.onnx_model import OnnxModel
     from speakerlab.inference.torch_model import TorchModel
 
+PRECISIONS = ("fp32", "bf16", "auto")
 READ_AHEAD_SECONDS = 64  # of audio per group: one group is read while another is embedded
 
 
@@ -64,6 +65,10 @@ def load_model(
     precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32. An `.onnx` file
     has the precision of its export. Raises ValueError or FileNotFoundError with one line.
     """
+    if not isinstance(model, str | Path):
+        raise ValueError(f"model: must be a path or hub:NAME, got {model!r}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision: must be {', '.join(PRECISIONS)}, got {precision!r}")
     model = local(model)
     if model.suffix == ".onnx":
         from speakerlab.inference.onnx_model import OnnxModel
@@ -96,6 +101,13 @@ class SpeakerModel:
         self.precision = runtime.precision
         self.speakers: dict[str, np.ndarray] = {}
 
+    def __repr__(self) -> str:
+        runtime = self.runtime
+        return (
+            f"SpeakerModel({runtime.family}, {self.embed_dim} dimensions, {self.sample_rate} Hz, "
+            f"{self.precision} on {runtime.device}, {runtime.source})"
+        )
+
     def embed(self, audio: Any, sample_rate: int | None = None) -> np.ndarray:
         """Return emb_D, float32, of one recording of any length."""
         return self.embed_many([audio], sample_rate)[0]
@@ -108,12 +120,13 @@ class SpeakerModel:
         Raises the error of the first recording that cannot be embedded, and ValueError if `sources`
         is a single recording. progress: show a bar on a terminal.
         """
-        emb_ND = np.empty((len(sources), self.embed_dim), dtype=np.float32)
+        embs: dict[int, np.ndarray] = {}
         for row, result in self.embed_each(sources, sample_rate, progress=progress):
             if isinstance(result, Exception):
                 raise result
-            emb_ND[row] = result
-        return emb_ND
+            embs[row] = result
+        emb_ND = np.array([embs[row] for row in sorted(embs)], dtype=np.float32)
+        return emb_ND.reshape(-1, self.embed_dim)
 
     def embed_each(
         self, sources: Sequence[Any], sample_rate: int | None = None, *, progress: bool = False
@@ -123,7 +136,7 @@ class SpeakerModel:
         One group of recordings is read while another is embedded; recordings of one length in a
         group share a batch.
         """
-        if isinstance(sources, str | Path | bytes):
+        if isinstance(sources, str | Path | bytes) or not hasattr(sources, "__len__"):
             raise ValueError(
                 f"sources: must be a list of recordings, not one ({name_of(sources)}); put it in a "
                 "list, or use embed"
@@ -153,6 +166,12 @@ class SpeakerModel:
         self, emb_a_D: np.ndarray, emb_b_D: np.ndarray, *, far: float | None = None
     ) -> Verification:
         """Compare two embeddings of this model."""
+        for where, emb_D in (("the first", emb_a_D), ("the second", emb_b_D)):
+            if (shape := np.shape(emb_D)) != (self.embed_dim,):
+                raise ValueError(
+                    f"compare: {where} must be an embedding of shape ({self.embed_dim},), got "
+                    f"{shape or repr(emb_D)}; use verify for recordings"
+                )
         unit_a_D, unit_b_D = unit_rows(np.stack([emb_a_D, emb_b_D]), ["the first", "the second"])
         score, threshold = float(unit_a_D @ unit_b_D), self._threshold(far)
         llr = None if self.calibration is None else float(self.calibration.llr(score))
@@ -165,8 +184,8 @@ class SpeakerModel:
         sources: a recording or a list of them; all have the same weight.
         """
         recordings = sources if isinstance(sources, list | tuple) else [sources]
-        if not name.strip():
-            raise ValueError("enrol: a speaker needs a name, got ''")
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"enrol: a speaker needs a name, got {name!r}")
         if not recordings:
             raise ValueError(f"enrol: {name} needs at least one recording, got 0")
         ids = [f"recording {row + 1} of {name}" for row in range(len(recordings))]

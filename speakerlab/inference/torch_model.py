@@ -34,7 +34,7 @@ class TorchModel:
         self.device = torch.device("cuda" if device != "cpu" and has_gpu else "cpu")
         card = card_of(self.device)
         used = resolve_precision(precision, self.device, None if card is None else [card])
-        self.precision = used.name
+        self.precision, self.family, self.source = used.name, published.config.model.name, path
         self.embedder = published.embedder.eval().for_inference(used).to(self.device)
         self.sample_rate, self.embed_dim = self.embedder.sample_rate, self.embedder.embed_dim
         self.min_samples, self.max_samples = self.embedder.min_samples, self.embedder.max_samples

@@ -201,6 +201,33 @@ def test_what_is_refused(open_small, tmp_path):
             speakerlab.load(tmp_path / "exp", device="cuda")
 
 
+def test_wrong_values_are_refused_in_one_line(open_small, wavs):
+    model = open_small()
+    emb_D = model.embed(wavs[0])
+    for wrong, shown in (("a.wav", "'a.wav'"), (None, None), (emb_D[:3], (3,)), ([emb_D], (1, 16))):
+        with refuses("compare", "the second", shown) as caught:
+            model.compare(emb_D, wrong)
+        assert "\n" not in str(caught.value)
+    assert model.compare(list(emb_D), torch.from_numpy(emb_D)).score == pytest.approx(1, abs=1e-6)
+    with refuses("sources", "NoneType"):
+        model.embed_many(None)
+    with refuses("audio (ndarray)", "'16k'"):
+        model.embed(make_wave(0, 0, 1.0), "16k")
+    with refuses("enrol", None):
+        model.enroll(None, wavs[0])
+    for precision in ("fp8", None):
+        with refuses("precision", precision):
+            speakerlab.load("exp", precision=precision)
+    with refuses("model", None):
+        speakerlab.load(None)
+
+
+def test_text_of_a_model_says_what_it_is(open_small, tmp_path):
+    found = repr(open_small())
+    facts = ("SpeakerModel(", "campplus", "16 dimensions", "16000 Hz", "fp32 on cpu")
+    assert all(fact in found for fact in (*facts, str(tmp_path / "exp")))
+
+
 def test_importing_the_package_imports_nothing_heavy():
     code = "import sys, speakerlab; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
     subprocess.run([sys.executable, "-c", code], check=True)
