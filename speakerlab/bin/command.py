@@ -126,6 +126,8 @@ def plain_text(error: Exception) -> str:
     """Return the message of an error for the user, without the traceback of a data worker."""
     if isinstance(error, OSError) and error.errno is not None:  # not one of our own messages
         where = error.filename or "a file"
+        if isinstance(error, FileNotFoundError):
+            return f"{where}: does not exist; check the path"
         return f"{where}: {error.strerror}; check the disk and the permissions"
     if isinstance(error, ModuleNotFoundError) and error.name:  # not one of our own messages
         package = error.name.partition(".")[0].replace("yaml", "pyyaml")

@@ -136,6 +136,8 @@ def _indices(values: list[str], known: list[str]) -> np.ndarray:
 
 def _list_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str, int, int]]:
     """(hash, id, path, speaker, first sample, number of samples) of each utterance kept."""
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder}: does not exist; check the path, or run stage 1")
     if not (folder / "utt2dur").exists():
         raise FileNotFoundError(
             f"{folder}: has not been checked (no utt2dur); run stage 1, or `speakerlab check`"

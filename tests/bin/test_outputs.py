@@ -1,9 +1,11 @@
-"""Every command finds out that its output cannot be written before it starts to work."""
+"""Outputs that cannot be written, and missing inputs, are found before the work."""
 
 import importlib
 
 import pytest
-from refusals import refuses
+from refusals import refused, refuses
+
+from speakerlab.bin.command import plain_text
 
 # Command, its words, and what of the output is named; {file} is a file where a folder is needed.
 COMMANDS = [
@@ -36,3 +38,19 @@ def test_unwritable_output_is_found_first(name, words, subject, trained, data, t
     with refuses(subject.format(**paths)):
         main([word.format(**paths) for word in words.split()])
     assert file.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("embed", "--list {gone} --model {exp} --out {out}"),
+        ("verify", "--trials {gone} --model {exp}"),
+        ("extract", "--exp {exp} --data {gone}"),
+    ],
+)
+def test_missing_path_is_called_missing(name, words, trained, tmp_path):
+    paths = {"gone": tmp_path / "gone", "exp": trained, "out": tmp_path / "out"}
+    main = importlib.import_module(f"speakerlab.bin.{name}").main
+    with pytest.raises(FileNotFoundError) as caught:
+        main([word.format(**paths) for word in words.split()])
+    assert refused(plain_text(caught.value), str(paths["gone"]), "does not exist")
