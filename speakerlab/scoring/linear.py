@@ -172,9 +172,8 @@ def _folds(
     speakers_S, code_2N = np.unique(speaker_2N, return_inverse=True)
     if len(speakers_S) < min_speakers(num_weights):
         raise TooFewError(
-            f"calibration: to learn {num_weights} weights by cross-validation takes at least "
-            f"{min_speakers(num_weights)} speakers, got {len(speakers_S)}; use trials of more "
-            "speakers, or learn from other trials"
+            f"calibration: cross-validation takes at least {min_speakers(num_weights)} speakers "
+            f"here, got {len(speakers_S)}; use trials of more speakers, or learn from other trials"
         )
     order_S = np.random.default_rng([0, len(speakers_S)]).permutation(len(speakers_S))
     return (order_S % NUM_FOLDS)[code_2N.reshape(2, -1)].T

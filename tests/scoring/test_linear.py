@@ -124,10 +124,10 @@ def test_many_trials_are_thinned_with_little_harm(monkeypatch):
 
 def test_too_few_speakers_are_refused():
     scores_N, target_N, enrol_N, test_N = speakers_trials(4, 3)
-    with refuses("calibration", "10 speakers, got 4"):
+    with refuses("calibration", "10 speakers", "got 4"):
         cross_validated(scores_N[:, None], target_N, enrol_N, test_N, names=["s"])
     scores_N, target_N, enrol_N, test_N = speakers_trials(24, 3)
-    with refuses("calibration", "5 weights", "25 speakers, got 24"):
+    with refuses("calibration", "25 speakers", "got 24"):
         cross_validated(np.tile(scores_N[:, None], 5), target_N, enrol_N, test_N, names="abcde")
     with refuses("calibration", "5 folds"):
         few = (test_N == enrol_N) | (enrol_N == 0)
