@@ -191,6 +191,6 @@ def describe(corpus: Corpus, crops: TrainCrops, crop: Crop) -> dict[str, str]:
     shown = {"speed", "room", "noise", "telephone", "codec", "spec"}  # spec: not to be heard
     for name in sorted(crops.draws.keys() - shown):
         draw = crop.draws.get(name, nothing)
-        values = {key: np.round(value, 3).tolist() for key, value in draw.values.items()}
-        known[name] = str(values or "yes") if name in crop.draws else "-"
+        values = ", ".join(f"{key} {np.round(v, 3)}" for key, v in draw.values.items())
+        known[name] = values or "yes" if name in crop.draws else "-"
     return known

@@ -122,17 +122,19 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument(
         "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help=settings
     )
-    seconds = "approximate time per measurement (2); 0: measure nothing"
+    seconds = "approximate time per measurement (default 2); 0: measure nothing"
     options.add_argument("--seconds", type=float, default=2.0, help=seconds)
     options.add_argument("--listen", type=Path, metavar="DIR", help="write ten crops as wav")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
     profile = "profile training steps (needs `train` and --config)"
     options.add_argument("--profile", action="store_true", help=profile)
-    options.add_argument("--steps", type=int, default=10, metavar="N", help="steps to profile (10)")
+    options.add_argument(
+        "--steps", type=int, default=10, metavar="N", help="to profile (default 10)"
+    )
     options.add_argument(
         "--trace", type=Path, metavar="FILE", help="write a Chrome trace of the profile"
     )
-    exp = "a new folder for the files of the profiled training (temporary)"
+    exp = "new folder for the profiled training (default: a temporary one)"
     options.add_argument("--exp", type=Path, metavar="DIR", help=exp)
     args = options.parse_args(words)
     if args.profile and (args.what != "train" or args.config is None):

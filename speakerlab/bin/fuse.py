@@ -34,7 +34,11 @@ def main(words: Sequence[str]) -> None:
     options.add_path(
         "--out", "FILE", "file to write the fused log-likelihood ratios to", required=True
     )
-    options.add_path("--dev-trials", "FILE", "trials of other speakers, to learn from")
+    options.add_path(
+        "--dev-trials",
+        "FILE",
+        "trials of other speakers, to learn from (default: cross-validation)",
+    )
     options.add_path("--dev-scores", "FILE", "scores of the same systems", nargs="+")
     options.add_path("--speakers", "FILE", "utt2spk (default: the one beside the trials)")
     args = options.parse_args(words)

@@ -41,7 +41,7 @@ def main(words: Sequence[str]) -> None:
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("pack", __doc__)
     options.add_path("folders", "DIR", "checked data directories", nargs="+")
-    codecs = "16-bit PCM, or FLAC: two thirds of the size, several times the work"
+    codecs = "pcm (default), or flac: two thirds of the disk, several times the CPU time to read"
     options.add_argument("--codec", choices=["pcm", "flac"], default="pcm", help=codecs)
     what = "audio (wave), or the features of a configuration (fbank)"
     options.add_argument("--features", choices=["wave", "fbank"], default="wave", help=what)

@@ -47,7 +47,7 @@ def parse(words: Sequence[str]) -> Namespace:
     formats = ("auto", "fp32", "bf16", "fp16")
     both = "default: runtime.precision; auto: plan both fp32 and bf16"
     options.add_argument("--precision", choices=formats, help=both)
-    rows = "speakers of the training set (default 10000); each speed adds as many classes"
+    rows = "training speakers (default 10000); each speed but 1 adds as many classes again"
     options.add_number("--speakers", "N", rows, least=1, default=10000)
     banks = "memory for noise and rooms on the GPU (default 0)"
     options.add_number("--bank-gb", "GB", banks, least=0, kind=float, default=0.0)

@@ -74,13 +74,16 @@ def parse(words: Sequence[str]) -> Namespace:
     trials = "trial lists, each in the data directory of its utterances"
     options.add_path("--trials", "FILE", trials, nargs="+", required=True)
     back_end = (
-        "steps joined by +: mean lda whiten length, cosine or plda, snorm or asnorm, qmf; the "
-        "first back end is the primary one (default cosine)"
+        "any of mean lda whiten length, then cosine or plda, then optionally snorm or asnorm, then "
+        "optionally qmf, joined by +; the first back end is the primary one (default cosine)"
     )
     options.add_argument("--backend", nargs="+", default=["cosine"], metavar="NAME", help=back_end)
-    development = "data directory that back ends learn from, extracted in stage 5"
+    development = "data directory that back ends learn from (default: the first training set)"
     options.add_path("--development", "DIR", development)
-    calibration = "trials that calibration learns from (default auto)"
+    calibration = (
+        "trials that calibration learns from: validation speakers, or the list itself by "
+        "cross-validation (default auto: the model's calibration for cosine, else one of the two)"
+    )
     options.add_argument("--calibration", choices=LEARN_FROM, default="auto", help=calibration)
     top_n = f"cohort speakers that asnorm uses (default {USUAL_TOP_N})"
     options.add_argument("--top-n", type=int, default=USUAL_TOP_N, metavar="N", help=top_n)
@@ -89,7 +92,9 @@ def parse(words: Sequence[str]) -> Namespace:
     adapt = "data directory whose embeddings plda is adapted to; needs no speaker labels"
     options.add_path("--adapt", "DIR", adapt)
     priors = "target priors of minDCF (default 0.01 0.05)"
-    options.add_argument("--p-target", type=float, nargs="+", default=P_TARGETS, help=priors)
+    options.add_argument(
+        "--p-target", type=float, nargs="+", default=P_TARGETS, metavar="P", help=priors
+    )
     args = options.parse_args(words)
     for prior in args.p_target:
         if not 0 < prior < 1:

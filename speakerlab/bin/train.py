@@ -67,7 +67,7 @@ def leave(error: RuntimeError, rank: int) -> NoReturn:
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("train", __doc__)
     options.add_path("--exp", "DIR", "folder of the experiment, new or to resume", required=True)
-    config = "files or names of conf/, such as eres2net hardware/gpu_24g; later ones override"
+    config = "files, or names in conf/ such as eres2net; a later one overrides earlier ones"
     options.add_path("--config", "YAML", config, nargs="+", required=True)
     options.add_path("--init", "MODEL", "start from this experiment, model folder or hub:NAME")
     options.add_settings("change settings after all files, e.g. training.lr=0.1")

@@ -112,8 +112,10 @@ def build_augment(
     made: dict[str, Augmentation] = {}
     for name, make in AUGMENTATIONS.items():
         if known.get(f"{name}_prob") != 0:
-            args = {**known, **known.get(name, {})}
-            made[name] = make(**{key: args[key] for key in inspect.signature(make).parameters})
+            args, keys = {**known, **known.get(name, {})}, inspect.signature(make).parameters
+            if missing := ", ".join(keys - args.keys()):
+                raise ValueError(f"augment: no key {missing} of {name}; add it to AugmentConfig")
+            made[name] = make(**{key: args[key] for key in keys})
     return Augment(made, num_samples=crop_samples(config))
 
 

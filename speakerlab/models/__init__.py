@@ -1,6 +1,6 @@
 """Backbones: feats_BTF, log mel features in fp32, -> emb_BD.
 
-To add one: a file here, a line below, a YAML in conf/.
+To add one: a file here, a line below, a YAML in conf/, and a line for the tests (CONTRIBUTING.md).
 
 Every model takes keyword arguments only, among them `feat_dim` and `embed_dim`, and has the
 attributes `feat_dim`, `embed_dim` and `min_frames`: the fewest frames that leave two to pool, or

@@ -1,4 +1,4 @@
-"""Scores of trials from embeddings: cosine, inner products, normalisation by a cohort.
+"""The arithmetic of the back ends in chain.py: cosine, inner products, cohort normalisation.
 
 Letters: N trials, E enrolment rows, T test rows, R rows of either, C rows of the cohort, D and K
 dimensions, M rows of a small set.
