@@ -274,8 +274,7 @@ def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Speake
             *(step, training.num_epochs, before, lr, final),
         )
         if lr <= final:
-            text = "training.num_epochs: the learning rate stays at its final %.3g; or, with --set "
-            text += "training.lr=..., %s"
+            text = "training.num_epochs: the learning rate stays at %.3g; for a higher one, %s"
             log.warning(text, final, consistency.new_run(exp_dir))
     parameters = sum(p.numel() for p in task.embedder.parameters())
     log.info("%s: %.2f M parameters", config.model.name, parameters / 1e6)
