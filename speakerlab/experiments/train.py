@@ -135,7 +135,7 @@ def build_training(
         crop_samples=build.crop_samples(config),
         seed=config.seed,
     )
-    if ranks.is_first:
+    if ranks.is_first and not consistency.is_published(exp_dir, schedule.total_steps):
         setup.log_start(exp_dir, config, facts, task)
     return Training(exp_dir, config, trainer, embedder, head, classes, facts)
 
