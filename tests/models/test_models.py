@@ -211,8 +211,8 @@ def test_pooling_decides_the_shortest_input(name, for_mean, for_deviation, pooli
 REFUSED = [
     ("eres2net", {"blocks": (1, 2, 3)}, "ERes2Net", "(1, 2, 3)"),
     ("eres2net", {"m_channels": 1, "base_width": 32}, "ERes2Net", "m_channels 1 * base_width 32"),
-    ("eres2netv2", {"scale": 0}, "ERes2NetV2", "scale 0; give at least 1"),
-    ("res2net", {"scale": 1}, "Res2Net", "scale 1; give at least 2"),
+    ("eres2netv2", {"scale": 0}, "ERes2NetV2", "scale 0", "use 1"),
+    ("res2net", {"scale": 1}, "Res2Net", "scale 1", "use 2"),
     ("eres2net", {"pooling": "TSTP"}, "pooling", "TSTP", "tstp"),
     ("resnet", {"depth": 35}, "ResNet", 35, "18, 34, 50, 101, 152, 221, 293"),
     ("simam_resnet", {"depth": 50}, "SimAMResNet", 50, "34, 100"),
