@@ -105,5 +105,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a GPU, one of its libraries, or torch's CPU allocator was out of memory."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
-    texts = ("can't allocate memory", "out of memory", "ALLOC_FAILED")
+    # The last is how oneDNN says that an allocation of its own failed.
+    texts = "can't allocate memory", "out of memory", "ALLOC_FAILED", "could not create a primitive"
     return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
