@@ -113,7 +113,7 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, in_channels: int, channels: int, *, stride: int | tuple[int, int]) -> None:
+    def __init__(self, in_channels: int, channels: int, *, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
