@@ -15,7 +15,7 @@ from speakerlab.checkpoints.model_files import (
 )
 from speakerlab.core.atomic import check_writable
 from speakerlab.experiments import results
-from speakerlab.experiments.embedded import read_development, read_embedded
+from speakerlab.experiments.embedded import are_embedded, read_development, read_embedded
 from speakerlab.experiments.evaluate import LEARN_FROM, System, evaluate
 from speakerlab.experiments.report import write_report
 from speakerlab.experiments.trial_list import ListScores, read_trial_list
@@ -47,6 +47,9 @@ def main(words: Sequence[str]) -> None:
             skipped.append(f"skipped {spec}: {error}")
     rows: list[results.Row] = []
     scores: list[ListScores] = []
+    for folder in dict.fromkeys(path.parent for path in args.trials):
+        if not are_embedded(args.exp, folder, untrained=True):
+            log.info("%s: no untrained embeddings (extract --untrained), left out", folder)
     for path in args.trials:
         listed = read_trial_list(path)
         found, own, left_out = evaluate(

@@ -162,7 +162,6 @@ def score_untrained(system: System, listed: TrialList) -> np.ndarray | None:
     """Cosine scores of the initial weights; None if those were not extracted."""
     data_dir = listed.path.parent
     if not are_embedded(system.exp_dir, data_dir, untrained=True):
-        log.info("%s: no untrained embeddings (extract --untrained), left out", listed.name)
         return None
     table = read_embedded(system.exp_dir, data_dir, untrained=True)
     return build_chain("cosine", None).score(*listed.tables(table), listed.trials).scores_N

@@ -103,6 +103,7 @@ def test_a_corpus_becomes_a_report(run_recipe, tmp_path, name):
     first = rows[0]
     leaves_out = "untrained=false" in (ROOT / f"egs/{name}/recipe.sh").read_text()
     assert (first["eer_untrained"] is None) == leaves_out
+    assert done.stderr.count("no untrained embeddings") == leaves_out  # not once for each list
     scores = (exp / "scores" / f"{first['trials'].replace('/', '_')}.txt").read_text().splitlines()
     assert len(scores) == first["num_target"] + first["num_nontarget"]
     assert re.fullmatch(r"\S+ \S+ -?[01]\.\d{6} (non)?target", scores[0])
