@@ -37,7 +37,8 @@ def download_all(files: Mapping[Path, tuple[str, str | None]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         names = [f"{path.name} {_in_gb(size)}" for path, size in sizes.items()]
         free = shutil.disk_usage(folder).free
-        text = f"{folder}: {_in_gb(total)} to download ({', '.join(names)}), {_in_gb(free)} free"
+        in_all = "" if None in sizes.values() else f"{_in_gb(total)} in all, "
+        text = f"{folder}: downloading {', '.join(names)}; {in_all}{_in_gb(free)} free"
         if total > free:
             raise ValueError(f"{text}; free some space, or choose a folder on a larger disk")
         print(f"{text}; unpacking needs as much again", flush=True)
@@ -49,7 +50,7 @@ def _bytes_left(url: str, path: Path) -> int | None:
     """Return how much of a file is to be downloaded, None if the server does not say."""
     part = _part_of(path)
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=60) as reply:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=10) as reply:
             length = reply.headers["Content-Length"]
     except (OSError, http.client.HTTPException):
         return None

@@ -190,8 +190,6 @@ def write_set(
         counts.append(f"{name} {num_target} target + {len(rows) - num_target} nontarget")
     if enroll is not None:
         counts.append(f"{len(enroll)} enrolment models")
-    if left_out:
-        counts.append(f"{len(left_out)} files left out, see {folder}/rejected.tsv")
     print(f"{folder}: {', '.join(counts)}")
 
 
