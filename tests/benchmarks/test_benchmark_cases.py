@@ -159,7 +159,7 @@ def test_only_loops_of_equal_scores_are_timed(tmp_path, offset):
 
 
 def test_a_large_list_alone(tmp_path):
-    rows = rows_of(tmp_path / "rows.json", "scoring_large", *SCORING, "--cohort=12", "--repeats=2")
+    rows = rows_of(tmp_path / "rows.json", "scoring_large", *SCORING, "--cohort=120", "--repeats=2")
     names = ("metrics", "intervals", "asnorm", "peak_memory")
     assert list(rows) == [f"score.{name}" for name in names]
 
