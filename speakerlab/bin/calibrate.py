@@ -39,12 +39,13 @@ def main(words: Sequence[str]) -> None:
     from speakerlab.experiments.validation import Validation
     from speakerlab.inference.batches import embed_pieces
     from speakerlab.inference.workers import share_threads
+    from speakerlab.training.devices import count_gpus
 
     published = load_published(open_model(args.model, args.out, force=args.force))
     manifest = read_manifest([args.data], sample_rate=published.embedder.sample_rate)
     if len(manifest.speakers) < 2:
         raise ValueError(f"{args.data}: has one speaker; calibration needs at least 2")
-    on_gpu, validation = torch.cuda.is_available(), Validation(manifest)
+    on_gpu, validation = count_gpus() > 0, Validation(manifest)
     emb_ND = embed_pieces(
         published.embedder.for_inference(in_place=True),
         validation.pieces,

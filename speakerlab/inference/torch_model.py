@@ -15,6 +15,7 @@ from speakerlab.checkpoints.model_files import find_model, read_classes
 from speakerlab.checkpoints.published import load_published, read_tensors
 from speakerlab.config.schema import load_config
 from speakerlab.losses.head import Head
+from speakerlab.training.devices import count_gpus
 from speakerlab.training.precision import card_of, resolve_precision
 
 MAX_VALUES = 2**24  # logits computed at a time
@@ -26,12 +27,12 @@ class TorchModel:
     def __init__(self, path: Path, *, device: str = "auto", precision: str = "fp32") -> None:
         """Load the model of a folder or experiment. device: auto, cpu or cuda."""
         published = load_published(path)
-        has_gpu = torch.cuda.is_available()
+        has_gpu = device != "cpu" and count_gpus() > 0
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device: must be auto, cpu or cuda, got '{device}'")
         if device == "cuda" and not has_gpu:
             raise ValueError("device: cuda requested, but no GPU was found; use cpu or auto")
-        self.device = torch.device("cuda" if device != "cpu" and has_gpu else "cpu")
+        self.device = torch.device("cuda" if has_gpu else "cpu")
         card = card_of(self.device)
         used = resolve_precision(precision, self.device, None if card is None else [card])
         self.precision, self.family, self.source = used.name, published.config.model.name, path

@@ -25,6 +25,7 @@ from speakerlab.core import process
 from speakerlab.data.workers import auto_workers
 from speakerlab.inference.batches import embed_batches
 from speakerlab.inference.extraction import Extraction
+from speakerlab.training.devices import count_gpus
 from speakerlab.training.precision import Card, Precision, card_of, resolve_precision
 
 MAX_THREADS = 8  # of a process; more would wait for Python's lock
@@ -143,8 +144,8 @@ def _embed_share(
             yield from work.chunks[todo[place]]
 
     embed = partial(embed_batches, embedder, work.pieces, batches())
-    if torch.cuda.is_available():
-        device = torch.device("cuda", index % torch.cuda.device_count())
+    if num_gpus := count_gpus():
+        device = torch.device("cuda", index % num_gpus)
         embedded = embed(device=device, num_workers=num_workers)
     else:  # no reading ahead: on a CPU reading takes a small part of the time
         embedded = embed(device=torch.device("cpu"), num_threads=num_threads)

@@ -133,7 +133,7 @@ def saved_bytes(
 
     run: computes the forward pass for a number of crops; parameters: are not counted.
     """
-    # `_cdata` also tells storages without data apart, whose addresses are all 0.
+    # `_cdata` differs even between storages without data, whose addresses are all 0.
     ignored = {parameter.untyped_storage()._cdata for parameter in parameters}
 
     def count(num_crops: int) -> int:

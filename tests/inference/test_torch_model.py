@@ -79,3 +79,12 @@ def test_a_recording_is_classified_in_python(publish_to, make_data_dir):
     other, _, _ = publish_to("sv")
     with refuses("model"):
         speakerlab.load(other, device="cpu").classify(wav)
+
+
+def test_gpus_that_are_asked_for_must_exist(publish_to, monkeypatch):
+    folder, _, _ = publish_to("sv")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with refuses("--gpus", 1, "no GPU found"):
+        speakerlab.load(folder)
+    speakerlab.load(folder, device="cpu")
