@@ -26,8 +26,6 @@ WARM_UP = 5  # steps: threads and workers start, kernels are chosen, memory is t
 NEVER = 1 << 40  # steps
 NUM_OPERATORS = 20
 STEP = "step"
-# The parts of a step, in the order of the table; others come last.
-PARTS = ("data wait", "transfer", "front end", "forward", "backward", "reduce", "optimizer")
 # Calls of the GPU's runtime that wait for the device.
 WAITS = ("Synchronize", "cudaMemcpy", "hipMemcpy", "cudaFree", "hipFree")
 
@@ -123,20 +121,17 @@ def _profile(training: Training, ranks: Ranks, num_steps: int, trace: Path | Non
 
 
 def region_lines(regions: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    """Yield a line for each part of a step; parts of a part are indented below it."""
-    whole, slowest = regions[0][STEP], len(regions) > 1
-    heads = ["ms a step", "share", *["slowest rank"] * slowest]
-    yield f"{'':22}" + "".join(f"{head:>13}" for head in heads)
+    """Yield a line for each part of a step, and a head."""
+    slowest = ["slowest rank"] * (len(regions) > 1)
+    yield f"{'':30}" + "".join(f"{head:>13}" for head in ("ms a step", "share", *slowest))
     for name, seconds in regions[0].items():
-        cells = [f"{1e3 * seconds:.2f}", f"{seconds / whole:.1%}"]
-        if slowest:
-            cells.append(f"{1e3 * max(rank.get(name, 0.0) for rank in regions):.2f}")
-        *above, label = name.split("/")[1:] or [name]
-        yield f"{'  ' * len(above) + label:22}" + "".join(f"{cell:>13}" for cell in cells)
+        cells = [f"{1e3 * seconds:.2f}", f"{seconds / regions[0][STEP]:.1%}"]
+        cells += [f"{1e3 * max(rank.get(name, 0.0) for rank in regions):.2f}" for _ in slowest]
+        yield f"{name.removeprefix(f'{STEP}/'):30}" + "".join(f"{cell:>13}" for cell in cells)
 
 
 def region_seconds(averages: Any, num_steps: int) -> dict[str, float]:
-    """Return the seconds a step of the parts of a step, `step/other` for the rest, and `step`.
+    """Return the seconds a step of `step` and its parts, as they first begin, and `step/other`.
 
     On a GPU a part counts its time on the device where that is longer than the host's.
     """
@@ -145,17 +140,10 @@ def region_seconds(averages: Any, num_steps: int) -> dict[str, float]:
         if event.key.partition("/")[0] == STEP:
             micros = max(event.cpu_time_total, event.device_time_total)
             found[event.key] = max(found.get(event.key, 0.0), 1e-6 * micros / num_steps)
-    whole, seconds = found.pop(STEP), dict.fromkeys((f"{STEP}/{part}" for part in PARTS), 0.0)
-    for name, inner in sorted(found.items()):
-        part = "/".join(name.split("/")[:2])
-        if part not in found:  # it is only the sum of its parts
-            seconds[part] = seconds.get(part, 0.0) + inner
-        seconds[name] = inner
-    tops = [name for name in seconds if name.count("/") == 1]
-    inside = {top: [name for name in seconds if name.startswith(f"{top}/")] for top in tops}
-    ordered = [name for top in tops for name in (top, *inside[top])]
-    rest = max(0.0, whole - sum(seconds[top] for top in tops))
-    return {**{name: seconds[name] for name in ordered}, f"{STEP}/other": rest, STEP: whole}
+    whole = found.pop(STEP)
+    tops = [name for name in found if name.rpartition("/")[0] not in found]
+    rest = max(0.0, whole - sum(found[name] for name in tops))
+    return {STEP: whole, **found, f"{STEP}/other": rest}
 
 
 def operator_table(averages: Any, *, on_gpu: bool) -> str:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from refusals import refuses
@@ -23,7 +24,6 @@ TINY = [
     "runtime.num_workers=0",
     "runtime.precision=fp32",
 ]
-PARTS = [*profile.PARTS, "host sync", "other"]
 
 
 @pytest.fixture
@@ -42,12 +42,10 @@ def test_a_training_is_profiled_part_by_part(make_config, settings, tmp_path, mo
     found = profile_training(make_config(*settings), exp_dir=None, num_steps=2, trace=trace)
     assert not list((tmp_path / "temporary").glob("speakerlab-*"))
     (seconds,) = found.regions
-    tops = [name.split("/")[1] for name in seconds if name.count("/") == 1]
-    assert tops == PARTS and list(seconds)[-1] == "step"
-    assert sum(seconds[f"step/{top}"] for top in tops) == pytest.approx(seconds["step"], rel=0.01)
+    assert list(seconds)[0] == "step" and list(seconds)[-1] == "step/other"
     for name in ("data wait", "front end/room", "front end/noise", "forward", "forward/head"):
         assert seconds[f"step/{name}"] > 0, name
-    assert seconds["step/backward"] > seconds["step/forward/head"] > seconds["step/reduce"] == 0
+    assert seconds["step/backward"] > seconds["step/forward/head"]
     assert {"step/optimizer/clip", "step/optimizer/update"} <= seconds.keys()
     lines = found.lines
     assert lines[0].startswith("campplus on cpu, fp32, global batch 4")
@@ -115,36 +113,22 @@ def test_two_ranks_each_have_a_column_and_a_trace(make_config, settings, tmp_pat
         assert "gloo:all_reduce" in (tmp_path / name).read_text()
 
 
-class Event:
-    """What torch's averages have of an event."""
-
-    def __init__(self, key, cpu, device=0.0):
-        self.key, self.cpu_time_total, self.device_time_total = key, cpu, device
-
-
-def test_parts_are_summed_and_ordered():
-    found = region_seconds(
-        [
-            Event("step", 10e6),
-            Event("aten::mm", 5e6),
-            Event("step/backward", 1e6, device=6e6),  # the device is slower than the host
-            Event("step/host sync/verdict", 1e6),
-            Event("step/host sync/row", 2e6),
-            Event("step/forward/head", 1e6),
-            Event("step/forward", 1.5e6),
-        ],
-        num_steps=2,
-    )
-    assert {name: seconds for name, seconds in found.items() if seconds} == {
+def test_parts_are_summed():
+    events = {"step": 10e6, "aten::mm": 5e6, "step/host sync/row": 2e6, "step/forward": 1.5e6}
+    events["step/forward/head"] = 1e6
+    averages = [
+        SimpleNamespace(key=k, cpu_time_total=t, device_time_total=0) for k, t in events.items()
+    ]
+    # the device is slower than the host
+    averages.append(SimpleNamespace(key="step/backward", cpu_time_total=1e6, device_time_total=6e6))
+    assert region_seconds(averages, num_steps=2) == {
+        "step": 5.0,
+        "step/host sync/row": 1.0,
         "step/forward": 0.75,
         "step/forward/head": 0.5,
         "step/backward": 3.0,
-        "step/host sync": 1.5,
-        "step/host sync/row": 1.0,
-        "step/host sync/verdict": 0.5,
-        "step": 5.0,
+        "step/other": 0.25,
     }
-    assert [name for name in found if name.count("/") == 1][-2:] == ["step/host sync", "step/other"]
 
 
 @pytest.mark.gpu
