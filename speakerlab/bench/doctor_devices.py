@@ -6,33 +6,21 @@ check with it.
 
 import ctypes
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import torch
+from torch.multiprocessing.spawn import ProcessException, spawn
 
 from speakerlab.bench.doctor import Line, Plan, graded
 from speakerlab.checkpoints import provenance
 from speakerlab.training.devices import check_format, count_gpus, describe_gpus
+from speakerlab.training.distributed import start_ranks
 from speakerlab.training.precision import card_of, resolve_precision
 
-ROOT = Path(__file__).parents[2]
 FREE_SHARE = 0.9  # of a card's memory that no other process should have
 LIMIT_SECONDS = 60.0  # starting Python and torch is part of it
-SUM_UP = """
-import os, torch
-from speakerlab.training.distributed import start_ranks
-ranks = start_ranks(timeout_minutes=0.5)
-values = torch.full((1 << 22,), float(ranks.rank + 1), device=ranks.device)
-total = ranks.sum(values)
-assert total[-1].item() == ranks.world_size * (ranks.world_size + 1) / 2, total[-1]
-os._exit(0)
-"""
 
 
 def check_devices(plan: Plan) -> Iterator[Line]:
@@ -106,48 +94,48 @@ def gpu(index: int) -> Line:
     return graded(text, warn=free < FREE_SHARE * total, fix=fix)
 
 
-def connection(num_ranks: int, *, limit: float = LIMIT_SECONDS, program: str = SUM_UP) -> Line:
-    """Start a process for each rank; together they sum numbers within a time limit."""
+def connection(
+    num_ranks: int, *, limit: float = LIMIT_SECONDS, work: Callable[[], None] | None = None
+) -> Line:
+    """Start a process for each rank; together they do the work, sum_up, within a time limit."""
     on_gpus = torch.cuda.is_available()
     name = f"NCCL between {num_ranks} GPUs" if on_gpus else f"gloo between {num_ranks} ranks"
-    began = time.perf_counter()
-    ranks = start(num_ranks, program)
-    try:
-        for rank in ranks:
-            rank.wait(max(0.0, began + limit - time.perf_counter()))
-    except subprocess.TimeoutExpired:
-        fix = "check whether a firewall blocks this host from itself"
-        if on_gpus:
-            fix = "try NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 to find the broken path"
-        return graded(f"{name}: no answer within {limit:g} s", fail=True, fix=fix)
-    finally:
-        for rank in ranks:
-            rank.kill()
-    reasons = [reason(i, rank) for i, rank in enumerate(ranks) if rank.returncode]
-    if reasons:
-        return graded(f"{name}: {', '.join(reasons)}", fail=True, fix="see NCCL_DEBUG=INFO")
-    return Line("ok", f"{name}: connected in {time.perf_counter() - began:.1f} s")
-
-
-def start(num_ranks: int, program: str) -> list[subprocess.Popen[str]]:
-    """Start the ranks as torchrun does."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(num_ranks)}
-    common |= {"LOCAL_WORLD_SIZE": str(num_ranks), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    ranks: list[subprocess.Popen[str]] = []
-    for rank in map(str, range(num_ranks)):
-        env = {**os.environ, **common, "RANK": rank, "LOCAL_RANK": rank}
-        words, (out, err) = [sys.executable, "-c", program], (subprocess.DEVNULL, subprocess.PIPE)
-        ranks.append(subprocess.Popen(words, env=env, text=True, stdout=out, stderr=err))
-    return ranks
+    began = time.monotonic()
+    args = (num_ranks, port, work or sum_up)
+    ranks = spawn(be_rank, args, num_ranks, join=False)
+    assert ranks is not None  # that of join=True
+    try:
+        while not ranks.join(max(0.0, began + limit - time.monotonic())):
+            if time.monotonic() > began + limit:
+                fix = "check whether a firewall blocks this host from itself"
+                if on_gpus:
+                    fix = "try NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 to find the broken path"
+                return graded(f"{name}: no answer within {limit:g} s", fail=True, fix=fix)
+    except ProcessException as error:
+        reason = str(error).strip().splitlines()[-1][:200]
+        text = f"{name}: rank {error.error_index} failed: {reason}"
+        return graded(text, fail=True, fix="see NCCL_DEBUG=INFO")
+    finally:
+        for rank in ranks.processes:
+            rank.kill()
+    return Line("ok", f"{name}: connected in {time.monotonic() - began:.1f} s")
 
 
-def reason(number: int, rank: subprocess.Popen[str]) -> str:
-    """Return the last line of a rank that failed, or the signal that killed it."""
-    if rank.returncode < 0:
-        return f"rank {number} was killed by {signal.Signals(-rank.returncode).name}"
-    last = (rank.stderr.read() if rank.stderr else "").strip().splitlines()[-1:]
-    return f"rank {number} failed with '{last[0][:200] if last else rank.returncode}'"
+def be_rank(rank: int, num_ranks: int, port: int, work: Callable[[], None]) -> None:
+    """Do the work in the environment that torchrun gives to a rank."""
+    torch.set_num_threads(1)
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks}
+    numbers |= {"LOCAL_WORLD_SIZE": num_ranks, "MASTER_PORT": port}
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", **{k: str(v) for k, v in numbers.items()}})
+    work()
+    os._exit(0)  # without waiting for the other ranks
+
+
+def sum_up() -> None:
+    """Sum numbers over all ranks."""
+    ranks = start_ranks(timeout_minutes=0.5)
+    total = ranks.sum(torch.full((1 << 22,), float(ranks.rank + 1), device=ranks.device))
+    assert total[-1].item() == ranks.world_size * (ranks.world_size + 1) / 2, total[-1]

@@ -45,11 +45,8 @@ def profile_training(
 
     One process, or each rank under torchrun: all must call it. exp_dir: where the training writes;
     None: a temporary folder. trace: where the Chrome trace is written; ranks other than the first
-    add their number to its name. Raises ValueError for no steps, and for an experiment with
-    checkpoints.
+    add their number to its name. Raises ValueError for an experiment with checkpoints.
     """
-    if num_steps < 1:
-        raise ValueError(f"--steps: {num_steps} steps cannot be profiled; give at least 1")
     if exp_dir is not None and was_begun(exp_dir):
         raise ValueError(f"{exp_dir}: a training has begun here; choose another folder")
     ranks = start_rank(config)

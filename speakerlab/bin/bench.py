@@ -119,26 +119,18 @@ def parse(words: Sequence[str]) -> Namespace:
     config = "configuration files; need data directories: --set data.dir=DIR"
     what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help=config)
     settings = "as in train, e.g. runtime.micro_batch=32 runtime.precision=bf16"
-    options.add_argument(
-        "--set", nargs="*", action="extend", default=[], metavar="KEY=VALUE", help=settings
-    )
+    options.add_settings(settings)
     seconds = "approximate time per measurement (default 2); 0: measure nothing"
-    options.add_argument("--seconds", type=float, default=2.0, help=seconds)
-    options.add_argument("--listen", type=Path, metavar="DIR", help="write ten crops as wav")
-    options.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
+    options.add_number("--seconds", "SECONDS", seconds, least=0, kind=float, default=2.0)
+    options.add_path("--listen", "DIR", "write ten crops as wav")
+    options.add_path("--json", "FILE", "write the rows")
     profile = "profile training steps (needs `train` and --config)"
     options.add_argument("--profile", action="store_true", help=profile)
-    options.add_argument(
-        "--steps", type=int, default=10, metavar="N", help="to profile (default 10)"
-    )
-    options.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write a Chrome trace of the profile"
-    )
+    options.add_number("--steps", "N", "to profile (default 10)", least=1, default=10)
+    options.add_path("--trace", "FILE", "write a Chrome trace of the profile")
     exp = "new folder for the profiled training (default: a temporary one)"
-    options.add_argument("--exp", type=Path, metavar="DIR", help=exp)
+    options.add_path("--exp", "DIR", exp)
     args = options.parse_args(words)
     if args.profile and (args.what != "train" or args.config is None):
         options.error("--profile: needs `train` and --config")
-    if not 0 <= args.seconds < float("inf"):
-        raise ValueError(f"--seconds: {args.seconds:g}: must be a number from 0 on")
     return args

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from speakerlab.bench import machine, stopwatch, synthetic
-from speakerlab.bench.models import model_rows
+from speakerlab.bench import stopwatch, synthetic
 from speakerlab.bench.rows import Row, number
 from speakerlab.bench.stopwatch import block_seconds, peak_memory
 from speakerlab.experiments.corpus import read_corpus
@@ -45,25 +44,6 @@ def test_peak_memory_is_unknown_where_peaks_cannot_be_reset(monkeypatch, tmp_pat
     with peak_memory(CPU) as peak:
         torch.ones(1 << 20)
     assert peak == []
-
-
-def test_rates_of_a_machine(monkeypatch):
-    monkeypatch.setattr(machine, "MATRIX", {"cpu": 128})
-    monkeypatch.setattr(machine, "COPIED_BYTES", 1 << 20)
-    found = {row.name: row.ours for row in machine.machine_rows(CPU, seconds=0.05)}
-    assert 0.01 < found["machine.matmul.fp32"] < 1e5 and found["machine.matmul.bf16"] > 0
-    assert 0.01 < found["machine.copy"] < 1e4
-    assert found["machine.decode.wav"] > found["machine.decode.flac"] > 10
-
-
-def test_training_and_inference_of_a_configuration(make_config):
-    config = make_config("data.crop_seconds=0.5", "runtime.micro_batch=4", "runtime.precision=fp32")
-    how = {"device": CPU, "works": ("train", "infer"), "seconds": 0.05}
-    rows = list(model_rows(config, "x", **how))
-    assert [row.name for row in rows] == ["train.x.fp32", "infer.x.fp32"]
-    for row in rows:
-        assert 0.1 < row.ours < 1e5 and row.gflops and 0 < (row.share or 0) < 2
-        assert row.peak_mib is None or row.peak_mib > 0
 
 
 def test_a_synthetic_corpus_is_one_that_training_reads_and_always_the_same(

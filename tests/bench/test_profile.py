@@ -79,15 +79,12 @@ def test_the_profiled_steps_are_those_of_the_training(make_config, settings, tmp
     assert len(losses(exp)) == profile.WARM_UP + 2
 
 
-def test_a_begun_training_and_no_steps_are_refused(make_config, settings, tmp_path):
+def test_a_begun_training_is_refused(make_config, settings, tmp_path):
     note = tmp_path / "exp" / "checkpoints" / "step_00000002" / "note.json"
     note.parent.mkdir(parents=True)
     note.write_text("{}")
-    config = make_config(*settings)
     with refuses(str(tmp_path / "exp")):
-        profile_training(config, exp_dir=tmp_path / "exp", num_steps=2, trace=None)
-    with refuses("--steps", 0):
-        profile_training(config, exp_dir=None, num_steps=0, trace=None)
+        profile_training(make_config(*settings), exp_dir=note.parents[2], num_steps=2, trace=None)
 
 
 @pytest.mark.slow

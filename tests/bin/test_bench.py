@@ -90,7 +90,8 @@ def test_machine_model_and_made_up_data_are_measured(settings, tmp_path, capsys,
     [
         (["speed"], SystemExit, ["speed"]),
         (["train", "--profile"], SystemExit, ["--profile: "]),
-        (["--seconds", "-1"], ValueError, ["--seconds: ", "-1"]),
+        (["--seconds", "-1"], SystemExit, ["--seconds: ", "-1"]),
+        (["--steps", "0"], SystemExit, ["--steps: ", "0"]),
         (["machine", "--model", "campluss"], ValueError, ["--model: ", "campluss", "campplus"]),
     ],
 )

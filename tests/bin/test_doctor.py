@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -65,30 +66,6 @@ def test_every_shortage_is_named(environment, data, settings, tmp_path):
     assert len(failed.splitlines()) == 5 and refused(done.stderr, "doctor", 5)
 
 
-@needs_mount
-def test_a_read_only_disk_is_named(environment, tmp_path):
-    code = (
-        "import sys; from pathlib import Path; from speakerlab.bench import doctor; "
-        "from speakerlab.config.schema import load_config; "
-        "config = load_config([], ['model.name=campplus']); "
-        "plan = doctor.Plan(config, Path(sys.argv[1]), None, 1, 0); "
-        "print(*doctor.experiment_folder(plan), sep='\\n')"
-    )
-    mount = f'mount -t tmpfs -o ro tmpfs "{tmp_path}"'
-    found = harmed(mount, [sys.executable, "-c", code, tmp_path], environment).stdout
-    *_, last = found.splitlines()
-    assert last.startswith(f"fail {tmp_path}: ") and "Read-only file system" in last
-
-
-@needs_mount
-def test_a_training_is_refused_where_shared_memory_is_small(environment, train_command, tmp_path):
-    words = train_command(tmp_path / "exp", 1, "runtime.num_workers=64")
-    done = harmed(SMALL_SHM, words, environment)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert refused(done.stderr, "runtime.num_workers", 64, "16 MiB", "--shm-size=")
-    assert not list((tmp_path / "exp/checkpoints").glob("step_*"))
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 @pytest.mark.parametrize(
     ("more", "visible", "refusal"),
@@ -112,19 +89,27 @@ def test_gpus_that_training_would_miss_fail(monkeypatch, more, visible, refusal)
     assert len(lines) == 1 and refused(lines[0], *refusal)
 
 
+def sleep() -> None:
+    time.sleep(60)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGBUS)
+
+
+def fail_on_rank_1() -> None:
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("no way")
+    sleep()
+
+
 @pytest.mark.parametrize(
-    ("program", "why"),
-    [
-        ("import time; time.sleep(60)", "within 1 s"),
-        ("import os; os.kill(os.getpid(), 7)", "rank 1 was killed by SIGBUS"),
-        ("import os\nif os.environ['RANK'] == '1': raise RuntimeError('no way')", "'RuntimeError"),
-    ],
+    ("work", "why"),
+    [(sleep, "within 1 s"), (die, "SIGBUS"), (fail_on_rank_1, "rank 1 failed: RuntimeError: no")],
 )
-def test_ranks_that_cannot_communicate(program, why):
-    began = time.monotonic()
-    line = connection(2, limit=1 if "sleep" in program else 20, program=program)
+def test_ranks_that_cannot_communicate(work, why):
+    line = connection(2, limit=1 if work is sleep else 100, work=work)
     assert line.level == "fail" and why in line.text
-    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize(

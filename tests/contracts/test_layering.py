@@ -1,4 +1,4 @@
-"""Import order and other rules that a syntax tree can show; planted violations are found."""
+"""Import order and other rules that ruff does not know; planted violations are found."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -23,12 +23,6 @@ ROW = {name: index for index, row in enumerate(ORDER) for name in row}
 MAX_PACKAGES = 14
 MAX_LINES = 320
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
-# Optional, or slow to import: imported inside the functions that need them.
-ONLY_IN_FUNCTIONS = {"torchaudio", "matplotlib", "soxr", "onnx", "onnxscript", "onnxruntime", "av"}
-ONLY_IN = {
-    "pydantic": ("config/schema.py", "config/messages.py"),
-    "soundfile": ("data/audio.py",),
-}
 PRECISION = "training/precision.py"
 FP32_ISLANDS = ("losses/", "frontend/", "models/pooling.py")
 
@@ -39,27 +33,16 @@ def parts_of(path: Path, package: Path) -> list[str]:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-def imports_of(path: Path, package: Path) -> Iterator[tuple[str, bool]]:
-    """Yield (absolute dotted name, whether it is imported later than the module) of all imports."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    later = {id(n) for part in ast.walk(tree) if is_deferred(part) for n in ast.walk(part)}
+def imports_of(path: Path, package: Path) -> Iterator[str]:
+    """Yield the absolute dotted names of all imports, also of those inside functions."""
     folder = list(path.parent.relative_to(package.parent).parts)
-    for node in ast.walk(tree):
-        names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = folder[: len(folder) - node.level + 1] if node.level else []
             start = [*base, *filter(None, [node.module])]
-            names = [".".join([*start, alias.name]) for alias in node.names]
-        yield from ((name, id(node) in later) for name in names)
-
-
-def is_deferred(node: ast.AST) -> bool:
-    """Return whether this code does not run when the module is imported."""
-    if isinstance(node, ast.If):
-        return ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from (".".join([*start, alias.name]) for alias in node.names)
 
 
 def may_import(importer: list[str], imported: list[str]) -> bool:
@@ -74,15 +57,10 @@ def may_import(importer: list[str], imported: list[str]) -> bool:
 
 def find_bad_imports(path: Path, package: Path) -> Iterator[str]:
     inner, own = path.relative_to(package).as_posix(), parts_of(path, package)
-    for name, deferred in imports_of(path, package):
+    for name in imports_of(path, package):
         parts = name.split(".")
-        if parts[0] == package.name:
-            if not may_import(own, parts):
-                yield f"{inner}: must not import {name}"
-        elif parts[0] in ONLY_IN_FUNCTIONS and not deferred:
-            yield f"{inner}: must import {name} inside the function that uses it"
-        elif inner not in ONLY_IN.get(parts[0], (inner,)):
-            yield f"{inner}: must not import {name}, only {ONLY_IN[parts[0]][0]} does"
+        if parts[0] == package.name and not may_import(own, parts):
+            yield f"{inner}: must not import {name}"
 
 
 def find_cycles(package: Path) -> list[str]:
@@ -90,7 +68,7 @@ def find_cycles(package: Path) -> list[str]:
     paths = {".".join(parts_of(path, package)): path for path in package.rglob("*.py")}
     graph: dict[str, set[str]] = {}
     for name, path in paths.items():
-        found = {module_of(target, paths) for target, _ in imports_of(path, package)}
+        found = {module_of(target, paths) for target in imports_of(path, package)}
         graph[name] = found - {name, "", package.name}
     try:
         TopologicalSorter(graph).prepare()
@@ -122,16 +100,6 @@ def find_autocast(path: Path, package: Path) -> Iterator[str]:
             yield f"{inner}:{node.lineno}: must not call {called}"
 
 
-def find_exits(path: Path, package: Path) -> Iterator[str]:
-    """Yield calls that end the process outside commands."""
-    inner = path.relative_to(package).as_posix()
-    if inner.startswith("bin/") or inner == "__main__.py":
-        return
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("exit", "quit", "sys.exit"):
-            yield f"{inner}:{node.lineno}: must not exit, only bin/ does"
-
-
 def find_violations(package: Path) -> list[str]:
     """Return every violation in a package laid out as speakerlab is."""
     lines: list[str] = []
@@ -144,7 +112,7 @@ def find_violations(package: Path) -> list[str]:
         if name not in ("__init__.py", "__main__.py")
     ]
     for path in sorted(package.rglob("*.py")):
-        for find in (find_bad_imports, find_autocast, find_exits):
+        for find in (find_bad_imports, find_autocast):
             lines += find(path, package)
     return lines + find_cycles(package)
 
@@ -192,15 +160,10 @@ def test_no_module_is_crowded() -> None:
         ("config/a.py", "from speakerlab.bin import train", "must not import speakerlab.bin.train"),
         ("build.py", "", "build.py: is loose"),
         ("models/a.py", "import speakerlab.models.b", "cycle: speakerlab.models.a, "),
-        ("models/a.py", "import pydantic", "only config/schema.py does"),
-        ("config/a.py", "from soundfile import read", "only data/audio.py does"),
-        ("frontend/a.py", "import torchaudio", "inside the function"),
-        ("scoring/a.py", "from matplotlib import pyplot", "inside the function"),
         ("models/a.py", "torch.autocast('cuda')", "models/a.py:1: must not call torch.autocast"),
         ("losses/a.py", "torch.autocast('cuda')", "losses/a.py:1: must not call torch.autocast"),
         ("models/a.py", "torch.autocast('cuda', enabled=False)", "must not call torch.autocast"),
         ("models/a.py", "torch.cuda.amp.autocast()", "must not call torch.cuda.amp.autocast"),
-        ("data/a.py", "import sys\nsys.exit(1)", "data/a.py:2: must not exit"),
         ("extras/a.py", "", "extras/: has no place in ORDER"),
     ],
 )
@@ -222,10 +185,7 @@ def test_planted_violation_is_found(tmp_path: Path, file: str, source: str, line
         ("models/__init__.py", "from .a import A"),
         ("training/precision.py", "import torch\ntorch.autocast('cuda')"),
         ("losses/a.py", "import torch\ntorch.autocast('cuda', enabled=False)"),
-        ("frontend/a.py", "def f():\n    from torchaudio.transforms import Resample"),
-        ("scoring/a.py", "if TYPE_CHECKING:\n    from matplotlib.axes import Axes"),
-        ("data/audio.py", "import soundfile"),
-        ("bin/train.py", "from speakerlab.bin.command import run\nimport sys\nsys.exit(0)"),
+        ("bin/train.py", "from speakerlab.bin.command import run"),
         ("__main__.py", "import speakerlab.bin.train"),
         ("config/a.py", "from speakerlab import models\nfrom speakerlab.data import audio"),
     ],
