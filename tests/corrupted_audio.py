@@ -16,30 +16,9 @@ from voices import RATE, make_wave
 Rng = np.random.Generator
 Fate = Literal["kept", "rejected", "either"]
 MARKER = "PWNED"  # a file of this name appears where a file name, or a content, was run
-EDGES = (0, 1, 2, 3, 7, 8, 16, 24, 32, 127, 255, 2**15 - 1, 2**15, 2**16 - 1)
-EDGES_32 = (*EDGES, 2**24, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1)
-WAV_FIELDS = {  # offset -> format, of the 44 bytes before the samples
-    "riff_size": (4, "<I"),
-    "fmt_size": (16, "<I"),
-    "format_tag": (20, "<H"),
-    "channels": (22, "<H"),
-    "sample_rate": (24, "<I"),
-    "byte_rate": (28, "<I"),
-    "block_align": (32, "<H"),
-    "bits": (34, "<H"),
-    "data_size": (40, "<I"),
-}
-FLAC_FIELDS = {  # first bit of STREAMINFO -> bits, behind "fLaC" and a block header of 32 bits
-    "block_header": (-32, 32),
-    "min_block": (0, 16),
-    "max_block": (16, 16),
-    "max_frame": (56, 24),
-    "sample_rate": (80, 20),
-    "channels": (100, 3),
-    "bits": (103, 5),
-    "total_samples": (108, 36),
-    "md5": (144, 128),
-}
+EDGES = [0, 1, 2, 3, 7, 8, 16, 24, 32, 127, 255, 2**15 - 1, 2**15, 2**16 - 1]
+EDGES += [2**24, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1]
+WAV_HEADER, FLAC_HEADER = range(4, 44, 2), range(4, 42, 2)  # behind "RIFF" and "fLaC"
 
 
 def clean_wave(rng: Rng) -> np.ndarray:
@@ -82,29 +61,17 @@ def splice(data: bytes, rng: Rng) -> bytes:
     return data[:at] + middle + data[at + size :]
 
 
-def lying_wav(field: str) -> Callable[[Rng], bytes]:
-    offset, form = WAV_FIELDS[field]
+def lying(
+    make: Callable[[Rng], bytes], at: int, order: Literal["little", "big"]
+) -> Callable[[Rng], bytes]:
+    """Put an edge of two or four bytes over the fields of a header."""
 
-    def make(rng: Rng) -> bytes:
-        data, values = bytearray(wav(rng)), EDGES_32 if form == "<I" else EDGES
-        struct.pack_into(form, data, offset, values[rng.integers(len(values))])
-        return bytes(data)
+    def lie(rng: Rng) -> bytes:
+        data, size = make(rng), int(rng.choice([2, 4]))
+        value = EDGES[rng.integers(len(EDGES))] % 2 ** (8 * size)
+        return data[:at] + value.to_bytes(size, order) + data[at + size :]
 
-    return make
-
-
-def lying_flac(field: str) -> Callable[[Rng], bytes]:
-    first, size = FLAC_FIELDS[field]
-
-    def make(rng: Rng) -> bytes:
-        data = flac(rng)
-        values = [0, 1, 2**size - 1, 2 ** (size - 1), int(rng.integers(1, 2 ** min(size, 62)))]
-        bits = int.from_bytes(data, "big")
-        below = 8 * len(data) - (64 + first) - size
-        bits &= ~((2**size - 1) << below)
-        return (bits | values[rng.integers(len(values))] << below).to_bytes(len(data), "big")
-
-    return make
+    return lie
 
 
 def extensible(rng: Rng) -> bytes:
@@ -120,7 +87,7 @@ def extensible(rng: Rng) -> bytes:
 def odd_chunks(rng: Rng) -> bytes:
     """Return a wav with chunks of absurd sizes, duplicates, or in the wrong order."""
     data = wav(rng)
-    size = int(EDGES_32[rng.integers(len(EDGES_32))])
+    size = int(EDGES[rng.integers(len(EDGES))])
     chunk = rng.choice([b"LIST", b"fact", b"fmt ", b"data", b"\0\0\0\0"]) + struct.pack("<I", size)
     return data[:12] + chunk + rng.bytes(min(size, 64)) + data[12:]
 
@@ -189,8 +156,8 @@ CONTENTS: dict[str, tuple[Callable[[Rng], bytes], Fate]] = {
     "flac bits flipped in frames": (lambda rng: flip(flac(rng), rng, 100), "either"),
     "wav spliced": (lambda rng: splice(wav(rng), rng), "either"),
     "flac spliced": (lambda rng: splice(flac(rng), rng), "either"),
-    **{f"wav lies: {name}": (lying_wav(name), "either") for name in WAV_FIELDS},
-    **{f"flac lies: {name}": (lying_flac(name), "either") for name in FLAC_FIELDS},
+    **{f"wav lies at {at}": (lying(wav, at, "little"), "either") for at in WAV_HEADER},
+    **{f"flac lies at {at}": (lying(flac, at, "big"), "either") for at in FLAC_HEADER},
     "wav extensible": (extensible, "either"),
     "wav odd chunks": (odd_chunks, "either"),
     "ogg bits flipped": (lambda rng: flip(disguised("OGG")(rng), rng, 0), "either"),

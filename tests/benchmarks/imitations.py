@@ -30,53 +30,6 @@ class CAMPPlus(ours.CAMPPlus):
     def forward(self, feats_BTF):
         return {factor} * super().forward(feats_BTF)
 """
-# What the data and frontend cases use of 3D-Speaker, doing little; features as it has them.
-PROCESSOR = """
-import torchaudio
-from torchaudio.compliance import kaldi
-
-class WavReader:
-    def __init__(self, sample_rate, duration, speed_pertub):
-        self.num_samples = int(duration * sample_rate)
-
-    def __call__(self, path):
-        return torchaudio.load(path)[0][0, : self.num_samples], 0
-
-class SpkLabelEncoder:
-    def __init__(self, data_file):
-        pass
-
-class SpkVeriAug:
-    def __init__(self, prob, noise_file, reverb_file):
-        pass
-
-    def __call__(self, wave_S):
-        return wave_S
-
-class FBank:
-    def __init__(self, num_bins, sample_rate, mean_nor):
-        self.num_bins = num_bins
-
-    def __call__(self, wave_S):
-        feats_TF = kaldi.fbank(wave_S[None], num_mel_bins=self.num_bins, dither=0.0)
-        return FACTOR * (feats_TF - feats_TF.mean(0))
-"""
-DATASET = """
-import csv
-
-class WavSVDataset:
-    def __init__(self, data_file, parts):
-        with open(data_file) as file:
-            self.data_points = {row.pop("ID"): row for row in csv.DictReader(file)}
-        self.rows, self.parts = list(self.data_points.values()), parts
-
-    def __len__(self):
-        return len(self.rows)
-
-    def __getitem__(self, index):
-        wave_S, _ = self.parts["wav_reader"](self.rows[index]["path"])
-        return self.parts["feature_extractor"](self.parts["augmentations"](wave_S)), 0
-"""
 # What scoring.py uses of WeSpeaker; scores are wrong by OFFSET.
 LOOP = """
 import kaldiio

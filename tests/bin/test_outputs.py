@@ -54,3 +54,9 @@ def test_missing_path_is_called_missing(name, words, trained, tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         main([word.format(**paths) for word in words.split()])
     assert refused(plain_text(caught.value), str(paths["gone"]), "does not exist")
+
+
+def test_error_of_the_system_is_one_line(tmp_path, run):
+    (tmp_path / "file").touch()
+    found = run("-m", "speakerlab", "pack", tmp_path / "file/train", code=1)
+    assert found.stderr.count("\n") == 1 and f"{tmp_path}/file/train" in found.stderr

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,20 +39,14 @@ def test_a_resumed_run_is_bit_identical(trained, tmp_path, train):
     assert losses(exp) == losses(trained)
 
 
-def start_until_step(exp: Path, step: int, settings, environment, *more):
-    """Start a training and wait until it has done some steps."""
-    words = ["-m", "speakerlab", "train", "--exp", exp, *settings, *more]
-    process = start_forked(words, environment, exp.parent / f"{exp.name}.output")
-    wait_for(lambda: len(rows(exp, "train")) >= step)
-    return process
-
-
 def test_a_run_killed_in_any_step_resumes_bit_identically(
     trained, tmp_path, train, settings, environment
 ):
     exp = tmp_path / "killed"
+    words = ["-m", "speakerlab", "train", "--exp", exp, *settings]
     for step in (5, 12):
-        process = start_until_step(exp, step, settings, environment)
+        process = start_forked(words, environment, tmp_path / "output")
+        wait_for(lambda step=step: len(rows(exp, "train")) >= step)
         workers = children_of(process.pid)
         os.kill(process.pid, signal.SIGKILL)
         process.join()
@@ -62,25 +55,6 @@ def test_a_run_killed_in_any_step_resumes_bit_identically(
     assert "resuming from step" in train(exp).stderr
     assert weights(exp) == weights(trained)
     assert losses(exp) == losses(trained)
-
-
-def test_a_second_run_of_an_experiment_is_refused(tmp_path, train, settings, environment):
-    exp, more = tmp_path / "exp", "training.num_epochs=400"
-    process = start_until_step(exp, 1, settings, environment, more)
-    try:
-        assert refused(train(exp, more, code=1).stderr, str(exp), process.pid)
-    finally:
-        process.kill()
-
-
-def test_test_audio_is_not_needed_to_train(trained, data, tmp_path, train):
-    copy = copy_data(data, tmp_path / "data")
-    shutil.rmtree(copy / "test")
-    for speaker in range(8, 12):
-        for path in (copy / "wav").glob(f"spk{speaker}-*"):
-            path.unlink()
-    train(tmp_path / "exp", f"data.dir={copy}")
-    assert weights(tmp_path / "exp") == weights(trained)
 
 
 @pytest.fixture(scope="module")

@@ -59,9 +59,7 @@ def folder(make_data_dir, monkeypatch) -> Path:
     return make_data_dir(speakers=range(6), seconds=[0.3, 1.0, 2.2, 3.1])
 
 
-def make_augment(
-    noises: list[np.ndarray], rooms: list[np.ndarray], *, channel: bool = True, host: bool = False
-) -> Augment:
+def make_augment(noises: list[np.ndarray], rooms: list[np.ndarray]) -> Augment:
     augmentations = {
         "speed": Speed(speeds=SPEEDS, num_samples=CROP),
         "room": Room(room_prob=0.5, rooms=rooms, num_samples=CROP),
@@ -70,14 +68,11 @@ def make_augment(
             noises=noises,
             noise_kinds=["noise", "speech", "speech"],
             num_samples=CROP,
-            noise_on_device=not host,
         ),
         "telephone": Telephone(telephone_prob=0.2, num_samples=CROP),
         "codec": Codec(codec_prob=0.2),
         "spec": SpecAugment(num_freq_masks=1, num_time_masks=1),
     }
-    if not channel:
-        del augmentations["telephone"], augmentations["codec"]
     return Augment(augmentations, num_samples=CROP)
 
 
@@ -167,14 +162,3 @@ def test_ranks_workers_resumes_and_shards_see_the_same(folder, noises, rooms):
         seen = read_all(crops, augment, ranks=ranks, workers=workers, start_step=start_step)
         assert sorted(seen) == list(range(GLOBAL_BATCH * start_step, GLOBAL_BATCH * STEPS))
         assert_same(seen, wanted)
-
-
-def test_noise_cut_by_the_workers_sounds_as_that_cut_on_the_device(folder, noises, rooms):
-    # Without a codec, which would make steps of the difference.
-    on_device = make_augment(noises, rooms, channel=False)
-    brought = make_augment(noises, rooms, channel=False, host=True)
-    wanted = read_all(make_crops(folder, on_device), on_device, ranks=1, workers=0)
-    found = read_all(make_crops(folder, brought), brought, ranks=1, workers=2)
-    for position, expected in wanted.items():
-        assert found[position].draws == expected.draws
-        assert np.abs(found[position].wave_S - expected.wave_S).max() < 1e-4

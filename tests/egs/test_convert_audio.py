@@ -64,15 +64,6 @@ def test_processes_keep_order_and_list_what_is_broken(m4a, tmp_path):
     assert not (tmp_path / "out/s07/7.flac").exists()
 
 
-def test_wav_of_the_right_rate_is_read_as_it_is(tmp_path):
-    right, wrong = tmp_path / "16.wav", tmp_path / "44.wav"
-    audio.write(right, make_wave(1, 0, 1.0), 16000)
-    audio.write(wrong, make_wave(1, 0, 1.0, rate=44100), 44100)
-    made, _ = convert_all({"a": right, "b": wrong}, tmp_path / "out", num_jobs=1)
-    assert made == {"a": right, "b": tmp_path / "out/b.flac"}
-    assert audio.read_info(made["b"]).num_samples == 16000
-
-
 def test_without_pyav_one_line_names_the_package(m4a, tmp_path, monkeypatch):
     require_decoder([tmp_path / "a.wav", m4a], where=tmp_path)
     monkeypatch.setitem(sys.modules, "av", None)

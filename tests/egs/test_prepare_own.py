@@ -9,7 +9,7 @@ from voices import RATE, make_wave
 
 from egs.own import prepare
 from speakerlab.data import audio
-from speakerlab.data.tables import read_rejected, read_table
+from speakerlab.data.tables import read_table
 from tests.egs.corpora import write_m4a
 
 
@@ -81,15 +81,6 @@ def test_other_rates_and_formats_are_converted_once(tmp_path):
     before = (tmp_path / "data/wav/who_0/a.flac").stat().st_ctime_ns
     assert main(tmp_path / "in", tmp_path / "data") == 0
     assert (tmp_path / "data/wav/who_0/a.flac").stat().st_ctime_ns == before
-
-
-def test_a_broken_file_is_left_out_and_listed(tmp_path):
-    write_corpus(tmp_path / "in", 2)
-    (tmp_path / "in/who 1/broken.mp3").write_bytes(b"no audio")
-    assert main(tmp_path / "in", tmp_path / "data") == 0
-    assert "who_1/broken" not in read_table(tmp_path / "data/train/wav.scp")
-    ((path, reason),) = read_rejected(tmp_path / "data/train").values()
-    assert path == str(tmp_path / "in/who 1/broken.mp3") and reason
 
 
 def test_recordings_without_a_speaker_are_refused(tmp_path, capsys):

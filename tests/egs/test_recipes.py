@@ -164,11 +164,6 @@ def test_a_job_of_stage_5_extracts_its_part_and_waits_for_nobody() -> None:
     assert not any("--wait-minutes" in words for words in commands)
 
 
-def test_default_experiment_is_named_by_model_and_seed() -> None:
-    (train, *_) = dry_run("mini", "--stage", "3", "--model", "campplus")
-    assert values_of("--exp", train) == [str(ROOT / "egs/mini/exp/campplus_s0")]
-
-
 def test_values_of_set_are_passed_on_unchanged() -> None:
     values = ["training.lr=0.2", "a.b=[1, 2]", 'c.d=it\'s $HOME `x` \\ "q" *']
     options = ("--stage", "3", "--stop-stage", "3")
