@@ -119,7 +119,7 @@ def connection(
         text = f"{name}: rank {error.error_index} failed: {reason}"
         return graded(text, fail=True, fix="see NCCL_DEBUG=INFO")
     finally:
-        for rank in ranks.processes:
+        for rank in filter(None, ranks.processes):
             rank.kill()
     return Line("ok", f"{name}: connected in {time.monotonic() - began:.1f} s")
 

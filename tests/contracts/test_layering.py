@@ -23,8 +23,6 @@ ROW = {name: index for index, row in enumerate(ORDER) for name in row}
 MAX_PACKAGES = 14
 MAX_LINES = 320
 BANNED_NAMES = {"utils", "util", "common", "helpers", "misc"}
-PRECISION = "training/precision.py"
-FP32_ISLANDS = ("losses/", "frontend/", "models/pooling.py")
 
 
 def parts_of(path: Path, package: Path) -> list[str]:
@@ -84,22 +82,6 @@ def module_of(name: str, modules: Mapping[str, Path]) -> str:
     return name
 
 
-def find_autocast(path: Path, package: Path) -> Iterator[str]:
-    """Yield calls of torch's autocast outside its file; FP32_ISLANDS may switch it off."""
-    inner = path.relative_to(package).as_posix()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(node, ast.Call):
-            continue
-        called = ast.unparse(node.func)
-        if called != "autocast" and not (
-            called.startswith("torch.") and called.endswith("autocast")
-        ):
-            continue
-        switched_off = any(ast.unparse(k) == "enabled=False" for k in node.keywords)
-        if inner != PRECISION and not (inner.startswith(FP32_ISLANDS) and switched_off):
-            yield f"{inner}:{node.lineno}: must not call {called}"
-
-
 def find_violations(package: Path) -> list[str]:
     """Return every violation in a package laid out as speakerlab is."""
     lines: list[str] = []
@@ -112,8 +94,7 @@ def find_violations(package: Path) -> list[str]:
         if name not in ("__init__.py", "__main__.py")
     ]
     for path in sorted(package.rglob("*.py")):
-        for find in (find_bad_imports, find_autocast):
-            lines += find(path, package)
+        lines += find_bad_imports(path, package)
     return lines + find_cycles(package)
 
 
@@ -160,10 +141,6 @@ def test_no_module_is_crowded() -> None:
         ("config/a.py", "from speakerlab.bin import train", "must not import speakerlab.bin.train"),
         ("build.py", "", "build.py: is loose"),
         ("models/a.py", "import speakerlab.models.b", "cycle: speakerlab.models.a, "),
-        ("models/a.py", "torch.autocast('cuda')", "models/a.py:1: must not call torch.autocast"),
-        ("losses/a.py", "torch.autocast('cuda')", "losses/a.py:1: must not call torch.autocast"),
-        ("models/a.py", "torch.autocast('cuda', enabled=False)", "must not call torch.autocast"),
-        ("models/a.py", "torch.cuda.amp.autocast()", "must not call torch.cuda.amp.autocast"),
         ("extras/a.py", "", "extras/: has no place in ORDER"),
     ],
 )
@@ -183,8 +160,6 @@ def test_planted_violation_is_found(tmp_path: Path, file: str, source: str, line
     [
         ("models/a.py", "from speakerlab.core.batch import Batch\nfrom .pooling import mean_std"),
         ("models/__init__.py", "from .a import A"),
-        ("training/precision.py", "import torch\ntorch.autocast('cuda')"),
-        ("losses/a.py", "import torch\ntorch.autocast('cuda', enabled=False)"),
         ("bin/train.py", "from speakerlab.bin.command import run"),
         ("__main__.py", "import speakerlab.bin.train"),
         ("config/a.py", "from speakerlab import models\nfrom speakerlab.data import audio"),

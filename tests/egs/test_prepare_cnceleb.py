@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from archive_bytes import md5, tar_bytes
 from cnceleb_corpus import NOT_LISTED, ONE, TWO, make_cnceleb
-from refusals import refused, refuses
+from refusals import refused
 
-from egs.cnceleb import prepare
+from egs.cnceleb import prepare as cnceleb
 from egs.cnceleb.joining import group_short
 from speakerlab.data import audio
 from speakerlab.data.tables import read_table
@@ -27,9 +27,14 @@ def corpus(made, tmp_path):
     return shutil.copytree(made, tmp_path / "cn celeb")
 
 
-def main(corpus, data, *more) -> int:
-    options = ["--corpus", str(corpus), "--data", str(data), "--num-jobs", "1", *more]
-    return prepare.main(options)
+@pytest.fixture
+def main(prepare, tmp_path):
+    """main(corpus, *options, code=0) -> what stage 1 writes beside `tmp_path/data`."""
+
+    def run(corpus, *more, code=0) -> str:
+        return prepare("cnceleb", corpus, tmp_path / "data", "--num-jobs", 1, *more, code=code)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -51,9 +56,9 @@ def test_short_utterances_find_neighbours(seconds_U, runs):
     assert [len(run) for run in group_short(seconds_U, min_seconds=5.0)] == runs
 
 
-def test_short_utterances_are_joined_by_speaker_and_genre(made, tmp_path):
+def test_short_utterances_are_joined_by_speaker_and_genre(main, made, tmp_path):
     data = tmp_path / "data"
-    assert main(made, data) == 0
+    main(made)
     wavs = read_table(data / "train/wav.scp")
     table = read_table(data / "joined/utt2utts")
     speaker = "id10004"
@@ -79,9 +84,9 @@ def test_short_utterances_are_joined_by_speaker_and_genre(made, tmp_path):
     }
 
 
-def test_complete_joined_files_are_kept(corpus, tmp_path):
+def test_complete_joined_files_are_kept(main, corpus, tmp_path):
     data = tmp_path / "data"
-    assert main(corpus, data) == 0
+    main(corpus)
     files = sorted((data / "joined").rglob("*.flac"))
     before = {path: path.stat().st_mtime_ns for path in files}
     files[0].unlink()
@@ -89,41 +94,41 @@ def test_complete_joined_files_are_kept(corpus, tmp_path):
     other = files[2].with_name("interview-01-001-comb9.flac")  # left from an earlier corpus
     shutil.copy(files[2], other)
     files[3].write_bytes(b"fLaC, and then the disk was full")
-    assert main(corpus, data) == 0
+    main(corpus)
     after = {path: path.stat().st_mtime_ns for path in sorted((data / "joined").rglob("*.flac"))}
     assert list(after) == files
     assert [path for path in files if after[path] != before[path]] == [*files[:2], files[3]]
     assert audio.read_info(files[1]).seconds == 7.5
 
 
-def test_joining_is_optional(made, tmp_path):
+def test_joining_is_optional(main, made, tmp_path):
     data = tmp_path / "data"
-    assert main(made, data, "--join-seconds", "0") == 0
+    main(made, "--join-seconds", 0)
     wavs = read_table(data / "train/wav.scp")
     assert len(wavs) == 12 * 6
     assert not list((data / "joined").rglob("*.flac"))
     assert all(path.startswith(str(made)) for path in wavs.values())
 
 
-def test_a_broken_recording_is_not_joined(corpus, tmp_path, capsys):
+def test_a_broken_recording_is_not_joined(main, corpus, tmp_path):
     data, place = tmp_path / "data", corpus / TWO / "data/id10000"
     (place / "interview-01-002.flac").write_bytes(b"no audio")
     with (place / "live_broadcast-01-001.flac").open("r+b") as file:
         file.truncate(5000)  # its header is whole
-    assert main(corpus, data) == 0
+    out = main(corpus)
     table = read_table(data / "joined/utt2utts")
     # Without the second, 1.5 + 3.0 s are joined, and the first one with them.
     assert [name for name in table if "id10000" in name] == ["id10000/interview-01-001-comb3"]
     wavs = read_table(data / "train/wav.scp")
     for name in ("interview-01-002", "live_broadcast-01-001", "live_broadcast-01-002"):
         assert wavs[f"id10000/{name}"] == str(place / f"{name}.flac")
-    lines = [line for line in capsys.readouterr().out.splitlines() if "not joined" in line]
+    lines = [line for line in out.splitlines() if "not joined" in line]
     assert [str(place) in line for line in lines] == [True, True]
 
 
-def test_both_ways_to_enrol(made, tmp_path, capsys):
+def test_both_ways_to_enrol(main, made, tmp_path):
     data = tmp_path / "data"
-    assert main(made, data) == 0
+    out = main(made)
     test = data / "test"
     lines = {n: (test / f"trials_{n}").read_text().splitlines() for n in ("concat", "average")}
     assert len(lines["concat"]) == len(lines["average"]) == 5 * 18
@@ -150,25 +155,16 @@ def test_both_ways_to_enrol(made, tmp_path, capsys):
     assert genres["id00802/singing-01-002"] == "singing"
     assert genres["enroll/id00801-enroll"] == "interview"  # the only one of its utterance
     assert "enroll/id00802-enroll" not in genres  # of two
-    out = capsys.readouterr().out
     assert refused(out, "test", "5 enrolments and 18 test utterances", "196 and 17777")
     assert refused(out, "trials.lst", "15 target and 75 nontarget", "17755 and 3466537")
     assert refused(out, made / TWO / "data", NOT_LISTED)
     assert refused(out, "train", "12 speakers", 2793)
 
 
-def test_a_missing_archive_is_named(corpus, tmp_path, capsys):
-    shutil.rmtree(corpus / TWO)
-    assert main(corpus, tmp_path / "data") == 1
-    parts = " ".join(f"cn-celeb2_v2.tar.gza{part}" for part in "abc")
-    assert refused(capsys.readouterr().err, corpus, f"{TWO}/data {TWO}/spk.lst", parts)
-
-
-def test_unlisted_files_are_ignored(corpus, tmp_path, capsys):
+def test_unlisted_files_are_ignored(main, corpus, tmp_path):
     for name in ("data/id00003/notes.txt", "data/id00003/id00003.flac", "eval/test/new.flac"):
         shutil.copy(corpus / ONE / "eval/enroll/id00800-enroll.flac", corpus / ONE / name)
-    assert main(corpus, tmp_path / "data") == 0
-    out = capsys.readouterr().out
+    out = main(corpus)
     assert refused(out, corpus / ONE / "eval/test", "new.flac")
     assert refused(out, corpus / ONE / "data/id00003", "id00003.flac and 1 more")
     assert len(read_table(tmp_path / "data/train/wav.scp")) == 36
@@ -177,6 +173,7 @@ def test_unlisted_files_are_ignored(corpus, tmp_path, capsys):
 # What is broken: (a file, a function of its text or None to remove it, the subject, the value).
 LISTS = f"{ONE}/eval/lists"
 BROKEN = {
+    "no archive": (TWO, None, "{corpus}", "cn-celeb2_v2.tar.gzaa cn-celeb2_v2.tar.gzab"),
     "no recordings of a speaker": (f"{TWO}/data/id10004", None, "{path}", "spk.lst"),
     "no test recording": (f"{ONE}/eval/test/id00800-drama-02-004.flac", None, "{path}", LISTS[14:]),
     "no enrolment": (f"{ONE}/data/id00802/singing-01-002.flac", None, "{path}", LISTS[14:]),
@@ -208,7 +205,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_corpus_is_refused(case, corpus, tmp_path, capsys):
+def test_a_broken_corpus_is_refused(main, case, corpus, tmp_path):
     name, change, subject, value = BROKEN[case]
     path = corpus / name
     if change is not None:
@@ -217,8 +214,7 @@ def test_a_broken_corpus_is_refused(case, corpus, tmp_path, capsys):
         shutil.rmtree(path)
     else:
         path.unlink()
-    assert main(corpus, tmp_path / "data") == 1
-    errors = capsys.readouterr().err
+    errors = main(corpus, code=1)
     assert refused(errors, subject.format(path=path, corpus=corpus), value), errors
     assert not (tmp_path / "data").exists()
 
@@ -227,20 +223,15 @@ def test_download_joins_the_parts(made, tmp_path, monkeypatch):
     store, copy = tmp_path / "store", tmp_path / "copy"
     store.mkdir()
     archives = {}
-    for folder, (names, _) in prepare.ARCHIVES.items():
-        speakers = (made / folder / prepare.SPEAKER_LISTS[folder]).read_bytes()
+    for folder, (names, _) in cnceleb.ARCHIVES.items():
+        speakers = (made / folder / cnceleb.SPEAKER_LISTS[folder]).read_bytes()
         body = tar_bytes({f"{folder}/speakers": speakers})
         step = -(-len(body) // len(names))
         for i, name in enumerate(names):
             (store / name).write_bytes(body[i * step : (i + 1) * step])
         archives[folder] = (names, md5(body))
-    monkeypatch.setattr(prepare, "ARCHIVES", archives)
-    prepare.download_corpus(copy, url=store.as_uri())
+    monkeypatch.setattr(cnceleb, "ARCHIVES", archives)
+    cnceleb.download_corpus(copy, url=store.as_uri())
     assert (copy / TWO / "speakers").read_bytes() == (made / TWO / "spk.lst").read_bytes()
     shutil.rmtree(store)
-    prepare.download_corpus(copy, url=store.as_uri())  # everything exists: no download
-    shutil.rmtree(copy / TWO)
-    (copy / "cn-celeb2_v2.tar.gzac").write_bytes(b"of another version")
-    parts = " ".join(str(copy / f"cn-celeb2_v2.tar.gza{part}") for part in "abc")
-    with refuses(parts, "wrong md5"):
-        prepare.download_corpus(copy, url=store.as_uri())
+    cnceleb.download_corpus(copy, url=store.as_uri())  # everything exists: no download
