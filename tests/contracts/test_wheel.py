@@ -13,21 +13,35 @@ import pytest
 from speakerlab import __version__
 
 ROOT = Path(__file__).parents[2]
-BUILD = "import setuptools.build_meta as backend; backend.build_wheel('.')"
+BUILD = "import setuptools.build_meta as backend; backend.build_{}('.')"
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory) -> Path:
-    """Return the folder of the wheel's files, as pip lays them out."""
-    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+def clone(tmp_path_factory) -> Path:
+    """Return a copy of what is packaged, in a folder with the name of a clone."""
+    clone = tmp_path_factory.mktemp("parent") / "speakerlab"
     hidden = shutil.ignore_patterns("__pycache__")
     for name in ("conf", "speakerlab"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=hidden)
+        shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=hidden)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    subprocess.run([sys.executable, "-c", BUILD], cwd=source, check=True, capture_output=True)
+        shutil.copy(ROOT / name, clone)
+    return clone
+
+
+def install(kind: str, source: Path, site: Path) -> None:
+    """Build a wheel and lay its files out as pip does."""
+    build = [sys.executable, "-c", BUILD.format(kind)]
+    subprocess.run(build, cwd=source, check=True, capture_output=True)
     (wheel,) = source.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(site)
+    wheel.unlink()
+
+
+@pytest.fixture(scope="module")
+def unpacked(clone, tmp_path_factory) -> Path:
+    """Return the folder of the wheel's files."""
+    site = tmp_path_factory.mktemp("site")
+    install("wheel", clone, site)
     return site
 
 
@@ -66,3 +80,13 @@ def test_its_command_works_in_another_folder(unpacked, tmp_path, words, code, ex
     )
     assert done.returncode == code, done.stderr
     assert expected in done.stdout + done.stderr
+
+
+def test_an_editable_install_is_found_beside_a_folder_of_the_same_name(clone, tmp_path):
+    """The clone itself, seen from its parent, and a checkout of 3D-Speaker on PYTHONPATH."""
+    install("editable", clone, tmp_path)
+    code = f"import site; site.addsitedir({str(tmp_path)!r}); import speakerlab; speakerlab.load"
+    environment = {key: os.environ[key] for key in os.environ if not key.startswith("PYTHON")}
+    subprocess.run(
+        [sys.executable, "-S", "-c", code], cwd=clone.parent, env=environment, check=True
+    )
