@@ -1,11 +1,12 @@
 """Average the models of a training's last checkpoints.
 
-Only scheduled checkpoints count: the steps of others depend on time and on signals.
+If there are scheduled checkpoints, only they count: the steps of others depend on time and signals.
 Izmailov et al., Averaging Weights Leads to Wider Optima, UAI 2018, arXiv 1803.05407, without its
 learning rate schedule; BatchNorm's statistics are averaged like weights, as in WeSpeaker.
 """
 
 import json
+import logging
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from speakerlab.config.schema import load_config
 from speakerlab.losses.head import Head
 from speakerlab.training.checkpoint import list_checkpoints, load_state, read_checked, read_note
 
+log = logging.getLogger(__name__)
+
 
 def average_newest(
     exp_dir: Path, num: int, embedder: Embedder, head: Head | None = None
@@ -28,12 +31,13 @@ def average_newest(
     is damaged.
     """
     found = list_checkpoints(exp_dir / "checkpoints")
-    folders = [folder for folder in found if read_note(folder).scheduled][-num:]
-    if not folders:
-        raise ValueError(
-            f"{exp_dir}/checkpoints: no scheduled checkpoint to average; lower "
-            "training.checkpoint_every_steps"
-        )
+    if not found:
+        raise ValueError(f"{exp_dir}/checkpoints: no checkpoint to average")
+    scheduled = [folder for folder in found if read_note(folder).scheduled]
+    if not scheduled:
+        text = "%s/checkpoints: none is scheduled, averaging the others; for more of them, lower "
+        log.warning(text + "training.checkpoint_every_steps", exp_dir)
+    folders = (scheduled or found)[-num:]
     parts = {"embedder": embedder} if head is None else {"embedder": embedder, "head": head}
     own = nn.ModuleDict(parts).state_dict()
     sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in own.items()}

@@ -184,7 +184,6 @@ def measure(
         threshold = system.calibration.threshold
         p_miss, p_fa = error_rates(own.scores_N, is_target_N, threshold=threshold)
         at_threshold = {"threshold": threshold, "p_miss": p_miss, "p_fa": p_fa}
-        llr_N = system.calibration.llr(own.scores_N) if llr_N is None else llr_N
     return {
         "trials": listed.name,
         "system": system.exp_dir.name,

@@ -1,5 +1,6 @@
 """`speakerlab import` and `speakerlab export --format 3dspeaker` are each other's reverse."""
 
+import importlib
 import logging
 import re
 from pathlib import Path
@@ -77,3 +78,24 @@ def test_published_model_is_copied_from_the_cache(tmp_path, monkeypatch, capsys)
 def test_refusals(words, subject, value) -> None:
     with refuses(subject, value):
         import_.main(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "embed a.wav --model HUB --out {out}",
+        "verify a.wav b.wav --model HUB",
+        "enroll ann a.wav --model HUB --speakers {out}",
+        "identify a.wav --model HUB",
+        "calibrate --model HUB --data {data} --out {out}",
+        "export HUB --out {out}",
+        "import_ HUB",
+        "train --config campplus_tiny --exp {out} --init HUB",
+    ],
+)
+def test_every_command_takes_published_models(words, tmp_path) -> None:
+    (tmp_path / "utt2spk").touch()
+    words = words.format(out=tmp_path / "out", data=tmp_path).replace("HUB", "hub:campplus_zh_200k")
+    name, *rest = words.split()
+    with refuses("hub:campplus_zh_200k", "did you mean hub:campplus-zh-200k?"):
+        importlib.import_module(f"speakerlab.bin.{name}").main(rest)

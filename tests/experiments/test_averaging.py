@@ -55,6 +55,15 @@ def test_publishing_replaces_nothing(exp, tmp_path):
         publish_average(tmp_path / "none", 1, tmp_path / "other")
 
 
-def test_without_scheduled_checkpoints_there_is_no_mean(tmp_path, make_embedder):
-    with refuses(f"{tmp_path}/none/checkpoints"):
-        average_newest(tmp_path / "none", 1, make_embedder())
+def test_without_scheduled_checkpoints_the_others_are_averaged(tmp_path, make_embedder, caplog):
+    with refuses(f"{tmp_path}/checkpoints"):
+        average_newest(tmp_path, 1, make_embedder())
+    writer = CheckpointWriter(tmp_path / "checkpoints", keep=10)
+    weights = make_embedder("seed=1").state_dict()
+    task = {f"embedder.{name}": tensor for name, tensor in weights.items()}
+    writer.save({"step": 7, "attempt": 0, "task": task}, scheduled=False)
+    writer.wait()
+    mean = make_embedder()
+    assert average_newest(tmp_path, 2, mean) == [7]
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in mean.state_dict().items())
+    assert f"{tmp_path}/checkpoints: none is scheduled" in caplog.text

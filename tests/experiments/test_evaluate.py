@@ -256,6 +256,9 @@ def test_stored_calibration_is_that_of_plain_cosine_scores(experiment):
     assert plain["calibration"] == "the model's own calibration (5 voices)"
     assert plain["at_threshold"]["threshold"] == 0.4
     assert centred["at_threshold"] is None and "held-out" in centred["calibration"]
+    rows = rows_of(exp, "--backend", "cosine", "--calibration", "none")
+    (raw,) = (row for row in rows if row["backend"] == "cosine")
+    assert (raw["calibration"], raw["cllr"], raw["act_dcf"]) == (None, None, None)
 
 
 def test_embeddings_of_another_model_are_refused(experiment):
