@@ -1,6 +1,6 @@
 """Prepare the 3D-Speaker corpus in its official layout.
 
---corpus DIR holds `train/`, `test/` and `files/`, as the three official archives unpack. --data DIR
+--corpus DIR, or its `3dspeaker/` as in [P], holds `train/`, `test/` and `files/`. --data DIR
 gets `train/`, `test/` and its three trial lists, without device 09 as in the official recipe; the
 tables `utt2device`, `utt2distance` and `utt2dialect` hold the conditions of each utterance.
 
@@ -77,6 +77,12 @@ def download_corpus(corpus: Path, *, url: str = URL) -> None:
     for name, parts in missing.items():
         whole, checksum = joined.get(name, ("", None))
         unpack([corpus / part for part in ([whole] if whole else parts)], corpus, checksum=checksum)
+
+
+def find_corpus(folder: Path) -> Path:
+    """Return `folder`, or its `3dspeaker/` if the corpus is there ([P]:51-57)."""
+    inner = folder / "3dspeaker"
+    return inner if inner.is_dir() and not (folder / "files").is_dir() else folder
 
 
 def check_layout(corpus: Path) -> None:
@@ -164,6 +170,7 @@ def prepare(
     corpus: Path, data: Path, *, noise: Path | None = None, rirs: Path | None = None
 ) -> None:
     """Write the data directories and copy utt2info.csv."""
+    corpus = find_corpus(corpus)
     check_layout(corpus)
     faults = Faults()
     sets = {split: read_split(corpus, split, faults) for split in PUBLISHED}

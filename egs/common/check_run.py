@@ -33,6 +33,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         "--given", nargs="*", default=[], help="noise and rirs if the user gave them"
     )
     parser.add_argument("--missing", nargs="*", default=[], help="noise and rirs without a folder")
+    parser.add_argument("--searched", nargs="*", default=[], help="folders without them")
     return parser.parse_args(words)
 
 
@@ -52,7 +53,11 @@ def describe_device(configs: Sequence[Config], num_ranks: int) -> str:
 
 
 def check_sources(
-    probabilities: Mapping[str, float], *, given: Collection[str], missing: Collection[str]
+    probabilities: Mapping[str, float],
+    *,
+    given: Collection[str],
+    missing: Collection[str],
+    searched: Sequence[str],
 ) -> None:
     """Raise ValueError unless noise and rooms are given where, and only where, they are used."""
     unused = [place for place in given if not probabilities[place]]
@@ -62,10 +67,12 @@ def check_sources(
     absent = [place for place in missing if probabilities[place]]
     if absent:
         options, keys = " ".join(f"--{p}" for p in absent), _keys(probabilities, absent)
+        names = ", ".join(ARCHIVES[place].split()[0] for place in absent)
+        where = f" (no {names} in {' or '.join(searched)})" if searched else ""
         folders = " ".join(f"--{place} FOLDER/{ARCHIVES[place]}" for place in absent)
         raise ValueError(
-            f"{options}: missing, but used by the training ({keys}); give folders of recordings, "
-            f"or download archives in stage 0: {folders}, or train without: "
+            f"{options}: missing{where}, but used by the training ({keys}); give folders of "
+            f"recordings, or download archives in stage 0: {folders}, or train without: "
             + " ".join(f"--{place} none" for place in absent)
         )
 
@@ -89,7 +96,9 @@ def main(words: Sequence[str]) -> int:
             for place, key in PROBABILITIES.items()
         }
         if args.stage <= 1:
-            check_sources(probabilities, given=args.given, missing=args.missing)
+            check_sources(
+                probabilities, given=args.given, missing=args.missing, searched=args.searched
+            )
         for config in configs if args.stage in (2, 3, 4) else ():
             for place in PROBABILITIES:
                 find_material(config, place)

@@ -70,13 +70,14 @@ make_venv() {
     find_recent || die "env: Python 3.10 or newer is needed; install it"
     die "env: $base has no venv or ensurepip; install it (Debian: apt install python3-venv)"
   fi
-  printf 'env: making %s from requirements.txt; this takes a few minutes and about 5 GB of disk space\n' "$venv"
+  printf 'env: installing PyTorch, the rest of requirements.txt and speakerlab into %s: %s\n' "$venv" \
+    'download 3 GB, disk 5 GB, some minutes without output'
   if [[ -e $venv ]] && ! "$venv/bin/python" -c '' 2>/dev/null; then clear=--clear; fi
   "$base" -m venv ${clear:+"$clear"} "$venv" ||
     die "env: $base cannot make $venv, see above; or activate an environment with requirements.txt"
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
     die "env: $venv has no pip; install pip (Debian: apt install python3-venv) and remove $venv"
-  "$venv/bin/python" -m pip install --disable-pip-version-check \
+  "$venv/bin/python" -m pip install -q --disable-pip-version-check \
     -r "$root/requirements.txt" -e "$package" ||
     die "env: pip install failed, see above; run the same command again to continue"
   try_python "$venv/bin/python" "$1" || die "env: $venv is incomplete; remove it and try again"

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES = """\
 Stages: 0 get the corpus, 1 prepare and check data directories, 2 decode and pack all audio,
         3 train, 4 large-margin fine-tuning, 5 extract embeddings, 6 score and report"""
-PATHS = ("corpus", "noise", "rirs", "init", "data", "exp")
+PATHS = ("corpus", "noise", "rirs", "init", "data", "exp", "hardware")
 # Value of default_noise in recipe.sh -> defaults of --noise and --rirs.
 DEFAULT_NOISE = {
     "download": ("<corpus>/musan", "<corpus>/RIRS_NOISES"),
@@ -87,7 +87,8 @@ OPTIONS = {
          " {folder}/exp/<model>_s<seed>); stage 4 writes <DIR>-lm"),
     ],
     "Hardware": [
-        ("hardware", "auto|NAME", word, "auto", "one of conf/hardware/*.yaml, or automatic"),
+        ("hardware", "auto|NAME|FILE", word, "auto", "one of conf/hardware/*.yaml, a file like"
+         " them, or automatic"),
         ("gpus", '"0 1 2 3"', str, None, 'GPUs of this host to use, one rank on each; "" for the'
          " CPU (default: the first GPU, or the CPU if there is none)"),
         ("nproc", "N", whole(1, 1024), None, "ranks on this host (default: one per GPU, or 1)"),
@@ -157,11 +158,11 @@ def main(words: list[str]) -> int:
             options, name = list(parser._option_string_actions), rest[0].split("=")[0]
             check_known("run.sh: unknown option", name, options, hint="See --help")
         args.sample_rate, args.settings = 16000, args.__dict__.pop("set")
-        check_names(args, recipe_dir)
         check_settings(args)
         check_stages(args)
         check_job(args)
         check_ranks(args)
+        check_names(args, recipe_dir)
     except argparse.ArgumentError as error:
         print(f"{error.argument_name or 'run.sh'}: {error.message}; see --help", file=sys.stderr)
         return 1
@@ -170,7 +171,7 @@ def main(words: list[str]) -> int:
         return 1
     for name in PATHS:  # absolute, because a recorded path must mean the same from any folder
         path = getattr(args, name)
-        if path and path != "none" and not path.startswith(("/", "hub:")):
+        if path and path not in ("none", "auto") and not path.startswith(("/", "hub:")):
             setattr(args, name, f"{os.environ.get('PWD') or Path.cwd()}/{path}")
     print_shell("\n".join(f"{name}={quote(value)}" for name, value in vars(args).items()))
     return 0
@@ -180,19 +181,22 @@ def check_known(problem: str, name: str, known: Iterable[str], *, hint: str = ""
     """Raise ValueError with the most similar known name, unless `name` is one."""
     known = list(known)
     if name not in known:
-        similar = [other for other in known if other.startswith(name)]
-        similar += difflib.get_close_matches(name, known, n=1, cutoff=0)
+        lower = {other.lower(): other for other in known}
+        similar = [other for other in lower if other.startswith(name.lower())]
+        similar += difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0)
         hint = hint or f"There are: {', '.join(known)}"
-        raise ValueError(f"{problem} {name}; did you mean {similar[0]}? {hint}")
+        raise ValueError(f"{problem} {name}; did you mean {lower[similar[0]]}? {hint}")
 
 
 def check_names(args: argparse.Namespace, recipe_dir: Path) -> None:
-    """Check that the files exist that --model, --hardware and --task name."""
+    """Check that the files exist that --model, --hardware and --task name; `hardware` is a path."""
     models, machines = (
-        sorted(p.stem for p in ROOT.glob(f"conf/{x}*.yaml")) for x in ("", "hardware/")
+        {p.stem: p for p in sorted(ROOT.glob(f"conf/{x}*.yaml"))} for x in ("", "hardware/")
     )
     check_known("--model: unknown model", args.model, models)
-    check_known("--hardware: unknown hardware", args.hardware, ["auto", *machines])
+    if not (args.hardware.endswith(".yaml") and Path(args.hardware).is_file()):
+        check_known("--hardware: no such file or preset", args.hardware, ["auto", *machines])
+        args.hardware = str(machines.get(args.hardware, "auto"))
     if args.task != "sv" and not (recipe_dir / args.task / "prepare.py").is_file():
         paths = ROOT.glob(f"egs/*/{args.task}/prepare.py")
         problem = f"the recipe {recipe_dir.name} has no folder {args.task}/"

@@ -265,9 +265,6 @@ stage_4() {
     return
   fi
   begin
-  if ((${#settings[@]})); then
-    say "stage 4: --set ${settings[*]} also overrides conf/finetune/large_margin.yaml"
-  fi
   train "$exp-lm" "$exp/model" ${overlay:+"$overlay"} large_margin
 }
 
@@ -313,7 +310,7 @@ list_layers() {
     add_own_layer "${model}_$name"
   done
   if [[ $features == fbank ]]; then layers+=("$root/conf/features/fbank.yaml"); fi
-  if [[ $hardware != auto ]]; then layers+=("$root/conf/hardware/$hardware.yaml"); fi
+  if [[ $hardware != auto ]]; then layers+=("$hardware"); fi
 }
 
 # add_own_layer NAME: add the recipe's file for a model or an overlay, if there is one.
@@ -364,7 +361,7 @@ extract() {
 }
 
 stage_6() {
-  local system pattern file lists=() learned_from=()
+  local system pattern file command lists=() learned_from=()
   begin
   if [[ $development == true ]]; then learned_from=(--development "$data/${train_sets[0]}"); fi
   for pattern in "${trials[@]}"; do
@@ -378,6 +375,10 @@ stage_6() {
         "${learned_from[@]}"
     fi
   done
+  if [[ $task != sv || $dry_run == true ]]; then return; fi
+  command=${python%/*}/speakerlab # which an active environment may lack
+  if [[ ! -x $command ]]; then command="PYTHONPATH=$root $python -m speakerlab"; fi
+  say "to compare two recordings: $command verify A.wav B.wav --model $(printf %q "$system")"
 }
 
 run_stage() {
@@ -406,15 +407,20 @@ begin() {
   say "stage $current: ${stage_names[$current]}"
 }
 
-# choose_source OPTION ARCHIVE KEY: set --noise or --rirs to a folder or to nothing; `without` holds
-# the settings that switch the augmentation off.
+# choose_source OPTION ARCHIVE KEY: set --noise or --rirs to a folder, in or beside the corpus, or to
+# nothing; `without` holds the settings that switch the augmentation off.
 choose_source() {
   local folder=${corpus:-$recipe_dir/corpus}/$2
+  if [[ -n $corpus && ! -d $folder ]]; then folder=${corpus%/*}/$2; fi
   if [[ -n ${!1} && ${!1} != none ]]; then given+=("$1"); fi
   if [[ -z ${!1} && $default_noise == none && (! -d $data/$1 || $stage -le 1) ]]; then
     printf -v "$1" none
-  elif [[ -z ${!1} && $default_noise == download && $stage -le 1 && (-z $corpus || -d $folder) ]]; then
-    printf -v "$1" %s "$folder"
+  elif [[ -z ${!1} && $default_noise == download && $stage -le 1 ]]; then
+    if [[ -z $corpus || -d $folder ]]; then
+      printf -v "$1" %s "$folder"
+    else
+      searched=("$corpus" "${corpus%/*}")
+    fi
   fi
   if [[ ${!1} == none ]]; then
     without+=("augment.$3=0")
@@ -427,12 +433,18 @@ choose_source() {
 check_run() {
   local name found trainings used=() missing=()
   device=unknown
-  if [[ $dry_run == true ]]; then return; fi
-  # A single rank that starts with its training checks the same by itself.
-  if ((stage == 3 && nproc * nnodes == 1)) && [[ $large_margin == false ]]; then return; fi
   if [[ -n $corpus && $stage0_always == false && $stage == 0 && ! -d $corpus ]]; then
     die "--corpus: no such folder: $corpus"
   fi
+  if ((stage <= 4 && stop_stage >= 4 && ${#settings[@]})) && [[ $large_margin == true ]]; then
+    say "--set: ${settings[*]} also overrides conf/finetune/large_margin.yaml in stage 4"
+  fi
+  if [[ $dry_run == true ]]; then
+    say 'device, configuration, noise and rooms: not checked in a dry run'
+    return
+  fi
+  # A single rank that starts with its training checks the same by itself.
+  if ((stage == 3 && nproc * nnodes == 1)) && [[ $large_margin == false ]]; then return; fi
   list_layers ${overlay:+"$overlay"}
   trainings=(--config "${layers[@]}")
   if [[ $large_margin == true ]]; then
@@ -445,7 +457,7 @@ check_run() {
   if [[ -z $python ]]; then find_python; fi
   found=$("$python" "$recipe_dir/../common/check_run.py" "${trainings[@]}" --nproc "$nproc" \
     --set "data.dir=$data" "${without[@]}" "${settings[@]}" --stage "$stage" \
-    --given "${given[@]}" --missing "${missing[@]}" ${init:+--init "$init"}) || exit 1
+    --given "${given[@]}" --missing "${missing[@]}" --searched "${searched[@]}" ${init:+--init "$init"}) || exit 1
   eval "$found" # device and used
   say "device: $device"
   if ((stage > 1)); then return; fi
@@ -473,7 +485,7 @@ report_failure() {
 
 main() {
   local options number base_layer layers stored='' task_dir=$recipe_dir task_tag='' device=''
-  local given=() without=()
+  local given=() without=() searched=()
   find_recent || die "env: Python 3.10 or newer is needed; install it"
   options=$("$base" -I -S "$recipe_dir/../common/options.py" "$recipe_dir" "$@") || exit 1
   eval "$options"
@@ -497,7 +509,7 @@ main() {
   data=${data:-$recipe_dir/data$task_tag}
   if [[ $features != wave ]]; then stored=_$features; fi
   exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}$task_tag${stored}_s$seed}
-  data=${data%/} exp=${exp%/}
+  data=${data%/} exp=${exp%/} corpus=${corpus%/}
   choose_source noise musan noise_prob
   choose_source rirs RIRS_NOISES room_prob
   for ((number = stage; number <= stop_stage; number++)); do run_stage "$number"; done

@@ -128,7 +128,8 @@ def test_a_local_corpus_without_noise_is_refused_before_any_work(tmp_path):
     options = ("--corpus", tmp_path / "corpus", "--data", tmp_path / "data")
     done = run("3dspeaker", *options, "--exp", tmp_path / "exp", PATH=path)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    assert refused(done.stderr, "--noise --rirs", "noise_prob 0.53", "--noise none --rirs none")
+    searched = f"no musan, RIRS_NOISES in {tmp_path}/corpus or {tmp_path}"
+    assert refused(done.stderr, "--noise --rirs", searched, "0.53", "--noise none --rirs none")
     assert "stage" not in done.stdout and not (tmp_path / "data").exists()
 
 
@@ -152,10 +153,12 @@ def test_noise_is_downloaded_to_the_corpus_if_it_is_used(toy):
     assert done.stdout.splitlines()[1:3] == [f"--noise: {musan}", "--rirs: none"]
 
 
-def test_noise_beside_a_local_corpus_is_found(toy, tmp_path):
-    (tmp_path / "corpus/musan").mkdir(parents=True)
-    done = toy.run(f"--stop-stage 1 --corpus {tmp_path}/corpus", USED="noise")
-    assert prepared_with(toy, "--noise") == [[f"{tmp_path}/corpus/musan"]]
+@pytest.mark.parametrize("musan", ["corpus/musan", "musan"])
+def test_noise_in_or_beside_a_local_corpus_is_found(toy, tmp_path, musan):
+    (tmp_path / musan).mkdir(parents=True)
+    (tmp_path / "corpus").mkdir(exist_ok=True)
+    done = toy.run(f"--stop-stage 1 --corpus {tmp_path}/corpus/", USED="noise")
+    assert prepared_with(toy, "--noise") == [[f"{tmp_path}/{musan}"]]
     checked = Path(f"{toy.calls}.check").read_text().split("\t")[:-1]
     assert values_of("--missing", checked) == ["rirs"]
     assert "stage 0: skipped" in done.stdout

@@ -35,7 +35,9 @@ def corpus(tmp_path):
 
 def test_every_list(prepare, corpus, tmp_path):
     data = tmp_path / "data"
-    out = prepare("3dspeaker", corpus, data)
+    (tmp_path / "raw").mkdir()
+    corpus = corpus.rename(tmp_path / "raw/3dspeaker")
+    out = prepare("3dspeaker", corpus.parent, data)
     kept = [name(*TRAIN[0]), name(*TRAIN[2]), name(*TRAIN[3])]
     assert (data / "train/wav.scp").read_text().splitlines() == [
         f"{utterance} {corpus}/train/{utterance[:12]}/{utterance}.wav" for utterance in kept

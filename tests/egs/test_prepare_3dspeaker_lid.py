@@ -32,7 +32,8 @@ def corpus(tmp_path):
 
 
 def test_the_sixth_column_is_the_class(prepare, corpus, tmp_path):
-    prepare("3dspeaker/lid", corpus, tmp_path / "d")
+    corpus = corpus.rename(tmp_path / "3dspeaker")
+    prepare("3dspeaker/lid", tmp_path, tmp_path / "d")
     assert (tmp_path / "d/train/utt2lang").read_text() == (
         "A1 Standard_Mandarin\nA2 Standard_Mandarin\nB1 Wu_dialect\n"
     )

@@ -176,6 +176,7 @@ def test_values_of_set_are_passed_on_unchanged() -> None:
 )
 def test_odd_folders_stay_one_word(tmp_path: Path, folder: str) -> None:
     path = tmp_path / folder
+    path.mkdir()
     _, prepare, *_, score = dry_run("mini", "--corpus", path, "--data", path)
     assert values_of("--corpus", prepare) == [f"{tmp_path}/{folder}"]
     assert values_of("--trials", score) == [f"{tmp_path}/{folder}/test/trials"]
@@ -242,7 +243,9 @@ REFUSED = {  # options -> subject of the message, values that it names
     "--set data.dir=x": ("--set data.dir=x", "--data x"),
     "--dry-run=yes": ("--dry-run", "yes"),
     "--model camplus": ("--model", "camplus", "campplus"),
+    "--model ERes2Net": ("--model", "did you mean eres2net?"),
     "--hardware gpu": ("--hardware", "gpu", "gpu_"),
+    "--hardware no.yaml": ("--hardware", "no.yaml", "gpu_"),
     "--stage 7": ("--stage", 7),
     "--stage 3 --stop-stage 2": ("--stop-stage", 2, 3),
     "--seed -1": ("--seed", -1),
@@ -275,6 +278,21 @@ def test_wrong_options_are_refused_in_one_line(options: str) -> None:
     done = run("mini", *options.split(), "--dry-run")
     assert (done.stdout, done.returncode, done.stderr.count("\n")) == ("", 1, 1)
     assert refused(done.stderr, *REFUSED[options]), done.stderr
+
+
+def test_before_the_first_stage(tmp_path: Path) -> None:
+    """A dry run, too, misses the corpus and says that --set changes both trainings."""
+    done = run("3dspeaker", "--dry-run", "--corpus", tmp_path / "none")
+    assert done.returncode == 1 and refused(done.stderr, "--corpus", tmp_path / "none")
+    done = run("mini", "--dry-run", "--large-margin", "true", "--set", "training.lr=1")
+    assert "--set: training.lr=1" in done.stdout.partition("# stage 0")[0]
+
+
+def test_hardware_may_be_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.touch()
+    (train,) = dry_run("mini", "--stage", "3", "--stop-stage", "3", "--hardware", file)
+    assert values_of("--config", train)[-1] == str(file)
 
 
 @pytest.mark.parametrize("options", ["--features wave --task sv", "--set a.b=c --stage=6"])

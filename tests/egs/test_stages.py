@@ -21,6 +21,7 @@ def test_all_stages_run_in_order(toy: Toy) -> None:
     prepare = ["prepare.py", "prepare.py", "check", "check", "pack"]
     assert names == [*prepare, "train", "extract", "extract", "score"]
     assert done.stdout.startswith("device: a toy\n")
+    assert f"{toy.path}/python3 -m speakerlab verify A.wav B.wav --model " in done.stdout
     for number in range(7):
         headline, *rest = [x for x in done.stdout.splitlines() if x.startswith(f"stage {number}: ")]
         assert (len(rest), number) == ("skipped" not in headline, number)

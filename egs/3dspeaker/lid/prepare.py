@@ -72,6 +72,7 @@ def prepare(
     corpus: Path, data: Path, *, noise: Path | None = None, rirs: Path | None = None
 ) -> None:
     """Write the data directories."""
+    corpus = recipe.find_corpus(corpus)
     check_layout(corpus)
     faults = Faults()
     sets = {split: read_split(corpus, split, faults) for split in LISTS}
