@@ -67,9 +67,9 @@ OPTIONS = {
         ("init", "MODEL", word, None, "start from this experiment, model folder or hub:NAME"),
         ("large-margin", "true|false", ["true", "false"], None, "also run stage 4 (default:"
          " false)"),
-        ("set", "section.key=value", word, [], "set configuration values, overriding all files"),
+        ("set", "section.key=value", word, [], "set configuration values; they override all files"),
         ("features", "wave|fbank", ["wave", "fbank"], "wave", "what stage 2 packs and training"
-         " reads: audio, or filter banks, which are faster but rule out augmentation of the audio"),
+         " reads: audio, or log mel features, which are faster but rule out audio augmentation"),
         ("task", "sv|lid", ["sv", "lid"], "sv", "speaker verification, or language identification"
          " in recipes with a folder lid/"),
     ],
@@ -223,7 +223,7 @@ def check_stages(args: argparse.Namespace) -> None:
         raise ValueError(f"--stop-stage: {args.stop_stage} is before --stage {args.stage}")
     asked_for_4 = 4 in (args.stage, args.stop_stage)
     if asked_for_4 and args.large_margin == "false":
-        problem = f"stages {args.stage} to {args.stop_stage} ask for stage 4"
+        problem = f"stages {args.stage} to {args.stop_stage} include stage 4"
         raise ValueError(f"--large-margin false: {problem}; leave out one of the two")
     args.large_margin = "true" if asked_for_4 else args.large_margin or "false"
 

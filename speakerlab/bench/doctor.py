@@ -104,7 +104,7 @@ def processors(plan: Plan) -> Iterator[Line]:
     few = ranks * (1 + plan.workers) > 2 * cpus or ranks > cpus
     yield graded(text, warn=few, fix="use more CPUs, or lower --nproc or runtime.num_workers")
     value = os.environ.get("OMP_NUM_THREADS", "")
-    text = f"OMP_NUM_THREADS: {value or 'not set'}, {torch.get_num_threads()} threads a process"
+    text = f"OMP_NUM_THREADS: {value or 'not set'}, {torch.get_num_threads()} threads per process"
     text += "" if value else " (run.sh sets it for several ranks)"
     many = value.isdigit() and int(value) * ranks > cpus
     fix = f"export OMP_NUM_THREADS={max(1, cpus // ranks)} for {cpus} CPUs"
@@ -112,7 +112,7 @@ def processors(plan: Plan) -> Iterator[Line]:
     free = free_bytes(torch.device("cpu"), 1)
     need = ranks * (RANK_BYTES + plan.workers * WORKER_BYTES)
     text = f"memory: {free / 2**30:.1f} GiB free, ranks and workers need about {need / 2**30:.1f}"
-    yield graded(text, warn=free < need, fix="free some, or lower --nproc or runtime.num_workers")
+    yield graded(text, warn=free < need, fix="free memory, or lower --nproc or runtime.num_workers")
 
 
 def shared_memory(plan: Plan) -> Iterator[Line]:
@@ -133,7 +133,7 @@ def shared_memory(plan: Plan) -> Iterator[Line]:
         return
     disk = shutil.disk_usage(SHARED_MEMORY)
     text = f"{SHARED_MEMORY}: {disk.free >> 20} of {disk.total >> 20} MiB free, "
-    text += f"{fitting} of {plan.workers} data workers a rank fit"
+    text += f"{fitting} of {plan.workers} data workers per rank fit"
     fix = "in a container: docker run --shm-size=2g, or --ipc=host"
     yield graded(text, warn=fitting < plan.workers, fix=fix)
 
@@ -168,14 +168,14 @@ def experiment_folder(plan: Plan) -> Iterator[Line]:
         raise NotADirectoryError(f"{folder}: not a folder; choose another --exp than {plan.exp}")
     free, size = shutil.disk_usage(folder).free, checkpoint_bytes(plan)
     need = (plan.config.training.keep_checkpoints + 3) * size  # one being written, and the model
-    text = f"{plan.exp}: {free >> 20} MiB free, checkpoints of {size >> 20} MiB take {need >> 20}"
-    yield graded(text, fail=free < need, fix="free some, or choose another --exp")
+    text = f"{plan.exp}: {free >> 20} MiB free, checkpoints need {need >> 20} MiB"
+    yield graded(text, fail=free < need, fix="free some space, or choose another --exp")
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor.") as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             other = [sys.executable, "-S", "-c", TRY_LOCK, file.name]
             holds = subprocess.run(other, capture_output=True, timeout=10).returncode != 0
-            fix = "mount it with locks, or never start two runs with one --exp"
+            fix = "mount it with locks, or never start two runs with the same --exp"
             text = f"{plan.exp}: file locks {'work' if holds else 'have no effect'}"
             yield graded(text, warn=not holds, fix=fix)
             began = time.perf_counter()
@@ -207,7 +207,7 @@ def checkpoint_bytes(plan: Plan) -> int:
 def reading(plan: Plan) -> Iterator[Line]:
     """Read crops from all over the training set, as one data worker does."""
     if plan.data is None:
-        yield Line("ok", "data: not checked; give --data to have some of it read")
+        yield Line("ok", "data: not checked; to check it, give --data")
         return
     dirs = [plan.data / name for name in plan.config.data.train]
     manifest = read_manifest(dirs, sample_rate=plan.config.frontend["sample_rate"])
@@ -217,7 +217,7 @@ def reading(plan: Plan) -> Iterator[Line]:
         manifest.read(int(rows[count]), 0, build.crop_samples(plan.config))
         count += 1
     each = (time.perf_counter() - began) / count
-    text = f"{plan.data}: a worker reads {1 / each:.0f} crops/s, the first time they are read"
+    text = f"{plan.data}: a worker reads {1 / each:.0f} crops/s on the first read"
     fix = "pack the audio (stage 2), or copy it to a local disk"
     yield graded(text, warn=each > SLOW_READ_SECONDS, fix=fix)
 

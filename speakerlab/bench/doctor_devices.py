@@ -110,7 +110,7 @@ def connection(
     try:
         while not ranks.join(max(0.0, began + limit - time.monotonic())):
             if time.monotonic() > began + limit:
-                fix = "check whether a firewall blocks this host from itself"
+                fix = "check whether a firewall blocks connections of this host to itself"
                 if on_gpus:
                     fix = "try NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1 to find the broken path"
                 return graded(f"{name}: no answer within {limit:g} s", fail=True, fix=fix)

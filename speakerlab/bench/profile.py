@@ -48,7 +48,7 @@ def profile_training(
     add their number to its name. Raises ValueError for an experiment with checkpoints.
     """
     if exp_dir is not None and was_begun(exp_dir):
-        raise ValueError(f"{exp_dir}: a training has begun here; choose another folder")
+        raise ValueError(f"{exp_dir}: already holds a training; choose another --exp")
     ranks = start_rank(config)
     folder = exp_dir or Path(ranks.on_first(lambda: tempfile.mkdtemp(prefix="speakerlab-")))
     signals = Signals(lambda number: process.leave(process.stopped(number)))

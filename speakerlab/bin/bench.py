@@ -45,7 +45,7 @@ def print_rows(args: Namespace) -> None:
     if args.listen is not None:
         with open_bench(config, ranks, has_data=args.config is not None) as data:
             write_crops(data, args.listen, count=LISTEN_CROPS)
-        print(f"{args.listen}: {LISTEN_CROPS} crops, and how each was augmented in crops.tsv")
+        print(f"{args.listen}: {LISTEN_CROPS} crops, their augmentation is in crops.tsv")
     if not args.seconds:
         return
     print(headline(ranks.device), flush=True)
@@ -122,11 +122,11 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_settings(settings)
     seconds = "approximate time per measurement (default 2); 0: measure nothing"
     options.add_number("--seconds", "SECONDS", seconds, least=0, kind=float, default=2.0)
-    options.add_path("--listen", "DIR", "write ten crops as wav")
-    options.add_path("--json", "FILE", "write the rows")
+    options.add_path("--listen", "DIR", "write ten augmented crops as wav")
+    options.add_path("--json", "FILE", "write the results")
     profile = "profile training steps (needs `train` and --config)"
     options.add_argument("--profile", action="store_true", help=profile)
-    options.add_number("--steps", "N", "to profile (default 10)", least=1, default=10)
+    options.add_number("--steps", "N", "steps to profile (default 10)", least=1, default=10)
     options.add_path("--trace", "FILE", "write a Chrome trace of the profile")
     exp = "new folder for the profiled training (default: a temporary one)"
     options.add_path("--exp", "DIR", exp)

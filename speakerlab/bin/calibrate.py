@@ -31,7 +31,7 @@ def main(words: Sequence[str]) -> None:
     args = options.parse_args(words)
     if not (args.data / "utt2spk").exists():
         missing = args.data / "utt2spk" if args.data.exists() else args.data
-        raise FileNotFoundError(f"{missing}: does not exist; calibration needs speakers")
+        raise FileNotFoundError(f"{missing}: does not exist; calibration needs speaker labels")
     import torch  # not before the options are checked
 
     from speakerlab.checkpoints.published import load_published

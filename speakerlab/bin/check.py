@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> None:
         num_target = int(trials.is_target_N.sum())
         if not 0 < num_target < len(trials):
             raise ValueError(
-                f"{path}: {num_target} of {len(trials)} trials are targets; an EER needs targets "
-                "and nontargets, so add the others"
+                f"{path}: {num_target} of {len(trials)} trials are targets; an EER needs both "
+                "targets and nontargets"
             )
         log.info("%s: %d target, %d nontarget trials", path, num_target, len(trials) - num_target)

@@ -83,8 +83,8 @@ def classify(exp_dir: Path, folder: Path, classifier: "Classifier", *, labels: s
         num_speakers=num_speakers,
         model_sha256=card["sha256"],
         commit=card.get("commit"),
-        protocol=f"each whole utterance is given the most likely of {len(classes)} classes by the "
-        f"training head; interval by bootstrap over {drawn}",
+        protocol=f"the head assigns each whole utterance to the most likely of {len(classes)} "
+        f"classes; interval by bootstrap over {drawn}",
     )
 
 

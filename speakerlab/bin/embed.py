@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> None:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("embed", __doc__)
-    names = "recordings; ids are their names without endings, or their paths if names are equal"
+    names = "recordings; ids are file names without endings, or relative paths if two are equal"
     options.add_path("files", "FILE", names, nargs="*")
     options.add_path("--list", "FILE", "list of paths, one per line")
     options.add_path("--wav-scp", "FILE", "list of ids and paths, one pair per line")
@@ -69,7 +69,7 @@ def parse(words: Sequence[str]) -> Namespace:
         args.out = args.out.with_suffix("")
     elif args.out.suffix.removeprefix(".") in WRITERS:
         raise ValueError(
-            f"--out: {args.out} has the ending of another format than {args.format}; add --format"
+            f"--out: {args.out} has another ending than --format {args.format}; change one of them"
         )
     return args
 

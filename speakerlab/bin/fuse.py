@@ -94,8 +94,8 @@ def _check(args: Namespace) -> None:
     num_dev = len(args.dev_scores or [])
     if (args.dev_trials is None) != (num_dev == 0) or num_dev not in (0, len(args.scores)):
         raise ValueError(
-            f"--dev-scores: {num_dev} for {len(args.scores)} --scores; with --dev-trials give one "
-            "for each, else none"
+            f"--dev-scores: {num_dev} files for {len(args.scores)} --scores; give as many with "
+            "--dev-trials, and none without"
         )
     if args.dev_trials is not None and args.speakers is not None:
         raise ValueError(

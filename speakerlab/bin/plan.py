@@ -40,14 +40,14 @@ def parse(words: Sequence[str]) -> Namespace:
     what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help=config)
     table = "print a table for CAM++ and ERes2Net base on GPUs of 11, 24 and 32 GB"
     what.add_argument("--table", action="store_true", help=table)
-    options.add_argument("--recipe", metavar="NAME", help="add the layers of a recipe to --model")
-    memory = "memory of one card; without it, a table of cards"
+    options.add_argument("--recipe", metavar="NAME", help="add a recipe's configuration to --model")
+    memory = "memory of one GPU; without it, print a table of common sizes"
     options.add_number("--gpu-mem", "GB", memory, least=0.1, kind=float)
-    options.add_number("--gpus", "N", "number of cards (default 1)", least=1, default=1)
+    options.add_number("--gpus", "N", "number of GPUs (default 1)", least=1, default=1)
     formats = ("auto", "fp32", "bf16", "fp16")
     both = "default: runtime.precision; auto: plan both fp32 and bf16"
     options.add_argument("--precision", choices=formats, help=both)
-    rows = "training speakers (default 10000); each speed but 1 adds as many classes again"
+    rows = "training speakers (default 10000); each speed other than 1 adds as many classes"
     options.add_number("--speakers", "N", rows, least=1, default=10000)
     banks = "memory for noise and rooms on the GPU (default 0)"
     options.add_number("--bank-gb", "GB", banks, least=0, kind=float, default=0.0)
@@ -149,7 +149,7 @@ def print_table(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     made = plans(config, args, cards_gb)
     global_batch, bn_batch = config.training.global_batch, config.training.bn_batch or "unset"
     print(f"{headline(config, args)}, global batch {global_batch}, training.bn_batch {bn_batch}")
-    print("  card    format   MiB/crop   crops that fit   micro-batch x ranks x accumulation   BN")
+    print("  GPU     format   MiB/crop   crops that fit   micro-batch x ranks x accumulation   BN")
     for plan in made:
         crop = f"{plan.found.crop / 2**20:8.1f}"
         start = f"  {plan.card_gb:2g} GB   {plan.found.precision:6}   {crop}   {plan.fit:14}"

@@ -135,7 +135,7 @@ def _convert(
                 recognise_as(toolkits=(name,))
             text = (
                 "%s: both 3D-Speaker and WeSpeaker have this network; without a config.yaml it is "
-                "taken for 3D-Speaker's. For WeSpeaker's use --model-config or --frontend wespeaker"
+                "imported as 3D-Speaker's. If it is WeSpeaker's, use --model-config or --frontend"
             )
             log.warning(text, original)
     kept = f"head of {len(classes)} speakers" if head_state else "no head (unknown speakers)"
@@ -198,14 +198,14 @@ def _published_names(config: Config, state: Mapping[str, Tensor], *, where: str)
     odd = [f"{key}: {value}" for key, value in config.frontend.items() if value != wanted[key]]
     if odd := odd + ["vad"] * (config.vad is not None):
         raise ValueError(
-            f"{where}: 3D-Speaker would compute other features than {', '.join(odd)}; export ONNX"
+            f"{where}: 3D-Speaker cannot compute features with {', '.join(odd)}; use --format onnx"
         )
     found = recognise(
         {name: tuple(tensor.shape) for name, tensor in state.items()},
         toolkits=("3dspeaker",),
         feat_dim=config.frontend["num_mel_bins"],
         where=where,
-        outcome="3D-Speaker has no such model, so export ONNX",
+        outcome="3D-Speaker has no such model; use --format onnx",
     )
     both = (complete_args(config.model.name, config.model.args), found.args)
     own, theirs = (json.loads(json.dumps(args)) for args in both)  # tuples as lists
@@ -214,6 +214,6 @@ def _published_names(config: Config, state: Mapping[str, Tensor], *, where: str)
     if found.row.model != config.model.name or differing:
         raise ValueError(
             f"{where}: 3D-Speaker has no {config.model.name} with "
-            f"{', '.join(sorted(differing)) or found.row.model}; export ONNX"
+            f"{', '.join(sorted(differing)) or found.row.model}; use --format onnx"
         )
     return found.names

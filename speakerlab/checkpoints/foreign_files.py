@@ -79,7 +79,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not content:
-        raise ValueError(f"{path}: holds no tensors by name, but a {type(content).__name__}")
+        raise ValueError(f"{path}: is not a dictionary of tensors, but a {type(content).__name__}")
     odd = [name for name, value in content.items() if not isinstance(value, Tensor)]
     if odd:
         raise ValueError(f"{path}: {odd[0]!r} is not a tensor; save the tensors alone")

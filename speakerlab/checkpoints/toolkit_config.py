@@ -106,7 +106,7 @@ class ForeignConfig:
 
     def _whole(self, value: object) -> int:
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{self.path}: {value!r} is not a positive whole number of a feature")
+            raise ValueError(f"{self.path}: feature size {value!r} is not a positive whole number")
         return value
 
 

@@ -128,8 +128,8 @@ class DataConfig(Section):
     rirs: str | None = "rirs"
     features: Literal["wave", "fbank"] = "wave"  # computed in training, or stored by stage 2
     crop_seconds: Positive = 3.0
-    # Held out; null: max(10, 1 %), at most a fifth and 500. Identification holds out one of each
-    # class at least, any number, and counts utterances where the speakers are the classes.
+    # Held out; null: max(10, 1 %), at most a fifth and 500. In identification, utterances if the
+    # classes are the speakers; null: at least one of each class, without the limit of 500.
     valid_speakers: Annotated[int, Field(ge=0)] | None = None
 
 
@@ -163,7 +163,7 @@ class TrainingConfig(Section):
     warmup_epochs: NotNegative = 5.0
     margin: MarginConfig = MarginConfig()
     clip_norm: Positive = 50.0  # far above the usual 5 to 20: only outliers are clipped
-    init_head: Literal["match", "keep", "drop"] = "match"  # rows of the head that --init brings
+    init_head: Literal["match", "keep", "drop"] = "match"  # rows of the --init model's head
     freeze_epochs: NotNegative = 0.0  # at the start, when only the head learns
     sampled_share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the head's classes, each step
     bn_batch: Count | None = None  # crops that BatchNorm normalises together; null: what fits
@@ -171,7 +171,7 @@ class TrainingConfig(Section):
     checkpoint_every_steps: Count = 1000
     keep_checkpoints: Count = 3  # the newest; the best validated one is kept too
     average_checkpoints: Count = 1  # newest ones whose mean is published
-    on_divergence: Literal["warn", "stop"] = "warn"  # if the loss shows that nothing is learned
+    on_divergence: Literal["warn", "stop"] = "warn"  # if the model does not learn or diverges
 
 
 class RuntimeConfig(Section):
@@ -181,15 +181,15 @@ class RuntimeConfig(Section):
     micro_batch: Literal["auto", "probe"] | Count | dict[str, Count] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     tf32: Literal["auto", "off"] = "auto"  # auto: in convolutions, never in matrix products
-    sync_bn: Literal["auto", "off"] = "auto"  # auto: ranks join where training.bn_batch wants it
+    sync_bn: Literal["auto", "off"] = "auto"  # auto: ranks join to reach training.bn_batch
     compile: bool = False  # the backbone, by torch.compile; minutes at the start
     channels_last: Literal["auto"] | bool = "auto"  # layout of 2-D convolutions
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     stall_seconds: Positive = 60.0  # a slower batch is logged, with its cause
     bank_gb: Positive = 4.0  # noise and rooms on the device; beyond it noise stays on the host
     split_head: Literal["auto", "on", "off"] = "auto"  # rows over the ranks; auto: from 50,000 on
-    checkpoint_minutes: Positive = 30.0  # at the latest this long after the last one
-    deterministic: bool = False  # bit for bit on a GPU too, slower; a CPU always is
+    checkpoint_minutes: Positive = 30.0  # longest time between two checkpoints
+    deterministic: bool = False  # slower; makes a GPU deterministic too, as a CPU always is
     log_every_steps: Count = 10
     log_every_seconds: Positive = 10.0
     timeout_minutes: Positive = 10.0

@@ -97,7 +97,7 @@ def _check_tables(data_dir: DataDir, faults: Faults) -> None:
             faults.add("pipes", f"{wavs} {recording} is a command: '{path}'; {text}")
     for utterance, (recording, start, end) in data_dir.segments.items():
         if recording not in data_dir.wavs:
-            text = f"names recording {recording}, not in wav.scp; correct one of them"
+            text = f"names recording {recording}, which is not in wav.scp; correct one of them"
             faults.add("unknown recordings", f"{segments} {utterance} {text}")
         if not 0 <= start < end:
             text = f"must have 0 <= start < end, got {start} {end}; correct it"

@@ -150,7 +150,7 @@ def _list_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str,
     changed = (utterances - seconds.keys() - rejected.keys()) | (seconds.keys() - utterances)
     if changed:
         raise ValueError(
-            f"{folder}: has changed since it was checked, first {min(changed)}; run stage 1, or "
+            f"{folder}: has changed since it was checked, e.g. {min(changed)}; run stage 1, or "
             "`speakerlab check`"
         )
     unknown = seconds.keys() - speakers.keys() - rejected.keys() if speakers else set()

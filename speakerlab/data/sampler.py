@@ -50,7 +50,7 @@ class EpochOrder:
             )
         self.sampled_N: np.ndarray | None = None  # rows by speaker; None: as they are
         if speaker_balance:
-            assert speaker_N is not None, "speakers, if they are to be balanced"
+            assert speaker_N is not None, "balancing needs the speaker of each row"
             self.sampled_N, share_N = by_speaker(num_samples_N, speaker_N, speaker_balance)
             self.crops_end_N = np.cumsum(share_N, out=share_N)
             self.crops_end_N *= wanted / crop_samples / self.crops_end_N[-1]

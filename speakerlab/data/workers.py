@@ -74,9 +74,7 @@ def fit_workers(
             f"of {folder}, got {free >> 20} MiB free; enlarge it (docker run --shm-size="
             f"{2 * need}m, or --ipc=host) or lower runtime.num_workers (0 needs none)"
         )
-    text = (
-        "%d data workers a rank instead of %d: %s has %d MiB free, each needs %d (see --shm-size)"
-    )
+    text = "%d data workers per rank instead of %d: %s has %d MiB free, each needs %d"
     log.info(text, fitting, wanted, folder, free >> 20, -(-each >> 20))
     return fitting
 

@@ -154,7 +154,7 @@ def read_banks(
         return room_bank, read_bank(noise), True
     log.info(
         "%s: noise and rooms take %.1f GB, more than runtime.bank_gb %g: "
-        "the data workers cut the noise crops on the CPU",
+        "the data workers read the noise",
         *(noise.folder, size / 2**30, config.runtime.bank_gb),
     )
     return room_bank, map_bank(noise), False

@@ -110,7 +110,7 @@ class Validation(HeldOut):
         _, scores_N, is_target_N = pairwise_eer(emb_ND, np.array(self.label_N))
         num_speakers = len(set(self.label_N))
         if num_speakers < FEW_SPEAKERS:
-            text = "the threshold comes from %d speakers only and is unreliable"
+            text = "the threshold is unreliable: it was learned from only %d speakers"
             log.warning(text, num_speakers)
         source = f"{source}: {num_speakers} speakers, {len(self.pieces)} recordings"
         if self.num_halved:

@@ -18,7 +18,7 @@ def resampler(speed: float) -> nn.Module:
     ratio = Fraction(str(speed)).limit_denominator()
     if not (ratio > 0 and max(ratio.numerator, ratio.denominator) <= MAX_RATIO):
         raise ValueError(
-            f"augment: speed {speed} is not positive or has over three digits; use 0.9, for example"
+            f"augment: speed {speed} must be positive, with at most three digits; use e.g. 0.9"
         )
     return resampler_between(ratio.numerator, ratio.denominator)
 

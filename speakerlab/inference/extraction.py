@@ -139,7 +139,7 @@ class Extraction:
             if now - changed_at >= 60 * minutes:
                 raise ValueError(
                     f"{self.stem}: no chunk was finished for {minutes:g} minutes, {count} of "
-                    f"{jobs} are missing; check those hosts, then run the "
+                    f"{jobs} are missing; check their hosts, then run the "
                     "same command on each again (finished chunks are kept)"
                 )
             if now - logged_at >= SECONDS_PER_LINE:

@@ -58,12 +58,12 @@ def export_int8(source: Path, out: Path, *, data_dir: Path) -> Path:
         cosines = [row.cosine for row in compare_waves(embedder, partial, waves[-num_checked:])]
         if not min(cosines) >= MIN_COSINE:
             raise ValueError(
-                f"{out}: the least cosine with PyTorch is {min(cosines):.4f}, below "
+                f"{out}: the lowest cosine with PyTorch is {min(cosines):.4f}, below "
                 f"{MIN_COSINE:g}; calibrate on recordings like those of training, or omit --int8"
             )
     text = (
         "%s: int8, calibrated on %d recordings; cosine with PyTorch on %d others: mean %.4f, "
-        "least %.4f"
+        "lowest %.4f"
     )
     log.info(text, out, len(waves) - num_checked, num_checked, np.mean(cosines), min(cosines))
     return out

@@ -172,7 +172,7 @@ def _folds(
     speakers_S, code_2N = np.unique(speaker_2N, return_inverse=True)
     if len(speakers_S) < min_speakers(num_weights):
         raise TooFewError(
-            f"calibration: cross-validation takes at least {min_speakers(num_weights)} speakers "
+            f"calibration: cross-validation needs at least {min_speakers(num_weights)} speakers "
             f"here, got {len(speakers_S)}; use trials of more speakers, or learn from other trials"
         )
     order_S = np.random.default_rng([0, len(speakers_S)]).permutation(len(speakers_S))

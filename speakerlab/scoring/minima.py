@@ -32,7 +32,7 @@ def require_development(step: str, num_utterances: int, num_speakers: int, num_d
         and_repeats = f" and {least_repeats} repeated recordings" if least_repeats else ""
         got = f"{num_speakers}{f' and {num_repeats}' if least_repeats else ''}"
         raise TooFewError(
-            f"{step}: learns from at least {least} speakers{and_repeats}, got {got}; embed more of "
+            f"{step}: needs at least {least} speakers{and_repeats}, got {got}; embed more of "
             f"the training set, or score without {step}"
         )
 

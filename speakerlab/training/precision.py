@@ -109,9 +109,9 @@ def _remarks(asked: str, cards: Sequence[Card], conv_tf32: bool) -> list[str]:
         )
     if asked == "fp32" and card.has_bf16:
         lines.append(
-            f"{key} is slower than bf16, which auto would use ({card.text}) with half the memory "
-            f"for activations; convolutions use TF32: {'yes' if conv_tf32 else 'no'}, matrix "
-            "products: no"
+            f"{key} is slower than bf16, which auto would use ({card.text}), and needs twice the "
+            "memory for activations; convolutions use TF32: "
+            f"{'yes' if conv_tf32 else 'no'}, matrix products: no"
         )
     return lines
 
