@@ -31,8 +31,11 @@ def note_error(
             continue  # other branches of a union, one of which matched further
         where = where_from(origin, (*place, *keys))
         if items[0]["type"] == "extra_forbidden":
-            known = _fields_at(schema, keys[:-1])
-            faults.add("unknown keys", f"{where}: unknown key{nearest(keys[-1], known)}")
+            elsewhere = [] if place else [*_paths(schema, keys[-1])]
+            hint = nearest(keys[-1], _fields_at(schema, keys[:-1]))
+            if len(elsewhere) == 1:
+                hint = f"; did you mean {elsewhere[0]}?"
+            faults.add("unknown keys", f"{where}: unknown key{hint}")
         elif items[0]["type"] == "missing":
             faults.add("missing keys", f"{where}: is missing; add it")
         elif not where:  # the whole configuration, too long to show
@@ -71,11 +74,26 @@ def _complaint(items: Sequence[ErrorDetails]) -> str:
 
 def _fields_at(schema: type[BaseModel], keys: Sequence[str]) -> Iterable[str]:
     for key in keys:
-        annotation = schema.model_fields[key].annotation
-        if not (inspect.isclass(annotation) and issubclass(annotation, BaseModel)):
+        if (section := _section(schema, key)) is None:
             return ()
-        schema = annotation
+        schema = section
     return schema.model_fields
+
+
+def _paths(schema: type[BaseModel], key: str, start: str = "") -> Iterable[str]:
+    """Yield the path of every key of this name."""
+    for name in schema.model_fields:
+        if name == key:
+            yield start + name
+        if section := _section(schema, name):
+            yield from _paths(section, key, f"{start}{name}.")
+
+
+def _section(schema: type[BaseModel], key: str) -> type[BaseModel] | None:
+    annotation = schema.model_fields[key].annotation
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return annotation
+    return None
 
 
 def where_from(origin: Mapping[str, str], path: Sequence[str]) -> str:

@@ -14,8 +14,8 @@ def nearest(word: str, known: Iterable[str], *, otherwise: str = "") -> str:
 
     otherwise: the hint if none is similar.
     """
-    known = {name.lower(): name for name in sorted(known)}
-    close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.4)
+    known = {name.lower().lstrip("-"): name for name in sorted(known)}
+    close = difflib.get_close_matches(word.lower().lstrip("-"), known, n=1, cutoff=0.4)
     if close:
         return f"; did you mean {known[close[0]]}?"
     return f"; {otherwise or 'known are ' + ', '.join(known.values())}"

@@ -3,7 +3,7 @@
 import pytest
 from refusals import refused
 
-from speakerlab.bin import extract, train
+from speakerlab.bin import extract, plan, train
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,7 @@ from speakerlab.bin import extract, train
     [
         (train.parse, ["--exp", "a", "--confg", "b"], "speakerlab train", ["--confg", "--config?"]),
         (train.parse, ["--otp=1"], "speakerlab train", ["--otp"]),
+        (plan.parse, ["--hardware", "cpu"], "speakerlab plan", ["--hardware; see --help"]),
         (train.parse, ["--set", "a=--b"], "speakerlab train", ["--exp, --config"]),
         (extract.parse, ["--job", "3/2"], "speakerlab extract: --job", ["3/2", "I from 1 to N"]),
     ],

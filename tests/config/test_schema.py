@@ -52,6 +52,7 @@ def refusal(load, tmp_path: Path):
         ("model: {name: camplus}", "model.name", "campplus"),
         # an argument that the program gives, and a key like no other
         ("optimizer: {args: {lr: 0.1}}", "optimizer.args.lr", "momentum, nesterov, weight_decay"),
+        ("lr: 0.2", "lr", "did you mean training.lr?"),
         ("zzz-Q: 1", "zzz-Q", "augment, data, frontend, head, model, "),
     ],
 )
