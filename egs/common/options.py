@@ -261,8 +261,8 @@ def check_ranks(args: argparse.Namespace) -> None:
     if args.nnodes == 1 and (args.node_rank is not None or args.rdzv):
         raise ValueError("--node-rank, --rdzv: only for several hosts; add --nnodes N")
     if args.nnodes > 1 and args.node_rank not in range(args.nnodes):
-        problem = f"must be a whole number from 0 to {args.nnodes - 1}, not {args.node_rank}"
-        raise ValueError(f"--node-rank: {problem}")
+        given = "missing" if args.node_rank is None else args.node_rank
+        raise ValueError(f"--node-rank: {given}; give a whole number from 0 to {args.nnodes - 1}")
     if args.nnodes > 1 and not args.rdzv:
         raise ValueError("--rdzv: missing; give HOST:PORT of node rank 0")
 
