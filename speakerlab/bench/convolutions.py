@@ -20,7 +20,6 @@ from speakerlab.bench.stopwatch import block_seconds
 from speakerlab.training.precision import DTYPES
 
 LAYERS: tuple[Callable[..., Tensor], ...] = (F.conv1d, F.conv2d, F.linear)
-OPTIONS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}  # in torch's order
 NORMS = nn.modules.batchnorm._BatchNorm  # pyright: ignore[reportPrivateUsage]
 ROUNDS = 2  # over all layers, so that a slow spell of the machine meets a layer once
 Shape = tuple[int, ...]
@@ -40,7 +39,7 @@ class Layer(NamedTuple):
     input_shape: Shape
     weight_shape: Shape
     has_bias: bool
-    options: tuple[Any, ...]  # of the function, after input, weight and bias
+    options: tuple[Any, ...]  # of a convolution: stride, padding, dilation, groups, or none
     learns_below: bool  # its input needs a gradient, too
     macs: int  # multiplications of a forward pass
     layout: torch.memory_format = torch.contiguous_format
@@ -57,8 +56,8 @@ class Layer(NamedTuple):
         if self.function is F.conv1d:
             shapes = (self.input_shape, self.weight_shape)
             x, weight = ((*shape[:2], 1, *shape[2:]) for shape in shapes)
-            stride, padding, dilation, groups = self.options
-            options = ((1, *stride), (0, *padding), (1, *dilation), groups)
+            pairs = ((first, *last) for first, last in zip((1, 0, 1), self.options))
+            options = (*pairs, *self.options[3:])
             last = last._replace(input_shape=x, weight_shape=weight, options=options)
         return [self, last]
 
@@ -129,30 +128,16 @@ class LayerCounter(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in LAYERS:
-            self._count(func, result, *args, **(kwargs or {}))
+            x, weight, *rest = args  # torch's modules give everything by position
+            bias, *options = rest or [None]
+            layer = Layer(
+                function=func,
+                input_shape=tuple(x.shape),
+                weight_shape=tuple(weight.shape),
+                has_bias=bias is not None,
+                options=tuple(options),
+                learns_below=x.requires_grad,
+                macs=result.numel() * weight[0].numel(),
+            )
+            self.layers[layer] += 1
         return result
-
-    def _count(
-        self,
-        function: Callable[..., Tensor],
-        result: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *options: Any,
-        **named: Any,
-    ) -> None:
-        """Add a call; `options` and `named` are those of a convolution, by torch's names."""
-        given = {**OPTIONS, **dict(zip(OPTIONS, options)), **named}
-        *pairs, groups = given.values()
-        tuples = (v if isinstance(v, tuple) else (v,) * (input.dim() - 2) for v in pairs)
-        layer = Layer(
-            function=function,
-            input_shape=tuple(input.shape),
-            weight_shape=tuple(weight.shape),
-            has_bias=bias is not None,
-            options=() if function is F.linear else (*tuples, groups),
-            learns_below=input.requires_grad,
-            macs=result.numel() * weight[0].numel(),
-        )
-        self.layers[layer] += 1

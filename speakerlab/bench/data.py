@@ -85,9 +85,9 @@ def data_rows(bench: DataBench, name: str, *, seconds: float) -> Iterator[Row]:
     """Yield the crops a second of the loader, of a training, and of each hop in one process."""
     source = bench.source
     note = f"{source.num_workers} workers, batches of {source.plan.micro_batch}"
-    rate = measure_loader(bench, seconds=seconds)
+    rate, _ = measure_batches(bench, seconds=seconds, train=False)
     yield Row(name="data.loader", ours=rate, unit="crops/s", note=note)
-    rate, waited = measure_training(bench, seconds=seconds)
+    rate, waited = measure_batches(bench, seconds=seconds, train=True)
     note = f"{waited:.1%} of the time waiting for data"
     yield Row(name=f"data.training.{name}", ours=rate, unit="crops/s", note=note)
     hops = measure_hops(bench, seconds=seconds)
@@ -99,29 +99,24 @@ def data_rows(bench: DataBench, name: str, *, seconds: float) -> Iterator[Row]:
         yield Row(name=row, ours=1e6 * took, unit="us", note=note)
 
 
-def measure_loader(bench: DataBench, *, seconds: float) -> float:
-    """Return the crops a second that the loader's workers deliver while nothing else is done."""
-    laps = Laps(bench.source.ranks.device)
-    with closing(bench.batches()) as batches:
-        for _ in laps.repeat(batches, warm_up=WARM_UP, seconds=seconds):
-            laps.end("loaded")
-    return laps.count * bench.source.plan.micro_batch / laps.total
+def measure_batches(bench: DataBench, *, seconds: float, train: bool) -> tuple[float, float]:
+    """Return (crops a second of the loader's workers, share of the time spent waiting for them).
 
-
-def measure_training(bench: DataBench, *, seconds: float) -> tuple[float, float]:
-    """Return (crops a second, share of the time spent waiting for data) of forward and backward."""
+    train: with forward and backward of each batch; else nothing else is done.
+    """
     source = bench.source
     laps = Laps(source.ranks.device)
     with closing(bench.batches()) as batches:
         for batch in laps.repeat(batches, warm_up=WARM_UP, seconds=seconds):
             laps.end("waited")
-            batch = batch.to(laps.device)
-            wave_BS = batch.feats_BTF if len(batch.feats_BTF) else source.augment(batch)
-            bench.task(wave_BS, batch.label_B, 0.0, batch=batch).loss.backward()
-            bench.task.zero_grad()
-            laps.end("worked")
-    num_crops = laps.count * source.plan.micro_batch
-    return num_crops / laps.total, laps.seconds["waited"] / laps.total
+            if train:
+                batch = batch.to(laps.device)
+                wave_BS = batch.feats_BTF if len(batch.feats_BTF) else source.augment(batch)
+                bench.task(wave_BS, batch.label_B, 0.0, batch=batch).loss.backward()
+                bench.task.zero_grad()
+                laps.end("worked")
+    rate = laps.count * source.plan.micro_batch / laps.total
+    return rate, laps.seconds["waited"] / laps.total
 
 
 def measure_hops(bench: DataBench, *, seconds: float) -> dict[str, float]:

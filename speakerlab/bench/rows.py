@@ -26,20 +26,17 @@ class Row:
 
     def line(self) -> str:
         """Return one line of text with every value that is known."""
-        parts = [f"{self.name:34}{number(self.ours):>12} {self.unit:12}"]
-        if self.peer is not None:
-            parts.append(f"peer {number(self.peer):>8}")
-        if self.ratio is not None:
-            parts.append(f"ratio {self.ratio:8.2f}")
-        if self.quartiles is not None:
-            parts.append("(quartiles {:.2f} - {:.2f})".format(*self.quartiles))
-        if self.gflops is not None:
-            parts.append(f"{self.gflops:9,.0f} GFLOP/s")
-        if self.share is not None:
-            parts.append(f"{self.share:6.0%} of its convolutions' rate")
-        if self.peak_mib is not None:
-            parts.append(f"{self.peak_mib:8,.0f} MiB")
-        return " ".join([*parts, self.note]).rstrip()
+        more = (
+            ("peer {:>8}", number(self.peer) or None),
+            ("ratio {:8.2f}", self.ratio),
+            ("(quartiles {0[0]:.2f} - {0[1]:.2f})", self.quartiles),
+            ("{:9,.0f} GFLOP/s", self.gflops),
+            ("{:6.0%} of its convolutions' rate", self.share),
+            ("{:8,.0f} MiB", self.peak_mib),
+        )
+        parts = [form.format(value) for form, value in more if value is not None]
+        first = f"{self.name:34}{number(self.ours):>12} {self.unit:12}"
+        return " ".join([first, *parts, self.note]).rstrip()
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are known, and always those of `ALWAYS`."""

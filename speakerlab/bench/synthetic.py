@@ -53,21 +53,16 @@ def rooms() -> Waves:
 
 def with_synthetic_corpus(config: Config, folder: Path, *, micro_batch: int) -> Config:
     """Return the same training on a synthetic corpus, which is written to `folder`."""
-    write_corpus(folder)
-    data = {"dir": str(folder), "train": ("train",), "noise": "noise", "rirs": "rirs"}
-    runtime = config.runtime.model_copy(update={"micro_batch": micro_batch})
-    data = config.data.model_copy(update={**data, "valid_speakers": 0})
-    return config.model_copy(update={"data": data, "runtime": runtime})
-
-
-def write_corpus(folder: Path) -> None:
-    """Write checked data directories `train`, `noise` and `rirs` below a folder."""
     wavs = write_waves(folder, voices())
     speakers = {name: name.split("-")[0] for name in wavs}
     write_data_dir(folder / "train", wavs=wavs, speakers=speakers)
     write_data_dir(folder / "noise", wavs=write_waves(folder, noises()))
     write_data_dir(folder / "rirs", wavs=write_waves(folder, rooms()))
     check_data_dirs([folder / name for name in ("train", "noise", "rirs")], sample_rate=RATE)
+    data = {"dir": str(folder), "train": ("train",), "noise": "noise", "rirs": "rirs"}
+    runtime = config.runtime.model_copy(update={"micro_batch": micro_batch})
+    data = config.data.model_copy(update={**data, "valid_speakers": 0})
+    return config.model_copy(update={"data": data, "runtime": runtime})
 
 
 def write_waves(folder: Path, waves: Iterable[tuple[str, np.ndarray]]) -> dict[str, Path]:

@@ -27,10 +27,14 @@ def main(words: Sequence[str]) -> None:
     args = parse(words)
     if "OMP_WAIT_POLICY" not in os.environ:  # as in the recipes; read when torch is imported
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-    if args.profile:
-        print_profile(args)
-    else:
+    if not args.profile:
         print_rows(args)
+        return
+    from speakerlab.bench.profile import profile_training
+
+    (config,) = read_configs(args).values()
+    found = profile_training(config, exp_dir=args.exp, num_steps=args.steps, trace=args.trace)
+    print("\n".join(found.lines))
 
 
 def print_rows(args: Namespace) -> None:
@@ -85,15 +89,6 @@ def headline(device: "torch.device") -> str:
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     cpus, threads = process.available_cpus(), torch.get_num_threads()
     return f"torch {torch.__version__}, {what}, {threads} threads, {cpus} CPUs"
-
-
-def print_profile(args: Namespace) -> None:
-    """Print where the time of a training step goes."""
-    from speakerlab.bench.profile import profile_training
-
-    (config,) = read_configs(args).values()
-    found = profile_training(config, exp_dir=args.exp, num_steps=args.steps, trace=args.trace)
-    print("\n".join(found.lines))
 
 
 def read_configs(args: Namespace) -> "dict[str, Config]":

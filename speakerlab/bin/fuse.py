@@ -31,14 +31,9 @@ def main(words: Sequence[str]) -> None:
     options = parser("fuse", __doc__)
     options.add_path("--trials", "FILE", "trial list to score", required=True)
     options.add_path("--scores", "FILE", "score files, one per system", nargs="+", required=True)
-    options.add_path(
-        "--out", "FILE", "file to write the fused log-likelihood ratios to", required=True
-    )
-    options.add_path(
-        "--dev-trials",
-        "FILE",
-        "trials of other speakers, to learn from (default: cross-validation)",
-    )
+    options.add_path("--out", "FILE", "file to write the fused ratios to", required=True)
+    dev = "trials of other speakers, to learn from (default: cross-validation)"
+    options.add_path("--dev-trials", "FILE", dev)
     options.add_path("--dev-scores", "FILE", "scores of the same systems", nargs="+")
     options.add_path("--speakers", "FILE", "utt2spk (default: the one beside the trials)")
     args = options.parse_args(words)
@@ -120,9 +115,8 @@ def _table(ratios: Mapping[str, np.ndarray], is_target_N: np.ndarray) -> str:
     lines = ["metrics of the log-likelihood ratios, each system calibrated like the fusion:"]
     lines.append(f"{'':{width}}  EER %  minDCF(0.01)  actDCF(0.01)   Cllr")
     for name, llr_N in ratios.items():
-        costs = min_dcf(llr_N, is_target_N), act_dcf(llr_N, is_target_N), cllr(llr_N, is_target_N)
+        error, *costs = (of(llr_N, is_target_N) for of in (eer, min_dcf, act_dcf, cllr))
         lines.append(
-            f"{name:{width}}  {100 * eer(llr_N, is_target_N):5.2f}  {costs[0]:12.3f}  "
-            f"{costs[1]:12.3f}  {costs[2]:5.3f}"
+            "{:{}}  {:5.2f}  {:12.3f}  {:12.3f}  {:5.3f}".format(name, width, 100 * error, *costs)
         )
     return "\n".join(lines) + "\n"

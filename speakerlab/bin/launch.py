@@ -7,12 +7,10 @@ signal. A signal is passed on to the ranks, once.
 """
 
 import os
-import shutil
 import signal
 import socket
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import FrameType
 from typing import ClassVar, NoReturn
 
@@ -29,7 +27,6 @@ RESUME = "run the same command again to resume from the last checkpoint"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 SAVING_SECONDS = 30  # for ranks to leave by themselves
 LOST_SECONDS = 10  # the same after one was killed: the others wait for it and cannot save
-SHARED_MEMORY = Path("/dev/shm")
 REMEDIES = {
     process.EXIT_INPUT: "see the error above",
     process.EXIT_NUMERIC: "see nan_report.json in the experiment; lower training.lr, or use "
@@ -38,6 +35,8 @@ REMEDIES = {
     process.EXIT_MEMORY: "out of memory: use a smaller runtime.micro_batch (run.sh does)",
     process.EXIT_LOST: "it lost another rank: see that rank's message, here or on its host",
     -signal.SIGKILL: f"often the kernel's out-of-memory killer, see dmesg; {RESUME}",
+    -signal.SIGBUS: "/dev/shm was full (see df /dev/shm), or a file was truncated while read: "
+    "enlarge it (docker run --shm-size=2g, or --ipc=host), or lower runtime.num_workers; " + RESUME,
     -signal.SIGABRT: f"a library aborted, see above; {RESUME}",
 }
 HOSTS = "; a rank on another host may have ended first: see the output there"
@@ -124,23 +123,11 @@ def verdict(rank: int, failure: ProcessFailure) -> str:
     if code in map(process.stopped, SIGNALS):
         return stopped(signal.Signals(code - process.stopped(0)))
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    remedy = shared_memory() if code == -signal.SIGBUS else REMEDIES.get(code, RESUME)
+    remedy = REMEDIES.get(code, RESUME)
     if code == process.EXIT_INPUT and Ranks.num_hosts > 1:
         remedy += HOSTS
     where = f"rank {rank} on {socket.gethostname()}"
     return f"{where}: ended the run with {how} (process {failure.pid}); {remedy}"
-
-
-def shared_memory() -> str:
-    """Return the usual cause of SIGBUS."""
-    size = ""
-    if SHARED_MEMORY.is_dir():
-        disk = shutil.disk_usage(SHARED_MEMORY)
-        size = f" ({disk.total >> 20} MiB, {disk.free >> 20} MiB free now)"
-    return (
-        f"{SHARED_MEMORY}{size} was full, or a file was truncated while read: enlarge it (docker "
-        f"run --shm-size=2g, or --ipc=host), or lower runtime.num_workers; {RESUME}"
-    )
 
 
 def stopped(number: signal.Signals) -> str:
