@@ -3,14 +3,12 @@
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from speakerlab.bench import stopwatch, synthetic
+from speakerlab.bench import stopwatch
 from speakerlab.bench.rows import Row, number
 from speakerlab.bench.stopwatch import block_seconds, peak_memory
-from speakerlab.experiments.corpus import read_corpus
 
 CPU = torch.device("cpu")
 
@@ -44,25 +42,6 @@ def test_peak_memory_is_unknown_where_peaks_cannot_be_reset(monkeypatch, tmp_pat
     with peak_memory(CPU) as peak:
         torch.ones(1 << 20)
     assert peak == []
-
-
-def test_a_synthetic_corpus_is_one_that_training_reads_and_always_the_same(
-    make_config, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(synthetic, "TAKES", 1)
-    monkeypatch.setattr(synthetic, "SECONDS", 1.0)
-    config, _ = (
-        synthetic.with_synthetic_corpus(make_config(), tmp_path / name, micro_batch=8)
-        for name in "ab"
-    )
-    corpus = read_corpus(config)
-    assert len(corpus.train.ids) == len(corpus.train.speakers) == 10
-    assert config.runtime.micro_batch == 8 and not len(corpus.valid)
-    assert [len(noise) / synthetic.RATE for noise in corpus.noise] == [10, 20, 5]  # by name
-    room_S = corpus.rooms[0]
-    assert np.abs(room_S).argmax() == 0 and np.abs(room_S[-80:]).max() < 0.01 * room_S[0]
-    for path in sorted((tmp_path / "a/wav").iterdir()):
-        assert path.read_bytes() == (tmp_path / "b/wav" / path.name).read_bytes()
 
 
 def test_a_row_in_the_table_and_in_the_file():

@@ -10,9 +10,7 @@ from types import SimpleNamespace
 import pytest
 from refusals import refuses
 
-from speakerlab.bench import profile
 from speakerlab.bench.profile import profile_training, region_seconds
-from speakerlab.training.signals import Signals
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -55,28 +53,6 @@ def test_a_training_is_profiled_part_by_part(make_config, settings, tmp_path, mo
     assert lines[-1] == f"{trace}: a trace for https://ui.perfetto.dev"
     events = json.loads(trace.read_text())["traceEvents"]
     assert len([event for event in events if event.get("name") == "step"]) == 2
-
-
-def test_the_profiled_steps_are_those_of_the_training(make_config, settings, tmp_path):
-    """The losses are those of the same training without a profiler."""
-
-    def losses(exp):
-        rows = map(json.loads, (exp / "metrics.jsonl").read_text().splitlines())
-        return [row["loss"] for row in rows]
-
-    config = make_config(*settings, "training.num_epochs=3")
-    profile_training(config, exp_dir=tmp_path / "profiled", num_steps=1, trace=None)
-    exp, ranks = tmp_path / "plain", profile.start_rank(config)
-    signals = Signals(lambda _number: None)
-    longer = profile.prepared(config, 1)
-    trainer = profile.build_training(exp, None, longer, ranks, signals).trainer
-    trainer.start()
-    trainer.open()
-    for _ in range(profile.WARM_UP + 2):
-        trainer.take_step()
-    trainer.close()
-    assert losses(tmp_path / "profiled") == losses(exp)
-    assert len(losses(exp)) == profile.WARM_UP + 2
 
 
 def test_a_begun_training_is_refused(make_config, settings, tmp_path):

@@ -14,6 +14,7 @@ from speakerlab.bin import extract, plan, train
         (plan.parse, ["--hardware", "cpu"], "speakerlab plan", ["--hardware; see --help"]),
         (train.parse, ["--set", "a=--b"], "speakerlab train", ["--exp, --config"]),
         (extract.parse, ["--job", "3/2"], "speakerlab extract: --job", ["3/2", "I from 1 to N"]),
+        (extract.parse, ["--per-speaker", "0"], "speakerlab extract: --per-speaker", [0, 1]),
     ],
 )
 def test_a_misspelt_option_is_named_before_a_missing_one(parse, words, subject, values, capsys):

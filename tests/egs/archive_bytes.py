@@ -3,6 +3,7 @@
 import hashlib
 import io
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -26,3 +27,13 @@ def tar_of(folder: Path) -> bytes:
 def md5(content: bytes) -> str:
     """Return "md5:..." of the content."""
     return f"md5:{hashlib.md5(content).hexdigest()}"
+
+
+def store_parts(body: bytes, folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """Write equal parts of an archive under these names; name -> "md5:..."."""
+    folder.mkdir(exist_ok=True)
+    size = -(-len(body) // len(names))
+    parts = {name: body[i * size : (i + 1) * size] for i, name in enumerate(names)}
+    for name, content in parts.items():
+        (folder / name).write_bytes(content)
+    return {name: md5(content) for name, content in parts.items()}

@@ -5,12 +5,16 @@ import shutil
 import numpy as np
 import pytest
 import soundfile
-from archive_bytes import md5, tar_of
+from archive_bytes import md5, store_parts, tar_of
 from corpora import write_3dspeaker_split
 from refusals import refused, refuses
 
+from speakerlab.data.tables import read_table
+
 TRAIN = [("00001", 1, "01"), ("00001", 1, "09"), ("00001", 2, "02"), ("00002", 1, "01")]
 TEST = [("06154", 1, "02"), ("06154", 2, "06"), ("06154", 3, "09"), ("06155", 1, "01")]
+
+SETS = {"train": TRAIN, "test": TEST}
 
 
 def name(speaker, segment, device):
@@ -24,8 +28,10 @@ A = name(*TEST[0])
 @pytest.fixture
 def corpus(tmp_path):
     corpus = tmp_path / "3d speaker"
-    for split, rows in (("train", TRAIN), ("test", TEST)):
-        write_3dspeaker_split(corpus, split, [(f"3D_SPK_{who}", *rest) for who, *rest in rows])
+    for split, rows in SETS.items():
+        write_3dspeaker_split(
+            corpus, split, [(f"3D_SPK_{who}", seg, dev) for who, seg, dev in rows]
+        )
     a, b, c = name(*TEST[0]), name(*TEST[1]), name(*TEST[3])
     (corpus / "files/trials_cross_device").write_text(f"{a} {b} target\n{a} {c} nontarget\n")
     (corpus / "files/trials_cross_distance").write_text(f"{b} {a} 1\n{c} {b} 0\n")
@@ -38,22 +44,15 @@ def test_every_list(prepare, corpus, tmp_path):
     (tmp_path / "raw").mkdir()
     corpus = corpus.rename(tmp_path / "raw/3dspeaker")
     out = prepare("3dspeaker", corpus.parent, data)
-    kept = [name(*TRAIN[0]), name(*TRAIN[2]), name(*TRAIN[3])]
-    assert (data / "train/wav.scp").read_text().splitlines() == [
-        f"{utterance} {corpus}/train/{utterance[:12]}/{utterance}.wav" for utterance in kept
-    ]
-    assert (data / "train/utt2spk").read_text().splitlines() == [
-        f"{kept[0]} 3D_SPK_00001",
-        f"{kept[1]} 3D_SPK_00001",
-        f"{kept[2]} 3D_SPK_00002",
-    ]
-    a, b, c = name(*TEST[0]), name(*TEST[1]), name(*TEST[3])
-    assert (data / "test/wav.scp").read_text().splitlines() == [
-        f"{utterance} {corpus}/test/{utterance[:12]}/{utterance}.wav" for utterance in (a, b, c)
-    ]
-    assert (data / "test/utt2spk").read_text() == (
-        f"{a} 3D_SPK_06154\n{b} 3D_SPK_06154\n{c} 3D_SPK_06155\n"
-    )
+    kept = {split: [name(*row) for row in rows if row[2] != "09"] for split, rows in SETS.items()}
+    for split, names in kept.items():
+        speakers = read_table(data / split / "utt2spk")
+        assert speakers == {utterance: utterance[:12] for utterance in names}
+        assert read_table(data / split / "wav.scp") == {
+            utterance: f"{corpus}/{split}/{who}/{utterance}.wav"
+            for utterance, who in speakers.items()
+        }
+    a, b, c = kept["test"]
     trials = {path.name: path.read_text() for path in (data / "test").glob("trials*")}
     assert trials == {
         "trials_cross_device": f"{a} {b} target\n{a} {c} nontarget\n",
@@ -145,16 +144,10 @@ def test_gender_and_dialect_without_a_header(prepare, corpus, tmp_path):
 def test_download_joins_the_parts(recipe, corpus, tmp_path, monkeypatch):
     threed = recipe("3dspeaker")
     store = tmp_path / "store"
-    store.mkdir()
-    archives = {}
-    for folder, names in threed.ARCHIVES.items():
-        body = tar_of(corpus / folder)
-        step = -(-len(body) // len(names))
-        archives[folder] = {}
-        for i, part in enumerate(names):
-            content = body[i * step : (i + 1) * step]
-            (store / part).write_bytes(content)
-            archives[folder][part] = md5(content)
+    archives = {
+        folder: store_parts(tar_of(corpus / folder), store, list(names))
+        for folder, names in threed.ARCHIVES.items()
+    }
     monkeypatch.setattr(threed, "ARCHIVES", archives)
     copy = tmp_path / "copy"
     threed.download_corpus(copy, url=store.as_uri())

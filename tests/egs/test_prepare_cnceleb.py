@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from archive_bytes import md5, tar_bytes
+from archive_bytes import md5, store_parts, tar_bytes
 from cnceleb_corpus import NOT_LISTED, ONE, TWO, make_cnceleb
 from refusals import refused
 
@@ -221,14 +221,11 @@ def test_a_broken_corpus_is_refused(main, case, corpus, tmp_path):
 
 def test_download_joins_the_parts(made, tmp_path, monkeypatch):
     store, copy = tmp_path / "store", tmp_path / "copy"
-    store.mkdir()
     archives = {}
     for folder, (names, _) in cnceleb.ARCHIVES.items():
         speakers = (made / folder / cnceleb.SPEAKER_LISTS[folder]).read_bytes()
         body = tar_bytes({f"{folder}/speakers": speakers})
-        step = -(-len(body) // len(names))
-        for i, name in enumerate(names):
-            (store / name).write_bytes(body[i * step : (i + 1) * step])
+        store_parts(body, store, names)
         archives[folder] = (names, md5(body))
     monkeypatch.setattr(cnceleb, "ARCHIVES", archives)
     cnceleb.download_corpus(copy, url=store.as_uri())
