@@ -2,13 +2,14 @@
 
 import json
 import os
+import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakerlab.bin.command import parser
+from speakerlab.bin.command import parser, run
 
 if TYPE_CHECKING:  # these import torch: only once the options are valid
     import torch
@@ -34,7 +35,8 @@ def main(words: Sequence[str]) -> None:
 
     (config,) = read_configs(args).values()
     found = profile_training(config, exp_dir=args.exp, num_steps=args.steps, trace=args.trace)
-    print("\n".join(found.lines))
+    for line in found.lines:  # none on ranks but the first
+        print(line)
 
 
 def print_rows(args: Namespace) -> None:
@@ -129,3 +131,7 @@ def parse(words: Sequence[str]) -> Namespace:
     if args.profile and (args.what != "train" or args.config is None):
         options.error("--profile: needs `train` and --config")
     return args
+
+
+if __name__ == "__main__":  # under torchrun
+    run(main, sys.argv[1:])

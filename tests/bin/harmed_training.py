@@ -45,35 +45,17 @@ HARMS = {
 }
 
 
-class Hooks:
-    """What happens around the first convolution of a training."""
-
-    def __init__(self, training: Training) -> None:
-        self.training, self.state = training, training.trainer.state
-        self.before: dict[str, torch.Tensor] = {}
-
-    def watch(self, module, _inputs) -> None:
-        """See that steps with a NaN leave weights and statistics as they were."""
-        if harm != "nan" or not module.training or self.state.step not in (first, last + 1):
-            return
-        now = {**self.training.embedder.state_dict(), **self.training.head.state_dict()}
-        if self.state.step > last and self.before:
-            assert all(torch.equal(value, self.before.pop(name)) for name, value in now.items())
-        elif not self.before:
-            self.before = {name: value.clone() for name, value in now.items()}
-
-    def change(self, module, _inputs, out):
-        is_hit = first <= self.state.step <= last and int(os.environ.get("RANK", 0)) == rank
-        is_hit &= not (is_once and self.state.attempt)
-        return HARMS[harm](out) if is_hit and module.training != harm.startswith("valid") else None
-
-
 def harmed(*args, **more) -> Training:
     training = build_training(*args, **more)
-    hooks = Hooks(training)
+    state = training.trainer.state
+
+    def change(module, _inputs, out):
+        is_hit = first <= state.step <= last and int(os.environ.get("RANK", 0)) == rank
+        is_hit &= not (is_once and state.attempt)
+        return HARMS[harm](out) if is_hit and module.training != harm.startswith("valid") else None
+
     convolution = next(m for m in training.embedder.modules() if isinstance(m, torch.nn.Conv2d))
-    convolution.register_forward_pre_hook(hooks.watch)
-    convolution.register_forward_hook(hooks.change)
+    convolution.register_forward_hook(change)
     return training
 
 

@@ -30,7 +30,6 @@ def train_harmed(run, settings):
 
 
 def test_a_step_with_a_nan_is_skipped_whole(train_harmed, tmp_path):
-    """harmed_training.py compares the weights and the statistics before and after the step."""
     exp = tmp_path / "exp"
     train_harmed(exp, "nan 0 2 2", "training.num_epochs=1")
     found = rows(exp, "train")

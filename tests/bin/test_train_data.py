@@ -7,15 +7,13 @@ import subprocess
 import numpy as np
 import pytest
 from tiny import BARE, CONFIG, ROOT, TINY, card, copy_data, cut, losses, weights
-from voices import RATE, make_wave, write_voices
+from voices import RATE, write_voices
 
 import speakerlab
-from speakerlab.data import audio
-from speakerlab.data.check import check_data_dirs
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.data.shards import Layout
-from speakerlab.data.tables import read_table, write_data_dir
+from speakerlab.data.tables import read_table
 
 PCM = Layout.of_waves("pcm", sample_rate=RATE)
 
@@ -33,28 +31,6 @@ def test_packed_audio_trains_the_same_weights_and_may_come_in_the_middle(
     shutil.rmtree(own / "train/shards")
     assert "resuming from step" in train(exp, f"data.dir={own}").stderr
     assert weights(mixed) == weights(trained)
-
-
-def test_segments_of_one_long_file_train(tmp_path, train):
-    wave_S = np.concatenate([make_wave(minute % 6, 0, 10.0) for minute in range(30)])
-    audio.write(tmp_path / "long.flac", wave_S, RATE)
-    segments, speakers = {}, {}
-    for turn in range(30):
-        for number in range(2):
-            name, start = f"s{turn % 6}-{turn:02d}-{number}", 10.0 * turn + 5 * number
-            segments[name] = ("long", start, start + 4.0)
-            speakers[name] = f"s{turn % 6}"
-    folder, wavs = tmp_path / "data/train", {"long": tmp_path / "long.flac"}
-    write_data_dir(folder, wavs=wavs, speakers=speakers, segments=segments)
-    check_data_dirs([folder])
-    short = ("training.num_epochs=1", "training.global_batch=64", f"data.dir={tmp_path}/data")
-    train(tmp_path / "exp", *BARE, *short)
-    assert card(tmp_path / "exp")["steps"] >= 2
-    loose = read_manifest([folder], sample_rate=RATE)
-    pack_data_dir(folder, layout=PCM)
-    packed = read_manifest([folder], sample_rate=RATE)
-    for row in range(len(loose)):
-        assert np.array_equal(packed.read(row, 0, 4 * RATE), loose.read(row, 0, 4 * RATE))
 
 
 def write_ten_files(folder):

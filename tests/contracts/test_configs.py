@@ -96,17 +96,6 @@ def test_every_model_builds_with_its_head_and_optimizer(model):
     assert emb_BD.isfinite().all()
 
 
-def test_the_seed_decides_the_weights():
-    def first_weight(seed):
-        config = load_config([ROOT / "conf/campplus_tiny.yaml"], [f"seed={seed}"])
-        head = build.build_head(config, embed_dim=8, num_classes=3)
-        weights = [next(build.build_embedder(config).parameters()), head.get_parameter("weight_CD")]
-        return torch.cat([weight.flatten() for weight in weights])
-
-    assert torch.equal(first_weight(3), first_weight(3))
-    assert not torch.equal(first_weight(3), first_weight(4))
-
-
 @pytest.mark.parametrize("path", HARDWARE, ids=names_of(HARDWARE))
 def test_hardware_sets_the_section_runtime_only(path):
     values, _ = merge_layers([path])

@@ -5,6 +5,7 @@ from importlib import import_module, reload
 from pathlib import Path
 
 import pytest
+from corpora import MUSAN, RIR_LIST, ROOMS, write_short
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # for egs.common and egs.mini
@@ -31,6 +32,18 @@ def prepare(recipe, capsys):
         return written.err if code else written.out
 
     return run
+
+
+@pytest.fixture
+def musan(tmp_path) -> Path:
+    return write_short(tmp_path / "musan", (*MUSAN, "speech/librivox/s-0.wav"))
+
+
+@pytest.fixture
+def rirs(tmp_path) -> Path:
+    write_short(tmp_path / "RIRS_NOISES", ROOMS)
+    (tmp_path / "RIRS_NOISES/real_rirs_isotropic_noises/rir_list").write_text(RIR_LIST)
+    return tmp_path / "RIRS_NOISES"
 
 
 @pytest.fixture(scope="session")

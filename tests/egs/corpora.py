@@ -51,6 +51,25 @@ def write_noise(corpus: Path) -> None:
     (rooms / "rir_list").write_text(f"--rir-id 00001 --room-id 001 {path} {path} {path}\n")
 
 
+# Parts of MUSAN, and RIRS_NOISES with a noise beside its rooms.
+MUSAN = ("music/fma/music-0.wav", "noise/free-sound/n-0.wav", "noise/sound-bible/n-1.wav")
+LISTED = "RVB2014_type1_rir_largeroom1_far_angla.wav"
+ROOMS = (
+    f"real_rirs_isotropic_noises/{LISTED}",
+    "real_rirs_isotropic_noises/RVB2014_type1_noise_largeroom1_1.wav",
+    "simulated_rirs/smallroom/Room001/Room001-00001.wav",
+)
+RIR_LIST = f"--rir-id 00001 --room-id 001 RIRS_NOISES/real_rirs_isotropic_noises/{LISTED}\n"
+
+
+def write_short(folder: Path, names: Iterable[str]) -> Path:
+    """Write recordings of 100 samples."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        audio.write(folder / name, np.full(100, 3000, np.int16), RATE)
+    return folder
+
+
 # VoxCeleb: two videos a speaker, two recordings each. All of VoxCeleb1 is tested on, its two parts
 # are unpacked apart; VoxCeleb2 is m4a.
 VIDEOS = ("5r0dWxy17C8", "-vBNO3AhQRs")  # ids of videos may begin with a hyphen

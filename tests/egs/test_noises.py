@@ -3,11 +3,8 @@
 import hashlib
 import tarfile
 import zipfile
-from pathlib import Path
 
-import numpy as np
-import pytest
-import soundfile
+from corpora import MUSAN, RIR_LIST, ROOMS, write_short
 from refusals import refused, refuses
 
 from egs.common.corpus import fetch
@@ -17,40 +14,12 @@ from egs.common.corpus.prepare import find_audio, write_noise_and_rooms
 from speakerlab.data.banks import find_recordings
 from speakerlab.data.tables import read_table
 
-LISTED = "RVB2014_type1_rir_largeroom1_far_angla.wav"
-MUSAN = ("music/fma/music-0.wav", "noise/free-sound/n-0.wav", "noise/sound-bible/n-1.wav")
-ROOMS = (
-    f"real_rirs_isotropic_noises/{LISTED}",
-    "real_rirs_isotropic_noises/RVB2014_type1_noise_largeroom1_1.wav",
-    "simulated_rirs/smallroom/Room001/Room001-00001.wav",
-)
-RIR_LIST = f"--rir-id 00001 --room-id 001 RIRS_NOISES/real_rirs_isotropic_noises/{LISTED}\n"
-
-
-def write(folder: Path, names: tuple[str, ...]) -> Path:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        soundfile.write(folder / name, np.full(100, 0.1), 16000)
-    return folder
-
-
-@pytest.fixture
-def musan(tmp_path) -> Path:
-    return write(tmp_path / "musan", (*MUSAN, "speech/librivox/s-0.wav"))
-
-
-@pytest.fixture
-def rirs(tmp_path) -> Path:
-    write(tmp_path / "RIRS_NOISES", ROOMS)
-    (tmp_path / "RIRS_NOISES/real_rirs_isotropic_noises/rir_list").write_text(RIR_LIST)
-    return tmp_path / "RIRS_NOISES"
-
 
 def test_parts_of_musan(musan, tmp_path):
     for folder in (musan, tmp_path):  # itself, or where it was unpacked
         assert list(find_noise(folder, parts=FREE_SOUND)[0]) == ["noise/free-sound/n-0.wav"]
         assert len(find_noise(folder, parts=ALL_OF_MUSAN)[0]) == 4
-    own = write(tmp_path / "own", ("x/hum.wav",))
+    own = write_short(tmp_path / "own", ("x/hum.wav",))
     assert list(find_noise(own, parts=FREE_SOUND)[0]) == ["x/hum.wav"]
 
 
@@ -61,7 +30,7 @@ def test_real_rooms_of_the_list_and_simulated_ones(rirs, tmp_path):
         assert list(find_rooms(folder, simulated=True)[0]) == [
             "smallroom/Room001/Room001-00001.wav"
         ]
-    own = write(tmp_path / "own", ("hall.wav",))
+    own = write_short(tmp_path / "own", ("hall.wav",))
     assert find_rooms(own, simulated=False) == find_audio(own)
 
 
@@ -105,7 +74,7 @@ def test_stage_0_fetches_what_is_asked_for(recipe, musan, rirs, tmp_path, monkey
 
 def test_the_folders_of_musan_are_kinds(tmp_path, capsys):
     names = ["music/fma/a.wav", "noise/free-sound/b.wav", "speech/librivox/c.wav", "car/d.wav"]
-    musan = write(tmp_path / "musan", (*names, "speech/librivox/e.wav"))
+    musan = write_short(tmp_path / "musan", (*names, "speech/librivox/e.wav"))
     write_noise_and_rooms(tmp_path / "data", noise=musan, rirs=None)
     assert read_table(tmp_path / "data/noise/utt2kind") == {
         "car/d.wav": "noise",
@@ -121,10 +90,10 @@ def test_the_folders_of_musan_are_kinds(tmp_path, capsys):
 
 
 def test_other_folders_are_noise_and_an_earlier_table_goes(tmp_path):
-    musan = write(tmp_path / "musan", ("music/a.wav",))
+    musan = write_short(tmp_path / "musan", ("music/a.wav",))
     write_noise_and_rooms(tmp_path / "data", noise=musan, rirs=None)
     assert (tmp_path / "data/noise/utt2kind").exists()
-    plain = write(tmp_path / "plain", ("music.wav", "free-sound/speech/b.wav"))
+    plain = write_short(tmp_path / "plain", ("music.wav", "free-sound/speech/b.wav"))
     write_noise_and_rooms(tmp_path / "data", noise=plain, rirs=None)
     assert not (tmp_path / "data/noise/utt2kind").exists()
     recordings = find_recordings(tmp_path / "data/noise", sample_rate=16000)
