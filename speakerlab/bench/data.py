@@ -20,7 +20,7 @@ from speakerlab.bench.stopwatch import Laps
 from speakerlab.bench.synthetic import with_synthetic_corpus
 from speakerlab.config.schema import Config
 from speakerlab.core.atomic import write_text
-from speakerlab.core.batch import Batch, Crop, Draw
+from speakerlab.core.batch import Batch, Crop
 from speakerlab.data import audio
 from speakerlab.data.loader import MicroBatches, TrainCrops, collate
 from speakerlab.experiments import setup
@@ -165,27 +165,25 @@ def write_crops(bench: DataBench, folder: Path, *, count: int) -> None:
 def describe(corpus: Corpus, crops: TrainCrops, crop: Crop) -> dict[str, str]:
     """Return where a crop is from and how it is augmented; "-" for what is not applied."""
     train, noise, rate = corpus.train, corpus.noise, corpus.train.sample_rate
-    nothing = Draw({})
-    room = crop.draws.get("room", nothing).values
-    added: dict[str, Any] = {**crop.draws.get("noise", nothing).values}
-    noises, starts = added.get("noise", ()), added.get("start", ())
-    parts = [f"{noise.ids[i]} from {start / rate:.2f} s" for i, start in zip(noises, starts)]
-    law = crop.draws.get("codec", nothing).values.get("law")
+    drawn: dict[str, dict[str, Any]] = {name: {**d.values} for name, d in crop.draws.items()}
+    added = drawn.get("noise", {})
+    places = zip(added.get("noise", ()), added.get("start", ()))
+    parts = [f"{noise.ids[i]} from {start / rate:.2f} s" for i, start in places]
+    speed = crop.draws["speed"].group if "speed" in drawn else 0
     known = {
         "utterance": train.ids[crop.row],
         "speaker": train.speakers[train.speaker_N[crop.row]],
         "from_second": f"{crop.first / rate:.2f}",
-        "speed": f"{crops.speeds[crop.draws.get('speed', nothing).group]:g}",
-        "room": corpus.rooms.ids[int(room["room"])] if room else "-",
-        "noise_kind": noise.kinds[noises[0]] if parts else "-",
+        "speed": f"{crops.speeds[speed]:g}",
+        "room": corpus.rooms.ids[int(drawn["room"]["room"])] if "room" in drawn else "-",
+        "noise_kind": noise.kinds[added["noise"][0]] if parts else "-",
         "noises": "; ".join(parts) or "-",
         "snr_db": f"{added['snr_db']:.2f}" if parts else "-",
-        "telephone_band": "yes" if "telephone" in crop.draws else "-",
-        "codec": LAWS[int(law)] if law is not None else "-",
+        "telephone_band": "yes" if "telephone" in drawn else "-",
+        "codec": LAWS[int(drawn["codec"]["law"])] if "codec" in drawn else "-",
     }
     shown = {"speed", "room", "noise", "telephone", "codec", "spec"}  # spec: not to be heard
     for name in sorted(crops.draws.keys() - shown):
-        draw = crop.draws.get(name, nothing)
-        values = ", ".join(f"{key} {np.round(v, 3)}" for key, v in draw.values.items())
-        known[name] = values or "yes" if name in crop.draws else "-"
+        values = (f"{key} {np.round(v, 3)}" for key, v in drawn.get(name, {}).items())
+        known[name] = ", ".join(values) or "yes" if name in drawn else "-"
     return known

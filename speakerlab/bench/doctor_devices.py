@@ -4,7 +4,6 @@ Ranks are tried in processes of their own, so that a library that hangs or crash
 check with it.
 """
 
-import ctypes
 import os
 import socket
 import time
@@ -29,8 +28,7 @@ def check_devices(plan: Plan) -> Iterator[Line]:
     if torch.version.hip:
         yield Line("ok", f"ROCm: {torch.version.hip}, {count} GPUs")
     else:
-        facts = {"found": provenance.driver(), "built_for": torch.version.cuda}
-        yield driver(count, newest=cuda_of_driver(), **facts)
+        yield driver(count, provenance.driver())
     yield from map(gpu, range(count))
     if plan.gpus > count:
         found = f"--gpus: {plan.gpus} requested, {describe_gpus()}"
@@ -46,35 +44,21 @@ def check_devices(plan: Plan) -> Iterator[Line]:
         yield connection(plan.ranks if plan.ranks > 1 else max(2, count))
 
 
-def driver(num_gpus: int, *, found: str | None, newest: str | None, built_for: str | None) -> Line:
-    """Compare NVIDIA's driver and its newest CUDA with the CUDA that torch is built for."""
+def driver(num_gpus: int, found: str | None) -> Line:
+    """Check that torch can use NVIDIA's driver, if there is one; torch's own error says why not."""
     if found is None and not num_gpus:
         return Line("ok", "GPUs: none found")
-    if built_for is None:
-        text = f"driver: NVIDIA {found}, but torch {torch.__version__} is built for CPUs only"
-        return graded(text, fail=True, fix="install a CUDA build of torch and torchaudio")
-    text = f"driver: NVIDIA {found or '?'}, up to CUDA {newest or '?'}; torch is for {built_for}"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    built_for = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs only"
+    text = f"driver: NVIDIA {found or '?'}; torch {torch.__version__} is built {built_for}"
     if num_gpus:
         return Line("ok", text)
-    if newest is not None and int(newest.split(".")[0]) < int(built_for.split(".")[0]):
-        fix = f"update the driver, or install torch for CUDA {newest}"
-    elif hidden is not None:
-        fix = f"no GPU found: correct CUDA_VISIBLE_DEVICES='{hidden}'"
-    else:
-        fix = "no GPU found: docker run --gpus all, or see nvidia-smi"
-    return graded(text, fail=True, fix=fix)
-
-
-def cuda_of_driver() -> str | None:
-    """Return the newest CUDA that the driver can run, if there is a driver."""
-    number = ctypes.c_int(0)
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    fix = "docker run --gpus all" if hidden is None else f"CUDA_VISIBLE_DEVICES='{hidden}'"
     try:
-        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)):
-            return None
-    except (OSError, AttributeError):
-        return None
-    return f"{number.value // 1000}.{number.value % 1000 // 10}"
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        text = f"{text}: {' '.join(str(error).split())}"
+    return graded(text, fail=True, fix=f"see nvidia-smi, or correct {fix}")
 
 
 def gpu(index: int) -> Line:

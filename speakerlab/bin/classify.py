@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from speakerlab.bin.command import parser
-from speakerlab.checkpoints.model_files import embeddings_stem, find_model, read_card
+from speakerlab.checkpoints.model_files import find_model, read_card
 from speakerlab.core.atomic import write_text
 from speakerlab.data.tables import read_table
 from speakerlab.experiments import results
+from speakerlab.experiments.embedded import read_embedded
 from speakerlab.experiments.report import facts_of, write_identification_page
-from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.identification import (
     accuracy,
     accuracy_interval,
@@ -54,13 +54,7 @@ def main(words: Sequence[str]) -> None:
 
 def classify(exp_dir: Path, folder: Path, classifier: "Classifier", *, labels: str) -> results.Row:
     """Classify one data directory: write the decisions to `scores/`, return its row of results."""
-    stem, card = embeddings_stem(exp_dir, folder.name), read_card(exp_dir)
-    table, classes = EmbeddingTable.load(stem), classifier.classes
-    if table.model_sha256 != card["sha256"]:
-        raise ValueError(
-            f"{stem}: embeddings are of model {table.model_sha256[:12]}, not of {exp_dir}; run "
-            "stage 5 again"
-        )
+    table, card, classes = read_embedded(exp_dir, folder), read_card(exp_dir), classifier.classes
     true_N = true_classes(folder / labels, table.ids, classes)
     posterior_NC = classifier.posteriors(table.emb_ND)
     found_N = posterior_NC.argmax(axis=1)

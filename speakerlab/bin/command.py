@@ -60,12 +60,10 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(name, type=read, metavar=metavar, help=text, **more)
 
     def add_settings(self, text: str = "change settings, as in `speakerlab train`") -> None:
-        """Add `--set`."""
         keys: dict[str, Any] = {"nargs": "*", "action": "extend", "default": []}
         self.add_argument("--set", metavar="KEY=VALUE", help=text, **keys)
 
     def add_job(self, text: str) -> None:
-        """Add `--job`."""
         self.add_argument("--job", type=_job, default=(1, 1), metavar="I/N", help=text)
 
     def add_rate_and_workers(self) -> None:
@@ -77,7 +75,6 @@ class Parser(argparse.ArgumentParser):
         self.add_number("--num-workers", "N", workers, least=0, default=cpus)
 
     def add_model_options(self) -> None:
-        """Add `--model`, `--device` and `--precision`."""
         models = "experiment, model folder, .onnx file or hub:NAME"
         self.add_argument("--model", required=True, metavar="MODEL", help=models)
         devices = "where to run (default: a GPU if there is one)"
@@ -85,18 +82,15 @@ class Parser(argparse.ArgumentParser):
         self.add_precision()
 
     def add_precision(self) -> None:
-        """Add `--precision`."""
         text = "precision of the network (default fp32); auto: bf16 on a GPU with bf16 hardware"
         formats = ("fp32", "bf16", "auto")
         self.add_argument("--precision", choices=formats, default="fp32", help=text)
 
     def add_speakers(self) -> None:
-        """Add `--speakers`."""
         text = f"file of the enrolled speakers (default {SPEAKERS})"
         self.add_path("--speakers", "FILE", text, default=SPEAKERS)
 
     def add_far(self) -> None:
-        """Add `--far`."""
         text = "decide at this false-alarm rate instead of at the EER, e.g. 0.01"
         self.add_argument("--far", type=float, metavar="RATE", help=text)
 

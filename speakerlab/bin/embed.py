@@ -12,9 +12,9 @@ import numpy as np
 
 from speakerlab.bin.command import model_of, parser
 from speakerlab.core import process
-from speakerlab.core.atomic import check_writable, write_text
+from speakerlab.core.atomic import check_writable
 from speakerlab.core.faults import Faults
-from speakerlab.data.tables import one_line, read_table
+from speakerlab.data.tables import read_table, write_rejected
 from speakerlab.inference.embedding_files import WRITERS
 from speakerlab.scoring.embeddings import EmbeddingTable
 
@@ -29,20 +29,21 @@ def main(words: Sequence[str]) -> None:
     model = model_of(args)
     ids = list(files)
     embs: dict[str, np.ndarray] = {}
-    errors: dict[str, str] = {}
+    rejected: dict[str, tuple[str, str]] = {}
     for row, result in model.embed_each(list(files.values()), progress=True):
         if isinstance(result, Exception):
-            errors[ids[row]] = str(result)
+            rejected[ids[row]] = str(files[ids[row]]), str(result)
         else:
             embs[ids[row]] = result
-    list_rejected(args.out, files, errors)
+    sys.stderr.writelines(f"{rejected[name][1]}\n" for name in ids if name in rejected)
+    write_rejected(args.out.parent, rejected, name=f"{args.out.name}.rejected.tsv")
     if kept := [name for name in ids if name in embs]:
         emb_ND = np.stack([embs[name] for name in kept])
         table = EmbeddingTable(kept, emb_ND, model.sha256, {"precision": model.precision})
         written = WRITERS[args.format](args.out, table)
         log.info("%s: %d embeddings of %d dimensions", written, len(kept), model.embed_dim)
-    if len(errors) > args.allow_rejected * len(files):
-        log.error("%d of %d files could not be embedded", len(errors), len(files))
+    if len(rejected) > args.allow_rejected * len(files):
+        log.error("%d of %d files could not be embedded", len(rejected), len(files))
         process.leave(process.EXIT_INPUT)
 
 
@@ -107,14 +108,3 @@ def name_files(paths: Sequence[Path]) -> list[str]:
         common = os.path.commonpath([path.parent for path in full])
         names = [path.relative_to(common) for path in full]
     return [re.sub(r"\s", "_", name.with_suffix("").as_posix()) for name in names]
-
-
-def list_rejected(out: Path, files: dict[str, Path], errors: dict[str, str]) -> None:
-    """Report each error on stderr, and all in `<out>.rejected.tsv`; remove that of an old run."""
-    listing = Path(f"{out}.rejected.tsv")
-    listing.unlink(missing_ok=True)
-    if errors:
-        order = [name for name in files if name in errors]
-        sys.stderr.writelines(f"{errors[name]}\n" for name in order)
-        rows = (f"{name}\t{one_line(files[name])}\t{errors[name]}\n" for name in order)
-        write_text(listing, "".join(rows))

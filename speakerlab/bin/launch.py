@@ -59,15 +59,11 @@ class Ranks(SubprocessContext):
     def close(self, death_sig: signal.Signals | None = None, timeout: int = SAVING_SECONDS) -> None:
         """Close as torchrun does, but sooner if a rank was killed and the others wait for it."""
         if death_sig is None:  # not stopped from outside: some have ended
-            Ranks.first = self.exit_codes()
+            codes = {rank: own.proc.poll() for rank, own in self.subprocess_handlers.items()}
+            Ranks.first = {rank: code for rank, code in codes.items() if code is not None}
         if min(Ranks.first.values(), default=0) < 0:
             timeout = min(timeout, LOST_SECONDS)
         super().close(death_sig, timeout)
-
-    def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes of the ranks that have ended."""
-        codes = {rank: handler.proc.poll() for rank, handler in self.subprocess_handlers.items()}
-        return {rank: code for rank, code in codes.items() if code is not None}
 
 
 def pass_on(number: int, _frame: FrameType | None) -> NoReturn:

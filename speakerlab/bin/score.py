@@ -71,7 +71,6 @@ def main(words: Sequence[str]) -> None:
 
 
 def parse(words: Sequence[str]) -> Namespace:
-    """Parse and check the options."""
     options = parser("score", __doc__)
     options.add_path("--exp", "DIR", "experiment with embeddings of the trials", required=True)
     trials = "trial lists, each in the data directory of its utterances"

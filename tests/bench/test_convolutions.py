@@ -89,11 +89,3 @@ def test_a_layer_does_the_same_in_every_layout(name):
         assert all(torch.allclose(output, outputs[0]) for output in outputs)
         each = torch.Size(layer.weight_shape[1:]).numel()
         assert layer.macs == outputs[0].numel() * each
-
-
-def test_only_the_first_layer_needs_no_gradient_below():
-    model = MODELS["eres2net"](**SMALL["eres2net"])
-    layers = find_layers(model, (BATCH, FRAMES, 80))
-    first = [layer for layer in layers if not layer.learns_below]
-    assert [layer.input_shape for layer in first] == [(BATCH, 1, 80, FRAMES)]
-    assert first[0].flop(train=True) == 2 * first[0].flop(train=False) == 4 * first[0].macs

@@ -86,12 +86,3 @@ def test_labels_that_do_not_fit_the_model_are_refused(experiment, languages, tmp
     table.write_text("".join(table.read_text().splitlines(keepends=True)[1:]))
     with refuses(str(table), "spk10-0"):
         classify.main(words)
-
-
-def test_embeddings_of_another_model_are_refused(experiment, languages, tmp_path):
-    exp = shutil.copytree(experiment[0], tmp_path / "lid")
-    stem = exp / "embeddings/test/trained"
-    about = stem.with_suffix(".json")
-    about.write_text(about.read_text().replace(card(exp)["sha256"], "0" * 64))
-    with refuses(str(stem), "0" * 12):
-        classify.main(["--exp", str(exp), "--data", str(languages / "test")])
