@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from forked import run_forked
+from models_on_disk import publish_small
 from tiny import CONFIG, ROOT, TINY
 from voices import RATE, write_voices
 
@@ -31,6 +32,17 @@ def data(tmp_path_factory) -> Path:
         write_data_dir(root / name, wavs={name: root / "wav" / f"{name}.wav"})
     check_data_dirs([root / "train", root / "test", root / "noise", root / "rirs"])
     return root
+
+
+@pytest.fixture
+def make_exp(tmp_path, make_config, make_embedder):
+    """make_exp("a", "seed=1", ..., calibration=None) -> an experiment with a model."""
+
+    def make(name: str, *overrides: str, calibration=None) -> Path:
+        config, embedder = make_config(*overrides), make_embedder(*overrides)
+        return publish_small(tmp_path / name, config, embedder, calibration)
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from pathlib import Path
 import kaldiio
 import numpy as np
 import pytest
-from models_on_disk import publish_small
 from refusals import refused, refuses
 from safetensors import safe_open
 from voices import RATE, make_wave
@@ -20,8 +19,8 @@ IDS = ["b", "a", "c_d"]
 
 
 @pytest.fixture
-def exp(tmp_path: Path, make_config, make_embedder) -> Path:
-    return publish_small(tmp_path / "exp", make_config(), make_embedder())
+def exp(make_exp) -> Path:
+    return make_exp("exp")
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """`speakerlab enroll` and `identify`: from one process to another by the speakers' file."""
 
-from models_on_disk import CALIBRATION, publish_small
+from models_on_disk import CALIBRATION
 from refusals import refuses
 from voices import RATE, make_wave
 
@@ -8,11 +8,11 @@ from speakerlab.bin import enroll, identify
 from speakerlab.data import audio
 
 
-def test_an_enrolled_speaker_is_identified(tmp_path, make_config, make_embedder, capsys, caplog):
+def test_an_enrolled_speaker_is_identified(tmp_path, make_exp, capsys, caplog):
     wavs = [str(tmp_path / f"{speaker}.wav") for speaker in range(3)]
     for speaker, path in enumerate(wavs):
         audio.write(path, make_wave(speaker, 0, 1.0), RATE)
-    exp = publish_small(tmp_path / "exp", make_config(), make_embedder(), CALIBRATION)
+    exp = make_exp("exp", calibration=CALIBRATION)
     team = tmp_path / "team.safetensors"
     model = ["--model", str(exp), "--speakers", str(team), "--device", "cpu"]
     with refuses(str(team), "no such file", error=FileNotFoundError):

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from models_on_disk import publish_small
 from processes import children_of, wait_for, wait_until_gone
 from refusals import refuses
 from voices import RATE
@@ -40,17 +39,6 @@ def data(tmp_path_factory) -> Path:
     return root / "test"
 
 
-@pytest.fixture
-def publish_as(tmp_path, make_config, make_embedder):
-    """publish_as("a", 1) -> an experiment whose weights are drawn by seed 1."""
-
-    def make(name: str, seed: int = 0) -> Path:
-        embedder = make_embedder(f"seed={seed}")
-        return publish_small(tmp_path / name, make_config(f"seed={seed}"), embedder)
-
-    return make
-
-
 def words(exp: Path, data: Path, *more: str) -> list[str]:
     return ["--exp", str(exp), "--data", str(data), *more]
 
@@ -69,16 +57,16 @@ def parts(exp: Path) -> list[Path]:
 
 
 @pytest.fixture
-def whole(publish_as, data) -> list[bytes]:
+def whole(make_exp, data) -> list[bytes]:
     """The table that one undisturbed process writes."""
-    exp = publish_as("whole")
+    exp = make_exp("whole")
     extract.main(words(exp, data))
     return files(exp)
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_a_killed_extraction_is_resumed_with_another_nproc(publish_as, data, whole, caplog, nproc):
-    exp = publish_as("killed")
+def test_a_killed_extraction_is_resumed_with_another_nproc(make_exp, data, whole, caplog, nproc):
+    exp = make_exp("killed")
     context = multiprocessing.get_context("fork")
     command = context.Process(target=extract.main, args=[words(exp, data, "--nproc", str(nproc))])
     command.start()
@@ -98,8 +86,8 @@ def test_a_killed_extraction_is_resumed_with_another_nproc(publish_as, data, who
     assert files(exp) == whole
 
 
-def test_jobs_give_the_bits_of_one_process(publish_as, data, whole, caplog):
-    exp = publish_as("jobs")
+def test_jobs_give_the_bits_of_one_process(make_exp, data, whole, caplog):
+    exp = make_exp("jobs")
     torch.set_num_threads(2)  # as another host may have them
     with caplog.at_level(logging.INFO):
         extract.main(words(exp, data, "--job", "3/4"))
@@ -116,8 +104,8 @@ def test_jobs_give_the_bits_of_one_process(publish_as, data, whole, caplog):
     assert files(exp) == whole
 
 
-def test_the_first_job_waits_and_names_those_that_do_not_come(publish_as, data, whole, caplog):
-    exp = publish_as("waits")
+def test_the_first_job_waits_and_names_those_that_do_not_come(make_exp, data, whole, caplog):
+    exp = make_exp("waits")
     with refuses(f"{exp}/embeddings/test/trained", "0.001", "3 of 5 chunks of jobs 2 and 3 of 3"):
         extract.main(words(exp, data, "--job", "1/3", "--wait-minutes", "0.001"))
     context = multiprocessing.get_context("fork")
@@ -134,18 +122,18 @@ def test_the_first_job_waits_and_names_those_that_do_not_come(publish_as, data, 
     assert files(exp) == whole
 
 
-def test_another_models_chunks_are_never_joined(publish_as, data):
-    exp = publish_as("model")
+def test_another_models_chunks_are_never_joined(make_exp, data):
+    exp = make_exp("model")
     extract.main(words(exp, data, "--job", "1/2"))
-    publish_as("model", 1)
+    make_exp("model", "seed=1")
     extract.main(words(exp, data, "--job", "2/2"))
     assert len(parts(exp)) == NUM_CHUNKS
     assert not (exp / "embeddings/test/trained.json").exists()
     extract.main(words(exp, data, "--job", "1/2"))
-    fresh = publish_as("fresh", 1)
+    fresh = make_exp("fresh", "seed=1")
     extract.main(words(fresh, data))
     assert files(exp) == files(fresh)
-    publish_as("model", 0)  # a finished table of another model goes when the next begins
+    make_exp("model", "seed=0")  # a finished table of another model goes when the next begins
     extract.main(words(exp, data, "--job", "5/5"))
     assert not (exp / "embeddings/test/trained.json").exists()
 
@@ -157,8 +145,8 @@ def drop_first(part: Path) -> None:
     EmbeddingTable(*kept).save(part.with_suffix(""))
 
 
-def test_harmed_chunks_are_done_again(publish_as, data, whole, caplog):
-    exp = publish_as("harmed")
+def test_harmed_chunks_are_done_again(make_exp, data, whole, caplog):
+    exp = make_exp("harmed")
     for job in range(1, 5):
         extract.main(words(exp, data, "--job", f"{job}/5"))
     os.truncate(parts(exp)[0].with_suffix(".npy"), 200)
@@ -170,8 +158,8 @@ def test_harmed_chunks_are_done_again(publish_as, data, whole, caplog):
     assert files(exp) == whole
 
 
-def test_a_killed_process_ends_the_command_in_one_line(publish_as, data):
-    exp = publish_as("worker")
+def test_a_killed_process_ends_the_command_in_one_line(make_exp, data):
+    exp = make_exp("worker")
 
     def kill_one() -> None:
         wait_for(lambda: parts(exp))
@@ -186,8 +174,8 @@ def test_a_killed_process_ends_the_command_in_one_line(publish_as, data):
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_audio_that_is_gone_is_named(publish_as, data, tmp_path, nproc):
-    exp = publish_as("gone")
+def test_audio_that_is_gone_is_named(make_exp, data, tmp_path, nproc):
+    exp = make_exp("gone")
     wavs = {f"u{i}": tmp_path / f"u{i}.wav" for i in range(6)}
     for path in wavs.values():
         audio.write(path, np.full(16 * RATE, 1000, np.int16), RATE)
@@ -198,8 +186,8 @@ def test_audio_that_is_gone_is_named(publish_as, data, tmp_path, nproc):
         extract.main(words(exp, tmp_path / "test", "--nproc", str(nproc)))
 
 
-def test_at_most_so_many_of_a_speaker(publish_as, data, whole):
-    exp = publish_as("few")
+def test_at_most_so_many_of_a_speaker(make_exp, data, whole):
+    exp = make_exp("few")
     extract.main(words(exp, data, "--per-speaker", "2"))
     table = EmbeddingTable.load(exp / "embeddings/test/trained")
     ids = sorted((f"u{i:02d}" for i in range(20)), key=stable_hash)

@@ -4,7 +4,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
-from models_on_disk import CALIBRATION, publish_small
+from models_on_disk import CALIBRATION
 from refusals import refuses
 
 from speakerlab.bin import extract, score, verify
@@ -20,17 +20,6 @@ def data_dir(make_data_dir) -> Path:
     return make_data_dir("test", speakers=[0, 1, 2], trials=trials)
 
 
-@pytest.fixture
-def make_exp(tmp_path, make_config, make_embedder):
-    """make_exp("vad={}", ..., calibration=None) -> an experiment with a model."""
-
-    def make(*overrides: str, calibration=None) -> Path:
-        config, embedder = make_config(*overrides), make_embedder(*overrides)
-        return publish_small(tmp_path / "exp", config, embedder, calibration)
-
-    return make
-
-
 def printed(capsys, *words: object) -> list[str]:
     capsys.readouterr()
     verify.main([*map(str, words), "--device", "cpu"])
@@ -39,7 +28,7 @@ def printed(capsys, *words: object) -> list[str]:
 
 @pytest.mark.parametrize("overrides", [(), ("vad={}",)])
 def test_20_pairs_give_the_scores_of_the_score_file(make_exp, data_dir, capsys, overrides):
-    exp, trials = make_exp(*overrides), data_dir / "trials"
+    exp, trials = make_exp("exp", *overrides), data_dir / "trials"
     extract.main(["--exp", str(exp), "--data", str(data_dir)])
     score.main(["--exp", str(exp), "--trials", str(trials)])
     written = (exp / "scores" / "test_trials.txt").read_text().splitlines()
@@ -63,7 +52,7 @@ def test_pairs_of_paths_without_labels(make_exp, data_dir, capsys, tmp_path):
     wavs = list(read_table(data_dir / "wav.scp").values())[:3]
     pairs = [(wavs[0], wavs[1]), (wavs[0], wavs[1]), (wavs[2], wavs[2])]  # one may occur twice
     (tmp_path / "pairs").write_text("".join(f"{a} {b}\n" for a, b in pairs))
-    lines = printed(capsys, "--trials", tmp_path / "pairs", "--model", make_exp())
+    lines = printed(capsys, "--trials", tmp_path / "pairs", "--model", make_exp("exp"))
     assert [tuple(line.split()[:2]) for line in lines] == pairs
     assert lines[0] == lines[1]
     assert float(lines[2].split()[2]) == pytest.approx(1, abs=1e-6)
@@ -71,7 +60,7 @@ def test_pairs_of_paths_without_labels(make_exp, data_dir, capsys, tmp_path):
 
 def test_a_decision(make_exp, data_dir, capsys):
     wavs = list(read_table(data_dir / "wav.scp").values())
-    exp = make_exp(calibration=CALIBRATION)
+    exp = make_exp("exp", calibration=CALIBRATION)
     lines = printed(capsys, wavs[0], wavs[0], "--model", exp)
     assert lines == [
         "score: 1.000000",
@@ -88,7 +77,7 @@ def test_a_decision(make_exp, data_dir, capsys):
 
 def test_no_decision_without_calibration(make_exp, data_dir, capsys):
     wav = next(iter(read_table(data_dir / "wav.scp").values()))
-    lines = printed(capsys, wav, wav, "--model", make_exp())
+    lines = printed(capsys, wav, wav, "--model", make_exp("exp"))
     assert lines == ["score: 1.000000", "decision: none (the model has no calibration)"]
 
 
@@ -108,4 +97,4 @@ def test_what_is_refused(make_exp, data_dir, tmp_path, words, text, subject, val
     places = {"FILE": str(tmp_path / "pairs"), "SCP": str(data_dir / "wav.scp")}
     words = [places.get(word, word) for word in words]
     with refuses(subject.replace("FILE", places["FILE"]), value, error=Exception):
-        verify.main([*words, "--model", str(make_exp())])
+        verify.main([*words, "--model", str(make_exp("exp"))])

@@ -3,15 +3,15 @@
 import io
 import stat
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
-from archive_bytes import md5, tar_bytes
+from archive_bytes import md5, store_parts, tar_bytes
 from refusals import refuses
 
 from egs.common.corpus.archives import unpack
 
+PARTS = ("x_partaa", "x_partab", "x_partac")
 CONTENT = np.random.default_rng(0).bytes(3_000_000)
 
 
@@ -26,21 +26,11 @@ def zip_bytes(members: dict[str, bytes], *, link: str = "") -> bytes:
     return buffer.getvalue()
 
 
-def split(body: bytes, folder: Path, *ends: int) -> list[Path]:
-    """The bytes as files x_partaa, x_partab, ..., cut at `ends`."""
-    folder.mkdir(exist_ok=True)
-    paths = []
-    for number, (start, end) in enumerate(zip((0, *ends), (*ends, len(body)))):
-        paths.append(folder / f"x_parta{'abcd'[number]}")
-        paths[-1].write_bytes(body[start:end])
-    return paths
-
-
 @pytest.mark.parametrize(
     "body", [zip_bytes({"wav/a": CONTENT, "wav/b/c": b"1"}), tar_bytes({"wav/a": CONTENT})]
 )
 def test_parts_are_read_as_one(tmp_path, body):
-    paths = split(body, tmp_path / "in", 7, 1_500_000, 2_900_000)
+    paths = [tmp_path / "in" / name for name in store_parts(body, tmp_path / "in", PARTS)]
     (tmp_path / "out/wav").mkdir(parents=True)
     (tmp_path / "out/wav/old").write_text("stays")
     unpack(paths, tmp_path / "out", checksum=md5(body))
@@ -51,8 +41,8 @@ def test_parts_are_read_as_one(tmp_path, body):
 
 def test_a_missing_part_is_found_before_anything_is_unpacked(tmp_path):
     body = zip_bytes({"wav/a": CONTENT})
-    paths = split(body, tmp_path / "in", 1_000_000, 2_000_000)[:2]
-    wrong = md5(body[:2_000_000]).removeprefix("md5:")
+    paths = [tmp_path / "in" / name for name in store_parts(body, tmp_path / "in", PARTS)][:2]
+    wrong = md5(b"".join(path.read_bytes() for path in paths)).removeprefix("md5:")
     with refuses(f"{paths[0]} {paths[1]}", "wrong md5", wrong):
         unpack(paths, tmp_path / "out", checksum=md5(body))
     with refuses(f"{paths[0]} {paths[1]}", "File is not a zip file"):

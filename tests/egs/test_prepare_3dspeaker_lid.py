@@ -1,54 +1,53 @@
 """Language identification with 3D-Speaker: the sixth column is the class."""
 
-import numpy as np
 import pytest
-import soundfile
+from corpora import write_3dspeaker_split
 from refusals import refused
 
-HEADER = "Utt-id,Spk-id,Seg-id,Device,Distance,Dialect"
-# utterance -> dialect; the last of each set is not in the list of languages
+from speakerlab.data.tables import read_table
+
+# (speaker, segment, device): an odd segment is in dialect Wu; no list of languages has the last
 SETS = {
-    "train": {"A1": "Standard Mandarin", "A2": "Standard Mandarin", "B1": "Wu dialect", "C1": "x"},
-    "test": {"D1": "Wu dialect", "E1": "Standard Mandarin", "F1": "y"},
+    "train": [("3D_SPK_00001", 0, "01"), ("3D_SPK_00002", 1, "01"), ("3D_SPK_00003", 0, "01")],
+    "test": [("3D_SPK_06154", 1, "01"), ("3D_SPK_06155", 0, "01"), ("3D_SPK_06156", 1, "01")],
 }
+
+
+def name(who, segment):
+    return f"3D_SPK_{who}_{segment:03d}_Device01_Distance00_Dialect{segment:02d}"
+
+
+A, B, C, D = name("00001", 0), name("00002", 1), name("06154", 1), name("06155", 0)
 
 
 @pytest.fixture
 def corpus(tmp_path):
     corpus = tmp_path / "3d speaker"
-    for split, dialects in SETS.items():
-        (corpus / split).mkdir(parents=True)
-        files = corpus / "files"
-        files.mkdir(exist_ok=True)
-        rows = [f"{u},{u[0]},1,1,0.3,{dialect}\r\n" for u, dialect in dialects.items()]
-        (files / f"{split}_utt2info.csv").write_text(HEADER + "\r\n" + "".join(rows))
-        (files / f"{split}_utt2spk").write_text("".join(f"{u} {u[0]}\n" for u in dialects))
-        listed = list(dialects)[:-1]
-        paths = [f"{u} {split}/{u}.wav\n" for u in listed]
-        (files / f"lid_{split}_wav.scp").write_text("".join(paths))
-        for utterance in listed:
-            soundfile.write(corpus / split / f"{utterance}.wav", np.full(1600, 0.1), 16000)
+    for split, rows in SETS.items():
+        write_3dspeaker_split(corpus, split, rows)
+        paths = read_table(corpus / f"files/{split}_wav.scp")
+        lines = [f"{name} {path}\n" for name, path in sorted(paths.items())[:-1]]
+        (corpus / f"files/lid_{split}_wav.scp").write_text("".join(lines))
     return corpus
 
 
 def test_the_sixth_column_is_the_class(prepare, corpus, tmp_path):
     corpus = corpus.rename(tmp_path / "3dspeaker")
     prepare("3dspeaker/lid", tmp_path, tmp_path / "d")
-    assert (tmp_path / "d/train/utt2lang").read_text() == (
-        "A1 Standard_Mandarin\nA2 Standard_Mandarin\nB1 Wu_dialect\n"
-    )
-    assert (tmp_path / "d/test/utt2lang").read_text() == "D1 Wu_dialect\nE1 Standard_Mandarin\n"
-    assert (tmp_path / "d/train/utt2spk").read_text() == "A1 A\nA2 A\nB1 B\n"
-    wav = (tmp_path / "d/test/wav.scp").read_text().splitlines()[0]
-    assert wav == f"D1 {corpus.resolve()}/test/D1.wav"
+    languages = [read_table(tmp_path / f"d/{split}/utt2lang") for split in SETS]
+    assert languages[0] == {A: "Standard_Mandarin", B: "Wu_Dialect"}
+    assert languages[1] == {C: "Wu_Dialect", D: "Standard_Mandarin"}
+    assert read_table(tmp_path / "d/train/utt2spk") == {A: A[:12], B: B[:12]}
+    wav = read_table(tmp_path / "d/test/wav.scp")[C]
+    assert wav == f"{corpus.resolve()}/test/{C[:12]}/{C}.wav"
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "subject", "value"),
     [
         ("lid_test_wav.scp", None, None, "{corpus}", "files/lid_test_wav.scp"),
-        ("train_utt2info.csv", "Wu dialect", "", "{path}", "B1"),
-        ("test_utt2spk", "D1 D", "D1 A", "{corpus}", "speaker A "),
+        ("train_utt2info.csv", "Wu Dialect", "", "{path}", B),
+        ("test_utt2spk", f"{C}\t{C[:12]}", f"{C}\t{A[:12]}", "{corpus}", A[:12]),
     ],
 )
 def test_broken_lists_are_refused(prepare, corpus, tmp_path, file, old, new, subject, value):
