@@ -24,7 +24,15 @@ def load_same_config(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[
     config = load_config(layers, overrides)
     recorded = exp_dir / "config.yaml"
     if recorded.exists() and was_begun(exp_dir):
-        changed = differences(load_config([recorded]), config)
+        begun = load_config([recorded])
+        before, now = begun.training.num_epochs, config.training.num_epochs
+        key = "training.num_epochs"
+        if now != before and not any(text.startswith(f"{key}=") for text in overrides):
+            raise ValueError(
+                f"{key}: {exp_dir} has {before}, the configuration {now}; use --set {key}={before} "
+                f"again, or change the length of this run with --set {key}={now}"
+            )
+        changed = differences(begun, config)
         if changed:
             raise ValueError(
                 f"{recorded}: a resumed run must keep its configuration: {'; '.join(changed)}; "

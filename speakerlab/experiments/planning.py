@@ -84,15 +84,16 @@ class Memory:
             return most
         usable, needed = self._for_crops(found), least * found.crop * TRANSIENT_SHARE
         enough = self.free + self.kept + (needed - usable) / self.usable_share
-        seconds, key, fixes = config.data.crop_seconds, self.key, [f"{_gb(enough)} GB"]
-        if self.is_fixed:
-            sizes = batch_size.micro_batches(config.training.global_batch, self.world_size)
-            key = "runtime.micro_batch"
-            fixes += [f"{key}={size}" for size in [s for s in sizes if s <= most][-1:]]
-        elif (shorter := math.floor(9.7 * seconds * usable / needed) / 10) >= 1:
-            fixes += [f"data.crop_seconds={shorter:g}"]
+        sizes = batch_size.micro_batches(config.training.global_batch, self.world_size)
+        fixes = [f"runtime.micro_batch={size}" for size in [s for s in sizes if s <= most][-1:]]
+        if fixes and not self.is_fixed:
+            fixes[0] += " (too few crops for a good BatchNorm)"
         if found.precision == "fp32" and usable > 0:
-            fixes += ["a lower precision"]
+            fixes += ["runtime.precision=fp16 or bf16"]
+        seconds, fixes = config.data.crop_seconds, [*fixes, f"{_gb(enough)} GB"]
+        if (shorter := math.floor(9.7 * seconds * usable / needed) / 10) >= 1:
+            fixes += [f"data.crop_seconds={shorter:g}"]
+        key = "runtime.micro_batch" if self.is_fixed else self.key
         raise MemoryTooSmall(
             f"{key}: {least} crops of {seconds:g} s in {found.precision} do not fit in "
             f"{_gb(self.free + self.kept)} GB, {most} do; use {', '.join(fixes)} or a smaller model"

@@ -4,7 +4,7 @@ Hardware never changes the global batch: memory only decides in how many pieces 
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,16 @@ def plan_batch(
 
     micro_batch: fixed, or None for the largest divisor of a rank's share in 16..128 that fits.
     bn_batch: preferred if it fits; if it does not and `join_ranks`, ranks share BatchNorm's
-    statistics. below: take the next smaller micro-batch, after this one ran out of memory.
+    statistics, and fewer than 16 crops a rank will do if BatchNorm still sees 16. below: take the
+    next smaller micro-batch, after this one ran out of memory.
     limit: gets the sizes in question, ascending, and returns how many crops fit; raises
     MemoryTooSmall if not even the first size does. mode: name of this choice in the reason.
     """
-    divisors = micro_batches(global_batch, world_size)
-    sizes = _sizes_to_try(divisors, micro_batch, bn_batch, below)
+    divisors, joined = micro_batches(global_batch, world_size), {}
+    for size in divisors:
+        most = max(bn_batch // size, 1) if join_ranks and bn_batch else 1
+        joined[size] = max(n for n in range(1, most + 1) if world_size % n == 0)
+    sizes = _sizes_to_try(divisors, micro_batch, bn_batch, below, joined)
     most = limit(sizes)
     size = max(size for size in sizes if size <= most)
     if below is not None:
@@ -77,11 +81,7 @@ def plan_batch(
         reason = f"{mode}: training.bn_batch fits"
     else:
         reason = f"{mode}: memory allows {most}" if most < MAX_MICRO_BATCH else mode
-    joined = 1
-    if join_ranks and bn_batch:
-        most = max(bn_batch // size, 1)
-        joined = max(n for n in range(1, world_size + 1) if world_size % n == 0 and n <= most)
-    return BatchPlan(size, divisors[-1] // size, world_size, reason, joined)
+    return BatchPlan(size, divisors[-1] // size, world_size, reason, joined[size])
 
 
 def micro_batches(global_batch: int, world_size: int) -> list[int]:
@@ -98,11 +98,16 @@ def micro_batches(global_batch: int, world_size: int) -> list[int]:
 
 
 def _sizes_to_try(
-    divisors: list[int], micro_batch: int | None, bn_batch: int | None, below: int | None
+    divisors: list[int],
+    micro_batch: int | None,
+    bn_batch: int | None,
+    below: int | None,
+    joined: Mapping[int, int],
 ) -> list[int]:
     """Return the sizes that `plan_batch` may choose, ascending; never none."""
     share = divisors[-1]
     low, high = min(MIN_MICRO_BATCH, share), MAX_MICRO_BATCH
+    low = min([low, *(size for size in divisors if size * joined[size] >= low)])
     if micro_batch is not None:
         if micro_batch not in divisors:
             near = sorted(divisors, key=lambda size: abs(size - micro_batch))[:2]

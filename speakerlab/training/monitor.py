@@ -162,7 +162,7 @@ class Monitor:
         now = time.monotonic()
         self.quiet_until = now + QUIET_SECONDS
         elapsed = timedelta(seconds=round(now - self.started_at))
-        text = "step %.2f/%d %s%s elapsed, ETA %s"
+        text = "step %.4g/%d %s%s elapsed, ETA %s"
         log.info(text, step, self.total_steps, doing, elapsed, self._left(step, now))
 
     def _left(self, step: float, now: float) -> timedelta | str:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from forked import start_forked
 from processes import children_of, wait_for, wait_until_gone
-from refusals import refused
+from refusals import refused, refuses
 from safetensors.torch import load_file
 from tiny import card, checkpoints, copy_data, cut, losses, rows, weights
+
+from speakerlab.experiments.consistency import load_same_config
 
 ONE_EPOCH = ("training.num_epochs=1", "training.bn_batch=4")
 
@@ -128,7 +130,10 @@ def test_an_extended_run_is_exact_and_publishes_its_own_model(trained, tmp_path,
         train(exp, more)
         assert weights(exp) == weights(whole) and losses(exp) == losses(whole)
     assert "nothing changed" in train(again, more).stderr
-    assert refused(train(again, code=1).stderr, "training.num_epochs", 4, "num_epochs=5", "--init")
+    shorter = train(again, "training.num_epochs=4", code=1).stderr
+    assert refused(shorter, "training.num_epochs", 4, "num_epochs=5", "--init")
+    with refuses("training.num_epochs", "=5", "=4"):  # what a file says is no request
+        load_same_config(again, [trained / "config.yaml"], [])
 
 
 def test_an_unfinished_run_is_extended_from_its_learning_rate(trained, tmp_path, train):

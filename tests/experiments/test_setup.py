@@ -107,3 +107,6 @@ def test_the_start_logs_the_batch(make_config, tmp_path, caplog):
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "global batch 256 = ...; BatchNorm sees 64 crops of 2 ranks at once"
     assert (tmp_path / "run.json").exists()
+    short = make_config("training.num_epochs=3", "training.margin.end_epoch=6")
+    setup_training.log_start(tmp_path, short, known, make_task(short))
+    assert "num_epochs: 3" in caplog.text and "margin reaches 0.19 of 0.2" in caplog.text

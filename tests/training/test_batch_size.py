@@ -54,6 +54,7 @@ def test_every_plan_is_exact_and_in_range(world_size):
         ({"world_size": 8, "bn_batch": 64, "join_ranks": True}, 24, 16, 2, 64, "allows 24"),
         ({"world_size": 4, "bn_batch": 64, "join_ranks": True}, 64, 64, 1, 64, "fits"),
         ({"world_size": 4, "bn_batch": 64}, 40, 32, 2, 32, "allows 40"),
+        ({"world_size": 4, "bn_batch": 32, "join_ranks": True}, 12, 8, 8, 32, "allows 12"),
         (
             {"global_batch": 96, "world_size": 6, "bn_batch": 64, "join_ranks": True},
             16,
@@ -100,6 +101,7 @@ def test_plans(ask, most, micro_batch, accumulation, bn_batch, reason):
         ({"global_batch": 256, "world_size": 3}, 99, "training.global_batch", (256, "255 and 258")),
         ({"global_batch": 64, "micro_batch": 24}, 99, "runtime.micro_batch", (24, "16 and 32")),
         ({"global_batch": 256}, 9, "memory", (9,)),
+        ({"global_batch": 256, "bn_batch": 64, "join_ranks": True}, 15, "memory", (15,)),
         ({"global_batch": 256, "micro_batch": 64}, 63, "memory", (63,)),
         ({"global_batch": 256, "below": 1}, 99, "memory", (1,)),
         ({"global_batch": 262}, 999, "training.global_batch", (262, 16, 128)),
