@@ -156,7 +156,7 @@ def main(words: list[str]) -> int:
         args, rest = parser.parse_known_args(words[1:])
         if rest:
             options, name = list(parser._option_string_actions), rest[0].split("=")[0]
-            check_known("run.sh: unknown option", name, options, hint="See --help")
+            check_known("run.sh: unknown option", name, options, hint="see --help")
         args.sample_rate, args.settings = 16000, args.__dict__.pop("set")
         check_settings(args)
         check_stages(args)
@@ -178,14 +178,16 @@ def main(words: list[str]) -> int:
 
 
 def check_known(problem: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
-    """Raise ValueError with the most similar known name, unless `name` is one."""
+    """Raise ValueError with the most similar known names, else `hint`, unless `name` is known."""
     known = list(known)
     if name not in known:
-        lower = {other.lower(): other for other in known}
-        similar = [other for other in lower if other.startswith(name.lower())]
-        similar += difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0)
-        hint = hint or f"There are: {', '.join(known)}"
-        raise ValueError(f"{problem} {name}; did you mean {lower[similar[0]]}? {hint}")
+        lower = {other.lower().lstrip("-"): other for other in known}
+        word = name.lower().lstrip("-")
+        close = difflib.get_close_matches(word, lower, n=1, cutoff=0.4)
+        if word not in lower:
+            close = [other for other in lower if other.startswith(word)] or close
+        hint = f"did you mean {' or '.join(lower[x] for x in close)}?" if close else hint
+        raise ValueError(f"{problem} {name}; {hint or 'known are ' + ', '.join(known)}")
 
 
 def check_names(args: argparse.Namespace, recipe_dir: Path) -> None:
@@ -194,9 +196,10 @@ def check_names(args: argparse.Namespace, recipe_dir: Path) -> None:
         {p.stem: p for p in sorted(ROOT.glob(f"conf/{x}*.yaml"))} for x in ("", "hardware/")
     )
     check_known("--model: unknown model", args.model, models)
-    if not (args.hardware.endswith(".yaml") and Path(args.hardware).is_file()):
+    if args.hardware in machines:
+        args.hardware = str(machines[args.hardware])
+    elif not Path(args.hardware).is_file():
         check_known("--hardware: no such file or preset", args.hardware, ["auto", *machines])
-        args.hardware = str(machines.get(args.hardware, "auto"))
     if args.task != "sv" and not (recipe_dir / args.task / "prepare.py").is_file():
         paths = ROOT.glob(f"egs/*/{args.task}/prepare.py")
         problem = f"the recipe {recipe_dir.name} has no folder {args.task}/"

@@ -227,6 +227,7 @@ REFUSED = {  # options -> subject of the message, values that it names
     "--modle campplus": ("run.sh", "--modle", "--model"),
     "--stop 3": ("run.sh", "--stop", "--stop-stage"),
     "--Seed=3": ("run.sh", "--Seed", "--seed"),
+    "--zzz": ("run.sh", "--zzz; see --help"),
     "here": ("run.sh", "here"),
     "--model": ("--model",),
     "--model --seed 1": ("--model",),
