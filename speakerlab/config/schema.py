@@ -84,7 +84,7 @@ class ModelConfig(Component):
 
 
 class KindOdds(Section):
-    """How often each kind of noise is drawn; kinds without recordings are left out."""
+    """How often each kind of noise is drawn; training reports kinds without recordings."""
 
     noise: NotNegative = 1.0
     music: NotNegative = 1.0

@@ -13,6 +13,7 @@ from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config
 from speakerlab.data.banks import (
     EMPTY_BANK,
+    KIND_TABLE,
     Bank,
     Recordings,
     find_recordings,
@@ -60,6 +61,8 @@ def read_corpus(config: Config) -> Corpus:
                 "checked data directory with --set data.dir=DIR"
             )
     noise, rooms = (find_material(config, place) for place in PROBABILITIES)
+    if noise:
+        report_absent_kinds(config, noise)
     whole = read_manifest(folders, sample_rate=sample_rate)
     if config.task == "identification":
         train, valid = split_classes(config, whole, folders)
@@ -132,6 +135,21 @@ def find_material(config: Config, place: str) -> Recordings | None:
             f"with --{place} DIR), or set augment.{key}=0 (run.sh: --{place} none)"
         )
     return found
+
+
+def report_absent_kinds(config: Config, noise: Recordings) -> None:
+    """Log the kinds of noise that the configuration asks for and `noise` lacks."""
+    odds = config.augment.kind_odds.model_dump()
+    absent = [kind for kind in odds if odds[kind] and kind not in noise.kinds]
+    if absent:
+        table = noise.folder / KIND_TABLE
+        log.log(
+            logging.WARNING if table.exists() else logging.INFO,  # without it all is noise
+            "augment.kind_odds: %s has no recordings of the kind %s, which is left out; list some "
+            "in wav.scp and %s, or set %s",
+            *(noise.folder, " or ".join(absent), KIND_TABLE),
+            " ".join(f"augment.kind_odds.{kind}=0" for kind in absent),
+        )
 
 
 def read_banks(

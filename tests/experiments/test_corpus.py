@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import refuses
+from refusals import refused, refuses
 
 from speakerlab.config import build
 from speakerlab.data import audio
@@ -92,6 +92,23 @@ def test_noise_cut_on_the_host_equals_noise_on_the_device(noisy):
 def test_kinds_are_those_of_the_table(noisy):
     noise = read_corpus(noisy()).noise
     assert noise.ids == BY_KIND and noise.kinds == tuple(name[:-1] for name in BY_KIND)
+
+
+def test_kinds_of_noise_without_recordings_are_reported(noisy, caplog):
+    caplog.set_level("INFO")
+    config = noisy()
+    read_corpus(config)
+    assert "kind_odds" not in caplog.text
+    table = Path(config.data.dir) / "noise/utt2kind"
+    write_table(table, dict.fromkeys(BY_KIND, "noise"))
+    for level in ("WARNING", "INFO"):  # without a table every recording is noise
+        caplog.clear()
+        read_corpus(noisy("augment.kind_odds.music=0"))
+        (line,) = [record for record in caplog.records if "kind_odds" in record.msg]
+        assert line.levelname == level
+        assert refused(line.getMessage(), "augment.kind_odds", table.parent, "kind_odds.speech=0")
+        assert "music" not in line.getMessage()
+        table.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize(("place", "key"), [("noise", "noise_prob"), ("rirs", "room_prob")])
