@@ -90,15 +90,6 @@ def test_more_than_there_is(clip):
     assert decode(path) == 48000
 
 
-def test_not_there_and_not_audio(tmp_path: Path):
-    with refuses(f"{tmp_path}/none.wav", error=FileNotFoundError):
-        audio.read(tmp_path / "none.wav")
-    for content, value in ((b"this is not audio at all", "not readable"), (b"", "0 bytes")):
-        (tmp_path / "a.wav").write_bytes(content)
-        with refuses(f"{tmp_path}/a.wav", value):
-            audio.read_info(tmp_path / "a.wav")
-
-
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
 def test_cut_flac_is_found(tmp_path: Path, share):
     path = tmp_path / "a.flac"

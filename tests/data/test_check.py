@@ -164,18 +164,6 @@ def test_segments_may_end_a_rounding_late(tmp_path: Path):
     assert read_table(folder / "utt2dur") == {"a": "2.000000", "b": "0.750000"}
 
 
-def test_five_of_a_kind_then_the_count(make_data_dir):
-    folder = make_data_dir(speakers=range(4), seconds=[0.5, 0.5], check=False)
-    for path in read_table(folder / "wav.scp").values():
-        Path(path).unlink()
-    change(folder, "utt2spk", {"ghost": "spk1"})
-    lines = refusal(folder)
-    assert sum("no such file" in line for line in lines) == 5
-    assert lines[-1] == "... and 3 more broken recordings"
-    assert sum(" ghost has no audio" in line for line in lines) == 1
-    assert len(lines) == 7
-
-
 def test_rejections_below_the_share_are_listed_and_left_out(folder: Path):
     path = read_table(folder / "wav.scp")["spk1-0"]
     Path(path).unlink()

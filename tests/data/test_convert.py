@@ -47,14 +47,6 @@ def test_at_the_models_rate_the_samples_are_those_of_stage_5(tmp_path: Path, suf
     assert np.array_equal(wave_S, audio.read(path) / np.float32(32768))
 
 
-def test_a_float_file_is_rounded_and_clipped_as_stage_5_does(tmp_path: Path):
-    values = 1.2 * tone(100, RATE) / 0.5
-    soundfile.write(tmp_path / "a.wav", values, RATE, subtype="FLOAT")
-    wave_S = read_wave(tmp_path / "a.wav", sample_rate=RATE)
-    assert np.array_equal(wave_S, audio.read(tmp_path / "a.wav") / np.float32(32768))
-    assert wave_S.min() == -1.0
-
-
 def test_every_way_to_give_a_file(tmp_path: Path):
     path = tmp_path / "a.wav"
     audio.write(path, make_wave(0, 0, 1.0), RATE)
@@ -181,13 +173,7 @@ def test_paths_and_rates_that_cannot_be_are_refused(tmp_path: Path):
         read_wave(np.ones(9), sample_rate=RATE, source_rate=0)
 
 
-def test_damaged_files_are_not_taken_for_shorter_ones(tmp_path: Path):
-    for name in ("a.wav", "a.flac"):
-        path = tmp_path / name
-        audio.write(path, make_wave(0, 0, 5.0), RATE)
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        with refuses(str(path), "copy it again"):
-            read_wave(path, sample_rate=RATE)
+def test_a_float_file_with_nan_is_refused(tmp_path: Path):
     values = np.array([0.1, np.nan, 0.2], dtype=np.float32)
     soundfile.write(tmp_path / "b.wav", values, RATE, subtype="FLOAT")
     with refuses(f"{tmp_path}/b.wav", "NaN"):

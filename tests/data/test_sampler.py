@@ -52,12 +52,6 @@ def test_ranks_and_accumulation_share_the_positions_of_a_step(world_size, accumu
         assert all(row == order.rows(epoch)[position] for _, position, row in slots)
 
 
-@pytest.mark.parametrize("start", [0, 1, 7, 12, 13, 30])
-def test_a_resume_is_the_tail(start):
-    whole = slots_of(make_order(), 0, 36, micro_batch=4)
-    assert slots_of(make_order(), start, 36, micro_batch=4) == whole[start * 2 :]
-
-
 def test_the_order_is_a_function_of_its_key():
     rows = make_order().rows(4)
     assert np.array_equal(rows, make_order().rows(4))
@@ -105,16 +99,13 @@ def test_too_short_an_epoch_is_refused():
 
 
 def test_a_corpus_shorter_than_a_batch_is_repeated_up_to_one():
-    """Ten files on 4 ranks with the default batch of 256: 26 to 52 slots a file, all in one step"""
+    """Ten files with the default batch of 256: 17 to 34 slots a file, all in one step."""
     num_samples_N = np.array([50, 60, 70, 80, 90, 100, 60, 70, 80, 90])
     order = make_order(num_samples_N, global_batch=256)
     assert (order.num_crops, order.steps_per_epoch, order.num_dropped) == (256, 1, 0)
     assert order.repeats == pytest.approx(256 / 7.5)
     slots_N = np.bincount(order.rows(0)[:256], minlength=10)
     assert np.all(np.abs(slots_N - num_samples_N / 750 * 256) <= 1)
-    for rank in range(4):
-        cut = {"micro_batch": 16, "rank": rank, "world_size": 4}
-        assert [len(batch) for batch in slots_of(order, 0, 2, **cut)] == [16] * 8
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.3, 1.0])

@@ -20,7 +20,14 @@ from speakerlab.core.process import available_cpus
 from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, collate, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder
-from speakerlab.data.workers import Board, Hop, Watch, auto_workers, fit_workers
+from speakerlab.data.workers import (
+    Board,
+    Hop,
+    Watch,
+    auto_workers,
+    fit_workers,
+    free_shared_memory,
+)
 
 MIB = 1 << 20
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
@@ -76,11 +83,6 @@ def test_without_cgroups_the_cpus_are_those_of_the_affinity(tmp_path, eight_cpus
     assert available_cpus(tmp_path) == 8
 
 
-def free_of(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
-
-
 def test_workers_that_fit_are_kept(tmp_path):
     more = {"local_ranks": 2, "folder": tmp_path}
     for is_fixed in (False, True):
@@ -92,7 +94,7 @@ def test_workers_that_fit_are_kept(tmp_path):
 def test_fewer_workers_are_used_and_logged(tmp_path, caplog):
     """A worker of each of 2 ranks reads 4 batches ahead and 1.5 of each are there: 12 batches."""
     caplog.set_level("INFO")
-    bytes_per_batch = free_of(tmp_path) // int(12 * 3.5)
+    bytes_per_batch = free_shared_memory(tmp_path) // int(12 * 3.5)
     more = {"bytes_per_batch": bytes_per_batch, "local_ranks": 2, "folder": tmp_path}
     assert fit_workers(8, is_fixed=False, **more) == 3
     assert f"3 data workers a rank instead of 8: {tmp_path} has" in caplog.text
@@ -103,7 +105,7 @@ def test_fewer_workers_are_used_and_logged(tmp_path, caplog):
 
 
 def test_ranks_on_gpus_need_shared_memory_too(tmp_path):
-    ranks = free_of(tmp_path) // (64 * MIB) + 1  # nothing is left for a batch
+    ranks = free_shared_memory(tmp_path) // (64 * MIB) + 1  # nothing is left for a batch
     more = {"bytes_per_batch": 1, "folder": tmp_path, "is_fixed": False}
     assert fit_workers(1, local_ranks=ranks, **more) == 1
     with pytest.raises(ValueError, match=f"1 for each of {ranks} ranks need"):
@@ -214,10 +216,8 @@ def test_a_file_that_does_not_answer_is_named(stuck, caplog):
         )
         assert found is not None, record.getMessage()
         waited, read = int(found[1]), float(found[2])
-        assert 0.3 <= read < 2
-        assert (
-            read - 0.6 <= waited < 3
-        )  # a wait is rounded to seconds, and began before the reading
+        assert 0.3 <= read < 2  # the wait is rounded to seconds, and began before the reading
+        assert read - 0.6 <= waited < 3
         seconds.append(read)
     assert seconds[1] > seconds[0] + 0.1  # the same stall is not reported twice at once
 

@@ -86,6 +86,12 @@ def test_a_draw_follows_from_its_generator_and_survives_a_worker(name):
     assert not all(same(draw, drawn[0]) for draw in drawn)
 
 
+@pytest.mark.parametrize("name", [key.removesuffix("_prob") for key in KEYS])
+def test_it_is_drawn_as_often_as_asked(name):
+    draw, rng = make().draws[name], np.random.default_rng(0)
+    assert 380 < sum(draw(rng) is not None for _ in range(600)) < 460  # 420 and four deviations
+
+
 @NAMES
 def test_the_copy_for_a_worker_leaves_the_bank_behind(name):
     assert len(pickle.dumps(make().draws[name])) < 20_000

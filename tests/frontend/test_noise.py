@@ -157,12 +157,6 @@ def test_each_kind_has_its_odds_its_levels_and_its_voices():
     assert all(sorted(draw["noise"]) == [2, 4] for draw in two)  # none twice
 
 
-def test_noise_is_as_frequent_as_asked_and_only_where_there_is_some():
-    drawn = draw_kinds(600, noise_prob=0.5)
-    assert 240 < sum(bool(draw) for draw in drawn) < 360
-    assert make_noise([]).draw(np.random.default_rng(0)) is None
-
-
 @pytest.mark.parametrize(
     ("subject", "value", "noises", "more"),
     [

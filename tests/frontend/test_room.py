@@ -36,14 +36,6 @@ def test_a_room_of_one_impulse_is_the_identity():
     assert (out_BS - torch.from_numpy(wave_BS) / 32768).abs().max() < 1e-6
 
 
-def test_rooms_are_as_frequent_as_asked():
-    room = Room(room_prob=0.5, rooms=3 * [np.ones(5)], num_samples=S)
-    rng = np.random.default_rng(0)
-    drawn = [draw.values["room"] for draw in (room.draw(rng) for _ in range(600)) if draw]
-    assert 240 < len(drawn) < 360 and all(60 < count < 140 for count in np.bincount(drawn))
-    assert Room(room_prob=1, rooms=(), num_samples=S).draw(rng) is None
-
-
 @pytest.mark.parametrize(
     ("rooms", "value"),
     [

@@ -53,13 +53,6 @@ def test_length_is_exact_for_every_speed(num_samples):
         assert (out_BS[:, 50:-50] - 0.25).abs().max() < 1e-3  # no row's end is left unwritten
 
 
-def test_all_speeds_are_as_likely():
-    speed = Speed(speeds=(1.0, 0.9, 1.1), num_samples=S)
-    rng = np.random.default_rng(0)
-    drawn = [0 if draw is None else draw.group for draw in (speed.draw(rng) for _ in range(600))]
-    assert all(150 < count < 250 for count in np.bincount(drawn))
-
-
 @pytest.mark.parametrize("speed", [0.0, -1.0, 0.91234])
 def test_a_speed_without_a_small_ratio_is_refused(speed):
     with refuses("augment", speed):

@@ -104,11 +104,3 @@ def test_other_rates_are_resampled_or_refused():
         Codec(codec_prob=1, sample_rate=6000)
     with refuses("augment", 8000, 6000):
         Telephone(telephone_prob=1, num_samples=S, sample_rate=6000)
-
-
-def test_they_are_as_frequent_as_asked():
-    rng, telephone = np.random.default_rng(0), Telephone(telephone_prob=0.3, num_samples=S)
-    assert 250 < sum(telephone.draw(rng) is not None for _ in range(1000)) < 350
-    codec = Codec(codec_prob=0.5)
-    laws = [draw.values["law"] for draw in (codec.draw(rng) for _ in range(1000)) if draw]
-    assert all(200 < laws.count(law) < 300 for law in (0, 1))

@@ -56,9 +56,3 @@ def test_weights_are_constant_in_the_gradient():
     by_cosine[2] = -z * SCALE * (1 + MARGIN - s_C[2])
     expected = torch.autograd.grad(cos_C, emb_BD, by_cosine.float())[0]
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_default_margin_is_the_paper_s():
-    head, emb_BD = make_plane(0.6)
-    label_B = torch.tensor([0])
-    assert torch.equal(head(emb_BD, label_B)[0], head(emb_BD, label_B, 0.25)[0])

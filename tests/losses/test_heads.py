@@ -69,6 +69,8 @@ def test_gradients_are_finite_in_the_worst_places(name, dtype):
     heads = [make(name)]
     if dtype == torch.float32 and "scale" in inspect.signature(HEADS[name]).parameters:
         heads.append(make(name, scale=3000.0))
+    if name == "sphereface2":
+        heads.append(make(name, scale=3000.0, margin_type="A"))
     for head, margin in product(heads, margins_of(name)):
         rows_BD, label_B = hard_rows(head)
         assert_finite_gradients(head, rows_BD.to(dtype, copy=True), label_B, margin)
@@ -184,6 +186,20 @@ def test_weights_and_rows_are_learned(name):
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 3
     assert torch.equal(head(layer(emb_BD), label_B, margin)[1].argmax(dim=1), label_B)
+
+
+REFUSED = [
+    ("sphereface2", {"positive_weight": 1}, "positive_weight 1"),
+    ("sphereface2", {"exponent": 0}, "exponent 0"),
+    ("aam_softmax_subcenter_topk", {"num_centers": 0}, "num_centers is 0"),
+    ("aam_softmax_subcenter_topk", {"top_k": -1}, "top_k -1"),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "value"), REFUSED)
+def test_impossible_arguments_are_refused(name, args, value):
+    with refuses(name, value):
+        make(name, **args)
 
 
 @pytest.mark.parametrize("margin", [0.2, torch.tensor(0.2)])

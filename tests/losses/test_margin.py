@@ -1,4 +1,4 @@
-"""AAM softmax: finite gradients, and the angle plus its margin from 0 to beyond pi.
+"""The trigonometry of margins: finite slopes, and the angle plus its margin from 0 to beyond pi.
 
 Letters: B batch, C classes, D embedding.
 """
@@ -9,27 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from speakerlab.losses.margin import AAMSoftmax, add_margin, rotate, unit_rows
+from speakerlab.losses.margin import add_margin, rotate, unit_rows
 
 ONE_ULP_ABOVE = 1 + 1.2e-7
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MARGINS = (0.0, 0.2, 0.5, 1.4)
-
-
-@pytest.mark.parametrize("margin", MARGINS)
-@pytest.mark.parametrize("place", [0, 1], ids=["target", "non-target"])
-@pytest.mark.parametrize("easy_margin", [False, True])
-@pytest.mark.parametrize("cosine", [1.0, -1.0, ONE_ULP_ABOVE, -ONE_ULP_ABOVE, 0.0])
-def test_gradient_is_finite_at_every_cosine(cosine, easy_margin, place, margin):
-    cos_BC = torch.tensor([[0.3, 0.1, -0.2]])
-    cos_BC[0, place] = cosine
-    cos_BC.requires_grad_()
-    head = AAMSoftmax(embed_dim=1, num_classes=3, easy_margin=easy_margin)
-    hard_B1 = head.harden(cos_BC[:, :1], margin)
-    loss = F.cross_entropy(torch.cat([hard_B1, 32 * cos_BC[:, 1:]], 1), torch.tensor([0]))
-    loss.backward()
-    assert loss.isfinite()
-    assert cos_BC.grad is not None and cos_BC.grad.isfinite().all()
 
 
 def test_sine_is_steep_at_the_ends_but_finite():
@@ -70,10 +52,3 @@ def test_easy_margin_leaves_obtuse_angles_alone():
     easy_B = add_margin(theta_B.cos(), 0.5, easy_margin=True)
     expected = [math.cos(0.8), math.cos(2.0), math.cos(1.7), math.cos(3.0)]
     assert easy_B.tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_margin_is_no_state():
-    head = AAMSoftmax(embed_dim=4, num_classes=3)
-    assert list(head.state_dict()) == ["weight_CD"]
-    assert head.weight_CD.shape == (3, 4)
-    assert head.weight_CD.abs().max() <= math.sqrt(6 / (3 + 4))  # Xavier uniform

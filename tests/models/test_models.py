@@ -13,6 +13,7 @@ import pytest
 import torch
 from members import MEMBERS, POOLED, SMALL
 from refusals import refuses
+from test_folding import build
 from torch import nn
 
 from speakerlab.models import MODELS
@@ -36,15 +37,6 @@ def over_members(*, slow: tuple[str, ...] = ()) -> pytest.MarkDecorator:
 
 
 every_member = over_members()
-
-
-def build(name: str, args: dict[str, object]) -> nn.Module:
-    """A model in eval mode, with running statistics that are not the initial ones."""
-    torch.manual_seed(0)
-    model = MODELS[name](**args)
-    with torch.no_grad():
-        model(torch.randn(4, 60, model.feat_dim))
-    return model.eval()
 
 
 def small(name: str, **more: object) -> nn.Module:
@@ -218,7 +210,11 @@ REFUSED = [
     ("simam_resnet", {"depth": 50}, "SimAMResNet", 50, "34, 100"),
     ("gemini_dfresnet", {"depth": 34}, "GeminiDFResNet", 34, "60, 114, 183, 237"),
     ("redimnet", {"size": "b7"}, "ReDimNet", "b7", "b0, b1, b2, b3"),
-    ("redimnet", {"size": "b1", "feat_dim": 80}, "ReDimNet", 80, "multiple of 24"),
+    *(
+        ("redimnet", {"size": size, "feat_dim": feat_dim}, "ReDimNet", feat_dim, f"of {multiple}")
+        for size, multiple in (("b0", 4), ("b1", 24), ("b2", 8), ("b6", 12))
+        for feat_dim in (multiple + multiple // 2, 0)
+    ),
     *(
         (name, {"channels": channels, "scale": scale}, "ECAPA-TDNN", channels, scale)
         for name in ("ecapa_tdnn", "ecapa_tdnn_wespeaker")

@@ -1,4 +1,4 @@
-"""Operations on rows against torch's own, and their gradients against autograd's.
+"""Rounding of the operations on rows; test_dense.py compares their results with the plain code.
 
 Letters: B batch, T frames, K channels, G channels that come out, J taps.
 """
@@ -7,31 +7,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from speakerlab.models.campplus import segment_context, segment_members
-from speakerlab.models.cpu.rows import Segments, convolve, convolve_backward, normalise
+from speakerlab.models.cpu.rows import convolve, normalise
 
 
 def by_torch(x_KBT, weight_GKJ, dilation):
     padding = weight_GKJ.shape[2] // 2 * dilation
     y_BGT = F.conv1d(x_KBT.transpose(0, 1), weight_GKJ, padding=padding, dilation=dilation)
     return y_BGT.transpose(0, 1)
-
-
-@pytest.mark.parametrize(
-    ("frames", "taps", "dilation"),
-    [(149, 3, 2), (230, 3, 1), (40, 5, 3), (2, 5, 3), (1, 3, 2), (7, 1, 1)],
-)
-def test_convolution_and_its_gradients(frames, taps, dilation):
-    torch.manual_seed(0)
-    x_KBT = torch.randn(6, 3, frames, dtype=torch.float64, requires_grad=True)
-    weight_GKJ = torch.randn(4, 6, taps, dtype=torch.float64, requires_grad=True)
-    expected = by_torch(x_KBT, weight_GKJ, dilation)
-    given = [x_KBT.detach(), weight_GKJ.detach()]
-    torch.testing.assert_close(convolve(*given, dilation=dilation), expected.detach())
-    d_y_GBT = torch.randn_like(expected)
-    found = convolve_backward(d_y_GBT, *given, dilation=dilation)
-    for ours, right in zip(found, torch.autograd.grad(expected, (x_KBT, weight_GKJ), d_y_GBT)):
-        torch.testing.assert_close(ours, right)
 
 
 def test_in_16_bits_each_sum_is_rounded_once():
@@ -53,18 +35,3 @@ def test_moments_are_fp32_and_a_large_mean_costs_no_digits(dtype):
     assert y_KBT.dtype == dtype and mean_K.dtype == var_K.dtype == inv_std_K.dtype == torch.float32
     assert (var_K / exact - 1).abs().max() < 1e-4
     torch.testing.assert_close(mean_K.double(), x_KBT.double().mean((1, 2)), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("frames", [1, 99, 100, 149, 300])
-def test_segments_are_those_of_the_plain_code(frames):
-    x_KBT = torch.randn(4, 2, frames, dtype=torch.float64, requires_grad=True)
-    segments = Segments(frames, 100, like=x_KBT.detach())
-    members_TS = segment_members(frames, 100, like=x_KBT)
-    context_KBS = segment_context(x_KBT, members_TS)
-    num_segments = len(segments.lengths)
-    found = segments.context(x_KBT).unflatten(1, (2, num_segments))
-    torch.testing.assert_close(found, context_KBS[..., :num_segments])
-    d_KBS = torch.randn_like(found)
-    (expected,) = torch.autograd.grad(found, x_KBT, d_KBS)
-    d_x_KBT = segments.spread(segments.context_backward(d_KBS.flatten(1)))
-    torch.testing.assert_close(d_x_KBT, expected)
