@@ -5,7 +5,6 @@ Shape suffix: U utterances of one speaker and genre, ordered by name.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 
 from egs.common.corpus.archives import progress_bar
 from speakerlab.core.atomic import replacing
-from speakerlab.core.process import die_with_parent
+from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
 
 TOLERANCE_SECONDS = 1e-5  # of sums: choose_utts_to_combine.py:89 of the recipe that README names
@@ -46,12 +45,10 @@ def join_all(
     """
     join = partial(join_speaker, folder=folder, min_seconds=min_seconds)
     everything = Training()
-    with ProcessPoolExecutor(num_jobs, initializer=die_with_parent) as pool:
-        parallel = partial(pool.map, chunksize=SPEAKERS_PER_TASK)
-        results = (map if num_jobs == 1 else parallel)(join, recordings)
-        total, name = len(recordings), f"{folder}: join"
-        for result in progress_bar(results, total=total, desc=name, unit=" speakers"):
-            everything.add(result)
+    results = map_in_processes(join, recordings, num_jobs, chunk=SPEAKERS_PER_TASK)
+    total, name = len(recordings), f"{folder}: join"
+    for result in progress_bar(results, total=total, desc=name, unit=" speakers"):
+        everything.add(result)
     wanted = {everything.wavs[name] for name in everything.made_of}
     for path in set(folder.rglob("*.flac")) - wanted:
         path.unlink()

@@ -73,5 +73,4 @@ class Batch(NamedTuple):
         return self.map(lambda tensor: tensor.pin_memory())
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        """Return the batch with `function` applied to each of its tensors."""
         return tree_map_only(Tensor, function, self)

@@ -5,9 +5,12 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 PARENT_VARIABLE = "SPEAKERLAB_PARENT"  # process id of whoever started this one
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -101,13 +104,23 @@ def die_with_launcher() -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore signals in a forked child that dies with its parent, which handles them.
-
-    A training saves before it exits, and needs its workers until then.
-    """
+    """Ignore signals in a forked child, which its parent needs until it has saved."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
+
+
+def map_in_processes(
+    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int, *, chunk: int = 1
+) -> Iterator[Result]:
+    """Yield function(item) in order, computed `chunk` items at a time; here with one worker."""
+    if num_workers < 2:
+        yield from map(function, items)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+
+    with ProcessPoolExecutor(num_workers, initializer=die_with_parent) as pool:
+        yield from pool.map(function, items, chunksize=chunk)
 
 
 def leave(code: int) -> NoReturn:

@@ -8,10 +8,7 @@ Class = TypeVar("Class")
 
 
 class Registry(Mapping[str, Class]):
-    """Name -> class, given as "module:Class" and imported when it is first used.
-
-    So a command imports only the model, the head and the augmentations that it works with.
-    """
+    """Name -> class, given as "module:Class" and imported when it is first used."""
 
     def __init__(self, package: str, paths: Mapping[str, str]) -> None:
         self._package, self._paths = package, paths

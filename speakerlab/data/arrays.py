@@ -37,8 +37,7 @@ class Strings(Sequence[str]):
         return len(self.ends) - 1
 
     def __getitem__(self, index: int) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
+        index = range(len(self))[index]
         return self.blob[self.ends[index] : self.ends[index + 1]].tobytes().decode()
 
 

@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import soundfile
-from numpy.typing import DTypeLike
 
 FULL_SCALE = 32768  # int16 value of amplitude 1.0
 # libsndfile does not rescale floating-point files when asked for integers.
@@ -31,7 +30,7 @@ UNKNOWN_SAMPLES = 1 << 40  # the same, as libsndfile counts them
 UNKNOWN_FORMAT = 1  # libsndfile's code
 RATES = range(2000, 1_000_001)  # Hz; a header that says another is wrong
 MAX_PEAK = 100.0  # of floating-point files: above 1 is clipped, above this it is another scale
-FIRST_SAMPLES = 1 << 24  # allocated before they are read: headers may claim any length
+NO_SAMPLES = np.zeros(0, dtype=np.int16)
 # Formats that PyAV may open. Others of FFmpeg are lists of files or addresses to read instead.
 AV_FORMATS = (
     "mov,mp4,m4a,3gp,matroska,webm,aac,adts,ac3,amr,aiff,ape,asf,au,avi,caf,flac,flv,mp3,mpeg,"
@@ -89,7 +88,7 @@ def read(
         except soundfile.LibsndfileError as error:
             line = f"{path}: cannot be decoded from sample {start} on: '{error}'"
             raise ValueError(f"{line}; copy it again") from error
-        return joined(_decoded(file, wanted, str(path)), wanted, np.int16)
+        return np.concatenate([NO_SAMPLES, *_decoded(file, wanted, str(path))])
 
 
 @contextmanager
@@ -100,7 +99,7 @@ def stream(source: Source) -> Iterator[Stream]:
     """
     where = name_of(source)
     given = _openable(source, where)
-    file: soundfile.SoundFile | None = None
+    file = None
     try:
         file = _sound_file(given)
     except (soundfile.LibsndfileError, TypeError) as error:
@@ -164,18 +163,6 @@ def require_file(path: str | Path) -> None:
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "a pipe, socket or device"
         raise ValueError(f"{path}: is {what}; give the path of a recording")
-
-
-def joined(blocks: Iterator[np.ndarray], expected: float, dtype: DTypeLike) -> np.ndarray:
-    """Concatenate blocks; `expected` is the number of samples in the header, which may be wrong."""
-    wave_S, filled = np.empty(min(int(expected) + 1, FIRST_SAMPLES), dtype), 0
-    for block_S in blocks:
-        end = filled + len(block_S)
-        if end > len(wave_S):
-            wave_S.resize(max(end, len(wave_S) * 3 // 2), refcheck=False)
-        wave_S[filled:end] = block_S
-        filled = end
-    return wave_S[:filled]
 
 
 def _refuse_rate(sample_rate: int, where: str) -> None:
@@ -255,10 +242,7 @@ def _stream_av(given: str | BinaryIO, where: str) -> Iterator[Stream]:
 
 
 def _decoded(file: soundfile.SoundFile, wanted: int, where: str) -> Iterator[np.ndarray]:
-    """Yield blocks of wave_S, int16, of the first channel, from where the file is.
-
-    Raises ValueError where they cannot be decoded, or have fewer than `wanted` samples.
-    """
+    """Yield `wanted` samples of the first channel in blocks, from where the file is."""
     found = 0
     try:
         while found < wanted:

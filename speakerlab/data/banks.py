@@ -57,8 +57,7 @@ class Bank(Sequence[np.ndarray]):
         return len(self.ids)
 
     def __getitem__(self, index: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
+        index = range(len(self))[index]
         return self.wave_S[self.ends_K[index - 1] if index else 0 : self.ends_K[index]]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,7 +108,6 @@ def find_recordings(folder: Path, *, sample_rate: int) -> Recordings | None:
 
 
 def read_bank(recordings: Recordings) -> Bank:
-    """Read all of it into memory."""
     wave_S = np.empty(sum(recordings.lengths), dtype=np.int16)
     ends_K = np.cumsum(recordings.lengths, dtype=np.int64)
     for wave, end in zip(recordings.decode(), ends_K):

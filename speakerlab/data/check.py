@@ -6,7 +6,6 @@ rooms) only the audio is checked.
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -14,7 +13,7 @@ from pathlib import Path
 from shlex import quote
 
 from speakerlab.core.faults import Faults
-from speakerlab.core.process import die_with_parent
+from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio, tables
 from speakerlab.data.columns import store_columns
 
@@ -126,11 +125,11 @@ def _check_conditions(data_dir: DataDir, faults: Faults) -> None:
     """Check that every `utt2<name>` and `spk2<name>` maps known ids to one word each."""
     speakers = set((data_dir.speakers or {}).values())
     for name in tables.list_conditions(data_dir.folder):
-        path, is_utterance = data_dir.folder / name, name.startswith("utt2")
-        known = data_dir.utterances if is_utterance else speakers
+        path, kind, known = data_dir.folder / name, "speaker", speakers
+        if name.startswith("utt2"):
+            kind, known = "utterance", data_dir.utterances
         for key, value in tables.read_table(path, faults).items():
             if key not in known:
-                kind = "utterance" if is_utterance else "speaker"
                 line = f"{path}: unknown {kind} {key}; drop the line"
                 faults.add("conditions of unknown ids", line)
             if len(value.split()) > 1:
@@ -193,39 +192,30 @@ def _check_audio(data_dir: DataDir, faults: Faults, look: Look, num_workers: int
     """Set the duration or the rejection of every utterance; return a note on stereo files."""
     folder, wavs = data_dir.folder, data_dir.wavs
     recordings = [key for key, path in wavs.items() if not path.endswith("|")]
-    found = dict(zip(recordings, _map(look, [wavs[key] for key in recordings], num_workers)))
+    workers = num_workers if len(recordings) >= MIN_FILES_FOR_POOL else 1
+    looked = map_in_processes(look, (wavs[key] for key in recordings), workers, chunk=64)
+    found = dict(zip(recordings, looked))
     for utterance in data_dir.utterances:
         recording, start, end = data_dir.segments.get(utterance, (utterance, 0.0, None))
         info = found.get(recording)
         if isinstance(info, str):
             data_dir.rejected[utterance] = (wavs[recording], info)
         elif info is not None:
-            data_dir.seconds[utterance] = min(end or info.seconds, info.seconds) - start
-            if end is not None:
-                _check_segment(f"{folder}/segments: {utterance}", start, end, info.seconds, faults)
+            seconds, where = info.seconds, f"{folder}/segments: {utterance}"
+            end = seconds if end is None else end
+            data_dir.seconds[utterance] = min(end, seconds) - start
+            if end > seconds + DURATION_SLACK_SECONDS or start >= seconds:
+                line = f"{where} ends after its recording, at {end} of {seconds:.2f} s; correct it"
+                faults.add("bad segments", line)
+            elif data_dir.segments and 0 < end - start < MIN_SEGMENT_SECONDS:
+                line = f"{where} is shorter than a frame: {end - start:g} s; drop it"
+                faults.add("bad segments", line)
     stereo = [key for key, info in found.items() if getattr(info, "num_channels", 1) > 1]
     if not stereo:
         return []
     others = " and others" if len(stereo) > 1 else ""
     text = f"{len(stereo)} recordings have several channels: {stereo[0]}{others}"
     return [f"{folder}: {text}; the first channel is read"]
-
-
-def _map(look: Look, paths: Sequence[str], num_workers: int) -> list[audio.AudioInfo | str]:
-    if num_workers < 2 or len(paths) < MIN_FILES_FOR_POOL:
-        return list(map(look, paths))
-    with ProcessPoolExecutor(num_workers, initializer=die_with_parent) as pool:
-        return list(pool.map(look, paths, chunksize=64))
-
-
-def _check_segment(where: str, start: float, end: float, seconds: float, faults: Faults) -> None:
-    """Check a segment of a recording of so many seconds."""
-    if end > seconds + DURATION_SLACK_SECONDS or start >= seconds:
-        line = f"{where} ends after its recording, at {end} of {seconds:.2f} s; correct it"
-        faults.add("bad segments", line)
-    elif 0 < end - start < MIN_SEGMENT_SECONDS:
-        line = f"{where} is shorter than a frame: {end - start:g} s; drop it"
-        faults.add("bad segments", line)
 
 
 def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) -> None:

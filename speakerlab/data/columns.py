@@ -6,7 +6,7 @@ Letters: N utterances, F files.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +101,6 @@ def is_fresh(folder: Path, facts: Mapping[str, Any]) -> bool:
 
 
 def compile_columns(folder: Path, *, sample_rate: int) -> Columns:
-    """Return the columns as the tables have them."""
     rows = sorted(_list_rows(folder, sample_rate))
     ids, paths, owners = ([str(row[field]) for row in rows] for field in (1, 2, 3))
     speakers, files = sorted(set(owners)), list(dict.fromkeys(paths))
@@ -122,10 +121,9 @@ def compile_columns(folder: Path, *, sample_rate: int) -> Columns:
         sample_rate=sample_rate,
     )
     digest = hashlib.sha256("\n".join(columns.speakers).encode())
-    for column in (columns.ids.blob, columns.ids.ends, columns.start_N):
+    ids, lengths = columns.ids, columns.num_samples_N
+    for column in (ids.blob, ids.ends, columns.start_N, lengths, columns.speaker_N):
         digest.update(column.data)
-    digest.update(columns.num_samples_N.data)
-    digest.update(columns.speaker_N.data)
     return replace(columns, sha256=digest.hexdigest())
 
 
@@ -134,8 +132,8 @@ def _indices(values: list[str], known: list[str]) -> np.ndarray:
     return np.array([index[value] for value in values], dtype=np.int32)
 
 
-def _list_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str, int, int]]:
-    """(hash, id, path, speaker, first sample, number of samples) of each utterance kept."""
+def _list_rows(folder: Path, sample_rate: int) -> Iterator[tuple[int, str, str, str, int, int]]:
+    """Yield (hash, id, path, speaker, first sample, samples) of each utterance kept."""
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: does not exist; check the path, or run stage 1")
     if not (folder / "utt2dur").exists():
@@ -156,17 +154,9 @@ def _list_rows(folder: Path, sample_rate: int) -> list[tuple[int, str, str, str,
     unknown = seconds.keys() - speakers.keys() - rejected.keys() if speakers else set()
     if unknown:
         raise ValueError(f"{folder}/utt2spk: {min(unknown)} has no speaker; add its line")
-    rows = []
     for utterance in seconds.keys() - rejected.keys():
         recording, start, _ = segments.get(utterance, (utterance, 0.0, 0.0))
-        rows.append(
-            (
-                stable_hash(utterance),
-                utterance,
-                wavs[recording],
-                speakers.get(utterance, utterance),
-                round(start * sample_rate),
-                round(float(seconds[utterance]) * sample_rate),
-            )
-        )
-    return rows
+        first, length = start * sample_rate, float(seconds[utterance]) * sample_rate
+        speaker = speakers.get(utterance, utterance)
+        where = wavs[recording], speaker, round(first), round(length)
+        yield stable_hash(utterance), utterance, *where

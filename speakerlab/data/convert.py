@@ -44,8 +44,7 @@ def read_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) 
             raise ValueError(f"{line}; leave it out for files")
         blocks = (_amplitudes(block_S, where) for block_S in stream.blocks)
         resampled = _resampled(blocks, stream.sample_rate, sample_rate)
-        seconds = stream.num_samples / stream.sample_rate
-        wave_S = audio.joined(resampled, seconds * sample_rate, np.float32)
+        wave_S = np.concatenate([np.zeros(0, dtype=np.float32), *resampled])
     if not len(wave_S):
         raise ValueError(f"{where}: holds no audio (0 samples); give a recording")
     if wave_S.min() == wave_S.max():

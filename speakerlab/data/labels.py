@@ -35,13 +35,11 @@ def label(manifest: Manifest, dirs: Sequence[Path], *, table: str) -> Manifest:
         label_N = [labels[utterance] for utterance in manifest.ids]
     except KeyError as error:
         raise ValueError(f"{where}: {error.args[0]} has no label; add its line") from None
-    classes = tuple(sorted(set(label_N)))
+    classes, class_N = np.unique(np.array(label_N, dtype=str), return_inverse=True)
     if len(classes) < 2:
         found = ", ".join(classes) or "none"
         raise ValueError(f"{where}: needs at least 2 classes, got only {found}; add others")
-    index = {name: number for number, name in enumerate(classes)}
-    class_N = np.array([index[name] for name in label_N], dtype=np.int32)
-    return replace(manifest, speaker_N=class_N, speakers=classes)
+    return replace(manifest, speaker_N=class_N.astype(np.int32), speakers=tuple(classes.tolist()))
 
 
 def hold_out(

@@ -212,11 +212,7 @@ def train_loader(
     pin_memory: bool,
     stall_seconds: float = 60.0,
 ) -> Iterator[Batch]:
-    """One pass over `order`, in order, read ahead by `num_workers` processes (0: none).
-
-    With workers, a warning says what delays a batch for `stall_seconds`, and one that died is a
-    ValueError.
-    """
+    """One pass over `order`, in order, read ahead by `num_workers` processes (0: none)."""
     if not num_workers:
         for slots in order:
             batch = collate(list(map(crops.__getitem__, slots)))

@@ -31,9 +31,7 @@ class Texts(Sequence[str]):
         return self.length
 
     def __getitem__(self, index: int) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        return self.get(index)
+        return self.get(range(self.length)[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +72,9 @@ class Manifest:
         return Texts(len(self), lambda row: self._columns(row).path(int(self.row_N[row])))
 
     def read(self, row: int, first: int, num_samples: int) -> np.ndarray:
-        """wave_S, int16: `num_samples` from sample `first` of the utterance.
+        """wave_S, int16: `num_samples` from sample `first`; a shorter utterance is repeated.
 
-        A shorter utterance is repeated. Raises ValueError and
-        FileNotFoundError with one line where the audio is not as it was.
+        Raises ValueError and FileNotFoundError with one line where the audio is not as it was.
         """
         part, own = self.parts[self.part_N[row]], int(self.row_N[row])
         count = min(num_samples, int(self.num_samples_N[row]) - first)
@@ -91,11 +88,7 @@ class Manifest:
     def read_features(self, row: int, first: int, num_frames: int) -> np.ndarray:
         """feats_TF, float32: `num_frames` from frame `first`; a shorter utterance is repeated."""
         part, own = self.parts[self.part_N[row]], int(self.row_N[row])
-        if part.features is None:
-            raise ValueError(
-                f"{self.ids[row]}: has no stored features, only audio; run stage 2 with "
-                "--features fbank"
-            )
+        assert part.features is not None
         count = min(num_frames, int(part.features.num_units_N[own]) - first)
         feats_TF = part.features.read(own, first, count)
         shape = (num_frames, feats_TF.shape[1])
@@ -164,10 +157,8 @@ def split_valid(manifest: Manifest, num_speakers: int) -> tuple[Manifest, Manife
             f"train on, got {num_speakers}; lower it (0 is allowed)"
         )
     order = sorted(manifest.speakers, key=lambda speaker: stable_hash(f"valid:{speaker}"))
-    return (
-        manifest.of_speakers(order[num_speakers:]),
-        manifest.of_speakers(order[:num_speakers]),
-    )
+    train, valid = order[num_speakers:], order[:num_speakers]
+    return manifest.of_speakers(train), manifest.of_speakers(valid)
 
 
 def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
@@ -181,7 +172,7 @@ def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
     speakers = tuple(sorted({speaker for part in columns for speaker in part.speakers}))
     index = {speaker: i for i, speaker in enumerate(speakers)}
     renamed = [np.array([index[s] for s in part.speakers], dtype=np.int32) for part in columns]
-    manifest = Manifest(
+    whole = Manifest(
         parts=tuple(parts),
         part_N=np.repeat(np.arange(len(parts), dtype=np.int16), [len(part) for part in columns]),
         row_N=np.concatenate([np.arange(len(part), dtype=np.int32) for part in columns]),
@@ -190,11 +181,9 @@ def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
         speakers=speakers,
         sample_rate=sample_rate,
     )
-    if len(parts) == 1:
-        return manifest
     hash_N = np.concatenate([part.hash_N for part in columns])
     order_N = np.argsort(hash_N, kind="stable")
-    manifest, hash_N = manifest.of_rows(order_N), hash_N[order_N]
+    manifest, hash_N = whole.of_rows(order_N), hash_N[order_N]
     neighbours = np.flatnonzero(hash_N[1:] == hash_N[:-1]).tolist()  # equal ids, equal hashes
     twins = [manifest.ids[i] for i in neighbours if manifest.ids[i] == manifest.ids[i + 1]]
     if twins:

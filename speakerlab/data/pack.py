@@ -9,17 +9,15 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from speakerlab.core.atomic import alone, replacing
 from speakerlab.core.faults import Faults
-from speakerlab.core.process import die_with_parent
+from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, map_arrays, write_arrays
 from speakerlab.data.columns import Columns, read_columns, store_columns
@@ -139,14 +137,9 @@ def _write_shards(
     sizes = {shard: job.bounds[shard + 1] - job.bounds[shard] for shard in shards}
     left = [shard for shard in shards if not job.done_file(shard).exists()]
     total, done = sum(sizes.values()), sum(sizes.values()) - sum(sizes[shard] for shard in left)
-    with ExitStack() as stack:
-        run = map
-        if min(num_workers, len(left)) > 1:
-            pool = ProcessPoolExecutor(min(num_workers, len(left)), initializer=die_with_parent)
-            run = stack.enter_context(pool).map
-        for shard in run(write_shard, [job] * len(left), left):
-            done += sizes[shard]
-            progress(done, total)
+    for shard in map_in_processes(partial(write_shard, job), left, min(num_workers, len(left))):
+        done += sizes[shard]
+        progress(done, total)
 
 
 @lru_cache(maxsize=1)

@@ -194,11 +194,7 @@ class Packed:
         """
         layout, path = self.layout, f"{self.folder}/{self.shards[self.shard_N[row]]}"
         num_units = int(self.num_units_N[row])
-        if not 0 <= first <= first + count <= num_units:
-            raise ValueError(
-                f"{path}: {self.ids[row]} has {num_units} samples or frames, {first} to "
-                f"{first + count} were requested; run stage 2 again"
-            )
+        assert 0 <= first <= first + count <= num_units
         blocks = range(first // layout.block_units, -(-(first + count) // layout.block_units))
         block_K = np.arange(blocks.start, blocks.stop) + int(self.block_N[row])
         if layout.codec == "flac":
@@ -236,7 +232,6 @@ class Packed:
         return units[offset : offset + count]
 
     def write(self) -> None:
-        """Write the index atomically."""
         names = ("shard_N", "start_N", "num_units_N", "block_N", "crc_K")
         arrays = {name: getattr(self, name) for name in (*names, "block_start_K", "block_size_K")}
         arrays |= {"shard": Strings.of(self.shards), "id": self.ids}

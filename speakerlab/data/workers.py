@@ -36,7 +36,7 @@ MAX_NAMED = 4  # busy workers in a line
 POLL_SECONDS = 5.0  # between looks at the workers; torch's own interval
 TIMED_OUT = "DataLoader timed out"  # how torch's message for that begins
 ENDING_SECONDS = 2.0  # for a worker whose connection broke to end
-REMEDIES = {
+REMEDIES: dict[int, str] = {
     signal.SIGKILL: "often the kernel's out-of-memory killer, see dmesg: lower runtime.num_workers",
     signal.SIGBUS: "enlarge /dev/shm (docker run --shm-size) or lower runtime.num_workers, and "
     "check that no audio file is being truncated or replaced",
@@ -152,9 +152,8 @@ class Watch:
             if code is None or code == 0:
                 continue
             hop, row, _ = self.board.read(number)
-            ended = signal.Signals(-code) if code < 0 else None
-            how = f"exit code {code}" if ended is None else ended.name
-            remedy = "report this" if ended is None else REMEDIES.get(ended, "report this")
+            how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+            remedy = REMEDIES.get(-code, "report this")
             who = f"data worker {number} (process {worker.pid})"
             return f"{who}: ended with {how} while {self._doing(hop, row)}; {remedy}"
         return None

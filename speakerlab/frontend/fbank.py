@@ -84,11 +84,7 @@ def dft_matrices(*, length: int, num_fft: int) -> Tensor:
 
 
 class Fbank(nn.Module):
-    """Kaldi-compatible log mel filter bank; the same module in training, extraction and export.
-
-    In export the spectrum is a matrix product, since few runtimes have an FFT; both are equally
-    accurate.
-    """
+    """Kaldi-compatible log mel filter bank; the same module in training, extraction and export."""
 
     window_L: Tensor
     mel_KF: Tensor
@@ -147,10 +143,7 @@ class Fbank(nn.Module):
         return max(0, 1 + (num_samples - self.frame_length) // self.frame_shift)
 
     def forward(self, wave_BS: Tensor) -> Tensor:
-        """Return features (B, T, F) of waves (B, S) with at least `min_samples` samples.
-
-        The result is float32; float64 for float64 input, which tests use.
-        """
+        """Return features (B, T, F) of waves (B, S), float32, or float64 as the tests' waves."""
         if wave_BS.shape[-1] < self.frame_length:
             raise ValueError(
                 f"fbank: {wave_BS.shape[-1]} samples are less than one frame of "
@@ -208,7 +201,7 @@ class Fbank(nn.Module):
         return mel_BTF.clamp_min_(LOG_FLOOR).log_()
 
     def _export_log_mel(self, frames_BTL: Tensor) -> Tensor:
-        """Compute the same with operations that every runtime has."""
+        """Compute the same, as accurately, without the FFT, which few runtimes have."""
         frames_BTL = frames_BTL - frames_BTL.mean(2, keepdim=True)
         before_BTL = torch.cat([frames_BTL[..., :1], frames_BTL[..., :-1]], dim=2)
         frames_BTL = (frames_BTL - self.preemphasis * before_BTL) * self.window_L

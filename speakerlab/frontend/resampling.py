@@ -11,10 +11,7 @@ MAX_RATIO = 1000  # a resampler holds a filter per output phase
 
 
 def resampler(speed: float) -> nn.Module:
-    """Return a module that plays a wave `speed` times as fast, by a ratio of integers.
-
-    Raises ValueError for a speed that is not such a ratio of small numbers.
-    """
+    """Return a module that plays a wave `speed` times as fast, a ratio of small integers."""
     ratio = Fraction(str(speed)).limit_denominator()
     if not (ratio > 0 and max(ratio.numerator, ratio.denominator) <= MAX_RATIO):
         raise ValueError(

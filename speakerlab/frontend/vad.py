@@ -17,10 +17,7 @@ INT16_POWER = 2.0**30  # of full scale
 
 
 class EnergyVad:
-    """wave_S -> its speech, never empty: if no frame counts as speech the whole wave is returned.
-
-    Whole recordings are shortened before they are embedded; training crops never are.
-    """
+    """wave_S -> its speech or, if no frame counts as speech, the whole wave: never empty."""
 
     def __init__(
         self,

@@ -94,10 +94,4 @@ class Softmax(SoftmaxHead):
         return x_ND.to(torch.promote_types(x_ND.dtype, torch.float32))
 
     def harden(self, similarity: Tensor, margin: float | Tensor) -> Tensor:
-        """Return the similarities. Raises ValueError for a margin other than 0."""
-        if margin != 0:
-            raise ValueError(
-                f"softmax: takes no margin, and training.margin is {float(margin):g}; "
-                "set its initial and final values to 0, or use head am_softmax"
-            )
         return similarity

@@ -55,10 +55,7 @@ def blocks_of(num_rows: int) -> Iterator[tuple[int, int]]:
 
 
 def draw_rows(rows: tuple[int, int], *, num_classes: int, embed_dim: int) -> Tensor:
-    """Return rows first..last - 1 of what `xavier_uniform_` draws for all classes, bit for bit.
-
-    Draws from torch's generator, and leaves it as the whole draw would. (N, D).
-    """
+    """Return rows (N, D) of what `xavier_uniform_` draws for all classes, bit for bit."""
     first, last = rows
     bound = math.sqrt(3.0) * math.sqrt(2.0 / (num_classes + embed_dim))
     own_ND = torch.empty(last - first, embed_dim)

@@ -68,17 +68,14 @@ class SphereFace2(Head):
             else:
                 positive_B1 = self._spread(cos_B1) - m
                 negative_BC = self._spread(cos_BC) + m
-            return self._binary_loss(positive_B1, negative_BC, label_B1), self.scale * cos_BC
+            logit_B1 = self.scale * positive_B1 + self.bias
+            # A logit of -inf takes the target out of the sum: softplus 0, slope 0.
+            others_BC = (self.scale * negative_BC + self.bias).scatter(1, label_B1, -torch.inf)
+            losses_B = F.softplus(others_BC).sum(dim=1)
+            weight = self.positive_weight
+            loss_B = weight * F.softplus(-logit_B1).squeeze(1) + (1 - weight) * losses_B
+            return loss_B.mean(), self.scale * cos_BC
 
     def _spread(self, cos: Tensor) -> Tensor:
         """Return g of cosines: most are near 0 in training, and spread over [-1, 1] by it."""
         return 2 * ((cos + 1) / 2).pow(self.exponent) - 1
-
-    def _binary_loss(self, positive_B1: Tensor, negative_BC: Tensor, label_B1: Tensor) -> Tensor:
-        """Return the mean loss; log(1 + exp(x)) as softplus, which a large x does not overflow."""
-        weight, bias = self.positive_weight, self.bias.float()
-        logit_B1 = self.scale * positive_B1 + bias
-        # A logit of -inf takes the target out of the sum: softplus 0, slope 0.
-        others_BC = (self.scale * negative_BC + bias).scatter(1, label_B1, -torch.inf)
-        losses_B = F.softplus(others_BC).sum(dim=1)
-        return (weight * F.softplus(-logit_B1).squeeze(1) + (1 - weight) * losses_B).mean()

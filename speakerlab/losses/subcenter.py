@@ -55,10 +55,7 @@ class SubcenterTopkAAMSoftmax(Head):
     def forward(
         self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean cross-entropy with `margin` (radians), and scale * cosine (B, C) without.
-
-        The gradient of centers that are not the nearest of their class is zero.
-        """
+        """Return the mean loss with `margin` (radians), and scale * cosine (B, C) without it."""
         num_classes, num_centers, _ = self.weight_CD.shape
         label_B1 = label_B.unsqueeze(1)
         with torch.autocast(emb_BD.device.type, enabled=False):

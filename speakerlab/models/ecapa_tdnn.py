@@ -6,13 +6,13 @@ Aggregation in TDNN Based Speaker Verification", Interspeech 2020, arXiv 2005.07
 `ECAPATDNN` is the network of SpeechBrain and 3D-Speaker. `ECAPATDNNWeSpeaker` (Wang et al.:
 "Wespeaker: A Research and Production Oriented Speaker Embedding Learning Toolkit", ICASSP 2023,
 arXiv 2210.17016) pads with zeros, passes on the last channel group instead of the first, aggregates
-to 1536 channels at any width, and has no BatchNorm after the aggregation or in the attention. Names
-and shapes of the parameters are those of the published checkpoints.
+to 1536 channels at any width, and has no BatchNorm after the aggregation or in the attention.
 
 Letters: B batch, T frames, F mel bins, C channels, K mean and deviation of C, D embedding.
 """
 
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,12 +51,8 @@ class ECAPATDNN(nn.Module):
         super().__init__()
         refuse_scale(channels, scale)
         self.feat_dim, self.embed_dim = feat_dim, embed_dim
-        blocks = [
-            residual_block(
-                channels, dilation=dilation, scale=scale, squeezed_channels=squeezed_channels
-            )
-            for dilation in DILATIONS
-        ]
+        block = partial(residual_block, channels, scale=scale, squeezed_channels=squeezed_channels)
+        blocks = [block(dilation=dilation) for dilation in DILATIONS]
         self.blocks = nn.ModuleList([time_delay(feat_dim, channels, kernel=5), *blocks])
         wide = len(blocks) * channels
         self.mfa = time_delay(wide, wide)
@@ -68,12 +64,10 @@ class ECAPATDNN(nn.Module):
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
         refuse_unusable(self, feats_BTF)
-        x_BCT = feats_BTF.transpose(1, 2)
-        outputs: list[Tensor] = []
+        outputs = [feats_BTF.transpose(1, 2)]
         for block in self.blocks:
-            x_BCT = block(x_BCT)
-            outputs.append(x_BCT)
-        stats_BK = self.asp_bn(self.asp(self.mfa(torch.cat(outputs[1:], dim=1))))
+            outputs.append(block(outputs[-1]))
+        stats_BK = self.asp_bn(self.asp(self.mfa(torch.cat(outputs[2:], dim=1))))
         return self.fc(stats_BK.unsqueeze(-1)).squeeze(-1)
 
 
@@ -161,16 +155,14 @@ class AttentiveStatistics(nn.Module):
         layer, relu, norm = self.tdnn
         conv: Any = layer.get_submodule("conv")
         if self.global_context:
-            hidden = convolve_with_context(conv, x_BCT, self._context(x_BCT))
+            with fp32_island(x_BCT):
+                var_BC, mean_BC = torch.var_mean(widened(x_BCT), dim=-1, correction=0)
+                context_BK = torch.cat([mean_BC, var_BC.clamp_min(self.EPS).sqrt()], dim=1)
+            hidden = convolve_with_context(conv, x_BCT, context_BK)
         else:
             hidden = conv(x_BCT)
         scores_BCT = self.conv(norm(relu(hidden)).tanh())
         return torch.cat(attentive_mean_std(x_BCT, scores_BCT, eps=self.EPS), dim=1)
-
-    def _context(self, x_BCT: Tensor) -> Tensor:
-        with fp32_island(x_BCT):
-            var_BC, mean_BC = torch.var_mean(widened(x_BCT), dim=-1, correction=0)
-            return torch.cat([mean_BC, var_BC.clamp_min(self.EPS).sqrt()], dim=1)
 
 
 class ECAPATDNNWeSpeaker(nn.Module):
@@ -197,12 +189,8 @@ class ECAPATDNNWeSpeaker(nn.Module):
         refuse_scale(channels, scale)
         self.feat_dim, self.embed_dim = feat_dim, embed_dim
         self.layer1 = zero_padded(feat_dim, channels, kernel=5)
-        self.layer2, self.layer3, self.layer4 = (
-            wespeaker_block(
-                channels, dilation=dilation, scale=scale, squeezed_channels=squeezed_channels
-            )
-            for dilation in DILATIONS
-        )
+        block = partial(wespeaker_block, channels, scale=scale, squeezed_channels=squeezed_channels)
+        self.layer2, self.layer3, self.layer4 = (block(dilation=d) for d in DILATIONS)
         self.conv = nn.Conv1d(len(DILATIONS) * channels, stats_channels, 1)
         self.pool = make_pooling(
             pooling, stats_channels, eps=pool_eps, global_context=global_context

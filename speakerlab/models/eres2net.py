@@ -4,7 +4,6 @@ Chen, Zheng, Wang, Cheng, Chen, Qi: "An Enhanced Res2Net with Local and Global F
 Speaker Verification", Interspeech 2023, arXiv 2305.12838.
 Chen, Zheng, Wang, Cheng, Chen, Zhang, Li: "ERes2NetV2: Boosting Short-Duration Speaker
 Verification Performance with Computational Efficiency", Interspeech 2024, arXiv 2406.02167.
-Names and shapes of the parameters are those of the published checkpoints.
 
 Letters: B batch, T frames, F mel bins (both divided by up to eight on the way), C channels.
 """

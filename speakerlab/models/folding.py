@@ -1,10 +1,8 @@
 """Faster inference: BatchNorm folded into the layer before it, and weights kept in 16 bits.
 
 In: a backbone. Out: another, for inference only, with the same embeddings. In eval mode BatchNorm
-is a scale and a shift of each channel. After a linear layer, the layer's own weights and bias can
-absorb them: weight' = s weight, bias' = s (bias - mean) + shift, with s = scale / sqrt(var + eps).
-
-Letters: C channels.
+is a scale and a shift of each channel, which the weights and bias of a linear layer before it can
+absorb.
 """
 
 import copy
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from speakerlab.models.pooling import Pooling, fp32_island, widened
 
@@ -31,9 +30,18 @@ def fold_batchnorm(backbone: nn.Module, *, in_place: bool = False) -> nn.Module:
     change the backbone itself, which saves a copy that may take a third of a second.
     """
     folded = (backbone if in_place else copy.deepcopy(backbone)).eval()
-    for linear, norm in find_pairs(folded):
-        _fold(folded.get_submodule(linear), folded.get_submodule(norm))
-        _replace(folded, norm, nn.Identity())
+    for linear_name, norm_name in find_pairs(folded):
+        linear: Any = folded.get_submodule(linear_name)
+        norm: Any = folded.get_submodule(norm_name)
+        dtype = linear.weight.dtype
+        linear.double()  # the new weights are computed in float64
+        norm.double()
+        moments = norm.running_mean, norm.running_var, norm.eps
+        linear.weight, linear.bias = fuse_conv_bn_weights(
+            linear.weight, linear.bias, *moments, norm.weight, norm.bias
+        )
+        linear.to(dtype)
+        _replace(folded, norm_name, nn.Identity())
     return folded
 
 
@@ -83,10 +91,8 @@ def narrow(backbone: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def find_wide(backbone: nn.Module, last: Iterable[str]) -> set[int]:
-    """Return the ids of modules that stay fp32: poolings with their parts, and the `last` layers.
-
-    So do those that a module names in `fp32_layers`.
-    """
+    """Return the ids of the modules that stay fp32: poolings with their parts, the `last` layers,
+    and those that a module names in `fp32_layers`."""
     poolings = [module for module in backbone.modules() if isinstance(module, Pooling)]
     wide = {id(part) for module in poolings for part in module.modules()}
     for module in backbone.modules():
@@ -137,19 +143,3 @@ def _calls(
 def _replace(backbone: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, child = name.rpartition(".")
     setattr(backbone.get_submodule(parent), child, module)
-
-
-@torch.no_grad()
-def _fold(linear: nn.Module, norm: nn.Module) -> None:
-    """Compute the new weights in float64; they keep the layer's dtype."""
-    assert isinstance(linear, LINEAR) and isinstance(norm, NORMS)
-    assert norm.running_mean is not None and norm.running_var is not None
-    weight, mean_C = linear.weight.double(), norm.running_mean.double()
-    scale_C = (norm.running_var.double() + norm.eps).rsqrt()
-    shift_C = torch.zeros_like(mean_C)
-    if norm.affine:
-        scale_C, shift_C = scale_C * norm.weight.double(), norm.bias.double()
-    bias_C = torch.zeros_like(mean_C) if linear.bias is None else linear.bias.double()
-    dtype = linear.weight.dtype
-    linear.weight = nn.Parameter((weight * scale_C.view(-1, *[1] * (weight.dim() - 1))).to(dtype))
-    linear.bias = nn.Parameter((scale_C * (bias_C - mean_C) + shift_C).to(dtype))

@@ -3,7 +3,7 @@
 Liu, Lee, Wang, Li: "Golden Gemini Is All You Need: Finding the Sweet Spots for Speaker
 Verification", IEEE/ACM TASLP 2024, arXiv 2312.03620, on the design of Liu, Chen, Wang, Wang, Han,
 Qian: "DF-ResNet: Boosting Speaker Verification Performance with Depth-First Design", Interspeech
-2022. Names and shapes of the parameters are those of the checkpoints that WeSpeaker publishes.
+2022.
 
 Letters: B batch, T frames (halved once on the way), F mel bins (divided by sixteen), C channels,
 D embedding.
@@ -28,11 +28,7 @@ EXPANSION = 4
 
 
 class GeminiDFResNet(PooledModel):
-    """Gemini DF-ResNet (default: the 114 layers of WeSpeaker's recipe; 60, 183 and 237 exist).
-
-    A 3x3 stem, four stages of inverted bottlenecks with a strided convolution before each, then a
-    pooling (see pooling.py for the names and `pool_eps`).
-    """
+    """Gemini DF-ResNet (default: the 114 layers of WeSpeaker's recipe; 60, 183 and 237 exist)."""
 
     frame_stride = 2
 
@@ -73,7 +69,6 @@ class GeminiDFResNet(PooledModel):
 
 
 def _conv_norm(in_channels: int, out_channels: int, *, stride: tuple[int, int]) -> nn.Sequential:
-    """Return a 3x3 convolution and BatchNorm."""
     return nn.Sequential(
         nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False),
         nn.BatchNorm2d(out_channels),

@@ -223,7 +223,10 @@ class MQMHASTP(Pooling):
         width = in_dim // self.num_heads
         self.n_query = nn.ModuleList()
         for _ in range(self.num_queries):
-            heads = nn.ModuleList(_head(width, bottleneck) for _ in range(self.num_heads))
+            heads = nn.ModuleList()
+            for _ in range(self.num_heads):  # score the frames for each channel
+                into, out = nn.Conv1d(width, bottleneck, 1), nn.Conv1d(bottleneck, width, 1)
+                heads.append(named(att_0=into, tanh0=nn.Tanh(), att_1=out))
             self.n_query.append(nn.ModuleDict({"heads_att_trans": heads}))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -236,12 +239,6 @@ class MQMHASTP(Pooling):
             by_head = [stat.unflatten(1, (self.num_heads, -1)) for stat in (mean_BC, std_BC)]
             stats.append(torch.cat(by_head, dim=2).flatten(1))
         return torch.cat(stats, dim=1)
-
-
-def _head(width: int, bottleneck: int) -> nn.Sequential:
-    """Return the network that scores the frames for each channel of one head."""
-    into, out = nn.Conv1d(width, bottleneck, 1), nn.Conv1d(bottleneck, width, 1)
-    return named(att_0=into, tanh0=nn.Tanh(), att_1=out)
 
 
 POOLINGS = {"tap": TAP, "tsdp": TSDP, "tstp": TSTP, "astp": ASTP, "mqmhastp": MQMHASTP}
@@ -264,10 +261,8 @@ def make_pooling(
 
 
 class PooledModel(nn.Module):
-    """A model that ends in a pooling and one linear layer, or two with ReLU and BatchNorm between.
-
-    Then (`two_emb_layer`) the output of the second is the embedding.
-    """
+    """A model that ends in a pooling and one linear layer or, with `two_emb_layer`, two, ReLU and
+    BatchNorm between, of which the second gives the embedding."""
 
     frame_stride = 1  # by how much a subclass divides the frames before pooling, rounding up
     pool: Pooling

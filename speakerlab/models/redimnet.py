@@ -68,7 +68,6 @@ SIZES: dict[str, Size] = {
 class ReDimNet(PooledModel):
     """ReDimNet, published as B0 with 60 mel bins and as B1 to B6 with 72.
 
-    A stem and five or six stages, then attentive statistics pooling. Time is never divided.
     `feat_dim` must be a multiple of 4 (b0), 24 (b1), 8 (b2 to b5) or 12 (b6).
     """
 
@@ -193,10 +192,7 @@ class ChannelNorm(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two pairs of a grouped 3x3 and a 1x1 convolution, then frequency weights where wanted.
-
-    ReLU comes before the first normalisation, as published.
-    """
+    """Two pairs of a grouped 3x3 and a 1x1 convolution, then frequency weights where wanted."""
 
     def __init__(self, channels: int, *, group_size: int, weighted_bins: int | None) -> None:
         super().__init__()
@@ -218,10 +214,7 @@ class ResidualBlock(nn.Module):
 
 
 class FrequencyWeights(nn.Module):
-    """Squeeze and excitation of frequency bins: each is scaled by a weight made from all means.
-
-    The name `exitation` is that of the published checkpoints.
-    """
+    """Squeeze and excitation of frequency bins: each is scaled by a weight made from all means."""
 
     def __init__(self, num_bins: int, *, hidden: int) -> None:
         super().__init__()

@@ -2,8 +2,7 @@
 
 Gao, Cheng, Zhao, Zhang, Yang, Torr: "Res2Net: A New Multi-scale Backbone Architecture", TPAMI 2021,
 arXiv 1904.01169, for speakers in Zhou, Zhao, Wu: "ResNeXt and Res2Net Structures for Speaker
-Verification", SLT 2021, arXiv 2007.02480. Names and shapes of the parameters are those of the
-checkpoints that 3D-Speaker and WeSpeaker publish. eres2net.py builds on this file.
+Verification", SLT 2021, arXiv 2007.02480. eres2net.py builds on this file.
 
 Letters: B batch, T frames, F mel bins (both divided by up to eight on the way), C channels,
 D embedding.
@@ -24,11 +23,7 @@ Fuse = Callable[[int], nn.Module]
 
 class Res2Net(ResidualModel):
     """Res2Net (defaults: 3D-Speaker's; WeSpeaker's Res2Net34_Base and, with `m_channels` 64,
-    Res2Net34_Large have a `pool_eps` of 1e-7).
-
-    `two_emb_layer` adds ReLU, BatchNorm and a second linear layer, whose output is then the
-    embedding.
-    """
+    Res2Net34_Large have a `pool_eps` of 1e-7)."""
 
     num_passed = 1  # of the `scale` groups of a block, how many are not convolved: the last
     fuse: Fuse | None = None  # joins the groups in the two deeper stages; else they are added

@@ -2,8 +2,7 @@
 
 He, Zhang, Ren, Sun: "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv 1512.03385, in
 the form of Wang, Liang, Wang, Chen, Zhang, Xiang, Deng, Qian: "Wespeaker: A Research and Production
-Oriented Speaker Embedding Learning Toolkit", ICASSP 2023, arXiv 2210.17016. Names and shapes of the
-parameters are those of the checkpoints that WeSpeaker and 3D-Speaker publish.
+Oriented Speaker Embedding Learning Toolkit", ICASSP 2023, arXiv 2210.17016.
 
 Letters: B batch, T frames, F mel bins (both divided by up to eight on the way), C channels,
 D embedding.
@@ -29,10 +28,7 @@ STAGES: dict[int, tuple[int, int, int, int]] = {
 
 
 class ResidualModel(PooledModel):
-    """A 3x3 stem, four residual stages, the last three halving time and frequency, and a pooling.
-
-    pooling.py has the names of the poolings and `pool_eps`.
-    """
+    """A 3x3 stem, four residual stages, the last three halving time and frequency, and pooling."""
 
     frame_stride = 8
 
@@ -84,11 +80,8 @@ def residual_stages(
 
 
 class ResNet(ResidualModel):
-    """ResNet (defaults: ResNet34 as WeSpeaker publishes it).
-
-    `two_emb_layer` adds ReLU, BatchNorm and a second linear layer, whose output is then the
-    embedding; 3D-Speaker's have it, and a `pool_eps` of 1e-8.
-    """
+    """ResNet (defaults: ResNet34 as WeSpeaker publishes it; 3D-Speaker's have `two_emb_layer` and a
+    `pool_eps` of 1e-8)."""
 
     def __init__(
         self,

@@ -2,8 +2,7 @@
 
 Qin, Li, Weng, Su, Li: "Simple Attention Module Based Speaker Verification with Iterative Noisy
 Label Detection", ICASSP 2022, arXiv 2110.06534; the attention is from Yang, Zhang, Li, Xie: "SimAM:
-A Simple, Parameter-Free Attention Module for Convolutional Neural Networks", ICML 2021. Names and
-shapes of the parameters are those of the checkpoints that WeSpeaker publishes.
+A Simple, Parameter-Free Attention Module for Convolutional Neural Networks", ICML 2021.
 
 Letters: B batch, T frames, F mel bins (both divided by up to eight on the way), C channels,
 D embedding.
@@ -31,10 +30,7 @@ REGULARISATION = 1e-4  # lambda of SimAM
 
 
 class SimAMResNet(nn.Module):
-    """SimAM-ResNet (default: SimAM-ResNet34 as WeSpeaker publishes it; `depth` may be 100).
-
-    Four residual stages, the last three halving time and frequency, and attentive pooling.
-    """
+    """SimAM-ResNet (default: SimAM-ResNet34 as WeSpeaker publishes it; `depth` may be 100)."""
 
     min_frames = 9  # three halvings, rounding up, leave two frames for the deviation
 

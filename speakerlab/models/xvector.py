@@ -1,8 +1,7 @@
 """X-vector: five time-delay layers, statistics pooling, one or two embedding layers.
 
 Snyder, Garcia-Romero, Sell, Povey, Khudanpur: "X-Vectors: Robust DNN Embeddings for Speaker
-Recognition", ICASSP 2018, doi 10.1109/ICASSP.2018.8461375. Names and shapes of the parameters are
-those of the checkpoints that 3D-Speaker and WeSpeaker publish.
+Recognition", ICASSP 2018, doi 10.1109/ICASSP.2018.8461375.
 
 Letters: B batch, T frames, F mel bins, C channels, D embedding.
 """
@@ -13,11 +12,8 @@ from speakerlab.models.pooling import PooledModel, make_pooling, named, refuse_u
 
 
 class XVector(PooledModel):
-    """X-vector (defaults: as 3D-Speaker publishes it).
-
-    `two_emb_layer` adds ReLU, BatchNorm and a second linear layer, whose output is then the
-    embedding; WeSpeaker's have it, and a `pool_eps` of 1e-7. The convolutions are not padded.
-    """
+    """X-vector (defaults: as 3D-Speaker publishes it; WeSpeaker's have `two_emb_layer` and a
+    `pool_eps` of 1e-7). The convolutions are not padded."""
 
     def __init__(
         self,

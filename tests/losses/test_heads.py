@@ -202,12 +202,6 @@ def test_impossible_arguments_are_refused(name, args, value):
         make(name, **args)
 
 
-@pytest.mark.parametrize("margin", [0.2, torch.tensor(0.2)])
-def test_softmax_refuses_a_margin(margin):
-    with refuses("softmax", 0.2):
-        make("softmax")(*make_batch(), margin)
-
-
 def test_margin_zero_is_cross_entropy_of_the_logits():
     for name in ("am_softmax", "aam_softmax", "aam_softmax_subcenter_topk", "softmax"):
         head = make(name)

@@ -17,7 +17,7 @@ from refusals import refuses
 from shard_ranks import AAM, BEGINNINGS, CASES, KEYS, SHARE, make_head, one_pass
 
 from speakerlab.losses import HEADS
-from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
+from speakerlab.losses.sharded import ShardedHead
 from speakerlab.losses.shards import reshard, rows_of, take_part
 from speakerlab.training.distributed import start_ranks
 
@@ -232,18 +232,6 @@ def mapped_mb() -> float:
     """Pages of files that this process has in memory."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssFile"))
-
-
-@pytest.mark.parametrize("name", sorted(set(HEADS) - set(SPLITTABLE)))
-def test_other_heads_are_refused(alone, name):
-    with refuses("head", HEADS[name].__name__, "softmax, am_softmax, aam_softmax"):
-        make_head(alone, name, 5)
-
-
-@pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
-def test_impossible_shares_are_refused(alone, share):
-    with refuses("sampled_share", f"{share:g}"):
-        make_head(alone, AAM, 5, share=share)
 
 
 def test_a_million_classes_take_no_memory_before_they_are_split(alone):

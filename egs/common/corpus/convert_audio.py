@@ -7,14 +7,13 @@ continues. m4a and similar formats need PyAV (extra `aac`); the samples equal th
 
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from egs.common.corpus.archives import progress_bar
 from egs.common.corpus.prepare import LeftOut
 from speakerlab.core.atomic import replacing
-from speakerlab.core.process import die_with_parent
+from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.convert import read_wave
@@ -34,10 +33,11 @@ def convert_all(
 
     A file is converted again only if its source has changed since.
     """
-    targets = [folder / f"{_short(name)}.flac" for name in wavs]
+    pairs = [(path, folder / f"{_short(name)}.flac") for name, path in wavs.items()]
     made: dict[str, Path] = {}
     left_out: LeftOut = {}
-    results = _convert_each(list(wavs.values()), targets, num_jobs=num_jobs)
+    workers = num_jobs if len(pairs) >= MIN_FILES_FOR_POOL else 1
+    results = map_in_processes(_convert, pairs, workers, chunk=FILES_PER_TASK)
     bar = progress_bar(results, total=len(wavs), desc=f"{folder}: convert", unit=" files")
     for name, result in zip(wavs, bar):
         if isinstance(result, Path):
@@ -56,16 +56,6 @@ def require_decoder(paths: Iterable[Path], *, where: Path) -> None:
         )
 
 
-def _convert_each(
-    paths: Sequence[Path], targets: Sequence[Path], *, num_jobs: int
-) -> Iterator[Path | str]:
-    if num_jobs < 2 or len(paths) < MIN_FILES_FOR_POOL:
-        yield from map(_convert, paths, targets)
-        return
-    with ProcessPoolExecutor(num_jobs, initializer=die_with_parent) as pool:
-        yield from pool.map(_convert, paths, targets, chunksize=FILES_PER_TASK)
-
-
 def _short(name: str) -> str:
     """Return the id as a path whose parts are short enough for a file name."""
     parts = name.split("/")
@@ -75,8 +65,9 @@ def _short(name: str) -> str:
     )
 
 
-def _convert(path: Path, target: Path) -> Path | str:
-    """Return the file to use, converted if needed, or a one-line error."""
+def _convert(pair: tuple[Path, Path]) -> Path | str:
+    """Return the file to use, converted from the first to the second, or a one-line error."""
+    path, target = pair
     try:
         if _is_usable(path):
             return path

@@ -57,19 +57,15 @@ class Augment(nn.Module):
     Keep this module out of what DDP wraps, which would broadcast its banks.
     """
 
-    none_silent: Tensor
-
     def __init__(self, augmentations: Mapping[str, Augmentation], *, num_samples: int) -> None:
         """`num_samples` is S, a crop's length."""
         super().__init__()
         self.augmentations, self.num_samples = nn.ModuleDict(augmentations), num_samples
         self.wave_names = [name for name, a in augmentations.items() if not a.on_features]
         self.feature_names = [name for name, a in augmentations.items() if a.on_features]
-        self.register_buffer("none_silent", torch.zeros((), dtype=torch.int64), persistent=False)
 
     @property
     def draws(self) -> dict[str, Callable[[np.random.Generator], Draw | None]]:
-        """Return the `draw` function of each augmentation by name."""
         modules: dict[str, Any] = dict(self.augmentations.items())
         return {name: augmentation.draw for name, augmentation in modules.items()}
 
@@ -108,9 +104,8 @@ class Augment(nn.Module):
 
     def take_silent(self) -> Tensor:
         """Return the number of crops since the last call that were too silent to be changed."""
-        total = torch.zeros_like(self.none_silent)
-        for augmentation in self.augmentations.children():
-            count = augmentation.get_buffer("num_silent")
-            total += count
+        counts = [a.get_buffer("num_silent") for a in self.augmentations.children()]
+        total = torch.stack(counts).sum()
+        for count in counts:
             count.zero_()
         return total

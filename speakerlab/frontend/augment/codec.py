@@ -3,8 +3,6 @@
 Amplitudes beyond [-1, 1] are clipped. Letters: R rows that are changed, S samples.
 """
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,13 +23,11 @@ class Codec(Augmentation):
     """mu-law or A-law, each as often; nothing is left above 4 kHz."""
 
     def __init__(self, *, codec_prob: float, sample_rate: int = 16000) -> None:
-        """Raises ValueError for a sample rate below that of the codec."""
         super().__init__()
         refuse_below_codec_rate(sample_rate)
         self.prob = codec_prob
-        common = math.gcd(sample_rate, CODEC_RATE)
-        self.to_codec = resampler_between(sample_rate // common, CODEC_RATE // common)
-        self.from_codec = resampler_between(CODEC_RATE // common, sample_rate // common)
+        self.to_codec = resampler_between(sample_rate, CODEC_RATE)
+        self.from_codec = resampler_between(CODEC_RATE, sample_rate)
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
         return Draw({"law": int(rng.integers(len(LAWS)))}) if rng.random() < self.prob else None

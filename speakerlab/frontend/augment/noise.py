@@ -133,12 +133,6 @@ def noise_bank(noises: Sequence[np.ndarray], *, num_samples: int) -> tuple[Tenso
     Each is followed by its own beginning, so that S samples from any start are one plain stretch:
     on a CPU an index for every sample would cost more than all the rest of the noise.
     """
-    for index, noise in enumerate(noises):
-        if noise.ndim != 1 or noise.dtype != np.int16 or not len(noise):
-            raise ValueError(
-                f"data.noise: noise {index} is {noise.dtype} of shape {noise.shape}, not a vector "
-                "of int16 samples; read one channel as int16"
-            )
     lengths = np.array([len(noise) for noise in noises], dtype=np.int64)
     looped = lengths + num_samples - 1
     offsets = np.cumsum(looped) - looped

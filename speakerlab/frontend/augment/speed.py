@@ -14,10 +14,7 @@ from speakerlab.frontend.resampling import resampler
 
 
 class Speed(Augmentation):
-    """All speeds are equally likely; the group of a draw is the index of its speed.
-
-    The data set reads `num_samples` times the speed for such a crop, and labels it by speed.
-    """
+    """All speeds are equally likely; the group of a draw is the index of its speed."""
 
     def __init__(self, *, speeds: Sequence[float], num_samples: int) -> None:
         """`speeds` begins with 1; `num_samples` is a crop's length after the change."""

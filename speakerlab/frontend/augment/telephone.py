@@ -25,7 +25,6 @@ class Telephone(Augmentation):
     def __init__(
         self, *, telephone_prob: float, num_samples: int, sample_rate: int = 16000
     ) -> None:
-        """Raises ValueError for a sample rate below that of a telephone."""
         super().__init__()
         refuse_below_codec_rate(sample_rate)
         self.prob, self.num_samples = telephone_prob, num_samples

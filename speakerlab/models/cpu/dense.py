@@ -111,8 +111,6 @@ def _infer(layers: Sequence[Any], x_BCT: Tensor, segment_frames: int) -> Tensor:
 
 
 class _TrainedBlock(torch.autograd.Function):
-    """All layers in training."""
-
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Tensor:
         x_BCT, ctx.layers, segment_frames, *weights = args
