@@ -6,6 +6,7 @@ Every random draw travels here; the modules that apply the draws are determinist
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,11 +35,9 @@ class Draws(NamedTuple):
 
     def split(self, num_rows: int) -> "list[Draws]":
         """Return the same draws, `num_rows` at a time."""
-        pieces = {name: value.split(num_rows) for name, value in self.values.items()}
-        return [
-            Draws(rows, {name: parts[index] for name, parts in pieces.items()}, self.group)
-            for index, rows in enumerate(self.rows.split(num_rows))
-        ]
+        starts = range(0, len(self.rows), num_rows)
+        pieces = [slice(start, start + num_rows) for start in starts]
+        return [tree_map_only(Tensor, itemgetter(piece), self) for piece in pieces]
 
 
 @dataclass(frozen=True, slots=True)

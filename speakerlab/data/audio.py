@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from shlex import quote
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -62,13 +63,24 @@ class Stream:
     blocks: Iterator[np.ndarray]  # wave_S, int16, of the first channel
 
 
-def read_info(path: str | Path) -> AudioInfo:
-    """Header of an audio file; ValueError or FileNotFoundError with one line if there is none."""
+def read_info(path: str | Path, *, sample_rate: int | None = None) -> AudioInfo:
+    """Header of an audio file; ValueError or FileNotFoundError with one line if there is none.
+
+    sample_rate: refuse files of another rate, and files without samples.
+    """
     with _open(path) as file:
-        if file.frames >= UNKNOWN_SAMPLES:
-            line = f"{path}: its header has no length because it was written into a pipe"
-            raise ValueError(f"{line}; write it to a file: ffmpeg -i IN.flac OUT.flac")
-        return AudioInfo(file.frames, file.samplerate, file.channels)
+        info = AudioInfo(file.frames, file.samplerate, file.channels)
+    if info.num_samples >= UNKNOWN_SAMPLES:
+        line = f"{path}: its header has no length because it was written into a pipe"
+        raise ValueError(f"{line}; write it to a file: ffmpeg -i IN.flac OUT.flac")
+    if sample_rate is not None and not info.num_samples:
+        raise ValueError(f"{path}: is empty (0 samples); record it again or drop it")
+    if sample_rate not in (None, info.sample_rate):
+        raise ValueError(
+            f"{path}: must have {sample_rate} Hz, got {info.sample_rate}; convert it: "
+            f"ffmpeg -i {quote(str(path))} -ar {sample_rate} OUT.wav (or set frontend.sample_rate)"
+        )
+    return info
 
 
 def read(
@@ -83,12 +95,7 @@ def read(
         if whole:
             _refuse_shortened(file, str(path))
         wanted = file.frames - start if num_samples < 0 else num_samples
-        try:
-            file.seek(start)
-        except soundfile.LibsndfileError as error:
-            line = f"{path}: cannot be decoded from sample {start} on: '{error}'"
-            raise ValueError(f"{line}; copy it again") from error
-        return np.concatenate([NO_SAMPLES, *_decoded(file, wanted, str(path))])
+        return np.concatenate([NO_SAMPLES, *_decoded(file, wanted, str(path), start=start)])
 
 
 @contextmanager
@@ -241,10 +248,13 @@ def _stream_av(given: str | BinaryIO, where: str) -> Iterator[Stream]:
         raise ValueError(_unreadable(where, error.strerror)) from error
 
 
-def _decoded(file: soundfile.SoundFile, wanted: int, where: str) -> Iterator[np.ndarray]:
-    """Yield `wanted` samples of the first channel in blocks, from where the file is."""
+def _decoded(
+    file: soundfile.SoundFile, wanted: int, where: str, *, start: int = 0
+) -> Iterator[np.ndarray]:
+    """Yield `wanted` samples of the first channel in blocks."""
     found = 0
     try:
+        file.seek(start)
         while found < wanted:
             wave_SC = _read_int16(file, min(wanted - found, BLOCK_SAMPLES), where)
             if not len(wave_SC):
@@ -253,7 +263,7 @@ def _decoded(file: soundfile.SoundFile, wanted: int, where: str) -> Iterator[np.
             found += len(wave_SC)
             yield wave_SC[:, 0]
     except soundfile.LibsndfileError as error:
-        line = f"{where}: cannot be decoded after {found} samples: '{error}'"
+        line = f"{where}: cannot be decoded after sample {start + found}: '{error}'"
         raise ValueError(f"{line}; copy it again") from error
 
 

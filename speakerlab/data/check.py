@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
-from shlex import quote
 
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
@@ -172,19 +171,12 @@ Look = Callable[[str], audio.AudioInfo | str]
 def _look(path: str, *, sample_rate: int, decode: bool) -> audio.AudioInfo | str:
     """Return the header, or the problem in one line; decode: after reading the file to its end."""
     try:
-        info = audio.read_info(path)
+        info = audio.read_info(path, sample_rate=sample_rate)
         if decode:
             with audio.stream(path) as stream:
                 deque(stream.blocks, maxlen=0)
     except (ValueError, FileNotFoundError) as error:
         return str(error)
-    if info.num_samples == 0:
-        return f"{path}: is empty (0 samples); record it again or drop it"
-    if info.sample_rate != sample_rate:
-        return (
-            f"{path}: must have {sample_rate} Hz, got {info.sample_rate}; convert it: "
-            f"ffmpeg -i {quote(path)} -ar {sample_rate} OUT.wav (or set frontend.sample_rate)"
-        )
     return info
 
 

@@ -78,7 +78,12 @@ def pack_data_dir(
     made_with = {**(facts or {}), "codec": layout.codec}
     with alone(folder / LOCK):
         columns = store_columns(folder, sample_rate=layout.sample_rate)  # processes map them
-    if is_packed(folder, kind, columns, layout, made_with):
+    try:
+        found = read_packed(folder, kind)
+    except ValueError:  # a damaged index: packed again
+        found = None
+    wanted = [columns.sha256, made_with, layout]
+    if found and [found.sha256, found.facts, found.layout] == wanted and not any(found.cut_short()):
         return f"{folder}: already packed"
     if not len(columns):
         raise ValueError(f"{folder}: has no utterances to pack; run stage 1 again")
@@ -94,9 +99,7 @@ def pack_data_dir(
     except OSError as error:
         if not work_dir.exists():
             return f"{folder}: packed by another process meanwhile"
-        raise OSError(
-            error.errno, error.strerror, str(folder)
-        ) from error  # a full disk, for example
+        raise OSError(error.errno, error.strerror, str(folder)) from error  # a full disk
     with alone(folder / LOCK):
         if not work_dir.exists():
             return f"{folder}: {len(shards)} shards packed, all joined by another job"
@@ -104,19 +107,6 @@ def pack_data_dir(
         if missing:
             return f"{folder}: {len(shards)} shards packed, {len(missing)} are left to other jobs"
         return _join(job, columns, kind, made_with, allow_rejected)
-
-
-def is_packed(
-    folder: Path, kind: Kind, columns: Columns, layout: Layout, facts: dict[str, object]
-) -> bool:
-    """Whether there are whole shards of just these columns, laid out like this."""
-    try:
-        found = read_packed(folder, kind)
-    except ValueError:  # a damaged index: packed again
-        return False
-    if found is None or found.sha256 != columns.sha256 or found.facts != facts:
-        return False
-    return found.layout == layout and not list(found.cut_short())
 
 
 def shard_bounds(num_samples_N: np.ndarray) -> tuple[int, ...]:

@@ -23,8 +23,6 @@ class CircleLoss(Head):
     `scale` is the paper's gamma (256 with m = 0.25 for faces).
     """
 
-    takes_margin = True
-
     def __init__(self, *, embed_dim: int, num_classes: int, scale: float = 256.0) -> None:
         super().__init__()
         self.scale = scale

@@ -32,8 +32,6 @@ class AMSoftmax(SoftmaxHead):
     The margin, a cosine, is subtracted from the target's cosine; 0.1 to 0.35 are usual.
     """
 
-    takes_margin = True
-
     def __init__(self, *, embed_dim: int, num_classes: int, scale: float = 32.0) -> None:
         super().__init__(embed_dim=embed_dim, num_classes=num_classes)
         self.scale = scale
@@ -51,8 +49,6 @@ class AAMSoftmax(AMSoftmax):
 
     The margin is added to the target's angle; 0.2 rad is usual, 0.5 in large-margin fine-tuning.
     """
-
-    takes_margin = True
 
     def __init__(
         self, *, embed_dim: int, num_classes: int, scale: float = 32.0, easy_margin: bool = False

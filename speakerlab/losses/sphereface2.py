@@ -26,8 +26,6 @@ class SphereFace2(Head):
     One bias for all classes. Usual margins: C 0.2, A 0.15; in large-margin fine-tuning 0.3, 0.25.
     """
 
-    takes_margin = True
-
     def __init__(
         self,
         *,

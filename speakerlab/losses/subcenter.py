@@ -26,8 +26,6 @@ class SubcenterTopkAAMSoftmax(Head):
     a margin of 0.5 and `top_k` 0, that is, sub-centers only.
     """
 
-    takes_margin = True
-
     def __init__(
         self,
         *,

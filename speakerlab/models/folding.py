@@ -41,7 +41,7 @@ def fold_batchnorm(backbone: nn.Module, *, in_place: bool = False) -> nn.Module:
             linear.weight, linear.bias, *moments, norm.weight, norm.bias
         )
         linear.to(dtype)
-        _replace(folded, norm_name, nn.Identity())
+        folded.set_submodule(norm_name, nn.Identity())
     return folded
 
 
@@ -86,7 +86,7 @@ def narrow(backbone: nn.Module, dtype: torch.dtype) -> nn.Module:
         if isinstance(layer, LINEAR) and id(layer) not in wide:
             layer.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
     for name in last:
-        _replace(backbone, name, InFp32(backbone.get_submodule(name)))
+        backbone.set_submodule(name, InFp32(backbone.get_submodule(name)))
     return backbone
 
 
@@ -138,8 +138,3 @@ def _calls(
     for hook in hooks:
         hook.remove()
     return found
-
-
-def _replace(backbone: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(backbone.get_submodule(parent), child, module)

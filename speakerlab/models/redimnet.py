@@ -79,8 +79,6 @@ class ReDimNet(PooledModel):
         size: Literal["b0", "b1", "b2", "b3", "b4", "b5", "b6"] = "b2",
     ) -> None:
         super().__init__(feat_dim, embed_dim)
-        if size not in SIZES:
-            raise ValueError(f"ReDimNet: unknown size {size!r}; use one of {', '.join(SIZES)}")
         stride = prod(stage.stride for stage in SIZES[size].stages)
         if feat_dim % stride or feat_dim < 1:
             raise ValueError(

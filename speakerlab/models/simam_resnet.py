@@ -16,6 +16,7 @@ from speakerlab.models.pooling import (
     attentive_mean_std,
     fp32_island,
     keep_layout,
+    named,
     refuse_unusable,
     shortcut,
     widened,
@@ -39,7 +40,12 @@ class SimAMResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.feat_dim, self.embed_dim = feat_dim, embed_dim
-        self.front = Front(m_channels, blocks_at(depth, STAGES, model="SimAMResNet"))
+        stem = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
+        blocks = blocks_at(depth, STAGES, model="SimAMResNet")
+        stages = residual_stages(SimAMBlock, m_channels, blocks)
+        layers = {f"layer{number}": stage for number, stage in enumerate(stages, 1)}
+        bn1, relu = nn.BatchNorm2d(m_channels), nn.ReLU(inplace=True)
+        self.front = named(conv1=stem, bn1=bn1, relu=relu, **layers)
         last_bins = -(-feat_dim // 8)  # each halving rounds up
         self.pooling = AttentivePooling(8 * m_channels * last_bins)
         self.bottleneck = nn.Linear(self.pooling.out_dim, embed_dim)
@@ -48,21 +54,6 @@ class SimAMResNet(nn.Module):
         refuse_unusable(self, feats_BTF)
         x_BCFT = self.front(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1))
         return self.bottleneck(self.pooling(keep_layout(x_BCFT).flatten(1, 2)))
-
-
-class Front(nn.Module):
-    """A 3x3 stem and four stages of `SimAMBlock`s: (B, 1, F, T) -> (B, 8 m, F / 8, T / 8)."""
-
-    def __init__(self, m_channels: int, num_blocks: tuple[int, ...]) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(m_channels)
-        stages = residual_stages(SimAMBlock, m_channels, num_blocks)
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
-
-    def forward(self, x_BCFT: Tensor) -> Tensor:
-        x_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
-        return self.layer4(self.layer3(self.layer2(self.layer1(x_BCFT))))
 
 
 class SimAMBlock(nn.Module):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from speakerlab.data import audio
 from speakerlab.data.banks import Bank, find_recordings, map_bank, read_bank
@@ -71,10 +72,10 @@ def test_kinds_that_are_not_clear_are_refused(folder, table, message):
 
 
 def test_another_rate_and_no_samples_are_refused(folder):
-    with pytest.raises(ValueError, match=r"a\.wav: must have 8000 Hz, got 16000; convert it"):
+    with refuses(f"{folder.parent}/a.wav", "8000 Hz, got 16000"):
         find_recordings(folder, sample_rate=8000)
     audio.write(folder.parent / "b.wav", np.zeros(0, dtype=np.int16), RATE)
-    with pytest.raises(ValueError, match=r"b\.wav: is empty; remove it from"):
+    with refuses(f"{folder.parent}/b.wav", "0 samples"):
         found(folder)
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from speakerlab.losses import HEADS
 
 NAMES = sorted(HEADS)
-WITH_MARGIN = sorted(name for name, head in HEADS.items() if vars(head)["takes_margin"])
+WITH_MARGIN = sorted(name for name, head in HEADS.items() if head.takes_margin)
 MARGINS = (0.0, 0.1, 0.2, 0.5, 1.4)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EASIER_WITH_MARGIN = {"circle"}  # a larger margin lowers its loss

@@ -209,7 +209,6 @@ REFUSED = [
     ("resnet", {"depth": 35}, "ResNet", 35, "18, 34, 50, 101, 152, 221, 293"),
     ("simam_resnet", {"depth": 50}, "SimAMResNet", 50, "34, 100"),
     ("gemini_dfresnet", {"depth": 34}, "GeminiDFResNet", 34, "60, 114, 183, 237"),
-    ("redimnet", {"size": "b7"}, "ReDimNet", "b7", "b0, b1, b2, b3"),
     *(
         ("redimnet", {"size": size, "feat_dim": feat_dim}, "ReDimNet", feat_dim, f"of {multiple}")
         for size, multiple in (("b0", 4), ("b1", 24), ("b2", 8), ("b6", 12))
