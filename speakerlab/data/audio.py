@@ -59,7 +59,6 @@ class Stream:
     """Recording that is decoded block by block."""
 
     sample_rate: int
-    num_samples: int  # by the header, 0 if unknown
     blocks: Iterator[np.ndarray]  # wave_S, int16, of the first channel
 
 
@@ -119,7 +118,7 @@ def stream(source: Source) -> Iterator[Stream]:
         with file:
             _refuse_rate(file.samplerate, where)
             _refuse_shortened(file, where)
-            yield Stream(file.samplerate, file.frames, _decoded(file, file.frames, where))
+            yield Stream(file.samplerate, _decoded(file, file.frames, where))
 
 
 def name_of(source: object) -> str:
@@ -243,7 +242,7 @@ def _stream_av(given: str | BinaryIO, where: str) -> Iterator[Stream]:
                 raise ValueError(f"{where}: holds no sound; give a recording")
             _refuse_rate(first.sample_rate, where)
             blocks = (frame.to_ndarray()[0] for frame in chain([first], frames))
-            yield Stream(first.sample_rate, 0, blocks)
+            yield Stream(first.sample_rate, blocks)
     except FFmpegError as error:
         raise ValueError(_unreadable(where, error.strerror)) from error
 

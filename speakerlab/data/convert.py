@@ -62,7 +62,7 @@ def _stream_array(source: Any, rate: int, where: str) -> audio.Stream:
     raw_S = _first_channel(source, where)
     starts = range(0, len(raw_S), audio.BLOCK_SAMPLES)
     blocks = (raw_S[start : start + audio.BLOCK_SAMPLES] for start in starts)
-    return audio.Stream(rate, len(raw_S), blocks)
+    return audio.Stream(rate, blocks)
 
 
 def _first_channel(source: Any, where: str) -> np.ndarray:
