@@ -121,7 +121,6 @@ def _check_speakers(data_dir: DataDir, speakers: dict[str, str], faults: Faults)
 
 
 def _check_conditions(data_dir: DataDir, faults: Faults) -> None:
-    """Check that every `utt2<name>` and `spk2<name>` maps known ids to one word each."""
     speakers = set((data_dir.speakers or {}).values())
     for name in tables.list_conditions(data_dir.folder):
         path, kind, known = data_dir.folder / name, "speaker", speakers
@@ -137,7 +136,6 @@ def _check_conditions(data_dir: DataDir, faults: Faults) -> None:
 
 
 def _check_models(data_dir: DataDir, faults: Faults) -> None:
-    """Check that the enrolment models name known utterances, each once."""
     path = data_dir.folder / tables.ENROLL_MAP
     for model, rows in data_dir.models.items():
         for utterance in rows:
@@ -243,7 +241,6 @@ def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> None:
 
 
 def _write(data_dir: DataDir, sample_rate: int) -> str:
-    """Write the results; return a summary line."""
     folder, rejected = data_dir.folder, data_dir.rejected
     tables.write_table(folder / "utt2dur", {k: f"{s:.6f}" for k, s in data_dir.seconds.items()})
     tables.write_rejected(folder, rejected)

@@ -122,7 +122,6 @@ def shard_bounds(num_samples_N: np.ndarray) -> tuple[int, ...]:
 def _write_shards(
     job: Job, shards: Sequence[int], num_workers: int, progress: Callable[[int, int], None]
 ) -> None:
-    """Write those that are missing, in several processes if asked."""
     _columns_of.cache_clear()  # the tables may have changed since another packing
     sizes = {shard: job.bounds[shard + 1] - job.bounds[shard] for shard in shards}
     left = [shard for shard in shards if not job.done_file(shard).exists()]

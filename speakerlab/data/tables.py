@@ -212,5 +212,4 @@ def _absolute(path: Path | str) -> str:
 
 
 def _made_up(path: Path) -> str:
-    """Return a stable id for a file whose name cannot be an id."""
     return NAMELESS + hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()

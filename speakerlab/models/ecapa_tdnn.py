@@ -219,7 +219,6 @@ def zero_padded(in_channels: int, out_channels: int, *, kernel: int = 1) -> nn.S
 def wespeaker_block(
     channels: int, *, dilation: int, scale: int, squeezed_channels: int
 ) -> Residual:
-    """Return a residual block: 1x1 layer, Res2Net split, 1x1 layer and squeeze-excitation."""
     layers = nn.Sequential(
         zero_padded(channels, channels),
         WeSpeakerSplit(channels, dilation=dilation, scale=scale),
@@ -251,8 +250,6 @@ class WeSpeakerSplit(nn.Module):
 
 
 class WeSpeakerExcitation(nn.Module):
-    """Weighs the channels of an utterance by a small network of their means."""
-
     def __init__(self, channels: int, squeezed_channels: int) -> None:
         super().__init__()
         self.linear1 = nn.Linear(channels, squeezed_channels)

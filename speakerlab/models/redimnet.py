@@ -46,7 +46,6 @@ class Size(NamedTuple):
 
 
 def _stages(text: str) -> list[StageSize]:
-    """Read the four numbers of each stage."""
     return [StageSize(*map(int, numbers.split())) for numbers in text.split(",")]
 
 
@@ -106,7 +105,6 @@ class Backbone(nn.Module):
         super().__init__()
         channels, bins = size.channels, num_bins
         num_rows = channels * bins
-        # By the number of stages before it; the first stage has one input, which needs no weight.
         self.inputs_weights = nn.ParameterDict()
         for done in range(1, len(size.stages) + 1):
             self.inputs_weights[str(done)] = nn.Parameter(torch.zeros(1, done + 1, num_rows, 1))

@@ -154,7 +154,6 @@ class Bottleneck(nn.Module):
 
 
 def blocks_at(depth: int, stages: Mapping[int, tuple[int, ...]], *, model: str) -> tuple[int, ...]:
-    """Return the blocks of each stage at a depth."""
     if depth not in stages:
         known = ", ".join(map(str, stages))
         raise ValueError(f"{model}: there is no depth {depth}; give one of {known}")

@@ -58,7 +58,6 @@ class Augment(nn.Module):
     """
 
     def __init__(self, augmentations: Mapping[str, Augmentation], *, num_samples: int) -> None:
-        """`num_samples` is S, a crop's length."""
         super().__init__()
         self.augmentations, self.num_samples = nn.ModuleDict(augmentations), num_samples
         self.wave_names = [name for name, a in augmentations.items() if not a.on_features]
