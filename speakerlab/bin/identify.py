@@ -21,7 +21,7 @@ def main(words: Sequence[str]) -> None:
     for name, score in found.ranking[: args.top]:
         sys.stdout.write(f"{score:.6f}  {name}\n")
     if found.is_known is None:
-        decision = "none (the model has no calibration)"
+        decision = "none (no calibration; run `speakerlab calibrate`)"
     else:
         decision = f"{found.name or 'unknown speaker'} (threshold {found.threshold:.6f})"
     sys.stdout.write(f"decision: {decision}\n")

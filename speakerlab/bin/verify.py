@@ -59,7 +59,8 @@ def parse(words: Sequence[str]) -> Namespace:
 def result_text(result: Verification, *, far: float | None) -> str:
     """Return the lines that report a comparison."""
     if result.llr is None:
-        return f"score: {result.score:.6f}\ndecision: none (the model has no calibration)\n"
+        decision = "none (no calibration; run `speakerlab calibrate`)"
+        return f"score: {result.score:.6f}\ndecision: {decision}\n"
     at = "EER" if far is None else f"{100 * far:g} % false alarms"
     return (
         f"score: {result.score:.6f}\n"

@@ -1,5 +1,6 @@
 """Score files of any system: `enrol test score` per line; further columns are ignored.
 
+3D-Speaker's `enrol test label score`, which the first line shows, is read too.
 In: a file and a trial list. Out: the scores, in the order of the trials.
 Letters: N trials, L lines.
 """
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from speakerlab.core.atomic import replacing
 from speakerlab.core.faults import Faults
-from speakerlab.scoring.trials import LABELS, LINES_AT_ONCE, Trials
+from speakerlab.scoring.trials import LABELS, LINES_AT_ONCE, TRUTH, Trials
 
 NO_TRIAL = -1
 
@@ -62,27 +63,29 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
 
 def _read_blocks(path: Path) -> Iterator[tuple[Sequence[str], Sequence[str], list[float]]]:
     """Blocks of the file as (enrol, test, score) columns."""
-    num_lines = 0
+    num_lines, place = 0, 2
     with path.open(encoding="utf-8") as stream:
         while lines := list(islice(stream, LINES_AT_ONCE)):
             rows = [row for row in map(str.split, lines) if row]
             if rows:
+                if not num_lines and len(rows[0]) == 4 and rows[0][2] in TRUTH:
+                    place = 2 if rows[0][3] in LABELS else 3
+                columns = list(islice(zip(*rows), place + 1))  # as many as the shortest has
                 try:
-                    enrol, test, numbers = islice(zip(*rows), 3)  # as many as the shortest has
-                    scores = list(map(float, numbers))
-                except ValueError:
-                    _refuse_lines(lines, num_lines, path)
+                    scores = list(map(float, columns[place]))
+                except (IndexError, ValueError):
+                    _refuse_lines(lines, num_lines, path, place)
                     raise
-                yield enrol, test, scores
+                yield columns[0], columns[1], scores
             num_lines += len(lines)
 
 
-def _refuse_lines(lines: Sequence[str], num_before: int, path: Path) -> None:
+def _refuse_lines(lines: Sequence[str], num_before: int, path: Path, place: int) -> None:
     faults = Faults()
     for number, line in enumerate(lines, num_before + 1):
         row = line.split()
         try:
-            float(row[2] if row else "0")
+            float(row[place] if row else "0")
         except (IndexError, ValueError):
             faults.add(
                 "unreadable lines",

@@ -78,7 +78,10 @@ def test_a_decision(make_exp, data_dir, capsys):
 def test_no_decision_without_calibration(make_exp, data_dir, capsys):
     wav = next(iter(read_table(data_dir / "wav.scp").values()))
     lines = printed(capsys, wav, wav, "--model", make_exp("exp"))
-    assert lines == ["score: 1.000000", "decision: none (the model has no calibration)"]
+    assert lines == [
+        "score: 1.000000",
+        "decision: none (no calibration; run `speakerlab calibrate`)",
+    ]
 
 
 @pytest.mark.parametrize(
