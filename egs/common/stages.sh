@@ -361,7 +361,7 @@ extract() {
 }
 
 stage_6() {
-  local system pattern file command lists=() learned_from=()
+  local system pattern file command=() lists=() learned_from=()
   begin
   if [[ $development == true ]]; then learned_from=(--development "$data/${train_sets[0]}"); fi
   for pattern in "${trials[@]}"; do
@@ -376,9 +376,9 @@ stage_6() {
     fi
   done
   if [[ $task != sv || $dry_run == true ]]; then return; fi
-  command=${python%/*}/speakerlab # which an active environment may lack
-  if [[ ! -x $command ]]; then command="PYTHONPATH=$root $python -m speakerlab"; fi
-  say "to compare two recordings: $command verify A.wav B.wav --model $(printf %q "$system")"
+  command=("${python%/*}/speakerlab") # which an active environment may lack
+  if [[ ! -x ${command[0]} ]]; then command=(env "PYTHONPATH=$root" "$python" -m speakerlab); fi
+  say "to compare two recordings:$(printf ' %q' "${command[@]}" verify A.wav B.wav --model "$system")"
 }
 
 run_stage() {
