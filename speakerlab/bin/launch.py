@@ -28,7 +28,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.
 SAVING_SECONDS = 30  # for ranks to leave by themselves
 LOST_SECONDS = 10  # the same after one was killed: the others wait for it and cannot save
 REMEDIES = {
-    process.EXIT_INPUT: "see the error above",
+    process.EXIT_INPUT: "see the error above; with several hosts, also the output of the others",
     process.EXIT_NUMERIC: "see nan_report.json in the experiment; lower training.lr, or use "
     "runtime.precision=fp32",
     process.EXIT_DIVERGED: "the loss grows: lower training.lr",
@@ -39,18 +39,15 @@ REMEDIES = {
     "enlarge it (docker run --shm-size=2g, or --ipc=host), or lower runtime.num_workers; " + RESUME,
     -signal.SIGABRT: f"a library aborted, see above; {RESUME}",
 }
-HOSTS = "; a rank on another host may have ended first: see the output there"
 
 
 class Ranks(SubprocessContext):
     """torchrun's rank processes, with what its options cannot express."""
 
     first: ClassVar[dict[int, int]] = {}  # local rank -> exit code, if it ended itself
-    num_hosts: ClassVar[int] = 1
 
     def start(self) -> None:
         """Start as torchrun does; pass SIGUSR1 (Slurm's) on too, keep what nohup ignores."""
-        Ranks.num_hosts = int(self.envs[0].get("GROUP_WORLD_SIZE", 1))
         ignored = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
         super().start()
         for number in SIGNALS:
@@ -119,11 +116,8 @@ def verdict(rank: int, failure: ProcessFailure) -> str:
     if code in map(process.stopped, SIGNALS):
         return stopped(signal.Signals(code - process.stopped(0)))
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    remedy = REMEDIES.get(code, RESUME)
-    if code == process.EXIT_INPUT and Ranks.num_hosts > 1:
-        remedy += HOSTS
-    where = f"rank {rank} on {socket.gethostname()}"
-    return f"{where}: ended the run with {how} (process {failure.pid}); {remedy}"
+    where = f"rank {rank} on {socket.gethostname()}: ended the run with {how}"
+    return f"{where} (process {failure.pid}); {REMEDIES.get(code, RESUME)}"
 
 
 def stopped(number: signal.Signals) -> str:
