@@ -63,11 +63,9 @@ def file_sha256(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write indented JSON atomically."""
     write_text(path, json.dumps(values, indent=1) + "\n")

@@ -133,7 +133,6 @@ def map_bank(recordings: Recordings) -> Bank:
 
 
 def open_bank(path: Path, ids: tuple[str, ...], kinds: tuple[str, ...], ends_K: np.ndarray) -> Bank:
-    """Map the bank that `map_bank` has written."""
     return Bank(ids, kinds, ends_K, np.asarray(np.load(path, mmap_mode="r")), path)
 
 

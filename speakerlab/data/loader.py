@@ -34,7 +34,6 @@ from speakerlab.data.workers import (
 
 TRIED_CROPS = 100  # whose draws are measured to find their largest size
 ROW_BYTES = 96  # of a row, besides its wave and draws
-UNREAD = np.zeros(0, dtype=np.int16)
 Slot = tuple[int, int, int]  # epoch, position, row
 Span = tuple[int, int, int]  # index of a piece, first sample within it, number of samples
 DrawFunctions = Mapping[str, Callable[[np.random.Generator], Draw | None]]
@@ -123,7 +122,7 @@ class TrainCrops(Dataset[Crop]):
         speed = drawn["speed"].group if "speed" in drawn else 0
         spare = max(int(self.manifest.num_samples_N[row]) - self.read_samples[speed], 0)
         return Crop(
-            wave_S=UNREAD,
+            wave_S=np.zeros(0, dtype=np.int16),
             feats_TF=None,
             first=int(self._seek("crop", slot).random() * (spare + 1)),
             label=int(self.label_KN[speed, self.manifest.speaker_N[row]]),

@@ -52,7 +52,6 @@ class Layout:
 
     @classmethod
     def of_waves(cls, codec: Codec, *, sample_rate: int) -> "Layout":
-        """For pcm and flac."""
         if codec == "flac":
             return cls(codec, sample_rate, FLAC_SECONDS * sample_rate, 0)
         return cls(codec, sample_rate, sample_rate, 2)

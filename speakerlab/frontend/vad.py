@@ -12,7 +12,6 @@ import numpy as np
 
 LOUDEST = 99  # percentile of the frames taken as the loudest: one click does not count
 QUIETEST_POWER = 1e-12  # -120 dBFS, for frames of digital silence
-
 INT16_POWER = 2.0**30  # of full scale
 
 

@@ -23,7 +23,6 @@ from speakerlab.models.pooling import (
 )
 from speakerlab.models.resnet import blocks_at, residual_stages
 
-# depth -> blocks per stage
 STAGES: dict[int, tuple[int, int, int, int]] = {34: (3, 4, 6, 3), 100: (6, 16, 24, 3)}
 ATTENTION_CHANNELS = 128
 VARIANCE_FLOOR = 1e-5  # of the pooled deviations

@@ -100,16 +100,6 @@ def test_just_above_the_limit_gets_noise():
     assert noise.num_silent == 0
 
 
-def test_noise_that_came_with_the_batch_is_taken_as_it_is():
-    noise = int16_noise(S + 40, seed=40)
-    wave_BS = int16_noise(2, S, seed=41)
-    expected = apply_one(make_noise([noise]), wave_BS, {1: noise_draw(0, 30, 4.0)})
-    there = noise_draw(0, 30, 4.0, wave=noise[30 : 30 + S])
-    host = make_noise([noise], noise_on_device=False)
-    assert torch.equal(apply_one(host, wave_BS, {1: there}), expected)
-    assert host.bank.numel() == 0
-
-
 def test_the_host_cuts_noise_and_babble_as_the_device_does():
     loud = np.array([8000, -8000] * 50, dtype=np.int16)
     faint = np.array([80, 80, -80, -80] * 25, dtype=np.int16)

@@ -127,16 +127,6 @@ def poisoned(ranks: Ranks | None) -> dict[str, Tensor]:
     return {"norm": clip(ranks, net, 3.0), "loss": loss.detach(), "num_correct": num_correct}
 
 
-def worst_places(ranks: Ranks | None, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return fp32 gradients of rows equal to their weight, opposite, another's, and zero."""
-    head, weight_CD = make_head(ranks, AAM, 5), make_head(None, AAM, 5).weight_CD.detach()
-    rows = [7.3 * weight_CD, -weight_CD, weight_CD.roll(1, 0), 0 * weight_CD]
-    emb_BD = torch.cat(rows).to(dtype).requires_grad_()
-    loss, _ = head(emb_BD, torch.arange(5).repeat(4), 0.5)
-    loss.backward()
-    return {"loss": loss.detach(), "emb_BD": emb_BD.grad, "weight_CD": head.weight_CD.grad}
-
-
 def sampled(ranks: Ranks | None, key: int) -> dict[str, Tensor]:
     """Return the results of a pass over the classes drawn by a key out of 40."""
     head = make_head(ranks, AAM, 40, share=SHARE)
@@ -170,7 +160,6 @@ def everything(ranks: Ranks) -> dict[str, object]:
         "steps": ten_steps(ranks),
         "poisoned": poisoned(ranks),
         "equal": equal_classes(ranks),
-        "worst": [worst_places(ranks, dtype) for dtype in (torch.float32, torch.bfloat16)],
         "sampled": [sampled(ranks, key) for key in KEYS],
         "beginning": [beginning(ranks, *which) for which in BEGINNINGS],
     }

@@ -64,7 +64,6 @@ def run_block(layers: Sequence[Any], x_BCT: Tensor, *, segment_frames: int) -> T
     return None if torch.is_grad_enabled() else _infer(layers, x_BCT, segment_frames)
 
 
-# Parameters of a layer.
 _Weights = namedtuple(
     "_Weights",
     "scale_C shift_C mix_KC1 scale_K shift_K local_GKJ squeeze_HK1 squeeze_H excite_GH1 excite_G",
