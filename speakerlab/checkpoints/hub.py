@@ -73,7 +73,7 @@ def _import(name: str, cache: Path, pinned: str) -> None:
         file = folder / model.file
         if not file.exists():
             by_hand, file = file, Path(scratch) / model.file
-            download(_address(name, model, by_hand), file, otherwise=by_hand)
+            download(_address(model, by_hand), file, otherwise=by_hand)
         digest = file_sha256(file)
         if wanted not in (digest, None):
             raise ValueError(
@@ -81,8 +81,8 @@ def _import(name: str, cache: Path, pinned: str) -> None:
                 f"{'the requested' if pinned else 'the known'} {wanted}; it was not used"
             )
         imported = Path(scratch) / "model"
-        about = {"hub": name, "page": model.page, "training_data": model.training_data}
-        about["licence"] = model.licence
+        stated = {key: getattr(model, key) for key in ("page", "training_data", "licence")}
+        about = {"hub": name, **stated}
         import_checkpoint(file, imported, frontend=model.frontend, about=about)
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
@@ -114,7 +114,7 @@ def download(address: str, file: Path, *, otherwise: Path) -> None:
         )
 
 
-def _address(name: str, model: HubModel, by_hand: Path) -> str:
+def _address(model: HubModel, by_hand: Path) -> str:
     """Return where the file is: on the mirror, or at its publisher."""
     mirror = os.environ.get("SPEAKERLAB_HUB")
     if mirror or not model.path.startswith("wespeaker/"):
@@ -127,6 +127,6 @@ def _address(name: str, model: HubModel, by_hand: Path) -> str:
             return next(str(row["Url"]) for row in rows if row["Key"] == model.file)
         except (ValueError, KeyError, TypeError, StopIteration):
             raise ValueError(
-                f"{PREFIX}{name}: {model.file} is not in the publisher's index {WESPEAKER_INDEX}; "
-                f"download it from WeSpeaker's list to {by_hand}"
+                f"{PREFIX}{model.name}: {model.file} is not in the publisher's index "
+                f"{WESPEAKER_INDEX}; download it from WeSpeaker's list to {by_hand}"
             ) from None

@@ -210,8 +210,8 @@ def test_file_put_into_the_cache_by_hand_is_used(server: Path, tmp_path: Path) -
 
 def test_addresses_are_those_of_the_publishers(monkeypatch) -> None:
     monkeypatch.delenv("SPEAKERLAB_HUB", raising=False)
-    assert hub._address(NAME, MODELS[NAME], Path()) == f"https://www.modelscope.cn/{PATH}"
+    assert hub._address(MODELS[NAME], Path()) == f"https://www.modelscope.cn/{PATH}"
     monkeypatch.setenv("SPEAKERLAB_HUB", "http://m/")
-    found = hub._address("a", MODELS["wespeaker/voxceleb_CAM++"], Path())
+    found = hub._address(MODELS["wespeaker/voxceleb_CAM++"], Path())
     assert found == "http://m/wespeaker/voxceleb_CAM%2B%2B.zip"
     assert len(MODELS) == 37

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from email import message_from_bytes
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,8 @@ def unpacked(clone, tmp_path_factory) -> Path:
 
 def test_it_holds_the_package_with_conf_and_nothing_else(unpacked):
     package, conf = ROOT / "speakerlab", ROOT / "conf"
-    expected = {path.relative_to(ROOT) for path in package.rglob("*.py")}
-    expected |= {path.relative_to(ROOT) for path in package.rglob("*.j2")}
+    files = chain.from_iterable(map(package.rglob, ("*.py", "*.j2", "*.tsv")))
+    expected = {path.relative_to(ROOT) for path in files}
     expected |= {"speakerlab" / path.relative_to(ROOT) for path in conf.rglob("*.yaml")}
     found = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
     info = Path(f"speakerlab-{__version__}.dist-info")
