@@ -35,6 +35,15 @@ def read_card(path: Path) -> dict[str, Any]:
     return json.loads((find_model(path) / "card.json").read_text(encoding="utf-8"))
 
 
+def read_source(path: Path) -> dict[str, Any] | None:
+    """Read the origin of an imported model, or of the one that a model was fine-tuned from.
+
+    Among others its `licence` and `training_data`, if it is from the hub; None for other models.
+    """
+    card = read_card(path)
+    return card.get("source") or card.get("init_source")
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """Read the configuration of a model as plain values."""
     return yaml.safe_load((find_model(path) / "config.yaml").read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from speakerlab.checkpoints.model_files import read_source
 from speakerlab.checkpoints.published import publish, write_initial
 from speakerlab.config import build
 from speakerlab.config.embedder import Embedder
@@ -119,7 +120,8 @@ def build_training(
         every_seconds=config.runtime.log_every_seconds,
         pictures=validation.pictures if validation else None,
     )
-    facts = {**setup.facts(source, precision), "init_sha256": init_sha256}
+    origin = {"init_sha256": init_sha256, "init_source": init and read_source(init)}
+    facts = {**setup.facts(source, precision), **origin}
     where = exp_dir / "nan_report.json"
     report = partial(write_report, path=where, utterances=corpus.train.ids, facts=facts)
     trainer = Trainer(

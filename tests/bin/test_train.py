@@ -13,6 +13,7 @@ from refusals import refused, refuses
 from safetensors.torch import load_file
 from tiny import card, checkpoints, copy_data, cut, losses, rows, weights
 
+from speakerlab.checkpoints.model_files import read_source
 from speakerlab.experiments.consistency import load_same_config
 
 ONE_EPOCH = ("training.num_epochs=1", "training.bn_batch=4")
@@ -153,10 +154,13 @@ def test_a_finished_training_is_left_as_it_is(trained, train):
     assert [(trained / name).read_bytes() for name in ("model/card.json", "run.json")] == kept
 
 
-def test_fine_tuning_keeps_every_row_of_the_head(trained, tmp_path, train):
-    exp = tmp_path / "lm"
+def test_fine_tuning_keeps_every_row_of_the_head_and_the_origin(trained, tmp_path, train):
+    exp, init = tmp_path / "lm", shutil.copytree(trained / "model", tmp_path / "init")
+    source = {"licence": "CC BY 4.0", "training_data": "VoxCeleb"}
+    (init / "card.json").write_text(json.dumps({**card(trained), "source": source}))
     more = ["augment.speeds=[1.0]", "training.init_head=keep", "training.num_epochs=1"]
-    assert "head: 18 of 18 rows" in train(exp, *more, "--init", trained / "model").stderr
+    assert "head: 18 of 18 rows" in train(exp, *more, "--init", init).stderr
+    assert card(exp)["init_source"] == read_source(exp) == source
     assert (exp / "speakers.txt").read_text() == (trained / "speakers.txt").read_text()
     assert weights(exp)[0] != weights(trained)[0]
 

@@ -17,7 +17,7 @@ from refusals import refuses
 
 from speakerlab.checkpoints import hub
 from speakerlab.checkpoints.catalogue import MODELS, known_name, near_miss
-from speakerlab.checkpoints.model_files import find_model, read_card
+from speakerlab.checkpoints.model_files import find_model, read_source
 from speakerlab.checkpoints.published import load_published
 from speakerlab.models import MODELS as BACKBONES
 
@@ -189,7 +189,8 @@ def test_short_names_are_unique_and_find_their_model() -> None:
 
 def test_publishers_words_are_kept_in_the_card(server: Path) -> None:
     write_model(server / PATH, seed=1)
-    source = read_card(hub.local("hub:campplus-zh-200k"))["source"]
+    source = read_source(hub.local("hub:campplus-zh-200k"))
+    assert source
     assert source["hub"] == NAME
     assert source["licence"] == "not stated"
     assert source["training_data"].startswith("200,000")
