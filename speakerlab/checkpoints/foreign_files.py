@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
-from typing import IO, Any
+from typing import Any
 
 import torch
 import yaml
@@ -127,50 +127,36 @@ def unpack(archive: Path, folder: Path) -> None:
         if archive.name.lower().endswith(".zip"):
             with zipfile.ZipFile(archive) as bundle:
                 infos = bundle.infolist()
-                _check(archive, ((i.filename, i.file_size, _zip_kind(i)) for i in infos))
-                for info in infos:
-                    if not info.is_dir():
-                        _write(bundle.open(info), folder / info.filename)
+                modes = [stat.S_IFMT(info.external_attr >> 16) for info in infos]
+                plain = (mode in (0, stat.S_IFREG, stat.S_IFDIR) for mode in modes)
+                _check(archive, ((i.filename, i.file_size, p) for i, p in zip(infos, plain)))
+                bundle.extractall(folder)
         else:
             with tarfile.open(archive) as bundle:
                 members = bundle.getmembers()
-                _check(archive, ((m.name, m.size, _tar_kind(m)) for m in members))
+                _check(archive, ((m.name, m.size, m.isfile() or m.isdir()) for m in members))
                 for member in members:
                     if file := bundle.extractfile(member):  # None for a folder
-                        _write(file, folder / member.name)
+                        path = folder / member.name
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        with path.open("wb") as target:
+                            shutil.copyfileobj(file, target)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{archive}: cannot be unpacked ({reason}); download it again") from error
 
 
-def _zip_kind(info: zipfile.ZipInfo) -> str:
-    mode = info.external_attr >> 16
-    is_plain = stat.S_IFMT(mode) in (0, stat.S_IFREG, stat.S_IFDIR)
-    return "file" if is_plain else "link" if stat.S_ISLNK(mode) else "special file"
-
-
-def _tar_kind(info: tarfile.TarInfo) -> str:
-    is_plain = info.isfile() or info.isdir()
-    return "file" if is_plain else "link" if info.issym() or info.islnk() else "special file"
-
-
-def _check(archive: Path, members: Iterable[tuple[str, int, str]]) -> None:
-    """Refuse a hostile or too large archive, by (name, size, kind) of its members."""
+def _check(archive: Path, members: Iterable[tuple[str, int, bool]]) -> None:
+    """Refuse a hostile or too large archive, by (name, size, is plain) of its members."""
     total = 0
-    for name, size, kind in members:
+    for name, size, is_plain in members:
         path = PureWindowsPath(name)  # understands both slashes, and drives
         if path.drive or path.root or ".." in path.parts:
             raise ValueError(f"{archive}: member '{name}' points outside the folder; do not use it")
-        if kind != "file":
-            raise ValueError(f"{archive}: member '{name}' is a {kind}; do not use it")
+        if not is_plain:
+            raise ValueError(f"{archive}: member '{name}' is a link or device; do not use it")
         total += size
         if total > MAX_BYTES:
             raise ValueError(
                 f"{archive}: unpacks to more than {MAX_BYTES / 2**30:.0f} GiB; unpack it yourself"
             )
-
-
-def _write(source: IO[bytes], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with source, path.open("wb") as file:
-        shutil.copyfileobj(source, file)
