@@ -22,7 +22,8 @@ def load(
 ) -> "SpeakerModel":
     """Load an experiment, a model folder, an `.onnx` file or `hub:NAME` (a published model).
 
-    precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32.
+    precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32. An `.onnx` file
+    has the precision of its export. Raises ValueError or FileNotFoundError with one line.
     """
     from speakerlab.inference.speaker_model import load_model
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +61,7 @@ class Identification:
 def load_model(
     model: str | Path, *, device: str = "auto", precision: str = "fp32"
 ) -> "SpeakerModel":
-    """Load an experiment, a model folder, an `.onnx` file or `hub:NAME`.
-
-    precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32. An `.onnx` file
-    has the precision of its export. Raises ValueError or FileNotFoundError with one line.
-    """
+    """Load a model; see `speakerlab.load`."""
     if not isinstance(model, str | Path):
         raise ValueError(f"model: must be a path or hub:NAME, got {model!r}")
     if precision not in PRECISIONS:
@@ -224,6 +221,7 @@ class SpeakerModel:
 
     def save_speakers(self, path: str | Path) -> None:
         """Write the enrolled speakers, with the model's sha256, atomically as safetensors."""
+        _refuse_no_path(path)
         if not self.speakers:
             raise ValueError(f"{path}: no speaker is enrolled; enrol some first")
         metadata = {"model_sha256": self.sha256, "names": json.dumps(list(self.speakers))}
@@ -232,6 +230,7 @@ class SpeakerModel:
 
     def load_speakers(self, path: str | Path) -> None:
         """Replace the enrolled speakers by those of a file; ValueError if of another model."""
+        _refuse_no_path(path)
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such file; enrol speakers first")
         try:
@@ -250,6 +249,8 @@ class SpeakerModel:
         self.speakers = dict(zip(names, unit_ND))
 
     def _threshold(self, far: float | None) -> float | None:
+        if not (far is None or isinstance(far, Real)):
+            raise ValueError(f"far: must be a false-alarm rate such as 0.01, got {far!r}")
         if self.calibration is not None:
             return self.calibration.threshold_at(far)
         if far is not None:
@@ -272,11 +273,8 @@ class SpeakerModel:
             rows, waves = zip(*batch)
             wave_BS = waves[0][None] if len(waves) == 1 else np.stack(waves)  # an hour: no copy
             runtime = self.runtime
-            low, high = runtime.min_samples, runtime.max_samples
-            emb_BD = embed_in_windows(
-                wave_BS, runtime.embed_window, min_samples=low, max_samples=high
-            )
-            yield from zip(rows, emb_BD)
+            lengths = {"min_samples": runtime.min_samples, "max_samples": runtime.max_samples}
+            yield from zip(rows, embed_in_windows(wave_BS, runtime.embed_window, **lengths))
 
     def _read_group(
         self, numbered: Iterator[tuple[int, Any]], sample_rate: int | None
@@ -298,3 +296,8 @@ class SpeakerModel:
             if seconds >= READ_AHEAD_SECONDS:
                 break
         return group
+
+
+def _refuse_no_path(path: object) -> None:
+    if not isinstance(path, str | Path):
+        raise ValueError(f"speakers: must be the path of a file, got {path!r}")

@@ -182,44 +182,49 @@ def test_speakers_of_another_model_or_of_none_are_refused(open_small, wavs, tmp_
         path.write_bytes(content)
         with refuses(str(path)):
             model.load_speakers(path)
-    for name, sources in (("", wavs[0]), ("eve", [])):
-        with refuses("enrol"):
-            model.enroll(name, sources)
-
-
-def test_what_is_refused(open_small, tmp_path):
-    with refuses(str(tmp_path), error=FileNotFoundError):
-        speakerlab.load(tmp_path)
-    with refuses("hub:no-such-model"):
-        speakerlab.load("hub:no-such-model")
-    with refuses("sources", "a.flac"):
-        open_small().embed_many("a.flac")
-    with refuses("device", "tpu"):
-        speakerlab.load(tmp_path / "exp", device="tpu")
-    if not torch.cuda.is_available():
-        with refuses("device", "cuda"):
-            speakerlab.load(tmp_path / "exp", device="cuda")
 
 
 def test_wrong_values_are_refused_in_one_line(open_small, wavs):
     model = open_small()
     emb_D = model.embed(wavs[0])
-    for wrong, shown in (("a.wav", "'a.wav'"), (None, None), (emb_D[:3], (3,)), ([emb_D], (1, 16))):
-        with refuses("compare", "the second", shown) as caught:
-            model.compare(emb_D, wrong)
-        assert "\n" not in str(caught.value)
+    for method, given, subject, value in (
+        *(("compare", (emb_D, wrong), "compare", repr(wrong)) for wrong in ("a.wav", None)),
+        ("compare", (emb_D, emb_D[:3]), "compare", (3,)),
+        ("compare", (emb_D, [emb_D]), "compare", (1, 16)),
+        ("embed", (make_wave(0, 0, 1.0), "16k"), "audio (ndarray)", "'16k'"),
+        *(("embed_many", (wrong,), "sources", "") for wrong in ("a.flac", None)),
+        *(("enroll", (name, wavs[0]), "enrol", repr(name)) for name in ("", None)),
+        ("enroll", ("eve", []), "enrol", "eve"),
+        *((f"{verb}_speakers", (None,), "speakers", None) for verb in ("load", "save")),
+    ):
+        with refuses(subject, value) as caught:
+            getattr(model, method)(*given)
+        assert "\n" not in str(caught.value), method
+    with refuses("far", "'x'"):
+        model.compare(emb_D, emb_D, far="x")
     assert model.compare(list(emb_D), torch.from_numpy(emb_D)).score == pytest.approx(1, abs=1e-6)
-    with refuses("sources", "NoneType"):
-        model.embed_many(None)
-    with refuses("audio (ndarray)", "'16k'"):
-        model.embed(make_wave(0, 0, 1.0), "16k")
-    with refuses("enrol", None):
-        model.enroll(None, wavs[0])
-    for precision in ("fp8", None):
-        with refuses("precision", precision):
-            speakerlab.load("exp", precision=precision)
-    with refuses("model", None):
-        speakerlab.load(None)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "subject", "value"),
+    [
+        ("nowhere", {}, "nowhere", ""),
+        ("hub:no-such-model", {}, "hub:no-such-model", ""),
+        (None, {}, "model", None),
+        (".", {"precision": "fp8"}, "precision", "fp8"),
+        (".", {"precision": None}, "precision", None),
+        ("exp", {"device": "tpu"}, "device", "tpu"),
+        ("exp", {"device": "cuda"}, "device", "cuda"),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(
+    open_small, tmp_path, monkeypatch, model, options, subject, value
+):
+    open_small()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with refuses(subject, value, error=FileNotFoundError if model == "nowhere" else ValueError):
+        speakerlab.load(model, **options)
 
 
 def test_text_of_a_model_says_what_it_is(open_small, tmp_path):
