@@ -8,33 +8,36 @@ commas, semicolons or tabs (such as NIST's keys).
 
 import csv
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from speakerlab.core.faults import Faults
 
+Format = tuple[str, int, set[str]]
 LINES_AT_ONCE = 2_048  # a block that fits the cache: larger ones take twice as long to split
 
 LABELS = ("nontarget", "target")  # as written, by truth
 TRUTH = {"target": True, "nontarget": False, "1": True, "0": False}
+TRUTH |= {"true": True, "false": False, "tgt": True, "imp": False}  # in tables
 # name -> (column of the label, spellings of the label)
 FORMATS = {
     "enrol test target|nontarget": (2, {"target", "nontarget"}),
     "1|0 enrol test": (0, {"1", "0"}),
     "enrol test 1|0": (2, {"1", "0"}),
 }
+TABLE = ("label enrol test", 0, set(TRUTH))  # the columns that are taken from a table
 # known names of the three columns of a table, in lower case
 HEADERS = (
     ("label", "target", "targettype", "is_target", "key"),
     ("enrol", "enroll", "enrolment", "enrollment", "model", "modelid", "utt1", "wav1", "file1"),
     ("test", "segment", "segmentid", "utt2", "wav2", "file2"),
 )
-TABLE_TRUTH = TRUTH | {"true": True, "false": False, "imp": False, "tgt": True}
 
 
 @dataclass(frozen=True)
@@ -90,113 +93,77 @@ def read_trials(path: str | Path) -> Trials:
     enrol = defaultdict[str, int](count().__next__)  # id -> number, in order of appearance
     test = defaultdict[str, int](count().__next__)
     blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    separator = _separator(path)
-    columns = _read_columns(path) if separator is None else _read_table(path, separator)
-    for (label, first, second), num in columns:
-        blocks.append(
-            (
-                np.fromiter(map(enrol.__getitem__, first), np.int32, num),
-                np.fromiter(map(test.__getitem__, second), np.int32, num),
-                np.fromiter(map(TRUTH.__getitem__, label), np.bool_, num),
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        rows, form, num_before = _read_rows(stream, path)
+        for label, first, second in _read_columns(rows, form, path, num_before):
+            blocks.append(
+                (
+                    np.fromiter(map(enrol.__getitem__, first), np.int32, len(first)),
+                    np.fromiter(map(test.__getitem__, second), np.int32, len(second)),
+                    np.fromiter(map(TRUTH.__getitem__, label), np.bool_, len(label)),
+                )
             )
-        )
     if not blocks:
         raise ValueError(f"{path}: has no trials; make it in stage 1")
     enrol_N, test_N, is_target_N = (np.concatenate(column) for column in zip(*blocks))
     trials = Trials(list(enrol), list(test), enrol_N, test_N, is_target_N)
-    _refuse_duplicates(trials, path, lines_before=0 if separator is None else 1)
+    _refuse_duplicates(trials, path, lines_before=num_before)
     return trials
 
 
-def _read_columns(path: Path) -> Iterator[tuple[Sequence[tuple[str, ...]], int]]:
-    """Blocks of the file as (label, enrol, test) columns, and the number of lines of each."""
-    style, num_lines, ended = "", 0, False
-    with path.open(encoding="utf-8") as stream:
-        while lines := list(islice(stream, LINES_AT_ONCE)):
-            rows = [line.split() for line in lines]
-            while rows and not rows[-1]:  # blank lines, allowed at the end of the file
-                rows.pop()
-            if rows and ended:
-                raise ValueError(
-                    f"{path}:{num_lines + 1}: blank line between trials; remove the line"
-                )
-            ended = len(rows) < len(lines)
-            if not rows:
-                continue
-            style = style or _style_of(rows[0], path)
-            column, labels = FORMATS[style]
-            if set(map(len, rows)) != {3} or not labels.issuperset(row[column] for row in rows):
-                _refuse_lines(rows, style, path, num_lines)
-            columns = list(zip(*rows))
-            num_lines += len(rows)
-            yield [columns.pop(column), *columns], len(rows)
-
-
-def _separator(path: Path) -> str | None:
-    """The separator of a table with a header; None for the other formats."""
-    with path.open(encoding="utf-8-sig") as stream:
-        first = stream.readline()
+def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[list[str]], Format, int]:
+    """Return the lines of a file as words, their format, and the number of lines before them."""
+    first = stream.readline()
     for separator in ",;\t":
-        if _places(next(csv.reader([first], delimiter=separator), [])) is not None:
-            return separator
-    return None
-
-
-def _places(header: Sequence[str]) -> list[int] | None:
-    """The label, enrolment and test columns; None if this is no header."""
-    words = [word.strip().lower() for word in header]
-    found = [[i for i, word in enumerate(words) if word in names] for names in HEADERS]
-    return [places[0] for places in found] if all(len(places) == 1 for places in found) else None
-
-
-def _read_table(path: Path, separator: str) -> Iterator[tuple[Sequence[tuple[str, ...]], int]]:
-    """Like `_read_columns`, from a table with a header; labels are spelled like the others."""
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        rows = csv.reader(stream, delimiter=separator)
-        places = _places(next(rows)) or []
-        faults = Faults()
-        while block := list(islice(rows, LINES_AT_ONCE)):
-            kept: list[tuple[str, ...]] = []
-            for number, row in enumerate(block, rows.line_num - len(block) + 1):
-                words = tuple(row[i].strip() for i in places if i < len(row))
-                if len(words) < 3 or words[0].lower() not in TABLE_TRUTH or not all(words):
-                    faults.add(
-                        "unreadable lines",
-                        f"{path}:{number}: needs an enrolment id, a test id and one of the labels "
-                        f"{', '.join(TABLE_TRUTH)}, got {separator.join(row)!r}; correct it",
-                    )
-                else:
-                    kept.append((LABELS[TABLE_TRUTH[words[0].lower()]], *words[1:]))
-            if kept:
-                yield list(zip(*kept)), len(kept)
-        faults.raise_if_any(f"{path}: refused, no trial was read")
-
-
-def _style_of(row: Sequence[str], path: Path) -> str:
+        header = next(csv.reader([first.lower()], delimiter=separator), [])
+        found = [[i for i, h in enumerate(header) if h.strip() in names] for names in HEADERS]
+        if all(len(places) == 1 for places in found):
+            table = csv.reader(stream, delimiter=separator)
+            rows = ([cell.strip() for (i,) in found for cell in row[i : i + 1]] for row in table)
+            return (list(filter(None, row)) for row in rows), TABLE, 1
+    row = first.split()
     matches = [
-        style for style, (i, labels) in FORMATS.items() if len(row) == 3 and row[i] in labels
+        (name, place, labels)
+        for name, (place, labels) in FORMATS.items()
+        if len(row) == 3 and row[place].lower() in labels
     ]
-    if len(matches) != 1:
+    if first and len(matches) != 1:
         problem = "can be read in two ways" if matches else "is not a trial"
         known = "', '".join(FORMATS)
         raise ValueError(
             f"{path}:1: {' '.join(row)!r} {problem}; write '{known}', or a table whose header "
             "names enrol, test and label"
         )
-    return matches[0]
+    return map(str.split, chain([first], stream)), matches[0] if matches else TABLE, 0
 
 
-def _refuse_lines(rows: Sequence[Sequence[str]], style: str, path: Path, num_before: int) -> None:
-    column, labels = FORMATS[style]
-    faults = Faults()
-    for number, row in enumerate(rows, start=num_before + 1):
-        if len(row) != 3 or row[column] not in labels:
-            faults.add(
-                "unreadable lines",
-                f"{path}:{number}: {' '.join(row)!r} is not of the format '{style}' of the first "
-                "line; use one format for all lines",
-            )
-    faults.raise_if_any(f"{path}: refused, no trial was read")
+def _read_columns(
+    rows: Iterable[list[str]], form: Format, path: Path, num_lines: int
+) -> Iterator[Sequence[Sequence[str]]]:
+    """Yield blocks of the rows as (label, enrol, test) columns; ValueError for one of no trial."""
+    (name, place, labels), rows, ended = form, iter(rows), False
+    while lines := list(islice(rows, LINES_AT_ONCE)):
+        block = lines[:]
+        while block and not block[-1]:  # blank lines, allowed at the end of the file
+            block.pop()
+        if block and ended:
+            raise ValueError(f"{path}:{num_lines + 1}: blank line between trials; remove the line")
+        ended = len(block) < len(lines)
+        if not block:
+            continue
+        columns = list(zip(*block))
+        if set(map(len, block)) != {3} or not labels.issuperset(map(str.lower, columns[place])):
+            faults = Faults()
+            for number, row in enumerate(block, start=num_lines + 1):
+                if len(row) != 3 or row[place].lower() not in labels:
+                    faults.add(
+                        "unreadable lines",
+                        f"{path}:{number}: {' '.join(row)!r} is not of the format '{name}' of the "
+                        "first line; use one format for all lines",
+                    )
+            faults.raise_if_any(f"{path}: refused, no trial was read")
+        num_lines += len(block)
+        yield [*map(str.lower, columns.pop(place))], *columns
 
 
 def _refuse_duplicates(trials: Trials, path: Path, *, lines_before: int) -> None:
