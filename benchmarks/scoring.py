@@ -97,9 +97,9 @@ class Ours:
         return read_trials(self.folder / name)
 
     def _score(self, trials: Any) -> np.ndarray:
-        from speakerlab.scoring.backend import cosine_scores
+        from speakerlab.scoring.chain import build_chain
 
-        return cosine_scores(self.table, self.table, trials)
+        return build_chain("cosine", None).score(self.table, self.table, trials).scores_N
 
     def with_files(self, name: str = "trials") -> None:
         """Score a list on disk to scores on disk."""

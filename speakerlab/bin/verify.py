@@ -11,7 +11,6 @@ import numpy as np
 from speakerlab.bin.command import model_of, parser
 from speakerlab.data.tables import read_table
 from speakerlab.inference.speaker_model import Verification
-from speakerlab.scoring.backend import cosine_scores
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.trials import Trials, read_trials
 
@@ -23,6 +22,8 @@ def main(words: Sequence[str]) -> None:
     if args.trials is None:
         sys.stdout.write(result_text(model.verify(*args.files, far=args.far), far=args.far))
         return
+    from speakerlab.scoring.chain import build_chain  # scipy: `--help` needs none
+
     trials = read_pairs(args.trials)
     files = {name: name for name in trials.ids}  # without wav.scp, ids are paths
     if args.wav_scp is not None:
@@ -31,7 +32,7 @@ def main(words: Sequence[str]) -> None:
     ids = list(trials.ids)
     emb_ND = model.embed_many([Path(files[name]) for name in ids], progress=True)
     table = EmbeddingTable(ids, emb_ND, model.sha256)
-    scores_N = cosine_scores(table, table, trials)
+    scores_N = build_chain("cosine", None).score(table, table, trials).scores_N
     for enrol, test, score in zip(trials.enrol_N, trials.test_N, scores_N):
         sys.stdout.write(f"{trials.enrol_ids[enrol]} {trials.test_ids[test]} {score:.6f}\n")
 

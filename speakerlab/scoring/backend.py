@@ -2,7 +2,7 @@
 
 Letters: N trials, E enrolment rows, T test rows, R rows of either, C rows of the cohort, D and K
 dimensions, M rows of a small set.
-In: tables of embeddings and a list of trials. Out: a score per trial, higher for the same speaker.
+In: rows of embeddings and a list of trials. Out: a score per trial, higher for the same speaker.
 """
 
 from collections.abc import Sequence
@@ -11,32 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speakerlab.core.faults import Faults
-from speakerlab.scoring.embeddings import EmbeddingTable, require_one_model
 from speakerlab.scoring.metrics import eer
 from speakerlab.scoring.trials import Trials
 
 VALUES_AT_ONCE = 8_000_000  # numbers in memory beside the tables (32 MB of float32)
 Statistics = tuple[NDArray[np.float64], NDArray[np.float64]]  # mean_R, deviation_R
 CELLS_PER_TRIAL = 16  # a cell of a matrix product costs less than 1/16 of a pair gathered by index
-
-
-def cosine_scores(
-    table_enrol: EmbeddingTable, table_test: EmbeddingTable, trials: Trials
-) -> NDArray[np.float32]:
-    """Cosine of the two embeddings of every trial, (N) in -1..1, in bounded memory.
-
-    Raises ValueError for utterances without embedding, for embeddings of length 0 and for tables of
-    two models.
-    """
-    require_one_model([table_enrol, table_test])
-    enrol_ED, test_TD = (
-        unit_rows(table.select(ids, where=where).emb_ND, ids, where=where)
-        for table, ids, where in (
-            (table_enrol, trials.enrol_ids, "enrolment embeddings"),
-            (table_test, trials.test_ids, "test embeddings"),
-        )
-    )
-    return dot_scores(enrol_ED, test_TD, trials)
 
 
 def dot_scores(enrol_ED: np.ndarray, test_TD: np.ndarray, trials: Trials) -> NDArray[np.float32]:

@@ -55,14 +55,14 @@ ENROL, TEST, DEVELOPMENT = "enrolment embeddings", "test embeddings", "developme
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Scores of trials, and quality measures: name -> (enrolment side, test side); each (N).
+    """Scores of trials and, for `+qmf`, quality measures.
 
     "norm" is the length of the embedding as extracted; "cohort_mean", where scores were normalised,
     is the mean score of that side against the cohort.
     """
 
     scores_N: NDArray[np.float32]
-    quality: dict[str, tuple[np.ndarray, np.ndarray]]
+    quality: dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (enrolment side, test side), (N)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ class Chain:
         test = test.select(trials.test_ids, where=TEST)
         norm_E = row_lengths(enrol.emb_ND, enrol.ids, where=ENROL)
         norm_T = row_lengths(test.emb_ND, test.ids, where=TEST)
-        quality: dict[str, tuple[np.ndarray, np.ndarray]] = {"norm": (norm_E, norm_T)}
+        quality = {"norm": (norm_E, norm_T)}
         num_E = [(num_enrol or {}).get(name, 1) for name in enrol.ids]
         enrol_EK = self._enrol_side(transformed(enrol, self.transforms), num_E)
         test_TK = self._test_side(transformed(test, self.transforms), where=TEST)
@@ -111,6 +111,8 @@ class Chain:
             )
             scores_N = normalised(scores_N, trials, by_enrol, by_test)
             quality["cohort_mean"] = by_enrol[0].astype(np.float32), by_test[0].astype(np.float32)
+        if not self.with_quality:
+            return Scored(scores_N, {})
         e_N, t_N = trials.enrol_N, trials.test_N
         return Scored(scores_N, {name: (e[e_N], t[t_N]) for name, (e, t) in quality.items()})
 

@@ -5,7 +5,6 @@ import pytest
 from gaussian_speakers import MODEL, all_pairs, draw
 from refusals import refuses
 
-from speakerlab.scoring.backend import cosine_scores
 from speakerlab.scoring.bootstrap import bootstrap
 from speakerlab.scoring.chain import Chain, Development, Scored, build_chain
 from speakerlab.scoring.embeddings import EmbeddingTable
@@ -18,10 +17,7 @@ DIM = 6
 DEVELOPMENT = draw(100, 8, DIM, seed=1, mean=1.5, name="d")
 TEST = draw(30, 3, DIM, seed=2, mean=1.5)
 TRIALS = all_pairs(TEST, TEST)
-SPECS = [
-    *("cosine", "mean+cosine", "mean+whiten+cosine", "mean+lda+length+plda", "plda+snorm"),
-    *("length+mean+cosine+asnorm", "mean+lda+length+plda+asnorm"),
-]
+CENTRED = ["mean+cosine", "mean+whiten+cosine", "mean+lda+length+plda+asnorm"]
 
 
 def shifted(development, by):
@@ -35,17 +31,18 @@ def score(spec, development=DEVELOPMENT, test=TEST, **options):
 
 
 def test_cosine_needs_no_development_set():
-    chain = build_chain("cosine", None)
-    scored = chain.score(TEST.table, TEST.table, TRIALS)
-    expected = cosine_scores(TEST.table, TEST.table, TRIALS)
-    np.testing.assert_array_equal(scored.scores_N, expected)
+    plain, scored = (
+        build_chain(spec, None).score(TEST.table, TEST.table, TRIALS)
+        for spec in ("cosine", "cosine+qmf")
+    )
+    np.testing.assert_array_equal(scored.scores_N, plain.scores_N)
     norm_N = np.linalg.norm(TEST.table.emb_ND, axis=1)
-    assert list(scored.quality) == ["norm"]
+    assert plain.quality == {} and list(scored.quality) == ["norm"]
     sides = norm_N[TRIALS.enrol_N], norm_N[TRIALS.test_N]
     np.testing.assert_allclose(scored.quality["norm"], sides, rtol=1e-6)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith("mean")])
+@pytest.mark.parametrize("spec", CENTRED)
 def test_a_constant_added_to_all_embeddings_changes_nothing(spec):
     by = np.linspace(-20, 20, DIM)
     moved = score(spec, shifted(DEVELOPMENT, by), shifted(TEST, by)).scores_N
@@ -81,7 +78,7 @@ def test_the_cohort_is_one_unit_mean_a_development_speaker():
     raw_NN = unit_ND @ unit_ND.T
     by_enrol_NN = (raw_NN - mean_N[:, None]) / deviation_N[:, None]
     expected_N = ((by_enrol_NN + by_enrol_NN.T) / 2)[TRIALS.enrol_N, TRIALS.test_N]
-    scored = score("mean+cosine+asnorm", top_n=10)
+    scored = score("mean+cosine+asnorm+qmf", top_n=10)
     np.testing.assert_allclose(scored.scores_N, expected_N, rtol=1e-3, atol=1e-3)
     _, found_N = scored.quality["cohort_mean"]
     np.testing.assert_allclose(found_N, mean_N[TRIALS.test_N], atol=1e-5)
@@ -92,11 +89,6 @@ def test_s_norm_is_as_norm_with_the_whole_cohort(scorer):
     whole = score(f"{scorer}+asnorm", top_n=100).scores_N
     np.testing.assert_array_equal(score(f"{scorer}+snorm", top_n=5).scores_N, whole)
     assert np.abs(score(f"{scorer}+asnorm", top_n=5).scores_N - whole).max() > 0.1
-
-
-@pytest.mark.parametrize("spec", SPECS)
-def test_every_chain_separates_speakers(spec):
-    assert eer(score(spec).scores_N, TRIALS.is_target_N) < 0.35
 
 
 def test_models_of_several_recordings_count_for_plda_alone():
