@@ -9,10 +9,11 @@ data are still the same. The job that finds all chunks finished joins them.
 import logging
 import shutil
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +92,14 @@ class Extraction:
         with self.alone():
             if self.read() is not None:
                 return None
-            _json(self.stem).unlink(missing_ok=True)
+            Path(f"{self.stem}.json").unlink(missing_ok=True)
         todo = [chunk for chunk in self.of_job(job) if self.read(chunk) is None]
         for chunk in todo:
-            _json(self.part(chunk)).unlink(missing_ok=True)
+            Path(f"{self.part(chunk)}.json").unlink(missing_ok=True)
         return todo
 
     def join(self) -> list[int]:
-        """Join the chunks into the table; return those that are missing, none if it is finished.
-
-        Raises ValueError naming utterances that are in no chunk.
-        """
+        """Join the chunks into the table; return those that are missing, none if it is finished."""
         with self.alone():
             if self.read() is None:
                 tables = [self.read(chunk) for chunk in range(len(self.chunks))]
@@ -110,8 +108,10 @@ class Extraction:
                     return missing
                 for path in self.stem.parent.glob(f".{self.stem.name}.*.partial"):
                     path.unlink(missing_ok=True)  # of a process that was killed while joining
-                found = [table for table in tables if table is not None]
-                EmbeddingTable.merge(found).select(self.ids()).save(self.stem)
+                parts = [table.emb_ND for table in tables if table is not None]
+                rows = [row for chunk in self.chunks for rows in chunk for row in rows]
+                emb_ND = np.concatenate(parts)[np.argsort(rows)]
+                EmbeddingTable(self.ids(), emb_ND, self.model_sha256, self.facts).save(self.stem)
             shutil.rmtree(self.parts, ignore_errors=True)
         return []
 
@@ -122,29 +122,28 @@ class Extraction:
         that many minutes.
         """
         changed_at = logged_at = time.monotonic()
-        seen: set[str] = set()
+        fewest = len(self.chunks) + 1
         while True:
             finished = {path.stem for path in self.parts.glob("*.json")}
             chunks = range(len(self.chunks))
             missing = [chunk for chunk in chunks if self.part(chunk).name not in finished]
-            if not missing or _json(self.stem).exists():
+            if not missing or Path(f"{self.stem}.json").exists():
                 missing = self.join()
             if not missing:
                 return
             now = time.monotonic()
-            if finished != seen:
-                seen, changed_at = finished, now
-            count = f"{len(missing)} of {len(self.chunks)} chunks"
-            jobs = name_jobs(missing, num_jobs)
+            if len(missing) < fewest:
+                fewest, changed_at = len(missing), now
+            remain = f"{len(missing)} of {len(chunks)} chunks of {name_jobs(missing, num_jobs)}"
             if now - changed_at >= 60 * minutes:
                 raise ValueError(
-                    f"{self.stem}: no chunk was finished for {minutes:g} minutes, {count} of "
-                    f"{jobs} are missing; check their hosts, then run the "
-                    "same command on each again (finished chunks are kept)"
+                    f"{self.stem}: no chunk was finished for {minutes:g} minutes, {remain} are "
+                    "missing; check their hosts, then run the same command on each again (finished "
+                    "chunks are kept)"
                 )
             if now - logged_at >= SECONDS_PER_LINE:
                 logged_at = now
-                log.info("%s: waiting for %s of %s", self.stem, count, jobs)
+                log.info("%s: waiting for %s", self.stem, remain)
             time.sleep(POLL_SECONDS)
 
 
@@ -165,13 +164,9 @@ def plan_extraction(
     pieces = utterance_pieces(manifest)
     if per_speaker is not None:
         facts["per_speaker"] = per_speaker
-        counts: Counter[int] = Counter()
-        chosen: list[Piece] = []
-        for piece, speaker in zip(pieces, manifest.speaker_N.tolist()):
-            counts[speaker] += 1
-            if counts[speaker] <= per_speaker:
-                chosen.append(piece)
-        pieces = chosen
+        number = defaultdict[int, count](count)  # of the next utterance of a speaker
+        speakers = manifest.speaker_N.tolist()
+        pieces = [p for p, s in zip(pieces, speakers) if next(number[s]) < per_speaker]
     if not pieces:
         raise ValueError(f"{stem.parent.name}: has no utterances to embed; run stage 1 again")
     batches = list(group_pieces(embedder, pieces))
@@ -197,8 +192,3 @@ def name_jobs(chunks: Sequence[int], num_jobs: int) -> str:
     *others, last = [str(job) for job in sorted({chunk % num_jobs + 1 for chunk in chunks})]
     jobs = f"jobs {', '.join(others)} and {last}" if others else f"job {last}"
     return f"{jobs} of {num_jobs}"
-
-
-def _json(stem: Path) -> Path:
-    """The file of a table that is written last: where it is, the table is complete."""
-    return stem.with_name(f"{stem.name}.json")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speakerlab.core.atomic import replacing, write_json, write_text
-from speakerlab.core.faults import MAX_LINES_PER_KIND, Faults
+from speakerlab.core.faults import Faults
 
 AGAIN = "run the extraction (stage 5) again"
 
@@ -74,15 +74,10 @@ class EmbeddingTable:
         try:
             facts = json.loads(about.read_text(encoding="utf-8"))
             model_sha256, num, dim = (facts.pop(key) for key in ("model_sha256", "num", "dim"))
-        except (ValueError, KeyError) as error:
-            raise ValueError(
-                f"{about}: does not describe embeddings, got {error!r}; {AGAIN}"
-            ) from error
-        try:
             emb_ND = np.load(f"{stem}.npy", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            got = str(error).splitlines()[0]
-            raise ValueError(f"{stem}.npy: is damaged, got '{got}'; {AGAIN}") from error
+        except (ValueError, KeyError, EOFError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"{stem}: is no table of embeddings ({reason}); {AGAIN}") from error
         ids = Path(f"{stem}.ids").read_text(encoding="utf-8").splitlines()
         if emb_ND.shape != (num, dim) or len(ids) != num or emb_ND.dtype != np.float32:
             raise ValueError(
@@ -90,25 +85,6 @@ class EmbeddingTable:
                 f"{emb_ND.dtype} {emb_ND.shape} and {len(ids)} ids; {AGAIN}"
             )
         return cls(ids, emb_ND, model_sha256, facts)
-
-    @classmethod
-    def merge(cls, tables: Sequence["EmbeddingTable"]) -> "EmbeddingTable":
-        """Join the parts that several processes wrote, keeping the facts that all share.
-
-        Raises ValueError for parts of different models.
-        """
-        tables = [table for table in tables if table.ids]  # a process may have had nothing to do
-        if not tables:
-            raise ValueError("embeddings: nothing to merge, all parts are empty; run stage 5")
-        require_one_model(tables)
-        facts = {
-            key: value
-            for key, value in tables[0].facts.items()
-            if all(key in table.facts and table.facts[key] == value for table in tables)
-        }
-        ids = [utterance for table in tables for utterance in table.ids]
-        emb_ND = np.concatenate([table.emb_ND for table in tables])
-        return cls(ids, emb_ND, tables[0].model_sha256, facts)
 
     def select(self, wanted_ids: Sequence[str], *, where: str = "embeddings") -> "EmbeddingTable":
         """The rows of `wanted_ids`, in that order; ValueError naming ids without embedding."""
@@ -128,15 +104,10 @@ class EmbeddingTable:
 def require_one_model(tables: Iterable[EmbeddingTable]) -> None:
     """Raise ValueError unless all tables are by one model, in one precision."""
     tables = list(tables)
-    precisions = sorted({str(table.facts.get("precision", "fp32")) for table in tables})
-    if len(precisions) > 1:
-        raise ValueError(
-            f"embeddings: extracted in {len(precisions)} precisions, {' and '.join(precisions)}; "
-            f"{AGAIN} with one --precision"
-        )
-    hashes = sorted({table.model_sha256 for table in tables})
-    if len(hashes) > 1:
-        raise ValueError(
-            f"embeddings: extracted with {len(hashes)} different models, sha256 "
-            f"{', '.join(value[:12] for value in hashes[:MAX_LINES_PER_KIND])}; {AGAIN}"
-        )
+    for what, found in (
+        ("models", {table.model_sha256 for table in tables}),
+        ("precisions", {str(table.facts.get("precision", "fp32")) for table in tables}),
+    ):
+        if len(found) > 1:
+            shown = ", ".join(f"{value:.12}" for value in sorted(found))
+            raise ValueError(f"embeddings: of different {what}, {shown}; {AGAIN} with one")

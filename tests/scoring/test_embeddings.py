@@ -1,4 +1,4 @@
-"""Tables of embeddings: to disk and back, merged from parts, and what is refused."""
+"""Tables of embeddings: to disk and back, rows by id, and what is refused."""
 
 import json
 
@@ -11,9 +11,9 @@ from speakerlab.scoring.embeddings import EmbeddingTable
 HASH = "ab" * 32
 
 
-def table(ids, *, offset=0.0, model=HASH, **facts):
-    emb_ND = np.arange(len(ids) * 3, dtype=np.float32).reshape(-1, 3) + np.float32(offset + 1)
-    return EmbeddingTable(list(ids), emb_ND, model, facts)
+def table(ids, **facts):
+    emb_ND = np.arange(1, 1 + len(ids) * 3, dtype=np.float32).reshape(-1, 3)
+    return EmbeddingTable(list(ids), emb_ND, HASH, facts)
 
 
 def test_a_table_comes_back_from_disk(tmp_path):
@@ -46,34 +46,19 @@ def test_files_that_disagree_are_refused(tmp_path):
     with refuses(f"{tmp_path}/part.json", "1 ids"):
         EmbeddingTable.load(tmp_path / "part")
     (tmp_path / "part.json").write_text('{"num": 2}')
-    with refuses(f"{tmp_path}/part.json", "model_sha256"):
+    with refuses(f"{tmp_path}/part", "model_sha256"):
         EmbeddingTable.load(tmp_path / "part")
 
 
-def test_parts_are_merged_in_the_wanted_order():
-    parts = [
-        table(["a", "c"], batch=4, rank=0),
-        table([]),
-        table(["b"], offset=10, batch=4, rank=1),
-    ]
-    assert EmbeddingTable.merge(parts).ids == ["a", "c", "b"]
-    merged = EmbeddingTable.merge(parts).select(["c", "b", "a"])
-    assert merged.ids == ["c", "b", "a"]
-    np.testing.assert_array_equal(merged.emb_ND[:, 0], [4, 11, 1])
-    assert merged.facts == {"batch": 4}  # what the parts do not share is left out
+def test_rows_are_selected_in_the_wanted_order():
+    selected = table(["a", "c", "b"], batch=4).select(["c", "b", "a"])
+    assert selected.ids == ["c", "b", "a"] and selected.facts == {"batch": 4}
+    np.testing.assert_array_equal(selected.emb_ND[:, 0], [4, 7, 1])
 
 
-@pytest.mark.parametrize(
-    ("parts", "value"),
-    [
-        ([], ""),
-        ([table(["a"]), table(["b"], model="cd" * 32)], "abababababab, cdcdcdcdcdcd"),
-        ([table(["a", "b"]), table(["b"])], "b occurs 2 times"),
-    ],
-)
-def test_parts_that_do_not_belong_together_are_refused(parts, value):
-    with refuses("embeddings", value):
-        EmbeddingTable.merge(parts)
+def test_an_id_may_occur_once():
+    with refuses("embeddings", "b occurs 2 times"):
+        table(["a", "b", "b"])
 
 
 def test_missing_embeddings_are_named_five_at_most():
