@@ -16,18 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speakerlab.checkpoints.foreign_files import (
-    WESPEAKER_NAME,
-    Source,
-    opened,
-    read_tensors,
-)
-from speakerlab.checkpoints.published import (
-    Published,
-    load_published,
-    publish,
-    refuse_other_folder,
-)
+from speakerlab.checkpoints.foreign_files import WESPEAKER_NAME, Source, opened, read_tensors
+from speakerlab.checkpoints.published import Published, load_published, publish, refuse_other_folder
 from speakerlab.checkpoints.recognise import COUNTER, complete_args, recognise
 from speakerlab.checkpoints.toolkit_config import (
     TITLES,

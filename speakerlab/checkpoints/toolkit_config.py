@@ -44,31 +44,28 @@ class ForeignConfig:
 
     @property
     def feat_dim(self) -> int:
-        args = _section(_section(self.values, "dataset_args"), "fbank_args")
-        stated = _section(self.values, "model_args").get("feat_dim", 80)
+        args = self._section("dataset_args", "fbank_args")
+        stated = self._section("model_args").get("feat_dim", 80)
         return self._whole(args.get("num_mel_bins", self.values.get("fbank_dim", stated)))
 
     @property
     def pooling(self) -> str | None:
         """Our name of WeSpeaker's pooling."""
-        name = _section(self.values, "model_args").get("pooling_func")
+        name = self._section("model_args").get("pooling_func")
         return None if name is None else str(name).lower()
 
     def frontend(self, name: Toolkit) -> dict[str, Any]:
         """Return the arguments of our Fbank; ValueError if the features are no filter bank."""
-        data = _section(self.values, "dataset_args")
-        fbank = _section(data, "fbank_args")
-        kind = data.get("frontend", "fbank")
-        cmvn = _section(data, "cmvn_args")
-        reason = ""
-        if kind != "fbank":
-            reason = f"frontend: {kind} is another network, not a filter bank"
-        elif cmvn.get("norm_var"):
-            reason = "norm_var: true normalises more than the mean of the features"
-        if reason:
-            raise ValueError(f"{self.path}: {reason}; such models cannot be imported")
+        data = self._section("dataset_args")
+        fbank, cmvn = (self._section("dataset_args", name) for name in ("fbank_args", "cmvn_args"))
+        if (kind := data.get("frontend", "fbank")) != "fbank" or cmvn.get("norm_var"):
+            odd = "norm_var: true" if kind == "fbank" else f"frontend: {kind}"
+            raise ValueError(
+                f"{self.path}: {odd} is not a filter bank with mean normalisation; such models "
+                "cannot be imported"
+            )
         mean_norm = bool(data.get("cmvn", True)) and bool(cmvn.get("norm_mean", True))
-        extractor = _section(_section(self.values, "feature_extractor"), "args")
+        extractor = self._section("feature_extractor", "args")
         if self.toolkit == "3dspeaker":
             mean_norm = bool(extractor.get("mean_nor", not extractor))  # its default is False
         rate = data.get("resample_rate", self.values.get("sample_rate", 16000))
@@ -84,10 +81,10 @@ class ForeignConfig:
     def head(self) -> dict[str, Any] | None:
         """Return our head for the published one, None if we have no such kind."""
         if self.toolkit == "3dspeaker":
-            section = _section(self.values, "loss")
-            args, kind = _section(section, "args"), str(section.get("obj")).rpartition(".")[2]
+            args = self._section("loss", "args")
+            kind = str(self._section("loss").get("obj")).rpartition(".")[2]
         else:
-            args = _section(self.values, "projection_args")
+            args = self._section("projection_args")
             kind = str(args.get("project_type"))
         if kind not in HEADS:
             return None
@@ -103,6 +100,13 @@ class ForeignConfig:
             return None
         places = [Path(listed), *(parent / listed for parent in self.path.absolute().parents[:4])]
         return next((place for place in places if place.is_file()), None)
+
+    def _section(self, *keys: str) -> Mapping[str, Any]:
+        found: Any = self.values
+        for key in keys:
+            found = found.get(key)
+            found = found if isinstance(found, Mapping) else {}
+        return found
 
     def _whole(self, value: object) -> int:
         if not isinstance(value, int) or value < 1:
@@ -150,8 +154,3 @@ def read_speakers(path: Path, *, num_rows: int) -> list[str] | None:
 
     names = class_names(speakers, speeds)
     return names if len(names) == num_rows else None
-
-
-def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    section = values.get(key)
-    return section if isinstance(section, Mapping) else {}

@@ -9,7 +9,9 @@ equal models give equal bytes. Letters: B rows, S samples, D embedding dimension
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -61,20 +63,15 @@ class Traced(nn.Module):
         """Return part -> its first output in order, down to the second level of the backbone."""
         found: dict[str, Tensor] = {}
 
-        def note(name: str, output: Any) -> None:
+        def note(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
             if isinstance(output, Tensor) and name not in found:
                 found[name] = output.clone()  # later layers may work in place
 
-        hooks = [
-            module.register_forward_hook(lambda _m, _i, output, name=name: note(name, output))
-            for name, module in self.embedder.named_modules()
-            if name and name.count(".") <= 2
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, module in self.embedder.named_modules():
+                if name and name.count(".") <= 2:
+                    hooks.enter_context(module.register_forward_hook(partial(note, name)))
             self.embedder.embed_window(wave)
-        finally:
-            for hook in hooks:
-                hook.remove()
         return found
 
 

@@ -9,6 +9,7 @@ Letters: S samples.
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -21,7 +22,8 @@ from speakerlab.checkpoints.published import load_published
 from speakerlab.config.embedder import Embedder
 from speakerlab.core.atomic import replacing
 from speakerlab.data.audio import FULL_SCALE
-from speakerlab.data.manifest import Piece, read_manifest
+from speakerlab.data.manifest import read_manifest
+from speakerlab.inference.batches import utterance_pieces
 from speakerlab.inference.export import (
     Traced,
     compare_waves,
@@ -61,10 +63,7 @@ def export_int8(source: Path, out: Path, *, data_dir: Path) -> Path:
                 f"{out}: the lowest cosine with PyTorch is {min(cosines):.4f}, below "
                 f"{MIN_COSINE:g}; calibrate on recordings like those of training, or omit --int8"
             )
-    text = (
-        "%s: int8, calibrated on %d recordings; cosine with PyTorch on %d others: mean %.4f, "
-        "lowest %.4f"
-    )
+    text = "%s: int8, calibrated on %d recordings; cosine on %d others: mean %.4f, lowest %.4f"
     log.info(text, out, len(waves) - num_checked, num_checked, np.mean(cosines), min(cosines))
     return out
 
@@ -76,17 +75,15 @@ def read_waves(data_dir: Path, embedder: Embedder) -> list[np.ndarray]:
     """
     manifest = read_manifest([data_dir], sample_rate=embedder.sample_rate)
     most = min(round(MAX_SECONDS * embedder.sample_rate), embedder.max_samples)
-    fit = [r for r, size in enumerate(manifest.num_samples_N) if size >= embedder.min_samples]
+    fit = [p for p in utterance_pieces(manifest) if p.num_samples >= embedder.min_samples]
     if len(fit) < 2:
         raise ValueError(
             f"{data_dir}: calibration needs two recordings of at least {embedder.min_samples} "
             f"samples, got {len(fit)}; give another directory with --calibrate"
         )
-    pieces = [
-        Piece(manifest, row, 0, min(int(manifest.num_samples_N[row]), most))
-        for row in fit[: NUM_CALIBRATED + NUM_CHECKED]
-    ]
-    return [piece.read()[None].astype(np.float32) / FULL_SCALE for piece in pieces]
+    pieces = [replace(p, num_samples=min(p.num_samples, most)) for p in fit]
+    chosen = pieces[: NUM_CALIBRATED + NUM_CHECKED]
+    return [piece.read()[None].astype(np.float32) / FULL_SCALE for piece in chosen]
 
 
 def _quantise(folded: Embedder, waves: Sequence[np.ndarray], texts: Mapping[str, str]) -> bytes:

@@ -128,11 +128,7 @@ class SpeakerModel:
     def embed_each(
         self, sources: Sequence[Any], sample_rate: int | None = None, *, progress: bool = False
     ) -> Iterator[tuple[int, np.ndarray | Exception]]:
-        """Yield (row of `sources`, its emb_D or the error), in any order.
-
-        One group of recordings is read while another is embedded; recordings of one length in a
-        group share a batch.
-        """
+        """Yield (row of `sources`, its emb_D or the error), in any order."""
         if isinstance(sources, str | Path | bytes) or not hasattr(sources, "__len__"):
             raise ValueError(
                 f"sources: must be a list of recordings, not one ({name_of(sources)}); put it in a "
@@ -279,10 +275,7 @@ class SpeakerModel:
     def _read_group(
         self, numbered: Iterator[tuple[int, Any]], sample_rate: int | None
     ) -> list[tuple[int, np.ndarray | Exception]]:
-        """Read the next recordings at the model's rate, about a minute; empty if none is left.
-
-        If the model has a VAD, silence is removed.
-        """
+        """Read the next recordings at the model's rate, about a minute; empty if none is left."""
         group: list[tuple[int, np.ndarray | Exception]] = []
         seconds = 0.0
         for row, source in numbered:

@@ -62,14 +62,12 @@ class Classifier:
         """Return logits_NC, float32, without a margin; scale * cosine for an angular head."""
         weight_CD = self.head.get_parameter("weight_CD")
         size = max(MAX_VALUES // len(weight_CD), 1)
-        parts = [np.zeros((0, len(self.classes)), dtype=np.float32)]
+        parts: list[torch.Tensor] = []
         with torch.inference_mode():
-            for first in range(0, len(emb_ND), size):
-                emb_BD = torch.from_numpy(emb_ND[first : first + size]).to(weight_CD.device)
-                no_label_B = torch.zeros(len(emb_BD), dtype=torch.int64, device=weight_CD.device)
-                _, logits_BC = self.head(emb_BD, no_label_B, 0.0)
-                parts.append(logits_BC.float().cpu().numpy())
-        return np.concatenate(parts)
+            for emb_BD in torch.from_numpy(emb_ND).to(weight_CD.device).split(size):
+                no_label_B = emb_BD.new_zeros(len(emb_BD), dtype=torch.int64)
+                parts.append(self.head(emb_BD, no_label_B, 0.0)[1].float().cpu())
+        return torch.cat(parts).numpy()
 
     def posteriors(self, emb_ND: np.ndarray) -> np.ndarray:
         """Return the softmax of the logits, (N, C), float64."""

@@ -7,7 +7,6 @@ one thread, so that the bits do not depend on the number of processes and thread
 
 import multiprocessing
 import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,7 @@ from tqdm import tqdm
 
 from speakerlab.config.embedder import Embedder
 from speakerlab.core import process
-from speakerlab.data.workers import auto_workers
+from speakerlab.data.workers import auto_workers, start_worker
 from speakerlab.inference.batches import embed_batches
 from speakerlab.inference.extraction import Extraction
 from speakerlab.training.devices import count_gpus
@@ -69,24 +68,22 @@ def embed_chunks(
         return
     taken, done = FORKED.Value("q", 0), FORKED.Value("q", 0)
     total = sum(len(rows) for chunk in todo for rows in work.chunks[chunk])
-    count = min(nproc, len(todo))
-    args = (work, embedder, todo, taken, done, num_threads, auto_workers(nproc))
+    count, num_workers = min(nproc, len(todo)), auto_workers(nproc)
+    share = partial(_embed_share, work, embedder, todo, taken, done, num_threads, num_workers)
     if count == 1:
         with tqdm(total=total, unit=" utterances", disable=None) as bar:
-            _embed_share(*args, index=0, on_batch=bar.update)
+            share(0, on_batch=bar.update)
         return
-    # `args` are inherited by the fork, not pickled for each task.
-    pool = ProcessPoolExecutor(count, FORKED, initializer=_start, initargs=(os.getpid(), args))
-    futures = [pool.submit(_run_share, index) for index in range(count)]
+    # `share` is inherited by the fork, not pickled for each task.
+    pool = ProcessPoolExecutor(count, FORKED, initializer=_start, initargs=(os.getpid(), share))
+    running = {pool.submit(_run_share, index) for index in range(count)}
     try:
         with tqdm(total=total, unit=" utterances", disable=None) as bar:
-            while True:
-                states = wait(futures, SECONDS_PER_UPDATE, FIRST_EXCEPTION)
+            while running:
+                ended, running = wait(running, SECONDS_PER_UPDATE, FIRST_EXCEPTION)
                 bar.update(done.value - bar.n)
-                for future in states.done:
+                for future in ended:
                     future.result()
-                if not states.not_done:
-                    break
     except BaseException as error:
         for worker in multiprocessing.active_children():  # the first that fails ends the others
             worker.kill()
@@ -100,21 +97,20 @@ def embed_chunks(
         pool.shutdown()
 
 
-_share_args: Any = ()  # of `_embed_share`, in a forked process
+_share: Callable[[int], None]  # `_embed_share`, in a forked process
 
 
-def _start(parent: int, args: tuple[Any, ...]) -> None:
-    """Prepare a forked process; Ctrl-C is handled by the parent."""
-    global _share_args
-    process.die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _start(parent: int, share: Callable[[int], None]) -> None:
+    """Prepare a forked process, as a data worker is."""
+    global _share
+    start_worker(0)
     if os.getppid() != parent:  # it died before it was watched
         process.leave(process.EXIT_INPUT)
-    _share_args = args
+    _share = share
 
 
 def _run_share(index: int) -> None:
-    _embed_share(*_share_args, index=index)
+    _share(index)
 
 
 def _embed_share(

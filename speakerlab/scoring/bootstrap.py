@@ -11,8 +11,7 @@ American Statistician 69(4), 2015): with n speakers, not 2.5 % of the replicates
 but Phi(-sqrt(n / (n - 1)) t), where t is the 97.5 % quantile of Student's distribution with n - 1
 degrees of freedom. Simulated with effects of speakers, pairs of speakers and utterances (the slow
 test in tests/scoring/test_bootstrap.py), 95, 95 and 94 of 100 intervals hold the true EER with 7,
-20 and 100 speakers, and 90 with five. With plain percentiles it is 89 of 100 with 7 speakers; with
-w squared for targets it is all of 100 with 100 speakers, because the intervals are too wide.
+20 and 100 speakers, and 90 with five.
 """
 
 from collections.abc import Sequence

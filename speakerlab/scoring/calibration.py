@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from speakerlab.scoring.linear import fit_linear
-from speakerlab.scoring.metrics import eer_of_points, operating_points
+from speakerlab.scoring.metrics import checked, eer_of_points, operating_points
 
 FALSE_ALARM_RATES = (0.1, 0.05, 0.02, 0.01, 0.005, 0.001)  # stored where there are enough trials
 
@@ -78,9 +78,8 @@ def fit_calibration(
     Thresholds are stored for `false_alarm_rates` besides the usual ones. Raises ValueError for a
     rate that is too low for the number of trials.
     """
-    p_miss_K, p_fa_K, threshold_K = operating_points(scores, is_target)
-    scores_N = np.asarray(scores, dtype=np.float64)
-    target_N = np.asarray(is_target, dtype=np.bool_)
+    scores_N, target_N = checked(scores, is_target)
+    p_miss_K, p_fa_K, threshold_K = operating_points(scores_N, target_N)
     num_target = int(np.count_nonzero(target_N))
     num_nontarget = len(scores_N) - num_target
     line = fit_linear(scores_N[:, None], target_N, names=["scores"])

@@ -49,10 +49,7 @@ def condition_rows(
                 "value": value,
                 "num_target": num_target,
                 "num_nontarget": len(chosen) - num_target,
-                "eer": None,
-                "eer_ci95": None,
-                "num_speakers": None,
-                "min_dcf": None,
+                **dict.fromkeys(("eer", "eer_ci95", "num_speakers", "min_dcf")),
             }
             if 0 < num_target < len(chosen):
                 sides = (side_N[chosen] for side_N in speakers)

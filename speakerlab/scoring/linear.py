@@ -70,8 +70,8 @@ def fit_linear(features_NF: ArrayLike, is_target_N: ArrayLike, *, names: Sequenc
 def cross_validated(
     features_NF: ArrayLike,
     is_target_N: ArrayLike,
-    enrol_speaker_N: ArrayLike,
-    test_speaker_N: ArrayLike,
+    enrol_speaker_N: np.ndarray,
+    test_speaker_N: np.ndarray,
     *,
     names: Sequence[str],
 ) -> NDArray[np.float64]:
@@ -79,9 +79,9 @@ def cross_validated(
 
     The speakers are split into folds. A trial of speakers in folds i and j is scored by a model of
     the trials that have no speaker in i or j. A model is fitted to at most MAX_OF_A_KIND targets
-    and as many non-targets, always the same; the weight of either kind does not change.
-    Speakers are names or numbers. Raises TooFewError for fewer speakers than `min_speakers`, and if
-    the trials left to learn from lack a kind.
+    and as many non-targets, always the same; the weight of either kind does not change. Raises
+    TooFewError for fewer speakers than `min_speakers`, and if the trials left to learn from lack a
+    kind.
     """
     features_NF, target_N = _checked(features_NF, is_target_N, names)
     fold_N2 = _folds(enrol_speaker_N, test_speaker_N, num_weights=len(names))
@@ -164,12 +164,9 @@ def _logistic_regression(unit_NG: np.ndarray, target_N: np.ndarray) -> NDArray[n
     return solution_G
 
 
-def _folds(
-    enrol_speaker: ArrayLike, test_speaker: ArrayLike, *, num_weights: int
-) -> NDArray[np.int64]:
+def _folds(enrol_N: np.ndarray, test_N: np.ndarray, *, num_weights: int) -> NDArray[np.int64]:
     """The fold of the enrolment and of the test speaker of each trial, (N, 2)."""
-    speaker_2N = np.stack([np.asarray(enrol_speaker), np.asarray(test_speaker)])
-    speakers_S, code_2N = np.unique(speaker_2N, return_inverse=True)
+    speakers_S, code_2N = np.unique([enrol_N, test_N], return_inverse=True)
     if len(speakers_S) < min_speakers(num_weights):
         raise TooFewError(
             f"calibration: cross-validation needs at least {min_speakers(num_weights)} speakers "

@@ -8,13 +8,11 @@ a sort of the scores, and sums over those below each.
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Points = tuple[np.ndarray, np.ndarray, np.ndarray]
-
 P_TARGETS = (0.01, 0.05)  # prior probabilities of a target at which minDCF is reported
 ROUNDING = 1e-12  # of a rate: 1 - 2/3 is a little more than 1/3
 
 
-def operating_points(scores: ArrayLike, is_target: ArrayLike) -> Points:
+def operating_points(scores: ArrayLike, is_target: ArrayLike) -> tuple[np.ndarray, ...]:
     """Return the error rates at every threshold that makes a difference.
 
     (p_miss_K, p_fa_K, threshold_K): thresholds ascend from the lowest score (all trials accepted,
@@ -82,10 +80,8 @@ def act_dcf(llr: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> flo
 
     The threshold is optimal for well-calibrated ratios: log((1 - p) / p).
     """
-    llr_N, is_target_N = checked(llr, is_target)
-    p_miss, p_fa = error_rates(llr_N, is_target_N, threshold=np.log((1 - p_target) / p_target))
-    points = np.array([p_miss]), np.array([p_fa])
-    return min_dcf_of_points(*points, p_target=p_target)
+    rates = error_rates(llr, is_target, threshold=np.log((1 - p_target) / p_target))
+    return min_dcf_of_points(*np.array(rates)[:, None], p_target=p_target)
 
 
 def error_rates(

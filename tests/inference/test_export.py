@@ -17,11 +17,7 @@ import speakerlab
 from speakerlab.checkpoints.published import load_published
 from speakerlab.config.embedder import Embedder
 from speakerlab.frontend.fbank import Fbank
-from speakerlab.inference.export import (
-    export_onnx,
-    speech_like,
-    write_onnx,
-)
+from speakerlab.inference.export import export_onnx, speech_like, write_onnx
 from speakerlab.inference.onnx_model import Facts, OnnxModel
 
 ROOT = Path(__file__).parents[2]
