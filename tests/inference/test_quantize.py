@@ -4,18 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models_on_disk import XVECTOR, publish_xvector
+from models_on_disk import publish_xvector
 from refusals import refuses
 from voices import make_wave
 
 import speakerlab
 from speakerlab.bin import export
-from speakerlab.config import build
-from speakerlab.config.schema import load_config
 from speakerlab.inference import quantize
 from speakerlab.inference.export import speech_like
 from speakerlab.inference.onnx_model import OnnxModel
-from speakerlab.models.folding import fold_batchnorm
 
 onnx = pytest.importorskip("onnx")
 
@@ -62,23 +59,3 @@ def test_what_is_refused(exp, tmp_path, make_data_dir):
     data = make_data_dir(speakers=[0, 1], seconds=[0.15])  # 16 frames are 0.175 s
     with refuses(str(data), "2800 samples, got 0"):
         quantize.export_int8(exp, tmp_path / "m.onnx", data_dir=data)
-
-
-def test_which_layers_are_8_bit():
-    """Those named in the graph, but for the pooling and what follows it."""
-
-    class Node:
-        def __init__(self, name: str, op_type: str, *inputs: str) -> None:
-            self.name, self.op_type, self.input = name, op_type, inputs
-
-    class Model:
-        class graph:
-            node = [
-                Node("fbank", "MatMul", "frames", "embedder.fbank.mel_KF"),
-                Node("a", "Conv", "x", "embedder.backbone.frame_2.conv_1d.weight"),
-                Node("fused", "Conv", "x", "Fused_embedder.backbone.frame_1.conv_1d.weight"),
-                Node("last", "Gemm", "x", "embedder.backbone.seg_1.weight", "b"),
-            ]
-
-    backbone = fold_batchnorm(build.build_embedder(load_config([], [XVECTOR])).backbone)
-    assert quantize.quantised_nodes(Model, backbone) == ["a", "fused"]

@@ -102,16 +102,6 @@ def test_no_trial_is_scored_by_what_was_learned_from_its_speakers():
         assert ratios(np.where(others_N, -5 * scores_N + 3, scores_N))[trial] != before_N[trial]
 
 
-def test_speakers_may_be_names():
-    scores_N, target_N, enrol_N, test_N = speakers_trials(20, 3)
-    names_S = np.array([f"speaker{i:02}" for i in range(20)])
-
-    arguments = scores_N[:, None], target_N
-    by_number = cross_validated(*arguments, enrol_N, test_N, names=["s"])
-    by_name = cross_validated(*arguments, names_S[enrol_N], names_S[test_N], names=["s"])
-    np.testing.assert_array_equal(by_name, by_number)
-
-
 def test_many_trials_are_thinned_with_little_harm(monkeypatch):
     scores_N, target_N, enrol_N, test_N = speakers_trials()
     arguments = scores_N[:, None], target_N, enrol_N, test_N
