@@ -37,16 +37,15 @@ class HubModel:
     def file(self) -> str:
         return self.path.rpartition("/")[2]
 
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """The full name, the same without its owner, and the short one."""
-        return self.name, self.name.partition("/")[2], self.short_name
-
 
 with Path(__file__).with_suffix(".tsv").open(encoding="utf-8", newline="") as _table:
     _rows: list[dict[str, Any]] = [*csv.DictReader(_table, delimiter="\t")]
 MODELS = {row["name"]: HubModel(**row) for row in _rows}
-NAMES = {alias: name for name, model in MODELS.items() for alias in model.names}
+NAMES = {  # full, without the owner, or short -> full
+    alias: name
+    for name, model in MODELS.items()
+    for alias in (name, name.partition("/")[2], model.short_name)
+}
 
 
 def known_name(name: str) -> str:

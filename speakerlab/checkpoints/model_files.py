@@ -36,10 +36,7 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def read_source(path: Path) -> dict[str, Any] | None:
-    """Read the origin of an imported model, or of the one that a model was fine-tuned from.
-
-    Among others its `licence` and `training_data`, if it is from the hub; None for other models.
-    """
+    """Read the origin of an imported model, or of one fine-tuned from it; None for other models."""
     card = read_card(path)
     return card.get("source") or card.get("init_source")
 

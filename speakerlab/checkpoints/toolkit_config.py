@@ -104,8 +104,7 @@ class ForeignConfig:
     def _section(self, *keys: str) -> Mapping[str, Any]:
         found: Any = self.values
         for key in keys:
-            found = found.get(key)
-            found = found if isinstance(found, Mapping) else {}
+            found = found[key] if isinstance(found.get(key), Mapping) else {}
         return found
 
     def _whole(self, value: object) -> int:

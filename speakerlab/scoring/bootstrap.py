@@ -103,7 +103,8 @@ def bootstrap(
     ranked = RankedTrials.of(scores_N, is_target_N, pairs.pair_N, p_targets)
     costs = {} if llr is None else _decision_costs(llr, is_target_N, pairs, p_targets)
     target_P, nontarget_P = pairs.sums(is_target_N), pairs.sums(~is_target_N)
-    num_speakers = min(pairs.count_speakers(target_P), pairs.count_speakers(nontarget_P))
+    having = (np.flatnonzero(target_P), np.flatnonzero(nontarget_P))  # pairs with either kind
+    num_speakers = min(len(np.unique([pairs.enrol_P[p], pairs.test_P[p]])) for p in having)
     if num_replicates is None:
         num_replicates = 200 if len(scores_N) > MANY_TRIALS else 1000
     rng = np.random.default_rng(seed)
@@ -149,10 +150,6 @@ class SpeakerPairs:
         """weight_P; whole numbers, so that sums of them are exact."""
         test_P = np.where(self.enrol_P == self.test_P, 1, weight_S[self.test_P])
         return (weight_S[self.enrol_P] * test_P).astype(np.float64)
-
-    def count_speakers(self, num_P: np.ndarray) -> int:
-        """Count the speakers of either side of the pairs that have trials."""
-        return len(np.unique([self.enrol_P[num_P > 0], self.test_P[num_P > 0]]))
 
     def sums(self, values_N: np.ndarray) -> NDArray[np.float64]:
         """Sum of the values of each pair's trials, (P)."""

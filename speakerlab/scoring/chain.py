@@ -8,7 +8,6 @@ product takes it, F features of a trial.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,11 +33,11 @@ from speakerlab.scoring.transforms import (
 )
 from speakerlab.scoring.trials import Trials
 
-TRANSFORMS = {  # step -> what it does, for the report
-    "mean": "centred on the development mean",
-    "lda": "projected to {num_dims} dimensions by LDA",
-    "whiten": "whitened",
-    "length": "scaled to unit length",
+TRANSFORMS: dict[str, tuple[Callable[..., Transform], str]] = {  # also in words, for the report
+    "mean": (learn_mean, "centred on the development mean"),
+    "lda": (learn_lda, "projected to {num_dims} dimensions by LDA"),
+    "whiten": (learn_whitening, "whitened"),
+    "length": (lambda _: to_unit_length, "scaled to unit length"),
 }
 SCORERS = {
     "cosine": "the cosine of the embeddings",
@@ -247,7 +246,7 @@ def _parse(steps: Sequence[str], spec: str) -> tuple[list[str], str, str | None]
 
 def _protocol(steps: Sequence[str], num_dims: int, scored: str, *others: str) -> str:
     """The steps and what they were learned from, in one sentence."""
-    done = [TRANSFORMS[step].format(num_dims=num_dims) for step in steps]
+    done = [TRANSFORMS[step][1].format(num_dims=num_dims) for step in steps]
     first = f"embeddings are first {', then '.join(done)}" if done else ""
     return "; ".join(filter(None, [f"scored with {scored}", first, *others]))
 
@@ -256,16 +255,11 @@ def _learn_transforms(
     steps: Sequence[str], development: Development, lda_dim: int | None
 ) -> tuple[Development, tuple[Transform, ...]]:
     """Return the development set after all transforms, and these."""
-    learn: dict[str, Callable[[Development], Transform]] = {
-        "mean": learn_mean,
-        "lda": partial(learn_lda, dim=lda_dim),
-        "whiten": learn_whitening,
-        "length": lambda _: to_unit_length,
-    }
     transforms: list[Transform] = []
     for step in steps:
         _require(step, development)
-        transforms.append(learn[step](development))
+        options = {"dim": lda_dim} if step == "lda" else {}
+        transforms.append(TRANSFORMS[step][0](development, **options))
         development = replace(development, table=transforms[-1](development.table))
     return development, tuple(transforms)
 

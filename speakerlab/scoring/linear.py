@@ -59,9 +59,7 @@ def fit_linear(features_NF: ArrayLike, is_target_N: ArrayLike, *, names: Sequenc
             f"{', '.join(f'{mean:g}' for mean in mean_F)}; check the model"
         )
     scale_F = np.where(varies_F, deviation_F, np.inf)
-    unit_NG = np.empty((len(features_NF), len(names) + 1))
-    np.divide(features_NF - mean_F, scale_F, out=unit_NG[:, :-1])
-    unit_NG[:, -1] = 1.0
+    unit_NG = np.column_stack([(features_NF - mean_F) / scale_F, np.ones(len(features_NF))])
     solution_G = _logistic_regression(unit_NG, target_N)
     weights_F = solution_G[:-1] / scale_F
     return Linear(tuple(names), weights_F, float(solution_G[-1] - weights_F @ mean_F))

@@ -41,9 +41,7 @@ def eer_of_points(p_miss_K: np.ndarray, p_fa_K: np.ndarray) -> float:
     Takes points of `operating_points`: misses rise from 0, false alarms fall to 0.
     """
     after = int(np.searchsorted(p_miss_K - p_fa_K, 0.0))
-    return crossing(
-        p_miss_K[after - 1], p_fa_K[after - 1], float(p_miss_K[after]), float(p_fa_K[after])
-    )
+    return crossing(p_miss_K[after - 1], p_fa_K[after - 1], p_miss_K[after], p_fa_K[after])
 
 
 def min_dcf(scores: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> float:

@@ -65,19 +65,14 @@ class Plda:
         variance_ED = 1.0 + self.psi_D / (num_E1 * self.psi_D + 1.0)
         alone_D = 1.0 + self.psi_D
         constant_ED = np.log(alone_D / variance_ED) - mean_ED**2 / variance_ED
-        return np.concatenate(
-            [
-                0.5 * constant_ED.sum(axis=1, keepdims=True),
-                mean_ED / variance_ED,
-                0.5 * (1.0 / alone_D - 1.0 / variance_ED),
-            ],
-            axis=1,
-        )
+        constant_E1 = 0.5 * constant_ED.sum(axis=1, keepdims=True)
+        square_ED = 0.5 * (1.0 / alone_D - 1.0 / variance_ED)
+        return np.hstack([constant_E1, mean_ED / variance_ED, square_ED])
 
     def test_side(self, test_TD: np.ndarray) -> np.ndarray:
         """(T, 2 D + 1): 1, v and v squared of every test recording."""
         test_TD = (test_TD - self.mean_D) @ self.transform_DD.T
-        return np.concatenate([np.ones((len(test_TD), 1)), test_TD, test_TD**2], axis=1)
+        return np.hstack([np.ones((len(test_TD), 1)), test_TD, test_TD**2])
 
     def adapted(self, emb_ND: np.ndarray) -> "Plda":
         """Adapt the model to another domain, from embeddings (N, D) of unknown speakers.
