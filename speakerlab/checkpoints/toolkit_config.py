@@ -57,7 +57,7 @@ class ForeignConfig:
     def frontend(self, name: Toolkit) -> dict[str, Any]:
         """Return the arguments of our Fbank; ValueError if the features are no filter bank."""
         data = self._section("dataset_args")
-        fbank, cmvn = (self._section("dataset_args", name) for name in ("fbank_args", "cmvn_args"))
+        fbank, cmvn = (self._section("dataset_args", key) for key in ("fbank_args", "cmvn_args"))
         if (kind := data.get("frontend", "fbank")) != "fbank" or cmvn.get("norm_var"):
             odd = "norm_var: true" if kind == "fbank" else f"frontend: {kind}"
             raise ValueError(
