@@ -21,7 +21,7 @@ Stages: 0 get the corpus, 1 prepare and check data directories, 2 decode and pac
 PATHS = ("corpus", "noise", "rirs", "init", "data", "exp", "hardware")
 # Value of default_noise in recipe.sh -> defaults of --noise and --rirs.
 DEFAULT_NOISE = {
-    "download": ("<corpus>/musan", "<corpus>/RIRS_NOISES"),
+    "download": ("musan in or beside the corpus", "RIRS_NOISES in or beside the corpus"),
     "corpus": ("part of the corpus", "part of the corpus"),
     "none": ("none", "none"),
 }

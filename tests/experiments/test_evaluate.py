@@ -157,11 +157,11 @@ def test_back_ends_that_cannot_be_learned_are_skipped_in_one_line(few_speakers, 
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     page = (few_speakers / "report.html").read_text()
     for spec, reason in (
-        ("mean+cosine", "mean: learns from at least 50 speakers, got 7"),
-        ("mean+cosine+asnorm", "mean: learns from at least 50 speakers, got 7"),
-        ("mean+cosine+asnorm+qmf", "mean: learns from at least 50 speakers, got 7"),
-        ("mean+lda+length+plda", "mean: learns from at least 50 speakers, got 7"),
-        ("test/trials: skipped cosine+qmf", "takes at least 25 speakers here, got 7"),
+        ("mean+cosine", "mean: needs at least 50 speakers, got 7"),
+        ("mean+cosine+asnorm", "mean: needs at least 50 speakers, got 7"),
+        ("mean+cosine+asnorm+qmf", "mean: needs at least 50 speakers, got 7"),
+        ("mean+lda+length+plda", "mean: needs at least 50 speakers, got 7"),
+        ("test/trials: skipped cosine+qmf", "needs at least 25 speakers here, got 7"),
     ):
         (line,) = [line for line in lines if f"{spec}: " in line]
         assert "skipped" in line and reason in line and line.partition(";")[0] in page
