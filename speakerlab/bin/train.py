@@ -28,6 +28,7 @@ def main(words: Sequence[str]) -> None:
     config = consistency.load_same_config(args.exp, args.config, args.set)
     check_format(config.runtime.device, config.runtime.precision)
     ranks = setup.start_rank(config)
+    is_new = not args.exp.exists()
     locks: list[TextIO] = []  # held as long as this process lives
     ranks.on_first(lambda: locks.append(consistency.lock_experiment(args.exp)))
     setup.log_to(args.exp, ranks)
@@ -35,7 +36,10 @@ def main(words: Sequence[str]) -> None:
     signals.listen()
     try:
         below = args.below_micro_batch
-        train.train(train.build_training(args.exp, args.init, config, ranks, signals, below=below))
+        with setup.undone_if_refused(args.exp, is_new=is_new and ranks.is_first):
+            more = (config, ranks, signals)
+            training = train.build_training(args.exp, args.init, *more, below=below)
+        train.train(training)
     except RuntimeError as error:
         leave(error, ranks.rank)
 

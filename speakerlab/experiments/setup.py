@@ -1,8 +1,10 @@
 """Build the parts of a training from its configuration: batch plan, data order, schedule, facts."""
 
 import logging
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,19 @@ def log_to(exp_dir: Path, ranks: Ranks) -> None:
         logging.getLogger().setLevel(logging.ERROR)  # rank 0 warns of the same
         logging.getLogger("speakerlab.data.workers").setLevel(logging.WARNING)
         warnings.simplefilter("ignore")
+
+
+@contextmanager
+def undone_if_refused(exp_dir: Path, *, is_new: bool) -> Iterator[None]:
+    """Remove a new experiment that is refused here, and stop logging to its folder."""
+    try:
+        yield
+    except (ValueError, OSError):
+        if is_new:
+            logger = logging.getLogger()
+            logger.handlers = [one for one in logger.handlers if not isinstance(one, LogFile)]
+            shutil.rmtree(exp_dir)
+        raise
 
 
 def precision(config: Config, ranks: Ranks) -> Precision:

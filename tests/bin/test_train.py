@@ -177,9 +177,17 @@ def test_frozen_epochs_train_the_head_only(ranks, trained, tmp_path, train):
     assert weights(thawed)[0] != weights(trained)[0]
 
 
-def test_only_a_given_model_may_be_frozen(tmp_path, train):
-    text = train(tmp_path / "exp", "training.freeze_epochs=1", code=1).stderr
-    assert refused(text, "training.freeze_epochs", "--init")
+@pytest.mark.parametrize(
+    ("more", "key", "value"),
+    [
+        (["training.freeze_epochs=1"], "training.freeze_epochs", "--init"),
+        (["runtime.device=cpu", "runtime.precision=fp16"], "runtime.precision", "fp16"),
+        (["training.global_batch=8", "runtime.micro_batch=3"], "runtime.micro_batch", "2 and 4"),
+    ],
+)
+def test_a_refused_run_leaves_nothing_behind(tmp_path, train, more, key, value):
+    assert refused(train(tmp_path / "exp", *more, code=1).stderr, key, value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_vanished_is_one_line_though_a_worker_met_it(data, tmp_path, train):
