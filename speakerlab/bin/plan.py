@@ -49,8 +49,8 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument("--precision", choices=formats, help=both)
     rows = "training speakers (default 10000); each speed other than 1 adds as many classes"
     options.add_number("--speakers", "N", rows, least=1, default=10000)
-    banks = "memory for noise and rooms on the GPU (default 0)"
-    options.add_number("--bank-gb", "GB", banks, least=0, kind=float, default=0.0)
+    banks = "memory for noise and rooms on the GPU (default: they are not counted)"
+    options.add_number("--bank-gb", "GB", banks, least=0, kind=float)
     options.add_settings()
     args = options.parse_args(words)
     if args.recipe is not None and args.model is None and not args.table:
@@ -99,7 +99,7 @@ def plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> "list
         footprint(config, num_classes=rows, precision=name, split_over=split_over)
         for name in (AUTO if asked == "auto" else (asked,))
     ]
-    more = (args.gpus, args.bank_gb)
+    more = (args.gpus, args.bank_gb or 0.0)
     return [CardPlan(config, one, card_gb, *more) for card_gb in cards_gb for one in found]
 
 
@@ -111,6 +111,13 @@ def count_classes(config: "Config", args: Namespace) -> int:
 def headline(config: "Config", args: Namespace) -> str:
     num_classes = count_classes(config, args)
     return f"{config.model.name}, {num_classes} classes, crops of {config.data.crop_seconds:g} s"
+
+
+def print_uncounted(config: "Config", args: Namespace) -> None:
+    """Say that the plan does not count noise and rooms, whose size depends on the corpus."""
+    if args.bank_gb is None and (config.augment.noise_prob or config.augment.room_prob):
+        most = config.runtime.bank_gb
+        print(f"not counted: noise and rooms, up to {most:g} GB (runtime.bank_gb); see --bank-gb")
 
 
 def print_cards(config: "Config", args: Namespace) -> None:
@@ -137,6 +144,7 @@ def print_cards(config: "Config", args: Namespace) -> None:
                 print(f"  {gib:6.2f}     {what}")
         for result in results:
             print(f"  {result}")
+    print_uncounted(config, args)
     if len(refused) == len(made):
         raise refused[-1]
 
@@ -160,5 +168,6 @@ def print_table(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
         except MemoryTooSmall as error:
             refused.append(error)
             print(f"{start}   refused: {error}")
+    print_uncounted(config, args)
     if len(refused) == len(made):
         raise refused[-1]
