@@ -266,7 +266,7 @@ def parse_config(values: Mapping[str, Any], *, origin: Mapping[str, str] | None 
         config = Config.model_validate_json(json.dumps(filled))
     except ValidationError as error:
         note_error(error, Config, filled, (), faults, where)
-    faults.raise_if_any("configuration refused")
+    faults.raise_if_any()
     assert config is not None
     return config
 

@@ -34,16 +34,16 @@ class Faults:
     def __bool__(self) -> bool:
         return bool(self.lines)
 
-    def report(self, verdict: str) -> str:
-        """All faults as text, the verdict last."""
+    def report(self, verdict: str = "") -> str:
+        """All faults as text, the verdict, if any, last."""
         text: list[str] = []
         for kind, lines in self.lines.items():
             text += lines[:MAX_LINES_PER_KIND]
             if len(lines) > MAX_LINES_PER_KIND:
                 text.append(f"... and {len(lines) - MAX_LINES_PER_KIND} more {kind}")
-        return "\n".join([*text, verdict])
+        return "\n".join([*text, verdict] if verdict else text)
 
-    def raise_if_any(self, verdict: str) -> None:
+    def raise_if_any(self, verdict: str = "") -> None:
         """Raise ValueError with the whole report if anything was added."""
         if self:
             raise ValueError(self.report(verdict))

@@ -26,14 +26,12 @@ def load(tmp_path: Path):
 
 @pytest.fixture
 def refusal(load, tmp_path: Path):
-    """The lines with which `load` refuses, without the verdict and the folder of the layers."""
+    """The lines with which `load` refuses, without the folder of the layers."""
 
     def lines(*texts: str, set: tuple[str, ...] = ()) -> list[str]:
         with pytest.raises(ValueError) as refused:
             load(*texts, set=set)
-        *found, verdict = str(refused.value).replace(f"{tmp_path}/", "").splitlines()
-        assert verdict == "configuration refused"
-        return found
+        return str(refused.value).replace(f"{tmp_path}/", "").splitlines()
 
     return lines
 
@@ -47,6 +45,7 @@ def refusal(load, tmp_path: Path):
         ("training: {margin: {finl: 0.2}}", "training.margin.finl", "final"),
         ("model: {args: {embd_dim: 64}}", "model.args.embd_dim", "embed_dim"),
         ("frontend: {num_mel_bin: 80}", "frontend.num_mel_bin", "num_mel_bins"),
+        ("augment: {kind_odds: {hum: 1}}", "augment.kind_odds.hum", "noise"),
         ("augment: {spec: {freq_masks: 1}}", "augment.spec.freq_masks", "num_freq_masks"),
         ("head: {args: {scal: 1.0}}", "head.args.scal", "scale"),
         ("model: {name: camplus}", "model.name", "campplus"),
@@ -90,6 +89,8 @@ def test_unknown_key_or_name_is_refused_with_the_nearest(refusal, text, key, kno
         ("augment: {speeds: []}", "augment.speeds", "[]"),
         ("augment: {snr_db: [15.0, 0.0]}", "augment.snr_db", "[15.0, 0.0]"),
         ("training: {margin: {start_epoch: 3, end_epoch: 2}}", "training.margin", "end_epoch"),
+        ("data: {labels: lang}", "data.labels", "'lang'"),
+        ("augment: {babble_voices: [7, 3]}", "augment.babble_voices", "[7, 3]"),
     ],
 )
 def test_bad_value_is_one_line(refusal, text, key, value):
@@ -116,8 +117,10 @@ def test_every_fault_in_one_go_each_naming_its_layer(refusal):
     assert "--set runtime={bank_gb: 0}: runtime.bank_gb: 0 is not greater than 0" in found
 
 
-def test_no_model_is_one_line(refusal):
+def test_sections_that_miss_or_contradict_are_one_line(refusal):
     assert refusal("seed: 1") == ["model: is missing; add it"]
+    (found,) = refusal(TINY, "data: {labels: utt2lang}")  # verification has speakers
+    assert refused(found, "data.labels", "utt2lang", "identification")
 
 
 @pytest.mark.parametrize(
@@ -184,18 +187,14 @@ def test_a_layer_is_a_path_or_the_name_of_a_shipped_file(tmp_path: Path, monkeyp
 def test_layers_merge_deeply_and_empty_ones_change_nothing(load):
     config = load(
         TINY + "training: {lr: 0.1, margin: {final: 0.2, end_epoch: 3}}",
+        "augment: {speeds: [1.0]}",  # a list is replaced
         "",
         "training: {margin: {final: 0.5}}\nmodel: {args: {growth_rate: 16}}",
     )
-    assert config.training.lr == 0.1
+    assert (config.training.lr, config.augment.speeds) == (0.1, (1.0,))
     assert (config.training.margin.final, config.training.margin.end_epoch) == (0.5, 3.0)
     assert config.model.args["embed_dim"] == 64
     assert config.model.args["growth_rate"] == 16
-
-
-def test_a_list_is_replaced_not_joined(load):
-    config = load(TINY + "augment: {speeds: [1.0, 0.9]}", "augment: {speeds: [1.0]}")
-    assert config.augment.speeds == (1.0,)
 
 
 def test_another_name_replaces_the_arguments(load):
@@ -245,12 +244,6 @@ def test_override_without_key_or_value(load, text):
         load(TINY, set=(text,))
 
 
-def test_override_is_quoted_in_its_fault(refusal):
-    assert refusal(TINY, set=("training.lr=many",)) == [
-        "--set training.lr=many: 'many' is not a valid number"
-    ]
-
-
 def test_what_is_written_is_read_back_the_same(load, tmp_path: Path):
     config = load(
         TINY,
@@ -285,8 +278,3 @@ def test_differences_are_those_that_change_what_is_learned(load):
         "model.args.embed_dim: 64 -> 32",
         "training.lr: 0.1 -> 0.3",
     ]
-
-
-def test_a_configuration_cannot_be_changed(load):
-    with pytest.raises(ValueError, match="frozen"):
-        load(TINY).training.lr = 1.0
