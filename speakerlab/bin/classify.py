@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> None:
     rows: list[results.Row] = []
     for folder in args.data:
         row = classify(args.exp, folder, classifier, labels=labels)
-        rows = results.update_results(args.exp / "results.json", row)
+        rows = results.update_results(args.exp / "results.json", [row])
         sys.stdout.write(f"{folder.name}: {row['protocol']}\n{results.format_confusion(row)}\n\n")
     title = f"Identification: {args.exp.name}"
     page = args.exp / "report.html"

@@ -56,8 +56,8 @@ def main(words: Sequence[str]) -> None:
             system, listed, back_ends, learn_from=args.calibration, p_targets=args.p_target
         )
         skipped += left_out
-        for row, one in zip(found, own):
-            rows = results.update_results(args.exp / "results.json", row)
+        rows = results.update_results(args.exp / "results.json", found, asked=args.backend)
+        for one in own:
             # plain cosine scores: scores/<set>_<list>.txt; others carry the back end's name
             end = "" if one.backend == "cosine" else f"_{one.backend}"
             name = f"{path.parent.name}_{path.name}{end}.txt"
@@ -66,7 +66,8 @@ def main(words: Sequence[str]) -> None:
     for line in skipped:
         log.warning("%s", line)
     write_report(args.exp, scores, rows, notes=skipped)
-    sys.stdout.write(results.format_table(rows) + "\n")
+    fresh = [row for row in rows if row["model_sha256"] == system.card["sha256"]]
+    sys.stdout.write(results.format_table(fresh) + "\n")
     log.info("%s: wrote results.json and report.html", args.exp)
 
 

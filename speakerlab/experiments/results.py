@@ -17,10 +17,11 @@ MAX_CLASSES_SHOWN = 20  # in a confusion table; of more, only the most frequent 
 MAX_CONFUSIONS_SHOWN = 10
 
 
-def update_results(path: Path, row: Row) -> list[Row]:
-    """Put a row into results.json, in place of one of the same KEY; return all rows of its task.
+def update_results(path: Path, new: Sequence[Row], asked: Sequence[str] = ()) -> list[Row]:
+    """Put the rows of a list into results.json, each in place of one of the same KEY.
 
-    If it is the primary row of its list, no other is.
+    If one is the primary row, no other of the list is. Old rows of a back end that was asked for
+    and skipped, so that it has no new row, are removed. Return all rows of the task.
     """
     rows = []
     if path.is_file():
@@ -32,17 +33,24 @@ def update_results(path: Path, row: Row) -> list[Row]:
             raise ValueError(
                 f"{path}: not a list of results ({error}); move it away and run the command again"
             ) from error
-    for old in rows:
-        if row.get("primary") and all(old.get(key) == row[key] for key in ("trials", "system")):
-            old["primary"] = False
-    names = [[old.get(key) for key in KEY] for old in rows]
-    name = [row.get(key) for key in KEY]
-    if name in names:
-        rows[names.index(name)] = row
-    else:
-        rows.append(row)
-    write_text(path, json.dumps(rows, indent=1) + "\n")
-    return [one for one in rows if one.get("task") == row.get("task")]
+    skipped = {*asked} - {_steps(row) for row in new}
+    has_primary = any(row.get("primary") for row in new)
+    kept: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        *of_list, _ = key = tuple(row.get(name) for name in KEY)
+        if of_list == [new[0].get(name) for name in KEY[:-1]]:
+            if _steps(row) in skipped:
+                continue
+            if has_primary:
+                row["primary"] = False
+        kept[key] = row
+    kept |= {tuple(row.get(name) for name in KEY): row for row in new}
+    write_text(path, json.dumps([*kept.values()], indent=1) + "\n")
+    return [row for row in kept.values() if row.get("task") == new[0].get("task")]
+
+
+def _steps(row: Row) -> str:
+    return row.get("backend", "").partition(",")[0]  # without options such as top-n=20
 
 
 def format_table(rows: Sequence[Row]) -> str:

@@ -151,6 +151,9 @@ def few_speakers(experiment):
 
 def test_back_ends_that_cannot_be_learned_are_skipped_in_one_line(few_speakers, caplog):
     """Seven speakers: at 30 % EER, mean, AS-Norm and quality measures were worse than cosine."""
+    old = {"trials": "test/trials", "system": "exp", "model_sha256": SHA, "eer": 0.3}
+    old = [old | {"backend": name} for name in (CHAINS[1], f"{CHAINS[2]},top-n=20", "cosine+qmf")]
+    (few_speakers / "results.json").write_text(json.dumps(old))
     (row,) = rows_of(few_speakers, "--backend", *CHAINS, "cosine+qmf", "mean+lda+length+plda")
     assert row["backend"] == "cosine" and row["primary"] and row["num_speakers"] == 7
     assert row["cllr"] is None  # nor is there a calibration

@@ -15,15 +15,15 @@ LID = identified([0, 0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, 2, 0], ["a", "b", "c", "
 
 def test_results_replace_the_same_system_and_keep_the_others(tmp_path):
     path = tmp_path / "exp" / "results.json"
-    results.update_results(path, row())
-    results.update_results(path, row(system="campplus_tiny-lm"))
-    results.update_results(path, row(trials="other"))
-    assert results.update_results(path, LID) == [LID]
+    results.update_results(path, [row()])
+    results.update_results(path, [row(system="campplus_tiny-lm")])
+    results.update_results(path, [row(trials="other")])
+    assert results.update_results(path, [LID]) == [LID]
     other, newer = {**LID, "data": "other"}, {**LID, "commit": "abc"}
-    results.update_results(path, other)
-    assert results.update_results(path, newer) == [newer, other]
-    results.update_results(path, row(backend="mean+cosine"))
-    rows = results.update_results(path, row(eer=0.04))
+    results.update_results(path, [other])
+    assert results.update_results(path, [newer]) == [newer, other]
+    results.update_results(path, [row(backend="mean+cosine")])
+    rows = results.update_results(path, [row(eer=0.04)])
     assert [(r["trials"], r["system"], r["backend"], r["eer"]) for r in rows] == [
         ("mini", "campplus_tiny", "cosine", 0.04),
         ("mini", "campplus_tiny-lm", "cosine", 0.0567),
@@ -38,7 +38,7 @@ def test_damaged_results_are_refused_and_kept(tmp_path, text):
     path = tmp_path / "results.json"
     path.write_text(text)
     with refuses(str(path)):
-        results.update_results(path, row())
+        results.update_results(path, [row()])
     assert path.read_text() == text
 
 
@@ -71,11 +71,22 @@ def test_too_few_speakers_have_no_interval():
 
 def test_a_list_has_one_primary_row(tmp_path):
     path = tmp_path / "results.json"
-    results.update_results(path, row(primary=True))
-    results.update_results(path, row(primary=True, trials="other"))
-    results.update_results(path, row(primary=True, backend="mean+cosine"))
-    rows = results.update_results(path, row(primary=False, backend="plda"))
+    results.update_results(path, [row(primary=True)])
+    results.update_results(path, [row(primary=True, trials="other")])
+    results.update_results(path, [row(primary=True, backend="mean+cosine")])
+    rows = results.update_results(path, [row(primary=False, backend="plda")])
     assert [r["primary"] for r in rows] == [False, True, True, False]
+
+
+def test_old_rows_of_skipped_back_ends_go(tmp_path):
+    path, names = tmp_path / "results.json", ["cosine", "plda", "mean+cosine", "snorm,top-n=2"]
+    for name in names:
+        results.update_results(path, [row(backend=name), row(backend=name, trials="other")])
+    new = [row(backend="cosine", eer=0.04), row(backend="plda,lda-dim=5")]
+    rows = results.update_results(path, new, asked=["cosine", "plda", "snorm"])
+    found = [r["backend"] for r in rows if r["trials"] == "mini"]
+    assert found == ["cosine", "plda", "mean+cosine", "plda,lda-dim=5"]
+    assert [r["backend"] for r in rows if r["trials"] == "other"] == names
 
 
 def test_columns_appear_when_a_row_fills_them():
