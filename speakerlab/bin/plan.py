@@ -11,7 +11,7 @@ from speakerlab.core.faults import nearest
 
 if TYPE_CHECKING:  # they import torch, which is slow: not before the options are valid
     from speakerlab.config.schema import Config
-    from speakerlab.experiments.planning import CardPlan
+    from speakerlab.experiments.planning import Memory
 
 ROOT = Path(__file__).parents[2]
 TABLE_MODELS, TABLE_CARDS_GB = ("campplus", "eres2net"), (11, 24, 32)
@@ -87,10 +87,12 @@ def model_layer(name: str) -> Path:
         raise ValueError(f"--model: {error}") from None
 
 
-def plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> "list[CardPlan]":
-    """Return one plan per card and format."""
+def plans(
+    config: "Config", args: Namespace, cards_gb: Sequence[float]
+) -> "list[tuple[float, Memory]]":
+    """Return (GB, memory) of each card with each format."""
     from speakerlab.config import build
-    from speakerlab.experiments.planning import CardPlan, footprint
+    from speakerlab.experiments.planning import card_memory, footprint
 
     asked, num_classes = config.runtime.precision, count_classes(config, args)
     split_over = args.gpus if build.is_head_split(config, args.gpus, num_classes) else 1
@@ -100,7 +102,7 @@ def plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> "list
         for name in (AUTO if asked == "auto" else (asked,))
     ]
     more = (args.gpus, args.bank_gb or 0.0)
-    return [CardPlan(config, one, card_gb, *more) for card_gb in cards_gb for one in found]
+    return [(gb, card_memory(config, one, gb, *more)) for gb in cards_gb for one in found]
 
 
 def count_classes(config: "Config", args: Namespace) -> int:
@@ -126,7 +128,7 @@ def print_cards(config: "Config", args: Namespace) -> None:
 
     refused: list[MemoryTooSmall] = []
     made = plans(config, args, [args.gpu_mem])
-    for plan in made:
+    for card_gb, plan in made:
         found, results = plan.found, list[str]()
         try:
             batch = plan.batch()
@@ -139,7 +141,7 @@ def print_cards(config: "Config", args: Namespace) -> None:
         print(f"{headline(config, args)}, {found.precision}{why}")
         print(f"  a crop keeps {found.crop / 2**20:.1f} MiB for the backward pass")
         if plan.fit:
-            print(f"  {plan.card_gb:6.2f} GiB, of which")
+            print(f"  {card_gb:6.2f} GiB, of which")
             for gib, what in plan.parts():
                 print(f"  {gib:6.2f}     {what}")
         for result in results:
@@ -158,9 +160,9 @@ def print_table(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     global_batch, bn_batch = config.training.global_batch, config.training.bn_batch or "unset"
     print(f"{headline(config, args)}, global batch {global_batch}, training.bn_batch {bn_batch}")
     print("  GPU     format   MiB/crop   crops that fit   micro-batch x ranks x accumulation   BN")
-    for plan in made:
+    for card_gb, plan in made:
         crop = f"{plan.found.crop / 2**20:8.1f}"
-        start = f"  {plan.card_gb:2g} GB   {plan.found.precision:6}   {crop}   {plan.fit:14}"
+        start = f"  {card_gb:2g} GB   {plan.found.precision:6}   {crop}   {plan.fit:14}"
         try:
             batch = plan.batch()
             sizes = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"

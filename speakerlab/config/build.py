@@ -35,10 +35,8 @@ def build_task(
     augment: from `build_augment`; None: no noise and no rooms.
     """
     embedder = build_embedder(config)
-    dim = embedder.embed_dim
+    dim, augment = embedder.embed_dim, build_augment(config) if augment is None else augment
     head = build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards)
-    if augment is None:
-        augment = build_augment(config)
     return SpeakerTask(augment=augment, embedder=embedder, head=head, precision=precision)
 
 
@@ -60,7 +58,6 @@ def build_head(
 
 
 def check_margin(config: Config) -> None:
-    """Raise ValueError if the head has no margin and the training has one."""
     head, margin = HEADS[config.head.name], config.training.margin
     if not head.takes_margin and (margin.initial or margin.final):  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError(
@@ -127,5 +124,4 @@ def build_optimizer(
 
 
 def crop_samples(config: Config) -> int:
-    """Return the number of samples of a training crop."""
     return round(config.data.crop_seconds * config.frontend["sample_rate"])

@@ -19,10 +19,7 @@ CONF = (Path(__file__).parents[1] / "conf").resolve()  # in a clone a link to it
 def merge_layers(
     layers: Sequence[Path], overrides: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (merged values, key path -> the layer that set it last).
-
-    Raises FileNotFoundError for a layer that does not exist, ValueError for one that is not YAML.
-    """
+    """Return (merged values, key path -> the layer that set it last)."""
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for path in map(find_layer, layers):

@@ -1,6 +1,5 @@
 """Typed configuration. In: YAML layers and `--set` values. Out: one frozen `Config`, or all errors.
 
-Layers are merged left to right; a layer that changes a component's `name` replaces its `args`.
 A component's `args` are checked against the signature of its constructor: the signature is the
 schema. Unknown keys are refused with the nearest known one.
 """
@@ -231,19 +230,14 @@ class Config(Section):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as in YAML."""
         return self.model_dump(mode="json")
 
     def write(self, path: Path) -> None:
-        """Write as YAML, atomically."""
         write_text(path, to_yaml(self.to_dict()))
 
 
 def load_config(layers: Sequence[Path], overrides: Sequence[str] = ()) -> Config:
-    """Merge YAML files and `key.path=value` overrides, left to right.
-
-    Raises ValueError listing every error, FileNotFoundError for a layer that does not exist.
-    """
+    """Merge YAML files and `key.path=value` overrides; ValueError lists every error."""
     merged, origin = merge_layers(layers, overrides)
     return parse_config(merged, origin=origin)
 

@@ -25,10 +25,9 @@ log = logging.getLogger(__name__)
 def average_newest(
     exp_dir: Path, num: int, embedder: Embedder, head: Head | None = None
 ) -> list[int]:
-    """Load the mean of up to `num` newest checkpoints into `embedder`; return their steps.
+    """Load the mean of up to `num` newest checkpoints; return their steps.
 
-    head: averaged too; it must not be split over ranks. Raises ValueError if there is none, or one
-    is damaged.
+    head: must not be split over ranks. Raises ValueError if there is none, or one is damaged.
     """
     found = list_checkpoints(exp_dir / "checkpoints")
     if not found:

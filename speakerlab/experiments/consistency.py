@@ -59,8 +59,7 @@ def lock_experiment(exp_dir: Path) -> TextIO:
         ) from None
     file.truncate(0)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
-    file.write(f"process {os.getpid()} on {socket.gethostname()} since {started}\n")
-    file.flush()
+    print(f"process {os.getpid()} on {socket.gethostname()} since {started}", file=file, flush=True)
     return file
 
 
@@ -123,10 +122,7 @@ def record_classes(
 
 
 def record_config(config: Config, steps_per_epoch: int, exp_dir: Path, ranks: Ranks) -> Config:
-    """Write the configuration; return it with all changes of its number of epochs so far.
-
-    Raises ValueError if the run already has more steps.
-    """
+    """Write the configuration; return it with all changes of its number of epochs so far."""
     recorded = exp_dir / "config.yaml"
 
     def record() -> Config:

@@ -118,10 +118,7 @@ def _new_speakers(config: Config) -> Sequence[float]:
 
 
 def find_material(config: Config, place: str) -> Recordings | None:
-    """Return the recordings of data.rirs or data.noise; None if their probability is 0.
-
-    Raise FileNotFoundError if the configuration asks for some and there are none.
-    """
+    """Return the recordings of data.rirs or data.noise; None if their probability is 0."""
     key = PROBABILITIES[place]
     prob, name = getattr(config.augment, key), getattr(config.data, place)
     if not prob:

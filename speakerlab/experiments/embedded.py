@@ -9,12 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from speakerlab.checkpoints.model_files import (
-    embeddings_stem,
-    read_card,
-    read_classes,
-    read_settings,
-)
+from speakerlab.checkpoints import model_files
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
 from speakerlab.experiments.trial_list import TrialList, read_seconds
@@ -37,8 +32,9 @@ class DevelopmentSet:
 
 
 def are_embedded(exp_dir: Path, data_dir: Path, *, untrained: bool = False) -> bool:
-    """Whether stage 5 has extracted a directory of this name."""
-    return Path(f"{embeddings_stem(exp_dir, data_dir.name, untrained=untrained)}.json").exists()
+    return Path(
+        f"{model_files.embeddings_stem(exp_dir, data_dir.name, untrained=untrained)}.json"
+    ).exists()
 
 
 def read_embedded(exp_dir: Path, data_dir: Path, *, untrained: bool = False) -> EmbeddingTable:
@@ -46,8 +42,8 @@ def read_embedded(exp_dir: Path, data_dir: Path, *, untrained: bool = False) -> 
 
     The data is compared only if the directory was checked (stage 1) and has audio.
     """
-    stem = embeddings_stem(exp_dir, data_dir.name, untrained=untrained)
-    table, wanted = EmbeddingTable.load(stem), read_card(exp_dir)["sha256"]
+    stem = model_files.embeddings_stem(exp_dir, data_dir.name, untrained=untrained)
+    table, wanted = EmbeddingTable.load(stem), model_files.read_card(exp_dir)["sha256"]
     if table.model_sha256 != wanted:
         raise ValueError(
             f"{stem}: embeddings are of model {table.model_sha256[:12]}, but {exp_dir} has model "
@@ -56,7 +52,7 @@ def read_embedded(exp_dir: Path, data_dir: Path, *, untrained: bool = False) -> 
     made_from = table.facts.get("data_sha256")
     is_checked = all((data_dir / name).exists() for name in ("utt2dur", "wav.scp"))
     if made_from is not None and is_checked:
-        sample_rate = read_settings(exp_dir)["frontend"]["sample_rate"]
+        sample_rate = model_files.read_settings(exp_dir)["frontend"]["sample_rate"]
         found = read_manifest([data_dir], sample_rate=sample_rate).sha256()
         if found != made_from:
             raise ValueError(
@@ -81,7 +77,7 @@ def read_development(exp_dir: Path, data_dir: Path) -> DevelopmentSet | None:
             f"{data_dir}/utt2spk: lacks the embedded utterance {unknown[0]}; run the extraction "
             "(stage 5) again"
         )
-    classes = {name.partition("#")[0] for name in read_classes(exp_dir)}
+    classes = {name.partition("#")[0] for name in model_files.read_classes(exp_dir)}
     trained = [name for name in table.ids if not classes or speaker_of[name] in classes]
     if not trained:
         raise ValueError(

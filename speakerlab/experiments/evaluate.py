@@ -17,22 +17,12 @@ import numpy as np
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import DevelopmentSet, are_embedded, read_embedded
 from speakerlab.experiments.trial_list import ListScores, TrialList
+from speakerlab.scoring import metrics
 from speakerlab.scoring.bootstrap import Replicates, bootstrap
 from speakerlab.scoring.calibration import Calibration
 from speakerlab.scoring.chain import Chain, Scored, build_chain
 from speakerlab.scoring.conditions import condition_rows
 from speakerlab.scoring.linear import cross_validated, fit_linear
-from speakerlab.scoring.metrics import (
-    P_TARGETS,
-    act_dcf,
-    cllr,
-    eer,
-    eer_of_points,
-    error_rates,
-    min_cllr,
-    min_dcf_of_points,
-    operating_points,
-)
 from speakerlab.scoring.minima import TooFewError, min_speakers
 
 log = logging.getLogger(__name__)
@@ -57,7 +47,7 @@ def evaluate(
     back_ends: Sequence[Chain],
     *,
     learn_from: LearnFrom = "auto",
-    p_targets: Sequence[float] = P_TARGETS,
+    p_targets: Sequence[float] = metrics.P_TARGETS,
 ) -> tuple[list[results.Row], list[ListScores], list[str]]:
     """Score a list with every back end, and compare the others with the first, the primary one.
 
@@ -177,22 +167,26 @@ def measure(
 ) -> results.Row:
     """Measure one list and back end: a row of results.json."""
     listed, is_target_N = own.listed, own.listed.trials.is_target_N
-    p_miss_K, p_fa_K, _ = operating_points(own.scores_N, is_target_N)
+    p_miss_K, p_fa_K, _ = metrics.operating_points(own.scores_N, is_target_N)
     num_target = int(np.count_nonzero(is_target_N))
     llr_N, at_threshold = own.llr_N, None
     if system.calibration is not None and own.backend == "cosine":
         threshold = system.calibration.threshold
-        p_miss, p_fa = error_rates(own.scores_N, is_target_N, threshold=threshold)
+        p_miss, p_fa = metrics.error_rates(own.scores_N, is_target_N, threshold=threshold)
         at_threshold = {"threshold": threshold, "p_miss": p_miss, "p_fa": p_fa}
     return {
         "trials": listed.name,
         "system": system.exp_dir.name,
-        "eer": eer_of_points(p_miss_K, p_fa_K),
-        "eer_untrained": None if own.untrained_N is None else eer(own.untrained_N, is_target_N),
+        "eer": metrics.eer_of_points(p_miss_K, p_fa_K),
+        "eer_untrained": None
+        if own.untrained_N is None
+        else metrics.eer(own.untrained_N, is_target_N),
         "eer_ci95": replicates.interval("eer"),
-        "min_dcf": {f"{p:g}": min_dcf_of_points(p_miss_K, p_fa_K, p_target=p) for p in p_targets},
-        "cllr": None if llr_N is None else cllr(llr_N, is_target_N),
-        "act_dcf": None if llr_N is None else act_dcf(llr_N, is_target_N),
+        "min_dcf": {
+            f"{p:g}": metrics.min_dcf_of_points(p_miss_K, p_fa_K, p_target=p) for p in p_targets
+        },
+        "cllr": None if llr_N is None else metrics.cllr(llr_N, is_target_N),
+        "act_dcf": None if llr_N is None else metrics.act_dcf(llr_N, is_target_N),
         "num_target": num_target,
         "num_nontarget": len(is_target_N) - num_target,
         "backend": own.backend,
@@ -201,7 +195,7 @@ def measure(
         "commit": system.card.get("commit"),
         "at_threshold": at_threshold,
         "bn_batch": system.card.get("bn_batch"),
-        "min_cllr": min_cllr(own.scores_N, is_target_N),
+        "min_cllr": metrics.min_cllr(own.scores_N, is_target_N),
         "num_speakers": replicates.num_speakers,
         "intervals": {metric: replicates.interval(metric) for metric in replicates.values},
         "calibration": source,

@@ -1,6 +1,5 @@
 """The hardest trials of a system, with clips to listen to.
 
-In: trials, scores, a data directory. Out: `HardTrial`s for the report; clips are data URIs.
 Letters: N trials, S samples.
 """
 

@@ -56,12 +56,9 @@ def _probe(
     num_classes: int,
     precision: str,
     device: torch.device,
-    bank_bytes: int,
+    bank_bytes: int,  # of noise and rooms
 ) -> None:
-    """Send each size that runs, until one does not; send an error as text.
-
-    bank_bytes: what noise and rooms will take on the device.
-    """
+    """Send each size that runs, until one does not; send an error as text."""
     process.die_with_parent()
     process.leave_signals_to_parent()
     apply_backend_settings(deterministic=config.runtime.deterministic)

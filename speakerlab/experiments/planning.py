@@ -4,10 +4,8 @@ The forward pass runs on fake tensors, which have shapes and no data, in about a
 """
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -60,29 +58,37 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of a rank's device, before the model is there."""
+    """Memory of a rank's device, before the model is there, and what a training needs of it."""
 
-    key: str  # the option that gives more of it, for messages
+    config: Config
+    found: Footprint
     free: float  # bytes
-    on_gpu: bool
+    on_gpu: bool = True
     world_size: int = 1
     bank_bytes: float = 0.0  # of noise and rooms that will be there too
     kept: float = 0.0  # bytes of its nominal memory that are never free
-    is_fixed: bool = False  # a configured micro-batch may use what `auto` leaves free
+    key: str = "--gpu-mem"  # the option that gives more of it, for messages
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the micro-batch is configured; it may use what `auto` leaves free."""
+        return isinstance(asked_micro_batch(self.config), int)
 
     @property
     def usable_share(self) -> float:
         return 1.0 if self.is_fixed else GPU_USABLE_SHARE if self.on_gpu else CPU_USABLE_SHARE
 
-    def crops(self, found: Footprint) -> int:
-        """Return how many crops fit."""
-        return max(int(self._for_crops(found) / (found.crop * TRANSIENT_SHARE)), 0)
+    @property
+    def fit(self) -> int:
+        """Number of crops that fit."""
+        return max(int(self._for_crops() / (self.found.crop * TRANSIENT_SHARE)), 0)
 
-    def require(self, found: Footprint, config: Config, most: int, least: int) -> int:
+    def require(self, most: int, least: int) -> int:
         """Return `most`, the crops that fit on every rank; if too few, say what would fit."""
         if most >= least:
             return most
-        usable, needed = self._for_crops(found), least * found.crop * TRANSIENT_SHARE
+        config, found = self.config, self.found
+        usable, needed = self._for_crops(), least * found.crop * TRANSIENT_SHARE
         enough = self.free + self.kept + (needed - usable) / self.usable_share
         sizes = batch_size.micro_batches(config.training.global_batch, self.world_size)
         fixes = [f"runtime.micro_batch={size}" for size in [s for s in sizes if s <= most][-1:]]
@@ -99,12 +105,45 @@ class Memory:
             f"{_gb(self.free + self.kept)} GB, {most} do; use {', '.join(fixes)} or a smaller model"
         )
 
-    def _for_crops(self, found: Footprint) -> float:
-        """Return the bytes for crops."""
-        state = found.state(self.world_size)
+    def _for_crops(self) -> float:
+        state = self.found.state(self.world_size)
         if self.on_gpu:
             state = GPU_RESERVE_BYTES + max(state - STATE_IN_RESERVE, 0)
         return int(self.free) * self.usable_share - state - self.bank_bytes
+
+    def batch(self) -> BatchPlan:
+        """Return the plan of a training on such devices; raise ValueError where it would."""
+
+        def limit(sizes: list[int]) -> int:
+            return self.require(self.fit, sizes[0])
+
+        how = _asked(self.config)
+        return batch_size.plan_batch(**how, world_size=self.world_size, limit=limit)
+
+    def parts(self) -> list[tuple[float, str]]:
+        """Return (GiB, purpose) of a card's memory, the activations last."""
+        state = self.found.state(self.world_size)
+        reserve = GPU_RESERVE_BYTES - min(state, STATE_IN_RESERVE)
+        activations = self.fit * self.found.crop * TRANSIENT_SHARE
+        names = f"of {self.found.num_parameters / 1e6:.1f} M parameters"
+        parts = [
+            (self.kept, "kept by the driver"),
+            (self.free * (1 - self.usable_share), "left free"),
+            (reserve, "reserve: context, workspaces, communication"),
+            (state, f"weights, gradients, momentum {names}, with the head"),
+            (self.bank_bytes, "noise and rooms"),
+            (activations, f"activations of {self.fit} crops"),
+        ]
+        return [(num_bytes / 2**30, purpose) for num_bytes, purpose in parts]
+
+
+def card_memory(
+    config: Config, found: Footprint, card_gb: float, world_size: int = 1, bank_gb: float = 0.0
+) -> Memory:
+    """Return the memory of each of `world_size` cards of `card_gb` GB."""
+    sizes = (card_gb - DRIVER_GB, bank_gb, DRIVER_GB)
+    free, bank_bytes, kept = (gib * 2**30 for gib in sizes)
+    return Memory(config, found, free, True, world_size, bank_bytes, kept)
 
 
 def _gb(num_bytes: float) -> str:
@@ -157,7 +196,6 @@ def footprint(
 
 
 def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
-    """Return the bytes that the optimizer keeps after a step."""
     optimizer = build.build_optimizer(config, parameters, lr=0.1)
     for group in optimizer.param_groups:  # fused kernels would use real memory
         group |= {"fused": False, "foreach": False}
@@ -169,7 +207,6 @@ def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
 
 
 def asked_micro_batch(config: Config) -> int | str:
-    """Return the configured micro-batch: a number, auto or probe."""
     asked = config.runtime.micro_batch
     return asked.get(config.model.name, "auto") if isinstance(asked, dict) else asked
 
@@ -183,107 +220,38 @@ def plan_batch(
     """
     asked, on_gpu = asked_micro_batch(config), ranks.device.type == "cuda"
     num_classes = len(task.head.get_parameter("weight_CD"))
+    model: Any = {"num_classes": num_classes, "precision": task.precision.name}
     # Noise and rooms are not on the GPU yet; on a host they are in memory already.
     bank_bytes = sum(buffer.nbytes for buffer in task.augment.buffers()) if on_gpu else 0
 
     def limit(sizes: list[int]) -> int:
-        """Return how many crops fit on every rank."""
         if isinstance(asked, int) and not on_gpu:  # its memory is not known that precisely
             return asked
         if asked == "probe":
-            most = largest_that_runs(
-                config,
-                sizes,
-                num_classes=num_classes,
-                precision=task.precision.name,
-                device=ranks.device,
-                bank_bytes=bank_bytes,
-            )
+            where = {"device": ranks.device, "bank_bytes": bank_bytes}
+            most = largest_that_runs(config, sizes, **model, **where)
             if (most := min(ranks.every(most))) < sizes[0]:
                 raise MemoryTooSmall(f"memory: {sizes[0]} crops do not fit; {REMEDY}")
             return most
-        found = footprint(
-            config,
-            num_classes=num_classes,
-            precision=task.precision.name,
-            split_over=ranks.world_size if task.head.is_split else 1,
-            with_data=not on_gpu,
-        )
+        split_over = ranks.world_size if task.head.is_split else 1
+        found = footprint(config, split_over=split_over, with_data=not on_gpu, **model)
         free, world = batch_size.free_bytes(ranks.device, ranks.local_size), ranks.world_size
-        key, is_fixed = f"free memory of {ranks.device}", isinstance(asked, int)
-        memory = Memory(key, free, on_gpu, world, bank_bytes, is_fixed=is_fixed)
-        return memory.require(found, config, min(ranks.every(memory.crops(found))), sizes[0])
+        key = f"free memory of {ranks.device}"
+        memory = Memory(config, found, free, on_gpu, world, bank_bytes, key=key)
+        return memory.require(min(ranks.every(memory.fit)), sizes[0])
 
-    return _plan(config, ranks.world_size, limit, below=below)
-
-
-def _plan(
-    config: Config,
-    world_size: int,
-    limit: Callable[[list[int]], int],
-    *,
-    below: int | None = None,
-) -> BatchPlan:
-    asked = asked_micro_batch(config)
     return batch_size.plan_batch(
-        global_batch=config.training.global_batch,
-        world_size=world_size,
-        micro_batch=asked if isinstance(asked, int) else None,
-        bn_batch=config.training.bn_batch,
-        join_ranks=config.runtime.sync_bn == "auto",
-        below=below,
-        limit=limit,
-        mode=str(asked),
+        **_asked(config), world_size=ranks.world_size, limit=limit, below=below
     )
 
 
-@dataclass(frozen=True)
-class CardPlan:
-    """Plan of a training on one or more cards of `card_gb` GB each."""
-
-    config: Config
-    found: Footprint
-    card_gb: float
-    world_size: int = 1
-    bank_gb: float = 0.0
-
-    @cached_property
-    def memory(self) -> Memory:
-        return Memory(
-            "--gpu-mem",
-            (self.card_gb - DRIVER_GB) * 2**30,
-            on_gpu=True,
-            world_size=self.world_size,
-            bank_bytes=self.bank_gb * 2**30,
-            kept=DRIVER_GB * 2**30,
-            is_fixed=isinstance(asked_micro_batch(self.config), int),
-        )
-
-    @property
-    def fit(self) -> int:
-        """Number of crops that fit on one card."""
-        return self.memory.crops(self.found)
-
-    def batch(self) -> BatchPlan:
-        """Return the plan of the training; raise ValueError where it would."""
-
-        def limit(sizes: list[int]) -> int:
-            return self.memory.require(self.found, self.config, self.fit, sizes[0])
-
-        return _plan(self.config, self.world_size, limit)
-
-    def parts(self) -> list[tuple[float, str]]:
-        """Return (GiB, purpose) of the card's memory, the activations last."""
-        free = self.card_gb - DRIVER_GB
-        state = self.found.state(self.world_size)
-        reserve = GPU_RESERVE_BYTES - min(state, STATE_IN_RESERVE)
-        activations = self.fit * self.found.crop * TRANSIENT_SHARE
-        names = f"of {self.found.num_parameters / 1e6:.1f} M parameters"
-        return [
-            (DRIVER_GB, "kept by the driver"),
-            (free * (1 - self.memory.usable_share), "left free"),
-            (reserve / 2**30, "reserve: context, workspaces, communication"),
-            (state / 2**30, f"weights, gradients, momentum {names}, with the head"),
-            (self.bank_gb, "noise and rooms"),
-            (activations / 2**30, f"activations of {self.fit} crops"),
-        ]
+def _asked(config: Config) -> dict[str, Any]:
+    """Return the configured arguments of `batch_size.plan_batch`."""
+    asked = asked_micro_batch(config)
+    return {
+        "global_batch": config.training.global_batch,
+        "micro_batch": asked if isinstance(asked, int) else None,
+        "bn_batch": config.training.bn_batch,
+        "join_ranks": config.runtime.sync_bn == "auto",
+        "mode": str(asked),
+    }

@@ -40,7 +40,6 @@ class Picture:
 
     @property
     def uri(self) -> str:
-        """The file as a data URI."""
         return f"data:image/png;base64,{base64.b64encode(self.path.read_bytes()).decode('ascii')}"
 
 
@@ -67,7 +66,6 @@ def draw_list(folder: Path, group: Sequence[ListScores]) -> Iterator[Picture]:
 def draw_training(
     folder: Path, courses: Mapping[str, tuple[Sequence[float], Sequence[float]]]
 ) -> Iterator[Picture]:
-    """Draw each metric of a training: name -> (steps, values)."""
     for name, (step_T, value_T) in courses.items():
         stem = name.removesuffix(" in %").replace(" ", "_")
         path = folder / f"training_{stem}.png"

@@ -7,7 +7,7 @@ Letters: T rows of training.
 
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,23 +21,15 @@ from speakerlab.core.atomic import write_text
 from speakerlab.experiments import results
 from speakerlab.experiments.hardest import HardTrial, Player, hardest_trials, player_of
 from speakerlab.experiments.plots import Picture, draw_list, draw_training
-from speakerlab.experiments.results import (
-    Row,
-    bounds,
-    number,
-    p_value,
-    percent,
-    points,
-    priors_of,
-)
+from speakerlab.experiments.results import Row, number, percent
 from speakerlab.experiments.trial_list import ListScores
 
 Facts = Mapping[str, Mapping[str, Any]]  # heading -> name -> value; text of several lines unfolds
 Hardest = tuple[str, Mapping[str, Sequence[HardTrial]]]  # back end, and kind -> trials
 Cell = tuple[str, list[str]]  # text, and smaller lines below it
-NOT_MEASURED: Row = {
-    **{"min_cllr": None, "intervals": {}, "compared": None, "conditions": [], "primary": False}
-}
+NOT_MEASURED: Row = {"min_cllr": None, "intervals": {}, "conditions": []}
+NOT_COMPARED: Row = {"compared": None, "primary": False}
+_bounds = partial(results.bounds, between=" – ")
 MAX_CLIPS = 36  # of at most some 70 kB each
 MAX_OF_A_KIND = 5  # of the hardest trials of a list
 SCORED_WITH = ("speakerlab", "torch", "numpy", "scipy", "soundfile", "matplotlib")
@@ -92,11 +84,7 @@ def write_report(
 
 
 def read_courses(path: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Read metrics.jsonl as name -> (steps, values).
-
-    Of steps repeated after a roll-back, the last values count. Empty where nothing was trained,
-    as for an imported model.
-    """
+    """Read metrics.jsonl as name -> (steps, values); the last values of a repeated step count."""
     rows: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
@@ -126,11 +114,10 @@ def facts_of(exp_dir: Path) -> dict[str, dict[str, Any]]:
             here[package] = version(package)
         except PackageNotFoundError:
             here[package] = None
+    environment = {name: card.pop(name) for name in provenance.ENVIRONMENT if name in card}
     return {
-        "Model": {
-            name: value for name, value in card.items() if name not in provenance.ENVIRONMENT
-        },
-        "Trained with": {name: card[name] for name in provenance.ENVIRONMENT if name in card},
+        "Model": card,
+        "Trained with": environment,
         "Scored with": here,
         "Configuration": {"config.yaml": config.read_text(encoding="utf-8").rstrip() + "\n"},
     }
@@ -169,7 +156,7 @@ def write_page(
     A list's headline is its primary row, or its first if none is marked.
     pictures and hardest: by the name of the list; the first system of a list shows them.
     """
-    rows = [NOT_MEASURED | row for row in rows]
+    rows = [NOT_MEASURED | NOT_COMPARED | row for row in rows]
     pictures, hardest = dict(pictures or {}), dict(hardest or {})
     groups: dict[tuple[str, str], list[Row]] = {}
     protocols: dict[str, list[str]] = {}
@@ -193,16 +180,9 @@ def write_page(
         }
         for (trials, system), group in groups.items()
     ]
-    text = _render(
-        "verification.html.j2",
-        title=title,
-        notes=notes,
-        lists=lists,
-        training=training,
-        protocols=protocols,
-        facts=facts,
-    )
-    write_text(path, text)
+    shown = {"lists": lists, "training": training, "protocols": protocols}
+    page = _render("verification.html.j2", title=title, notes=notes, facts=facts, **shown)
+    write_text(path, page)
 
 
 def write_identification_page(path: Path, *, title: str, rows: Sequence[Row], facts: Facts) -> None:
@@ -235,8 +215,8 @@ def _render(template: str, **values: Any) -> str:
     environment.filters |= {
         "percent": percent,
         "number": number,
-        "interval": partial(bounds, show=percent),
-        "p_value": p_value,
+        "interval": partial(results.bounds, show=percent),
+        "p_value": results.p_value,
         "plain": _plain,
         "scale": _condition_scale,
     }
@@ -245,7 +225,7 @@ def _render(template: str, **values: Any) -> str:
 
 def _table(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     """Header -> cell for each row; columns that no row fills are left out."""
-    priors = priors_of(rows)
+    priors = results.priors_of(rows)
     others = {row["compared"]["with"] for row in rows if row["compared"]}
     other = others.pop() if len(others) == 1 else None
     table: list[dict[str, Cell]] = []
@@ -267,10 +247,6 @@ def _table(rows: Sequence[Row]) -> list[dict[str, Cell]]:
     return [{name: cells[name] for name in filled} for cells in table]
 
 
-def _bounds(ci95: Sequence[float] | None, row: Row, show: Callable[[float], str] = number) -> str:
-    return bounds(ci95, row, show, " – ")
-
-
 def _cell(value: float | None, interval: str | None) -> Cell:
     return number(value), [] if value is None or interval is None else [interval]
 
@@ -281,17 +257,17 @@ def _compared(row: Row, other: str | None) -> Cell:
         return "", []
 
     def show(value: float) -> str:
-        return points(value).replace("-", "−")
+        return results.points(value).replace("-", "−")
 
     named = [] if other else [f"to {compared['with']}"]
-    interval = bounds(compared["ci95"], row, show, " to ")
-    return show(compared["eer_difference"]), [interval, p_value(compared), *named]
+    interval = results.bounds(compared["ci95"], row, show, " to ")
+    return show(compared["eer_difference"]), [interval, results.p_value(compared), *named]
 
 
 def _condition_scale(parts: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
     """(the largest rate drawn in a table of conditions, the priors that it has)."""
     ends = [rate for part in parts for rate in (part["eer"] or 0, *(part.get("eer_ci95") or ()))]
-    return max(ends, default=0.0) or 1.0, priors_of(parts)
+    return max(ends, default=0.0) or 1.0, results.priors_of(parts)
 
 
 def _plain(value: object) -> str:

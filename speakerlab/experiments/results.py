@@ -78,7 +78,6 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def format_identification(rows: Sequence[Row]) -> str:
-    """Results of identification as aligned text."""
     header = ["data", "system", "accuracy %", "95 % interval", "balanced %", "classes", "number"]
     lines = [
         [
@@ -136,10 +135,14 @@ def percent(rate: float | None) -> str:
     return "" if rate is None else f"{100 * rate:.2f}"
 
 
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
 def bounds(
     ci95: Sequence[float] | None,
     row: Mapping[str, Any],
-    show: Callable[[float], str],
+    show: Callable[[float], str] = number,
     between: str = " - ",
 ) -> str:
     """An interval, or the reason why the row has none."""
@@ -155,11 +158,6 @@ def points(difference: float) -> str:
     return f"{100 * difference:+.2f}"
 
 
-def number(value: float | None) -> str:
-    """Three decimals."""
-    return "" if value is None else f"{value:.3f}"
-
-
 def p_value(compared: Mapping[str, Any]) -> str:
     """The p-value of a paired comparison, as one cites it; None with too few speakers."""
     p = compared["p_value"]
@@ -173,7 +171,6 @@ def _compared(compared: Mapping[str, Any] | None) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]], *, num_left: int = 1) -> str:
-    """Columns of text: the first `num_left` left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     rows = [
         "  ".join(

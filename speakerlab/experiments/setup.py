@@ -43,12 +43,9 @@ MAX_LR_SCALE = 4.0  # far from its batch the linear rule (Goyal et al., arXiv 17
 
 
 def start_rank(config: Config) -> Ranks:
-    """Set up this process, and join the other ranks."""
-    conv_tf32 = config.runtime.tf32 == "auto"
-    apply_backend_settings(deterministic=config.runtime.deterministic, conv_tf32=conv_tf32)
-    ranks = start_ranks(
-        timeout_minutes=config.runtime.timeout_minutes, device=config.runtime.device
-    )
+    runtime = config.runtime
+    apply_backend_settings(deterministic=runtime.deterministic, conv_tf32=runtime.tf32 == "auto")
+    ranks = start_ranks(timeout_minutes=runtime.timeout_minutes, device=runtime.device)
     if ranks.device.type == "cpu":
         process.keep_freed_memory()
     return ranks
@@ -83,8 +80,8 @@ def precision(config: Config, ranks: Ranks) -> Precision:
     """Return the precision for all ranks: that of the least capable device."""
     every = ranks.every(card_of(ranks.device))
     cards = [card for card in every if card is not None]
-    conv_tf32 = torch.backends.cudnn.allow_tf32
-    return resolve_precision(config.runtime.precision, ranks.device, cards, conv_tf32=conv_tf32)
+    asked, conv_tf32 = config.runtime.precision, torch.backends.cudnn.allow_tf32
+    return resolve_precision(asked, ranks.device, cards, conv_tf32=conv_tf32)
 
 
 def log_device(exp_dir: Path, config: Config, ranks: Ranks, used: Precision) -> None:
@@ -141,7 +138,6 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
 
 
 def learning_rate(config: Config, per_epoch: int) -> Callable[[int], float]:
-    """Return the learning rate as a function of the step; per_epoch: number of steps."""
     training = config.training
     scale = training.global_batch / training.lr_base_batch
     return partial(
@@ -215,7 +211,6 @@ class TrainBatches:
         )
 
     def crops_of(self, *, attempt: int) -> TrainCrops:
-        """Return the training set as crops with their draws."""
         config, stored = self.config, {}
         if config.data.features == "fbank":
             stored = frames_to_read(self.corpus.train, config.frontend, crop_samples(config))

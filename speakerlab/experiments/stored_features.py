@@ -26,11 +26,8 @@ class StoredFbank:
             raise ValueError(f"frontend.dither: {frontend['dither']} cannot be stored; set it to 0")
         self.frontend = frontend
         fbank = Fbank(**frontend)
-        self.layout = Layout.of_features(
-            sample_rate=fbank.sample_rate,
-            frame_shift=fbank.frame_shift,
-            num_bins=fbank.num_mel_bins,
-        )
+        rates = {"sample_rate": fbank.sample_rate, "frame_shift": fbank.frame_shift}
+        self.layout = Layout.of_features(num_bins=fbank.num_mel_bins, **rates)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -39,7 +36,6 @@ class StoredFbank:
 
     @cached_property
     def fbank(self) -> Fbank:
-        """The front end without mean removal."""
         return Fbank(**{**self.frontend, "mean_norm": False})
 
     def __call__(self, wave_S: np.ndarray) -> np.ndarray:

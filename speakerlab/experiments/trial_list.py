@@ -45,7 +45,6 @@ class TrialList:
 
     @property
     def num_enrol(self) -> dict[str, int]:
-        """model -> number of its utterances."""
         return {model: len(names) for model, names in self.models.items()}
 
     def tables(self, table: EmbeddingTable) -> tuple[EmbeddingTable, EmbeddingTable]:
@@ -161,8 +160,7 @@ def _check(
             f"{path}: an error rate needs targets and nontargets, got {num_target} targets in "
             f"{len(trials)} trials; add the others"
         )
-    parts = [set(models.get(name, [name])) for name in trials.enrol_ids]
-    ids = trials.test_ids
+    parts, ids = [{*models.get(name, [name])} for name in trials.enrol_ids], trials.test_ids
     own = sum(ids[t] in parts[e] for e, t in zip(trials.enrol_N.tolist(), trials.test_N.tolist()))
     if own:
         log.warning("%s: in %d trials the test utterance is also enrolled", path, own)

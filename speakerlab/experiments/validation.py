@@ -67,7 +67,6 @@ class HeldOut:
         raise NotImplementedError
 
     def pictures(self) -> Pictures | None:
-        """Return pictures of the last run, if any."""
         if self.emb_ND is None:
             return None
         speakers = [p.manifest.speakers[p.manifest.speaker_N[p.row]] for p in self.pieces]
@@ -103,10 +102,7 @@ class Validation(HeldOut):
     def calibrate(
         self, emb_ND: np.ndarray, *, source: str, fars: Sequence[float] = ()
     ) -> Calibration:
-        """Fit a calibration to all pairs; fars: false alarm rates to find thresholds for.
-
-        emb_ND: of `pieces`.
-        """
+        """Fit a calibration to all pairs; fars: false alarm rates to find thresholds for."""
         _, scores_N, is_target_N = pairwise_eer(emb_ND, np.array(self.label_N))
         num_speakers = len(set(self.label_N))
         if num_speakers < FEW_SPEAKERS:
@@ -130,10 +126,7 @@ class Validation(HeldOut):
 
 
 class ClassValidation(HeldOut):
-    """The share of held-out utterances that the head classifies wrongly, at most 500 per class.
-
-    classes: names of the head's rows, those of the manifest among them.
-    """
+    """The share of held-out utterances that the head classifies wrongly, at most 500 per class."""
 
     metric = "error"
 

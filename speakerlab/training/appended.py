@@ -17,7 +17,6 @@ class AppendedFile:
         self.waiting: list[bytes] = []
 
     def append(self, *records: bytes) -> None:
-        """Write these records, after those that wait."""
         was_waiting = bool(self.waiting)
         self.waiting += records
         try:

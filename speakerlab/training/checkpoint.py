@@ -60,9 +60,7 @@ def read_note(folder: Path) -> Note:
     try:
         return Note(**json.loads((folder / NOTE).read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise ValueError(
-            f"{folder / NOTE}: no such file; incomplete or of another version"
-        ) from None
+        raise ValueError(f"{folder / NOTE}: is missing; incomplete or of another version") from None
     except (OSError, TypeError, json.JSONDecodeError):
         raise ValueError(f"{folder / NOTE}: damaged") from None
 

@@ -10,8 +10,7 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"  # set by --gpus of run.sh; -1 means none
 def count_gpus(device: str = "auto", *, num_ranks: int = 1) -> int:
     """Return how many GPUs a training may use; 0: the CPU.
 
-    device: runtime.device. num_ranks: on this host. Raise ValueError if GPUs that are asked for do
-    not exist, or are fewer than the ranks.
+    Raise ValueError if GPUs that are asked for do not exist, or are fewer than this host's ranks.
     """
     if device == "cpu":
         return 0
@@ -33,10 +32,7 @@ def count_gpus(device: str = "auto", *, num_ranks: int = 1) -> int:
 
 
 def check_format(device: str, precision: str) -> None:
-    """Raise ValueError for 16 bits, which are meant for a GPU, where only a CPU is found.
-
-    device and precision: of `runtime`. A CPU that was chosen may train in bf16.
-    """
+    """Raise ValueError for 16 bits on a CPU that was not chosen; they are meant for a GPU."""
     is_chosen = device == "cpu" or VARIABLE in os.environ
     if precision in ("bf16", "fp16") and not is_chosen and not torch.cuda.device_count():
         raise ValueError(

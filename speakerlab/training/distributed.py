@@ -158,9 +158,10 @@ def start_ranks(*, timeout_minutes: float, device: str = "auto") -> Ranks:
     device: auto, cpu or cuda. It is chosen before the group is made: otherwise every rank's first
     barrier runs on GPU 0. CPU tensors travel by gloo, CUDA tensors by nccl.
     """
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    rank, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+    sizes = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    world_size, local_size = sizes
     use_cuda = count_gpus(device, num_ranks=local_size) > 0
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
     chosen = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
         try:
@@ -168,19 +169,13 @@ def start_ranks(*, timeout_minutes: float, device: str = "auto") -> Ranks:
         except RuntimeError as error:
             first = str(error).partition("\n")[0]
             raise ValueError(f"{chosen}: {first}; run speakerlab doctor") from None
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
     if world_size > 1:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if use_cuda else "gloo",
             timeout=timedelta(minutes=timeout_minutes),
             device_id=chosen if use_cuda else None,
         )
-    return Ranks(
-        rank=int(os.environ.get("RANK", 0)),
-        world_size=world_size,
-        local_size=local_size,
-        device=chosen,
-    )
+    return Ranks(rank, world_size, local_size, chosen)
 
 
 def shared_store(ranks: Ranks) -> Any:

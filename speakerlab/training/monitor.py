@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import (
@@ -61,10 +62,7 @@ class Pictures:
 
 
 class Events:
-    """One file of events in `exp/<name>/tensorboard`; no step appears twice after a resume.
-
-    TensorBoard drops the steps after `start_step` from earlier files.
-    """
+    """One file of events; TensorBoard drops the steps after `start_step` from earlier ones."""
 
     def __init__(self, folder: Path, *, start_step: int) -> None:
         self.folder = folder
@@ -79,14 +77,17 @@ class Events:
         self._append(Event(step=start_step + 1, session_log=restart))
 
     def add_scalars(self, step: int, group: str, values: Mapping[str, float]) -> None:
-        """Add one number per name."""
         found = [Summary.Value(tag=f"{group}/{k}", simple_value=v) for k, v in values.items()]
         self._append(Event(step=step, summary=Summary(value=found)))
 
     def add_pictures(self, step: int, pictures: Pictures) -> None:
         """Add the DET curve of this step, and replace the embeddings."""
         if pictures.det_png is not None:
-            value = Summary.Value(tag="valid/det", image=_image(pictures.det_png))
+            png = pictures.det_png
+            width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+            size = {"width": width, "height": height, "colorspace": 4}  # RGBA
+            image = Summary.Image(encoded_image_string=png, **size)
+            value = Summary.Value(tag="valid/det", image=image)
             self._append(Event(step=step, summary=Summary(value=[value])))
         try:
             _write_projector(self.folder, pictures)
@@ -98,12 +99,6 @@ class Events:
         record = io.BytesIO()
         RecordWriter(record).write(event.SerializeToString())
         self.file.append(record.getvalue())
-
-
-def _image(png: bytes) -> Summary.Image:
-    """Return a PNG with the size in its first chunk; colorspace 4: RGBA."""
-    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
-    return Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
 
 
 def _write_projector(folder: Path, pictures: Pictures) -> None:
@@ -144,16 +139,10 @@ class Monitor:
         self.start_step, self.terminal = start_step, ExitStack()
         self.started_at = self.last_line_at = self.last_picture_at = time.monotonic()
         self.quiet_until = self.started_at + FIRST_SECONDS
-        self.bar = self.terminal.enter_context(
-            tqdm(
-                total=self.total_steps,
-                initial=start_step,
-                disable=None,  # where there is no terminal
-                leave=False,
-                unit="step",
-                dynamic_ncols=True,
-            )
-        )
+        # disable=None: where there is no terminal
+        how: Any = {"disable": None, "leave": False, "unit": "step", "dynamic_ncols": True}
+        bar = tqdm(total=self.total_steps, initial=start_step, **how)
+        self.bar = self.terminal.enter_context(bar)
         if not self.bar.disable:  # log lines are written above the bar
             self.terminal.enter_context(logging_redirect_tqdm())
 
@@ -184,7 +173,6 @@ class Monitor:
         self.bar.update(step - self.bar.n)
 
     def valid_row(self, step: int, values: Mapping[str, float]) -> None:
-        """Write a row of validation and log it."""
         self._write(step, values, "valid")
         text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         log.info("step %d: validation: %s", step, text)

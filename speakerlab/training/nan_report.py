@@ -26,10 +26,7 @@ MAX_LINES = 3  # on bad micro-batches; the file has all
 def write_report(
     found: dict[str, Any], *, path: Path, utterances: Sequence[str], facts: Mapping[str, Any]
 ) -> None:
-    """Write what was found and log the main points.
-
-    utterances: names that replace the `rows` of the manifest; facts: of the run.
-    """
+    """Write what was found, with names for the `rows` of the manifest; log the main points."""
     for one in found["micro_batches"]:
         one["utterances"] = [utterances[row] for row in one.pop("rows")]
     known = {name: facts[name] for name in ("device", "precision", "torch", "commit")}

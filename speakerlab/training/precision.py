@@ -47,9 +47,7 @@ class Precision:
         return self.name == "fp16"
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context for the backbone."""
-        enabled = self.name != "fp32"
-        return torch.autocast(self.device_type, dtype=self.dtype, enabled=enabled)
+        return torch.autocast(self.device_type, self.dtype, enabled=self.name != "fp32")
 
 
 def card_of(device: torch.device) -> Card | None:
@@ -94,7 +92,6 @@ def resolve_precision(
 
 
 def _remarks(asked: str, cards: Sequence[Card], conv_tf32: bool) -> list[str]:
-    """Return lines that compare the configured format with the cards of all ranks."""
     lines, card = [], min(cards)
     if len(set(cards)) > 1:
         counts = sorted(Counter(cards).items())

@@ -49,7 +49,6 @@ class MetricSums:
         self.is_first_row = True
 
     def add_micro_batch(self, output: TaskOutput, inputs: MicroBatch) -> None:
-        """Add the crops of a micro-batch to those of its step."""
         rows = len(inputs.batch.label_B)
         self.step_sums[0] += output.loss.detach() * rows
         self.step_sums[1] += output.num_correct
@@ -62,10 +61,9 @@ class MetricSums:
         self.sums[:OF_CROPS] += torch.where(is_bad > 0, 0.0, self.step_sums)
         self.step_sums.zero_()
         if self.ranks.rank == 0:  # the same on every rank
-            clipped = (norm > clip_norm) & (is_bad == 0)
-            good_norm = torch.where(is_bad > 0, 0.0, norm).double()
-            one = torch.ones_like(good_norm)
-            self.sums[OF_CROPS:] += torch.stack([good_norm, clipped.double(), is_bad.double(), one])
+            good_norm = torch.where(is_bad > 0, 0.0, norm)
+            counts = (good_norm, good_norm > clip_norm, is_bad, torch.ones_like(norm))
+            self.sums[OF_CROPS:] += torch.stack([count.double() for count in counts])
 
     def load(self, sums: list[float]) -> None:
         """Restore the sums of all ranks from a checkpoint; rank 0 holds them."""
@@ -104,15 +102,15 @@ class MetricSums:
         self.seconds += seconds
         if self.seconds < self.judged_seconds:
             return
-        share, over = self.wait_seconds / self.seconds, self.seconds
-        self.wait_seconds = self.seconds = 0.0
+        share = self.wait_seconds / self.seconds
         self.judged_seconds = WARNED_SECONDS if share > MAX_WAIT else WAIT_SECONDS
         if share > MAX_WAIT:
             log.warning(
                 "step %d: training waited for data %.0f %% of the last %.0f s; give it more CPUs, "
                 "raise runtime.num_workers or pack the audio (docs/hardware.md)",
-                *(step, 100 * share, over),
+                *(step, 100 * share, self.seconds),
             )
+        self.wait_seconds = self.seconds = 0.0
 
 
 class DivergedError(RuntimeError):
@@ -128,7 +126,6 @@ class LearningWatch:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all rows."""
         self.bad_since: int | None = None  # step
         self.best_loss, self.margin = math.inf, 0.0
         self.reported = ""
@@ -153,13 +150,10 @@ class LearningWatch:
         return f"step {step}: {problem}, for {PATIENCE_STEPS} steps; lower training.lr"
 
     def state(self) -> dict[str, Any]:
-        """Return plain values."""
         return {name: getattr(self, name) for name in WATCHED}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
-        for name in WATCHED:
-            setattr(self, name, state[name])
+        vars(self).update({name: state[name] for name in WATCHED})
 
     def _problem(self, loss: float, accuracy: float) -> str:
         if loss > self.guessing_loss and accuracy < GUESSING_ACCURACY:

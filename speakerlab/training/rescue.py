@@ -71,7 +71,6 @@ class Rescue:
         self._leave()
 
     def _leave(self) -> NoReturn:
-        """Save together with the other ranks, and end the process."""
         if self.ranks.device.type != "cuda":
             self._save_together()
         else:  # the main thread's stream waits for the rank that is out of memory

@@ -6,13 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from speakerlab.training.checkpoint import (
-    find_non_finite,
-    load_state,
-    read_latest,
-    read_rows,
-    snapshot,
-)
+from speakerlab.training import checkpoint
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.progress import LearningWatch, MetricSums
 from speakerlab.training.task import SpeakerTask
@@ -49,16 +43,17 @@ class RunState:
 
     def resume(self) -> bool:
         """Load the newest checkpoint, which rank 0 reads; return False if there is none."""
-        is_resumed = self._load_latest()
-        if not is_resumed:  # a roll-back then returns to the state the run begins with
-            self.initial = snapshot([self._state(self.sums.sums.tolist()), self._parts()])
+        if not (is_resumed := self._load_latest()):  # a roll-back then returns to the beginning
+            self.initial = checkpoint.snapshot(
+                [self._state(self.sums.sums.tolist()), self._parts()]
+            )
         return is_resumed
 
     def save(self, *, scheduled: bool, valid: Mapping[str, float] | None = None) -> None:
         """Begin to write a checkpoint; raise NumericError, on every rank, if it is not finite."""
         state = self._state(self.ranks.sum(self.sums.sums).tolist())
         watched = {"task": state["task"], "optimizer": state["optimizer"], "rows": self._rows()}
-        bad = find_non_finite(watched, "state")
+        bad = checkpoint.find_non_finite(watched, "state")
         found = [name for names in self.ranks.every(bad[:1]) for name in names]
         if found:
             raise NumericError(f"step {self.step}: {found[0]} is not finite", self.step - 1)
@@ -74,7 +69,7 @@ class RunState:
         before = {now.data_ptr(): old for now, old in zip(updater.buffers, updater.saved)}
         state = self._state(sums)
         state["task"] = {name: before.get(t.data_ptr(), t) for name, t in state["task"].items()}
-        self._write(state, scheduled=False, valid=None)
+        self._write(state, scheduled=False)
         self.writer.wait()
 
     def wait(self) -> None:
@@ -98,10 +93,10 @@ class RunState:
         self.save(scheduled=False)
 
     def _load_latest(self) -> bool:
-        found = self.ranks.on_first(lambda: read_latest(self.writer.folder))
+        found = self.ranks.on_first(lambda: checkpoint.read_latest(self.writer.folder))
         if found is not None:
             folder, state = found
-            self._load(load_state(state), read_rows(folder))
+            self._load(checkpoint.load_state(state), checkpoint.read_rows(folder))
         return found is not None
 
     def _state(self, sums: list[float]) -> dict[str, Any]:
@@ -139,11 +134,9 @@ class RunState:
         """Return this rank's part of a split head as it is written; none if it is whole."""
         return [(self.task.head.row_range[0], self._rows())] if self.task.split else []
 
-    def _write(
-        self, state: dict[str, Any], *, scheduled: bool, valid: Mapping[str, float] | None
-    ) -> None:
+    def _write(self, state: dict[str, Any], **how: Any) -> None:
         self.saved_at, self.initial = time.monotonic(), None
-        self.writer.save(state, *self._parts(), scheduled=scheduled, valid=valid)
+        self.writer.save(state, *self._parts(), **how)
 
     def _load(self, state: dict[str, Any], parts: Parts = ()) -> None:
         """Restore the state; parts: of any number of ranks, none where the head was whole."""
@@ -172,7 +165,6 @@ class RunState:
         return taken
 
     def _load_rows(self, parts: Parts) -> None:
-        """Load this rank's rows of a split head, and the optimizer's values for them."""
         parameters = dict(self.task.named_parameters())
         for key in parts[0][1] if parts else ():
             rows = self.task.head.own_rows((first, part[key]) for first, part in parts)

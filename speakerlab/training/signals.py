@@ -38,7 +38,6 @@ class Signals:
         os.set_blocking(self.writer, False)
 
     def is_asked(self) -> bool:
-        """Return whether a signal has asked this process to leave."""
         return bool(self.number)
 
     def listen(self) -> None:

@@ -132,28 +132,19 @@ class SpeakerTask(nn.Module):
     """
 
     def __init__(
-        self,
-        *,
-        augment: Any,
-        embedder: nn.Module,
-        head: Any,
-        precision: Precision,
+        self, *, augment: Any, embedder: nn.Module, head: Any, precision: Precision
     ) -> None:
         super().__init__()
         self.augment, self.embedder, self.head = augment, embedder, head
         self.set_precision(precision)
-        # Banks of noise and rooms are the same on every rank and too large to be broadcast.
-        self._ddp_params_and_buffers_to_ignore = [
-            f"augment.{name}" for name, _ in augment.named_buffers()
-        ]
         # Rows that only this rank holds: their gradients are complete without the other ranks.
-        self.split: dict[str, nn.Parameter] = {}
-        if head.is_split:
-            self.split = {f"head.{name}": p for name, p in head.named_parameters()}
-        self._ddp_params_and_buffers_to_ignore += list(self.split)
+        own_rows = head.named_parameters() if head.is_split else ()
+        self.split: dict[str, nn.Parameter] = {f"head.{name}": p for name, p in own_rows}
+        # Banks of noise and rooms are the same on every rank and too large to be broadcast.
+        banks = [f"augment.{name}" for name, _ in augment.named_buffers()]
+        self._ddp_params_and_buffers_to_ignore = [*banks, *self.split]
 
     def set_precision(self, precision: Precision) -> None:
-        """Set the number format of the backbone."""
         self.precision, self.autocast = precision, precision.autocast()
 
     def forward(

@@ -274,7 +274,6 @@ class Trainer:
             raise DivergedError(line)
 
     def _is_validation_due(self) -> bool:
-        """Return whether validation is due after this step and not done yet."""
         step = self.state.step
         due = step == self.schedule.total_steps or step % self.schedule.valid_every_steps == 0
         return self.validation is not None and due and self.state.validated != step

@@ -23,6 +23,8 @@ INITIAL_SCALE = 2.0**16  # halves at a bad step
 GROWTH_STEPS = 2000  # good steps in a row after which the scale doubles
 MIN_SCALE = 1.0  # a gradient that overflows unscaled is not the scale's fault
 
+OF_SCALE, OF_STEPS = ("loss_scale", "good_steps"), ("skipped", "bad_in_a_row")  # saved
+
 copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 multiply_all = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 
@@ -96,7 +98,7 @@ class Updater:
             group["lr"] = lr
         with record_function("step/optimizer/clip"):
             gradients = [p.grad for p in self.shared if p.grad is not None]
-            own_rows = [p.grad for p in self.split if p.grad is not None] if self.split else []
+            own_rows = [p.grad for p in self.split if p.grad is not None]
             if self.scales_loss:
                 multiply_all([*gradients, *own_rows], self.loss_scale.reciprocal())
             norm = nn.utils.get_total_norm(gradients)
@@ -166,23 +168,15 @@ class Updater:
 
     def state(self) -> dict[str, Any]:
         """Return the loss scale and the counts of bad steps as plain values."""
-        return {
-            "loss_scale": float(self.loss_scale),
-            "good_steps": int(self.good_steps),
-            "skipped": int(self.skipped),
-            "bad_in_a_row": int(self.bad_in_a_row),
-        }
+        return {name: getattr(self, name).item() for name in (*OF_SCALE, *OF_STEPS)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned; a loss scale only where this run scales too."""
-        if self.scales_loss:
-            self.loss_scale.fill_(max(state["loss_scale"], MIN_SCALE))
-            self.good_steps.fill_(state["good_steps"])
-        self.skipped.fill_(state["skipped"])
-        self.bad_in_a_row.fill_(state["bad_in_a_row"])
+        for name in (*OF_SCALE, *OF_STEPS) if self.scales_loss else OF_STEPS:
+            getattr(self, name).fill_(state[name])
+        self.loss_scale.clamp_(min=MIN_SCALE)
 
     def _adapt_scale(self, is_bad: Tensor) -> None:
-        """Halve the loss scale at a bad step, double it after `GROWTH_STEPS` good ones."""
         self.good_steps = torch.where(is_bad > 0, 0, self.good_steps + 1)
         grows = self.good_steps >= GROWTH_STEPS
         grown = torch.where(grows, self.loss_scale * 2, self.loss_scale)

@@ -18,17 +18,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from speakerlab.training.checkpoint import (
-    ROWS,
-    STATE,
-    Note,
-    finish,
-    list_checkpoints,
-    prune,
-    snapshot,
-    write_synced,
-    write_tensors,
-)
+from speakerlab.training import checkpoint
+from speakerlab.training.checkpoint import ROWS, STATE, Note, list_checkpoints
 
 log = logging.getLogger(__name__)
 OTHERS_SECONDS = 300.0  # rank 0 waits so long for the rows of the other ranks
@@ -79,9 +70,11 @@ class CheckpointWriter:
         eer, error = ((valid or {}).get(name) for name in ("eer", "error"))
         note = partial(Note, step, attempt, scheduled, eer, valid_error=error)
         name = f"step_{step:08d}" + (f"_attempt_{attempt}" if attempt else "")
-        copied = snapshot(state) if self.rank == 0 else None
+        copied = checkpoint.snapshot(state) if self.rank == 0 else None
         self.thread = threading.Thread(
-            target=self._write, args=(name, copied, snapshot(rows), note), name="checkpoint"
+            target=self._write,
+            args=(name, copied, checkpoint.snapshot(rows), note),
+            name="checkpoint",
         )
         self.thread.start()
 
@@ -94,7 +87,6 @@ class CheckpointWriter:
     def _join(self) -> None:
         if self.thread is not None:
             self.thread.join()
-            self.thread = None
 
     def _write(self, name: str, state: Any, rows: Any, note: partial[Note]) -> None:
         unfinished = self.folder / f".{name}.{self.run}"
@@ -102,14 +94,14 @@ class CheckpointWriter:
             unfinished.mkdir(parents=True, exist_ok=True)
             if rows is not None:
                 file = f"{ROWS}{rows[0]:08d}_{self.rank}.pt"
-                digest = write_tensors(unfinished / file, rows[1])
-                write_synced(unfinished / f"{file}.sha256", digest.encode())
+                digest = checkpoint.write_tensors(unfinished / file, rows[1])
+                checkpoint.write_synced(unfinished / f"{file}.sha256", digest.encode())
             if state is not None:
-                sha256 = {STATE: write_tensors(unfinished / STATE, state)}
+                sha256 = {STATE: checkpoint.write_tensors(unfinished / STATE, state)}
                 sha256 |= self._wait_for_rows(unfinished)
                 size = sum((unfinished / file).stat().st_size for file in sha256)
-                finish(unfinished, self.folder / name, note(sha256=sha256, bytes=size))
-                prune(self.folder, keep=self.keep)
+                checkpoint.finish(unfinished, self.folder / name, note(sha256=sha256, bytes=size))
+                checkpoint.prune(self.folder, keep=self.keep)
             self.failure = ""
         except (OSError, RuntimeError, MemoryError) as error:
             tensors = [leaf for leaf in tree_leaves([state, rows]) if isinstance(leaf, Tensor)]
@@ -131,7 +123,6 @@ class CheckpointWriter:
         return found
 
     def _explain(self, name: str, error: Exception, num_bytes: int) -> str:
-        """Return why a checkpoint of this size could not be written, and what remains."""
         kept = [path.name for path in list_checkpoints(self.folder)]
         last = f"{kept[-1]} remains" if kept else "There is no earlier one"
         why = f"{error}; check the disk and permissions"

@@ -65,28 +65,22 @@ def test_unknown_key_or_name_is_refused_with_the_nearest(refusal, text, key, kno
     [
         ("training: {lr: many}", "training.lr", "'many'"),
         ("training: {lr: 0}", "training.lr", "0 is not greater than 0"),
-        ("training: {lr: 1e999}", "training.lr", "Infinity"),
         ("training: {num_epochs: 1.5}", "training.num_epochs", "1.5 "),
         ("training: {num_epochs: 010}", "training.num_epochs", "'010'"),
         ("training:", "training", "null is not a section of keys"),
-        ("augment: 3", "augment", "3 is not a section of keys"),
         ("model: {args: 3}", "model.args", "3 is not a section of keys"),
-        ("augment: {room_prob: 1.1}", "augment.room_prob", "1.1"),
         ("augment: {speeds: 1.0}", "augment.speeds", "1.0 is not a list"),
-        ("augment: {speeds: [1.0, x]}", "augment.speeds.1", "'x'"),
         ("augment: {snr_db: [5.0]}", "augment.snr_db.1", "is missing"),
         ("frontend: {window: hann}", "frontend.window", "'hann' is not 'povey' or 'hamming'"),
         ("model: {args: {blocks: [1, x]}}", "model.args.blocks.1", "'x'"),
         ("data: {noise: true}", "data.noise", "true "),
         ("runtime: {deterministic: on}", "runtime.deterministic", "'on'"),
         ("runtime: {micro_batch: true}", "runtime.micro_batch", "'auto' or 'probe' or a valid"),
-        ("runtime: {micro_batch: 0}", "runtime.micro_batch", "0 is not"),
         ("runtime: {micro_batch: {ERes-2: 0}}", "runtime.micro_batch.ERes-2", "0 is not"),
         ("runtime: {num_workers: -1}", "runtime.num_workers", "-1 is not"),
         ("runtime: {precision: fp8}", "runtime.precision", "'auto', 'fp32', 'bf16'"),
         ("augment: {speeds: [0.9, 1.0]}", "augment.speeds", "[0.9, 1.0]"),
         ("augment: {speeds: [1.0, 1.1, 1.1]}", "augment.speeds", "[1.0, 1.1, 1.1]"),
-        ("augment: {speeds: []}", "augment.speeds", "[]"),
         ("augment: {snr_db: [15.0, 0.0]}", "augment.snr_db", "[15.0, 0.0]"),
         ("training: {margin: {start_epoch: 3, end_epoch: 2}}", "training.margin", "end_epoch"),
         ("data: {labels: lang}", "data.labels", "'lang'"),
@@ -193,8 +187,7 @@ def test_layers_merge_deeply_and_empty_ones_change_nothing(load):
     )
     assert (config.training.lr, config.augment.speeds) == (0.1, (1.0,))
     assert (config.training.margin.final, config.training.margin.end_epoch) == (0.5, 3.0)
-    assert config.model.args["embed_dim"] == 64
-    assert config.model.args["growth_rate"] == 16
+    assert (config.model.args["embed_dim"], config.model.args["growth_rate"]) == (64, 16)
 
 
 def test_another_name_replaces_the_arguments(load):
@@ -207,13 +200,10 @@ def test_another_name_replaces_the_arguments(load):
 
 def test_arguments_get_the_defaults_of_their_constructor(load):
     config = load(TINY, "head: {args: {scale: 20}}")
-    assert config.model.args["init_channels"] == 128
-    assert config.model.args["blocks"] == [1, 1, 1]
-    assert "feat_dim" not in config.model.args
-    assert (config.head.name, config.head.args) == (
-        "aam_softmax",
-        {"scale": 20.0, "easy_margin": False},
-    )
+    args = config.model.args
+    assert (args["init_channels"], args["blocks"]) == (128, [1, 1, 1]) and "feat_dim" not in args
+    assert config.head.name == "aam_softmax"
+    assert config.head.args == {"scale": 20.0, "easy_margin": False}
     assert config.frontend["sample_rate"] == 16000
     assert config.augment.spec["max_time_width"] == 20
     assert config.optimizer.args == {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
@@ -231,10 +221,8 @@ def test_overrides_come_last_and_are_yaml(load):
             "training.lr=2e-2",
         ),
     )
-    assert config.training.lr == 0.02
-    assert config.augment.speeds == (1.0, 0.9)
-    assert config.data.noise is None
-    assert config.data.dir == "/a=b/c d"
+    assert (config.training.lr, config.augment.speeds) == (0.02, (1.0, 0.9))
+    assert (config.data.noise, config.data.dir) == (None, "/a=b/c d")
     assert config.runtime.micro_batch == {"campplus": 32}
 
 
@@ -263,16 +251,9 @@ def test_what_is_written_is_read_back_the_same(load, tmp_path: Path):
 
 def test_differences_are_those_that_change_what_is_learned(load):
     old = load(TINY)
-    new = load(
-        TINY,
-        set=(
-            "runtime.num_workers=3",
-            "data.dir=elsewhere",
-            "training.lr=0.3",
-            "data.train=[a, b]",
-            "model.args.embed_dim=32",
-        ),
-    )
+    free = ("runtime.num_workers=3", "data.dir=elsewhere")
+    fixed = ("training.lr=0.3", "data.train=[a, b]", "model.args.embed_dim=32")
+    new = load(TINY, set=free + fixed)
     assert differences(old, new) == [
         "data.train: ['train'] -> ['a', 'b']",
         "model.args.embed_dim: 64 -> 32",

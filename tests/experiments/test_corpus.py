@@ -27,12 +27,9 @@ BARE = ("augment.noise_prob=0", "augment.room_prob=0")
 )
 def test_default_number_of_validation_speakers(make_config, num_speakers, wanted):
     assert num_valid_speakers(make_config(), num_speakers) == wanted
-
-
-def test_one_validation_speaker_is_an_error(make_config):
+    assert num_valid_speakers(make_config("data.valid_speakers=0"), num_speakers) == 0
     with refuses("data.valid_speakers", 1, 2):
-        num_valid_speakers(make_config("data.valid_speakers=1"), 100)
-    assert num_valid_speakers(make_config("data.valid_speakers=0"), 100) == 0
+        num_valid_speakers(make_config("data.valid_speakers=1"), num_speakers)
 
 
 def test_validation_speakers_are_out_of_training(make_config, make_data_dir):
@@ -80,6 +77,7 @@ def test_noise_cut_on_the_host_equals_noise_on_the_device(noisy):
     device, here, wave_BS = build_all(noisy(*settings), positions=64)
     host, _, other_BS = build_all(noisy(*settings, ROOMS_ONLY), positions=64)
     assert device.noise_on_device and not host.noise_on_device
+    assert [*zip(host.noise.ids, host.noise.kinds)] == [(name, name[:-1]) for name in BY_KIND]
     assert host.noise.path is not None
     num_voices = [crop.draws["noise"].group if "noise" in crop.draws else 0 for crop in here]
     assert sum(count > 1 for count in num_voices) > 10 and 1 in num_voices
@@ -87,11 +85,6 @@ def test_noise_cut_on_the_host_equals_noise_on_the_device(noisy):
     assert (wave_BS - other_BS).abs().max() < 1e-5
     alone = [row for row, count in enumerate(num_voices) if count < 2]
     assert (wave_BS - other_BS)[alone].abs().max() < 1e-7
-
-
-def test_kinds_are_those_of_the_table(noisy):
-    noise = read_corpus(noisy()).noise
-    assert noise.ids == BY_KIND and noise.kinds == tuple(name[:-1] for name in BY_KIND)
 
 
 def test_kinds_of_noise_without_recordings_are_reported(noisy, caplog):
@@ -204,14 +197,3 @@ def test_without_speakers_utterances_are_held_out(languages, caplog):
     corpus = read_corpus(config)
     assert "validation holds out 6 of 30 utterances, 6 utterances of 2 classes" in caplog.text
     assert corpus.valid.speakers == ("de", "th")
-
-
-def test_labels_and_noise_that_are_not_valid_are_errors(make_config):
-    for settings, message in [
-        (["data.labels=utt2lang"], "utt2lang"),  # verification has speakers
-        (["data.labels=lang", "task=identification"], r"data\.labels"),
-        (["augment.kind_odds={hum: 1}"], "kind_odds.hum: unknown"),
-        (["augment.babble_voices=[7, 3]"], r"babble_voices=\[7, 3\]"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            make_config(*settings)

@@ -40,20 +40,15 @@ def decoded(uri):
         return np.concatenate(list(stream.blocks)), stream.sample_rate
 
 
-def test_the_hardest_of_six_trials():
+def test_the_hardest_of_six_trials_where_equal_scores_keep_their_order():
     assert found(num=2) == [
         ("a", "y", -0.2, LOW),
         ("a", "z", 0.4, LOW),
         ("b", "x", 0.8, HIGH),
         ("b", "z", 0.1, HIGH),
     ]
-    assert found(num=1) == [("a", "y", -0.2, LOW), ("b", "x", 0.8, HIGH)]
-
-
-def test_there_may_be_fewer_and_equal_scores_keep_their_order():
-    order = [(enrol, test) for enrol, test, *_ in found(np.zeros(6))]
-    assert order == [("a", "x"), ("a", "y"), ("a", "z"), ("b", "x"), ("b", "y"), ("b", "z")]
     assert [test for _, test, *_ in found(np.zeros(6), num=2)] == ["x", "y", "x", "y"]
+    assert len(found(num=9)) == 6
 
 
 def test_a_model_of_several_utterances_is_heard_in_its_first():

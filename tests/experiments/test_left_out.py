@@ -1,7 +1,6 @@
 """Unusable recordings of a corpus are listed with a reason, and the others are used."""
 
 import os
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -162,11 +161,3 @@ def test_a_damaged_rejected_tsv_is_an_error(corpus: Path):
     (folder / "rejected.tsv").write_text("anna/1 /x.wav\n")
     with pytest.raises(ValueError, match=r"rejected\.tsv:1: is not 'id path reason' with tabs"):
         check_data_dirs([folder])
-
-
-def test_a_converted_file_follows_its_source(corpus: Path):
-    put(corpus / "anna/8k.wav", encoded(make_wave(0, 0, 1.0, 8000), rate=8000))
-    folder = prepared(corpus)
-    shutil.copyfile(corpus / "anna/1.wav", corpus / "anna/8k.wav")  # now at 16 kHz
-    assert read_table(folder / "wav.scp")["anna/8k"].endswith("/data/wav/anna/8k.flac")
-    assert read_table(prepared(corpus) / "wav.scp")["anna/8k"] == f"{corpus}/anna/8k.wav"

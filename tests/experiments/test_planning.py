@@ -13,9 +13,9 @@ from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import load_config
 from speakerlab.experiments.planning import (
     STATE_IN_RESERVE,
-    CardPlan,
     Footprint,
     Memory,
+    card_memory,
     footprint,
 )
 
@@ -56,9 +56,11 @@ def made_of(mib_a_crop, *, weights=4 * 10**7, momentum=4 * 10**7):
 
 
 def test_crops_in_memory_by_hand():
+    config = config_of("campplus_tiny")
+
     def crops(mib_a_crop, free, *, state=0, on_gpu=True, bank_bytes=0):
         found = made_of(mib_a_crop, weights=state / 3, momentum=state / 3)
-        return Memory("", free, on_gpu, bank_bytes=bank_bytes).crops(found)
+        return Memory(config, found, free, on_gpu, bank_bytes=bank_bytes).fit
 
     # 0.92 x 11 - 1.5 = 8.62 GiB for crops of 100 MiB x 1.055
     assert crops(100, 11 * GIB) == 83
@@ -75,7 +77,9 @@ def test_crops_in_memory_by_hand():
 def test_published_sizes_are_met_within_three_percent(case, fits):
     config, found = config_of("eres2net"), made_of(case[1])
     for card_gb, expected in zip(CARDS_GB, fits):
-        assert CardPlan(config, found, card_gb).fit == pytest.approx(expected, rel=0.03, abs=0.99)
+        assert card_memory(config, found, card_gb).fit == pytest.approx(
+            expected, rel=0.03, abs=0.99
+        )
 
 
 @pytest.mark.parametrize(
@@ -123,26 +127,6 @@ def test_counting_draws_nothing():
     assert torch.equal(torch.rand(1), expected)
 
 
-@pytest.mark.parametrize("model", ["campplus", "eres2net"])
-def test_the_same_256_on_four_large_cards_and_on_a_small_one(model):
-    config = config_of(model)
-    assert (config.training.global_batch, config.training.bn_batch) == (256, 64)
-    found = count(model, "fp32")
-    four = CardPlan(config, found, 32, world_size=4).batch()
-    assert (four.micro_batch, four.world_size, four.accumulation) == (64, 4, 1)
-    assert four.bn_batch == 64
-    small = CardPlan(config, found, 11).batch()
-    assert small.global_batch == 256
-    expected = (64, 4) if model == "campplus" else (16, 16)
-    assert (small.micro_batch, small.accumulation) == expected
-
-
-def test_ranks_join_where_the_micro_batch_is_too_small_for_batchnorm():
-    config = config_of("eres2net")
-    plan = CardPlan(config, made_of(333.8), 24, world_size=4).batch()
-    assert (plan.micro_batch, plan.joined_ranks, plan.bn_batch) == (32, 2, 64)
-
-
 @pytest.mark.parametrize("card_gb", [11, 16, 24, 32, 80])
 def test_a_preset_fits_its_card(card_gb):
     """The micro-batches named in its comment are planned, with full banks of noise and rooms."""
@@ -155,7 +139,7 @@ def test_a_preset_fits_its_card(card_gb):
     for model, size in named.items():
         config = config_of(model, f"runtime.bank_gb={runtime['bank_gb']}")
         # The most memory is fp32's, which auto may take too.
-        plan = CardPlan(config, count(model, "fp32"), card_gb, bank_gb=runtime["bank_gb"])
+        plan = card_memory(config, count(model, "fp32"), card_gb, bank_gb=runtime["bank_gb"])
         assert plan.batch().micro_batch == int(size), (model, plan.fit)
 
 

@@ -1,7 +1,5 @@
 """The pictures: real PNGs that show what they should, read back as pixels."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -84,11 +82,3 @@ def test_a_long_curve_is_thinned_to_what_can_be_seen():
     assert len(thin_x) < 20_000
     assert (thin_x[0], thin_x[-1], thin_y[0], thin_y[-1]) == (x_K[0], x_K[-1], y_K[0], y_K[-1])
     assert np.abs(np.interp(x_K, thin_x, thin_y) - y_K).max() < 2 * 6 / 2000
-
-
-@pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
-def test_without_matplotlib_the_remedy_is_named(tmp_path, monkeypatch, draw):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install matplotlib"):
-        draw(tmp_path / "x.png")
-    assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from speakerlab.training.precision import (
     resolve_precision,
 )
 
-CUDA, CPU = torch.device("cuda", 3), torch.device("cpu")
+CUDA = torch.device("cuda", 3)
 T4 = Card(False, (7, 5), "capability 7.5")
 A100 = Card(True, (8, 0), "capability 8.0")
 
@@ -22,19 +22,15 @@ A100 = Card(True, (8, 0), "capability 8.0")
     ("name", "capability", "hip", "expected"),
     [
         ("GTX 1080 Ti", (6, 1), None, "fp32"),
-        ("P100", (6, 0), None, "fp32"),
         ("V100", (7, 0), None, "fp32"),
         ("T4, RTX 2080 Ti, GTX 1660", (7, 5), None, "fp32"),
         ("A100", (8, 0), None, "bf16"),
-        ("RTX 3090, A5000", (8, 6), None, "bf16"),
         ("L4, RTX 4090", (8, 9), None, "bf16"),
         ("H100, H200", (9, 0), None, "bf16"),
-        ("B200", (10, 0), None, "bf16"),
         ("RTX 5090", (12, 0), None, "bf16"),
         # on ROCm the architecture decides
         ("gfx906:sramecc+:xnack-", (9, 0), "6.2", "fp32"),  # MI50
         ("gfx90a:sramecc+:xnack-", (9, 0), "6.2", "bf16"),  # MI200: the same capability
-        ("gfx942", (9, 4), "6.2", "bf16"),
         ("gfx1030", (10, 3), "6.2", "fp32"),
         ("gfx1100", (11, 0), "6.2", "bf16"),
     ],
@@ -78,23 +74,15 @@ def test_a_format_that_does_not_suit_the_card_gets_a_remark(asked, card):
     assert refused(line, "runtime.precision", asked, card.text)
 
 
-@pytest.mark.parametrize(
-    ("asked", "card"), [("auto", A100), ("auto", T4), ("bf16", A100), ("fp16", T4), ("fp32", T4)]
-)
-def test_a_format_that_suits_the_card_gets_no_remark(asked, card):
-    assert resolve_precision(asked, CUDA, [card]).remarks == ()
-
-
-def test_the_remark_on_fp32_says_whether_convolutions_use_tf32():
+def test_other_formats_get_none_and_that_on_fp32_says_whether_convolutions_use_tf32():
+    for asked, card in [("auto", A100), ("auto", T4), ("bf16", A100), ("fp16", T4), ("fp32", T4)]:
+        assert resolve_precision(asked, CUDA, [card]).remarks == ()
     for conv_tf32, word in [(True, "yes"), (False, "no")]:
         (line,) = resolve_precision("fp32", CUDA, [A100], conv_tf32=conv_tf32).remarks
         assert f"convolutions use TF32: {word}, matrix products: no" in line
 
 
-@pytest.mark.parametrize(
-    ("device", "kind"),
-    [("cpu", "cpu"), ("cuda", "cuda"), ("cuda:3", "cuda"), (CUDA, "cuda")],
-)
+@pytest.mark.parametrize(("device", "kind"), [("cpu", "cpu"), ("cuda:3", "cuda"), (CUDA, "cuda")])
 def test_only_the_type_reaches_autocast(device, kind):
     used = resolve_precision("bf16", device)
     assert used.device_type == kind
@@ -102,22 +90,11 @@ def test_only_the_type_reaches_autocast(device, kind):
 
 
 @pytest.mark.parametrize("device", ["0", "", "cuda:x", "gpu"])
-def test_an_unknown_device_is_an_error(device):
+def test_an_unknown_device_and_fp16_without_cuda_are_errors(device):
     with refuses("device", device):
         resolve_precision("auto", device)
-
-
-def test_fp16_needs_cuda():
     with refuses("runtime.precision", "fp16", "cpu"):
-        resolve_precision("fp16", CPU)
-
-
-def test_bf16_autocast_casts_products_and_fp32_does_not():
-    x = torch.ones(2, 2)
-    with resolve_precision("bf16", CPU).autocast():
-        assert (x @ x).dtype == torch.bfloat16
-    with resolve_precision("fp32", CPU).autocast():
-        assert (x @ x).dtype == torch.float32
+        resolve_precision("fp16", "cpu")
 
 
 def test_only_fp16_scales_the_loss():

@@ -34,6 +34,10 @@ def everything(model, updater):
     return [tensor.clone() for tensor in tensors]
 
 
+def assert_same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
@@ -48,9 +52,7 @@ def test_a_bad_step_keeps_parameters_momentum_and_statistics(name, first, poison
     update = step(model, updater, bad)
     assert update.is_bad == 1 and int(updater.skipped) == 1
     if before[-1].dim():  # Adam has no state before its first step
-        after = everything(model, updater)
-        for old, new in zip(before, after):
-            assert torch.equal(old, new)
+        assert_same(everything(model, updater)[: len(before)], before)
     for tensor in everything(model, updater):
         assert tensor.isfinite().all()
     # the next good step equals that of a model without the bad one
@@ -58,8 +60,7 @@ def test_a_bad_step_keeps_parameters_momentum_and_statistics(name, first, poison
     for _ in range(1 if first else 2):
         step(other, other_updater, x)
     step(model, updater, x)
-    for old, new in zip(everything(other, other_updater), everything(model, updater)):
-        assert torch.equal(old, new)
+    assert_same(everything(model, updater), everything(other, other_updater))
 
 
 def test_good_steps_are_those_of_the_plain_optimizer():
@@ -77,8 +78,7 @@ def test_good_steps_are_those_of_the_plain_optimizer():
         plain.zero_grad()
         assert update.is_bad == 0
         torch.testing.assert_close(norm, update.grad_norm)
-        for a, b in zip(model.parameters(), twin.parameters()):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
+        torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=1e-7)
 
 
 def test_twenty_bad_steps_in_a_row_are_an_error_and_a_good_one_ends_the_row():
@@ -127,8 +127,7 @@ def test_the_loss_scale_halves_doubles_and_has_a_floor():
     plain, plain_updater = make()
     step(model, updater, x)
     step(plain, plain_updater, x)  # a power of two: the same bits
-    for a, b in zip(model.parameters(), plain.parameters()):
-        assert torch.equal(a, b)
+    assert_same(everything(model, updater), everything(plain, plain_updater))
     step(model, updater, bad)
     assert float(updater.loss_scale) == 32768
     updater.good_steps.fill_(1999)
@@ -149,14 +148,6 @@ def test_a_loss_scale_below_the_floor_is_never_loaded():
     assert updater.state() == {"loss_scale": 1.0, **counts}
 
 
-def test_a_good_step_keeps_its_statistics():
-    (model, updater), (twin, _), x = make(), make(), torch.randn(8, 3)
-    step(model, updater, x)
-    twin(x)
-    for found, expected in zip(model.buffers(), twin.buffers()):
-        assert torch.equal(found, expected)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale_loss", [False, True])
 def test_on_a_gpu_nothing_waits_and_the_verdict_comes_one_step_late(scale_loss):
@@ -174,8 +165,7 @@ def test_on_a_gpu_nothing_waits_and_the_verdict_comes_one_step_late(scale_loss):
         updates = [step(model, updater, bad) for _ in range(2)]
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for old, new in zip(before, everything(model, updater)):
-        assert torch.equal(old, new)
+    assert_same(everything(model, updater), before)
     assert int(updater.skipped) == 2
     updater.bad_in_a_row.fill_(MAX_BAD_STEPS)
     updater.check(1, updates[0])
