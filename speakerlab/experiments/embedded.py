@@ -101,12 +101,6 @@ def _pairs(speaker_of: Mapping[str, str], data_dir: Path) -> TrialList | None:
     enrol_N, test_N = np.stack(np.triu_indices(len(ids), k=1)).astype(np.int32)
     speaker_I = np.unique([speaker_of[name] for name in ids], return_inverse=True)[1]
     speakers = speaker_I[enrol_N], speaker_I[test_N]
-    return TrialList(
-        name=f"{data_dir.name}: {len(groups)} held-out speakers",
-        path=data_dir,
-        trials=Trials(ids, ids, enrol_N, test_N, speakers[0] == speakers[1]),
-        speakers=speakers,
-        models={},
-        columns={},
-        seconds=read_seconds(data_dir),
-    )
+    name = f"{data_dir.name}: {len(groups)} held-out speakers"
+    trials = Trials(ids, ids, enrol_N, test_N, speakers[0] == speakers[1])
+    return TrialList(name, data_dir, trials, speakers, {}, {}, read_seconds(data_dir))

@@ -23,7 +23,6 @@ GREY, PALE = "#8a94a0", "#e3e8ee"
 INCHES, DPI = 5.6, 160
 LEGEND_LINE = 0.23  # height in inches
 FLAT = 3.1  # height in inches; two of these are as high as a square plot
-RESOLUTION = 2000  # cells of an axis: points of a curve in the same cell are drawn once
 LOG_ODDS_P = np.linspace(-7, 7, 281)  # of the prior, for the calibration plot
 MARKED_PRIORS = (0.01, 0.05)
 MAX_BAYES_ERROR = 1.5  # end of the axis: above 1, the ratios are worse than none
@@ -90,7 +89,7 @@ def plot_det(path: str | Path, curves: Mapping[str, tuple[np.ndarray, np.ndarray
         x_K, y_K = (ndtri(np.clip(p_K, low / 10, 1 - low / 10)) for p_K in (p_fa_K, p_miss_K))
         label = f"{name}: EER {100 * eers[name]:.2f} %"
         style = "--" if is_untrained else "-"
-        axes.plot(*thinned(x_K, y_K), style, color=colour, linewidth=1.8, label=label)
+        axes.plot(x_K, y_K, style, color=colour, linewidth=1.8, label=label)
         crossing = ndtri(np.clip(eers[name], low / 10, 1 - low / 10))
         axes.plot(crossing, crossing, "o", color=colour, markersize=7, markeredgecolor="white")
     ticks = [tick for tick in PERCENT_TICKS if low <= tick / 100 <= high]
@@ -155,17 +154,6 @@ def plot_course(
     axes.plot(step_T, value_T, color=COLOURS[0], linewidth=1.6, marker=marker, markersize=4)
     axes.set(xlabel="step", ylabel=name, xlim=(0, None))
     _save(figure, axes, path)
-
-
-def thinned(x_K: np.ndarray, y_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the points of a curve that differ visibly; millions become thousands."""
-    is_new_K = np.zeros(len(x_K), dtype=np.bool_)
-    for value_K in (x_K, y_K):
-        low, high = value_K.min(), value_K.max()
-        cell_K = np.floor((value_K - low) / max(high - low, 1e-30) * RESOLUTION)
-        is_new_K[1:] |= np.diff(cell_K) != 0
-    is_new_K[[0, -1]] = True
-    return x_K[is_new_K], y_K[is_new_K]
 
 
 def _limits(

@@ -94,19 +94,11 @@ def read_trial_list(path: Path) -> TrialList:
         unknown = [name for name in trials.ids if name not in column]
         if unknown:
             log.info(
-                "%s: lacks %d of %d utterances and models, such as %s; it has no row for their "
-                "trials",
+                "%s: lacks %d of %d utterances and models, such as %s; their trials have no row",
                 *(folder / condition, len(unknown), len(trials.ids), unknown[0]),
             )
-    return TrialList(
-        name=f"{folder.name}/{path.name}",
-        path=path,
-        trials=trials,
-        speakers=trials.speakers(who),
-        models=models,
-        columns=columns,
-        seconds=seconds,
-    )
+    name = f"{folder.name}/{path.name}"
+    return TrialList(name, path, trials, trials.speakers(who), models, columns, seconds)
 
 
 def average_models(table: EmbeddingTable, models: Mapping[str, Sequence[str]]) -> EmbeddingTable:

@@ -116,7 +116,7 @@ class Monitor:
     """Writes rows; only rank 0 has one. Call `begin` first.
 
     pictures: draws those of the last validation. They are shown when the last ones are
-    `picture_seconds` old, and at the end of a run that took as long.
+    `PICTURE_SECONDS` old, and at the end of a run that took as long.
     """
 
     def __init__(
@@ -126,10 +126,9 @@ class Monitor:
         total_steps: int,
         every_seconds: float,
         pictures: Callable[[], Pictures | None] | None = None,
-        picture_seconds: float = PICTURE_SECONDS,
     ) -> None:
         self.exp_dir, self.total_steps, self.every_seconds = exp_dir, total_steps, every_seconds
-        self.pictures, self.picture_seconds = pictures, picture_seconds
+        self.pictures = pictures
 
     def begin(self, start_step: int) -> None:
         """Start at a step; later rows of an earlier run, or of a step rolled back, are cut."""
@@ -177,7 +176,7 @@ class Monitor:
         text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         log.info("step %d: validation: %s", step, text)
         since = self.started_at if step == self.total_steps else self.last_picture_at
-        if self.pictures is None or time.monotonic() - since < self.picture_seconds:
+        if self.pictures is None or time.monotonic() - since < PICTURE_SECONDS:
             return
         shown = self.pictures()
         self.last_picture_at = time.monotonic()

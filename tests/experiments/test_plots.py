@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from speakerlab.experiments.plots import (
-    plot_calibration,
-    plot_course,
-    plot_det,
-    plot_scores,
-    thinned,
-)
+from speakerlab.experiments.plots import plot_calibration, plot_course, plot_det, plot_scores
 from speakerlab.scoring.metrics import operating_points
 
 image = pytest.importorskip("matplotlib.image")
@@ -73,12 +67,3 @@ def test_what_calibration_loses_is_shaded(tmp_path):
         plot_calibration(tmp_path / name, 2 * scores_N + offset, is_target_N)
         shaded[name] = num_coloured(pixels(tmp_path / name), pale)
     assert shaded["bad"] > 5 * shaded["good"] > 0
-
-
-def test_a_long_curve_is_thinned_to_what_can_be_seen():
-    x_K = np.linspace(-3, 3, 1_000_000)
-    y_K = -x_K + 0.01 * np.sin(50 * x_K)
-    thin_x, thin_y = thinned(x_K, y_K)
-    assert len(thin_x) < 20_000
-    assert (thin_x[0], thin_x[-1], thin_y[0], thin_y[-1]) == (x_K[0], x_K[-1], y_K[0], y_K[-1])
-    assert np.abs(np.interp(x_K, thin_x, thin_y) - y_K).max() < 2 * 6 / 2000

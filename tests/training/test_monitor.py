@@ -121,9 +121,10 @@ def test_an_event_cut_by_a_loss_of_power_hides_no_later_one(tmp_path):
     assert scalars(tmp_path, "train/loss") == [(10, 1.0), (20, 2.0)]
 
 
-def test_pictures_of_each_validation_and_points_of_the_last(tmp_path):
+def test_pictures_of_each_validation_and_points_of_the_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor_module, "PICTURE_SECONDS", 0)
     shown = iter([pictures(50), pictures(200)])
-    monitor = make_monitor(tmp_path, pictures=lambda: next(shown), picture_seconds=0)
+    monitor = make_monitor(tmp_path, pictures=lambda: next(shown))
     monitor.valid_row(10, {"eer": 0.5})
     before = {path for path in (tmp_path / "tensorboard").rglob("*") if path.is_file()}
     monitor.valid_row(20, {"eer": 0.25})
@@ -139,8 +140,9 @@ def test_pictures_of_each_validation_and_points_of_the_last(tmp_path):
     assert names == ["speaker\tutterance", "ann\tutt0", "ann\tutt1", "ann\tutt2"]
 
 
-def test_a_projector_has_2000_points_from_first_to_last(tmp_path):
-    monitor = make_monitor(tmp_path, pictures=lambda: pictures(0, 5001), picture_seconds=0)
+def test_a_projector_has_2000_points_from_first_to_last(tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor_module, "PICTURE_SECONDS", 0)
+    monitor = make_monitor(tmp_path, pictures=lambda: pictures(0, 5001))
     monitor.valid_row(10, {"eer": 0.5})
     points, names = read_projector(tmp_path)
     assert len(points) == 2000 and len(names) == 2001
@@ -149,15 +151,15 @@ def test_a_projector_has_2000_points_from_first_to_last(tmp_path):
 
 
 def test_pictures_are_not_drawn_at_every_validation(tmp_path):
-    """0.5 s apart: of four validations in a row one has pictures, and the last of the run."""
+    """A minute apart: of four validations in a row one has pictures, and the last of the run."""
     asked: list[int] = []
-    monitor = make_monitor(tmp_path, pictures=lambda: asked.append(1), picture_seconds=0.5)
+    monitor = make_monitor(tmp_path, pictures=lambda: asked.append(1))
     monitor.valid_row(10, {"eer": 0.5})
     assert len(asked) == 0  # the run is too young
-    monitor.last_picture_at -= 0.5
+    monitor.last_picture_at -= 60
     for step in (20, 30):
         monitor.valid_row(step, {"eer": 0.5})
     assert len(asked) == 1
-    monitor.started_at -= 0.5
+    monitor.started_at -= 60
     monitor.valid_row(40, {"eer": 0.5})
     assert len(asked) == 2

@@ -50,12 +50,6 @@ def test_auto_by_card(name, capability, hip, expected, monkeypatch):
     assert (used.name, used.reason) == (expected, f"auto: {what} {verb} bf16")
 
 
-@pytest.mark.parametrize("kind", ["cpu", "mps"])
-def test_auto_without_cuda_is_fp32(kind):
-    assert card_of(torch.device(kind)) is None
-    assert resolve_precision("auto", kind).name == "fp32"
-
-
 def test_the_least_capable_rank_decides_with_one_remark():
     used = resolve_precision("auto", CUDA, [A100, T4, A100, A100])
     assert (used.name, used.reason) == ("fp32", "auto: capability 7.5 lacks bf16")
@@ -70,6 +64,7 @@ def test_the_least_capable_rank_decides_with_one_remark():
 def test_a_format_that_does_not_suit_the_card_gets_a_remark(asked, card):
     used = resolve_precision(asked, CUDA, [card])
     assert (used.name, used.reason) == (asked, "as configured")
+    assert used.scales_loss == (asked == "fp16")
     (line,) = used.remarks
     assert refused(line, "runtime.precision", asked, card.text)
 
@@ -95,11 +90,7 @@ def test_an_unknown_device_and_fp16_without_cuda_are_errors(device):
         resolve_precision("auto", device)
     with refuses("runtime.precision", "fp16", "cpu"):
         resolve_precision("fp16", "cpu")
-
-
-def test_only_fp16_scales_the_loss():
-    names = ("fp32", "bf16", "fp16")
-    assert [resolve_precision(n, CUDA, [T4]).scales_loss for n in names] == [False, False, True]
+    assert card_of(torch.device("mps")) is None and resolve_precision("auto", "mps").name == "fp32"
 
 
 @pytest.mark.parametrize("conv_tf32", [False, True])

@@ -3,7 +3,6 @@
 import os
 import socket
 from multiprocessing import get_context
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 from speakerlab.core import process
 from speakerlab.models.campplus import CAMPPlus
-from speakerlab.training.distributed import start_ranks
+from speakerlab.training.distributed import Group, start_ranks
 from speakerlab.training.sync_batchnorm import JoinedBatchNorm, join_batchnorms
 
 CPU = torch.device("cpu")
@@ -114,18 +113,13 @@ def test_a_group_is_of_neighbours(found):
     assert [rank["alone"] for rank in found] == [[[0]], [[1]]]
 
 
-class Alone(NamedTuple):
-    handle = None
-    size = 1
-
-
 @pytest.mark.parametrize(("kind", "norm"), [("cpu", JoinedBatchNorm), ("cuda", nn.SyncBatchNorm)])
 def test_joined_norms_keep_parameters_buffers_momentum_and_mode(kind, norm):
     model = CAMPPlus(embed_dim=8, **SMALL)
     model.head.bn1.momentum = 0.05
     model.head.eval()
     before = {name: id(t) for name, t in [*model.named_parameters(), *model.named_buffers()]}
-    join_batchnorms(model, Alone(), device=torch.device(kind))
+    join_batchnorms(model, Group(1, None), device=torch.device(kind))
     after = {name: id(t) for name, t in [*model.named_parameters(), *model.named_buffers()]}
     assert after == before
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
