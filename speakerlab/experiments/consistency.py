@@ -68,8 +68,8 @@ def agreed_corpus(config: Config, ranks: Ranks) -> Corpus:
 
     Another host may see a file later than the one that wrote it, so this waits for a while.
     """
-    patience = 0.0 if ranks.local_size == ranks.world_size else MOUNT_SECONDS
-    deadline = time.monotonic() + patience
+    is_one_host = ranks.local_size == ranks.world_size
+    deadline = time.monotonic() + (0.0 if is_one_host else MOUNT_SECONDS)
     while True:
         corpus, problem = None, ""
         try:

@@ -11,15 +11,7 @@ import numpy as np
 
 from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config
-from speakerlab.data.banks import (
-    EMPTY_BANK,
-    KIND_TABLE,
-    Bank,
-    Recordings,
-    find_recordings,
-    map_bank,
-    read_bank,
-)
+from speakerlab.data import banks
 from speakerlab.data.labels import class_names, hold_out, label, labels_by_name
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
 from speakerlab.frontend.augment.noise import noise_bytes
@@ -37,8 +29,8 @@ class Corpus:
 
     train: Manifest
     valid: Manifest
-    rooms: Bank
-    noise: Bank
+    rooms: banks.Bank
+    noise: banks.Bank
     noise_on_device: bool = True  # else workers cut it and send it with the batch
 
     @property
@@ -117,14 +109,14 @@ def _new_speakers(config: Config) -> Sequence[float]:
     return config.augment.speeds if config.task == "verification" else (1.0,)
 
 
-def find_material(config: Config, place: str) -> Recordings | None:
+def find_material(config: Config, place: str) -> banks.Recordings | None:
     """Return the recordings of data.rirs or data.noise; None if their probability is 0."""
     key = PROBABILITIES[place]
     prob, name = getattr(config.augment, key), getattr(config.data, place)
     if not prob:
         return None
     folder = Path(config.data.dir, name or place)
-    found = name and find_recordings(folder, sample_rate=config.frontend["sample_rate"])
+    found = name and banks.find_recordings(folder, sample_rate=config.frontend["sample_rate"])
     if not found or not found.ids:
         where = f"{folder} has no recordings" if name else f"data.{place} is null"
         raise FileNotFoundError(
@@ -134,27 +126,27 @@ def find_material(config: Config, place: str) -> Recordings | None:
     return found
 
 
-def report_absent_kinds(config: Config, noise: Recordings) -> None:
+def report_absent_kinds(config: Config, noise: banks.Recordings) -> None:
     """Log the kinds of noise that the configuration asks for and `noise` lacks."""
     odds = config.augment.kind_odds.model_dump()
     absent = [kind for kind in odds if odds[kind] and kind not in noise.kinds]
     if absent:
-        table = noise.folder / KIND_TABLE
+        table = noise.folder / banks.KIND_TABLE
         log.log(
             logging.WARNING if table.exists() else logging.INFO,  # without it all is noise
             "augment.kind_odds: %s has no recordings of the kind %s, which is left out; list some "
             "in wav.scp and %s, or set %s",
-            *(noise.folder, " or ".join(absent), KIND_TABLE),
+            *(noise.folder, " or ".join(absent), banks.KIND_TABLE),
             " ".join(f"augment.kind_odds.{kind}=0" for kind in absent),
         )
 
 
 def read_banks(
-    config: Config, rooms: Recordings | None, noise: Recordings | None
-) -> tuple[Bank, Bank, bool]:
+    config: Config, rooms: banks.Recordings | None, noise: banks.Recordings | None
+) -> tuple[banks.Bank, banks.Bank, bool]:
     """Return (rooms, noise, whether the noise fits on the device)."""
     sample_rate = config.frontend["sample_rate"]
-    room_bank = read_bank(rooms) if rooms else EMPTY_BANK
+    room_bank = banks.read_bank(rooms) if rooms else banks.EMPTY_BANK
     limit, lengths = config.runtime.bank_gb * 2**30, [len(room) for room in room_bank]
     size = room_bytes(lengths, sample_rate=sample_rate)
     if size > limit:
@@ -163,16 +155,16 @@ def read_banks(
             f"{config.runtime.bank_gb}; raise it, or list fewer files in data.rirs"
         )
     if noise is None:
-        return room_bank, EMPTY_BANK, True
+        return room_bank, banks.EMPTY_BANK, True
     size += noise_bytes(noise.lengths, num_samples=crop_samples(config))
     if size <= limit:
-        return room_bank, read_bank(noise), True
+        return room_bank, banks.read_bank(noise), True
     log.info(
         "%s: noise and rooms take %.1f GB, more than runtime.bank_gb %g: "
         "the data workers read the noise",
         *(noise.folder, size / 2**30, config.runtime.bank_gb),
     )
-    return room_bank, map_bank(noise), False
+    return room_bank, banks.map_bank(noise), False
 
 
 def counted(config: Config) -> tuple[str, str]:

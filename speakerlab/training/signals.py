@@ -37,9 +37,6 @@ class Signals:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.writer, False)
 
-    def is_asked(self) -> bool:
-        return bool(self.number)
-
     def listen(self) -> None:
         """Install the handlers; call it from the main thread."""
         for number in SHUTDOWN:

@@ -107,8 +107,11 @@ class Trainer:
     def _run(self) -> None:
         self.open()
         try:
-            if self.state.step and self._is_validation_due():
-                self._finish_validation()
+            if self.state.step and self._is_validation_due():  # a signal has interrupted it
+                valid = self._validate()
+                if valid is None:
+                    raise Stopped(self._signal(), self.state.step)
+                self._checkpoint(now=False, valid=valid)
             while self.state.step < self.schedule.total_steps:
                 with record_function("step"):
                     self.take_step()
@@ -282,9 +285,13 @@ class Trainer:
         """Return the metric of this step when due; None also if a signal interrupted it."""
         if self.validation is None or not self._is_validation_due():
             return None
-        step, started_at, asked = self.state.step, time.monotonic(), self.signals.is_asked
+        step, started_at = self.state.step, time.monotonic()
+
+        def stop() -> bool:
+            self._progress(step, "validation, ")
+            return bool(self.signals.number)
+
         try:
-            stop = lambda: self._progress(step, "validation, ") or asked()  # noqa: E731
             values = self.validation.run(self.task.embedder, self.ranks, stop)
         except FloatingPointError as error:
             raise NumericError(f"step {step}: {error}", step - 1) from None
@@ -295,13 +302,6 @@ class Trainer:
             self.monitor.valid_row(step, values)
         self.sums.started_at += time.monotonic() - started_at
         return values
-
-    def _finish_validation(self) -> None:
-        """Validate the step that a run was stopped after, before the next step changes it."""
-        valid = self._validate()
-        if valid is None:
-            raise Stopped(self._signal(), self.state.step)
-        self._checkpoint(now=False, valid=valid)
 
     def _checkpoint(self, *, now: bool, valid: dict[str, float] | None) -> None:
         """Save on schedule, at the best metric so far, after the last step, or `now`."""

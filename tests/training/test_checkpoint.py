@@ -7,15 +7,7 @@ import torch
 from refusals import refuses
 
 from speakerlab.training import checkpoint
-from speakerlab.training.checkpoint import (
-    STATE,
-    find_non_finite,
-    list_checkpoints,
-    load_state,
-    read_latest,
-    read_note,
-    read_rows,
-)
+from speakerlab.training.checkpoint import STATE, read_latest
 from speakerlab.training.writer import CheckpointWriter
 
 
@@ -35,11 +27,11 @@ def save(folder, *steps, keep=3, **more):
 def latest(folder):
     found = read_latest(folder)
     assert found is not None
-    return load_state(found[1])
+    return checkpoint.load_state(found[1])
 
 
 def names(folder):
-    return [path.name for path in list_checkpoints(folder)]
+    return [path.name for path in checkpoint.list_checkpoints(folder)]
 
 
 def test_the_newest_is_read_and_old_ones_go(tmp_path):
@@ -57,7 +49,7 @@ def test_the_best_is_kept_and_unscheduled_ones_are_removed(tmp_path):
     writer.save(state(6), scheduled=True)
     writer.wait()
     assert names(tmp_path) == ["step_00000002", "step_00000004", "step_00000006"]
-    assert read_note(tmp_path / "step_00000002").valid_eer == 0.1
+    assert checkpoint.read_note(tmp_path / "step_00000002").valid_eer == 0.1
 
 
 def test_another_attempt_at_a_step_comes_after_the_first(tmp_path):
@@ -101,9 +93,9 @@ def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path):
 
 def test_values_that_are_not_finite_are_named():
     good = {"a": torch.ones(2), "n": torch.tensor([1]), "x": 1.0}
-    assert find_non_finite(good, "state") == []
+    assert checkpoint.find_non_finite(good, "state") == []
     bad = {"a": {"w": torch.tensor([1.0, float("inf")])}, "x": float("nan"), **{"b": good}}
-    assert find_non_finite(bad, "state") == ["state.a.w", "state.x"]
+    assert checkpoint.find_non_finite(bad, "state") == ["state.a.w", "state.x"]
 
 
 def test_the_state_at_the_call_is_written(tmp_path, monkeypatch):
@@ -133,7 +125,7 @@ def test_a_checkpoint_is_complete_when_every_rank_has_written_its_rows(tmp_path)
     ranks[1].save(state(1), rows=(5, {"w": torch.ones(4)}))
     ranks[0].wait()
     folder = tmp_path / "step_00000001"
-    (first, _), (second, ones) = read_rows(folder)
+    (first, _), (second, ones) = checkpoint.read_rows(folder)
     assert (first, second) == (0, 5) and torch.equal(ones["w"], torch.ones(4))
     assert latest(tmp_path)["step"] == 1
     (folder / "rows_00000000_0.pt").write_bytes(b"cut")
