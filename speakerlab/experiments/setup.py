@@ -5,6 +5,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,27 +151,26 @@ def learning_rate(config: Config, per_epoch: int) -> Callable[[int], float]:
     )
 
 
+@dataclass(eq=False)
 class TrainBatches:
     """This rank's micro-batches; another attempt has another order and other draws."""
 
-    def __init__(
-        self,
-        config: Config,
-        corpus: Corpus,
-        classes: Sequence[str],
-        augment: Augment,
-        ranks: Ranks,
-        plan: BatchPlan,
-    ) -> None:
-        self.config, self.corpus, self.classes, self.augment = config, corpus, classes, augment
-        self.ranks, self.plan = ranks, plan
+    config: Config
+    corpus: Corpus
+    classes: Sequence[str]
+    augment: Augment
+    ranks: Ranks
+    plan: BatchPlan
+
+    def __post_init__(self) -> None:
+        config, ranks = self.config, self.ranks
         self.order, asked = self.order_of(attempt=0), config.runtime.num_workers
         if config.training.epoch_hours is None and self.order.repeats > 1:
             text = "the corpus is shorter than a global batch: each epoch repeats it %.1f times"
             log.info(text, self.order.repeats)
         self.num_workers = fit_workers(  # as CPUs and shared memory allow
             auto_workers(ranks.local_size) if asked == "auto" else asked,
-            bytes_per_batch=batch_bytes(self.crops_of(attempt=0), plan.micro_batch),
+            bytes_per_batch=batch_bytes(self.crops_of(attempt=0), self.plan.micro_batch),
             local_ranks=ranks.local_size,
             is_fixed=asked != "auto",
             on_gpus=ranks.device.type == "cuda",
@@ -256,7 +256,7 @@ def facts(source: TrainBatches, used: Precision) -> dict[str, Any]:
 
 
 def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: SpeakerTask) -> None:
-    """Log what is about to run; write run.json, unless the experiment is finished."""
+    """Log what is about to run; write run.json."""
     joined = f" of {known['bn_joined_ranks']} ranks" if known["bn_joined_ranks"] > 1 else ""
     log.info("%s; BatchNorm sees %d crops%s at once", known["batch"], known["bn_batch"], joined)
     what, held_out = counted(config)
@@ -303,6 +303,4 @@ def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Speake
         )
     parameters = sum(p.numel() for p in task.embedder.parameters())
     log.info("%s: %.2f M parameters", config.model.name, parameters / 1e6)
-    total_steps = training.num_epochs * known["steps_per_epoch"]
-    if not consistency.is_published(exp_dir, total_steps):
-        write_json(exp_dir / "run.json", known)
+    write_json(exp_dir / "run.json", known)

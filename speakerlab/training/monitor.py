@@ -112,6 +112,7 @@ def _write_projector(folder: Path, pictures: Pictures) -> None:
     write_text(folder / "projector_config.pbtxt", PROJECTOR)
 
 
+@dataclass(eq=False)
 class Monitor:
     """Writes rows; only rank 0 has one. Call `begin` first.
 
@@ -119,16 +120,10 @@ class Monitor:
     `PICTURE_SECONDS` old, and at the end of a run that took as long.
     """
 
-    def __init__(
-        self,
-        exp_dir: Path,
-        *,
-        total_steps: int,
-        every_seconds: float,
-        pictures: Callable[[], Pictures | None] | None = None,
-    ) -> None:
-        self.exp_dir, self.total_steps, self.every_seconds = exp_dir, total_steps, every_seconds
-        self.pictures = pictures
+    exp_dir: Path
+    total_steps: int
+    every_seconds: float  # between two log lines
+    pictures: Callable[[], Pictures | None] | None = None
 
     def begin(self, start_step: int) -> None:
         """Start at a step; later rows of an earlier run, or of a step rolled back, are cut."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -16,30 +17,23 @@ from speakerlab.training.writer import CheckpointWriter
 Parts = Sequence[tuple[int, Mapping[str, Tensor]]]  # (first row, rows of a split head by name)
 
 
+@dataclass(eq=False, kw_only=True)
 class RunState:
-    """State of a run. metric: name of the validation metric; lower is better.
+    """State of a run."""
 
-    step: number of completed steps. attempt: number of roll-backs; each has another data order
-    and other draws. best: the lowest metric. validated: the last step that was validated.
-    """
-
-    def __init__(
-        self,
-        *,
-        task: SpeakerTask,
-        updater: Updater,
-        sums: MetricSums,
-        learning: LearningWatch,
-        ranks: Ranks,
-        writer: CheckpointWriter,
-        metric: str = "eer",
-    ) -> None:
-        self.task, self.updater, self.sums, self.learning = task, updater, sums, learning
-        self.ranks, self.writer, self.metric = ranks, writer, metric
-        self.attempt = self.step = self.validated = 0
-        self.best: float | None = None
-        self.saved_at = time.monotonic()
-        self.initial: list[Any] | None = None  # state and parts, until there is a checkpoint
+    task: SpeakerTask
+    updater: Updater
+    sums: MetricSums
+    learning: LearningWatch
+    ranks: Ranks
+    writer: CheckpointWriter
+    metric: str = "eer"  # name of the validation metric; lower is better
+    step: int = 0  # number of completed steps
+    attempt: int = 0  # number of roll-backs; each has another data order and other draws
+    validated: int = 0  # the last step that was validated
+    best: float | None = None  # the lowest metric
+    initial: list[Any] | None = None  # state and parts, until there is a checkpoint
+    saved_at: float = field(default_factory=time.monotonic)
 
     def resume(self) -> bool:
         """Load the newest checkpoint, which rank 0 reads; return False if there is none."""

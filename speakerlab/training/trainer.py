@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,38 +35,34 @@ HEAD_KEY = 0x4EAD  # ... and from those of the classes that a sampled head uses
 OUT_OF_MEMORY = "out_of_memory"  # holds the micro-batch that did not fit; run.sh reads it
 
 
+@dataclass(eq=False)
 class Trainer:
     """Runs a task until the last step of the schedule.
 
-    source: `read_from(step, attempt)` iterates over this rank's batches. validation: `run(embedder,
-    ranks, stop)` returns {metric: value}, or None on all ranks if `stop()` was true on any.
-    monitor: only rank 0 has one. report: takes what was not finite, before a roll-back.
+    validation: `run(embedder, ranks, stop)` returns {metric: value}, or None on all ranks if
+    `stop()` was true on any.
     """
 
-    def __init__(
-        self,
-        exp_dir: Path,
-        *,
-        state: RunState,
-        source: Any,
-        plan: BatchPlan,
-        schedule: Schedule,
-        validation: Any,
-        monitor: Monitor | None,
-        report: Callable[[dict[str, Any]], None],
-        signals: Signals,
-        crop_samples: int,
-        seed: int,
-    ) -> None:
-        self.state, self.task, self.ranks = state, state.task, state.ranks
-        self.updater, self.sums, self.learning = state.updater, state.sums, state.learning
-        self.source, self.plan, self.schedule = source, plan, schedule
-        self.validation, self.monitor, self.report = validation, monitor, report
-        self.signals, self.crop_samples, self.seed = signals, crop_samples, seed
+    exp_dir: Path
+    state: RunState
+    source: Any  # `read_from(step, attempt)` iterates over this rank's batches
+    plan: BatchPlan
+    schedule: Schedule
+    validation: Any
+    monitor: Monitor | None  # only rank 0 has one
+    report: Callable[[dict[str, Any]], None]  # takes what was not finite, before a roll-back
+    signals: Signals
+    crop_samples: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        state = self.state
+        self.task, self.ranks, self.updater = state.task, state.ranks, state.updater
+        self.sums, self.learning = state.sums, state.learning
         self.modules = list(self.task.modules())
         self.model: Any = self.task  # DDP's wrapper from `start` on
-        note = exp_dir / OUT_OF_MEMORY
-        self.rescue = Rescue(self.ranks, state, note=note, micro_batch=plan.micro_batch)
+        note, size = self.exp_dir / OUT_OF_MEMORY, self.plan.micro_batch
+        self.rescue = Rescue(self.ranks, state, note=note, micro_batch=size)
         self.inputs: Prefetcher
 
     def fit(self) -> int:
