@@ -133,7 +133,7 @@ class Monitor:
         self.start_step, self.terminal = start_step, ExitStack()
         self.started_at = self.last_line_at = self.last_picture_at = time.monotonic()
         self.quiet_until = self.started_at + FIRST_SECONDS
-        # disable=None: where there is no terminal
+        # disable=None: no bar where there is no terminal
         how: Any = {"disable": None, "leave": False, "unit": "step", "dynamic_ncols": True}
         bar = tqdm(total=self.total_steps, initial=start_step, **how)
         self.bar = self.terminal.enter_context(bar)

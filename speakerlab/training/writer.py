@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,22 +27,21 @@ OTHERS_SECONDS = 300.0  # rank 0 waits so long for the rows of the other ranks
 SLOW_SECONDS = 1.0  # a longer wait for the checkpoint before is logged
 
 
+@dataclass(eq=False)
 class CheckpointWriter:
-    """One rank's part in writing checkpoints, one at a time.
+    """One rank's part in writing checkpoints, one at a time."""
 
-    run: a word that all ranks of this run share and no other run has. num_parts: number of ranks
-    that hand over rows of the head.
-    """
+    folder: Path
+    keep: int
+    run: str = ""  # a word that all ranks of this run share and no other run has
+    rank: int = 0
+    num_parts: int = 0  # number of ranks that hand over rows of the head
+    thread: threading.Thread | None = None
+    failure: str = ""  # why the last checkpoint could not be written
 
-    def __init__(
-        self, folder: Path, *, keep: int, run: str = "", rank: int = 0, num_parts: int = 0
-    ) -> None:
-        self.folder, self.keep, self.run = folder, keep, run
-        self.rank, self.num_parts = rank, num_parts
-        self.thread: threading.Thread | None = None
-        self.failure = ""  # why the last checkpoint could not be written
-        if rank == 0:
-            for left in folder.glob(".step_*"):  # by a run that was killed
+    def __post_init__(self) -> None:
+        if self.rank == 0:
+            for left in self.folder.glob(".step_*"):  # by a run that was killed
                 shutil.rmtree(left, ignore_errors=True)
 
     def save(

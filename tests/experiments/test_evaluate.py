@@ -143,12 +143,15 @@ def few_speakers(experiment):
     return exp
 
 
-def test_back_ends_that_cannot_be_learned_are_skipped_in_one_line(few_speakers, caplog):
+def test_back_ends_that_cannot_be_learned_are_skipped_in_one_line(few_speakers, caplog, capsys):
     """Seven speakers: at 30 % EER, mean, AS-Norm and quality measures were worse than cosine."""
     old = {"trials": "test/trials", "system": "exp", "model_sha256": SHA, "eer": 0.3}
     old = [old | {"backend": name} for name in (CHAINS[1], f"{CHAINS[2]},top-n=20", "cosine+qmf")]
-    (few_speakers / "results.json").write_text(json.dumps(old))
-    (row,) = rows_of(few_speakers, "--backend", *CHAINS, "cosine+qmf", "mean+lda+length+plda")
+    older = old[0] | {"trials": "test/older", "model_sha256": "6" * 64}
+    (few_speakers / "results.json").write_text(json.dumps([older, *old]))
+    found = rows_of(few_speakers, "--backend", *CHAINS, "cosine+qmf", "mean+lda+length+plda")
+    row = found.pop()
+    assert found == [older] and "test/older" not in capsys.readouterr().out
     assert row["backend"] == "cosine" and row["primary"] and row["num_speakers"] == 7
     assert row["cllr"] is None  # nor is there a calibration
     lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
