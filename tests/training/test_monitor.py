@@ -42,7 +42,7 @@ def test_a_slow_step_logs_its_progress(tmp_path, caplog, monkeypatch):
     monitor.close()
     assert seen[1] == 10.0 and max(b - a for a, b in zip(seen, seen[1:])) <= 30
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "step 0.17/40 0:00:10 elapsed, ETA 0:39:50"
+    assert lines[0] == "step 0.1667/40 0:00:10 elapsed, ETA 0:39:50"
     assert any(line.startswith("step 2/40 ETA 0:38:00 loss 1") for line in lines)
 
 
