@@ -7,7 +7,7 @@ utterances. `utt2<name>` and `spk2<name>` are conditions, `utt2dur` holds durati
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +51,11 @@ class TrialList:
         """The embeddings of either side, from a table that has each utterance."""
         if not self.models:
             return table, table
-        plain = [name for name in self.trials.enrol_ids if name not in self.models]
-        sides = [average_models(table, self.models), table.select(plain, where="enrolment")]
-        return EmbeddingTable.merge(sides), table
+        models = average_models(table, self.models)
+        names = [name for name in self.trials.enrol_ids if name not in self.models]
+        plain = table.select(names, where="enrolment")
+        emb_ND = np.concatenate([models.emb_ND, plain.emb_ND])
+        return replace(models, ids=[*models.ids, *plain.ids], emb_ND=emb_ND), table
 
     def side_seconds(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Durations of either side, (N) each; None if one is unknown."""
