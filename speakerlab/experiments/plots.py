@@ -72,7 +72,7 @@ def draw_training(
         yield Picture(f"{name[0].upper()}{name[1:]} by step", path)
 
 
-def plot_det(path: str | Path, curves: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+def plot_det(path: str | Path, curves: Mapping[str, Sequence[np.ndarray]]) -> None:
     """Plot DET curves (p_miss_K, p_fa_K) by name as a PNG; both axes are normal deviates.
 
     EERs are marked. A curve with "untrained" in its name is drawn in grey dashes.
@@ -156,9 +156,7 @@ def plot_course(
     _save(figure, axes, path)
 
 
-def _limits(
-    curves: Mapping[str, tuple[np.ndarray, np.ndarray]], worst_eer: float
-) -> tuple[float, float]:
+def _limits(curves: Mapping[str, Sequence[np.ndarray]], worst_eer: float) -> tuple[float, float]:
     """Return the ends of both axes: from the resolution of the trials to above the EERs."""
     steps = [max(p_K[p_K > 0].min() for p_K in points) for points in curves.values()]
     rates = np.array(PERCENT_TICKS) / 100
