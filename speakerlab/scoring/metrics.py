@@ -12,7 +12,9 @@ P_TARGETS = (0.01, 0.05)  # prior probabilities of a target at which minDCF is r
 ROUNDING = 1e-12  # of a rate: 1 - 2/3 is a little more than 1/3
 
 
-def operating_points(scores: ArrayLike, is_target: ArrayLike) -> tuple[np.ndarray, ...]:
+def operating_points(
+    scores: ArrayLike, is_target: ArrayLike
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the error rates at every threshold that makes a difference.
 
     (p_miss_K, p_fa_K, threshold_K): thresholds ascend from the lowest score (all trials accepted,
