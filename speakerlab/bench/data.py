@@ -74,11 +74,8 @@ def build_bench(config: Config, ranks: Ranks) -> DataBench:
     augment, plan = task.augment, plan_batch(config, ranks, task)
     assert isinstance(augment, Augment)
     source = setup.TrainBatches(config, corpus, classes, augment, ranks, plan)
-    return DataBench(
-        source=source,
-        crops=source.crops_of(attempt=0),
-        task=task.to(ranks.device),
-    )
+    crops = source.crops_of(attempt=0)
+    return DataBench(source=source, crops=crops, task=task.to(ranks.device))
 
 
 def data_rows(bench: DataBench, name: str, *, seconds: float) -> Iterator[Row]:

@@ -76,7 +76,7 @@ def graded(text: str, *, warn: bool = False, fail: bool = False, fix: str = "") 
 
 
 def software(_: Plan) -> Iterator[Line]:
-    """Check that torchaudio and TensorBoard fit; report versions and the commit."""
+    """Check that torchaudio fits; report versions and the commit."""
     text = f"versions: Python {platform.python_version()}, torch {torch.__version__}, torchaudio "
     fix = "install torch and torchaudio of one version"
     try:
@@ -88,12 +88,6 @@ def software(_: Plan) -> Iterator[Line]:
         yield graded(f"{text}cannot be imported ({error})", fail=True, fix=fix)
     found = provenance.commit()
     yield Line("ok", f"source: commit {found}" if found != "unknown" else "source: not in git")
-    try:
-        import speakerlab.training.monitor  # noqa: F401
-
-        yield Line("ok", "TensorBoard: can be imported")
-    except ImportError as error:
-        yield Line("fail", f"TensorBoard: cannot be imported ({error}); pip install tensorboard")
 
 
 def processors(plan: Plan) -> Iterator[Line]:

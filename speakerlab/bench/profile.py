@@ -51,7 +51,7 @@ def profile_training(
         raise ValueError(f"{exp_dir}: already holds a training; choose another --exp")
     ranks = start_rank(config)
     folder = exp_dir or Path(ranks.on_first(lambda: tempfile.mkdtemp(prefix="speakerlab-")))
-    signals = Signals(lambda number: process.leave(process.stopped(number)))
+    signals = Signals(lambda number: process.leave(process.EXIT_SIGNAL + number))
     try:
         training = build_training(folder, None, prepared(config, num_steps), ranks, signals)
         return _profile(training, ranks, num_steps, trace)

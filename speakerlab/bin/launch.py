@@ -83,10 +83,10 @@ def main() -> None:
         failure = error.failures[rank]
         line = verdict(rank, failure)
         # A signal is a negative code here, and 128 + its number in a shell.
-        code = failure.exitcode if failure.exitcode > 0 else process.stopped(-failure.exitcode)
+        code = failure.exitcode if failure.exitcode > 0 else process.EXIT_SIGNAL - failure.exitcode
     except SignalException as error:
         line = stopped(error.sigval)
-        code = process.stopped(error.sigval)
+        code = process.EXIT_SIGNAL + error.sigval
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
         text = " ".join(str(error).split())[:200]
         line = (
@@ -113,8 +113,8 @@ def first_failure(failures: Mapping[int, ProcessFailure]) -> int:
 def verdict(rank: int, failure: ProcessFailure) -> str:
     """Return one line on the rank that failed first, because of which the others stopped."""
     code = failure.exitcode
-    if code in map(process.stopped, SIGNALS):
-        return stopped(signal.Signals(code - process.stopped(0)))
+    if code - process.EXIT_SIGNAL in SIGNALS:
+        return stopped(signal.Signals(code - process.EXIT_SIGNAL))
     how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
     where = f"rank {rank} on {socket.gethostname()}: ended the run with {how}"
     return f"{where} (process {failure.pid}); {REMEDIES.get(code, RESUME)}"

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser
-from speakerlab.checkpoints.model_files import (
-    find_model,
-    read_calibration,
-    read_card,
-    read_settings,
-)
+from speakerlab.checkpoints import model_files
 from speakerlab.core.atomic import check_writable
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import are_embedded, read_development, read_embedded
@@ -107,7 +102,7 @@ def parse(words: Sequence[str]) -> Namespace:
 
 def open_system(exp_dir: Path, development: Path | None) -> System:
     """Open the experiment's model and its development set, by default the first training set."""
-    model, data = find_model(exp_dir), read_settings(exp_dir)["data"]
+    model, data = model_files.find_model(exp_dir), model_files.read_settings(exp_dir)["data"]
     found = None
     try:
         found = read_development(exp_dir, development or Path(data["dir"], data["train"][0]))
@@ -120,4 +115,4 @@ def open_system(exp_dir: Path, development: Path | None) -> System:
             f"--development: no embeddings of {development} in {exp_dir}/embeddings; run "
             f"`speakerlab extract --exp {exp_dir} --data {development} --per-speaker 10`"
         )
-    return System(exp_dir, read_card(model), read_calibration(model), found)
+    return System(exp_dir, model_files.read_card(model), model_files.read_calibration(model), found)

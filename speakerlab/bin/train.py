@@ -32,7 +32,7 @@ def main(words: Sequence[str]) -> None:
     locks: list[TextIO] = []  # held as long as this process lives
     ranks.on_first(lambda: locks.append(consistency.lock_experiment(args.exp)))
     setup.log_to(args.exp, ranks)
-    signals = Signals(lambda number: process.leave(process.stopped(number)))
+    signals = Signals(lambda number: process.leave(process.EXIT_SIGNAL + number))
     signals.listen()
     try:
         below = args.below_micro_batch
@@ -61,7 +61,7 @@ def leave(error: RuntimeError, rank: int) -> NoReturn:
         process.leave(process.EXIT_MEMORY)
     if isinstance(error, Stopped):
         log.log(logging.DEBUG if rank else logging.INFO, "%s; the same command resumes", error)
-        process.leave(process.stopped(error.number))
+        process.leave(process.EXIT_SIGNAL + error.number)
     if is_lost_peer(error):
         log.error("rank %d: lost another rank; see the output of that rank", rank)
         process.leave(process.EXIT_LOST)

@@ -23,11 +23,7 @@ EXIT_NUMERIC = 3  # too many steps in a row without a finite gradient
 EXIT_DIVERGED = 4  # the loss is finite and grows
 EXIT_MEMORY = 5  # out of memory; exp/out_of_memory has the micro-batch that did not fit
 EXIT_LOST = 6  # another rank or its host is gone; its own log has the error
-
-
-def stopped(number: int) -> int:
-    """Return the exit code of a run that saved and exited on a signal, as shells define it."""
-    return 128 + number
+EXIT_SIGNAL = 128  # plus the number of the signal on which the run saved and exited
 
 
 def available_cpus(root: Path = Path("/")) -> int:
@@ -36,10 +32,7 @@ def available_cpus(root: Path = Path("/")) -> int:
     A quota of 2.5 counts as 2: a process with more threads than its quota is put to sleep for part
     of each period. `root` is where `proc` and `sys` lie.
     """
-    allowed = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-    return max(1, int(min([allowed, *_cpu_quotas(root)])))
+    return max(1, int(min([len(os.sched_getaffinity(0)), *_cpu_quotas(root)])))
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
@@ -84,9 +77,8 @@ def keep_freed_memory() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Have the kernel kill this process when its parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def die_with_launcher() -> None:

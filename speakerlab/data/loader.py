@@ -5,7 +5,6 @@ and a resume change nothing.
 Letters: B rows of the batch, S samples, K speeds, N speakers. G is the global batch.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
@@ -228,7 +227,7 @@ def train_loader(
         timeout=min(POLL_SECONDS, stall_seconds),
         worker_init_fn=start_worker,
         # Forked, so that the columns of the manifest are shared and not copied.
-        multiprocessing_context="fork" if sys.platform == "linux" else None,
+        multiprocessing_context="fork",
     )
     watch = Watch(board, lambda row: f"{manifest.ids[row]} ({manifest.paths[row]})")
     yield from watched(loader, watch, stall_seconds=stall_seconds)

@@ -28,10 +28,8 @@ def load_same_config(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[
         before, now = begun.training.num_epochs, config.training.num_epochs
         key = "training.num_epochs"
         if now != before and not any(text.startswith(f"{key}=") for text in overrides):
-            raise ValueError(
-                f"{key}: {exp_dir} has {before}, the configuration {now}; use --set {key}={before} "
-                f"again, or change the length of this run with --set {key}={now}"
-            )
+            fix = f"--set {key}={before} again, or {now} to change the length of this run"
+            raise ValueError(f"{key}: {exp_dir} has {before}, the configuration {now}; use {fix}")
         changed = differences(begun, config)
         if changed:
             raise ValueError(

@@ -36,8 +36,8 @@ class HardTrial:
     enrol: str
     test: str
     score: float
-    enrol_clip: str | None = None
-    test_clip: str | None = None
+    enrol_clip: str | None
+    test_clip: str | None
 
 
 def hardest_trials(
@@ -65,11 +65,10 @@ def hardest_trials(
 def player_of(data_dir: Path, *, sample_rate: int) -> Player:
     """Return a player of the utterances of a checked data directory, packed or not.
 
-    An utterance whose audio is missing or broken has no clip; the first one is logged.
+    An utterance whose audio is missing or broken has no clip, which is logged.
     """
     manifest = read_manifest([data_dir], sample_rate=sample_rate)
     row_of = {utterance: row for row, utterance in enumerate(manifest.ids)}
-    broken: list[str] = []
 
     @cache
     def play(utterance: str) -> str | None:
@@ -78,13 +77,10 @@ def player_of(data_dir: Path, *, sample_rate: int) -> Player:
         row = row_of[utterance]
         num_samples = min(int(manifest.num_samples_N[row]), SEARCHED_SECONDS * sample_rate)
         try:
-            wave_S = manifest.read(row, 0, num_samples)
+            return clip(manifest.read(row, 0, num_samples), sample_rate)
         except (OSError, ValueError) as error:
-            if not broken:
-                log.warning("report.html: no player: %s", error)
-            broken.append(utterance)
+            log.warning("report.html: no player: %s", error)
             return None
-        return clip(wave_S, sample_rate)
 
     return play
 

@@ -286,21 +286,9 @@ def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Speake
         if lr <= final:
             text = "training.num_epochs: the learning rate stays at %.3g; for a higher one, %s"
             log.warning(text, final, consistency.new_run(exp_dir))
-    margin = training.margin
-    if training.num_epochs < max(training.warmup_epochs, margin.end_epoch):
-        reached = margin_ramp(
-            training.num_epochs,
-            initial=margin.initial,
-            final=margin.final,
-            start_step=margin.start_epoch,
-            end_step=margin.end_epoch,
-        )
-        log.warning(
-            "training.num_epochs: %d, but training.warmup_epochs is %g and "
-            "training.margin.end_epoch %g; the margin reaches %.2g of %g",
-            *(training.num_epochs, training.warmup_epochs, margin.end_epoch),
-            *(reached, margin.final),
-        )
+    if training.num_epochs < max(training.warmup_epochs, training.margin.end_epoch):
+        text = "training.num_epochs: %d ends before warmup_epochs (%g) or margin.end_epoch (%g)"
+        log.warning(text, training.num_epochs, training.warmup_epochs, training.margin.end_epoch)
     parameters = sum(p.numel() for p in task.embedder.parameters())
     log.info("%s: %.2f M parameters", config.model.name, parameters / 1e6)
     write_json(exp_dir / "run.json", known)

@@ -56,7 +56,7 @@ def _half_cosine(step: int, peak: float, final: float, start: int, total_steps: 
 
 
 def margin_ramp(
-    step: float, *, initial: float, final: float, start_step: float, end_step: float
+    step: int, *, initial: float, final: float, start_step: int, end_step: int
 ) -> float:
     """`initial` up to `start_step`, `final` from `end_step` on, exponentially closer in between."""
     if step >= end_step:

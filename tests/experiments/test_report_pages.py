@@ -170,7 +170,7 @@ def test_text_from_outside_cannot_become_html(tmp_path):
     bad = '<b a="&">'
     parts = {
         "pictures": {bad: [Picture(bad, tmp_path / "x.png")]},
-        "hardest": {bad: (bad, {bad: [HardTrial(bad, bad, 0.0, CLIP)]})},
+        "hardest": {bad: (bad, {bad: [HardTrial(bad, bad, 0.0, CLIP, None)]})},
         "facts": {bad: {bad: bad, "block": f"{bad}\n"}},
         "notes": [bad],
     }

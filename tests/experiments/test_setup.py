@@ -109,4 +109,4 @@ def test_the_start_logs_the_batch(make_config, tmp_path, caplog):
     assert (tmp_path / "run.json").exists()
     short = make_config("training.num_epochs=3", "training.margin.end_epoch=6")
     setup_training.log_start(tmp_path, short, known, make_task(short))
-    assert "num_epochs: 3" in caplog.text and "margin reaches 0.19 of 0.2" in caplog.text
+    assert "num_epochs: 3" in caplog.text and "margin.end_epoch (6)" in caplog.text

@@ -11,14 +11,7 @@ from members import MEMBERS, SMALL
 from torch import nn
 
 from speakerlab.models import MODELS
-from speakerlab.models.folding import (
-    LINEAR,
-    InFp32,
-    find_last,
-    find_pairs,
-    fold_batchnorm,
-    narrow,
-)
+from speakerlab.models.folding import LINEAR, InFp32, find_last, find_pairs, fold_batchnorm, narrow
 
 BF16 = torch.bfloat16
 

@@ -6,10 +6,7 @@ Letters: B batch, T frames, C channels, F frequency bins.
 import pytest
 import torch
 
-from speakerlab.models.redimnet import (
-    ChannelNorm,
-    FrequencyWeights,
-)
+from speakerlab.models.redimnet import ChannelNorm, FrequencyWeights
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

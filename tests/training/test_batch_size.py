@@ -5,12 +5,7 @@ import torch
 from refusals import refuses
 from torch import nn
 
-from speakerlab.training.batch_size import (
-    MemoryTooSmall,
-    plan_batch,
-    saved_bytes,
-    slow_batchnorm,
-)
+from speakerlab.training.batch_size import MemoryTooSmall, plan_batch, saved_bytes, slow_batchnorm
 
 JOIN = {"bn_batch": 64, "join_ranks": True}
 
@@ -82,7 +77,7 @@ def test_plans(ask, most, micro_batch, accumulation, bn_batch, reason):
         ({"global_batch": 256, "world_size": 3}, 99, "training.global_batch", (256, "255 and 258")),
         ({"global_batch": 64, "micro_batch": 24}, 99, "runtime.micro_batch", (24, "16 and 32")),
         ({"global_batch": 256}, 9, "memory", (9,)),
-        ({"global_batch": 256, "bn_batch": 64, "join_ranks": True}, 15, "memory", (15,)),
+        ({"global_batch": 256, **JOIN}, 15, "memory", (15,)),
         ({"global_batch": 256, "micro_batch": 64}, 63, "memory", (63,)),
         ({"global_batch": 256, "below": 1}, 99, "memory", (1,)),
         ({"global_batch": 262}, 999, "training.global_batch", (262, 16, 128)),

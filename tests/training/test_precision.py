@@ -6,12 +6,7 @@ import pytest
 import torch
 from refusals import refused, refuses
 
-from speakerlab.training.precision import (
-    Card,
-    apply_backend_settings,
-    card_of,
-    resolve_precision,
-)
+from speakerlab.training.precision import Card, apply_backend_settings, card_of, resolve_precision
 
 CUDA = torch.device("cuda", 3)
 T4 = Card(False, (7, 5), "capability 7.5")
