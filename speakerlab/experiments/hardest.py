@@ -65,10 +65,11 @@ def hardest_trials(
 def player_of(data_dir: Path, *, sample_rate: int) -> Player:
     """Return a player of the utterances of a checked data directory, packed or not.
 
-    An utterance whose audio is missing or broken has no clip, which is logged.
+    An utterance whose audio is missing or broken has no clip; the first one is logged.
     """
     manifest = read_manifest([data_dir], sample_rate=sample_rate)
     row_of = {utterance: row for row, utterance in enumerate(manifest.ids)}
+    broken: list[str] = []
 
     @cache
     def play(utterance: str) -> str | None:
@@ -79,7 +80,9 @@ def player_of(data_dir: Path, *, sample_rate: int) -> Player:
         try:
             return clip(manifest.read(row, 0, num_samples), sample_rate)
         except (OSError, ValueError) as error:
-            log.warning("report.html: no player: %s", error)
+            if not broken:
+                log.warning("report.html: no player: %s", error)
+            broken.append(utterance)
             return None
 
     return play

@@ -7,7 +7,6 @@ one thread, so that the bits do not depend on the number of processes and thread
 
 import multiprocessing
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -29,7 +28,7 @@ from speakerlab.training.precision import Card, Precision, card_of, resolve_prec
 
 MAX_THREADS = 8  # of a process; more would wait for Python's lock
 SECONDS_PER_UPDATE = 0.5
-FORKED = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+FORKED = multiprocessing.get_context("fork")
 
 
 def share_threads(nproc: int) -> int:
