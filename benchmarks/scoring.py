@@ -109,8 +109,8 @@ class Ours:
         write_scores(self.folder / f"{name}.ours", trials, self._score(trials))
 
     def load(self) -> None:
-        """Read what is not timed."""
-        assert len(self.trials) and len(self.table.ids)
+        """Read, and import, what is not timed."""
+        assert len(self.trials) == len(self._score(self.trials))
 
     def cosine(self) -> float:
         return timed(lambda: self._score(self.trials))
