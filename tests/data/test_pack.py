@@ -71,7 +71,7 @@ def test_shards_are_tar_files_that_any_tool_opens(folder, layout, tmp_path):
     joined: dict[str, list[np.ndarray]] = {}
     for path in sorted((folder / "shards").glob("*.tar")):
         with tarfile.open(path) as archive:
-            archive.extractall(tmp_path / "out", filter="data")
+            archive.extractall(tmp_path / "out")
             names = archive.getnames()
         for name in names:
             wave_S, rate = soundfile.read(tmp_path / "out" / name, dtype="int16")

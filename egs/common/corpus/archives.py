@@ -111,13 +111,16 @@ def unpack(archives: Sequence[Path], folder: Path, *, checksum: str | None = Non
 
 
 def _unpack_tar(stream: io.BufferedReader, folder: Path) -> None:
-    if not hasattr(tarfile, "data_filter"):
-        raise ValueError(
-            f"{folder}: this Python cannot unpack tar files safely (no tarfile.data_filter); "
-            "update to 3.10.12, 3.11.4 or newer, or unpack the archive yourself"
-        )
     with tarfile.open(fileobj=stream, mode="r|*") as tar:
-        tar.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(folder, filter="data")
+            return
+        for member in tar:  # Python before 3.10.12 and 3.11.4, such as Debian 12's
+            name = PurePosixPath(member.name)
+            is_plain = member.isfile() or member.isdir()
+            if name.is_absolute() or ".." in name.parts or not is_plain:
+                raise tarfile.TarError(f"member {name} would be written outside the folder")
+            tar.extract(member, folder)
 
 
 def _unpack_zip(stream: io.BufferedReader, folder: Path) -> None:
