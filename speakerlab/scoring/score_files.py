@@ -1,6 +1,6 @@
 """Score files of any system: `enrol test score` per line; further columns are ignored.
 
-3D-Speaker's `enrol test label score`, which the first line shows, is read too.
+Also reads 3D-Speaker's `enrol test label score`, recognised by the label in the first line.
 In: a file and a trial list. Out: the scores, in the order of the trials.
 Letters: N trials, L lines.
 """
@@ -63,17 +63,18 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
 
 def _read_blocks(path: Path) -> Iterator[tuple[Sequence[str], Sequence[str], list[float]]]:
     """Blocks of the file as (enrol, test, score) columns."""
-    num_lines, place = 0, 2
+    num_lines, place = 0, 0  # place: column of the score
     with path.open(encoding="utf-8") as stream:
         while lines := list(islice(stream, LINES_AT_ONCE)):
             rows = [row for row in map(str.split, lines) if row]
             if rows:
-                if not num_lines and len(rows[0]) == 4 and rows[0][2] in TRUTH:
-                    place = 2 if rows[0][3] in LABELS else 3
+                if not place:
+                    place = 3 if [w in TRUTH for w in rows[0][2:4]] == [True, False] else 2
                 columns = list(islice(zip(*rows), place + 1))  # as many as the shortest has
                 try:
                     scores = list(map(float, columns[place]))
-                except (IndexError, ValueError):
+                    _ = place == 2 or list(map(TRUTH.__getitem__, columns[2]))  # all labels
+                except (IndexError, KeyError, ValueError):
                     _refuse_lines(lines, num_lines, path, place)
                     raise
                 yield columns[0], columns[1], scores
@@ -81,16 +82,15 @@ def _read_blocks(path: Path) -> Iterator[tuple[Sequence[str], Sequence[str], lis
 
 
 def _refuse_lines(lines: Sequence[str], num_before: int, path: Path, place: int) -> None:
-    faults = Faults()
+    form, faults = "enrol test score" if place == 2 else "enrol test label score", Faults()
     for number, line in enumerate(lines, num_before + 1):
         row = line.split()
         try:
             float(row[place] if row else "0")
-        except (IndexError, ValueError):
-            faults.add(
-                "unreadable lines",
-                f"{path}:{number}: is not 'enrol test score', got {' '.join(row)!r}; correct it",
-            )
+            _ = place == 2 or not row or TRUTH[row[2]]
+        except (IndexError, KeyError, ValueError):
+            text = f"is not '{form}' as the first line, got {' '.join(row)!r}; correct it"
+            faults.add("unreadable lines", f"{path}:{number}: {text}")
     faults.raise_if_any(f"{path}: refused, no score was read")
 
 

@@ -29,9 +29,9 @@ def test_order_labels_and_other_trials_do_not_matter(tmp_path, trials):
     assert read_scores(tmp_path / "s.txt", trials).tolist() == [0.5, -0.25, 0.1]
 
 
-@pytest.mark.parametrize("yes", ["target", "1"])
-def test_scores_of_3dspeaker_stand_after_the_label(tmp_path, trials, yes):
-    (tmp_path / "s.txt").write_text(f"a x {yes} 0.5\nb x 0 -0.25\na y 0 0.1\n")
+@pytest.mark.parametrize(("space", "yes"), [("", "target"), ("\n" * LINES_AT_ONCE, "1")])
+def test_scores_of_3dspeaker_stand_after_the_label(tmp_path, trials, space, yes):
+    (tmp_path / "s.txt").write_text(f"{space}a x {yes} 0.5\nb x 0 -0.25\na y 0 0.1\n")
     assert read_scores(tmp_path / "s.txt", trials).tolist() == [0.5, -0.25, 0.1]
 
 
@@ -55,6 +55,7 @@ def test_a_long_file_in_another_order(tmp_path):
         ("a x 1\na y nan\nb x 0\n", "", "a y is nan"),
         ("a x 1\nb x\na y 3\n", ":2", "'b x'"),
         ("a x 1 5\nb x 0\na y 0 3\n", ":2", "'b x 0'"),
+        ("a x 1 5\nb x 0.5 4\na y 0 3\n", ":2", "'b x 0.5 4'"),
         ("a x 1\na x 1\nb x 2\na y 3\n", "", "a x has more"),
     ],
 )
