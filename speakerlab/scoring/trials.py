@@ -31,7 +31,7 @@ FORMATS = {
     "1|0 enrol test": (0, {"1", "0"}),
     "enrol test 1|0": (2, {"1", "0"}),
 }
-TABLE = ("label enrol test", 0, set(TRUTH))  # the columns that are taken from a table
+TABLE = (f"{'|'.join(TRUTH)} enrol test", 0, set(TRUTH))  # the columns that are taken from a table
 # known names of the three columns of a table, in lower case
 HEADERS = (
     ("label", "target", "targettype", "is_target", "key"),
