@@ -122,7 +122,7 @@ class Extraction:
         that many minutes.
         """
         changed_at = logged_at = time.monotonic()
-        fewest = len(self.chunks) + 1
+        seen: list[int] = []
         while True:
             finished = {path.stem for path in self.parts.glob("*.json")}
             chunks = range(len(self.chunks))
@@ -132,8 +132,8 @@ class Extraction:
             if not missing:
                 return
             now = time.monotonic()
-            if len(missing) < fewest:
-                fewest, changed_at = len(missing), now
+            if missing != seen:
+                seen, changed_at = missing, now
             remain = f"{len(missing)} of {len(chunks)} chunks of {name_jobs(missing, num_jobs)}"
             if now - changed_at >= 60 * minutes:
                 raise ValueError(
