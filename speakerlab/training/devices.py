@@ -19,7 +19,7 @@ def count_gpus(device: str = "auto", *, num_ranks: int = 1) -> int:
     if asked != ["-1"] and len(asked) > count:
         raise ValueError(
             f"--gpus: {len(asked)} requested ({VARIABLE}={','.join(asked)}), {describe_gpus()}; "
-            'correct the numbers, or use --gpus "" for the CPU'
+            f'correct the numbers, or choose the CPU: --gpus "" (run.sh) or {VARIABLE}=-1'
         )
     if device == "cuda" and not count:
         raise ValueError(
