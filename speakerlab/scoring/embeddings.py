@@ -77,7 +77,7 @@ class EmbeddingTable:
             emb_ND = np.load(f"{stem}.npy", allow_pickle=False)
         except (ValueError, KeyError, EOFError) as error:
             reason = str(error).partition("\n")[0]
-            raise ValueError(f"{stem}: is no table of embeddings ({reason}); {AGAIN}") from error
+            raise ValueError(f"{stem}: is damaged or no embeddings ({reason}); {AGAIN}") from error
         ids = Path(f"{stem}.ids").read_text(encoding="utf-8").splitlines()
         if emb_ND.shape != (num, dim) or len(ids) != num or emb_ND.dtype != np.float32:
             raise ValueError(

@@ -64,7 +64,7 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
 def _read_blocks(path: Path) -> Iterator[tuple[Sequence[str], Sequence[str], list[float]]]:
     """Blocks of the file as (enrol, test, score) columns."""
     num_lines, place = 0, 0  # place: column of the score
-    with path.open(encoding="utf-8") as stream:
+    with path.open(encoding="utf-8-sig") as stream:
         while lines := list(islice(stream, LINES_AT_ONCE)):
             rows = [row for row in map(str.split, lines) if row]
             if rows:

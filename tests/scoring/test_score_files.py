@@ -29,7 +29,7 @@ def test_order_labels_and_other_trials_do_not_matter(tmp_path, trials):
     assert read_scores(tmp_path / "s.txt", trials).tolist() == [0.5, -0.25, 0.1]
 
 
-@pytest.mark.parametrize(("space", "yes"), [("", "target"), ("\n" * LINES_AT_ONCE, "1")])
+@pytest.mark.parametrize(("space", "yes"), [("\ufeff", "target"), ("\n" * LINES_AT_ONCE, "1")])
 def test_scores_of_3dspeaker_stand_after_the_label(tmp_path, trials, space, yes):
     (tmp_path / "s.txt").write_text(f"{space}a x {yes} 0.5\nb x 0 -0.25\na y 0 0.1\n")
     assert read_scores(tmp_path / "s.txt", trials).tolist() == [0.5, -0.25, 0.1]
