@@ -106,8 +106,7 @@ def _sizes_to_try(
 ) -> list[int]:
     """Return the sizes that `plan_batch` may choose, ascending; never none."""
     share = divisors[-1]
-    low, high = min(MIN_MICRO_BATCH, share), MAX_MICRO_BATCH
-    low = min([low, *(size for size in divisors if size * joined[size] >= low)])
+    low, high, least = 1, MAX_MICRO_BATCH, min(MIN_MICRO_BATCH, share * joined[share])
     if micro_batch is not None:
         if micro_batch not in divisors:
             near = sorted(divisors, key=lambda size: abs(size - micro_batch))[:2]
@@ -115,18 +114,18 @@ def _sizes_to_try(
                 f"runtime.micro_batch: {micro_batch} does not divide a rank's share of {share}; "
                 f"nearest are {' and '.join(map(str, sorted(near)))}"
             )
-        low = high = micro_batch
+        low, high, least = micro_batch, micro_batch, 1
     elif bn_batch in divisors:
-        low, high = min(low, bn_batch), bn_batch
+        high, least = bn_batch, min(least, bn_batch)
     if below is not None:
-        low, high = 1, min(high, below - 1)
-    sizes = [size for size in divisors if low <= size <= high]
+        low, high, least = 1, min(high, below - 1), 1
+    sizes = [size for size in divisors if low <= size <= high and size * joined[size] >= least]
     if not sizes and below is not None:
         raise MemoryTooSmall(f"memory: {below} crops do not fit; {REMEDY}")
     if not sizes:
         raise ValueError(
-            f"training.global_batch: {share} crops per rank have no divisor from {low} to {high}; "
-            "change it, or set runtime.micro_batch"
+            f"training.global_batch: {share} crops per rank have no divisor from {least} to {high};"
+            " change it, or set runtime.micro_batch"
         )
     return sizes
 
