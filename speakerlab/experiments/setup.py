@@ -73,7 +73,7 @@ def undone_if_refused(exp_dir: Path, *, is_new: bool) -> Iterator[None]:
         if is_new:
             logger = logging.getLogger()
             logger.handlers = [one for one in logger.handlers if not isinstance(one, LogFile)]
-            shutil.rmtree(exp_dir)
+            shutil.rmtree(exp_dir, ignore_errors=True)  # NFS keeps the open lock
         raise
 
 
