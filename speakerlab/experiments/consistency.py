@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from speakerlab.checkpoints.model_files import find_model, read_card, read_classes
+from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import Config, differences, load_config
 from speakerlab.core.atomic import file_sha256, write_text
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
@@ -27,7 +28,7 @@ def load_same_config(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[
         begun = load_config([recorded])
         before, now = begun.training.num_epochs, config.training.num_epochs
         key = "training.num_epochs"
-        if now != before and not any(text.startswith(f"{key}=") for text in overrides):
+        if now != before and key not in merge_layers([], overrides)[1]:
             fix = f"--set {key}={before} again, or {now} to change the length of this run"
             raise ValueError(f"{key}: {exp_dir} has {before}, the configuration {now}; use {fix}")
         changed = differences(begun, config)

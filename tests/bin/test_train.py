@@ -135,6 +135,7 @@ def test_an_extended_run_is_exact_and_publishes_its_own_model(trained, tmp_path,
     assert refused(shorter, "training.num_epochs", 4, "num_epochs=5", "--init")
     with refuses("training.num_epochs", "=5 again", "or 4"):  # what a file says is no request
         load_same_config(again, [trained / "config.yaml"], [])
+    load_same_config(again, [trained / "config.yaml"], ["training={num_epochs: 4}"])
 
 
 def test_an_unfinished_run_is_extended_from_its_learning_rate(trained, tmp_path, train):
