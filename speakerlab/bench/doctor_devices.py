@@ -53,12 +53,13 @@ def driver(num_gpus: int, found: str | None) -> Line:
     if num_gpus:
         return Line("ok", text)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    fix = "docker run --gpus all" if hidden is None else f"CUDA_VISIBLE_DEVICES='{hidden}'"
+    fix = "docker run --gpus all" if hidden is None else f"correct CUDA_VISIBLE_DEVICES='{hidden}'"
+    fix = f"see nvidia-smi, or {fix}" if torch.version.cuda else "install a CUDA build of torch"
     try:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:
         text = f"{text}: {' '.join(str(error).split())}"
-    return graded(text, fail=True, fix=f"see nvidia-smi, or correct {fix}")
+    return graded(text, fail=True, fix=fix)
 
 
 def gpu(index: int) -> Line:
@@ -88,8 +89,7 @@ def connection(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     began = time.monotonic()
-    args = (num_ranks, port, work or sum_up)
-    ranks = spawn(be_rank, args, num_ranks, join=False)
+    ranks = spawn(be_rank, (num_ranks, port, work or sum_up), num_ranks, join=False)
     assert ranks is not None  # that of join=True
     try:
         while not ranks.join(max(0.0, began + limit - time.monotonic())):
