@@ -49,7 +49,7 @@ def main() -> None:
     if name not in COMMANDS:
         hint = nearest(name, COMMANDS, otherwise="see --help")
         sys.stderr.write(f"speakerlab: unknown command '{name}'{hint}\n")
-        sys.exit(1)
+        sys.exit(1)  # noqa: TID251
     module = f"speakerlab.bin.{name}{'_' if keyword.iskeyword(name) else ''}"
     run(lambda words: importlib.import_module(module).main(words), words[1:])
 

@@ -147,7 +147,7 @@ class Fbank(nn.Module):
                 f"fbank: {wave_BS.shape[-1]} samples are less than one frame of "
                 f"{self.frame_length}; give a longer recording"
             )
-        with torch.autocast(wave_BS.device.type, enabled=False):  # spectra need full precision
+        with torch.autocast(wave_BS.device.type, enabled=False):  # noqa: TID251 (full precision)
             wave_BS = wave_BS if wave_BS.dtype == torch.float64 else wave_BS.float()
             if self.scale != 1.0:
                 wave_BS = wave_BS * self.scale

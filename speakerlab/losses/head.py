@@ -69,7 +69,7 @@ class SoftmaxHead(Head, ABC):
         self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
     ) -> tuple[Tensor, Tensor]:
         """Return the mean cross-entropy with `margin`, and the logits (B, C) without it."""
-        with torch.autocast(emb_BD.device.type, enabled=False):
+        with torch.autocast(emb_BD.device.type, enabled=False):  # noqa: TID251
             rows_CD = self.prepare(self.weight_CD)
             similarity_BC = F.linear(self.prepare(emb_BD), rows_CD, self.bias_C)
             logits_BC, label_B1 = self.scale * similarity_BC, label_B.unsqueeze(1)

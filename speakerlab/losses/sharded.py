@@ -93,7 +93,7 @@ class ShardedHead(Head):
         self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
     ) -> tuple[Tensor, Tensor]:
         """Return the mean loss over all ranks' rows, and whether this rank's are correct, (B,)."""
-        with torch.autocast(emb_BD.device.type, enabled=False):
+        with torch.autocast(emb_BD.device.type, enabled=False):  # noqa: TID251
             emb_GD: Any = _Gathered.apply(self.prepare(emb_BD), self.shards)
             problem = self._problem(self.shards.gather(label_B), margin)
             outputs: Any = _Softmax.apply(emb_GD, self.weight_CD, self.bias_C, problem)

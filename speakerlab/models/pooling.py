@@ -22,9 +22,9 @@ from speakerlab.core.faults import nearest
 TINY_VARIANCE = 1e-30
 
 
-def fp32_island(x: Tensor) -> torch.autocast:
+def fp32_island(x: Tensor) -> torch.autocast:  # noqa: TID251
     """Return a context without autocast on the device of `x`; the only such place in `models`."""
-    return torch.autocast(x.device.type, enabled=False)
+    return torch.autocast(x.device.type, enabled=False)  # noqa: TID251
 
 
 def widened(x: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ class Precision:
         return self.name == "fp16"
 
     def autocast(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.device_type, self.dtype, enabled=self.name != "fp32")
+        return torch.autocast(self.device_type, self.dtype, enabled=self.name != "fp32")  # noqa: TID251
 
 
 def card_of(device: torch.device) -> Card | None:

@@ -71,7 +71,7 @@ class Augment(nn.Module):
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor:
         """Return waves (B, S); rows without draws are their samples / 32768, bit for bit."""
-        with torch.autocast(batch.wave_BS.device.type, enabled=False):
+        with torch.autocast(batch.wave_BS.device.type, enabled=False):  # noqa: TID251
             wave_BS = self.scale(batch)
             for name in self.wave_names:
                 wave_BS = self.run(name, wave_BS, batch)
