@@ -1,1 +1,1 @@
-"""What every package may import: batches, atomic files, faults, processes, windows."""
+"""What every package may import: batches, atomic files, faults, processes, registries, windows."""
