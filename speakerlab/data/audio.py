@@ -253,14 +253,15 @@ def _decoded(
     """Yield `wanted` samples of the first channel in blocks."""
     found = 0
     try:
-        file.seek(start)
+        if start or file.seekable():  # GSM and some ADPCM are not
+            file.seek(start)
         while found < wanted:
             wave_SC = _read_int16(file, min(wanted - found, BLOCK_SAMPLES), where)
             if not len(wave_SC):
                 line = f"{where}: ends early, after {found} of {wanted} samples"
                 raise ValueError(f"{line}; copy it again")
             found += len(wave_SC)
-            yield wave_SC[:, 0]
+            yield np.ascontiguousarray(wave_SC[:, 0])  # a view would keep the other channels
     except soundfile.LibsndfileError as error:
         line = f"{where}: cannot be decoded after sample {start + found}: '{error}'"
         raise ValueError(f"{line}; copy it again") from error

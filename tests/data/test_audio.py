@@ -78,6 +78,13 @@ def test_first_channel_of_stereo(tmp_path: Path, suffix):
     soundfile.write(tmp_path / f"a{suffix}", wave_SC, RATE, subtype="PCM_16")
     assert audio.read_info(tmp_path / f"a{suffix}").num_channels == 2
     assert np.array_equal(audio.read(tmp_path / f"a{suffix}", 100, 50), wave_SC[100:150, 0])
+    with audio.stream(tmp_path / f"a{suffix}") as stream:
+        assert next(stream.blocks).base is None  # the other channel is not kept in memory
+
+
+def test_a_file_without_seeking_is_decoded(tmp_path: Path):
+    soundfile.write(tmp_path / "a.wav", noise(3200), RATE, subtype="GSM610")
+    assert decode(tmp_path / "a.wav") == len(audio.read(tmp_path / "a.wav")) == 3200
 
 
 def test_more_than_there_is(clip):

@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,17 +19,9 @@ from speakerlab.core.process import available_cpus
 from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, collate, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder
-from speakerlab.data.workers import (
-    Board,
-    Hop,
-    Watch,
-    auto_workers,
-    fit_workers,
-    free_shared_memory,
-)
+from speakerlab.data.workers import Board, Hop, Watch, auto_workers, fit_workers, free_shared_memory
 
 MIB = 1 << 20
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
 
 
 @pytest.fixture
@@ -112,7 +103,6 @@ def test_ranks_on_gpus_need_shared_memory_too(tmp_path):
         fit_workers(1, local_ranks=ranks, on_gpus=True, **more)
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="CPUs cannot be taken away here")
 def test_cpus_are_those_this_process_may_use():
     before = os.sched_getaffinity(0)
     try:
@@ -193,7 +183,6 @@ def when(ready, act) -> threading.Thread:
     return thread
 
 
-@on_linux
 def test_a_file_that_does_not_answer_is_named(stuck, caplog):
     pipe, path, load = stuck
 
@@ -221,7 +210,6 @@ def test_a_file_that_does_not_answer_is_named(stuck, caplog):
     assert seconds[1] > seconds[0] + 0.1  # the same stall is not reported twice at once
 
 
-@on_linux
 def test_a_killed_worker_is_one_line(stuck, caplog):
     _, path, load = stuck
     before = set(multiprocessing.active_children())
@@ -270,7 +258,6 @@ def test_when_all_is_sent_the_batch_is_in_between():
     assert "MiB of /dev/shm are free" in text
 
 
-@on_linux
 @pytest.mark.parametrize(
     ("code", "text"),
     [
