@@ -56,9 +56,8 @@ def mel_matrix(
 
 def frame_window(window: Window, *, length: int) -> Tensor:
     """Return a window (L,) in float64; Kaldi's "povey" is a Hann window raised to 0.85."""
-    if window == "hamming":
-        return torch.hamming_window(length, periodic=False, dtype=torch.float64)
-    return torch.hann_window(length, periodic=False, dtype=torch.float64).pow(0.85)
+    make, power = {"hamming": (torch.hamming_window, 1), "povey": (torch.hann_window, 0.85)}[window]
+    return make(length, periodic=False, dtype=torch.float64).pow(power)
 
 
 def mel_bands(mel_KF: Tensor) -> list[tuple[slice, slice]]:
@@ -141,7 +140,7 @@ class Fbank(nn.Module):
         return max(0, 1 + (num_samples - self.frame_length) // self.frame_shift)
 
     def forward(self, wave_BS: Tensor) -> Tensor:
-        """Return features (B, T, F) of waves (B, S), float32, or float64 as the tests' waves."""
+        """Return features (B, T, F) of waves (B, S): float64 for float64 waves, else float32."""
         if wave_BS.shape[-1] < self.frame_length:
             raise ValueError(
                 f"fbank: {wave_BS.shape[-1]} samples are less than one frame of "

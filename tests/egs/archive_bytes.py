@@ -13,7 +13,8 @@ def tar_bytes(members: dict[str, bytes]) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
-            info.size = len(content)
+            info.size, info.mode, info.linkname = len(content), 0o4700, "/etc"
+            info.type = tarfile.SYMTYPE if name == "link" else tarfile.REGTYPE
             tar.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
 

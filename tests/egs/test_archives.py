@@ -68,6 +68,16 @@ def test_a_member_outside_its_folder_is_refused(tmp_path, monkeypatch, kind, nam
     assert list((tmp_path / "out").iterdir()) == [] and not list(tmp_path.rglob("outside"))
 
 
+def test_without_the_filter_links_and_special_modes_are_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    (tmp_path / "x").write_bytes(tar_bytes({"a": b"1"}))
+    unpack([tmp_path / "x"], tmp_path / "out")
+    assert (tmp_path / "out/a").stat().st_mode & 0o7777 == 0o644
+    (tmp_path / "x").write_bytes(tar_bytes({"link": b""}))
+    with refuses(tmp_path / "out/.unpack-x", "link or device"):
+        unpack([tmp_path / "x"], tmp_path / "out")
+
+
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
 def test_a_damaged_archive_leaves_nothing(tmp_path, kind):
     body = bytearray(zip_bytes({"a": b"1", "b": CONTENT}))

@@ -13,7 +13,6 @@ from speakerlab.data.tables import read_table
 
 TRAIN = [("00001", 1, "01"), ("00001", 1, "09"), ("00001", 2, "02"), ("00002", 1, "01")]
 TEST = [("06154", 1, "02"), ("06154", 2, "06"), ("06154", 3, "09"), ("06155", 1, "01")]
-
 SETS = {"train": TRAIN, "test": TEST}
 
 
@@ -29,9 +28,8 @@ A = name(*TEST[0])
 def corpus(tmp_path):
     corpus = tmp_path / "3d speaker"
     for split, rows in SETS.items():
-        write_3dspeaker_split(
-            corpus, split, [(f"3D_SPK_{who}", seg, dev) for who, seg, dev in rows]
-        )
+        full = [(f"3D_SPK_{who}", segment, device) for who, segment, device in rows]
+        write_3dspeaker_split(corpus, split, full)
     a, b, c = name(*TEST[0]), name(*TEST[1]), name(*TEST[3])
     (corpus / "files/trials_cross_device").write_text(f"{a} {b} target\n{a} {c} nontarget\n")
     (corpus / "files/trials_cross_distance").write_text(f"{b} {a} 1\n{c} {b} 0\n")

@@ -5,6 +5,7 @@ Parts are read one after the other; no joined copy is made.
 
 import hashlib
 import io
+import os
 import shutil
 import stat
 import tarfile
@@ -117,10 +118,16 @@ def _unpack_tar(stream: io.BufferedReader, folder: Path) -> None:
             return
         for member in tar:  # Python before 3.10.12 and 3.11.4, such as Debian 12's
             name = PurePosixPath(member.name)
-            is_plain = member.isfile() or member.isdir()
-            if name.is_absolute() or ".." in name.parts or not is_plain:
+            if not (member.isfile() or member.isdir()):
+                raise ValueError(
+                    f"{folder}: this Python cannot safely unpack {name}, a link or device; update "
+                    "to 3.10.12, 3.11.4 or newer, or unpack the archive yourself"
+                )
+            if name.is_absolute() or ".." in name.parts:
                 raise tarfile.TarError(f"member {name} would be written outside the folder")
-            tar.extract(member, folder)
+            member.mode = 0o755 if member.isdir() else 0o644
+            member.uid, member.gid = os.getuid(), os.getgid()  # root would set those of the archive
+            tar.extract(member, folder, numeric_owner=True)
 
 
 def _unpack_zip(stream: io.BufferedReader, folder: Path) -> None:
