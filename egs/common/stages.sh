@@ -419,7 +419,7 @@ choose_source() {
     if [[ -z $corpus || -d $folder ]]; then
       printf -v "$1" %s "$folder"
     else
-      searched=("$corpus" "${corpus%/*}")
+      searched=("$corpus" "$(dirname "$corpus")")
     fi
   fi
   if [[ ${!1} == none ]]; then
