@@ -35,7 +35,7 @@ class Faults:
         return bool(self.lines)
 
     def report(self, verdict: str = "") -> str:
-        """All faults as text, the verdict, if any, last."""
+        """Return all faults as text, followed by the verdict."""
         text: list[str] = []
         for kind, lines in self.lines.items():
             text += lines[:MAX_LINES_PER_KIND]

@@ -105,7 +105,7 @@ def leave_signals_to_parent() -> None:
 def map_in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], num_workers: int, *, chunk: int = 1
 ) -> Iterator[Result]:
-    """Yield function(item) in order, computed `chunk` items at a time; here with one worker."""
+    """Yield function(item) in order: `chunk` items per task, or in this process below 2 workers."""
     if num_workers < 2:
         yield from map(function, items)
         return

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 class Head(nn.Module):
     """Base class with the defaults of the contract in `losses/__init__.py`."""
 
-    takes_margin = True  # other than 0
+    takes_margin = True  # whether it uses a margin other than 0
     is_split = False  # whether other ranks have other rows: outside DDP, saved by each rank
     weight_CD: nn.Parameter
 
