@@ -1,6 +1,6 @@
 """Average the models of a training's last checkpoints.
 
-If there are scheduled checkpoints, only they count: the steps of others depend on time and signals.
+Only scheduled checkpoints count: the steps of others depend on time, signals and validation.
 Izmailov et al., Averaging Weights Leads to Wider Optima, UAI 2018, arXiv 1803.05407, without its
 learning rate schedule; BatchNorm's statistics are averaged like weights, as in WeSpeaker.
 """
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def average_newest(
     exp_dir: Path, num: int, embedder: Embedder, head: Head | None = None
 ) -> list[int]:
-    """Load the mean of up to `num` newest checkpoints; return their steps.
+    """Load the mean of up to `num` newest scheduled checkpoints, or the last; return their steps.
 
     head: must not be split over ranks. Raises ValueError if there is none, or one is damaged.
     """
@@ -34,9 +34,9 @@ def average_newest(
         raise ValueError(f"{exp_dir}/checkpoints: no checkpoint to average")
     scheduled = [folder for folder in found if read_note(folder).scheduled]
     if not scheduled:
-        text = "%s/checkpoints: none is scheduled, averaging the others; for more of them, lower "
+        text = "%s/checkpoints: none is scheduled, using only the last; to average some, lower "
         log.warning(text + "training.checkpoint_every_steps", exp_dir)
-    folders = (scheduled or found)[-num:]
+    folders = scheduled[-num:] or found[-1:]
     parts = {"embedder": embedder} if head is None else {"embedder": embedder, "head": head}
     own = nn.ModuleDict(parts).state_dict()
     sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in own.items()}

@@ -55,12 +55,14 @@ def test_publishing_replaces_nothing(exp, tmp_path):
         publish_average(tmp_path / "none", 1, tmp_path / "other")
 
 
-def test_without_scheduled_checkpoints_the_others_are_averaged(tmp_path, make_embedder, caplog):
+def test_without_scheduled_checkpoints_the_last_one_is_used(tmp_path, make_embedder, caplog):
     with refuses(f"{tmp_path}/checkpoints"):
         average_newest(tmp_path, 1, make_embedder())
     writer = CheckpointWriter(tmp_path / "checkpoints", keep=10)
     weights = make_embedder("seed=1").state_dict()
     task = {f"embedder.{name}": tensor for name, tensor in weights.items()}
+    best = {name: tensor + 1 for name, tensor in task.items()}  # it may be far from the last
+    writer.save({"step": 3, "attempt": 0, "task": best}, scheduled=False, valid={"eer": 0.1})
     writer.save({"step": 7, "attempt": 0, "task": task}, scheduled=False)
     writer.wait()
     mean = make_embedder()

@@ -80,7 +80,6 @@ def test_plans(ask, most, micro_batch, accumulation, bn_batch, reason):
         ({"global_batch": 64, "micro_batch": 24}, 99, "runtime.micro_batch", (24, "16 and 32")),
         ({"global_batch": 256}, 9, "memory", (9,)),
         ({"global_batch": 256, **JOIN}, 15, "memory", (15,)),
-        ({"global_batch": 64, "world_size": 8, **JOIN}, 1, "memory", (1,)),
         ({"global_batch": 256, "micro_batch": 64}, 63, "memory", (63,)),
         ({"global_batch": 256, "below": 1}, 99, "memory", (1,)),
         ({"global_batch": 262}, 999, "training.global_batch", (262, 16, 128)),
