@@ -49,8 +49,9 @@ def download_all(files: Mapping[Path, tuple[str, str | None]]) -> None:
 def _bytes_left(url: str, path: Path) -> int | None:
     """Return how much of a file is to be downloaded, None if the server does not say."""
     part = _part_of(path)
+    request = urllib.request.Request(url, method="HEAD")
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=10) as reply:
             length = reply.headers["Content-Length"]
     except (OSError, http.client.HTTPException):
         return None

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from egs.common.corpus.fetch import download_noise_and_rooms
 from speakerlab.core.faults import Faults
-from speakerlab.data.banks import KIND_TABLE, KINDS
 from speakerlab.data.audio import require_file
-from speakerlab.data.tables import one_line
-from speakerlab.data.tables import Trial, name_fault, write_data_dir, write_table
+from speakerlab.data.banks import KIND_TABLE, KINDS
+from speakerlab.data.tables import Trial, name_fault, one_line, write_data_dir, write_table
 
 AUDIO_SUFFIXES = (".wav", ".flac")
 LeftOut = dict[Path, str]  # files that are not used -> why, in one line
@@ -23,14 +22,17 @@ Finder = Callable[[Path], tuple[dict[str, Path], LeftOut]]  # folder -> (id -> f
 
 def make_parser(description: str, *, corpus: Path) -> argparse.ArgumentParser:
     """Return a parser of the options of every prepare.py; `corpus` is the default folder."""
-    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--corpus", type=Path, default=corpus, metavar="DIR", help="folder of the audio")
+    parser.add_argument(
+        "--corpus", type=Path, default=corpus, metavar="DIR", help="folder of the audio"
+    )
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data directories")
     parser.add_argument("--noise", type=Path, metavar="DIR", help="noise recordings or MUSAN")
-    parser.add_argument("--rirs", type=Path, metavar="DIR", help="room impulse responses or RIRS_NOISES")
+    parser.add_argument(
+        "--rirs", type=Path, metavar="DIR", help="room impulse responses or RIRS_NOISES"
+    )
     parser.add_argument("--seed", type=int, default=1, help="random seed (default 1)")
-    parser.add_argument("--num-jobs", type=int, default=num_cpus or 1, metavar="N")
+    parser.add_argument("--num-jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     parser.add_argument("--download", action="store_true", help="only download the corpus")
     only = "only download MUSAN (--noise .../musan) and RIRS_NOISES (--rirs .../RIRS_NOISES)"
     parser.add_argument("--download-noise", action="store_true", help=only)
