@@ -18,9 +18,9 @@ from speakerlab.experiments.plots import plot_det
 from speakerlab.inference.batches import embed_pieces, utterance_pieces
 from speakerlab.inference.torch_model import Classifier
 from speakerlab.losses.head import Head
-from speakerlab.scoring.backend import pairwise_eer
 from speakerlab.scoring.calibration import Calibration, fit_calibration
 from speakerlab.scoring.metrics import operating_points
+from speakerlab.scoring.pair_scores import pairwise_eer
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.monitor import Pictures
 

@@ -24,7 +24,7 @@ from speakerlab.core.atomic import replacing
 from speakerlab.core.windows import embed_in_windows
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import read_wave
-from speakerlab.scoring.backend import unit_rows
+from speakerlab.scoring.pair_scores import unit_rows
 
 if TYPE_CHECKING:  # each imports its runtime
     from speakerlab.inference.onnx_model import OnnxModel

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from speakerlab.scoring.backend import (
+from speakerlab.scoring.embeddings import EmbeddingTable, require_one_model
+from speakerlab.scoring.minima import require_development
+from speakerlab.scoring.pair_scores import (
     cohort_statistics,
     dot_scores,
     normalised,
     row_lengths,
     unit_rows,
 )
-from speakerlab.scoring.embeddings import EmbeddingTable, require_one_model
-from speakerlab.scoring.minima import require_development
 from speakerlab.scoring.plda import Plda, learn_plda
 from speakerlab.scoring.transforms import (
     Development,

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
 
-from speakerlab.scoring.backend import unit_rows
 from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.pair_scores import unit_rows
 
 Transform = Callable[[EmbeddingTable], EmbeddingTable]
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the back ends in chain.py: cosine, inner products, cohort normalisation.
+"""Score pairs of embeddings, and normalise the scores against a cohort.
 
 Letters: N trials, E enrolment rows, T test rows, R rows of either, C rows of the cohort, D and K
 dimensions, M rows of a small set.

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from refusals import refuses
 
-from speakerlab.scoring import backend
-from speakerlab.scoring.backend import cohort_statistics, pairwise_eer
+from speakerlab.scoring import pair_scores
 from speakerlab.scoring.chain import build_chain
 from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.pair_scores import cohort_statistics, pairwise_eer
 from speakerlab.scoring.trials import Trials
 
 
@@ -57,8 +57,8 @@ def test_cosine_by_hand():
 @pytest.mark.parametrize("values_at_once", [1, 100, 8_000_000])
 @pytest.mark.parametrize("cells_per_trial", [0, 10**9])  # always by pairs, always by matrix
 def test_every_route_gives_the_same_scores(monkeypatch, values_at_once, cells_per_trial):
-    monkeypatch.setattr(backend, "VALUES_AT_ONCE", values_at_once)
-    monkeypatch.setattr(backend, "CELLS_PER_TRIAL", cells_per_trial)
+    monkeypatch.setattr(pair_scores, "VALUES_AT_ONCE", values_at_once)
+    monkeypatch.setattr(pair_scores, "CELLS_PER_TRIAL", cells_per_trial)
     enrol, test, trials, expected = random_case(13, 29, 150)
     np.testing.assert_allclose(cosine_scores(enrol, test, trials), expected, atol=1e-6)
 
@@ -75,7 +75,7 @@ def test_pairwise_eer_scores_each_pair_once():
 @pytest.mark.parametrize("top_n", [2, 100, 699, 700])  # the last is all of the cohort
 @pytest.mark.parametrize("values_at_once", [1, 2_100, 8_000_000])
 def test_statistics_are_those_of_the_nearest_of_the_cohort(monkeypatch, top_n, values_at_once):
-    monkeypatch.setattr(backend, "VALUES_AT_ONCE", values_at_once)
+    monkeypatch.setattr(pair_scores, "VALUES_AT_ONCE", values_at_once)
     rng = np.random.default_rng(0)
     side_RK, cohort_CK = rng.normal(size=(7, 8)), rng.normal(size=(700, 8))
     nearest_RN = np.sort(side_RK @ cohort_CK.T, axis=1)[:, -top_n:]
