@@ -40,7 +40,7 @@ class AttentiveFusion(nn.Module):
 
 
 class ERes2Net(Res2Net):
-    """ERes2Net (defaults: the published base model; `m_channels` 64, `embed_dim` 512: large).
+    """ERes2Net (defaults: the published base model; `m_channels` 64: large).
 
     The published "huge" (also "aug") model has `m_channels` 64, `base_width` 24, `scale` 3 and
     `expansion` 4; WeSpeaker's have a `pool_eps` of 1e-7. Global fusion runs beside the stages: the
