@@ -158,7 +158,8 @@ class TrainingConfig(Section):
     global_batch: Count = 256
     lr: Positive = 0.1  # peak, at a global batch of `lr_base_batch`; scaled in proportion
     lr_base_batch: Count = 256
-    final_lr: Positive = 1e-4
+    final_lr: Positive = 1e-4  # scaled too
+    lr_decay: Literal["cosine", "exponential"] = "cosine"
     warmup_epochs: NotNegative = 5.0
     margin: MarginConfig = MarginConfig()
     clip_norm: Positive = 50.0  # far above the usual 5 to 20: only outliers are clipped

@@ -36,7 +36,7 @@ from speakerlab.training.precision import (
     card_of,
     resolve_precision,
 )
-from speakerlab.training.schedules import Schedule, margin_ramp, warmup_cosine
+from speakerlab.training.schedules import Schedule, margin_ramp, warmup_and_decay
 from speakerlab.training.task import SpeakerTask
 
 log = logging.getLogger(__name__)
@@ -142,9 +142,10 @@ def learning_rate(config: Config, per_epoch: int) -> Callable[[int], float]:
     training = config.training
     scale = training.global_batch / training.lr_base_batch
     return partial(
-        warmup_cosine,
+        warmup_and_decay,
         peak=training.lr * scale,
         final=training.final_lr * scale,
+        decay=training.lr_decay,
         warmup_steps=round(training.warmup_epochs * per_epoch),
         total_steps=training.num_epochs * per_epoch,
         extended=[(step, before * per_epoch) for step, before in training.extended],
@@ -267,20 +268,21 @@ def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Speake
         *(known[f"valid_{held_out}"], held_out, known["rooms"], known["noises"]),
         *(known["steps_per_epoch"], known["crops_dropped_per_epoch"]),
     )
-    training = config.training
-    scale = training.global_batch / training.lr_base_batch
+    training, per_epoch = config.training, known["steps_per_epoch"]
+    scale, lr_at = training.global_batch / training.lr_base_batch, learning_rate(config, per_epoch)
     log.info(
-        "peak learning rate %g (%g for a global batch of %d, scaled); gradients clipped at %g",
-        *(scale * training.lr, training.lr, training.lr_base_batch, training.clip_norm),
+        "peak learning rate %g (training.lr: %g for a global batch of %d); gradients clipped at %g",
+        *(lr_at(round(training.warmup_epochs * per_epoch)), training.lr, training.lr_base_batch),
+        training.clip_norm,
     )
     if scale > MAX_LR_SCALE:
         text = "training.lr: scaled by %.1f for the global batch; above %g training often diverges"
         log.warning(text, scale, MAX_LR_SCALE)
     for step, before in training.extended[-1:]:
-        lr, final = learning_rate(config, known["steps_per_epoch"])(step), scale * training.final_lr
+        lr, final = lr_at(step), scale * training.final_lr
         log.info(
-            "step %d: %d instead of %d epochs; the learning rate continues at %.3g, on a new "
-            "cosine down to %.3g",
+            "step %d: %d instead of %d epochs; the learning rate continues at %.3g and "
+            "decays again, to %.3g",
             *(step, training.num_epochs, before, lr, final),
         )
         if lr <= final:

@@ -22,37 +22,52 @@ class Schedule:
     frozen_steps: int = 0  # steps at the start in which only the head learns
 
 
-def warmup_cosine(
+def warmup_and_decay(
     step: int,
     *,
     peak: float,
     final: float,
     warmup_steps: int,
     total_steps: int,
+    decay: str = "cosine",
     extended: Sequence[tuple[int, int]] = (),
 ) -> float:
-    """Linear from 0 to `peak` over the warm-up, then half a cosine down to `final`.
+    """Linear from 0 over the warm-up, then down to `final` at the end.
 
+    decay: "cosine" is half a cosine from `peak` at the end of the warm-up (Loshchilov and Hutter,
+    arXiv 1608.03983, eq. 5, without restarts). "exponential" begins at `peak` in step 0, so that
+    the warm-up leads to a lower value, as in WeSpeaker.
     extended: (step, total_steps until then) of each change of the length of a begun run; the value
-    of that step is where another half of a cosine begins.
-    Loshchilov and Hutter, arXiv 1608.03983, eq. 5, without restarts.
+    of that step is where another decay begins.
     """
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    start = warmup_steps
+    decayed, start = DECAYS[decay], warmup_steps if decay == "cosine" else 0
     for changed_at, before in extended:
         if step < changed_at:
             total_steps = before
             break
         if changed_at > start:
-            peak = _half_cosine(changed_at, peak, final, start, before)
+            peak = decayed(changed_at, peak, final, start, before)
             start = changed_at
-    return _half_cosine(step, peak, final, start, total_steps)
+    value = decayed(step, peak, final, start, total_steps)
+    return value * (step + 1) / warmup_steps if step < warmup_steps else value
 
 
-def _half_cosine(step: int, peak: float, final: float, start: int, total_steps: int) -> float:
-    done = (step - start) / max(total_steps - 1 - start, 1)
-    return final + 0.5 * (peak - final) * (1 + math.cos(math.pi * min(done, 1.0)))
+def _cosine(step: int, peak: float, final: float, start: int, total_steps: int) -> float:
+    if step < start:
+        return peak
+    done = _share_done(step, start, total_steps)
+    return final + 0.5 * (peak - final) * (1 + math.cos(math.pi * done))
+
+
+def _exponential(step: int, peak: float, final: float, start: int, total_steps: int) -> float:
+    return peak * (final / peak) ** _share_done(step, start, total_steps)
+
+
+def _share_done(step: int, start: int, total_steps: int) -> float:
+    return min((step - start) / max(total_steps - 1 - start, 1), 1.0)
+
+
+DECAYS = {"cosine": _cosine, "exponential": _exponential}
 
 
 def margin_ramp(
