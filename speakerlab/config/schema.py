@@ -151,8 +151,8 @@ class TrainingConfig(Section):
     """What is learned and how, on any hardware."""
 
     num_epochs: Count = 60
-    # Written when num_epochs of a begun run changes: [step, num_epochs until then].
-    extended: tuple[tuple[Count, Count], ...] = ()
+    extended: tuple[tuple[Count, Count], ...] = ()  # written: [step, num_epochs until then], ...
+    one_crop_per: Positive | Literal["utterance"] | None = None  # s; null: as many as fit
     epoch_hours: Positive | None = None  # of crops; null: the corpus, but at least a global batch
     speaker_balance: Share = 0.0  # 0: speakers in proportion to their speech; 1: all equally often
     global_batch: Count = 256

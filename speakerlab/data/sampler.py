@@ -19,6 +19,9 @@ class EpochOrder:
     utterances come from one draw by systematic sampling, so that an epoch's length does not vary.
     An epoch is `epoch_samples` long or, by default, the corpus, repeated up to one global batch.
 
+    one_crop_per: samples; an utterance then gets floor(length / one_crop_per) slots, at least one,
+    and with infinity exactly one.
+
     speaker_balance: 0 draws utterances by their length alone; 1 every speaker equally often, to a
     slot, and their utterances by length; in between a speaker of T seconds gets T^(1 - balance).
     """
@@ -32,9 +35,12 @@ class EpochOrder:
         seed: int,
         attempt: int = 0,
         epoch_samples: float | None = None,
+        one_crop_per: float | None = None,
         speaker_N: np.ndarray | None = None,
         speaker_balance: float = 0.0,
     ) -> None:
+        if one_crop_per is not None:  # as if an utterance were just as long as its crops
+            num_samples_N = np.maximum(num_samples_N // one_crop_per, 1.0) * crop_samples
         corpus_samples = float(num_samples_N.sum())
         least = float(crop_samples * global_batch)
         wanted = max(corpus_samples, least) if epoch_samples is None else epoch_samples

@@ -1,6 +1,7 @@
 """Build the parts of a training from its configuration: batch plan, data order, schedule, facts."""
 
 import logging
+import math
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -199,7 +200,8 @@ class TrainBatches:
     def order_of(self, *, attempt: int) -> EpochOrder:
         """Return the order of all epochs; every attempt has the same length."""
         training, train = self.config.training, self.corpus.train
-        hours = training.epoch_hours
+        hours, per = training.epoch_hours, training.one_crop_per
+        seconds = math.inf if per == "utterance" else per
         return EpochOrder(
             train.num_samples_N,
             crop_samples=crop_samples(self.config),
@@ -207,6 +209,7 @@ class TrainBatches:
             seed=self.config.seed,
             attempt=attempt,
             epoch_samples=None if hours is None else hours * 3600 * train.sample_rate,
+            one_crop_per=None if seconds is None else seconds * train.sample_rate,
             speaker_N=train.speaker_N,
             speaker_balance=training.speaker_balance,
         )

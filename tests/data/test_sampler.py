@@ -90,6 +90,17 @@ def test_an_epoch_may_be_of_other_hours_than_the_corpus(factor, crops):
     assert np.all(np.abs(slots_N - share_N) < 1)
 
 
+@pytest.mark.parametrize(("one_crop_per", "slots"), [(150, [1, 1, 1, 1, 2, 5]), (np.inf, [1] * 6)])
+def test_an_utterance_may_get_a_crop_per_so_many_samples(one_crop_per, slots):
+    lengths = {"num_samples_N": [20, 149, 150, 299, 300, 899], "one_crop_per": one_crop_per}
+    order = make_order(**lengths, global_batch=3)
+    assert order.num_crops == sum(slots)
+    for epoch in range(20):
+        assert np.bincount(order.rows(epoch), minlength=6).tolist() == slots
+    half = make_order(**lengths, global_batch=3, epoch_samples=sum(slots) * CROP / 2)
+    assert np.all(np.abs(np.bincount(half.rows(0), minlength=6) - np.array(slots) / 2) < 1)
+
+
 def test_too_short_an_epoch_is_refused():
     with refuses("training.epoch_hours", 99, 98):
         make_order(global_batch=99, epoch_samples=9800)
