@@ -13,37 +13,44 @@ from speakerlab.config.schema import load_config
 LARGE_MARGIN = ROOT / "conf/finetune/large_margin.yaml"
 RECIPES = ("3dspeaker", "voxceleb", "cnceleb")
 
-# epochs, rate, of a batch of, final rate, warm-up, global batch, crop, final margin, its ramp,
-# share with a room, and what BatchNorm sees: a GPU's part of the batch
-ERES2NET = (70, 0.2, 256, 5e-5, 5, 256, 3.0, 0.3, (20, 50), 0.53, 64)
-ERES2NETV2 = (70, 0.2, 168, 5e-5, 5, 160, 3.0, 0.3, (20, 50), 0.53, 40)  # published: 168, 42
-WESPEAKER = (150, 0.1, 64, 5e-5, 6, 256, 2.0, 0.2, (20, 40), 0.3, 128)
+# epochs, a crop per so many seconds, rate, of a batch of, final rate, decay, warm-up, global batch,
+# crop, final margin, its ramp, share with a room, and what BatchNorm sees: the batch of a GPU
+COS, EXP, ONE = "cosine", "exponential", "utterance"
+ERES2NET = (70, 4.0, 0.2, 256, 5e-5, COS, 5, 256, 3.0, 0.3, (20, 50), 0.53, 64)
+ERES2NETV2 = (70, 4.0, 0.2, 168, 5e-5, COS, 5, 160, 3.0, 0.3, (20, 50), 0.53, 40)  # 168, 42
+WESPEAKER = (150, ONE, 0.1, 64, 5e-5, EXP, 6, 256, 2.0, 0.2, (19, 39), 0.3, 128)  # from 1: 20, 40
 CAMPPLUS = {
-    "3dspeaker": (60, 0.1, 256, 1e-4, 5, 256, 3.0, 0.2, (15, 25), 0.53, 64),
-    "voxceleb": (60, 0.1, 256, 1e-4, 5, 256, 3.0, 0.2, (15, 25), 0.13, 64),
-    "cnceleb": (70, 0.2, 256, 5e-5, 5, 256, 3.0, 0.3, (20, 50), 0.53, 64),
+    "3dspeaker": (60, 3.0, 0.1, 256, 1e-4, COS, 5, 256, 3.0, 0.2, (15, 25), 0.53, 64),
+    "voxceleb": (60, 3.0, 0.1, 256, 1e-4, COS, 5, 256, 3.0, 0.2, (15, 25), 0.13, 64),
+    "cnceleb": (70, 4.0, 0.2, 256, 5e-5, COS, 5, 256, 3.0, 0.3, (20, 50), 0.53, 64),
 }
-ERES2NET_LM = (7, 1e-4, 128, 2e-5, 1, 128, 6.0, 0.5, (0, 0), 0.53, 32)
-ERES2NETV2_LM = (7, 1e-4, 108, 2e-5, 1, 112, 6.0, 0.5, (0, 0), 0.53, 28)  # published: 108, 27
-WESPEAKER_LM = (5, 1e-4, 64, 2.5e-5, 1, 128, 6.0, 0.5, (0, 0), 0.3, 64)
+ERES2NET_LM = (7, 4.0, 1e-4, 128, 2e-5, COS, 1, 128, 6.0, 0.5, (0, 0), 0.53, 32)
+ERES2NETV2_LM = (7, 4.0, 1e-4, 108, 2e-5, COS, 1, 112, 6.0, 0.5, (0, 0), 0.53, 28)  # 108, 27
+WESPEAKER_LM = (5, ONE, 1e-4, 64, 2.5e-5, EXP, 1, 128, 6.0, 0.5, (0, 0), 0.3, 64)
+FRONTENDS = {COS: ("povey", 1.0, 0.0), EXP: ("hamming", 32768.0, 0.0)}  # WeSpeaker dithers by 1
 
 
-def with_room(row, room_prob):
-    """A row for another probability of a room."""
-    return (*row[:9], room_prob, row[10])
+def changed(row, *, room=None, per=None):
+    """A row for another probability of a room, or other crops of an utterance."""
+    return (row[0], per or row[1], *row[2:11], room or row[11], row[12])
+
+
+def of_campplus(recipe):
+    """CAM++ with the fine-tuning of ERes2Net: its crops and rooms are those of its training."""
+    row = CAMPPLUS[recipe]
+    return ("campplus", recipe, row, changed(ERES2NET_LM, per=row[1], room=row[11]))
 
 
 PUBLISHED = [
-    *(("campplus", recipe, CAMPPLUS[recipe], ERES2NET_LM) for recipe in ("3dspeaker", "cnceleb")),
-    ("campplus", "voxceleb", CAMPPLUS["voxceleb"], with_room(ERES2NET_LM, 0.13)),
+    *map(of_campplus, RECIPES),
     *(("eres2net", recipe, ERES2NET, ERES2NET_LM) for recipe in RECIPES),
     *(("eres2net_large", recipe, ERES2NET, ERES2NET_LM) for recipe in RECIPES),
     *(("eres2netv2", recipe, ERES2NETV2, ERES2NETV2_LM) for recipe in RECIPES),
-    *(("ecapa_tdnn", r, ERES2NET, with_room(WESPEAKER_LM, 0.53)) for r in RECIPES),
-    *(("ecapa_tdnn_1024", r, ERES2NET, with_room(WESPEAKER_LM, 0.53)) for r in RECIPES),
+    *(("ecapa_tdnn", r, ERES2NET, changed(WESPEAKER_LM, room=0.53)) for r in RECIPES),
+    *(("ecapa_tdnn_1024", r, ERES2NET, changed(WESPEAKER_LM, room=0.53)) for r in RECIPES),
     *(("ecapa_tdnn_wespeaker", r, WESPEAKER, WESPEAKER_LM) for r in ("voxceleb", "cnceleb")),
     *(("resnet34", r, WESPEAKER, WESPEAKER_LM) for r in ("voxceleb", "cnceleb")),
-    ("resnet34", "3dspeaker", ERES2NET, with_room(WESPEAKER_LM, 0.53)),
+    ("resnet34", "3dspeaker", ERES2NET, changed(WESPEAKER_LM, room=0.53)),
 ]
 
 
@@ -51,8 +58,9 @@ def row_of(config):
     training, margin = config.training, config.training.margin
     assert config.augment.room_prob == config.augment.noise_prob
     return (
-        *(training.num_epochs, training.lr, training.lr_base_batch, training.final_lr),
-        *(training.warmup_epochs, training.global_batch, config.data.crop_seconds),
+        *(training.num_epochs, training.one_crop_per, training.lr, training.lr_base_batch),
+        *(training.final_lr, training.lr_decay, training.warmup_epochs, training.global_batch),
+        config.data.crop_seconds,
         *(margin.final, (margin.start_epoch, margin.end_epoch), config.augment.room_prob),
         training.bn_batch,
     )
@@ -70,6 +78,8 @@ def test_a_training_is_the_published_one(model, recipe, train, fine_tuned):
     assert second.training.init_head == "keep"
     for config in (first, second):
         assert config.optimizer.args == {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
+        front_end = tuple(config.frontend[key] for key in ("window", "scale", "dither"))
+        assert front_end == FRONTENDS[first.training.lr_decay]
         assert config.augment.snr_db == (0.0, 15.0)
         assert config.head.args == {"scale": 32.0, "easy_margin": False}
         assert config.training.average_checkpoints == (
@@ -77,10 +87,36 @@ def test_a_training_is_the_published_one(model, recipe, train, fine_tuned):
         )
 
 
+@pytest.mark.parametrize(
+    ("train", "models"),
+    [
+        (ERES2NET, ("res2net", "xvector")),
+        (ERES2NETV2, ("eres2netv2_w24s4ep4",)),
+        (WESPEAKER, ("resnet50", "resnet101", "resnet152", "resnet221", "resnet293")),
+        (WESPEAKER, ("simam_resnet34",)),
+        (
+            (120, ONE, 0.1, 64, 5e-5, EXP, 6, 512, 2.0, 0.2, (19, 39), 0.3, 256),
+            ("redimnet_b0", "redimnet_b2", "redimnet_b6"),
+        ),
+        (
+            (165, ONE, 1.25e-4, 64, 1e-6, EXP, 6, 256, 2.0, 0.2, (0, 0), 0.3, 128),
+            ("gemini_dfresnet114",),
+        ),
+    ],
+)
+def test_a_training_without_overlays_is_the_published_one(train, models):
+    for model in models:
+        config = load_config([ROOT / f"conf/{model}.yaml"])
+        assert row_of(config) == train, model
+        front_end = tuple(config.frontend[key] for key in ("window", "scale", "dither"))
+        assert front_end == FRONTENDS[config.training.lr_decay]
+
+
 def test_every_size_is_the_published_one():
     sizes = {
         "campplus": 512,
         "eres2net": 192,
+        "eres2net_large": 192,
         "eres2netv2": 192,
         "ecapa_tdnn_1024": 192,
         "resnet34": 256,

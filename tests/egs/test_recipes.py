@@ -113,14 +113,14 @@ def test_dry_run_names_the_right_files(recipe: str, tmp_path: Path) -> None:
 
 
 def test_a_recipes_own_layers_override_the_general_ones() -> None:
-    options = ("--model", "eres2netv2", "--large-margin", "true", "--hardware", "cpu")
+    options = ("--model", "resnet34", "--large-margin", "true", "--hardware", "cpu")
     tune = [words for words in dry_run("cnceleb", *options) if "train" in words][1]
     assert [Path(path).relative_to(ROOT).as_posix() for path in values_of("--config", tune)] == [
-        "conf/eres2netv2.yaml",
+        "conf/resnet34.yaml",
         "egs/cnceleb/conf.yaml",
-        "egs/cnceleb/conf/eres2netv2.yaml",
+        "egs/cnceleb/conf/resnet34.yaml",
         "conf/finetune/large_margin.yaml",
-        "egs/cnceleb/conf/eres2netv2_large_margin.yaml",
+        "egs/cnceleb/conf/resnet34_large_margin.yaml",
         "conf/hardware/cpu.yaml",
     ]
 
