@@ -125,4 +125,5 @@ def test_every_size_is_the_published_one():
         config = load_config([ROOT / f"conf/{model}.yaml"])
         assert config.model.args["embed_dim"] == embed_dim
     paths = ROOT / "conf/resnet34.yaml", ROOT / "egs/3dspeaker/conf.yaml"
-    assert load_config(layers_of(*paths, None)).model.args["embed_dim"] == 192
+    args = load_config(layers_of(*paths, None)).model.args
+    assert (args["embed_dim"], args["two_emb_layer"], args["pool_eps"]) == (192, True, 1e-8)
