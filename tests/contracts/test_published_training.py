@@ -110,6 +110,9 @@ def test_a_training_without_overlays_is_the_published_one(train, models):
         assert row_of(config) == train, model
         front_end = tuple(config.frontend[key] for key in ("window", "scale", "dither"))
         assert front_end == FRONTENDS[config.training.lr_decay]
+        if config.training.lr_decay == EXP:
+            speech = (config.augment.babble_voices, config.augment.babble_snr_db)
+            assert speech == ((1, 1), (10.0, 30.0)), model
 
 
 def test_every_size_is_the_published_one():
