@@ -40,34 +40,23 @@ def warmup_and_decay(
     extended: (step, total_steps until then) of each change of the length of a begun run; the value
     of that step is where another decay begins.
     """
-    decayed, start = DECAYS[decay], warmup_steps if decay == "cosine" else 0
+    start = warmup_steps if decay == "cosine" else 0
     for changed_at, before in extended:
         if step < changed_at:
             total_steps = before
             break
         if changed_at > start:
-            peak = decayed(changed_at, peak, final, start, before)
+            peak = _decayed(changed_at, decay, peak, final, start, before)
             start = changed_at
-    value = decayed(step, peak, final, start, total_steps)
+    value = peak if step < start else _decayed(step, decay, peak, final, start, total_steps)
     return value * (step + 1) / warmup_steps if step < warmup_steps else value
 
 
-def _cosine(step: int, peak: float, final: float, start: int, total_steps: int) -> float:
-    if step < start:
-        return peak
-    done = _share_done(step, start, total_steps)
+def _decayed(step: int, decay: str, peak: float, final: float, start: int, total: int) -> float:
+    done = min((step - start) / max(total - 1 - start, 1), 1.0)
+    if decay == "exponential":
+        return peak * (final / peak) ** done
     return final + 0.5 * (peak - final) * (1 + math.cos(math.pi * done))
-
-
-def _exponential(step: int, peak: float, final: float, start: int, total_steps: int) -> float:
-    return peak * (final / peak) ** _share_done(step, start, total_steps)
-
-
-def _share_done(step: int, start: int, total_steps: int) -> float:
-    return min((step - start) / max(total_steps - 1 - start, 1), 1.0)
-
-
-DECAYS = {"cosine": _cosine, "exponential": _exponential}
 
 
 def margin_ramp(
