@@ -361,8 +361,9 @@ extract() {
 }
 
 stage_6() {
-  local system pattern file command=() lists=() learned_from=()
+  local system pattern file command=() lists=() learned_from=() reference=()
   begin
+  if [[ -f $recipe_dir/reference.json ]]; then reference=(--reference "$recipe_dir/reference.json"); fi
   if [[ $development == true ]]; then learned_from=(--development "$data/${train_sets[0]}"); fi
   for pattern in "${trials[@]}"; do
     for file in "$data"/$pattern; do lists+=("$file"); done
@@ -372,7 +373,7 @@ stage_6() {
       run -m speakerlab classify --exp "$system" --data "${test_sets[@]/#/$data/}"
     else
       run -m speakerlab score --exp "$system" --trials "${lists[@]}" --backend "${backends[@]}" \
-        "${learned_from[@]}"
+        "${learned_from[@]}" "${reference[@]}"
     fi
   done
   if [[ $task != sv || $dry_run == true ]]; then return; fi

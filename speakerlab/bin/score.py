@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> None:
         scores += own
     for line in skipped:
         log.warning("%s", line)
-    write_report(args.exp, scores, rows, notes=skipped)
+    write_report(args.exp, scores, rows, notes=skipped, reference=args.reference)
     fresh = [row for row in rows if row["model_sha256"] == system.card["sha256"]]
     sys.stdout.write(results.format_table(fresh) + "\n")
     log.info("%s: wrote results.json and report.html", args.exp)
@@ -93,6 +93,8 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument(
         "--p-target", type=float, nargs="+", default=P_TARGETS, metavar="P", help=priors
     )
+    reference = "reference curves of the recipe, drawn in the report if they belong to the training"
+    options.add_path("--reference", "FILE", reference)
     args = options.parse_args(words)
     for prior in args.p_target:
         if not 0 < prior < 1:

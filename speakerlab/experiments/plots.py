@@ -14,6 +14,7 @@ import numpy as np
 from scipy.special import logit, ndtri
 
 from speakerlab.core.atomic import replacing
+from speakerlab.experiments.curves import Curve, Reference
 from speakerlab.experiments.trial_list import ListScores
 from speakerlab.scoring.metrics import bayes_error, eer_of_points, operating_points
 
@@ -63,13 +64,18 @@ def draw_list(folder: Path, group: Sequence[ListScores]) -> Iterator[Picture]:
 
 
 def draw_training(
-    folder: Path, courses: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    folder: Path, curves: Mapping[str, Curve], reference: Reference | None = None
 ) -> Iterator[Picture]:
-    for name, (step_T, value_T) in courses.items():
+    """Draw each curve of a training, with that of the reference behind it."""
+    for name, (step_T, value_T) in curves.items():
         stem = name.removesuffix(" in %").replace(" ", "_")
         path = folder / f"training_{stem}.png"
-        plot_course(path, step_T, value_T, name=name)
-        yield Picture(f"{name[0].upper()}{name[1:]} by step", path)
+        behind = reference["curves"].get(name) if reference else None
+        plot_curve(path, step_T, value_T, name=name, behind=behind)
+        text = f"{name[0].upper()}{name[1:]} by step"
+        if reference and behind:
+            text += f"; grey: median and range of {len(reference['seeds'])} reference runs"
+        yield Picture(text, path)
 
 
 def plot_det(path: str | Path, curves: Mapping[str, Sequence[np.ndarray]]) -> None:
@@ -145,11 +151,23 @@ def plot_calibration(path: str | Path, llr_N: np.ndarray, is_target_N: np.ndarra
     _save(figure, axes, path)
 
 
-def plot_course(
-    path: str | Path, step_T: Sequence[float], value_T: Sequence[float], *, name: str
+def plot_curve(
+    path: str | Path,
+    step_T: Sequence[float],
+    value_T: Sequence[float],
+    *,
+    name: str,
+    behind: Mapping[str, Sequence[float]] | None = None,
 ) -> None:
-    """Plot one metric of a training over its steps as a PNG; few points are marked."""
+    """Plot one metric of a training over its steps as a PNG; few points are marked.
+
+    behind: step, median, low and high of a reference.
+    """
     figure, axes = _figure(height=FLAT)
+    if behind is not None:
+        band = behind["step"], behind["low"], behind["high"]
+        axes.fill_between(*band, color=GREY, alpha=0.3, linewidth=0)
+        axes.plot(behind["step"], behind["median"], color=GREY, linewidth=1.2)
     marker = "o" if len(step_T) <= 40 else ""
     axes.plot(step_T, value_T, color=COLOURS[0], linewidth=1.6, marker=marker, markersize=4)
     axes.set(xlabel="step", ylabel=name, xlim=(0, None))

@@ -2,10 +2,8 @@
 
 Collects facts and the hardest trials; the templates in `templates/` escape every value. Nothing is
 measured here, and nothing fetched from a network.
-Letters: T rows of training.
 """
 
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,6 +17,7 @@ from speakerlab.checkpoints import provenance
 from speakerlab.checkpoints.model_files import find_model, read_card, read_settings
 from speakerlab.core.atomic import write_text
 from speakerlab.experiments import results
+from speakerlab.experiments.curves import find_reference, read_curves
 from speakerlab.experiments.hardest import HardTrial, Player, hardest_trials, player_of
 from speakerlab.experiments.plots import Picture, draw_list, draw_training
 from speakerlab.experiments.results import Row, number, percent
@@ -33,24 +32,21 @@ _bounds = partial(results.bounds, between=" – ")
 MAX_CLIPS = 36  # of at most some 70 kB each
 MAX_OF_A_KIND = 5  # of the hardest trials of a list
 SCORED_WITH = ("speakerlab", "torch", "numpy", "scipy", "soundfile", "matplotlib")
-# kind of a row of metrics.jsonl, its key, its name in the report, a factor
-COURSES = (
-    ("train", "loss", "loss", 1.0),
-    ("train", "accuracy", "accuracy in %", 100.0),
-    ("train", "lr", "learning rate", 1.0),
-    ("valid", "eer", "validation EER in %", 100.0),
-    ("valid", "accuracy", "validation accuracy in %", 100.0),
-)
 
 
 def write_report(
-    exp_dir: Path, lists: Sequence[ListScores], rows: Sequence[Row], notes: Sequence[str] = ()
+    exp_dir: Path,
+    lists: Sequence[ListScores],
+    rows: Sequence[Row],
+    notes: Sequence[str] = (),
+    reference: Path | None = None,
 ) -> Path:
     """Write `exp_dir/report.html`, its pictures also into `exp_dir/scores`; return its path.
 
     rows: those of results.json; rows of another model are left out. A list that is not in `lists`
     has its rows but no pictures. Without matplotlib there are no pictures, without audio no
-    players; the page then says so.
+    players; the page then says so. reference: file of reference curves, drawn behind those of a
+    training that they belong to.
     """
     card = read_card(exp_dir)
     own = [row for row in rows if row["model_sha256"] == card["sha256"]]
@@ -65,8 +61,9 @@ def write_report(
     try:
         for name, group in groups.items():
             pictures[name] = list(draw_list(exp_dir / "scores", group))
-        courses = read_courses(exp_dir / "metrics.jsonl")
-        training = list(draw_training(exp_dir / "scores", courses))
+        curves = read_curves(exp_dir / "metrics.jsonl")
+        found = find_reference(reference, exp_dir) if reference else None
+        training = list(draw_training(exp_dir / "scores", curves, found))
     except ImportError as error:
         notes.append(f"The plots could not be drawn: {error}.")
     path = exp_dir / "report.html"
@@ -81,28 +78,6 @@ def write_report(
         notes=notes,
     )
     return path
-
-
-def read_courses(path: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Read metrics.jsonl as name -> (steps, values); the last values of a repeated step count."""
-    rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # the last line, cut by a kill
-            continue
-    courses: dict[str, tuple[list[int], list[float]]] = {}
-    for kind, key, name, factor in COURSES:
-        course: list[tuple[int, float]] = []
-        for row in rows:
-            if row.get("kind") == kind:
-                while course and course[-1][0] >= row["step"]:
-                    course.pop()
-                if key in row:
-                    course.append((row["step"], factor * row[key]))
-        if len(course) > 1:
-            courses[name] = [step for step, _ in course], [value for _, value in course]
-    return courses
 
 
 def facts_of(exp_dir: Path) -> dict[str, dict[str, Any]]:

@@ -6,11 +6,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny import ROOT, TINY, card
 from voices import RATE, make_wave
 
 from speakerlab.data import audio
+from speakerlab.experiments.curves import find_reference, summarize
 from tests.egs.cnceleb_corpus import make_cnceleb
 from tests.egs.corpora import write_3dspeaker, write_noise, write_voxceleb
 
@@ -59,15 +61,16 @@ RECIPES: dict[str, tuple[Callable[[Path], None], dict[str, tuple[int, int]], set
 
 @pytest.fixture
 def run_recipe(environment, tmp_path):
-    """run_recipe(name, *options, code=0) -> finished run.sh on folders below tmp_path."""
+    """run_recipe(name, *options, code=0, minutes=5) -> finished run.sh, on folders of tmp_path."""
 
-    def run(name: str, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def run(
+        name: str, *options: str, code: int = 0, minutes: float = 5
+    ) -> subprocess.CompletedProcess[str]:
         words = ["bash", str(ROOT / "egs" / name / "run.sh")]
         for option in ("corpus", "data", "exp"):
             words += [f"--{option}", str(tmp_path / option)]
-        done = subprocess.run(
-            [*words, *options], env=environment, capture_output=True, text=True, timeout=280
-        )
+        how = {"env": environment, "capture_output": True, "text": True}
+        done = subprocess.run([*words, *options], **how, timeout=60 * minutes)
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -121,9 +124,23 @@ def test_a_corpus_becomes_a_report(run_recipe, tmp_path, name):
 
 
 @pytest.mark.slow
-def test_mini_learns(run_recipe, tmp_path):
-    """The README's first command, at eight epochs instead of forty."""
-    run_recipe("mini", "--set", "training.num_epochs=8")
-    (row,) = json.loads((tmp_path / "exp/results.json").read_text())
+def test_mini_learns_as_its_reference(run_recipe, tmp_path):
+    """The README's first command, with a seed that the reference lacks."""
+    exp = tmp_path / "exp"
+    run_recipe("mini", "--seed", "100", minutes=30)
+    (row,) = json.loads((exp / "results.json").read_text())
     assert (row["num_target"], row["num_nontarget"]) == (1512, 6000)
     assert row["eer"] < row["eer_untrained"] - 0.05
+    reference = find_reference(ROOT / "egs/mini/reference.json", exp)
+    assert reference is not None, "the recipe has changed: write its reference again"
+    found = summarize([exp])["curves"]
+    assert found["learning rate"]["median"] == pytest.approx(
+        reference["curves"]["learning rate"]["median"], rel=1e-3
+    )
+    for name in ("loss", "validation EER in %"):  # another seed: a wider band
+        low_B, high_B = (np.array(reference["curves"][name][key]) for key in ("low", "high"))
+        middle_B = (low_B + high_B) / 2
+        away_B = np.abs(np.array(found[name]["median"]) - middle_B)
+        is_near_B = away_B <= 1.5 * (high_B - low_B) + 0.1 * middle_B
+        assert is_near_B.mean() >= 0.8 and is_near_B[-1], (name, found[name], low_B, high_B)
+    assert f"range of {len(reference['seeds'])} reference runs" in (exp / "report.html").read_text()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from speakerlab.experiments.plots import plot_calibration, plot_course, plot_det, plot_scores
+from speakerlab.experiments.plots import plot_calibration, plot_curve, plot_det, plot_scores
 from speakerlab.scoring.metrics import operating_points
 
 image = pytest.importorskip("matplotlib.image")
@@ -46,7 +46,7 @@ DRAWN = {
     "det": lambda path: plot_det(path, {"x": operating_points(*trials(2))[:2]}),
     "scores": lambda path: plot_scores(path, *trials(2)),
     "calibration": lambda path: plot_calibration(path, *trials(2)),
-    "course": lambda path: plot_course(path, [10, 20, 30], [3.0, 2.0, 1.5], name="loss"),
+    "curve": lambda path: plot_curve(path, [10, 20, 30], [3.0, 2.0, 1.5], name="loss"),
 }
 
 

@@ -1,4 +1,4 @@
-"""From scores to the page: pictures, players, courses of the training, versions."""
+"""From scores to the page: pictures, players, curves of the training, versions."""
 
 import json
 import re
@@ -11,7 +11,8 @@ import pytest
 from result_rows import row
 
 from speakerlab.checkpoints.model_files import read_card
-from speakerlab.experiments.report import facts_of, read_courses, write_report
+from speakerlab.experiments.curves import settings_of
+from speakerlab.experiments.report import facts_of, write_report
 from speakerlab.experiments.trial_list import ListScores, TrialList
 from speakerlab.scoring.metrics import eer
 from speakerlab.scoring.trials import Trials
@@ -93,6 +94,25 @@ def test_a_report_holds_pictures_players_and_versions(experiment, make_data_dir)
     assert not re.search(r"http|<script|<link|@import|url\(", page)
 
 
+def test_reference_curves_are_drawn_behind_those_of_the_same_training(experiment, tmp_path):
+    image = pytest.importorskip("matplotlib.image")
+    lists = [scored("test/trials", "cosine", SCORES)]
+    rows = [{"kind": "train", "step": s, "loss": 3.0 - s} for s in (1, 2)]
+    (experiment / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    curve = {"step": [1, 2], "median": [2.0, 1.0], "low": [1.5, 0.5], "high": [2.5, 1.5]}
+    shown = {}
+    for name, more in (("same", {}), ("other", {"steps": 8})):
+        settings = settings_of(experiment) | more
+        reference = {"settings": settings, "seeds": [1, 2, 3], "curves": {"loss": curve}}
+        (tmp_path / name).write_text(json.dumps([reference]))
+        page = write_report(experiment, lists, rows_of(experiment, lists), [], tmp_path / name)
+        has_caption = "range of 3 reference runs" in page.read_text(encoding="utf-8")
+        picture = image.imread(experiment / "scores/training_loss.png")[..., :3]
+        grey = np.abs(picture - np.array([220, 223, 227]) / 255).max(axis=2) < 0.01
+        shown[name] = has_caption, grey.mean() > 0.05
+    assert shown == {"same": (True, True), "other": (False, False)}
+
+
 def test_without_matplotlib_and_audio_the_page_says_so(experiment, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     lists = [scored("test/trials", "cosine", SCORES)]
@@ -121,23 +141,3 @@ def test_many_lists_have_fewer_players_each(experiment, make_data_dir, monkeypat
     lists = [scored(f"test/{i}", "cosine", SCORES, data=data) for i in range(6)]
     page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
     assert page.count("<audio") == 6 * 2 * 2  # one trial a kind instead of four
-
-
-def test_courses_of_a_training(tmp_path):
-    rows = [
-        {"kind": "train", "step": 10, "loss": 3.0, "accuracy": 0.25, "lr": 0.1},
-        {"kind": "train", "step": 20, "lr": 0.2},  # every step was skipped
-        {"kind": "train", "step": 30, "loss": 9.0, "accuracy": 0.0, "lr": 0.1},
-        {"kind": "train", "step": 20, "loss": 2.0, "accuracy": 0.5, "lr": 0.05},  # rolled back
-        {"kind": "valid", "step": 20, "eer": 0.1},
-        {"kind": "valid", "step": 40, "eer": 0.05},
-    ]
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows) + '{"kind": "tr')
-    assert read_courses(path) == {
-        "loss": ([10, 20], [3.0, 2.0]),
-        "accuracy in %": ([10, 20], [25.0, 50.0]),
-        "learning rate": ([10, 20], [0.1, 0.05]),
-        "validation EER in %": ([20, 40], [10.0, 5.0]),
-    }
-    assert read_courses(tmp_path / "none.jsonl") == {}
