@@ -1,6 +1,7 @@
-"""Whether a row has lost speed against what is stored (stored.py).
+"""Whether a row is worse than what is stored (stored.py).
 
-A row's ratio to a peer is compared or, without a peer, its share of the machine's convolution rate.
+A row's ratio to a peer is compared or, without a peer, its share of the machine's convolution rate;
+of an EER, which does not depend on the load of the machine, the value.
 Rates change with the load of the machine; ratios of sides that take turns change far less. A row
 whose quartiles reach the limit is measured again.
 """
@@ -12,7 +13,8 @@ from typing import Any
 Row = Mapping[str, Any]  # as in a file: name, ours, peer, ratio, unit and optional fields
 ALLOWED_LOSS = 0.15
 COMPARED = ("ratio", "share")  # the first that both the row and the store have
-LESS_IS_BETTER = ("s", "ms", "MiB", "GB")  # units
+LESS_IS_BETTER = ("s", "ms", "MiB", "GB", "EER %")  # units
+BY_VALUE = ("EER %",)  # units
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class Loss:
     """A row that lost more than is allowed."""
 
     name: str
-    what: str  # of COMPARED
+    what: str  # of COMPARED, or "ours"
     stored: float
     found: float
     is_certain: bool  # false: its quartiles reach what is allowed, or are not known
@@ -33,8 +35,9 @@ class Loss:
 
 
 def compared(row: Row, stored: Row) -> str | None:
-    """Return which of COMPARED both rows have."""
-    return next((key for key in COMPARED if stored.get(key) and row.get(key) is not None), None)
+    """Return which of COMPARED both rows have, or "ours" for units compared by value."""
+    keys = ("ours",) if row["unit"] in BY_VALUE else COMPARED
+    return next((key for key in keys if stored.get(key) and row.get(key) is not None), None)
 
 
 def judge(row: Row, stored: Row) -> Loss | None:
@@ -44,7 +47,7 @@ def judge(row: Row, stored: Row) -> Loss | None:
         return None
     found, allowed = row[what], 1 - ALLOWED_LOSS
     quartiles = row.get("quartiles") if what == "ratio" else None
-    if what == "ratio" and row["unit"] in LESS_IS_BETTER:
+    if what != "share" and row["unit"] in LESS_IS_BETTER:
         limit = stored[what] / allowed
         is_lost, reaches = found > limit, quartiles is None or quartiles[0] <= limit
     else:

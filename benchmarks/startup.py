@@ -120,16 +120,21 @@ def train_peer() -> None:
     """Run 3D-Speaker's train.py on a CPU: what torchrun starts, with the words of its train.py."""
     data.replace_torchaudio()
     if not torch.cuda.is_available():
-        start = torch.distributed.init_process_group
-        torch.distributed.init_process_group = lambda **_asked: start(backend="gloo")
-        torch.cuda.set_device = lambda _index: None
-        for kind in (torch.Tensor, torch.nn.Module):
-            kind.cuda = lambda self, *_args, **_more: self
+        replace_cuda()
     die_with_parent()  # else it survives torchrun
     data_dir = next(word for word in sys.argv if word.startswith("--data=")).partition("=")[2]
     rows = data.write_list(Path(data_dir), CROP_SECONDS)
     sys.argv = [f"--data={rows}" if word.startswith("--data=") else word for word in sys.argv]
     import_peer("speakerlab.bin.train").main()
+
+
+def replace_cuda(**group: Any) -> None:
+    """Have `cuda` leave modules and tensors where they are, and ranks communicate by gloo."""
+    start = torch.distributed.init_process_group
+    torch.distributed.init_process_group = lambda **_asked: start(backend="gloo", **group)
+    torch.cuda.set_device = lambda _index: None
+    for kind in (torch.Tensor, torch.nn.Module):
+        kind.cuda = lambda self, *_args, **_more: self
 
 
 def lay_out(folder: Path) -> Path:

@@ -14,7 +14,8 @@ RESULTS.md, unless a case failed or the gate found a loss (stored.py). --gate co
 stored and exits with 1 where a row lost more than 15 %: one whose quartiles reach the limit is
 measured once more first (gate.py). --quick takes some 15 minutes: fewer rows and seconds, of the
 same sizes, so it can be gated against a whole run; it cannot be stored. --read joins rows that were
-measured in pieces on the same machine; each row keeps its date and commit.
+measured in pieces on the same machine; each row keeps its date and commit. learning.py, which takes
+hours and a corpus, only runs alone; its rows are stored and gated with --read.
 
 The only setting for speed that the suite makes is GOMP_SPINCOUNT=2000, for both sides, if it is not
 set. Others in the environment (an allocator, huge pages) apply to both sides and are among the
@@ -118,7 +119,7 @@ def check(
     lost, judged = gate.losses(rows, kept), gate.num_judged(rows, kept)
     for loss in lost:
         say(f"gate: {loss}")
-    say(f"gate: {judged} rows compared with what is stored for '{kind}', {len(lost)} lost speed")
+    say(f"gate: {judged} rows compared with what is stored for '{kind}', {len(lost)} worse")
     if not judged:
         say("gate: no rows to compare; give the peers, or --store first")
     return results, not lost and judged > 0
@@ -237,7 +238,7 @@ def main(words: Sequence[str] | None = None) -> int:
         count = stored.store(kind, rows, facts=facts, **where)
         say(f"{options.baseline}: {count} of {len(rows)} rows stored for '{kind}'")
     elif options.store:
-        say("suite: nothing stored: a row lost speed, or a case failed")
+        say("suite: nothing stored: a row is worse, or a case failed")
     if failed:
         say(f"suite: {', '.join(failed)} failed; see above")
     return 0 if passed and not failed else 1

@@ -1,4 +1,4 @@
-"""The suite's report in Markdown: facts, rows with a target, all rows.
+"""The suite's report in Markdown: facts, rows with a target, all rows of speed, rows of learning.
 
 In: facts (suite_facts.py) and rows, as measured or as stored. Targets are for a CPU of two cores:
 a ratio to a peer is reached at this or more, a model's also where its `share` is at least SHARE; a
@@ -39,19 +39,28 @@ AT_MOST = {
     "score.peak_memory": 4.0,
 }
 RATIO = ("name", "ours", "peer", "unit", "ratio", "quartiles")
+LEARNED = ("EER %, median", "95 %", "worst", "minutes", "crops")
 
 
 def table(facts: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Return Markdown: the facts, the rows that have a target, then all rows."""
-    aimed = [row for row in rows if target(row) is not None and facts["device"] == "cpu"]
+    """Return Markdown: the facts, the rows that have a target, all others, those of learning."""
+    fast = [row for row in rows if "seeds" not in row]
+    learned = [row for row in rows if "seeds" in row]
+    aimed = [row for row in fast if target(row) is not None and facts["device"] == "cpu"]
     lines = [*about(facts, rows), ""]
     if aimed:
         headings = (*RATIO, "target", "reached", "share")
         cells = ([*ratio_cells(row), *target_cells(row), share(row)] for row in aimed)
         lines += ["Targets on two cores:", "", *markdown(headings, cells), "", "All rows:", ""]
     headings = (*RATIO, "share", "peak MiB", "peer's", "commit")
-    cells = ([*ratio_cells(row), share(row), *peaks(row), commit(row)] for row in rows)
-    return "\n".join([*lines, *markdown(headings, cells), ""])
+    cells = ([*ratio_cells(row), share(row), *peaks(row), commit(row)] for row in fast)
+    lines += [*markdown(headings, cells), ""]
+    if learned:
+        peers = (f"peer's {heading}" for heading in LEARNED)
+        headings = ("name", "seeds", *LEARNED, *peers, "difference, 95 %", "commit")
+        lines += ["EER after training (learning.py):", ""]
+        lines += [*markdown(headings, map(learned_cells, learned)), ""]
+    return "\n".join(lines)
 
 
 def target(row: Row) -> str | None:
@@ -107,6 +116,20 @@ def ratio_cells(row: Row) -> Iterator[str]:
     yield row["unit"]
     yield "" if row["ratio"] is None else f"**{times(row['ratio'])}**"
     yield "" if quartiles is None else " - ".join(map(times, quartiles))
+
+
+def learned_cells(row: Row) -> Iterator[str]:
+    """Yield the cells of a row of learning.py; an unknown one is empty."""
+    yield from (row["name"], str(row["seeds"]))
+    for side, prefix in (("ours", ""), ("peer", "peer_")):
+        yield four_digits(row.get(side))
+        yield bounds(row.get(f"{prefix}ci95"))
+        yield from (four_digits(row.get(prefix + key)) for key in ("worst", "minutes", "crops"))
+    yield from (bounds(row.get("difference_ci95")), commit(row))
+
+
+def bounds(ci95: Sequence[float] | None) -> str:
+    return "" if ci95 is None else " to ".join(f"{value:.2f}" for value in ci95)
 
 
 def peaks(row: Row) -> Iterator[str]:

@@ -122,7 +122,7 @@ def test_rows_of_other_recordings_are_not_compared(run, monkeypatch):
 def test_gate_measures_again_what_is_in_doubt(run):
     assert run("--store", ratios=(2.0,))[0] == 0
     status, printed, got = run("--gate", ratios=(1.5, 1.9))
-    assert status == 0 and "0 lost speed" in printed
+    assert status == 0 and "0 worse" in printed
     own = "--device=cpu --threads=1"
     assert got == [own, f"{own} --rows train.x infer.x"]
     status, printed, got = run("--gate", ratios=(1.5, 1.6))

@@ -1,0 +1,252 @@
+"""EER after the same minutes of training on unseen speakers, beside 3D-Speaker's own training.
+
+    python benchmarks/learning.py --corpus DIR --peer DIR --json FILE   # DIR: a corpus, a checkout
+    python benchmarks/suite.py --read FILE --store                      # or --gate: on the median
+
+In: a corpus as egs/librispeech takes it, with folders `noise` and `rirs` beside it; a folder of
+links to the subsets of several makes them one. Out: a row for each trial list,
+`learning.<corpus>[.<list>].<model>`: the median EER over the seeds, its 95 % interval, the worst
+EER, the crops of a training and its minutes, those of stage 3 or of 3D-Speaker's train.py.
+
+Ours is `egs/librispeech/run.sh`, scored with cosine; its schedule is the recipe's and must end
+within --minutes. 3D-Speaker's is its CAM++ recipe, fitted to the same minutes (learning_peer.py).
+Both have the CPU, one after the other, the same training speakers, noise, rooms and trials.
+
+A seed that is finished stays in --work, under the commit, minutes and threads it was trained with;
+the same command continues after an interruption, and more --seeds add to those that are there.
+
+The intervals are of a bootstrap over speakers, the same in every training, and over seeds: in each
+replicate, the median of as many EERs, drawn with replacement, over the drawn speakers' trials.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from sides import ROOT, Process, die_with_parent, environment, run_case, say, wants
+from suite_facts import version
+
+sys.path.insert(0, str(ROOT))
+from speakerlab.bench.rows import Row
+from speakerlab.checkpoints import provenance
+from speakerlab.core.atomic import alone, write_json
+from speakerlab.experiments.trial_list import TrialList, read_trial_list
+from speakerlab.scoring.bootstrap import Replicates, bootstrap
+from speakerlab.scoring.metrics import eer
+from speakerlab.scoring.score_files import read_scores
+
+PEERS = ("3dspeaker",)
+UNIT = "EER %"
+Found = Mapping[str, Any]  # of a training: minutes, crops
+Train = Callable[[Path, int], Found]  # folder, seed
+
+
+@dataclass(frozen=True)
+class Side:
+    """A trainer, the folder of its seeds, and where its scores of a trial list are in a seed's."""
+
+    folder: Path
+    scores: str  # with {} for the list's name
+    train: Train
+
+    def learn(self, seed: int) -> Found:
+        """Return what the training of a seed gave, training it if it has not been finished."""
+        exp = self.folder / f"s{seed}"
+        if not (exp / "learned.json").exists():
+            shutil.rmtree(exp, ignore_errors=True)
+            write_json(exp / "learned.json", self.train(exp, seed))
+        return json.loads((exp / "learned.json").read_text(encoding="utf-8"))
+
+    def draw(
+        self, listed: TrialList, num_seeds: int, rng: np.random.Generator
+    ) -> tuple[list[float], Replicates]:
+        """Return the EER of each seed, in per cent, and replicates of their median."""
+        eers, drawn = [], []
+        for seed in range(num_seeds):
+            path = self.folder / f"s{seed}" / self.scores.format(listed.path.name)
+            scores_N = read_scores(path, listed.trials)
+            eers.append(100 * eer(scores_N, listed.trials.is_target_N))
+            truth = (listed.trials.is_target_N, *listed.speakers)
+            drawn.append(bootstrap(scores_N, *truth, p_targets=()))
+        eer_SR = 100 * np.stack([one.values["eer"] for one in drawn])
+        eer_SR = np.take_along_axis(eer_SR, rng.integers(num_seeds, size=eer_SR.shape), axis=0)
+        return eers, Replicates({"eer": np.median(eer_SR, axis=0)}, drawn[0].num_speakers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned(Row):
+    """A row; `ours` and `peer` are medians over the seeds."""
+
+    seeds: int
+    ci95: Sequence[float] | None
+    worst: float
+    minutes: float  # of the longest training
+    crops: int
+    peer_ci95: Sequence[float] | None = None
+    peer_worst: float | None = None
+    peer_minutes: float | None = None
+    peer_crops: int | None = None
+    difference_ci95: Sequence[float] | None = None  # of ours - peer
+
+
+def compare(options: argparse.Namespace) -> Iterator[Learned]:
+    """Train what is not there yet, one seed of each side after the other, and yield the rows."""
+    if options.device != "cpu":
+        raise SystemExit("--device: both sides train on the CPU; use --device cpu")
+    options.threads = options.threads or torch.get_num_threads()
+    name = options.corpus.absolute().name
+    folder = options.work.resolve() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder / ".lock"):
+        sides = [our_side(options, folder)]
+        sides += [peer_side(options, folder, root) for root in options.peers.values()]
+        found = learn(sides, options.seeds)
+    lists = sorted((folder / "data/test").glob("trials*"))
+    for path in lists:
+        parts = ["learning", name, *([path.name.removeprefix("trials_")] if lists[1:] else [])]
+        row = row_of(".".join([*parts, *label(options)]), read_trial_list(path), sides, found)
+        if wants(options, row.name):
+            say(row.line())
+            yield row
+
+
+def label(options: argparse.Namespace) -> list[str]:
+    """Return the end of a row's name: the model, and settings that are not the recipes'."""
+    return [options.model, *options.set, *(f"peer:{value}" for value in options.peer_set)]
+
+
+def learn(sides: Sequence[Side], num_seeds: int) -> list[list[Found]]:
+    """Return what each side found with each seed."""
+    found: list[list[Found]] = [[] for _ in sides]
+    for seed in range(num_seeds):
+        for side, own in zip(sides, found):
+            own.append(side.learn(seed))
+            say(f"{side.folder}, seed {seed}: {own[-1]['minutes']:.1f} minutes")
+    return found
+
+
+def row_of(
+    name: str, listed: TrialList, sides: Sequence[Side], found: Sequence[Sequence[Found]]
+) -> Learned:
+    """Return the row of a trial list."""
+    values: dict[str, Any] = {}
+    drawn = []
+    rng = np.random.default_rng(0)
+    for side, own, prefix in zip(sides, found, ("", "peer_")):
+        eers, replicates = side.draw(listed, len(own), rng)
+        drawn.append(replicates)
+        values |= {
+            prefix.rstrip("_") or "ours": float(np.median(eers)),
+            f"{prefix}worst": max(eers),
+            f"{prefix}ci95": replicates.interval("eer"),
+            f"{prefix}minutes": max(one["minutes"] for one in own),
+            f"{prefix}crops": own[0]["crops"],
+        }
+    if "peer" in values:
+        values["difference_ci95"] = drawn[0].paired(drawn[1], "eer")[0]
+        values["ratio"] = values["ours"] / values["peer"] if values["peer"] else None
+    return Learned(name=name, unit=UNIT, seeds=len(found[0]), **values)
+
+
+def folder_of(options: argparse.Namespace, folder: Path, *parts: str) -> Path:
+    """Return the folder of a side's seeds, named by all that its result depends on."""
+    return folder.joinpath(*parts, f"{options.minutes:g}min-{options.threads}threads")
+
+
+def our_side(options: argparse.Namespace, folder: Path) -> Side:
+    """Prepare the data directories; return the recipe's training."""
+    corpus = options.corpus.absolute()
+    noise, rirs = (corpus.parent / name for name in ("noise", "rirs"))
+    for path in (noise, rirs):
+        if not path.is_dir():
+            raise SystemExit(f"--corpus: no folder {path}; put noises and rooms beside the corpus")
+    both = ["--data", folder / "data", "--model", options.model]
+    words = ["--stop-stage", 2, "--corpus", corpus, "--noise", noise, "--rirs", rirs]
+    run_recipe([*both, *words], folder / "data.log", options.threads)
+
+    def train(exp: Path, seed: int) -> Found:
+        words, log = [*both, "--exp", exp, "--seed", seed], exp.with_suffix(".log")
+        words += ["--set", *options.set] if options.set else []
+        began = time.perf_counter()
+        training = ["--stage", 3, "--stop-stage", 3, *words]
+        run_recipe(training, log, options.threads, minutes=options.minutes)
+        minutes = (time.perf_counter() - began) / 60
+        run_recipe(["--stage", 5, *words], log, options.threads)
+        steps = json.loads((exp / "model/card.json").read_text(encoding="utf-8"))["steps"]
+        config = yaml.safe_load((exp / "config.yaml").read_text(encoding="utf-8"))
+        return {"minutes": minutes, "crops": steps * config["training"]["global_batch"]}
+
+    parts = ("ours", provenance.commit(), options.model, *options.set)
+    return Side(folder_of(options, folder, *parts), "scores/test_{}.txt", train)
+
+
+def run_recipe(
+    words: Sequence[object], log: Path, threads: int, *, minutes: float | None = None
+) -> None:
+    """Run stages of egs/librispeech on the CPU, appending what they print to `log`."""
+    command = ["bash", str(ROOT / "egs/librispeech/run.sh"), "--gpus", "", *map(str, words)]
+    seconds, env = minutes and 60 * minutes, environment(ROOT, threads)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        how: dict[str, Any] = {"stdout": file, "stderr": file, "env": env}
+        try:
+            subprocess.run(command, check=True, timeout=seconds, preexec_fn=die_with_parent, **how)
+        except subprocess.TimeoutExpired:
+            fault = f"not finished in {minutes:g} minutes; give more --minutes"
+            raise SystemExit(f"{log}: {fault}") from None
+        except subprocess.CalledProcessError as error:
+            raise SystemExit(f"run.sh: exited with {error.returncode}; see {log}") from None
+
+
+def peer_side(options: argparse.Namespace, folder: Path, root: Path) -> Side:
+    """Return 3D-Speaker's training, with a schedule that fits the minutes."""
+    pairs = (setting.partition("=") for setting in options.peer_set)
+    settings = {key: yaml.safe_load(value) for key, _, value in pairs}
+    words = {"folder": str(folder / "data"), "settings": settings}
+    trials = [str(path) for path in sorted((folder / "data/test").glob("trials*"))]
+    seeds = folder_of(options, folder, "3dspeaker", version(root), *options.peer_set)
+
+    def ask(what: str, **order: Any) -> Any:
+        process = Process("learning_peer", "3dspeaker", root, threads=options.threads, **words)
+        try:
+            return process.ask(what, **order)
+        finally:
+            process.close()
+
+    def train(exp: Path, seed: int) -> Found:
+        schedule = seeds / "schedule.json"
+        if not schedule.exists():
+            probe = seeds / "probe"
+            shutil.rmtree(probe, ignore_errors=True)
+            epochs = ask("probe", exp=probe, minutes=options.minutes)
+            write_json(schedule, {"epochs": epochs})
+        epochs = json.loads(schedule.read_text(encoding="utf-8"))["epochs"]
+        return ask("run", exp=exp, seed=seed, epochs=epochs, trials=trials)
+
+    return Side(seeds, "scores/{}.score", train)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add: Any = parser.add_argument
+    add("--corpus", type=Path, required=True, metavar="DIR", help="in the LibriSpeech layout")
+    add("--model", default="campplus_tiny", help="ours, one of conf/*.yaml (campplus_tiny)")
+    add("--seeds", type=int, default=5, help="0 to this less one (5)")
+    add("--minutes", type=float, default=10.0, help="of each training (10)")
+    add("--work", type=Path, default=ROOT / "exp/learning", help="finished seeds (exp/learning)")
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of run.sh; part of the name")
+    peer = "of 3D-Speaker's configuration; part of the name"
+    add("--peer-set", nargs="+", default=[], metavar="KEY=VALUE", help=peer)
+
+
+if __name__ == "__main__":
+    run_case(__doc__, compare, add_options, peers=PEERS)
