@@ -1,15 +1,21 @@
-"""Initialize a training from a published model (--init). Letters: C classes, D embedding."""
+"""Initialize a training from a published model (--init), and keep that model if it is better.
+
+Letters: C classes, D embedding.
+"""
 
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from speakerlab.checkpoints.model_files import find_model, read_classes
-from speakerlab.checkpoints.published import read_tensors
+from speakerlab.checkpoints.published import INITIAL, load_initial, read_tensors
 from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import Config, load_config
+from speakerlab.experiments.validation import Validation
+from speakerlab.inference.batches import embed_pieces
 from speakerlab.losses.head import Head
 
 log = logging.getLogger(__name__)
@@ -55,6 +61,30 @@ def init_from(
         "%d new, %d rows of the initial model dropped",
         *(folder, len(own), rows, len(classes), len(classes) - rows, len(known) - rows),
     )
+
+
+def keep_better(
+    exp_dir: Path, tuned: Embedder, validation: Validation, config: Config, device: torch.device
+) -> dict[str, Any]:
+    """Give a fine-tuned embedder its initial weights back unless its validation EER is lower.
+
+    Return both EERs and what was kept; nothing if the training did not begin with --init.
+    """
+    if not (exp_dir / INITIAL).exists():
+        return {}
+    initial = load_initial(exp_dir, config).to(device)
+    before, after = (
+        validation.measure(embed_pieces(embedder, validation.pieces, device=device))
+        for embedder in (initial, tuned)
+    )
+    num, eers = len(set(validation.label_N)), (100 * before, 100 * after)
+    if after < before:
+        log.info("EER of %d validation speakers: initial model %.2f %%, now %.2f %%", num, *eers)
+    else:
+        text = "initial model kept: EER of %d validation speakers %.2f %%, after training %.2f %%"
+        log.warning(text, num, *eers)
+        tuned.load_state_dict(initial.state_dict())
+    return {"valid_eer_initial": before, "valid_eer_tuned": after, "kept_initial": after >= before}
 
 
 def _copy_rows(folder: Path, head: Head, classes: Sequence[str], known: Sequence[str]) -> int:

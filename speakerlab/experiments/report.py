@@ -51,6 +51,12 @@ def write_report(
     card = read_card(exp_dir)
     own = [row for row in rows if row["model_sha256"] == card["sha256"]]
     notes = [f"Model {card['sha256'][:12]}, commit {card.get('commit') or 'unknown'}.", *notes]
+    if card.get("kept_initial"):
+        text = (
+            "The initial model was kept: EER of the validation speakers {} %, after training {} %."
+        )
+        eers = (percent(card[f"valid_eer_{name}"]) for name in ("initial", "tuned"))
+        notes.append(text.format(*eers))
     if len(own) < len(rows):
         notes.append(f"Rows of another model in results.json, left out: {len(rows) - len(own)}.")
     groups: dict[str, list[ListScores]] = {}

@@ -16,7 +16,7 @@ from speakerlab.config.schema import Config
 from speakerlab.experiments import consistency, setup
 from speakerlab.experiments.averaging import average_newest
 from speakerlab.experiments.corpus import Corpus
-from speakerlab.experiments.initial import init_from
+from speakerlab.experiments.initial import init_from, keep_better
 from speakerlab.experiments.planning import plan_batch
 from speakerlab.experiments.validation import ClassValidation, HeldOut, Validation
 from speakerlab.inference.batches import embed_pieces
@@ -84,6 +84,9 @@ def build_training(
     config = consistency.record_config(config, source.order.steps_per_epoch, exp_dir, ranks)
     schedule = setup.schedule(config, source.order)
     validation = build_validation(config, corpus, head, classes)
+    if init is not None and validation is None:
+        text = "data.valid_speakers: none are held out, so %s is not compared with the result"
+        log.warning(text, init)
     updater = Updater(
         task,
         build.build_optimizer(config, task.parameters(), lr=schedule.lr_at(0)),
@@ -158,7 +161,10 @@ def build_validation(
 
 
 def train(training: Training) -> None:
-    """Fit, or resume, then publish the last checkpoint or the mean of the last ones."""
+    """Fit, or resume, then publish the last checkpoint or the mean of the last ones.
+
+    The model of --init is published instead if its validation EER is not higher.
+    """
     exp_dir, trainer, ranks = training.exp_dir, training.trainer, training.trainer.ranks
     if trainer.fit() == 0 and consistency.is_published(exp_dir, trainer.state.step):
         log.info("%s: already trained to the end, nothing changed", exp_dir)
@@ -172,11 +178,12 @@ def train(training: Training) -> None:
     head_state = head.gather_state()  # every rank may hold rows of it
     if ranks.is_first:
         state, calibration, validation = trainer.state, None, trainer.validation
+        done: dict[str, Any] = {"attempt": state.attempt, "steps": state.step, "averaged": averaged}
+        done[f"best_valid_{state.metric}"] = state.best
         if isinstance(validation, Validation):
+            done |= keep_better(exp_dir, training.embedder, validation, config, ranks.device)
             emb_ND = embed_pieces(training.embedder, validation.pieces, device=ranks.device)
             calibration = validation.calibrate(emb_ND, source="validation speakers")
-        done = {"attempt": state.attempt, "steps": state.step, "averaged": averaged}
-        done[f"best_valid_{state.metric}"] = state.best
         digest = publish(
             exp_dir / "model",
             embedder=training.embedder,

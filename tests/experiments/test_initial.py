@@ -7,8 +7,15 @@ import torch
 from refusals import refuses
 from safetensors.torch import load_file
 
+from speakerlab.checkpoints.published import write_initial
 from speakerlab.config import build
-from speakerlab.experiments.initial import init_from
+from speakerlab.config.embedder import Embedder
+from speakerlab.data.manifest import read_manifest
+from speakerlab.experiments.initial import init_from, keep_better
+from speakerlab.experiments.validation import Validation
+from speakerlab.inference.batches import embed_pieces
+
+RATE = 16000
 
 
 @pytest.mark.parametrize(("head_rows", "copied"), [("match", 2), ("keep", 2), ("drop", 0)])
@@ -76,3 +83,43 @@ def test_another_model_is_an_error(publish_to, make_config, make_embedder, setti
     with refuses(str(folder), *values):
         init_from(folder, embedder=embedder, head=head, classes=["a"], config=config)
     assert all(torch.equal(embedder.state_dict()[name], before[name]) for name in before)
+
+
+def test_the_initial_model_is_kept_unless_the_tuned_one_has_a_lower_eer(
+    make_config, make_embedder, make_data_dir, tmp_path, caplog
+):
+    manifest = read_manifest(
+        [make_data_dir(speakers=range(5), seconds=[0.5] * 3)], sample_rate=RATE
+    )
+    validation, config, cpu = Validation(manifest), make_config(), torch.device("cpu")
+
+    def tune(before: Embedder, after: Embedder):
+        write_initial(tmp_path, before)
+        tuned = make_embedder()
+        tuned.load_state_dict(after.state_dict())
+        with caplog.at_level(logging.INFO):
+            facts = keep_better(tmp_path, tuned, validation, config, cpu)
+        state = tuned.state_dict()
+        same = [
+            all(torch.equal(t, state[k]) for k, t in one.state_dict().items())
+            for one in (before, after)
+        ]
+        return facts, same
+
+    models = [make_embedder(f"seed={seed}") for seed in range(2)]
+    assert keep_better(tmp_path, models[0], validation, config, cpu) == {}  # no --init
+    eers = [
+        validation.measure(embed_pieces(model, validation.pieces, device=cpu)) for model in models
+    ]
+    (low, good), (high, bad) = sorted(zip(eers, models), key=lambda pair: pair[0])
+    assert low < high
+    facts, same = tune(before=bad, after=good)
+    assert same == [False, True]
+    assert facts == {"valid_eer_initial": high, "valid_eer_tuned": low, "kept_initial": False}
+    caplog.clear()
+    facts, same = tune(before=good, after=bad)
+    assert same == [True, False]
+    assert facts == {"valid_eer_initial": low, "valid_eer_tuned": high, "kept_initial": True}
+    line = caplog.messages[-1]
+    assert all(text in line for text in (f"{100 * low:.2f}", f"{100 * high:.2f}", "5 validation"))
+    assert tune(before=good, after=good)[0]["kept_initial"]  # not better
