@@ -71,6 +71,7 @@ class Ours:
             "data.train": f"[{source}]",
             "data.valid_speakers": 0,
             "data.crop_seconds": alike["crop_seconds"],
+            "augment.speed_classes": "on",
             "augment.room_prob": data.PROB,
             "augment.noise_prob": data.PROB,
             "training.global_batch": alike["micro_batch"],

@@ -30,6 +30,7 @@ from speakerlab.data import workers
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
 from speakerlab.data.workers import SHARED_MEMORY
+from speakerlab.experiments.corpus import class_speeds
 from speakerlab.experiments.planning import asked_micro_batch
 from speakerlab.training.batch_size import MAX_MICRO_BATCH, free_bytes
 
@@ -193,7 +194,7 @@ def checkpoint_bytes(plan: Plan) -> int:
         table = Path(plan.data or "", name, "utt2spk")
         speakers |= set(read_table(table).values() if table.exists() else ())
     embedder = build.build_embedder(plan.config)
-    classes = (len(speakers) or GUESSED_SPEAKERS) * len(plan.config.augment.speeds)
+    classes = (len(speakers) or GUESSED_SPEAKERS) * len(class_speeds(plan.config))
     size = sum(tensor.numel() for tensor in embedder.parameters()) + classes * embedder.embed_dim
     return 4 * (2 if plan.config.optimizer.name == "sgd" else 3) * size
 

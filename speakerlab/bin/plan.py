@@ -47,7 +47,7 @@ def parse(words: Sequence[str]) -> Namespace:
     formats = ("auto", "fp32", "bf16", "fp16")
     both = "default: runtime.precision; auto: plan both fp32 and bf16"
     options.add_argument("--precision", choices=formats, help=both)
-    rows = "training speakers (default 10000); each speed other than 1 adds as many classes"
+    rows = "training speakers (default 10000), each speed other than 1 counted as another"
     options.add_number("--speakers", "N", rows, least=1, default=10000)
     banks = "memory for noise and rooms on the GPU (default: they are not counted)"
     options.add_number("--bank-gb", "GB", banks, least=0, kind=float)
@@ -106,8 +106,10 @@ def plans(
 
 
 def count_classes(config: "Config", args: Namespace) -> int:
-    """Return the rows of the head: each speed adds new speakers, but no new languages."""
-    return args.speakers * (len(config.augment.speeds) if config.task == "verification" else 1)
+    """Return the rows of the head, at most: "auto" of augment.speed_classes counts as on."""
+    from speakerlab.experiments.corpus import class_speeds
+
+    return args.speakers * len(class_speeds(config))
 
 
 def headline(config: "Config", args: Namespace) -> str:

@@ -91,13 +91,14 @@ class KindOdds(Section):
 
 
 class AugmentConfig(Section):
-    """Augmentation of a training crop. The first speed is 1; each other adds new speakers.
+    """Augmentation of a training crop. The first speed is 1.
 
     SNRs and number of voices are those of Kaldi's recipes for MUSAN (egs/voxceleb/v2/run.sh), where
     they are a list of values: noise 0 to 15 dB, music 5 to 15 dB, 3 to 7 voices at 13 to 20 dB.
     """
 
     speeds: tuple[Annotated[float, Field(ge=0.5, le=2)], ...] = (1.0, 0.9, 1.1)
+    speed_classes: Literal["auto", "on", "off"] = "auto"  # on: another speed, another speaker
     room_prob: Share = 0.4
     noise_prob: Share = 0.4
     snr_db: Range = (0.0, 15.0)  # of the kind `noise`
@@ -228,6 +229,8 @@ class Config(Section):
                 f"data.labels: {self.data.labels} is only for identification; set task to "
                 "identification, or data.labels to utt2spk"
             )
+        if self.task == "identification" and self.augment.speed_classes == "on":
+            raise ValueError("augment.speed_classes: on is only for verification; use auto or off")
         return self
 
     def to_dict(self) -> dict[str, Any]:

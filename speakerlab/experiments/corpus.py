@@ -20,6 +20,7 @@ from speakerlab.frontend.augment.room import room_bytes
 log = logging.getLogger(__name__)
 MIN_VALID_SPEAKERS = 2
 MAX_HELD_OUT = 500  # speakers, unless configured
+MANY_UTTERANCES = 20  # of the median speaker: augment.speed_classes "auto" is then on
 PROBABILITIES = {"noise": "noise_prob", "rirs": "room_prob"}  # key of `data` -> of `augment`
 
 
@@ -94,19 +95,37 @@ def split_classes(
 
 
 def row_names(config: Config, corpus: Corpus) -> list[str]:
-    """Return the class of each row of the head; in identification speeds add no classes."""
-    return class_names(corpus.train.speakers, _new_speakers(config))
+    """Return the class of each row of the head."""
+    return class_names(corpus.train.speakers, class_speeds(config))
 
 
 def row_labels(config: Config, corpus: Corpus, names: Sequence[str]) -> np.ndarray:
     """Return label_KN: the row in `names` of each training class at each speed."""
-    label_KN = labels_by_name(names, corpus.train.speakers, _new_speakers(config))
+    label_KN = labels_by_name(names, corpus.train.speakers, class_speeds(config))
     return np.broadcast_to(label_KN, (len(config.augment.speeds), label_KN.shape[1]))
 
 
-def _new_speakers(config: Config) -> Sequence[float]:
-    """Return the speeds that make a voice count as another speaker."""
-    return config.augment.speeds if config.task == "verification" else (1.0,)
+def class_speeds(config: Config) -> Sequence[float]:
+    """Return the speeds at which a speaker is another class; "auto" counts as "on" until decided.
+
+    In identification speeds add no classes.
+    """
+    is_off = config.task == "identification" or config.augment.speed_classes == "off"
+    return (1.0,) if is_off else config.augment.speeds
+
+
+def decide_speed_classes(config: Config, *, is_on: bool) -> Config:
+    """Return the configuration with "on" or "off" for augment.speed_classes "auto"."""
+    if config.augment.speed_classes != "auto":
+        return config
+    value = "on" if is_on and config.task == "verification" else "off"
+    augment = config.augment.model_copy(update={"speed_classes": value})
+    return config.model_copy(update={"augment": augment})
+
+
+def median_utterances(train: Manifest) -> float:
+    """Return the number of utterances of the median speaker."""
+    return float(np.median(np.bincount(train.speaker_N)))
 
 
 def find_material(config: Config, place: str) -> banks.Recordings | None:

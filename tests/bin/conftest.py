@@ -47,8 +47,8 @@ def make_exp(tmp_path, make_config, make_embedder):
 
 @pytest.fixture(scope="session")
 def settings(data) -> list[str]:
-    """`--config` and `--set` of the tiny experiment."""
-    return ["--config", CONFIG, "--set", f"data.dir={data}", *TINY]
+    """`--config` and `--set` of the tiny experiment, whose speeds make new speakers."""
+    return ["--config", CONFIG, "--set", f"data.dir={data}", *TINY, "augment.speed_classes=on"]
 
 
 @pytest.fixture(scope="session")

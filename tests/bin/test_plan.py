@@ -140,8 +140,9 @@ def test_a_table_shows_what_does_not_fit_and_refuses_only_if_nothing_does(capsys
         main([*TINY, "--precision", "bf16", "--bank-gb", "99"])
 
 
-def test_languages_are_not_multiplied_by_speeds(capsys):
-    bare = ["task=identification", "augment.noise_prob=0", "augment.room_prob=0"]
+@pytest.mark.parametrize("setting", ["task=identification", "augment.speed_classes=off"])
+def test_classes_are_not_multiplied_by_speeds_that_make_none(setting, footprints, capsys):
+    bare = [setting, "augment.noise_prob=0", "augment.room_prob=0"]
     main([*TINY, "--gpu-mem", "11", "--set", *bare])
     text = capsys.readouterr().out
     assert text.startswith("campplus, 10 classes") and "not counted" not in text

@@ -43,6 +43,18 @@ def test_a_resumed_run_is_bit_identical(trained, tmp_path, train):
     assert losses(exp) == losses(trained)
 
 
+def test_a_run_begun_before_speed_classes_existed_keeps_its_classes(trained, tmp_path, train):
+    exp = cut(trained, tmp_path / "cut")
+    config = (exp / "config.yaml").read_text().splitlines()
+    older = [line for line in config if line.strip() != "speed_classes: 'on'"]
+    assert len(older) == len(config) - 1
+    (exp / "config.yaml").write_text("\n".join(older))
+    text = train(exp, "augment.speed_classes=off", code=1).stderr
+    assert refused(text, str(exp / "config.yaml"), "augment.speed_classes: on -> off")
+    assert "resuming from step" in train(exp, "augment.speed_classes=auto").stderr
+    assert weights(exp) == weights(trained)
+
+
 def test_a_run_killed_in_any_step_resumes_bit_identically(
     trained, tmp_path, train, settings, environment
 ):
@@ -169,6 +181,17 @@ def test_fine_tuning_keeps_every_row_of_the_head_and_the_origin(trained, tmp_pat
     facts = card(exp)
     assert facts["kept_initial"] and facts["valid_eer_tuned"] >= facts["valid_eer_initial"]
     assert weights(exp)[0] == weights(trained)[0]
+
+
+@pytest.mark.parametrize(("init_head", "rows"), [("match", 6), ("keep", 18)])
+def test_speeds_may_stop_making_speakers(init_head, rows, trained, tmp_path, train):
+    more = ["augment.speed_classes=off", f"training.init_head={init_head}", ONE_EPOCH[0]]
+    text = train(tmp_path / "exp", *more, "--init", trained / "model").stderr
+    dropped = f"0 new, {18 - rows} rows of the initial model dropped"
+    assert f"head: {rows} of {rows} rows loaded by name, {dropped}" in text
+    assert f"{rows} classes: speeds keep the speaker" in text
+    names = (trained / "speakers.txt").read_text().splitlines()
+    assert (tmp_path / "exp/speakers.txt").read_text().splitlines() == names[:rows]
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])

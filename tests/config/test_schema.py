@@ -81,6 +81,7 @@ def test_unknown_key_or_name_is_refused_with_the_nearest(refusal, text, key, kno
         ("runtime: {precision: fp8}", "runtime.precision", "'auto', 'fp32', 'bf16'"),
         ("augment: {speeds: [0.9, 1.0]}", "augment.speeds", "[0.9, 1.0]"),
         ("augment: {speeds: [1.0, 1.1, 1.1]}", "augment.speeds", "[1.0, 1.1, 1.1]"),
+        ("augment: {speed_classes: false}", "augment.speed_classes", "false is not 'auto', 'on'"),
         ("augment: {snr_db: [15.0, 0.0]}", "augment.snr_db", "[15.0, 0.0]"),
         ("training: {margin: {start_epoch: 3, end_epoch: 2}}", "training.margin", "end_epoch"),
         ("data: {labels: lang}", "data.labels", "'lang'"),
@@ -115,6 +116,8 @@ def test_sections_that_miss_or_contradict_are_one_line(refusal):
     assert refusal("seed: 1") == ["model: is missing; add it"]
     (found,) = refusal(TINY, "data: {labels: utt2lang}")  # verification has speakers
     assert refused(found, "data.labels", "utt2lang", "identification")
+    (found,) = refusal(TINY, "{task: identification, augment: {speed_classes: on}}")
+    assert refused(found, "augment.speed_classes", "on is", "verification")
 
 
 @pytest.mark.parametrize(
@@ -215,6 +218,7 @@ def test_overrides_come_last_and_are_yaml(load):
         set=(
             "training.lr=1e-2",
             "augment.speeds=[1.0, 0.9]",
+            "augment.speed_classes=off",
             "data.noise=null",
             "data.dir=/a=b/c d",
             "runtime.micro_batch.campplus=32",
@@ -222,6 +226,7 @@ def test_overrides_come_last_and_are_yaml(load):
         ),
     )
     assert (config.training.lr, config.augment.speeds) == (0.02, (1.0, 0.9))
+    assert config.augment.speed_classes == "off"
     assert (config.data.noise, config.data.dir) == (None, "/a=b/c d")
     assert config.runtime.micro_batch == {"campplus": 32}
 
