@@ -161,9 +161,9 @@ def build_validation(
     if config.task == "identification":
         return ClassValidation(corpus.valid, head=head, classes=classes)
     validation = Validation(corpus.valid)
-    if validation.num_halved:
-        text = "%d validation speakers have one utterance; comparing its two halves is easy"
-        log.info(text, validation.num_halved)
+    if validation.num_cut:
+        text = "%d validation speakers have one utterance, whose pieces are compared instead"
+        log.info(text, validation.num_cut)
     return validation
 
 

@@ -5,6 +5,7 @@ Letters: N pieces, D embedding.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +28,7 @@ from speakerlab.training.monitor import Pictures
 log = logging.getLogger(__name__)
 MAX_UTTERANCES_PER_VALID_SPEAKER = 10
 MAX_UTTERANCES_PER_VALID_CLASS = 500
+MAX_CUTS, MIN_CUT_SECONDS = 4, 2.0  # of the only utterance of a speaker
 FEW_SPEAKERS = 10  # a threshold from fewer is unreliable
 
 
@@ -80,19 +82,18 @@ class HeldOut:
 class Validation(HeldOut):
     """The EER of all pairs of utterances of the validation speakers.
 
-    At most ten utterances per speaker; a speaker with one utterance contributes its two halves.
+    At most ten utterances per speaker; the only utterance of a speaker is cut into pieces.
     """
 
     metric = "eer"
 
     def __init__(self, manifest: Manifest) -> None:
         super().__init__()
-        self.num_halved = 0
+        self.num_cut = 0  # speakers
         for speaker, pieces in utterances_of_each(manifest, MAX_UTTERANCES_PER_VALID_SPEAKER):
             if len(pieces) == 1:
-                row, start, half = pieces[0].row, pieces[0].start, pieces[0].num_samples // 2
-                pieces = [Piece(manifest, row, start + at, half) for at in (0, half)]
-                self.num_halved += 1
+                pieces = cut(pieces[0])
+                self.num_cut += 1
             self.pieces += pieces
             self.label_N += [speaker] * len(pieces)
 
@@ -108,9 +109,10 @@ class Validation(HeldOut):
         if num_speakers < FEW_SPEAKERS:
             text = "the threshold is unreliable: it was learned from only %d speakers"
             log.warning(text, num_speakers)
-        source = f"{source}: {num_speakers} speakers, {len(self.pieces)} recordings"
-        if self.num_halved:
-            source += f", {self.num_halved} of the speakers with two halves of one recording"
+        num_recordings = len({piece.row for piece in self.pieces})
+        source = f"{source}: {num_speakers} speakers, {num_recordings} recordings"
+        if self.num_cut:
+            source += f", {self.num_cut} of the speakers with pieces of one recording"
         return fit_calibration(scores_N, is_target_N, source=source, false_alarm_rates=fars)
 
     def draw_det(self, emb_ND: np.ndarray) -> bytes | None:
@@ -141,6 +143,14 @@ class ClassValidation(HeldOut):
     def measure(self, emb_ND: np.ndarray) -> float:
         found_N = self.classifier.logits(emb_ND).argmax(axis=1)
         return float((found_N != np.array(self.label_N)).mean())
+
+
+def cut(piece: Piece) -> list[Piece]:
+    """Return two to four pieces of equal length, of at least 2 s if `piece` has 4 s."""
+    seconds = piece.num_samples / piece.manifest.sample_rate
+    num = max(2, min(MAX_CUTS, int(seconds / MIN_CUT_SECONDS)))
+    size = piece.num_samples // num
+    return [replace(piece, start=piece.start + i * size, num_samples=size) for i in range(num)]
 
 
 def utterances_of_each(manifest: Manifest, most: int) -> Iterator[tuple[int, list[Piece]]]:

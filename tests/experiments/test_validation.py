@@ -24,22 +24,35 @@ def embedder(make_config):
     return build.build_embedder(make_config("model.max_seconds=0.5"))
 
 
-def test_the_only_utterance_of_a_speaker_is_halved(make_data_dir):
+def test_the_only_utterance_of_a_speaker_is_cut(make_data_dir):
     folders = [
         make_data_dir("many", speakers=[0, 1], seconds=[0.5] * 12),
-        make_data_dir("lone", speakers=[2, 3], seconds=[1.0]),
+        make_data_dir("short", speakers=[2, 3], seconds=[1.0]),
+        make_data_dir("middle", speakers=[4, 5], seconds=[7.5]),
+        make_data_dir("long", speakers=[6, 7], seconds=[12.5]),
     ]
     validation = Validation(read_manifest(folders, sample_rate=RATE))
-    assert validation.label_N == [0] * 10 + [1] * 10 + [2] * 2 + [3] * 2
-    assert validation.num_halved == 2
+    wanted = {2: (2, 8000), 3: (2, 8000), 4: (3, 40000), 5: (3, 40000)}
+    wanted |= {6: (4, 50000), 7: (4, 50000)}
+    cuts = [(n, i * size, size) for n, (num, size) in wanted.items() for i in range(num)]
+    assert validation.label_N == [0] * 10 + [1] * 10 + [n for n, _, _ in cuts]
+    assert validation.num_cut == 6
     lone = validation.pieces[20:]
     assert [(p.manifest.ids[p.row], p.start, p.num_samples) for p in lone] == [
-        ("spk2-0", 0, 8000),
-        ("spk2-0", 8000, 8000),
-        ("spk3-0", 0, 8000),
-        ("spk3-0", 8000, 8000),
+        (f"spk{n}-0", start, size) for n, start, size in cuts
     ]
-    assert len(set(validation.pieces)) == 24
+    assert all(p.num_samples == 8000 and p.start == 0 for p in validation.pieces[:20])
+    assert len(set(validation.pieces)) == 38
+
+
+def test_a_calibration_names_the_recordings_that_were_cut(make_data_dir):
+    manifest = read_manifest([make_data_dir(speakers=[0, 1], seconds=[9.0])], sample_rate=RATE)
+    emb_ND = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    learned = Validation(manifest).calibrate(emb_ND, source="x")
+    assert (learned.num_target, learned.num_nontarget) == (2 * 6, 4 * 4)
+    assert learned.source == (
+        "x: 2 speakers, 2 recordings, 2 of the speakers with pieces of one recording"
+    )
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -83,12 +96,13 @@ def test_at_most_500_utterances_of_a_class_are_used(make_config, make_data_dir, 
 
 @pytest.fixture
 def validation(make_data_dir, make_embedder):
-    """Validation on two speakers with two utterances each and two with one, which is halved."""
+    """Validation on two speakers with two utterances each and two with one, which is cut."""
     folders = [make_data_dir("two", speakers=[0, 1], seconds=[1.0, 1.2])]
     folders.append(make_data_dir("one", speakers=[2, 3], seconds=[1.6]))
     found = Validation(read_manifest(folders, sample_rate=RATE))
     assert found.pictures() is None  # before the first run
-    assert 0 <= found.run(make_embedder(), start_ranks(timeout_minutes=1))["eer"] <= 1
+    result = found.run(make_embedder(), start_ranks(timeout_minutes=1))
+    assert result is not None and 0 <= result["eer"] <= 1
     return found
 
 
