@@ -100,12 +100,14 @@ def test_the_start_logs_the_batch(make_config, tmp_path, caplog):
         "bn_joined_ranks": 2,
         **dict.fromkeys(("train_speakers", "train_utterances", "train_hours"), 1),
         **dict.fromkeys(("valid_speakers", "rooms", "noises", "steps_per_epoch"), 1),
+        **{"classes": 3, "speed_classes": "on", "median_utterances": 20},
         "crops_dropped_per_epoch": 0,
     }
     with caplog.at_level(logging.INFO):
         setup_training.log_start(tmp_path, config, known, make_task(config))
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "global batch 256 = ...; BatchNorm sees 64 crops of 2 ranks at once"
+    assert lines[2].startswith("3 classes: speeds make new speakers")
     assert (tmp_path / "run.json").exists()
     short = make_config("training.num_epochs=3", "training.margin.end_epoch=6")
     setup_training.log_start(tmp_path, short, known, make_task(short))
