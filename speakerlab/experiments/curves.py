@@ -17,7 +17,7 @@ from speakerlab.core.atomic import write_text
 
 Curve = tuple[list[int], list[float]]  # steps, values
 Reference = dict[str, Any]  # settings, seeds, and the curves: name -> step, median, low, high
-SETTINGS = ("parameters", "train_speakers", "train_utterances", "steps")  # of a model's card
+SETTINGS = ("parameters", "classes", "train_speakers", "train_utterances", "steps")  # in the card
 NUM_BINS = 30
 DIGITS = 4
 # kind of a row of metrics.jsonl, its key, its name in the report, a factor

@@ -92,7 +92,10 @@ def build_training(
     schedule = setup.schedule(config, source.order)
     validation = build_validation(config, corpus, head, classes)
     if init is not None and validation is None:
-        text = "data.valid_speakers: none are held out, so %s is not compared with the result"
+        text = (
+            "no speakers are held out, so the result replaces %s even if it is worse; to compare "
+            "them, set data.valid_speakers"
+        )
         log.warning(text, init)
     updater = Updater(
         task,

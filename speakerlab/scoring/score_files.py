@@ -73,8 +73,9 @@ def _read_blocks(path: Path) -> Iterator[tuple[Sequence[str], Sequence[str], lis
                 columns = list(islice(zip(*rows), place + 1))  # as many as the shortest has
                 try:
                     scores = list(map(float, columns[place]))
-                    _ = place == 2 or list(map(TRUTH.__getitem__, columns[2]))  # all labels
-                except (IndexError, KeyError, ValueError):
+                    if place == 3 and not TRUTH.keys() >= set(columns[2]):
+                        raise ValueError("a label is none")
+                except (IndexError, ValueError):
                     _refuse_lines(lines, num_lines, path, place)
                     raise
                 yield columns[0], columns[1], scores
@@ -87,8 +88,10 @@ def _refuse_lines(lines: Sequence[str], num_before: int, path: Path, place: int)
         row = line.split()
         try:
             float(row[place] if row else "0")
-            _ = place == 2 or not row or TRUTH[row[2]]
-        except (IndexError, KeyError, ValueError):
+            is_wrong = place == 3 and bool(row) and row[2] not in TRUTH
+        except (IndexError, ValueError):
+            is_wrong = True
+        if is_wrong:
             text = f"is not '{form}' as the first line, got {' '.join(row)!r}; correct it"
             faults.add("unreadable lines", f"{path}:{number}: {text}")
     faults.raise_if_any(f"{path}: refused, no score was read")

@@ -21,7 +21,7 @@ def make_run(publish_to, tmp_path):
         exp = tmp_path / f"s{seed}_{steps}"
         publish_to(f"{exp.name}/model")
         card = exp / "model/card.json"
-        facts = {"seed": seed, "steps": steps, "train_speakers": 5, "train_utterances": 50}
+        facts = {"seed": seed, "steps": steps, "train_speakers": 5, "classes": 15}
         card.write_text(json.dumps(json.loads(card.read_text()) | facts))
         train = [
             {"kind": "train", "step": step, "loss": loss + steps - step, "lr": 0.1}
@@ -60,7 +60,7 @@ def test_a_reference_is_the_median_and_the_range_over_seeds(make_run):
     runs = [make_run(0, 1.0, valid=0.1), make_run(1, 4.0, valid=0.3), make_run(2, 2.0, valid=0.25)]
     reference = summarize(runs)
     assert reference["seeds"] == [0, 1, 2]
-    assert reference["settings"]["steps"] == 60 and reference["settings"]["train_utterances"] == 50
+    assert reference["settings"]["steps"] == 60 and reference["settings"]["classes"] == 15
     loss = reference["curves"]["loss"]
     assert len(loss["step"]) == 30  # bins of two steps: 1 and 2, ..., 59 and 60
     assert [loss[key][0] for key in ("step", "low", "median", "high")] == [1.5, 59.5, 60.5, 62.5]
