@@ -59,10 +59,8 @@ class RunState:
         sums: the metric sums of all ranks. BatchNorm's statistics have moved already in this step;
         the updater remembers them.
         """
-        updater = self.updater
-        before = {now.data_ptr(): old for now, old in zip(updater.buffers, updater.saved)}
         state = self._state(sums)
-        state["task"] = {name: before.get(t.data_ptr(), t) for name, t in state["task"].items()}
+        state["task"] = {name: self.updater.from_before(t) for name, t in state["task"].items()}
         self._write(state, scheduled=False)
         self.writer.wait()
 

@@ -11,6 +11,7 @@ one rank only; here the verdict covers all ranks and the gradient norm.
 Micikevicius et al., Mixed Precision Training, ICLR 2018, arXiv 1710.03740, section 3.2.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ MIN_SCALE = 1.0  # a gradient that overflows unscaled is not the scale's fault
 
 OF_SCALE, OF_STEPS = ("loss_scale", "good_steps"), ("skipped", "bad_in_a_row")  # saved
 
-copy_all = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 multiply_all = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -65,9 +65,8 @@ class Updater:
         self.optimizer, self.clip_norm, self.scales_loss = optimizer, clip_norm, scale_loss
         self.loss_scale = torch.full((), INITIAL_SCALE if scale_loss else 1.0, device=device)
         self.good_steps = torch.zeros((), dtype=torch.int64, device=device)  # since it changed
-        layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
-        self.buffers: list[Tensor] = [b for m in layers for b in m.buffers()]
-        self.saved = [torch.empty_like(buffer) for buffer in self.buffers]
+        self.statistics = flat_statistics(module)
+        self.saved = [torch.empty_like(flat) for flat in self.statistics]
         self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # bad steps in total
         self.bad_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.late = device.type == "cuda"  # the host learns the verdict one step late
@@ -79,13 +78,20 @@ class Updater:
 
     def before_step(self) -> None:
         """Save the statistics; call before the first micro-batch of a step."""
-        if self.buffers:
-            copy_all(self.saved, self.buffers)
+        for saved, flat in zip(self.saved, self.statistics):
+            saved.copy_(flat)
 
     def restore(self) -> None:
         """Reset BatchNorm's statistics to those from before the step."""
-        if self.buffers:
-            copy_all(self.buffers, self.saved)
+        for saved, flat in zip(self.saved, self.statistics):
+            flat.copy_(saved)
+
+    def from_before(self, value: Tensor) -> Tensor:
+        """Return a statistic as it was before the step, and any other tensor as it is."""
+        for saved, flat in zip(self.saved, self.statistics):
+            if value.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr():
+                return saved.as_strided(value.size(), value.stride(), value.storage_offset())
+        return value
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the loss to call `backward` on."""
@@ -120,20 +126,17 @@ class Updater:
 
     def _judge(self, grad_norm: Tensor) -> Tensor:
         """Return 1.0 if the step is bad, else 0.0, on the device; undo a bad step's statistics."""
-        is_bad = ~grad_norm.isfinite()
-        if self.buffers and self.late:
-            kept = [torch.where(is_bad, old, new) for old, new in zip(self.saved, self.buffers)]
-            copy_all(self.buffers, kept)
-        elif is_bad:
-            self.restore()
+        is_bad = ~(grad_norm < math.inf)
+        for saved, flat in zip(self.saved, self.statistics):
+            torch.where(is_bad, saved, flat, out=flat)
         self.skipped += is_bad
-        self.bad_in_a_row = torch.where(is_bad, self.bad_in_a_row + 1, 0)
+        self.bad_in_a_row.add_(1).mul_(is_bad)
         return is_bad.float()
 
     def check(self, step: int, update: Update) -> None:
         """Raise NumericError after too many bad steps in a row, or when the loss scale is lost."""
         values = (update.grad_norm, self.bad_in_a_row, self.loss_scale)
-        known = self._on_host(step, torch.stack([value.double() for value in values]))
+        known = self._on_host(step, torch.stack(values))
         if known is None:
             return
         step, (norm, bad_in_a_row, scale) = known
@@ -182,6 +185,24 @@ class Updater:
         grown = torch.where(grows, self.loss_scale * 2, self.loss_scale)
         self.loss_scale = torch.where(is_bad > 0, self.loss_scale / 2, grown)
         self.good_steps = torch.where(grows, 0, self.good_steps)
+
+
+def flat_statistics(module: nn.Module) -> list[Tensor]:
+    """Make BatchNorm's buffers parts of one tensor per type, which are returned.
+
+    A step then saves or restores hundreds of buffers with two kernels. Names and values stay.
+    """
+    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
+    owned = [(layer, *named) for layer in layers for named in layer.named_buffers(recurse=False)]
+    flats = list[Tensor]()
+    for dtype in dict.fromkeys(buffer.dtype for _, _, buffer in owned):
+        alike = [one for one in owned if one[2].dtype == dtype]
+        flats.append(torch.cat([buffer.flatten() for _, _, buffer in alike]))
+        parts = flats[-1].split([buffer.numel() for _, _, buffer in alike])
+        for (layer, name, buffer), part in zip(alike, parts):
+            # `data`: autograd would take the update of one layer for a change of all.
+            setattr(layer, name, part.view_as(buffer).data)
+    return flats
 
 
 def sgd(

@@ -1,5 +1,6 @@
 """Bad steps change nothing and are counted; too many in a row are an error."""
 
+import copy
 import math
 
 import pytest
@@ -61,6 +62,22 @@ def test_a_bad_step_keeps_parameters_momentum_and_statistics(name, first, poison
         step(other, other_updater, x)
     step(model, updater, x)
     assert_same(everything(model, updater), everything(other, other_updater))
+
+
+def test_statistics_keep_their_names_and_are_remembered_from_before_a_step():
+    norms, plain = (nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3)).double() for _ in range(2))
+    optimizer = OPTIMIZERS["sgd"](norms.parameters(), lr=0.1)
+    updater = Updater(norms, optimizer, device=CPU, clip_norm=1.0, scale_loss=False)
+    assert [flat.numel() for flat in updater.statistics] == [12, 2]  # moments, counts
+    updater.before_step()
+    before = copy.deepcopy(plain.state_dict())
+    for seed in range(2):
+        x = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(norms(x), plain(x))
+    assert_same(norms.state_dict(), plain.state_dict())
+    found = {name: updater.from_before(value) for name, value in norms.state_dict().items()}
+    assert_same(found, before)
+    assert not torch.equal(found["1.running_var"], plain.state_dict()["1.running_var"])
 
 
 def test_good_steps_are_those_of_the_plain_optimizer():
