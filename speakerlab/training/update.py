@@ -78,8 +78,9 @@ class Updater:
 
     def before_step(self) -> None:
         """Save the statistics; call before the first micro-batch of a step."""
-        for saved, flat in zip(self.saved, self.statistics):
-            saved.copy_(flat)
+        with record_function("step/guard"):
+            for saved, flat in zip(self.saved, self.statistics):
+                saved.copy_(flat)
 
     def restore(self) -> None:
         """Reset BatchNorm's statistics to those from before the step."""
