@@ -13,6 +13,7 @@ import torch
 from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.core import process
+from speakerlab.experiments import setup
 from speakerlab.training.precision import apply_backend_settings, resolve_precision
 from speakerlab.training.rescue import is_out_of_memory
 
@@ -61,11 +62,13 @@ def _probe(
     """Send each size that runs, until one does not; send an error as text."""
     process.die_with_parent()
     process.leave_signals_to_parent()
-    apply_backend_settings(deterministic=config.runtime.deterministic)
+    runtime = config.runtime
+    apply_backend_settings(deterministic=runtime.deterministic, conv_tf32=runtime.tf32 == "auto")
     try:
         used = resolve_precision(precision, device)
         task = build.build_task(config, num_classes=num_classes, precision=used)
         task.to(device).train()
+        setup.choose_kernels(config, task)
         banks = torch.zeros(bank_bytes, dtype=torch.uint8, device=device)
         optimizer = build.build_optimizer(config, task.parameters(), lr=1e-4)
         for size in sizes:

@@ -42,12 +42,16 @@ def share_threads(nproc: int) -> int:
 def precision_here(asked: str) -> Precision:
     """Resolve fp32, bf16 or auto on this host; the least capable of several GPUs decides.
 
-    The GPUs are queried in a separate process, because a process that has used one cannot fork.
+    The GPUs are queried in a separate process, because a process that has used one cannot fork;
+    one that has already used one queries them itself.
     """
     if asked == "fp32":
         return resolve_precision(asked, "cpu")  # the same on any device
-    with ProcessPoolExecutor(1, mp_context=FORKED) as pool:
-        cards = pool.submit(_cards).result()
+    if torch.cuda.is_initialized():
+        cards = _cards()
+    else:
+        with ProcessPoolExecutor(1, mp_context=FORKED) as pool:
+            cards = pool.submit(_cards).result()
     return resolve_precision(asked, "cuda" if cards else "cpu", cards or None)
 
 

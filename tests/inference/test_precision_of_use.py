@@ -1,6 +1,7 @@
 """Inference in bf16: near fp32, recorded in tables and files, never confused with it."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -80,3 +81,19 @@ def test_extraction_in_another_precision_is_another_table(exp, make_data_dir, ca
     assert name == ("fp32" if not torch.cuda.is_available() else precision_here("auto").name)
     if name == "fp32":
         assert np.array_equal(again_ND, fp32_ND)
+
+
+@pytest.mark.parametrize("has_used_one", [False, True])
+def test_a_process_that_has_used_a_gpu_queries_it_itself(monkeypatch, has_used_one):
+    """CUDA cannot be used on both sides of a fork: the driver's calls made up here refuse it."""
+    here = os.getpid()
+
+    def capability(_device):
+        if (os.getpid() == here) != has_used_one:
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+        return 9, 0
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_used_one)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
+    assert precision_here("auto").name == "bf16"
