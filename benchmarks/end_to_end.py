@@ -12,7 +12,10 @@ anything is timed, both must have as many parameters and classes; that both comp
 the same input is tested by data.py and models.py.
 
 `end_to_end.<model>` is ours with runtime.precision=bf16, `.fp32` in fp32, each beside 3D-Speaker as
-it ships, in fp32. `peak_mib` is the most memory that a side's first process held.
+it ships, in fp32. `.data_wait` is the share of the time in which ours had no batch to compute on.
+`peak_mib` is the most memory that a side's first process held; on a GPU, that torch took there.
+Settings of ours that --set changes, for example training.global_batch=256 beside --micro-batch 64,
+are at the end of the row's name.
 
 Replaced in 3D-Speaker, besides what data.py replaces, each by something cheaper: `Tensor.cuda`
 returns the tensor itself if there is no GPU; DistributedDataParallel, which one process does not
@@ -22,7 +25,9 @@ epoch.
 
 import argparse
 import logging
-from collections.abc import Iterator
+import statistics
+import tempfile
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -59,50 +64,84 @@ RECIPES = {
 class Ours:
     """A training as `speakerlab train` builds it, step by step."""
 
-    def __init__(self, source: str, precision: str, device: str, **alike: Any) -> None:
-        from speakerlab.config.schema import load_config
+    def __init__(self, **how: Any) -> None:
+        """`how`: arguments of `config_of`."""
         from speakerlab.core import process
         from speakerlab.experiments.setup import start_rank
         from speakerlab.experiments.train import build_training
         from speakerlab.training.signals import Signals
 
-        values = {  # of conf/<model>.yaml only what both sides must have alike is changed
-            "data.dir": alike["folder"],
-            "data.train": f"[{source}]",
-            "data.valid_speakers": 0,
-            "data.crop_seconds": alike["crop_seconds"],
-            "augment.speed_classes": "on",
-            "augment.room_prob": data.PROB,
-            "augment.noise_prob": data.PROB,
-            "training.global_batch": alike["micro_batch"],
-            "training.bn_batch": "null",
-            "training.num_epochs": 10000,  # never done
-            "runtime.micro_batch": alike["micro_batch"],
-            "runtime.num_workers": alike["workers"],
-            "runtime.precision": precision,
-        }
-        layers = [ROOT / "conf" / f"{alike['model']}.yaml"]
-        config = load_config(layers, [f"{key}={value}" for key, value in values.items()])
-        ranks = start_rank(config)
-        assert ranks.device.type == device, f"ours runs on {ranks.device}"
-        self.device = device
-        exp = Path(alike["folder"]) / f"exp_{alike['model']}_{precision}"
-        exp.mkdir()
-        self.training = build_training(exp, None, config, ranks, Signals(process.leave))
-        self.training.trainer.start()
-        self.training.trainer.open()
+        config, self.device = config_of(**how), how["device"]
+        exp = Path(tempfile.mkdtemp(prefix="exp", dir=how["folder"]))
+        signals = Signals(process.leave)
+        self.training = build_training(exp, None, config, start_rank(config), signals)
+        trainer = self.trainer = self.training.trainer
+        trainer.start()
+        trainer.open()
+        self.take_wait, self.waited = trainer.inputs.take_wait_seconds, 0.0
+        trainer.inputs.take_wait_seconds = self.note_wait  # the log takes it, too
+        self.shares: list[float] = []
+
+    def note_wait(self) -> float:
+        """Return the seconds in which the device waited for data since the last call."""
+        self.waited += (seconds := self.take_wait())
+        return seconds
 
     def run(self, steps: int) -> float:
         """Return the seconds of so many steps."""
-        return timed(self.training.trainer.take_step, self.device, steps=steps)
+        self.note_wait()
+        self.waited = 0.0
+        seconds = timed(self.trainer.take_step, self.device, steps=steps)
+        self.note_wait()
+        self.shares.append(self.waited / seconds)
+        return seconds
+
+    def data_wait(self) -> float:
+        """Return the median share of the time of a run that was spent waiting for data."""
+        return statistics.median(self.shares[1:])  # before the first one no batch was there
 
     def facts(self) -> dict[str, int]:
         """Return what the other side must have, too."""
         backbone = self.training.embedder.get_submodule("backbone")
-        return facts_of(backbone, len(self.training.classes))
+        return facts_of(backbone, len(self.training.classes), self.trainer.plan.global_batch)
 
     def peak(self) -> float:
-        return peak_mib()
+        return peak_mib(self.device)
+
+
+def config_of(
+    *,
+    model: str,
+    source: str,
+    precision: str,
+    device: str,
+    folder: str,
+    micro_batch: int,
+    crop_seconds: float,
+    workers: int,
+    settings: Sequence[str] = (),
+) -> Any:
+    """Return conf/<model>.yaml, of which only what both sides must have alike is changed."""
+    from speakerlab.config.schema import load_config
+
+    values = {
+        "data.dir": folder,
+        "data.train": f"[{source}]",
+        "data.valid_speakers": 0,
+        "data.crop_seconds": crop_seconds,
+        "augment.speed_classes": "on",
+        "augment.room_prob": data.PROB,
+        "augment.noise_prob": data.PROB,
+        "training.global_batch": micro_batch,
+        "training.bn_batch": "null",
+        "training.num_epochs": 10000,  # never done
+        "runtime.device": torch.device(device).type,
+        "runtime.micro_batch": micro_batch,
+        "runtime.num_workers": workers,
+        "runtime.precision": precision,
+    }
+    words = [f"{key}={value}" for key, value in values.items()]
+    return load_config([ROOT / "conf" / f"{model}.yaml"], [*words, *settings])
 
 
 class Peer:
@@ -163,10 +202,10 @@ class Peer:
 
     def facts(self) -> dict[str, int]:
         """Return what the other side must have, too."""
-        return facts_of(self.backbone, self.config.num_classes)
+        return facts_of(self.backbone, self.config.num_classes, self.config.batch_size)
 
     def peak(self) -> float:
-        return peak_mib()
+        return peak_mib(self.device)
 
 
 SIDES = {"ours": Ours, "3dspeaker": Peer}
@@ -185,8 +224,10 @@ class Batches:
         return islice(self.batches, self.count)
 
 
-def facts_of(backbone: nn.Module, num_classes: int) -> dict[str, int]:
-    return {"parameters": sum(p.numel() for p in backbone.parameters()), "classes": num_classes}
+def facts_of(backbone: nn.Module, num_classes: int, num_crops: int) -> dict[str, int]:
+    """Return the sizes of a training; num_crops: of a step."""
+    parameters = sum(p.numel() for p in backbone.parameters())
+    return {"parameters": parameters, "classes": num_classes, "crops": num_crops}
 
 
 def compare(options: argparse.Namespace) -> Iterator[Any]:
@@ -205,10 +246,12 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
             peer = Process("end_to_end", "3dspeaker", root, threads=threads, **words)
         for precision in options.precision:
             name = f"end_to_end.{model}" + ("" if precision == "bf16" else f".{precision}")
-            if wants(options, name):
+            name = ".".join([name, *options.set])
+            if wants(options, name) or wants(options, f"{name}.data_wait"):
                 more = {**words, "source": options.source, "precision": precision}
+                more["settings"] = options.set
                 ours = Process("end_to_end", "ours", threads=threads, **more)
-                yield compare_with(name, ours, peer, MODELS[model], options)
+                yield from compare_with(name, ours, peer, MODELS[model], options)
                 ours.close()
         if peer is not None:
             peer.close()
@@ -216,16 +259,22 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
 
 def compare_with(
     name: str, ours: Process, peer: Process | None, least: int, options: argparse.Namespace
-) -> Any:
-    """Return the row of two trainings, which must be of one size, or of ours."""
+) -> Iterator[Any]:
+    """Yield the rows of two trainings, which must be of one size, or of ours."""
+    from speakerlab.bench.rows import Row
+
     sides = [ours, *([peer] if peer else [])]
     facts = [side.ask("facts") for side in sides]
     if facts[0] != facts[-1]:
         raise SystemExit(f"{name}: the trainings differ: {facts}; nothing was timed")
     runs = [lambda n, s=side: s.ask("run", steps=n) for side in sides]
-    turns = take_turns(runs, amount=options.micro_batch, seconds=options.seconds, least_steps=least)
+    amount = facts[0]["crops"]
+    turns = take_turns(runs, amount=amount, seconds=options.seconds, least_steps=least)
     peaks = [side.ask("peak") for side in sides]
-    return report(name, turns, **dict(zip(("peak_mib", "peer_peak_mib"), peaks)))
+    yield report(name, turns, **dict(zip(("peak_mib", "peer_peak_mib"), peaks)))
+    row = Row(name=f"{name}.data_wait", ours=ours.ask("data_wait"), unit="share of the time")
+    say(row.line())
+    yield row
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -235,6 +284,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     data.add_audio_options(parser)
     parser.add_argument("--micro-batch", type=int, default=16, help="crops of a step")
     parser.add_argument("--workers", type=int, default=1, help="of each side's loader")
+    parser.add_argument("--set", nargs="+", default=[], help="KEY=VALUE: settings of ours")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each side of each row")
 
 

@@ -51,13 +51,13 @@ EPOCH = 1
 class Ours:
     """A published model; its weights are also written as a checkpoint of 3D-Speaker."""
 
-    def __init__(self, folder: str, model: str) -> None:
+    def __init__(self, folder: str, model: str, device: str) -> None:
         from speakerlab.checkpoints.published import publish
         from speakerlab.config import build
         from speakerlab.config.schema import load_config
 
         self.exp, self.data = Path(folder) / model, Path(folder) / "wav"
-        self.num_threads = torch.get_num_threads()
+        self.num_threads, self.device = torch.get_num_threads(), device
         config = load_config([ROOT / "conf" / f"{model}.yaml"])
         embedder = build.build_embedder(config)
         backbone = embedder.get_submodule("backbone").train()
@@ -90,20 +90,21 @@ class Ours:
         np.savez(path, **dict(zip(table.ids, table.emb_ND)))
 
     def run(self, precision: str, steps: int) -> float:
-        return timed(lambda: self.extract(precision), steps=steps)
+        return timed(lambda: self.extract(precision), self.device, steps=steps)
 
     def peak(self) -> float:
-        return peak_mib()
+        return peak_mib(self.device)
 
 
 class Peer:
     """3D-Speaker's bin/extract.py over its own kind of experiment."""
 
-    def __init__(self, folder: str, model: str) -> None:
+    def __init__(self, folder: str, model: str, device: str) -> None:
         data.replace_torchaudio()
         os.environ |= {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         self.script = import_peer("speakerlab.bin.extract")
         self.exp, self.scp = Path(folder) / f"peer_{model}", Path(folder) / "wav/wav.scp"
+        self.device = device
         recipe = Path(self.script.__file__).parents[2] / RECIPES[model]
         config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
         config |= {"num_epoch": EPOCH, "exp_dir": str(self.exp)}
@@ -113,6 +114,7 @@ class Peer:
         """Run the whole command."""
         shutil.rmtree(self.exp / "embeddings", ignore_errors=True)
         sys.argv = ["extract.py", "--exp_dir", str(self.exp), "--data", str(self.scp)]
+        sys.argv += ["--use_gpu", "--gpu", "0"] if self.device != "cpu" else []
         self.script.main()
 
     def values(self, path: str, precision: str) -> None:
@@ -124,10 +126,10 @@ class Peer:
         np.savez(path, **{name: emb.reshape(-1) for name, emb in table.items()})
 
     def run(self, precision: str, steps: int) -> float:
-        return timed(self.extract, steps=steps)
+        return timed(self.extract, self.device, steps=steps)
 
     def peak(self) -> float:
-        return peak_mib()
+        return peak_mib(self.device)
 
 
 SIDES = {"ours": Ours, "3dspeaker": Peer}
@@ -159,7 +161,7 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
     num_utterances = thin_out(options.folder / "wav", options.utterances)
     say(f"{found}; {num_utterances} of them in a turn")
     for model in options.model:
-        words = {"folder": options.folder, "model": model}
+        words = {"folder": options.folder, "model": model, "device": options.device}
         sides = [Process("extract", "ours", threads=options.threads, **words)]
         if options.peers:
             root = options.peers["3dspeaker"]

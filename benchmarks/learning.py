@@ -1,16 +1,19 @@
 """EER after the same minutes of training on unseen speakers, beside 3D-Speaker's own training.
 
     python benchmarks/learning.py --corpus DIR --peer DIR --json FILE   # DIR: a corpus, a checkout
+    python benchmarks/learning.py --seeds 1 --json FILE                 # ours, on the mini corpus
     python benchmarks/suite.py --read FILE --store                      # or --gate: on the median
 
 In: a corpus as egs/librispeech takes it, with folders `noise` and `rirs` beside it; a folder of
-links to the subsets of several makes them one. Out: a row for each trial list,
-`learning.<corpus>[.<list>].<model>`: the median EER over the seeds, its 95 % interval, the worst
-EER, the crops of a training and its minutes, those of stage 3 or of 3D-Speaker's train.py.
+links to the subsets of several makes them one. Without --corpus, that of egs/mini. Out: a row for
+each trial list, `learning.<corpus>[.<list>].<model>`: the median EER over the seeds, its 95 %
+interval, the worst EER, the crops of a training and its minutes, those of stage 3 or of
+3D-Speaker's train.py.
 
-Ours is `egs/librispeech/run.sh`, scored with cosine; its schedule is the recipe's and must end
-within --minutes. 3D-Speaker's is its CAM++ recipe, fitted to the same minutes (learning_peer.py).
-Both have the CPU, one after the other, the same training speakers, noise, rooms and trials.
+Ours is the recipe's run.sh, scored with cosine; its schedule is the recipe's and must end within
+--minutes. 3D-Speaker's is its CAM++ recipe, fitted to the same minutes (learning_peer.py). Both
+have the CPU, one after the other, the same training speakers, noise, rooms and trials; ours alone
+may have a GPU.
 
 A seed that is finished stays in --work, under the commit, minutes and threads it was trained with;
 the same command continues after an interruption, and more --seeds add to those that are there.
@@ -101,10 +104,10 @@ class Learned(Row):
 
 def compare(options: argparse.Namespace) -> Iterator[Learned]:
     """Train what is not there yet, one seed of each side after the other, and yield the rows."""
-    if options.device != "cpu":
+    if options.device != "cpu" and options.peers:
         raise SystemExit("--device: both sides train on the CPU; use --device cpu")
     options.threads = options.threads or torch.get_num_threads()
-    name = options.corpus.absolute().name
+    name = "mini" if options.corpus is None else options.corpus.absolute().name
     folder = options.work.resolve() / name
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder / ".lock"):
@@ -160,28 +163,33 @@ def row_of(
 
 def folder_of(options: argparse.Namespace, folder: Path, *parts: str) -> Path:
     """Return the folder of a side's seeds, named by all that its result depends on."""
-    return folder.joinpath(*parts, f"{options.minutes:g}min-{options.threads}threads")
+    where = f"{options.threads}threads" if options.device == "cpu" else options.device
+    return folder.joinpath(*parts, f"{options.minutes:g}min-{where}")
 
 
 def our_side(options: argparse.Namespace, folder: Path) -> Side:
     """Prepare the data directories; return the recipe's training."""
-    corpus = options.corpus.absolute()
-    noise, rirs = (corpus.parent / name for name in ("noise", "rirs"))
-    for path in (noise, rirs):
-        if not path.is_dir():
-            raise SystemExit(f"--corpus: no folder {path}; put noises and rooms beside the corpus")
-    both = ["--data", folder / "data", "--model", options.model]
-    words = ["--stop-stage", 2, "--corpus", corpus, "--noise", noise, "--rirs", rirs]
+    recipe = "mini" if options.corpus is None else "librispeech"
+    both = ["bash", ROOT / f"egs/{recipe}/run.sh", "--data", folder / "data"]
+    both += ["--gpus", "" if options.device == "cpu" else "0", "--model", options.model]
+    words = ["--stop-stage", 2]
+    if options.corpus is not None:
+        corpus = options.corpus.absolute()
+        noise, rirs = (corpus.parent / name for name in ("noise", "rirs"))
+        for path in (noise, rirs):
+            if not path.is_dir():
+                raise SystemExit(f"--corpus: no folder {path}; put noises and rooms beside it")
+        words += ["--corpus", corpus, "--noise", noise, "--rirs", rirs]
     run_recipe([*both, *words], folder / "data.log", options.threads)
 
     def train(exp: Path, seed: int) -> Found:
         words, log = [*both, "--exp", exp, "--seed", seed], exp.with_suffix(".log")
         words += ["--set", *options.set] if options.set else []
         began = time.perf_counter()
-        training = ["--stage", 3, "--stop-stage", 3, *words]
+        training = [*words, "--stage", 3, "--stop-stage", 3]
         run_recipe(training, log, options.threads, minutes=options.minutes)
         minutes = (time.perf_counter() - began) / 60
-        run_recipe(["--stage", 5, *words], log, options.threads)
+        run_recipe([*words, "--stage", 5], log, options.threads)
         steps = json.loads((exp / "model/card.json").read_text(encoding="utf-8"))["steps"]
         config = yaml.safe_load((exp / "config.yaml").read_text(encoding="utf-8"))
         return {"minutes": minutes, "crops": steps * config["training"]["global_batch"]}
@@ -193,9 +201,9 @@ def our_side(options: argparse.Namespace, folder: Path) -> Side:
 def run_recipe(
     words: Sequence[object], log: Path, threads: int, *, minutes: float | None = None
 ) -> None:
-    """Run stages of egs/librispeech on the CPU, appending what they print to `log`."""
-    command = ["bash", str(ROOT / "egs/librispeech/run.sh"), "--gpus", "", *map(str, words)]
-    seconds, env = minutes and 60 * minutes, environment(ROOT, threads)
+    """Run stages of a recipe, appending what they print to `log`."""
+    command, env = [*map(str, words)], environment(ROOT, threads)
+    seconds = minutes and 60 * minutes
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
         how: dict[str, Any] = {"stdout": file, "stderr": file, "env": env}
@@ -238,7 +246,7 @@ def peer_side(options: argparse.Namespace, folder: Path, root: Path) -> Side:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add: Any = parser.add_argument
-    add("--corpus", type=Path, required=True, metavar="DIR", help="in the LibriSpeech layout")
+    add("--corpus", type=Path, metavar="DIR", help="in the LibriSpeech layout (egs/mini's)")
     add("--model", default="campplus_tiny", help="ours, one of conf/*.yaml (campplus_tiny)")
     add("--seeds", type=int, default=5, help="0 to this less one (5)")
     add("--minutes", type=float, default=10.0, help="of each training (10)")

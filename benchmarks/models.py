@@ -16,28 +16,19 @@ Rows beside 3D-Speaker have no suffix, the others `.wespeaker` or `.speechbrain`
 ours in bf16 and the peer as it ships: in fp32 where it has no mixed precision (3D-Speaker,
 WeSpeaker). `...peer_bf16` puts that peer's module under autocast, too. 3D-Speaker's CAM++
 recomputes a part of each dense layer in the backward pass by default; in `...peer_stores` rows
-recomputation is off.
+recomputation is off. fp16 (only on a GPU) is timed without loss scaling. Settings of ours that
+--set changes, such as runtime.compile=true, are at the end of the row's name.
 
 Letters: B batch, T frames, F mel bins, C classes, D embedding.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from models_cases import ALLOWED, CASES, PRECISIONS, QUICK_ROWS, WORKS, Case, micro_batch, rows_of
-from sides import (
-    ROOT,
-    Process,
-    import_peer,
-    report,
-    run_case,
-    say,
-    stopwatch,
-    take_turns,
-    timed,
-)
+from sides import ROOT, Process, import_peer, report, run_case, say, stopwatch, take_turns, timed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,6 +36,7 @@ PEERS = ("3dspeaker", "wespeaker", "speechbrain")
 QUICK = ("--seconds=3", "--rows", *QUICK_ROWS)
 NUM_CLASSES = 1000
 SCALE, MARGIN = 32.0, 0.2
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SGD = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True}
 COMPARED = (2, 64)  # crops and frames of what must be equal: float64 takes its time
 
@@ -52,12 +44,15 @@ COMPARED = (2, 64)  # crops and frames of what must be equal: float64 takes its 
 class Side:
     """A backbone (feats_BTF -> emb_BD), a head and an optimizer on one device."""
 
-    def __init__(self, model: str, number: int, device: str, micro_batch: int, frames: int) -> None:
+    def __init__(
+        self, model: str, number: int, device: str, shape: Sequence[int], settings: Sequence[str]
+    ) -> None:
         torch.manual_seed(0)
         torch.backends.cudnn.benchmark = True
         self.device = device
+        self.settings = settings  # only of ours
         self.model = self.build(model, number)
-        self.feats_BTF, self.label_B = self._batch(micro_batch, frames)
+        self.feats_BTF, self.label_B = self._batch(*shape)
         self.head_CD = nn.Parameter(torch.empty(NUM_CLASSES, CASES[model][0], device=device))
         self._fill_head()
         self.optimizer: torch.optim.Optimizer | None = None
@@ -90,7 +85,7 @@ class Side:
         self.head_CD.copy_(torch.randn(self.head_CD.shape, generator=generator))
 
     def embed(self, model: nn.Module, feats_BTF: Tensor, precision: str) -> Tensor:
-        with torch.autocast(self.device, torch.bfloat16, enabled=precision == "bf16"):
+        with torch.autocast(self.device, HALVES.get(precision), enabled=precision in HALVES):
             found = model(feats_BTF)
         return (found[-1] if isinstance(found, tuple | list) else found).flatten(1)
 
@@ -188,9 +183,9 @@ class Ours(Side):
             process.keep_freed_memory()
         self.case = CASES[model][1][number] if number >= 0 else None
         args = self.case.ours.items() if self.case else ()
-        words = [f"model.args.{name}={value}" for name, value in args]
+        words = [*(f"model.args.{name}={value}" for name, value in args), *self.settings]
         self.config = load_config([ROOT / "conf" / f"{model}.yaml"], words)
-        apply_backend_settings(deterministic=False)
+        apply_backend_settings(deterministic=False, conv_tf32=self.config.runtime.tf32 == "auto")
         precision = resolve_precision("fp32", torch.device(self.device))
         self.task = build_task(self.config, num_classes=NUM_CLASSES, precision=precision)
         self.task.to(self.device)
@@ -212,6 +207,7 @@ class Ours(Side):
         self.model.to(memory_format=torch.contiguous_format)
         self.task.set_precision(resolve_precision(precision, torch.device(self.device)))
         setup.choose_kernels(self.config, self.task)
+        self.model = (*self.task.embedder.compiled, self.model)[0]
         return OPTIMIZERS["sgd"]([*self.model.parameters(), self.head_CD], **SGD)
 
     def differences(self, path: str, dtype: str, precision: str) -> dict[str, float]:
@@ -281,8 +277,8 @@ def compare_with(
 ) -> Iterator[Any]:
     """Yield the rows of one model beside one peer."""
     size = options.micro_batch or micro_batch(model, options.device)
-    words = {"model": model, "number": number, "device": options.device, "frames": options.frames}
-    words |= {"micro_batch": size}
+    words = {"model": model, "number": number, "device": options.device}
+    words |= {"shape": (size, options.frames), "settings": options.set}
     sides = [Process("models", "ours", threads=options.threads, **words)]
     if case is not None:
         root = options.peers[case.peer]
@@ -308,10 +304,11 @@ def compare_with(
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--work", nargs="+", default=WORKS, choices=WORKS)
-    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS)
+    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=["fp32", *HALVES])
     parser.add_argument("--micro-batch", type=int, help="default: by model and device")
     parser.add_argument("--frames", type=int, default=298, help="default: a crop of 3 s")
     parser.add_argument("--seconds", type=float, default=8.0, help="of each side of each row")
+    parser.add_argument("--set", nargs="+", default=[], help="KEY=VALUE: settings of ours")
     parser.add_argument("--no-share", action="store_true", help="do not time convolutions alone")
 
 

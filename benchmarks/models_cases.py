@@ -105,6 +105,7 @@ def rows_of(
         if work not in options.work or (case is not None and work not in case.works):
             continue
         name = f"{work}.{model}.{precision}{case.suffix if case else ''}"
+        name = ".".join([name, *options.set])
         found = [(name, precision if ships_bf16 else "fp32")]
         if precision == "bf16" and case is not None:
             if case.variant:

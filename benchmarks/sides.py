@@ -166,8 +166,12 @@ def die_with_parent(_worker: int = 0) -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def peak_mib() -> float:
-    """Return the most memory that this process has held."""
+def peak_mib(device: str = "cpu") -> float:
+    """Return the most memory that this process has held; on a GPU, that torch took there."""
+    if device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.max_memory_allocated(device) / 2**20
     if stopwatch.PROC.exists():  # getrusage counts the process that forked this one, too
         return stopwatch.status_bytes("VmHWM") / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -226,11 +230,12 @@ def run_case(
     *,
     peers: Sequence[str],
 ) -> None:
-    """Parse the options of a case, run it in a temporary folder, and write its rows."""
+    """Parse the options of a case, run it in a temporary folder, and write each row at once."""
     sys.path.insert(0, str(ROOT))
     import torch
 
     from speakerlab.checkpoints import provenance
+    from speakerlab.core.atomic import write_text
 
     started = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
@@ -246,20 +251,23 @@ def run_case(
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", help="cuda where there is a GPU, else cpu")
     parser.add_argument("--threads", type=int, help="of each side (what torch takes)")
     add_options(parser)
     options = parser.parse_args()
     options.peers = find_peers(parser, options.peer, peers)
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # also for sides and the commands that they run
+    options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    rows, stamp = [], {"date": started, "commit": provenance.commit()}
     with tempfile.TemporaryDirectory() as folder:
         options.folder = Path(folder)
-        rows = [row.to_json() for row in compare(options)]
+        for row in compare(options):
+            rows.append({**row.to_json(), **stamp})
+            if options.json is not None:
+                write_text(options.json, json.dumps(rows, indent=1) + "\n")
     if not rows:
         raise SystemExit(f"{parser.prog}: these options and peers give no row; nothing was timed")
-    if options.json is not None:
-        stamp = {"date": started, "commit": provenance.commit()}
-        text = json.dumps([{**row, **stamp} for row in rows], indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
 
 
 def find_peers(

@@ -14,8 +14,9 @@ RESULTS.md, unless a case failed or the gate found a loss (stored.py). --gate co
 stored and exits with 1 where a row lost more than 15 %: one whose quartiles reach the limit is
 measured once more first (gate.py). --quick takes some 15 minutes: fewer rows and seconds, of the
 same sizes, so it can be gated against a whole run; it cannot be stored. --read joins rows that were
-measured in pieces on the same machine; each row keeps its date and commit. learning.py, which takes
-hours and a corpus, only runs alone; its rows are stored and gated with --read.
+measured in pieces on one machine, also another than this if the suite or gpu.py wrote the files;
+each row keeps its date and commit. learning.py, which takes hours and a corpus, only runs alone;
+its rows are stored and gated with --read.
 
 The only setting for speed that the suite makes is GOMP_SPINCOUNT=2000, for both sides, if it is not
 set. Others in the environment (an allocator, huge pages) apply to both sides and are among the
@@ -38,7 +39,7 @@ import gate
 import stored
 import torch
 from sides import HERE, MARKS, ROOT, TOOLKITS, URLS, environment, say
-from suite_facts import facts_of, kind_of_machine
+from suite_facts import command, facts_of, kind_of_machine
 from suite_table import table
 
 CASES = (
@@ -128,19 +129,20 @@ def check(
 def read(paths: Sequence[Path], *, kind: str) -> tuple[list[Result], dict[str, Any]]:
     """Read rows that cases or the suite wrote, and the facts that suites wrote.
 
-    Of two rows of one name the later file's counts, likewise of facts; peers are joined. Raises
-    ValueError for a file without such rows, or of another machine.
+    Of two rows of one name the later file's counts, likewise of facts; peers are joined. kind: the
+    machine of files that do not name theirs. Raises ValueError for a file without such rows, or of
+    another machine than the first.
     """
     results: list[Result] = []
     facts: dict[str, Any] = {}
     for path in paths:
         own, rows = read_file(path)
         machine = own.get("machine", kind)
-        if machine != kind:
-            raise ValueError(f"{path}: measured on '{machine}', not on this machine, '{kind}'")
-        peers = {**facts.get("peers", {}), **own.get("peers", {})}
-        facts |= {key: value for key, value in own.items() if value is not None}
-        facts["peers"] = peers
+        if machine != (first := facts.setdefault("machine", machine)):
+            raise ValueError(f"{path}: measured on '{machine}', not on '{first}'; read it alone")
+        joined = {"peers": {**facts.get("peers", {}), **own.get("peers", {})}}
+        joined["quick"] = facts.get("quick", False) or own.get("quick", False)
+        facts |= {**{key: value for key, value in own.items() if value is not None}, **joined}
         new = {row["name"] for row in rows}
         for result in results:
             result.rows = [row for row in result.rows if row["name"] not in new]
@@ -194,17 +196,22 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--baseline", type=Path, default=stored.BASELINE, help=argparse.SUPPRESS)
     add("--results", type=Path, default=stored.RESULTS, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
-    options.checkouts, options.num_cases = {}, len(CASES)
-    for peer in options.peers:
+    options.checkouts, options.num_cases = find_checkouts(parser, options.peers), len(CASES)
+    return options
+
+
+def find_checkouts(parser: argparse.ArgumentParser, peers: Sequence[str]) -> dict[str, Path]:
+    """Return toolkit -> checkout of the values of --peers; the parser rejects others."""
+    found: dict[str, Path] = {}
+    for peer in peers:
         name, _, folder = peer.partition("=")
         if name not in TOOLKITS or not folder:
+            known = ", ".join(TOOLKITS)
             parser.error(f"--peers: {peer}: not NAME=DIR with a NAME of {known}")
         if not (Path(folder) / MARKS[name]).exists():
             parser.error(f"--peers: {folder}: not a checkout of {name}; git clone {URLS[name]}")
-        options.checkouts[name] = Path(folder)
-    if options.store and options.quick:
-        parser.error("--store: a --quick run cannot be stored; drop one of the two")
-    return options
+        found[name] = Path(folder)
+    return {name: found[name] for name in TOOLKITS if name in found}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -212,14 +219,16 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parse(words)
     threads = options.threads or torch.get_num_threads()
     kind = kind_of_machine(options.device, threads)
-    if options.gate:
-        stored.read(kind, options.baseline)  # before an hour is spent
-    facts = facts_of(options, kind=kind, threads=threads)
+    facts = facts_of(options, kind=kind, threads=threads, command=command(options))
     results: list[Result] = []
     if options.read:
         results, known = read(options.read, kind=kind)
         facts |= {"settings": None, "command": None, **known}
         facts["command"] = facts["command"] if len(options.read) == 1 else None
+    if options.gate:
+        stored.read(facts["machine"], options.baseline)  # before an hour is spent
+    if options.store and facts["quick"]:
+        raise ValueError("--store: a --quick run cannot be stored; drop one of the two")
     for name in [] if options.read else [name for name in CASES if name in options.only]:
         results.append(run_case(name, options))
         write(options.json, facts, results)  # an interrupted run keeps what it had
@@ -235,6 +244,7 @@ def main(words: Sequence[str] | None = None) -> int:
     failed = [result.part for result in results if result.exit]
     if options.store and passed and not failed:
         where = {"path": options.baseline, "results": options.results}
+        kind = facts["machine"]
         count = stored.store(kind, rows, facts=facts, **where)
         say(f"{options.baseline}: {count} of {len(rows)} rows stored for '{kind}'")
     elif options.store:

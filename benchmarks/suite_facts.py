@@ -41,7 +41,9 @@ def cpu() -> tuple[str, list[str]]:
     return found.get("model name", platform.machine()), [flag for flag in FLAGS if flag in has]
 
 
-def facts_of(options: argparse.Namespace, *, kind: str, threads: int) -> dict[str, Any]:
+def facts_of(
+    options: argparse.Namespace, *, kind: str, threads: int, command: str
+) -> dict[str, Any]:
     """Return date, commit, machine, versions, settings and peers."""
     known = provenance.environment(torch.device(options.device))
     of_sides = environment(ROOT, options.threads)
@@ -58,7 +60,8 @@ def facts_of(options: argparse.Namespace, *, kind: str, threads: int) -> dict[st
         "settings": settings,
         "audio": name_audio(),
         "peers": {name: version(folder) for name, folder in options.checkouts.items()},
-        "command": command(options),
+        "quick": options.quick,
+        "command": command,
     }
 
 

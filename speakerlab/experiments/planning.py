@@ -78,6 +78,10 @@ class Memory:
     def usable_share(self) -> float:
         return 1.0 if self.is_fixed else GPU_USABLE_SHARE if self.on_gpu else CPU_USABLE_SHARE
 
+    def needed(self, num_crops: int) -> float:
+        """Return the bytes that a training with micro-batches of so many crops takes."""
+        return self._fixed() + num_crops * self.found.crop * TRANSIENT_SHARE
+
     @property
     def fit(self) -> int:
         """Number of crops that fit."""
@@ -106,10 +110,14 @@ class Memory:
         )
 
     def _for_crops(self) -> float:
+        return int(self.free) * self.usable_share - self._fixed()
+
+    def _fixed(self) -> float:
+        """Return the bytes for any number of crops."""
         state = self.found.state(self.world_size)
         if self.on_gpu:
             state = GPU_RESERVE_BYTES + max(state - STATE_IN_RESERVE, 0)
-        return int(self.free) * self.usable_share - state - self.bank_bytes
+        return state + self.bank_bytes
 
     def batch(self) -> BatchPlan:
         """Return the plan of a training on such devices; raise ValueError where it would."""

@@ -180,7 +180,11 @@ def test_workers_sleep_outside_of_their_turn():
         (
             "end_to_end",
             ["--model=campplus", "--seconds=0.1", "--crop-seconds=1"],
-            ["end_to_end.campplus.fp32", "end_to_end.campplus"],
+            [
+                f"end_to_end.campplus{precision}{end}"
+                for precision in (".fp32", "")
+                for end in ("", ".data_wait")
+            ],
         ),
         (
             "extract",

@@ -169,12 +169,23 @@ def test_later_rows_replace_earlier_ones_and_facts_are_joined(tmp_path):
     assert found == [("b", 2.0, "123"), ("a", 3.0, "abc"), ("c", 4.0, "def")]
     assert facts["settings"] == {"OMP_X": "1"} and facts["torch"] == "3"
     assert facts["peers"] == {"wespeaker": "1", "speechbrain": "2"}
-    with refuses(str(paths[0]), "'n'", "'m'"):
+    assert facts["machine"] == "m" and not facts["quick"]
+    assert suite.read(paths[:1], kind="n")[1]["machine"] == "m"  # measured on another machine
+    with refuses(str(paths[1]), "'n'", "'m'"):  # which does not say where
         suite.read(paths, kind="n")
     for text, fault in (("{}", "facts"), (json.dumps([row("a", 1.0)]), "date")):
         paths[1].write_text(text)
         with refuses(str(paths[1]), f"KeyError '{fault}'"):
             suite.read(paths, kind="m")
+
+
+def test_a_dry_run_is_not_stored(run, tmp_path):
+    path = tmp_path / "quick.json"
+    run("--quick", f"--json={path}")
+    for words in (["--quick"], [f"--read={path}"], ["--read", str(path), str(path)]):
+        with refuses("--store", "--quick"):
+            run("--store", *words)
+    assert not (tmp_path / "baseline.json").exists()
 
 
 def test_gate_without_anything_stored_is_refused_before_it_measures(run, tmp_path):
