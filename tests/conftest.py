@@ -16,6 +16,11 @@ from speakerlab.config.schema import Config, load_config
 torch.set_num_threads(1)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture
 def make_data_dir(tmp_path: Path) -> Callable[..., Path]:
     """make_data_dir("train", speakers=[0, 1], seconds=[1.0, 1.5]) -> a checked data directory."""

@@ -105,6 +105,15 @@ def test_targets(found, aim, reached):
     assert f"| {aim} | {reached} |" in line
 
 
+@pytest.mark.parametrize(("rate", "reached"), [(4400.0, "NO"), (4600.0, "yes")])
+def test_targets_of_a_gpu(rate, reached):
+    found = {**row("end_to_end.campplus.training.global_batch=256", None), "ours": rate}
+    facts = {**FACTS, "device": "cuda", "machine": "NVIDIA H100 80GB HBM3"}
+    text = table({**facts, "cuda": "13.0", "driver": "580"}, [found])
+    assert "Targets on an H100:" in text and f"| >= 4,500 utt/s | {reached} |" in text
+    assert "Targets" not in table(FACTS, [found])
+
+
 def test_every_target_is_of_a_row_that_is_stored():
     kept = next(iter(stored.read_all().values()))["rows"]
     assert {*suite_table.RATIOS, *suite_table.AT_MOST} <= {found["name"] for found in kept}

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 from processes import Crew, crew_of, end_all, wait_for, wait_until_gone
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny import checkpoints, copy_data, losses, rows, stage_3, weights
@@ -25,6 +26,7 @@ SETTINGS = [
     "training.global_batch=12",  # for 1, 2 and 3 ranks
     "training.checkpoint_every_steps=2",
     "training.valid_every_epochs=2",
+    f"runtime.deterministic={str(torch.cuda.is_available()).lower()}",
 ]
 END_SECONDS = 60  # a dead rank has ended the run by then
 START_SECONDS = {1: 4.0, 2: 6.0, 3: 9.0}  # about what a run needs to its first step
@@ -202,6 +204,16 @@ def test_25_kills_in_all_and_a_truncated_checkpoint(ranks, harm):
     assert re.search(rf"{re.escape(str(newest))}\S*: ", text)
     assert f"resuming from step {int(before.name.split('_')[1])} of 96" in text
     assert_equal(cut, whole, num_steps=96)
+
+
+@pytest.mark.slow
+def test_a_killed_training_resumes_bit_identically(harm):
+    whole, cut = (harm(name, ranks=1, num_steps=16) for name in ("whole", "cut"))
+    whole.finish()
+    for blow, step in ((Blow("rank"), 3), (Blow("rank", "write"), 9)):
+        cut.strike(blow, step)
+    assert "resuming from step" in cut.finish()
+    assert_equal(cut, whole, num_steps=16)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOOLS = Path(sysconfig.get_path("scripts"))
-SHELL_FILES = [*sorted(ROOT.glob("egs/*/*.sh")), ROOT / ".ci/run"]
+SHELL_FILES = [*sorted(ROOT.glob("egs/*/*.sh")), ROOT / "benchmarks/gpu.sh", ROOT / ".ci/run"]
 RECIPES = sorted(path.parent for path in ROOT.glob("egs/*/recipe.sh"))
 
 

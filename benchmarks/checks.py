@@ -1,0 +1,80 @@
+"""Whether trainings work on this machine: checks and tests, as rows that count what passed.
+
+    python benchmarks/checks.py --json FILE
+
+`check.doctor` is `speakerlab doctor`, `check.gpu` all tests that need a GPU (`pytest -m gpu`; none
+run on a CPU), `check.harm` tests that run anywhere: trainings with NaNs, without memory, killed
+and resumed, on a GPU if there is one.
+"""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import torch
+from sides import ROOT, run_case, say, wants
+
+PEERS = ()
+QUICK = ()
+HARMED = "tests/bin/test_harm.py::test_"
+CHECKS = {
+    "gpu": ("-m", "gpu"),
+    "harm": (
+        f"{HARMED}a_step_with_a_nan_is_skipped_whole",
+        f"{HARMED}a_validation_that_is_not_finite_is_rolled_back",
+        f"{HARMED}out_of_memory_saves_the_state_before_the_step[1-full-back 0 7 1000]",
+        "tests/bin/test_kills.py::test_a_killed_training_resumes_bit_identically",
+    ),
+}
+
+
+def compare(options: argparse.Namespace) -> Iterator[Any]:
+    """Yield a row for each check that passes; exit at the first that fails."""
+    from speakerlab.bench.rows import Row
+
+    def row(name: str, num_passed: int) -> Row:
+        say(f"check.{name}: {num_passed} passed")
+        return Row(name=f"check.{name}", ours=num_passed, unit="passed")
+
+    if wants(options, "check.doctor"):
+        yield row("doctor", doctor(options.folder, on_gpu=options.device != "cpu"))
+    for name, words in CHECKS.items():
+        if wants(options, f"check.{name}"):
+            num_passed = count_tests(words, options.folder / "tests.xml")
+            if not num_passed and options.device != "cpu":
+                raise SystemExit(f"check.{name}: all tests were skipped; see above")
+            yield row(name, num_passed)
+
+
+def doctor(folder: Path, *, on_gpu: bool) -> int:
+    """Return how many lines are ok; exit where one has failed."""
+    words = ["doctor", "--exp", str(folder / "exp")]
+    words += ["--gpus", str(torch.cuda.device_count())] if on_gpu else []
+    command = [sys.executable, "-m", "speakerlab", *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    say(done.stdout)
+    if done.returncode:
+        raise SystemExit(f"check.doctor: exited with {done.returncode}; see above")
+    return sum(line.startswith("ok") for line in done.stdout.splitlines())
+
+
+def count_tests(words: Sequence[str], report: Path) -> int:
+    """Run tests; return how many passed, and exit where one has failed."""
+    command = [sys.executable, "-m", "pytest", f"--junit-xml={report}", *words]
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if code:
+        raise SystemExit(f"pytest {' '.join(words)}: exited with {code}; see above")
+    (found,) = ElementTree.parse(report).getroot()
+    return int(found.attrib["tests"]) - int(found.attrib["skipped"])
+
+
+def add_options(_parser: argparse.ArgumentParser) -> None:
+    """Add nothing."""
+
+
+if __name__ == "__main__":
+    run_case(__doc__, compare, add_options, peers=PEERS)
