@@ -24,6 +24,7 @@ from speakerlab.data.loader import Pieces, Span
 from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.workers import start_worker
 from speakerlab.frontend.vad import EnergyVad
+from speakerlab.training.precision import without_autotuning
 
 MAX_BATCH_SECONDS = 64  # of audio in one forward pass, unless a single piece is longer
 MAX_SECONDS_AT_ONCE = 256  # in the forward passes of all threads: an hour in windows takes two
@@ -50,7 +51,7 @@ def embed_pieces(
     emb_ND = np.zeros((len(pieces), embedder.embed_dim), dtype=np.float32)
     batches = list(group_pieces(embedder, pieces))[share[0] :: share[1]]
     bar = tqdm(total=len(pieces), unit=" recordings", disable=None if progress else True)
-    with bar:
+    with bar, without_autotuning():  # almost every batch has a length of its own
         for rows, emb_BD in embed_batches(embedder, pieces, batches, device=device, **speed):
             emb_ND[rows] = emb_BD
             bar.update(len(rows))

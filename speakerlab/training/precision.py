@@ -6,8 +6,8 @@ than fp32. fp16 is never chosen automatically. Convolutions may use TF32, matrix
 
 import os
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,7 +114,7 @@ def _remarks(asked: str, cards: Sequence[Card], conv_tf32: bool) -> list[str]:
 
 
 def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> None:
-    """Allow TF32 for convolutions at most; autotune kernels unless runs must be deterministic.
+    """Allow TF32 for convolutions at most; autotune them unless runs must be deterministic.
 
     Uses torch's older setters: after its newer ones (`fp32_precision`) the getters raise, and so
     does torch.compile.
@@ -126,3 +126,14 @@ def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> No
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.deterministic = deterministic
     torch.use_deterministic_algorithms(deterministic)
+
+
+@contextmanager
+def without_autotuning() -> Iterator[None]:
+    """Choose cuDNN's kernels without timing them, which takes longer where shapes vary."""
+    cudnn = torch.backends.cudnn  # its own context manager would also set what it is not given
+    tunes, cudnn.benchmark = cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        cudnn.benchmark = tunes

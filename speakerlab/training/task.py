@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from speakerlab.core.batch import Batch
-from speakerlab.training.precision import Precision
+from speakerlab.training.precision import Precision, without_autotuning
 
 
 class MicroBatch(NamedTuple):
@@ -96,7 +96,8 @@ class Prefetcher(Iterator[MicroBatch]):
             with record_function("step/transfer"):
                 if self.device.type != "cpu":
                     batch = batch.to(self.device)
-            with record_function("step/front end"):
+            # The number of rows to resample varies.
+            with record_function("step/front end"), without_autotuning():
                 stored = len(batch.feats_BTF) > 0
                 x_B = batch.feats_BTF if stored else self.augment(batch)
                 silent = self.augment.take_silent()
