@@ -53,13 +53,14 @@ class RunState:
             raise NumericError(f"step {self.step}: {found[0]} is not finite", self.step - 1)
         self._write(state, scheduled=scheduled, valid=valid)
 
-    def save_before_step(self, sums: list[float]) -> None:
-        """Write the state from before the step that is being computed, and wait for it.
+    def save_before_step(self, step: int, sums: list[float]) -> None:
+        """Write the state from before a step whose update cannot be made, and wait for it.
 
         sums: the metric sums of all ranks. BatchNorm's statistics have moved already in this step;
-        the updater remembers them.
+        the updater remembers them. On a GPU the host may be a step further.
         """
         state = self._state(sums)
+        state["step"] = step
         state["task"] = {name: self.updater.from_before(t) for name, t in state["task"].items()}
         self._write(state, scheduled=False)
         self.writer.wait()

@@ -1,13 +1,13 @@
 """From a batch to its loss: augmented micro-batches on the device, and the task that they train.
 
-On a GPU each micro-batch is made while the one before is computed. Augmentation draws nothing
-itself (a batch carries its draws), so values do not depend on when it runs.
+On a GPU each micro-batch is made while what was queued before is still being computed. Augmentation
+draws nothing itself (a batch carries its draws), so values do not depend on when it runs.
 Letters: B rows, S samples, T frames, F mel bins, D embedding.
 """
 
 import time
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,34 +28,26 @@ class MicroBatch(NamedTuple):
     batch: Batch  # on the device
 
 
-class Prefetcher(Iterator[MicroBatch]):
-    """Iterates over augmented micro-batches; on a GPU `prefetch` makes the next one ahead.
+class Inputs(Iterator[MicroBatch]):
+    """Iterates over augmented micro-batches, which a GPU makes on a stream of their own.
 
+    The host queues work faster than a GPU does it, so the GPU has other work while one is made.
     augment: Batch -> wave_BS, with a method `take_silent`.
     """
 
-    def __init__(
-        self,
-        batches: Iterator[Batch],
-        augment: Any,
-        *,
-        device: torch.device,
-        overlap: bool | None = None,
-    ) -> None:
+    def __init__(self, batches: Iterator[Batch], augment: Any, *, device: torch.device) -> None:
         self.batches, self.augment, self.device = batches, augment, device
-        self.overlap = device.type == "cuda" if overlap is None else overlap
         self.stream: torch.cuda.Stream | None = None
-        if self.overlap and device.type == "cuda":
+        if device.type == "cuda":
             self.stream = torch.cuda.Stream(device)
             # The constants of the augmentation were put there by the main stream.
             self.stream.wait_stream(torch.cuda.current_stream(device))
-        self.ahead: MicroBatch | None = None
         self.wait_seconds = 0.0
         self.idle: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __next__(self) -> MicroBatch:
         """Return the next micro-batch; raise StopIteration after the last one."""
-        inputs, self.ahead = self.ahead or self._make(), None
+        inputs = self._make()
         if self.stream is not None:
             main = torch.cuda.current_stream(self.device)
             main.wait_stream(self.stream)
@@ -67,15 +59,8 @@ class Prefetcher(Iterator[MicroBatch]):
             tree_map_only(Tensor, record, inputs)
         return inputs
 
-    def prefetch(self) -> None:
-        """Begin the next micro-batch, if there is one; call it once a backward pass is queued."""
-        if self.overlap:
-            with suppress(StopIteration):
-                self.ahead = self._make()
-
     def close(self) -> None:
         """Stop reading ahead; no micro-batch is taken after it."""
-        self.ahead = None
         if isinstance(self.batches, Generator):
             self.batches.close()
 

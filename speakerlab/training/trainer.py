@@ -24,7 +24,7 @@ from speakerlab.training.rescue import Rescue, is_out_of_memory
 from speakerlab.training.run_state import RunState
 from speakerlab.training.schedules import Schedule
 from speakerlab.training.signals import Signals, Stopped
-from speakerlab.training.task import Prefetcher
+from speakerlab.training.task import Inputs
 from speakerlab.training.update import NumericError
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Trainer:
         self.model: Any = self.task  # DDP's wrapper from `start` on
         note, size = self.exp_dir / OUT_OF_MEMORY, self.plan.micro_batch
         self.rescue = Rescue(self.ranks, state, note=note, micro_batch=size)
-        self.inputs: Prefetcher
+        self.inputs: Inputs
 
     def fit(self) -> int:
         """Resume from the newest checkpoint, train to the end; return the number of steps taken.
@@ -139,10 +139,10 @@ class Trainer:
         step, count = self.state.step, self.plan.accumulation
         margin, frozen = self.schedule.margin_at(step), step < self.schedule.frozen_steps
         self._begin_step(step)
-        self.rescue.step = step
+        self.rescue.begin(step)
         try:
             for index in range(count):
-                inputs = next(self.inputs)  # waits for data; augments, unless done ahead
+                inputs = next(self.inputs)  # waits for data
                 number = index * self.ranks.world_size + self.ranks.rank
                 torch.manual_seed(self._key(step, number, DRAWS_KEY))  # for dither and dropout
                 # DDP averages the gradients over ranks during the last backward pass.
@@ -154,19 +154,17 @@ class Trainer:
                             batch=inputs.batch,
                             frozen=frozen,
                         )
+                    self.sums.add_micro_batch(output, inputs)
                     self._progress(step + (index + 0.3) / count)
                     with record_function("step/backward"):
                         self.updater.scale_loss(output.loss / count).backward()
                 self._progress(step + (index + 1) / count)
-                self.inputs.prefetch()  # on a GPU: the next one, while this one is computed
-                self.sums.add_micro_batch(output, inputs)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 self.rescue.leave(step, error)  # saves the state from before this step
             raise
         if frozen:  # no gradients instead of zeros: no momentum and no weight decay either
             self.task.embedder.zero_grad(set_to_none=True)
-        self.rescue.step = None
         with record_function("step/optimizer"):  # unscale, clip, skip if not finite, step
             update = self.updater.step(self._lr_at(step))
         self.sums.add_step(update, self.updater.clip_norm)
@@ -210,9 +208,9 @@ class Trainer:
         self.updater.restore()
         self.task.zero_grad(set_to_none=True)
 
-    def _read_from(self, step: int) -> Prefetcher:
+    def _read_from(self, step: int) -> Inputs:
         batches = self.source.read_from(step, self.state.attempt)
-        return Prefetcher(batches, self.task.augment, device=self.ranks.device)
+        return Inputs(batches, self.task.augment, device=self.ranks.device)
 
     def _roll_back(self, error: NumericError) -> None:
         """Report what was not finite; return to the last checkpoint, or give up."""

@@ -181,11 +181,10 @@ class Updater:
         self.loss_scale.clamp_(min=MIN_SCALE)
 
     def _adapt_scale(self, is_bad: Tensor) -> None:
-        self.good_steps = torch.where(is_bad > 0, 0, self.good_steps + 1)
+        self.good_steps.add_(1).mul_(is_bad == 0)
         grows = self.good_steps >= GROWTH_STEPS
-        grown = torch.where(grows, self.loss_scale * 2, self.loss_scale)
-        self.loss_scale = torch.where(is_bad > 0, self.loss_scale / 2, grown)
-        self.good_steps = torch.where(grows, 0, self.good_steps)
+        self.loss_scale.mul_(torch.where(grows, 2.0, 1 - is_bad / 2))
+        self.good_steps.mul_(~grows)
 
 
 def flat_statistics(module: nn.Module) -> list[Tensor]:
