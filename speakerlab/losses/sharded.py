@@ -8,9 +8,10 @@ Every rank compares the embeddings of all ranks with its own classes, in one mat
 exponentials and the logit of the target.
 
 Letters: B rows of a rank, C classes of a rank, D embedding, G rows of all ranks, S classes of this
-rank that take part.
+rank that may take part.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from speakerlab.losses import HEADS
 from speakerlab.losses.head import Head, SoftmaxHead
@@ -101,18 +103,31 @@ class ShardedHead(Head):
         return loss, right_G.chunk(self.shards.world_size)[self.shards.rank]
 
     def _problem(self, label_G: Tensor, margin: float | Tensor) -> "_Problem":
-        """Find the classes of this rank that take part, and the targets among them."""
+        """Find the classes of this rank that take part, and the targets among them.
+
+        The host does not know how many are drawn: S is a number that they do not exceed.
+        """
         first, last = self.row_range
-        target_G = label_G - first
-        if self.sampled_share == 1:
-            return _Problem(self, None, last - first, target_G, margin)
-        drawn_C = take_part(
-            (first, last), key=self.key, share=self.sampled_share, device=label_G.device
-        )
-        drawn_C[target_G[(target_G >= 0) & (target_G < last - first)]] = True
-        row_S = drawn_C.nonzero().squeeze(1)
-        place_G = torch.searchsorted(row_S, target_G).where(target_G >= 0, -1)
-        return _Problem(self, row_S, len(row_S), place_G, margin)
+        target_G, num_own, share = label_G - first, last - first, self.sampled_share
+        if share == 1:
+            return _Problem(self, None, num_own, target_G, margin)
+        is_own_G = (target_G >= 0) & (target_G < num_own)
+        target_G = target_G.where(is_own_G, num_own)
+        drawn_C = take_part((first, last), key=self.key, share=share, device=label_G.device)
+        # One more stands for the targets of other ranks.
+        takes_part_C = F.pad(drawn_C, (0, 1)).scatter_(0, target_G, True)
+        place_G = (takes_part_C.cumsum(0)[target_G] - 1).where(is_own_G, -1)
+        order_C = takes_part_C[:-1].logical_not().argsort(stable=True)
+        row_S = order_C[: self._most_drawn(len(label_G))]
+        is_left_out_S1 = takes_part_C[row_S].logical_not().unsqueeze(1)
+        return _Problem(self, row_S, len(row_S), place_G, margin, is_left_out_S1)
+
+    def _most_drawn(self, num_targets: int) -> int:
+        """Return how many rows take part at most: eight standard deviations above the mean."""
+        first, last = self.row_range
+        mean = (last - first) * self.sampled_share
+        most = mean + 8 * math.sqrt(mean * (1 - self.sampled_share))  # exceeded once in 1e15 draws
+        return min(last - first, math.ceil(most) + num_targets)
 
     def count_correct(self, decided: Tensor, label_B: Tensor) -> Tensor:
         return decided.sum()
@@ -131,10 +146,11 @@ class _Problem:
     """What a softmax over shards needs besides its tensors."""
 
     head: ShardedHead
-    row_S: Tensor | None  # the rows that take part; None for all
+    row_S: Tensor | None  # the rows that take part, in order, and some others; None for all
     num_rows: int
     target_G: Tensor  # index of the target among these rows; outside them on another rank
     margin: float | Tensor
+    is_left_out_S1: Tensor | None = None  # rows that do not take part
 
     def rows(self, start: int, stop: int) -> slice | Tensor:
         """Return the index of rows start..stop - 1 of those that take part."""
@@ -237,6 +253,8 @@ def _similarities(
         block_SG = torch.mm(prepared_SD, emb_GD.T, out=similarity_SG[start:stop])
         if bias_C is not None:
             block_SG += bias_C[rows].unsqueeze(1)
+        if problem.is_left_out_S1 is not None:
+            block_SG.masked_fill_(problem.is_left_out_S1[start:stop], -torch.inf)
         target_G += problem.swap_targets(block_SG, start, nowhere_G)
     return similarity_SG, target_G
 

@@ -128,10 +128,10 @@ def poisoned(ranks: Ranks | None) -> dict[str, Tensor]:
 
 
 def sampled(ranks: Ranks | None, key: int) -> dict[str, Tensor]:
-    """Return the results of a pass over the classes drawn by a key out of 40."""
-    head = make_head(ranks, AAM, 40, share=SHARE)
+    """Return the results of a pass over the classes drawn by a key out of 400."""
+    head = make_head(ranks, AAM, 400, share=SHARE)
     head.begin_step(key)
-    return one_pass(ranks, head, 40, 0.2)
+    return one_pass(ranks, head, 400, 0.2)
 
 
 def equal_classes(ranks: Ranks | None) -> dict[str, Tensor]:

@@ -133,15 +133,15 @@ def test_the_same_classes_are_sampled_by_any_number_of_ranks(results, world_size
 @pytest.mark.parametrize("key", KEYS)
 def test_sampled_classes_are_the_drawn_and_the_targets(results, alone, key):
     got = results[1][0]["sampled"][KEYS.index(key)]
-    _, label_G = shard_ranks.batch_of(None, 40)
-    drawn_C = take_part((0, 40), key=key, share=SHARE, device=CPU)
+    _, label_G = shard_ranks.batch_of(None, 400)
+    drawn_C = take_part((0, 400), key=key, share=SHARE, device=CPU)
     drawn_C[label_G] = True
     assert got["head.weight_CD"].any(dim=1).tolist() == drawn_C.tolist()
-    assert len(set(label_G.tolist())) < drawn_C.sum() < 40
-    head = make_head(None, AAM, 40).double()  # a whole head of these classes alone
+    assert len(set(label_G.tolist())) < drawn_C.sum() < 400
+    head = make_head(None, AAM, 400).double()  # a whole head of these classes alone
     head.weight_CD = torch.nn.Parameter(head.weight_CD.detach()[drawn_C])
     net = shard_ranks.Net(head)
-    x_GI, _ = shard_ranks.batch_of(None, 40)
+    x_GI, _ = shard_ranks.batch_of(None, 400)
     loss, num_correct = net(x_GI, drawn_C.cumsum(0)[label_G] - 1, 0.2)
     loss.backward()
     nearly(got["loss"], loss.detach())
