@@ -182,7 +182,7 @@ class RuntimeConfig(Section):
     micro_batch: Literal["auto", "probe"] | Count | dict[str, Count] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     tf32: Literal["auto", "off"] = "auto"  # auto: in convolutions, never in matrix products
-    sync_bn: Literal["auto", "off"] = "auto"  # auto: ranks join to reach training.bn_batch
+    sync_bn: Literal["auto", "off"] = "auto"  # auto: ranks with fewer than 32 crops join
     compile: bool = False  # the backbone, by torch.compile; minutes at the start
     channels_last: Literal["auto"] | bool = "auto"  # layout of 2-D convolutions
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"

@@ -82,7 +82,7 @@ def build_training(
         ranks.on_first(lambda: write_initial(exp_dir, embedder))
     plan = plan_batch(config, ranks, task, below=below)
     if plan.joined_ranks > 1:
-        join_batchnorms(task, ranks.neighbours(plan.joined_ranks), device=ranks.device)
+        join_batchnorms(task, ranks.neighbours(plan.joined_ranks))
     slow_batchnorm(task, plan.accumulation)
     task.to(ranks.device)
     setup.choose_kernels(config, task)

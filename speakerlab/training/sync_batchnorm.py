@@ -2,7 +2,7 @@
 
 n ranks with B rows each give the outputs, gradients and running statistics of one batch of n x B
 rows, up to rounding. The gradients of scale and shift cover a rank's own rows; DDP adds them up.
-A GPU uses torch's SyncBatchNorm, which rejects CPU tensors; the CPU version is here.
+torch's SyncBatchNorm needs a GPU, and has the host wait for it in every layer.
 
 Ioffe, Szegedy: "Batch Normalization", ICML 2015, arXiv 1502.03167. Moments of parts are merged as
 in Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample
@@ -16,27 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from speakerlab.training.distributed import Group
 
 
-def join_batchnorms(module: nn.Module, group: Group, *, device: torch.device) -> None:
+def join_batchnorms(module: nn.Module, group: Group) -> None:
     """Turn every BatchNorm in `module` into one that sees the rows of the whole group.
 
     Parameters, buffers and their names stay, for checkpoints and optimizers. Every rank of the
-    group must then run each training pass. device: where the module will be.
+    group must then run each training pass.
     """
     norms: list[Any] = [part for part in module.modules() if isinstance(part, _BatchNorm)]
-    for norm in norms:  # all have the same state, only the class differs
-        if device.type == "cuda":
-            norm.__class__, norm.process_group = nn.SyncBatchNorm, group.handle
-        else:
-            norm.__class__, norm.group = JoinedBatchNorm, group
+    for norm in norms:  # the state is the same, only the class differs
+        norm.__class__, norm.group = JoinedBatchNorm, group
 
 
 class JoinedBatchNorm(_BatchNorm):
-    """CPU counterpart of `SyncBatchNorm`; not a subclass, because DDP rejects that on a CPU."""
+    """BatchNorm of the rows of a group; no `SyncBatchNorm`, because DDP rejects that on a CPU."""
 
     group: Group
 
@@ -61,7 +59,7 @@ class JoinedBatchNorm(_BatchNorm):
         self.num_batches_tracked.add_(1)
         momentum = self.momentum
         if momentum is None:  # a plain mean over all batches
-            momentum = 1 / float(self.num_batches_tracked)
+            momentum = self.num_batches_tracked.to(self.running_mean.dtype).reciprocal()
         unbiased_C = var_C * (count / (count - 1).clamp_min(1))
         self.running_mean.lerp_(mean_C.to(self.running_mean.dtype), momentum)
         self.running_var.lerp_(unbiased_C.to(self.running_var.dtype), momentum)
@@ -73,14 +71,11 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
         x, weight_C, bias_C, eps, ctx.group = args
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean_C, var_C, ctx.count = _group_moments(wide, ctx.group)
-        scale_C = (var_C + eps).rsqrt()
-        unit = (wide - _spread(mean_C, x)) * _spread(scale_C, x)
-        y = unit if weight_C is None else unit * _spread(weight_C, x) + _spread(bias_C, x)
-        ctx.save_for_backward(x, weight_C, mean_C, scale_C)
+        mean_C, var_C, ctx.count = _group_moments(x, ctx.group)
+        y = F.batch_norm(x, mean_C, var_C, weight_C, bias_C, eps=eps)  # with given moments
+        ctx.save_for_backward(x, weight_C, mean_C, (var_C + eps).rsqrt())
         ctx.mark_non_differentiable(mean_C, var_C, ctx.count)
-        return y.to(x.dtype), mean_C, var_C, ctx.count
+        return y, mean_C, var_C, ctx.count
 
     @staticmethod
     @once_differentiable
@@ -99,8 +94,12 @@ class _Normalise(torch.autograd.Function):
 
 
 def _group_moments(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean and biased variance of each channel over the group, and their sample count."""
-    var_C, mean_C = torch.var_mean(x, dim=[0, *range(2, x.dim())], correction=0)
+    """Return mean and biased variance of each channel over the group, and their sample count.
+
+    Both are in at least fp32.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    var_C, mean_C = torch.var_mean(wide, dim=[0, *range(2, x.dim())], correction=0)
     count = mean_C.new_full((1,), x.numel() // x.shape[1])
     every_RK = group.gather(torch.cat([mean_C, var_C, count]))
     mean_RC, var_RC = every_RK[:, :-1].chunk(2, dim=1)

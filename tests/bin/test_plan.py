@@ -85,7 +85,7 @@ NEXT = "training.bn_batch=64"
         (5, 1, LONG, (16, 16, 16)),
         (4, 1, (*LONG, "data.crop_seconds=40"), (16, 16, 16)),
         (4, 1, BF16, (16, 16, 16)),
-        (11, 4, (*LONG, NEXT), (32, 2, 64)),
+        (11, 4, (*LONG, NEXT), (32, 2, 32)),
         (3, 4, (*LONG, NEXT), (4, 16, 16)),
         (11, 1, (*BF16, NEXT), (64, 4, 64)),
         (11, 3, LONG, ("training.global_batch", 256, 3)),

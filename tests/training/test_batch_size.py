@@ -46,8 +46,9 @@ def test_every_plan_is_exact_and_in_range(world_size):
         ({"global_batch": 8, "world_size": 2}, 999, 4, 1, 4, "auto"),
         ({"bn_batch": 64}, 500, 64, 4, 64, "auto: training.bn_batch fits"),
         ({"bn_batch": 64}, 40, 32, 8, 32, "auto: memory allows 40"),
-        # ranks are joined until BatchNorm sees bn_batch crops
-        ({"world_size": 4, **JOIN}, 40, 32, 2, 64, "allows 40"),
+        # ranks with fewer than 32 crops are joined until BatchNorm sees bn_batch crops
+        ({"world_size": 4, **JOIN}, 40, 32, 2, 32, "allows 40"),
+        ({"world_size": 8, **JOIN}, 80, 32, 1, 32, "allows 80"),
         ({"world_size": 8, **JOIN}, 24, 16, 2, 64, "allows 24"),
         ({"world_size": 4, **JOIN}, 64, 64, 1, 64, "fits"),
         ({"world_size": 4, "bn_batch": 64}, 40, 32, 2, 32, "allows 40"),
