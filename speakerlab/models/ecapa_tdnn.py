@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from speakerlab.models.pooling import (
@@ -75,17 +76,41 @@ def time_delay(
     in_channels: int, out_channels: int, *, kernel: int = 1, dilation: int = 1
 ) -> nn.Sequential:
     """Return a convolution over time that is padded by reflection, ReLU and BatchNorm."""
-    padding = dilation * (kernel // 2)
-    conv = nn.Conv1d(
-        in_channels,
-        out_channels,
-        kernel,
-        dilation=dilation,
-        padding=padding,
-        padding_mode="reflect" if padding else "zeros",
-    )
+    pad = {"pad": Reflection(dilation * (kernel // 2))} if kernel > 1 else {}
+    conv = named(**pad, conv=nn.Conv1d(in_channels, out_channels, kernel, dilation=dilation))
     norm = nn.BatchNorm1d(out_channels)
-    return named(conv=named(conv=conv), relu=nn.ReLU(inplace=True), norm=named(norm=norm))
+    return named(conv=conv, relu=nn.ReLU(inplace=True), norm=named(norm=norm))
+
+
+class Reflection(nn.Module):
+    """Padding by reflection, at both ends of the time axis."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        if x_BCT.requires_grad and not torch.compiler.is_compiling():
+            return _Reflect.apply(x_BCT, self.width)  # pyright: ignore[reportReturnType]
+        return F.pad(x_BCT, (self.width, self.width), mode="reflect")
+
+
+class _Reflect(torch.autograd.Function):
+    """torch's own backward pass keeps the input, and is not deterministic on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BCT: Tensor, width: int) -> Tensor:
+        ctx.width = width
+        return F.pad(x_BCT, (width, width), mode="reflect")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_BCT: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        width = ctx.width
+        inner_BCT = grad_BCT[..., width:-width].clone()
+        inner_BCT[..., 1 : width + 1] += grad_BCT[..., :width].flip(-1)
+        inner_BCT[..., -width - 1 : -1] += grad_BCT[..., -width:].flip(-1)
+        return inner_BCT, None
 
 
 class Residual(nn.Sequential):

@@ -7,6 +7,7 @@ Letters: B batch, T frames, F mel bins, C channels, D embedding.
 """
 
 import inspect
+import re
 from typing import Literal, get_origin
 
 import pytest
@@ -15,8 +16,12 @@ from members import MEMBERS, POOLED, SMALL
 from refusals import refuses
 from test_folding import build
 from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from speakerlab.models import MODELS
+from speakerlab.models.cpu import plain_code
+from speakerlab.models.ecapa_tdnn import Reflection
 
 every_model = pytest.mark.parametrize("name", sorted(MODELS))
 
@@ -166,6 +171,40 @@ def test_the_shortest_input_leaves_the_frames_that_pooling_needs(name):
     fewest = getattr(getattr(model, "pool", None), "min_frames", min(2, shortest))
     frames_last = "the last dimension of the output of POOLED must be the frames"
     assert (pooled[0], pooled[-1]) == (max(fewest - 1, 1), fewest), frames_last
+
+
+class Operations(TorchDispatchMode):
+    """Notes the names of operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func._schema.name.removeprefix("aten::"))
+        return func(*args, **kwargs or {})
+
+
+@every_model
+def test_a_gpu_has_deterministic_kernels(name):
+    """None of the operations that `torch.use_deterministic_algorithms` refuses on a GPU."""
+    model = small(name).train()
+    with Operations() as found, plain_code():
+        model(noise(model, 2, 40)).sum().backward()
+    assert "convolution_backward" in found.names
+    refused = r"(reflection|replication)_pad.*_backward|_?(adaptive|fractional)_.*pool.*_backward"
+    refused += "|(avg|max)_pool3d.*_backward|upsample.*|grid_sampler.*|median|kthvalue|cumsum|put_?"
+    assert [one for one in found.names if re.fullmatch(refused, one)] == []
+
+
+def test_reflection_has_the_gradient_of_torch():
+    """Also where the edges overlap."""
+    for frames in (4, 5, 9):
+        x_BCT = torch.randn(2, 3, frames, dtype=torch.float64, requires_grad=True)
+        grad_BCT = torch.randn(2, 3, frames + 6, dtype=torch.float64)
+        (own,) = torch.autograd.grad(Reflection(3)(x_BCT), x_BCT, grad_BCT)
+        (theirs,) = torch.autograd.grad(F.pad(x_BCT, (3, 3), mode="reflect"), x_BCT, grad_BCT)
+        torch.testing.assert_close(own, theirs, rtol=1e-14, atol=0)
 
 
 @over_members(slow=("redimnet",))  # of attention over all pairs of frames
