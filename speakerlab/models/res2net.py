@@ -5,13 +5,15 @@ arXiv 1904.01169, for speakers in Zhou, Zhao, Wu: "ResNeXt and Res2Net Structure
 Verification", SLT 2021, arXiv 2007.02480. eres2net.py builds on this file.
 
 Letters: B batch, T frames, F mel bins (both divided by up to eight on the way), C channels,
-D embedding.
+D embedding. A gradient has the name of its value after `d_`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from speakerlab.models.pooling import make_pooling, shortcut, subsample
@@ -19,6 +21,7 @@ from speakerlab.models.resnet import ResidualModel
 
 # Builds, for a number of channels, what joins the running output of a block with its next group.
 Fuse = Callable[[int], nn.Module]
+CEILING = 20.0  # of the activations, with which the published models were trained
 
 
 class Res2Net(ResidualModel):
@@ -107,7 +110,7 @@ class Res2Block(nn.Module):
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
         x_BCFT = self.subsample(x_BCFT)
-        groups = clipped_relu(self.bn1(self.conv1(x_BCFT))).split(self.width, dim=1)
+        groups = clipped_groups(self.bn1(self.conv1(x_BCFT)), self.width)
         outputs: list[Tensor] = []
         for i, (conv, norm) in enumerate(zip(self.convs, self.bns)):
             x_BGFT = groups[i]
@@ -122,5 +125,34 @@ class Res2Block(nn.Module):
 
 
 def clipped_relu(x: Tensor) -> Tensor:
-    """Apply, in place, ReLU with the ceiling of 20 that the published models were trained with."""
-    return F.hardtanh(x, 0.0, 20.0, inplace=True)
+    """Apply ReLU with a ceiling, in place where no gradient is computed."""
+    if torch.is_grad_enabled():
+        return clipped_groups(x, x.shape[1])[0]
+    return F.hardtanh(x, 0.0, CEILING, inplace=True)
+
+
+def clipped_groups(x: Tensor, width: int) -> Sequence[Tensor]:
+    """Apply ReLU with a ceiling; return groups of `width` channels."""
+    return _ClippedGroups.apply(x, width)
+
+
+class _ClippedGroups(torch.autograd.Function):
+    """ReLU with a ceiling whose gradient, bit for bit the same, is computed from the result.
+
+    The next layer keeps the result anyway; torch's hardtanh also keeps its input, in place even as
+    a copy. Each group has its own memory, because a convolution would copy a slice of channels, in
+    the forward and again in the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, width: int) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        groups = [F.hardtanh(group, 0.0, CEILING) for group in x.split(width, dim=1)]
+        ctx.save_for_backward(*groups)
+        return tuple(groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        clipped = zip(grads, ctx.saved_tensors)
+        d_groups = [torch.ops.aten.hardtanh_backward(d, y, 0.0, CEILING) for d, y in clipped]
+        return d_groups[0] if len(d_groups) == 1 else torch.cat(d_groups, dim=1), None
