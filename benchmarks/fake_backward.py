@@ -126,7 +126,7 @@ def results(node: Any, grads: Gradients) -> Gradients:
 
 def results_in_python(node: Any, grads: Gradients) -> Gradients:
     """Return those of an `autograd.Function`, which may have None for inputs of any type."""
-    if node.materialize_grads:
+    if getattr(node, "fills_grads", True):
         device = next(grad.device for grad in grads if grad is not None)
         pairs = zip(grads, node._input_metadata)
         grads = [
