@@ -18,9 +18,10 @@ Gradients = Sequence[Tensor | None]
 
 
 class Hooks:
-    """The hooks of tensors, by node and number of its output."""
+    """The hooks of tensors, by node and number of its output; counts passes."""
 
     def __init__(self) -> None:
+        self.num_passes = 0
         self.of = defaultdict[tuple[Any, int], list[Any]](list)
 
     def register(self, tensor: Tensor, hook: Any) -> None:
@@ -48,6 +49,7 @@ class Backward:
     def __init__(
         self, output: Any, grad: Tensor, hooks: Hooks, *, leaf: Tensor | None = None
     ) -> None:
+        hooks.num_passes += 1
         self.hooks, self.leaf, self.found = hooks, leaf, None
         self.waiting = edges_behind(output.grad_fn)  # node -> gradients that are still to come
         self.held = defaultdict[Any, dict[int, Tensor]](dict)
@@ -136,6 +138,11 @@ def results_in_python(node: Any, grads: Gradients) -> Gradients:
     found = node.apply(*grads)
     found = found if isinstance(found, tuple) else (found,)
     return [grad for grad, is_needed in zip(found, node.needs_input_grad) if is_needed]
+
+
+def set_materialize_grads(node: Any, value: bool) -> None:
+    """Note for `results_in_python` what torch does not let read."""
+    node.fills_grads = value
 
 
 def accumulate(leaf: Any, grad: Any) -> None:

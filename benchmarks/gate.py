@@ -1,7 +1,8 @@
 """Whether a row is worse than what is stored (stored.py).
 
 A row's ratio to a peer is compared or, without a peer, its share of the machine's convolution rate;
-of an EER, which does not depend on the load of the machine, the value.
+of an EER and a count, which do not depend on the load of the machine, the value. A count may not
+grow at all.
 Rates change with the load of the machine; ratios of sides that take turns change far less. A row
 whose quartiles reach the limit is measured again.
 """
@@ -13,8 +14,9 @@ from typing import Any
 Row = Mapping[str, Any]  # as in a file: name, ours, peer, ratio, unit and optional fields
 ALLOWED_LOSS = 0.15
 COMPARED = ("ratio", "share")  # the first that both the row and the store have
-LESS_IS_BETTER = ("s", "ms", "MiB", "GB", "EER %")  # units
-BY_VALUE = ("EER %",)  # units
+LESS_IS_BETTER = ("s", "ms", "MiB", "GB", "EER %", "launches")  # units
+BY_VALUE = ("EER %", "launches")  # units
+EXACT = ("launches",)  # units
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Loss:
     def __str__(self) -> str:
         change = self.found / self.stored - 1
         return (
-            f"{self.name}: {self.what} {self.found:.3g}, stored {self.stored:.3g} ({change:+.0%})"
+            f"{self.name}: {self.what} {self.found:.5g}, stored {self.stored:.5g} ({change:+.0%})"
         )
 
 
@@ -45,11 +47,13 @@ def judge(row: Row, stored: Row) -> Loss | None:
     what = compared(row, stored)
     if what is None:
         return None
-    found, allowed = row[what], 1 - ALLOWED_LOSS
+    is_exact = row["unit"] in EXACT
+    found, allowed = row[what], 1.0 if is_exact else 1 - ALLOWED_LOSS
     quartiles = row.get("quartiles") if what == "ratio" else None
     if what != "share" and row["unit"] in LESS_IS_BETTER:
         limit = stored[what] / allowed
-        is_lost, reaches = found > limit, quartiles is None or quartiles[0] <= limit
+        is_lost = found > limit
+        reaches = not is_exact and (quartiles is None or quartiles[0] <= limit)
     else:
         limit = stored[what] * allowed
         is_lost, reaches = found < limit, quartiles is None or quartiles[1] >= limit

@@ -77,8 +77,8 @@ class Batches:
             yield self.batch.pin_memory()
 
 
-def build_task(config: Config, precision: str) -> SpeakerTask:
-    """Build a task on the CPU, with short rooms and noises of every kind."""
+def build_task(config: Config, precision: str, *, shards: Ranks | None = None) -> SpeakerTask:
+    """Build a task on the CPU, with short rooms and noises of every kind; shards: of its head."""
     noises, kinds = [np.ones(60000, np.int16)] * 9, ["noise"] * 2 + ["music"] * 2 + ["speech"] * 5
     banks = {"rooms": [np.ones(8000)], "noises": noises, "noise_kinds": kinds}
     task = build.build_task(
@@ -86,6 +86,7 @@ def build_task(config: Config, precision: str) -> SpeakerTask:
         num_classes=NUM_CLASSES,
         precision=Precision("fp32", "cuda", "counted"),
         augment=build.build_augment(config, **banks),
+        shards=shards,
     )
     task.precision = Precision(precision, "cuda", "counted")  # see `build_trainer`
     setup.choose_kernels(config, task)
@@ -106,9 +107,12 @@ def draw_batch(config: Config, task: SpeakerTask, crops: int) -> Batch:
 
 
 def build_trainer(
-    config: Config, task: SpeakerTask, batch: Batch, *, accumulation: int, frozen: int = 0
+    config: Config, task: SpeakerTask, batch: Batch, *, accumulation: int = 1, frozen: int = 1
 ) -> Trainer:
-    """Return a trainer of the task, which is on the fake GPU; it never logs, saves or validates."""
+    """Return a trainer of a task on the GPU, which neither logs nor saves nor validates.
+
+    Call it within `fake_gpu`. frozen: steps at the start in which only the head learns.
+    """
     task.set_precision(task.precision)  # here, because torch finds no GPU outside `fake_gpu`
     ranks, margin = Ranks(0, 1, 1, GPU), config.training.margin.final
     updater = Updater(
@@ -156,7 +160,7 @@ def count_step(config: Config, precision: str, *, crops: int) -> dict[str, int]:
     with fake_gpu() as gpu:
         mark(task.embedder.backbone, gpu)
         to_gpu(task)
-        trainer = build_trainer(config, task, on_host(batch), accumulation=1)
+        trainer = build_trainer(config, task, on_host(batch))
         for _ in range(2):
             gpu.begin_step()
             gpu.launches.clear()

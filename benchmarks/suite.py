@@ -11,12 +11,12 @@ the exit status is then 1.
 
 --store keeps each row in baseline.json, for this kind of machine, and rewrites the table in
 RESULTS.md, unless a case failed or the gate found a loss (stored.py). --gate compares with what is
-stored and exits with 1 where a row lost more than 15 %: one whose quartiles reach the limit is
-measured once more first (gate.py). --quick takes some 15 minutes: fewer rows and seconds, of the
-same sizes, so it can be gated against a whole run; it cannot be stored. --read joins rows that were
-measured in pieces on one machine, also another than this if the suite or gpu.py wrote the files;
-each row keeps its date and commit. learning.py, which takes hours and a corpus, only runs alone;
-its rows are stored and gated with --read.
+stored and exits with 1 where a row lost more than 15 %, or more launches are counted: a row whose
+quartiles reach the limit is measured once more first (gate.py). --quick takes some 15 minutes:
+fewer rows and seconds, of the same sizes, so it can be gated against a whole run; it cannot be
+stored. --read joins rows that were measured in pieces on one machine, also another than this if the
+suite or gpu.py wrote the files; each row keeps its date and commit. learning.py, which takes hours
+and a corpus, only runs alone; its rows are stored and gated with --read.
 
 The only setting for speed that the suite makes is GOMP_SPINCOUNT=2000, for both sides, if it is not
 set. Others in the environment (an allocator, huge pages) apply to both sides and are among the
@@ -44,9 +44,12 @@ from suite_table import table
 
 CASES = (
     *("roofline", "data", "frontend", "models", "end_to_end", "extract"),
-    *("scoring", "scoring_large", "startup"),
+    *("scoring", "scoring_large", "startup", "launches"),
 )
-ON_AUDIO = ("data.", "end_to_end.", "extract.")  # rows that depend on the recordings
+DEPEND_ON = {  # fact -> rows that are only compared where it is the same
+    "audio": ("data.", "end_to_end.", "extract."),
+    "torch": ("launches.",),
+}
 
 
 @dataclass
@@ -109,10 +112,12 @@ def check(
     """Compare the rows with what is stored; return (results, whether all of them pass)."""
     kind = facts["machine"]
     kept = stored.read(kind, options.baseline)
-    audio = stored.read_all(options.baseline)[kind]["facts"].get("audio")
-    if audio != facts["audio"]:
-        say(f"gate: {', '.join(ON_AUDIO)} not compared: from {facts['audio']}, not {audio}")
-        kept = {name: row for name, row in kept.items() if not name.startswith(ON_AUDIO)}
+    before = stored.read_all(options.baseline)[kind]["facts"]
+    for fact, names in DEPEND_ON.items():
+        if before.get(fact) != facts[fact]:
+            apart = f"from {facts[fact]}, not {before.get(fact)}"
+            say(f"gate: {', '.join(names)} not compared: {apart}")
+            kept = {name: row for name, row in kept.items() if not name.startswith(names)}
     doubtful = [loss.name for loss in gate.losses(rows_of(results), kept) if not loss.is_certain]
     if doubtful:
         results = list(measure_again(results, doubtful, options))

@@ -1,4 +1,4 @@
-"""The suite's report in Markdown: facts, rows with a target, all rows of speed, rows of learning.
+"""The suite's report in Markdown: facts, rows with a target, rows of speed, launches, learning.
 
 In: facts (suite_facts.py) and rows, as measured or as stored. Targets on a CPU are for two cores: a
 ratio to a peer is reached at this or more, a model's also where its `share` is at least SHARE; a
@@ -43,13 +43,15 @@ ON_H100 = {  # steps of the recipes' 256 crops in bf16, from files
     "end_to_end.eres2net.training.global_batch=256": 1500.0,
 }
 RATIO = ("name", "ours", "peer", "unit", "ratio", "quartiles")
+COUNT = "launches"  # unit
 LEARNED = ("EER %, median", "95 %", "worst", "minutes", "crops")
 
 
 def table(facts: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Return Markdown: the facts, the rows that have a target, all others, those of learning."""
-    fast = [row for row in rows if "seeds" not in row]
+    """Return Markdown: the facts, rows that have a target, all of speed, launches, learning."""
+    counted = [row for row in rows if row["unit"] == COUNT]
     learned = [row for row in rows if "seeds" in row]
+    fast = [row for row in rows if row not in counted and row not in learned]
     on_cpu, on_h100 = facts["device"] == "cpu", "H100" in facts["machine"]
     aimed = [row for row in fast if (on_h100 if row["name"] in ON_H100 else on_cpu and target(row))]
     lines = [*about(facts, rows), ""]
@@ -61,6 +63,10 @@ def table(facts: Mapping[str, Any], rows: Sequence[Row]) -> str:
     headings = (*RATIO, "share", "peak MiB", "peer's", "commit")
     cells = ([*ratio_cells(row), share(row), *peaks(row), commit(row)] for row in fast)
     lines += [*markdown(headings, cells), ""]
+    if counted:
+        parts = list(dict.fromkeys(part_of(row) for row in counted))
+        lines += ["Launches on a GPU of a training step of 64 crops (launches.py):", ""]
+        lines += [*markdown(("name", *parts), launches_cells(counted, parts)), ""]
     if learned:
         peers = (f"peer's {heading}" for heading in LEARNED)
         headings = ("name", "seeds", *LEARNED, *peers, "difference, 95 %", "commit")
@@ -126,6 +132,19 @@ def ratio_cells(row: Row) -> Iterator[str]:
     yield row["unit"]
     yield "" if row["ratio"] is None else f"**{times(row['ratio'])}**"
     yield "" if quartiles is None else " - ".join(map(times, quartiles))
+
+
+def part_of(row: Row) -> str:
+    """Return the part of a step whose launches are counted."""
+    return row["name"].rpartition(".")[2]
+
+
+def launches_cells(rows: Sequence[Row], parts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield a line for each model and precision, with all parts."""
+    names = dict.fromkeys(row["name"].removesuffix(f".{part_of(row)}") for row in rows)
+    counts = {row["name"]: row["ours"] for row in rows}
+    for name in names:
+        yield [name, *(four_digits(counts.get(f"{name}.{part}")) for part in parts)]
 
 
 def learned_cells(row: Row) -> Iterator[str]:

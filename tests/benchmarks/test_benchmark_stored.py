@@ -125,3 +125,16 @@ def test_a_row_in_the_table():
     line = "| train.y.bf16 | 2.5 | 1 | utt/s | **2.50** | 2.00 - 3.00 | 80% | 1,234 |  |"
     assert f"{line} abcdef0-dirty |" in text.splitlines()
     assert "Set for both sides: THP_MEM_ALLOC_ENABLE=1. Peers: none." in text
+
+
+def test_launches_in_the_table():
+    """A line for each model and precision; commas where there are thousands."""
+    names = ("x.bf16.forward", "x.bf16.all", "y.fp32.all")
+    found = [
+        {**row(f"launches.{name}", None, "launches"), "ours": count}
+        for name, count in zip(names, (999, 2345, 7))
+    ]
+    lines = table(FACTS, found).splitlines()
+    assert "| name | forward | all |" in lines and "| launches.x.bf16 | 999 | 2,345 |" in lines
+    assert "| launches.y.fp32 |  | 7 |" in lines
+    assert sum("launches.x" in line for line in lines) == 1

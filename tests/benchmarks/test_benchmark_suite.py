@@ -36,6 +36,8 @@ def row(name: str, ratio: float | None, unit: str = "utt/s", **more) -> dict:
         (row("a", None, share=0.6), {"ratio": 2.0, "share": 0.8}, "in doubt"),  # without a peer
         (row("a", 2.0, share=0.6), {"ratio": 2.0, "share": 0.8}, None),  # the ratio is checked
         (row("a", None), {"ratio": 2.0}, None),  # nothing to compare
+        ({**row("a", None, "launches"), "ours": 4001}, {"ours": 4000}, "certain"),
+        ({**row("a", None, "launches"), "ours": 4000}, {"ours": 4000}, None),
     ],
 )
 def test_a_row_may_lose_15_percent(found, kept, verdict):
@@ -112,7 +114,7 @@ def test_rows_of_a_case_that_fails_are_kept(run, tmp_path):
 
 def test_rows_of_other_recordings_are_not_compared(run, monkeypatch):
     assert run("--store", ratios=(2.0,))[0] == 0
-    monkeypatch.setattr(suite, "ON_AUDIO", ("train.",))
+    monkeypatch.setattr(suite, "DEPEND_ON", {"audio": ("train.",)})
     monkeypatch.setattr(suite, "facts_of", lambda *a, **k: {**FACTS_OF(*a, **k), "audio": "other"})
     status, printed, _ = run("--gate", ratios=(1.0, 1.9))
     assert status == 0 and "gate: train. not compared: from other" in printed
