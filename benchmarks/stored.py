@@ -2,9 +2,9 @@
 
     python benchmarks/stored.py     # write the tables of RESULTS.md from baseline.json
 
-baseline.json: {kind of machine: {"facts": {...}, "rows": [...]}}. A row has its own date and
-commit; a fact (suite_facts.py) is of the newest run that has it. The tables are made of this file
-alone.
+baseline.json: {kind of machine: {"facts": {...}, "rows": [...]}}; counts of launches depend on no
+machine, only on torch. A row has its own date and commit; a fact (suite_facts.py) is of the newest
+run that has it. The tables are made of this file alone.
 """
 
 import json
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gate import Row
+from gate import EXACT, Row
 from suite_table import table
 
 BASELINE = Path(__file__).with_name("baseline.json")
@@ -22,6 +22,11 @@ DIGITS = 5
 BEGINS, ENDS = "<!-- stored for {kind} -->", "<!-- end of what is stored -->"
 
 Kinds = dict[str, dict[str, Any]]
+
+
+def kind_of(row: Row, facts: Mapping[str, Any]) -> str:
+    """Return the kind of machine that a row is stored for."""
+    return f"any, torch {facts['torch']}" if row["unit"] in EXACT else facts["machine"]
 
 
 def read(kind: str, path: Path = BASELINE) -> dict[str, Row]:

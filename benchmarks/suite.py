@@ -46,10 +46,7 @@ CASES = (
     *("roofline", "data", "frontend", "models", "end_to_end", "extract"),
     *("scoring", "scoring_large", "startup", "launches"),
 )
-DEPEND_ON = {  # fact -> rows that are only compared where it is the same
-    "audio": ("data.", "end_to_end.", "extract."),
-    "torch": ("launches.",),
-}
+ON_AUDIO = ("data.", "end_to_end.", "extract.")  # rows that depend on the recordings
 
 
 @dataclass
@@ -110,14 +107,7 @@ def check(
     results: list[Result], facts: Mapping[str, Any], options: argparse.Namespace
 ) -> tuple[list[Result], bool]:
     """Compare the rows with what is stored; return (results, whether all of them pass)."""
-    kind = facts["machine"]
-    kept = stored.read(kind, options.baseline)
-    before = stored.read_all(options.baseline)[kind]["facts"]
-    for fact, names in DEPEND_ON.items():
-        if before.get(fact) != facts[fact]:
-            apart = f"from {facts[fact]}, not {before.get(fact)}"
-            say(f"gate: {', '.join(names)} not compared: {apart}")
-            kept = {name: row for name, row in kept.items() if not name.startswith(names)}
+    kept = kept_rows(rows_of(results), facts, options.baseline)
     doubtful = [loss.name for loss in gate.losses(rows_of(results), kept) if not loss.is_certain]
     if doubtful:
         results = list(measure_again(results, doubtful, options))
@@ -125,10 +115,24 @@ def check(
     lost, judged = gate.losses(rows, kept), gate.num_judged(rows, kept)
     for loss in lost:
         say(f"gate: {loss}")
-    say(f"gate: {judged} rows compared with what is stored for '{kind}', {len(lost)} worse")
+    say(f"gate: {judged} rows compared with what is stored, {len(lost)} worse")
     if not judged:
         say("gate: no rows to compare; give the peers, or --store first")
     return results, not lost and judged > 0
+
+
+def kept_rows(
+    rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], baseline: Path
+) -> dict[str, Any]:
+    """Return by name what is stored for the machine of these rows."""
+    kinds, kept = stored.read_all(baseline), dict[str, Any]()
+    for kind in dict.fromkeys(stored.kind_of(row, facts) for row in rows):
+        kept |= stored.read(kind, baseline) if kind in kinds else {}
+    audio = kinds.get(facts["machine"], {"facts": facts})["facts"].get("audio")
+    if audio != facts["audio"]:
+        say(f"gate: {', '.join(ON_AUDIO)} not compared: from {facts['audio']}, not {audio}")
+        kept = {name: row for name, row in kept.items() if not name.startswith(ON_AUDIO)}
+    return kept
 
 
 def read(paths: Sequence[Path], *, kind: str) -> tuple[list[Result], dict[str, Any]]:
@@ -172,6 +176,17 @@ def read_file(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 def rows_of(results: Sequence[Result]) -> list[dict[str, Any]]:
     return [row for result in results for row in result.rows]
+
+
+def store(
+    rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], options: argparse.Namespace
+) -> None:
+    """Store each row for its kind of machine."""
+    where = {"path": options.baseline, "results": options.results}
+    for kind in dict.fromkeys(stored.kind_of(row, facts) for row in rows):
+        own = [row for row in rows if stored.kind_of(row, facts) == kind]
+        count = stored.store(kind, own, facts={**facts, "machine": kind}, **where)
+        say(f"{options.baseline}: {count} of {len(own)} rows stored for '{kind}'")
 
 
 def write(path: Path | None, facts: Mapping[str, Any], results: Sequence[Result]) -> None:
@@ -230,7 +245,7 @@ def main(words: Sequence[str] | None = None) -> int:
         results, known = read(options.read, kind=kind)
         facts |= {"settings": None, "command": None, **known}
         facts["command"] = facts["command"] if len(options.read) == 1 else None
-    if options.gate:
+    if options.gate and not options.read and options.only != ["launches"]:
         stored.read(facts["machine"], options.baseline)  # before an hour is spent
     if options.store and facts["quick"]:
         raise ValueError("--store: a --quick run cannot be stored; drop one of the two")
@@ -248,10 +263,7 @@ def main(words: Sequence[str] | None = None) -> int:
         options.markdown.write_text(text, encoding="utf-8")
     failed = [result.part for result in results if result.exit]
     if options.store and passed and not failed:
-        where = {"path": options.baseline, "results": options.results}
-        kind = facts["machine"]
-        count = stored.store(kind, rows, facts=facts, **where)
-        say(f"{options.baseline}: {count} of {len(rows)} rows stored for '{kind}'")
+        store(rows, facts, options)
     elif options.store:
         say("suite: nothing stored: a row is worse, or a case failed")
     if failed:

@@ -60,9 +60,10 @@ def table(facts: Mapping[str, Any], rows: Sequence[Row]) -> str:
         cells = ([*ratio_cells(row), *target_cells(row), share(row)] for row in aimed)
         where = "two cores" if on_cpu else "an H100"
         lines += [f"Targets on {where}:", "", *markdown(headings, cells), "", "All rows:", ""]
-    headings = (*RATIO, "share", "peak MiB", "peer's", "commit")
-    cells = ([*ratio_cells(row), share(row), *peaks(row), commit(row)] for row in fast)
-    lines += [*markdown(headings, cells), ""]
+    if fast:
+        headings = (*RATIO, "share", "peak MiB", "peer's", "commit")
+        cells = ([*ratio_cells(row), share(row), *peaks(row), commit(row)] for row in fast)
+        lines += [*markdown(headings, cells), ""]
     if counted:
         parts = list(dict.fromkeys(part_of(row) for row in counted))
         lines += ["Launches on a GPU of a training step of 64 crops (launches.py):", ""]

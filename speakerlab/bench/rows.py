@@ -45,9 +45,11 @@ class Row:
 
 
 def number(value: float | None) -> str:
-    """Format a number with four significant digits; None is empty."""
+    """Format a number with four significant digits, a count with all; None is empty."""
     if value is None:
         return ""
+    if isinstance(value, int):
+        return f"{value:,}"
     digits = max(0, 3 - math.floor(math.log10(abs(value)))) if value else 0
     return f"{value:,.{digits}f}"
 

@@ -114,7 +114,7 @@ def test_rows_of_a_case_that_fails_are_kept(run, tmp_path):
 
 def test_rows_of_other_recordings_are_not_compared(run, monkeypatch):
     assert run("--store", ratios=(2.0,))[0] == 0
-    monkeypatch.setattr(suite, "DEPEND_ON", {"audio": ("train.",)})
+    monkeypatch.setattr(suite, "ON_AUDIO", ("train.",))
     monkeypatch.setattr(suite, "facts_of", lambda *a, **k: {**FACTS_OF(*a, **k), "audio": "other"})
     status, printed, _ = run("--gate", ratios=(1.0, 1.9))
     assert status == 0 and "gate: train. not compared: from other" in printed
@@ -151,6 +151,25 @@ def test_rows_measured_before_are_joined(run, tmp_path):
     assert status == 1 and got == ["untouched"]
     assert "| score.x | 7 | 1 | utt/s |" in printed and "gate: train.x" in printed
     assert "2 rows compared" in printed
+
+
+def test_launches_are_compared_on_any_machine(run, tmp_path, monkeypatch):
+    """One more is a loss, which is not measured again."""
+    path = tmp_path / "launches.json"
+
+    def gate_of(count: int, *words: str, machine: str) -> tuple[int, str]:
+        own = {"machine": machine, "torch": "2.0"}
+        monkeypatch.setattr(suite, "facts_of", lambda *a, **k: {**FACTS_OF(*a, **k), **own})
+        counted = {**row("launches.x.all", None, "launches"), "ours": count, "date": "d"}
+        path.write_text(json.dumps([{**counted, "commit": "abc"}]))
+        (tmp_path / "words").touch()
+        return run(*words, f"--read={path}", fresh=False)[:2]
+
+    assert gate_of(4000, "--store", machine="a")[0] == 0
+    assert "stored for any, torch 2.0" in (tmp_path / "RESULTS.md").read_text()
+    status, printed = gate_of(4001, "--gate", machine="b")
+    assert status == 1 and "launches.x.all: ours 4001, stored 4000" in printed
+    assert gate_of(4000, "--gate", machine="b")[0] == 0
 
 
 def test_later_rows_replace_earlier_ones_and_facts_are_joined(tmp_path):
