@@ -33,7 +33,7 @@ def make_task(config: Config, noises=(), num_classes=100) -> SpeakerTask:
 def test_the_plan_of_a_small_gpu_accumulates_to_256(monkeypatch):
     """Only the free memory of the GPU is simulated: the plan is made on the CPU."""
     config, ranks = load_config([ROOT / "conf/eres2net.yaml"]), one_rank("cuda")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (10.75 * GIB, 10.75 * GIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (8.75 * GIB, 8.75 * GIB))
     plan = plan_batch(config, ranks, make_task(config))
     assert (plan.micro_batch, plan.accumulation, plan.bn_batch) == (16, 16, 16)
     assert plan.reason == "auto: memory allows 25"
