@@ -16,7 +16,7 @@ ORDER = (
     ("inference",),
     ("checkpoints",),
     ("config",),
-    ("data", "frontend", "models", "losses", "training", "scoring"),
+    ("data", "frontend", "models", "losses", "training", "scoring", "diarization"),
     ("core",),
 )
 ROW = {name: index for index, row in enumerate(ORDER) for name in row}

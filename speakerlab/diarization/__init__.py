@@ -1,0 +1,1 @@
+"""Who spoke when: speech regions and turns on disk, and their scores."""
