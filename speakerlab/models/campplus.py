@@ -11,7 +11,7 @@ D embedding.
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -147,7 +147,7 @@ class ContextAwareMasking(nn.Module):
     the same for all frames of a segment, so the mask is computed once per segment.
     """
 
-    fp32_layers = ("linear1", "linear2")  # too little work for 16 bits to save time
+    fp32_layers = ("linear1", "linear2")  # too little work for 16 bits to save time; see `forward`
 
     def __init__(
         self, in_channels: int, out_channels: int, *, kernel_size: int, dilation: int
@@ -164,12 +164,12 @@ class ContextAwareMasking(nn.Module):
         self.linear1 = nn.Conv1d(in_channels, in_channels // 2, 1)
         self.linear2 = nn.Conv1d(in_channels // 2, out_channels, 1)
 
-    def forward(self, x_BCT: Tensor) -> Tensor:
-        members_TS = segment_members(x_BCT.shape[-1], SEGMENT_FRAMES, like=x_BCT)
-        context_BCS = segment_context(x_BCT, members_TS)
-        hidden_BCS = F.relu(self.linear1(context_BCS), inplace=True)
-        mask_BCS = self.linear2(hidden_BCS).sigmoid()
-        mask_BCT = mask_BCS @ members_TS.to(mask_BCS.dtype).T  # each value for all its frames
+    def forward(self, x_BCT: Tensor, segments: "Segments") -> Tensor:
+        with fp32_island(x_BCT):
+            context_BCS = widened(x_BCT) @ segments.context_TS
+            hidden_BCS = F.relu(self.linear1(context_BCS), inplace=True)
+            mask_BCS = self.linear2(hidden_BCS).sigmoid()
+        mask_BCT = mask_BCS.to(x_BCT.dtype) @ segments.frames_ST
         return self.linear_local(x_BCT) * mask_BCT
 
 
@@ -195,7 +195,7 @@ class DenseLayer(nn.Module):
             bottleneck, growth_rate, kernel_size=kernel_size, dilation=dilation
         )
 
-    def forward(self, x_BCT: Tensor) -> Tensor:
+    def forward(self, x_BCT: Tensor, segments: "Segments") -> Tensor:
         if self.memory_efficient and self.training and torch.is_grad_enabled():
             hidden_BCT: Any = checkpoint(
                 self._bottleneck,
@@ -205,7 +205,7 @@ class DenseLayer(nn.Module):
             )
         else:
             hidden_BCT = self._bottleneck(x_BCT)
-        return self.cam_layer(self.nonlinear2(hidden_BCT))
+        return self.cam_layer(self.nonlinear2(hidden_BCT), segments)
 
     def _bottleneck(self, x_BCT: Tensor) -> Tensor:
         return self.linear1(self.nonlinear1(x_BCT))
@@ -222,34 +222,37 @@ class DenseBlock(nn.ModuleDict):
         computed_BCT = dense.run_block(layers, x_BCT, segment_frames=SEGMENT_FRAMES)
         if computed_BCT is not None:
             return computed_BCT
+        segments = segments_of(x_BCT, SEGMENT_FRAMES)
         for layer in layers:
-            x_BCT = torch.cat([x_BCT, layer(x_BCT)], dim=1)
+            x_BCT = torch.cat([x_BCT, layer(x_BCT, segments)], dim=1)
         return x_BCT
 
 
-def segment_members(num_frames: int, segment_frames: int, *, like: Tensor) -> Tensor:
-    """Return 1 where a frame is in a segment and 0 elsewhere, (T, S) fp32, on `like`'s device.
+class Segments(NamedTuple):
+    """Matrices that, multiplied by a tensor whose last axis is frames or segments, give the other.
+
+    context_TS: the mean over all frames plus the mean over the segment, at least fp32.
+    frames_ST: the value of each frame's segment, in the format of the frames.
+    """
+
+    context_TS: Tensor
+    frames_ST: Tensor
+
+
+def segments_of(x_BCT: Tensor, segment_frames: int) -> Segments:
+    """Return the matrices for the frames of `x_BCT`.
 
     The last segment with frames may be shorter. An empty one follows it, so that S is never 1,
-    which an export with dynamic length would treat as a special case.
+    which an export with dynamic length would treat as a special case. Matrices with explicit
+    counts, because `ceil_mode` pooling divides a partial segment by its true length in some
+    runtimes and by the full length in others.
     """
-    num_segments = (num_frames - 1) // segment_frames + 2
-    segment_T = torch.arange(num_frames, device=like.device) // segment_frames
-    segment_S = torch.arange(num_segments, device=like.device)
-    return (segment_T.unsqueeze(1) == segment_S).float()
-
-
-def segment_context(x_BCT: Tensor, members_TS: Tensor) -> Tensor:
-    """Return the mean over all frames plus the mean over each segment, (B, C, S).
-
-    With explicit sums and counts: `ceil_mode` pooling divides a partial segment by its true length
-    in some runtimes and by the full length in others.
-    """
-    with fp32_island(x_BCT):
-        wide_BCT = widened(x_BCT)
-        sum_BCS = wide_BCT @ members_TS.to(wide_BCT.dtype)
-        count_S = members_TS.sum(0).clamp_min(1)
-        return sum_BCS.sum(-1, keepdim=True) / x_BCT.shape[-1] + sum_BCS / count_S
+    num_frames, device = x_BCT.shape[-1], x_BCT.device
+    segment_T = torch.arange(num_frames, device=device) // segment_frames
+    segment_S = torch.arange((num_frames - 1) // segment_frames + 2, device=device)
+    members_TS = widened((segment_T.unsqueeze(1) == segment_S).to(x_BCT.dtype))
+    context_TS = members_TS / members_TS.sum(0).clamp_min(1) + 1 / num_frames
+    return Segments(context_TS, members_TS.T.to(x_BCT.dtype))
 
 
 @contextmanager

@@ -12,12 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from speakerlab.models import cpu
-from speakerlab.models.campplus import (
-    CAMPPlus,
-    ContextAwareMasking,
-    segment_context,
-    segment_members,
-)
+from speakerlab.models.campplus import CAMPPlus, ContextAwareMasking, segments_of
 
 TINY = {
     "embed_dim": 12,
@@ -45,7 +40,7 @@ def test_mask_per_segment_is_the_mask_per_frame_to_rounding(frames):
     torch.manual_seed(frames)
     layer = ContextAwareMasking(32, 8, kernel_size=3, dilation=2)
     x_BCT = torch.randn(3, 32, frames).relu().requires_grad_()
-    ours, expected = layer(x_BCT), masked_per_frame(layer, x_BCT)
+    ours, expected = layer(x_BCT, segments_of(x_BCT, 100)), masked_per_frame(layer, x_BCT)
     torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
     weight = torch.randn_like(expected)
     (our_grad,) = torch.autograd.grad((ours * weight).sum(), x_BCT)
@@ -54,12 +49,14 @@ def test_mask_per_segment_is_the_mask_per_frame_to_rounding(frames):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_context_of_large_values_is_computed_in_fp32(dtype):
+def test_the_mask_of_large_values_is_computed_in_fp32(dtype):
     x_BCT = torch.full((1, 2, 150), 1000.0, dtype=dtype)  # sums of 1e5 are outside fp16
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        context = segment_context(x_BCT, segment_members(150, 100, like=x_BCT))
-    assert context.dtype == torch.float32
-    assert context[0, :, :2].tolist() == [[2000.0, 2000.0]] * 2
+    layer, found = ContextAwareMasking(2, 4, kernel_size=1, dilation=1), []
+    layer.linear1.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    with torch.autocast("cpu", dtype=dtype):
+        assert layer(x_BCT, segments_of(x_BCT, 100)).dtype == dtype
+    assert found[0].dtype == torch.float32
+    assert (found[0][0, :, :2] - 2000).abs().max() < 0.01
 
 
 @pytest.mark.parametrize("plain", [False, True])
