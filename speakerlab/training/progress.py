@@ -50,20 +50,19 @@ class MetricSums:
 
     def add_micro_batch(self, output: TaskOutput, inputs: MicroBatch) -> None:
         rows = len(inputs.batch.label_B)
-        self.step_sums[0] += output.loss.detach() * rows
-        self.step_sums[1] += output.num_correct
-        self.step_sums[2] += rows
-        self.step_sums[3] += inputs.silent
+        loss = output.loss.detach() * rows
+        crops = torch.full_like(loss, rows)
+        self.step_sums += torch.stack([loss, output.num_correct, crops, inputs.silent])
 
     def add_step(self, update: Update, clip_norm: float) -> None:
         """Add a step; of a bad one only that it was skipped."""
-        norm, is_bad = update
-        self.sums[:OF_CROPS] += torch.where(is_bad > 0, 0.0, self.step_sums)
+        norm, is_skipped = update.grad_norm, update.is_bad > 0
+        self.sums[:OF_CROPS].add_(self.step_sums.masked_fill_(is_skipped, 0.0))
         self.step_sums.zero_()
         if self.ranks.rank == 0:  # the same on every rank
-            good_norm = torch.where(is_bad > 0, 0.0, norm)
-            counts = (good_norm, good_norm > clip_norm, is_bad, torch.ones_like(norm))
-            self.sums[OF_CROPS:] += torch.stack([count.double() for count in counts])
+            good_norm = norm.masked_fill(is_skipped, 0.0)
+            counts = (good_norm, good_norm > clip_norm, update.is_bad, torch.ones_like(norm))
+            self.sums[OF_CROPS:].add_(torch.stack(counts))
 
     def load(self, sums: list[float]) -> None:
         """Restore the sums of all ranks from a checkpoint; rank 0 holds them."""
