@@ -3,7 +3,7 @@
 In: wave_BS, float32 in [-1, 1].
 Out: feats_BTF, float32, by default with each utterance's mean removed.
 Letters: B rows of the batch, S samples, T frames, L samples of a frame, K bins of the power
-spectrum, F mel bins, 2 real and imaginary part.
+spectrum, C = 2K real and imaginary parts in turn, F mel bins.
 
 The computation and its order are those of `compute-fbank-feats` with snip-edges=true (Povey et al.,
 "The Kaldi speech recognition toolkit", ASRU 2011).
@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 Window = Literal["povey", "hamming"]
 
@@ -51,7 +52,7 @@ def mel_matrix(
     weight_KF = torch.minimum(rise_KF, 2.0 - rise_KF).clamp_min(0.0)
     if not weight_KF.any(0).all():
         raise ValueError(f"fbank: some of {num_mel_bins} mel bins are empty; use fewer")
-    return nn.functional.pad(weight_KF, (0, 0, 0, 1))
+    return F.pad(weight_KF, (0, 0, 0, 1))
 
 
 def frame_window(window: Window, *, length: int) -> Tensor:
@@ -70,22 +71,18 @@ def mel_bands(mel_KF: Tensor) -> list[tuple[slice, slice]]:
     return bands
 
 
-def dft_matrices(*, length: int, num_fft: int) -> Tensor:
-    """Return (2, L, K) in float64: a frame times these is the real and imaginary spectrum.
+def dft_matrix(*, length: int, num_fft: int) -> Tensor:
+    """Return (L, C) in float64: a frame times it is its spectrum.
 
     The angle is taken modulo a turn in integers, so that every entry is exact to rounding.
     """
     turns_LK = torch.arange(length)[:, None] * torch.arange(num_fft // 2 + 1) % num_fft
     angle_LK = turns_LK.double() * (2 * torch.pi / num_fft)
-    return torch.stack([angle_LK.cos(), -angle_LK.sin()])
+    return torch.stack([angle_LK.cos(), -angle_LK.sin()], dim=2).flatten(1)
 
 
 class Fbank(nn.Module):
     """Kaldi-compatible log mel filter bank; the same module in training, extraction and export."""
-
-    window_L: Tensor
-    mel_KF: Tensor
-    dft_2LK: Tensor
 
     def __init__(
         self,
@@ -128,12 +125,19 @@ class Fbank(nn.Module):
             low_freq=low_freq,
             high_freq=high_freq if high_freq > 0 else sample_rate / 2 + high_freq,
         )
-        self.in_full_precision = window_L, mel_KF
-        self.register_buffer("window_L", window_L.float(), persistent=False)
-        self.register_buffer("mel_KF", mel_KF.float(), persistent=False)
         self.bands = mel_bands(mel_KF)
-        dft_2LK = dft_matrices(length=self.frame_length, num_fft=self.num_fft)
-        self.register_buffer("dft_2LK", dft_2LK.float(), persistent=False)
+        before_L = -preemphasis * window_L  # factor of the sample before; the first has none
+        here_L = torch.cat([window_L[:1] + before_L[:1], window_L[1:]])
+        self.in_full_precision = {
+            "window_L": window_L,
+            "mel_KF": mel_KF,
+            "here_L": here_L,
+            "before_L": before_L,
+            "dft_LC": dft_matrix(length=self.frame_length, num_fft=self.num_fft),
+            "mel_CF": mel_KF.repeat_interleave(2, 0),
+        }
+        for name, value in self.in_full_precision.items():
+            self.register_buffer(name, value.float(), persistent=False)
 
     def num_frames(self, num_samples: int) -> int:
         """Return the frames of `num_samples`: only those that fit completely."""
@@ -153,10 +157,8 @@ class Fbank(nn.Module):
             if self.training and self.dither > 0:
                 wave_BS = wave_BS + self.dither * torch.randn_like(wave_BS)
             frames_BTL = wave_BS.unfold(1, self.frame_length, self.frame_shift)
-            if torch.compiler.is_compiling():  # true while exporting, too
-                return self.normalise(self._export_log_mel(frames_BTL))
-            if frames_BTL.device.type != "cpu":
-                return self.normalise(self._log_mel(frames_BTL))
+            if torch.compiler.is_compiling() or frames_BTL.device.type != "cpu":
+                return self.normalise(self._log_mel_at_once(frames_BTL))
             # On a CPU rows, or parts of long ones, in turn.
             num_rows, num_frames, _ = frames_BTL.shape
             feats_BTF = frames_BTL.new_empty(num_rows, num_frames, self.num_mel_bins)
@@ -171,11 +173,14 @@ class Fbank(nn.Module):
         """Subtract the mean over the frames in place, if `mean_norm`."""
         return feats_BTF.sub_(feats_BTF.mean(1, keepdim=True)) if self.mean_norm else feats_BTF
 
+    def _constant(self, name: str, like: Tensor) -> Tensor:
+        """Return a buffer; its exact values where it is of another precision than `like`."""
+        found = self.get_buffer(name)
+        return found if found.dtype == like.dtype else self.in_full_precision[name].to(like)
+
     def _log_mel(self, frames_BTL: Tensor) -> Tensor:
         """Return energies (B, T, F): remove DC, pre-emphasis, window, power, mel, log."""
-        window_L, mel_KF = self.window_L, self.mel_KF
-        if frames_BTL.dtype != window_L.dtype:
-            window_L, mel_KF = (constant.to(frames_BTL) for constant in self.in_full_precision)
+        window_L, mel_KF = (self._constant(name, frames_BTL) for name in ("window_L", "mel_KF"))
         # In place, in the memory that the FFT needs: the speed is that of memory, not of sums.
         padded_BTN = frames_BTL.new_empty(*frames_BTL.shape[:2], self.num_fft)
         padded_BTN[..., self.frame_length :] = 0
@@ -188,20 +193,24 @@ class Fbank(nn.Module):
         spectrum_BTK = torch.fft.rfft(padded_BTN, n=self.num_fft)
         squares_BTK2 = torch.view_as_real(spectrum_BTK).square_()
         power_BTK = squares_BTK2[..., 0] + squares_BTK2[..., 1]
-        if power_BTK.device.type != "cpu":
-            mel_BTF = power_BTK @ mel_KF
-        else:  # without the products with most of the zeros
-            parts = []
-            for bins, mels in self.bands:
-                parts.append(power_BTK[..., bins] @ mel_KF[bins, mels])
-            mel_BTF = torch.cat(parts, dim=2)
-        return mel_BTF.clamp_min_(LOG_FLOOR).log_()
+        parts = []
+        for bins, mels in self.bands:  # without the products with most of the zeros
+            parts.append(power_BTK[..., bins] @ mel_KF[bins, mels])
+        return torch.cat(parts, dim=2).clamp_min_(LOG_FLOOR).log_()
 
-    def _export_log_mel(self, frames_BTL: Tensor) -> Tensor:
-        """Compute the same, as accurately, without the FFT, which few runtimes have."""
+    def _log_mel_at_once(self, frames_BTL: Tensor) -> Tensor:
+        """Return the same, as accurately, by few operations: for GPUs and exported models.
+
+        The latter multiply by a matrix, because few runtimes have the FFT.
+        """
         frames_BTL = frames_BTL - frames_BTL.mean(2, keepdim=True)
-        before_BTL = torch.cat([frames_BTL[..., :1], frames_BTL[..., :-1]], dim=2)
-        frames_BTL = (frames_BTL - self.preemphasis * before_BTL) * self.window_L
-        real_BTK, imag_BTK = frames_BTL @ self.dft_2LK[0], frames_BTL @ self.dft_2LK[1]
-        power_BTK = real_BTK.square() + imag_BTK.square()
-        return (power_BTK @ self.mel_KF).clamp_min_(LOG_FLOOR).log_()
+        before_BTL = F.pad(frames_BTL[..., :-1], (1, 0))
+        here_L, before_L = (self._constant(name, frames_BTL) for name in ("here_L", "before_L"))
+        windowed_BTL = torch.addcmul(frames_BTL * here_L, before_BTL, before_L)
+        if torch.compiler.is_compiling():  # true while exporting, too
+            squares_BTC = (windowed_BTL @ self._constant("dft_LC", frames_BTL)).square()
+        else:
+            spectrum_BTK = torch.fft.rfft(windowed_BTL, n=self.num_fft)
+            squares_BTC = torch.view_as_real(spectrum_BTK).flatten(2).square()
+        mel_BTF = squares_BTC @ self._constant("mel_CF", frames_BTL)
+        return mel_BTF.clamp_min_(LOG_FLOOR).log_()
