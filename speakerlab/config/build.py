@@ -11,6 +11,7 @@ from torch import nn
 from speakerlab.config.embedder import build_embedder
 from speakerlab.config.schema import Config
 from speakerlab.frontend.augment import AUGMENTATIONS, Augment, Augmentation
+from speakerlab.frontend.fbank import Fbank
 from speakerlab.losses import HEADS
 from speakerlab.losses.head import Head
 from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
@@ -97,10 +98,13 @@ def build_augment(
     The arguments of a constructor are keys of the section `augment` or of a subsection of it
     (`spec`), or are added here.
     """
+    fbank = Fbank(**config.frontend)
     known = {
         **config.augment.model_dump(),
         "num_samples": crop_samples(config),
-        "sample_rate": config.frontend["sample_rate"],
+        "num_frames": fbank.num_frames(crop_samples(config)),
+        "num_mel_bins": fbank.num_mel_bins,
+        "sample_rate": fbank.sample_rate,
         "rooms": rooms,
         "noises": noises,
         "noise_kinds": noise_kinds,

@@ -42,7 +42,7 @@ NAMED: Mapping[str, tuple[Mapping[str, Constructor], tuple[str, ...]]] = {
 # Place of a component with one implementation -> (constructor, arguments that the program gives).
 FIXED: Mapping[tuple[str, ...], tuple[Constructor, tuple[str, ...]]] = {
     ("frontend",): (Fbank, ()),
-    ("augment", "spec"): (SpecAugment, ()),
+    ("augment", "spec"): (SpecAugment, ("num_frames", "num_mel_bins")),
     ("vad",): (EnergyVad, ("sample_rate",)),
 }
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)

@@ -16,12 +16,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 ALIGNMENT = 256  # bytes; that of CUDA's memory
 
+MISSING = -1  # in place of an element, where arrays of a batch have different lengths
+
 
 class Draw(NamedTuple):
     """What one augmentation drew for one crop: numbers or arrays, by name.
 
-    Crops of one `group` are changed together: the shapes of their values must be equal, and
-    `apply` knows the group on the host, without waiting for a GPU.
+    Crops of one `group` are changed together: the shapes of their values must be equal, but for
+    the first axis, which is padded with `MISSING`. `apply` knows the group on the host, without
+    waiting for a GPU.
     """
 
     values: Mapping[str, Any]  # int, float or numpy.ndarray
@@ -31,7 +34,7 @@ class Draw(NamedTuple):
 class Draws(NamedTuple):
     """The draws of one group of rows, stacked: each value has R rows."""
 
-    rows: Tensor  # (R,) int64, rows of the batch
+    rows: Tensor  # (R,) int64, rows of the batch, ascending
     values: dict[str, Tensor]
     group: int = 0
 

@@ -13,9 +13,10 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from speakerlab.core.batch import Batch, Crop, Draw, Draws
+from speakerlab.core.batch import MISSING, Batch, Crop, Draw, Draws
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.sampler import EpochOrder
@@ -171,8 +172,11 @@ def collate(crops: Sequence[Crop]) -> Batch:
         values: dict[str, torch.Tensor] = {}
         for key, value in draws[0].values.items():
             column = list(map(itemgetter(key), map(attrgetter("values"), draws)))
-            is_array = isinstance(value, np.ndarray)  # floats become float32
-            values[key] = torch.from_numpy(np.stack(column)) if is_array else torch.tensor(column)
+            if isinstance(value, np.ndarray):
+                arrays = list(map(torch.from_numpy, column))
+                values[key] = pad_sequence(arrays, batch_first=True, padding_value=MISSING)
+            else:
+                values[key] = torch.tensor(column)  # floats become float32
         stacked.setdefault(name, []).append(Draws(torch.tensor(rows), values, group))
     label_B, position_B, row_B = torch.tensor(numbers).T.contiguous()
     return Batch(

@@ -5,7 +5,8 @@ Letters: B rows of the batch, S samples.
 
 from fractions import Fraction
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 MAX_RATIO = 1000  # a resampler holds a filter per output phase
 
@@ -22,20 +23,35 @@ def resampler(speed: float) -> nn.Module:
 
 def resampler_between(old_rate: int, new_rate: int) -> nn.Module:
     """Return a module from one sampling rate to another, without a delay."""
-    if old_rate == new_rate:
-        return nn.Identity()
-    from torchaudio.transforms import Resample
+    return nn.Identity() if old_rate == new_rate else Resampler(old_rate, new_rate)
 
-    # Within -70 dB of soxr HQ up to 6 kHz, and no slower than the narrow default (-18 dB).
-    resample = Resample(
-        old_rate,
-        new_rate,
-        resampling_method="sinc_interp_kaiser",
-        lowpass_filter_width=13,
-        rolloff=1.0,
-        beta=7.0,
-    )
-    kernel = resample.get_buffer("kernel")
-    del resample.kernel  # torchaudio would put it into state dicts
-    resample.register_buffer("kernel", kernel, persistent=False)
-    return resample
+
+class Resampler(nn.Module):
+    """torchaudio's filters, without its copy of the padded wave."""
+
+    kernel: Tensor
+
+    def __init__(self, old_rate: int, new_rate: int) -> None:
+        super().__init__()
+        from torchaudio.transforms import Resample
+
+        # Within -70 dB of soxr HQ up to 6 kHz, and no slower than the narrow default (-18 dB).
+        made = Resample(
+            old_rate,
+            new_rate,
+            resampling_method="sinc_interp_kaiser",
+            lowpass_filter_width=13,
+            rolloff=1.0,
+            beta=7.0,
+        )
+        self.old, self.new, self.width = old_rate // made.gcd, new_rate // made.gcd, made.width
+        self.register_buffer("kernel", made.get_buffer("kernel"), persistent=False)
+
+    def forward(self, wave_BS: Tensor) -> Tensor:
+        """Return as many samples as the new rate has in the same time, rounded up."""
+        num_samples = wave_BS.shape[1]
+        if missing := -num_samples % self.old:
+            wave_BS = F.pad(wave_BS, (0, missing))
+        phases = F.conv1d(wave_BS[:, None], self.kernel, stride=self.old, padding=self.width)
+        played_BS = phases.transpose(1, 2).flatten(1)
+        return played_BS[:, : -(-num_samples * self.new // self.old)]

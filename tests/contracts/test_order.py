@@ -71,7 +71,7 @@ def make_augment(noises: list[np.ndarray], rooms: list[np.ndarray]) -> Augment:
         ),
         "telephone": Telephone(telephone_prob=0.2, num_samples=CROP),
         "codec": Codec(codec_prob=0.2),
-        "spec": SpecAugment(num_freq_masks=1, num_time_masks=1),
+        "spec": SpecAugment(num_frames=48, num_mel_bins=80, num_freq_masks=1, num_time_masks=1),
     }
     return Augment(augmentations, num_samples=CROP)
 

@@ -21,6 +21,7 @@ from speakerlab.frontend.fbank import Fbank
 
 RATE, CROP = 16000, 12000
 ROOT = Path(__file__).parents[2]
+SIZES = {"num_frames": 73, "num_mel_bins": 40}
 FRONTEND = {"sample_rate": RATE, "num_mel_bins": 40, "window": "hamming", "mean_norm": True}
 
 
@@ -35,7 +36,7 @@ def folder(make_data_dir) -> Path:
 
 def crops_of(folder: Path, **more) -> TrainCrops:
     manifest = read_manifest([folder], sample_rate=RATE)
-    labels, spec = np.arange(2).reshape(1, 2), SpecAugment(num_time_masks=1)
+    labels, spec = np.arange(2).reshape(1, 2), SpecAugment(**SIZES, num_time_masks=1)
     draws = {"spec": spec.draw}
     return TrainCrops(manifest, draws, crop_samples=CROP, label_KN=labels, seed=0, **more)
 
@@ -63,7 +64,7 @@ def test_a_crop_has_the_features_of_its_wave(folder):
     for position in range(30):
         found, wanted = stored[0, position, longest], waves[0, position, longest]
         assert (found.first, found.label, found.row) == (wanted.first, wanted.label, wanted.row)
-        masks = [crop.draws["spec"].values["mask"] for crop in (found, wanted)]
+        masks = [crop.draws["spec"].values["frames"] for crop in (found, wanted)]
         assert np.array_equal(*masks)
         first = found.first // 160 * 160
         wave_S = waves.manifest.read(longest, first, CROP)

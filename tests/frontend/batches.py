@@ -8,6 +8,8 @@ import torch
 from speakerlab.core.batch import Batch, Crop, Draw
 from speakerlab.data.loader import collate
 from speakerlab.frontend.augment import Augment, Augmentation
+from speakerlab.frontend.augment.codec import LOWEST_OCTAVES, OFFSETS
+from speakerlab.frontend.augment.noise import Noise
 
 S = 8001  # samples of a crop, odd on purpose
 
@@ -41,11 +43,15 @@ def apply_one(
 
 
 def noise_draw(
-    noises: int | Sequence[int], starts: int | Sequence[int], snr_db: float, **more: np.ndarray
+    noise: Noise, noises: int | Sequence[int], starts: int | Sequence[int], snr_db: float
 ) -> Draw:
-    """A draw of `Noise`; several noises and starts are babble."""
-    noise_V, start_V = np.atleast_1d(noises), np.atleast_1d(starts)
-    return Draw({"noise": noise_V, "start": start_V, "snr_db": snr_db, **more}, len(noise_V))
+    """A draw of `noise`; several noises and starts are babble."""
+    place_V = noise.offset_K[np.atleast_1d(noises)] + starts
+    return Draw({"place": place_V, "snr": 10 ** (snr_db / 10)})
+
+
+def codec_draw(law: int) -> Draw:
+    return Draw({"offset": OFFSETS[law], "lowest": LOWEST_OCTAVES[law]})
 
 
 def int16_noise(*shape: int, seed: int, deviation: float = 3000.0) -> np.ndarray:

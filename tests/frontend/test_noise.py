@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from batches import S, apply_all, apply_one, decaying_room, decibels, int16_noise, noise_draw
+from batches import (
+    S,
+    apply_all,
+    apply_one,
+    decaying_room,
+    decibels,
+    int16_noise,
+    make_batch,
+    noise_draw,
+)
 from refusals import refuses
 
 from speakerlab.core.batch import Draw
@@ -19,23 +28,20 @@ def make_noise(noises: list[np.ndarray], **more) -> Noise:
 def test_snr_is_exact():
     wave_BS = int16_noise(4, S, seed=7)
     settings = {0: (1, 3, 0.0), 1: (0, 8000, 15.0), 3: (1, 29999, -5.0)}
-    parts = {
-        "room": Room(room_prob=1, rooms=[decaying_room(4000, seed=8, delay=50)], num_samples=S),
-        "noise": make_noise(
-            [int16_noise(20000, seed=9, deviation=500), int16_noise(30000, seed=1)]
-        ),
-    }
+    noise = make_noise([int16_noise(20000, seed=9, deviation=500), int16_noise(30000, seed=1)])
+    room = Room(room_prob=1, rooms=[decaying_room(4000, seed=8, delay=50)], num_samples=S)
+    parts = {"room": room, "noise": noise}
     drawn = {3: {"room": Draw({"room": 0})}}
     clean_BS = apply_all(parts, wave_BS, drawn).double()
     for row, setting in settings.items():
-        drawn[row] = {**drawn.get(row, {}), "noise": noise_draw(*setting)}
+        drawn[row] = {**drawn.get(row, {}), "noise": noise_draw(noise, *setting)}
     noisy_BS = apply_all(parts, wave_BS, drawn).double()
     for row, (_, _, snr_db) in settings.items():
         added_power = (noisy_BS[row] - clean_BS[row]).square().mean()
         measured_db = decibels(float(clean_BS[row].square().mean() / added_power))
         assert abs(measured_db - snr_db) < 0.01
     assert torch.equal(noisy_BS[2], clean_BS[2])
-    assert parts["noise"].num_silent == 0
+    assert sum(noise.num_silent) == 0
 
 
 @pytest.mark.parametrize("start", [0, 200, 299])
@@ -44,9 +50,10 @@ def test_noise_wraps_around_at_its_own_end(length, start):
     noise = int16_noise(length, seed=11)
     neighbours = [np.full(S, 32767, dtype=np.int16), noise, np.full(S, -32768, dtype=np.int16)]
     wave_BS = int16_noise(1, S, seed=12)
+    bank = make_noise(neighbours)
     for place in (start, length - 1):
-        draws = {0: noise_draw(1, place, 0.0)}
-        out_BS = apply_one(make_noise(neighbours), wave_BS, draws).numpy()
+        draws = {0: noise_draw(bank, 1, place, 0.0)}
+        out_BS = apply_one(bank, wave_BS, draws).numpy()
         added = out_BS[0] - wave_BS[0] / 32768
         expected = noise[(place + np.arange(S)) % length] / 32768
         gain = np.sqrt(np.square(wave_BS[0] / 32768).mean() / np.square(expected).mean())
@@ -61,15 +68,16 @@ def test_babble_is_of_equal_voices_and_its_snr_is_exact():
     ]
     wave_BS = int16_noise(3, S, seed=33)
     settings = [((0, 1, 2), (8000, 5, 8499), 13.0), (1, 77, 5.0), ((2, 0), (0, 1), -5.0)]
-    draws = {row: noise_draw(*setting) for row, setting in enumerate(settings)}
+    noise = make_noise(voices)
+    draws = {row: noise_draw(noise, *setting) for row, setting in enumerate(settings)}
     clean_BS = torch.from_numpy(wave_BS).double() / 32768
-    added_BS = apply_one(make_noise(voices), wave_BS, draws).double() - clean_BS
+    added_BS = apply_one(noise, wave_BS, draws).double() - clean_BS
     for row, (noises, starts, snr_db) in enumerate(settings):
         measured_db = decibels(float(clean_BS[row].square().mean() / added_BS[row].square().mean()))
         assert abs(measured_db - snr_db) < 0.01
         parts = [
-            voices[noise][(start + np.arange(S)) % lengths[noise]].astype(float)
-            for noise, start in zip(np.atleast_1d(noises), np.atleast_1d(starts))
+            voices[voice][(start + np.arange(S)) % lengths[voice]].astype(float)
+            for voice, start in zip(np.atleast_1d(noises), np.atleast_1d(starts))
         ]
         expected = sum(part / np.sqrt(np.square(part).mean()) for part in parts)
         expected *= np.sqrt(float(added_BS[row].square().mean()) / np.square(expected).mean())
@@ -83,21 +91,37 @@ def test_silent_voices_stay_out_and_silence_gets_and_gives_no_noise_and_is_count
     wave_BS[4] = np.where(np.arange(S) % 2, 32, -32)  # -60.2 dBFS
     settings = [((0, 1), (5, 9), 6.0), ((1, 1, 1), (0, 1, 2), 6.0), (0, 5, 6.0)]
     settings += [(0, 0, 5.0), (1, 0, 5.0), (1, 0, 5.0)]
-    draws = {row: noise_draw(*setting) for row, setting in enumerate(settings)}
+    draws = {row: noise_draw(noise, *setting) for row, setting in enumerate(settings)}
     out_BS = apply_one(noise, wave_BS, draws)
-    assert out_BS.isfinite().all() and noise.num_silent == 4
-    alone = apply_one(noise, wave_BS, {0: noise_draw(0, 5, 6.0)})
+    assert out_BS.isfinite().all() and sum(noise.num_silent) == 4
+    alone = apply_one(noise, wave_BS, {0: noise_draw(noise, 0, 5, 6.0)})
     assert (out_BS[0] - alone[0]).abs().max() < 1e-6
     for row in (1, 3, 4, 5):
         assert torch.equal(out_BS[row], torch.from_numpy(wave_BS[row]) / 32768)
 
 
+def test_rows_with_any_number_of_voices_may_be_computed_at_once():
+    """As on a GPU: levels are free until the noise is scaled."""
+    noises = [int16_noise(9000 + 999 * index, seed=index) for index in range(3)]
+    noise = make_noise([*noises, np.zeros(9, dtype=np.int16)])
+    chosen = [((0,), (5,)), ((0, 1, 2), (7, 900, 2)), ((1,), (10,)), ((2, 2), (3, 0)), ((3,), (0,))]
+    drawn = {row: {"it": noise_draw(noise, *one, snr_db=0.0)} for row, one in enumerate(chosen)}
+    (draws,) = make_batch(int16_noise(5, S, seed=3), drawn).draws["it"]
+    assert draws.values["place"][0].tolist() == [5, -1, -1]
+    at_once_RS, in_turn_RS = noise._voices(draws.values["place"]), noise._noise(draws)
+    power_R = at_once_RS.square().mean(1)
+    assert (power_R[2] - 1).abs() < 1e-5 and power_R[4] == 0 and not in_turn_RS[4].any()
+    for row in range(4):
+        ratio = at_once_RS[row] * in_turn_RS[row].square().mean().sqrt() / power_R[row].sqrt()
+        assert (ratio - in_turn_RS[row]).abs().max() < 1e-5
+
+
 def test_just_above_the_limit_gets_noise():
     wave_BS = np.where(np.arange(S) % 2, 33, -33).astype(np.int16)[None]  # -59.9 dBFS
     noise = make_noise([wave_BS[0, ::2].copy()])
-    out_BS = apply_one(noise, wave_BS, {0: noise_draw(0, 0, 0.0)})
+    out_BS = apply_one(noise, wave_BS, {0: noise_draw(noise, 0, 0, 0.0)})
     assert (out_BS - torch.from_numpy(wave_BS) / 32768).abs().min() > 0.9 * 33 / 32768
-    assert noise.num_silent == 0
+    assert sum(noise.num_silent) == 0
 
 
 def test_the_host_cuts_noise_and_babble_as_the_device_does():

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from batches import codec_draw, make_batch
 from refusals import refuses
 
 from speakerlab.core.batch import Draws
-from speakerlab.frontend.augment.codec import Codec, through_g711
+from speakerlab.frontend.augment.codec import LOWEST_OCTAVES, OFFSETS, Codec, through_g711
 from speakerlab.frontend.augment.telephone import Telephone
 
 S = 16001  # odd on purpose
@@ -20,8 +21,14 @@ def keep_band(wave_RS: torch.Tensor, *, rate: int = 16000) -> torch.Tensor:
 
 
 def code(wave_RS: torch.Tensor, law_R: list[int], *, rate: int = 16000) -> torch.Tensor:
-    draws = Draws(torch.arange(len(wave_RS)), {"law": torch.tensor(law_R)})
+    named = {row: {"codec": codec_draw(law)} for row, law in enumerate(law_R)}
+    (draws,) = make_batch(np.zeros((len(law_R), 1), np.int16), named).draws["codec"]
     return Codec(codec_prob=1, sample_rate=rate).apply(wave_RS, draws)
+
+
+def g711(wave_RS: torch.Tensor, law_R: list[int]) -> torch.Tensor:
+    offset_R1, lowest_R1 = (torch.tensor(of)[law_R, None] for of in (OFFSETS, LOWEST_OCTAVES))
+    return through_g711(wave_RS, offset_R1, lowest_R1)
 
 
 def tones(hertz: list[float], *, rate: int = 16000) -> torch.Tensor:
@@ -40,7 +47,7 @@ def test_every_sample_is_what_libsndfile_decodes(tmp_path, law, subtype):
     soundfile.write(tmp_path / "x.wav", EVERY_LEVEL, 8000, subtype=subtype)
     theirs = soundfile.read(tmp_path / "x.wav", dtype="int16")[0].astype(np.int64)
     wave_BS = torch.from_numpy(EVERY_LEVEL / 32768).float()[None]
-    ours = (through_g711(wave_BS, torch.tensor([law]))[0] * 32768).numpy()
+    ours = (g711(wave_BS, [law])[0] * 32768).numpy()
     assert np.array_equal(ours, np.rint(ours))  # integers, of 16 bits
     # Zero itself has two codes; which is taken is a sign's matter.
     assert np.array_equal(ours[EVERY_LEVEL != 0], theirs[EVERY_LEVEL != 0])
@@ -49,15 +56,15 @@ def test_every_sample_is_what_libsndfile_decodes(tmp_path, law, subtype):
 
 def test_rows_may_have_different_laws():
     wave_BS = torch.from_numpy(EVERY_LEVEL / 32768).float().repeat(2, 1)
-    both = through_g711(wave_BS, torch.tensor([1, 0]))
-    assert torch.equal(both[:1], through_g711(wave_BS[:1], torch.tensor([1])))
-    assert torch.equal(both[1:], through_g711(wave_BS[1:], torch.tensor([0])))
+    both = g711(wave_BS, [1, 0])
+    assert torch.equal(both[:1], g711(wave_BS[:1], [1]))
+    assert torch.equal(both[1:], g711(wave_BS[1:], [0]))
     assert not torch.equal(both[0], both[1])
 
 
 def test_amplitudes_beyond_full_scale_are_clipped():
     loud = torch.tensor([[2.0, -2.0, 1.0]])
-    top = through_g711(loud, torch.tensor([0]))
+    top = g711(loud, [0])
     assert (top * 32768).tolist() == [[32124.0, -32124.0, 32124.0]]  # the largest of mu-law
 
 
@@ -99,7 +106,7 @@ def test_silence_stays_silent():
 
 def test_other_rates_are_resampled_or_refused():
     wave_RS = 0.25 * tones([500], rate=8000)
-    assert code(wave_RS, [0], rate=8000).equal(through_g711(wave_RS, torch.tensor([0])))
+    assert code(wave_RS, [0], rate=8000).equal(g711(wave_RS, [0]))
     with refuses("augment", 8000, 6000):
         Codec(codec_prob=1, sample_rate=6000)
     with refuses("augment", 8000, 6000):

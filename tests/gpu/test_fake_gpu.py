@@ -22,8 +22,9 @@ from fake_kernels import Fault, Kernels, list_launches
 from members import SMALL
 
 from speakerlab.config.schema import Config, load_config
-from speakerlab.frontend.augment import AUGMENTATIONS, specaugment
+from speakerlab.frontend.augment import AUGMENTATIONS
 from speakerlab.frontend.augment.codec import Codec
+from speakerlab.frontend.augment.specaugment import SpecAugment
 from speakerlab.frontend.augment.telephone import Telephone
 from speakerlab.losses import HEADS
 from speakerlab.losses.margin import AAMSoftmax
@@ -152,12 +153,12 @@ def event_of_this_step(patch):
 
 
 def indices_on_the_host(patch):
-    masked = specaugment.masked_cells
+    apply = SpecAugment.apply
 
-    def masked_cells(mask_RM2, *, size, max_width):
-        return masked(mask_RM2, size=size, max_width=max_width) & (torch.arange(size) >= 0)
+    def masked(self, x_R, draws):
+        return apply(self, x_R, draws).masked_fill(torch.arange(x_R.shape[2]) < 1, 0.0)
 
-    patch.setattr(specaugment, "masked_cells", masked_cells)
+    patch.setattr(SpecAugment, "apply", masked)
 
 
 def boolean_index(patch):
@@ -228,6 +229,7 @@ def test_parts_of_a_step():
     assert list(a) == [*launches.PARTS, "all"] and min(a.values()) > 0
     assert a["all"] > sum(a[part] for part in launches.PARTS)
     assert (a["guard"], a["frontend"]) == (b["guard"], b["frontend"])
+    assert a["guard"] <= 12 and a["frontend"] <= 70
     assert a["forward"] < b["forward"] and a["backward"] < b["backward"]
 
 

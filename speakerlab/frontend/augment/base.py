@@ -5,6 +5,7 @@ Letters: B rows of the batch, R rows that an augmentation changes, W samples of 
 read, S samples of a crop, T frames, F mel bins.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,11 +30,10 @@ class Augmentation(nn.Module):
     """
 
     on_features = False  # True: `apply` takes feats_RTF instead of wave_RS
-    num_silent: Tensor  # int64, crops that were to be changed since it was last read, but silent
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("num_silent", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.num_silent: list[Tensor] = []  # of each call, crops that were too silent to change
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
         """Draw the parameters of one crop from its own generator; None: no change."""
@@ -42,6 +42,7 @@ class Augmentation(nn.Module):
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the drawn rows after the change, float32, same shape; may write into them.
 
+        Speed alone is given longer rows than it returns: `num_samples` of a crop.
         It runs without a gradient and must not wait for the device (`.item()`, masks as indices).
         """
         raise NotImplementedError
@@ -62,6 +63,7 @@ class Augment(nn.Module):
         self.augmentations, self.num_samples = nn.ModuleDict(augmentations), num_samples
         self.wave_names = [name for name, a in augmentations.items() if not a.on_features]
         self.feature_names = [name for name, a in augmentations.items() if a.on_features]
+        self.register_buffer("none", torch.zeros((), dtype=torch.int64), persistent=False)
 
     @property
     def draws(self) -> dict[str, Callable[[np.random.Generator], Draw | None]]:
@@ -86,7 +88,7 @@ class Augment(nn.Module):
 
     def scale(self, batch: Batch) -> Tensor:
         """Return (B, W or S, the larger) in [-1, 1); where all rows are slowed down W is less."""
-        wave_BW = batch.wave_BS.float().div_(INT16_SCALE)
+        wave_BW = batch.wave_BS / INT16_SCALE
         missing = self.num_samples - wave_BW.shape[1]
         return nn.functional.pad(wave_BW, (0, missing)) if missing > 0 else wave_BW
 
@@ -96,15 +98,19 @@ class Augment(nn.Module):
         with record_function(f"step/front end/{name}"):
             for draws in batch.draws.get(name, ()):
                 for part in draws.split(CPU_ROWS) if x_B.device.type == "cpu" else (draws,):
-                    changed = augmentation.apply(x_B.index_select(0, part.rows), part)
-                    x_B.index_copy_(0, part.rows, changed)
+                    if len(part.rows) == len(x_B):  # without copies
+                        x_B = augmentation.apply(x_B, part)
+                    else:
+                        changed = augmentation.apply(x_B.index_select(0, part.rows), part)
+                        x_B[:, : changed.shape[1]].index_copy_(0, part.rows, changed)
         # The first, speed, takes as many samples as were read for it; the others those of a crop.
         return x_B if augmentation.on_features else x_B[:, : self.num_samples]
 
     def take_silent(self) -> Tensor:
         """Return the number of crops since the last call that were too silent to be changed."""
-        counts = [a.get_buffer("num_silent") for a in self.augmentations.children()]
-        total = torch.stack(counts).sum()
-        for count in counts:
-            count.zero_()
-        return total
+        counts = list[Tensor]()
+        for augmentation in self.augmentations.children():
+            own: Any = augmentation.num_silent
+            counts += own
+            own.clear()
+        return functools.reduce(torch.add, counts or [self.get_buffer("none")])

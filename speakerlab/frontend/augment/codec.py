@@ -13,8 +13,9 @@ from speakerlab.frontend.resampling import resampler_between
 
 LAWS = ("mu-law", "A-law")  # the draw `law` is an index into these
 CODEC_RATE = 8000
-MU_LAW_BIAS = 132.0  # added to a 16-bit magnitude, and taken from it again
-LOWEST_OCTAVE = 128.0  # where mu-law's steps are smallest; A-law's stop shrinking an octave earlier
+# Of each law: what is subtracted from a magnitude, and added again; where its lowest octave begins.
+OFFSETS = (-132 / INT16_SCALE, 0.0)
+LOWEST_OCTAVES = (128 / INT16_SCALE, 256 / INT16_SCALE)
 STEPS = 16  # in an octave
 EXPONENT_BITS = 0x7F800000  # of a float32
 
@@ -30,10 +31,14 @@ class Codec(Augmentation):
         self.from_codec = resampler_between(CODEC_RATE, sample_rate)
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
-        return Draw({"law": int(rng.integers(len(LAWS)))}) if rng.random() < self.prob else None
+        if rng.random() >= self.prob:
+            return None
+        law = int(rng.integers(len(LAWS)))
+        return Draw({"law": law, "offset": OFFSETS[law], "lowest": LOWEST_OCTAVES[law]})
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
-        coded = through_g711(self.to_codec(x_R), draws.values["law"])
+        offset_R1, lowest_R1 = (draws.values[key][:, None] for key in ("offset", "lowest"))
+        coded = through_g711(self.to_codec(x_R), offset_R1, lowest_R1)
         return self.from_codec(coded)[:, : x_R.shape[1]]
 
 
@@ -46,17 +51,16 @@ def refuse_below_codec_rate(sample_rate: int) -> None:
         )
 
 
-def through_g711(wave_RS: Tensor, law_R: Tensor) -> Tensor:
-    """Return the samples after G.711 coding and decoding; `law_R`: 0 for mu-law, 1 for A-law.
+def through_g711(wave_RS: Tensor, offset_R1: Tensor, lowest_R1: Tensor) -> Tensor:
+    """Return the samples after G.711 coding and decoding by the laws with these constants.
 
     Both laws quantise a magnitude in 16 even steps an octave; mu-law first adds a bias, A-law does
     not let the steps shrink in its lowest octave.
     """
-    law_R1 = law_R[:, None].float()
-    bias_R1, lowest_R1 = MU_LAW_BIAS * (1 - law_R1), LOWEST_OCTAVE * (1 + law_R1)
-    magnitude_RS = (wave_RS.abs() * INT16_SCALE + bias_R1).clamp(max=INT16_SCALE - 1)
+    magnitude_RS = (wave_RS.abs() - offset_R1).clamp(max=1 - 1 / INT16_SCALE)
     # The power of two below: the exponent's bits alone, exact and faster than a logarithm.
     octave_RS = (magnitude_RS.view(torch.int32) & EXPONENT_BITS).view(torch.float32)
     step_RS = torch.maximum(octave_RS, lowest_R1) / STEPS
-    decoded_RS = ((magnitude_RS / step_RS).floor() + 0.5) * step_RS - bias_R1
-    return torch.copysign(decoded_RS, wave_RS) / INT16_SCALE
+    steps_RS = torch.div(magnitude_RS, step_RS, rounding_mode="trunc")
+    decoded_RS = torch.addcmul(offset_R1, steps_RS + 0.5, step_RS)
+    return torch.copysign(decoded_RS, wave_RS)

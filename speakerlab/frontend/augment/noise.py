@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from speakerlab.core.batch import Draw, Draws
 from speakerlab.frontend.augment.base import INT16_SCALE, Augmentation
@@ -20,12 +21,11 @@ class Noise(Augmentation):
     """A recording of one kind or, of the kind speech, the sum of several: babble.
 
     The bank is a tensor of the device, or stays on the host, where the data workers cut the noise
-    and send it along. `num_silent` counts the rows that got no noise because they or the noise
-    were below -60 dBFS.
+    and send it along (`wave` in the draw, instead of its `place` in the bank). `num_silent` counts
+    the rows that got no noise because they or the noise were below -60 dBFS.
     """
 
     bank: Tensor
-    offset_K: Tensor
 
     def __init__(
         self,
@@ -57,9 +57,8 @@ class Noise(Augmentation):
             )
         self.kind_ends = np.cumsum([odds[kind] for kind in self.kinds])
         self.host_bank = None if noise_on_device else noises
-        bank, offset_K = noise_bank(noises if noise_on_device else (), num_samples=num_samples)
+        bank, self.offset_K = noise_bank(noises if noise_on_device else (), num_samples=num_samples)
         self.register_buffer("bank", bank, persistent=False)
-        self.register_buffer("offset_K", offset_K, persistent=False)
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
         """Draw V recordings and their starts; add the noise itself where the host has the bank."""
@@ -72,37 +71,46 @@ class Noise(Augmentation):
         noise_V = rng.choice(own, count, replace=count > len(own))
         start_V = rng.integers(self.lengths_K[noise_V])
         snr_db = float(rng.uniform(*self.snr_db[kind]))
-        values = {"noise": noise_V, "start": start_V, "snr_db": snr_db}
-        if self.host_bank is not None:
+        snr = (10 ** (torch.tensor(snr_db) / 10)).item()
+        values = {"noise": noise_V, "start": start_V, "snr_db": snr_db, "snr": snr}
+        if self.host_bank is None:
+            values["place"] = self.offset_K[noise_V] + start_V
+        else:
             values["wave"] = self._cut(noise_V, start_V)
-        return Draw(values, len(noise_V))
+        return Draw(values)
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
         noise_RS = self._noise(draws)
         speech_power_R, noise_power_R = x_R.square().mean(1), noise_RS.square().mean(1)
         silent_R = torch.minimum(speech_power_R, noise_power_R) < SILENCE_POWER
-        self.num_silent += silent_R.sum()
-        snr_R = 10 ** (draws.values["snr_db"] / 10)
-        gain_R = (speech_power_R / noise_power_R / snr_R).sqrt()
-        gain_R = torch.where(silent_R, 0.0, gain_R)
+        self.num_silent.append(silent_R.sum())
+        gain_R = (speech_power_R / noise_power_R / draws.values["snr"]).sqrt()
+        gain_R = gain_R.masked_fill(silent_R, 0.0)
         return x_R.add_(noise_RS.mul_(gain_R[:, None]))
 
     def _noise(self, draws: Draws) -> Tensor:
         """Return noise (R, S) at any level: as the workers cut it, or cut from the bank here."""
         if "wave" in draws.values:
             return draws.values["wave"].float().div_(INT16_SCALE)
-        noise_RV, start_RV = draws.values["noise"], draws.values["start"]
-        start_RV = start_RV + self.offset_K[noise_RV]
-        stretches = self.bank.unfold(0, self.num_samples, 1)  # a view, one row per start
-        if draws.group == 1:
-            return stretches.index_select(0, start_RV[:, 0]).float().div_(INT16_SCALE)
-        noise_RS = torch.zeros((len(start_RV), self.num_samples), device=start_RV.device)
-        for start_R in start_RV.unbind(1):
-            voice_RS = stretches.index_select(0, start_R).float().div_(INT16_SCALE)
-            power_R = voice_RS.square().mean(1)
-            gain_R = torch.where(power_R < SILENCE_POWER, 0.0, power_R.rsqrt())
-            noise_RS += voice_RS.mul_(gain_R[:, None])
+        place_RV = draws.values["place"]
+        if place_RV.device.type != "cpu":  # few kernels, whatever the numbers of voices
+            return self._voices(place_RV)
+        stretches = self.bank.unfold(0, self.num_samples, 1)  # a view, one row per place
+        noise_RS = stretches.index_select(0, place_RV[:, 0]).float().div_(INT16_SCALE)
+        for row, num_voices in enumerate((place_RV >= 0).sum(1).tolist()):
+            if num_voices > 1:
+                noise_RS[row] = self._voices(place_RV[row, :num_voices])
         return noise_RS
+
+    def _voices(self, place_V: Tensor) -> Tensor:
+        """Return the sum (..., S) of recordings at (..., V) in the bank, each at the same power.
+
+        A place that is missing, -1, is that of the last stretch: silence.
+        """
+        voice_VS = self.bank.unfold(0, self.num_samples, 1)[place_V].float()
+        power_V = voice_VS.square().mean(-1)
+        gain_V = F.threshold(power_V, SILENCE_POWER * INT16_SCALE**2, torch.inf).rsqrt()
+        return voice_VS.mul_(gain_V.unsqueeze(-1)).sum(-2)
 
     def _cut(self, noise_V: np.ndarray, start_V: np.ndarray) -> np.ndarray:
         """Cut noise (S,), int16, from the bank on the host: as it is, or babble at full scale.
@@ -127,21 +135,22 @@ class Noise(Augmentation):
         return np.rint(sum_S * (32767 / peak)).astype(np.int16)
 
 
-def noise_bank(noises: Sequence[np.ndarray], *, num_samples: int) -> tuple[Tensor, Tensor]:
+def noise_bank(noises: Sequence[np.ndarray], *, num_samples: int) -> tuple[Tensor, np.ndarray]:
     """Return all noises in a row, (total,) int16, and where each begins, (K,) int64.
 
     Each is followed by its own beginning, so that S samples from any start are one plain stretch:
-    on a CPU an index for every sample would cost more than all the rest of the noise.
+    on a CPU an index for every sample would cost more than all the rest of the noise. The last
+    stretch is silence.
     """
     lengths = np.array([len(noise) for noise in noises], dtype=np.int64)
     looped = lengths + num_samples - 1
     offsets = np.cumsum(looped) - looped
-    bank = np.empty(int(looped.sum()), dtype=np.int16)
+    bank = np.zeros(int(looped.sum()) + num_samples, dtype=np.int16)
     for noise, offset, length in zip(noises, offsets, looped):
         bank[offset : offset + length] = np.resize(noise, length)
-    return torch.from_numpy(bank), torch.from_numpy(offsets)
+    return torch.from_numpy(bank), offsets
 
 
 def noise_bytes(lengths: Sequence[int], *, num_samples: int) -> int:
     """Return the bytes on the device of noises of these lengths in samples."""
-    return 2 * (sum(lengths) + len(lengths) * (num_samples - 1)) + 8 * len(lengths)
+    return 2 * (sum(lengths) + len(lengths) * (num_samples - 1) + num_samples)

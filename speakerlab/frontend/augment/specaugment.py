@@ -7,7 +7,6 @@ Interspeech 2019, without its time warping.
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from speakerlab.core.batch import Draw, Draws
@@ -22,13 +21,16 @@ class SpecAugment(Augmentation):
     def __init__(
         self,
         *,
+        num_frames: int,
+        num_mel_bins: int,
         num_freq_masks: int = 0,
         max_freq_width: int = 8,
         num_time_masks: int = 0,
         max_time_width: int = 20,
     ) -> None:
-        """Widths are drawn from 0 to the maximum, in mel bins and in frames."""
+        """Widths are drawn from 0 to the maximum, in mel bins and in frames of a crop."""
         super().__init__()
+        self.num_frames, self.num_mel_bins = num_frames, num_mel_bins
         if min(num_freq_masks, max_freq_width, num_time_masks, max_time_width) < 0:
             raise ValueError(
                 f"augment.spec: {num_freq_masks} x {max_freq_width} bins, {num_time_masks} x "
@@ -40,25 +42,29 @@ class SpecAugment(Augmentation):
     def draw(self, rng: np.random.Generator) -> Draw | None:
         if not self.num_masks:
             return None
-        return Draw({"mask": rng.random((self.num_masks, 2), dtype=np.float32)})
+        return Draw(self.masks(rng.random((self.num_masks, 2), dtype=np.float32)))
+
+    def masks(self, uniform_M2: np.ndarray) -> dict[str, np.ndarray]:
+        """Return which bins (F,) and frames (T,) are masked, from the draws of each mask."""
+        freq_M2, time_M2 = np.split(uniform_M2, [self.num_freq_masks])
+        bin_F = masked_cells(freq_M2, size=self.num_mel_bins, max_width=self.max_freq_width)
+        frame_T = masked_cells(time_M2, size=self.num_frames, max_width=self.max_time_width)
+        return {"bins": bin_F, "frames": frame_T}
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
         """Return features (R, T, F) with the masked cells at zero."""
-        mask_RM2 = draws.values["mask"]
-        freq_RM2, time_RM2 = mask_RM2.tensor_split([self.num_freq_masks], dim=1)
-        freq_RF = masked_cells(freq_RM2, size=x_R.shape[2], max_width=self.max_freq_width)
-        time_RT = masked_cells(time_RM2, size=x_R.shape[1], max_width=self.max_time_width)
-        return x_R.masked_fill_(freq_RF[:, None, :] | time_RT[:, :, None], 0.0)
+        bin_RF, frame_RT = draws.values["bins"], draws.values["frames"]
+        return x_R.masked_fill_(bin_RF[:, None, :] | frame_RT[:, :, None], 0.0)
 
 
-def masked_cells(mask_RM2: Tensor, *, size: int, max_width: int) -> Tensor:
-    """Return (R, D), true inside a mask, D = `size`, from (R, M, 2) uniforms: width and place.
+def masked_cells(uniform_M2: np.ndarray, *, size: int, max_width: int) -> np.ndarray:
+    """Return (D,), true inside a mask, D = `size`, from (M, 2) uniforms: width and place.
 
     width = floor(u x (max_width + 1)), at most `size`; start = floor(u' x (size - width + 1)).
     """
     # A draw just below 1 in double precision is 1 in float32: it must not leave its range.
-    width_RM = (mask_RM2[..., 0] * (max_width + 1)).floor().clamp_max(min(max_width, size))
-    start_RM = (mask_RM2[..., 1] * (size - width_RM + 1)).floor().minimum(size - width_RM)
-    place_D = torch.arange(size, device=mask_RM2.device)
-    inside_RMD = (place_D >= start_RM[..., None]) & (place_D < (start_RM + width_RM)[..., None])
-    return inside_RMD.any(1)
+    width_M = np.minimum(np.floor(uniform_M2[:, 0] * (max_width + 1)), min(max_width, size))
+    start_M = np.minimum(np.floor(uniform_M2[:, 1] * (size - width_M + 1)), size - width_M)
+    place_D1 = np.arange(size)[:, None]
+    inside_DM = (place_D1 >= start_M) & (place_D1 < start_M + width_M)
+    return np.logical_or.reduce(inside_DM, axis=1)

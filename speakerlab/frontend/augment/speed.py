@@ -29,8 +29,9 @@ class Speed(Augmentation):
         return Draw({}, speed) if speed else None
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
-        """Return waves (R, W) with samples beyond the crop at zero."""
+        """Return waves of a crop's length."""
         played = self.resamplers[draws.group](x_R[:, : self.num_read[draws.group]])
         # Rounding may give a sample too many or, at half speed or less, one too few.
-        played = played[:, : self.num_samples]
-        return nn.functional.pad(played, (0, x_R.shape[1] - played.shape[1]))
+        if missing := max(self.num_samples - played.shape[1], 0):
+            played = nn.functional.pad(played, (0, missing))
+        return played[:, : self.num_samples]
