@@ -10,7 +10,8 @@ Raises `Fault`, with the line of the package, for what a GPU would reject or wai
 - device mix: an operation has inputs on the GPU and on the host;
 - host read: the host reads a value, needs a shape that depends on values, or waits for an event of
   this step (`gpu.begin_step` begins one) or for all that is queued;
-- upload: a copy from the host to the GPU outside `Batch.to`, or one that blocks.
+- upload: a copy from the host to the GPU outside UPLOADS (fake_kernels.py), or one
+  that blocks.
 
 An operation that is not a view counts as one launch. So counts are exact in comparisons, but a
 lower bound of kernels: some operations, as the backward pass of a convolution, launch several.

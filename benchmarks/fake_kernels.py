@@ -15,10 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(ROOT))
 from speakerlab.core.batch import Batch
+from speakerlab.inference.batches import embed_batches
 
 HOST = torch.device("cpu")
 FAKE = "torch._subclasses.fake_tensor"
 COPIES = ("_to_copy", "copy_")
+UPLOADS = Batch.to, embed_batches  # the functions that may copy to the GPU
 FREE = (  # operations that launch nothing, besides views
     *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"),
     *("detach", "alias", "lift_fresh", "_unsafe_view", "is_pinned", "_pin_memory"),
@@ -89,7 +91,7 @@ class Kernels(TorchDispatchMode):
                 raise fault("host read", f"{func}, for which the host waits,")
             self.arrives[storage_of(target)] = next(self.clock)
         elif is_on_gpu(target) and not is_on_gpu(source):
-            if not (non_blocking and is_running(Batch.to)):
+            if not (non_blocking and any(map(is_running, UPLOADS))):
                 raise fault("upload", func)
             self.uploads[place()] += 1
 

@@ -15,8 +15,9 @@ import torch
 
 from speakerlab.config.embedder import Embedder
 from speakerlab.data.manifest import Manifest, Piece
+from speakerlab.data.workers import auto_workers, fit_workers
 from speakerlab.experiments.plots import plot_det
-from speakerlab.inference.batches import embed_pieces, utterance_pieces
+from speakerlab.inference.batches import MAX_BATCH_SECONDS, embed_pieces, utterance_pieces
 from speakerlab.inference.torch_model import Classifier
 from speakerlab.losses.head import Head
 from speakerlab.scoring.calibration import Calibration, fit_calibration
@@ -53,8 +54,14 @@ class HeldOut:
         """
         self.emb_ND = None
         ranks.copy_from_first(list(embedder.buffers()))
-        share = (ranks.rank, ranks.world_size)
-        emb_ND = embed_pieces(embedder, self.pieces, device=ranks.device, share=share, stop=stop)
+        emb_ND = embed_pieces(
+            embedder,
+            self.pieces,
+            device=ranks.device,
+            share=(ranks.rank, ranks.world_size),
+            stop=stop,
+            num_workers=num_readers(embedder, ranks),
+        )
         if any(ranks.every(stop())):
             return None
         self.emb_ND = emb_ND = ranks.sum(torch.from_numpy(emb_ND)).numpy()
@@ -143,6 +150,19 @@ class ClassValidation(HeldOut):
     def measure(self, emb_ND: np.ndarray) -> float:
         found_N = self.classifier.logits(emb_ND).argmax(axis=1)
         return float((found_N != np.array(self.label_N)).mean())
+
+
+def num_readers(embedder: Embedder, ranks: Ranks) -> int:
+    """Return how many processes read for a rank; none on a CPU, where reading takes little time."""
+    if ranks.device.type == "cpu":
+        return 0
+    largest = max(MAX_BATCH_SECONDS * embedder.sample_rate, embedder.max_samples)
+    return fit_workers(
+        auto_workers(ranks.local_size),
+        bytes_per_batch=2 * largest,
+        local_ranks=ranks.local_size,
+        is_fixed=False,
+    )
 
 
 def cut(piece: Piece) -> list[Piece]:

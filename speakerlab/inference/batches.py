@@ -2,6 +2,8 @@
 
 Pieces of equal frame count share a batch, so that nothing is padded and a batch equals its rows.
 With a VAD, each piece is embedded alone, as its length is known only once it is read.
+A GPU computes several batches in one forward pass, and their embeddings are read while it computes
+the next.
 Letters: N pieces, B rows of a batch, S samples, D embedding dimensions.
 """
 
@@ -9,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,8 +29,9 @@ from speakerlab.data.workers import start_worker
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.training.precision import without_autotuning
 
-MAX_BATCH_SECONDS = 64  # of audio in one forward pass, unless a single piece is longer
-MAX_SECONDS_AT_ONCE = 256  # in the forward passes of all threads: an hour in windows takes two
+T = TypeVar("T")
+MAX_BATCH_SECONDS = 64  # of audio, unless a single piece is longer
+MAX_SECONDS_AT_ONCE = 256  # of batches computed together: an hour in windows takes two
 
 
 def embed_pieces(
@@ -78,6 +82,7 @@ def embed_batches(
     always uses the same number of threads.
     """
     embedder.eval().to(device)
+    on_gpu = device.type == "cuda"
     ahead: deque[tuple[list[int], int]] = deque()  # batches being read, and their windows
 
     def list_spans() -> Iterator[list[Span]]:
@@ -96,19 +101,26 @@ def embed_batches(
         num_workers=num_workers,
         collate_fn=partial(_stack, vad=embedder.vad),
         worker_init_fn=start_worker,
+        pin_memory=on_gpu,
     )
 
-    def embed(wave_BS: Tensor) -> Tensor:
+    def embed(waves: list[Tensor]) -> tuple[list[Tensor], Any]:
+        shortest = min(wave_BS.shape[1] for wave_BS in waves)
+        parts = [wave_BS.to(device, non_blocking=True)[:, :shortest] for wave_BS in waves]
         with torch.inference_mode():
-            return embedder(wave_BS.to(device, non_blocking=True).float().div_(FULL_SCALE))
+            emb_BD: Tensor = embedder(torch.cat(parts).float().div_(FULL_SCALE))
+        each = emb_BD.to("cpu", non_blocking=True).split([len(wave_BS) for wave_BS in waves])
+        return list(each), torch.cuda.current_stream(device).record_event() if on_gpu else None
 
     max_samples = MAX_SECONDS_AT_ONCE * embedder.sample_rate
+    joined = _join(loader, embedder, max_samples=max_samples) if on_gpu else ([w] for w in loader)
+    found = _map_in_order(embed, joined, num_threads=num_threads, max_samples=max_samples)
     windows: list[Tensor] = []
-    for emb_BD in _map_in_order(embed, loader, num_threads=num_threads, max_samples=max_samples):
+    for emb_BD in _one_late(found) if on_gpu else chain.from_iterable(each for each, _ in found):
         windows.append(emb_BD)
         rows, num_windows = ahead[0]
         if len(windows) == num_windows:
-            yield rows, mean_of_windows(windows).float().cpu().numpy()
+            yield rows, mean_of_windows(windows).float().numpy()
             ahead.popleft()
             windows.clear()
 
@@ -132,22 +144,51 @@ def group_pieces(embedder: Embedder, pieces: Sequence[Piece]) -> Iterator[list[i
         yield from (rows[first : first + size] for first in range(0, len(rows), size))
 
 
+def _join(
+    batches: Iterable[Tensor], embedder: Embedder, *, max_samples: int
+) -> Iterator[list[Tensor]]:
+    """Yield batches that may share a forward pass, of at most `max_samples`, or one batch."""
+    for _, alike in groupby(batches, key=lambda wave_BS: embedder.batch_key(wave_BS.shape[1])):
+        waves: list[Tensor] = []
+        for wave_BS in alike:
+            if waves and sum(map(Tensor.numel, (*waves, wave_BS))) > max_samples:
+                yield waves
+                waves = []
+            waves.append(wave_BS)
+        yield waves
+
+
+def _one_late(found: Iterable[tuple[list[Tensor], Any]]) -> Iterator[Tensor]:
+    """Yield embeddings on their way from a GPU when the next ones are being computed."""
+    before: tuple[list[Tensor], Any] | None = None
+    for now in chain(found, [None]):
+        if before is not None:
+            before[1].synchronize()
+            yield from before[0]
+        before = now
+
+
 def _map_in_order(
-    work: Callable[[Tensor], Tensor], waves: Iterable[Tensor], *, num_threads: int, max_samples: int
-) -> Iterator[Tensor]:
-    """Yield work(wave) in order; the waves in work have at most `max_samples`, or are one."""
+    work: Callable[[list[Tensor]], T],
+    joined: Iterable[list[Tensor]],
+    *,
+    num_threads: int,
+    max_samples: int,
+) -> Iterator[T]:
+    """Yield work(waves) in order; the waves in work have at most `max_samples`, or are one's."""
     if num_threads == 1:
-        yield from map(work, waves)
+        yield from map(work, joined)
         return
     with ThreadPoolExecutor(num_threads) as pool:
-        waiting: deque[tuple[Future[Tensor], int]] = deque()
-        for wave_BS in waves:
-            held = wave_BS.numel() + sum(size for _, size in waiting)
+        waiting: deque[tuple[Future[T], int]] = deque()
+        for waves in joined:
+            num_samples = sum(map(Tensor.numel, waves))
+            held = num_samples + sum(size for _, size in waiting)
             while waiting and (len(waiting) > num_threads or held > max_samples):
                 future, size = waiting.popleft()
                 held -= size
                 yield future.result()
-            waiting.append((pool.submit(work, wave_BS), wave_BS.numel()))
+            waiting.append((pool.submit(work, waves), num_samples))
         yield from (future.result() for future, _ in waiting)
 
 
