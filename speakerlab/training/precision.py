@@ -17,6 +17,7 @@ NATIVE_BF16 = (8, 0)  # Ampere
 TENSOR_CORES = (7, 0)  # Volta
 # AMD's capability is no measure: gfx906, which lacks bf16, and gfx90a, which has it, are 9.0.
 ROCM_WITHOUT_BF16 = ("gfx8", "gfx900", "gfx902", "gfx904", "gfx906", "gfx908", "gfx909", "gfx10")
+OF_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second: of older torch
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -116,9 +117,12 @@ def _remarks(asked: str, cards: Sequence[Card], conv_tf32: bool) -> list[str]:
 def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> None:
     """Allow TF32 for convolutions at most; autotune them unless runs must be deterministic.
 
-    Uses torch's older setters: after its newer ones (`fp32_precision`) the getters raise, and so
-    does torch.compile.
+    Call it before a GPU is used. Uses torch's older setters: after its newer ones
+    (`fp32_precision`) the getters raise, and so does torch.compile.
     """
+    if not any(name in os.environ for name in OF_ALLOCATOR):
+        # Else memory cut into pieces of other sizes, as in validation, is lost to training.
+        os.environ[OF_ALLOCATOR[0]] = "expandable_segments:True"
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS insists on it
     torch.set_float32_matmul_precision("highest")

@@ -1,12 +1,19 @@
 """The format is chosen by the capability of the GPU, not by what its driver claims."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 from refusals import refused, refuses
 
-from speakerlab.training.precision import Card, apply_backend_settings, card_of, resolve_precision
+from speakerlab.training.precision import (
+    OF_ALLOCATOR,
+    Card,
+    apply_backend_settings,
+    card_of,
+    resolve_precision,
+)
 
 CUDA = torch.device("cuda", 3)
 T4 = Card(False, (7, 5), "capability 7.5")
@@ -86,6 +93,19 @@ def test_an_unknown_device_and_fp16_without_cuda_are_errors(device):
     with refuses("runtime.precision", "fp16", "cpu"):
         resolve_precision("fp16", "cpu")
     assert card_of(torch.device("mps")) is None and resolve_precision("auto", "mps").name == "fp32"
+
+
+@pytest.mark.parametrize("name", [None, *OF_ALLOCATOR])
+def test_segments_of_gpu_memory_grow_unless_the_user_decides(name, monkeypatch):
+    for each in OF_ALLOCATOR:
+        monkeypatch.setenv(each, "")  # also restores them
+        monkeypatch.delenv(each)
+    if name:
+        monkeypatch.setenv(name, "backend:native")
+    apply_backend_settings(deterministic=False)
+    found = {each: os.environ[each] for each in OF_ALLOCATOR if each in os.environ}
+    own = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert found == ({name: "backend:native"} if name else own)
 
 
 @pytest.mark.parametrize("conv_tf32", [False, True])
