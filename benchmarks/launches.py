@@ -77,7 +77,9 @@ class Batches:
             yield self.batch.pin_memory()
 
 
-def build_task(config: Config, precision: str, *, shards: Ranks | None = None) -> SpeakerTask:
+def build_task(
+    config: Config, precision: str, *, shards: Ranks | None = None, noise_on_device: bool = True
+) -> SpeakerTask:
     """Build a task on the CPU, with short rooms and noises of every kind; shards: of its head."""
     noises, kinds = [np.ones(60000, np.int16)] * 9, ["noise"] * 2 + ["music"] * 2 + ["speech"] * 5
     banks = {"rooms": [np.ones(8000)], "noises": noises, "noise_kinds": kinds}
@@ -85,7 +87,7 @@ def build_task(config: Config, precision: str, *, shards: Ranks | None = None) -
         config,
         num_classes=NUM_CLASSES,
         precision=Precision("fp32", "cuda", "counted"),
-        augment=build.build_augment(config, **banks),
+        augment=build.build_augment(config, **banks, noise_on_device=noise_on_device),
         shards=shards,
     )
     task.precision = Precision(precision, "cuda", "counted")  # see `build_trainer`
