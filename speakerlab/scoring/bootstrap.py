@@ -6,12 +6,9 @@ In a replicate the S speakers (of both sides together) are drawn S times with re
 the number of times that a speaker was drawn, a target trial weighs w(its speaker) and a non-target
 trial w(enrolment speaker) x w(test speaker). A replicate without a target or without a non-target
 trial has no EER and is drawn again.
-Bounds are expanded percentiles (Hesterberg, "What teachers should know about the bootstrap", The
-American Statistician 69(4), 2015): with n speakers, not 2.5 % of the replicates lie beyond a bound
-but Phi(-sqrt(n / (n - 1)) t), where t is the 97.5 % quantile of Student's distribution with n - 1
-degrees of freedom. Simulated with effects of speakers, pairs of speakers and utterances (the slow
-test in tests/scoring/test_bootstrap.py), 95, 95 and 94 of 100 intervals hold the true EER with 7,
-20 and 100 speakers, and 90 with five.
+Bounds are expanded percentiles (core/intervals.py). Simulated with effects of speakers, pairs of
+speakers and utterances (the slow test in tests/scoring/test_bootstrap.py), 95, 95 and 94 of 100
+intervals hold the true EER with 7, 20 and 100 speakers, and 90 with five.
 """
 
 from collections.abc import Sequence
@@ -20,8 +17,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import ndtri, stdtr
 
+from speakerlab.core.intervals import expansion, interval
 from speakerlab.scoring.metrics import (
     P_TARGETS,
     checked,
@@ -35,7 +33,6 @@ from speakerlab.scoring.metrics import (
 MANY_TRIALS = 1_000_000  # above this a replicate is slow, and the interval hardly moves
 FEW_PAIRS = 1_000_000  # up to this many speaker pairs, all are counted whether they have trials
 SPARE = 4.0  # most replicates look at this many times the share of non-targets that matters
-MIN_SPEAKERS = 5  # to resample; fewer have no interval
 
 
 @dataclass(frozen=True)
@@ -62,22 +59,8 @@ class Replicates:
         if ci95 is None:
             return None, None
         num_beyond = min(np.count_nonzero(difference_R >= 0), np.count_nonzero(difference_R <= 0))
-        quantile = ndtri((num_beyond + 1) / (len(difference_R) + 1)) / _expansion(self.num_speakers)
+        quantile = ndtri((num_beyond + 1) / (len(difference_R) + 1)) / expansion(self.num_speakers)
         return ci95, min(1.0, 2 * float(stdtr(self.num_speakers - 1, quantile)))
-
-
-def interval(values_R: NDArray[np.float64], num_speakers: int) -> list[float] | None:
-    """95 % interval [low, high] by expanded percentiles; None for fewer than five speakers."""
-    if num_speakers < MIN_SPEAKERS:
-        return None
-    tail = ndtr(_expansion(num_speakers) * stdtrit(num_speakers - 1, 0.025))
-    num_beyond = max(int(tail * (len(values_R) + 1)), 1)
-    ascending_R = np.sort(values_R)
-    return [float(ascending_R[num_beyond - 1]), float(ascending_R[-num_beyond])]
-
-
-def _expansion(num_speakers: int) -> float:
-    return float(np.sqrt(num_speakers / (num_speakers - 1)))
 
 
 def bootstrap(

@@ -5,9 +5,7 @@ Letters: N utterances, C classes, G groups of utterances drawn together, R repli
 
 import numpy as np
 
-from speakerlab.scoring.bootstrap import MIN_SPEAKERS, interval
-
-NUM_REPLICATES = 1000
+from speakerlab.core.intervals import MIN_GROUPS, NUM_REPLICATES, interval, ratio_interval
 
 
 def confusion(true_N: np.ndarray, found_N: np.ndarray, num_classes: int) -> np.ndarray:
@@ -34,25 +32,22 @@ def balanced_accuracy(count_CC: np.ndarray) -> float:
 def accuracy_interval(
     is_right_N: np.ndarray, group_N: np.ndarray | None = None, *, seed: int = 0
 ) -> list[float] | None:
-    """95 % interval of the accuracy by bootstrap with 1,000 replicates (see `bootstrap.interval`).
+    """95 % interval of the accuracy by bootstrap with 1,000 replicates (core/intervals.py).
 
     group_N: the group of each utterance, by number; a speaker's utterances are drawn together.
     None: each utterance alone. With fewer than five groups there is no interval. Where all or none
     are right, draws cannot differ; then the exact binomial bound with as many trials as there are
     groups (Clopper and Pearson, Biometrika 1934).
     """
-    rng, num = np.random.default_rng(seed), len(is_right_N)
+    num = len(is_right_N)
     num_groups = num if group_N is None else int(group_N.max()) + 1
-    if num_groups < MIN_SPEAKERS:
+    if num_groups < MIN_GROUPS:
         return None
     if len(np.unique(is_right_N)) == 1:
         bound = 0.025 ** (1 / num_groups)
         return [bound, 1.0] if is_right_N[0] else [0.0, 1 - bound]
     if group_N is None:  # a draw of N utterances has a binomial number of right ones
-        drawn_R = rng.binomial(num, float(np.mean(is_right_N)), size=NUM_REPLICATES) / num
-    else:
-        right_G = np.bincount(group_N, weights=is_right_N, minlength=num_groups)
-        size_G = np.bincount(group_N, minlength=num_groups)
-        draws = (rng.integers(num_groups, size=num_groups) for _ in range(NUM_REPLICATES))
-        drawn_R = np.array([right_G[picked].sum() / size_G[picked].sum() for picked in draws])
-    return interval(drawn_R, num_groups)
+        rng = np.random.default_rng(seed)
+        return interval(rng.binomial(num, is_right_N.mean(), size=NUM_REPLICATES) / num, num)
+    right_G = np.bincount(group_N, weights=is_right_N, minlength=num_groups)
+    return ratio_interval(right_G, np.bincount(group_N, minlength=num_groups), seed=seed)

@@ -58,14 +58,6 @@ def test_interval_has_its_nominal_coverage(num_speakers, per_speaker):
     assert abs(hits / num - 0.95) < 2.6 * np.sqrt(0.95 * 0.05 / num)
 
 
-@pytest.mark.parametrize(("num_speakers", "num_beyond"), [(7, 4), (20, 15), (10**6, 24)])
-def test_the_interval_by_hand(num_speakers, num_beyond):
-    # Phi(-sqrt(7/6) x 2.447) = 0.0041, Phi(-sqrt(20/19) x 2.093) = 0.0159, Phi(-1.96) = 0.025
-    values_R = np.random.default_rng(0).permutation(np.arange(999.0))
-    expected = [num_beyond - 1, 999 - num_beyond]
-    assert bootstrap.interval(values_R, num_speakers) == expected
-
-
 def test_fewer_than_five_speakers_of_a_kind_have_no_interval():
     scores, is_target, enrol, test = simulated(num_speakers=6, per_speaker=3, seed=0)
     for least, kept in (
