@@ -23,6 +23,7 @@ COMMANDS = {
     "classify": "classify the utterances of a data directory (language or other class)",
     "fuse": "fuse the score files of several systems",
     "compare": "compare score files on one trial list, with confidence intervals",
+    "der": "score diarization: DER and JER of RTTM files",
     "embed": "extract embeddings of audio files",
     "verify": "compare two recordings: score, likelihood ratio, decision",
     "enroll": "enrol a speaker from recordings",

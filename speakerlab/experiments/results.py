@@ -74,7 +74,7 @@ def format_table(rows: Sequence[Row]) -> str:
         "non-targets": [f"{row['num_nontarget']:,}" for row in rows],
     }
     filled = {name: cells for name, cells in columns.items() if any(cells)}
-    return _aligned([list(filled), *map(list, zip(*filled.values()))], num_left=3)
+    return aligned([list(filled), *map(list, zip(*filled.values()))], num_left=3)
 
 
 def format_identification(rows: Sequence[Row]) -> str:
@@ -87,16 +87,16 @@ def format_identification(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    return _aligned([header, *lines], num_left=2)
+    return aligned([header, *lines], num_left=2)
 
 
 def format_confusion(row: Row) -> str:
     """The confusion table, true classes in rows; of many classes the most frequent confusions."""
     table = confusion_table(row)
     if table is not None:
-        return _aligned([["true \\ found", *table[0]], *([n, *map(str, c)] for n, c in table[1])])
+        return aligned([["true \\ found", *table[0]], *([n, *map(str, c)] for n, c in table[1])])
     worst = [[true, found, str(count)] for true, found, count in frequent_confusions(row)]
-    return _aligned([["true", "found", "number"], *worst], num_left=2)
+    return aligned([["true", "found", "number"], *worst], num_left=2)
 
 
 def confusion_table(row: Row) -> tuple[list[str], list[tuple[str, list[int]]]] | None:
@@ -170,7 +170,8 @@ def _compared(compared: Mapping[str, Any] | None) -> str:
     return f"{points(compared['eer_difference'])} to {compared['with']}, {p_value(compared)}"
 
 
-def _aligned(lines: Sequence[Sequence[str]], *, num_left: int = 1) -> str:
+def aligned(lines: Sequence[Sequence[str]], *, num_left: int = 1) -> str:
+    """A header and rows of cells as text, a rule below the header; num_left columns align left."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     rows = [
         "  ".join(

@@ -1,0 +1,76 @@
+"""Score diarization: DER, JER and number of speakers of RTTM files or folders of them."""
+
+import logging
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from speakerlab.bin.command import parser
+from speakerlab.core.atomic import check_writable, write_json
+from speakerlab.diarization.regions import Turn, merge_turns, read_rttm, read_uem
+from speakerlab.diarization.scoring import extent, score_recordings
+from speakerlab.experiments.diarization import format_diarization, results_of
+
+log = logging.getLogger(__name__)
+REFERENCE = "reference"  # --uem: score the extent of the reference, as md-eval does
+JER_PROTOCOL = "no collar, overlap scored, frames of 10 ms"
+MAX_NAMED = 5  # recordings in a warning
+
+
+def main(words: Sequence[str]) -> None:
+    """`speakerlab der REF HYP [--uem FILE] [--collar 0] [--skip-overlap] [--json FILE]`"""
+    options = parser("der", __doc__)
+    options.add_path("ref", "REF", "RTTM of the true turns: a file, or a folder of .rttm files")
+    options.add_path("hyp", "HYP", "RTTM of the turns to score")
+    uem = (
+        "UEM file of the regions to score (default: each recording from the first to the last turn "
+        f"of REF and HYP); {REFERENCE}: the same of REF alone, as md-eval does"
+    )
+    options.add_argument("--uem", metavar="FILE", help=uem)
+    collar = "seconds not scored before and after each bound of a true turn (default 0)"
+    options.add_number("--collar", "SECONDS", collar, least=0, kind=float, default=0.0)
+    skip = "leave out where two or more true speakers speak"
+    options.add_argument("--skip-overlap", action="store_true", help=skip)
+    options.add_path("--json", "FILE", "file to write the results to")
+    args = options.parse_args(words)
+    if args.json:
+        check_writable(args.json)
+    reference, hypothesis = read_rttm(args.ref), read_rttm(args.hyp)
+    for path, turns in ((args.ref, reference), (args.hyp, hypothesis)):
+        if num_merged := sum(merge_turns(own)[1] for own in turns.values()):
+            log.warning("%s: overlapping turns of one speaker merged: %d", path, num_merged)
+    found = score_recordings(
+        reference,
+        hypothesis,
+        regions=_regions(args.uem, reference),
+        collar=args.collar,
+        skip_overlap=args.skip_overlap,
+    )
+    if not any(errors.scored for errors in found.values()):
+        raise ValueError(f"{args.ref}: has no speech to score; check REF, --uem and --collar")
+    if missing := sorted(reference.keys() - hypothesis.keys()):
+        names = ", ".join(missing[:MAX_NAMED]) + (", ..." if len(missing) > MAX_NAMED else "")
+        log.warning("%s: recordings lacking, all missed: %d (%s)", args.hyp, len(missing), names)
+    results = results_of(found, _protocol(args))
+    sys.stdout.write(format_diarization(results) + "\n")
+    if args.json:
+        write_json(args.json, results)
+        log.info("%s: wrote the results", args.json)
+
+
+def _regions(uem: str | None, reference: Mapping[str, Sequence[Turn]]) -> Any:
+    if uem == REFERENCE:
+        return {name: extent(turns) for name, turns in reference.items()}
+    return None if uem is None else read_uem(Path(uem))
+
+
+def _protocol(args: Namespace) -> dict[str, Any]:
+    chosen = {None: "first to last turn of REF and HYP", REFERENCE: "first to last turn of REF"}
+    return {
+        "collar": args.collar,
+        "overlap": not args.skip_overlap,
+        "regions": chosen.get(args.uem, args.uem),
+        "jer": JER_PROTOCOL,
+    }
