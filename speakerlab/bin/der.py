@@ -20,7 +20,7 @@ MAX_NAMED = 5  # recordings in a warning
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab der REF HYP [--uem FILE] [--collar 0] [--skip-overlap] [--json FILE]`"""
+    """`speakerlab der REF HYP [--uem FILE] [--collar 0] [--skip-overlap] [--json FILE] ...`"""
     options = parser("der", __doc__)
     options.add_path("ref", "REF", "RTTM of the true turns: a file, or a folder of .rttm files")
     options.add_path("hyp", "HYP", "RTTM of the turns to score")
@@ -34,9 +34,10 @@ def main(words: Sequence[str]) -> None:
     skip = "leave out where two or more true speakers speak"
     options.add_argument("--skip-overlap", action="store_true", help=skip)
     options.add_path("--json", "FILE", "file to write the results to")
+    options.add_path("--report", "FILE", "page to write the results to, as HTML")
     args = options.parse_args(words)
-    if args.json:
-        check_writable(args.json)
+    for path in filter(None, (args.json, args.report)):
+        check_writable(path)
     reference, hypothesis = read_rttm(args.ref), read_rttm(args.hyp)
     for path, turns in ((args.ref, reference), (args.hyp, hypothesis)):
         if num_merged := sum(merge_turns(own)[1] for own in turns.values()):
@@ -58,6 +59,13 @@ def main(words: Sequence[str]) -> None:
     if args.json:
         write_json(args.json, results)
         log.info("%s: wrote the results", args.json)
+    if args.report:
+        from speakerlab.experiments.report import write_diarization_page
+
+        facts = {"Files": {"REF": args.ref, "HYP": args.hyp}, "Protocol": results["protocol"]}
+        title = f"Diarization: {args.hyp.name}"
+        write_diarization_page(args.report, title=title, results=results, facts=facts)
+        log.info("%s: wrote the report", args.report)
 
 
 def _regions(uem: str | None, reference: Mapping[str, Sequence[Turn]]) -> Any:

@@ -1,4 +1,4 @@
-"""Results of a diarization: errors of recordings in; JSON, and tables for the console, out."""
+"""Results of a diarization: errors of recordings in; JSON, tables and headlines out."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,10 @@ from speakerlab.core.intervals import ratio_interval
 from speakerlab.diarization.scoring import Errors, total
 from speakerlab.experiments.results import Row, aligned, percent
 
+Table = tuple[list[str], list[list[str]]]  # header and rows
+Headline = tuple[str, str, list[str]]  # name, value and notes
 PARTS = ("missed", "false_alarm", "confusion")  # of the DER
+HEADERS = ("scored s", "missed %", "false alarm %", "confusion %", "DER %", "JER %")
 OVERLAPS = {  # least share of the speech of a recording in which two or more speak -> group
     0.0: "overlap: below 5 %",
     0.05: "overlap: 5 to 10 %",
@@ -39,26 +42,39 @@ def results_of(found: Mapping[str, Errors], protocol: Mapping[str, Any]) -> dict
 
 
 def format_diarization(results: Mapping[str, Any]) -> str:
-    """The table of recordings and, if there are several, of groups; then the total as text."""
-    files, groups, whole = (results[name] for name in ("files", "groups", "total"))
-    header = ["recording", *_cells(whole), "speakers", "found"]
-    rows = [[name, *_cells(row).values(), *_counts(row)] for name, row in files.items()]
-    rows.append(["total", *_cells(whole).values(), *_counts(whole)])
-    parts = [aligned([header, *rows])]
-    if len(files) > 1:
-        header = ["recordings with", *_cells(whole), "recordings", "count right"]
-        rows = [[name, *_cells(row).values(), *_right(row)] for name, row in groups.items()]
-        parts.append(aligned([header, *rows]))
-    protocol, num = results["protocol"], whole["num_recordings"]
-    overlap = "scored" if protocol["overlap"] else "not scored"
-    shown = f"collar {protocol['collar']:g} s, overlap {overlap}, regions: {protocol['regions']}"
-    counts = ", ".join(f"{error} in {n}" for error, n in whole["count_errors"].items())
-    parts.append(
-        f"DER {_rate(whole, 'der')}; {shown}\n"
-        f"JER {_rate(whole, 'jer')}; {protocol['jer']}\n"
-        f"number of speakers right in {_right(whole)[1]} of {num}; found minus true: {counts}"
-    )
-    return "\n\n".join(parts)
+    """The tables, then the total as text."""
+    tables = [aligned([header, *rows]) for header, rows in tables_of(results)]
+    lines = [", ".join([f"{name} {value}", *notes]) for name, value, notes in headlines(results)]
+    return "\n\n".join([*tables, "\n".join(lines)])
+
+
+def tables_of(results: Mapping[str, Any]) -> list[Table]:
+    """Return header and rows of the recordings and, if there are several, of the groups."""
+    files = {**results["files"], "total": results["total"]}
+    counts = ("num_speakers", "num_found")
+    rows = [[name, *_rates(row), *(str(row[n]) for n in counts)] for name, row in files.items()]
+    tables = [(["recording", *HEADERS, "speakers", "found"], rows)]
+    if len(results["files"]) > 1:
+        groups = results["groups"].items()
+        rows = [
+            [name, *_rates(row), str(row["num_recordings"]), _right(row)] for name, row in groups
+        ]
+        tables.append((["recordings with", *HEADERS, "recordings", "count right"], rows))
+    return tables
+
+
+def headlines(results: Mapping[str, Any]) -> list[Headline]:
+    """Return DER, JER and counts of speakers of all recordings, with intervals and protocol."""
+    protocol, whole = results["protocol"], results["total"]
+    overlap = "overlap scored" if protocol["overlap"] else "overlap not scored"
+    scored = [f"collar {protocol['collar']:g} s", overlap, f"regions: {protocol['regions']}"]
+    errors = ", ".join(f"{error} in {num}" for error, num in whole["count_errors"].items())
+    right = f"{_right(whole)} of {whole['num_recordings']}"
+    return [
+        ("DER", f"{percent(whole['der'])} %", [_interval(whole, "der"), *scored]),
+        ("JER", f"{percent(whole['jer'])} %", [_interval(whole, "jer"), protocol["jer"]]),
+        ("number of speakers right in", right, [f"found minus true: {errors}"]),
+    ]
 
 
 def _together(errors: Sequence[Errors]) -> Row:
@@ -84,22 +100,16 @@ def _row(errors: Errors) -> Row:
     return {"der": errors.der, "jer": errors.jer, **parts, **counts, **seconds}
 
 
-def _cells(row: Row) -> dict[str, str]:
-    rates = {"missed": "missed %", "false_alarm": "false alarm %", "confusion": "confusion %"}
-    rates |= {"der": "DER %", "jer": "JER %"}
-    shown = {header: percent(row[name]) for name, header in rates.items()}
-    return {"scored s": f"{row['scored_seconds']:.2f}", **shown}
+def _rates(row: Row) -> list[str]:
+    """Return the cells below HEADERS."""
+    return [f"{row['scored_seconds']:.2f}", *(percent(row[n]) for n in (*PARTS, "der", "jer"))]
 
 
-def _counts(row: Row) -> list[str]:
-    return [str(row["num_speakers"]), str(row["num_found"])]
+def _right(row: Row) -> str:
+    return str(row["count_errors"].get("0", 0))
 
 
-def _right(row: Row) -> list[str]:
-    return [str(row["num_recordings"]), str(row["count_errors"].get("0", 0))]
-
-
-def _rate(row: Row, name: str) -> str:
-    ci95, num = row[f"{name}_ci95"], row["num_recordings"]
-    interval = " - ".join(map(percent, ci95)) if ci95 else f"n/a (recordings: {num})"
-    return f"{percent(row[name])} %, 95 % interval {interval}"
+def _interval(row: Row, name: str) -> str:
+    ci95 = row[f"{name}_ci95"]
+    shown = " - ".join(map(percent, ci95)) if ci95 else f"n/a (recordings: {row['num_recordings']})"
+    return f"95 % interval {shown}"

@@ -16,7 +16,7 @@ import jinja2
 from speakerlab.checkpoints import provenance
 from speakerlab.checkpoints.model_files import find_model, read_card, read_settings
 from speakerlab.core.atomic import write_text
-from speakerlab.experiments import results
+from speakerlab.experiments import diarization, results
 from speakerlab.experiments.curves import find_reference, read_curves
 from speakerlab.experiments.hardest import HardTrial, Player, hardest_trials, player_of
 from speakerlab.experiments.plots import Picture, draw_list, draw_training
@@ -183,6 +183,20 @@ def write_identification_page(path: Path, *, title: str, rows: Sequence[Row], fa
             }
         )
     write_text(path, _render("identification.html.j2", title=title, sets=sets, facts=facts))
+
+
+def write_diarization_page(
+    path: Path, *, title: str, results: Mapping[str, Any], facts: Facts
+) -> None:
+    """Write the report of a diarization, the recordings with the most errors first."""
+    files = sorted(results["files"].items(), key=lambda file: -file[1]["error_seconds"])
+    recordings, *groups = diarization.tables_of({**results, "files": dict(files)})
+    shown = {
+        "cards": diarization.headlines(results),
+        "errors": results["total"]["count_errors"],
+        "tables": [*(("Groups of recordings", one) for one in groups), ("Recordings", recordings)],
+    }
+    write_text(path, _render("diarization.html.j2", title=title, facts=facts, **shown))
 
 
 def _render(template: str, **values: Any) -> str:

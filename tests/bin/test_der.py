@@ -1,6 +1,7 @@
 """Scoring RTTM files: what is printed and written, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,13 @@ def pair(tmp_path) -> tuple[str, str]:
 
 def test_rates_protocol_and_counts_are_printed_and_written(tmp_path, capsys, caplog, pair):
     path = tmp_path / "out/results.json"
-    main([*pair, "--json", str(path)])
+    page = tmp_path / "out/results.html"
+    main([*pair, "--json", str(path), "--report", str(page)])
     text = capsys.readouterr().out
     assert "DER 1.67 %" in text and "collar 0 s, overlap scored" in text
     assert f"{pair[1]}: overlapping turns of one speaker merged: 1" in caplog.text
+    assert re.findall("<td>(r.)</td>", page.read_text()) == ["r5", "r0", "r1", "r2", "r3", "r4"]
+    assert "<b>1.67 %</b>" in page.read_text() and "<li>collar 0 s</li>" in page.read_text()
     results = json.loads(path.read_text())
     total = results["total"]
     assert total["der"] == pytest.approx(1 / 60) == total["error_seconds"] / 60
@@ -99,5 +103,6 @@ def test_what_cannot_be_scored_is_refused(tmp_path, pair):
         main([ref, other])
     with refuses(f"{write_rttm(tmp_path / 'bad', ('x', 0, -1, 'ann'))}:1", -1):
         main([ref, str(tmp_path / "bad")])
-    with refuses(f"{ref}/a.json"):
-        main([ref, hyp, "--json", f"{ref}/a.json"])
+    for option in ("--json", "--report"):
+        with refuses(f"{ref}/out"):
+            main([ref, hyp, option, f"{ref}/out"])

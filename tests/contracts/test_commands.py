@@ -30,7 +30,7 @@ PUBLISHED = {
     "classify": "--exp! --data+!",
     "fuse": "--trials! --scores+! --out! --dev-trials --dev-scores+ --speakers",
     "compare": "SCORES+ --trials! --far --frr",
-    "der": "REF HYP --uem --collar --skip-overlap? --json",
+    "der": "REF HYP --uem --collar --skip-overlap? --json --report",
     "embed": "FILE* --list --wav-scp --out! --format=ark|jsonl|npy|safetensors "
     "--runtime=torch|onnx --allow-rejected --model! --device=auto|cpu|cuda "
     "--precision=fp32|bf16|auto",

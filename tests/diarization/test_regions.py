@@ -114,6 +114,11 @@ def test_what_is_written_is_read_again(tmp_path):
     assert read_lab(tmp_path / "a.lab") == spoken["a"]
 
 
+def test_bounds_are_rounded_to_milliseconds(tmp_path):
+    regions.write_rttm(tmp_path / "a", {"a": [Turn(0, 1.0004, "x"), Turn(1.0004, 2.0008, "x")]})
+    assert read_rttm(tmp_path / "a")["a"] == [Turn(0, 1, "x"), Turn(1, 2.001, "x")]
+
+
 @pytest.mark.parametrize(
     ("turn", "value"),
     [

@@ -102,6 +102,7 @@ def test_overlap_is_left_out_after_the_speakers_are_mapped():
     hypothesis = turns((3, 9, "1"), (4, 8, "2"), (0, 1, "2"))
     found = score(reference, hypothesis, skip_overlap=True)
     assert seconds(found) == [5, 2, 0, 1]
+    assert found.overlap == 4 / 9  # of all speech
 
 
 def test_overlapping_turns_of_one_speaker_are_one():
