@@ -44,10 +44,9 @@ def read_rttm(path: Path) -> dict[str, list[Turn]]:
         if words[0] == "SPKR-INFO":
             return None
         if words[0] != "SPEAKER" or len(words) < 8:
-            got = " ".join(words)[:80]
             raise ValueError(
-                f"is not 'SPEAKER recording channel start duration <NA> <NA> speaker', got "
-                f"'{got}'; correct or remove the line"
+                "is not 'SPEAKER recording channel start duration <NA> <NA> speaker', got "
+                f"{_shown(words)}; correct or remove the line"
             )
         _, recording, channel, start, duration, _, _, speaker, *_ = words
         first_file, first_channel = origins.setdefault(recording, (file, channel))
@@ -94,7 +93,7 @@ def read_uem(path: Path) -> dict[str, list[Region]]:
     def parse(words: Sequence[str], _file: Path) -> tuple[str, Region]:
         if len(words) != 4:
             raise ValueError(
-                f"is not 'recording channel start end', got '{' '.join(words)[:80]}'; correct it"
+                f"is not 'recording channel start end', got {_shown(words)}; correct it"
             )
         return words[0], _region(*words[2:])
 
@@ -116,7 +115,7 @@ def read_lab(path: Path) -> list[Region]:
     def parse(words: Sequence[str], _file: Path) -> Region:
         if len(words) not in (2, 3) or words[2:] not in ([], ["speech"], ["sp"]):
             raise ValueError(
-                f"is not 'start end speech' in seconds, got '{' '.join(words)[:80]}'; correct it, "
+                f"is not 'start end speech' in seconds, got {_shown(words)}; correct it, "
                 "or remove it if it is not speech"
             )
         return _region(*words[:2])
@@ -179,6 +178,10 @@ def _read_rows(
                 faults.add("refused lines", f"{path}:{number}: {error}")
     faults.raise_if_any()
     return rows
+
+
+def _shown(words: Sequence[str]) -> str:
+    return repr(" ".join(words)[:80])  # control characters escaped
 
 
 def _region(start: str, end: str) -> Region:

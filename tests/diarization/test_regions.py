@@ -60,6 +60,7 @@ def test_an_empty_file_of_a_folder_is_a_recording_without_turns(tmp_path):
         ("SPEAKER a 1 0 1", "SPEAKER a 1 0 1"),
         ("NOSCORE a 1 0 1 <NA> <NA> <NA> <NA>", "NOSCORE"),
         ("RIFF\udc80WAVE", "UTF-8"),
+        ("\x1b[2J", "\\x1b[2J"),
     ],
 )
 def test_each_broken_line_of_an_rttm_is_refused(tmp_path, line, value):
