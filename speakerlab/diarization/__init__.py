@@ -1,1 +1,1 @@
-"""Who spoke when: speech regions and turns on disk, and their scores."""
+"""Who spoke when: speech regions, windows, clustering, turns, and their scores."""

@@ -1,0 +1,95 @@
+"""Variational Bayesian clustering with a PLDA model: VBx as a mixture, without its HMM.
+
+Landini, Profant, Diez and Burget, "Bayesian HMM clustering of x-vector sequences (VBx) in speaker
+diarization" (Computer Speech & Language 71, 2022), equations 14 to 27, with P(loop) = 0, where the
+HMM is a mixture. A speaker that explains no windows loses its weight, so that the number of
+speakers is found. Fa weighs the windows, which are not independent, and Fb the speakers' prior.
+Letters: N windows, K speakers, D dimensions.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp, softmax
+
+from speakerlab.diarization.clustering import centres, drop_tiny, unit_rows
+from speakerlab.diarization.spectral import Spectral
+
+FA, FB = 0.2, 1.0  # for a window every 0.75 s; for one every 0.25 s, VBx has 0.3 and 17
+START_WINDOWS = 10  # of each speaker that iteration starts from, if there are not too many
+START_SHARPNESS = 7.0  # of the posteriors that it starts from (init-smoothing of VBx)
+NUM_ITERATIONS = 40
+MIN_GAIN = 1e-4  # of the lower bound, to go on
+MIN_WEIGHT = 1e-7  # of a speaker that is left
+
+
+class Vbx:
+    """Method of `METHODS`.
+
+    mean_D, transform_DD, psi_D: a PLDA model of embeddings of unit length; u = A (x - m) has the
+    covariance I within speakers and diag(psi) between them.
+    """
+
+    def __init__(
+        self,
+        *,
+        mean_D: np.ndarray,
+        transform_DD: np.ndarray,
+        psi_D: np.ndarray,
+        fa: float = FA,
+        fb: float = FB,
+    ) -> None:
+        self.mean_D, self.transform_DD, self.psi_D = mean_D, transform_DD, psi_D
+        self.fa, self.fb, self.spectral = fa, fb, Spectral()
+
+    def __call__(self, unit_ND: np.ndarray, least: int, most: int) -> NDArray[np.int64]:
+        """Return group_N; of spectral clustering if VBx leaves less than `least` speakers."""
+        num_starts = max(min(most, len(unit_ND) // START_WINDOWS), least)
+        group_N = drop_tiny(self.spectral(unit_ND, num_starts, num_starts), num_starts)
+        direction_KD = unit_rows(centres(unit_ND, group_N))
+        start_NK = np.eye(len(direction_KD))[(unit_ND @ direction_KD.T).argmax(axis=1)]
+        u_ND = (unit_ND - self.mean_D) @ self.transform_DD.T
+        post_NK = posteriors(
+            u_ND,
+            self.psi_D,
+            softmax(START_SHARPNESS * start_NK, axis=1),
+            fa=self.fa,
+            fb=self.fb,
+        )
+        found_N = post_NK.argmax(axis=1)
+        if len(np.unique(found_N)) < least:
+            return self.spectral(unit_ND, least, most)
+        return found_N
+
+
+def posteriors(
+    u_ND: np.ndarray,
+    psi_D: np.ndarray,
+    post_NK: np.ndarray,
+    *,
+    fa: float,
+    fb: float,
+) -> NDArray[np.float64]:
+    """Return the posterior of each speaker for each window, (N, K'), of the speakers that are left.
+
+    u_ND: covariance I within speakers, diag(psi) between them. post_NK: where to start.
+    """
+    rho_ND = u_ND * np.sqrt(psi_D)
+    own_N = -0.5 * (np.log(2.0 * np.pi) + np.square(u_ND)).sum(axis=1)
+    weight_K = np.full(post_NK.shape[1], 1.0 / post_NK.shape[1])
+    last = -np.inf
+    for _ in range(NUM_ITERATIONS):
+        variance_KD = 1.0 / (1.0 + fa / fb * post_NK.sum(axis=0)[:, None] * psi_D)
+        mean_KD = fa / fb * variance_KD * (post_NK.T @ rho_ND)
+        spread_K = ((variance_KD + mean_KD**2) * psi_D).sum(axis=1)
+        log_NK = fa * (rho_ND @ mean_KD.T - 0.5 * spread_K + own_N[:, None]) + np.log(weight_K)
+        total_N = np.asarray(logsumexp(log_NK, axis=1))
+        post_NK = np.exp(log_NK - total_N[:, None])
+        prior = (1.0 + np.log(variance_KD) - variance_KD - mean_KD**2).sum()
+        bound = float(total_N.sum() + 0.5 * fb * prior)
+        weight_K = post_NK.mean(axis=0)
+        left_K = weight_K > MIN_WEIGHT
+        weight_K, post_NK = weight_K[left_K] / weight_K[left_K].sum(), post_NK[:, left_K]
+        if bound - last < MIN_GAIN:
+            break
+        last = bound
+    return post_NK
