@@ -11,10 +11,12 @@ Raises `Fault`, with the line of the package, for what a GPU would reject or wai
 - host read: the host reads a value, needs a shape that depends on values, or waits for an event of
   this step (`gpu.begin_step` begins one) or for all that is queued;
 - upload: a copy from the host to the GPU outside UPLOADS (fake_kernels.py), or one
-  that blocks.
+  that blocks;
+- capture: a tensor on the host among those of a CUDA graph.
 
-An operation that is not a view counts as one launch. So counts are exact in comparisons, but a
-lower bound of kernels: some operations, as the backward pass of a convolution, launch several.
+An operation that is not a view counts as one launch, and so does the replay of a CUDA graph. So
+counts are exact in comparisons, but a lower bound of kernels: some operations, as the backward pass
+of a convolution, launch several.
 Not covered: order between streams, NCCL, numerics, memory.
 
 Not all names of torch that are used here are public; `why_not` reports a version without them.
@@ -109,7 +111,7 @@ class Event:
     def wait(self, *_: Any) -> None: ...
 
     def synchronize(self) -> None:
-        if self.at > self.kernels.step_began:
+        if self.at > self.kernels.step_began or self.kernels.is_capturing:
             raise fault("host read", "the host waits for an event of this step")
         self.kernels.known = max(self.kernels.known, self.at)
 
@@ -136,10 +138,36 @@ class Stream:
         raise fault("host read", "the host waits for all that is queued")
 
 
+class Graph:
+    """CUDA graph; only replays are launched. `capture` stands in for `torch.cuda.graph`."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def replay(self) -> None:
+        self.kernels.launches[self.kernels.regions[-1]] += 1
+
+    @contextmanager
+    def capture(self, **_: Any) -> Iterator[None]:
+        self.kernels.is_capturing = True
+        try:
+            yield
+        finally:
+            self.kernels.is_capturing = False
+
+
 def stand_ins(kernels: Kernels) -> dict[str, Any]:
     """Return what replaces names of `torch.cuda`."""
     main = Stream(kernels)
+
+    def memory(*_: Any) -> None:
+        raise fault("host read", "of the memory in use, which may differ in each run,")
+
     return {
+        **dict.fromkeys(("mem_get_info", "memory_allocated", "memory_reserved"), memory),
+        "CUDAGraph": partial(Graph, kernels),
+        "graph": Graph.capture,
+        "graph_pool_handle": lambda: (0, 1),
         "Event": partial(Event, kernels),
         "Stream": partial(Stream, kernels),
         "current_stream": lambda *_: main,

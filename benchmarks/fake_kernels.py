@@ -12,6 +12,7 @@ import torch
 from sides import ROOT
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 sys.path.insert(0, str(ROOT))
 from speakerlab.core.batch import Batch
@@ -43,6 +44,8 @@ class Kernels(TorchDispatchMode):
         self.clock = itertools.count(1)  # of events and copies to the host
         self.step_began = self.known = 0  # the host knows what happened until `known`
         self.pinned, self.arrives = set[int](), dict[int, int]()  # storages on the host
+        self.is_capturing = False  # a CUDA graph
+        self.recorded: list[str] | None = None  # operations with shapes and numbers, if wanted
 
     def begin_step(self) -> None:
         """From here on, an event is one of this step."""
@@ -68,7 +71,11 @@ class Kernels(TorchDispatchMode):
         if name in COPIES:
             pair = (args[0], made[0]) if name == "_to_copy" else (args[1], args[0])
             self.copy(func, *pair, non_blocking=is_non_blocking(func, args, kwargs))
-        if any(map(is_on_gpu, (*given, *made))):
+        if self.recorded is not None:
+            self.recorded.append(f"{func} {tree_map_only(Tensor, describe, (args, kwargs))}")
+        if self.is_capturing and not all(map(is_on_gpu, (*given, *made))):
+            raise fault("capture", f"{func} of a tensor on the host, which replays would not see,")
+        if any(map(is_on_gpu, (*given, *made))) and not self.is_capturing:
             self.count(func, name, args)
         return result
 
@@ -122,6 +129,11 @@ def refuse_mix(func: Any, given: Iterable[Tensor]) -> None:
     hosts = [t for t in given if not is_on_gpu(t) and not (takes_numbers and t.dim() == 0)]
     if hosts:
         raise fault("device mix", f"{func} with {[tuple(t.shape) for t in hosts]} on the host")
+
+
+def describe(tensor: Tensor) -> str:
+    """Return all that a kernel's launch depends on, but the address."""
+    return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}"
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:

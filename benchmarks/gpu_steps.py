@@ -18,6 +18,7 @@ WORKS = ("infer", "train")
 KERNELS = {  # settings compared with the default -> precision
     "runtime.tf32=off": "fp32",
     "runtime.channels_last=false": "bf16",
+    "runtime.cuda_graph=on": "bf16",
     "runtime.compile=true": "bf16",
 }
 TINY_AUDIO = ("--utterance-seconds=2", "--crop-seconds=1")
@@ -52,9 +53,10 @@ def check_steps(_options: argparse.Namespace) -> Iterator[Step]:
 
 def model_steps(options: argparse.Namespace) -> Iterator[Step]:
     """Yield counts, limits, each precision, then other kernels: compiling takes longest."""
-    names = product(MODELS, (*launches.PARTS, "all"))
+    names = product(MODELS, launches.GRAPHS, (*launches.PARTS, "all"))
     words = ["--device=cpu", "--models", *MODELS, "--precisions", "bf16"]
-    yield Step("launches", [f"launches.{model}.bf16.{part}" for model, part in names], words)
+    rows = [f"launches.{model}.bf16{graph}.{part}" for model, graph, part in names]
+    yield Step("launches", rows, words)
     parts = ("matmul.fp32", "matmul.bf16", "copy", "decode.wav", "decode.flac")
     yield Step("roofline", [f"machine.{part}" for part in parts])
     formats = [*models_cases.PRECISIONS, *(["fp16"] if options.on_gpu else [])]
@@ -73,11 +75,12 @@ def each_model(formats: Sequence[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def data_steps(options: argparse.Namespace) -> Iterator[Step]:
-    """Yield the data path, then trainings as the peers', as the recipes', in one micro-batch."""
+    """Yield the data path, then trainings: the peers', the recipes', by graphs, in one piece."""
     yield Step("data", ["data.to_device", "data.full_cpu"], ["--source=shard"])
     yield Step("frontend", ["frontend.fbank"])
     batch = f"training.global_batch={8 if options.quick else 256}"
-    for settings in ([], [batch], [batch, batch.replace("training.global", "runtime.micro")]):
+    whole, graphs = batch.replace("training.global", "runtime.micro"), "runtime.cuda_graph=auto"
+    for settings in ([], [batch], [batch, graphs], [batch, whole]):
         yield end_to_end(settings)
     crops = memory.CROPS["cuda" if options.on_gpu else "cpu"]
     yield Step("memory", [f"memory.{m}.bf16.{count}" for m, count in product(MODELS, crops)])

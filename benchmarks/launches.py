@@ -4,12 +4,13 @@
 
 One optimizer step of one micro-batch of 64 crops of 3 s, with every augmentation on every crop. A
 small model is limited by the number of launches, each of which costs about 5 us. Rows are
-`launches.MODEL.PRECISION.PART`:
+`launches.MODEL.PRECISION.PART`, and `launches.MODEL.PRECISION.cuda_graph.PART` for a step with
+`runtime.cuda_graph`:
 
 - guard: what lets a bad step be undone;
 - frontend: from the batch on the host to features;
-- forward: backbone, head and loss;
-- backward;
+- forward: backbone, head and loss; with a CUDA graph its replay, and zeros for the gradients;
+- backward: with a graph, nothing;
 - update: clipping and the optimizer;
 - all: the parts, and the sums for the log.
 """
@@ -36,6 +37,7 @@ from speakerlab.data.loader import collate
 from speakerlab.experiments import setup
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks
+from speakerlab.training.graphs import WARM_UP, GraphedTask
 from speakerlab.training.precision import DTYPES, Precision
 from speakerlab.training.progress import LearningWatch, MetricSums
 from speakerlab.training.run_state import RunState
@@ -51,6 +53,7 @@ ALL_ON = (
     *("augment.room_prob=1", "augment.noise_prob=1", "augment.telephone_prob=1"),
     *("augment.codec_prob=1", "augment.spec={num_freq_masks: 2, num_time_masks: 2}"),
 )
+GRAPHS = ("", ".cuda_graph")  # at the end of a row's name, before the part
 PARTS = ("guard", "frontend", "forward", "backward", "update")
 BACKBONE = "step/forward/backbone"
 PART_OF = {  # regions of the step, of which the longest name that fits counts
@@ -61,6 +64,7 @@ PART_OF = {  # regions of the step, of which the longest name that fits counts
     "step/forward": "frontend",  # features and their masks
     BACKBONE: "forward",
     "step/forward/head": "forward",
+    "step/replay": "forward",
     "step/backward": "backward",
     "step/optimizer": "update",
 }
@@ -109,18 +113,25 @@ def draw_batch(config: Config, task: SpeakerTask, crops: int) -> Batch:
 
 
 def build_trainer(
-    config: Config, task: SpeakerTask, batch: Batch, *, accumulation: int = 1, frozen: int = 1
+    config: Config,
+    task: SpeakerTask,
+    batch: Batch,
+    *,
+    accumulation: int = 1,
+    frozen: int = 1,
+    device: torch.device = GPU,
 ) -> Trainer:
-    """Return a trainer of a task on the GPU, which neither logs nor saves nor validates.
+    """Return a trainer of a task on its device, which neither logs nor saves nor validates.
 
-    Call it within `fake_gpu`. frozen: steps at the start in which only the head learns.
+    Call it within `fake_gpu`. frozen: steps at the start in which only the head learns. Learning
+    rate and margin differ in each step.
     """
     task.set_precision(task.precision)  # here, because torch finds no GPU outside `fake_gpu`
-    ranks, margin = Ranks(0, 1, 1, GPU), config.training.margin.final
+    ranks, margin = Ranks(0, 1, 1, device), config.training.margin.final
     updater = Updater(
         task,
         build.build_optimizer(config, task.parameters(), lr=0.1),
-        device=GPU,
+        device=device,
         clip_norm=config.training.clip_norm,
         scale_loss=task.precision.scales_loss,
         split=list(task.split.values()),
@@ -132,8 +143,8 @@ def build_trainer(
     state = RunState(**parts, sums=MetricSums(ranks), writer=none)
     steps = {"valid_every_steps": 1, "checkpoint_every_steps": 1, "log_every_steps": 1}
     schedule = Schedule(
-        lr_at=lambda step: 0.1,
-        margin_at=lambda step: margin,
+        lr_at=lambda step: 0.1 / (step + 1),
+        margin_at=lambda step: margin / (step + 1),
         total_steps=100,
         steps_per_epoch=100,
         checkpoint_seconds=1e9,
@@ -156,14 +167,16 @@ def build_trainer(
 
 
 def count_step(config: Config, precision: str, *, crops: int) -> dict[str, int]:
-    """Return the launches of the second step, by part."""
-    task = build_task(config, precision)
+    """Return the launches of the second step, or of one that replays a CUDA graph, by part."""
+    task, uses_graph = build_task(config, precision), config.runtime.cuda_graph == "on"
     batch = draw_batch(config, task, crops)
     with fake_gpu() as gpu:
         mark(task.embedder.backbone, gpu)
         to_gpu(task)
         trainer = build_trainer(config, task, on_host(batch))
-        for _ in range(2):
+        if uses_graph:
+            trainer.graphed = GraphedTask(task, trainer.updater, accumulation=1)
+        for _ in range(2 + uses_graph * WARM_UP):
             gpu.begin_step()
             gpu.launches.clear()
             trainer.train_step()
@@ -187,12 +200,13 @@ def mark(backbone: Any, gpu: Kernels) -> None:
 
 
 def compare(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield the rows of every model and precision."""
-    for model, precision in product(options.models, options.precisions):
-        name = f"launches.{model}.{precision}"
+    """Yield the rows of every model and precision, with and without a graph."""
+    for model, precision, graph in product(options.models, options.precisions, GRAPHS):
+        name = f"launches.{model}.{precision}{graph}"
         if not any(wants(options, f"{name}.{part}") for part in (*PARTS, "all")):
             continue
-        config = load_config([ROOT / "conf" / f"{model}.yaml"], ALL_ON)
+        words = [*ALL_ON, *(["runtime.cuda_graph=on"] if graph else [])]
+        config = load_config([ROOT / "conf" / f"{model}.yaml"], words)
         for part, count in count_step(config, precision, crops=CROPS).items():
             row = Row(name=f"{name}.{part}", ours=count, unit="launches")
             if wants(options, row.name):

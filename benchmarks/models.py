@@ -27,8 +27,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from models_cases import ALLOWED, CASES, PRECISIONS, QUICK_ROWS, WORKS, Case, micro_batch, rows_of
-from sides import ROOT, Process, import_peer, report, run_case, say, stopwatch, take_turns, timed
+from models_cases import (
+    ALLOWED,
+    CASES,
+    PRECISIONS,
+    QUICK_ROWS,
+    WORKS,
+    Case,
+    micro_batch,
+    require_equal,
+    rows_of,
+)
+from sides import ROOT, Process, import_peer, report, run_case, stopwatch, take_turns, timed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -57,6 +67,7 @@ class Side:
         self._fill_head()
         self.optimizer: torch.optim.Optimizer | None = None
         self.trains = ""  # the precision that kernels and momentum are for
+        self.add_gradients: Any = self.compute_gradients
         self.infers: dict[str, nn.Module] = {}  # by precision
 
     def build(self, model: str, number: int) -> nn.Module:
@@ -94,7 +105,7 @@ class Side:
         emb_BD = self.embed(self.model, feats_BTF, precision)
         emb_BD = emb_BD.to(torch.promote_types(emb_BD.dtype, torch.float32))
         cos_BC = F.normalize(emb_BD) @ F.normalize(self.head_CD.to(emb_BD.dtype)).T
-        shift_BC = MARGIN * F.one_hot(label_B, NUM_CLASSES)
+        shift_BC = torch.zeros_like(cos_BC).scatter(1, label_B[:, None], MARGIN)
         return F.cross_entropy(SCALE * (cos_BC - shift_BC), label_B)
 
     def prepare(self, work: str, precision: str) -> None:
@@ -117,8 +128,13 @@ class Side:
             return
         assert self.optimizer is not None
         self.optimizer.zero_grad()
-        self.loss(self.feats_BTF, self.label_B, precision).backward()
+        self.add_gradients(self.feats_BTF, self.label_B)
+        if getattr(self.add_gradients, "has_failed", False):
+            raise SystemExit("CUDA graphs: capture failed; see above")
         self.optimizer.step()
+
+    def compute_gradients(self, feats_BTF: Tensor, label_B: Tensor) -> None:
+        self.loss(feats_BTF, label_B, self.trains).backward()
 
     def run(self, work: str, precision: str, steps: int) -> float:
         """Return the seconds of so many steps."""
@@ -201,6 +217,7 @@ class Ours(Side):
     def new_optimizer(self, precision: str) -> torch.optim.Optimizer:
         """Choose kernels as training does, even after another precision, and its optimizer."""
         from speakerlab.experiments import setup
+        from speakerlab.training.graphs import Graphed
         from speakerlab.training.precision import resolve_precision
         from speakerlab.training.update import OPTIMIZERS
 
@@ -208,7 +225,10 @@ class Ours(Side):
         self.task.set_precision(resolve_precision(precision, torch.device(self.device)))
         setup.choose_kernels(self.config, self.task)
         self.model = (*self.task.embedder.compiled, self.model)[0]
-        return OPTIMIZERS["sgd"]([*self.model.parameters(), self.head_CD], **SGD)
+        parameters = [*self.model.parameters(), self.head_CD]
+        if self.config.runtime.cuda_graph == "on" and self.device != "cpu":
+            self.add_gradients = Graphed(self.compute_gradients, parameters)
+        return OPTIMIZERS["sgd"](parameters, **SGD)
 
     def differences(self, path: str, dtype: str, precision: str) -> dict[str, float]:
         """Return the largest differences to a peer's values, over its largest, by `ALLOWED`."""
@@ -240,22 +260,6 @@ class Ours(Side):
 
 
 SIDES = {"ours": Ours, "peer": Side}
-
-
-def require_equal(ours: Process, peer: Process, name: str, options: argparse.Namespace) -> None:
-    """Print how far the sides are apart; exit where they do not compute the same."""
-    for (dtype, precision), allowed in ALLOWED.items():
-        if precision not in options.precisions and dtype != "float64":
-            continue
-        path = options.folder / "peer.values"
-        peer.ask("save", path=path, dtype=dtype)
-        errors = ours.ask("differences", path=path, dtype=dtype, precision=precision)
-        listed = ", ".join(f"{what} {error:.1e}" for what, error in errors.items())
-        kind = dtype if precision == "fp32" else "bf16 (ours) against float32"
-        say(f"{name} in {kind}, largest difference: {listed}")
-        wrong = [what for what, error in errors.items() if not error <= allowed[what]]
-        if wrong:
-            raise SystemExit(f"{name}: {' and '.join(wrong)} are not equal; nothing was timed")
 
 
 def compare(options: argparse.Namespace) -> Iterator[Any]:

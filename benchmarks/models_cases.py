@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, NamedTuple
 
-from sides import wants
+from sides import Process, say, wants
 
 WORKS = ("infer", "train")  # inference first: after trainings in one process it was slower
 PRECISIONS = ("fp32", "bf16")
@@ -120,3 +120,19 @@ def rows_of(
 def micro_batch(model: str, device: str) -> int:
     """Return the crops of a step."""
     return ON_CPU.get(model, 16) if device == "cpu" else ON_GPU
+
+
+def require_equal(ours: Process, peer: Process, name: str, options: argparse.Namespace) -> None:
+    """Print how far the sides are apart; exit where they do not compute the same."""
+    for (dtype, precision), allowed in ALLOWED.items():
+        if precision not in options.precisions and dtype != "float64":
+            continue
+        path = options.folder / "peer.values"
+        peer.ask("save", path=path, dtype=dtype)
+        errors = ours.ask("differences", path=path, dtype=dtype, precision=precision)
+        listed = ", ".join(f"{what} {error:.1e}" for what, error in errors.items())
+        kind = dtype if precision == "fp32" else "bf16 (ours) against float32"
+        say(f"{name} in {kind}, largest difference: {listed}")
+        wrong = [what for what, error in errors.items() if not error <= allowed[what]]
+        if wrong:
+            raise SystemExit(f"{name}: {' and '.join(wrong)} are not equal; nothing was timed")

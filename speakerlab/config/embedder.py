@@ -80,10 +80,18 @@ class Embedder(nn.Module):
         self, wave_BS: Tensor, spec_augment: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
         """Return emb_BD of waves of `min_samples` to `max_samples`; an exported model does this."""
+        return self.embed_features(self.features(wave_BS, spec_augment))
+
+    def features(
+        self, wave_BS: Tensor, spec_augment: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Return feats_BTF, what the backbone gets."""
         is_stored = wave_BS.dim() == 3
         feats_BTF = self.fbank.normalise(wave_BS) if is_stored else self.fbank(wave_BS)
-        if spec_augment is not None:
-            feats_BTF = spec_augment(feats_BTF)
+        return feats_BTF if spec_augment is None else spec_augment(feats_BTF)
+
+    def embed_features(self, feats_BTF: Tensor) -> Tensor:
+        """Return emb_BD of what `features` returns."""
         backbone = self.compiled[0] if self.compiled and self.training else self.backbone
         if self.precision is None:
             return backbone(feats_BTF)

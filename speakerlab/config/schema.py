@@ -184,6 +184,7 @@ class RuntimeConfig(Section):
     tf32: Literal["auto", "off"] = "auto"  # auto: in convolutions, never in matrix products
     sync_bn: Literal["auto", "off"] = "auto"  # auto: ranks with fewer than 32 crops join
     compile: bool = False  # the backbone, by torch.compile; minutes at the start
+    cuda_graph: Literal["auto", "on", "off"] = "off"  # auto: where a step can be captured
     channels_last: Literal["auto"] | bool = "auto"  # layout of 2-D convolutions
     num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     stall_seconds: Positive = 60.0  # a slower batch is logged, with its cause

@@ -29,6 +29,7 @@ from speakerlab.losses.head import Head
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.distributed import Ranks
+from speakerlab.training.graphs import graph_task
 from speakerlab.training.monitor import Monitor
 from speakerlab.training.nan_report import write_report
 from speakerlab.training.progress import LearningWatch, MetricSums
@@ -149,6 +150,12 @@ def build_training(
         signals=signals,
         crop_samples=build.crop_samples(config),
         seed=config.seed,
+        graphed=graph_task(
+            config.runtime.cuda_graph,
+            *(task, updater, ranks),
+            accumulation=plan.accumulation,
+            crop_samples=build.crop_samples(config),
+        ),
     )
     if ranks.is_first and not consistency.is_published(exp_dir, schedule.total_steps):
         setup.log_start(exp_dir, config, facts, task)

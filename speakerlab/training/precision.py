@@ -48,7 +48,9 @@ class Precision:
         return self.name == "fp16"
 
     def autocast(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.device_type, self.dtype, enabled=self.name != "fp32")  # noqa: TID251
+        """Return the context; it keeps no copies of weights, which a CUDA graph would use again."""
+        enabled = self.name != "fp32"
+        return torch.autocast(self.device_type, self.dtype, enabled, cache_enabled=False)  # noqa: TID251
 
 
 def card_of(device: torch.device) -> Card | None:

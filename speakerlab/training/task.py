@@ -6,7 +6,7 @@ Letters: B rows, S samples, T frames, F mel bins, D embedding.
 """
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -146,13 +146,31 @@ class SpeakerTask(nn.Module):
 
         batch: with the draws of SpecAugment; None: no masks. frozen: only the head learns.
         """
-        masks = None if batch is None else partial(self.augment.features, batch=batch)
         with self.autocast, record_function("step/forward/embedder"):
             with torch.no_grad() if frozen else nullcontext():
-                emb_BD: Tensor = self.embedder(x_B, masks)
+                emb_BD: Tensor = self.embedder(x_B, self._masks(batch))
             if frozen:  # gradients of zero, because DDP waits for one of every parameter
                 firsts = [p[(0,) * p.dim()] for p in self.embedder.parameters()]
                 emb_BD = emb_BD + 0 * torch.stack(firsts).sum()
+        return self._classify(emb_BD, label_B, margin)
+
+    def features(self, x_B: Tensor, batch: Batch) -> Tensor:
+        """Return feats_BTF, the part of `forward` before the backbone."""
+        embedder: Any = self.embedder
+        with self.autocast, record_function("step/forward/embedder"):
+            return embedder.features(x_B, self._masks(batch))
+
+    def classify(self, feats_BTF: Tensor, label_B: Tensor, margin: Tensor) -> TaskOutput:
+        """Return the loss of features, the part of `forward` from the backbone on."""
+        embedder: Any = self.embedder
+        with self.autocast, record_function("step/forward/embedder"):
+            emb_BD: Tensor = embedder.embed_features(feats_BTF)
+        return self._classify(emb_BD, label_B, margin)
+
+    def _masks(self, batch: Batch | None) -> Callable[[Tensor], Tensor] | None:
+        return None if batch is None else partial(self.augment.features, batch=batch)
+
+    def _classify(self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor) -> TaskOutput:
         with record_function("step/forward/head"):
             loss, decided = self.head(emb_BD, label_B, margin)
             return TaskOutput(loss, self.head.count_correct(decided, label_B))

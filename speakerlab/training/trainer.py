@@ -17,6 +17,7 @@ import torch
 from torch.profiler import record_function
 
 from speakerlab.training.batch_size import BatchPlan
+from speakerlab.training.graphs import GraphedTask
 from speakerlab.training.monitor import Monitor
 from speakerlab.training.nan_report import examine
 from speakerlab.training.progress import DivergedError
@@ -54,6 +55,7 @@ class Trainer:
     signals: Signals
     crop_samples: int
     seed: int
+    graphed: GraphedTask | None = None  # takes micro-batches, except of frozen steps
 
     def __post_init__(self) -> None:
         state = self.state
@@ -147,6 +149,10 @@ class Trainer:
                 torch.manual_seed(self._key(step, number, DRAWS_KEY))  # for dither and dropout
                 # DDP averages the gradients over ranks during the last backward pass.
                 is_reduced = index == count - 1 or self.model is self.task
+                if self.graphed is not None and not frozen:
+                    self.sums.add_micro_batch(self.graphed(inputs, margin), inputs)
+                    self._progress(step + (index + 1) / count)
+                    continue
                 with nullcontext() if is_reduced else self.model.no_sync():
                     with record_function("step/forward"):
                         output = self.model(

@@ -1,0 +1,191 @@
+"""CUDA graphs: replay the kernels of a micro-batch with one launch.
+
+A small model launches thousands of kernels per micro-batch, each of which takes the host longer
+than the GPU. A capture records those of backbone, head, loss and backward pass, with the addresses
+of all their tensors; a replay launches all of them at once, on what is at these addresses then.
+Nguyen et al., Accelerating PyTorch with CUDA Graphs, PyTorch blog, 2021.
+
+Not `torch.cuda.make_graphed_callables`: while it captures, no other thread may allocate, but the
+one that pins batches does; and its gradients are in memory of the graph, which AccumulateGrad makes
+`.grad` of the first micro-batch, and the second one overwrites (pytorch issue 181723).
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from speakerlab.training.distributed import Ranks
+from speakerlab.training.task import MicroBatch, SpeakerTask, TaskOutput
+from speakerlab.training.update import Updater
+
+log = logging.getLogger(__name__)
+WARM_UP = 3  # calls in which libraries choose kernels and allocate
+
+zero_all = torch._foreach_zero_  # pyright: ignore[reportPrivateImportUsage]
+
+
+@dataclass
+class Region:
+    """What is computed for inputs of one shape. The tensors keep their addresses."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: Any = None
+    graph: Any = None  # torch.cuda.CUDAGraph
+    num_calls: int = 0
+
+
+class Graphed:
+    """A function of tensors, replayed by a CUDA graph of its kernels after some calls.
+
+    function: takes tensors on the GPU, adds to the gradients of `parameters`, returns tensors that
+    need no gradient. It must not wait for the device or upload anything, and must launch the same
+    kernels at each call: numbers and control flow of the host are those of the capture. If the
+    capture fails, the function is called as it is from then on, with a warning.
+
+    The outputs are overwritten by the next call. The gradients, too, keep their addresses:
+    parameters without one get theirs back, filled with zeros.
+    """
+
+    def __init__(self, function: Callable[..., Any], parameters: Iterable[nn.Parameter]) -> None:
+        self.function, self.parameters = function, list(parameters)
+        self.gradients: list[tuple[nn.Parameter, Tensor]] = []  # of parameters that are used
+        self.regions: dict[tuple[torch.Size, ...], Region] = {}  # by the shapes of the inputs
+        self.stream = torch.cuda.Stream()
+        self.has_failed = False
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        if self.has_failed:
+            return self.function(*inputs)
+        self._restore_gradients()
+        shapes = tuple(value.shape for value in inputs)
+        if shapes not in self.regions:
+            self.regions[shapes] = Region(tuple(map(torch.empty_like, inputs)))
+        region = self.regions[shapes]
+        for static, value in zip(region.inputs, inputs):
+            static.copy_(value)
+        region.num_calls += 1
+        if region.num_calls <= WARM_UP:
+            self._warm_up(region)
+            return region.outputs
+        graph = region.graph or self._capture(region)
+        if graph is None:
+            return self.function(*inputs)
+        graph.replay()
+        return region.outputs
+
+    def _restore_gradients(self) -> None:
+        """Give parameters their gradients, as zeros, if the optimizer has used them up."""
+        if self.gradients and self.gradients[0][0].grad is None:
+            zero_all([grad for _, grad in self.gradients])
+            for parameter, grad in self.gradients:
+                parameter.grad = grad
+
+    def _warm_up(self, region: Region) -> None:
+        """Compute on the stream of the capture; the first gradients are the ones that stay."""
+        main = torch.cuda.current_stream()
+        self.stream.wait_stream(main)
+        with torch.cuda.stream(self.stream):
+            region.outputs = self.function(*region.inputs)
+        main.wait_stream(self.stream)
+        if not self.gradients:
+            self.gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]
+
+    def _capture(self, region: Region) -> Any:
+        """Return a graph of the kernels, which are not run; None if the capture fails."""
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        # `thread_local`: other threads may allocate, as the one that pins batches does.
+        how: Any = {"stream": self.stream, "capture_error_mode": "thread_local"}
+        try:
+            with torch.cuda.stream(self.stream), torch.cuda.graph(graph, pool=pool, **how):
+                region.outputs = self.function(*region.inputs)
+        except Exception as error:  # nothing was run, so the micro-batch is as before
+            self._give_up(error, pool, how)
+            return None
+        region.graph = graph
+        return graph
+
+    def _give_up(self, error: Exception, pool: Any, how: dict[str, Any]) -> None:
+        cause = error.__context__ or error  # the end of a capture that has failed fails, too
+        line = f"{type(cause).__name__}: {cause}".splitlines()[0]
+        text = "runtime.cuda_graph: capture failed, training continues without; set it to off (%s)"
+        log.warning(text, line)
+        self.has_failed = True
+        self.regions.clear()
+        # Before 2.12, torch leaves its allocator and random generator in the capture, in which they
+        # would free no batch and draw no number (pytorch pull request 180395).
+        after = torch.cuda.CUDAGraph()
+        with suppress(RuntimeError, AttributeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # noqa: SLF001
+        with suppress(RuntimeError), torch.cuda.stream(self.stream), torch.cuda.graph(after, **how):
+            torch.zeros((), device="cuda")
+
+
+class GraphedTask:
+    """Forward and backward passes of micro-batches, all of one size, by CUDA graphs.
+
+    Features are computed before: SpecAugment has other masks in each batch.
+    """
+
+    def __init__(self, task: SpeakerTask, updater: Updater, *, accumulation: int) -> None:
+        self.task, self.updater, self.accumulation = task, updater, accumulation
+        self.graphed = Graphed(self._add_gradients, task.parameters())
+
+    def __call__(self, inputs: MicroBatch, margin: float) -> TaskOutput:
+        """Return the loss, and add the gradients, as the mean over `accumulation` calls."""
+        with record_function("step/forward"):
+            feats_BTF = self.task.features(inputs.x_B, inputs.batch)
+        with record_function("step/replay"):
+            return self.graphed(feats_BTF, inputs.batch.label_B, feats_BTF.new_full((), margin))
+
+    def _add_gradients(self, feats_BTF: Tensor, label_B: Tensor, margin: Tensor) -> TaskOutput:
+        with record_function("step/forward"):
+            output = self.task.classify(feats_BTF, label_B, margin)
+        with record_function("step/backward"):
+            self.updater.scale_loss(output.loss / self.accumulation).backward()
+        return output._replace(loss=output.loss.detach())
+
+
+def graph_task(
+    asked: Literal["auto", "on", "off"],
+    task: SpeakerTask,
+    updater: Updater,
+    ranks: Ranks,
+    *,
+    accumulation: int,
+    crop_samples: int,
+) -> GraphedTask | None:
+    """Return what replays the passes of a training; None, and the reason in the log, if none can.
+
+    Raises ValueError if they cannot be captured but are asked for by `on`.
+    """
+    if asked == "off":
+        return None
+    reason = why_not(task, ranks, crop_samples)
+    if asked == "on" and reason:
+        raise ValueError(f"runtime.cuda_graph: on, but {reason}; use auto or off")
+    log.info("CUDA graphs: %s", f"not used, because {reason}" if reason else "used")
+    return None if reason else GraphedTask(task, updater, accumulation=accumulation)
+
+
+def why_not(task: SpeakerTask, ranks: Ranks, crop_samples: int) -> str:
+    """Return why the passes of a training cannot be captured; "" if they can."""
+    embedder: Any = task.embedder
+    if ranks.device.type != "cuda":
+        return "there is no GPU"
+    if ranks.world_size > 1:
+        return "there are several ranks, which exchange gradients and statistics during the passes"
+    if task.head.is_split:
+        return "the head is split or samples classes"
+    if embedder.compiled:
+        return "runtime.compile is on"
+    if any(getattr(part, "memory_efficient", False) for part in embedder.modules()):
+        return "model.args.memory_efficient computes forward passes again"
+    if crop_samples > embedder.max_samples:
+        return "crops are longer than model.max_seconds"
+    return ""
