@@ -28,6 +28,7 @@ COMMANDS = {
     "verify": "compare two recordings: score, likelihood ratio, decision",
     "enroll": "enrol a speaker from recordings",
     "identify": "identify the enrolled speaker of a recording",
+    "diarize": "find who spoke when in recordings",
     "calibrate": "learn a model's calibration from a data directory",
     "import": "import a checkpoint of 3D-Speaker or WeSpeaker; list published models",
     "bench": "benchmark this machine, a model and the data path",

@@ -4,8 +4,9 @@ Of several channels the first is taken, as training does. Letters: S samples, C 
 A file is read as int16 like the recordings of a data directory, so that both give equal samples.
 """
 
+import tempfile
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,44 @@ def read_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) 
     Raises ValueError with one line for audio that is broken, empty or constant.
     """
     where = audio.name_of(source)
+    with _stream_wave(source, sample_rate, source_rate) as blocks:
+        wave_S = np.concatenate([np.zeros(0, dtype=np.float32), *blocks])
+    if not len(wave_S):
+        raise ValueError(_no_audio(where))
+    if wave_S.min() == wave_S.max():
+        raise ValueError(
+            f"{where}: is silent, got {wave_S[0]:g} in every sample; give a recording of a voice"
+        )
+    return wave_S
+
+
+def spool_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) -> np.ndarray:
+    """wave_S, int16, at `sample_rate`, in a temporary file that ends with the array.
+
+    As `read_wave`, but hours of audio need little memory, and silence is not refused.
+    """
+    with (
+        tempfile.TemporaryFile() as file,
+        _stream_wave(source, sample_rate, source_rate) as blocks,
+    ):
+        for wave_S in blocks:
+            file.write(audio.to_int16(wave_S).tobytes())
+        file.flush()
+        if not file.tell():
+            raise ValueError(_no_audio(audio.name_of(source)))
+        return np.memmap(file, dtype=np.int16, mode="r")
+
+
+def _no_audio(where: str) -> str:
+    return f"{where}: holds no audio (0 samples); give a recording"
+
+
+@contextmanager
+def _stream_wave(
+    source: Any, sample_rate: int, source_rate: int | None
+) -> Iterator[Iterator[np.ndarray]]:
+    """Decode and resample a recording in blocks, float32 in [-1, 1]."""
+    where = audio.name_of(source)
     if isinstance(source, bytearray | memoryview):
         source = bytes(source)
     if isinstance(source, str | Path | bytes) or hasattr(source, "read"):
@@ -43,15 +82,7 @@ def read_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) 
             line = f"{where}: the file says {stream.sample_rate} Hz, got sample_rate={source_rate}"
             raise ValueError(f"{line}; leave it out for files")
         blocks = (_amplitudes(block_S, where) for block_S in stream.blocks)
-        resampled = _resampled(blocks, stream.sample_rate, sample_rate)
-        wave_S = np.concatenate([np.zeros(0, dtype=np.float32), *resampled])
-    if not len(wave_S):
-        raise ValueError(f"{where}: holds no audio (0 samples); give a recording")
-    if wave_S.min() == wave_S.max():
-        raise ValueError(
-            f"{where}: is silent, got {wave_S[0]:g} in every sample; give a recording of a voice"
-        )
-    return wave_S
+        yield _resampled(blocks, stream.sample_rate, sample_rate)
 
 
 def _stream_array(source: Any, rate: int, where: str) -> audio.Stream:

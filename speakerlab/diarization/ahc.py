@@ -30,7 +30,7 @@ class Ahc:
         if len(rows_M) == 1:
             group_N[rows_M] = 0
             return group_N
-        distance_MM = 1.0 - unit_ND[rows_M] @ unit_ND[rows_M].T
+        distance_MM = np.maximum(1.0 - unit_ND[rows_M] @ unit_ND[rows_M].T, 0.0)
         tree = linkage(distance_MM[np.triu_indices(len(rows_M), k=1)], method="average")
         wanted = 1 + int((tree[:, 2] > 1.0 - self.threshold).sum())
         cut_MC = cut_tree(tree)  # column c has M - c groups

@@ -74,17 +74,21 @@ def read_rttm(path: Path) -> dict[str, list[Turn]]:
 
 def write_rttm(path: Path, turns: Mapping[str, Iterable[Turn]]) -> None:
     """Write the turns of recordings as RTTM, to the millisecond."""
+    write_text(path, format_rttm(turns, where=path))
+
+
+def format_rttm(turns: Mapping[str, Iterable[Turn]], *, where: Path | str = "turns") -> str:
+    """Return the turns of recordings as the lines of an RTTM file."""
     rows = [(name, turn) for name in turns for turn in sorted(turns[name])]
     for word in {word for name, turn in rows for word in (name, turn.speaker)}:
         if word.split() != [word]:
-            raise ValueError(f"{path}: '{word}' is not one word; rename the recording or speaker")
-    _check_order(path, [turn[:2] for _, turn in rows])
-    lines = [
+            raise ValueError(f"{where}: '{word}' is not one word; rename the recording or speaker")
+    _check_order(where, [turn[:2] for _, turn in rows])
+    return "".join(
         f"SPEAKER {name} 1 {start:.3f} {round(end, 3) - round(start, 3):.3f} <NA> <NA> {speaker} "
         "<NA> <NA>\n"
         for name, (start, end, speaker) in rows
-    ]
-    write_text(path, "".join(lines))
+    )
 
 
 def read_uem(path: Path) -> dict[str, list[Region]]:
@@ -201,7 +205,7 @@ def _seconds(word: str, what: str) -> float:
     return value
 
 
-def _check_order(path: Path, regions: Iterable[Sequence[float]]) -> None:
+def _check_order(path: Path | str, regions: Iterable[Sequence[float]]) -> None:
     for start, end in regions:
         if not 0 <= start <= end < math.inf:
             raise ValueError(f"{path}: {start} to {end} s is not a region; correct its times")

@@ -27,6 +27,7 @@ from speakerlab.data.convert import read_wave
 from speakerlab.scoring.pair_scores import unit_rows
 
 if TYPE_CHECKING:  # each imports its runtime
+    from speakerlab.inference.diarize import Diarization
     from speakerlab.inference.onnx_model import OnnxModel
     from speakerlab.inference.torch_model import TorchModel
 
@@ -110,15 +111,15 @@ class SpeakerModel:
         return self.embed_many([audio], sample_rate)[0]
 
     def embed_many(
-        self, sources: Sequence[Any], sample_rate: int | None = None, *, progress: bool = False
+        self, sources: Sequence[Any], sample_rate: int | None = None, **shown: Any
     ) -> np.ndarray:
         """Return emb_ND, float32, in the order of `sources`.
 
         Raises the error of the first recording that cannot be embedded, and ValueError if `sources`
-        is a single recording. progress: show a bar on a terminal.
+        is a single recording. shown: progress and unit of `embed_each`.
         """
         embs: dict[int, np.ndarray] = {}
-        for row, result in self.embed_each(sources, sample_rate, progress=progress):
+        for row, result in self.embed_each(sources, sample_rate, **shown):
             if isinstance(result, Exception):
                 raise result
             embs[row] = result
@@ -126,9 +127,17 @@ class SpeakerModel:
         return emb_ND.reshape(-1, self.embed_dim)
 
     def embed_each(
-        self, sources: Sequence[Any], sample_rate: int | None = None, *, progress: bool = False
+        self,
+        sources: Sequence[Any],
+        sample_rate: int | None = None,
+        *,
+        progress: bool = False,
+        unit: str = "recordings",
     ) -> Iterator[tuple[int, np.ndarray | Exception]]:
-        """Yield (row of `sources`, its emb_D or the error), in any order."""
+        """Yield (row of `sources`, its emb_D or the error), in any order.
+
+        progress: show a bar on a terminal, in this unit.
+        """
         if isinstance(sources, str | Path | bytes) or not hasattr(sources, "__len__"):
             raise ValueError(
                 f"sources: must be a list of recordings, not one ({name_of(sources)}); put it in a "
@@ -136,7 +145,7 @@ class SpeakerModel:
             )
         from tqdm import tqdm
 
-        bar = tqdm(total=len(sources), unit=" recordings", disable=None if progress else True)
+        bar = tqdm(total=len(sources), unit=f" {unit}", disable=None if progress else True)
         with bar, ThreadPoolExecutor(1) as reader:
             numbered = enumerate(sources)
             pending = reader.submit(self._read_group, numbered, sample_rate)
@@ -201,6 +210,12 @@ class SpeakerModel:
         threshold = self._threshold(far)
         is_known = None if threshold is None else ranking[0][1] >= threshold
         return Identification(ranking, is_known, threshold)
+
+    def diarize(self, audio: Any, sample_rate: int | None = None, **options: Any) -> "Diarization":
+        """Find who spoke when in a recording; options: see `inference.diarize.diarize`."""
+        from speakerlab.inference.diarize import diarize
+
+        return diarize(self, audio, sample_rate, **options)
 
     def classify(self, audio: Any, sample_rate: int | None = None) -> list[tuple[str, float]]:
         """Return (class, posterior) of a model trained for identification, best first.

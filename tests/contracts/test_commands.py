@@ -39,6 +39,8 @@ PUBLISHED = {
     "enroll": "NAME FILE+ --speakers --model! --device=auto|cpu|cuda --precision=fp32|bf16|auto",
     "identify": "FILE --speakers --far --top --model! --device=auto|cpu|cuda "
     "--precision=fp32|bf16|auto",
+    "diarize": "FILE+ --speakers --min-speakers --max-speakers --vad --method=ahc|spectral|vbx "
+    "--threshold --development --out --model! --device=auto|cpu|cuda --precision=fp32|bf16|auto",
     "calibrate": "--model! --data! --far+ --out --force?",
     "import": "FILE? --list? --out! --model-config --frontend=3dspeaker|wespeaker --speakers",
     "bench": "WHAT?=all|machine|model|train|data --model+ --config+ --set* --seconds --listen "

@@ -114,7 +114,8 @@ def test_a_few_windows_of_a_given_number_of_speakers(method):
 
 @each_method
 def test_equal_windows_are_one_speaker(method):
-    assert cluster(np.ones((30, 64)), method).speaker_N.tolist() == [0] * 30
+    emb_ND = np.tile(parts(1), (30, 1))  # the cosine of some is above 1 by rounding
+    assert cluster(emb_ND, method).speaker_N.tolist() == [0] * 30
 
 
 def test_impossible_numbers_and_embeddings_are_refused():

@@ -1,0 +1,110 @@
+"""Find who spoke when in recordings: RTTM, and JSON with the speakers' embeddings."""
+
+import logging
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from speakerlab.bin.command import model_of, parser, plain_text
+from speakerlab.bin.embed import name_files
+from speakerlab.core import process
+from speakerlab.core.atomic import check_writable, write_json, write_text
+from speakerlab.diarization.regions import Region, merge_regions, read_lab, read_rttm
+
+log = logging.getLogger(__name__)
+
+
+def main(words: Sequence[str]) -> None:
+    """Run `speakerlab diarize FILE... --model MODEL [--speakers N] [--out DIR]`."""
+    args = parse(words)
+    names = name_files(args.files)
+    regions = read_regions(args.vad, names)
+    if args.out is not None:
+        check_writable(args.out / f"{names[0]}.rttm")
+    model = model_of(args)
+    from speakerlab.diarization.ahc import Ahc  # scipy: `--help` needs none
+    from speakerlab.inference.diarize import learn_vbx
+
+    method = args.method
+    if method == "vbx":
+        method = learn_vbx(model, args.development, progress=True)
+    elif args.threshold is not None:
+        method = Ahc(threshold=args.threshold)
+    num_failed = 0
+    for path, name in zip(args.files, names):
+        try:
+            found = model.diarize(
+                path,
+                num_speakers=args.speakers,
+                min_speakers=args.min_speakers,
+                max_speakers=args.max_speakers,
+                regions=regions.get(name),
+                method=method,
+                recording=name,
+                progress=True,
+            )
+        except (ValueError, OSError) as error:
+            text = plain_text(error)
+            sys.stderr.write(f"{text if str(path) in text else f'{path}: {text}'}\n")
+            num_failed += 1
+            continue
+        if args.out is None:
+            sys.stdout.write(found.to_rttm())
+            continue
+        facts = {**found.to_dict(), "method": args.method, "model_sha256": model.sha256}
+        write_json(args.out / f"{name}.json", facts)
+        write_text(args.out / f"{name}.rttm", found.to_rttm())
+        log.info("%s: %d speakers in %d segments", name, len(found.speakers), len(found))
+    if num_failed:
+        log.error("%d of %d recordings could not be diarized", num_failed, len(names))
+        process.leave(process.EXIT_INPUT)
+
+
+def parse(words: Sequence[str]) -> Namespace:
+    options = parser("diarize", __doc__)
+    options.add_path("files", "FILE", "recordings, in any format and of any length", nargs="+")
+    known = "number of speakers, if it is known"
+    options.add_number("--speakers", "N", known, least=1)
+    options.add_number("--min-speakers", "N", "least number (default 1)", least=1, default=1)
+    options.add_number("--max-speakers", "N", "largest number (default 20)", least=1)
+    vad = "energy (default), or the speech regions: FILE.rttm, or FILE.lab of one recording"
+    options.add_argument("--vad", default="energy", metavar="energy|FILE", help=vad)
+    methods = "clustering (default spectral)"
+    names = ("ahc", "spectral", "vbx")
+    options.add_argument("--method", choices=names, default="spectral", help=methods)
+    threshold = "cosine from which ahc merges speakers (default 0.4; depends on the model)"
+    options.add_argument("--threshold", type=float, metavar="COSINE", help=threshold)
+    development = "checked data directory of speakers that vbx learns its PLDA from"
+    options.add_path("--development", "DIR", development)
+    out = "folder of the RTTM and JSON files (default: print RTTM)"
+    options.add_path("--out", "DIR", out)
+    options.add_model_options()
+    args = options.parse_args(words)
+    if args.speakers is not None and (args.min_speakers, args.max_speakers) != (1, None):
+        options.error("--speakers: cannot be combined with --min-speakers or --max-speakers")
+    if (args.method == "vbx") != (args.development is not None):
+        options.error("--development: is needed for --method vbx, and for no other")
+    if args.threshold is not None and args.method != "ahc":
+        options.error(f"--threshold: is of --method ahc, not {args.method}")
+    return args
+
+
+def read_regions(vad: str, names: Sequence[str]) -> Mapping[str, Sequence[Region]]:
+    """Return the speech regions of each recording; nothing if they are found by energy."""
+    if vad == "energy":
+        return {}
+    path = Path(vad)
+    if path.suffix == ".lab" and len(names) == 1:
+        return {names[0]: read_lab(path)}
+    if path.suffix == ".lab":
+        raise ValueError(f"--vad: {path} is of one recording, got {len(names)}; use an RTTM file")
+    if path.suffix != ".rttm" and not path.is_dir():
+        raise ValueError(f"--vad: must be energy, FILE.rttm or FILE.lab, got {vad}")
+    turns = read_rttm(path)
+    missing = [name for name in names if name not in turns]
+    if missing:
+        raise ValueError(
+            f"--vad: {path} has no recording {missing[0]}; name the file like its recording"
+        )
+    return {name: merge_regions(turn[:2] for turn in turns[name]) for name in names}

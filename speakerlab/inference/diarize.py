@@ -1,0 +1,216 @@
+"""Diarization: from a recording to who spoke when.
+
+Regions of speech -> overlapping windows -> embeddings -> clusters -> turns. Only the samples, which
+are in a temporary file, and the embeddings grow with the recording.
+Letters: N windows, S samples, D embedding dimensions.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from speakerlab.data.audio import name_of
+from speakerlab.data.convert import spool_wave
+from speakerlab.data.manifest import Piece, read_manifest
+from speakerlab.diarization.clustering import MAX_SPEAKERS, METHODS, Method, cluster, unit_rows
+from speakerlab.diarization.regions import Region, Turn, format_rttm, merge_regions
+from speakerlab.diarization.resegmentation import find_segments
+from speakerlab.diarization.vbx import Vbx
+from speakerlab.diarization.windows import (
+    STEP_SECONDS,
+    WINDOW_SECONDS,
+    cut_windows,
+    speech_regions,
+)
+from speakerlab.frontend.vad import EnergyVad
+from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.plda import learn_plda
+from speakerlab.scoring.transforms import Development
+
+log = logging.getLogger(__name__)
+MAX_WINDOWS = 20  # of each speaker that PLDA is learned from
+
+
+class Model(Protocol):
+    """What diarization needs of a `SpeakerModel`."""
+
+    sample_rate: int
+    sha256: str
+
+    def embed_many(self, sources: Sequence[Any], **shown: Any) -> np.ndarray:
+        """Return emb_ND."""
+        ...
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A turn, and how sure it is: 0 between two speakers, 1 on the speaker's mean embedding."""
+
+    start: float  # seconds
+    end: float
+    speaker: str
+    confidence: float
+
+
+@dataclass(frozen=True, eq=False)
+class Diarization:
+    """Who spoke when; iterable over the segments, in order of time."""
+
+    recording: str
+    seconds: float  # length of the recording
+    segments: Sequence[Segment]
+    speakers: Mapping[str, np.ndarray]  # name -> mean embedding (D,), in order of appearance
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self.segments)
+
+    def __len__(self) -> int:
+        return len(self.segments)
+
+    def to_rttm(self) -> str:
+        """Return the segments as lines of RTTM."""
+        return format_rttm({self.recording: [Turn(s.start, s.end, s.speaker) for s in self]})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON; times are rounded to the millisecond as in RTTM."""
+        spoken = dict.fromkeys(self.speakers, 0.0)
+        for segment in self:
+            spoken[segment.speaker] += segment.end - segment.start
+        return {
+            "recording": self.recording,
+            "seconds": round(self.seconds, 3),
+            "speakers": {
+                name: {"seconds": round(spoken[name], 3), "embedding": emb_D.tolist()}
+                for name, emb_D in self.speakers.items()
+            },
+            "segments": [
+                {key: round(v, 3) if isinstance(v, float) else v for key, v in asdict(s).items()}
+                for s in self
+            ],
+        }
+
+
+def diarize(
+    model: Model,
+    audio: Any,
+    sample_rate: int | None = None,
+    *,
+    num_speakers: int | None = None,
+    min_speakers: int = 1,
+    max_speakers: int | None = None,
+    regions: Sequence[Region] | None = None,
+    method: str | Method = "spectral",
+    window_seconds: float = WINDOW_SECONDS,
+    step_seconds: float = STEP_SECONDS,
+    recording: str | None = None,
+    progress: bool = False,
+) -> Diarization:
+    """Find who spoke when in a recording: anything that `SpeakerModel.embed` takes, of any length.
+
+    num_speakers: if known; else between min_speakers and max_speakers (None: MAX_SPEAKERS).
+    regions: of speech, in seconds; None: found by energy. method: "spectral", "ahc", or an object
+    that divides windows, such as `Ahc(threshold=0.5)` or a `Vbx` with its PLDA model. recording:
+    name in RTTM (None: of the file, without ending). progress: show a bar on a terminal.
+    Speakers are "speaker1", "speaker2", ..., in order of appearance. Raises ValueError with one
+    line for audio that is broken or empty, and if there is less speech than speakers asked for.
+    """
+    if num_speakers is not None:
+        min_speakers = max_speakers = num_speakers
+    if max_speakers is None:
+        max_speakers = max(MAX_SPEAKERS, min_speakers)
+    divide = method_of(method) if isinstance(method, str) else method
+    name = Path(name_of(audio)).stem if recording is None else recording
+    rate = model.sample_rate
+    wave_S = spool_wave(audio, sample_rate=rate, source_rate=sample_rate)
+    seconds = len(wave_S) / rate
+    if regions is None:
+        regions = find_speech(wave_S, sample_rate=rate)
+    regions = [(start, min(end, seconds)) for start, end in merge_regions(regions)]
+    regions = [region for region in regions if region[0] < region[1]]
+    windows = cut_windows(regions, window_seconds=window_seconds, step_seconds=step_seconds)
+    windows, waves = audible_windows(windows, wave_S, rate)
+    if not windows:
+        log.warning("%s: no speech was found", name_of(audio))
+        return Diarization(name, seconds, [], {})
+    emb_ND = model.embed_many(waves, progress=progress, unit="windows")
+    found = cluster(emb_ND, divide, min_speakers=min_speakers, max_speakers=max_speakers)
+    names = [f"speaker{number + 1}" for number in range(len(found.centre_KD))]
+    segments = [
+        Segment(start, end, names[speaker], confidence)
+        for start, end, speaker, confidence in find_segments(regions, windows, found.cosine_NK)
+    ]
+    centres = found.centre_KD.astype(np.float32)
+    heard = {segment.speaker for segment in segments}
+    speakers = {name: emb_D for name, emb_D in zip(names, centres) if name in heard}
+    return Diarization(name, seconds, segments, speakers)
+
+
+def method_of(name: str) -> Method:
+    """Build a method that needs no more than its name."""
+    if name not in METHODS or name == "vbx":
+        raise ValueError(
+            f"method: must be ahc, spectral or an object such as that of `learn_vbx`, got '{name}'"
+        )
+    return METHODS[name]()
+
+
+def find_speech(wave_S: np.ndarray, *, sample_rate: int) -> list[Region]:
+    """Return the regions of speech by their energy."""
+    vad = EnergyVad(sample_rate=sample_rate)
+    frame_seconds = vad.frame_samples / sample_rate
+    return speech_regions(vad.voiced_frames(wave_S), frame_seconds=frame_seconds)
+
+
+class Waves(Sequence[np.ndarray]):
+    """Waves that are read when they are needed."""
+
+    def __init__(self, reads: Sequence[Callable[[], np.ndarray]]) -> None:
+        self.reads = reads
+
+    def __len__(self) -> int:
+        return len(self.reads)
+
+    def __getitem__(self, index: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.reads[index]()
+
+
+def audible_windows(
+    windows: Sequence[Region], wave_S: np.ndarray, sample_rate: int
+) -> tuple[list[Region], Waves]:
+    """Return the windows that are not digital silence, and their samples."""
+    kept: list[Region] = []
+    reads: list[Callable[[], np.ndarray]] = []
+    for start, end in windows:
+        first = round(start * sample_rate)
+        stop = first + round((end - start) * sample_rate)  # equally many samples in each
+        window_S = wave_S[first:stop]
+        if len(window_S) and window_S.min() != window_S.max():
+            kept.append((start, end))
+            reads.append(partial(wave_S.__getitem__, slice(first, stop)))
+    return kept, Waves(reads)
+
+
+def learn_vbx(model: Model, folder: Path, *, progress: bool = False) -> Vbx:
+    """Build the method vbx, its PLDA learned from windows of a checked data directory.
+
+    Raises ValueError if the speakers or their windows are too few for the model's dimensions.
+    """
+    manifest = read_manifest([folder], sample_rate=model.sample_rate)
+    size = round(WINDOW_SECONDS * model.sample_rate)
+    pieces: dict[int, list[Piece]] = {}
+    for row, (speaker, length) in enumerate(zip(manifest.speaker_N, manifest.num_samples_N)):
+        own = pieces.setdefault(int(speaker), [])
+        starts = range(0, int(length) - size + 1, size)[: MAX_WINDOWS - len(own)]
+        own += [Piece(manifest, row, start, size) for start in starts]
+    speakers = [str(speaker) for speaker, own in pieces.items() for _ in own]
+    waves = Waves([piece.read for own in pieces.values() for piece in own])
+    ids = [str(row) for row in range(len(waves))]
+    emb_MD = model.embed_many(waves, progress=progress, unit="windows")
+    unit_MD = unit_rows(emb_MD).astype(np.float32)
+    plda = learn_plda(Development(EmbeddingTable(ids, unit_MD, model.sha256), speakers))
+    return Vbx(mean_D=plda.mean_D, transform_DD=plda.transform_DD, psi_D=plda.psi_D)

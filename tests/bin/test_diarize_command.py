@@ -1,0 +1,123 @@
+"""`speakerlab diarize`: files written, regions read, broken recordings, exit codes, kills."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refusals import refused, refuses
+from voices import RATE, make_wave, write_voices
+
+from speakerlab.bin import diarize
+from speakerlab.data import audio
+from speakerlab.diarization.regions import read_rttm
+
+
+@pytest.fixture
+def exp(make_exp) -> Path:
+    return make_exp("exp")
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Path:
+    """6 s of one voice, 2 s of silence, 6 s of another."""
+    quiet = np.zeros(2 * RATE, dtype=np.int16)
+    path = tmp_path / "talk.flac"
+    audio.write(path, np.concatenate([make_wave(0, 0, 6), quiet, make_wave(4, 0, 6)]), RATE)
+    return path
+
+
+def diarized(exp: Path, *words: object) -> None:
+    diarize.main([*map(str, words), "--model", str(exp), "--device", "cpu"])
+
+
+def test_rttm_and_json_are_written(exp, talk, tmp_path):
+    diarized(exp, talk, "--speakers", 1, "--out", tmp_path / "out")
+    turns = read_rttm(tmp_path / "out/talk.rttm")["talk"]
+    np.testing.assert_allclose([turn[:2] for turn in turns], [(0, 6), (8, 14)], atol=0.1)
+    values = json.loads((tmp_path / "out/talk.json").read_text())
+    assert values["recording"] == "talk" and values["method"] == "spectral"
+    assert len(values["model_sha256"]) == 64
+    segments = [(s["start"], s["end"], s["speaker"], s["confidence"]) for s in values["segments"]]
+    assert segments == [(*turn, 1.0) for turn in turns]
+    assert len(values["speakers"]["speaker1"]["embedding"]) == 16
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"talk.rttm", "talk.json"}
+
+
+@pytest.mark.parametrize("ending", ["rttm", "lab"])
+def test_regions_from_a_file(exp, talk, tmp_path, capsys, ending):
+    lines = {"rttm": "SPEAKER talk 1 1.0 2.5 <NA> <NA> x <NA> <NA>\n", "lab": "1.0 3.5 speech\n"}
+    path = tmp_path / f"speech.{ending}"
+    path.write_text(lines[ending])
+    diarized(exp, talk, "--vad", path, "--speakers", 1)
+    line = "SPEAKER talk 1 1.000 2.500 <NA> <NA> speaker1 <NA> <NA>\n"
+    assert capsys.readouterr().out == line
+
+
+def test_ahc_and_vbx(exp, talk, tmp_path, capsys):
+    diarized(exp, talk, "--method", "ahc", "--threshold", -1)
+    assert {line.split()[7] for line in capsys.readouterr().out.splitlines()} == {"speaker1"}
+    folder = write_voices(tmp_path / "dev", speakers=range(2), seconds=(3.2, 6.1))
+    with refuses("plda", 12, 16):  # windows and dimensions
+        diarized(exp, talk, "--method", "vbx", "--development", folder)
+
+
+def test_broken_recordings_do_not_stop_the_others(run, exp, talk, tmp_path):
+    (tmp_path / "empty.wav").write_bytes(b"")
+    (tmp_path / "text.wav").write_text("no audio")
+    audio.write(tmp_path / "quiet.wav", np.zeros(RATE, dtype=np.int16), RATE)
+    names = ("empty.wav", "text.wav", "missing.wav", "quiet.wav", "talk.flac")
+    files = [tmp_path / name for name in names]
+    out = tmp_path / "out"
+    done = run("-m", "speakerlab", "diarize", *files, "--model", exp, "--out", out, code=1)
+    for path in files[:3]:
+        assert refused(done.stderr, str(path)), done.stderr
+    assert (out / "quiet.rttm").read_text() == ""
+    assert json.loads((out / "quiet.json").read_text())["segments"] == []
+    assert (out / "talk.rttm").exists() and len(list(out.iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "subject", "value"),
+    [
+        (["--vad", "webrtc"], "--vad", "webrtc"),
+        (["--vad", "speech.rttm"], "--vad", "talk"),
+        (["other.flac", "--vad", "speech.lab"], "--vad", 2),
+    ],
+)
+def test_refusals(exp, talk, tmp_path, monkeypatch, words, subject, value):
+    monkeypatch.chdir(tmp_path)
+    Path("speech.rttm").write_text("SPEAKER else 1 0 1 <NA> <NA> x <NA> <NA>\n")
+    with refuses(subject, value):
+        diarized(exp, talk, *words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--speakers", "2", "--max-speakers", "3"],
+        ["--method", "vbx"],
+        ["--development", "data"],
+        ["--threshold", "0.5"],
+        ["--speakers", "0"],
+    ],
+)
+def test_options_that_do_not_fit(exp, words, capsys):
+    with pytest.raises(SystemExit):
+        diarized(exp, "talk.wav", *words)
+    assert words[0] in capsys.readouterr().err
+
+
+def test_a_failed_write_leaves_the_old_files(exp, talk, tmp_path, monkeypatch):
+    """Both files replace older ones only when they are complete, as after a kill."""
+    out = tmp_path / "out"
+    diarized(exp, talk, "--speakers", 1, "--out", out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", stop)
+    with pytest.raises(KeyboardInterrupt):
+        diarized(exp, talk, "--speakers", 2, "--out", out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before

@@ -1,0 +1,127 @@
+"""`model.diarize`: who spoke when in recordings of harmonic voices, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+from models_on_disk import XVECTOR, publish_small
+from refusals import refuses
+from voices import RATE, make_noise, make_wave, write_voices
+
+import speakerlab
+from speakerlab.config.embedder import build_embedder
+from speakerlab.config.schema import load_config
+from speakerlab.data.convert import read_wave, spool_wave
+from speakerlab.diarization.ahc import Ahc
+from speakerlab.inference.diarize import diarize, learn_vbx
+
+SILENCE = np.zeros(RATE, dtype=np.int16)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """An untrained model, its last layer changed so that two voices are far apart."""
+    config = load_config([], [XVECTOR])
+    embedder = build_embedder(config)
+    with torch.no_grad():
+        embedder.train()(make_noise(1.0, rows=4))
+        voices = [make_wave(speaker, 0, 20.0) for speaker in (0, 3)]
+        wave_BS = torch.from_numpy(np.stack(voices)).unfold(1, 24000, 7001).flatten(0, 1) / 32768
+        emb_VND = embedder.eval()(wave_BS).unflatten(0, (2, -1))
+        left_ND = (emb_VND - emb_VND.mean(dim=1, keepdim=True)).flatten(0, 1)
+        within_DD = left_ND.T @ left_ND / len(left_ND) + 1e-6 * torch.eye(16)
+        whiten_DD = torch.linalg.inv(torch.linalg.cholesky(within_DD))
+        *_, last = (m for m in embedder.modules() if isinstance(m, torch.nn.Linear))
+        last.weight.copy_(whiten_DD @ last.weight)
+        last.bias.copy_(whiten_DD @ (last.bias - emb_VND.mean(dim=(0, 1))))
+    exp = publish_small(tmp_path_factory.mktemp("exp"), config, embedder)
+    return speakerlab.load(exp, device="cpu")
+
+
+def talk(*turns: tuple[int, float]) -> np.ndarray:
+    """A wave of (speaker, seconds), each turn followed by a second of silence."""
+    waves = [part for speaker, s in turns for part in (make_wave(3 * speaker, 0, s), SILENCE)]
+    return np.concatenate(waves)
+
+
+TURNS = [(0, 8.0), (1, 6.0), (0, 7.0), (1, 9.0), (0, 2.0)]
+STARTS = [0.0, 9.0, 16.0, 24.0, 34.0]
+REGIONS = [(start, start + seconds) for start, (_, seconds) in zip(STARTS, TURNS)]
+
+
+@pytest.mark.parametrize("method", ["spectral", Ahc(threshold=0.5)])
+def test_turns_of_two_voices(model, method):
+    options = {"regions": REGIONS, "num_speakers": 2, "method": method}
+    found = model.diarize(talk(*TURNS), recording="talk", **options)
+    assert list(found.speakers) == ["speaker1", "speaker2"]
+    assert [(s.start, s.end) for s in found] == REGIONS
+    assert [s.speaker for s in found] == [f"speaker{1 + speaker}" for speaker, _ in TURNS]
+    assert found.to_rttm().splitlines()[1].startswith("SPEAKER talk 1 9.000 6.000 ")
+    plain = found.to_dict()
+    assert plain["seconds"] == 37.0 and len(plain["segments"]) == len(found) == 5
+    assert plain["speakers"]["speaker2"]["seconds"] == 15.0
+    assert len(plain["speakers"]["speaker2"]["embedding"]) == model.embed_dim
+
+
+def test_speech_is_found_by_energy(model):
+    found = model.diarize(talk(*TURNS), num_speakers=1)
+    assert {(s.speaker, s.confidence) for s in found} == {("speaker1", 1.0)}
+    np.testing.assert_allclose([(s.start, s.end) for s in found], REGIONS, atol=0.1)
+
+
+def test_given_regions_and_number(model):
+    wave_S = talk(*TURNS)
+    regions = [
+        (0.5, 3.0),
+        (9.0, 15.0),
+        (36.5, 99.0),
+        (70.0, 80.0),
+    ]  # the last are outside or silent
+    found = model.diarize(wave_S, regions=regions, num_speakers=2)
+    assert [(s.start, s.end, s.speaker) for s in found] == [
+        (0.5, 3.0, "speaker1"),
+        (9.0, 15.0, "speaker2"),
+    ]
+
+
+@pytest.mark.parametrize("seconds", [0.3, 3.0])
+def test_short_recordings_are_one_speaker(model, seconds):
+    found = model.diarize(make_wave(1, 0, seconds))
+    assert [(s.start, s.speaker) for s in found] == [(0.0, "speaker1")]
+    assert found.segments[0].end == pytest.approx(seconds, abs=0.02)
+
+
+def test_no_speech_is_no_segments(model, caplog):
+    found = model.diarize(SILENCE, recording="quiet")
+    assert (len(found), found.speakers, found.to_rttm()) == (0, {}, "")
+    assert "no speech" in caplog.text
+
+
+def test_refusals(model, tmp_path):
+    (tmp_path / "empty.wav").write_bytes(b"")
+    with refuses(str(tmp_path / "empty.wav"), 0):
+        model.diarize(tmp_path / "empty.wav")
+    with refuses("audio (ndarray)", 0):
+        model.diarize(np.zeros(0, dtype=np.int16))
+    with refuses("audio (ndarray)", "NaN"):
+        model.diarize(np.array([0.0, np.nan]))
+    with refuses("speakers", 9, 3):
+        model.diarize(make_wave(0, 0, 3.0), num_speakers=9)
+    with refuses("method", "vbx"):
+        model.diarize(make_wave(0, 0, 3.0), method="vbx")
+
+
+def test_vbx_learns_its_plda_from_a_data_directory(model, tmp_path):
+    folder = write_voices(tmp_path / "dev", speakers=range(8), seconds=(3.2, 6.1, 1.0))
+    method = learn_vbx(model, folder)
+    assert method.transform_DD.shape == (model.embed_dim, model.embed_dim)
+    found = diarize(model, talk(*TURNS), regions=REGIONS, method=method)
+    assert [s.speaker for s in found] == [f"speaker{1 + speaker}" for speaker, _ in TURNS]
+
+
+@pytest.mark.parametrize("rate", [RATE, 22050])
+def test_a_spooled_wave_equals_one_in_memory(rate):
+    raw_S = make_wave(2, 0, 1.7, rate)
+    spooled_S = spool_wave(raw_S, sample_rate=RATE, source_rate=rate)
+    wave_S = read_wave(raw_S, sample_rate=RATE, source_rate=rate)
+    np.testing.assert_allclose(spooled_S / 32768.0, wave_S, atol=0.51 / 32768)
+    assert spooled_S.dtype == np.int16 and isinstance(spooled_S, np.memmap)
