@@ -106,7 +106,7 @@ def plans(
 
 
 def count_classes(config: "Config", args: Namespace) -> int:
-    """Return the rows of the head, at most: "auto" of augment.speed_classes counts as on."""
+    """Return the rows of the head."""
     from speakerlab.experiments.corpus import class_speeds
 
     return args.speakers * len(class_speeds(config))

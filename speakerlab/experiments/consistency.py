@@ -13,7 +13,7 @@ from speakerlab.checkpoints.model_files import find_model, read_card, read_class
 from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import Config, differences, load_config
 from speakerlab.core.atomic import file_sha256, write_text
-from speakerlab.experiments.corpus import Corpus, decide_speed_classes, read_corpus, row_names
+from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
 from speakerlab.training.checkpoint import list_checkpoints, was_begun
 from speakerlab.training.distributed import Ranks
 
@@ -25,8 +25,7 @@ def load_same_config(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[
     config = load_config(layers, overrides)
     recorded = exp_dir / "config.yaml"
     if recorded.exists() and was_begun(exp_dir):
-        begun = decide_speed_classes(load_config([recorded]), is_on=True)  # of older versions
-        config = decide_speed_classes(config, is_on=begun.augment.speed_classes == "on")
+        begun = load_config([recorded])
         before, now = begun.training.num_epochs, config.training.num_epochs
         key = "training.num_epochs"
         if now != before and key not in merge_layers([], overrides)[1]:

@@ -20,7 +20,6 @@ from speakerlab.frontend.augment.room import room_bytes
 log = logging.getLogger(__name__)
 MIN_VALID_SPEAKERS = 2
 MAX_HELD_OUT = 500  # speakers, unless configured
-MANY_UTTERANCES = 20  # of the median speaker: augment.speed_classes "auto" is then on
 PROBABILITIES = {"noise": "noise_prob", "rirs": "room_prob"}  # key of `data` -> of `augment`
 
 
@@ -106,26 +105,9 @@ def row_labels(config: Config, corpus: Corpus, names: Sequence[str]) -> np.ndarr
 
 
 def class_speeds(config: Config) -> Sequence[float]:
-    """Return the speeds at which a speaker is another class; "auto" counts as "on" until decided.
-
-    In identification speeds add no classes.
-    """
+    """Return the speeds at which a speaker is another class."""
     is_off = config.task == "identification" or config.augment.speed_classes == "off"
     return (1.0,) if is_off else config.augment.speeds
-
-
-def decide_speed_classes(config: Config, *, is_on: bool) -> Config:
-    """Return the configuration with "on" or "off" for augment.speed_classes "auto"."""
-    if config.augment.speed_classes != "auto":
-        return config
-    value = "on" if is_on and config.task == "verification" else "off"
-    augment = config.augment.model_copy(update={"speed_classes": value})
-    return config.model_copy(update={"augment": augment})
-
-
-def median_utterances(train: Manifest) -> float:
-    """Return the number of utterances of the median speaker."""
-    return float(np.median(np.bincount(train.speaker_N)))
 
 
 def find_material(config: Config, place: str) -> banks.Recordings | None:

@@ -25,10 +25,9 @@ from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import auto_workers, fit_workers
 from speakerlab.experiments import consistency
 from speakerlab.experiments.corpus import (
-    MANY_UTTERANCES,
     Corpus,
+    class_speeds,
     counted,
-    median_utterances,
     row_labels,
 )
 from speakerlab.experiments.stored_features import frames_to_read
@@ -254,9 +253,7 @@ def facts(source: TrainBatches, used: Precision) -> dict[str, Any]:
         "seed": source.config.seed,
         f"train_{what}": len(train.speakers),
         "train_utterances": len(train),
-        "median_utterances": median_utterances(train),
         "classes": len(source.classes),
-        "speed_classes": source.config.augment.speed_classes,
         "train_hours": round(train.hours, 3),
         "train_sha256": train.sha256(),
         f"valid_{held_out}": len(valid if held_out == "utterances" else valid.speakers),
@@ -281,13 +278,9 @@ def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Speake
         *(known["steps_per_epoch"], known["crops_dropped_per_epoch"]),
     )
     if config.task == "verification" and len(config.augment.speeds) > 1:
-        log.info(
-            "%d classes: speeds %s (augment.speed_classes: %s; auto is on for a median of %d or "
-            "more utterances per speaker, here %g)",
-            known["classes"],
-            "make new speakers" if known["speed_classes"] == "on" else "keep the speaker",
-            *(known["speed_classes"], MANY_UTTERANCES, known["median_utterances"]),
-        )
+        effect = "make new speakers" if len(class_speeds(config)) > 1 else "keep the speaker"
+        text = "%d classes: speeds %s (augment.speed_classes: %s)"
+        log.info(text, known["classes"], effect, config.augment.speed_classes)
     training, per_epoch = config.training, known["steps_per_epoch"]
     scale, lr_at = training.global_batch / training.lr_base_batch, learning_rate(config, per_epoch)
     log.info(

@@ -16,10 +16,7 @@ from speakerlab.config.schema import Config
 from speakerlab.experiments import consistency, setup
 from speakerlab.experiments.averaging import average_newest
 from speakerlab.experiments.corpus import (
-    MANY_UTTERANCES,
     Corpus,
-    decide_speed_classes,
-    median_utterances,
 )
 from speakerlab.experiments.initial import init_from, keep_better
 from speakerlab.experiments.planning import plan_batch
@@ -70,8 +67,6 @@ def build_training(
     precision = setup.precision(config, ranks)
     setup.log_device(exp_dir, config, ranks, precision)
     corpus = consistency.agreed_corpus(config, ranks)
-    has_many = median_utterances(corpus.train) >= MANY_UTTERANCES
-    config = decide_speed_classes(config, is_on=has_many)
     init_sha256 = consistency.check_initial_model(config, init, exp_dir)
     classes = consistency.record_classes(config, corpus, init, exp_dir, ranks)
 

@@ -43,18 +43,6 @@ def test_a_resumed_run_is_bit_identical(trained, tmp_path, train):
     assert losses(exp) == losses(trained)
 
 
-def test_a_run_begun_before_speed_classes_existed_keeps_its_classes(trained, tmp_path, train):
-    exp = cut(trained, tmp_path / "cut")
-    config = (exp / "config.yaml").read_text().splitlines()
-    older = [line for line in config if line.strip() != "speed_classes: 'on'"]
-    assert len(older) == len(config) - 1
-    (exp / "config.yaml").write_text("\n".join(older))
-    text = train(exp, "augment.speed_classes=off", code=1).stderr
-    assert refused(text, str(exp / "config.yaml"), "augment.speed_classes: on -> off")
-    assert "resuming from step" in train(exp, "augment.speed_classes=auto").stderr
-    assert weights(exp) == weights(trained)
-
-
 def test_a_run_killed_in_any_step_resumes_bit_identically(
     trained, tmp_path, train, settings, environment
 ):

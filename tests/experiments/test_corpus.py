@@ -10,13 +10,10 @@ from speakerlab.config import build
 from speakerlab.data import audio
 from speakerlab.data.labels import class_names
 from speakerlab.data.loader import collate
-from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import write_data_dir, write_table
 from speakerlab.experiments import setup as setup_training
 from speakerlab.experiments.consistency import record_classes
 from speakerlab.experiments.corpus import (
-    decide_speed_classes,
-    median_utterances,
     num_valid_speakers,
     read_corpus,
     row_labels,
@@ -189,34 +186,13 @@ def test_speeds_add_no_classes(languages, tmp_path):
 
 def test_speeds_that_make_no_speakers_have_the_labels_of_their_speaker(make_config, make_data_dir):
     folder: Path = make_data_dir(speakers=range(3))
-    for value, rows in (("off", [[0, 1, 2]] * 3), ("on", [[0, 1, 2], [3, 4, 5], [6, 7, 8]])):
+    new = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    for value, rows in (("off", [[0, 1, 2]] * 3), ("on", new), ("auto", new)):
         config = make_config(f"data.dir={folder.parent}", f"augment.speed_classes={value}", *BARE)
-        corpus, other = read_corpus(config), value == "off"
-        assert decide_speed_classes(config, is_on=other) == config  # not auto: nothing to decide
+        corpus = read_corpus(config)
         names = row_names(config, corpus)
         assert row_labels(config, corpus, names).tolist() == rows
         assert len(names) == max(rows[-1]) + 1
-
-
-@pytest.mark.parametrize(
-    ("task", "is_on", "decided"),
-    [
-        ("verification", True, "on"),
-        ("verification", False, "off"),
-        ("identification", True, "off"),
-    ],
-)
-def test_auto_is_decided_once(make_config, task, is_on, decided):
-    config = decide_speed_classes(make_config(f"task={task}"), is_on=is_on)
-    assert config.augment.speed_classes == decided
-    assert decide_speed_classes(config, is_on=not is_on) == config
-
-
-def test_few_speakers_with_many_utterances_do_not_decide(make_data_dir):
-    folder: Path = make_data_dir(speakers=range(3), seconds=[0.5] * 9)
-    whole = read_manifest([folder], sample_rate=16000)
-    few = [row for row, name in enumerate(whole.ids) if name < "spk1" or name[-1] < "2"]
-    assert median_utterances(whole.of_rows(np.array(few))) == 2  # of 9, 2 and 2; the mean is 4.3
 
 
 def test_utterances_are_held_out_where_speakers_are_the_classes(languages, caplog):
