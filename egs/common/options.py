@@ -70,8 +70,8 @@ OPTIONS = {
         ("set", "section.key=value", word, [], "set configuration values; they override all files"),
         ("features", "wave|fbank", ["wave", "fbank"], "wave", "what stage 2 packs and training"
          " reads: audio, or log mel features, which are faster but rule out audio augmentation"),
-        ("task", "sv|lid", ["sv", "lid"], "sv", "speaker verification, or language identification"
-         " in recipes with a folder lid/"),
+        ("task", "sv|lid|diar", ["sv", "lid", "diar"], "sv", "speaker verification, or language"
+         " identification or diarization in recipes with a folder of that name"),
     ],
     "Paths": [
         ("corpus", "DIR", word, None, "folder of the corpus, if it is already on disk"),
@@ -162,6 +162,7 @@ def main(words: list[str]) -> int:
         check_stages(args)
         check_job(args)
         check_ranks(args)
+        check_hosts(args)
         check_names(args, recipe_dir)
     except argparse.ArgumentError as error:
         print(f"{error.argument_name or 'run.sh'}: {error.message}; see --help", file=sys.stderr)
@@ -268,6 +269,14 @@ def check_ranks(args: argparse.Namespace) -> None:
         raise ValueError(f"--node-rank: {given}; give a whole number from 0 to {args.nnodes - 1}")
     if args.nnodes > 1 and not args.rdzv:
         raise ValueError("--rdzv: missing; give HOST:PORT of node rank 0")
+
+
+def check_hosts(args: argparse.Namespace) -> None:
+    """Check that --task diar has neither jobs nor several hosts."""
+    option = "--job" if args.job else "--nnodes" if args.nnodes > 1 else None
+    if args.task == "diar" and option:
+        problem = "not with --task diar, which one host runs"
+        raise ValueError(f"{option}: {problem}; leave it out, and train without --task before")
 
 
 def quote(value: object) -> str:

@@ -1,7 +1,8 @@
 # shellcheck shell=bash disable=SC2154 # options.py sets the variables of the options
 # The stages of every recipe. Sourced by egs/<recipe>/run.sh, which sets recipe_dir.
 # Stages 1 and 2 write data directories, 3 the model, 4 the fine-tuned model <exp>-lm, 5 embeddings,
-# 6 scores and the report.
+# 6 scores and the report. With --task diar, stage 3 trains the model of verification unless it is
+# there, 5 diarizes, and 6 scores the turns.
 
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
   printf 'run.sh: needs bash 4.4 or newer, this is %s; start run.sh with a newer one\n' \
@@ -16,6 +17,7 @@ source "$recipe_dir/../common/env.sh"
 
 # recipe.sh sets these variables, and defaults of the options in options.py.
 train_sets=(train) test_sets=(test) trials=(test/trials) prepare_args=()
+diar_sets=(dev test)   # of --task diar; thresholds may be chosen on the first one only
 backends=(cosine)      # of stage 6, one row of results each; see docs/scoring.md
 overlay=''             # conf/finetune/<overlay>.yaml, added to the configuration of every training
 init_overlay=''        # with --init: overlay on the configuration of that model (not conf/<model>.yaml)
@@ -144,7 +146,11 @@ check_order() {
       ;;
     6)
       for system in "${systems[@]}"; do
-        for set_name in "${test_sets[@]}"; do need "$system/embeddings/$set_name" 5 6; done
+        if [[ $task == diar ]]; then
+          for set_name in "${diar_sets[@]}"; do need "$system/diarization/$set_name" 5 6; done
+        else
+          for set_name in "${test_sets[@]}"; do need "$system/embeddings/$set_name" 5 6; done
+        fi
       done
       ;;
   esac
@@ -200,6 +206,7 @@ stage_0() {
 list_data_dirs() {
   packed=("${train_sets[@]/#/$data/}") others=("${test_sets[@]/#/$data/}")
   if [[ -f $data/calibration_only ]]; then packed=("${packed[0]}") others=(); fi
+  if [[ $task == diar ]]; then packed=() others=("${diar_sets[@]/#/$data/}"); fi
   data_dirs=("${packed[@]}" "${others[@]}")
   if [[ -n $noise || -d $data/noise ]]; then others+=("$data/noise"); fi
   if [[ -n $rirs || -d $data/rirs ]]; then others+=("$data/rirs"); fi
@@ -242,8 +249,10 @@ stage_2() {
     run -m speakerlab check "${others[@]}" --decode --sample-rate "$sample_rate" \
       --allow-rejected "$allow_undecodable"
   fi
-  run -m speakerlab pack "${packed[@]}" "${arguments[@]}" --sample-rate "$sample_rate" \
-    --allow-rejected "$allow_undecodable" ${job:+--job "$job"}
+  if ((${#packed[@]})); then
+    run -m speakerlab pack "${packed[@]}" "${arguments[@]}" --sample-rate "$sample_rate" \
+      --allow-rejected "$allow_undecodable" ${job:+--job "$job"}
+  fi
   if [[ -z $job ]]; then finish 2 "$inputs"; fi
 }
 
@@ -334,9 +343,24 @@ list_launch_options() {
   fi
 }
 
+# as_verification STAGE: train or fine-tune the model of verification, which is that of diarization.
+as_verification() {
+  local number task=sv task_dir=$recipe_dir data=$recipe_dir/data corpus='' stage=0 stop_stage=$1
+  if [[ $1 == 3 && -e $exp/model ]]; then
+    say "stage 3: skipped, the model is $exp/model"
+    return
+  fi
+  say "stage $1: the model is that of verification"
+  for number in 0 1 2 "$1"; do run_stage "$number"; done
+}
+
 stage_5() {
   local system set_name
   begin
+  if [[ $task == diar ]]; then
+    diarize
+    return
+  fi
   for system in "${systems[@]}"; do
     for set_name in "${test_sets[@]}"; do
       extract "$system" "$data/$set_name"
@@ -360,9 +384,33 @@ extract() {
     ${share:+--job "$share"} "${waiting[@]}"
 }
 
+# diarize: with the true regions of speech, and with those found by energy.
+diarize() {
+  local system set_name vad regions files
+  for set_name in "${diar_sets[@]}"; do
+    need "$data/$set_name/ref.rttm" 1 5
+    files=(RECORDINGS)
+    if [[ -f $data/$set_name/wav.scp ]]; then
+      mapfile -t files < <(cut -d ' ' -f 2- "$data/$set_name/wav.scp")
+    fi
+    for system in "${systems[@]}"; do
+      for vad in oracle energy; do
+        regions=$vad
+        if [[ $vad == oracle ]]; then regions=$data/$set_name/ref.rttm; fi
+        run -m speakerlab diarize "${files[@]}" --model "$system" --vad "$regions" \
+          --out "$system/diarization/$set_name/$vad"
+      done
+    done
+  done
+}
+
 stage_6() {
   local system pattern file command=() lists=() learned_from=() reference=()
   begin
+  if [[ $task == diar ]]; then
+    score_turns
+    return
+  fi
   if [[ -f $recipe_dir/reference.json ]]; then reference=(--reference "$recipe_dir/reference.json"); fi
   if [[ $development == true ]]; then learned_from=(--development "$data/${train_sets[0]}"); fi
   for pattern in "${trials[@]}"; do
@@ -382,6 +430,20 @@ stage_6() {
   say "to compare two recordings:$(printf ' %q' "${command[@]}" verify A.wav B.wav --model "$system")"
 }
 
+score_turns() {
+  local system set_name vad
+  for system in "${systems[@]}"; do
+    for set_name in "${diar_sets[@]}"; do
+      for vad in oracle energy; do
+        say "$set_name, regions of speech: $vad"
+        run -m speakerlab der "$data/$set_name/ref.rttm" "$system/diarization/$set_name/$vad" \
+          --json "$system/diarization/${set_name}_$vad.json" \
+          --report "$system/diarization/${set_name}_$vad.html"
+      done
+    done
+  done
+}
+
 run_stage() {
   local began='' packed others data_dirs checked systems=("$exp")
   if [[ $large_margin == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
@@ -395,7 +457,11 @@ run_stage() {
     return
   fi
   if [[ $1 != 4 || $large_margin == true ]]; then check_order "$1"; fi
-  if [[ -z $device ]]; then check_run; fi
+  if [[ $task == diar ]] && [[ $1 == 3 || ($1 == 4 && $large_margin == true) ]]; then
+    as_verification "$1"
+    return
+  fi
+  if [[ -z $device && $task != diar ]]; then check_run; fi
   current=$1
   "stage_$1"
   current=''
@@ -492,6 +558,8 @@ main() {
   eval "$options"
   if [[ $task != sv ]]; then
     task_dir=$recipe_dir/$task task_tag=_$task
+  fi
+  if [[ $task == lid ]]; then
     train_sets=(train) test_sets=(test) trials=() prepare_args=() overlay='' init_overlay=''
     untrained=false development=false
   fi
@@ -508,6 +576,7 @@ main() {
       die "--init: not a model: there is no $base_layer; give an experiment or its folder model/"
   fi
   data=${data:-$recipe_dir/data$task_tag}
+  if [[ $task == diar ]]; then task_tag='' stage_names[5]=diarization; fi # exp is that of verification
   if [[ $features != wave ]]; then stored=_$features; fi
   exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}$task_tag${stored}_s$seed}
   data=${data%/} exp=${exp%/} corpus=${corpus%/}

@@ -1,7 +1,8 @@
 """Synthesis of the mini corpus: sentences spoken by espeak-ng in simulated rooms with noise.
 
 The corpus is a folder with `train/`, `test/`, `noise/`, `rirs/` (16-bit wavs at 16 kHz) and
-`corpus.json` (size, voices, sentences). The same `Size` gives the same bytes.
+`corpus.json` (size, voices, sentences). The same `Size` gives the same bytes. Conversations
+(diar/) replace the first four by their own folders.
 """
 
 import importlib.util
@@ -9,7 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ REQUIREMENT = "espeakng-loader==0.2.4"
 NUM_NOISES = NUM_ROOMS = 12
 NOISE_SECONDS = 10
 MAX_VOICES_PER_PROCESS = 250  # espeak-ng reads at most 350 voice files, English ones included
+Record = Callable[..., None]  # record_all, or another function with its arguments
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,16 @@ def plan(size: Size) -> tuple[dict[str, Voice], list[Utterance]]:
 def provide_corpus(
     corpus: Path,
     voices: dict[str, Voice],
-    utterances: list[Utterance],
+    utterances: Sequence[Utterance],
     *,
     size: dict[str, int],
     num_jobs: int,
+    record: Record,
 ) -> None:
-    """Synthesize the corpus unless it exists with these voices, sentences and size."""
+    """Synthesize the corpus unless it exists with these voices, sentences and size.
+
+    record: writes all audio into a folder, such as `record_all`.
+    """
     about = {
         "size": size,
         "voices": {name: asdict(voice) for name, voice in voices.items()},
@@ -119,11 +125,20 @@ def provide_corpus(
         return
     num_test = len({utterance.speaker for utterance in utterances if utterance.split == "test"})
     print(f"{corpus}: synthesizing {len(voices) - num_test} + {num_test} voices")
-    make_corpus(corpus, voices, utterances, about=about, seed=size["seed"], num_jobs=num_jobs)
+    make_corpus(
+        corpus,
+        about,
+        lambda part: record(part, voices, utterances, seed=size["seed"], num_jobs=num_jobs),
+    )
 
 
 def speak(
-    folder: Path, voices: dict[str, Voice], utterances: list[Utterance], *, seed: int, num_jobs: int
+    folder: Path,
+    voices: dict[str, Voice],
+    utterances: Sequence[Utterance],
+    *,
+    seed: int,
+    num_jobs: int,
 ) -> None:
     """Write all clean utterances below `folder` with processes that run espeak.py."""
     names = list(voices)
@@ -150,7 +165,7 @@ def speak(
 
 
 def list_jobs(
-    folder: Path, voices: dict[str, Voice], utterances: list[Utterance], *, seed: int
+    folder: Path, voices: dict[str, Voice], utterances: Sequence[Utterance], *, seed: int
 ) -> dict[str, object]:
     """Return the jobs of espeak.py for these voices."""
     jobs = [
@@ -174,16 +189,8 @@ def is_made(corpus: Path, about: dict) -> bool:
         return False
 
 
-def make_corpus(
-    corpus: Path,
-    voices: dict[str, Voice],
-    utterances: list[Utterance],
-    *,
-    about: dict,
-    seed: int,
-    num_jobs: int,
-) -> None:
-    """Synthesize the corpus in its folder `.part`, then replace the previous one.
+def make_corpus(corpus: Path, about: dict, record: Callable[[Path], None]) -> None:
+    """Record the corpus in its folder `.part`, then replace the previous one.
 
     about: content of corpus.json, which is removed first and written last, so that a corpus with
     this file is complete.
@@ -199,17 +206,22 @@ def make_corpus(
     if not has_espeak():
         raise FileNotFoundError(f"{TOOLS}: {REQUIREMENT} is not installed; run stage 0 first")
     part.mkdir(parents=True)
-    record_all(part, voices, utterances, seed=seed, num_jobs=num_jobs)
+    record(part)
     (corpus / "corpus.json").unlink(missing_ok=True)
-    for name in ("train", "test", "noise", "rirs"):
-        shutil.rmtree(corpus / name, ignore_errors=True)
-        (part / name).replace(corpus / name)
+    for folder in list(part.iterdir()):
+        shutil.rmtree(corpus / folder.name, ignore_errors=True)
+        folder.replace(corpus / folder.name)
     write_text(corpus / "corpus.json", json.dumps(about, indent=1))
     part.rmdir()
 
 
 def record_all(
-    folder: Path, voices: dict[str, Voice], utterances: list[Utterance], *, seed: int, num_jobs: int
+    folder: Path,
+    voices: dict[str, Voice],
+    utterances: Sequence[Utterance],
+    *,
+    seed: int,
+    num_jobs: int,
 ) -> None:
     """Write all audio of the corpus below `folder`."""
     clean = folder / "clean"

@@ -64,7 +64,11 @@ def room(rng: np.random.Generator, *, rt60_seconds: float) -> np.ndarray:
 def augment(wave_S: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return an utterance in a small room, with noise at 12 to 30 dB SNR and a random level."""
     response_R = room(rng, rt60_seconds=rng.uniform(0.1, 0.45))
-    speech_S = fftconvolve(wave_S, response_R)[: len(wave_S)]
+    return add_noise(fftconvolve(wave_S, response_R)[: len(wave_S)], rng)
+
+
+def add_noise(speech_S: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return a recording with noise at 12 to 30 dB SNR and a random level."""
     if rng.uniform() < 0.2:
         noise_S = hum(rng, len(speech_S))
     else:

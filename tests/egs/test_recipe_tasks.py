@@ -29,6 +29,36 @@ def test_the_same_stages_run(task: Path, tmp_path: Path) -> None:
     assert classify == ["-m", "speakerlab", "classify", "--exp", "/e", "--data", "/d/test"]
 
 
+def test_diarization_uses_the_model_of_verification(tmp_path: Path) -> None:
+    options = ("--task", "diar", "--hardware", "cpu", "--noise", "none", "--rirs", "none")
+    data, exp = tmp_path / "data", tmp_path / "exp"
+    options = (*options, "--data", str(data), "--exp", str(exp))
+    download, prepare, look, decode, *training, _, _, _, _, _, _, _, _ = dry_run("mini", *options)
+    script = str(ROOT / "egs/mini/diar/prepare.py")
+    assert download == [script, "--download", "--data", str(data)]
+    assert prepare == [script, "--data", str(data)]
+    assert look[2:5] == ["check", f"{data}/dev", f"{data}/test"]
+    assert decode[2:5] == look[2:5] and "--decode" in decode
+    verification = ("--exp", str(exp), *options[2:8], "--stop-stage", "3")
+    assert training == dry_run("mini", *verification)
+
+    (exp / "model").mkdir(parents=True)
+    (data / "dev").mkdir(parents=True)
+    (data / "dev/wav.scp").write_text("a /x/a.wav\nb /x/b c.wav\n")
+    *_, oracle, energy, _, _, score, _, _, _ = words = dry_run("mini", *options)
+    assert words[:4] == [download, prepare, look, decode] and len(words) == 4 + 8
+    files = ["/x/a.wav", "/x/b c.wav"]
+    assert oracle[2:] == [
+        *("diarize", *files, "--model", str(exp), "--vad", f"{data}/dev/ref.rttm"),
+        *("--out", f"{exp}/diarization/dev/oracle"),
+    ]
+    assert energy[2:] == [
+        *("diarize", *files, "--model", str(exp), "--vad", "energy"),
+        *("--out", f"{exp}/diarization/dev/energy"),
+    ]
+    assert score[2:5] == ["der", f"{data}/dev/ref.rttm", f"{exp}/diarization/dev/oracle"]
+
+
 @every_task
 def test_folders_are_apart_from_those_of_verification(task: Path) -> None:
     recipe, name = task.parts

@@ -256,6 +256,8 @@ REFUSED = {  # options -> subject of the message, values that it names
         "--job 1/2",
         "--nnodes 2",
     ),
+    "--task diar --nnodes 2 --node-rank 0 --rdzv a:1": ("--nnodes", "--task diar"),
+    "--task diar --stage 5 --stop-stage 5 --job 1/2": ("--job", "--task diar"),
     "--wait-minutes soon": ("--wait-minutes", "soon"),
     "--gpus 0,1 --nproc 3": ("--nproc", 3),
     "--gpus 0,x": ("--gpus", "'0,x'"),
