@@ -139,7 +139,7 @@ class Stream:
 
 
 class Graph:
-    """CUDA graph; only replays are launched. `capture` stands in for `torch.cuda.graph`."""
+    """A CUDA graph that counts replays only; `capture` replaces `torch.cuda.graph`."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels

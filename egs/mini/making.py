@@ -110,11 +110,11 @@ def provide_corpus(
     *,
     size: dict[str, int],
     num_jobs: int,
-    record: Record,
+    record: Record | None = None,
 ) -> None:
     """Synthesize the corpus unless it exists with these voices, sentences and size.
 
-    record: writes all audio into a folder, such as `record_all`.
+    record: writes all audio into a folder; by default `record_all`, one file per utterance.
     """
     about = {
         "size": size,
@@ -125,10 +125,11 @@ def provide_corpus(
         return
     num_test = len({utterance.speaker for utterance in utterances if utterance.split == "test"})
     print(f"{corpus}: synthesizing {len(voices) - num_test} + {num_test} voices")
+    write = record or record_all
     make_corpus(
         corpus,
         about,
-        lambda part: record(part, voices, utterances, seed=size["seed"], num_jobs=num_jobs),
+        lambda part: write(part, voices, utterances, seed=size["seed"], num_jobs=num_jobs),
     )
 
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from egs.common.corpus.prepare import make_parser, run, write_noise_and_rooms, write_set
 from egs.common.corpus.trials import draw_nontargets, draw_targets, group_by_speaker
-from egs.mini.making import Size, install_espeak, plan, provide_corpus, record_all
+from egs.mini.making import Size, install_espeak, plan, provide_corpus
 from speakerlab.data.tables import Trial
 
 HERE = Path(__file__).resolve().parent
@@ -46,14 +46,7 @@ def prepare(
 ) -> None:
     """Synthesize the corpus if needed and write the data directories."""
     voices, utterances = plan(size)
-    provide_corpus(
-        corpus,
-        voices,
-        utterances,
-        size=asdict(size),
-        num_jobs=num_jobs,
-        record=record_all,
-    )
+    provide_corpus(corpus, voices, utterances, size=asdict(size), num_jobs=num_jobs)
     sexes = {name: voice.sex for name, voice in voices.items()}
     for split in ("train", "test"):
         rows = [utterance for utterance in utterances if utterance.split == split]

@@ -31,6 +31,12 @@ def main(words: Sequence[str]) -> None:
         method = learn_vbx(model, args.development, progress=True)
     elif args.threshold is not None:
         method = Ahc(threshold=args.threshold)
+    elif method == "ahc":
+        log.warning(
+            "--threshold: %g, the default; it depends on the model, so try some on recordings with "
+            "known turns",
+            Ahc().threshold,
+        )
     num_failed = 0
     for path, name in zip(args.files, names):
         try:

@@ -62,6 +62,15 @@ def test_ahc_and_vbx(exp, talk, tmp_path, capsys):
         diarized(exp, talk, "--method", "vbx", "--development", folder)
 
 
+def test_the_default_threshold_is_reported(exp, talk, capsys, caplog):
+    diarized(exp, talk, "--method", "ahc", "--threshold", 0.4)
+    with_threshold = capsys.readouterr().out
+    assert "--threshold" not in caplog.text
+    diarized(exp, talk, "--method", "ahc")
+    assert "--threshold: 0.4, the default" in caplog.text
+    assert capsys.readouterr().out == with_threshold
+
+
 def test_broken_recordings_do_not_stop_the_others(run, exp, talk, tmp_path):
     (tmp_path / "empty.wav").write_bytes(b"")
     (tmp_path / "text.wav").write_text("no audio")

@@ -18,7 +18,7 @@ def tensors_in(values: Any) -> list[Tensor]:
 
 
 class Graph(TorchDispatchMode):
-    """Stands in for `torch.cuda.CUDAGraph`; `capture` for `torch.cuda.graph`."""
+    """Replaces `torch.cuda.CUDAGraph`, and `capture` replaces `torch.cuda.graph`."""
 
     def __init__(self) -> None:
         super().__init__()

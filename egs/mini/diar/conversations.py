@@ -2,7 +2,7 @@
 
 A conversation takes about 105 s. Everybody says at least three sentences, others say more. Most
 lines begin after a pause; some begin before the previous ones end. All speakers are in one room, at
-different places and levels, and the noise goes on while nobody speaks.
+different places and levels. The noise is also in the pauses.
 Shape suffix: S samples.
 """
 
@@ -40,7 +40,7 @@ REPLIES = (
     "How strange!",
 )
 OVERLAP_PROB = (0.05, 0.4)  # range of the share of lines that begin before the previous ones end
-OVERLAP_SECONDS = (0.2, 1.5)  # range; less where the same speaker goes on
+OVERLAP_SECONDS = (0.2, 1.5)  # range; a speaker never overlaps their own line
 PAUSE_SECONDS = (0.2, 2.0)  # range; espeak-ng's own pauses within a sentence are shorter
 MEAN_PAUSE_SECONDS = 0.6  # without the upper bound
 GRID = SAMPLE_RATE // 1000  # RTTM has milliseconds: turns begin and end at these samples

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from egs.common.corpus.prepare import make_parser, run, write_noise_and_rooms, write_set
 from egs.mini.lid.sentences import LANGUAGES, draw_sentence
-from egs.mini.making import Utterance, install_espeak, provide_corpus, record_all
+from egs.mini.making import Utterance, install_espeak, provide_corpus
 from egs.mini.voices import Voice, draw_voice
 
 HERE = Path(__file__).resolve().parent
@@ -62,14 +62,7 @@ def prepare(
 ) -> None:
     """Synthesize the corpus if needed and write the data directories."""
     voices, utterances = plan(size)
-    provide_corpus(
-        corpus,
-        voices,
-        utterances,
-        size=asdict(size),
-        num_jobs=num_jobs,
-        record=record_all,
-    )
+    provide_corpus(corpus, voices, utterances, size=asdict(size), num_jobs=num_jobs)
     for split in ("train", "test"):
         rows = [utterance for utterance in utterances if utterance.split == split]
         write_set(

@@ -93,7 +93,7 @@ class Noise(Augmentation):
         if "wave" in draws.values:
             return draws.values["wave"].float().div_(INT16_SCALE)
         place_RV = draws.values["place"]
-        if place_RV.device.type != "cpu":  # few kernels, whatever the numbers of voices
+        if place_RV.device.type != "cpu":  # the same few kernels for any numbers of voices
             return self._voices(place_RV)
         stretches = self.bank.unfold(0, self.num_samples, 1)  # a view, one row per place
         noise_RS = stretches.index_select(0, place_RV[:, 0]).float().div_(INT16_SCALE)
