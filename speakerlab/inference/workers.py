@@ -24,7 +24,7 @@ from speakerlab.data.workers import auto_workers, start_worker
 from speakerlab.inference.batches import embed_batches
 from speakerlab.inference.extraction import Extraction
 from speakerlab.training.devices import count_gpus
-from speakerlab.training.precision import Card, Precision, card_of, resolve_precision
+from speakerlab.training.precision import Card, Precision, card_of, cpu_card, resolve_precision
 
 MAX_THREADS = 8  # of a process; more would wait for Python's lock
 SECONDS_PER_UPDATE = 0.5
@@ -52,7 +52,7 @@ def precision_here(asked: str) -> Precision:
     else:
         with ProcessPoolExecutor(1, mp_context=FORKED) as pool:
             cards = pool.submit(_cards).result()
-    return resolve_precision(asked, "cuda" if cards else "cpu", cards or None)
+    return resolve_precision(asked, "cuda" if cards else "cpu", cards or [cpu_card()])
 
 
 def _cards() -> list[Card]:

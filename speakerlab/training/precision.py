@@ -1,7 +1,7 @@
 """Choose number formats.
 
-The CUDA capability decides: the driver's "bf16 supported" also counts emulation, which is slower
-than fp32. fp16 is never chosen automatically. Convolutions may use TF32, matrix products may not.
+The hardware decides: the driver's "bf16 supported" also counts emulation, which is slower than
+fp32. fp16 is never chosen automatically. Convolutions may use TF32, matrix products may not.
 """
 
 import os
@@ -22,10 +22,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Card(NamedTuple):
-    """Capabilities of a GPU; the minimum of several is the least capable one."""
+    """Capabilities of a GPU or CPU; the minimum of several is the least capable one."""
 
     has_bf16: bool  # in hardware
-    capability: tuple[int, int]
+    capability: tuple[int, int]  # of CUDA
     text: str  # "capability 8.0", or AMD's "gfx90a"
 
 
@@ -54,7 +54,9 @@ class Precision:
 
 
 def card_of(device: torch.device) -> Card | None:
-    """Return the capabilities of a device; None if it is no GPU of CUDA or ROCm."""
+    """Return the capabilities of a CPU, or of a GPU of CUDA or ROCm; None for another device."""
+    if device.type == "cpu":
+        return cpu_card()
     if device.type != "cuda":
         return None
     major, minor = torch.cuda.get_device_capability(device)
@@ -62,6 +64,12 @@ def card_of(device: torch.device) -> Card | None:
         arch: str = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
         return Card(not arch.startswith(ROCM_WITHOUT_BF16), (major, minor), arch)
     return Card((major, minor) >= NATIVE_BF16, (major, minor), f"capability {major}.{minor}")
+
+
+def cpu_card() -> Card:
+    """Return the capabilities of this CPU: bf16 if torch knows that it has AVX512-BF16 or AMX."""
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
+    return Card(supported(), (0, 0), "this CPU")
 
 
 def resolve_precision(
@@ -73,7 +81,7 @@ def resolve_precision(
 ) -> Precision:
     """Resolve auto, fp32, bf16 or fp16 to the format in use, and why.
 
-    cards: of every rank, the least capable decides; None if there are none. conv_tf32: only
+    cards: of every rank, the least capable decides; without any, auto is fp32. conv_tf32: only
     mentioned in a remark. Raises ValueError for an invalid device, and for fp16 without CUDA.
     """
     try:
@@ -84,30 +92,31 @@ def resolve_precision(
         raise ValueError(
             f"runtime.precision: fp16 needs a CUDA device, not {kind}; use auto, fp32 or bf16"
         )
-    card = min(cards) if cards and kind == "cuda" else None
-    remarks = tuple(_remarks(asked, cards, conv_tf32)) if cards and card is not None else ()
+    remarks = tuple(_remarks(asked, cards, kind, conv_tf32)) if cards else ()
     if asked != "auto":
         return Precision(asked, kind, "as configured", remarks)
-    if card is None:
+    if not cards:
         return Precision("fp32", kind, f"auto on {kind}")
+    card = min(cards)
     name, verb = ("bf16", "has") if card.has_bf16 else ("fp32", "lacks")
     return Precision(name, kind, f"auto: {card.text} {verb} bf16", remarks)
 
 
-def _remarks(asked: str, cards: Sequence[Card], conv_tf32: bool) -> list[str]:
+def _remarks(asked: str, cards: Sequence[Card], kind: str, conv_tf32: bool) -> list[str]:
     lines, card = [], min(cards)
     if len(set(cards)) > 1:
         counts = sorted(Counter(cards).items())
         kinds = ", ".join(f"{kind.text} on {count} of {len(cards)}" for kind, count in counts)
-        lines.append(f"ranks have different GPUs: {kinds}; the least capable decides")
+        lines.append(f"ranks have different hardware: {kinds}; the least capable decides")
     key = f"runtime.precision: {asked}"
     if asked == "bf16" and not card.has_bf16:
-        lines.append(f"{key} is only emulated by {card.text}, slower than fp32; use auto, or fp16")
+        instead = "auto, or fp16" if kind == "cuda" else "auto"
+        lines.append(f"{key} is only emulated by {card.text}, slower than fp32; use {instead}")
     if asked == "fp16" and card.capability < TENSOR_CORES:
         lines.append(
             f"{key} saves memory but little time: {card.text} has no tensor cores; use auto"
         )
-    if asked == "fp32" and card.has_bf16:
+    if asked == "fp32" and card.has_bf16 and kind == "cuda":
         lines.append(
             f"{key} is slower than bf16, which auto would use ({card.text}), and needs twice the "
             "memory for activations; convolutions use TF32: "

@@ -5,6 +5,7 @@ import shutil
 import pytest
 import torch
 
+from speakerlab.config import build
 from speakerlab.data.banks import EMPTY_BANK
 from speakerlab.experiments import setup as setup_training
 from speakerlab.experiments.corpus import Corpus
@@ -57,3 +58,15 @@ def test_losses_stay_the_same(make_config, setting):
     plain, other = losses(make_config()), losses(make_config(setting))
     assert len(set(plain)) == STEPS
     assert other == pytest.approx(plain, rel=1e-9)
+
+
+@pytest.mark.parametrize(("channels", "is_last"), [(8, False), (16, True)])
+def test_on_a_cpu_few_channels_are_not_last(make_config, channels, is_last):
+    config = make_config(f"model.args.head_channels={channels}")
+    precision = resolve_precision("fp32", "cpu")
+    task = build.build_task(config, num_classes=CLASSES, precision=precision)
+    setup_training.choose_kernels(config, task)
+    weights = [one for one in task.parameters() if one.dim() == 4 and min(one.shape) > 1]
+    assert weights
+    for weight in weights:
+        assert weight.is_contiguous(memory_format=torch.channels_last) == is_last

@@ -52,6 +52,19 @@ def test_auto_by_card(name, capability, hip, expected, monkeypatch):
     assert (used.name, used.reason) == (expected, f"auto: {what} {verb} bf16")
 
 
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_auto_by_cpu(has_bf16, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
+    card = card_of(torch.device("cpu"))
+    assert card is not None
+    used = resolve_precision("auto", "cpu", [card])
+    assert (used.name, used.remarks) == ("bf16" if has_bf16 else "fp32", ())
+    assert len(resolve_precision("bf16", "cpu", [card]).remarks) == (not has_bf16)
+    assert not resolve_precision("fp32", "cpu", [card]).remarks
+    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")  # an older torch
+    assert card_of(torch.device("cpu")) == (False, *card[1:])
+
+
 def test_the_least_capable_rank_decides_with_one_remark():
     used = resolve_precision("auto", CUDA, [A100, T4, A100, A100])
     assert (used.name, used.reason) == ("fp32", "auto: capability 7.5 lacks bf16")
