@@ -5,12 +5,17 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from speakerlab.bin.command import model_of, parser, plain_text
 from speakerlab.bin.embed import name_files
 from speakerlab.core import process
 from speakerlab.core.atomic import check_writable, write_json, write_text
 from speakerlab.diarization.regions import Region, merge_regions, read_lab, read_rttm
+
+if TYPE_CHECKING:  # each imports its runtime
+    from speakerlab.inference.diarize import Diarization
+    from speakerlab.inference.speaker_model import SpeakerModel
 
 log = logging.getLogger(__name__)
 
@@ -23,20 +28,12 @@ def main(words: Sequence[str]) -> None:
     if args.out is not None:
         check_writable(args.out / f"{names[0]}.rttm")
     model = model_of(args)
-    from speakerlab.diarization.ahc import Ahc  # scipy: `--help` needs none
-    from speakerlab.inference.diarize import learn_vbx
+    method = method_of(args, model)
+    if args.known is not None:
+        from speakerlab.inference.diarize import check_enrolled
 
-    method = args.method
-    if method == "vbx":
-        method = learn_vbx(model, args.development, progress=True)
-    elif args.threshold is not None:
-        method = Ahc(threshold=args.threshold)
-    elif method == "ahc":
-        log.warning(
-            "--threshold: %g, the default; it depends on the model, so try some on recordings with "
-            "known turns",
-            Ahc().threshold,
-        )
+        model.load_speakers(args.known)
+        check_enrolled(model)
     num_failed = 0
     for path, name in zip(args.files, names):
         try:
@@ -47,6 +44,8 @@ def main(words: Sequence[str]) -> None:
                 max_speakers=args.max_speakers,
                 regions=regions.get(name),
                 method=method,
+                known=args.known is not None,
+                far=args.far,
                 recording=name,
                 progress=True,
             )
@@ -55,16 +54,44 @@ def main(words: Sequence[str]) -> None:
             sys.stderr.write(f"{text if str(path) in text else f'{path}: {text}'}\n")
             num_failed += 1
             continue
-        if args.out is None:
-            sys.stdout.write(found.to_rttm())
-            continue
-        facts = {**found.to_dict(), "method": args.method, "model_sha256": model.sha256}
-        write_json(args.out / f"{name}.json", facts)
-        write_text(args.out / f"{name}.rttm", found.to_rttm())
-        log.info("%s: %d speakers in %d segments", name, len(found.speakers), len(found))
+        report(found, args, model.sha256)
     if num_failed:
         log.error("%d of %d recordings could not be diarized", num_failed, len(names))
         process.leave(process.EXIT_INPUT)
+
+
+def report(found: "Diarization", args: Namespace, model_sha256: str) -> None:
+    """Write the files of a recording, or print its RTTM; log who is known."""
+    name = found.recording
+    for speaker, match in found.matches.items():
+        verdict = "is known" if match.is_known else f"is unknown, nearest {match.name}"
+        scores = f"score {match.score:.4f} (threshold {match.threshold:.4f})"
+        log.info("%s: %s %s, %s", name, speaker, verdict, scores)
+    if args.out is None:
+        sys.stdout.write(found.to_rttm())
+        return
+    facts = {**found.to_dict(), "method": args.method, "model_sha256": model_sha256}
+    write_json(args.out / f"{name}.json", facts)
+    write_text(args.out / f"{name}.rttm", found.to_rttm())
+    log.info("%s: %d speakers in %d segments", name, len(found.speakers), len(found))
+
+
+def method_of(args: Namespace, model: "SpeakerModel") -> Any:
+    """Build the clustering that the options name."""
+    from speakerlab.diarization.ahc import Ahc  # scipy: `--help` needs none
+    from speakerlab.inference.diarize import learn_vbx
+
+    if args.method == "vbx":
+        return learn_vbx(model, args.development, progress=True)
+    if args.threshold is not None:
+        return Ahc(threshold=args.threshold)
+    if args.method == "ahc":
+        log.warning(
+            "--threshold: %g, the default; it depends on the model, so try some on recordings with "
+            "known turns",
+            Ahc().threshold,
+        )
+    return args.method
 
 
 def parse(words: Sequence[str]) -> Namespace:
@@ -83,6 +110,9 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument("--threshold", type=float, metavar="COSINE", help=threshold)
     development = "checked data directory of speakers that vbx learns its PLDA from"
     options.add_path("--development", "DIR", development)
+    enrolled = "file of `speakerlab enroll`; its speakers get their names, the others numbers"
+    options.add_path("--known", "FILE", enrolled)
+    options.add_far()
     out = "folder of the RTTM and JSON files (default: print RTTM)"
     options.add_path("--out", "DIR", out)
     options.add_model_options()
@@ -93,6 +123,8 @@ def parse(words: Sequence[str]) -> Namespace:
         options.error("--development: is needed for --method vbx, and for no other")
     if args.threshold is not None and args.method != "ahc":
         options.error(f"--threshold: is of --method ahc, not {args.method}")
+    if args.far is not None and args.known is None:
+        options.error("--far: decides who is known; add --known FILE")
     return args
 
 

@@ -6,8 +6,9 @@ Letters: N windows, S samples, D embedding dimensions.
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,9 +42,15 @@ class Model(Protocol):
 
     sample_rate: int
     sha256: str
+    speakers: dict[str, np.ndarray]  # enrolled
+    calibration: Any
 
     def embed_many(self, sources: Sequence[Any], **shown: Any) -> np.ndarray:
         """Return emb_ND."""
+        ...
+
+    def rank(self, emb_D: np.ndarray, *, far: float | None = None) -> Any:
+        """Return the `Identification` of an embedding."""
         ...
 
 
@@ -57,6 +64,16 @@ class Segment:
     confidence: float
 
 
+@dataclass(frozen=True)
+class Match:
+    """The enrolled speaker that a found one is named after, or else the nearest one."""
+
+    name: str
+    score: float
+    threshold: float
+    is_known: bool  # the found speaker has this name
+
+
 @dataclass(frozen=True, eq=False)
 class Diarization:
     """Who spoke when; iterable over the segments, in order of time."""
@@ -65,6 +82,7 @@ class Diarization:
     seconds: float  # length of the recording
     segments: Sequence[Segment]
     speakers: Mapping[str, np.ndarray]  # name -> mean embedding (D,), in order of appearance
+    matches: Mapping[str, Match] = field(default_factory=dict)  # name -> enrolled, with `known`
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self.segments)
@@ -73,8 +91,9 @@ class Diarization:
         return len(self.segments)
 
     def to_rttm(self) -> str:
-        """Return the segments as lines of RTTM."""
-        return format_rttm({self.recording: [Turn(s.start, s.end, s.speaker) for s in self]})
+        """Return the segments as lines of RTTM; blanks in names become `_`."""
+        turns = [Turn(s.start, s.end, one_word(s.speaker)) for s in self]
+        return format_rttm({self.recording: turns})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON; times are rounded to the millisecond as in RTTM."""
@@ -85,7 +104,9 @@ class Diarization:
             "recording": self.recording,
             "seconds": round(self.seconds, 3),
             "speakers": {
-                name: {"seconds": round(spoken[name], 3), "embedding": emb_D.tolist()}
+                name: {"seconds": round(spoken[name], 3)}
+                | ({"match": asdict(self.matches[name])} if name in self.matches else {})
+                | {"embedding": emb_D.tolist()}
                 for name, emb_D in self.speakers.items()
             },
             "segments": [
@@ -107,6 +128,8 @@ def diarize(
     method: str | Method = "spectral",
     window_seconds: float = WINDOW_SECONDS,
     step_seconds: float = STEP_SECONDS,
+    known: bool = False,
+    far: float | None = None,
     recording: str | None = None,
     progress: bool = False,
 ) -> Diarization:
@@ -116,9 +139,13 @@ def diarize(
     regions: of speech, in seconds; None: found by energy. method: "spectral", "ahc", or an object
     that divides windows, such as `Ahc(threshold=0.5)` or a `Vbx` with its PLDA model. recording:
     name in RTTM (None: of the file, without ending). progress: show a bar on a terminal.
-    Speakers are "speaker1", "speaker2", ..., in order of appearance. Raises ValueError with one
-    line for audio that is broken or empty, and if there is less speech than speakers asked for.
+    Speakers are "speaker1", "speaker2", ..., in order of appearance. known: those that are enrolled
+    (`model.enroll`) get their names; far: false-alarm rate of this decision (None: at the EER).
+    Raises ValueError with one line for audio that is broken or empty, if there is less speech than
+    speakers asked for, and with `known` for a model without calibration or enrolled speakers.
     """
+    if known:
+        check_enrolled(model)
     if num_speakers is not None:
         min_speakers = max_speakers = num_speakers
     if max_speakers is None:
@@ -147,7 +174,60 @@ def diarize(
     centres = found.centre_KD.astype(np.float32)
     heard = {segment.speaker for segment in segments}
     speakers = {name: emb_D for name, emb_D in zip(names, centres) if name in heard}
-    return Diarization(name, seconds, segments, speakers)
+    result = Diarization(name, seconds, segments, speakers)
+    return name_known(result, model, far=far) if known else result
+
+
+def check_enrolled(model: Model) -> None:
+    """Raise ValueError if found speakers cannot be named after the enrolled ones."""
+    if not model.speakers:
+        raise ValueError("known: no speaker is enrolled; enrol some first")
+    if model.calibration is None:
+        raise ValueError(
+            "known: the model has no calibration to decide who is known; run `speakerlab calibrate`"
+        )
+    names: dict[str, str] = {}
+    for name in model.speakers:
+        other = names.setdefault(one_word(name), name)
+        if other != name or re.fullmatch(r"speaker\d+", name):
+            owner = f"'{other}'" if other != name else "unknown speakers"
+            raise ValueError(
+                f"known: '{name}' and {owner} have the same name in RTTM; enrol the speaker under "
+                "another name"
+            )
+
+
+def one_word(name: str) -> str:
+    """Return a name as RTTM can hold it."""
+    return "_".join(name.split())
+
+
+def name_known(found: Diarization, model: Model, *, far: float | None = None) -> Diarization:
+    """Name speakers after enrolled ones whose score reaches the model's threshold.
+
+    The best score comes first; each name is given once.
+    """
+    ranked = {name: model.rank(emb_D, far=far) for name, emb_D in found.speakers.items()}
+    pairs = [
+        (score, name, Match(enrolled, score, one.threshold, is_known=score >= one.threshold))
+        for name, one in ranked.items()
+        for enrolled, score in one.ranking
+    ]
+    pairs.sort(key=lambda pair: -pair[0])
+    matches: dict[str, Match] = {}
+    for _, name, match in pairs:
+        is_taken = match.name in {other.name for other in matches.values()}
+        if match.is_known and name not in matches and not is_taken:
+            matches[name] = match
+    names = {name: matches[name].name if name in matches else name for name in ranked}
+    for _, name, match in pairs:  # the unknown: the nearest comes first
+        matches.setdefault(name, replace(match, is_known=False))
+    return replace(
+        found,
+        segments=[replace(segment, speaker=names[segment.speaker]) for segment in found],
+        speakers={names[name]: emb_D for name, emb_D in found.speakers.items()},
+        matches={names[name]: matches[name] for name in found.speakers},
+    )
 
 
 def method_of(name: str) -> Method:

@@ -201,7 +201,10 @@ class SpeakerModel:
 
         Speakers of equal score are in the order of enrolment.
         """
-        emb_D = self.embed(audio, sample_rate)
+        return self.rank(self.embed(audio, sample_rate), far=far)
+
+    def rank(self, emb_D: np.ndarray, *, far: float | None = None) -> Identification:
+        """As `identify`, of an embedding of this model."""
         if not self.speakers:
             raise ValueError("identify: no speaker is enrolled; enrol some first")
         unit_D = unit_rows(emb_D[None], ["the recording"])[0]

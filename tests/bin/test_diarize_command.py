@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from models_on_disk import CALIBRATION
 from refusals import refused, refuses
 from voices import RATE, make_wave, write_voices
 
-from speakerlab.bin import diarize
+from speakerlab.bin import diarize, enroll
 from speakerlab.data import audio
 from speakerlab.diarization.regions import read_rttm
 
@@ -42,6 +43,35 @@ def test_rttm_and_json_are_written(exp, talk, tmp_path):
     assert segments == [(*turn, 1.0) for turn in turns]
     assert len(values["speakers"]["speaker1"]["embedding"]) == 16
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"talk.rttm", "talk.json"}
+
+
+def test_known_speakers_get_their_names(make_exp, talk, tmp_path, capsys, caplog):
+    exp = make_exp("exp", calibration=CALIBRATION)
+    team = tmp_path / "team.safetensors"
+    enroll.main(["ann lee", str(talk), "--model", str(exp), "--speakers", str(team)])
+    out = tmp_path / "out"
+    with caplog.at_level("INFO"):
+        diarized(exp, talk, "--speakers", 1, "--known", team, "--out", out)
+    line = next(line for line in caplog.messages if "ann lee is known" in line)
+    assert line.startswith("talk: ann lee is known, score 0.9") and "threshold 0.5000" in line
+    assert {turn.speaker for turn in read_rttm(out / "talk.rttm")["talk"]} == {"ann_lee"}
+    values = json.loads((out / "talk.json").read_text())
+    assert {segment["speaker"] for segment in values["segments"]} == {"ann lee"}
+    match = values["speakers"]["ann lee"]["match"]
+    assert (match["name"], match["threshold"], match["is_known"]) == ("ann lee", 0.5, True)
+    with caplog.at_level("INFO"):
+        diarized(exp, talk, "--speakers", 1, "--known", team, "--far", 0.01)
+    assert "speaker1 is unknown, nearest ann lee" in caplog.messages[-1]
+    assert {line.split()[7] for line in capsys.readouterr().out.splitlines()} == {"speaker1"}
+
+
+def test_without_calibration_nobody_is_known(exp, talk, tmp_path):
+    team = tmp_path / "team.safetensors"
+    with refuses(str(team), "no such file", error=FileNotFoundError):
+        diarized(exp, talk, "--known", team)
+    enroll.main(["ann", str(talk), "--model", str(exp), "--speakers", str(team)])
+    with refuses("known", "calibrat"):
+        diarized(exp, talk, "--known", team)
 
 
 @pytest.mark.parametrize("ending", ["rttm", "lab"])
@@ -109,6 +139,7 @@ def test_refusals(exp, talk, tmp_path, monkeypatch, words, subject, value):
         ["--development", "data"],
         ["--threshold", "0.5"],
         ["--speakers", "0"],
+        ["--far", "0.01"],
     ],
 )
 def test_options_that_do_not_fit(exp, words, capsys):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from models_on_disk import XVECTOR, publish_small
+from models_on_disk import CALIBRATION, XVECTOR, publish_small
 from refusals import refuses
 from voices import RATE, make_noise, make_wave, write_voices
 
@@ -12,7 +12,7 @@ from speakerlab.config.embedder import build_embedder
 from speakerlab.config.schema import load_config
 from speakerlab.data.convert import read_wave, spool_wave
 from speakerlab.diarization.ahc import Ahc
-from speakerlab.inference.diarize import diarize, learn_vbx
+from speakerlab.inference.diarize import Diarization, Segment, diarize, learn_vbx, name_known
 
 SILENCE = np.zeros(RATE, dtype=np.int16)
 
@@ -60,6 +60,61 @@ def test_turns_of_two_voices(model, method):
     assert plain["seconds"] == 37.0 and len(plain["segments"]) == len(found) == 5
     assert plain["speakers"]["speaker2"]["seconds"] == 15.0
     assert len(plain["speakers"]["speaker2"]["embedding"]) == model.embed_dim
+
+
+@pytest.fixture
+def naming(model, monkeypatch):
+    """A model whose embeddings are directions, with a threshold of 0.5."""
+    monkeypatch.setattr(model.runtime, "calibration", CALIBRATION)
+    monkeypatch.setattr(model, "calibration", CALIBRATION)
+    axes_DD = np.eye(model.embed_dim, dtype=np.float32)
+    monkeypatch.setattr(model, "speakers", {"Ann": axes_DD[0], "Bob Lee": axes_DD[1]})
+    return model
+
+
+def found_speakers(model, *cosines_K2: tuple[float, float]) -> Diarization:
+    """Speakers whose embeddings have these cosines with the first two axes; a turn of each."""
+    rest = np.zeros(model.embed_dim - 3)
+    embs = [np.array([a, b, (1 - a * a - b * b) ** 0.5, *rest]) for a, b in cosines_K2]
+    names = [f"speaker{number + 1}" for number in range(len(embs))]
+    turns = [Segment(float(k), k + 1.0, name, 1.0) for k, name in enumerate(names)]
+    return Diarization("talk", 9.0, turns, dict(zip(names, embs)))
+
+
+def test_enrolled_speakers_give_their_names(naming):
+    found = found_speakers(naming, (0.7, 0.0), (0.8, 0.55), (0.1, 0.3), (0.6, 0.5))
+    named = name_known(found, naming)
+    # Ann is the second, the best; then only the last is near Bob Lee. Nobody has a name twice.
+    assert list(named.speakers) == ["speaker1", "Ann", "speaker3", "Bob Lee"]
+    assert [segment.speaker for segment in named] == list(named.speakers)
+    assert [line.split()[7] for line in named.to_rttm().splitlines()] == [
+        *("speaker1", "Ann", "speaker3", "Bob_Lee")
+    ]
+    assert [(m.name, round(m.score, 6), m.is_known) for m in named.matches.values()] == [
+        ("Ann", 0.7, False),
+        ("Ann", 0.8, True),
+        ("Bob Lee", 0.3, False),
+        ("Bob Lee", 0.5, True),
+    ]
+    assert list(named.matches) == list(named.speakers)
+    plain = named.to_dict()["speakers"]
+    assert plain["Ann"]["match"]["threshold"] == 0.5 and plain["Ann"]["seconds"] == 1.0
+    assert "match" not in found.to_dict()["speakers"]["speaker1"]
+
+
+def test_known_speakers_of_a_recording(naming):
+    naming.enroll("Zoe", make_wave(0, 1, 8.0))
+    found = naming.diarize(talk(*TURNS), regions=REGIONS, num_speakers=2, known=True)
+    assert {segment.speaker for segment in found} == {"Zoe", "speaker2"}
+    assert len(naming.diarize(SILENCE, known=True)) == 0
+
+
+def test_names_that_cannot_be_given(naming, monkeypatch):
+    wave_S, axis_D = make_wave(0, 0, 3.0), naming.speakers["Ann"]
+    for names, value in ((["speaker2"], "speaker2"), (["a b", "a_b"], "'a b'"), ([], "enrol")):
+        monkeypatch.setattr(naming, "speakers", dict.fromkeys(names, axis_D))
+        with refuses("known", value):
+            naming.diarize(wave_S, known=True)
 
 
 def test_speech_is_found_by_energy(model):
