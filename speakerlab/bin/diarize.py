@@ -1,11 +1,13 @@
-"""Find who spoke when in recordings: RTTM, and JSON with the speakers' embeddings."""
+"""Find who spoke when in recordings: RTTM, JSON with the speakers' embeddings, and a page."""
 
 import logging
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from speakerlab.bin.command import model_of, parser, plain_text
 from speakerlab.bin.embed import name_files
@@ -18,6 +20,7 @@ if TYPE_CHECKING:  # each imports its runtime
     from speakerlab.inference.speaker_model import SpeakerModel
 
 log = logging.getLogger(__name__)
+EMBEDDED_SECONDS = 600  # of audio in the pages of a command; others have a link
 
 
 def main(words: Sequence[str]) -> None:
@@ -34,7 +37,7 @@ def main(words: Sequence[str]) -> None:
 
         model.load_speakers(args.known)
         check_enrolled(model)
-    num_failed = 0
+    num_failed, seconds = 0, 0.0
     for path, name in zip(args.files, names):
         try:
             found = model.diarize(
@@ -54,14 +57,25 @@ def main(words: Sequence[str]) -> None:
             sys.stderr.write(f"{text if str(path) in text else f'{path}: {text}'}\n")
             num_failed += 1
             continue
-        report(found, args, model.sha256)
+        seconds += found.seconds
+        embedded_rate = model.sample_rate if seconds <= EMBEDDED_SECONDS else None
+        report(found, path, args, model.sha256, embedded_rate)
     if num_failed:
         log.error("%d of %d recordings could not be diarized", num_failed, len(names))
         process.leave(process.EXIT_INPUT)
 
 
-def report(found: "Diarization", args: Namespace, model_sha256: str) -> None:
-    """Write the files of a recording, or print its RTTM; log who is known."""
+def report(
+    found: "Diarization",
+    path: Path,
+    args: Namespace,
+    model_sha256: str,
+    embedded_rate: int | None,
+) -> None:
+    """Write the files of a recording, or print its RTTM; log who is known.
+
+    embedded_rate: sample rate of the audio in the page (None: a link).
+    """
     name = found.recording
     for speaker, match in found.matches.items():
         verdict = "is known" if match.is_known else f"is unknown, nearest {match.name}"
@@ -73,7 +87,25 @@ def report(found: "Diarization", args: Namespace, model_sha256: str) -> None:
     facts = {**found.to_dict(), "method": args.method, "model_sha256": model_sha256}
     write_json(args.out / f"{name}.json", facts)
     write_text(args.out / f"{name}.rttm", found.to_rttm())
+    write_page(args.out / f"{name}.html", found, path, embedded_rate)
     log.info("%s: %d speakers in %d segments", name, len(found.speakers), len(found))
+
+
+def write_page(page: Path, found: "Diarization", path: Path, embedded_rate: int | None) -> None:
+    """Write the page of a recording, with its audio or a relative link to it."""
+    from speakerlab.data.convert import spool_wave
+    from speakerlab.experiments.hardest import data_uri
+    from speakerlab.experiments.timeline import write_timeline_page
+
+    if embedded_rate is not None:
+        note = "The page holds the audio."
+        audio = data_uri(spool_wave(path, sample_rate=embedded_rate), embedded_rate)
+    else:
+        link = Path(os.path.relpath(path, page.parent)).as_posix()
+        note = f"The audio is not in this page: it is played from {link}, beside the page."
+        audio = quote(link)
+    facts = {"Recording": {"file": path.name, "speakers": len(found.speakers)}}
+    write_timeline_page(page, found, audio=audio, note=note, facts=facts)
 
 
 def method_of(args: Namespace, model: "SpeakerModel") -> Any:
@@ -113,7 +145,7 @@ def parse(words: Sequence[str]) -> Namespace:
     enrolled = "file of `speakerlab enroll`; its speakers get their names, the others numbers"
     options.add_path("--known", "FILE", enrolled)
     options.add_far()
-    out = "folder of the RTTM and JSON files (default: print RTTM)"
+    out = "folder of the RTTM and JSON files and the pages (default: print RTTM)"
     options.add_path("--out", "DIR", out)
     options.add_model_options()
     args = options.parse_args(words)

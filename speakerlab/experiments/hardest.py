@@ -92,8 +92,13 @@ def clip(wave_S: np.ndarray, sample_rate: int) -> str:
     """The loudest ten seconds of int16 samples (all if there are fewer), as a data URI."""
     start = loudest_start(wave_S, CLIP_SECONDS * sample_rate, round(STEP_SECONDS * sample_rate))
     cut_S = wave_S[start : start + CLIP_SECONDS * sample_rate]
+    return data_uri(cut_S, sample_rate)
+
+
+def data_uri(wave_S: np.ndarray, sample_rate: int) -> str:
+    """int16 samples as the data URI of a compressed file that browsers play."""
     kind, mime = ("MP3", "mpeg") if sample_rate in MP3_RATES else ("FLAC", "flac")
-    data = base64.b64encode(audio.encode(cut_S, sample_rate, kind)).decode("ascii")
+    data = base64.b64encode(audio.encode(wave_S, sample_rate, kind)).decode("ascii")
     return f"data:audio/{mime};base64,{data}"
 
 

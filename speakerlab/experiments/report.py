@@ -162,7 +162,7 @@ def write_page(
         for (trials, system), group in groups.items()
     ]
     shown = {"lists": lists, "training": training, "protocols": protocols}
-    page = _render("verification.html.j2", title=title, notes=notes, facts=facts, **shown)
+    page = render("verification.html.j2", title=title, notes=notes, facts=facts, **shown)
     write_text(path, page)
 
 
@@ -182,7 +182,7 @@ def write_identification_page(path: Path, *, title: str, rows: Sequence[Row], fa
                 "frequent": results.frequent_confusions(row),
             }
         )
-    write_text(path, _render("identification.html.j2", title=title, sets=sets, facts=facts))
+    write_text(path, render("identification.html.j2", title=title, sets=sets, facts=facts))
 
 
 def write_diarization_page(
@@ -196,10 +196,11 @@ def write_diarization_page(
         "errors": results["total"]["count_errors"],
         "tables": [*(("Groups of recordings", one) for one in groups), ("Recordings", recordings)],
     }
-    write_text(path, _render("diarization.html.j2", title=title, facts=facts, **shown))
+    write_text(path, render("diarization.html.j2", title=title, facts=facts, **shown))
 
 
-def _render(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
+    """Return a template filled with values, which it escapes."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,

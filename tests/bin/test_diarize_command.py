@@ -42,7 +42,9 @@ def test_rttm_and_json_are_written(exp, talk, tmp_path):
     segments = [(s["start"], s["end"], s["speaker"], s["confidence"]) for s in values["segments"]]
     assert segments == [(*turn, 1.0) for turn in turns]
     assert len(values["speakers"]["speaker1"]["embedding"]) == 16
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"talk.rttm", "talk.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *("talk.rttm", "talk.json", "talk.html")
+    }
 
 
 def test_known_speakers_get_their_names(make_exp, talk, tmp_path, capsys, caplog):
@@ -63,6 +65,18 @@ def test_known_speakers_get_their_names(make_exp, talk, tmp_path, capsys, caplog
         diarized(exp, talk, "--speakers", 1, "--known", team, "--far", 0.01)
     assert "speaker1 is unknown, nearest ann lee" in caplog.messages[-1]
     assert {line.split()[7] for line in capsys.readouterr().out.splitlines()} == {"speaker1"}
+
+
+def test_the_page_plays_the_audio_or_links_to_it(exp, talk, tmp_path, monkeypatch):
+    other = talk.rename(tmp_path / "a b#1.flac")
+    out = tmp_path / "out"
+    diarized(exp, other, "--speakers", 1, "--out", out)
+    page = (out / "a_b#1.html").read_text()
+    assert 'src="data:audio/mpeg;base64,' in page and "http" not in page
+    monkeypatch.setattr(diarize, "EMBEDDED_SECONDS", 13)
+    diarized(exp, other, "--speakers", 1, "--out", out)
+    page = (out / "a_b#1.html").read_text()
+    assert 'src="../a%20b%231.flac"' in page and "data:audio" not in page
 
 
 def test_without_calibration_nobody_is_known(exp, talk, tmp_path):
@@ -113,7 +127,7 @@ def test_broken_recordings_do_not_stop_the_others(run, exp, talk, tmp_path):
         assert refused(done.stderr, str(path)), done.stderr
     assert (out / "quiet.rttm").read_text() == ""
     assert json.loads((out / "quiet.json").read_text())["segments"] == []
-    assert (out / "talk.rttm").exists() and len(list(out.iterdir())) == 4
+    assert (out / "talk.rttm").exists() and len(list(out.iterdir())) == 6
 
 
 @pytest.mark.parametrize(
