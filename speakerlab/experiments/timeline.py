@@ -9,7 +9,7 @@ from speakerlab.experiments.report import Facts, render
 from speakerlab.inference.diarize import Diarization
 
 TICK_SECONDS = (1, 5, 10, 30, 60, 300, 600)  # between two marks of the time axis
-MAX_TICKS = 24
+MAX_TICKS = 12
 
 
 def write_timeline_page(
@@ -24,7 +24,7 @@ def write_timeline_page(
             (name, [(s, clock(s.start), clock(s.end)) for s in found if s.speaker == name])
             for name in speakers
         ],
-        "ticks": [(tick, clock(tick)) for tick in ticks(found.seconds)],
+        "ticks": [(tick, clock(tick)[:-2]) for tick in ticks(found.seconds)],
         "audio": audio,
         "note": note,
     }
