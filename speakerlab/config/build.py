@@ -1,6 +1,7 @@
 """Build modules and optimizers from a `Config`, of which the modules themselves know nothing."""
 
 import inspect
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -17,6 +18,7 @@ from speakerlab.losses.head import Head
 from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
 from speakerlab.losses.shards import Shards
 from speakerlab.training.precision import Precision
+from speakerlab.training.schedules import SCHEDULES, LearningRate
 from speakerlab.training.task import SpeakerTask
 from speakerlab.training.update import OPTIMIZERS
 
@@ -125,6 +127,30 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer; `lr` is its first learning rate, and is set at each step."""
     return OPTIMIZERS[config.optimizer.name](parameters, lr=lr, **config.optimizer.args)
+
+
+def build_learning_rate(config: Config, steps_per_epoch: int) -> LearningRate:
+    """Return the learning rate as a function of the step; ValueError if it is not a number >= 0."""
+    training = config.training
+    scale = training.global_batch / training.lr_base_batch
+    total_steps = training.num_epochs * steps_per_epoch
+    lr_at = LearningRate(
+        schedule=SCHEDULES[config.schedule.name],
+        args=config.schedule.args,
+        peak=training.lr * scale,
+        final=training.final_lr * scale,
+        warmup_steps=round(training.warmup_epochs * steps_per_epoch),
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
+        extended=[(step, before * steps_per_epoch) for step, before in training.extended],
+    )
+    for step in (*range(0, total_steps, steps_per_epoch), total_steps - 1):
+        if not 0 <= lr_at(step) < math.inf:
+            raise ValueError(
+                f"schedule: {config.schedule.name} gives {lr_at(step)} in step {step}; correct "
+                "schedule.args"
+            )
+    return lr_at
 
 
 def crop_samples(config: Config) -> int:

@@ -26,9 +26,9 @@ def merge_layers(
         layer = _parse_yaml(path.read_bytes(), str(path))
         if layer is not None and not isinstance(layer, dict):
             raise ValueError(f"{path}: {layer!r} is not a set of 'section: ...' lines; see conf/")
-        _merge(merged, layer or {}, (), str(path), origin)
+        _merge(merged, _renamed(layer or {}), (), str(path), origin)
     for override in overrides:
-        _merge(merged, _parse_override(override), (), f"--set {override}", origin)
+        _merge(merged, _renamed(_parse_override(override)), (), f"--set {override}", origin)
     return merged, origin
 
 
@@ -68,6 +68,15 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _renamed(layer: dict[str, Any]) -> dict[str, Any]:
+    """Return a layer with `schedule.name` instead of its former key, `training.lr_decay`."""
+    training = layer.get("training")
+    if not isinstance(training, dict) or "lr_decay" not in training:
+        return layer
+    rest = {key: value for key, value in training.items() if key != "lr_decay"}
+    return {**layer, "training": rest, "schedule": {"name": training["lr_decay"]}}
 
 
 def _merge(

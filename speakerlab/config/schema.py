@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     create_model,
@@ -23,6 +21,18 @@ from pydantic import (
 
 from speakerlab.config.layers import flatten, merge_layers, section_at, to_yaml
 from speakerlab.config.messages import note_error, where_from
+from speakerlab.config.sections import (
+    STRICT,
+    Component,
+    Count,
+    KindOdds,
+    NotNegative,
+    Positive,
+    Range,
+    Section,
+    Share,
+    VoicesRange,
+)
 from speakerlab.core.atomic import write_text
 from speakerlab.core.faults import Faults, nearest
 from speakerlab.frontend.augment.specaugment import SpecAugment
@@ -30,6 +40,7 @@ from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS
 from speakerlab.models import MODELS
+from speakerlab.training.schedules import SCHEDULES, SUPPLIED
 from speakerlab.training.update import OPTIMIZERS
 
 Constructor = Callable[..., Any]
@@ -38,6 +49,7 @@ NAMED: Mapping[str, tuple[Mapping[str, Constructor], tuple[str, ...]]] = {
     "model": (MODELS, ("feat_dim",)),
     "head": (HEADS, ("embed_dim", "num_classes")),
     "optimizer": (OPTIMIZERS, ("lr",)),
+    "schedule": (SCHEDULES, SUPPLIED),
 }
 # Place of a component with one implementation -> (constructor, arguments that the program gives).
 FIXED: Mapping[tuple[str, ...], tuple[Constructor, tuple[str, ...]]] = {
@@ -45,49 +57,12 @@ FIXED: Mapping[tuple[str, ...], tuple[Constructor, tuple[str, ...]]] = {
     ("augment", "spec"): (SpecAugment, ("num_frames", "num_mel_bins")),
     ("vad",): (EnergyVad, ("sample_rate",)),
 }
-STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-Positive = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(gt=0)]
-
-
-def _ascending(ends: tuple[float, float]) -> tuple[float, float]:
-    if ends[0] > ends[1]:
-        raise ValueError("is [high, low]; swap the two")
-    return ends
-
-
-Range = Annotated[tuple[float, float], AfterValidator(_ascending)]
-NotNegative = Annotated[float, Field(ge=0)]
-Voices = Annotated[int, Field(ge=1, le=32)]
-VoicesRange = Annotated[tuple[Voices, Voices], AfterValidator(_ascending)]
-
-
-class Section(BaseModel):
-    """Part of the configuration; unknown keys and wrong types are refused."""
-
-    model_config = STRICT
-
-
-class Component(Section):
-    """Component built by name; `args` are those of its constructor."""
-
-    name: str
-    args: dict[str, Any] = {}
 
 
 class ModelConfig(Component):
     """The backbone. Input longer than `max_seconds` is embedded in windows, everywhere."""
 
     max_seconds: Positive = 120.0
-
-
-class KindOdds(Section):
-    """How often each kind of noise is drawn; training reports kinds without recordings."""
-
-    noise: NotNegative = 1.0
-    music: NotNegative = 1.0
-    speech: NotNegative = 1.0
 
 
 class AugmentConfig(Section):
@@ -160,7 +135,6 @@ class TrainingConfig(Section):
     lr: Positive = 0.1  # peak, at a global batch of `lr_base_batch`; scaled in proportion
     lr_base_batch: Count = 256
     final_lr: Positive = 1e-4  # scaled too
-    lr_decay: Literal["cosine", "exponential"] = "cosine"
     warmup_epochs: NotNegative = 5.0
     margin: MarginConfig = MarginConfig()
     clip_norm: Positive = 50.0  # far above the usual 5 to 20: only outliers are clipped
@@ -213,6 +187,7 @@ class Config(Section):
     augment: AugmentConfig = AugmentConfig()
     data: DataConfig = DataConfig()
     optimizer: Component = Component(name="sgd")
+    schedule: Component = Component(name="cosine")  # of the learning rate
     training: TrainingConfig = TrainingConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 

@@ -4,7 +4,7 @@ import logging
 import math
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +42,7 @@ from speakerlab.training.precision import (
     card_of,
     resolve_precision,
 )
-from speakerlab.training.schedules import Schedule, margin_ramp, warmup_and_decay
+from speakerlab.training.schedules import Schedule, margin_ramp
 from speakerlab.training.task import SpeakerTask
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
     """Return the schedule; epochs become steps here and nowhere else."""
     training, per_epoch = config.training, order.steps_per_epoch
     return Schedule(
-        lr_at=learning_rate(config, per_epoch),
+        lr_at=build.build_learning_rate(config, per_epoch),
         margin_at=partial(
             margin_ramp,
             initial=training.margin.initial,
@@ -150,20 +150,6 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
         checkpoint_seconds=60 * config.runtime.checkpoint_minutes,
         log_every_steps=config.runtime.log_every_steps,
         frozen_steps=round(training.freeze_epochs * per_epoch),
-    )
-
-
-def learning_rate(config: Config, per_epoch: int) -> Callable[[int], float]:
-    training = config.training
-    scale = training.global_batch / training.lr_base_batch
-    return partial(
-        warmup_and_decay,
-        peak=training.lr * scale,
-        final=training.final_lr * scale,
-        decay=training.lr_decay,
-        warmup_steps=round(training.warmup_epochs * per_epoch),
-        total_steps=training.num_epochs * per_epoch,
-        extended=[(step, before * per_epoch) for step, before in training.extended],
     )
 
 
@@ -291,25 +277,26 @@ def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Speake
         text = "%d classes: speeds %s (augment.speed_classes: %s)"
         log.info(text, known["classes"], effect, config.augment.speed_classes)
     training, per_epoch = config.training, known["steps_per_epoch"]
-    scale, lr_at = training.global_batch / training.lr_base_batch, learning_rate(config, per_epoch)
+    scale = training.global_batch / training.lr_base_batch
+    lr_at = build.build_learning_rate(config, per_epoch)
+    last = lr_at(lr_at.total_steps - 1)
     log.info(
-        "peak learning rate %g (training.lr: %g for a global batch of %d); gradients clipped at %g",
-        *(lr_at(round(training.warmup_epochs * per_epoch)), training.lr, training.lr_base_batch),
-        training.clip_norm,
+        "learning rate %g after the warm-up, %g at the end (schedule %s; training.lr: %g for a "
+        "global batch of %d); gradients clipped at %g",
+        *(lr_at(lr_at.warmup_steps), last, config.schedule.name),
+        *(training.lr, training.lr_base_batch, training.clip_norm),
     )
     if scale > MAX_LR_SCALE:
         text = "training.lr: scaled by %.1f for the global batch; above %g training often diverges"
         log.warning(text, scale, MAX_LR_SCALE)
     for step, before in training.extended[-1:]:
-        lr, final = lr_at(step), scale * training.final_lr
         log.info(
-            "step %d: %d instead of %d epochs; the learning rate continues at %.3g and "
-            "decays again, to %.3g",
-            *(step, training.num_epochs, before, lr, final),
+            "step %d: %d instead of %d epochs; the learning rate continues at %.3g, to %.3g",
+            *(step, training.num_epochs, before, lr_at(step), last),
         )
-        if lr <= final:
+        if max(lr_at(step), last) <= lr_at.final:
             text = "training.num_epochs: the learning rate stays at %.3g; for a higher one, %s"
-            log.warning(text, final, consistency.new_run(exp_dir))
+            log.warning(text, last, consistency.new_run(exp_dir))
     if training.num_epochs < max(training.warmup_epochs, training.margin.end_epoch):
         text = "training.num_epochs: %d ends before warmup_epochs (%g) or margin.end_epoch (%g)"
         log.warning(text, training.num_epochs, training.warmup_epochs, training.margin.end_epoch)

@@ -237,6 +237,12 @@ def test_override_without_key_or_value(load, text):
         load(TINY, set=(text,))
 
 
+def test_a_former_key_sets_the_schedule(load):
+    former = load(TINY, "training: {lr_decay: exponential}")
+    assert former == load(TINY, "schedule: {name: exponential}") != load(TINY)
+    assert load(TINY, set=("schedule.name=step", "training.lr_decay=cosine")) == load(TINY)
+
+
 def test_what_is_written_is_read_back_the_same(load, tmp_path: Path):
     config = load(
         TINY,

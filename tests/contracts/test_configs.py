@@ -42,6 +42,7 @@ def test_every_registered_component_is_built_by_its_name(section, name):
     else:
         parts = build.build_head(config, embed_dim=8, num_classes=3).parameters()
     assert build.build_optimizer(config, parts, lr=0.5).param_groups[0]["lr"] == 0.5
+    assert build.build_learning_rate(config, steps_per_epoch=10)(1) > 0
 
 
 def combinations_of(model):

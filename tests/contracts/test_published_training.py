@@ -61,7 +61,7 @@ def row_of(config):
     assert config.augment.room_prob == config.augment.noise_prob
     return (
         *(training.num_epochs, training.one_crop_per, training.lr, training.lr_base_batch),
-        *(training.final_lr, training.lr_decay, training.warmup_epochs, training.global_batch),
+        *(training.final_lr, config.schedule.name, training.warmup_epochs, training.global_batch),
         config.data.crop_seconds,
         *(margin.final, (margin.start_epoch, margin.end_epoch), config.augment.room_prob),
         training.bn_batch,
@@ -81,7 +81,7 @@ def test_a_training_is_the_published_one(model, recipe, train, fine_tuned):
     for config in (first, second):
         assert config.optimizer.args == {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
         front_end = tuple(config.frontend[key] for key in ("window", "scale", "dither"))
-        assert front_end == FRONTENDS[first.training.lr_decay]
+        assert front_end == FRONTENDS[first.schedule.name]
         assert config.augment.snr_db == (0.0, 15.0)
         assert config.head.args == {"scale": 32.0, "easy_margin": False}
         assert config.training.average_checkpoints == (
@@ -104,8 +104,8 @@ def test_a_training_without_overlays_is_the_published_one(train, models):
         config = load_config([ROOT / f"conf/{model}.yaml"])
         assert row_of(config) == train, model
         front_end = tuple(config.frontend[key] for key in ("window", "scale", "dither"))
-        assert front_end == FRONTENDS[config.training.lr_decay]
-        if config.training.lr_decay == EXP:
+        assert front_end == FRONTENDS[config.schedule.name]
+        if config.schedule.name == EXP:
             speech = (config.augment.babble_voices, config.augment.babble_snr_db)
             assert speech == ((1, 1), (10.0, 30.0)), model
 

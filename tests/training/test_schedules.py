@@ -1,8 +1,30 @@
 """Schedules are functions of a step: tables of numbers."""
 
-import pytest
+import json
+from pathlib import Path
+from typing import Any
 
-from speakerlab.training.schedules import margin_ramp, warmup_and_decay
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from speakerlab.training.schedules import SCHEDULES, LearningRate, margin_ramp
+
+PEERS = json.loads(Path(__file__).with_name("schedules.json").read_text(encoding="utf-8"))
+PER_EPOCH, NUM_STEPS = 8, 40  # of PEERS
+
+
+def lr_of(name, args=None, *, peak=1.0, final=0.1, warmup=4, total=15, per_epoch=5, extended=()):
+    return LearningRate(
+        schedule=SCHEDULES[name],
+        args=args or {},
+        peak=peak,
+        final=final,
+        warmup_steps=warmup,
+        total_steps=total,
+        steps_per_epoch=per_epoch,
+        extended=extended,
+    )
 
 
 @pytest.mark.parametrize(
@@ -11,9 +33,8 @@ from speakerlab.training.schedules import margin_ramp, warmup_and_decay
 )
 def test_warmup_then_half_a_cosine(step, lr):
     # 4 steps of warm-up, then steps 4..14: step 9 is half-way, (1.0 + 0.1) / 2
-    got = warmup_and_decay(step, peak=1.0, final=0.1, warmup_steps=4, total_steps=15)
-    assert got == pytest.approx(lr)
-    assert warmup_and_decay(0, peak=0.2, final=0.0, warmup_steps=0, total_steps=5) == 0.2
+    assert lr_of("cosine")(step) == pytest.approx(lr)
+    assert lr_of("cosine", peak=0.2, final=0.0, warmup=0, total=5)(0) == 0.2
 
 
 @pytest.mark.parametrize(
@@ -22,32 +43,92 @@ def test_warmup_then_half_a_cosine(step, lr):
     [(0, 0.25), (3, 10**-0.6), (4, 10**-0.8), (5, 0.1), (10, 0.01), (99, 0.01)],
 )
 def test_exponential_decay_from_the_first_step(step, lr):
-    kind = {"peak": 1.0, "final": 0.01, "warmup_steps": 4, "decay": "exponential"}
-    assert warmup_and_decay(step, **kind, total_steps=11) == pytest.approx(lr)
+    assert lr_of("exponential", final=0.01, total=11)(step) == pytest.approx(lr)
     # from 0.1 in step 5 to 0.01 in step 15 instead of step 10
-    longer = warmup_and_decay(step, **kind, total_steps=16, extended=[(5, 11)])
+    longer = lr_of("exponential", final=0.01, total=16, extended=[(5, 11)])(step)
     assert longer == pytest.approx(lr if step < 5 else max(10 ** (-1 - (step - 5) / 10), 0.01))
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "lrs"),
+    # Steps 0, 3 (end of the warm-up), 4, 9, 14 and 19, with 5 steps per epoch, from 1 to 0.1.
+    [
+        ("constant", {}, [0.25, 1, 1, 1, 1, 1]),
+        ("step", {"every_epochs": 1, "gamma": 0.5}, [0.25, 1, 1, 0.5, 0.25, 0.125]),
+        ("step", {"every_epochs": 1, "gamma": 0.2}, [0.25, 1, 1, 0.2, 0.1, 0.1]),
+        # cycles of 10 steps, 1 and then 0.55 high
+        ("cyclic", {}, [0.025, 0.64, 0.82, 0.28, 0.1 + 0.45 * 0.8, 0.1 + 0.45 * 0.2]),
+        ("one_cycle", {"initial": 0.2}, [0.2, 1, 0.1 + 0.9 * 0.9829629, 0.55, 0.1153334, 0.1]),
+    ],
+)
+def test_other_schedules(name, args, lrs):
+    total = 16 if name == "one_cycle" else 20  # then steps 3 to 15: step 9 is half-way
+    lr_at = lr_of(name, args, total=total)
+    assert [lr_at(step) for step in (0, 3, 4, 9, 14, 19)] == pytest.approx(lrs)
+
+
+@pytest.mark.parametrize(
+    ("peer", "name", "args"),
+    [
+        ("wespeaker.ExponentialDecrease", "exponential", {}),
+        ("wespeaker.TriAngular2 without warm-up", "cyclic", {}),
+        ("wespeaker.WarmupCosineScheduler", "cosine", {}),
+        ("wespeaker.WarmupLR_withStepDecay", "step", {"every_epochs": 2}),
+        ("3dspeaker.WarmupCosineScheduler", "cosine", {}),
+        ("3dspeaker.StepScheduler without warm-up", "step", {"every_epochs": 2}),
+        ("speechbrain.CyclicLRScheduler without warm-up", "cyclic", {"gamma": 1.0}),
+    ],
+)
+def test_schedules_are_those_of_other_toolkits(peer, name, args):
+    warmup = 0 if peer.endswith("without warm-up") else PER_EPOCH
+    size = {"peak": 0.1, "final": 1e-3, "warmup": warmup, "per_epoch": PER_EPOCH}
+    lr_at = lr_of(name, args, total=NUM_STEPS + 1, **size)  # they end one step after the last
+    got = [lr_at(step) for step in range(NUM_STEPS)]
+    assert got[warmup:] == pytest.approx(PEERS[peer][warmup:])
+    # They warm up from another first value, at most one step away.
+    assert got[:warmup] == pytest.approx(PEERS[peer][:warmup], abs=0.101 / PER_EPOCH)
+
+
+def test_one_cycle_is_that_of_torch():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    ends: dict[str, Any] = {"div_factor": 25, "final_div_factor": 4}  # 0.1 / 25, 0.1 / 25 / 4
+    torchs = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, pct_start=0.3, **ends)
+    lrs = [torchs.get_last_lr()[0]]
+    for _ in range(19):
+        optimizer.step()
+        torchs.step()
+        lrs += torchs.get_last_lr()
+    lr_at = lr_of("one_cycle", peak=0.1, final=1e-3, warmup=6, total=20)
+    assert [lr_at(step) for step in range(20)] == pytest.approx(lrs)
+
+
+def lrs_of(total, *extended, name="cosine"):
+    lr_at = lr_of(name, total=total, extended=extended)
+    return [lr_at(step) for step in range(30)]
+
+
 def test_an_extension_begins_a_new_cosine_at_the_present_value():
-    kind = {"peak": 1.0, "final": 0.1, "warmup_steps": 4}
-
-    def lrs(total, *extended):
-        return [
-            warmup_and_decay(n, **kind, total_steps=total, extended=extended) for n in range(30)
-        ]
-
-    begun, longer = lrs(15), lrs(30, (9, 15))
+    begun, longer = lrs_of(15), lrs_of(30, (9, 15))
     assert longer[:10] == begun[:10] and longer[9] == pytest.approx(0.55)
     assert longer[19] == pytest.approx((0.55 + 0.1) / 2) and longer[29] == pytest.approx(0.1)
-    assert lrs(12, (9, 15))[11] == pytest.approx(0.1)  # shortened
-    assert lrs(30, (15, 15))[15:] == pytest.approx([0.1] * 15)  # finished
+    assert lrs_of(12, (9, 15))[11] == pytest.approx(0.1)  # shortened
+    assert lrs_of(30, (15, 15))[15:] == pytest.approx([0.1] * 15)  # finished
     # in the warm-up, and changed twice in one step: as if it had begun with the new length
-    assert lrs(30, (2, 15)) == lrs(30, (4, 12), (4, 15)) == lrs(30)
-    twice = lrs(30, (9, 15), (12, 20))
-    assert twice[:12] == lrs(20, (9, 15))[:12]
-    assert twice[12] == pytest.approx(lrs(20, (9, 15))[12])
+    assert lrs_of(30, (2, 15)) == lrs_of(30, (4, 12), (4, 15)) == lrs_of(30)
+    twice = lrs_of(30, (9, 15), (12, 20))
+    assert twice[:12] == lrs_of(20, (9, 15))[:12]
+    assert twice[12] == pytest.approx(lrs_of(20, (9, 15))[12])
     assert all(a >= b for a, b in zip(twice[4:], twice[5:]))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_an_extension_never_makes_the_rate_jump(name):
+    begun, longer = lrs_of(15, name=name), lrs_of(30, (9, 15), name=name)
+    assert longer[:10] == pytest.approx(begun[:10])
+    if name in ("step", "cyclic", "constant"):  # these do not depend on the length
+        assert longer == begun
+    else:
+        assert longer[9:] == sorted(longer[9:], reverse=True) and longer[29] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(

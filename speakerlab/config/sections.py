@@ -1,0 +1,43 @@
+"""Types of the configuration's values, and sections that other sections are made of."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(gt=0)]
+
+
+def _ascending(ends: tuple[float, float]) -> tuple[float, float]:
+    if ends[0] > ends[1]:
+        raise ValueError("is [high, low]; swap the two")
+    return ends
+
+
+Range = Annotated[tuple[float, float], AfterValidator(_ascending)]
+NotNegative = Annotated[float, Field(ge=0)]
+Voices = Annotated[int, Field(ge=1, le=32)]
+VoicesRange = Annotated[tuple[Voices, Voices], AfterValidator(_ascending)]
+
+
+class Section(BaseModel):
+    """Part of the configuration; unknown keys and wrong types are refused."""
+
+    model_config = STRICT
+
+
+class Component(Section):
+    """Component built by name; `args` are those of its constructor."""
+
+    name: str
+    args: dict[str, Any] = {}
+
+
+class KindOdds(Section):
+    """How often each kind of noise is drawn; training reports kinds without recordings."""
+
+    noise: NotNegative = 1.0
+    music: NotNegative = 1.0
+    speech: NotNegative = 1.0
