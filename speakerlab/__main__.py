@@ -31,6 +31,7 @@ COMMANDS = {
     "diarize": "find who spoke when in recordings",
     "calibrate": "learn a model's calibration from a data directory",
     "import": "import a checkpoint of 3D-Speaker or WeSpeaker; list published models",
+    "card": "print what is known about a model",
     "bench": "benchmark this machine, a model and the data path",
     "export": "export a model to ONNX or to a 3D-Speaker checkpoint",
 }

@@ -43,6 +43,7 @@ PUBLISHED = {
     "--threshold --development --out --model! --device=auto|cpu|cuda --precision=fp32|bf16|auto",
     "calibrate": "--model! --data! --far+ --out --force?",
     "import": "FILE? --list? --out! --model-config --frontend=3dspeaker|wespeaker --speakers",
+    "card": "MODEL",
     "bench": "WHAT?=all|machine|model|train|data --model+ --config+ --set* --seconds --listen "
     "--json --profile? --steps --trace --exp",
     "export": "MODEL --out! --format=onnx|3dspeaker --int8? --calibrate",
