@@ -19,6 +19,7 @@ source "$recipe_dir/../common/env.sh"
 train_sets=(train) test_sets=(test) trials=(test/trials) prepare_args=()
 diar_sets=(dev test)   # of --task diar; thresholds may be chosen on the first one only
 backends=(cosine)      # of stage 6, one row of results each; see docs/scoring.md
+durations=()           # of stages 5 and 6: results with the test side cut to so many seconds
 overlay=''             # conf/finetune/<overlay>.yaml, added to the configuration of every training
 init_overlay=''        # with --init: overlay on the configuration of that model (not conf/<model>.yaml)
 default_noise=download # without --noise and --rirs: "download" MUSAN and RIRS_NOISES to the corpus
@@ -363,7 +364,7 @@ stage_5() {
   fi
   for system in "${systems[@]}"; do
     for set_name in "${test_sets[@]}"; do
-      extract "$system" "$data/$set_name"
+      extract "$system" "$data/$set_name" "${treatments[@]}"
       if [[ $untrained == true ]]; then extract "$system" "$data/$set_name" --untrained; fi
     done
     if [[ $development == true ]]; then
@@ -421,7 +422,7 @@ stage_6() {
       run -m speakerlab classify --exp "$system" --data "${test_sets[@]/#/$data/}"
     else
       run -m speakerlab score --exp "$system" --trials "${lists[@]}" --backend "${backends[@]}" \
-        "${learned_from[@]}" "${reference[@]}"
+        "${learned_from[@]}" "${treatments[@]}" "${reference[@]}"
     fi
   done
   if [[ $task != sv || $dry_run == true ]]; then return; fi
@@ -552,7 +553,7 @@ report_failure() {
 
 main() {
   local options number base_layer layers stored='' task_dir=$recipe_dir task_tag='' device=''
-  local given=() without=() searched=()
+  local given=() without=() searched=() treatments=()
   find_recent || die "env: Python 3.10 or newer is needed; install it"
   options=$("$base" -I -S "$recipe_dir/../common/options.py" "$recipe_dir" "$@") || exit 1
   eval "$options"
@@ -560,7 +561,7 @@ main() {
     task_dir=$recipe_dir/$task task_tag=_$task
   fi
   if [[ $task == lid ]]; then
-    train_sets=(train) test_sets=(test) trials=() prepare_args=() overlay='' init_overlay=''
+    train_sets=(train) test_sets=(test) trials=() prepare_args=() overlay='' init_overlay='' durations=()
     untrained=false development=false
   fi
   trap report_failure EXIT
@@ -575,6 +576,7 @@ main() {
     [[ -f $base_layer || $dry_run == true ]] ||
       die "--init: not a model: there is no $base_layer; give an experiment or its folder model/"
   fi
+  if ((${#durations[@]})); then treatments=(--durations "${durations[@]}"); fi
   data=${data:-$recipe_dir/data$task_tag}
   if [[ $task == diar ]]; then task_tag='' stage_names[5]=diarization; fi # exp is that of verification
   if [[ $features != wave ]]; then stored=_$features; fi

@@ -81,6 +81,11 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=devices)
         self.add_precision()
 
+    def add_treatments(self, text: str) -> None:
+        """Add the options that `data.treatments` reads; text: what is done with the utterances."""
+        durations = f"{text} cut to so many seconds, or full, e.g. 1 2 3 5 full"
+        self.add_argument("--durations", nargs="+", default=[], metavar="SECONDS", help=durations)
+
     def add_precision(self) -> None:
         text = "precision of the network (default fp32); auto: bf16 on a GPU with bf16 hardware"
         formats = ("fp32", "bf16", "auto")

@@ -3,10 +3,15 @@
 import logging
 from argparse import Namespace
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from speakerlab.bin.command import parser
 from speakerlab.core import process
 from speakerlab.core.atomic import check_writable
+
+if TYPE_CHECKING:
+    from speakerlab.config.embedder import Embedder
+    from speakerlab.inference.extraction import Extraction
 
 log = logging.getLogger(__name__)
 
@@ -21,13 +26,13 @@ def main(words: Sequence[str]) -> None:
     from speakerlab.checkpoints.model_files import embeddings_stem
     from speakerlab.checkpoints.published import load_initial, load_published
     from speakerlab.data.manifest import read_manifest
-    from speakerlab.inference.extraction import name_jobs, plan_extraction
-    from speakerlab.inference.workers import embed_chunks, precision_here, share_threads
+    from speakerlab.data.treatments import UNTREATED, read_treatments
+    from speakerlab.inference.extraction import plan_extraction
+    from speakerlab.inference.workers import precision_here, share_threads
 
+    treatments = read_treatments(args.durations)
     num_threads = share_threads(args.nproc)
     published = load_published(args.exp)
-    stem = embeddings_stem(args.exp, args.data.name, untrained=args.untrained)
-    check_writable(stem.with_name(f"{stem.name}.json"))
     embedder = published.embedder
     if args.untrained:
         embedder = load_initial(args.exp, published.config)
@@ -36,15 +41,32 @@ def main(words: Sequence[str]) -> None:
         log.info("precision: %s, %s", precision.name, precision.reason)
     # The VAD is in no tensor, so it is not part of the model's hash.
     facts = {"precision": precision.name, "untrained": args.untrained, "vad": published.config.vad}
-    work = plan_extraction(
-        stem,
-        read_manifest([args.data], sample_rate=embedder.sample_rate),
-        embedder,
-        model_sha256=published.sha256,
-        facts=facts,
-        per_speaker=args.per_speaker,
-    )
+    manifest = read_manifest([args.data], sample_rate=embedder.sample_rate)
+    tables: list[Extraction] = []
+    for treatment in dict.fromkeys([UNTREATED, *treatments]):
+        which = {"untrained": args.untrained, "treatment": treatment.name}
+        stem = embeddings_stem(args.exp, args.data.name, **which)
+        check_writable(stem.with_name(f"{stem.name}.json"))
+        work = plan_extraction(
+            stem,
+            manifest,
+            embedder,
+            model_sha256=published.sha256,
+            facts=facts,
+            per_speaker=args.per_speaker,
+            treatment=treatment,
+        )
+        tables.append(work)
     embedder = embedder.for_inference(precision, in_place=True)
+    for work in tables:
+        compute(work, embedder, args, num_threads=num_threads)
+
+
+def compute(work: "Extraction", embedder: "Embedder", args: Namespace, *, num_threads: int) -> None:
+    """Compute what is missing of a table; join it, or wait for it, as the options say."""
+    from speakerlab.inference.extraction import name_jobs
+    from speakerlab.inference.workers import embed_chunks
+
     todo = work.todo(args.job)
     if todo is None:
         log.info("%s: already extracted with this model and data, kept", work.stem)
@@ -71,6 +93,7 @@ def parse(words: Sequence[str]) -> Namespace:
     few = "extract at most K utterances of each speaker"
     options.add_number("--per-speaker", "K", few, least=1)
     options.add_number("--nproc", "N", "processes, one per GPU (default 1)", least=1, default=1)
+    options.add_treatments("also extract with utterances")
     options.add_precision()
     options.add_job("compute part I of N; run the others elsewhere or later")
     wait = "wait for the other jobs; fail if none finishes a chunk for M minutes"

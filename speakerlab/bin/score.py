@@ -1,19 +1,22 @@
 """Score trial lists with an experiment's embeddings; write results.json and report.html."""
 
 import logging
+import math
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from speakerlab.bin import extract
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints import model_files
 from speakerlab.core.atomic import check_writable
+from speakerlab.data.treatments import UNTREATED, Treatment, read_treatments
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import are_embedded, read_development, read_embedded
 from speakerlab.experiments.evaluate import LEARN_FROM, System, evaluate
 from speakerlab.experiments.report import write_report
-from speakerlab.experiments.trial_list import ListScores, read_trial_list
+from speakerlab.experiments.trial_list import ListScores, TrialList, read_trial_list
 from speakerlab.scoring.chain import USUAL_TOP_N, Chain, build_chain
 from speakerlab.scoring.metrics import P_TARGETS
 from speakerlab.scoring.minima import TooFewError
@@ -25,32 +28,30 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """`speakerlab score --exp DIR --trials FILE... [--backend NAME...]`"""
     args = parse(words)
+    treatments = read_treatments(args.durations)
     system = open_system(args.exp, args.development)
     for name in ("results.json", "scores/list.txt"):
         check_writable(args.exp / name)
-    cohort = None if system.development is None else system.development.cohort
-    adapt = args.adapt and (args.adapt.name, read_embedded(args.exp, args.adapt))
-    back_ends: list[Chain] = []
-    skipped: list[str] = []
-    for spec in args.backend:
-        options = {"top_n": args.top_n, "lda_dim": args.lda_dim, "adapt": adapt}
-        try:
-            back_ends.append(build_chain(spec, cohort, **options))
-        except TooFewError as error:
-            if not back_ends:  # the primary back end
-                raise
-            skipped.append(f"skipped {spec}: {error}")
+    back_ends, notes = build_back_ends(args, system)
     rows: list[results.Row] = []
     scores: list[ListScores] = []
     for folder in dict.fromkeys(path.parent for path in args.trials):
         if not are_embedded(args.exp, folder, untrained=True):
             log.info("%s: no untrained embeddings (extract --untrained), left out", folder)
+        if any(treatment != UNTREATED for treatment in treatments):
+            extract_treated(args, folder)
     for path in args.trials:
         listed = read_trial_list(path)
+        notes += notes_of_short_ones(listed, treatments)
         found, own, left_out = evaluate(
-            system, listed, back_ends, learn_from=args.calibration, p_targets=args.p_target
+            system,
+            listed,
+            back_ends,
+            learn_from=args.calibration,
+            p_targets=args.p_target,
+            treatments=treatments,
         )
-        skipped += left_out
+        notes += left_out
         rows = results.update_results(args.exp / "results.json", found, asked=args.backend)
         for one in own:
             # plain cosine scores: scores/<set>_<list>.txt; others carry the back end's name
@@ -58,11 +59,14 @@ def main(words: Sequence[str]) -> None:
             name = f"{path.parent.name}_{path.name}{end}.txt"
             write_scores(args.exp / "scores" / name, listed.trials, one.scores_N)
         scores += own
-    for line in skipped:
+    for line in notes:
         log.warning("%s", line)
-    write_report(args.exp, scores, rows, notes=skipped, reference=args.reference)
+    write_report(args.exp, scores, rows, notes=notes, reference=args.reference)
     fresh = [row for row in rows if row["model_sha256"] == system.card["sha256"]]
     sys.stdout.write(results.format_table(fresh) + "\n")
+    conditions = {treatment.condition for treatment in treatments}
+    if conditions:
+        sys.stdout.write("\n" + results.format_conditions(fresh, conditions) + "\n")
     log.info("%s: wrote results.json and report.html", args.exp)
 
 
@@ -93,6 +97,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_argument(
         "--p-target", type=float, nargs="+", default=P_TARGETS, metavar="P", help=priors
     )
+    options.add_treatments("condition of the results: test side")
     reference = "reference curves of the recipe, drawn in the report if they belong to the training"
     options.add_path("--reference", "FILE", reference)
     args = options.parse_args(words)
@@ -100,6 +105,44 @@ def parse(words: Sequence[str]) -> Namespace:
         if not 0 < prior < 1:
             raise ValueError(f"--p-target: {prior:g} is not between 0 and 1; use e.g. 0.01")
     return args
+
+
+def build_back_ends(args: Namespace, system: System) -> tuple[list[Chain], list[str]]:
+    """Learn the back ends; a line for each that has too little to learn from.
+
+    Raises TooFewError if that is the first, the primary one.
+    """
+    cohort = None if system.development is None else system.development.cohort
+    adapt = args.adapt and (args.adapt.name, read_embedded(args.exp, args.adapt))
+    back_ends: list[Chain] = []
+    notes: list[str] = []
+    for spec in args.backend:
+        options = {"top_n": args.top_n, "lda_dim": args.lda_dim, "adapt": adapt}
+        try:
+            back_ends.append(build_chain(spec, cohort, **options))
+        except TooFewError as error:
+            if not back_ends:
+                raise
+            notes.append(f"skipped {spec}: {error}")
+    return back_ends, notes
+
+
+def extract_treated(args: Namespace, folder: Path) -> None:
+    """Extract what stage 5 has not, in the precision of the embeddings that are there."""
+    precision = read_embedded(args.exp, folder).facts.get("precision", "fp32")
+    chosen = ["--exp", args.exp, "--data", folder, "--precision", precision]
+    extract.main([*map(str, chosen), "--durations", *args.durations])
+
+
+def notes_of_short_ones(listed: TrialList, treatments: Sequence[Treatment]) -> list[str]:
+    """A line for each duration that some test utterances do not exceed."""
+    notes: list[str] = []
+    seconds = [listed.seconds[name] for name in listed.trials.test_ids if name in listed.seconds]
+    for longest in (one.seconds for one in treatments if math.isfinite(one.seconds)):
+        if short := sum(size <= longest for size in seconds):
+            counts = f"{short:,} of {len(listed.trials.test_ids):,} test utterances"
+            notes.append(f"{listed.name}: {counts} last at most {longest:g} s and were not cut.")
+    return notes
 
 
 def open_system(exp_dir: Path, development: Path | None) -> System:

@@ -60,6 +60,12 @@ def read_classes(path: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
-def embeddings_stem(exp_dir: Path, data_name: str, *, untrained: bool = False) -> Path:
-    """Return the path, without endings, of the embeddings of a data directory."""
-    return exp_dir / "embeddings" / data_name / ("untrained" if untrained else "trained")
+def embeddings_stem(
+    exp_dir: Path, data_name: str, *, untrained: bool = False, treatment: str = ""
+) -> Path:
+    """Return the path, without endings, of the embeddings of a data directory.
+
+    treatment: name of what was done to its utterances before; "": nothing.
+    """
+    name = "untrained" if untrained else "trained"
+    return exp_dir / "embeddings" / data_name / (f"{name}_{treatment}" if treatment else name)

@@ -12,6 +12,7 @@ import numpy as np
 from speakerlab.checkpoints import model_files
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
+from speakerlab.data.treatments import UNTREATED, Treatment
 from speakerlab.experiments.trial_list import TrialList, read_seconds
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.minima import REGRESSION_SPEAKERS
@@ -37,12 +38,15 @@ def are_embedded(exp_dir: Path, data_dir: Path, *, untrained: bool = False) -> b
     ).exists()
 
 
-def read_embedded(exp_dir: Path, data_dir: Path, *, untrained: bool = False) -> EmbeddingTable:
+def read_embedded(
+    exp_dir: Path, data_dir: Path, *, untrained: bool = False, treatment: Treatment = UNTREATED
+) -> EmbeddingTable:
     """Read the embeddings of a directory; ValueError if they are of another model or other data.
 
     The data is compared only if the directory was checked (stage 1) and has audio.
     """
-    stem = model_files.embeddings_stem(exp_dir, data_dir.name, untrained=untrained)
+    which = {"untrained": untrained, "treatment": treatment.name}
+    stem = model_files.embeddings_stem(exp_dir, data_dir.name, **which)
     table, wanted = EmbeddingTable.load(stem), model_files.read_card(exp_dir)["sha256"]
     if table.model_sha256 != wanted:
         raise ValueError(

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from speakerlab.data.treatments import Treatment
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import DevelopmentSet, are_embedded, read_embedded
 from speakerlab.experiments.trial_list import ListScores, TrialList
@@ -21,7 +22,7 @@ from speakerlab.scoring import metrics
 from speakerlab.scoring.bootstrap import Replicates, bootstrap
 from speakerlab.scoring.calibration import Calibration
 from speakerlab.scoring.chain import Chain, Scored, build_chain
-from speakerlab.scoring.conditions import condition_rows
+from speakerlab.scoring.conditions import condition_rows, measure_condition
 from speakerlab.scoring.linear import cross_validated, fit_linear
 from speakerlab.scoring.minima import TooFewError, min_speakers
 
@@ -48,6 +49,7 @@ def evaluate(
     *,
     learn_from: LearnFrom = "auto",
     p_targets: Sequence[float] = metrics.P_TARGETS,
+    treatments: Sequence[Treatment] = (),
 ) -> tuple[list[results.Row], list[ListScores], list[str]]:
     """Score a list with every back end, and compare the others with the first, the primary one.
 
@@ -57,9 +59,12 @@ def evaluate(
     the development set; `cross`, those of the list, by cross-validation over speakers; `none`; or
     `auto`: the model's own calibration for plain cosine scores, for others the held-out speakers
     where there are enough, else `cross`.
+    treatments: of the test side, each of which has a row in the conditions of every back end that
+    does not weigh the quality of utterances; their embeddings must exist.
     """
-    trials = listed.trials
-    enrol, test = listed.tables(read_embedded(system.exp_dir, listed.path.parent))
+    trials, folder = listed.trials, listed.path.parent
+    enrol, test = listed.tables(read_embedded(system.exp_dir, folder))
+    treated = {one: read_embedded(system.exp_dir, folder, treatment=one) for one in treatments}
     untrained_N = score_untrained(system, listed)
     rows: list[results.Row] = []
     scores: list[ListScores] = []
@@ -88,6 +93,11 @@ def evaluate(
         protocol = f"{listed.protocol}; {back_end.protocol}"
         row = measure(system, own, replicates, protocol, source, p_targets)
         row["primary"] = not rows
+        for treatment, table in treated.items() if not back_end.with_quality else ():
+            again = back_end.score(enrol, table, trials, num_enrol=listed.num_enrol)
+            values = measure_condition(again.scores_N, trials.is_target_N, listed.speakers)
+            named = {"condition": treatment.condition, "value": treatment.value}
+            row["conditions"].append({**named, **values})
         if rows:
             ci95, p_value = replicates.paired(first, "eer")
             row["compared"] = {

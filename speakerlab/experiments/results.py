@@ -5,7 +5,7 @@ identification (`"task": "identification"`).
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,21 @@ def format_table(rows: Sequence[Row]) -> str:
     }
     filled = {name: cells for name, cells in columns.items() if any(cells)}
     return aligned([list(filled), *map(list, zip(*filled.values()))], num_left=3)
+
+
+def format_conditions(rows: Sequence[Row], conditions: Collection[str]) -> str:
+    """Results by the values of these conditions, of trial lists and back ends that have them."""
+    header = ["trials", "system", "back end", "condition", "value", "EER %", "95 % interval"]
+    lines = [
+        [
+            *(row["trials"], row["system"], row["backend"], part["condition"], part["value"]),
+            *(percent(part["eer"]), bounds(part["eer_ci95"], part, percent)),
+        ]
+        for row in rows
+        for part in row["conditions"]
+        if part["condition"] in conditions
+    ]
+    return aligned([header, *lines], num_left=5)
 
 
 def format_identification(rows: Sequence[Row]) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 from speakerlab.config.embedder import Embedder
 from speakerlab.core.atomic import alone
 from speakerlab.data.manifest import Manifest, Piece
+from speakerlab.data.treatments import UNTREATED, Treatment
 from speakerlab.inference.batches import group_pieces, utterance_pieces
 from speakerlab.scoring.embeddings import EmbeddingTable
 
@@ -155,13 +156,16 @@ def plan_extraction(
     model_sha256: str,
     facts: dict[str, Any],
     per_speaker: int | None = None,
+    treatment: Treatment = UNTREATED,
 ) -> Extraction:
     """Divide the utterances of a manifest, or the first `per_speaker` of each speaker, into chunks.
 
-    A manifest is sorted by the hash of its ids.
+    A manifest is sorted by the hash of its ids. treatment: of every utterance.
     """
     facts = {**facts, "data_sha256": manifest.sha256()}
-    pieces = utterance_pieces(manifest)
+    pieces = treatment.apply(utterance_pieces(manifest))
+    if treatment.name:
+        facts["treatment"] = treatment.name
     if per_speaker is not None:
         facts["per_speaker"] = per_speaker
         number = defaultdict[int, count](count)  # of the next utterance of a speaker

@@ -42,26 +42,31 @@ def condition_rows(
         if len(filled) < 2:
             continue
         for value, chosen in filled:
-            own_N, truth_N = scores_N[chosen], trials.is_target_N[chosen]
-            num_target = int(np.count_nonzero(truth_N))
-            row = {
-                "condition": condition,
-                "value": value,
-                "num_target": num_target,
-                "num_nontarget": len(chosen) - num_target,
-                **dict.fromkeys(("eer", "eer_ci95", "num_speakers", "min_dcf")),
-            }
-            if 0 < num_target < len(chosen):
-                sides = (side_N[chosen] for side_N in speakers)
-                drawn = bootstrap(
-                    own_N, truth_N, *sides, p_targets=(), num_replicates=NUM_REPLICATES
-                )
-                row["eer"] = eer(own_N, truth_N)
-                row["eer_ci95"] = drawn.interval("eer")
-                row["num_speakers"] = drawn.num_speakers
-                row["min_dcf"] = {f"{P_TARGET:g}": min_dcf(own_N, truth_N, p_target=P_TARGET)}
-            rows.append(row)
+            sides = speakers[0][chosen], speakers[1][chosen]
+            row = measure_condition(scores_N[chosen], trials.is_target_N[chosen], sides)
+            rows.append({"condition": condition, "value": value, **row})
     return rows
+
+
+def measure_condition(
+    scores_N: np.ndarray, is_target_N: np.ndarray, speakers: tuple[np.ndarray, np.ndarray]
+) -> dict[str, Any]:
+    """Measure the trials of one value of a condition; arguments as in `condition_rows`."""
+    num_target = int(np.count_nonzero(is_target_N))
+    row: dict[str, Any] = {
+        "num_target": num_target,
+        "num_nontarget": len(is_target_N) - num_target,
+        **dict.fromkeys(("eer", "eer_ci95", "num_speakers", "min_dcf")),
+    }
+    if 0 < num_target < len(is_target_N):
+        drawn = bootstrap(
+            scores_N, is_target_N, *speakers, p_targets=(), num_replicates=NUM_REPLICATES
+        )
+        row["eer"] = eer(scores_N, is_target_N)
+        row["eer_ci95"] = drawn.interval("eer")
+        row["num_speakers"] = drawn.num_speakers
+        row["min_dcf"] = {f"{P_TARGET:g}": min_dcf(scores_N, is_target_N, p_target=P_TARGET)}
+    return row
 
 
 def _by_duration(

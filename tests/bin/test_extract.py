@@ -1,5 +1,6 @@
 """Extraction in chunks: killed and restarted, in several processes and jobs, of one model."""
 
+import json
 import logging
 import multiprocessing
 import os
@@ -14,7 +15,7 @@ from processes import children_of, wait_for, wait_until_gone
 from refusals import refuses
 from voices import RATE
 
-from speakerlab.bin import extract
+from speakerlab.bin import extract, score
 from speakerlab.data import audio
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.check import check_data_dirs
@@ -196,3 +197,30 @@ def test_at_most_so_many_of_a_speaker(make_exp, data, whole):
     assert table.facts["per_speaker"] == 2
     extract.main(words(exp, data))  # all of them is another table
     assert files(exp) == whole
+
+
+def test_score_extracts_the_durations_that_it_is_asked_for(make_exp, data, caplog):
+    exp = make_exp("cut")
+    ids = [f"u{i:02d}" for i in range(20)]
+    lines = [
+        f"{a} {b} {'target' if i % 4 == j % 4 else 'nontarget'}\n"
+        for i, a in enumerate(ids)
+        for j, b in enumerate(ids[:i])
+    ]
+    (data / "trials").write_text("".join(lines))
+    extract.main(words(exp, data))
+    score.main(["--exp", str(exp), "--trials", str(data / "trials"), "--durations", "2", "full"])
+    whole, cut = (
+        EmbeddingTable.load(exp / f"embeddings/test/{n}") for n in ("trained", "trained_2s")
+    )
+    assert whole.ids == cut.ids and not np.allclose(whole.emb_ND, cut.emb_ND)
+    assert cut.facts["treatment"] == "2s" and "treatment" not in whole.facts
+    (row,) = json.loads((exp / "results.json").read_text())
+    parts = {p["value"]: p["eer"] for p in row["conditions"]}
+    assert parts["full"] == row["eer"] != parts["2 s"]
+    page = (exp / "report.html").read_text()
+    assert "duration of the test side" in page and "2 s" in page
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        score.main(["--exp", str(exp), "--trials", str(data / "trials"), "--durations", "2"])
+    assert caplog.text.count("already extracted") == 2
