@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from embedded_sets import CHAINS, SHA, make_experiment, rows_of
 from refusals import refuses
 
-from speakerlab.bin import compare, score
+from speakerlab.bin import compare
 from speakerlab.experiments.embedded import read_development
 from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.scoring.embeddings import EmbeddingTable
@@ -14,62 +15,10 @@ from speakerlab.scoring.metrics import act_dcf, cllr, eer, min_dcf
 from speakerlab.scoring.score_files import read_scores
 from speakerlab.scoring.trials import read_trials
 
-DIM, SHA = 16, "5" * 64
-CHAINS = ["cosine", "mean+cosine", "mean+cosine+asnorm", "mean+cosine+asnorm+qmf"]
-
-
-def write_set(folder, exp, speakers, *, per_speaker, seed, trials=True):
-    """A data directory and its embeddings: a centre a speaker, noise, and what all share."""
-    rng = np.random.default_rng(seed)
-    folder.mkdir(parents=True)
-    ids = [f"{speaker}-{i}" for speaker in speakers for i in range(per_speaker)]
-    spoken_by = {name: name.split("-")[0] for name in ids}
-    seconds = {name: 2.0 + 12.0 * rng.random() for name in ids}
-    centre = {speaker: rng.normal(size=DIM) for speaker in speakers}
-    offset = np.full(DIM, 1.5)
-    emb = [
-        offset + centre[spoken_by[name]] + 4 / np.sqrt(seconds[name]) * rng.normal(size=DIM) / 1.4
-        for name in ids
-    ]
-    (folder / "utt2spk").write_text("".join(f"{n} {s}\n" for n, s in spoken_by.items()))
-    (folder / "utt2dur").write_text("".join(f"{n} {s:.3f}\n" for n, s in seconds.items()))
-    (folder / "utt2device").write_text("".join(f"{n} d{n[-1]}\n" for n in ids))
-    (folder / "spk2gender").write_text("".join(f"{s} {'mf'[int(s[1:]) % 2]}\n" for s in speakers))
-    if trials:
-        lines = [
-            f"{a} {b} {'target' if spoken_by[a] == spoken_by[b] else 'nontarget'}\n"
-            for i, a in enumerate(ids)
-            for b in ids[:i]
-        ]
-        (folder / "trials").write_text("".join(lines))
-    stem = exp / "embeddings" / folder.name / "trained"
-    stem.parent.mkdir(parents=True)
-    EmbeddingTable(ids, np.array(emb, dtype=np.float32), SHA).save(stem)
-
 
 @pytest.fixture
 def experiment(tmp_path):
-    exp, data = tmp_path / "exp", tmp_path / "data"
-    model = exp / "model"
-    model.mkdir(parents=True)
-    (model / "embedder.safetensors").touch()
-    (model / "card.json").write_text(json.dumps({"sha256": SHA, "commit": "abc"}))
-    layers = f"model: {{name: campplus}}\ndata: {{dir: {data}, train: [train]}}\n"
-    layers += "frontend: {sample_rate: 16000}\n"
-    for folder in (model, exp):
-        (folder / "config.yaml").write_text(layers)
-    trained = [f"t{i}" for i in range(100)]
-    names = [f"{name}{speed}\n" for speed in ("", "#0.9", "#1.1") for name in trained]
-    (model / "speakers.txt").write_text("".join(names))
-    held_out = [f"v{i}" for i in range(36)]
-    write_set(data / "train", exp, trained + held_out, per_speaker=6, seed=1, trials=False)
-    write_set(data / "test", exp, [f"s{i}" for i in range(44)], per_speaker=4, seed=2)
-    return exp, data
-
-
-def rows_of(exp, *options):
-    score.main(["--exp", str(exp), "--trials", str(exp.parent / "data/test/trials"), *options])
-    return json.loads((exp / "results.json").read_text())
+    return make_experiment(tmp_path)
 
 
 def test_every_back_end_in_one_table(experiment, capsys):
@@ -310,36 +259,3 @@ def test_a_training_set_that_shrank_leaves_cosine_alone(experiment, caplog):
     assert f"{data}/train/utt2spk: lacks the embedded utterance t7-" in caplog.text
     with refuses("backend", "mean"):
         rows_of(exp, "--backend", "mean+cosine")
-
-
-def test_a_treatment_is_a_condition_of_the_test_side(experiment, monkeypatch, capsys, caplog):
-    exp, data = experiment
-    whole = EmbeddingTable.load(exp / "embeddings/test/trained")
-    rng = np.random.default_rng(3)
-    noisy_ND = whole.emb_ND + 2 * rng.normal(size=whole.emb_ND.shape).astype(np.float32)
-    EmbeddingTable(whole.ids, noisy_ND, SHA).save(exp / "embeddings/test/trained_3s")
-    asked = []
-    monkeypatch.setattr(score.extract, "main", asked.append)  # there is no model and no audio
-    rows = rows_of(exp, "--backend", *CHAINS, "--top-n", "20", "--durations", "3", "full")
-    assert [words[-5:] for words in asked] == [["--precision", "fp32", "--durations", "3", "full"]]
-    trials, table = read_trials(data / "test/trials"), dict(zip(whole.ids, noisy_ND))
-    for row in rows:
-        found = [part for part in row["conditions"] if part["condition"].startswith("duration of")]
-        if row["backend"].startswith(CHAINS[3]):  # weighs qualities, which a treatment changes
-            assert not found
-            continue
-        short, full = found
-        assert (short["value"], full["value"]) == ("3 s", "full")
-        assert full["eer"] == row["eer"] < short["eer"]
-        assert short["eer_ci95"][0] < short["eer"] < short["eer_ci95"][1]
-        assert short["num_target"] == row["num_target"]
-    before = dict(zip(whole.ids, whole.emb_ND))
-    enrol = np.stack([before[trials.enrol_ids[i]] for i in trials.enrol_N])
-    test = np.stack([table[trials.test_ids[i]] for i in trials.test_N])
-    cosine = (enrol * test).sum(1) / np.linalg.norm(enrol, axis=1) / np.linalg.norm(test, axis=1)
-    plain = [part for part in rows[0]["conditions"] if part["value"] == "3 s"]
-    assert plain[0]["eer"] == pytest.approx(eer(cosine, trials.is_target_N), abs=1e-6)
-    assert capsys.readouterr().out.count("duration of the test side  3 s") == 3
-    seconds = [float(line.split()[1]) for line in (data / "test/utt2dur").open()]
-    assert sum(size <= 3 for size in seconds) == 14
-    assert "test/trials: 14 of 175 test utterances last at most 3 s" in caplog.text
