@@ -4,13 +4,16 @@ A frame counts as speech where it is at most `range_db` quieter than the loudest
 `floor_dbfs` (Kinnunen and Li, "An overview of text-independent speaker recognition: from features
 to supervectors", Speech Communication 52, 2010, section 3.1), and is kept where enough frames
 around it count, as in Kaldi's `compute-vad` (Povey et al., "The Kaldi speech recognition toolkit",
-ASRU 2011). Only the level within the recording matters: music and noise as loud as speech stay.
+ASRU 2011). Only the level within the recording matters: music and noise as loud as speech stay. With
+`above_noise`, a frame must also rise above the noise, the level of the quietest frames: by this
+share of the decibels from there to the loudest, so that no signal-to-noise ratio is assumed.
 Letters: S samples, T frames, L samples of a frame.
 """
 
 import numpy as np
 
 LOUDEST = 99  # percentile of the frames taken as the loudest: one click does not count
+NOISE = 5  # percentile of the frames taken as the noise: even short pauses are as long together
 QUIETEST_POWER = 1e-12  # -120 dBFS, for frames of digital silence
 INT16_POWER = 2.0**30  # of full scale
 
@@ -27,17 +30,20 @@ class EnergyVad:
         frame_ms: float = 20.0,
         context_frames: int = 5,
         min_share: float = 0.25,
+        above_noise: float = 0.0,
     ) -> None:
         self.range_db, self.floor_dbfs = range_db, floor_dbfs
         self.frame_samples = round(frame_ms * sample_rate / 1000)
         self.context_frames, self.min_share = context_frames, min_share
+        self.above_noise = above_noise
         if self.frame_samples < 2:
             raise ValueError(f"vad: frame_ms {frame_ms:g} is too short; use 20, for example")
-        if range_db <= 0 or context_frames < 0 or not 0 < min_share <= 1:
+        in_range = range_db > 0 and context_frames >= 0
+        if not (in_range and 0 < min_share <= 1 and 0 <= above_noise < 1):
             raise ValueError(
-                f"vad: range_db {range_db:g}, context_frames {context_frames} or min_share "
-                f"{min_share:g} is out of range; give range_db > 0, context_frames >= 0 and "
-                "min_share in (0, 1]"
+                f"vad: range_db {range_db:g}, context_frames {context_frames}, min_share "
+                f"{min_share:g} or above_noise {above_noise:g} is out of range; give range_db > 0, "
+                "context_frames >= 0, min_share in (0, 1] and above_noise in [0, 1)"
             )
 
     def __call__(self, wave_S: np.ndarray) -> np.ndarray:
@@ -56,8 +62,11 @@ class EnergyVad:
         level_T = self._levels_dbfs(wave_S)
         if not len(level_T):
             return np.zeros(0, dtype=np.bool_)
-        loudest = np.percentile(level_T, LOUDEST)
-        loud_T = (level_T >= loudest - self.range_db) & (level_T >= self.floor_dbfs)
+        noise, loudest = np.percentile(level_T, [NOISE, LOUDEST])
+        least = max(loudest - self.range_db, self.floor_dbfs)
+        if self.above_noise:  # at 0, the quietest frames count if they are within the range
+            least = max(least, noise + self.above_noise * (loudest - noise))
+        loud_T = level_T >= least
         window = np.ones(2 * self.context_frames + 1)
         first, stop = self.context_frames, self.context_frames + len(level_T)
         votes_T = np.convolve(loud_T, window)[first:stop]

@@ -241,7 +241,9 @@ def method_of(name: str) -> Method:
 
 def find_speech(wave_S: np.ndarray, *, sample_rate: int) -> list[Region]:
     """Return the regions of speech by their energy."""
-    vad = EnergyVad(sample_rate=sample_rate)
+    # Speech is the larger part of a conversation: a fixed range, which is right for single voices,
+    # keeps every pause whose noise is within it, and the floor of -55 dBFS loses quiet recordings.
+    vad = EnergyVad(sample_rate=sample_rate, above_noise=0.25, floor_dbfs=-70.0)
     frame_seconds = vad.frame_samples / sample_rate
     return speech_regions(vad.voiced_frames(wave_S), frame_seconds=frame_seconds)
 

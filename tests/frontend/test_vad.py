@@ -33,6 +33,15 @@ def test_silence_between_is_left_out():
     assert np.array_equal(speech_S, wanted_S)
 
 
+@pytest.mark.parametrize("snr_db", [12, 20, 40])
+def test_the_noise_of_pauses_is_left_out_at_any_level(snr_db):
+    hiss = noise(3, 0.1 * 10 ** (-snr_db / 20))
+    wave_S = np.concatenate([noise(1, 0.1), hiss, noise(1, 0.1)])
+    kept = EnergyVad(above_noise=0.25).voiced_frames(wave_S)
+    assert kept.tolist() == [True] * 53 + [False] * 144 + [True] * 53
+    assert EnergyVad().voiced_frames(wave_S).all() == (snr_db < 30)
+
+
 @pytest.mark.parametrize("gain", [0.1, 3.0])
 def test_the_level_of_the_recording_does_not_matter(gain):
     wave_S = speech_and_silence()
@@ -85,6 +94,7 @@ def test_it_is_never_empty(amplitude, num_samples):
         ({"frame_ms": 0.01}, "0.01"),
         ({"range_db": 0.0}, "range_db 0,"),
         ({"min_share": 1.5}, "min_share 1.5"),
+        ({"above_noise": 1.0}, "above_noise 1"),
     ],
 )
 def test_impossible_settings_of_the_vad_are_refused(args, value):
@@ -103,6 +113,7 @@ def test_it_is_part_of_the_configuration(make_config, tmp_path):
         "frame_ms": 20.0,
         "context_frames": 5,
         "min_share": 0.25,
+        "above_noise": 0.0,
     }
     config.write(tmp_path / "config.yaml")
     again = load_config([tmp_path / "config.yaml"])
