@@ -47,6 +47,7 @@ class Clusters:
     speaker_N: NDArray[np.int64]
     centre_KD: NDArray[np.float64]  # mean of a speaker's embeddings, each scaled to unit length
     cosine_NK: NDArray[np.float64]  # of each window and each centre
+    num_dropped: int = 0  # windows of groups too small for a speaker, now of the nearest one
 
 
 def cluster(
@@ -73,12 +74,14 @@ def cluster(
         )
     unit_ND = unit_rows(emb_ND)
     group_N = method(unit_ND, min_speakers, min(max_speakers, num_windows))
-    centre_KD = merge_centres(unit_ND, drop_tiny(group_N, min_speakers), min_speakers)
+    kept_N = drop_tiny(group_N, min_speakers)
+    centre_KD = merge_centres(unit_ND, kept_N, min_speakers)
     speaker_N = (unit_ND @ unit_rows(centre_KD).T).argmax(axis=1)
     names, first = np.unique(speaker_N, return_index=True)
     speaker_N = np.argsort(np.argsort(first))[np.searchsorted(names, speaker_N)]
     centre_KD = centres(unit_ND, speaker_N)
-    return Clusters(speaker_N, centre_KD, unit_ND @ unit_rows(centre_KD).T)
+    num_dropped = int(np.count_nonzero((group_N >= 0) & (kept_N < 0)))
+    return Clusters(speaker_N, centre_KD, unit_ND @ unit_rows(centre_KD).T, num_dropped)
 
 
 def unit_rows(emb_ND: np.ndarray) -> NDArray[np.float64]:

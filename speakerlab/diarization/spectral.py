@@ -4,8 +4,8 @@ Park, Han, Kumar and Narayanan, "Auto-tuning spectral clustering for speaker dia
 normalized maximum eigengap" (IEEE Signal Processing Letters 27, 2020). In a graph that joins each
 window to its p most similar ones, k groups that are not joined make the k smallest eigenvalues of
 the Laplacian 0, and a gap follows. The p with the largest gap, relative to the largest eigenvalue
-and to p, is used. Unlike in the paper, edges weigh the squared cosine: a speaker of few windows, whose
-p nearest include other voices, is then found more often, and most of all in short recordings.
+and to p, is used. Unlike in the paper, edges weigh the squared cosine: a speaker of few windows,
+whose p nearest include other voices, is then found more often, above all in short recordings.
 
 Windows are divided by the pivots of a QR decomposition of the eigenvectors (Damle, Minden and Ying,
 "Simple, direct and efficient multi-way spectral clustering", Information and Inference 8, 2019):
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from scipy.linalg import eigh, qr, svd
 
 from speakerlab.diarization.clustering import sample_rows
-
 
 WINDOWS_PER_GROUP = 4  # at least, on average: the gaps after more groups than that are chance
 

@@ -4,8 +4,8 @@ A frame counts as speech where it is at most `range_db` quieter than the loudest
 `floor_dbfs` (Kinnunen and Li, "An overview of text-independent speaker recognition: from features
 to supervectors", Speech Communication 52, 2010, section 3.1), and is kept where enough frames
 around it count, as in Kaldi's `compute-vad` (Povey et al., "The Kaldi speech recognition toolkit",
-ASRU 2011). Only the level within the recording matters: music and noise as loud as speech stay. With
-`above_noise`, a frame must also rise above the noise, the level of the quietest frames: by this
+ASRU 2011). Only the level within the recording matters: music and noise as loud as speech stay.
+With `above_noise`, a frame must also be above the noise, the level of the quietest frames, by this
 share of the decibels from there to the loudest, so that no signal-to-noise ratio is assumed.
 Letters: S samples, T frames, L samples of a frame.
 """

@@ -166,6 +166,14 @@ def diarize(
         return Diarization(name, seconds, [], {})
     emb_ND = model.embed_many(waves, progress=progress, unit="windows")
     found = cluster(emb_ND, divide, min_speakers=min_speakers, max_speakers=max_speakers)
+    if found.num_dropped:
+        log.info(
+            "%s: %d of %d windows were in groups too small for a speaker and went to the nearest "
+            "one; if someone is missing, give the number of speakers",
+            name_of(audio),
+            found.num_dropped,
+            len(windows),
+        )
     names = [f"speaker{number + 1}" for number in range(len(found.centre_KD))]
     segments = [
         Segment(start, end, names[speaker], confidence)
@@ -241,8 +249,9 @@ def method_of(name: str) -> Method:
 
 def find_speech(wave_S: np.ndarray, *, sample_rate: int) -> list[Region]:
     """Return the regions of speech by their energy."""
-    # Speech is the larger part of a conversation: a fixed range, which is right for single voices,
-    # keeps every pause whose noise is within it, and the floor of -55 dBFS loses quiet recordings.
+    # Without a bound above the noise, pauses with noise at 12 to 30 dB SNR are kept: 9.1 % false
+    # alarms on mini's development set instead of 4.4 %, which misses 0.2 % more. The usual floor of
+    # -55 dBFS misses 12.9 % of five excerpts of AMI with quiet voices, that of -70 dBFS 7.0 %.
     vad = EnergyVad(sample_rate=sample_rate, above_noise=0.25, floor_dbfs=-70.0)
     frame_seconds = vad.frame_samples / sample_rate
     return speech_regions(vad.voiced_frames(wave_S), frame_seconds=frame_seconds)

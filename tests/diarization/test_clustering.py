@@ -104,6 +104,20 @@ def test_a_few_windows_are_one_speaker(method, num_windows):
     assert found.centre_KD.shape == (min(num_windows, 1), 64)
 
 
+@pytest.mark.parametrize("sizes", [(14, 5), (12, 3), (18, 4, 3)])
+def test_spectral_finds_who_says_little_in_a_short_recording(sizes):
+    found = [len(cluster(parts(*sizes, seed=seed), Spectral()).centre_KD) for seed in range(20)]
+    assert found == [len(sizes)] * 20
+
+
+def test_windows_of_groups_that_are_dropped_are_counted():
+    def divide(unit_ND: np.ndarray, least: int, most: int) -> np.ndarray:
+        return np.repeat([0, 1, 2, -1], [30, 25, 4, 1])  # -1: outside of the sample
+
+    assert cluster(parts(30, 25, 5), divide).num_dropped == 4
+    assert cluster(parts(30, 25, 5), divide, min_speakers=3).num_dropped == 0
+
+
 @each_method
 def test_a_few_windows_of_a_given_number_of_speakers(method):
     found = cluster(parts(3, 3, 3), method, min_speakers=3, max_speakers=3)
