@@ -2,7 +2,7 @@
 # The stages of every recipe. Sourced by egs/<recipe>/run.sh, which sets recipe_dir.
 # Stages 1 and 2 write data directories, 3 the model, 4 the fine-tuned model <exp>-lm, 5 embeddings,
 # 6 scores and the report. With --task diar, stage 3 trains the model of verification unless it is
-# there, 5 diarizes, and 6 scores the turns.
+# there or given with --init, 5 diarizes, and 6 scores the turns.
 
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
   printf 'run.sh: needs bash 4.4 or newer, this is %s; start run.sh with a newer one\n' \
@@ -142,6 +142,7 @@ check_order() {
     3 | 4) need "$data/.stage1" 1 "$1" && need "$data/.stage2" 2 "$1" ;;&
     4) need "$exp/model" 3 4 ;;
     5)
+      if [[ $task == diar && -n $init ]]; then return; fi
       need "$exp/model" 3 5
       for system in "${systems[@]}"; do need "$system/model" 4 5; done
       ;;
@@ -347,8 +348,8 @@ list_launch_options() {
 # as_verification STAGE: train or fine-tune the model of verification, which is that of diarization.
 as_verification() {
   local number task=sv task_dir=$recipe_dir data=$recipe_dir/data corpus='' stage=0 stop_stage=$1
-  if [[ $1 == 3 && -e $exp/model ]]; then
-    say "stage 3: skipped, the model is $exp/model"
+  if [[ -n $init || ($1 == 3 && -e $exp/model) ]]; then
+    say "stage $1: skipped, the model is ${init:-$exp/model}"
     return
   fi
   say "stage $1: the model is that of verification"
@@ -398,7 +399,7 @@ diarize() {
       for vad in oracle energy; do
         regions=$vad
         if [[ $vad == oracle ]]; then regions=$data/$set_name/ref.rttm; fi
-        run -m speakerlab diarize "${files[@]}" --model "$system" --vad "$regions" \
+        run -m speakerlab diarize "${files[@]}" --model "${init:-$system}" --vad "$regions" \
           --out "$system/diarization/$set_name/$vad"
       done
     done
@@ -432,13 +433,15 @@ stage_6() {
 }
 
 score_turns() {
-  local system set_name vad
+  local system set_name vad regions
   for system in "${systems[@]}"; do
     for set_name in "${diar_sets[@]}"; do
+      regions=()
+      if [[ -f $data/$set_name/ref.uem ]]; then regions=(--uem "$data/$set_name/ref.uem"); fi
       for vad in oracle energy; do
         say "$set_name, regions of speech: $vad"
         run -m speakerlab der "$data/$set_name/ref.rttm" "$system/diarization/$set_name/$vad" \
-          --json "$system/diarization/${set_name}_$vad.json" \
+          "${regions[@]}" --json "$system/diarization/${set_name}_$vad.json" \
           --report "$system/diarization/${set_name}_$vad.html"
       done
     done
@@ -552,7 +555,7 @@ report_failure() {
 }
 
 main() {
-  local options number base_layer layers stored='' task_dir=$recipe_dir task_tag='' device=''
+  local options number base_layer layers stored='' task_dir=$recipe_dir task_tag='' device='' init_name
   local given=() without=() searched=() treatments=()
   find_recent || die "env: Python 3.10 or newer is needed; install it"
   options=$("$base" -I -S "$recipe_dir/../common/options.py" "$recipe_dir" "$@") || exit 1
@@ -566,6 +569,7 @@ main() {
   fi
   trap report_failure EXIT
   set_environment
+  init_name=${init%/} init_name=${init_name%/model} init_name=${init_name##*[/:]}
   if [[ $init == hub:* && $dry_run == false ]]; then
     find_python
     init=$("$python" -m speakerlab import "$init") || exit 1
@@ -579,6 +583,7 @@ main() {
   if ((${#durations[@]})); then treatments=(--durations "${durations[@]}"); fi
   data=${data:-$recipe_dir/data$task_tag}
   if [[ $task == diar ]]; then task_tag='' stage_names[5]=diarization; fi # exp is that of verification
+  if [[ $task == diar && -n $init ]]; then exp=${exp:-$recipe_dir/exp/$init_name}; fi
   if [[ $features != wave ]]; then stored=_$features; fi
   exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}$task_tag${stored}_s$seed}
   data=${data%/} exp=${exp%/} corpus=${corpus%/}

@@ -59,6 +59,25 @@ def test_diarization_uses_the_model_of_verification(tmp_path: Path) -> None:
     assert score[2:5] == ["der", f"{data}/dev/ref.rttm", f"{exp}/diarization/dev/oracle"]
 
 
+@pytest.mark.parametrize("recipe", ["voxconverse", "ami"])
+def test_a_given_model_diarizes(recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/ref.uem").touch()
+    options = ("--init", "/m/campplus_s0/model", "--data", str(tmp_path))
+    commands = dry_run(recipe, *options)
+    assert [w[0] == str(ROOT / "egs" / recipe / "diar/prepare.py") for w in commands[:2]] == [
+        True
+    ] * 2
+    assert [words[2] for words in commands[2:]] == ["check"] * 2 + ["diarize"] * 4 + ["der"] * 4
+    exp = ROOT / "egs" / recipe / "exp/campplus_s0"
+    assert values_of("--model", commands[4]) == ["/m/campplus_s0/model"]
+    assert values_of("--out", commands[4]) == [f"{exp}/diarization/dev/oracle"]
+    assert values_of("--uem", commands[8]) == [f"{tmp_path}/dev/ref.uem"]
+    assert "--uem" not in commands[10]
+    (first, *_) = [words for words in dry_run(recipe) if "diarize" in words]
+    assert values_of("--model", first) == ["hub:voxceleb_resnet34_LM"]
+
+
 @every_task
 def test_folders_are_apart_from_those_of_verification(task: Path) -> None:
     recipe, name = task.parts
