@@ -13,13 +13,15 @@ from speakerlab.config.embedder import build_embedder
 from speakerlab.config.schema import Config
 from speakerlab.frontend.augment import AUGMENTATIONS, Augment, Augmentation
 from speakerlab.frontend.fbank import Fbank
-from speakerlab.losses import HEADS
+from speakerlab.losses import HEADS, OBJECTIVES
 from speakerlab.losses.head import Head
+from speakerlab.losses.objective import Objective
 from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
 from speakerlab.losses.shards import Shards
 from speakerlab.training.precision import Precision
 from speakerlab.training.schedules import SCHEDULES, LearningRate
-from speakerlab.training.task import SpeakerTask
+from speakerlab.training.self_supervised import SelfSupervisedTask, Views
+from speakerlab.training.task import SpeakerTask, Task
 from speakerlab.training.update import OPTIMIZERS
 
 SPLIT_FROM_CLASSES = 50_000  # below it, all rows and their reduction cost next to nothing
@@ -32,13 +34,23 @@ def build_task(
     precision: Precision,
     augment: Augment | None = None,
     shards: Shards | None = None,
-) -> SpeakerTask:
+) -> Task:
     """Build everything between a batch and its loss, on the CPU.
 
-    augment: from `build_augment`; None: no noise and no rooms.
+    augment: from `build_augment`; None: no noise and no rooms. shards: the ranks that the rows of
+    the head are split over, or whose utterances are compared without labels.
     """
     embedder = build_embedder(config)
     dim, augment = embedder.embed_dim, build_augment(config) if augment is None else augment
+    if config.task == "ssl":
+        return SelfSupervisedTask(
+            augment=augment,
+            embedder=embedder,
+            objective=build_objective(config, embed_dim=dim, shards=shards),
+            views=build_views(config),
+            momentum=config.views.momentum,
+            precision=precision,
+        )
     head = build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards)
     return SpeakerTask(augment=augment, embedder=embedder, head=head, precision=precision)
 
@@ -58,6 +70,43 @@ def build_head(
     if shards is None:
         return make()
     return ShardedHead(make, shards=shards, sampled_share=config.training.sampled_share)
+
+
+def build_objective(config: Config, *, embed_dim: int, shards: Shards | None = None) -> Objective:
+    """Build the self-supervised objective, with weights drawn from the configuration's seed."""
+    assert config.objective is not None
+    torch.manual_seed(config.seed + 1)
+    args = config.objective.args
+    return OBJECTIVES[config.objective.name](embed_dim=embed_dim, shards=shards, **args)  # pyright: ignore[reportCallIssue]
+
+
+def why_undivided(config: Config) -> str:
+    """Return why a rank must compute its share of a batch at once; "" if it need not."""
+    if config.task != "ssl" or config.objective is None:
+        return ""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        is_needed = build_objective(config, embed_dim=1).needs_whole_batch
+    return f"{config.objective.name} compares all utterances of a batch" if is_needed else ""
+
+
+def num_choices(config: Config) -> int:
+    """Return between how many things the objective decides, to know the loss of guessing."""
+    assert config.objective is not None
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        num_prototypes = build_objective(config, embed_dim=1).num_prototypes
+    return num_prototypes or config.views.long * config.training.global_batch - 1
+
+
+def build_views(config: Config) -> Views:
+    views = config.views
+    short_samples = round(views.short_seconds * config.frontend["sample_rate"])
+    num_samples = crop_samples(config)
+    return Views(views.long, views.short, num_samples, min(short_samples, num_samples))
+
+
+def crops_each(config: Config) -> int:
+    """Return the number of crops of an utterance in a batch."""
+    return build_views(config).crops_each if config.task == "ssl" else 1
 
 
 def check_margin(config: Config) -> None:

@@ -31,6 +31,7 @@ from speakerlab.config.sections import (
     Range,
     Section,
     Share,
+    ViewsConfig,
     VoicesRange,
 )
 from speakerlab.core.atomic import write_text
@@ -38,7 +39,7 @@ from speakerlab.core.faults import Faults, nearest
 from speakerlab.frontend.augment.specaugment import SpecAugment
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
-from speakerlab.losses import HEADS
+from speakerlab.losses import HEADS, OBJECTIVES
 from speakerlab.models import MODELS
 from speakerlab.training.schedules import SCHEDULES, SUPPLIED
 from speakerlab.training.update import OPTIMIZERS
@@ -48,6 +49,7 @@ Constructor = Callable[..., Any]
 NAMED: Mapping[str, tuple[Mapping[str, Constructor], tuple[str, ...]]] = {
     "model": (MODELS, ("feat_dim",)),
     "head": (HEADS, ("embed_dim", "num_classes")),
+    "objective": (OBJECTIVES, ("embed_dim", "shards")),
     "optimizer": (OPTIMIZERS, ("lr",)),
     "schedule": (SCHEDULES, SUPPLIED),
 }
@@ -175,13 +177,16 @@ class Config(Section):
     """A complete experiment. Written to `exp/<name>/config.yaml`.
 
     task: verification compares unseen speakers; identification names one of the training classes,
-    which are speakers or the labels of `data.labels`.
+    which are speakers or the labels of `data.labels`; ssl (self-supervised learning) is training
+    for verification without labels, with an `objective` instead of a head.
     """
 
     seed: Annotated[int, Field(ge=0)] = 0
-    task: Literal["verification", "identification"] = "verification"
+    task: Literal["verification", "identification", "ssl"] = "verification"
     model: ModelConfig
     head: Component = Component(name="aam_softmax")
+    objective: Component | None = None  # of the task ssl
+    views: ViewsConfig = ViewsConfig()
     frontend: dict[str, Any] = {}  # args of Fbank
     vad: dict[str, Any] | None = None  # args of EnergyVad; null: silence is kept
     augment: AugmentConfig = AugmentConfig()
@@ -200,14 +205,36 @@ class Config(Section):
                 "stored features cannot be augmented: augment.speeds must be [1.0] and every "
                 "augment.*_prob 0; set them, or data.features to wave"
             )
-        if self.task == "verification" and self.data.labels != "utt2spk":
+        if self.task != "identification" and self.data.labels != "utt2spk":
             raise ValueError(
                 f"data.labels: {self.data.labels} is only for identification; set task to "
                 "identification, or data.labels to utt2spk"
             )
         if self.task == "identification" and self.augment.speed_classes == "on":
             raise ValueError("augment.speed_classes: on is only for verification; use auto or off")
+        if self.task == "ssl":
+            self._check_views()
         return self
+
+    def _check_views(self) -> None:
+        if self.objective is None:
+            raise ValueError("objective: is missing; add a layer of conf/ssl/")
+        if self.objective.name in OBJECTIVES:
+            OBJECTIVES[self.objective.name].check_views(self.views.long, self.views.short)
+        views, most, spec = self.views, self.data.crop_seconds, self.augment.spec
+        refused = {
+            f"views.short_seconds={most:g}": views.short and views.short_seconds > most,
+            f"views.clean={views.long}": views.clean > views.long,
+            "training.speaker_balance=0": self.training.speaker_balance,
+            "training.freeze_epochs=0": self.training.freeze_epochs,
+            "data.features=wave": self.data.features != "wave",
+            "augment.spec.num_freq_masks=0": spec.get("num_freq_masks"),
+            "augment.spec.num_time_masks=0": spec.get("num_time_masks"),
+        }
+        if settings := " ".join(setting for setting, is_refused in refused.items() if is_refused):
+            raise ValueError(
+                f"task: ssl has no labels, masks or longer short views; set {settings}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

@@ -41,3 +41,13 @@ class KindOdds(Section):
     noise: NotNegative = 1.0
     music: NotNegative = 1.0
     speech: NotNegative = 1.0
+
+
+class ViewsConfig(Section):
+    """Views of an utterance in self-supervised training; long ones have `data.crop_seconds`."""
+
+    long: Count = 2
+    short: Annotated[int, Field(ge=0)] = 4
+    short_seconds: Positive = 2.0  # cut out of crops of `data.crop_seconds`, as many as fit
+    clean: Annotated[int, Field(ge=0)] = 0  # of the long views, the first are not augmented
+    momentum: Share = 0.996  # of the teacher in the first step; rises to 1

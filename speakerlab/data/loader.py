@@ -44,6 +44,8 @@ class MicroBatches(Sampler[list[Slot]]):
 
     Step k of an epoch takes positions [kG, (k + 1)G), cut into consecutive micro-batches;
     micro-batch m goes to rank m mod world size, at accumulation m div world size.
+    crops_each: how many crops each position of the order stands for; G and micro-batches do not
+    count them, and crop i of position p has the position p x crops_each + i.
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class MicroBatches(Sampler[list[Slot]]):
         micro_batch: int,
         rank: int = 0,
         world_size: int = 1,
+        crops_each: int = 1,
     ) -> None:
         assert order.global_batch % (micro_batch * world_size) == 0
         self.order, self.steps = order, range(start_step, stop_step)
-        self.micro_batch = micro_batch
+        self.micro_batch, self.crops_each = micro_batch, crops_each
         self.numbers = range(rank, order.global_batch // micro_batch, world_size)
 
     def __len__(self) -> int:
@@ -74,7 +77,9 @@ class MicroBatches(Sampler[list[Slot]]):
             for number in self.numbers:
                 first = step_in_epoch * self.order.global_batch + number * self.micro_batch
                 stop = first + self.micro_batch
-                yield list(zip(repeat(epoch), range(first, stop), rows_P[first:stop].tolist()))
+                rows = rows_P[first:stop].repeat(self.crops_each).tolist()
+                positions = range(first * self.crops_each, stop * self.crops_each)
+                yield list(zip(repeat(epoch), positions, rows))
 
 
 class TrainCrops(Dataset[Crop]):
@@ -84,6 +89,8 @@ class TrainCrops(Dataset[Crop]):
     attempt, epoch, position, name), so that one more changes nothing for the others. The group of
     the draw named `speed` is an index into `speeds`; all other draws only travel with the crop.
     crop_frames: how many frames of stored features are read, one a `frame_shift`; 0: the wave is.
+    crops_each: consecutive positions that are crops of one utterance; they have one speed, another
+    would be another voice. clean_crops: the first of them, of which only the speed is drawn.
     """
 
     def __init__(
@@ -98,11 +105,13 @@ class TrainCrops(Dataset[Crop]):
         speeds: Sequence[float] = (1.0,),
         crop_frames: int = 0,
         frame_shift: int = 1,
+        crops_each: int = 1,
+        clean_crops: int = 0,
     ) -> None:
         assert label_KN.shape == (len(speeds), len(manifest.speakers))
         self.manifest, self.draws, self.label_KN = manifest, draws, label_KN
         self.crop_frames, self.frame_shift = crop_frames, frame_shift
-        self.speeds = speeds
+        self.speeds, self.crops_each, self.clean_crops = speeds, crops_each, clean_crops
         self.read_samples = [round(crop_samples * speed) for speed in speeds]
         self.words = {name: stable_hash(name) for name in ("crop", *draws)}
         self.generator = np.random.Generator(np.random.Philox(key=[seed, attempt]))
@@ -114,9 +123,13 @@ class TrainCrops(Dataset[Crop]):
     def draw(self, slot: Slot) -> Crop:
         """Return all of a crop but its samples."""
         epoch, position, row = slot
+        number = position % self.crops_each
         drawn: dict[str, Draw] = {}
         for name, function in self.draws.items():
-            draw = function(self._seek(name, slot))
+            if name == "speed":
+                draw = function(self._seek(name, (epoch, position - number, row)))
+            else:
+                draw = None if number < self.clean_crops else function(self._seek(name, slot))
             if draw is not None:
                 drawn[name] = draw
         speed = drawn["speed"].group if "speed" in drawn else 0
@@ -255,4 +268,5 @@ def batch_bytes(crops: TrainCrops, micro_batch: int) -> int:
     wave = 4 * frames * crops.manifest.num_bins if frames else 2 * max(crops.read_samples)
     tried = [crops.draw((0, position, 0)).draws.values() for position in range(TRIED_CROPS)]
     drawn = [sum(np.asarray(v).nbytes for d in draws for v in d.values.values()) for draws in tried]
-    return micro_batch * (wave + max(drawn) + ROW_BYTES) + TENSORS * PAGE_BYTES
+    rows = micro_batch * crops.crops_each
+    return rows * (wave + max(drawn) + ROW_BYTES) + TENSORS * PAGE_BYTES

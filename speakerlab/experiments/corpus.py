@@ -46,7 +46,7 @@ def read_corpus(config: Config) -> Corpus:
     folders = [root / name for name in config.data.train]
     labels = config.data.labels
     for folder in folders:
-        if not (folder / labels).exists():
+        if config.task != "ssl" and not (folder / labels).exists():
             who = "speakers" if labels == "utt2spk" else "classes"
             raise FileNotFoundError(
                 f"{folder / labels}: no such file; training needs {who}: run stage 1, or name a "
@@ -58,6 +58,9 @@ def read_corpus(config: Config) -> Corpus:
     whole = read_manifest(folders, sample_rate=sample_rate)
     if config.task == "identification":
         train, valid = split_classes(config, whole, folders)
+    elif absent := [folder for folder in folders if not (folder / labels).exists()]:
+        log.info("no validation: %s has no %s", absent[0], labels)
+        train, valid = whole, whole.of_rows(np.empty(0, dtype=np.int64))
     else:
         train, valid = split_valid(whole, num_valid_speakers(config, len(whole.speakers)))
     return Corpus(train, valid, *read_banks(config, rooms, noise))
@@ -94,12 +97,16 @@ def split_classes(
 
 
 def row_names(config: Config, corpus: Corpus) -> list[str]:
-    """Return the class of each row of the head."""
+    """Return the class of each row of the head; none without a head."""
+    if config.task == "ssl":
+        return []
     return class_names(corpus.train.speakers, class_speeds(config))
 
 
 def row_labels(config: Config, corpus: Corpus, names: Sequence[str]) -> np.ndarray:
-    """Return label_KN: the row in `names` of each training class at each speed."""
+    """Return label_KN: the row in `names` of each training class at each speed, 0 without names."""
+    if not names:
+        return np.zeros((len(config.augment.speeds), len(corpus.train.speakers)), dtype=int)
     label_KN = labels_by_name(names, corpus.train.speakers, class_speeds(config))
     return np.broadcast_to(label_KN, (len(config.augment.speeds), label_KN.shape[1]))
 
@@ -170,8 +177,9 @@ def read_banks(
 
 def counted(config: Config) -> tuple[str, str]:
     """Return what is counted of (training, validation)."""
-    is_open = config.task == "verification"
-    return ("speakers", "speakers") if is_open else ("classes", "utterances")
+    if config.task == "identification":
+        return "classes", "utterances"
+    return "utterances" if config.task == "ssl" else "speakers", "speakers"
 
 
 def num_valid_speakers(config: Config, num_speakers: int) -> int:

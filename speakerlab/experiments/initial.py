@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def init_from(
-    path: Path, *, embedder: Embedder, head: Head, classes: Sequence[str], config: Config
+    path: Path, *, embedder: Embedder, head: Head | None, classes: Sequence[str], config: Config
 ) -> None:
     """Load a published model's embedder, and the rows of its head with the same names.
 
@@ -54,7 +54,7 @@ def init_from(
         )
     embedder.load_state_dict(loaded)
     known = read_classes(folder) if (folder / "head.safetensors").exists() else []
-    is_used = known and config.training.init_head != "drop"
+    is_used = head is not None and known and config.training.init_head != "drop"
     rows = _copy_rows(folder, head, classes, known) if is_used else 0
     log.info(
         "initialized from %s: %d tensors of the embedder; head: %d of %d rows loaded by name, "

@@ -72,7 +72,7 @@ def _probe(
         banks = torch.zeros(bank_bytes, dtype=torch.uint8, device=device)
         optimizer = build.build_optimizer(config, task.parameters(), lr=1e-4)
         for size in sizes:
-            rows = math.ceil(size * MARGIN)
+            rows = math.ceil(size * MARGIN) * task.crops_each
             label_B = torch.zeros(rows, dtype=torch.int64, device=device)
             for _ in range(STEPS):
                 wave_BS = torch.randn(rows, build.crop_samples(config), device=device)

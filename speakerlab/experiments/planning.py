@@ -3,6 +3,7 @@
 The forward pass runs on fake tensors, which have shapes and no data, in about a second.
 """
 
+import copy
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from speakerlab.models.cpu import plain_code
 from speakerlab.training import batch_size
 from speakerlab.training.batch_size import REMEDY, BatchPlan, MemoryTooSmall
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.precision import resolve_precision
-from speakerlab.training.task import SpeakerTask
+from speakerlab.training.precision import Precision, resolve_precision
+from speakerlab.training.task import Task
 
 CARDS_GB = (11, 16, 24, 32, 40, 80)
 DRIVER_GB = 0.25  # of a card's nominal memory that the driver keeps
@@ -95,6 +96,7 @@ class Memory:
         usable, needed = self._for_crops(), least * found.crop * TRANSIENT_SHARE
         enough = self.free + self.kept + (needed - usable) / self.usable_share
         sizes = batch_size.micro_batches(config.training.global_batch, self.world_size)
+        sizes = [] if build.why_undivided(config) else sizes
         fixes = [f"runtime.micro_batch={size}" for size in [s for s in sizes if s <= most][-1:]]
         if fixes and not self.is_fixed:
             fixes[0] += " (too few crops for a good BatchNorm)"
@@ -179,6 +181,8 @@ def footprint(
     kernels = nullcontext() if with_data else plain_code()
     with torch.random.fork_rng(devices=[]), without_data, kernels:
         backbone: Any = MODELS[config.model.name](feat_dim=num_bins, **config.model.args)
+        if config.task == "ssl":
+            return _without_labels(config, backbone, used, precision)
         head = build.build_head(config, embed_dim=backbone.embed_dim, num_classes=num_classes)
         parameters = [*backbone.parameters(), *head.parameters()]
 
@@ -203,6 +207,45 @@ def footprint(
         )
 
 
+def _without_labels(config: Config, backbone: Any, used: Precision, precision: str) -> Footprint:
+    """Return the footprint of a self-supervised training, in which a crop is an utterance.
+
+    It counts all views, and the weights of the teacher, which have no gradient and no momentum.
+    """
+    objective = build.build_objective(config, embed_dim=backbone.embed_dim)
+    views, fbank = build.build_views(config), Fbank(**config.frontend)
+    num_long = views.num_long if objective.sees_long else 0
+    sizes = [(num_long, views.crop_samples), (views.num_short, views.short_samples)]
+    teacher = copy.deepcopy(objective.projector) if objective.has_teacher else None
+    parameters = [*backbone.parameters(), *objective.parameters()]
+    copied = [*backbone.parameters(), *objective.projector.parameters()] if teacher else []
+
+    def embed(num: int) -> list[Tensor]:
+        with used.autocast():
+            return [
+                backbone(torch.zeros(num * count, fbank.num_frames(samples), fbank.num_mel_bins))
+                for count, samples in sizes
+                if count
+            ]
+
+    def compare(num: int) -> Tensor:
+        shape = (num_long + views.num_short, num, backbone.embed_dim)
+        target_LBD = torch.zeros(views.num_long, *shape[1:]) if teacher else None
+        return objective(torch.zeros(shape, requires_grad=True), target_LBD, teacher)[0]
+
+    utterance, once = batch_size.saved_bytes(embed, [*parameters, *copied])
+    compared, compared_once = batch_size.saved_bytes(compare, parameters)
+    return Footprint(
+        precision=precision,
+        backbone_crop=utterance,
+        head_crop=compared,
+        saved_once=once + compared_once + sum(p.nbytes for p in copied),
+        num_parameters=sum(p.numel() for p in parameters),
+        weights=sum(p.nbytes for p in parameters),
+        momentum=_momentum_bytes(config, parameters),
+    )
+
+
 def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
     optimizer = build.build_optimizer(config, parameters, lr=0.1)
     for group in optimizer.param_groups:  # fused kernels would use real memory
@@ -219,15 +262,13 @@ def asked_micro_batch(config: Config) -> int | str:
     return asked.get(config.model.name, "auto") if isinstance(asked, dict) else asked
 
 
-def plan_batch(
-    config: Config, ranks: Ranks, task: SpeakerTask, *, below: int | None = None
-) -> BatchPlan:
+def plan_batch(config: Config, ranks: Ranks, task: Task, *, below: int | None = None) -> BatchPlan:
     """Choose micro-batch and accumulation; measures memory only if the micro-batch is not fixed.
 
     below: only choose a smaller micro-batch, after one of this size ran out of memory.
     """
     asked, on_gpu = asked_micro_batch(config), ranks.device.type == "cuda"
-    num_classes = len(task.head.get_parameter("weight_CD"))
+    num_classes = 0 if task.head is None else len(task.head.get_parameter("weight_CD"))
     model: Any = {"num_classes": num_classes, "precision": task.precision.name}
     # Noise and rooms are not on the GPU yet; on a host they are in memory already.
     bank_bytes = sum(buffer.nbytes for buffer in task.augment.buffers()) if on_gpu else 0
@@ -241,7 +282,7 @@ def plan_batch(
             if (most := min(ranks.every(most))) < sizes[0]:
                 raise MemoryTooSmall(f"memory: {sizes[0]} crops do not fit; {REMEDY}")
             return most
-        split_over = ranks.world_size if task.head.is_split else 1
+        split_over = ranks.world_size if task.split else 1
         found = footprint(config, split_over=split_over, with_data=not on_gpu, **model)
         free, world = batch_size.free_bytes(ranks.device, ranks.local_size), ranks.world_size
         key = f"free memory of {ranks.device}"
@@ -260,6 +301,7 @@ def _asked(config: Config) -> dict[str, Any]:
         "global_batch": config.training.global_batch,
         "micro_batch": asked if isinstance(asked, int) else None,
         "bn_batch": config.training.bn_batch,
+        "undivided": build.why_undivided(config),
         "join_ranks": config.runtime.sync_bn == "auto",
         "mode": str(asked),
     }

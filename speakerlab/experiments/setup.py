@@ -16,6 +16,7 @@ import torch
 from speakerlab.checkpoints import provenance
 from speakerlab.config import build
 from speakerlab.config.build import crop_samples
+from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import Config
 from speakerlab.core import process
 from speakerlab.core.atomic import write_json
@@ -24,12 +25,7 @@ from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, train_
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import auto_workers, fit_workers
 from speakerlab.experiments import consistency
-from speakerlab.experiments.corpus import (
-    Corpus,
-    class_speeds,
-    counted,
-    row_labels,
-)
+from speakerlab.experiments.corpus import Corpus, class_speeds, counted, row_labels
 from speakerlab.experiments.stored_features import frames_to_read
 from speakerlab.frontend.augment import Augment
 from speakerlab.training.appended import LogFile
@@ -43,7 +39,7 @@ from speakerlab.training.precision import (
     resolve_precision,
 )
 from speakerlab.training.schedules import Schedule, margin_ramp
-from speakerlab.training.task import SpeakerTask
+from speakerlab.training.task import Task
 
 log = logging.getLogger(__name__)
 CACHE_LINE = 16  # values in fp32
@@ -103,32 +99,33 @@ def log_device(exp_dir: Path, config: Config, ranks: Ranks, used: Precision) -> 
 
 def build_task(
     config: Config, corpus: Corpus, precision: Precision, ranks: Ranks, *, num_classes: int
-) -> SpeakerTask:
+) -> Task:
     """Build everything between a batch and its loss, on the CPU; a large head may be split."""
     augment = build.build_augment(config, **corpus.banks)
-    shards = ranks if build.is_head_split(config, ranks.world_size, num_classes) else None
-    more = {"num_classes": num_classes, "augment": augment, "shards": shards}
+    is_shared = config.task == "ssl" or build.is_head_split(config, ranks.world_size, num_classes)
+    more = {"num_classes": num_classes, "augment": augment, "shards": ranks if is_shared else None}
     return build.build_task(config, precision=precision, **more)
 
 
-def choose_kernels(config: Config, task: SpeakerTask) -> None:
+def choose_kernels(config: Config, task: Task) -> None:
     """Choose memory layout and compilation; neither changes a loss beyond rounding.
 
     On a CPU, channels last is faster, except with few channels: the threads of a BatchNorm's
     backward pass then write their sums to one cache line, which takes ten times as long.
     """
     channels_last, precision = config.runtime.channels_last, task.precision
-    embedder: Any = task.embedder
+    embedders: list[Any] = [one for one in task.children() if isinstance(one, Embedder)]
     if channels_last == "auto":
-        norms = [one for one in embedder.modules() if isinstance(one, torch.nn.BatchNorm2d)]
+        norms = [one for one in embedders[0].modules() if isinstance(one, torch.nn.BatchNorm2d)]
         if precision.device_type == "cpu":
             channels_last = all(norm.num_features >= CACHE_LINE for norm in norms)
         else:
             channels_last = precision.name != "fp32"
-    if channels_last:
-        embedder.backbone.to(memory_format=torch.channels_last)
-    if config.runtime.compile:
-        embedder.compile_for_training()
+    for embedder in embedders:
+        if channels_last:
+            embedder.backbone.to(memory_format=torch.channels_last)
+        if config.runtime.compile:
+            embedder.compile_for_training()
 
 
 def schedule(config: Config, order: EpochOrder) -> Schedule:
@@ -188,6 +185,7 @@ class TrainBatches:
             micro_batch=self.plan.micro_batch,
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
+            crops_each=build.crops_each(self.config),
         )
         return train_loader(
             self.crops_of(attempt=attempt),
@@ -227,6 +225,8 @@ class TrainBatches:
             label_KN=row_labels(config, self.corpus, self.classes),
             seed=config.seed,
             attempt=attempt,
+            crops_each=build.crops_each(config),
+            clean_crops=config.views.clean if config.task == "ssl" else 0,
         )
 
 
@@ -249,6 +249,7 @@ def facts(source: TrainBatches, used: Precision) -> dict[str, Any]:
         f"train_{what}": len(train.speakers),
         "train_utterances": len(train),
         "classes": len(source.classes),
+        "objective": source.config.objective and source.config.objective.name,  # without labels
         "train_hours": round(train.hours, 3),
         "train_sha256": train.sha256(),
         f"valid_{held_out}": len(valid if held_out == "utterances" else valid.speakers),
@@ -260,15 +261,16 @@ def facts(source: TrainBatches, used: Precision) -> dict[str, Any]:
     }
 
 
-def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: SpeakerTask) -> None:
+def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Task) -> None:
     """Log what is about to run; write run.json."""
     joined = f" of {known['bn_joined_ranks']} ranks" if known["bn_joined_ranks"] > 1 else ""
     log.info("%s; BatchNorm sees %d crops%s at once", known["batch"], known["bn_batch"], joined)
     what, held_out = counted(config)
     log.info(
-        "%d %s, %d utterances, %.2f h; %d validation %s; %d rooms, %d noises; "
+        "%s%d utterances, %.2f h; %d validation %s; %d rooms, %d noises; "
         "%d steps per epoch, %d crops of the incomplete last step dropped",
-        *(known[f"train_{what}"], what, known["train_utterances"], known["train_hours"]),
+        "" if what == "utterances" else f"{known[f'train_{what}']} {what}, ",
+        *(known["train_utterances"], known["train_hours"]),
         *(known[f"valid_{held_out}"], held_out, known["rooms"], known["noises"]),
         *(known["steps_per_epoch"], known["crops_dropped_per_epoch"]),
     )

@@ -48,7 +48,7 @@ class Training:
     config: Config
     trainer: Trainer
     embedder: Embedder
-    head: Head
+    head: Head | None
     classes: list[str]
     facts: dict[str, Any]
 
@@ -75,6 +75,7 @@ def build_training(
     assert isinstance(embedder, Embedder)
     if init is not None and not was_begun(exp_dir):
         init_from(init, embedder=embedder, head=head, classes=classes, config=config)
+        task.restart()
         ranks.on_first(lambda: write_initial(exp_dir, embedder))
     plan = plan_batch(config, ranks, task, below=below)
     if plan.joined_ranks > 1:
@@ -95,7 +96,9 @@ def build_training(
         log.warning(text, init)
     updater = Updater(
         task,
-        build.build_optimizer(config, task.parameters(), lr=schedule.lr_at(0)),
+        build.build_optimizer(
+            config, [p for p in task.parameters() if p.requires_grad], lr=schedule.lr_at(0)
+        ),
         device=ranks.device,
         clip_norm=training.clip_norm,
         scale_loss=precision.scales_loss,
@@ -103,7 +106,7 @@ def build_training(
         sum_over_ranks=ranks.sum,
     )
     learning = LearningWatch(
-        num_classes=len(classes),
+        num_classes=len(classes) or build.num_choices(config),
         warmup_steps=round(training.warmup_epochs * schedule.steps_per_epoch),
         stop=training.on_divergence == "stop",
     )
@@ -158,12 +161,13 @@ def build_training(
 
 
 def build_validation(
-    config: Config, corpus: Corpus, head: Head, classes: Sequence[str]
+    config: Config, corpus: Corpus, head: Head | None, classes: Sequence[str]
 ) -> HeldOut | None:
     """Return the validation of the held-out utterances; None if there are none."""
     if not len(corpus.valid):
         return None
     if config.task == "identification":
+        assert head is not None
         return ClassValidation(corpus.valid, head=head, classes=classes)
     validation = Validation(corpus.valid)
     if validation.num_cut:
@@ -187,7 +191,7 @@ def train(training: Training) -> None:
     if ranks.is_first and num > 1:
         decides = config.task == "identification"  # else the head is only for further training
         averaged = average_newest(exp_dir, num, training.embedder, head if decides else None)
-    head_state = head.gather_state()  # every rank may hold rows of it
+    head_state = None if head is None else head.gather_state()  # every rank may hold rows of it
     if ranks.is_first:
         state, calibration, validation = trainer.state, None, trainer.validation
         done: dict[str, Any] = {"attempt": state.attempt, "steps": state.step, "averaged": averaged}

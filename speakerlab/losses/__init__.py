@@ -1,4 +1,6 @@
-"""Training heads: emb_BD and label_B -> loss and logits_BC; each owns the class weights.
+"""Training heads, which need labels, and self-supervised objectives, which need none.
+
+Heads: emb_BD and label_B -> loss and logits_BC; each owns the class weights.
 
 The contract of a head, checked by a test over this registry (`head.py` has the shared parts):
 
@@ -10,12 +12,16 @@ The contract of a head, checked by a test over this registry (`head.py` has the 
 
 `sharded.py` splits the rows of the softmax heads over ranks; beside the loss it returns not the
 logits but what `count_correct` counts.
+
+Objectives: embeddings of several views of each utterance -> loss. `Objective(*, embed_dim, shards,
+...)`; the base class in `objective.py` describes the contract.
 """
 
 from collections.abc import Mapping
 
 from speakerlab.core.registry import Registry
 from speakerlab.losses.head import Head
+from speakerlab.losses.objective import Objective
 
 HEADS: Mapping[str, type[Head]] = Registry(
     __name__,
@@ -27,4 +33,7 @@ HEADS: Mapping[str, type[Head]] = Registry(
         "sphereface2": "sphereface2:SphereFace2",
         "circle": "circle:CircleLoss",
     },
+)
+OBJECTIVES: Mapping[str, type[Objective]] = Registry(
+    __name__, {"dino": "dino:DINO", "sdpn": "sdpn:SDPN", "simclr": "objective:SimCLR"}
 )

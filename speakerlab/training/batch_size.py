@@ -59,6 +59,7 @@ def plan_batch(
     below: int | None = None,
     limit: Callable[[list[int]], int],
     mode: str = "auto",
+    undivided: str = "",
 ) -> BatchPlan:
     """Choose a micro-batch whose product is exact; ValueError names the nearest valid sizes.
 
@@ -68,8 +69,17 @@ def plan_batch(
     still sees 16. below: take the next smaller micro-batch, after this one ran out of memory.
     limit: gets the sizes in question, ascending, and returns how many crops fit; raises
     MemoryTooSmall if not even the first size does. mode: name of this choice in the reason.
+    undivided: why a rank must compute its share at once, without accumulation; "" if it need not.
     """
     divisors, joined = micro_batches(global_batch, world_size), {}
+    if undivided:
+        share = divisors[-1]
+        if micro_batch not in (None, share):
+            raise ValueError(
+                f"runtime.micro_batch: {micro_batch}, but {undivided}; use {share}, or a smaller "
+                "training.global_batch"
+            )
+        micro_batch = share
     for size in divisors:
         may_join = join_ranks and size < ENOUGH_CROPS
         most = max(bn_batch // size, 1) if may_join and bn_batch else 1
@@ -80,7 +90,7 @@ def plan_batch(
     if below is not None:
         reason = f"{below} ran out of memory"
     elif micro_batch is not None:
-        reason = "as configured"
+        reason = undivided or "as configured"
     elif size == bn_batch:
         reason = f"{mode}: training.bn_batch fits"
     else:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.task import MicroBatch, SpeakerTask, TaskOutput
+from speakerlab.training.task import MicroBatch, SpeakerTask, Task, TaskOutput
 from speakerlab.training.update import Updater
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class GraphedTask:
 
 def graph_task(
     asked: Literal["auto", "on", "off"],
-    task: SpeakerTask,
+    task: Task,
     updater: Updater,
     ranks: Ranks,
     *,
@@ -170,16 +170,21 @@ def graph_task(
     if asked == "on" and reason:
         raise ValueError(f"runtime.cuda_graph: on, but {reason}; use auto or off")
     log.info("CUDA graphs: %s", f"not used, because {reason}" if reason else "used")
-    return None if reason else GraphedTask(task, updater, accumulation=accumulation)
+    if reason:
+        return None
+    assert isinstance(task, SpeakerTask)
+    return GraphedTask(task, updater, accumulation=accumulation)
 
 
-def why_not(task: SpeakerTask, ranks: Ranks, crop_samples: int) -> str:
+def why_not(task: Task, ranks: Ranks, crop_samples: int) -> str:
     """Return why the passes of a training cannot be captured; "" if they can."""
     embedder: Any = task.embedder
     if ranks.device.type != "cuda":
         return "there is no GPU"
     if ranks.world_size > 1:
         return "there are several ranks, which exchange gradients and statistics during the passes"
+    if not isinstance(task, SpeakerTask):
+        return "a self-supervised step has other numbers of the host each time"
     if task.head.is_split:
         return "the head is split or samples classes"
     if embedder.compiled:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from speakerlab.core.atomic import write_json
-from speakerlab.training.task import MicroBatch, SpeakerTask
+from speakerlab.training.task import MicroBatch, Task
 
 log = logging.getLogger(__name__)
 MAX_LINES = 3  # on bad micro-batches; the file has all
@@ -46,7 +46,7 @@ def write_report(
     log.error("details in %s", path)
 
 
-def examine(task: SpeakerTask, inputs: MicroBatch, margin: float, *, seed: int) -> dict[str, Any]:
+def examine(task: Task, inputs: MicroBatch, margin: float, *, seed: int) -> dict[str, Any]:
     """Return what is not finite in one micro-batch; gradients are computed and thrown away.
 
     Keys: `loss`, `module`, `gradient`, `is_finite`, `is_finite_in_fp32` where that was tried, and
@@ -66,7 +66,7 @@ def examine(task: SpeakerTask, inputs: MicroBatch, margin: float, *, seed: int) 
     return found
 
 
-def _run(task: SpeakerTask, inputs: MicroBatch, margin: float, seed: int) -> dict[str, Any]:
+def _run(task: Task, inputs: MicroBatch, margin: float, seed: int) -> dict[str, Any]:
     """Forward and backward: the first output in time, and the gradient nearest to the loss."""
     torch.manual_seed(seed)
     failed = [] if bool(inputs.x_B.isfinite().all()) else ["the augmentation"]
@@ -98,7 +98,7 @@ def _run(task: SpeakerTask, inputs: MicroBatch, margin: float, seed: int) -> dic
 
 
 @torch.no_grad()
-def _bad_rows(task: SpeakerTask, x_B: Tensor) -> list[int]:
+def _bad_rows(task: Task, x_B: Tensor) -> list[int]:
     was_training = task.embedder.training
     task.embedder.eval()
     with task.autocast:

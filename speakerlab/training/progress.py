@@ -3,7 +3,8 @@
 A training that does not learn, or no longer does, is detected after the warm-up, over
 `PATIENCE_STEPS` steps in a row:
 - not learning: loss and accuracy stay near those of guessing, ln(number of classes);
-- diverged: the loss is three times its minimum at this margin (a larger margin raises the loss).
+- diverged: the loss is three times its minimum at this margin (a larger margin raises the loss);
+- collapsed, in self-supervised training: all embeddings are alike, or all choose one prototype.
 """
 
 import logging
@@ -27,6 +28,7 @@ PATIENCE_STEPS = 1000
 GUESSING_SHARE = 0.9  # of ln(classes)
 GUESSING_ACCURACY = 0.1
 DIVERGED_TIMES = 3.0
+COLLAPSED_RANK = 2.0
 WATCHED = ("bad_since", "best_loss", "margin", "reported")  # the state of `LearningWatch`
 LOWEST_LOSS = 0.1  # below it, three times as much is noise
 
@@ -136,7 +138,7 @@ class LearningWatch:
         if row["margin"] != self.margin:
             self.best_loss, self.margin = math.inf, row["margin"]
         self.best_loss = min(self.best_loss, max(row["loss"], LOWEST_LOSS))
-        problem = self._problem(row["loss"], row["accuracy"])
+        problem = self._problem(row)
         if not problem:
             self.bad_since, self.reported = None, ""
             return None
@@ -154,7 +156,12 @@ class LearningWatch:
     def load_state(self, state: Mapping[str, Any]) -> None:
         vars(self).update({name: state[name] for name in WATCHED})
 
-    def _problem(self, loss: float, accuracy: float) -> str:
+    def _problem(self, row: Mapping[str, Any]) -> str:
+        if row.get("effective_rank", math.inf) < COLLAPSED_RANK:
+            return f"collapses: effective rank {row['effective_rank']:.3g} of the embeddings"
+        if row.get("prototypes") == 1:
+            return "collapses: one prototype is used"
+        loss, accuracy = row["loss"], row["accuracy"]
         if loss > self.guessing_loss and accuracy < GUESSING_ACCURACY:
             return f"does not learn: loss {loss:.3g}, accuracy {accuracy:.2%}, like guessing"
         if loss > DIVERGED_TIMES * self.best_loss:

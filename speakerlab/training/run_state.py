@@ -10,7 +10,7 @@ from torch import Tensor
 from speakerlab.training import checkpoint
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.progress import LearningWatch, MetricSums
-from speakerlab.training.task import SpeakerTask
+from speakerlab.training.task import Task
 from speakerlab.training.update import NumericError, Updater
 from speakerlab.training.writer import CheckpointWriter
 
@@ -21,7 +21,7 @@ Parts = Sequence[tuple[int, Mapping[str, Tensor]]]  # (first row, rows of a spli
 class RunState:
     """State of a run."""
 
-    task: SpeakerTask
+    task: Task
     updater: Updater
     sums: MetricSums
     learning: LearningWatch

@@ -17,7 +17,9 @@ from torch.profiler import record_function
 from torch.utils._pytree import tree_map_only
 
 from speakerlab.core.batch import Batch
+from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import Precision, without_autotuning
+from speakerlab.training.schedules import Schedule
 
 
 class MicroBatch(NamedTuple):
@@ -109,29 +111,68 @@ class TaskOutput(NamedTuple):
     num_correct: Tensor  # scalar
 
 
-class SpeakerTask(nn.Module):
-    """Speaker classification; `forward` is what DDP wraps.
+class Task(nn.Module):
+    """What a training trains; `forward` takes a micro-batch to its loss and is what DDP wraps.
 
-    augment: Batch -> wave_BS, without parameters, so it runs ahead of `forward`; its `features`
-    masks features. embedder: x_B and such a function -> emb_BD. head: see `losses/__init__.py`;
-    `is_split`: other ranks hold other rows of it.
+    augment: Batch -> wave_BS, without parameters, so it runs ahead of `forward`. embedder: the one
+    that is validated and published. crops_each: crops of an utterance in a batch.
+    """
+
+    crops_each = 1
+
+    def __init__(self, *, augment: Any, embedder: nn.Module, precision: Precision) -> None:
+        super().__init__()
+        self.augment, self.embedder = augment, embedder
+        self.head: Any = None  # of a classification
+        self.set_precision(precision)
+        self.split: dict[str, nn.Parameter] = {}  # parameters of which other ranks have other rows
+        # Banks of noise and rooms are the same on every rank and too large to be broadcast.
+        banks = [f"augment.{name}" for name, _ in augment.named_buffers()]
+        self._ddp_params_and_buffers_to_ignore = banks
+
+    def set_precision(self, precision: Precision) -> None:
+        self.precision, self.autocast = precision, precision.autocast()
+
+    def restart(self) -> None:
+        """Adopt other weights of the embedder, before the first step."""
+
+    def begin_step(self, step: int, schedule: Schedule, key: int) -> None:
+        """Prepare for a step, before its first micro-batch; key: for what it draws."""
+
+    def drop_gradients(self, *, frozen: bool) -> None:
+        """Remove gradients of parameters that do not learn in this step, before the update."""
+
+    def end_step(self, is_bad: Tensor) -> None:
+        """Finish a step after the update; is_bad: 1.0 if it was skipped, else 0.0."""
+
+    def measure(self, ranks: Ranks) -> dict[str, float]:
+        """Return more metrics of the last step; every rank must call it."""
+        return {}
+
+
+class SpeakerTask(Task):
+    """Speaker classification.
+
+    The augmentation's `features` masks features. embedder: x_B and such a function -> emb_BD. head:
+    see `losses/__init__.py`; `is_split`: other ranks hold other rows of it.
     """
 
     def __init__(
         self, *, augment: Any, embedder: nn.Module, head: Any, precision: Precision
     ) -> None:
-        super().__init__()
-        self.augment, self.embedder, self.head = augment, embedder, head
-        self.set_precision(precision)
+        super().__init__(augment=augment, embedder=embedder, precision=precision)
+        self.head = head
         # Rows that only this rank holds: their gradients are complete without the other ranks.
         own_rows = head.named_parameters() if head.is_split else ()
-        self.split: dict[str, nn.Parameter] = {f"head.{name}": p for name, p in own_rows}
-        # Banks of noise and rooms are the same on every rank and too large to be broadcast.
-        banks = [f"augment.{name}" for name, _ in augment.named_buffers()]
-        self._ddp_params_and_buffers_to_ignore = [*banks, *self.split]
+        self.split = {f"head.{name}": p for name, p in own_rows}
+        self._ddp_params_and_buffers_to_ignore += self.split
 
-    def set_precision(self, precision: Precision) -> None:
-        self.precision, self.autocast = precision, precision.autocast()
+    def begin_step(self, step: int, schedule: Schedule, key: int) -> None:
+        self.head.begin_step(key)
+
+    def drop_gradients(self, *, frozen: bool) -> None:
+        if frozen:  # none instead of zeros: no momentum and no weight decay either
+            self.embedder.zero_grad(set_to_none=True)
 
     def forward(
         self,

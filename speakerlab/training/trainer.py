@@ -169,10 +169,10 @@ class Trainer:
             if is_out_of_memory(error):
                 self.rescue.leave(step, error)  # saves the state from before this step
             raise
-        if frozen:  # no gradients instead of zeros: no momentum and no weight decay either
-            self.task.embedder.zero_grad(set_to_none=True)
+        self.task.drop_gradients(frozen=frozen)
         with record_function("step/optimizer"):  # unscale, clip, skip if not finite, step
             update = self.updater.step(self._lr_at(step))
+            self.task.end_step(update.is_bad)
         self.sums.add_step(update, self.updater.clip_norm)
         with record_function("step/host sync/verdict"):
             self.updater.check(step, update)  # NumericError after too many bad steps
@@ -189,7 +189,7 @@ class Trainer:
                 module.training = True
         if step < self.schedule.frozen_steps:
             self.task.embedder.eval()  # BatchNorm keeps its statistics
-        self.task.head.begin_step(self._key(step, HEAD_KEY))
+        self.task.begin_step(step, self.schedule, self._key(step, HEAD_KEY))
         self.updater.before_step()
 
     def _key(self, *numbers: int) -> int:
@@ -208,8 +208,8 @@ class Trainer:
         self.task.train()
         self.updater.before_step()
         device = self.ranks.device
-        wave_BS = torch.randn(2, self.crop_samples, device=device)
-        label_B = torch.zeros(2, dtype=torch.int64, device=device)
+        wave_BS = torch.randn(2 * self.task.crops_each, self.crop_samples, device=device)
+        label_B = torch.zeros(len(wave_BS), dtype=torch.int64, device=device)
         self.model(wave_BS, label_B, 0.0).loss.backward()
         self.updater.restore()
         self.task.zero_grad(set_to_none=True)
@@ -265,6 +265,7 @@ class Trainer:
         }
         if self.updater.scales_loss:
             row["loss_scale"] = float(self.updater.loss_scale)
+        row |= self.task.measure(self.ranks)
         if self.ranks.device.type == "cuda":
             row["gpu_memory_mb"] = torch.cuda.max_memory_allocated(self.ranks.device) >> 20
         if self.monitor is not None:

@@ -20,6 +20,14 @@ OVERLAYS = [None, *sorted(ROOT.glob("conf/finetune/*.yaml"))]
 HARDWARE = sorted(ROOT.glob("conf/hardware/*.yaml"))
 
 
+@pytest.mark.parametrize("path", sorted(ROOT.glob("conf/ssl/*.yaml")), ids=lambda path: path.stem)
+def test_every_self_supervised_objective_loads_on_every_model(path):
+    for model in MODELS:
+        config = load_config([model, path])
+        assert config.task == "ssl" and config.objective is not None
+        assert build.crops_each(config) in (2, 3, 4)
+
+
 def names_of(paths):
     return [path.stem for path in paths]
 
@@ -37,7 +45,11 @@ def test_every_registered_component_is_built_by_its_name(section, name):
     no_margin = ["training.margin.initial=0", "training.margin.final=0"]  # not for every head
     component = f"{section}={{name: {name}, args: {{}}}}"
     config = load_config([ROOT / "conf/campplus_tiny.yaml"], [component, *no_margin])
-    if section == "model":
+    if section == "objective":
+        parts = build.build_objective(config, embed_dim=8).parameters()
+        if name == "simclr":  # which has none of its own
+            return
+    elif section == "model":
         parts = build.build_embedder(config).backbone.parameters()
     else:
         parts = build.build_head(config, embed_dim=8, num_classes=3).parameters()
