@@ -29,7 +29,7 @@ from speakerlab.experiments.planning import plan_batch
 from speakerlab.frontend.augment import Augment
 from speakerlab.frontend.augment.codec import LAWS
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.task import SpeakerTask
+from speakerlab.training.task import Task
 
 ENDLESS = 1 << 40  # steps
 WARM_UP = 2  # batches before anything is measured
@@ -41,7 +41,7 @@ class DataBench:
 
     source: setup.TrainBatches
     crops: TrainCrops
-    task: SpeakerTask
+    task: Task
 
     def batches(self) -> Generator[Batch, None, None]:
         """Yield this rank's micro-batches."""

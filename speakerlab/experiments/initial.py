@@ -54,8 +54,8 @@ def init_from(
         )
     embedder.load_state_dict(loaded)
     known = read_classes(folder) if (folder / "head.safetensors").exists() else []
-    is_used = head is not None and known and config.training.init_head != "drop"
-    rows = _copy_rows(folder, head, classes, known) if is_used else 0
+    is_used = known and config.training.init_head != "drop"
+    rows = _copy_rows(folder, head, classes, known) if head is not None and is_used else 0
     log.info(
         "initialized from %s: %d tensors of the embedder; head: %d of %d rows loaded by name, "
         "%d new, %d rows of the initial model dropped",

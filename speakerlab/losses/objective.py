@@ -5,8 +5,7 @@ Letters: V views of an utterance that the student sees, L long ones that the tea
 utterances of a rank, G of all ranks, D embedding, N rows, K outputs of a projector or prototypes.
 """
 
-from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +145,7 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def in_full_precision(x: Tensor) -> AbstractContextManager[None]:
+def in_full_precision(x: Tensor) -> Any:
     """Return a context in which nothing is computed in a lower precision than its inputs."""
     return torch.autocast(x.device.type, enabled=False)  # noqa: TID251
 

@@ -107,8 +107,8 @@ class SelfSupervisedTask(Task):
         if self.student is None or self.projector is None:
             return
         learners = self.student, self.objective.projector
-        old = [p for one in (self.embedder, self.projector) for p in one.parameters()]
-        new = [p for one in learners for p in one.parameters()]
+        old: list[Tensor] = [p for one in (self.embedder, self.projector) for p in one.parameters()]
+        new: list[Tensor] = [p for one in learners for p in one.parameters()]
         share = (1 - self.momentum) * (1 - is_bad)  # on the device, which alone knows `is_bad`
         lerp_all(old, new, [share] * len(old))
 
