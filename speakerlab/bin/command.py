@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--durations", nargs="+", default=[], metavar="SECONDS", help=durations)
 
     def add_precision(self) -> None:
-        text = "precision of the network (default fp32); auto: bf16 on a GPU with bf16 hardware"
+        text = "precision of the network (default fp32); auto: bf16 on hardware that has it"
         formats = ("fp32", "bf16", "auto")
         self.add_argument("--precision", choices=formats, default="fp32", help=text)
 

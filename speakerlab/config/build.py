@@ -48,7 +48,7 @@ def build_task(
             embedder=embedder,
             objective=build_objective(config, embed_dim=dim, shards=shards),
             views=build_views(config),
-            momentum=config.views.momentum,
+            momentum=config.views.teacher_momentum,
             precision=precision,
         )
     head = build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards)

@@ -50,4 +50,4 @@ class ViewsConfig(Section):
     short: Annotated[int, Field(ge=0)] = 4
     short_seconds: Positive = 2.0  # cut out of crops of `data.crop_seconds`, as many as fit
     clean: Annotated[int, Field(ge=0)] = 0  # of the long views, the first are not augmented
-    momentum: Share = 0.996  # of the teacher in the first step; rises to 1
+    teacher_momentum: Share = 0.996  # in the first step; rises to 1

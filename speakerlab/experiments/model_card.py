@@ -28,7 +28,7 @@ def describe(path: Path) -> list[tuple[str, list[str]]]:
         "model": size,
         "origin": source.get("page"),
         "fine-tuned from": initial.get("page") or card.get("init_sha256"),
-        "licence": source.get("licence") or initial.get("licence"),
+        "licence": source.get("licence"),
         "training data": source.get("training_data") or _training_data(card),
         "languages": source.get("languages"),
         "speakers": card.get("train_speakers"),

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.core.full_precision import fp32_island
+
 Window = Literal["povey", "hamming"]
 
 LOG_FLOOR = torch.finfo(torch.float32).eps  # Kaldi's floor, also in float64
@@ -150,7 +152,7 @@ class Fbank(nn.Module):
                 f"fbank: {wave_BS.shape[-1]} samples are less than one frame of "
                 f"{self.frame_length}; give a longer recording"
             )
-        with torch.autocast(wave_BS.device.type, enabled=False):  # noqa: TID251 (full precision)
+        with fp32_island(wave_BS):
             wave_BS = wave_BS if wave_BS.dtype == torch.float64 else wave_BS.float()
             if self.scale != 1.0:
                 wave_BS = wave_BS * self.scale

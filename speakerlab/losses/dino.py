@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.losses.objective import (
     Compared,
     Objective,
     gather_utterances,
-    in_full_precision,
     mlp,
-    wide,
 )
 from speakerlab.losses.shards import Shards
 
@@ -95,8 +94,8 @@ class DINO(Objective):
 
     def begin_step(self, epoch: float) -> None:
         self.epoch = epoch
-        self.outputs: list[Tensor] = []  # sum_K of the teacher's logits of each micro-batch
-        self.num_outputs = 0  # rows
+        self.totals: list[Tensor] = []  # sum_K of the teacher's logits of each micro-batch
+        self.num_rows = 0  # of them
 
     def drop_gradients(self) -> None:
         if self.epoch < self.freeze_epochs:
@@ -106,8 +105,8 @@ class DINO(Objective):
     @torch.no_grad()
     def end_step(self, is_bad: Tensor) -> None:
         """Move the centre towards the mean of the teacher's logits over all ranks."""
-        center_K, total_K = self.get_buffer("center_K"), torch.stack(self.outputs).sum(0)
-        num_rows = self.num_outputs
+        center_K, total_K = self.get_buffer("center_K"), torch.stack(self.totals).sum(0)
+        num_rows = self.num_rows
         if self.shards is not None:
             total_K, num_rows = self.shards.sum(total_K), num_rows * self.shards.world_size
         moved_K = center_K.lerp(total_K / num_rows, 1 - self.center_momentum)
@@ -117,14 +116,14 @@ class DINO(Objective):
         self, emb_VBD: Tensor, emb_LBD: Tensor | None, teacher: nn.Module | None
     ) -> Compared:
         assert emb_LBD is not None and teacher is not None
-        with in_full_precision(emb_VBD):
+        with fp32_island(emb_VBD):
             shape = emb_VBD.shape[:2]
-            regularized_NW, logits_NK = self.projector(wide(emb_VBD).flatten(0, 1))
+            regularized_NW, logits_NK = self.projector(widened(emb_VBD).flatten(0, 1))
             with torch.no_grad():
-                target_NK: Tensor = teacher(wide(emb_LBD).flatten(0, 1))[1]
+                target_NK: Tensor = teacher(widened(emb_LBD).flatten(0, 1))[1]
             target_LBK = target_NK.unflatten(0, emb_LBD.shape[:2])
-            self.outputs.append(target_NK.sum(0))
-            self.num_outputs += len(target_NK)
+            self.totals.append(target_NK.sum(0))
+            self.num_rows += len(target_NK)
             logits_VBK = logits_NK.unflatten(0, shape)
             temp = ramp(self.epoch, *self.temps, self.temp_epochs)
             more = {"center_K": self.get_buffer("center_K"), "teacher_temp": temp}

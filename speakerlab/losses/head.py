@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.core.full_precision import fp32_island
+
 
 class Head(nn.Module):
     """Base class with the defaults of the contract in `losses/__init__.py`."""
@@ -69,7 +71,7 @@ class SoftmaxHead(Head, ABC):
         self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
     ) -> tuple[Tensor, Tensor]:
         """Return the mean cross-entropy with `margin`, and the logits (B, C) without it."""
-        with torch.autocast(emb_BD.device.type, enabled=False):  # noqa: TID251
+        with fp32_island(emb_BD):
             rows_CD = self.prepare(self.weight_CD)
             similarity_BC = F.linear(self.prepare(emb_BD), rows_CD, self.bias_C)
             logits_BC, label_B1 = self.scale * similarity_BC, label_B.unsqueeze(1)

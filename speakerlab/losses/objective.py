@@ -5,12 +5,13 @@ Letters: V views of an utterance that the student sees, L long ones that the tea
 utterances of a rank, G of all ranks, D embedding, N rows, K outputs of a projector or prototypes.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.losses.shards import Shards
 
 
@@ -95,8 +96,8 @@ class SimCLR(Objective):
         self, emb_VBD: Tensor, emb_LBD: Tensor | None, teacher: nn.Module | None
     ) -> Compared:
         del emb_LBD, teacher
-        with in_full_precision(emb_VBD):
-            out_2BD = of_views(self.projector, wide(emb_VBD))
+        with fp32_island(emb_VBD):
+            out_2BD = of_views(self.projector, widened(emb_VBD))
             out_2GD = gather_utterances(out_2BD, self.shards)
             return Compared(*contrast(out_2GD, temperature=self.temperature), None)
 
@@ -138,16 +139,6 @@ def gather_utterances(x_VBD: Tensor, shards: Shards | None) -> Tensor:
 def of_views(module: nn.Module, x_VBD: Tensor) -> Tensor:
     """Return a module's output of all rows at once, split into views again."""
     return module(x_VBD.flatten(0, 1)).unflatten(0, x_VBD.shape[:2])
-
-
-def wide(x: Tensor) -> Tensor:
-    """Return x in at least fp32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def in_full_precision(x: Tensor) -> Any:
-    """Return a context in which nothing is computed in a lower precision than its inputs."""
-    return torch.autocast(x.device.type, enabled=False)  # noqa: TID251
 
 
 def mlp(widths: list[int], *, batch_norm: bool) -> nn.Sequential:

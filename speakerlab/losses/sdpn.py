@@ -14,14 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.losses.objective import (
     Compared,
     Objective,
     gather_utterances,
-    in_full_precision,
     mlp,
     of_views,
-    wide,
 )
 from speakerlab.losses.shards import Shards
 
@@ -75,12 +74,12 @@ class SDPN(Objective):
         self, emb_VBD: Tensor, emb_LBD: Tensor | None, teacher: nn.Module | None
     ) -> Compared:
         assert emb_LBD is not None and teacher is not None
-        with in_full_precision(emb_VBD):
-            emb_VBD = wide(emb_VBD)
+        with fp32_island(emb_VBD):
+            emb_VBD = widened(emb_VBD)
             out_VGD = gather_utterances(of_views(self.projector, emb_VBD), self.shards)
             log_VGK = self.assign(out_VGD)
             with torch.no_grad():
-                out_1GD = gather_utterances(of_views(teacher, wide(emb_LBD)), self.shards)
+                out_1GD = gather_utterances(of_views(teacher, widened(emb_LBD)), self.shards)
                 target_GK = (self.assign(out_1GD[0]) / self.sharpening).softmax(1)
                 target_GK = balance(target_GK, iterations=self.iterations)
             loss = -(target_GK * log_VGK).sum(2).mean()

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from speakerlab.core.full_precision import fp32_island
 from speakerlab.losses import HEADS
 from speakerlab.losses.head import Head, SoftmaxHead
 from speakerlab.losses.shards import (
@@ -95,7 +96,7 @@ class ShardedHead(Head):
         self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
     ) -> tuple[Tensor, Tensor]:
         """Return the mean loss over all ranks' rows, and whether this rank's are correct, (B,)."""
-        with torch.autocast(emb_BD.device.type, enabled=False):  # noqa: TID251
+        with fp32_island(emb_BD):
             emb_GD: Any = _Gathered.apply(self.prepare(emb_BD), self.shards)
             problem = self._problem(self.shards.gather(label_B), margin)
             outputs: Any = _Softmax.apply(emb_GD, self.weight_CD, self.bias_C, problem)

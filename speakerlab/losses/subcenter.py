@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.core.full_precision import fp32_island
 from speakerlab.losses.head import Head
 from speakerlab.losses.margin import add_margin, cosines, rotate
 
@@ -56,7 +57,7 @@ class SubcenterTopkAAMSoftmax(Head):
         """Return the mean loss with `margin` (radians), and scale * cosine (B, C) without it."""
         num_classes, num_centers, _ = self.weight_CD.shape
         label_B1 = label_B.unsqueeze(1)
-        with torch.autocast(emb_BD.device.type, enabled=False):  # noqa: TID251
+        with fp32_island(emb_BD):
             cos_BN = cosines(emb_BD, self.weight_CD.flatten(0, 1))
             cos_BC = cos_BN.view(-1, num_classes, num_centers).max(dim=2).values
             logits_BC = self.scale * cos_BC

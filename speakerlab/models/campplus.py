@@ -18,16 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.models.cpu import dense
-from speakerlab.models.pooling import (
-    TSTP,
-    fp32_island,
-    keep_layout,
-    named,
-    refuse_unusable,
-    shortcut,
-    widened,
-)
+from speakerlab.models.pooling import TSTP, keep_layout, named, refuse_unusable, shortcut
 
 SEGMENT_FRAMES = 100  # at half the frame rate: 2 s with a 10-ms shift
 

@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.models.pooling import (
     attentive_mean_std,
     convolve_with_context,
-    fp32_island,
     make_pooling,
     named,
     refuse_unusable,
-    widened,
 )
 
 DILATIONS = (2, 3, 4)  # of the three blocks

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from speakerlab.models.pooling import Pooling, fp32_island, widened
+from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.models.pooling import Pooling
 
 LINEAR = (nn.Conv1d, nn.Conv2d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)

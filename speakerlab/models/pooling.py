@@ -16,20 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speakerlab.core.faults import nearest
+from speakerlab.core.full_precision import fp32_island, widened
 
 # Keeps the square root off 0 where a model adds no epsilon. Far below any variance that fp32
 # features have, and its root (1e-15) still divides without overflow.
 TINY_VARIANCE = 1e-30
-
-
-def fp32_island(x: Tensor) -> torch.autocast:  # noqa: TID251
-    """Return a context without autocast on the device of `x`; the only such place in `models`."""
-    return torch.autocast(x.device.type, enabled=False)  # noqa: TID251
-
-
-def widened(x: Tensor) -> Tensor:
-    """Return `x` in fp32, or in fp64 if it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def refuse_unusable(model: Any, feats_BTF: Tensor) -> None:

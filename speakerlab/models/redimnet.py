@@ -16,14 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import (
-    ASTP,
-    PooledModel,
-    fp32_island,
-    named,
-    refuse_unusable,
-    widened,
-)
+from speakerlab.core.full_precision import fp32_island, widened
+from speakerlab.models.pooling import ASTP, PooledModel, named, refuse_unusable
 
 NUM_HEADS = 4
 TIME_KERNELS = (7, 19, 31, 59)  # frames, of the convolutions before attention

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.models.pooling import (
     attentive_mean_std,
-    fp32_island,
     keep_layout,
     named,
     refuse_unusable,
     shortcut,
-    widened,
 )
 from speakerlab.models.resnet import blocks_at, residual_stages
 

@@ -51,8 +51,8 @@ def test_center_of_dino(peer):
     objective.get_buffer("center_K").copy_(figure("dino.center_K"))
     objective.begin_step(0.0)
     for part_LBK in teacher_LBK.chunk(2, dim=1):  # two micro-batches
-        objective.outputs.append(part_LBK.sum((0, 1)))
-        objective.num_outputs += part_LBK[..., 0].numel()
+        objective.totals.append(part_LBK.sum((0, 1)))
+        objective.num_rows += part_LBK[..., 0].numel()
     objective.end_step(torch.tensor(1.0))  # a bad step changes nothing
     close(objective.get_buffer("center_K"), figure("dino.center_K"))
     objective.end_step(torch.tensor(0.0))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from speakerlab.core.batch import Batch, Draw, Draws
+from speakerlab.core.full_precision import fp32_island
 
 CPU_ROWS = 8  # rows at a time on a CPU: more fall out of a core's cache
 INT16_SCALE = 32768
@@ -73,7 +74,7 @@ class Augment(nn.Module):
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor:
         """Return waves (B, S); rows without draws are their samples / 32768, bit for bit."""
-        with torch.autocast(batch.wave_BS.device.type, enabled=False):  # noqa: TID251
+        with fp32_island(batch.wave_BS):
             wave_BS = self.scale(batch)
             for name in self.wave_names:
                 wave_BS = self.run(name, wave_BS, batch)

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from speakerlab.core.full_precision import fp32_island
 from speakerlab.models import cpu
 from speakerlab.models.cpu import rows
 from speakerlab.models.cpu.rows import Segments
-from speakerlab.models.pooling import fp32_island
 
 COLUMN_MULTIPLE = 64  # of matrix products in 16 bits, in inference
 NO_EPS = 1e-12  # keeps the inverse deviation finite where only the moments are wanted

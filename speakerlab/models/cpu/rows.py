@@ -10,7 +10,7 @@ kernel, S segments, Q = B x S.
 import torch
 from torch import Tensor
 
-from speakerlab.models.pooling import widened
+from speakerlab.core.full_precision import widened
 
 
 def normalise(
