@@ -1,5 +1,6 @@
 """Build the parts of a training from its configuration: batch plan, data order, schedule, facts."""
 
+import json
 import logging
 import math
 import shutil
@@ -30,6 +31,7 @@ from speakerlab.experiments.stored_features import frames_to_read
 from speakerlab.frontend.augment import Augment
 from speakerlab.training.appended import LogFile
 from speakerlab.training.batch_size import BatchPlan
+from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.devices import why
 from speakerlab.training.distributed import Ranks, start_ranks
 from speakerlab.training.precision import (
@@ -95,6 +97,15 @@ def log_device(exp_dir: Path, config: Config, ranks: Ranks, used: Precision) -> 
     log.info("%s: trains on %s: %s; %s (%s)", exp_dir, where, reason, used.name, used.reason)
     for remark in used.remarks:
         log.info("%s", remark)
+    recorded = exp_dir / "run.json"
+    if recorded.exists() and was_begun(exp_dir):
+        begun = json.loads(recorded.read_text(encoding="utf-8")).get("precision", used.name)
+        if begun != used.name:
+            log.warning(
+                "%s: the run began in %s and continues in %s, so its result is not that of an "
+                "uninterrupted run; to keep %s, set runtime.precision=%s",
+                *(exp_dir, begun, used.name, begun, begun),
+            )
 
 
 def build_task(

@@ -92,6 +92,19 @@ def test_the_start_logs_the_device_first(
     assert second == "ranks have different GPUs, ..."
 
 
+@pytest.mark.parametrize("begun", ["fp32", "bf16"])
+def test_a_run_that_continues_in_another_precision_says_so(
+    monkeypatch, make_config, tmp_path, caplog, begun
+):
+    monkeypatch.setattr(setup_training, "was_begun", lambda _exp: True)
+    (tmp_path / "run.json").write_text(f'{{"precision": "{begun}"}}')
+    ranks, used = Ranks(0, 1, 1, torch.device("cpu")), Precision("bf16", "cpu", "why")
+    setup_training.log_device(tmp_path, make_config(), ranks, used)
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(lines) == (begun == "fp32")
+    assert all("runtime.precision=fp32" in line for line in lines)
+
+
 def test_the_start_logs_the_batch(make_config, tmp_path, caplog):
     config = make_config()
     known = {
