@@ -33,6 +33,9 @@ from speakerlab.data.tables import read_table
 
 HERE = Path(__file__).resolve().parent
 URL = "https://speech-lab-share-data.oss-cn-shanghai.aliyuncs.com/3D-Speaker"  # [D]:40,55,65
+# The page states a licence of the metadata only: that of the recordings is left out.
+PAGE = "https://3dspeaker.github.io/"
+ABOUT = {"corpus": "3D-Speaker", "languages": "Mandarin and Chinese dialects", "page": PAGE}
 # Folder of the corpus -> its archives in order, with the published md5 ([D]:42 test, :48-53 the six
 # parts of train; :63-66 has none for the lists). All unpack into one folder ([P]:51-57).
 ARCHIVES: dict[str, dict[str, str | None]] = {
@@ -190,6 +193,7 @@ def prepare(
             speakers=speakers,
             trials=trials if split == "test" else None,
             columns=columns,
+            about=ABOUT if split == "train" else None,
         )
         shutil.copyfile(info, data / split / "utt2info.csv")
         unknown = len(wavs.keys() - columns.get("utt2dialect", {}).keys())

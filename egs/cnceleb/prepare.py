@@ -29,6 +29,9 @@ from speakerlab.data.tables import write_table
 
 HERE = Path(__file__).resolve().parent
 URL = "https://www.openslr.org/resources/82"  # [G]:40,48
+PAGE = "https://www.openslr.org/82/"  # states the licence
+ABOUT = {"corpus": "CN-Celeb 1 and 2", "languages": "Chinese", "page": PAGE}
+ABOUT["licence"] = "CC BY-SA 4.0"
 ONE, TWO = "CN-Celeb_flac", "CN-Celeb2_flac"  # [W]:55-60
 # Folder -> its archive in order ([G]:38-40,47-48) and the md5 of the whole ([G]:42,53).
 ARCHIVES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -146,6 +149,7 @@ def write_training(
         wavs=joined.wavs,
         speakers={name: name.partition("/")[0] for name in joined.wavs},
         columns={"utt2genre": {name: genre_of(Path(name)) for name in joined.wavs}},
+        about=ABOUT,
     )
 
 

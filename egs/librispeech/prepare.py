@@ -38,6 +38,9 @@ CHECKSUMS = {
     "train-clean-360": "146a56496217e96c14334a160df97fffedd6e0a04e66b9c5af0d40be3c792ecf",
     "train-other-500": "ddb22f27f96ec163645d53215559df6aa36515f26e01dd70798188350adcb6d2",
 }
+# The archives' LICENSE.TXT; not of another corpus in this layout.
+ABOUT = {"corpus": "LibriSpeech", "licence": "CC BY 4.0", "languages": "English"}
+ABOUT["page"] = "https://www.openslr.org/12"
 DEFAULT_SUBSETS = ("train-clean-100", "test-clean")
 MAX_TARGETS_PER_SPEAKER = 200
 MAX_NONTARGETS = 40_000
@@ -156,7 +159,13 @@ def prepare(
         "trials" if len(test) == 1 else f"trials_{name}": make_trials(subsets[name][1], seed=seed)
         for name in test
     }
-    write_set(data / "train", wavs=train_wavs, speakers=train_speakers, left_out=train_left_out)
+    write_set(
+        data / "train",
+        wavs=train_wavs,
+        speakers=train_speakers,
+        left_out=train_left_out,
+        about=ABOUT if CHECKSUMS.keys() >= {*train} else None,
+    )
     write_set(
         data / "test",
         wavs=test_wavs,

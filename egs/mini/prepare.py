@@ -18,6 +18,7 @@ from egs.mini.making import Size, install_espeak, plan, provide_corpus
 from speakerlab.data.tables import Trial
 
 HERE = Path(__file__).resolve().parent
+ABOUT = {"corpus": "synthetic voices of espeak-ng", "languages": "English"}
 MAX_TARGETS_PER_SPEAKER = 63  # about 1,500 with 24 speakers
 MAX_NONTARGETS = 6_000
 
@@ -55,7 +56,8 @@ def prepare(
         if split == "test":
             trials = {"trials": make_trials(speakers, sexes, seed=size.seed)}
         wavs = {row.id: corpus / row.path for row in rows}
-        write_set(data / split, wavs=wavs, speakers=speakers, trials=trials)
+        about = ABOUT if split == "train" else None
+        write_set(data / split, wavs=wavs, speakers=speakers, trials=trials, about=about)
     write_noise_and_rooms(data, noise=noise or corpus / "noise", rirs=rirs or corpus / "rirs")
 
 

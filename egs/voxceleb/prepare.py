@@ -31,6 +31,13 @@ from speakerlab.data.tables import Trial
 
 HERE = Path(__file__).resolve().parent
 ACCESS = "https://mm.kaist.ac.kr/datasets/voxceleb/"
+# The page states the licence; the speakers are of 145 nationalities (arXiv:1806.05622).
+ABOUT = {
+    "corpus": "VoxCeleb2",
+    "licence": "CC BY 4.0 for research; the videos belong to their owners",
+    "languages": "multilingual",
+    "page": ACCESS,
+}
 LISTS_URL = "https://www.robots.ox.ac.uk/~vgg/data/voxceleb/meta"  # [P]:98-100
 # Part -> folder of its archive ([P]:51-59), the archive, its md5 ([D]:37-63), and its parts with
 # their md5 ([C]).
@@ -226,7 +233,8 @@ def prepare(
     genders = read_genders(corpus, set(speakers["test"].values()))
     wavs, broken = convert_m4a(sets["train"].wavs, data / "wav", corpus=corpus, num_jobs=num_jobs)
     owners = {name: speakers["train"][name] for name in wavs}
-    write_set(data / "train", wavs=wavs, speakers=owners, left_out=left_out | broken)
+    not_used = left_out | broken
+    write_set(data / "train", wavs=wavs, speakers=owners, left_out=not_used, about=ABOUT)
     write_set(
         data / "test",
         wavs=sets["test"].wavs,

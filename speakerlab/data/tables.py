@@ -5,7 +5,8 @@ recordings are cut up `segments` (id recording start end, in seconds), `trials*`
 set, and `rejected.tsv` (id, path, reason) of what is left out: utterances of the tables and, under
 ids that begin with NAMELESS, files that have no line there. `utt2<name>` and `spk2<name>` give
 conditions of an utterance or a speaker in one word; `enroll.map` (model utterance ...) the
-utterances that an enrolment model of a trial list is made of.
+utterances that an enrolment model of a trial list is made of. `about` states facts about the
+recordings, the keys of ABOUT, for the cards of models that are trained on them.
 """
 
 import hashlib
@@ -16,10 +17,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from speakerlab.core.atomic import write_text
-from speakerlab.core.faults import Faults
+from speakerlab.core.faults import Faults, nearest
 
 NAMELESS = "~"
 ENROLL_MAP = "enroll.map"
+ABOUT = ("corpus", "licence", "languages", "page")
 # Tables of those names that every data directory may have, and that are no conditions.
 NO_CONDITIONS = {"utt2spk", "utt2dur", "utt2num_frames", "spk2utt"}
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # not in a line of UTF-8
@@ -82,6 +84,15 @@ def read_enroll(path: Path, faults: Faults | None = None) -> dict[str, list[str]
     if not path.exists():
         return {}
     return {model: text.split() for model, text in read_table(path, faults).items()}
+
+
+def read_about(folder: Path) -> dict[str, str]:
+    """`about`: a key of ABOUT -> what is stated; empty where there is no such file."""
+    path = folder / "about"
+    stated = read_table(path) if path.exists() else {}
+    for key in stated.keys() - ABOUT:
+        raise ValueError(f"{path}: unknown '{key}'{nearest(key, ABOUT)}")
+    return stated
 
 
 def list_conditions(folder: Path) -> list[str]:
@@ -160,6 +171,7 @@ def write_data_dir(
     nameless: Mapping[Path, str] | None = None,
     columns: Mapping[str, Mapping[str, str]] | None = None,
     enroll: Mapping[str, Iterable[str]] | None = None,
+    about: Mapping[str, str] | None = None,
 ) -> None:
     """Write a data directory, replacing one that is there; `trials` maps file name to its lines.
 
@@ -167,6 +179,7 @@ def write_data_dir(
     columns: name of a table, `utt2<name>` or `spk2<name>` -> id -> condition, made one word; an
         empty one is left out.
     enroll: enrolment model -> its utterances.
+    about: what is known of ABOUT.
     nameless: audio files left out because their names cannot be ids -> the reason.
     Raises ValueError where a table cannot hold an id or a path.
     """
@@ -198,6 +211,8 @@ def write_data_dir(
         )
     if enroll is not None:
         write_table(fresh / ENROLL_MAP, {model: " ".join(rows) for model, rows in enroll.items()})
+    if about:
+        write_table(fresh / "about", about)
     write_rejected(fresh, {_made_up(p): (str(p), why) for p, why in (nameless or {}).items()})
     if folder.exists():
         shutil.rmtree(folder)

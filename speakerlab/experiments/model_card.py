@@ -9,54 +9,70 @@ from pathlib import Path
 from typing import Any
 
 from speakerlab.checkpoints.model_files import find_model, read_card, read_settings
-from speakerlab.experiments.results import bounds, percent
+from speakerlab.config.schema import Config
+from speakerlab.data.tables import ABOUT, read_about
+from speakerlab.experiments.results import format_identification, format_table
 
 UNKNOWN = "not stated"
+
+
+def stated_of_corpora(config: Config) -> dict[str, list[str]]:
+    """Return what each data directory of a training states about itself, for the model's card."""
+    stated = [read_about(Path(config.data.dir, name)) for name in config.data.train]
+    return {f"train_{key}": [one.get(key, UNKNOWN) for one in stated] for key in ABOUT}
 
 
 def describe(path: Path) -> list[tuple[str, list[str]]]:
     """Return the rows of a model's card.
 
-    The results are those in the experiment's results.json that this model has, by its sha256.
+    The results are those in the experiment's results.json that this model has, by its sha256. The
+    training data of a fine-tuned model are those of the fine-tuning.
     """
     folder, card, settings = find_model(path), read_card(path), read_settings(path)
-    source = card.get("source") or {}
-    model, args = settings["model"]["name"], settings["frontend"]
-    size = f"{model}, {card['parameters'] / 1e6:.2f} M parameters, {card['embed_dim']} dimensions"
-    initial = card.get("init_source") or {}
+    source, initial = card.get("source") or {}, card.get("init_source") or {}
+    args = settings["frontend"]
+    size = f"{card['parameters'] / 1e6:.2f} M parameters, {card['embed_dim']} dimensions"
     rows = {
-        "model": size,
-        "origin": source.get("page"),
-        "fine-tuned from": initial.get("page") or card.get("init_sha256"),
-        "licence": source.get("licence"),
-        "training data": source.get("training_data") or _training_data(card),
-        "languages": source.get("languages"),
-        "speakers": card.get("train_speakers"),
-        "front end": ", ".join(f"{name} {value}" for name, value in args.items()),
-        "sha256": card["sha256"],
-        "commit": card.get("commit"),
+        "model": [f"{settings['model']['name']}, {size}"],
+        "origin": [source.get("page")],
+        "fine-tuned from": [initial.get("page") or card.get("init_sha256")],
+        "licence": [source.get("licence")],
+        "training data": [source.get("training_data"), *_training_data(card)],
+        "data licence": card.get("train_licence", []),
+        "languages": card.get("train_languages", []),
+        "speakers": [card.get("train_speakers")],
+        "front end": [", ".join(f"{name} {value}" for name, value in args.items())],
+        "sha256": [card["sha256"]],
+        "commit": [card.get("commit")],
+        "results": _results(folder.parent / "results.json", card["sha256"]),
     }
-    optional = ("origin", "fine-tuned from")
-    stated = {n: [str(v or UNKNOWN)] for n, v in rows.items() if v or n not in optional}
-    results = _results(folder.parent / "results.json", card["sha256"])
-    return [*stated.items(), ("results", results or [UNKNOWN])]
+    known = {name: [str(line) for line in lines if line] for name, lines in rows.items()}
+    for name in ("origin", "fine-tuned from"):
+        if not known[name]:
+            del known[name]
+    return [(name, lines or [UNKNOWN]) for name, lines in known.items()]
 
 
-def _training_data(card: Mapping[str, Any]) -> str | None:
-    """Return the size and the digest of the corpus of a training; None for other models."""
+def _training_data(card: Mapping[str, Any]) -> list[str]:
+    """Return the corpora of a training, and their size and digest; none for other models."""
     if "train_utterances" not in card:
-        return None
+        return []
+    pairs = zip(card.get("train_corpus", []), card.get("train_page", []))
+    named = (", ".join(one for one in pair if one != UNKNOWN) or UNKNOWN for pair in pairs)
     digest = card["train_sha256"][:12]
-    return f"{card['train_utterances']:,} utterances, {card['train_hours']:g} h, sha256 {digest}"
+    size = f"{card['train_utterances']:,} utterances, {card['train_hours']:g} h, sha256 {digest}"
+    return [*named, size]
 
 
 def _results(path: Path, sha256: str) -> list[str]:
-    """Return a line for each list and back end: EER, its 95 % interval, numbers of trials."""
-    rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    """Return the tables of trial lists and of identification, and the protocol of each row."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    own = [row for row in found if row.get("model_sha256") == sha256]
+    named = [row for row in own if row.get("task") == "identification"]
+    lists = [row for row in own if row not in named]
     return [
-        f"{row['trials']}, {row['backend']}: EER {percent(row['eer'])} % "
-        f"(95 %: {bounds(row['eer_ci95'], row, percent)}), {row['num_target']:,} target and "
-        f"{row['num_nontarget']:,} non-target trials"
-        for row in rows
-        if row.get("model_sha256") == sha256 and row.get("eer") is not None
+        *(format_table(lists).splitlines() if lists else []),
+        *(format_identification(named).splitlines() if named else []),
+        *(f"{row['trials']}, {row['backend']}: {row['protocol']}" for row in lists),
+        *(f"{row['data']}: {row['protocol']}" for row in named),
     ]

@@ -15,10 +15,9 @@ from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import Config
 from speakerlab.experiments import consistency, setup
 from speakerlab.experiments.averaging import average_newest
-from speakerlab.experiments.corpus import (
-    Corpus,
-)
+from speakerlab.experiments.corpus import Corpus
 from speakerlab.experiments.initial import init_from, keep_better
+from speakerlab.experiments.model_card import stated_of_corpora
 from speakerlab.experiments.planning import plan_batch
 from speakerlab.experiments.validation import ClassValidation, HeldOut, Validation
 from speakerlab.inference.batches import embed_pieces
@@ -133,7 +132,7 @@ def build_training(
         pictures=validation.pictures if validation else None,
     )
     origin = {"init_sha256": init_sha256, "init_source": init and read_source(init)}
-    facts = {**setup.facts(source, precision), **origin}
+    facts = {**setup.facts(source, precision), **stated_of_corpora(config), **origin}
     where = exp_dir / "nan_report.json"
     report = partial(write_report, path=where, utterances=corpus.train.ids, facts=facts)
     trainer = Trainer(

@@ -9,7 +9,7 @@ from archive_bytes import md5, store_parts, tar_of
 from corpora import write_3dspeaker_split
 from refusals import refused, refuses
 
-from speakerlab.data.tables import read_table
+from speakerlab.data.tables import read_about, read_table
 
 TRAIN = [("00001", 1, "01"), ("00001", 1, "09"), ("00001", 2, "02"), ("00002", 1, "01")]
 TEST = [("06154", 1, "02"), ("06154", 2, "06"), ("06154", 3, "09"), ("06155", 1, "01")]
@@ -65,6 +65,7 @@ def test_every_list(prepare, corpus, tmp_path):
     for split in ("train", "test"):
         original = (corpus / f"files/{split}_utt2info.csv").read_bytes()
         assert (data / split / "utt2info.csv").read_bytes() == original
+    assert "licence" not in read_about(data / "train")  # that of the audio is not stated
     assert refused(out, "train", "2 speakers and 4 utterances", "10000 and 579013")
     assert refused(out, "test", "2 speakers and 4 utterances", "240 and 18782")
     for split in ("train", "test"):

@@ -11,7 +11,7 @@ from refusals import refused
 from egs.cnceleb import prepare as cnceleb
 from egs.cnceleb.joining import group_short
 from speakerlab.data import audio
-from speakerlab.data.tables import read_table
+from speakerlab.data.tables import read_about, read_table
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,7 @@ def test_short_utterances_are_joined_by_speaker_and_genre(main, made, tmp_path):
     main(made)
     wavs = read_table(data / "train/wav.scp")
     table = read_table(data / "joined/utt2utts")
+    assert read_about(data / "train")["licence"] == "CC BY-SA 4.0"
     speaker = "id10004"
     assert {name for name in wavs if name.startswith(speaker)} == {
         f"{speaker}/interview-01-001",

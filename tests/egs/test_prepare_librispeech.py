@@ -14,6 +14,7 @@ from archive_bytes import tar_bytes
 from refusals import refused, refuses
 
 from egs.common.corpus import fetch
+from speakerlab.data.tables import read_about
 
 
 def flac_bytes():
@@ -71,6 +72,7 @@ def test_lists_and_trials_of_a_small_corpus(prepare, tmp_path):
         f"free_sound/1/2/1-2-3.flac {noise}/free sound/1/2/1-2-3.flac\n"
     )
     assert not (data / "rirs").exists()
+    assert read_about(data / "train")["licence"] == "CC BY 4.0"
     assert out[0] == f"{data}/train: 2 speakers, 3 utterances"
     assert out[1] == f"{data}/test: 2 speakers, 5 utterances, trials 3 target + 6 nontarget"
 
@@ -91,6 +93,7 @@ def test_subsets_by_presence_and_by_name(recipe, tmp_path):
         "trials_dev-clean": "2-1-1 3-1-1 nontarget\n",
         "trials_test-other": "5-1-1 6-1-1 nontarget\n",
     }
+    assert read_about(tmp_path / "data/train") == {}  # it may be another corpus
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import soundfile
 from archive_bytes import md5
 from refusals import refused, refuses
 
-from speakerlab.data.tables import read_table
+from speakerlab.data.tables import read_about, read_table
 from tests.egs.corpora import (
     META,
     ROOMS,
@@ -56,6 +56,8 @@ def test_all_parts_from_the_archives_layout(prepare, corpus, tmp_path):
     assert {name.split("/")[0] for name in train} == set(VOX2)
     assert {name.split("/")[0] for name in test} == {*VOX1_DEV, *VOX1_TEST}
     assert (len(train), len(test)) == (48, 24)
+    assert read_about(data / "train")["corpus"] == "VoxCeleb2"
+    assert read_about(data / "test") == {}
     name = "id00012/5r0dWxy17C8/00001.wav"
     assert train[name] == str(data / "wav/id00012/5r0dWxy17C8/00001.flac")
     assert test["id10270/-vBNO3AhQRs/00002.wav"] == str(

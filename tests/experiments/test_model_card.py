@@ -3,7 +3,14 @@
 import json
 from pathlib import Path
 
-from speakerlab.experiments.model_card import describe
+import pytest
+from refusals import refuses
+from result_rows import identified, row
+
+from speakerlab.checkpoints.published import publish
+from speakerlab.config.embedder import build_embedder
+from speakerlab.data.tables import ABOUT, write_data_dir
+from speakerlab.experiments.model_card import describe, stated_of_corpora
 
 SHA = "ab" * 32
 
@@ -19,33 +26,63 @@ def write(folder: Path, **facts) -> Path:
     return folder
 
 
-def test_what_is_unknown_is_not_stated(tmp_path):
+def test_what_is_unknown_is_not_stated(tmp_path, make_config):
     found = dict(describe(write(tmp_path / "exp")))
-    unknown = {name for name, lines in found.items() if lines == ["not stated"]}
-    assert unknown == {"licence", "training data", "languages", "speakers", "commit", "results"}
     assert found["model"] == ["campplus, 1.80 M parameters, 192 dimensions"]
     assert found["front end"] == ["sample_rate 16000, num_mel_bins 80"]
     assert found["sha256"] == [SHA]
+    config = make_config()
+    publish(tmp_path / "model", embedder=build_embedder(config), config=config, facts={})
+    for card in (found, dict(describe(tmp_path / "model"))):
+        assert {name for name, lines in card.items() if lines == ["not stated"]} == {
+            *("licence", "training data", "data licence", "languages", "speakers", "commit"),
+            "results",
+        }
 
 
-def test_facts_of_a_training_of_a_publisher_and_results_of_this_model_only(tmp_path):
+def test_the_data_directories_state_the_corpora(tmp_path, make_config):
+    config = make_config("data.train=[public, own]", f"data.dir={tmp_path}")
+    about = {"corpus": "VoxCeleb2", "licence": "CC BY 4.0", "page": "https://host"}
+    write_data_dir(tmp_path / "public", wavs={"u": "u.wav"}, about=about)
+    write_data_dir(tmp_path / "own", wavs={"v": "v.wav"})
+    stated = stated_of_corpora(config)
+    assert stated.keys() == {f"train_{key}" for key in ABOUT}
     size = {"train_utterances": 1200, "train_hours": 1.5, "train_sha256": "cd" * 32}
-    exp = write(tmp_path / "exp", train_speakers=60, commit="1234", **size)
-    row = {"trials": "test/trials", "backend": "cosine", "num_target": 20, "num_nontarget": 3000}
-    rows = [
-        {**row, "eer": 0.0126, "eer_ci95": [0.009, 0.02], "model_sha256": SHA},
-        {**row, "eer": 0.5, "eer_ci95": [0.4, 0.6], "model_sha256": "ef" * 32},
-        {"task": "identification", "model_sha256": SHA},
-    ]
-    (exp / "results.json").write_text(json.dumps(rows))
+    initial = {"page": "https://host/model", "licence": "CC0", "training_data": "theirs"}
+    exp = write(tmp_path / "exp", train_speakers=60, init_source=initial, **size, **stated)
     found = dict(describe(exp))
-    assert found == dict(describe(exp / "model"))
-    assert found["training data"] == ["1,200 utterances, 1.5 h, sha256 cdcdcdcdcdcd"]
-    assert (found["speakers"], found["commit"]) == (["60"], ["1234"])
-    assert found["results"] == [
-        "test/trials, cosine: EER 1.26 % (95 %: 0.90 - 2.00), 20 target and 3,000 non-target trials"
+    assert found["training data"] == [
+        "VoxCeleb2, https://host",
+        "not stated",
+        "1,200 utterances, 1.5 h, sha256 cdcdcdcdcdcd",
     ]
+    assert found["data licence"] == ["CC BY 4.0", "not stated"]
+    assert found["languages"] == ["not stated", "not stated"]
+    assert (found["speakers"], found["licence"]) == (["60"], ["not stated"])
+    assert found["fine-tuned from"] == ["https://host/model"]
+    (tmp_path / "own/about").write_text("license CC0\n")
+    with refuses(tmp_path / "own/about", "'license'", "licence"):
+        stated_of_corpora(config)
+
+
+def test_facts_of_a_publisher(tmp_path):
     source = {"page": "https://host/model", "training_data": "VoxCeleb2", "licence": "CC BY 4.0"}
-    imported = dict(describe(write(tmp_path / "imported", source=source)))
-    assert (imported["licence"], imported["training data"]) == (["CC BY 4.0"], ["VoxCeleb2"])
-    assert imported["origin"] == ["https://host/model"]
+    found = dict(describe(write(tmp_path / "imported", source=source)))
+    assert (found["licence"], found["training data"]) == (["CC BY 4.0"], ["VoxCeleb2"])
+    assert found["origin"] == ["https://host/model"]
+
+
+@pytest.mark.parametrize("inside", ["", "model"])
+def test_results_of_this_model_with_interval_cost_and_protocol(inside, tmp_path):
+    exp = write(tmp_path / "exp")
+    named = identified([0, 0, 1, 1], [0, 1, 1, 1], ["de", "en"], model_sha256=SHA)
+    rows = [row(), row(trials="other", eer=0.5, model_sha256="ef" * 32), named]
+    (exp / "results.json").write_text(json.dumps(rows))
+    lines = dict(describe(exp / inside))["results"]
+    text = "\n".join(lines)
+    assert "other" not in text
+    for cell in ("5.67", "4.65 - 6.85", "minDCF(0.01)", "0.500", "5,400"):
+        assert cell in text
+    for cell in ("accuracy %", "75.00", "25.00 - 87.50"):
+        assert cell in text
+    assert lines[-2:] == ["mini, cosine: all pairs of 20 unseen voices", "test: by hand"]

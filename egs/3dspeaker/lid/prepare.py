@@ -79,8 +79,13 @@ def prepare(
     faults.raise_if_any(f"{corpus}: inconsistent corpus")
     check_disjoint(sets["train"][1].values(), sets["test"][1].values(), where=corpus)
     for split, (wavs, speakers, languages) in sets.items():
-        columns = {"utt2lang": languages}
-        write_set(data / split, wavs=wavs, speakers=speakers, columns=columns)
+        write_set(
+            data / split,
+            wavs=wavs,
+            speakers=speakers,
+            columns={"utt2lang": languages},
+            about=recipe.ABOUT if split == "train" else None,
+        )
         print(f"{data / split}: {len(set(languages.values()))} languages")
     write_published_choice(data, noise=noise, rirs=rirs)
 

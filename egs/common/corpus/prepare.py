@@ -173,6 +173,7 @@ def write_set(
     left_out: LeftOut | None = None,
     columns: Mapping[str, Mapping[str, str]] | None = None,
     enroll: Mapping[str, Sequence[str]] | None = None,
+    about: Mapping[str, str] | None = None,
 ) -> None:
     """Write a data directory and print its counts; `left_out` goes to its rejected.tsv."""
     write_data_dir(
@@ -183,6 +184,7 @@ def write_set(
         nameless=left_out,
         columns=columns,
         enroll=enroll,
+        about=about,
     )
     counts = [f"{len(wavs)} recordings"]
     if speakers is not None:

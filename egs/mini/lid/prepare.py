@@ -17,6 +17,7 @@ from egs.mini.making import Utterance, install_espeak, provide_corpus
 from egs.mini.voices import Voice, draw_voice
 
 HERE = Path(__file__).resolve().parent
+ABOUT = {"corpus": "synthetic voices of espeak-ng", "languages": ", ".join(LANGUAGES)}
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def prepare(
             wavs={row.id: corpus / row.path for row in rows},
             speakers={row.id: row.speaker for row in rows},
             columns={"utt2lang": {row.id: voices[row.speaker].language for row in rows}},
+            about=ABOUT if split == "train" else None,
         )
     write_noise_and_rooms(data, noise=noise or corpus / "noise", rirs=rirs or corpus / "rirs")
 
