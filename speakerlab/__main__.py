@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "train a model, or resume a stopped training run",
     "average": "publish the mean of the last checkpoints of a training run",
     "extract": "extract embeddings of a data directory",
+    "pseudo-label": "write a data directory with clusters of embeddings as its speakers",
     "score": "score trial lists, write results.json and report.html",
     "classify": "classify the utterances of a data directory (language or other class)",
     "fuse": "fuse the score files of several systems",
@@ -41,7 +42,7 @@ def main() -> None:
     """Run the command that the first argument names."""
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help"):
-        rows = "\n".join(f"  {name:9} {what}" for name, what in COMMANDS.items())
+        rows = "\n".join(f"  {name:12} {what}" for name, what in COMMANDS.items())
         end = "`speakerlab COMMAND --help` lists the options of a command, --version all versions."
         sys.stdout.write(f"usage: speakerlab COMMAND ...\n\n{rows}\n\n{end}\n")
         return
@@ -53,8 +54,12 @@ def main() -> None:
         hint = nearest(name, COMMANDS, otherwise="see --help")
         sys.stderr.write(f"speakerlab: unknown command '{name}'{hint}\n")
         sys.exit(1)  # noqa: TID251
-    module = f"speakerlab.bin.{name}{'_' if keyword.iskeyword(name) else ''}"
-    run(lambda words: importlib.import_module(module).main(words), words[1:])
+    run(lambda words: importlib.import_module(module_of(name)).main(words), words[1:])
+
+
+def module_of(command: str) -> str:
+    """Return the module of a command."""
+    return f"speakerlab.bin.{command.replace('-', '_')}{'_' * keyword.iskeyword(command)}"
 
 
 def versions() -> str:

@@ -176,8 +176,8 @@ def write_data_dir(
     """Write a data directory, replacing one that is there; `trials` maps file name to its lines.
 
     wavs: id (of the recording, where there are segments) -> audio file, made absolute.
-    columns: name of a table, `utt2<name>` or `spk2<name>` -> id -> condition, made one word; an
-        empty one is left out.
+    columns: name of a table, `utt2<name>` or `spk2<name>` -> id -> value; conditions are made one
+        word, and empty ones are left out.
     enroll: enrolment model -> its utterances.
     about: what is known of ABOUT.
     nameless: audio files left out because their names cannot be ids -> the reason.
@@ -202,13 +202,13 @@ def write_data_dir(
         rows = {key: f"{rec} {start:.6f} {end:.6f}" for key, (rec, start, end) in segments.items()}
         write_table(fresh / "segments", rows)
     for name, rows in (trials or {}).items():
-        words = ("nontarget", "target")
-        text = "".join(f"{enrol} {test} {words[same]}\n" for enrol, test, same in rows)
+        kinds = ("nontarget", "target")
+        text = "".join(f"{enrol} {test} {kinds[same]}\n" for enrol, test, same in rows)
         write_text(fresh / name, text)
     for name, values in (columns or {}).items():
-        write_table(
-            fresh / name, {key: word for key, value in values.items() if (word := one_word(value))}
-        )
+        word_of = str if name in NO_CONDITIONS else one_word
+        words = {key: word for key, value in values.items() if (word := word_of(value))}
+        write_table(fresh / name, words)
     if enroll is not None:
         write_table(fresh / ENROLL_MAP, {model: " ".join(rows) for model, rows in enroll.items()})
     if about:
@@ -217,6 +217,27 @@ def write_data_dir(
     if folder.exists():
         shutil.rmtree(folder)
     fresh.replace(folder)
+
+
+def relabel_data_dir(folder: Path, out: Path, speakers: Mapping[str, str]) -> None:
+    """Write a checked data directory like `folder`, of the utterances that have new speakers."""
+    wavs, seconds = read_table(folder / "wav.scp"), read_table(folder / "utt2dur")
+    segments = read_segments(folder / "segments")
+    kept = {u: segments[u] for u in speakers} if segments else None
+    recordings = {row[0] for row in kept.values()} if kept else speakers.keys()
+    of_speaker: dict[str, list[str]] = {}
+    for utterance in sorted(speakers):
+        of_speaker.setdefault(speakers[utterance], []).append(utterance)
+    write_data_dir(
+        out,
+        wavs={name: wavs[name] for name in recordings},
+        speakers=speakers,
+        segments=kept,
+        columns={
+            "utt2dur": {utterance: seconds[utterance] for utterance in speakers},
+            "spk2utt": {name: " ".join(ids) for name, ids in of_speaker.items()},
+        },
+    )
 
 
 def _absolute(path: Path | str) -> str:

@@ -14,9 +14,10 @@ from speakerlab.__main__ import COMMANDS
 MAX_CPU_SECONDS = 1.0  # not of the clock: a busy machine must not fail a test
 # Calls every command in one process, and names the first to import torch.
 ASK_ALL = """
-import contextlib, importlib, io, keyword, sys
+import contextlib, importlib, io, sys
+from speakerlab.__main__ import module_of
 for name in sys.argv[1:]:
-    module = importlib.import_module(f"speakerlab.bin.{name}{'_' * keyword.iskeyword(name)}")
+    module = importlib.import_module(module_of(name))
     for words in (["--help"], ["--no-such-option"]):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             try:

@@ -2,14 +2,13 @@
 
 import argparse
 import importlib
-import keyword
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from speakerlab.__main__ import COMMANDS
+from speakerlab.__main__ import COMMANDS, module_of
 
 ROOT = Path(__file__).parents[2]
 # An option, or a positional argument, then: ? takes no value, + one or more, * any number of them;
@@ -25,6 +24,8 @@ PUBLISHED = {
     "average": "EXP --last --out!",
     "extract": "--exp! --data! --untrained? --per-speaker --nproc --precision=fp32|bf16|auto "
     "--job --wait-minutes",
+    "pseudo-label": "--model! --data! --speakers! --out! --min-utterances --seed --nproc "
+    "--precision=fp32|bf16|auto",
     "score": "--exp! --trials+! --backend+ --development --calibration=auto|validation|cross|none "
     "--top-n --lda-dim --adapt --p-target+",
     "classify": "--exp! --data+!",
@@ -64,9 +65,8 @@ def parser_of(name: str, monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentPa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", catch)
-    module = f"speakerlab.bin.{name}{'_' if keyword.iskeyword(name) else ''}"
     with pytest.raises(KeyboardInterrupt):
-        importlib.import_module(module).main([])
+        importlib.import_module(module_of(name)).main([])
     return caught[0]
 
 

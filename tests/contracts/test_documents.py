@@ -78,7 +78,7 @@ def test_links_and_pictures_lead_somewhere(path):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_and_options_exist(path, options):
     for code in code_of(path.read_text()):
-        found = re.search(r"(?:speakerlab (?=[a-z])|(?=run\.sh ))([a-z.]+)\s(.*)", code)
+        found = re.search(r"(?:speakerlab (?=[a-z])|(?=run\.sh ))([a-z.-]+)\s(.*)", code)
         if found and not found[2].startswith("="):  # not `speakerlab = ...`
             assert found[1] in options, code
             assert set(options_in(found[2])) <= options[found[1]], code
