@@ -64,8 +64,7 @@ def test_small_clusters_are_dropped_with_their_recordings(make_exp, data, tmp_pa
     check_data_dirs([source])
     pseudo_label.main(words(make_exp("exp"), source, tmp_path / "all"))
     count = Counter(tables.read_table(tmp_path / "all/utt2spk").values())
-    least = sorted(count.values())[-3]
-    assert min(count.values()) < least, "a cluster must be small enough to be dropped"
+    least = min(count.values()) + 1
     capsys.readouterr()
     pseudo_label.main([*words(tmp_path / "exp", source, out), "--min-utterances", str(least)])
     kept = {int(name[-5:]) for name, size in count.items() if size >= least}
