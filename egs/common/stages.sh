@@ -20,6 +20,7 @@ train_sets=(train) test_sets=(test) trials=(test/trials) prepare_args=()
 diar_sets=(dev test)   # of --task diar; thresholds may be chosen on the first one only
 backends=(cosine)      # of stage 6, one row of results each; see docs/scoring.md
 durations=()           # of stages 5 and 6: results with the test side cut to so many seconds
+codecs=()              # of stages 5 and 6: results with the test side encoded and decoded
 overlay=''             # conf/finetune/<overlay>.yaml, added to the configuration of every training
 init_overlay=''        # with --init: overlay on the configuration of that model (not conf/<model>.yaml)
 default_noise=download # without --noise and --rirs: "download" MUSAN and RIRS_NOISES to the corpus
@@ -564,7 +565,7 @@ main() {
     task_dir=$recipe_dir/$task task_tag=_$task
   fi
   if [[ $task == lid ]]; then
-    train_sets=(train) test_sets=(test) trials=() prepare_args=() overlay='' init_overlay='' durations=()
+    train_sets=(train) test_sets=(test) trials=() prepare_args=() overlay='' init_overlay='' durations=() codecs=()
     untrained=false development=false
   fi
   trap report_failure EXIT
@@ -580,7 +581,8 @@ main() {
     [[ -f $base_layer || $dry_run == true ]] ||
       die "--init: not a model: there is no $base_layer; give an experiment or its folder model/"
   fi
-  if ((${#durations[@]})); then treatments=(--durations "${durations[@]}"); fi
+  if ((${#durations[@]})); then treatments+=(--durations "${durations[@]}"); fi
+  if ((${#codecs[@]})); then treatments+=(--codecs "${codecs[@]}"); fi
   data=${data:-$recipe_dir/data$task_tag}
   if [[ $task == diar ]]; then task_tag='' stage_names[5]=diarization; fi # exp is that of verification
   if [[ $task == diar && -n $init ]]; then exp=${exp:-$recipe_dir/exp/$init_name}; fi

@@ -4,3 +4,4 @@ model=campplus_tiny
 stage0_always=true   # stage 0 installs the synthesizer
 default_noise=corpus # noise and rooms are synthesized with the corpus
 durations=(1 2 full)
+codecs=(none mp3:16k opus:8k gsm)

@@ -171,6 +171,7 @@ def describe(corpus: Corpus, crops: TrainCrops, crop: Crop) -> dict[str, str]:
         "utterance": train.ids[crop.row],
         "speaker": train.speakers[train.speaker_N[crop.row]],
         "from_second": f"{crop.first / rate:.2f}",
+        "reencoded_by": crops.codecs[drawn["reencode"]["codec"]] if "reencode" in drawn else "-",
         "speed": f"{crops.speeds[speed]:g}",
         "room": corpus.rooms.ids[int(drawn["room"]["room"])] if "room" in drawn else "-",
         "noise_kind": noise.kinds[added["noise"][0]] if parts else "-",
@@ -179,7 +180,7 @@ def describe(corpus: Corpus, crops: TrainCrops, crop: Crop) -> dict[str, str]:
         "telephone_band": "yes" if "telephone" in drawn else "-",
         "codec": LAWS[int(drawn["codec"]["law"])] if "codec" in drawn else "-",
     }
-    shown = {"speed", "room", "noise", "telephone", "codec", "spec"}  # spec: not to be heard
+    shown = {"reencode", "speed", "room", "noise", "telephone", "codec", "spec"}  # spec: inaudible
     for name in sorted(crops.draws.keys() - shown):
         values = (f"{key} {np.round(v, 3)}" for key, v in drawn.get(name, {}).items())
         known[name] = ", ".join(values) or "yes" if name in drawn else "-"

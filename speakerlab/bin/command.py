@@ -85,6 +85,8 @@ class Parser(argparse.ArgumentParser):
         """Add the options that `data.treatments` reads; text: what is done with the utterances."""
         durations = f"{text} cut to so many seconds, or full, e.g. 1 2 3 5 full"
         self.add_argument("--durations", nargs="+", default=[], metavar="SECONDS", help=durations)
+        codecs = f"{text} encoded and decoded, or not (none), e.g. none mp3:16k opus:12k gsm"
+        self.add_argument("--codecs", nargs="+", default=[], metavar="NAME", help=codecs)
 
     def add_precision(self) -> None:
         text = "precision of the network (default fp32); auto: bf16 on hardware that has it"

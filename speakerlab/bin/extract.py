@@ -30,7 +30,7 @@ def main(words: Sequence[str]) -> None:
     from speakerlab.inference.extraction import plan_extraction
     from speakerlab.inference.workers import precision_here, share_threads
 
-    treatments = read_treatments(args.durations)
+    treatments = read_treatments(args.durations, args.codecs)
     num_threads = share_threads(args.nproc)
     published = load_published(args.exp)
     embedder = published.embedder
@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> None:
     facts = {"precision": precision.name, "untrained": args.untrained, "vad": published.config.vad}
     manifest = read_manifest([args.data], sample_rate=embedder.sample_rate)
     tables: list[Extraction] = []
-    for treatment in dict.fromkeys([UNTREATED, *treatments]):
+    for treatment in {one.name: one for one in (UNTREATED, *treatments)}.values():
         which = {"untrained": args.untrained, "treatment": treatment.name}
         stem = embeddings_stem(args.exp, args.data.name, **which)
         check_writable(stem.with_name(f"{stem.name}.json"))

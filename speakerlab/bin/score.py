@@ -11,7 +11,7 @@ from speakerlab.bin import extract
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints import model_files
 from speakerlab.core.atomic import check_writable
-from speakerlab.data.treatments import UNTREATED, Treatment, read_treatments
+from speakerlab.data.treatments import Treatment, read_treatments
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import are_embedded, read_development, read_embedded
 from speakerlab.experiments.evaluate import LEARN_FROM, System, evaluate
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """`speakerlab score --exp DIR --trials FILE... [--backend NAME...]`"""
     args = parse(words)
-    treatments = read_treatments(args.durations)
+    treatments = read_treatments(args.durations, args.codecs)
     system = open_system(args.exp, args.development)
     for name in ("results.json", "scores/list.txt"):
         check_writable(args.exp / name)
@@ -38,7 +38,7 @@ def main(words: Sequence[str]) -> None:
     for folder in dict.fromkeys(path.parent for path in args.trials):
         if not are_embedded(args.exp, folder, untrained=True):
             log.info("%s: no untrained embeddings (extract --untrained), left out", folder)
-        if any(treatment != UNTREATED for treatment in treatments):
+        if any(treatment.name for treatment in treatments):
             extract_treated(args, folder)
     for path in args.trials:
         listed = read_trial_list(path)
@@ -131,7 +131,10 @@ def extract_treated(args: Namespace, folder: Path) -> None:
     """Extract what stage 5 has not, in the precision of the embeddings that are there."""
     precision = read_embedded(args.exp, folder).facts.get("precision", "fp32")
     chosen = ["--exp", args.exp, "--data", folder, "--precision", precision]
-    extract.main([*map(str, chosen), "--durations", *args.durations])
+    for name in ("durations", "codecs"):
+        if values := getattr(args, name):
+            chosen += [f"--{name}", *values]
+    extract.main(list(map(str, chosen)))
 
 
 def notes_of_short_ones(listed: TrialList, treatments: Sequence[Treatment]) -> list[str]:

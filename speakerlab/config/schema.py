@@ -10,19 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    Field,
-    ValidationError,
-    create_model,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationError, create_model, model_validator
 
 from speakerlab.config.layers import flatten, merge_layers, section_at, to_yaml
 from speakerlab.config.messages import note_error, where_from
 from speakerlab.config.sections import (
     STRICT,
+    Codecs,
     Component,
     Count,
     KindOdds,
@@ -31,6 +25,7 @@ from speakerlab.config.sections import (
     Range,
     Section,
     Share,
+    Speeds,
     ViewsConfig,
     VoicesRange,
 )
@@ -74,7 +69,7 @@ class AugmentConfig(Section):
     they are a list of values: noise 0 to 15 dB, music 5 to 15 dB, 3 to 7 voices at 13 to 20 dB.
     """
 
-    speeds: tuple[Annotated[float, Field(ge=0.5, le=2)], ...] = (1.0, 0.9, 1.1)
+    speeds: Speeds = (1.0, 0.9, 1.1)
     speed_classes: Literal["auto", "on", "off"] = "auto"  # on: another speed, another speaker
     room_prob: Share = 0.4
     noise_prob: Share = 0.4
@@ -83,16 +78,11 @@ class AugmentConfig(Section):
     babble_snr_db: Range = (13.0, 20.0)  # of the sum
     babble_voices: VoicesRange = (3, 7)  # recordings of the kind `speech` that are summed
     kind_odds: KindOdds = KindOdds()
+    reencode_prob: Share = 0.0  # by one of `codecs`, before all others
+    codecs: Codecs = ("mp3:16k", "mp3:32k", "opus:8k", "opus:16k", "gsm")
     telephone_prob: Share = 0.0  # 300 to 3400 Hz
     codec_prob: Share = 0.0  # 8 kHz and G.711, mu-law or A-law
     spec: dict[str, Any] = {}  # args of SpecAugment
-
-    @field_validator("speeds")
-    @classmethod
-    def _begin_with_one(cls, speeds: tuple[float, ...]) -> tuple[float, ...]:
-        if speeds[:1] != (1.0,) or len(set(speeds)) < len(speeds):
-            raise ValueError("does not begin with 1.0, or repeats a speed; write [1.0, 0.9, 1.1]")
-        return speeds
 
 
 class DataConfig(Section):

@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from speakerlab.data.codecs import check_codec
+
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -16,8 +18,17 @@ def _ascending(ends: tuple[float, float]) -> tuple[float, float]:
     return ends
 
 
+def _from_one(speeds: tuple[float, ...]) -> tuple[float, ...]:
+    if speeds[:1] != (1.0,) or len(set(speeds)) < len(speeds):
+        raise ValueError("does not begin with 1.0, or repeats a speed; write [1.0, 0.9, 1.1]")
+    return speeds
+
+
 Range = Annotated[tuple[float, float], AfterValidator(_ascending)]
 NotNegative = Annotated[float, Field(ge=0)]
+Codecs = Annotated[tuple[Annotated[str, AfterValidator(check_codec)], ...], Field(min_length=1)]
+Speed = Annotated[float, Field(ge=0.5, le=2)]
+Speeds = Annotated[tuple[Speed, ...], AfterValidator(_from_one)]
 Voices = Annotated[int, Field(ge=1, le=32)]
 VoicesRange = Annotated[tuple[Voices, Voices], AfterValidator(_ascending)]
 

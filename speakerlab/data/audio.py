@@ -134,10 +134,14 @@ def write(path: str | Path, wave_S: np.ndarray, sample_rate: int) -> None:
     soundfile.write(str(path), wave_S, sample_rate, subtype="PCM_16")
 
 
-def encode(wave_S: np.ndarray, sample_rate: int, kind: str) -> bytes:
-    """Encode int16 samples as the content of a file: FLAC, or MP3, small but lossy."""
+def encode(wave_S: np.ndarray, sample_rate: int, kind: str, **options: Any) -> bytes:
+    """Encode int16 samples as the content of a file: FLAC, MP3, ...; options: of libsndfile."""
     file = io.BytesIO()
-    soundfile.write(file, wave_S, sample_rate, format=kind)  # 16-bit where that can be chosen
+    try:
+        soundfile.write(file, wave_S, sample_rate, format=kind, **options)  # 16-bit if it can be
+    except soundfile.LibsndfileError as error:
+        fix = "install the package soundfile with its own libsndfile: pip install soundfile"
+        raise ValueError(f"libsndfile: cannot write {kind} ('{error}'); {fix}") from error
     return file.getvalue()
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from speakerlab.core.batch import MISSING, Batch, Crop, Draw, Draws
 from speakerlab.data.arrays import stable_hash
+from speakerlab.data.codecs import reencode
 from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import (
@@ -87,7 +88,8 @@ class TrainCrops(Dataset[Crop]):
 
     draws: what draws for a crop, by name. Each gets a generator of its own, keyed by (seed,
     attempt, epoch, position, name), so that one more changes nothing for the others. The group of
-    the draw named `speed` is an index into `speeds`; all other draws only travel with the crop.
+    the draw named `speed` is an index into `speeds`, the value `codec` of the draw named `reencode`
+    one into `codecs`, which are applied here; all other draws only travel with the crop.
     crop_frames: how many frames of stored features are read, one a `frame_shift`; 0: the wave is.
     crops_each: consecutive positions that are crops of one utterance; they have one speed, another
     would be another voice. clean_crops: the first of them, of which only the speed is drawn.
@@ -103,6 +105,7 @@ class TrainCrops(Dataset[Crop]):
         seed: int,
         attempt: int = 0,
         speeds: Sequence[float] = (1.0,),
+        codecs: Sequence[str] = (),
         crop_frames: int = 0,
         frame_shift: int = 1,
         crops_each: int = 1,
@@ -111,7 +114,8 @@ class TrainCrops(Dataset[Crop]):
         assert label_KN.shape == (len(speeds), len(manifest.speakers))
         self.manifest, self.draws, self.label_KN = manifest, draws, label_KN
         self.crop_frames, self.frame_shift = crop_frames, frame_shift
-        self.speeds, self.crops_each, self.clean_crops = speeds, crops_each, clean_crops
+        self.speeds, self.codecs = speeds, codecs
+        self.crops_each, self.clean_crops = crops_each, clean_crops
         self.read_samples = [round(crop_samples * speed) for speed in speeds]
         self.words = {name: stable_hash(name) for name in ("crop", *draws)}
         self.generator = np.random.Generator(np.random.Philox(key=[seed, attempt]))
@@ -152,6 +156,9 @@ class TrainCrops(Dataset[Crop]):
             return replace(crop, feats_TF=feats_TF)
         speed = crop.draws["speed"].group if "speed" in crop.draws else 0
         wave_S = self.manifest.read(crop.row, crop.first, self.read_samples[speed])
+        if draw := crop.draws.get("reencode"):
+            codec = self.codecs[draw.values["codec"]]
+            wave_S = reencode(wave_S, codec, sample_rate=self.manifest.sample_rate)
         return replace(crop, wave_S=wave_S)
 
     def _seek(self, name: str, slot: Slot) -> np.random.Generator:

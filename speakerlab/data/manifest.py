@@ -15,6 +15,7 @@ import numpy as np
 
 from speakerlab.data import audio
 from speakerlab.data.arrays import stable_hash
+from speakerlab.data.codecs import reencode
 from speakerlab.data.columns import Columns, read_columns
 from speakerlab.data.shards import Packed, read_packed
 
@@ -143,10 +144,14 @@ class Piece:
     row: int
     start: int  # sample
     num_samples: int
+    codec: str = ""  # that it is encoded and decoded by, one of `CODECS`
 
     def read(self) -> np.ndarray:
         """wave_S, int16."""
-        return self.manifest.read(self.row, self.start, self.num_samples)
+        wave_S = self.manifest.read(self.row, self.start, self.num_samples)
+        if not self.codec:
+            return wave_S
+        return reencode(wave_S, self.codec, sample_rate=self.manifest.sample_rate)
 
 
 def split_valid(manifest: Manifest, num_speakers: int) -> tuple[Manifest, Manifest]:

@@ -8,14 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from speakerlab.data.arrays import stable_hash
+from speakerlab.data.codecs import check_codec
 from speakerlab.data.manifest import Piece
+
+DURATION, CODEC = "duration of the test side", "codec of the test side"
 
 
 @dataclass(frozen=True)
 class Treatment:
-    """Cut utterances to a duration; those that are not longer are unchanged."""
+    """Cut utterances to a duration, or encode and decode them; shorter ones stay whole."""
 
     seconds: float = math.inf
+    codec: str = ""  # one of `codecs.CODECS`
+    condition: str = DURATION  # that this is a value of
 
     @classmethod
     def of_duration(cls, text: str) -> "Treatment":
@@ -28,23 +33,29 @@ class Treatment:
             raise ValueError(f"--durations: {text} is no duration; give seconds, or full")
         return cls(seconds)
 
+    @classmethod
+    def of_codec(cls, text: str) -> "Treatment":
+        """Read the name of a codec, or "none"; ValueError for anything else."""
+        try:
+            return cls(codec="" if text == "none" else check_codec(text), condition=CODEC)
+        except ValueError as error:
+            raise ValueError(f"--codecs: {text} {error}") from None
+
     @property
     def name(self) -> str:
         """As part of a file name; "" if nothing is done."""
-        return f"{self.seconds:g}s" if math.isfinite(self.seconds) else ""
-
-    @property
-    def condition(self) -> str:
-        """The condition that this is a value of."""
-        return "duration of the test side"
+        cut = f"{self.seconds:g}s" if math.isfinite(self.seconds) else ""
+        return self.codec.replace(":", "-") or cut
 
     @property
     def value(self) -> str:
+        if self.condition == CODEC:
+            return self.codec or "none"
         return f"{self.seconds:g} s" if math.isfinite(self.seconds) else "full"
 
     def apply(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Return the treated utterances, given whole ones."""
-        return [self._cut(piece) for piece in pieces]
+        return [replace(self._cut(piece), codec=self.codec) for piece in pieces]
 
     def _cut(self, piece: Piece) -> Piece:
         manifest = piece.manifest
@@ -59,6 +70,7 @@ class Treatment:
 UNTREATED = Treatment()
 
 
-def read_treatments(durations: Sequence[str]) -> list[Treatment]:
+def read_treatments(durations: Sequence[str], codecs: Sequence[str] = ()) -> list[Treatment]:
     """Read the options of `speakerlab extract` and `score`; each treatment once."""
-    return list(dict.fromkeys(map(Treatment.of_duration, durations)))
+    read = [*map(Treatment.of_duration, durations), *map(Treatment.of_codec, codecs)]
+    return list(dict.fromkeys(read))

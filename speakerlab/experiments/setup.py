@@ -233,6 +233,7 @@ class TrainBatches:
             crop_samples=crop_samples(config),
             **stored,
             speeds=config.augment.speeds,
+            codecs=config.augment.codecs,
             label_KN=row_labels(config, self.corpus, self.classes),
             seed=config.seed,
             attempt=attempt,

@@ -11,7 +11,7 @@ from speakerlab.bin import bench
 from speakerlab.data import audio
 from speakerlab.data.manifest import read_manifest
 
-CHANNEL = ["augment.codec_prob=0.5", "augment.telephone_prob=0.5", "augment.noise_prob=0.5"]
+CHANNEL = [f"augment.{name}_prob=0.5" for name in ("reencode", "codec", "telephone", "noise")]
 PLAIN = ["augment.speeds=[1.0]", "augment.room_prob=0", "augment.noise_prob=0"]
 
 
@@ -40,6 +40,7 @@ def test_crops_are_the_same_each_time_and_listed_with_their_augmentation(bench_d
         assert (row["noises"] == "-") == (row["snr_db"] == "-") == (row["noise_kind"] == "-")
         assert row["noises"] == "-" or row["noises"].startswith("noise from ")
     seen = {key: {row[key] for row in rows} for key in rows[0]}
+    assert {"-", "gsm"} <= seen["reencoded_by"] and "reencode" not in seen
     assert seen["codec"] == {"-", "mu-law", "A-law"} and seen["telephone_band"] == {"-", "yes"}
     assert seen["speed"] == {"1", "0.9", "1.1"} and seen["noise_kind"] == {"-", "noise"}
 

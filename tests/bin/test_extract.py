@@ -199,7 +199,7 @@ def test_at_most_so_many_of_a_speaker(make_exp, data, whole):
     assert files(exp) == whole
 
 
-def test_score_extracts_the_durations_that_it_is_asked_for(make_exp, data, caplog):
+def test_score_extracts_what_it_is_asked_for(make_exp, data, caplog):
     exp = make_exp("cut")
     ids = [f"u{i:02d}" for i in range(20)]
     lines = [
@@ -209,17 +209,22 @@ def test_score_extracts_the_durations_that_it_is_asked_for(make_exp, data, caplo
     ]
     (data / "trials").write_text("".join(lines))
     extract.main(words(exp, data))
-    score.main(["--exp", str(exp), "--trials", str(data / "trials"), "--durations", "2", "full"])
-    whole, cut = (
-        EmbeddingTable.load(exp / f"embeddings/test/{n}") for n in ("trained", "trained_2s")
+    asked = ["--durations", "2", "full", "--codecs", "none", "gsm"]
+    score.main(["--exp", str(exp), "--trials", str(data / "trials"), *asked])
+    whole, cut, coded = (
+        EmbeddingTable.load(exp / f"embeddings/test/trained{end}") for end in ("", "_2s", "_gsm")
     )
-    assert whole.ids == cut.ids and not np.allclose(whole.emb_ND, cut.emb_ND)
-    assert cut.facts["treatment"] == "2s" and "treatment" not in whole.facts
+    for table in (cut, coded):
+        assert whole.ids == table.ids and not np.allclose(whole.emb_ND, table.emb_ND)
+    assert [table.facts.get("treatment") for table in (whole, cut, coded)] == [None, "2s", "gsm"]
     (row,) = json.loads((exp / "results.json").read_text())
     parts = {p["value"]: p["eer"] for p in row["conditions"]}
-    assert parts["full"] == row["eer"] != parts["2 s"]
+    assert parts["full"] == parts["none"] == row["eer"] and row["eer"] not in (
+        parts["2 s"],
+        parts["gsm"],
+    )
     page = (exp / "report.html").read_text()
-    assert "duration of the test side" in page and "2 s" in page
+    assert all(word in page for word in ("duration of the test side", "2 s", "codec of", "gsm"))
     caplog.clear()
     with caplog.at_level(logging.INFO):
         score.main(["--exp", str(exp), "--trials", str(data / "trials"), "--durations", "2"])

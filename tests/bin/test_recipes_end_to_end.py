@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tiny import ROOT, TINY, card
-from voices import RATE, make_wave
+from voices import RATE, make_wave, write_voices
 
 from speakerlab.data import audio
 from speakerlab.experiments.curves import find_reference, summarize
@@ -121,6 +121,28 @@ def test_a_corpus_becomes_a_report(run_recipe, tmp_path, name):
         assert json.loads((exp / "results.json").read_text()) == rows
     other = run_recipe(name, *model, "--stage", "6", "--noise", "elsewhere", code=1)
     assert re.search(r"^--noise: .*elsewhere", other.stderr, re.MULTILINE)
+
+
+def test_mini_reports_durations_and_codecs(run_recipe, tmp_path):
+    data, exp = tmp_path / "data", tmp_path / "exp"
+    write_voices(data / "train", speakers=range(8))
+    write_voices(data / "test", speakers=range(8, 14), seconds=(2.2, 2.5, 2.8), trials="all")
+    for name in (".stage1", ".stage2"):
+        (data / name).touch()
+    silent = ("--noise", "none", "--rirs", "none")
+    run_recipe("mini", "--stage", "3", *silent, "--set", *TINY, "training.num_epochs=1")
+    (row,) = json.loads((exp / "results.json").read_text())
+    found = {name: dict[str, float]() for name in ("duration", "codec")}
+    for part in row["conditions"]:
+        low, high = part["eer_ci95"]
+        assert 0 <= low <= part["eer"] <= high <= 1
+        if part["condition"].endswith("of the test side"):
+            found[part["condition"].split()[0]][part["value"]] = part["eer"]
+    assert list(found["duration"]) == ["1 s", "2 s", "full"]
+    assert list(found["codec"]) == ["none", "mp3:16k", "opus:8k", "gsm"]
+    assert found["codec"]["none"] == found["duration"]["full"] == row["eer"]
+    page = (exp / "report.html").read_text()
+    assert all(value in page for values in found.values() for value in values)
 
 
 @pytest.mark.slow

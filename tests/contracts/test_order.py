@@ -22,6 +22,7 @@ from speakerlab.data.shards import Layout
 from speakerlab.frontend.augment import Augment
 from speakerlab.frontend.augment.codec import Codec
 from speakerlab.frontend.augment.noise import Noise
+from speakerlab.frontend.augment.reencode import Reencode
 from speakerlab.frontend.augment.room import Room
 from speakerlab.frontend.augment.specaugment import SpecAugment
 from speakerlab.frontend.augment.speed import Speed
@@ -30,6 +31,7 @@ from speakerlab.frontend.augment.telephone import Telephone
 RATE, CROP = 16000, 8000
 GLOBAL_BATCH, MICRO_BATCH, STEPS = 40, 10, 5
 SPEEDS = (1.0, 0.9, 1.1)
+CODECS = ("gsm", "mp3:24k", "opus:6k")
 
 
 class Seen(NamedTuple):
@@ -61,6 +63,7 @@ def folder(make_data_dir, monkeypatch) -> Path:
 
 def make_augment(noises: list[np.ndarray], rooms: list[np.ndarray]) -> Augment:
     augmentations = {
+        "reencode": Reencode(reencode_prob=0.2, codecs=CODECS),
         "speed": Speed(speeds=SPEEDS, num_samples=CROP),
         "room": Room(room_prob=0.5, rooms=rooms, num_samples=CROP),
         "noise": Noise(
@@ -82,6 +85,7 @@ def make_crops(folder: Path, augment: Augment) -> TrainCrops:
         augment.draws,
         crop_samples=CROP,
         speeds=SPEEDS,
+        codecs=CODECS,
         label_KN=np.arange(3 * 6).reshape(3, 6),
         seed=3,
     )

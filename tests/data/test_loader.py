@@ -9,6 +9,7 @@ import torch
 
 from speakerlab.core.batch import Crop, Draw
 from speakerlab.data import audio
+from speakerlab.data.codecs import reencode
 from speakerlab.data.loader import TrainCrops, collate
 from speakerlab.data.manifest import read_manifest
 
@@ -116,6 +117,27 @@ def test_a_short_utterance_is_repeated_from_its_beginning(make_crops):
     for position in range(3):
         crop = crops[0, position, row]
         assert np.array_equal(crop.wave_S, np.tile(wave_S, 3)) and crop.label == 0
+
+
+def test_a_crop_is_reencoded_as_it_is_read(make_crops):
+    def draw_codec(rng: np.random.Generator) -> Draw | None:
+        return Draw({"codec": int(rng.integers(2))}) if rng.random() < 0.7 else None
+
+    codecs, seen = ("mp3:16k", "gsm"), set()
+    plain, coded = make_crops(), make_crops(draws=DRAWS | {"reencode": draw_codec}, codecs=codecs)
+    for position in range(12):
+        before, after = plain[0, position, 4], coded[0, position, 4]
+        assert draws_of(before) == draws_of(after) and before.first == after.first
+        draw, wanted_S = after.draws.get("reencode"), before.wave_S
+        if draw is not None:
+            wanted_S = reencode(wanted_S, codecs[draw.values["codec"]], sample_rate=16000)
+        assert np.array_equal(after.wave_S, wanted_S)
+        seen.add((speed_of(after), None if draw is None else draw.values["codec"]))
+    assert {speed for speed, _ in seen} == {0, 1, 2} and {codec for _, codec in seen} == {
+        None,
+        0,
+        1,
+    }
 
 
 def test_each_draw_has_a_generator_of_its_own(make_crops):

@@ -1,10 +1,11 @@
-"""What is cut from test utterances."""
+"""What is cut from test utterances, and how they are encoded."""
 
 import numpy as np
 import pytest
 from refusals import refuses
 from voices import write_voices
 
+from speakerlab.data.codecs import reencode
 from speakerlab.data.manifest import Piece, read_manifest
 from speakerlab.data.treatments import UNTREATED, Treatment, read_treatments
 
@@ -34,6 +35,28 @@ def test_utterances_that_are_not_longer_stay_whole(pieces):
         min(piece.num_samples, 20000) for piece in pieces
     ]
     assert Treatment(9.0).apply(pieces) == pieces == UNTREATED.apply(pieces)
+
+
+def test_a_coded_utterance_is_encoded_as_a_whole(pieces):
+    (treatment,) = read_treatments([], ["gsm"])
+    for whole, coded in zip(pieces, treatment.apply(pieces)):
+        assert np.array_equal(coded.read(), reencode(whole.read(), "gsm", sample_rate=RATE))
+    (untreated,) = read_treatments([], ["none"])
+    assert untreated.apply(pieces) == pieces
+
+
+def test_codecs_are_read_beside_durations():
+    read = read_treatments(["2", "full"], ["none", "mp3:16k", "gsm", "gsm"])
+    assert [(one.condition.partition(" ")[0], one.name, one.value) for one in read] == [
+        ("duration", "2s", "2 s"),
+        ("duration", "", "full"),
+        ("codec", "", "none"),
+        ("codec", "mp3-16k", "mp3:16k"),
+        ("codec", "gsm", "gsm"),
+    ]
+    for word, known in (("mp3:20k", "mp3:24k"), ("opus", "opus:6k"), ("~", "gsm, mp3:16k to")):
+        with refuses("--codecs", f"{word} is no codec", known):
+            read_treatments([], [word])
 
 
 def test_durations_are_read_once_each():

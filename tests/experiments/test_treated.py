@@ -15,19 +15,23 @@ def test_a_treatment_is_a_condition_of_the_test_side(tmp_path, monkeypatch, caps
     whole = EmbeddingTable.load(exp / "embeddings/test/trained")
     rng = np.random.default_rng(3)
     noisy_ND = whole.emb_ND + 2 * rng.normal(size=whole.emb_ND.shape).astype(np.float32)
-    EmbeddingTable(whole.ids, noisy_ND, SHA).save(exp / "embeddings/test/trained_3s")
+    for name in ("3s", "mp3-16k"):
+        EmbeddingTable(whole.ids, noisy_ND, SHA).save(exp / f"embeddings/test/trained_{name}")
     asked = []
     monkeypatch.setattr(score.extract, "main", asked.append)  # there is no model and no audio
-    rows = rows_of(exp, "--backend", *CHAINS, "--top-n", "20", "--durations", "3", "full")
-    assert [words[-5:] for words in asked] == [["--precision", "fp32", "--durations", "3", "full"]]
+    treatments = ["--durations", "3", "full", "--codecs", "none", "mp3:16k"]
+    rows = rows_of(exp, "--backend", *CHAINS, "--top-n", "20", *treatments)
+    assert [words[-8:] for words in asked] == [["--precision", "fp32", *treatments]]
     trials, table = read_trials(data / "test/trials"), dict(zip(whole.ids, noisy_ND))
     for row in rows:
-        found = [part for part in row["conditions"] if part["condition"].startswith("duration of")]
+        found = [part for part in row["conditions"] if part["condition"].endswith("the test side")]
         if row["backend"].startswith(CHAINS[3]):  # weighs qualities, which a treatment changes
             assert not found
             continue
-        short, full = found
-        assert (short["value"], full["value"]) == ("3 s", "full")
+        short, full, plain, coded = found
+        assert [part["value"] for part in found] == ["3 s", "full", "none", "mp3:16k"]
+        assert plain | {"condition": 0, "value": 0} == full | {"condition": 0, "value": 0}
+        assert coded["eer"] == short["eer"] and coded["eer_ci95"] == short["eer_ci95"]
         assert full["eer"] == row["eer"] < short["eer"]
         assert short["eer_ci95"][0] < short["eer"] < short["eer_ci95"][1]
         assert short["num_target"] == row["num_target"]

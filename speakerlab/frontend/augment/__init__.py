@@ -3,8 +3,9 @@
 To add one, write a file with one class (see `base.Augmentation`), add its line below and its keys
 to `AugmentConfig`; `tests/frontend/test_contract_of_augmentations.py` then tests it.
 
-The order follows the path of speech: speed (the speaker), room, noise, telephone, its codec, and
-masks over the features. Speed must stay first: it reduces the samples read for it to a crop.
+The first is applied by the data worker. The order on the device follows the path of speech: speed
+(the speaker), room, noise, telephone, its codec, and masks over the features. Speed must stay the
+first of these: it reduces the samples read for it to a crop.
 Babble is a kind of noise: a crop gets one noise or one babble, so one class draws both.
 """
 
@@ -16,6 +17,7 @@ from speakerlab.frontend.augment.base import Augment, Augmentation
 AUGMENTATIONS: Mapping[str, type[Augmentation]] = Registry(
     __name__,
     {
+        "reencode": "reencode:Reencode",
         "speed": "speed:Speed",
         "room": "room:Room",
         "noise": "noise:Noise",

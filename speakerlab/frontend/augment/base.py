@@ -31,6 +31,7 @@ class Augmentation(nn.Module):
     """
 
     on_features = False  # True: `apply` takes feats_RTF instead of wave_RS
+    in_worker = False  # True: applied by the data worker, which reads the crop; has no `apply`
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,8 +63,9 @@ class Augment(nn.Module):
     def __init__(self, augmentations: Mapping[str, Augmentation], *, num_samples: int) -> None:
         super().__init__()
         self.augmentations, self.num_samples = nn.ModuleDict(augmentations), num_samples
-        self.wave_names = [name for name, a in augmentations.items() if not a.on_features]
-        self.feature_names = [name for name, a in augmentations.items() if a.on_features]
+        on_device = {name: a for name, a in augmentations.items() if not a.in_worker}
+        self.wave_names = [name for name, a in on_device.items() if not a.on_features]
+        self.feature_names = [name for name, a in on_device.items() if a.on_features]
         self.register_buffer("none", torch.zeros((), dtype=torch.int64), persistent=False)
 
     @property
