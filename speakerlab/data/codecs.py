@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from speakerlab.core.faults import nearest
 from speakerlab.data import audio
 
 MP3_KBPS = (16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)  # of MPEG-2 at 16 kHz
@@ -42,8 +41,8 @@ CODECS: Mapping[str, tuple[int, str, Mapping[str, Any]]] = {
 def check_codec(name: str) -> str:
     """Return the name of a codec; ValueError, with what follows the name, if it is none."""
     if name not in CODECS:
-        known = "use gsm, mp3:16k to mp3:160k or opus:6k to opus:256k"
-        raise ValueError(f"is no codec{nearest(name, CODECS, otherwise=known)}")
+        rates = ", ".join(map(str, MP3_KBPS))
+        raise ValueError(f"is no codec; use gsm, opus:6k to opus:256k, or mp3 at {rates}k")
     return name
 
 

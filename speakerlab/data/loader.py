@@ -157,7 +157,7 @@ class TrainCrops(Dataset[Crop]):
         speed = crop.draws["speed"].group if "speed" in crop.draws else 0
         wave_S = self.manifest.read(crop.row, crop.first, self.read_samples[speed])
         if draw := crop.draws.get("reencode"):
-            codec = self.codecs[draw.values["codec"]]
+            codec = self.codecs[int(draw.values["codec"])]
             wave_S = reencode(wave_S, codec, sample_rate=self.manifest.sample_rate)
         return replace(crop, wave_S=wave_S)
 

@@ -123,6 +123,7 @@ def test_a_corpus_becomes_a_report(run_recipe, tmp_path, name):
     assert re.search(r"^--noise: .*elsewhere", other.stderr, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_mini_reports_durations_and_codecs(run_recipe, tmp_path):
     data, exp = tmp_path / "data", tmp_path / "exp"
     write_voices(data / "train", speakers=range(8))

@@ -86,7 +86,7 @@ def test_unknown_key_or_name_is_refused_with_the_nearest(refusal, text, key, kno
         ("training: {margin: {start_epoch: 3, end_epoch: 2}}", "training.margin", "end_epoch"),
         ("data: {labels: lang}", "data.labels", "'lang'"),
         ("augment: {babble_voices: [7, 3]}", "augment.babble_voices", "[7, 3]"),
-        ("augment: {codecs: [gsm, mp3:20k]}", "augment.codecs.1", "'mp3:20k' is no codec; did"),
+        ("augment: {codecs: [gsm, mp3:20k]}", "augment.codecs.1", "'mp3:20k' is no codec; use"),
         ("augment: {codecs: []}", "augment.codecs", "[]"),
     ],
 )
