@@ -9,6 +9,7 @@ from typing import Any
 
 from speakerlab.bin.command import parser
 from speakerlab.core.atomic import check_writable, write_json
+from speakerlab.data.tables import read_table
 from speakerlab.diarization.regions import Turn, merge_turns, read_rttm, read_uem
 from speakerlab.diarization.scoring import extent, score_recordings
 from speakerlab.experiments.diarization import format_diarization, results_of
@@ -35,20 +36,23 @@ def main(words: Sequence[str]) -> None:
     options.add_argument("--skip-overlap", action="store_true", help=skip)
     options.add_path("--json", "FILE", "file to write the results to")
     options.add_path("--report", "FILE", "page to write the results to, as HTML")
+    data = "data directory of the recordings (wav.scp): the report plays the minutes most in error"
+    options.add_path("--data", "DIR", data)
     args = options.parse_args(words)
     for path in filter(None, (args.json, args.report)):
         check_writable(path)
+    if args.data and not args.report:
+        options.error("--data: needs --report")
     reference, hypothesis = read_rttm(args.ref), read_rttm(args.hyp)
     for path, turns in ((args.ref, reference), (args.hyp, hypothesis)):
         if num_merged := sum(merge_turns(own)[1] for own in turns.values()):
             log.warning("%s: overlapping turns of one speaker merged: %d", path, num_merged)
-    found = score_recordings(
-        reference,
-        hypothesis,
-        regions=_regions(args.uem, reference),
-        collar=args.collar,
-        skip_overlap=args.skip_overlap,
-    )
+    protocol = {
+        "regions": _regions(args.uem, reference),
+        "collar": args.collar,
+        "skip_overlap": args.skip_overlap,
+    }
+    found = score_recordings(reference, hypothesis, **protocol)
     if not any(errors.scored for errors in found.values()):
         raise ValueError(f"{args.ref}: has no speech to score; check REF, --uem and --collar")
     if missing := sorted(reference.keys() - hypothesis.keys()):
@@ -60,12 +64,24 @@ def main(words: Sequence[str]) -> None:
         write_json(args.json, results)
         log.info("%s: wrote the results", args.json)
     if args.report:
-        from speakerlab.experiments.report import write_diarization_page
+        _write_page(args, results, reference, hypothesis, **protocol)
 
-        facts = {"Files": {"REF": args.ref, "HYP": args.hyp}, "Protocol": results["protocol"]}
-        title = f"Diarization: {args.hyp.name}"
-        write_diarization_page(args.report, title=title, results=results, facts=facts)
-        log.info("%s: wrote the report", args.report)
+
+def _write_page(
+    args: Namespace, results: dict[str, Any], *turns: Mapping[str, list[Turn]], **protocol: Any
+) -> None:
+    from speakerlab.experiments.report import write_diarization_page
+    from speakerlab.experiments.timeline import worst_minutes
+
+    audio = read_table(args.data / "wav.scp") if args.data else None
+    write_diarization_page(
+        args.report,
+        title=f"Diarization: {args.hyp.name}",
+        results=results,
+        minutes=worst_minutes(*turns, audio=audio, **protocol),
+        facts={"Files": {"REF": args.ref, "HYP": args.hyp}, "Protocol": results["protocol"]},
+    )
+    log.info("%s: wrote the report", args.report)
 
 
 def _regions(uem: str | None, reference: Mapping[str, Sequence[Turn]]) -> Any:

@@ -72,21 +72,10 @@ def score(
     bound of a reference turn that are not scored. skip_overlap: leave out where two or more
     speakers of the reference speak. Overlapping turns of one speaker are merged.
     """
-    ref_S, hyp_H = _by_speaker(reference), _by_speaker(hypothesis)
-    if regions is None:
-        regions = extent([*reference, *hypothesis])
-    bounds = [bound for spoken in ref_S for region in spoken for bound in region]
-    near = [(bound - collar, bound + collar) for bound in bounds] if collar else []
-    groups = [*ref_S, *hyp_H, regions, near]
-    bounds_K = np.unique([bound for group in groups for region in group for bound in region])
-    ref_SK, hyp_HK = _active(ref_S, bounds_K), _active(hyp_H, bounds_K)
-    in_region_K, near_K = _active([regions, near], bounds_K)
-    seconds_K = np.diff(bounds_K) * in_region_K
-    frames_K = np.diff(np.ceil(np.round(bounds_K * 100, 6))) * in_region_K  # of 10 ms
+    pieces = _cut(reference, hypothesis, regions, collar, skip_overlap=skip_overlap)
+    bounds_K, seconds_K, scored_K, ref_SK, hyp_HK, num_correct_K = pieces
+    frames_K = np.diff(np.ceil(np.round(bounds_K * 100, 6))) * (seconds_K > 0)  # of 10 ms
     num_ref_K, num_hyp_K = ref_SK.sum(axis=0), hyp_HK.sum(axis=0)
-    speakers_S, found_S = linear_sum_assignment((ref_SK * seconds_K) @ hyp_HK.T, maximize=True)
-    num_correct_K = (ref_SK[speakers_S] & hyp_HK[found_S]).sum(axis=0)
-    scored_K = seconds_K * ~near_K * (num_ref_K < 2 if skip_overlap else 1)
     return Errors(
         scored=float(scored_K @ num_ref_K),
         missed=float(scored_K @ np.maximum(num_ref_K - num_hyp_K, 0)),
@@ -98,6 +87,53 @@ def score(
         speech=float(seconds_K @ (num_ref_K > 0)),
         overlapped=float(seconds_K @ (num_ref_K > 1)),
     )
+
+
+def errors_by_minute(
+    reference: Sequence[Turn],
+    hypothesis: Sequence[Turn],
+    *,
+    regions: Sequence[Region] | None = None,
+    collar: float = 0.0,
+    skip_overlap: bool = False,
+) -> NDArray[np.float64]:
+    """Return the seconds of errors in each minute of a recording, scored as by `score`."""
+    pieces = _cut(reference, hypothesis, regions, collar, skip_overlap=skip_overlap)
+    bounds_K, _, scored_K, ref_SK, hyp_HK, num_correct_K = pieces
+    wrong_K = scored_K * (np.maximum(ref_SK.sum(axis=0), hyp_HK.sum(axis=0)) - num_correct_K)
+    if not len(bounds_K):
+        return np.zeros(0)
+    edges = np.arange(0.0, bounds_K[-1] + 60.0, 60.0)
+    return np.diff(np.interp(edges, bounds_K, np.append(0.0, wrong_K.cumsum())))
+
+
+def _cut(
+    reference: Sequence[Turn],
+    hypothesis: Sequence[Turn],
+    regions: Sequence[Region] | None,
+    collar: float,
+    *,
+    skip_overlap: bool,
+) -> tuple[np.ndarray, ...]:
+    """Cut time at all bounds; return them and, of each piece between two, five facts.
+
+    Its seconds within the regions, those of them that are scored, who speaks in the reference
+    (S, K) and in the hypothesis (H, K), and how many of them are mapped to each other.
+    """
+    ref_S, hyp_H = _by_speaker(reference), _by_speaker(hypothesis)
+    if regions is None:
+        regions = extent([*reference, *hypothesis])
+    bounds = [bound for spoken in ref_S for region in spoken for bound in region]
+    near = [(bound - collar, bound + collar) for bound in bounds] if collar else []
+    groups = [*ref_S, *hyp_H, regions, near]
+    bounds_K = np.unique([bound for group in groups for region in group for bound in region])
+    ref_SK, hyp_HK = _active(ref_S, bounds_K), _active(hyp_H, bounds_K)
+    in_region_K, near_K = _active([regions, near], bounds_K)
+    seconds_K = np.diff(bounds_K) * in_region_K
+    speakers_S, found_S = linear_sum_assignment((ref_SK * seconds_K) @ hyp_HK.T, maximize=True)
+    num_correct_K = (ref_SK[speakers_S] & hyp_HK[found_S]).sum(axis=0)
+    scored_K = seconds_K * ~near_K * (ref_SK.sum(axis=0) < 2 if skip_overlap else 1)
+    return bounds_K, seconds_K, scored_K, ref_SK, hyp_HK, num_correct_K
 
 
 def score_recordings(

@@ -186,15 +186,24 @@ def write_identification_page(path: Path, *, title: str, rows: Sequence[Row], fa
 
 
 def write_diarization_page(
-    path: Path, *, title: str, results: Mapping[str, Any], facts: Facts
+    path: Path,
+    *,
+    title: str,
+    results: Mapping[str, Any],
+    minutes: Sequence[Mapping[str, Any]],
+    facts: Facts,
 ) -> None:
-    """Write the report of a diarization, the recordings with the most errors first."""
+    """Write the report of a diarization, the recordings with the most errors first.
+
+    minutes: of `timeline.worst_minutes`.
+    """
     files = sorted(results["files"].items(), key=lambda file: -file[1]["error_seconds"])
     recordings, *groups = diarization.tables_of({**results, "files": dict(files)})
     shown = {
         "cards": diarization.headlines(results),
         "errors": results["total"]["count_errors"],
         "tables": [*(("Groups of recordings", one) for one in groups), ("Recordings", recordings)],
+        "minutes": minutes,
     }
     write_text(path, render("diarization.html.j2", title=title, facts=facts, **shown))
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from refusals import refuses
+from voices import RATE, make_wave
 
 from speakerlab.bin.der import main
+from speakerlab.data import audio
 
 
 def write_rttm(path: Path, *rows: tuple[str, float, float, str]) -> str:
@@ -44,6 +46,29 @@ def test_rates_protocol_and_counts_are_printed_and_written(tmp_path, capsys, cap
     assert results["protocol"]["collar"] == 0 and results["protocol"]["overlap"]
     last = results["files"]["r5"]
     assert (last["der"], last["num_speakers"], last["num_found"]) == (pytest.approx(0.1), 2, 3)
+
+
+def test_the_minutes_with_the_most_errors_are_shown_and_played(tmp_path, caplog):
+    ref = write_rttm(tmp_path / "ref", ("a", 10, 140, "<ann>"), ("b", 0, 60, "ann"))
+    rows = [("a", 10, 40, "1"), ("a", 70, 50, "1"), ("b", 0, 60, "1"), ("b", 9, 3, "2")]
+    hyp = write_rttm(tmp_path / "hyp", *rows)
+    audio.write(tmp_path / "b.flac", make_wave(0, 0, 61.0), RATE)
+    (tmp_path / "wav.scp").write_text(f"a {tmp_path}/none.flac\nb {tmp_path}/b.flac\n")
+    words = [ref, hyp, "--report", str(tmp_path / "page.html")]
+    main([*words, "--data", str(tmp_path)])
+    page = (tmp_path / "page.html").read_text()
+    assert re.findall("<h3>(.*s of errors)</h3>", page) == [
+        "a, 02:00.0 – 03:00.0: 30.0 s of errors",
+        "a, 00:00.0 – 01:00.0: 10.0 s of errors",
+        "a, 01:00.0 – 02:00.0: 10.0 s of errors",
+        "b, 00:00.0 – 01:00.0: 3.0 s of errors",
+    ]
+    assert page.count("<audio") == 1 and 'src="data:audio/mpeg' in page
+    assert "none.flac" in caplog.text  # of a
+    lanes = re.findall(r"<small>(\w+ \S+)</small>\n<div.*?left:([\d.]+)%;width:([\d.]+)%", page)
+    assert lanes[1:3] == [("REF &lt;ann&gt;", "16.67", "83.33"), ("HYP 1", "16.67", "66.67")]
+    main(words)
+    assert "<audio" not in (tmp_path / "page.html").read_text()
 
 
 def test_recordings_are_grouped_by_speakers_and_overlap(tmp_path, capsys):

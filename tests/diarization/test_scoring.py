@@ -8,14 +8,23 @@ from pathlib import Path
 
 import pytest
 from md_eval import PROTOCOLS, STORED, random_pair, run_md_eval
+from pyannote_metrics import STORED as STORED_PYANNOTE
 from refusals import refuses
 
 from speakerlab.diarization.regions import Turn, read_rttm
-from speakerlab.diarization.scoring import Errors, extent, score, score_recordings, total
+from speakerlab.diarization.scoring import (
+    Errors,
+    errors_by_minute,
+    extent,
+    score,
+    score_recordings,
+    total,
+)
 
 DSCORE = os.environ.get("SPEAKERLAB_DSCORE")  # a checkout
 needs_dscore = pytest.mark.skipif(DSCORE is None, reason="SPEAKERLAB_DSCORE is not set")
 CASES = json.loads(STORED.read_text())
+PYANNOTE = json.loads(STORED_PYANNOTE.read_text())
 
 
 def seconds(errors: Errors) -> list[float]:
@@ -36,6 +45,37 @@ def test_errors_are_those_of_md_eval(index):
             reference, hypothesis, regions=regions, collar=collar, skip_overlap=skip_overlap
         )
         assert seconds(found) == pytest.approx(expected, abs=1e-9)
+        by_minute = errors_by_minute(
+            reference, hypothesis, regions=regions, collar=collar, skip_overlap=skip_overlap
+        )
+        assert by_minute.sum() == pytest.approx(found.wrong)
+
+
+@pytest.mark.parametrize("row", range(len(PROTOCOLS)))
+def test_errors_are_those_of_pyannote_metrics(row):
+    """It leaves out collar and overlap before it maps speakers, so it confuses no more of them."""
+    collar, skip_overlap = PROTOCOLS[row]
+    differences: list[list[float]] = []
+    for (reference, hypothesis, regions, _), (figures, _) in zip(CASES, PYANNOTE, strict=True):
+        if collar and any(start == end for start, end, _ in reference):
+            continue  # it has no collar around a turn without length
+        reference = turns(*reference)
+        options = {"regions": regions or extent(reference), "collar": collar}
+        found = score(reference, turns(*hypothesis), **options, skip_overlap=skip_overlap)
+        differences.append([a - b for a, b in zip(seconds(found), figures[row])])
+    *times, confusion = zip(*differences)
+    assert len(confusion) >= 30 and max(abs(value) for own in times for value in own) < 1e-9
+    assert min(confusion) > -1e-9 and (row > 0 or max(confusion) < 1e-9)
+
+
+def test_jaccard_errors_are_at_most_those_of_pyannote_metrics():
+    """It maps speakers by their common time; bounds are in milliseconds, frames in 10 of them."""
+    differences: list[float] = []
+    for (reference, hypothesis, regions, _), (_, jer) in zip(CASES, PYANNOTE, strict=True):
+        reference = turns(*reference)
+        found = score(reference, turns(*hypothesis), regions=regions or extent(reference))
+        differences.append((found.jer or 0) - jer)
+    assert max(differences) < 0.005 and sum(abs(value) < 0.002 for value in differences) >= 38
 
 
 @pytest.mark.slow
@@ -125,6 +165,15 @@ def test_recordings_without_speech_have_no_rate():
     alarm = score([], turns((0, 3, "1")))
     assert (alarm.false_alarm, alarm.der, alarm.jer) == (3, None, None)
     assert total([alarm, score(REFERENCE, [])]).der == 19 / 16
+
+
+def test_errors_are_in_the_minute_that_they_are_made_in():
+    """The mapping is that of the whole recording: in the second minute, 1 and 2 are swapped."""
+    reference = turns((0, 50, "ann"), (50, 70, "bob"), (130, 131, "ann"))
+    hypothesis = turns((0, 55, "1"), (55, 62, "2"), (62, 70, "1"))
+    assert errors_by_minute(reference, hypothesis).tolist() == [5, 8, 1]
+    assert errors_by_minute(reference, hypothesis, regions=[(58, 64)]).tolist() == [0, 2, 0]
+    assert errors_by_minute([], []).tolist() == []
 
 
 def test_a_total_weighs_speech_and_speakers_alike():
