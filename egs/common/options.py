@@ -162,7 +162,7 @@ def main(words: list[str]) -> int:
         check_stages(args)
         check_job(args)
         check_ranks(args)
-        check_hosts(args)
+        check_diarization(args)
         check_names(args, recipe_dir)
     except argparse.ArgumentError as error:
         print(f"{error.argument_name or 'run.sh'}: {error.message}; see --help", file=sys.stderr)
@@ -271,12 +271,16 @@ def check_ranks(args: argparse.Namespace) -> None:
         raise ValueError("--rdzv: missing; give HOST:PORT of node rank 0")
 
 
-def check_hosts(args: argparse.Namespace) -> None:
-    """Check that --task diar has neither jobs nor several hosts."""
-    option = "--job" if args.job else "--nnodes" if args.nnodes > 1 else None
-    if args.task == "diar" and option:
+def check_diarization(args: argparse.Namespace) -> None:
+    """Check that --task diar has no jobs, hosts or fine-tuning that it does not use."""
+    if args.task != "diar":
+        return
+    if option := "--job" if args.job else "--nnodes" if args.nnodes > 1 else None:
         problem = "not with --task diar, which one host runs"
         raise ValueError(f"{option}: {problem}; leave it out, and train without --task before")
+    if args.init and args.large_margin == "true":
+        problem = f"--task diar trains no model with --init {args.init}, which diarizes"
+        raise ValueError(f"--large-margin, --stage 4: {problem}; leave it out")
 
 
 def quote(value: object) -> str:

@@ -2,7 +2,7 @@
 # The stages of every recipe. Sourced by egs/<recipe>/run.sh, which sets recipe_dir.
 # Stages 1 and 2 write data directories, 3 the model, 4 the fine-tuned model <exp>-lm, 5 embeddings,
 # 6 scores and the report. With --task diar, stage 3 trains the model of verification unless it is
-# there or given with --init, 5 diarizes, and 6 scores the turns.
+# there or given with --init, 5 calibrates it and diarizes, and 6 scores the turns.
 
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
   printf 'run.sh: needs bash 4.4 or newer, this is %s; start run.sh with a newer one\n' \
@@ -17,7 +17,7 @@ source "$recipe_dir/../common/env.sh"
 
 # recipe.sh sets these variables, and defaults of the options in options.py.
 train_sets=(train) test_sets=(test) trials=(test/trials) prepare_args=()
-diar_sets=(dev test)   # of --task diar; thresholds may be chosen on the first one only
+diar_sets=(dev test)   # of --task diar; the clustering is calibrated on the first one
 backends=(cosine)      # of stage 6, one row of results each; see docs/scoring.md
 durations=()           # of stages 5 and 6: results with the test side cut to so many seconds
 codecs=()              # of stages 5 and 6: results with the test side encoded and decoded
@@ -387,9 +387,15 @@ extract() {
     ${share:+--job "$share"} "${waiting[@]}"
 }
 
-# diarize: with the true regions of speech, and with those found by energy.
+# diarize: with the true regions of speech, and with those found by energy. The clustering is that
+# with the lowest DER on the first set; a model of --init is copied, to store it there.
 diarize() {
   local system set_name vad regions files
+  need "$data/${diar_sets[0]}/ref.rttm" 1 5
+  for system in "${systems[@]}"; do
+    run -m speakerlab calibrate --for diarization --model "${init:-$system}" \
+      --data "$data/${diar_sets[0]}" --out "$system" --force
+  done
   for set_name in "${diar_sets[@]}"; do
     need "$data/$set_name/ref.rttm" 1 5
     files=(RECORDINGS)
@@ -400,7 +406,7 @@ diarize() {
       for vad in oracle energy; do
         regions=$vad
         if [[ $vad == oracle ]]; then regions=$data/$set_name/ref.rttm; fi
-        run -m speakerlab diarize "${files[@]}" --model "${init:-$system}" --vad "$regions" \
+        run -m speakerlab diarize "${files[@]}" --model "$system" --vad "$regions" \
           --out "$system/diarization/$set_name/$vad"
       done
     done
@@ -443,7 +449,7 @@ score_turns() {
         say "$set_name, regions of speech: $vad"
         run -m speakerlab der "$data/$set_name/ref.rttm" "$system/diarization/$set_name/$vad" \
           "${regions[@]}" --json "$system/diarization/${set_name}_$vad.json" \
-          --report "$system/diarization/${set_name}_$vad.html"
+          --report "$system/diarization/${set_name}_$vad.html" --data "$data/$set_name"
       done
     done
   done
@@ -451,7 +457,9 @@ score_turns() {
 
 run_stage() {
   local began='' packed others data_dirs checked systems=("$exp")
-  if [[ $large_margin == true || -e $exp-lm/model ]]; then systems+=("$exp-lm"); fi
+  if [[ $large_margin == true || (-e $exp-lm/model && ($task != diar || -z $init)) ]]; then
+    systems+=("$exp-lm")
+  fi
   list_data_dirs
   if ((nnodes > 1 && node_rank > 0)) && [[ $1 != [345] ]]; then
     say "stage $1: runs on node rank 0 only"

@@ -1,34 +1,49 @@
-"""Learn a model's calibration from a data directory, and store it with the model."""
+"""Learn from a data directory how to decide or to diarize, and store it with the model."""
 
 import logging
 import shutil
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints.catalogue import PREFIX
 from speakerlab.checkpoints.hub import local
-from speakerlab.checkpoints.model_files import CALIBRATION, find_model
+from speakerlab.checkpoints.model_files import CALIBRATION, TUNING, find_model
 from speakerlab.core.atomic import check_writable, file_sha256, write_json
 from speakerlab.data.manifest import read_manifest
+from speakerlab.data.tables import read_table
+from speakerlab.diarization.regions import read_rttm, read_uem
 
 log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab calibrate --model MODEL --data DIR [--far RATE...] [--out EXP | --force]`."""
+    """`speakerlab calibrate --model MODEL --data DIR [--for diarization] [--out EXP | --force]`"""
     options = parser("calibrate", __doc__)
     models = "experiment, model folder, or hub:NAME with --out"
     options.add_path("--model", "MODEL", models, required=True)
-    data = "checked data directory of speakers that the model was not trained on"
+    data = (
+        "checked data directory of speakers that the model was not trained on; for diarization its "
+        "wav.scp with the true turns, ref.rttm, and perhaps the regions to score, ref.uem"
+    )
     options.add_path("--data", "DIR", data, required=True)
+    purposes = "thresholds to learn: of verification (default), or the clustering of `diarize`"
+    kinds = ("verification", "diarization")
+    options.add_argument("--for", dest="purpose", choices=kinds, default=kinds[0], help=purposes)
     rates = "false-alarm rates to store thresholds for"
     options.add_argument("--far", type=float, nargs="+", default=[], metavar="RATE", help=rates)
     options.add_path("--out", "EXP", "copy the model to EXP/model and store the calibration there")
     force = "replace the calibration that the model has"
     options.add_argument("--force", action="store_true", help=force)
     args = options.parse_args(words)
+    if args.purpose == "diarization":
+        if args.far:
+            options.error("--far: is not of diarization")
+        learn_tuning(args)
+        return
     if not (args.data / "utt2spk").exists():
         missing = args.data / "utt2spk" if args.data.exists() else args.data
         raise FileNotFoundError(f"{missing}: does not exist; calibration needs speaker labels")
@@ -41,7 +56,7 @@ def main(words: Sequence[str]) -> None:
     from speakerlab.inference.workers import share_threads
     from speakerlab.training.devices import count_gpus
 
-    published = load_published(open_model(args.model, args.out, force=args.force))
+    published = load_published(open_model(args.model, args.out, CALIBRATION, force=args.force))
     manifest = read_manifest([args.data], sample_rate=published.embedder.sample_rate)
     if len(manifest.speakers) < 2:
         raise ValueError(f"{args.data}: has one speaker; calibration needs at least 2")
@@ -65,38 +80,61 @@ def main(words: Sequence[str]) -> None:
     log.info("%s: written, from %s", published.folder / CALIBRATION, learned.source)
 
 
-def open_model(model: Path, exp_dir: Path | None, *, force: bool) -> Path:
-    """Return the folder to calibrate, of the model or of its copy in an experiment folder."""
+def learn_tuning(args: Namespace) -> None:
+    """Find the clustering with the lowest DER on the recordings of the data directory."""
+    reference = read_rttm(args.data / "ref.rttm")
+    uem = args.data / "ref.uem"
+    regions = read_uem(uem) if uem.exists() else None
+    folder = open_model(args.model, args.out, TUNING, force=args.force)
+    from speakerlab.inference.speaker_model import load_model
+    from speakerlab.inference.tuning import tune
+
+    paths, name = read_table(args.data / "wav.scp"), args.data.name
+    learned = tune(
+        load_model(folder), paths, reference, regions=regions, source=name, progress=True
+    )
+    write_json(folder / TUNING, asdict(learned))
+    for method, der in learned.der.items():
+        threshold = f", threshold {learned.threshold:g}" if method == "ahc" else ""
+        sys.stdout.write(f"{method}{threshold}: DER {100 * der:.2f} %, collar 0, overlap scored\n")
+    log.info("%s: %s, from %s", folder / TUNING, learned.method, learned.source)
+
+
+def open_model(model: Path, exp_dir: Path | None, name: str, *, force: bool) -> Path:
+    """Return the folder to store file `name` in, of the model or of its copy in an experiment."""
     source = find_model(local(model))
     if exp_dir is not None and (exp_dir / "model").resolve() != source.resolve():
-        check_writable(exp_dir / "model" / CALIBRATION)
+        check_writable(exp_dir / "model" / name)
         return copy_model(source, exp_dir)
     if str(model).startswith(PREFIX):
         raise ValueError(f"--out: missing; give a folder for the calibrated copy of {model}")
-    if (source / CALIBRATION).exists() and not force:
+    if (source / name).exists() and not force:
         raise ValueError(
-            f"{source / CALIBRATION}: already exists; use --force to replace it, or --out to "
+            f"{source / name}: already exists; use --force to replace it, or --out to "
             "calibrate a copy"
         )
-    check_writable(source / CALIBRATION)
+    check_writable(source / name)
     return source
 
 
 def copy_model(source: Path, exp_dir: Path) -> Path:
-    """Copy a model folder into an experiment folder."""
+    """Copy a model folder into an experiment folder, unless the model is there."""
     from speakerlab.training.checkpoint import was_begun
 
     target = exp_dir / "model"
+    if was_begun(exp_dir):
+        raise ValueError(f"{exp_dir}: holds a training run; use another folder")
     if target.exists():
         old, new = (file_sha256(folder / "embedder.safetensors") for folder in (target, source))
         if old != new:
             raise ValueError(
                 f"{exp_dir}: holds another model (sha256 {old[:12]}) than {source} ({new[:12]}); "
-                "use another --out"
+                "use another folder"
             )
-    if was_begun(exp_dir):
-        raise ValueError(f"{exp_dir}: holds a training run; use another --out")
-    shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(source, target)
+        return target  # which may hold what was calibrated for the other purpose
+    fresh = exp_dir / ".model"
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(source, fresh)
+    fresh.replace(target)
     shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")
     return target

@@ -109,20 +109,20 @@ def write_page(page: Path, found: "Diarization", path: Path, embedded_rate: int 
 
 
 def method_of(args: Namespace, model: "SpeakerModel") -> Any:
-    """Build the clustering that the options name."""
+    """Build the clustering that the options name; set `method` to the one of the model."""
     from speakerlab.diarization.ahc import Ahc  # scipy: `--help` needs none
-    from speakerlab.inference.diarize import learn_vbx
+    from speakerlab.inference.tuning import learn_vbx
 
     if args.method == "vbx":
         return learn_vbx(model, args.development, progress=True)
     if args.threshold is not None:
         return Ahc(threshold=args.threshold)
-    if args.method == "ahc":
-        log.warning(
-            "--threshold: %g, the default; it depends on the model, so try some on recordings with "
-            "known turns",
-            Ahc().threshold,
-        )
+    if args.method != "spectral":
+        tuning, args.method = model.tuning, args.method or model.tuning.method
+        shown = args.method + (f", threshold {tuning.threshold:g}" * (args.method == "ahc"))
+        default = "the default; `speakerlab calibrate --for diarization` finds what fits the model"
+        source = default if tuning.source is None else f"calibrated on {tuning.source}"
+        log.info("clustering: %s, %s", shown, source)
     return args.method
 
 
@@ -135,10 +135,10 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add_number("--max-speakers", "N", "largest number (default 20)", least=1)
     vad = "energy (default), or the speech regions: FILE.rttm, or FILE.lab of one recording"
     options.add_argument("--vad", default="energy", metavar="energy|FILE", help=vad)
-    methods = "clustering (default spectral)"
-    names = ("ahc", "spectral", "vbx")
-    options.add_argument("--method", choices=names, default="spectral", help=methods)
-    threshold = "cosine from which ahc merges speakers (default 0.4; depends on the model)"
+    calibrated = "that of `speakerlab calibrate --for diarization`, else"
+    methods = f"clustering (default: {calibrated} spectral)"
+    options.add_argument("--method", choices=("ahc", "spectral", "vbx"), help=methods)
+    threshold = f"cosine from which ahc merges speakers (default: {calibrated} 0.4)"
     options.add_argument("--threshold", type=float, metavar="COSINE", help=threshold)
     development = "checked data directory of speakers that vbx learns its PLDA from"
     options.add_path("--development", "DIR", development)
@@ -154,7 +154,7 @@ def parse(words: Sequence[str]) -> Namespace:
     if (args.method == "vbx") != (args.development is not None):
         options.error("--development: is needed for --method vbx, and for no other")
     if args.threshold is not None and args.method != "ahc":
-        options.error(f"--threshold: is of --method ahc, not {args.method}")
+        options.error("--threshold: needs --method ahc")
     if args.far is not None and args.known is None:
         options.error("--far: decides who is known; add --known FILE")
     return args

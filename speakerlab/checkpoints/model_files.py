@@ -10,9 +10,11 @@ from typing import Any
 import yaml
 
 from speakerlab.checkpoints.catalogue import near_miss
+from speakerlab.diarization.tuning import Tuning
 from speakerlab.scoring.calibration import Calibration
 
 CALIBRATION = "calibration.json"
+TUNING = "diarization.json"
 
 
 def find_model(path: Path) -> Path:
@@ -52,6 +54,14 @@ def read_calibration(folder: Path) -> Calibration | None:
     if not path.exists():
         return None
     return Calibration.from_dict(json.loads(path.read_text(encoding="utf-8")), where=str(path))
+
+
+def read_tuning(folder: Path) -> Tuning:
+    """Read the clustering that was learned for a model folder, the default if there is none."""
+    path = folder / TUNING
+    if not path.exists():
+        return Tuning()
+    return Tuning.from_dict(json.loads(path.read_text(encoding="utf-8")), where=str(path))
 
 
 def read_classes(path: Path) -> list[str]:

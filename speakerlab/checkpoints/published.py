@@ -2,7 +2,7 @@
 
 A published model is a folder: `embedder.safetensors` (tensors only), `config.yaml` (everything
 needed to build it), `card.json` (facts) and, if known, `head.safetensors` and `speakers.txt` (to
-continue training or classify) and `calibration.json` (to decide by).
+continue training or classify), `calibration.json` (to decide by) and `diarization.json`.
 """
 
 import shutil
@@ -15,10 +15,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from speakerlab.checkpoints.model_files import CALIBRATION, find_model, read_calibration, read_card
+from speakerlab.checkpoints.model_files import (
+    CALIBRATION,
+    find_model,
+    read_calibration,
+    read_card,
+    read_tuning,
+)
 from speakerlab.config.embedder import Embedder, build_embedder
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import check_writable, file_sha256, replacing, write_json, write_text
+from speakerlab.diarization.tuning import Tuning
 from speakerlab.scoring.calibration import Calibration
 
 INITIAL = "initial.safetensors"
@@ -32,7 +39,8 @@ class Published:
     config: Config
     embedder: Embedder
     sha256: str
-    calibration: Calibration | None = None
+    calibration: Calibration | None
+    tuning: Tuning
 
 
 def publish(
@@ -90,7 +98,8 @@ def load_published(path: Path) -> Published:
     config = load_config([folder / "config.yaml"])
     embedder = build_embedder(config)
     embedder.load_state_dict(read_tensors(weights))
-    return Published(folder, config, embedder.eval(), digest, read_calibration(folder))
+    stored = read_calibration(folder), read_tuning(folder)
+    return Published(folder, config, embedder.eval(), digest, *stored)
 
 
 def load_initial(exp_dir: Path, config: Config) -> Embedder:

@@ -7,9 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import cut_tree, linkage
 
-from speakerlab.diarization.clustering import MIN_WINDOWS, sample_rows
-
-THRESHOLD = 0.4  # for CAM++ (3D-Speaker); what fits depends on the model
+from speakerlab.diarization.clustering import MIN_WINDOWS, THRESHOLD, sample_rows
 
 
 class Ahc:

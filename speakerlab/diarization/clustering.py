@@ -22,6 +22,7 @@ from speakerlab.core.registry import Registry
 MAX_SPEAKERS = 20  # unless more are asked for
 MIN_WINDOWS = 5  # of a group that counts as a speaker, as in 3D-Speaker
 MIN_SHARE = 0.1  # of the windows, from which fewer count too; but one window never does
+THRESHOLD = 0.4  # of ahc, for CAM++ (3D-Speaker); what fits depends on the model
 MERGE_COSINE = 0.8  # groups whose centres are closer are one speaker, as in 3D-Speaker
 MAX_SAMPLE = 800  # windows that a method of quadratic or cubic cost takes
 

@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import spool_wave
-from speakerlab.data.manifest import Piece, read_manifest
-from speakerlab.diarization.clustering import MAX_SPEAKERS, METHODS, Method, cluster, unit_rows
+from speakerlab.diarization.clustering import MAX_SPEAKERS, Method, cluster
 from speakerlab.diarization.regions import Region, Turn, format_rttm, merge_regions
 from speakerlab.diarization.resegmentation import find_segments
-from speakerlab.diarization.vbx import Vbx
+from speakerlab.diarization.tuning import Tuning
 from speakerlab.diarization.windows import (
     STEP_SECONDS,
     WINDOW_SECONDS,
@@ -29,12 +28,8 @@ from speakerlab.diarization.windows import (
     speech_regions,
 )
 from speakerlab.frontend.vad import EnergyVad
-from speakerlab.scoring.embeddings import EmbeddingTable
-from speakerlab.scoring.plda import learn_plda
-from speakerlab.scoring.transforms import Development
 
 log = logging.getLogger(__name__)
-MAX_WINDOWS = 20  # of each speaker that PLDA is learned from
 
 
 class Model(Protocol):
@@ -44,6 +39,7 @@ class Model(Protocol):
     sha256: str
     speakers: dict[str, np.ndarray]  # enrolled
     calibration: Any
+    tuning: Tuning
 
     def embed_many(self, sources: Sequence[Any], **shown: Any) -> np.ndarray:
         """Return emb_ND."""
@@ -125,7 +121,7 @@ def diarize(
     min_speakers: int = 1,
     max_speakers: int | None = None,
     regions: Sequence[Region] | None = None,
-    method: str | Method = "spectral",
+    method: str | Method | None = None,
     window_seconds: float = WINDOW_SECONDS,
     step_seconds: float = STEP_SECONDS,
     known: bool = False,
@@ -137,8 +133,9 @@ def diarize(
 
     num_speakers: if known; else between min_speakers and max_speakers (None: MAX_SPEAKERS).
     regions: of speech, in seconds; None: found by energy. method: "spectral", "ahc", or an object
-    that divides windows, such as `Ahc(threshold=0.5)` or a `Vbx` with its PLDA model. recording:
-    name in RTTM (None: of the file, without ending). progress: show a bar on a terminal.
+    that divides windows, such as `Ahc(threshold=0.5)` or a `Vbx` with its PLDA model; None: that of
+    `model.tuning`. recording: name in RTTM (None: of the file, without ending). progress: show a
+    bar on a terminal.
     Speakers are "speaker1", "speaker2", ..., in order of appearance. known: those that are enrolled
     (`model.enroll`) get their names; far: false-alarm rate of this decision (None: at the EER).
     Raises ValueError with one line for audio that is broken or empty, if there is less speech than
@@ -150,22 +147,22 @@ def diarize(
         min_speakers = max_speakers = num_speakers
     if max_speakers is None:
         max_speakers = max(MAX_SPEAKERS, min_speakers)
-    divide = method_of(method) if isinstance(method, str) else method
+    divide = model.tuning.build(method) if method is None or isinstance(method, str) else method
     name = Path(name_of(audio)).stem if recording is None else recording
-    rate = model.sample_rate
-    wave_S = spool_wave(audio, sample_rate=rate, source_rate=sample_rate)
-    seconds = len(wave_S) / rate
-    if regions is None:
-        regions = find_speech(wave_S, sample_rate=rate)
-    regions = [(start, min(end, seconds)) for start, end in merge_regions(regions)]
-    regions = [region for region in regions if region[0] < region[1]]
-    windows = cut_windows(regions, window_seconds=window_seconds, step_seconds=step_seconds)
-    windows, waves = audible_windows(windows, wave_S, rate)
+    heard = embed_windows(
+        model,
+        audio,
+        sample_rate,
+        regions=regions,
+        window_seconds=window_seconds,
+        step_seconds=step_seconds,
+        progress=progress,
+    )
+    windows = heard.windows
     if not windows:
         log.warning("%s: no speech was found", name_of(audio))
-        return Diarization(name, seconds, [], {})
-    emb_ND = model.embed_many(waves, progress=progress, unit="windows")
-    found = cluster(emb_ND, divide, min_speakers=min_speakers, max_speakers=max_speakers)
+        return Diarization(name, heard.seconds, [], {})
+    found = cluster(heard.emb_ND, divide, min_speakers=min_speakers, max_speakers=max_speakers)
     if found.num_dropped:
         log.info(
             "%s: %d of %d windows were in groups too small for a speaker and went to the nearest "
@@ -177,12 +174,14 @@ def diarize(
     names = [f"speaker{number + 1}" for number in range(len(found.centre_KD))]
     segments = [
         Segment(start, end, names[speaker], confidence)
-        for start, end, speaker, confidence in find_segments(regions, windows, found.cosine_NK)
+        for start, end, speaker, confidence in find_segments(
+            heard.regions, windows, found.cosine_NK
+        )
     ]
     centres = found.centre_KD.astype(np.float32)
-    heard = {segment.speaker for segment in segments}
-    speakers = {name: emb_D for name, emb_D in zip(names, centres) if name in heard}
-    result = Diarization(name, seconds, segments, speakers)
+    with_turn = {segment.speaker for segment in segments}
+    speakers = {name: emb_D for name, emb_D in zip(names, centres) if name in with_turn}
+    result = Diarization(name, heard.seconds, segments, speakers)
     return name_known(result, model, far=far) if known else result
 
 
@@ -238,13 +237,37 @@ def name_known(found: Diarization, model: Model, *, far: float | None = None) ->
     )
 
 
-def method_of(name: str) -> Method:
-    """Build a method that needs no more than its name."""
-    if name not in METHODS or name == "vbx":
-        raise ValueError(
-            f"method: must be ahc, spectral or an object such as that of `learn_vbx`, got '{name}'"
-        )
-    return METHODS[name]()
+class Embedded(NamedTuple):
+    """The speech of a recording, and the embeddings of its windows."""
+
+    seconds: float  # length of the recording
+    regions: list[Region]
+    windows: list[Region]
+    emb_ND: np.ndarray
+
+
+def embed_windows(
+    model: Model,
+    audio: Any,
+    sample_rate: int | None = None,
+    *,
+    regions: Sequence[Region] | None = None,
+    window_seconds: float = WINDOW_SECONDS,
+    step_seconds: float = STEP_SECONDS,
+    progress: bool = False,
+) -> Embedded:
+    """Embed the windows of the speech of a recording; the arguments are those of `diarize`."""
+    rate = model.sample_rate
+    wave_S = spool_wave(audio, sample_rate=rate, source_rate=sample_rate)
+    seconds = len(wave_S) / rate
+    if regions is None:
+        regions = find_speech(wave_S, sample_rate=rate)
+    regions = [(start, min(end, seconds)) for start, end in merge_regions(regions)]
+    regions = [region for region in regions if region[0] < region[1]]
+    windows = cut_windows(regions, window_seconds=window_seconds, step_seconds=step_seconds)
+    windows, waves = audible_windows(windows, wave_S, rate)
+    emb_ND = model.embed_many(waves, progress=progress, unit="windows")
+    return Embedded(seconds, regions, windows, emb_ND)
 
 
 def find_speech(wave_S: np.ndarray, *, sample_rate: int) -> list[Region]:
@@ -284,24 +307,3 @@ def audible_windows(
             kept.append((start, end))
             reads.append(partial(wave_S.__getitem__, slice(first, stop)))
     return kept, Waves(reads)
-
-
-def learn_vbx(model: Model, folder: Path, *, progress: bool = False) -> Vbx:
-    """Build the method vbx, its PLDA learned from windows of a checked data directory.
-
-    Raises ValueError if the speakers or their windows are too few for the model's dimensions.
-    """
-    manifest = read_manifest([folder], sample_rate=model.sample_rate)
-    size = round(WINDOW_SECONDS * model.sample_rate)
-    pieces: dict[int, list[Piece]] = {}
-    for row, (speaker, length) in enumerate(zip(manifest.speaker_N, manifest.num_samples_N)):
-        own = pieces.setdefault(int(speaker), [])
-        starts = range(0, int(length) - size + 1, size)[: MAX_WINDOWS - len(own)]
-        own += [Piece(manifest, row, start, size) for start in starts]
-    speakers = [str(speaker) for speaker, own in pieces.items() for _ in own]
-    waves = Waves([piece.read for own in pieces.values() for piece in own])
-    ids = [str(row) for row in range(len(waves))]
-    emb_MD = model.embed_many(waves, progress=progress, unit="windows")
-    unit_MD = unit_rows(emb_MD).astype(np.float32)
-    plda = learn_plda(Development(EmbeddingTable(ids, unit_MD, model.sha256), speakers))
-    return Vbx(mean_D=plda.mean_D, transform_DD=plda.transform_DD, psi_D=plda.psi_D)

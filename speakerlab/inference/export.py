@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,6 +101,7 @@ def facts_of(published: Published, *, precision: str = "fp32") -> Facts:
         architecture=config.model.name,
         frontend=config.frontend,
         calibration=None if calibration is None else calibration.to_dict(),
+        diarization=asdict(published.tuning) if published.tuning.source else None,
         vad=config.vad,
         precision=precision,
     )

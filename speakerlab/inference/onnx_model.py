@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from speakerlab.diarization.tuning import Tuning
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.scoring.calibration import Calibration
 
@@ -33,6 +34,7 @@ class Facts:
     architecture: str
     frontend: Mapping[str, Any]
     calibration: Mapping[str, Any] | None = None
+    diarization: Mapping[str, Any] | None = None
     vad: Mapping[str, Any] | None = None  # arguments of EnergyVad
     precision: str = "fp32"  # of weights and products; or int8
 
@@ -81,6 +83,7 @@ class OnnxModel:
         self.family, self.source = facts.architecture, path
         made, vad, where = facts.calibration, facts.vad, str(path)
         self.calibration = None if made is None else Calibration.from_dict(made, where=where)
+        self.tuning = Tuning.from_dict(facts.diarization or {}, where=where)
         self.vad = None if vad is None else EnergyVad(sample_rate=self.sample_rate, **vad)
 
     def embed_window(self, wave_BS: ArrayLike) -> NDArray[np.float32]:

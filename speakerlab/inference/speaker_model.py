@@ -96,7 +96,7 @@ class SpeakerModel:
         self.runtime = runtime
         self.sample_rate, self.embed_dim = runtime.sample_rate, runtime.embed_dim
         self.sha256, self.calibration = runtime.sha256, runtime.calibration
-        self.precision = runtime.precision
+        self.tuning, self.precision = runtime.tuning, runtime.precision
         self.speakers: dict[str, np.ndarray] = {}
 
     def __repr__(self) -> str:

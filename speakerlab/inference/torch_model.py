@@ -41,6 +41,7 @@ class TorchModel:
         self.min_samples, self.max_samples = self.embedder.min_samples, self.embedder.max_samples
         self.vad = self.embedder.vad
         self.sha256, self.calibration = published.sha256, published.calibration
+        self.tuning = published.tuning
         classifies = published.config.task == "identification"
         self.classifier = load_classifier(published.folder) if classifies else None
 

@@ -9,9 +9,12 @@ from models_on_disk import CALIBRATION
 from refusals import refused, refuses
 from voices import RATE, make_wave, write_voices
 
-from speakerlab.bin import diarize, enroll
+from speakerlab.bin import calibrate, diarize, enroll
+from speakerlab.core.atomic import write_json
 from speakerlab.data import audio
-from speakerlab.diarization.regions import read_rttm
+from speakerlab.data.check import check_data_dirs
+from speakerlab.data.tables import write_data_dir
+from speakerlab.diarization.regions import Turn, read_rttm, write_rttm, write_uem
 
 
 @pytest.fixture
@@ -109,10 +112,47 @@ def test_ahc_and_vbx(exp, talk, tmp_path, capsys):
 def test_the_default_threshold_is_reported(exp, talk, capsys, caplog):
     diarized(exp, talk, "--method", "ahc", "--threshold", 0.4)
     with_threshold = capsys.readouterr().out
-    assert "--threshold" not in caplog.text
+    assert "clustering" not in caplog.text
+    caplog.set_level("INFO")
     diarized(exp, talk, "--method", "ahc")
-    assert "--threshold: 0.4, the default" in caplog.text
+    assert "clustering: ahc, threshold 0.4, the default; `speakerlab calibrate" in caplog.text
     assert capsys.readouterr().out == with_threshold
+    diarized(exp, talk)
+    assert "clustering: spectral, the default; `speakerlab calibrate" in caplog.text
+
+
+def test_a_calibration_is_stored_with_the_model_and_used(make_exp, talk, tmp_path, caplog, capsys):
+    exp, folder = make_exp("exp", calibration=CALIBRATION), tmp_path / "dev"
+    write_data_dir(folder, wavs={"talk": talk})
+    check_data_dirs([folder])
+    turns = [Turn(0.0, 6.0, "ann"), Turn(8.0, 14.0, "bob")]
+    write_rttm(folder / "ref.rttm", {"talk": turns})
+    words = ["--for", "diarization", "--data", str(folder)]
+    calibrate.main([*words, "--model", str(exp), "--out", str(tmp_path / "copy")])
+    assert not (exp / "model/diarization.json").exists()
+    copy = tmp_path / "copy/model"
+    stored = json.loads((copy / "diarization.json").read_text())
+    assert stored["source"] == "dev: 1 recordings" and (copy / "calibration.json").exists()
+    shown = f"ahc, threshold {stored['threshold']:g}: DER {100 * stored['der']['ahc']:.2f} %"
+    assert shown in capsys.readouterr().out
+    with refuses(str(copy / "diarization.json"), "--force"):
+        calibrate.main([*words, "--model", str(copy)])
+    write_uem(folder / "ref.uem", {"talk": [(0.0, 6.0)]})
+    calibrate.main([*words, "--model", str(copy), "--force"])
+    scored = json.loads((copy / "diarization.json").read_text())
+    assert max(scored["der"].values()) < 0.05  # where one speaks
+    write_json(copy / "diarization.json", {**stored, "method": "ahc", "threshold": 0.15})
+    caplog.set_level("INFO")
+    diarized(copy, talk, "--out", tmp_path / "out")
+    line = "clustering: ahc, threshold 0.15, calibrated on dev: 1 recordings"
+    assert line in caplog.text
+    assert json.loads((tmp_path / "out/talk.json").read_text())["method"] == "ahc"
+    write_json(copy / "diarization.json", {"method": "sum"})
+    with refuses(str(copy / "diarization.json"), "sum"):
+        diarized(copy, talk)
+    (folder / "ref.rttm").unlink()
+    with pytest.raises(FileNotFoundError, match="ref.rttm"):
+        calibrate.main([*words, "--model", str(exp)])
 
 
 def test_broken_recordings_do_not_stop_the_others(run, exp, talk, tmp_path):

@@ -33,20 +33,24 @@ def test_diarization_uses_the_model_of_verification(tmp_path: Path) -> None:
     options = ("--task", "diar", "--hardware", "cpu", "--noise", "none", "--rirs", "none")
     data, exp = tmp_path / "data", tmp_path / "exp"
     options = (*options, "--data", str(data), "--exp", str(exp))
-    download, prepare, look, decode, *training, _, _, _, _, _, _, _, _ = dry_run("mini", *options)
+    download, prepare, look, decode, *rest = dry_run("mini", *options)
     script = str(ROOT / "egs/mini/diar/prepare.py")
     assert download == [script, "--download", "--data", str(data)]
     assert prepare == [script, "--data", str(data)]
     assert look[2:5] == ["check", f"{data}/dev", f"{data}/test"]
     assert decode[2:5] == look[2:5] and "--decode" in decode
     verification = ("--exp", str(exp), *options[2:8], "--stop-stage", "3")
-    assert training == dry_run("mini", *verification)
+    assert rest[:-9] == dry_run("mini", *verification)
 
     (exp / "model").mkdir(parents=True)
     (data / "dev").mkdir(parents=True)
     (data / "dev/wav.scp").write_text("a /x/a.wav\nb /x/b c.wav\n")
-    *_, oracle, energy, _, _, score, _, _, _ = words = dry_run("mini", *options)
-    assert words[:4] == [download, prepare, look, decode] and len(words) == 4 + 8
+    *_, learn, oracle, energy, _, _, score, _, _, _ = words = dry_run("mini", *options)
+    assert words[:4] == [download, prepare, look, decode] and len(words) == 4 + 9
+    assert learn[2:] == [
+        *("calibrate", "--for", "diarization", "--model", str(exp), "--data", f"{data}/dev"),
+        *("--out", str(exp), "--force"),
+    ]
     files = ["/x/a.wav", "/x/b c.wav"]
     assert oracle[2:] == [
         *("diarize", *files, "--model", str(exp), "--vad", f"{data}/dev/ref.rttm"),
@@ -68,13 +72,16 @@ def test_a_given_model_diarizes(recipe: str, tmp_path: Path) -> None:
     assert [w[0] == str(ROOT / "egs" / recipe / "diar/prepare.py") for w in commands[:2]] == [
         True
     ] * 2
-    assert [words[2] for words in commands[2:]] == ["check"] * 2 + ["diarize"] * 4 + ["der"] * 4
+    kinds = ["check"] * 2 + ["calibrate"] + ["diarize"] * 4 + ["der"] * 4
+    assert [words[2] for words in commands[2:]] == kinds
     exp = ROOT / "egs" / recipe / "exp/campplus_s0"
     assert values_of("--model", commands[4]) == ["/m/campplus_s0/model"]
-    assert values_of("--out", commands[4]) == [f"{exp}/diarization/dev/oracle"]
-    assert values_of("--uem", commands[8]) == [f"{tmp_path}/dev/ref.uem"]
-    assert "--uem" not in commands[10]
-    (first, *_) = [words for words in dry_run(recipe) if "diarize" in words]
+    assert values_of("--out", commands[4]) == values_of("--model", commands[5]) == [str(exp)]
+    assert values_of("--out", commands[5]) == [f"{exp}/diarization/dev/oracle"]
+    assert values_of("--uem", commands[9]) == [f"{tmp_path}/dev/ref.uem"]
+    assert "--uem" not in commands[11]
+    assert values_of("--data", commands[9]) == [f"{tmp_path}/dev"]
+    (first, *_) = [words for words in dry_run(recipe) if "calibrate" in words]
     assert values_of("--model", first) == ["hub:voxceleb_resnet34_LM"]
 
 

@@ -260,6 +260,8 @@ REFUSED = {  # options -> subject of the message, values that it names
     ),
     "--task diar --nnodes 2 --node-rank 0 --rdzv a:1": ("--nnodes", "--task diar"),
     "--task diar --stage 5 --stop-stage 5 --job 1/2": ("--job", "--task diar"),
+    "--task diar --init X --large-margin true": ("--large-margin, --stage 4", "--init X"),
+    "--task diar --init X --stage 4": ("--large-margin, --stage 4", "--init X"),
     "--wait-minutes soon": ("--wait-minutes", "soon"),
     "--gpus 0,1 --nproc 3": ("--nproc", 3),
     "--gpus 0,x": ("--gpus", "'0,x'"),

@@ -12,7 +12,8 @@ from speakerlab.config.embedder import build_embedder
 from speakerlab.config.schema import load_config
 from speakerlab.data.convert import read_wave, spool_wave
 from speakerlab.diarization.ahc import Ahc
-from speakerlab.inference.diarize import Diarization, Segment, diarize, learn_vbx, name_known
+from speakerlab.inference.diarize import Diarization, Segment, diarize, name_known
+from speakerlab.inference.tuning import learn_vbx
 
 SILENCE = np.zeros(RATE, dtype=np.int16)
 

@@ -121,7 +121,9 @@ def test_the_runtime_never_imports_torch(file, wavs):
 
 def test_vad_and_calibration_come_with_the_file(file, with_texts):
     calibration = json.dumps(CALIBRATION.to_dict())
-    model = speakerlab.load(with_texts(vad='{"range_db": 20.0}', calibration=calibration))
+    facts = {"calibration": calibration, "diarization": '{"threshold": 0.55}'}
+    model = speakerlab.load(with_texts(vad='{"range_db": 20.0}', **facts))
+    assert model.tuning.threshold == 0.55
     speech_S = make_wave(0, 0, 0.4)
     wave_S = np.concatenate([speech_S, np.zeros(8000, np.int16)])
     kept_S = np.concatenate([speech_S, np.zeros(3 * 320, np.int16)])  # three frames more
