@@ -39,15 +39,14 @@ def main(words: Sequence[str]) -> None:
         )
     from speakerlab.experiments.embedded import read_embedded
     from speakerlab.scoring.kmeans import agreement, kmeans
-    from speakerlab.scoring.pair_scores import unit_rows
+    from speakerlab.scoring.transforms import to_unit_length
 
     how = ["--nproc", str(args.nproc), "--precision", args.precision]
     extract.main(["--exp", str(model), "--data", str(args.data), *how])
-    table = read_embedded(model, args.data)
+    table = to_unit_length(read_embedded(model, args.data))
     assert table.ids == list(manifest.ids)
     log.info("%s: clustering", args.data)
-    unit_ND = unit_rows(table.emb_ND, table.ids)
-    cluster_N = kmeans(unit_ND, args.speakers, num_threads=available_cpus(), seed=args.seed)
+    cluster_N = kmeans(table.emb_ND, args.speakers, num_threads=available_cpus(), seed=args.seed)
     size_K = np.bincount(cluster_N, minlength=args.speakers)
     kept_N = np.flatnonzero(size_K[cluster_N] >= args.min_utterances)
     lines = describe(size_K, args)
@@ -72,9 +71,10 @@ def describe(size_K: np.ndarray, args: Namespace) -> list[str]:
             "training needs two; lower it, or --speakers"
         )
     low, median, high = np.percentile(kept_K, [25, 50, 75])
+    num_dropped, lost = len(size_K) - len(kept_K), size_K.sum() - kept_K.sum()
     return [
-        f"{args.out}: {len(kept_K)} of {len(size_K)} clusters, {kept_K.sum()} of {size_K.sum()} "
-        f"utterances; clusters of fewer than {least} utterances are dropped",
+        f"{args.out}: {len(kept_K)} clusters, {kept_K.sum()} utterances; dropped: {num_dropped} "
+        f"clusters of fewer than {least} utterances, {lost} utterances",
         f"sizes: {kept_K.min()} to {kept_K.max()}, quartiles {low:g}, {median:g}, {high:g}",
     ]
 
