@@ -19,12 +19,15 @@ def load(
     *,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     precision: Literal["auto", "fp32", "bf16"] = "fp32",
+    plugins: str | Path | None = None,
 ) -> "SpeakerModel":
     """Load an experiment, a model folder, an `.onnx` file or `hub:NAME` (a published model).
 
     precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32. An `.onnx` file
-    has the precision of its export. Raises ValueError or FileNotFoundError with one line.
+    has the precision of its export. plugins: folder of the module that a model's class outside of
+    speakerlab is in; its code is run. Raises ValueError or FileNotFoundError with one line.
     """
     from speakerlab.inference.speaker_model import load_model
 
-    return load_model(model, device=device, precision=precision)
+    folder = None if plugins is None else Path(plugins)
+    return load_model(model, device=device, precision=precision, plugins=folder)

@@ -33,6 +33,7 @@ COMMANDS = {
     "calibrate": "learn a model's calibration from a data directory",
     "import": "import a checkpoint of 3D-Speaker or WeSpeaker; list published models",
     "card": "print what is known about a model",
+    "check-part": "test a model, head, augmentation, ... of your own",
     "bench": "benchmark this machine, a model and the data path",
     "export": "export a model to ONNX or to a 3D-Speaker checkpoint",
 }

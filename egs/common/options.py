@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES = """\
 Stages: 0 get the corpus, 1 prepare and check data directories, 2 decode and pack all audio,
         3 train, 4 large-margin fine-tuning, 5 extract embeddings, 6 score and report"""
-PATHS = ("corpus", "noise", "rirs", "init", "data", "exp", "hardware")
+PATHS = ("corpus", "noise", "rirs", "init", "data", "exp", "hardware", "plugins")
 # Value of default_noise in recipe.sh -> defaults of --noise and --rirs.
 DEFAULT_NOISE = {
     "download": ("musan in or beside the corpus", "RIRS_NOISES in or beside the corpus"),
@@ -81,6 +81,7 @@ OPTIONS = {
          " (default: {rirs})"),
         ("data", "DIR", word, None, "folder of the data directories (default: {folder}/data, or"
          " data_<task> with --task)"),
+        ("plugins", "DIR", word, None, "folder of modules of parts that --set names module:Class"),
         ("codec", "pcm|flac", ["pcm", "flac"], "pcm", "format of the audio that stage 2 packs; flac"
          " takes two thirds of the disk space"),
         ("exp", "DIR", word, None, "folder of the experiment (default:"

@@ -107,6 +107,7 @@ set_environment() {
   export SPEAKERLAB_PARENT=$$
   give PYTHONPATH "$PYTHONPATH"
   give PYTHONSAFEPATH 1 # do not import a folder named speakerlab in the current directory
+  if [[ -n $plugins ]]; then give SPEAKERLAB_PLUGINS "$plugins"; fi
   if [[ -n $cuda_devices ]]; then give CUDA_VISIBLE_DEVICES "$cuda_devices"; fi
   if ((nproc > 1)) && [[ -z ${OMP_NUM_THREADS-} ]]; then
     num_cores=$(command nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from speakerlab.core import process
 from speakerlab.core.faults import nearest
+from speakerlab.core.registry import use_plugins
 
 if TYPE_CHECKING:
     from speakerlab.inference.speaker_model import SpeakerModel
 
 DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # if set, errors of the user show a traceback too
 SPEAKERS = Path("speakers.safetensors")  # default of --speakers
+WITHOUT_PARTS = ("card", "check", "compare", "der", "fuse", "import")  # they build no component
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,7 +33,10 @@ class Parser(argparse.ArgumentParser):
             name = word.partition("=")[0]
             if re.fullmatch(r"--?[a-zA-Z][\w-]*", name) and name not in self._option_string_actions:
                 self.error(f"unrecognized arguments: {word}")
-        return super().parse_known_args(args, namespace)
+        found = super().parse_known_args(args, namespace)
+        if plugins := getattr(found[0], "plugins", None):
+            use_plugins(plugins)
+        return found
 
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].split()
@@ -103,9 +108,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(name: str, description: str | None) -> Parser:
-    """Return the parser of a command; abbreviated options are refused."""
+    """Return the parser of a command, with `--plugins`; abbreviated options are refused."""
     first = (description or "").partition("\n")[0]
-    return Parser(prog=f"speakerlab {name}", description=first, allow_abbrev=False)
+    options = Parser(prog=f"speakerlab {name}", description=first, allow_abbrev=False)
+    if name not in WITHOUT_PARTS:
+        options.add_path(
+            "--plugins", "DIR", "folder of modules of parts that are named module:Class"
+        )
+    return options
 
 
 def _job(text: str) -> tuple[int, int]:

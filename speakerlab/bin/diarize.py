@@ -13,6 +13,7 @@ from speakerlab.bin.command import model_of, parser, plain_text
 from speakerlab.bin.embed import name_files
 from speakerlab.core import process
 from speakerlab.core.atomic import check_writable, write_json, write_text
+from speakerlab.diarization.clustering import METHODS
 from speakerlab.diarization.regions import Region, merge_regions, read_lab, read_rttm
 
 if TYPE_CHECKING:  # each imports its runtime
@@ -117,7 +118,7 @@ def method_of(args: Namespace, model: "SpeakerModel") -> Any:
         return learn_vbx(model, args.development, progress=True)
     if args.threshold is not None:
         return Ahc(threshold=args.threshold)
-    if args.method != "spectral":
+    if args.method in (None, "ahc"):
         tuning, args.method = model.tuning, args.method or model.tuning.method
         shown = args.method + (f", threshold {tuning.threshold:g}" * (args.method == "ahc"))
         default = "the default; `speakerlab calibrate --for diarization` finds what fits the model"
@@ -136,8 +137,8 @@ def parse(words: Sequence[str]) -> Namespace:
     vad = "energy (default), or the speech regions: FILE.rttm, or FILE.lab of one recording"
     options.add_argument("--vad", default="energy", metavar="energy|FILE", help=vad)
     calibrated = "that of `speakerlab calibrate --for diarization`, else"
-    methods = f"clustering (default: {calibrated} spectral)"
-    options.add_argument("--method", choices=("ahc", "spectral", "vbx"), help=methods)
+    methods = f"clustering, also module:Class of --plugins (default: {calibrated} spectral)"
+    options.add_argument("--method", choices=METHODS, help=methods)
     threshold = f"cosine from which ahc merges speakers (default: {calibrated} 0.4)"
     options.add_argument("--threshold", type=float, metavar="COSINE", help=threshold)
     development = "checked data directory of speakers that vbx learns its PLDA from"

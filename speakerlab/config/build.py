@@ -11,7 +11,7 @@ from torch import nn
 
 from speakerlab.config.embedder import build_embedder
 from speakerlab.config.schema import Config
-from speakerlab.frontend.augment import AUGMENTATIONS, Augment, Augmentation
+from speakerlab.frontend.augment import AUGMENTATIONS, SUPPLIED, Augment, Augmentation
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.losses import HEADS, OBJECTIVES
 from speakerlab.losses.head import Head
@@ -147,11 +147,10 @@ def build_augment(
     """Build all augmentations whose probability is not 0.
 
     The arguments of a constructor are keys of the section `augment` or of a subsection of it
-    (`spec`), or are added here.
+    (`spec`), or are added here. Those of `augment.more` follow, named `more_<key>`.
     """
     fbank = Fbank(**config.frontend)
-    known = {
-        **config.augment.model_dump(),
+    supplied = {
         "num_samples": crop_samples(config),
         "num_frames": fbank.num_frames(crop_samples(config)),
         "num_mel_bins": fbank.num_mel_bins,
@@ -161,6 +160,8 @@ def build_augment(
         "noise_kinds": noise_kinds,
         "noise_on_device": noise_on_device,
     }
+    assert (*supplied,) == SUPPLIED
+    known = {**config.augment.model_dump(), **supplied}
     made: dict[str, Augmentation] = {}
     for name, make in AUGMENTATIONS.items():
         if known.get(f"{name}_prob") != 0:
@@ -168,6 +169,10 @@ def build_augment(
             if missing := ", ".join(keys - args.keys()):
                 raise ValueError(f"augment: no key {missing} of {name}; add it to AugmentConfig")
             made[name] = make(**{key: args[key] for key in keys})
+    for label, part in config.augment.more.items():
+        make = AUGMENTATIONS[part.name]
+        taken = inspect.signature(make).parameters.keys() & supplied.keys()
+        made[f"more_{label}"] = make(**{key: supplied[key] for key in taken}, **part.args)
     return Augment(made, num_samples=crop_samples(config))
 
 

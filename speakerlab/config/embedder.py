@@ -3,6 +3,7 @@
 Letters: B rows, S samples, T frames, F mel bins, D embedding.
 """
 
+import copy
 from collections.abc import Callable
 from functools import partial
 
@@ -103,13 +104,17 @@ class Embedder(nn.Module):
     ) -> "Embedder":
         """Return an equal but faster embedder, with BatchNorm folded into its neighbours.
 
-        precision: from `resolve_precision`; None: fp32. The front end and the layers from the
-        pooling on stay fp32. in_place: reuse the weights of this one, which is then unusable.
+        A backbone from outside of speakerlab stays as it is: that nothing else reads the output of
+        a folded layer is tested for ours only. precision: from `resolve_precision`; None: fp32. The
+        front end and the layers from the pooling on stay fp32. in_place: reuse the weights of this
+        one, which is then unusable.
         """
-        backbone = fold_batchnorm(self.backbone, in_place=in_place)
+        is_ours = type(self.backbone).__module__.startswith("speakerlab.")
+        backbone = self.backbone if in_place else copy.deepcopy(self.backbone)
+        backbone = fold_batchnorm(backbone, in_place=True) if is_ours else backbone
         if precision is not None and precision.name == "fp32":
             precision = None
-        if precision is not None:
+        if precision is not None and is_ours:
             backbone = narrow(backbone, precision.dtype)
         return Embedder(
             fbank=self.fbank,

@@ -16,21 +16,19 @@ from speakerlab.config.layers import flatten, merge_layers, section_at, to_yaml
 from speakerlab.config.messages import note_error, where_from
 from speakerlab.config.sections import (
     STRICT,
-    Codecs,
+    AugmentConfig,
     Component,
     Count,
-    KindOdds,
     NotNegative,
     Positive,
-    Range,
     Section,
     Share,
-    Speeds,
     ViewsConfig,
-    VoicesRange,
 )
 from speakerlab.core.atomic import write_text
 from speakerlab.core.faults import Faults, nearest
+from speakerlab.frontend.augment import AUGMENTATIONS
+from speakerlab.frontend.augment import SUPPLIED as AUGMENT_SUPPLIED
 from speakerlab.frontend.augment.specaugment import SpecAugment
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
@@ -51,7 +49,7 @@ NAMED: Mapping[str, tuple[Mapping[str, Constructor], tuple[str, ...]]] = {
 # Place of a component with one implementation -> (constructor, arguments that the program gives).
 FIXED: Mapping[tuple[str, ...], tuple[Constructor, tuple[str, ...]]] = {
     ("frontend",): (Fbank, ()),
-    ("augment", "spec"): (SpecAugment, ("num_frames", "num_mel_bins")),
+    ("augment", "spec"): (SpecAugment, AUGMENT_SUPPLIED),
     ("vad",): (EnergyVad, ("sample_rate",)),
 }
 
@@ -60,29 +58,6 @@ class ModelConfig(Component):
     """The backbone. Input longer than `max_seconds` is embedded in windows, everywhere."""
 
     max_seconds: Positive = 120.0
-
-
-class AugmentConfig(Section):
-    """Augmentation of a training crop. The first speed is 1.
-
-    SNRs and number of voices are those of Kaldi's recipes for MUSAN (egs/voxceleb/v2/run.sh), where
-    they are a list of values: noise 0 to 15 dB, music 5 to 15 dB, 3 to 7 voices at 13 to 20 dB.
-    """
-
-    speeds: Speeds = (1.0, 0.9, 1.1)
-    speed_classes: Literal["auto", "on", "off"] = "auto"  # on: another speed, another speaker
-    room_prob: Share = 0.4
-    noise_prob: Share = 0.4
-    snr_db: Range = (0.0, 15.0)  # of the kind `noise`
-    music_snr_db: Range = (5.0, 15.0)
-    babble_snr_db: Range = (13.0, 20.0)  # of the sum
-    babble_voices: VoicesRange = (3, 7)  # recordings of the kind `speech` that are summed
-    kind_odds: KindOdds = KindOdds()
-    reencode_prob: Share = 0.0  # by one of `codecs`, before all others
-    codecs: Codecs = ("mp3:16k", "mp3:32k", "opus:8k", "opus:16k", "gsm")
-    telephone_prob: Share = 0.0  # 300 to 3400 Hz
-    codec_prob: Share = 0.0  # 8 kHz and G.711, mu-law or A-law
-    spec: dict[str, Any] = {}  # args of SpecAugment
 
 
 class DataConfig(Section):
@@ -189,11 +164,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> "Config":
         values = self.augment.model_dump()
-        probs = [value for key, value in values.items() if key.endswith("_prob")]
+        probs = [v for key, v in values.items() if key.endswith("_prob") or key == "more"]
         if self.data.features == "fbank" and (any(probs) or self.augment.speeds != (1.0,)):
             raise ValueError(
                 "stored features cannot be augmented: augment.speeds must be [1.0] and every "
-                "augment.*_prob 0; set them, or data.features to wave"
+                "augment.*_prob 0, without augment.more; set them, or data.features to wave"
             )
         if self.task != "identification" and self.data.labels != "utt2spk":
             raise ValueError(
@@ -293,17 +268,31 @@ def _components(
     values: dict[str, Any], faults: Faults, origin: Mapping[str, str]
 ) -> Iterable[tuple[tuple[str, ...], Constructor, tuple[str, ...]]]:
     """Yield (place of the args, constructor, arguments the program gives) of each component."""
+    named: list[tuple[tuple[str, ...], Any, Mapping[str, Constructor], tuple[str, ...]]] = []
     for section, (registry, given) in NAMED.items():
         default = Config.model_fields[section].default
         component = values.get(section, {})
         if isinstance(default, Component) and isinstance(component, dict):
             values[section] = component = {"name": default.name, **component}
+        named.append(((section,), component, registry, given))
+    augment = values.get("augment")
+    more = augment.get("more") if isinstance(augment, dict) else None
+    for key, component in more.items() if isinstance(more, dict) else ():
+        named.append((("augment", "more", key), component, AUGMENTATIONS, AUGMENT_SUPPLIED))
+    for place, component, registry, given in named:
         name = component.get("name") if isinstance(component, dict) else None
-        if isinstance(name, str) and name in registry:
-            yield (section, "args"), registry[name], given
-        elif isinstance(name, str):
-            line = f"{where_from(origin, (section, 'name'))}: unknown {section} '{name}'"
+        if not isinstance(name, str):
+            continue
+        where = where_from(origin, (*place, "name"))
+        if name not in registry:
+            line = f"{where}: unknown {place[0]} '{name}'"
             faults.add("unknown components", line + nearest(name, registry))
+            continue
+        try:
+            constructor = registry[name]
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        yield (*place, "args"), constructor, given
     for place, (constructor, given) in FIXED.items():
         if Config.model_fields[place[0]].default is None and values.get(place[0]) is None:
             continue  # optional, and not configured

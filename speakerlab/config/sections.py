@@ -1,6 +1,6 @@
 """Types of the configuration's values, and sections that other sections are made of."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -62,3 +62,27 @@ class ViewsConfig(Section):
     short_seconds: Positive = 2.0  # cut out of crops of `data.crop_seconds`, as many as fit
     clean: Annotated[int, Field(ge=0)] = 0  # of the long views, the first are not augmented
     teacher_momentum: Share = 0.996  # in the first step; rises to 1
+
+
+class AugmentConfig(Section):
+    """Augmentation of a training crop. The first speed is 1.
+
+    SNRs and number of voices are those of Kaldi's recipes for MUSAN (egs/voxceleb/v2/run.sh), where
+    they are a list of values: noise 0 to 15 dB, music 5 to 15 dB, 3 to 7 voices at 13 to 20 dB.
+    """
+
+    speeds: Speeds = (1.0, 0.9, 1.1)
+    speed_classes: Literal["auto", "on", "off"] = "auto"  # on: another speed, another speaker
+    room_prob: Share = 0.4
+    noise_prob: Share = 0.4
+    snr_db: Range = (0.0, 15.0)  # of the kind `noise`
+    music_snr_db: Range = (5.0, 15.0)
+    babble_snr_db: Range = (13.0, 20.0)  # of the sum
+    babble_voices: VoicesRange = (3, 7)  # recordings of the kind `speech` that are summed
+    kind_odds: KindOdds = KindOdds()
+    reencode_prob: Share = 0.0  # by one of `codecs`, before all others
+    codecs: Codecs = ("mp3:16k", "mp3:32k", "opus:8k", "opus:16k", "gsm")
+    telephone_prob: Share = 0.0  # 300 to 3400 Hz
+    codec_prob: Share = 0.0  # 8 kHz and G.711, mu-law or A-law
+    spec: dict[str, Any] = {}  # args of SpecAugment
+    more: dict[Annotated[str, Field(pattern=r"^\w+$")], Component] = {}  # follow, in this order

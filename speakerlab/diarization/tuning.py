@@ -22,7 +22,7 @@ class Tuning:
     def build(self, name: str | None = None) -> Method:
         """Build a method by its name (None: the learned one); ValueError if that is not enough."""
         name = name or self.method
-        if name not in NAMES:
+        if name not in METHODS or name == "vbx":
             raise ValueError(
                 "method: must be ahc, spectral or an object such as that of `learn_vbx`, got "
                 f"'{name}'"

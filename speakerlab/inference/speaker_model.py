@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from speakerlab.checkpoints.hub import local
 from speakerlab.core.atomic import replacing
+from speakerlab.core.registry import use_plugins
 from speakerlab.core.windows import embed_in_windows
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import read_wave
@@ -60,9 +61,11 @@ class Identification:
 
 
 def load_model(
-    model: str | Path, *, device: str = "auto", precision: str = "fp32"
+    model: str | Path, *, device: str = "auto", precision: str = "fp32", plugins: Path | None = None
 ) -> "SpeakerModel":
     """Load a model; see `speakerlab.load`."""
+    if plugins is not None:
+        use_plugins(plugins)
     if not isinstance(model, str | Path):
         raise ValueError(f"model: must be a path or hub:NAME, got {model!r}")
     if precision not in PRECISIONS:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from speakerlab.core.registry import Registry
+
 MARGIN_LEFT_AT_END = 1e-3  # the exponential ramp closes all but this share of the way
 
 
@@ -149,14 +151,17 @@ def constant(step: int, *, peak: float) -> float:
 
 # What the program supplies to a schedule that names it; all other arguments are its own.
 SUPPLIED = ("peak", "final", "warmup_steps", "total_steps", "steps_per_epoch")
-SCHEDULES: dict[str, Callable[..., float]] = {
-    "cosine": cosine,
-    "exponential": exponential,
-    "step": step_decay,
-    "cyclic": cyclic,
-    "one_cycle": one_cycle,
-    "constant": constant,
-}
+SCHEDULES: Mapping[str, Callable[..., float]] = Registry(
+    __name__.rpartition(".")[0],
+    {
+        "cosine": "schedules:cosine",
+        "exponential": "schedules:exponential",
+        "step": "schedules:step_decay",
+        "cyclic": "schedules:cyclic",
+        "one_cycle": "schedules:one_cycle",
+        "constant": "schedules:constant",
+    },
+)
 
 
 def _share(step: int, num_steps: int) -> float:

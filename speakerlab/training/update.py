@@ -4,20 +4,22 @@ A bad step leaves parameters, momentum and BatchNorm statistics unchanged and us
 the data, so that a bad batch never ends a run. The norm is taken after gradients are averaged over
 ranks, so every rank decides alike.
 
-Nothing here waits for a GPU: fused optimizers skip a bad step by themselves (their `found_inf`),
-and the host reads the verdict one step late, never waiting for the step it has just queued.
+Nothing here waits for a GPU: fused optimizers, as all of ours, skip a bad step by themselves
+(`found_inf`), and the host reads the verdict one step late, not waiting for what it just queued.
 The loss scale keeps gradients in fp16 from vanishing. torch's GradScaler looks at the gradients of
 one rank only; here the verdict covers all ranks and the gradient norm.
 Micikevicius et al., Mixed Precision Training, ICLR 2018, arXiv 1710.03740, section 3.2.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
+
+from speakerlab.core.registry import Registry
 
 MAX_BAD_STEPS = 20  # in a row
 INITIAL_SCALE = 2.0**16  # halves at a bad step
@@ -117,9 +119,12 @@ class Updater:
             nn.utils.clip_grads_with_norm_([*self.shared, *self.split], self.clip_norm, norm)
         with record_function("step/optimizer/verdict"):
             is_bad = self._judge(norm)
-        optimizer.grad_scale, optimizer.found_inf = None, is_bad
         with record_function("step/optimizer/update"):
-            optimizer.step()
+            if getattr(optimizer, "_step_supports_amp_scaling", False):  # torch's mark: it is fused
+                optimizer.grad_scale, optimizer.found_inf = None, is_bad
+                optimizer.step()
+            elif not is_bad:  # waits for a GPU
+                optimizer.step()
         if self.scales_loss:
             self._adapt_scale(is_bad)
         optimizer.zero_grad(set_to_none=True)
@@ -235,4 +240,6 @@ def adamw(
     return torch.optim.AdamW(parameters, lr=lr, fused=True, **options)
 
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"sgd": sgd, "adamw": adamw}
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = Registry(
+    __name__.rpartition(".")[0], {"sgd": "update:sgd", "adamw": "update:adamw"}
+)

@@ -45,14 +45,15 @@ PUBLISHED = {
     "calibrate": "--model! --data! --far+ --out --force?",
     "import": "FILE? --list? --out! --model-config --frontend=3dspeaker|wespeaker --speakers",
     "card": "MODEL",
+    "check-part": "PART --plugins --set*",
     "bench": "WHAT?=all|machine|model|train|data --model+ --config+ --set* --seconds --listen "
     "--json --profile? --steps --trace --exp",
     "export": "MODEL --out! --format=onnx|3dspeaker --int8? --calibrate",
 }
 RECIPE_OPTIONS = (
     "--codec --corpus --data --dry-run --exp --features --gpus --hardware --init --job "
-    "--large-margin --model --nnodes --node-rank --noise --nproc --rdzv --rirs --seed --set "
-    "--stage --stop-stage --task --wait-minutes"
+    "--large-margin --model --nnodes --node-rank --noise --nproc --plugins --rdzv --rirs --seed "
+    "--set --stage --stop-stage --task --wait-minutes"
 )
 
 

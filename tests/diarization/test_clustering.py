@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import outside
 import pytest
 from conversations import agreement, converse, embed
 from refusals import refuses
@@ -30,7 +31,10 @@ def vbx() -> Vbx:
 
 
 METHODS_TESTED = [Spectral(), Ahc(threshold=0.3), vbx()]
-each_method = pytest.mark.parametrize("method", METHODS_TESTED, ids=["spectral", "ahc", "vbx"])
+IDS = ["spectral", "ahc", "vbx"]
+if outside.KIND == "clustering":
+    METHODS_TESTED, IDS = [METHODS[outside.NAME](**outside.ARGS)], ["outside"]
+each_method = pytest.mark.parametrize("method", METHODS_TESTED, ids=IDS)
 
 
 def parts(*sizes: int, seed: int = 0) -> np.ndarray:

@@ -3,10 +3,12 @@
 Each is built from a configuration with all probabilities at 0.7, as training builds it.
 """
 
+import json
 import pickle
 from pathlib import Path
 
 import numpy as np
+import outside
 import pytest
 import torch
 from batches import S, decaying_room, int16_noise, make_batch
@@ -22,8 +24,14 @@ SETTINGS = [f"augment.{key}=0.7" for key in KEYS] + [f"data.crop_seconds={S / 16
 NOISES = [int16_noise(9000 + 500 * index, seed=index) for index in range(6)]
 ON_DEVICE = [name for name, augmentation in AUGMENTATIONS.items() if not augmentation.in_worker]
 assert ON_DEVICE[0] == "speed", "others change a crop, which speed cuts"
-NAMES = pytest.mark.parametrize("name", AUGMENTATIONS)
-APPLIED = pytest.mark.parametrize("name", ON_DEVICE)
+MORE = {"name": outside.NAME, "args": outside.ARGS}
+OUTSIDE = [pytest.param("more_outside", id="outside")]
+if outside.KIND == "augmentation":
+    SETTINGS.append(f"augment.more.outside={json.dumps(MORE)}")
+NAMES, APPLIED = (
+    pytest.mark.parametrize("name", OUTSIDE if outside.KIND == "augmentation" else names)
+    for names in (AUGMENTATIONS, ON_DEVICE)
+)
 
 
 def make(on_device: bool = True) -> Augment:
@@ -59,9 +67,9 @@ def stack(drawn: list[Draw]) -> Draws:
 def rows_for(name: str, count: int) -> torch.Tensor:
     """Waves, or features, of the shape that training has."""
     generator = torch.Generator().manual_seed(5)
-    shape = (48, 80) if AUGMENTATIONS[name].on_features else (round(S * 1.1),)
-    if name != "speed" and not AUGMENTATIONS[name].on_features:
-        shape = (S,)
+    shape = (48, 80) if module_of(make(), name).on_features else (S,)
+    if name == "speed":
+        shape = (round(S * 1.1),)
     return 0.1 * torch.randn(count, *shape, generator=generator)
 
 

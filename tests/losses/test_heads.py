@@ -8,13 +8,14 @@ from itertools import product
 
 import pytest
 import torch
+from outside import args_of, names_of
 from refusals import refuses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speakerlab.losses import HEADS
 
-NAMES = sorted(HEADS)
+NAMES = names_of("head", HEADS)
 WITH_MARGIN = sorted(name for name, head in HEADS.items() if head.takes_margin)
 MARGINS = (0.0, 0.1, 0.2, 0.5, 1.4)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -23,12 +24,12 @@ EMBED_DIM, NUM_CLASSES = 16, 9
 
 
 def margins_of(name: str) -> tuple[float, ...]:
-    return MARGINS if name in WITH_MARGIN else (0.0,)
+    return MARGINS if HEADS[name].takes_margin else (0.0,)
 
 
 def make(name: str, num_classes: int = NUM_CLASSES, **args) -> nn.Module:
     torch.manual_seed(0)
-    return HEADS[name](embed_dim=EMBED_DIM, num_classes=num_classes, **args)
+    return HEADS[name](embed_dim=EMBED_DIM, num_classes=num_classes, **{**args_of(name), **args})
 
 
 def make_batch(num_rows: int = 12, num_classes: int = NUM_CLASSES) -> tuple[Tensor, Tensor]:
@@ -101,7 +102,7 @@ def test_a_row_of_zeros_has_no_direction(name):
 def test_every_parameter_gets_a_gradient(name):
     head = make(name)
     emb_BD, label_B = make_batch()
-    loss, _ = head(emb_BD.requires_grad_(), label_B, 0.2 if name in WITH_MARGIN else 0.0)
+    loss, _ = head(emb_BD.requires_grad_(), label_B, 0.2 if HEADS[name].takes_margin else 0.0)
     loss.backward()
     assert all(p.grad is not None and p.grad.any() for p in head.parameters())
     assert emb_BD.grad is not None and emb_BD.grad.any()
@@ -176,7 +177,7 @@ def test_weights_and_rows_are_learned(name):
     emb_BD, label_B = make_batch(18)
     layer = nn.Linear(EMBED_DIM, EMBED_DIM)
     optimizer = torch.optim.Adam([*head.parameters(), *layer.parameters()], lr=0.02)
-    margin = 0.25 if name in WITH_MARGIN else 0.0
+    margin = 0.25 if HEADS[name].takes_margin else 0.0
     losses = []
     for _ in range(100):
         optimizer.zero_grad()

@@ -1,11 +1,13 @@
 """Schedules are functions of a step: tables of numbers."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from outside import args_of, names_of
 from torch.optim import lr_scheduler
 
 from speakerlab.training.schedules import SCHEDULES, LearningRate, margin_ramp
@@ -17,7 +19,7 @@ PER_EPOCH, NUM_STEPS = 8, 40  # of PEERS
 def lr_of(name, args=None, *, peak=1.0, final=0.1, warmup=4, total=15, per_epoch=5, extended=()):
     return LearningRate(
         schedule=SCHEDULES[name],
-        args=args or {},
+        args=args or args_of(name),
         peak=peak,
         final=final,
         warmup_steps=warmup,
@@ -119,6 +121,14 @@ def test_an_extension_begins_a_new_cosine_at_the_present_value():
     assert twice[:12] == lrs_of(20, (9, 15))[:12]
     assert twice[12] == pytest.approx(lrs_of(20, (9, 15))[12])
     assert all(a >= b for a, b in zip(twice[4:], twice[5:]))
+
+
+@pytest.mark.parametrize("name", names_of("schedule", SCHEDULES))
+def test_the_rate_is_a_function_of_the_step(name):
+    lr_at = lr_of(name, total=30)
+    rates = [lr_at(step) for step in range(30)]
+    assert all(0 <= rate < math.inf for rate in rates)
+    assert [lr_at(step) for step in reversed(range(30))] == rates[::-1]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

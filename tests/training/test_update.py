@@ -1,23 +1,29 @@
 """Bad steps change nothing and are counted; too many in a row are an error."""
 
 import copy
+import io
 import math
+from functools import partial
 
 import pytest
 import torch
+from outside import args_of, names_of
 from refusals import refuses
 from torch import nn
 
 from speakerlab.training.update import MAX_BAD_STEPS, OPTIMIZERS, NumericError, Updater
 
 CPU = torch.device("cpu")
+PLAIN = partial(torch.optim.SGD, momentum=0.9)  # not fused: it knows nothing of bad steps
+every_optimizer = pytest.mark.parametrize("name", ["plain", *names_of("optimizer", OPTIMIZERS)])
 
 
 def make(name="sgd", *, scale_loss=False, clip_norm=1e9, seed=0):
     """Return a small model with BatchNorm and its updater."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    optimizer = OPTIMIZERS[name](model.parameters(), lr=0.1)
+    build = PLAIN if name == "plain" else OPTIMIZERS[name]
+    optimizer = build(model.parameters(), lr=0.1, **args_of(name))
     updater = Updater(model, optimizer, device=CPU, clip_norm=clip_norm, scale_loss=scale_loss)
     return model, updater
 
@@ -39,7 +45,7 @@ def assert_same(found, expected):
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@every_optimizer
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_bad_step_keeps_parameters_momentum_and_statistics(name, first, poison):
@@ -62,6 +68,35 @@ def test_a_bad_step_keeps_parameters_momentum_and_statistics(name, first, poison
         step(other, other_updater, x)
     step(model, updater, x)
     assert_same(everything(model, updater), everything(other, other_updater))
+
+
+@every_optimizer
+def test_steps_follow_the_learning_rate(name):
+    model, updater = make(name)
+    x = torch.randn(8, 3)
+    begun = everything(model, updater)[0]
+    step(model, updater, x)
+    moved = everything(model, updater)[0]
+    assert not torch.equal(moved, begun)
+    step(model, updater, x, lr=0.0)
+    assert torch.equal(everything(model, updater)[0], moved)
+
+
+@every_optimizer
+def test_a_resumed_optimizer_takes_the_same_steps(name):
+    model, updater = make(name)
+    x, file = torch.randn(8, 3), io.BytesIO()
+    for _ in range(3):
+        step(model, updater, x)
+    torch.save([model.state_dict(), updater.optimizer.state_dict()], file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    resumed, resumed_updater = make(name, seed=1)
+    resumed.load_state_dict(weights)
+    resumed_updater.optimizer.load_state_dict(state)
+    step(model, updater, x)
+    step(resumed, resumed_updater, x)
+    assert_same(everything(resumed, resumed_updater), everything(model, updater))
 
 
 def test_statistics_keep_their_names_and_are_remembered_from_before_a_step():

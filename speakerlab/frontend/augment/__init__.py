@@ -12,7 +12,7 @@ Babble is a kind of noise: a crop gets one noise or one babble, so one class dra
 from collections.abc import Mapping
 
 from speakerlab.core.registry import Registry
-from speakerlab.frontend.augment.base import Augment, Augmentation
+from speakerlab.frontend.augment.base import SUPPLIED, Augment, Augmentation
 
 AUGMENTATIONS: Mapping[str, type[Augmentation]] = Registry(
     __name__,
@@ -27,4 +27,4 @@ AUGMENTATIONS: Mapping[str, type[Augmentation]] = Registry(
     },
 )
 
-__all__ = ["AUGMENTATIONS", "Augment", "Augmentation"]
+__all__ = ["AUGMENTATIONS", "SUPPLIED", "Augment", "Augmentation"]

@@ -19,14 +19,17 @@ from speakerlab.core.full_precision import fp32_island
 
 CPU_ROWS = 8  # rows at a time on a CPU: more fall out of a core's cache
 INT16_SCALE = 32768
+# Arguments that the program gives to an augmentation that has them; rooms and noises are there if
+# `room_prob` and `noise_prob` are not 0.
+SUPPLIED = ("num_samples", "num_frames", "num_mel_bins", "sample_rate")
+SUPPLIED += ("rooms", "noises", "noise_kinds", "noise_on_device")
 
 
 class Augmentation(nn.Module):
     """One way to change training crops: `draw` runs in a data worker, `apply` on the device.
 
     The arguments of the constructor are keyword-only and named as the keys of the configuration's
-    section `augment`, or as what `config.build.build_augment` knows besides: `num_samples` of a
-    crop, `sample_rate`, `rooms`, `noises`, ... Where `<name>_prob` is 0 none is made. Constants
+    section `augment`, or as those of `SUPPLIED`. Where `<name>_prob` is 0 none is made. Constants
     of the device are buffers that enter no state dict.
     """
 
