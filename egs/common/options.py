@@ -19,6 +19,7 @@ STAGES = """\
 Stages: 0 get the corpus, 1 prepare and check data directories, 2 decode and pack all audio,
         3 train, 4 large-margin fine-tuning, 5 extract embeddings, 6 score and report"""
 PATHS = ("corpus", "noise", "rirs", "init", "data", "exp", "hardware", "plugins")
+METHODS = sorted(path.stem for path in ROOT.glob("conf/ssl/*.yaml"))
 # Value of default_noise in recipe.sh -> defaults of --noise and --rirs.
 DEFAULT_NOISE = {
     "download": ("musan in or beside the corpus", "RIRS_NOISES in or beside the corpus"),
@@ -70,8 +71,11 @@ OPTIONS = {
         ("set", "section.key=value", word, [], "set configuration values; they override all files"),
         ("features", "wave|fbank", ["wave", "fbank"], "wave", "what stage 2 packs and training"
          " reads: audio, or log mel features, which are faster but rule out audio augmentation"),
-        ("task", "sv|lid|diar", ["sv", "lid", "diar"], "sv", "speaker verification, or language"
-         " identification or diarization in recipes with a folder of that name"),
+        ("task", "sv|ssl|lid|diar", ["sv", "ssl", "lid", "diar"], "sv", "speaker verification, the"
+         " same trained without labels, or language identification or diarization in recipes with a"
+         " folder of that name"),
+        ("method", "|".join(METHODS), METHODS, None, "with --task ssl, one of conf/ssl/*.yaml"
+         " (default: dino)"),
     ],
     "Paths": [
         ("corpus", "DIR", word, None, "folder of the corpus, if it is already on disk"),
@@ -80,7 +84,7 @@ OPTIONS = {
         ("rirs", "DIR|none", word, None, "folder of room impulse responses for augmentation"
          " (default: {rirs})"),
         ("data", "DIR", word, None, "folder of the data directories (default: {folder}/data, or"
-         " data_<task> with --task)"),
+         " data_<task> with --task lid and diar)"),
         ("plugins", "DIR", word, None, "folder of modules of parts that --set names module:Class"),
         ("codec", "pcm|flac", ["pcm", "flac"], "pcm", "format of the audio that stage 2 packs; flac"
          " takes two thirds of the disk space"),
@@ -163,7 +167,7 @@ def main(words: list[str]) -> int:
         check_stages(args)
         check_job(args)
         check_ranks(args)
-        check_diarization(args)
+        check_task(args)
         check_names(args, recipe_dir)
     except argparse.ArgumentError as error:
         print(f"{error.argument_name or 'run.sh'}: {error.message}; see --help", file=sys.stderr)
@@ -202,10 +206,11 @@ def check_names(args: argparse.Namespace, recipe_dir: Path) -> None:
         args.hardware = str(machines[args.hardware])
     elif not Path(args.hardware).is_file():
         check_known("--hardware: no such file or preset", args.hardware, ["auto", *machines])
-    if args.task != "sv" and not (recipe_dir / args.task / "prepare.py").is_file():
-        paths = ROOT.glob(f"egs/*/{args.task}/prepare.py")
-        problem = f"the recipe {recipe_dir.name} has no folder {args.task}/"
-        names = " ".join(sorted(path.parents[1].name for path in paths)) or "none"
+    script = "prepare.py" if args.task in ("sv", "ssl") else f"{args.task}/prepare.py"
+    if not (recipe_dir / script).is_file():
+        paths = (path.relative_to(ROOT / "egs") for path in ROOT.glob(f"egs/*/{script}"))
+        problem = f"the recipe {recipe_dir.name} has no {script}"
+        names = " ".join(sorted(path.parts[0] for path in paths)) or "none"
         raise ValueError(f"--task {args.task}: {problem}; recipes with it: {names}")
 
 
@@ -272,16 +277,21 @@ def check_ranks(args: argparse.Namespace) -> None:
         raise ValueError("--rdzv: missing; give HOST:PORT of node rank 0")
 
 
-def check_diarization(args: argparse.Namespace) -> None:
-    """Check that --task diar has no jobs, hosts or fine-tuning that it does not use."""
-    if args.task != "diar":
-        return
-    if option := "--job" if args.job else "--nnodes" if args.nnodes > 1 else None:
+def check_task(args: argparse.Namespace) -> None:
+    """Check that --task uses the options; set `method`."""
+    option = "--job" if args.job else "--nnodes" if args.nnodes > 1 else None
+    if args.task == "diar" and option:
         problem = "not with --task diar, which one host runs"
         raise ValueError(f"{option}: {problem}; leave it out, and train without --task before")
-    if args.init and args.large_margin == "true":
+    if args.task == "diar" and args.init and args.large_margin == "true":
         problem = f"--task diar trains no model with --init {args.init}, which diarizes"
         raise ValueError(f"--large-margin, --stage 4: {problem}; leave it out")
+    if args.task == "ssl" and args.large_margin == "true":
+        problem = "--task ssl has no labels to fine-tune with"
+        raise ValueError(f"--large-margin, --stage 4: {problem}; leave it out")
+    if args.task != "ssl" and args.method:
+        raise ValueError(f"--method {args.method}: only with --task ssl; add it, or leave it out")
+    args.method = args.method or "dino"
 
 
 def quote(value: object) -> str:

@@ -1,8 +1,9 @@
 # shellcheck shell=bash disable=SC2154 # options.py sets the variables of the options
 # The stages of every recipe. Sourced by egs/<recipe>/run.sh, which sets recipe_dir.
 # Stages 1 and 2 write data directories, 3 the model, 4 the fine-tuned model <exp>-lm, 5 embeddings,
-# 6 scores and the report. With --task diar, stage 3 trains the model of verification unless it is
-# there or given with --init, 5 calibrates it and diarizes, and 6 scores the turns.
+# 6 scores and the report. With --task ssl, stage 3 trains without labels, and 4 is skipped. With
+# --task diar, stage 3 trains the model of verification unless it is there or given with --init, 5
+# calibrates it and diarizes, and 6 scores the turns.
 
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
   printf 'run.sh: needs bash 4.4 or newer, this is %s; start run.sh with a newer one\n' \
@@ -273,7 +274,10 @@ stage_3() {
 }
 
 stage_4() {
-  if [[ $large_margin == false ]]; then
+  if [[ $task == ssl ]]; then
+    say 'stage 4: skipped, it needs labels'
+    return
+  elif [[ $large_margin == false ]]; then
     say 'stage 4: skipped; to run it, use --large-margin true or --stage 4'
     return
   fi
@@ -318,7 +322,12 @@ list_layers() {
   layers=("$base_layer" "$task_dir/conf.yaml")
   if [[ $base_layer == "$root/conf/$model.yaml" ]]; then add_own_layer "$model"; fi
   for name in "$@"; do
-    layers+=("$root/conf/finetune/$name.yaml")
+    if [[ $task == ssl ]]; then
+      layers+=("$root/conf/ssl/$name.yaml")
+      add_own_layer ssl
+    else
+      layers+=("$root/conf/finetune/$name.yaml")
+    fi
     add_own_layer "$name"
     add_own_layer "${model}_$name"
   done
@@ -427,14 +436,14 @@ stage_6() {
     for file in "$data"/$pattern; do lists+=("$file"); done
   done
   for system in "${systems[@]}"; do
-    if [[ $task != sv ]]; then # an identification task has classes instead of trials
+    if [[ $task == lid ]]; then # an identification task has classes instead of trials
       run -m speakerlab classify --exp "$system" --data "${test_sets[@]/#/$data/}"
     else
       run -m speakerlab score --exp "$system" --trials "${lists[@]}" --backend "${backends[@]}" \
         "${learned_from[@]}" "${treatments[@]}" "${reference[@]}"
     fi
   done
-  if [[ $task != sv || $dry_run == true ]]; then return; fi
+  if [[ $task == lid || $dry_run == true ]]; then return; fi
   command=("${python%/*}/speakerlab") # which an active environment may lack
   if [[ ! -x ${command[0]} ]]; then command=(env "PYTHONPATH=$root" "$python" -m speakerlab); fi
   say "to compare two recordings:$(printf ' %q' "${command[@]}" verify A.wav B.wav --model "$system")"
@@ -570,7 +579,9 @@ main() {
   find_recent || die "env: Python 3.10 or newer is needed; install it"
   options=$("$base" -I -S "$recipe_dir/../common/options.py" "$recipe_dir" "$@") || exit 1
   eval "$options"
-  if [[ $task != sv ]]; then
+  if [[ $task == ssl ]]; then # back ends that learn need speakers
+    overlay=$method init_overlay='' backends=(cosine) development=false
+  elif [[ $task != sv ]]; then
     task_dir=$recipe_dir/$task task_tag=_$task
   fi
   if [[ $task == lid ]]; then

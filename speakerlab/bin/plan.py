@@ -113,8 +113,13 @@ def count_classes(config: "Config", args: Namespace) -> int:
 
 
 def headline(config: "Config", args: Namespace) -> str:
-    num_classes = count_classes(config, args)
-    return f"{config.model.name}, {num_classes} classes, crops of {config.data.crop_seconds:g} s"
+    from speakerlab.config.build import batch_unit
+
+    unit, length = batch_unit(config)
+    aim = f"{count_classes(config, args)} classes"
+    if config.task == "ssl" and config.objective is not None:
+        aim = config.objective.name
+    return f"{config.model.name}, {aim}, {unit}s{length}"
 
 
 def print_uncounted(config: "Config", args: Namespace) -> None:
@@ -126,22 +131,23 @@ def print_uncounted(config: "Config", args: Namespace) -> None:
 
 def print_cards(config: "Config", args: Namespace) -> None:
     """Print each format on one kind of card, part by part; ValueError if none fits."""
+    from speakerlab.config.build import batch_unit
     from speakerlab.training.batch_size import MemoryTooSmall
 
     refused: list[MemoryTooSmall] = []
-    made = plans(config, args, [args.gpu_mem])
+    made, unit = plans(config, args, [args.gpu_mem]), batch_unit(config)[0]
     for card_gb, plan in made:
         found, results = plan.found, list[str]()
         try:
             batch = plan.batch()
             joined = f" of {batch.joined_ranks} ranks" if batch.joined_ranks > 1 else ""
-            results += [f"{batch}", f"BatchNorm sees {batch.bn_batch} crops{joined} at once"]
+            results += [f"{batch}", f"BatchNorm sees {batch.bn_batch} {unit}s{joined} at once"]
         except MemoryTooSmall as error:
             refused.append(error)
             results += [f"refused: {error}"] if len(refused) < len(made) else []
         why = f" ({AUTO[found.precision]})" if config.runtime.precision == "auto" else ""
         print(f"{headline(config, args)}, {found.precision}{why}")
-        print(f"  a crop keeps {found.crop / 2**20:.1f} MiB for the backward pass")
+        print(f"  {found.crop / 2**20:.1f} MiB per {unit} for the backward pass")
         if plan.fit:
             print(f"  {card_gb:6.2f} GiB, of which")
             for gib, what in plan.parts():
@@ -155,16 +161,18 @@ def print_cards(config: "Config", args: Namespace) -> None:
 
 def print_table(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> None:
     """Print one line per card and format; ValueError if none fits."""
+    from speakerlab.config.build import batch_unit
     from speakerlab.training.batch_size import MemoryTooSmall
 
     refused: list[MemoryTooSmall] = []
-    made = plans(config, args, cards_gb)
+    made, unit = plans(config, args, cards_gb), batch_unit(config)[0]
     global_batch, bn_batch = config.training.global_batch, config.training.bn_batch or "unset"
     print(f"{headline(config, args)}, global batch {global_batch}, training.bn_batch {bn_batch}")
-    print("  GPU     format   MiB/crop   crops that fit   micro-batch x ranks x accumulation   BN")
+    size, fit = f"MiB/{unit}", f"{unit}s that fit"
+    print(f"  GPU     format   {size}   {fit}   micro-batch x ranks x accumulation   BN")
     for card_gb, plan in made:
-        crop = f"{plan.found.crop / 2**20:8.1f}"
-        start = f"  {card_gb:2g} GB   {plan.found.precision:6}   {crop}   {plan.fit:14}"
+        mib = f"{plan.found.crop / 2**20:{len(size)}.1f}"
+        start = f"  {card_gb:2g} GB   {plan.found.precision:6}   {mib}   {plan.fit:{len(fit)}}"
         try:
             batch = plan.batch()
             sizes = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"

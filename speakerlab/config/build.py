@@ -109,6 +109,15 @@ def crops_each(config: Config) -> int:
     return build_views(config).crops_each if config.task == "ssl" else 1
 
 
+def batch_unit(config: Config) -> tuple[str, str]:
+    """Return what batches count, in the singular, and how long it is."""
+    seconds, views = f"{config.data.crop_seconds:g} s", config.views
+    if config.task != "ssl":
+        return "crop", f" of {seconds}"
+    short = f", {views.short} of {views.short_seconds:g} s" if views.short else ""
+    return "utterance", f" (views: {views.long} of {seconds}{short})"
+
+
 def check_margin(config: Config) -> None:
     head, margin = HEADS[config.head.name], config.training.margin
     if not head.takes_margin and (margin.initial or margin.final):  # pyright: ignore[reportAttributeAccessIssue]

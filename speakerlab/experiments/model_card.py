@@ -40,7 +40,7 @@ def describe(path: Path) -> list[tuple[str, list[str]]]:
         "training data": [source.get("training_data"), *_training_data(card)],
         "data licence": card.get("train_licence", []),
         "languages": card.get("train_languages", []),
-        "speakers": [card.get("train_speakers")],
+        "speakers": [card.get("train_speakers") or without_labels(card)],
         "front end": [", ".join(f"{name} {value}" for name, value in args.items())],
         "sha256": [card["sha256"]],
         "commit": [card.get("commit")],
@@ -51,6 +51,12 @@ def describe(path: Path) -> list[tuple[str, list[str]]]:
         if not known[name]:
             del known[name]
     return [(name, lines or [UNKNOWN]) for name, lines in known.items()]
+
+
+def without_labels(card: Mapping[str, Any]) -> str | None:
+    """Return that a model was trained without labels, and how; None if it was not."""
+    objective = card.get("objective")
+    return f"trained without labels ({objective})" if objective else None
 
 
 def _training_data(card: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,6 @@
 The forward pass runs on fake tensors, which have shapes and no data, in about a second.
 """
 
-import copy
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -99,15 +98,18 @@ class Memory:
         sizes = [] if build.why_undivided(config) else sizes
         fixes = [f"runtime.micro_batch={size}" for size in [s for s in sizes if s <= most][-1:]]
         if fixes and not self.is_fixed:
-            fixes[0] += " (too few crops for a good BatchNorm)"
+            fixes[0] += " (too few for a good BatchNorm)"
         if found.precision == "fp32" and usable > 0:
             fixes += ["runtime.precision=fp16 or bf16"]
-        seconds, fixes = config.data.crop_seconds, [*fixes, f"{_gb(enough)} GB"]
-        if (shorter := math.floor(9.7 * seconds * usable / needed) / 10) >= 1:
+        (unit, length), fixes = build.batch_unit(config), [*fixes, f"{_gb(enough)} GB"]
+        shorter = math.floor(9.7 * config.data.crop_seconds * usable / needed) / 10
+        if config.task == "ssl":
+            fixes += ["fewer views", "a smaller training.global_batch"]
+        elif shorter >= 1:
             fixes += [f"data.crop_seconds={shorter:g}"]
         key = "runtime.micro_batch" if self.is_fixed else self.key
         raise MemoryTooSmall(
-            f"{key}: {least} crops of {seconds:g} s in {found.precision} do not fit in "
+            f"{key}: {least} {unit}s{length} in {found.precision} do not fit in "
             f"{_gb(self.free + self.kept)} GB, {most} do; use {', '.join(fixes)} or a smaller model"
         )
 
@@ -135,14 +137,16 @@ class Memory:
         state = self.found.state(self.world_size)
         reserve = GPU_RESERVE_BYTES - min(state, STATE_IN_RESERVE)
         activations = self.fit * self.found.crop * TRANSIENT_SHARE
+        is_ssl, unit = self.config.task == "ssl", build.batch_unit(self.config)[0]
         names = f"of {self.found.num_parameters / 1e6:.1f} M parameters"
+        names += f", with the {'objective' if is_ssl else 'head'}"
         parts = [
             (self.kept, "kept by the driver"),
             (self.free * (1 - self.usable_share), "left free"),
             (reserve, "reserve: context, workspaces, communication"),
-            (state, f"weights, gradients, momentum {names}, with the head"),
+            (state, f"weights, gradients, momentum {names}"),
             (self.bank_bytes, "noise and rooms"),
-            (activations, f"activations of {self.fit} crops"),
+            (activations, f"activations of {self.fit} {unit}s"),
         ]
         return [(num_bytes / 2**30, purpose) for num_bytes, purpose in parts]
 
@@ -182,7 +186,7 @@ def footprint(
     with torch.random.fork_rng(devices=[]), without_data, kernels:
         backbone: Any = MODELS[config.model.name](feat_dim=num_bins, **config.model.args)
         if config.task == "ssl":
-            return _without_labels(config, backbone, used, precision)
+            return _without_labels(config, backbone, fbank, used, precision)
         head = build.build_head(config, embed_dim=backbone.embed_dim, num_classes=num_classes)
         parameters = [*backbone.parameters(), *head.parameters()]
 
@@ -207,16 +211,19 @@ def footprint(
         )
 
 
-def _without_labels(config: Config, backbone: Any, used: Precision, precision: str) -> Footprint:
+def _without_labels(
+    config: Config, backbone: Any, fbank: Fbank, used: Precision, precision: str
+) -> Footprint:
     """Return the footprint of a self-supervised training, in which a crop is an utterance.
 
     It counts all views, and the weights of the teacher, which have no gradient and no momentum.
     """
-    objective = build.build_objective(config, embed_dim=backbone.embed_dim)
-    views, fbank = build.build_views(config), Fbank(**config.frontend)
+    # Two, because a module without data cannot be copied.
+    objective, other = (build.build_objective(config, embed_dim=backbone.embed_dim) for _ in "12")
+    views = build.build_views(config)
     num_long = views.num_long if objective.sees_long else 0
     sizes = [(num_long, views.crop_samples), (views.num_short, views.short_samples)]
-    teacher = copy.deepcopy(objective.projector) if objective.has_teacher else None
+    teacher = other.projector if objective.has_teacher else None
     parameters = [*backbone.parameters(), *objective.parameters()]
     copied = [*backbone.parameters(), *objective.projector.parameters()] if teacher else []
 
@@ -280,7 +287,7 @@ def plan_batch(config: Config, ranks: Ranks, task: Task, *, below: int | None = 
             where = {"device": ranks.device, "bank_bytes": bank_bytes}
             most = largest_that_runs(config, sizes, **model, **where)
             if (most := min(ranks.every(most))) < sizes[0]:
-                raise MemoryTooSmall(f"memory: {sizes[0]} crops do not fit; {REMEDY}")
+                raise MemoryTooSmall(f"memory: a micro-batch of {sizes[0]} does not fit; {REMEDY}")
             return most
         split_over = ranks.world_size if task.split else 1
         found = footprint(config, split_over=split_over, with_data=not on_gpu, **model)

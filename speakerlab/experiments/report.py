@@ -19,6 +19,7 @@ from speakerlab.core.atomic import write_text
 from speakerlab.experiments import diarization, results
 from speakerlab.experiments.curves import find_reference, read_curves
 from speakerlab.experiments.hardest import HardTrial, Player, hardest_trials, player_of
+from speakerlab.experiments.model_card import without_labels
 from speakerlab.experiments.plots import Picture, draw_list, draw_training
 from speakerlab.experiments.results import Row, number, percent
 from speakerlab.experiments.trial_list import ListScores
@@ -50,7 +51,8 @@ def write_report(
     """
     card = read_card(exp_dir)
     own = [row for row in rows if row["model_sha256"] == card["sha256"]]
-    notes = [f"Model {card['sha256'][:12]}, commit {card.get('commit') or 'unknown'}.", *notes]
+    model = [f"Model {card['sha256'][:12]}", f"commit {card.get('commit') or 'unknown'}"]
+    notes = [", ".join([*model, *filter(None, [without_labels(card)])]) + ".", *notes]
     if card.get("kept_initial"):
         text = (
             "The initial model was kept: EER of the validation speakers {} %, after training {} %."

@@ -246,6 +246,7 @@ def facts(source: TrainBatches, used: Precision) -> dict[str, Any]:
     """Return facts about the run, for run.json, the model's card and the log."""
     ranks, plan, corpus = source.ranks, source.plan, source.corpus
     train, valid, (what, held_out) = corpus.train, corpus.valid, counted(source.config)
+    objective = source.config.objective if source.config.task == "ssl" else None
     return {
         **provenance.environment(ranks.device),
         "precision": used.name,
@@ -261,7 +262,7 @@ def facts(source: TrainBatches, used: Precision) -> dict[str, Any]:
         f"train_{what}": len(train.speakers),
         "train_utterances": len(train),
         "classes": len(source.classes),
-        "objective": source.config.objective and source.config.objective.name,  # without labels
+        "objective": None if objective is None else objective.name,  # without labels
         "train_hours": round(train.hours, 3),
         "train_sha256": train.sha256(),
         f"valid_{held_out}": len(valid if held_out == "utterances" else valid.speakers),
@@ -276,15 +277,15 @@ def facts(source: TrainBatches, used: Precision) -> dict[str, Any]:
 def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Task) -> None:
     """Log what is about to run; write run.json."""
     joined = f" of {known['bn_joined_ranks']} ranks" if known["bn_joined_ranks"] > 1 else ""
-    log.info("%s; BatchNorm sees %d crops%s at once", known["batch"], known["bn_batch"], joined)
-    what, held_out = counted(config)
+    (unit, _), (what, held_out) = build.batch_unit(config), counted(config)
+    log.info("%s; BatchNorm sees %d %ss%s at once", known["batch"], known["bn_batch"], unit, joined)
     log.info(
         "%s%d utterances, %.2f h; %d validation %s; %d rooms, %d noises; "
-        "%d steps per epoch, %d crops of the incomplete last step dropped",
+        "%d steps per epoch, %d %ss of the incomplete last step dropped",
         "" if what == "utterances" else f"{known[f'train_{what}']} {what}, ",
         *(known["train_utterances"], known["train_hours"]),
         *(known[f"valid_{held_out}"], held_out, known["rooms"], known["noises"]),
-        *(known["steps_per_epoch"], known["crops_dropped_per_epoch"]),
+        *(known["steps_per_epoch"], known["crops_dropped_per_epoch"], unit),
     )
     if config.task == "verification" and len(config.augment.speeds) > 1:
         effect = "make new speakers" if len(class_speeds(config)) > 1 else "keep the speaker"

@@ -135,11 +135,11 @@ def _sizes_to_try(
         low, high, least = 1, min(high, below - 1), 1
     sizes = [size for size in divisors if low <= size <= high and size * joined[size] >= least]
     if not sizes and below is not None:
-        raise MemoryTooSmall(f"memory: {below} crops do not fit; {REMEDY}")
+        raise MemoryTooSmall(f"memory: a micro-batch of {below} does not fit; {REMEDY}")
     if not sizes:
         raise ValueError(
-            f"training.global_batch: {share} crops per rank have no divisor from {least} to {high};"
-            " change it, or set runtime.micro_batch"
+            f"training.global_batch: a rank's share of {share} has no divisor from {least} to "
+            f"{high}; change it, or set runtime.micro_batch"
         )
     return sizes
 

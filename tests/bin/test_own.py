@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from refusals import refused
 from safetensors.torch import load_file, save_file
-from tiny import ROOT, card, weights
+from tiny import ROOT, TINY, card, weights
 from voices import RATE, make_wave
 
 import speakerlab
 from speakerlab.checkpoints.published import file_sha256
+from speakerlab.config.schema import load_config
 from speakerlab.data import audio
 from speakerlab.scoring.embeddings import EmbeddingTable
 
@@ -58,6 +59,24 @@ def test_a_model_is_fine_tuned_to_twenty_speakers(run_own, trained, tmp_path):
     np.testing.assert_allclose(before.emb_ND, again, rtol=1e-4, atol=1e-5)
     threshold = row["at_threshold"]["threshold"]
     assert threshold == pytest.approx(calibration(exp)["threshold"])
+
+
+@pytest.mark.slow
+def test_a_model_trained_without_labels_is_fine_tuned_with_labels(run_own, tmp_path):
+    options = ("--model", "campplus_tiny", "--task", "ssl", "--method", "simclr", "--exp")
+    first, exp = tmp_path / "first", tmp_path / "exp"
+    settings = (*TINY, "data.valid_speakers=3", "training.num_epochs=2")
+    run_own(22, *options, first, "--set", *settings)
+    (row,) = json.loads((first / "results.json").read_text())
+    assert (row["num_target"], row["num_nontarget"], row["backend"]) == (5, 40, "cosine")
+    assert "trained without labels (simclr)" in (first / "report.html").read_text()
+    assert not (first / "model/head.safetensors").exists()
+    done = run_own(22, "--init", first, "--set", *FEW_STEPS)
+    assert "head: 0 of 14 rows" in done.stderr
+    config = load_config([exp / "config.yaml"])
+    assert (config.task, config.objective) == ("verification", None)
+    assert (card(exp)["objective"], card(exp)["train_speakers"]) == (None, 14)
+    assert "without labels" not in (exp / "report.html").read_text()
 
 
 @pytest.mark.slow

@@ -131,6 +131,20 @@ def test_a_plan_is_what_training_decides(
     assert trained_reason == reason, subject
 
 
+def test_without_labels_an_utterance_is_planned_with_all_its_views(capsys):
+    words = ["--config", "campplus_tiny", "ssl/sdpn", "--precision", "fp32", "--set"]
+    words += ["objective.args.hidden_dim=16", "training.global_batch=16"]
+    main([*words, "--gpu-mem", "11"])
+    text = capsys.readouterr().out
+    assert text.startswith("campplus, sdpn, utterances (views: 1 of 4 s, 4 of 2 s), fp32\n")
+    assert re.search(r"^  [\d.]+ MiB per utterance ", text, re.MULTILINE)
+    assert re.search(r"activations of \d+ utterances", text)
+    assert "BatchNorm sees 16 utterances at once" in text and "crop" not in text
+    with refuses("--gpu-mem", "16 utterances (views", "training.global_batch") as caught:
+        main([*words, "--gpu-mem", "1"])
+    assert "crop" not in str(caught.value)
+
+
 @pytest.mark.usefixtures("footprints")
 def test_a_table_shows_what_does_not_fit_and_refuses_only_if_nothing_does(capsys):
     main([*TINY, "--precision", "bf16", "--bank-gb", "9"])

@@ -52,8 +52,8 @@ PUBLISHED = {
 }
 RECIPE_OPTIONS = (
     "--codec --corpus --data --dry-run --exp --features --gpus --hardware --init --job "
-    "--large-margin --model --nnodes --node-rank --noise --nproc --plugins --rdzv --rirs --seed "
-    "--set --stage --stop-stage --task --wait-minutes"
+    "--large-margin --method --model --nnodes --node-rank --noise --nproc --plugins --rdzv --rirs "
+    "--seed --set --stage --stop-stage --task --wait-minutes"
 )
 
 

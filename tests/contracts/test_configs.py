@@ -17,15 +17,21 @@ ROOT = Path(__file__).parents[2]
 MODELS = sorted(ROOT.glob("conf/*.yaml"))
 RECIPES = [None, *sorted(ROOT.glob("egs/*/conf.yaml"))]
 OVERLAYS = [None, *sorted(ROOT.glob("conf/finetune/*.yaml"))]
+METHODS = sorted(ROOT.glob("conf/ssl/*.yaml"))
 HARDWARE = sorted(ROOT.glob("conf/hardware/*.yaml"))
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("conf/ssl/*.yaml")), ids=lambda path: path.stem)
-def test_every_self_supervised_objective_loads_on_every_model(path):
-    for model in MODELS:
-        config = load_config([model, path])
+@pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
+def test_every_self_supervised_method_loads_on_every_model_in_every_recipe(path):
+    for model, recipe in product(MODELS, RECIPES):
+        layers = layers_of(model, recipe, path)
+        config = load_config(layers)
         assert config.task == "ssl" and config.objective is not None
+        assert config.objective.name == path.stem  # `--method` names both
         assert build.crops_each(config) in (2, 3, 4)
+        assert config.training.global_batch % 16 == 0
+        tuned = load_config([*layers, ROOT / "conf/finetune/own_data.yaml"])
+        assert (tuned.task, tuned.objective) == ("verification", None)
 
 
 def names_of(paths):
@@ -69,6 +75,7 @@ def combinations_of(model):
 def layers_of(model, recipe, overlay, hardware=None):
     """Return the layers that egs/common/stages.sh uses: a recipe may have its own for a model."""
     names = [model.stem] if overlay is None else [overlay.stem, f"{model.stem}_{overlay.stem}"]
+    names = ["ssl", *names] if overlay in METHODS else names
     own = [] if recipe is None else [recipe.parent / "conf" / f"{name}.yaml" for name in names]
     below = [] if overlay is None else layers_of(model, recipe, None)
     above = [model, recipe] if overlay is None else [overlay]
@@ -85,7 +92,7 @@ def test_every_combination_loads(model):
 
 
 def test_every_layer_of_a_recipe_belongs_to_a_model_or_an_overlay():
-    overlays = [layer.stem for layer in OVERLAYS if layer is not None]
+    overlays = ["ssl", *names_of(layer for layer in [*OVERLAYS, *METHODS] if layer)]
     models = names_of(MODELS)
     known = {*models, *overlays, *(f"{m}_{o}" for m, o in product(models, overlays))}
     found = sorted(ROOT.glob("egs/*/conf/*.yaml"))

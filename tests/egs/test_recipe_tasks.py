@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 from refusals import refused
-from test_recipes import RECIPES, ROOT, dry_run, run, values_of
+from test_recipes import RECIPES, ROOT, VERIFYING, dry_run, extractions, run, values_of
 
 from speakerlab.config.schema import load_config
 
 TASKS = sorted(path.parent.relative_to(ROOT / "egs") for path in ROOT.glob("egs/*/lid/prepare.py"))
+METHODS = sorted(path.stem for path in ROOT.glob("conf/ssl/*.yaml"))
 every_task = pytest.mark.parametrize("task", TASKS, ids=str)
 
 
@@ -104,6 +105,46 @@ def test_the_yaml_is_an_identification_with_any_model(task: Path, model: str) ->
     assert (config.task, config.data.labels) == ("identification", "utt2lang")
     if config.head.name == "softmax":
         assert config.training.margin.initial == config.training.margin.final == 0
+
+
+@pytest.mark.parametrize("recipe", VERIFYING)
+@pytest.mark.parametrize("method", METHODS)
+def test_without_labels_only_training_and_back_ends_differ(recipe: str, method: str) -> None:
+    options = ("--hardware", "cpu", "--noise", "none", "--rirs", "none", "--seed", "4")
+    *others, score = dry_run(recipe, *options)
+    commands = dry_run(recipe, *options, "--task", "ssl", "--method", method)
+    assert commands[:5] == others[:5]  # the data directories
+    model = values_of("--config", others[5])[0]
+    exp = values_of("--exp", others[5])[0].replace("_s4", f"_{method}_s4")
+    own = ROOT / "egs" / recipe / "conf"
+    names = ("ssl", method, f"{Path(model).stem}_{method}")
+    *layers, hardware = values_of("--config", others[5])
+    assert values_of("--config", commands[5]) == [
+        *(*layers, str(ROOT / f"conf/ssl/{method}.yaml")),
+        *(str(own / f"{name}.yaml") for name in names if (own / f"{name}.yaml").is_file()),
+        hardware,
+    ]
+    assert values_of("--set", commands[5]) == values_of("--set", others[5])
+    assert "--init" not in commands[5]
+    extracted = [Path(*values_of("--data", words)).name for words in commands[6:-1]]
+    assert extracted == [name for name, _ in extractions(recipe) if name == "test"]
+    assert {*values_of("--exp", commands[-1]), *values_of("--exp", commands[5])} == {exp}
+    assert values_of("--trials", commands[-1]) == values_of("--trials", score)
+    assert values_of("--backend", commands[-1]) == ["cosine"]
+    assert "--development" not in commands[-1]
+
+
+def test_the_default_method_is_dino() -> None:
+    options = ("--task", "ssl", "--hardware", "cpu")
+    assert dry_run("mini", *options) == dry_run("mini", *options, "--method", "dino")
+
+
+@pytest.mark.parametrize("recipe", sorted({*RECIPES} - {*VERIFYING}))
+def test_a_recipe_without_training_data_names_those_that_have_it(recipe: str) -> None:
+    for task in ("ssl", "sv"):
+        done = run(recipe, "--task", task, "--dry-run")
+        assert (done.stdout, done.returncode) == ("", 1)
+        assert refused(done.stderr, f"--task {task}", recipe, " ".join(VERIFYING)), done.stderr
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if Path(name, "lid") not in TASKS])

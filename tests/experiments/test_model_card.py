@@ -65,6 +65,11 @@ def test_the_data_directories_state_the_corpora(tmp_path, make_config):
         stated_of_corpora(config)
 
 
+def test_a_model_trained_without_labels_says_so(tmp_path):
+    found = dict(describe(write(tmp_path / "exp", objective="sdpn")))
+    assert found["speakers"] == ["trained without labels (sdpn)"]
+
+
 def test_facts_of_a_publisher(tmp_path):
     source = {"page": "https://host/model", "training_data": "VoxCeleb2", "licence": "CC BY 4.0"}
     found = dict(describe(write(tmp_path / "imported", source=source)))
