@@ -31,7 +31,7 @@ PUBLISHED = {
     "classify": "--exp! --data+!",
     "fuse": "--trials! --scores+! --out! --dev-trials --dev-scores+ --speakers",
     "compare": "SCORES+ --trials! --far --frr",
-    "der": "REF HYP --uem --collar --skip-overlap? --json --report",
+    "der": "REF HYP --uem --collar --skip-overlap? --json --report --data",
     "embed": "FILE* --list --wav-scp --out! --format=ark|jsonl|npy|safetensors "
     "--runtime=torch|onnx --allow-rejected --model! --device=auto|cpu|cuda "
     "--precision=fp32|bf16|auto",
@@ -42,7 +42,7 @@ PUBLISHED = {
     "--precision=fp32|bf16|auto",
     "diarize": "FILE+ --speakers --min-speakers --max-speakers --vad --method=ahc|spectral|vbx "
     "--threshold --development --out --model! --device=auto|cpu|cuda --precision=fp32|bf16|auto",
-    "calibrate": "--model! --data! --far+ --out --force?",
+    "calibrate": "--model! --data! --for=verification|diarization --far+ --out --force?",
     "import": "FILE? --list? --out! --model-config --frontend=3dspeaker|wespeaker --speakers",
     "card": "MODEL",
     "check-part": "PART --plugins --set*",
