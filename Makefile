@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all test-oldest lint same-loss mini bench
+.PHONY: help setup test test-all test-oldest lint same-loss fuzz mini bench
 
 find := export GOMP_SPINCOUNT=2000 && source egs/common/env.sh && find_python test
 for_tests := $(find) && "$$python" -m
@@ -31,6 +31,9 @@ lint: ## run ruff, basedpyright, shellcheck, shfmt and the import rules
 
 same-loss: ## compare 20 training steps bit for bit with BASE=COMMIT (DATA=DIR: data directories of mini)
 	@$(find) && "$$python" tests/same_loss.py $(BASE) $(if $(DATA),--data $(DATA)) $(ARGS)
+
+fuzz: ## read N=1000000 damaged files with every parser (options: ARGS="--help")
+	@$(find) && "$$python" tests/safety/fuzz.py $(if $(N),--inputs $(N)) $(ARGS)
 
 mini: ## run the recipe that needs no corpus
 	@bash egs/mini/run.sh

@@ -29,6 +29,7 @@ from egs.common.corpus.prepare import (
     write_set,
 )
 from speakerlab.core.faults import Faults
+from speakerlab.core.reading import open_text
 from speakerlab.data.tables import read_table
 
 HERE = Path(__file__).resolve().parent
@@ -149,7 +150,7 @@ def check_files(
 
 def read_info(path: Path, speakers: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the tables of conditions of the used utterances from utt2info.csv."""
-    with path.open(encoding="utf-8", newline="") as lines:
+    with open_text(path, newline="") as lines:
         rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
     names = [name.lower() for name in rows[0]] if rows else []
     place = {name: names.index(name) for name in (*CONDITIONS.values(), GENDER) if name in names}

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from egs.cnceleb.joining import genre_of
 from egs.common.corpus.official import compare, read_official
 from speakerlab.core.faults import Faults
+from speakerlab.core.reading import read_text
 from speakerlab.data.tables import Trial, read_table
 
 LISTS = "eval/lists"  # enroll.map [W]:119, trials.lst [W]:128, enroll.lst [F]:21
@@ -80,7 +81,7 @@ def _without_ending(name: str) -> str:
 
 def read_words(path: Path, faults: Faults) -> list[str]:
     """Return the last word of each line of a list."""
-    words = [line.split()[-1] for line in path.read_text("utf-8").splitlines() if line.strip()]
+    words = [line.split()[-1] for line in read_text(path).splitlines() if line.strip()]
     for word, times in Counter(words).items():
         if times > 1:
             faults.add("duplicates", f"{path}: {times} lines with {word}; keep one")

@@ -27,6 +27,7 @@ from egs.common.corpus.official import compare, read_official
 from egs.common.corpus.prepare import LeftOut, make_parser, run, write_set
 from egs.voxceleb.layout import Part, find_parts
 from speakerlab.core.faults import Faults
+from speakerlab.core.reading import open_text
 from speakerlab.data.tables import Trial
 
 HERE = Path(__file__).resolve().parent
@@ -179,11 +180,13 @@ def read_genders(corpus: Path, speakers: set[str]) -> dict[str, str]:
     path = find_list(corpus, META)
     if path is None:
         return {}
-    with path.open(encoding="utf-8", newline="") as lines:
+    with open_text(path, newline="") as lines:
         rows = [row for row in csv.reader(lines, delimiter="\t") if row]
-    column = next((i for i, name in enumerate(rows[0]) if name.strip() == "Gender"), None)
+    column = next(
+        (i for i, name in enumerate(rows[0] if rows else []) if name.strip() == "Gender"), None
+    )
     if column is None:
-        raise ValueError(f"{path}: no column Gender in {rows[0]}; download it again")
+        raise ValueError(f"{path}: no column Gender in {rows[:1]}; download it again")
     genders = {row[0]: row[column].strip() for row in rows[1:] if len(row) > column}
     return {name: sex for name, sex in genders.items() if name in speakers and sex in ("m", "f")}
 

@@ -14,6 +14,7 @@ from speakerlab.bin.command import model_of, parser
 from speakerlab.core import process
 from speakerlab.core.atomic import check_writable
 from speakerlab.core.faults import Faults
+from speakerlab.core.reading import read_text
 from speakerlab.data.tables import read_table, write_rejected
 from speakerlab.inference.embedding_files import WRITERS
 from speakerlab.scoring.embeddings import EmbeddingTable
@@ -84,7 +85,7 @@ def find_files(args: Namespace) -> dict[str, Path]:
         return {name: Path(path) for name, path in read_table(args.wav_scp).items()}
     paths: list[Path] = args.files
     if args.list is not None:
-        lines = args.list.read_text(encoding="utf-8").splitlines()
+        lines = read_text(args.list).splitlines()
         paths = [Path(line.strip()) for line in lines if line.strip()]
     files: dict[str, Path] = {}
     faults = Faults()

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.bin.command import model_of, parser
+from speakerlab.core.reading import read_text
 from speakerlab.data.tables import read_table
 from speakerlab.inference.speaker_model import Verification
 from speakerlab.scoring.embeddings import EmbeddingTable
@@ -73,7 +74,7 @@ def result_text(result: Verification, *, far: float | None) -> str:
 
 def read_pairs(path: Path) -> Trials:
     """Read a trial list; the labels of a list of plain pairs are all False and mean nothing."""
-    rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = [line.split() for line in read_text(path).splitlines() if line.strip()]
     if not rows or len(rows[0]) != 2:
         return read_trials(path)
     for number, row in enumerate(rows, 1):

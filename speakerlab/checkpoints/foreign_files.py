@@ -10,7 +10,6 @@ import tarfile
 import tempfile
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +21,17 @@ import yaml
 from torch import Tensor
 
 from speakerlab.checkpoints.toolkit_config import read_config
+from speakerlab.config.layers import parse_yaml
 
 WESPEAKER_NAME = "avg_model.pt"
 NAMES = (WESPEAKER_NAME, "embedding_model.ckpt")  # the toolkits' names of their checkpoints
 ENDINGS = (".ckpt", ".bin", ".pt", ".pth")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 MAX_BYTES = 8 << 30  # of an unpacked archive; the largest published model has a fifth of it
+
+
+class RefusedError(ValueError):
+    """Archive that should not be unpacked."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,14 @@ def opened(path: Path) -> Iterator[Source]:
         if path.is_file() and path.name.lower().endswith(ARCHIVES):
             place = Path(scratch) / path.name.split(".")[0]
             unpack(path, place)
-        checkpoint = place if place.is_file() else _find_in(place)
-        files = [folder / "config.yaml" for folder in checkpoint.absolute().parents[:3]]
-        config = next((f for f in files if f.is_file() and read_config(f).toolkit), None)
-        classifier = checkpoint.with_name("classifier.ckpt")
-        yield Source(checkpoint, config, classifier if classifier.exists() else None)
+        try:
+            checkpoint = place if place.is_file() else _find_in(place)
+            files = [folder / "config.yaml" for folder in checkpoint.absolute().parents[:3]]
+            config = next((f for f in files if f.is_file() and read_config(f).toolkit), None)
+            classifier = checkpoint.with_name("classifier.ckpt")
+            yield Source(checkpoint, config, classifier if classifier.exists() else None)
+        except ValueError as error:  # names the archive instead of the folder it was unpacked into
+            raise ValueError(str(error).replace(str(place), str(path))) from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -80,7 +87,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             content = content[key]
     if not isinstance(content, Mapping) or not content:
         raise ValueError(f"{path}: is not a dictionary of tensors, but a {type(content).__name__}")
-    odd = [name for name, value in content.items() if not isinstance(value, Tensor)]
+    odd = [name for name, value in content.items() if not _is_whole(name, value)]
     if odd:
         raise ValueError(f"{path}: {odd[0]!r} is not a tensor; save the tensors alone")
     broken = [name for name, value in content.items() if not value.isfinite().all()]
@@ -91,6 +98,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         )
     prefix = "module." if all(name.startswith("module.") for name in content) else ""
     return {name.removeprefix(prefix): value for name, value in content.items()}
+
+
+def _is_whole(name: object, value: object) -> bool:
+    """Return whether this is a named tensor of as many values as the file holds for it."""
+    return (
+        isinstance(name, str)
+        and isinstance(value, Tensor)
+        and (value.layout, value.device.type) == (torch.strided, "cpu")
+        and not value.is_quantized
+        and value.nbytes <= value.untyped_storage().nbytes()
+    )
 
 
 def _find_in(folder: Path) -> Path:
@@ -104,16 +122,16 @@ def _find_in(folder: Path) -> Path:
     files = [file for file in sorted(folder.iterdir()) if file.suffix in ENDINGS]
     if len(files) != 1:
         shown = ", ".join(file.name for file in files[:5]) or "none"
-        raise FileNotFoundError(f"{folder}: checkpoints found: {shown}; name one checkpoint file")
+        raise ValueError(f"{folder}: checkpoints found: {shown}; name one checkpoint file")
     return files[0]
 
 
 def _saved_at(meta: Path) -> float:
     """Return when 3D-Speaker wrote a checkpoint; its trainer resumes from the newest."""
     try:
-        values = yaml.safe_load(meta.read_text(encoding="utf-8"))
+        values = parse_yaml(meta.read_bytes(), str(meta), yaml.SafeLoader)
         return float(values["unixtime"])
-    except (OSError, yaml.YAMLError, TypeError, KeyError, ValueError):
+    except (OSError, TypeError, LookupError, ValueError):
         return 0.0
 
 
@@ -141,9 +159,13 @@ def unpack(archive: Path, folder: Path) -> None:
                         path.parent.mkdir(parents=True, exist_ok=True)
                         with path.open("wb") as target:
                             shutil.copyfileobj(file, target)
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, RuntimeError) as error:
+    except RefusedError:
+        raise
+    except Exception as error:  # unpacking may raise anything
         reason = " ".join(str(error).split())
-        raise ValueError(f"{archive}: cannot be unpacked ({reason}); download it again") from error
+        raise ValueError(
+            f"{archive}: cannot be unpacked ({reason}); check the disk, or download it again"
+        ) from error
 
 
 def _check(archive: Path, members: Iterable[tuple[str, int, bool]]) -> None:
@@ -152,11 +174,13 @@ def _check(archive: Path, members: Iterable[tuple[str, int, bool]]) -> None:
     for name, size, is_plain in members:
         path = PureWindowsPath(name)  # understands both slashes, and drives
         if path.drive or path.root or ".." in path.parts:
-            raise ValueError(f"{archive}: member '{name}' points outside the folder; do not use it")
+            raise RefusedError(
+                f"{archive}: member '{name}' points outside the folder; do not use it"
+            )
         if not is_plain:
-            raise ValueError(f"{archive}: member '{name}' is a link or device; do not use it")
+            raise RefusedError(f"{archive}: member '{name}' is a link or device; do not use it")
         total += size
         if total > MAX_BYTES:
-            raise ValueError(
+            raise RefusedError(
                 f"{archive}: unpacks to more than {MAX_BYTES / 2**30:.0f} GiB; unpack it yourself"
             )

@@ -20,7 +20,9 @@ from typing import Any
 from urllib.parse import quote
 
 from speakerlab.checkpoints.catalogue import MODELS, MODELSCOPE, PREFIX, HubModel, known_name
+from speakerlab.checkpoints.model_files import read_source
 from speakerlab.core.atomic import alone, file_sha256, write_json
+from speakerlab.core.reading import read_json
 
 log = logging.getLogger(__name__)
 PIN = "@sha256:"
@@ -59,7 +61,7 @@ def _is_cached(folder: Path, pinned: str) -> bool:
     card = folder / "card.json"
     if not card.exists():
         return False
-    return not pinned or json.loads(card.read_text("utf-8"))["source"]["sha256"] == pinned
+    return not pinned or (read_source(folder) or {}).get("sha256") == pinned
 
 
 def _import(name: str, cache: Path, pinned: str) -> None:
@@ -67,7 +69,7 @@ def _import(name: str, cache: Path, pinned: str) -> None:
     from speakerlab.checkpoints.foreign import import_checkpoint  # imports torch
 
     model, folder, lock = MODELS[name], cache / name, cache / LOCK
-    first_digests = json.loads(lock.read_text(encoding="utf-8")) if lock.exists() else {}
+    first_digests = read_json(lock) if lock.exists() else {}
     wanted = pinned or first_digests.get(name)
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         file = folder / model.file

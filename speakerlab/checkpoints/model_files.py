@@ -3,18 +3,25 @@
 In: the path of an experiment or of a model folder. Out: paths and plain values.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from speakerlab.checkpoints.catalogue import near_miss
+from speakerlab.config.layers import flatten, merge_layers
+from speakerlab.core.reading import AGAIN, keys, read_json, read_text
 from speakerlab.diarization.tuning import Tuning
 from speakerlab.scoring.calibration import Calibration
 
 CALIBRATION = "calibration.json"
 TUNING = "diarization.json"
+# What a config.yaml must have to be read without building the model.
+SETTINGS = {"model.name": str, "frontend.sample_rate": int, "data.dir": str, "data.train": list}
+CARD = keys(
+    {"train_utterances": int, "train_hours": float, "train_sha256": str}
+    | dict.fromkeys(("source", "init_source"), dict[str, Any] | None)
+    | {f"train_{name}": list[str] for name in ("corpus", "page", "licence", "languages")},
+    **{"sha256": str, "embed_dim": int, "parameters": int},
+)
 
 
 def find_model(path: Path) -> Path:
@@ -34,7 +41,7 @@ def find_model(path: Path) -> Path:
 
 def read_card(path: Path) -> dict[str, Any]:
     """Read the facts about a model, its sha256 among them."""
-    return json.loads((find_model(path) / "card.json").read_text(encoding="utf-8"))
+    return read_json(find_model(path) / "card.json", like=CARD)
 
 
 def read_source(path: Path) -> dict[str, Any] | None:
@@ -45,7 +52,13 @@ def read_source(path: Path) -> dict[str, Any] | None:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Read the configuration of a model as plain values."""
-    return yaml.safe_load((find_model(path) / "config.yaml").read_text(encoding="utf-8"))
+    file = find_model(path) / "config.yaml"
+    values, _ = merge_layers([file])
+    flat = flatten(values)
+    for key, kind in SETTINGS.items():
+        if not isinstance(flat.get(key), kind):
+            raise ValueError(f"{file}: {key} is missing, or no {kind.__name__}; {AGAIN}")
+    return values
 
 
 def read_calibration(folder: Path) -> Calibration | None:
@@ -53,7 +66,7 @@ def read_calibration(folder: Path) -> Calibration | None:
     path = folder / CALIBRATION
     if not path.exists():
         return None
-    return Calibration.from_dict(json.loads(path.read_text(encoding="utf-8")), where=str(path))
+    return Calibration.from_dict(read_json(path), where=str(path))
 
 
 def read_tuning(folder: Path) -> Tuning:
@@ -61,13 +74,13 @@ def read_tuning(folder: Path) -> Tuning:
     path = folder / TUNING
     if not path.exists():
         return Tuning()
-    return Tuning.from_dict(json.loads(path.read_text(encoding="utf-8")), where=str(path))
+    return Tuning.from_dict(read_json(path), where=str(path))
 
 
 def read_classes(path: Path) -> list[str]:
     """Read `speakers.txt` of a published model; empty if it has no head."""
     file = find_model(path) / "speakers.txt"
-    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return read_text(file).splitlines() if file.exists() else []
 
 
 def embeddings_stem(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from speakerlab.checkpoints.model_files import (
     CALIBRATION,
@@ -22,7 +22,7 @@ from speakerlab.checkpoints.model_files import (
     read_card,
     read_tuning,
 )
-from speakerlab.config.embedder import Embedder, build_embedder
+from speakerlab.config.embedder import Embedder, build_backbone, build_embedder
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import check_writable, file_sha256, replacing, write_json, write_text
 from speakerlab.diarization.tuning import Tuning
@@ -96,8 +96,11 @@ def load_published(path: Path) -> Published:
     if digest != wanted:
         raise ValueError(f"{weights}: sha256 is {digest} instead of {wanted}; copy the model again")
     config = load_config([folder / "config.yaml"])
+    with torch.device("meta"):  # takes no memory for other sizes than those of the file
+        network = nn.ModuleDict({"backbone": build_backbone(config)})
+    tensors = read_tensors_of(network, weights)
     embedder = build_embedder(config)
-    embedder.load_state_dict(read_tensors(weights))
+    embedder.load_state_dict(tensors)
     stored = read_calibration(folder), read_tuning(folder)
     return Published(folder, config, embedder.eval(), digest, *stored)
 
@@ -106,7 +109,7 @@ def load_initial(exp_dir: Path, config: Config) -> Embedder:
     """Load the embedder as its training began: random, or from --init."""
     embedder = build_embedder(config)
     if (exp_dir / INITIAL).exists():
-        embedder.load_state_dict(read_tensors(exp_dir / INITIAL))
+        embedder.load_state_dict(read_tensors_of(embedder, exp_dir / INITIAL))
     return embedder.eval()
 
 
@@ -119,8 +122,26 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file; ValueError with one line if it is not one."""
     try:
         return load_file(path)
-    except SafetensorError as error:
+    except OSError:
+        raise
+    except Exception as error:  # a header of unknown types may raise others than its own
         raise ValueError(f"{path}: is not a safetensors file ({error}); copy it again") from error
+
+
+def read_tensors_of(module: nn.Module, path: Path) -> dict[str, Tensor]:
+    """Read the weights of a module; ValueError if the file has others, or of other shapes."""
+    own, loaded = module.state_dict(), read_tensors(path)
+    odd = [
+        name
+        for name in sorted(own.keys() | loaded.keys())
+        if name not in own or name not in loaded or own[name].shape != loaded[name].shape
+    ]
+    if odd:
+        raise ValueError(
+            f"{path}: is not of the configured model: {len(odd)} tensors are missing, unexpected "
+            f"or of another shape ({', '.join(odd[:3])}); use its model section"
+        )
+    return loaded
 
 
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:

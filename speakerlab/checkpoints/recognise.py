@@ -155,7 +155,7 @@ def _shapes_of(
     model: str, feat_dim: int, args: tuple[tuple[str, object], ...]
 ) -> dict[str, Shape] | None:
     """Return our name -> shape of a model's tensors; None if these arguments are invalid."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # no memory for wrong sizes
         try:
             backbone = MODELS[model](feat_dim=feat_dim, **dict(args))
         except ValueError:

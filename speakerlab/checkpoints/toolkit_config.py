@@ -5,13 +5,18 @@ training speakers. Needs no torch, so that `speakerlab import --help` is quick.
 """
 
 import csv
+import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+
+from speakerlab.config.layers import parse_yaml
+from speakerlab.core.reading import open_text
 
 Toolkit = Literal["3dspeaker", "wespeaker"]
 TITLES: Mapping[Toolkit, str] = {"3dspeaker": "3D-Speaker", "wespeaker": "WeSpeaker"}
@@ -25,6 +30,7 @@ FRONTENDS: Mapping[str, Mapping[str, Any]] = {
 # WeSpeaker's copies of 3D-Speaker's models take 3D-Speaker's features; these are the names of their
 # folders and archives (cli/hub.py, cli/speaker.py).
 CONVERTED = ("campplus_cn_common_200k", "eres2net_cn_commom_200k")
+MAX_SIZE = 1_000_000  # of features, in Hz, ms or bins
 SPEEDS = (1.0, 0.9, 1.1)  # the order in which both toolkits number the speakers of each speed
 HEADS = {
     "arc_margin": "aam_softmax",
@@ -88,7 +94,12 @@ class ForeignConfig:
             kind = str(args.get("project_type"))
         if kind not in HEADS:
             return None
-        ours: dict[str, Any] = {"scale": float(args.get("scale", 32.0))}
+        scale = args.get("scale", 32.0)
+        if not isinstance(scale, int | float) or not 0 < scale < math.inf:
+            raise ValueError(
+                f"{self.path}: the scale {scale!r} of the head is not a number above 0"
+            )
+        ours: dict[str, Any] = {"scale": float(scale)}
         if HEADS[kind] == "aam_softmax":
             ours["easy_margin"] = bool(args.get("easy_margin", False))
         return {"name": HEADS[kind], "args": ours}
@@ -99,7 +110,11 @@ class ForeignConfig:
         if not isinstance(listed, str) or self.path is None:
             return None
         places = [Path(listed), *(parent / listed for parent in self.path.absolute().parents[:4])]
-        return next((place for place in places if place.is_file()), None)
+        for place in places:
+            with suppress(OSError):  # a name that is too long
+                if place.is_file():
+                    return place
+        return None
 
     def _section(self, *keys: str) -> Mapping[str, Any]:
         found: Any = self.values
@@ -108,8 +123,10 @@ class ForeignConfig:
         return found
 
     def _whole(self, value: object) -> int:
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{self.path}: feature size {value!r} is not a positive whole number")
+        if not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+            raise ValueError(
+                f"{self.path}: feature size {value!r} is not a whole number from 1 to {MAX_SIZE}"
+            )
         return value
 
 
@@ -117,11 +134,7 @@ def read_config(path: Path | None) -> ForeignConfig:
     """Read a config.yaml as plain data; ValueError, one line, for a tag that names code."""
     if path is None:
         return ForeignConfig(None, None, {})
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        found = " ".join(str(error).split())
-        raise ValueError(f"{path}: is not plain YAML ({found}); nothing was imported") from None
+    values = parse_yaml(path.read_bytes(), str(path), yaml.SafeLoader)
     values = values if isinstance(values, dict) else {}
     toolkit: Toolkit | None = "wespeaker" if "model_args" in values else None
     return ForeignConfig(path, "3dspeaker" if "embedding_model" in values else toolkit, values)
@@ -142,12 +155,12 @@ def read_speakers(path: Path, *, num_rows: int) -> list[str] | None:
     A 3D-Speaker list is CSV with a column `spk`, speakers in order of appearance; a WeSpeaker list
     has lines `utterance speaker`, speakers sorted.
     """
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".csv":
-        rows = csv.DictReader(text.splitlines(), skipinitialspace=True)
-        speakers = list(dict.fromkeys(row["spk"] for row in rows if row.get("spk")))
-    else:
-        speakers = sorted({line.split()[1] for line in text.splitlines() if len(line.split()) > 1})
+    with open_text(path) as lines:
+        if path.suffix == ".csv":
+            rows = csv.DictReader(lines, skipinitialspace=True)
+            speakers = list(dict.fromkeys(row["spk"] for row in rows if row.get("spk")))
+        else:
+            speakers = sorted({words[1] for words in map(str.split, lines) if len(words) > 1})
     speeds = SPEEDS if num_rows == len(speakers) * len(SPEEDS) else (1.0,)
     from speakerlab.data.labels import class_names  # torch: `import --help` needs none
 

@@ -23,12 +23,24 @@ def build_embedder(config: Config) -> "Embedder":
     """Build waveform to embedding, with weights drawn from the configuration's seed."""
     torch.manual_seed(config.seed)
     fbank = Fbank(**config.frontend)
-    backbone = MODELS[config.model.name](feat_dim=fbank.num_mel_bins, **config.model.args)
+    backbone = build_backbone(config)
     vad = None
     if config.vad is not None:
         vad = EnergyVad(sample_rate=config.frontend["sample_rate"], **config.vad)
     max_seconds = config.model.max_seconds
     return Embedder(fbank=fbank, backbone=backbone, max_seconds=max_seconds, vad=vad)
+
+
+def build_backbone(config: Config) -> nn.Module:
+    """Build the network; ValueError if there is none of these arguments."""
+    name, args = config.model.name, config.model.args
+    try:
+        return MODELS[name](feat_dim=config.frontend["num_mel_bins"], **args)
+    except ValueError:
+        raise
+    except Exception as error:  # of torch, for impossible sizes
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"model.args: no {name} can be built ({reason}); correct them") from error
 
 
 class Embedder(nn.Module):

@@ -13,6 +13,8 @@ import yaml
 
 from speakerlab.core.faults import nearest
 
+MAX_VALUES = 100_000
+SURROGATE = re.compile("[\ud800-\udfff]")  # of a byte that is not UTF-8
 CONF = (Path(__file__).parents[1] / "conf").resolve()  # in a clone a link to its conf/
 
 
@@ -21,9 +23,9 @@ def merge_layers(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return (merged values, key path -> the layer that set it last)."""
     merged: dict[str, Any] = {}
-    origin: dict[str, str] = {}
+    origin = {"": ", ".join(map(str, layers))}  # of what no layer has
     for path in map(find_layer, layers):
-        layer = _parse_yaml(path.read_bytes(), str(path))
+        layer = parse_yaml(path.read_bytes(), str(path))
         if layer is not None and not isinstance(layer, dict):
             raise ValueError(f"{path}: {layer!r} is not a set of 'section: ...' lines; see conf/")
         _merge(merged, _renamed(layer or {}), (), str(path), origin)
@@ -103,9 +105,10 @@ def _parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ValueError(f"--set: '{text}' is not key.path=value, such as training.lr=0.1")
-    nested: Any = _parse_yaml(value, f"--set {text}")
+    nested: Any = parse_yaml(value, f"--set {text}")
     for part in reversed(key.split(".")):
         nested = {part: nested}
+    _refuse_odd(nested, f"--set {text}")
     return nested
 
 
@@ -142,10 +145,10 @@ _Dumper.add_implicit_resolver(
 )
 
 
-def _parse_yaml(text: str | bytes, where: str) -> Any:
+def parse_yaml(text: str | bytes, where: str, loader: type[yaml.SafeLoader] = _Loader) -> Any:
     """Return plain values; raise ValueError naming the place and the line of a file."""
     try:
-        return yaml.load(text, _Loader)  # a SafeLoader: builds plain values only
+        values = yaml.load(text, loader)  # a SafeLoader: builds plain values only
     except yaml.MarkedYAMLError as error:
         problem, mark, begin = f"{error.problem}", error.problem_mark, error.context_mark
         if mark and isinstance(text, bytes):
@@ -154,3 +157,25 @@ def _parse_yaml(text: str | bytes, where: str) -> Any:
         raise ValueError(f"{where}: is not valid YAML: {problem}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{where}: is not valid YAML: {' '.join(str(error).split())}") from None
+    except Exception as error:  # constructors of tags, such as !!timestamp, may raise anything
+        raise ValueError(f"{where}: is not valid YAML: {type(error).__name__}") from None
+    _refuse_odd(values, where)
+    return values
+
+
+def _refuse_odd(values: Any, where: str) -> None:
+    """Refuse keys that are not scalars, and references that repeat much of a text, or itself."""
+    left, count = [values], 0
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            if odd := [key for key in value if not isinstance(key, str | int | float | None)]:
+                raise ValueError(f"{where}: is not valid YAML: {odd[0]!r} is no key; write text")
+            left += [*value.values(), *value]
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, str) and SURROGATE.search(value):
+            raise ValueError(f"{where}: is not valid YAML: {value!r} is no text; correct it")
+        count += 1
+        if count > MAX_VALUES:
+            raise ValueError(f"{where}: has more than {MAX_VALUES} values; write fewer")

@@ -38,8 +38,9 @@ def note_error(
             faults.add("unknown keys", f"{where}: unknown key{hint}")
         elif items[0]["type"] == "missing":
             faults.add("missing keys", f"{where}: is missing; add it")
-        elif not where:  # the whole configuration, too long to show
-            faults.add("bad values", str(items[0].get("ctx", {}).get("error")))
+        elif not place and not keys:  # the whole configuration, too long to show
+            text = str(items[0].get("ctx", {}).get("error"))
+            faults.add("bad values", f"{text} ({where})" if where else text)
         else:
             faults.add("bad values", f"{where}: {_complaint(items)}")
 
@@ -99,8 +100,8 @@ def _section(schema: type[BaseModel], key: str) -> type[BaseModel] | None:
 def where_from(origin: Mapping[str, str], path: Sequence[str]) -> str:
     """Return the key, with the layer that set it or its section."""
     key = ".".join(path)
-    holders = [".".join(path[:end]) for end in range(len(path), 0, -1)]
+    holders = [".".join(path[:end]) for end in range(len(path), -1, -1)]
     layer = next((origin[holder] for holder in holders if holder in origin), "")
     if not layer or layer.startswith(f"--set {key}="):
         return layer or key
-    return f"{layer}: {key}"
+    return f"{layer}: {key}" if key else layer

@@ -146,7 +146,7 @@ class Config(Section):
     for verification without labels, with an `objective` instead of a head.
     """
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     task: Literal["verification", "identification", "ssl"] = "verification"
     model: ModelConfig
     head: Component = Component(name="aam_softmax")

@@ -7,9 +7,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from speakerlab.data.codecs import check_codec
 
 STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-Positive = Annotated[float, Field(gt=0)]
+MOST = 10**9  # products of larger numbers overflow
+Positive = Annotated[float, Field(gt=0, le=MOST)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(gt=0, le=MOST)]
 
 
 def _ascending(ends: tuple[float, float]) -> tuple[float, float]:
@@ -25,7 +26,7 @@ def _from_one(speeds: tuple[float, ...]) -> tuple[float, ...]:
 
 
 Range = Annotated[tuple[float, float], AfterValidator(_ascending)]
-NotNegative = Annotated[float, Field(ge=0)]
+NotNegative = Annotated[float, Field(ge=0, le=MOST)]
 Codecs = Annotated[tuple[Annotated[str, AfterValidator(check_codec)], ...], Field(min_length=1)]
 Speed = Annotated[float, Field(ge=0.5, le=2)]
 Speeds = Annotated[tuple[Speed, ...], AfterValidator(_from_one)]

@@ -15,6 +15,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from speakerlab.core.atomic import replacing
+from speakerlab.core.reading import parse_json
 
 DTYPES = {"U8": "<u1", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
 BLOCK_BYTES = 1 << 22
@@ -67,17 +68,20 @@ def write_arrays(
         partial.chmod(mode)
 
 
-def map_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def map_arrays(
+    path: Path, names: Iterable[str] = (), *, like: Any = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """(arrays and strings, facts) of a file of `write_arrays`, as views of the mapped file.
 
-    Raises ValueError with one line where the file is damaged.
+    names: arrays that it must have. like: type of its facts, of `keys`. Raises ValueError with one
+    line where the file is damaged or of another version.
     """
     data = np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.zeros(0, "u1")
     try:
         length = int(data[:8].view("<u8")[0])
         header = json.loads(data[8 : 8 + length].tobytes())
         metadata = header.pop("__metadata__")
-        facts = json.loads(metadata["facts"])
+        facts = parse_json(metadata["facts"], dict[str, Any], like=like, where="facts")
         arrays: dict[str, Any] = {}
         crc = zlib.crc32(metadata["facts"].encode())
         # Read, not mapped: else all of it would count as this process's memory.
@@ -95,7 +99,9 @@ def map_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             raise ValueError("another checksum")
         for name in [name[: -len(".blob")] for name in arrays if name.endswith(".blob")]:
             arrays[name] = Strings(arrays.pop(f"{name}.blob"), arrays.pop(f"{name}.ends"))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        if missing := sorted({*names} - arrays.keys()):
+            raise ValueError(f"no {missing[0]}")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{path}: is damaged ({error}); remove it and run the stage that wrote it again"
         ) from error

@@ -19,7 +19,7 @@ import numpy as np
 
 from speakerlab.core.atomic import alone, replacing
 from speakerlab.data import audio
-from speakerlab.data.tables import read_rejected, read_table
+from speakerlab.data.tables import read_durations, read_rejected, read_table
 
 log = logging.getLogger(__name__)
 
@@ -87,14 +87,14 @@ def find_recordings(folder: Path, *, sample_rate: int) -> Recordings | None:
             f"{table}: {unknown} must be noise, music or speech, got "
             f"{kind_of.get(unknown, 'no line')}; correct it, or remove the table"
         )
-    seconds = read_table(folder / "utt2dur") if (folder / "utt2dur").exists() else {}
+    seconds = read_durations(folder)
     lengths = []
     for name in ids:
         info = audio.read_info(wavs[name], sample_rate=sample_rate)
-        if name in seconds and abs(info.seconds - float(seconds[name])) > 1e-3:
+        if name in seconds and abs(info.seconds - seconds[name]) > 1e-3:
             raise ValueError(
                 f"{wavs[name]}: has changed since it was checked, got {info.seconds:.3f} s for "
-                f"{float(seconds[name]):.3f}; restore it, or run stage 1 again"
+                f"{seconds[name]:.3f}; restore it, or run stage 1 again"
             )
         lengths.append(info.num_samples)
     paths, kinds = (tuple(table[name] for name in ids) for table in (wavs, kind_of))
@@ -133,7 +133,15 @@ def map_bank(recordings: Recordings) -> Bank:
 
 
 def open_bank(path: Path, ids: tuple[str, ...], kinds: tuple[str, ...], ends_K: np.ndarray) -> Bank:
-    return Bank(ids, kinds, ends_K, np.asarray(np.load(path, mmap_mode="r")), path)
+    try:
+        wave_S = np.asarray(np.load(path, mmap_mode="r"))
+    except OSError:
+        raise
+    except Exception:  # parsing a header may raise anything
+        wave_S = audio.NO_SAMPLES
+    if (wave_S.dtype, wave_S.shape) != (np.int16, (ends_K[-1],)):
+        raise ValueError(f"{path}: is damaged; remove it, it is made again")
+    return Bank(ids, kinds, ends_K, wave_S, path)
 
 
 def _write_bank(path: Path, recordings: Recordings) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
+from speakerlab.core.reading import open_text
 from speakerlab.data import audio, tables
 from speakerlab.data.columns import store_columns
 
@@ -93,13 +94,10 @@ def _check_tables(data_dir: DataDir, faults: Faults) -> None:
         if path.endswith("|"):
             text = f"run `{path.rstrip('| ')} > {recording}.wav` once and put the file's path there"
             faults.add("pipes", f"{wavs} {recording} is a command: '{path}'; {text}")
-    for utterance, (recording, start, end) in data_dir.segments.items():
+    for utterance, (recording, _, _) in data_dir.segments.items():
         if recording not in data_dir.wavs:
             text = f"names recording {recording}, which is not in wav.scp; correct one of them"
             faults.add("unknown recordings", f"{segments} {utterance} {text}")
-        if not 0 <= start < end:
-            text = f"must have 0 <= start < end, got {start} {end}; correct it"
-            faults.add("bad segments", f"{segments} {utterance} {text}")
     if data_dir.speakers is not None:
         _check_speakers(data_dir, data_dir.speakers, faults)
     _check_conditions(data_dir, faults)
@@ -219,7 +217,7 @@ def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) ->
 def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> None:
     """Check that test ids are utterances, enrolment ids utterances or models, with good audio."""
     enrol, first = dict[str, int](), dict[str, int]()  # id -> the first line that needs it
-    with path.open(encoding="utf-8") as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, 1):
             words = line.split()
             if len(words) != 3 or words[2] not in ("target", "nontarget"):

@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from speakerlab.core.atomic import file_sha256
+from speakerlab.core.reading import keys
 from speakerlab.data.arrays import Strings, map_arrays, stable_hash, write_arrays
-from speakerlab.data.tables import read_rejected, read_segments, read_table
+from speakerlab.data.tables import read_durations, read_rejected, read_segments, read_table
 
 NAME = "columns.safetensors"  # in the data directory, made from its tables
 # Fields of `Columns` in the file, where their names are singular: id, folder, file_name, speaker.
 STORED = ("ids", "hash_N", "folders", "file_names", "folder_F", "file_N")
 STORED += ("start_N", "num_samples_N", "speaker_N", "speakers")
+KNOWN = keys(tables=dict[str, tuple[int, int, str]], sample_rate=int, sha256=str)
 TABLES = ("wav.scp", "segments", "utt2spk", "utt2dur", "rejected.tsv")
 
 
@@ -56,7 +58,8 @@ def read_columns(folder: Path, *, sample_rate: int) -> Columns:
     Raises FileNotFoundError where it was not checked, ValueError where it has changed since.
     """
     if (folder / NAME).exists():
-        arrays, facts = map_arrays(folder / NAME)
+        names = [field.removesuffix("s") for field in STORED]
+        arrays, facts = map_arrays(folder / NAME, names, like=KNOWN)
         if is_fresh(folder, facts) and facts["sample_rate"] == sample_rate:
             columns = {field: arrays[field.removesuffix("s")] for field in STORED}
             columns["speakers"] = tuple(columns["speakers"])
@@ -140,7 +143,7 @@ def _list_rows(folder: Path, sample_rate: int) -> Iterator[tuple[int, str, str, 
         raise FileNotFoundError(
             f"{folder}: has not been checked (no utt2dur); run stage 1, or `speakerlab check`"
         )
-    wavs, seconds = read_table(folder / "wav.scp"), read_table(folder / "utt2dur")
+    wavs, seconds = read_table(folder / "wav.scp"), read_durations(folder)
     speakers = read_table(folder / "utt2spk") if (folder / "utt2spk").exists() else {}
     segments = read_segments(folder / "segments")
     rejected = read_rejected(folder)
@@ -156,7 +159,9 @@ def _list_rows(folder: Path, sample_rate: int) -> Iterator[tuple[int, str, str, 
         raise ValueError(f"{folder}/utt2spk: {min(unknown)} has no speaker; add its line")
     for utterance in seconds.keys() - rejected.keys():
         recording, start, _ = segments.get(utterance, (utterance, 0.0, 0.0))
-        first, length = start * sample_rate, float(seconds[utterance]) * sample_rate
+        if recording not in wavs:
+            raise ValueError(f"{folder}/wav.scp: lacks {recording}, of {utterance}; add its line")
+        first, length = start * sample_rate, seconds[utterance] * sample_rate
         speaker = speakers.get(utterance, utterance)
         where = wavs[recording], speaker, round(first), round(length)
         yield stable_hash(utterance), utterance, *where

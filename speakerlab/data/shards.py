@@ -27,6 +27,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from speakerlab.core.reading import keys
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, map_arrays, stable_hash, write_arrays
 
@@ -60,6 +61,12 @@ class Layout:
     def of_features(cls, *, sample_rate: int, frame_shift: int, num_bins: int) -> "Layout":
         """For fbank; frame_shift in samples."""
         return cls("fbank", sample_rate, sample_rate // frame_shift, 4 * num_bins)
+
+
+# Arrays and facts of the index.
+ARRAYS = ("shard", "id", "shard_N", "start_N", "num_units_N", "block_N", "crc_K")
+ARRAYS += ("block_start_K", "block_size_K")
+KNOWN = keys(layout=Layout, sha256=str, facts=dict[str, Any])
 
 
 class ShardWriter:
@@ -231,8 +238,7 @@ class Packed:
         return units[offset : offset + count]
 
     def write(self) -> None:
-        names = ("shard_N", "start_N", "num_units_N", "block_N", "crc_K")
-        arrays = {name: getattr(self, name) for name in (*names, "block_start_K", "block_size_K")}
+        arrays = {name: getattr(self, name) for name in ARRAYS[2:]}
         arrays |= {"shard": Strings.of(self.shards), "id": self.ids}
         known = {"layout": asdict(self.layout), "sha256": self.sha256, "facts": self.facts}
         write_arrays(self.folder / INDEX, arrays, known)
@@ -243,7 +249,7 @@ def read_packed(folder: Path, kind: Kind) -> Packed | None:
     place = folder / FOLDERS[kind]
     if not (place / INDEX).exists():
         return None
-    arrays, known = map_arrays(place / INDEX)
+    arrays, known = map_arrays(place / INDEX, ARRAYS, like=KNOWN)
     known["layout"] = Layout(**known["layout"])
     shards, ids = tuple(arrays.pop("shard")), arrays.pop("id")
     return Packed(folder=place, shards=shards, ids=ids, **known, **arrays)

@@ -27,6 +27,7 @@ NO_CONDITIONS = {"utt2spk", "utt2dur", "utt2num_frames", "spk2utt"}
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # not in a line of UTF-8
 SURROGATE = re.compile("[\ud800-\udfff]")  # what a byte that is not UTF-8 is read as
 Trial = tuple[str, str, bool]  # enrolment id, test id, same speaker
+MAX_SECONDS = 1e9  # 32 years; a later time is damage
 
 
 def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
@@ -69,14 +70,32 @@ def read_segments(path: Path, faults: Faults | None = None) -> dict[str, tuple[s
         try:
             recording, start, end = text.split()
             segments[utterance] = (recording, float(start), float(end))
+            is_wrong = not 0 <= float(start) < float(end) < MAX_SECONDS
         except ValueError:
-            own.add(
-                "bad lines",
-                f"{path}: {utterance} must be 'recording start end', got '{text}'; correct it",
-            )
+            is_wrong = True
+        if is_wrong:
+            wanted = "'recording start end' with 0 <= start < end"
+            line = f"{path}: {utterance} must be {wanted}, got '{text}'; correct it"
+            own.add("bad segments", line)
     if faults is None:
         own.raise_if_any(f"{path}: refused")
     return segments
+
+
+def read_durations(folder: Path) -> dict[str, float]:
+    """`utt2dur`: id -> seconds; empty where there is no such file."""
+    path, faults = folder / "utt2dur", Faults()
+    seconds: dict[str, float] = {}
+    for utterance, text in (read_table(path) if path.exists() else {}).items():
+        try:
+            seconds[utterance] = float(text)
+        except ValueError:
+            seconds[utterance] = -1.0
+        if not 0 <= seconds[utterance] < MAX_SECONDS:
+            line = f"{path}: {utterance} must have a duration in seconds, got '{text}'"
+            faults.add("bad durations", f"{line}; run stage 1, or `speakerlab check`, again")
+    faults.raise_if_any()
+    return seconds
 
 
 def read_enroll(path: Path, faults: Faults | None = None) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ from speakerlab.core.faults import Faults
 
 Region = tuple[float, float]  # start and end in seconds
 Row = TypeVar("Row")
+MAX_SECONDS = 1e9  # 32 years; a later time is damage
 
 
 class Turn(NamedTuple):
@@ -200,8 +201,10 @@ def _seconds(word: str, what: str) -> float:
         value = float(word)
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf:
-        raise ValueError(f"the {what} must be seconds from 0 on, got {word}; correct it")
+    if not 0 <= value < MAX_SECONDS:
+        raise ValueError(
+            f"the {what} must be seconds from 0 to {MAX_SECONDS:g}, got {word}; correct it"
+        )
     return value
 
 

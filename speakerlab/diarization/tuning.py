@@ -1,10 +1,12 @@
 """The clustering that fits a model, learned on recordings with known turns and stored with it."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from speakerlab.core.reading import parse_json
 from speakerlab.diarization.clustering import METHODS, THRESHOLD, Method
 
 NAMES = ("ahc", "spectral")  # of the methods that need no PLDA
@@ -32,13 +34,10 @@ class Tuning:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, where: str) -> "Tuning":
         """Build from what `asdict` gave. Raises ValueError for values that cannot be used."""
-        try:
-            made = cls(**values)
-            if made.method in NAMES and math.isfinite(made.threshold):
-                return made
-        except TypeError:
-            pass
+        fix = "run `speakerlab calibrate --for diarization` again"
+        made = parse_json(json.dumps(values), cls, where=where, fix=fix)
+        if made.method in NAMES and math.isfinite(made.threshold):
+            return made
         raise ValueError(
-            f"{where}: holds no method and threshold of diarization, got {values}; run `speakerlab "
-            "calibrate --for diarization` again"
+            f"{where}: holds no method and threshold of diarization, got {values}; {fix}"
         )

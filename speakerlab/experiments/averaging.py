@@ -5,7 +5,6 @@ Izmailov et al., Averaging Weights Leads to Wider Optima, UAI 2018, arXiv 1803.0
 learning rate schedule; BatchNorm's statistics are averaged like weights, as in WeSpeaker.
 """
 
-import json
 import logging
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from speakerlab.checkpoints.published import publish, refuse_other_folder
 from speakerlab.config.build import build_embedder, build_head
 from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import load_config
+from speakerlab.core.reading import read_json, read_text
 from speakerlab.losses.head import Head
 from speakerlab.training.checkpoint import list_checkpoints, load_state, read_checked, read_note
 
@@ -41,7 +41,7 @@ def average_newest(
     own = nn.ModuleDict(parts).state_dict()
     sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in own.items()}
     for folder in folders:
-        task = load_state(read_checked(folder))["task"]
+        task = load_state(read_checked(folder), where=folder)["task"]
         for name, total in sums.items():
             total += task[name].to(total) / len(folders)
     for name, tensor in own.items():
@@ -65,11 +65,11 @@ def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]
     config = load_config([recorded])
     embedder, head, classes = build_embedder(config), None, list[str]()
     if config.task == "identification":
-        classes = (exp_dir / "speakers.txt").read_text(encoding="utf-8").splitlines()
+        classes = read_text(exp_dir / "speakers.txt").splitlines()
         head = build_head(config, embed_dim=embedder.embed_dim, num_classes=len(classes))
     steps = average_newest(exp_dir, num, embedder, head)
     run = exp_dir / "run.json"
-    facts = json.loads(run.read_text(encoding="utf-8")) if run.exists() else {}
+    facts = read_json(run) if run.exists() else {}
     return steps, publish(
         out,
         embedder=embedder,

@@ -1,7 +1,6 @@
 """Check that a resumed run matches its earlier part and every rank rank 0; one run at a time."""
 
 import fcntl
-import json
 import os
 import socket
 import time
@@ -13,6 +12,7 @@ from speakerlab.checkpoints.model_files import find_model, read_card, read_class
 from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import Config, differences, load_config
 from speakerlab.core.atomic import file_sha256, write_text
+from speakerlab.core.reading import read_json
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
 from speakerlab.training.checkpoint import list_checkpoints, was_begun
 from speakerlab.training.distributed import Ranks
@@ -170,7 +170,7 @@ def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str
     digest = None if init is None else file_sha256(find_model(init) / "embedder.safetensors")
     recorded = exp_dir / "run.json"
     if recorded.exists() and was_begun(exp_dir):
-        begun = json.loads(recorded.read_text(encoding="utf-8")).get("init_sha256")
+        begun = read_json(recorded).get("init_sha256")
         if begun != digest:
             raise ValueError(
                 f"{recorded}: a resumed run must keep its initial model: {begun} -> {digest}; "

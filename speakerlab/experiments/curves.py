@@ -14,7 +14,10 @@ import numpy as np
 
 from speakerlab.checkpoints.model_files import read_card, read_settings
 from speakerlab.core.atomic import write_text
+from speakerlab.core.reading import keys, parse_json, read_json
 
+LOGGED = keys(kind=str, step=int)  # in metrics.jsonl
+REFERENCE = keys(settings=dict[str, Any], curves=dict[str, dict[str, list[float]]])
 Curve = tuple[list[int], list[float]]  # steps, values
 Reference = dict[str, Any]  # settings, seeds, and the curves: name -> step, median, low, high
 SETTINGS = ("parameters", "classes", "train_speakers", "train_utterances", "steps")  # in the card
@@ -34,9 +37,9 @@ IN_REFERENCE = ("loss", "learning rate", "validation EER in %")
 def read_curves(path: Path) -> dict[str, Curve]:
     """Read metrics.jsonl as name -> (steps, values); the last values of a repeated step count."""
     rows: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
         try:
-            rows.append(json.loads(line))
+            rows.append(parse_json(line, dict[str, Any], like=LOGGED, where=path))
         except ValueError:  # the last line, cut by a kill
             continue
     curves: dict[str, Curve] = {}
@@ -46,7 +49,7 @@ def read_curves(path: Path) -> dict[str, Curve]:
             if row.get("kind") == kind:
                 while curve and curve[-1][0] >= row["step"]:
                     curve.pop()
-                if key in row:
+                if isinstance(row.get(key), int | float):
                     curve.append((row["step"], factor * row[key]))
         if len(curve) > 1:
             curves[name] = [step for step, _ in curve], [value for _, value in curve]
@@ -119,4 +122,4 @@ def _smooth(
 
 
 def _read(path: Path) -> list[Reference]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return read_json(path, list[Reference], like=list[REFERENCE]) if path.exists() else []

@@ -11,9 +11,9 @@ import numpy as np
 
 from speakerlab.checkpoints import model_files
 from speakerlab.data.manifest import read_manifest
-from speakerlab.data.tables import read_table
+from speakerlab.data.tables import read_durations, read_table
 from speakerlab.data.treatments import UNTREATED, Treatment
-from speakerlab.experiments.trial_list import TrialList, read_seconds
+from speakerlab.experiments.trial_list import TrialList
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.minima import REGRESSION_SPEAKERS
 from speakerlab.scoring.transforms import Development
@@ -107,4 +107,4 @@ def _pairs(speaker_of: Mapping[str, str], data_dir: Path) -> TrialList | None:
     speakers = speaker_I[enrol_N], speaker_I[test_N]
     name = f"{data_dir.name}: {len(groups)} held-out speakers"
     trials = Trials(ids, ids, enrol_N, test_N, speakers[0] == speakers[1])
-    return TrialList(name, data_dir, trials, speakers, {}, {}, read_seconds(data_dir))
+    return TrialList(name, data_dir, trials, speakers, {}, {}, read_durations(data_dir))

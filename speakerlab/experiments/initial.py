@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from speakerlab.checkpoints.model_files import find_model, read_classes
-from speakerlab.checkpoints.published import INITIAL, load_initial, read_tensors
+from speakerlab.checkpoints.published import INITIAL, load_initial, read_tensors, read_tensors_of
 from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import Config, load_config
 from speakerlab.experiments.validation import Validation
@@ -41,17 +41,7 @@ def init_from(
             f"{folder}: was trained on other features: {'; '.join(changed)}; "
             "use its frontend section"
         )
-    loaded, own = read_tensors(folder / "embedder.safetensors"), embedder.state_dict()
-    odd = [
-        name
-        for name in sorted(own.keys() | loaded.keys())
-        if name not in own or name not in loaded or own[name].shape != loaded[name].shape
-    ]
-    if odd:
-        raise ValueError(
-            f"{folder}: is not the configured model: {len(odd)} tensors are missing, unexpected or "
-            f"of another shape ({', '.join(odd[:3])}); use its model section"
-        )
+    loaded = read_tensors_of(embedder, folder / "embedder.safetensors")
     embedder.load_state_dict(loaded)
     known = read_classes(folder) if (folder / "head.safetensors").exists() else []
     is_used = known and config.training.init_head != "drop"
@@ -59,7 +49,7 @@ def init_from(
     log.info(
         "initialized from %s: %d tensors of the embedder; head: %d of %d rows loaded by name, "
         "%d new, %d rows of the initial model dropped",
-        *(folder, len(own), rows, len(classes), len(classes) - rows, len(known) - rows),
+        *(folder, len(loaded), rows, len(classes), len(classes) - rows, len(known) - rows),
     )
 
 

@@ -3,7 +3,6 @@
 In: an experiment or a model folder. Out: (name, lines) pairs; "not stated" where nothing is known.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from speakerlab.checkpoints.model_files import find_model, read_card, read_settings
 from speakerlab.config.schema import Config
 from speakerlab.data.tables import ABOUT, read_about
-from speakerlab.experiments.results import format_identification, format_table
+from speakerlab.experiments.results import format_identification, format_table, read_rows
 
 UNKNOWN = "not stated"
 
@@ -61,7 +60,7 @@ def without_labels(card: Mapping[str, Any]) -> str | None:
 
 def _training_data(card: Mapping[str, Any]) -> list[str]:
     """Return the corpora of a training, and their size and digest; none for other models."""
-    if "train_utterances" not in card:
+    if not card.keys() >= {"train_utterances", "train_hours", "train_sha256"}:
         return []
     pairs = zip(card.get("train_corpus", []), card.get("train_page", []))
     named = (", ".join(one for one in pair if one != UNKNOWN) or UNKNOWN for pair in pairs)
@@ -72,8 +71,7 @@ def _training_data(card: Mapping[str, Any]) -> list[str]:
 
 def _results(path: Path, sha256: str) -> list[str]:
     """Return the tables of trial lists and of identification, and the protocol of each row."""
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    own = [row for row in found if row.get("model_sha256") == sha256]
+    own = [row for row in read_rows(path) if row.get("model_sha256") == sha256]
     named = [row for row in own if row.get("task") == "identification"]
     lists = [row for row in own if row not in named]
     return [

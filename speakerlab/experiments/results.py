@@ -10,11 +10,45 @@ from pathlib import Path
 from typing import Any
 
 from speakerlab.core.atomic import write_text
+from speakerlab.core.reading import keys, read_json
 
 Row = dict[str, Any]
 KEY = ("task", "trials", "data", "system", "backend")  # rows that agree in these replace each other
 MAX_CLASSES_SHOWN = 20  # in a confusion table; of more, only the most frequent confusions
 MAX_CONFUSIONS_SHOWN = 10
+# What rows have, of trial lists and of identifications.
+TEXTS = dict.fromkeys(("system", "protocol"), str)
+CONDITION = keys(condition=str, value=str, eer=float | None, eer_ci95=list[float] | None)
+MEASURED = keys(
+    {
+        **{"intervals": dict[str, list[float] | None], "min_cllr": float | None},
+        **{"conditions": list[CONDITION], "num_speakers": int | None, "primary": bool},
+        **dict.fromkeys(("at_threshold", "compared"), dict[str, Any] | None),
+    },
+    **TEXTS,
+    **dict.fromkeys(("trials", "backend", "model_sha256"), str),
+    **dict.fromkeys(("num_target", "num_nontarget"), int),
+    **dict.fromkeys(("eer_untrained", "cllr", "act_dcf"), float | None),
+    eer=float,
+    eer_ci95=list[float] | None,
+    min_dcf=dict[str, float],
+)
+IDENTIFIED = keys(
+    **TEXTS,
+    **dict.fromkeys(("task", "data"), str),
+    **dict.fromkeys(("accuracy", "balanced_accuracy"), float),
+    **dict.fromkeys(("num", "num_classes"), int),
+    accuracy_ci95=list[float] | None,
+    confusion=dict[str, dict[str, int]],
+)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a results.json, none if there is no such file; ValueError for others."""
+    if not path.is_file():
+        return []
+    fix = "move it away and run the command again"
+    return read_json(path, list[Row], like=list[IDENTIFIED | MEASURED], fix=fix)
 
 
 def update_results(path: Path, new: Sequence[Row], asked: Sequence[str] = ()) -> list[Row]:
@@ -23,16 +57,7 @@ def update_results(path: Path, new: Sequence[Row], asked: Sequence[str] = ()) ->
     If one is the primary row, no other of the list is. Old rows of a back end that was asked for
     and skipped, so that it has no new row, are removed. Return all rows of the task.
     """
-    rows = []
-    if path.is_file():
-        try:
-            rows = json.loads(path.read_text(encoding="utf-8"))
-            if any("system" not in old for old in rows) or not isinstance(rows, list):
-                raise ValueError("an entry without a system")
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{path}: not a list of results ({error}); move it away and run the command again"
-            ) from error
+    rows = read_rows(path)
     skipped = {*asked} - {_steps(row) for row in new}
     has_primary = any(row.get("primary") for row in new)
     kept: dict[tuple[Any, ...], Row] = {}
@@ -86,7 +111,7 @@ def format_conditions(rows: Sequence[Row], conditions: Collection[str]) -> str:
             *(percent(part["eer"]), bounds(part["eer_ci95"], part, percent)),
         ]
         for row in rows
-        for part in row["conditions"]
+        for part in row.get("conditions", ())
         if part["condition"] in conditions
     ]
     return aligned([header, *lines], num_left=5)

@@ -1,6 +1,5 @@
 """Build the parts of a training from its configuration: batch plan, data order, schedule, facts."""
 
-import json
 import logging
 import math
 import shutil
@@ -22,6 +21,7 @@ from speakerlab.config.schema import Config
 from speakerlab.core import process
 from speakerlab.core.atomic import write_json
 from speakerlab.core.batch import Batch
+from speakerlab.core.reading import read_json
 from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, train_loader
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import auto_workers, fit_workers
@@ -99,7 +99,7 @@ def log_device(exp_dir: Path, config: Config, ranks: Ranks, used: Precision) -> 
         log.info("%s", remark)
     recorded = exp_dir / "run.json"
     if recorded.exists() and was_begun(exp_dir):
-        begun = json.loads(recorded.read_text(encoding="utf-8")).get("precision", used.name)
+        begun = read_json(recorded).get("precision", used.name)
         if begun != used.name:
             log.warning(
                 "%s: the run began in %s and continues in %s, so its result is not that of an "

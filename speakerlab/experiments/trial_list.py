@@ -13,7 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.core.faults import Faults
-from speakerlab.data.tables import ENROLL_MAP, list_conditions, read_enroll, read_table
+from speakerlab.data.tables import (
+    ENROLL_MAP,
+    list_conditions,
+    read_durations,
+    read_enroll,
+    read_table,
+)
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.trials import LABELS, Trials, read_trials
 
@@ -82,7 +88,7 @@ def read_trial_list(path: Path) -> TrialList:
     mapped = read_enroll(folder / ENROLL_MAP)
     models = {name: mapped[name] for name in trials.enrol_ids if name in mapped}
     trials.check_known(speaker_of.keys() | models.keys(), where=str(path))
-    seconds, columns = read_seconds(folder), _read_conditions(folder, speaker_of)
+    seconds, columns = read_durations(folder), _read_conditions(folder, speaker_of)
     for model, names in models.items():
         for column in columns.values():
             values = {column.get(name) for name in names}
@@ -158,12 +164,6 @@ def _check(
     own = sum(ids[t] in parts[e] for e, t in zip(trials.enrol_N.tolist(), trials.test_N.tolist()))
     if own:
         log.warning("%s: in %d trials the test utterance is also enrolled", path, own)
-
-
-def read_seconds(folder: Path) -> dict[str, float]:
-    """utterance -> duration, as stage 1 measured it; empty if it did not."""
-    path = folder / "utt2dur"
-    return {name: float(text) for name, text in read_table(path).items()} if path.exists() else {}
 
 
 def _read_conditions(folder: Path, speaker_of: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -22,6 +22,7 @@ Window = Literal["povey", "hamming"]
 LOG_FLOOR = torch.finfo(torch.float32).eps  # Kaldi's floor, also in float64
 # Frames at a time on a CPU: more fall out of a core's cache and take up to 5x as long.
 CPU_FRAMES = 1200
+MAX_RATE, MAX_FRAME = 1_000_000, 1 << 15  # Hz, samples: more is a mistake
 BANDS = 2  # parts of the mel bins on a CPU; the spectrum of each is narrower than the whole
 
 
@@ -39,8 +40,8 @@ def mel_matrix(
     Nyquist frequency has no weight, as in Kaldi. Raises ValueError for an impossible band or
     number, and where a triangle is too narrow to contain any bin.
     """
-    if num_mel_bins < 1:
-        raise ValueError(f"fbank: {num_mel_bins} mel bins are too few; use 80, for example")
+    if not 1 <= num_mel_bins <= num_fft // 2:
+        raise ValueError(f"fbank: {num_mel_bins} mel bins are too few or many; use 80, for example")
     if not 0 <= low_freq < high_freq <= sample_rate / 2:
         raise ValueError(
             f"fbank: the band {low_freq:g} to {high_freq:g} Hz is not within 0 to "
@@ -108,12 +109,14 @@ class Fbank(nn.Module):
         `high_freq` at or below zero counts from the Nyquist frequency.
         """
         super().__init__()
+        if not 1 <= sample_rate <= MAX_RATE:
+            raise ValueError(f"fbank: sample_rate must be 1 to {MAX_RATE} Hz, got {sample_rate}")
         self.frame_length = self.min_samples = int(sample_rate * frame_length_ms / 1000)
         self.frame_shift = int(sample_rate * frame_shift_ms / 1000)
-        if self.frame_length < 2 or self.frame_shift < 1:
+        if not 2 <= self.frame_length <= MAX_FRAME or self.frame_shift < 1:
             raise ValueError(
                 f"fbank: frames of {frame_length_ms:g} ms every {frame_shift_ms:g} ms are too "
-                "short; make frame_length_ms or frame_shift_ms longer"
+                "short or too long; change frame_length_ms or frame_shift_ms"
             )
         self.num_fft = 1 << (self.frame_length - 1).bit_length()
         self.sample_rate, self.num_mel_bins = sample_rate, num_mel_bins

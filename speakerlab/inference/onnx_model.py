@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from speakerlab.core.reading import parse_json
 from speakerlab.diarization.tuning import Tuning
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.scoring.calibration import Calibration
@@ -49,15 +50,13 @@ class Facts:
     @classmethod
     def from_texts(cls, texts: Mapping[str, str], *, where: str) -> "Facts":
         """Read what `to_texts` gave. Raises ValueError if a name is missing or is not JSON."""
-        texts = {field.name: texts[field.name] for field in fields(cls) if field.name in texts}
-        try:
-            others = {name: json.loads(texts[name]) for name in texts.keys() - PLAIN_TEXTS}
-            return cls(**{**texts, **others})
-        except (TypeError, json.JSONDecodeError):
-            raise ValueError(
-                f"{where}: is not a model exported by speakerlab (its metadata: "
-                f"{', '.join(texts) or 'none'}); make it with `speakerlab export`"
-            ) from None
+        known = {field.name: texts[field.name] for field in fields(cls) if field.name in texts}
+        parts = [
+            f"{json.dumps(name)}: {json.dumps(text) if name in PLAIN_TEXTS else text}"
+            for name, text in known.items()
+        ]
+        fix = f"its metadata are {', '.join(known) or 'none'}; make it with `speakerlab export`"
+        return parse_json(f"{{{', '.join(parts)}}}", cls, where=where, fix=fix)
 
 
 class OnnxModel:
@@ -75,7 +74,10 @@ class OnnxModel:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such model; make one with `speakerlab export`")
         self._session = open_session(path, num_threads=num_threads)
-        texts = self._session.get_modelmeta().custom_metadata_map
+        try:
+            texts = self._session.get_modelmeta().custom_metadata_map
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}: its metadata is not UTF-8; export it again") from None
         facts = self.facts = Facts.from_texts(texts, where=str(path))
         self.sample_rate, self.embed_dim = facts.sample_rate, facts.embed_dim
         self.min_samples, self.max_samples = facts.min_samples, facts.max_samples
@@ -84,7 +86,10 @@ class OnnxModel:
         made, vad, where = facts.calibration, facts.vad, str(path)
         self.calibration = None if made is None else Calibration.from_dict(made, where=where)
         self.tuning = Tuning.from_dict(facts.diarization or {}, where=where)
-        self.vad = None if vad is None else EnergyVad(sample_rate=self.sample_rate, **vad)
+        try:
+            self.vad = None if vad is None else EnergyVad(sample_rate=self.sample_rate, **vad)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{where}: has another vad ({error}); export it again") from None
 
     def embed_window(self, wave_BS: ArrayLike) -> NDArray[np.float32]:
         """Return emb_BD of waves of `min_samples` to `max_samples` samples."""

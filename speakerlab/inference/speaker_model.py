@@ -21,6 +21,7 @@ from safetensors.numpy import save_file
 
 from speakerlab.checkpoints.hub import local
 from speakerlab.core.atomic import replacing
+from speakerlab.core.reading import parse_json
 from speakerlab.core.registry import use_plugins
 from speakerlab.core.windows import embed_in_windows
 from speakerlab.data.audio import name_of
@@ -253,8 +254,10 @@ class SpeakerModel:
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata, unit_ND = file.metadata() or {}, file.get_tensor("unit_ND")
-            names, digest = json.loads(metadata["names"]), metadata["model_sha256"]
-        except (SafetensorError, KeyError, ValueError) as error:
+            names, digest = metadata["names"], metadata["model_sha256"]
+            names = parse_json(names, list[str], where="names")
+            unit_ND = unit_ND.reshape(len(names), -1)
+        except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path}: is not a file of enrolled speakers ({error}); enrol them again"
             ) from error

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from scipy.special import softmax
 
-from speakerlab.checkpoints.model_files import find_model, read_classes
-from speakerlab.checkpoints.published import load_published, read_tensors
+from speakerlab.checkpoints.model_files import find_model, read_card, read_classes
+from speakerlab.checkpoints.published import load_published, read_tensors_of
 from speakerlab.config.schema import load_config
 from speakerlab.losses.head import Head
 from speakerlab.training.devices import count_gpus
@@ -91,7 +91,7 @@ def load_classifier(path: Path) -> Classifier:
         )
     if not (folder / "head.safetensors").exists():
         raise ValueError(f"{folder}: has no head.safetensors to classify with; train one (stage 3)")
-    state, classes = read_tensors(folder / "head.safetensors"), read_classes(folder)
-    head = build_head(config, embed_dim=state["weight_CD"].shape[-1], num_classes=len(classes))
-    head.load_state_dict(state)
+    classes, embed_dim = read_classes(folder), read_card(folder)["embed_dim"]
+    head = build_head(config, embed_dim=embed_dim, num_classes=len(classes))
+    head.load_state_dict(read_tensors_of(head, folder / "head.safetensors"))
     return Classifier(head.eval(), classes)

@@ -5,6 +5,7 @@ In: scores of trials with known answers, of speakers that the model was not trai
 Letters: N trials, K operating points.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from speakerlab.core.reading import parse_json
 from speakerlab.scoring.linear import fit_linear
 from speakerlab.scoring.metrics import checked, eer_of_points, operating_points
 
@@ -55,14 +57,13 @@ class Calibration:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, where: str = "calibration") -> "Calibration":
         """Inverse of `to_dict`. Raises ValueError if a value is missing or not finite."""
-        try:
-            made = cls(**values)
-            numbers = (made.slope, made.intercept, made.threshold, *made.threshold_at_far.values())
-            is_finite = all(math.isfinite(number) for number in numbers)
-        except (TypeError, AttributeError) as error:
-            raise ValueError(f"{where}: not a calibration ({error}); calibrate again") from error
-        if not is_finite:
-            raise ValueError(f"{where}: must hold finite numbers, got {numbers}; calibrate again")
+        made = parse_json(json.dumps(values), cls, where=where, fix="calibrate again")
+        numbers = (made.slope, made.intercept, made.threshold, *made.threshold_at_far.values())
+        is_known = values.keys() <= vars(made).keys()
+        if not (is_known and all(math.isfinite(number) for number in numbers)):
+            raise ValueError(
+                f"{where}: must hold finite numbers alone, got {dict(values)}; calibrate again"
+            )
         return made
 
 

@@ -5,7 +5,6 @@ On disk a table is three files: `<stem>.npy` (float32, N x D), `<stem>.ids` (one
 `<stem>.json` (model hash, sizes, facts). The JSON is written last: where it exists, all exists.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,10 @@ from numpy.typing import NDArray
 
 from speakerlab.core.atomic import replacing, write_json, write_text
 from speakerlab.core.faults import Faults
+from speakerlab.core.reading import keys, read_json, read_text
 
 AGAIN = "run the extraction (stage 5) again"
+KNOWN = keys(model_sha256=str, num=int, dim=int)  # in the JSON
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class EmbeddingTable:
         assert self.emb_ND.ndim == 2 and len(self.ids) == len(self.emb_ND), self.emb_ND.shape
         assert self.emb_ND.dtype == np.float32, self.emb_ND.dtype
         faults = Faults()
+        for name in self.ids:
+            if name.split() != [name]:
+                problem = f"an id must be one word, got {name!r}; rename the utterance"
+                faults.add("bad ids", f"embeddings: {problem}")
         for name, num in Counter(self.ids).items():
             if num > 1:
                 problem = f"embeddings: {name} occurs {num} times; remove old parts and {AGAIN}"
@@ -52,11 +57,6 @@ class EmbeddingTable:
 
     def save(self, stem: str | Path) -> None:
         """Write the three files, each atomically; `stem` is their path without the endings."""
-        for utterance in self.ids:
-            if not utterance or utterance.split() != [utterance]:
-                raise ValueError(
-                    f"embeddings: an id must be one word, got {utterance!r}; rename the utterance"
-                )
         about = Path(f"{stem}.json")
         about.unlink(missing_ok=True)  # an old one must not vouch for new files
         with replacing(Path(f"{stem}.npy")) as path, path.open("wb") as stream:
@@ -71,20 +71,25 @@ class EmbeddingTable:
         about = Path(f"{stem}.json")
         if not about.is_file():
             raise FileNotFoundError(f"{about}: missing, so this table is incomplete; {AGAIN}")
+        facts = read_json(about, like=KNOWN, fix=AGAIN)
+        model_sha256, num, dim = (facts.pop(key) for key in ("model_sha256", "num", "dim"))
+        ids = read_text(Path(f"{stem}.ids")).splitlines()
         try:
-            facts = json.loads(about.read_text(encoding="utf-8"))
-            model_sha256, num, dim = (facts.pop(key) for key in ("model_sha256", "num", "dim"))
-            emb_ND = np.load(f"{stem}.npy", allow_pickle=False)
-        except (ValueError, KeyError, EOFError) as error:
+            emb_ND = np.asarray(np.load(f"{stem}.npy", allow_pickle=False))
+        except OSError:
+            raise
+        except Exception as error:  # parsing its header may raise anything
             reason = str(error).partition("\n")[0]
-            raise ValueError(f"{stem}: is damaged or no embeddings ({reason}); {AGAIN}") from error
-        ids = Path(f"{stem}.ids").read_text(encoding="utf-8").splitlines()
+            raise ValueError(f"{stem}.npy: is damaged ({reason}); {AGAIN}") from error
         if emb_ND.shape != (num, dim) or len(ids) != num or emb_ND.dtype != np.float32:
             raise ValueError(
                 f"{about}: describes {num} embeddings of {dim} dimensions, but there are "
                 f"{emb_ND.dtype} {emb_ND.shape} and {len(ids)} ids; {AGAIN}"
             )
-        return cls(ids, emb_ND, model_sha256, facts)
+        try:
+            return cls(ids, emb_ND, model_sha256, facts)
+        except ValueError as error:
+            raise ValueError(f"{stem}.npy, .ids: {error}") from None
 
     def select(self, wanted_ids: Sequence[str], *, where: str = "embeddings") -> "EmbeddingTable":
         """The rows of `wanted_ids`, in that order; ValueError naming ids without embedding."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from speakerlab.core.atomic import replacing
 from speakerlab.core.faults import Faults
+from speakerlab.core.reading import open_text
 from speakerlab.scoring.trials import LABELS, LINES_AT_ONCE, TRUTH, Trials
 
 NO_TRIAL = -1
@@ -64,7 +65,7 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
 def _read_blocks(path: Path) -> Iterator[tuple[Sequence[str], Sequence[str], list[float]]]:
     """Blocks of the file as (enrol, test, score) columns."""
     num_lines, place = 0, 0  # place: column of the score
-    with path.open(encoding="utf-8-sig") as stream:
+    with open_text(path) as stream:
         while lines := list(islice(stream, LINES_AT_ONCE)):
             rows = [row for row in map(str.split, lines) if row]
             if rows:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speakerlab.core.faults import Faults
+from speakerlab.core.reading import open_text
 
 Format = tuple[str, int, set[str]]
 LINES_AT_ONCE = 2_048  # a block that fits the cache: larger ones take twice as long to split
@@ -93,7 +94,7 @@ def read_trials(path: str | Path) -> Trials:
     enrol = defaultdict[str, int](count().__next__)  # id -> number, in order of appearance
     test = defaultdict[str, int](count().__next__)
     blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    with path.open(encoding="utf-8-sig", newline="") as stream:
+    with open_text(path, newline="") as stream:
         rows, form, num_before = _read_rows(stream, path)
         for label, first, second in _read_columns(rows, form, path, num_before):
             blocks.append(
@@ -119,8 +120,8 @@ def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[list[str]], Format,
         found = [[i for i, h in enumerate(header) if h.strip() in names] for names in HEADERS]
         if all(len(places) == 1 for places in found):
             table = csv.reader(stream, delimiter=separator)
-            rows = ([cell.strip() for (i,) in found for cell in row[i : i + 1]] for row in table)
-            return (list(filter(None, row)) for row in rows), TABLE, 1
+            cells = ([cell for (i,) in found for cell in row[i : i + 1]] for row in table)
+            return (" ".join(row).split() for row in cells), TABLE, 1
     row = first.split()
     matches = [
         (name, place, labels)

@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import os
-import pickle
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from speakerlab.core.atomic import file_sha256
+from speakerlab.core.reading import read_json
 
 log = logging.getLogger(__name__)
 STATE, NOTE, ROWS = "state.pt", "note.json", "rows_"
@@ -58,11 +58,11 @@ def was_begun(exp_dir: Path) -> bool:
 def read_note(folder: Path) -> Note:
     """Read the note of a checkpoint; raise ValueError if it is missing or damaged."""
     try:
-        return Note(**json.loads((folder / NOTE).read_text(encoding="utf-8")))
+        return read_json(folder / NOTE, Note, fix="remove its folder")
     except FileNotFoundError:
         raise ValueError(f"{folder / NOTE}: is missing; incomplete or of another version") from None
-    except (OSError, TypeError, json.JSONDecodeError):
-        raise ValueError(f"{folder / NOTE}: damaged") from None
+    except OSError as error:
+        raise ValueError(f"{folder / NOTE}: cannot be read: {error.strerror}") from None
 
 
 def read_checked(folder: Path) -> bytes:
@@ -99,23 +99,23 @@ def read_latest(folder: Path) -> tuple[Path, bytes] | None:
 def read_rows(folder: Path) -> list[tuple[int, dict[str, Tensor]]]:
     """Return (first row, tensors by name) of each part of a split head, mapped to the files."""
     return [
-        (int(path.stem.split("_")[1]), _load(path, mmap=True))
+        (int(path.stem.split("_")[1]), _load(path, path, mmap=True))
         for path in sorted(folder.glob(f"{ROWS}*.pt"))
     ]
 
 
-def load_state(data: bytes) -> dict[str, Any]:
+def load_state(data: bytes, *, where: Path | str = "checkpoint") -> dict[str, Any]:
     """Return the dictionary in a checkpoint's bytes, on the CPU. Runs no code from the file."""
-    return _load(io.BytesIO(data))
+    return _load(io.BytesIO(data), where)
 
 
-def _load(source: Any, *, mmap: bool = False) -> dict[str, Any]:
+def _load(source: Any, where: Path | str, *, mmap: bool = False) -> dict[str, Any]:
     try:
         return torch.load(source, map_location="cpu", mmap=mmap, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # unpickling may raise anything
         # Not torch's text: it advises to load the file with all its code.
         raise ValueError(
-            f"checkpoint: holds more than tensors and plain values ({type(error).__name__}); "
+            f"{where}: holds more than tensors and plain values ({type(error).__name__}); "
             "remove its folder to resume from the one before"
         ) from None
 

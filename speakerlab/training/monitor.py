@@ -202,7 +202,7 @@ def _cut_rows(path: Path, start_step: int) -> None:
         for line in file:
             try:
                 is_kept = line.endswith(b"\n") and json.loads(line)["step"] <= start_step
-            except ValueError:  # damaged by a power loss
+            except (ValueError, LookupError, TypeError):  # damaged by a power loss
                 is_kept = False
             if not is_kept:
                 break

@@ -89,7 +89,7 @@ class RunState:
         found = self.ranks.on_first(lambda: checkpoint.read_latest(self.writer.folder))
         if found is not None:
             folder, state = found
-            self._load(checkpoint.load_state(state), checkpoint.read_rows(folder))
+            self._load(checkpoint.load_state(state, where=folder), checkpoint.read_rows(folder))
         return found is not None
 
     def _state(self, sums: list[float]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def test_every_fault_in_one_go_each_naming_its_layer(refusal):
 
 
 def test_sections_that_miss_or_contradict_are_one_line(refusal):
-    assert refusal("seed: 1") == ["model: is missing; add it"]
+    assert refusal("seed: 1") == ["0.yaml: model: is missing; add it"]
     (found,) = refusal(TINY, "data: {labels: utt2lang}")  # verification has speakers
     assert refused(found, "data.labels", "utt2lang", "identification")
     (found,) = refusal(TINY, "{task: identification, augment: {speed_classes: on}}")

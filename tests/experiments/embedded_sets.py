@@ -40,13 +40,16 @@ def write_set(folder, exp, speakers, *, per_speaker, seed, trials=True):
     EmbeddingTable(ids, np.array(emb, dtype=np.float32), SHA).save(stem)
 
 
+SIZES = {"embed_dim": 16, "parameters": 1000}
+
+
 def make_experiment(tmp_path):
     """An experiment without a model, and its data: train, with 36 held-out speakers, and test."""
     exp, data = tmp_path / "exp", tmp_path / "data"
     model = exp / "model"
     model.mkdir(parents=True)
     (model / "embedder.safetensors").touch()
-    (model / "card.json").write_text(json.dumps({"sha256": SHA, "commit": "abc"}))
+    (model / "card.json").write_text(json.dumps({"sha256": SHA, "commit": "abc", **SIZES}))
     layers = f"model: {{name: campplus}}\ndata: {{dir: {data}, train: [train]}}\n"
     layers += "frontend: {sample_rate: 16000}\n"
     for folder in (model, exp):

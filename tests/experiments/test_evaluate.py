@@ -4,8 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from embedded_sets import CHAINS, SHA, make_experiment, rows_of
+from embedded_sets import CHAINS, SHA, SIZES, make_experiment, rows_of
 from refusals import refuses
+from result_rows import row as row_of
 
 from speakerlab.bin import compare
 from speakerlab.experiments.embedded import read_development
@@ -94,7 +95,7 @@ def few_speakers(experiment):
 
 def test_back_ends_that_cannot_be_learned_are_skipped_in_one_line(few_speakers, caplog, capsys):
     """Seven speakers: at 30 % EER, mean, AS-Norm and quality measures were worse than cosine."""
-    old = {"trials": "test/trials", "system": "exp", "model_sha256": SHA, "eer": 0.3}
+    old = row_of(trials="test/trials", system="exp", model_sha256=SHA, eer=0.3)
     old = [old | {"backend": name} for name in (CHAINS[1], f"{CHAINS[2]},top-n=20", "cosine+qmf")]
     older = old[0] | {"trials": "test/older", "model_sha256": "6" * 64}
     (few_speakers / "results.json").write_text(json.dumps([older, *old]))
@@ -212,7 +213,7 @@ def test_stored_calibration_is_that_of_plain_cosine_scores(experiment):
 
 def test_embeddings_of_another_model_are_refused(experiment):
     exp, _ = experiment
-    (exp / "model/card.json").write_text(json.dumps({"sha256": "6" * 64}))
+    (exp / "model/card.json").write_text(json.dumps({"sha256": "6" * 64, **SIZES}))
     with refuses(str(exp / "embeddings/test/trained"), "555555555555", "666666666666"):
         rows_of(exp)
 

@@ -70,17 +70,21 @@ def test_rows_of_another_head_are_not_copied(publish_to, make_config, make_embed
 
 
 @pytest.mark.parametrize(
-    ("settings", "values"),
+    ("settings", "file", "values"),
     [
-        (["model.args.embed_dim=8"], ["3 tensors", "backbone.xvector.dense.linear.weight"]),
-        (["frontend.scale=32768.0", "frontend.dither=1.0"], ["scale: 1.0 -> 32768.0;"]),
+        (
+            ["model.args.embed_dim=8"],
+            "embedder.safetensors",
+            ["3 tensors", "backbone.xvector.dense.linear.weight"],
+        ),
+        (["frontend.scale=32768.0", "frontend.dither=1.0"], "", ["scale: 1.0 -> 32768.0;"]),
     ],
 )
-def test_another_model_is_an_error(publish_to, make_config, make_embedder, settings, values):
+def test_another_model_is_an_error(publish_to, make_config, make_embedder, settings, file, values):
     folder, _, head = publish_to("model")
     embedder, config = make_embedder(*settings), make_config(*settings)
     before = {name: tensor.clone() for name, tensor in embedder.state_dict().items()}
-    with refuses(str(folder), *values):
+    with refuses(str(folder / file), *values):
         init_from(folder, embedder=embedder, head=head, classes=["a"], config=config)
     assert all(torch.equal(embedder.state_dict()[name], before[name]) for name in before)
 

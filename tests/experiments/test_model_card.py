@@ -20,6 +20,7 @@ def write(folder: Path, **facts) -> Path:
     (folder / "model/embedder.safetensors").touch()
     (folder / "model/config.yaml").write_text(
         "model: {name: campplus}\nfrontend: {sample_rate: 16000, num_mel_bins: 80}\n"
+        "data: {dir: data, train: [train]}\n"
     )
     card = {"sha256": SHA, "parameters": 1_800_000, "embed_dim": 192, **facts}
     (folder / "model/card.json").write_text(json.dumps(card))

@@ -46,7 +46,7 @@ def test_files_that_disagree_are_refused(tmp_path):
     with refuses(f"{tmp_path}/part.json", "1 ids"):
         EmbeddingTable.load(tmp_path / "part")
     (tmp_path / "part.json").write_text('{"num": 2}')
-    with refuses(f"{tmp_path}/part", "model_sha256"):
+    with refuses(f"{tmp_path}/part.json", "model_sha256"):
         EmbeddingTable.load(tmp_path / "part")
 
 

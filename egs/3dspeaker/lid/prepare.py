@@ -22,6 +22,7 @@ from egs.common.corpus.prepare import (
     write_set,
 )
 from speakerlab.core.faults import Faults
+from speakerlab.core.reading import open_text
 from speakerlab.data.tables import read_table
 
 recipe = import_module("egs.3dspeaker.prepare")  # not a valid name for an import statement
@@ -44,7 +45,7 @@ def check_layout(corpus: Path) -> None:
 
 def read_languages(path: Path) -> dict[str, str]:
     """Return utterance -> dialect."""
-    with path.open(encoding="utf-8", newline="") as lines:
+    with open_text(path, newline="") as lines:
         rows = [row for row in csv.reader(lines) if len(row) > LANGUAGE_COLUMN]
     return {row[0].strip(): row[LANGUAGE_COLUMN].strip() for row in rows}
 

@@ -19,6 +19,7 @@ from egs.common.corpus.archives import unpack
 from egs.common.corpus.fetch import download_all
 from egs.common.corpus.prepare import make_parser, run
 from egs.common.corpus.turns import find_recordings, write_turns
+from speakerlab.core.reading import read_text
 from speakerlab.diarization.regions import read_rttm, read_uem
 
 COMMIT = "2509d8933721023fab4def2618aabd5c28eb82e9"
@@ -34,7 +35,7 @@ def meetings_of(corpus: Path, split: str) -> list[str]:
     path = corpus / FOLDER / "lists" / f"{split}.meetings.txt"
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; run stage 0, or unpack {SETUP} there")
-    return path.read_text(encoding="utf-8").split()
+    return read_text(path).split()
 
 
 def download_corpus(corpus: Path, microphone: str) -> None:

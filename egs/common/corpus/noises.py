@@ -13,6 +13,7 @@ from pathlib import Path
 
 from egs.common.corpus.prepare import LeftOut, find_audio, write_noise_and_rooms
 from speakerlab.core.faults import Faults
+from speakerlab.core.reading import read_text
 from speakerlab.data.banks import KINDS
 
 FREE_SOUND = ("noise/free-sound",)  # [D]:84
@@ -69,7 +70,7 @@ def find_rooms(folder: Path, *, simulated: bool) -> tuple[dict[str, Path], LeftO
         )
     faults = Faults()
     rooms: dict[str, Path] = {}
-    for number, line in enumerate(listed.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(listed).splitlines(), 1):
         words = line.split()
         name = words[4].removeprefix("RIRS_NOISES/") if len(words) > 4 else ""
         if not name or not (root / name).is_file():

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from speakerlab.core.faults import Faults
+from speakerlab.core.reading import open_text
 from speakerlab.data.tables import Trial
 from speakerlab.scoring.trials import FORMATS, TRUTH
 
@@ -35,7 +36,7 @@ def read_official(
     sides = (known if models is None else models, known)
     form, counts = "", [0, 0]
     ours = cache(rename)  # one string object per id: lists have millions of lines
-    with path.open(encoding="utf-8") as lines:
+    with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
             words = line.split()
             if not words:

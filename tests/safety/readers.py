@@ -1,0 +1,178 @@
+"""Readers of files of a user as functions of one path, which is that of the damaged file."""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import valid_files as valid
+from damage import tree
+from voices import RATE
+
+from egs.common.corpus.official import read_official
+from speakerlab.bin import command
+from speakerlab.checkpoints import foreign_files, toolkit_config
+from speakerlab.config.layers import CONF
+from speakerlab.config.schema import load_config
+from speakerlab.core.atomic import file_sha256
+from speakerlab.core.faults import Faults
+from speakerlab.data import audio, banks, convert
+from speakerlab.data.manifest import read_manifest
+from speakerlab.data.shards import open_shard
+from speakerlab.diarization import regions, scoring
+from speakerlab.experiments import curves, results
+from speakerlab.inference.speaker_model import SpeakerModel
+from speakerlab.scoring.trials import LABELS, Trials
+from speakerlab.training.checkpoint import load_state, read_latest
+
+
+def read_manifest_of(path: Path) -> list[Any]:
+    manifest = read_manifest([path.parent], sample_rate=RATE)
+    return [manifest.sha256(), *manifest.paths, *manifest.num_samples_N]
+
+
+def read_every_wave(path: Path) -> list[Any]:
+    open_shard.cache_clear()  # the file is another one
+    data = next(parent for parent in path.parents if parent.name == "data")
+    manifest = read_manifest([data], sample_rate=RATE)
+    lengths = map(int, manifest.num_samples_N)
+    return [(manifest.paths[n], manifest.read(n, 0, size)) for n, size in enumerate(lengths)]
+
+
+def read_bank(path: Path) -> Any:
+    recordings = banks.find_recordings(path.parent, sample_rate=RATE)
+    assert recordings is not None
+    bank = banks.map_bank(recordings)
+    return [np.array(wave_S) for wave_S in bank]
+
+
+def read_official_list(path: Path) -> Any:
+    faults, names = Faults(), set("abcd")
+    with contextlib.redirect_stdout(io.StringIO()):
+        rows = read_official(path, faults, known=names)
+    faults.raise_if_any()
+    return rows
+
+
+def write_trials(path: Path, trials: Trials) -> None:
+    """Write a list as `write_data_dir` does."""
+    rows = zip(trials.enrol_N, trials.test_N, trials.is_target_N)
+    lines = [f"{trials.enrol_ids[e]} {trials.test_ids[t]} {LABELS[int(y)]}\n" for e, t, y in rows]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def score_turns(path: Path) -> Any:
+    folder = path.parent
+    ref, hyp = (regions.read_rttm(folder / f"{side}.rttm") for side in ("ref", "hyp"))
+    scored = regions.read_uem(folder / "all.uem")
+    with contextlib.suppress(ValueError):  # names recordings, of which the files have others
+        return scoring.score_recordings(ref, hyp, regions=scored, collar=0.25)
+
+
+def read_set(path: Path) -> Any:
+    words = os.fsdecode(path.read_bytes().replace(b"\0", b"")).split("\n")
+    return load_config([CONF / "campplus_tiny.yaml"], words)
+
+
+def forge_card(path: Path) -> None:
+    """Correct the digest of the weights."""
+    card = path.with_name("card.json")
+    known = json.loads(card.read_text())
+    known["sha256"] = file_sha256(path.with_name("embedder.safetensors"))
+    card.write_text(json.dumps(known))
+
+
+def read_results(path: Path) -> list[str]:
+    rows = results.update_results(path, [valid.row(trials="new")])
+    return [results.format_table(rows), results.format_conditions(rows, ["device"])]
+
+
+def read_reference(path: Path) -> Any:
+    folder = path.parent
+    found = curves.find_reference(folder / "reference.json", folder / "exp")
+    return curves.read_curves(folder / "metrics.jsonl"), found
+
+
+def forge_note(path: Path) -> None:
+    """Correct the digest of the state."""
+    note = path.with_name("note.json")
+    known = json.loads(note.read_text())
+    note.write_text(json.dumps({**known, "sha256": {"state.pt": file_sha256(path)}}))
+
+
+def read_checkpoint(path: Path) -> Any:
+    found = read_latest(path.parent.parent)
+    return found and load_state(found[1], where=found[0])
+
+
+def read_foreign_config(path: Path) -> Any:
+    found = toolkit_config.read_config(path)
+    return (
+        found.feat_dim,
+        found.pooling,
+        found.frontend("wespeaker"),
+        found.head(),
+        found.speakers_file(),
+    )
+
+
+def read_archive(path: Path) -> None:
+    with foreign_files.opened(path) as source:
+        source.checkpoint.read_bytes()
+
+
+def onnx_texts(data: bytes, rng: Any) -> bytes:
+    """Change the metadata of a model."""
+    from onnx import ModelProto, helper
+
+    model = ModelProto()
+    model.ParseFromString(data)
+    texts = {one.key: one.value for one in model.metadata_props}
+    changed = json.loads(tree(json.dumps(texts).encode(), rng))
+    helper.set_model_props(model, {str(key): str(value) for key, value in changed.items()})
+    return model.SerializeToString()
+
+
+def load_speakers(path: Path) -> SpeakerModel:
+    model = valid.enrolled()
+    model.load_speakers(path)
+    for name in model.speakers:
+        model.rank(model.speakers[name])
+    return model
+
+
+def read_audio(path: Path) -> Any:
+    info = audio.read_info(path)
+    return info, audio.read(path, whole=True), convert.read_wave(path, sample_rate=RATE)
+
+
+class Parsed(Exception):
+    """Raised where the options of a command are right."""
+
+
+def read_command(path: Path) -> None:
+    """Parse the words of a command as its `main` does, and go no further."""
+    words = os.fsdecode(path.read_bytes().replace(b"\0", b"")).split("\n")
+    name = path.name + "_" * (path.name == "import")
+    module, whole = importlib.import_module(f"speakerlab.bin.{name}"), command.Parser.parse_args
+
+    def parse(self: Any, given: Any = None) -> Any:
+        whole(self, given)
+        raise Parsed
+
+    shown = io.StringIO()
+    command.Parser.parse_args = parse  # pyright: ignore
+    try:
+        with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(shown):
+            module.main(words)
+    except Parsed:
+        pass
+    except SystemExit as error:
+        if error.code:
+            raise ValueError(shown.getvalue()) from None
+    finally:
+        command.Parser.parse_args = whole
