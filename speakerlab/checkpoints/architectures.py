@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from speakerlab.checkpoints.toolkit_config import TITLES, Toolkit
-from speakerlab.models import gemini_dfresnet, redimnet, resnet
+from speakerlab.models import gemini_dfresnet, redimnet, redimnet2, resnet
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         depths={blocks: depth for depth, blocks in gemini_dfresnet.STAGES.items()},
     ),
     Architecture("redimnet", "wespeaker", sizes=SEG_1, choices={"size": tuple(redimnet.SIZES)}),
+    Architecture(  # also the authors' own files
+        "redimnet2",
+        "wespeaker",
+        sizes={"embed_dim": ("linear.weight", 0)},
+        flags={"group_norm": "backbone.stem_gnorm.weight"},
+        choices={"size": tuple(redimnet2.SIZES), "dual": (False, True)},
+    ),
 )
 
 # (pattern, replacement) pairs, applied in turn with `re.sub` to a published name.
@@ -139,6 +146,21 @@ RENAMES: dict[tuple[str, Toolkit], list[tuple[str, str]]] = {
         (r"^backbone\.stage(\d)\.", r"backbone.stages.\1."),
         # A wrapper that chooses between two kinds of blocks.
         (r"^(backbone\.stages\.\d\.\d+)\.conv_block\.", r"\1."),
+    ],
+    ("redimnet2", "wespeaker"): [
+        # The constants of the features, and the frozen weight of the first stage's only input.
+        (r"^(spec|frontend)\..*", ""),
+        (r"^backbone\.stage0(_pre)?\.0\.w$", ""),
+        # The parts of a stage: in one list or, if it has two outputs, in four modules.
+        (
+            r"^backbone\.stage(\d)(?:\.\d+|_1d)\.(?=red_dim_conv|tcm|exp_dim_conv)",
+            r"backbone.stages.\1.context.",
+        ),
+        (r"^backbone\.stage(\d)_up_2d\.1\.", r"backbone.stages.\1.norms.0."),
+        (r"^backbone\.stage(\d)_up_1d\.1\.", r"backbone.stages.\1.norms.1."),
+        (r"^backbone\.stage(\d)\.(?!2\.)\d+\.(?=weight$|bias$)", r"backbone.stages.\1.norms.0."),
+        (r"^backbone\.stage(\d)(?:_pre)?\.", r"backbone.stages.\1.pre."),
+        (r"^(backbone\.stages\.\d\.pre\.\d+)\.conv_block\.", r"\1."),
     ],
 }
 

@@ -36,7 +36,9 @@ from speakerlab.frontend.fbank import Fbank
 log = logging.getLogger(__name__)
 PROJECTION = "projection."  # WeSpeaker's head, in the same checkpoint
 FREE_ARGS = {"memory_efficient"}  # arguments that do not change what a model computes
-MAX_SECONDS = {"redimnet": 30.0}  # attention costs the square of the length; as in conf/
+# Attention costs the square of the length; as in conf/.
+MAX_SECONDS = {"redimnet": 30.0, "redimnet2": 30.0}
+MELS = "spec.torchfbank.2.melbanks_pt"  # the features in files of ReDimNet2's authors: (F, K, 1)
 
 
 def import_checkpoint(
@@ -89,11 +91,13 @@ def _convert(
     backbone = {name: t for name, t in tensors.items() if not name.startswith(PROJECTION)}
     has_projection = len(backbone) < len(tensors)
     toolkits = _possible_toolkits(foreign, frontend, file, has_projection=has_projection)
+    shapes = {name: tuple(tensor.shape) for name, tensor in backbone.items()}
+    feat_dim = next(iter(shapes.get(MELS, ())), foreign.feat_dim)
     recognise_as = partial(
         recognise,
-        {name: tuple(tensor.shape) for name, tensor in backbone.items()},
+        shapes,
         pooling=foreign.pooling,
-        feat_dim=foreign.feat_dim,
+        feat_dim=feat_dim,
         where=str(original),
     )
     found = recognise_as(toolkits=toolkits)
@@ -101,8 +105,9 @@ def _convert(
     features = frontend or frontend_of(found.row.toolkit, folder=file.absolute().parent)
     values: dict[str, Any] = {
         "model": {"name": model, "args": found.args},
-        "frontend": foreign.frontend(features),
+        "frontend": foreign.frontend("tfmel" if MELS in backbone else features),
     }
+    values["frontend"]["num_mel_bins"] = feat_dim
     if model in MAX_SECONDS:
         values["model"]["max_seconds"] = MAX_SECONDS[model]
     if head := foreign.head():

@@ -22,11 +22,15 @@ Toolkit = Literal["3dspeaker", "wespeaker"]
 TITLES: Mapping[Toolkit, str] = {"3dspeaker": "3D-Speaker", "wespeaker": "WeSpeaker"}
 # Features of each toolkit, which no checkpoint records. 3D-Speaker applies torchaudio's defaults to
 # waves in [-1, 1] (process/processor.py: FBank); WeSpeaker multiplies by 32768 first and uses a
-# Hamming window (dataset/processor.py: compute_fbank).
+# Hamming window (dataset/processor.py: compute_fbank), or its front end tfmel.
 FRONTENDS: Mapping[str, Mapping[str, Any]] = {
     "3dspeaker": {"window": "povey", "scale": 1.0, "dither": 0.0},
     "wespeaker": {"window": "hamming", "scale": 32768.0, "dither": 0.0},
+    "tfmel": {"kind": "tfmel", "window": "hamming", "scale": 1.0, "high_freq": 7600.0},
 }
+# The settings of tfmel that ReDimNet2 was published with; we have no others.
+TFMEL = {"norm_signal": True, "do_preemph": True, "n_fft": 512, "win_length": 400}
+TFMEL |= {"hop_length": 160, "f_min": 20, "f_max": 7600}
 # WeSpeaker's copies of 3D-Speaker's models take 3D-Speaker's features; these are the names of their
 # folders and archives (cli/hub.py, cli/speaker.py).
 CONVERTED = ("campplus_cn_common_200k", "eres2net_cn_commom_200k")
@@ -50,9 +54,16 @@ class ForeignConfig:
 
     @property
     def feat_dim(self) -> int:
+        if self.kind == "tfmel":
+            return self._whole(self._section("dataset_args", "tfmel_args").get("n_mels", 80))
         args = self._section("dataset_args", "fbank_args")
         stated = self._section("model_args").get("feat_dim", 80)
         return self._whole(args.get("num_mel_bins", self.values.get("fbank_dim", stated)))
+
+    @property
+    def kind(self) -> str:
+        """WeSpeaker's name of the front end."""
+        return str(self._section("dataset_args").get("frontend", "fbank"))
 
     @property
     def pooling(self) -> str | None:
@@ -60,23 +71,26 @@ class ForeignConfig:
         name = self._section("model_args").get("pooling_func")
         return None if name is None else str(name).lower()
 
-    def frontend(self, name: Toolkit) -> dict[str, Any]:
+    def frontend(self, name: str) -> dict[str, Any]:
         """Return the arguments of our Fbank; ValueError if the features are no filter bank."""
         data = self._section("dataset_args")
         fbank, cmvn = (self._section("dataset_args", key) for key in ("fbank_args", "cmvn_args"))
-        if (kind := data.get("frontend", "fbank")) != "fbank" or cmvn.get("norm_var"):
-            odd = "norm_var: true" if kind == "fbank" else f"frontend: {kind}"
+        given = self._section("dataset_args", "tfmel_args")
+        known = self.kind == "fbank" or TFMEL.items() <= given.items()
+        if not known or cmvn.get("norm_var"):
+            odd = "norm_var: true" if known else f"frontend: {self.kind}"
             raise ValueError(
                 f"{self.path}: {odd} is not a filter bank with mean normalisation; such models "
                 "cannot be imported"
             )
         mean_norm = bool(data.get("cmvn", True)) and bool(cmvn.get("norm_mean", True))
+        mean_norm |= self.kind == "tfmel"  # which subtracts it itself
         extractor = self._section("feature_extractor", "args")
         if self.toolkit == "3dspeaker":
             mean_norm = bool(extractor.get("mean_nor", not extractor))  # its default is False
         rate = data.get("resample_rate", self.values.get("sample_rate", 16000))
         return {
-            **FRONTENDS[name],
+            **FRONTENDS["tfmel" if self.kind == "tfmel" else name],
             "sample_rate": self._whole(rate),
             "num_mel_bins": self.feat_dim,
             "frame_length_ms": float(self._whole(fbank.get("frame_length", 25))),

@@ -6,7 +6,10 @@ Letters: B rows of the batch, S samples, T frames, L samples of a frame, K bins 
 spectrum, C = 2K real and imaginary parts in turn, F mel bins.
 
 The computation and its order are those of `compute-fbank-feats` with snip-edges=true (Povey et al.,
-"The Kaldi speech recognition toolkit", ASRU 2011).
+"The Kaldi speech recognition toolkit", ASRU 2011), or those of WeSpeaker's front end `tfmel`, which
+ReDimNet2 takes (github.com/PalabraAI/redimnet2, layers/features_tf.py): it scales each wave to mean
+0 and variance 1, pre-emphasises it as a whole, pads it by half a shift on both sides, keeps the DC
+of a frame, and takes the last bin but one for the Nyquist frequency.
 """
 
 from typing import Literal
@@ -17,9 +20,11 @@ from torch.nn import functional as F
 
 from speakerlab.core.full_precision import fp32_island
 
+Kind = Literal["kaldi", "tfmel"]
 Window = Literal["povey", "hamming"]
 
 LOG_FLOOR = torch.finfo(torch.float32).eps  # Kaldi's floor, also in float64
+TINY = 1e-8  # the floor of tfmel's energies, and what it adds to them and to the deviation
 # Frames at a time on a CPU: more fall out of a core's cache and take up to 5x as long.
 CPU_FRAMES = 1200
 MAX_RATE, MAX_FRAME = 1_000_000, 1 << 15  # Hz, samples: more is a mistake
@@ -32,10 +37,17 @@ def mel(hertz: Tensor) -> Tensor:
 
 
 def mel_matrix(
-    num_mel_bins: int, *, num_fft: int, sample_rate: int, low_freq: float, high_freq: float
+    num_mel_bins: int,
+    *,
+    num_fft: int,
+    sample_rate: int,
+    low_freq: float,
+    high_freq: float,
+    nyquist_bin: int,
 ) -> Tensor:
     """Return weights (K, F) in float64: triangles in mel, K = num_fft / 2 + 1.
 
+    nyquist_bin: the bin that is taken for the Nyquist frequency, num_fft / 2 in Kaldi.
     The triangles share their corners: each begins at the peak of the one before. The bin at the
     Nyquist frequency has no weight, as in Kaldi. Raises ValueError for an impossible band or
     number, and where a triangle is too narrow to contain any bin.
@@ -50,7 +62,7 @@ def mel_matrix(
     ends = mel(torch.tensor([low_freq, high_freq], dtype=torch.float64))
     step = (ends[1] - ends[0]) / (num_mel_bins + 1)
     left_F = ends[0] + step * torch.arange(num_mel_bins, dtype=torch.float64)
-    hertz_K = torch.arange(num_fft // 2, dtype=torch.float64) * (sample_rate / num_fft)
+    hertz_K = torch.arange(num_fft // 2, dtype=torch.float64) * (sample_rate / 2 / nyquist_bin)
     rise_KF = (mel(hertz_K)[:, None] - left_F) / step
     weight_KF = torch.minimum(rise_KF, 2.0 - rise_KF).clamp_min(0.0)
     if not weight_KF.any(0).all():
@@ -85,11 +97,12 @@ def dft_matrix(*, length: int, num_fft: int) -> Tensor:
 
 
 class Fbank(nn.Module):
-    """Kaldi-compatible log mel filter bank; the same module in training, extraction and export."""
+    """Log mel filter bank of Kaldi, or of `tfmel`; the same in training, extraction and export."""
 
     def __init__(
         self,
         *,
+        kind: Kind = "kaldi",
         sample_rate: int = 16000,
         num_mel_bins: int = 80,
         frame_length_ms: float = 25.0,
@@ -111,9 +124,12 @@ class Fbank(nn.Module):
         super().__init__()
         if not 1 <= sample_rate <= MAX_RATE:
             raise ValueError(f"fbank: sample_rate must be 1 to {MAX_RATE} Hz, got {sample_rate}")
-        self.frame_length = self.min_samples = int(sample_rate * frame_length_ms / 1000)
+        self.frame_length = int(sample_rate * frame_length_ms / 1000)
         self.frame_shift = int(sample_rate * frame_shift_ms / 1000)
-        if not 2 <= self.frame_length <= MAX_FRAME or self.frame_shift < 1:
+        self.is_kaldi = kind == "kaldi"
+        self.padding = 0 if self.is_kaldi else self.frame_shift // 2  # samples on both sides
+        self.min_samples = self.frame_length - 2 * self.padding
+        if self.min_samples < 2 or self.frame_length > MAX_FRAME or self.frame_shift < 1:
             raise ValueError(
                 f"fbank: frames of {frame_length_ms:g} ms every {frame_shift_ms:g} ms are too "
                 "short or too long; change frame_length_ms or frame_shift_ms"
@@ -129,9 +145,11 @@ class Fbank(nn.Module):
             sample_rate=sample_rate,
             low_freq=low_freq,
             high_freq=high_freq if high_freq > 0 else sample_rate / 2 + high_freq,
+            nyquist_bin=self.num_fft // 2 - (not self.is_kaldi),
         )
         self.bands = mel_bands(mel_KF)
-        before_L = -preemphasis * window_L  # factor of the sample before; the first has none
+        # Factor of the sample before; the first has none. tfmel has pre-emphasised the wave.
+        before_L = -preemphasis * self.is_kaldi * window_L
         here_L = torch.cat([window_L[:1] + before_L[:1], window_L[1:]])
         self.in_full_precision = {
             "window_L": window_L,
@@ -146,14 +164,14 @@ class Fbank(nn.Module):
 
     def num_frames(self, num_samples: int) -> int:
         """Return the frames of `num_samples`: only those that fit completely."""
-        return max(0, 1 + (num_samples - self.frame_length) // self.frame_shift)
+        return max(0, 1 + (num_samples - self.min_samples) // self.frame_shift)
 
     def forward(self, wave_BS: Tensor) -> Tensor:
         """Return features (B, T, F) of waves (B, S): float64 for float64 waves, else float32."""
-        if wave_BS.shape[-1] < self.frame_length:
+        if wave_BS.shape[-1] < self.min_samples:
             raise ValueError(
                 f"fbank: {wave_BS.shape[-1]} samples are less than one frame of "
-                f"{self.frame_length}; give a longer recording"
+                f"{self.min_samples}; give a longer recording"
             )
         with fp32_island(wave_BS):
             wave_BS = wave_BS if wave_BS.dtype == torch.float64 else wave_BS.float()
@@ -161,6 +179,8 @@ class Fbank(nn.Module):
                 wave_BS = wave_BS * self.scale
             if self.training and self.dither > 0:
                 wave_BS = wave_BS + self.dither * torch.randn_like(wave_BS)
+            if not self.is_kaldi:
+                wave_BS = self._prepared(wave_BS)
             frames_BTL = wave_BS.unfold(1, self.frame_length, self.frame_shift)
             if torch.compiler.is_compiling() or frames_BTL.device.type != "cpu":
                 return self.normalise(self._log_mel_at_once(frames_BTL))
@@ -178,6 +198,19 @@ class Fbank(nn.Module):
         """Subtract the mean over the frames in place, if `mean_norm`."""
         return feats_BTF.sub_(feats_BTF.mean(1, keepdim=True)) if self.mean_norm else feats_BTF
 
+    def _prepared(self, wave_BS: Tensor) -> Tensor:
+        """Return waves normalised, pre-emphasised and padded as `tfmel` does."""
+        std_B1, mean_B1 = torch.std_mean(wave_BS, dim=1, correction=0, keepdim=True)
+        wave_BS = (wave_BS - mean_B1) / (std_B1 + TINY)
+        before_BS = torch.cat([wave_BS[:, 1:2], wave_BS[:, :-1]], dim=1)  # reflected at the start
+        return F.pad(wave_BS - self.preemphasis * before_BS, (self.padding, self.padding))
+
+    def _log(self, mel_BTF: Tensor) -> Tensor:
+        """Return the logarithm of energies, which it changes."""
+        if self.is_kaldi:
+            return mel_BTF.clamp_min_(LOG_FLOOR).log_()
+        return mel_BTF.clamp_(TINY, 1 / TINY).add_(TINY).log_()
+
     def _constant(self, name: str, like: Tensor) -> Tensor:
         """Return a buffer; its exact values where it is of another precision than `like`."""
         found = self.get_buffer(name)
@@ -190,25 +223,30 @@ class Fbank(nn.Module):
         padded_BTN = frames_BTL.new_empty(*frames_BTL.shape[:2], self.num_fft)
         padded_BTN[..., self.frame_length :] = 0
         inside_BTL = padded_BTN[..., : self.frame_length]
-        inside_BTL.copy_(frames_BTL).sub_(frames_BTL.mean(2, keepdim=True))
-        before_BTL = self.preemphasis * inside_BTL
-        inside_BTL[..., 1:].sub_(before_BTL[..., :-1])
-        inside_BTL[..., :1].sub_(before_BTL[..., :1])
+        inside_BTL.copy_(frames_BTL)
+        if self.is_kaldi:
+            inside_BTL.sub_(frames_BTL.mean(2, keepdim=True))
+            before_BTL = self.preemphasis * inside_BTL
+            inside_BTL[..., 1:].sub_(before_BTL[..., :-1])
+            inside_BTL[..., :1].sub_(before_BTL[..., :1])
         inside_BTL.mul_(window_L)
         spectrum_BTK = torch.fft.rfft(padded_BTN, n=self.num_fft)
         squares_BTK2 = torch.view_as_real(spectrum_BTK).square_()
         power_BTK = squares_BTK2[..., 0] + squares_BTK2[..., 1]
+        if not self.is_kaldi:
+            power_BTK.clamp_(TINY, 1 / TINY)
         parts = []
         for bins, mels in self.bands:  # without the products with most of the zeros
             parts.append(power_BTK[..., bins] @ mel_KF[bins, mels])
-        return torch.cat(parts, dim=2).clamp_min_(LOG_FLOOR).log_()
+        return self._log(torch.cat(parts, dim=2))
 
     def _log_mel_at_once(self, frames_BTL: Tensor) -> Tensor:
         """Return the same, as accurately, by few operations: for GPUs and exported models.
 
         The latter multiply by a matrix, because few runtimes have the FFT.
         """
-        frames_BTL = frames_BTL - frames_BTL.mean(2, keepdim=True)
+        if self.is_kaldi:
+            frames_BTL = frames_BTL - frames_BTL.mean(2, keepdim=True)
         before_BTL = F.pad(frames_BTL[..., :-1], (1, 0))
         here_L, before_L = (self._constant(name, frames_BTL) for name in ("here_L", "before_L"))
         windowed_BTL = torch.addcmul(frames_BTL * here_L, before_BTL, before_L)
@@ -217,5 +255,7 @@ class Fbank(nn.Module):
         else:
             spectrum_BTK = torch.fft.rfft(windowed_BTL, n=self.num_fft)
             squares_BTC = torch.view_as_real(spectrum_BTK).flatten(2).square()
-        mel_BTF = squares_BTC @ self._constant("mel_CF", frames_BTL)
-        return mel_BTF.clamp_min_(LOG_FLOOR).log_()
+        if self.is_kaldi:
+            return self._log(squares_BTC @ self._constant("mel_CF", frames_BTL))
+        power_BTK = squares_BTC.unflatten(2, (-1, 2)).sum(3).clamp(TINY, 1 / TINY)
+        return self._log(power_BTK @ self._constant("mel_KF", frames_BTL))

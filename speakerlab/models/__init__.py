@@ -29,5 +29,6 @@ MODELS: Mapping[str, type[nn.Module]] = Registry(
         "simam_resnet": "simam_resnet:SimAMResNet",
         "gemini_dfresnet": "gemini_dfresnet:GeminiDFResNet",
         "redimnet": "redimnet:ReDimNet",
+        "redimnet2": "redimnet2:ReDimNet2",
     },
 )

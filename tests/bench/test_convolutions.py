@@ -21,7 +21,7 @@ from members import SMALL
 BATCH, FRAMES = 2, 60
 GROUPED = {
     "gemini_dfresnet",
-    "redimnet",
+    *("redimnet", "redimnet2"),
 }  # grouped convolutions, whose backward pass torch counts as if not
 CPU = torch.device("cpu")
 

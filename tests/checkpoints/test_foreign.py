@@ -16,7 +16,15 @@ from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent / "toolkits"))
 
-from toolkit_cases import CASES, STORED, real_files, run_peer, write_checkpoint
+from toolkit_cases import (
+    CASES,
+    STORED,
+    fill,
+    read_figures,
+    real_files,
+    run_peer,
+    write_checkpoint,
+)
 
 from speakerlab.checkpoints.foreign import export_3dspeaker, import_checkpoint
 from speakerlab.checkpoints.model_files import read_classes
@@ -190,6 +198,35 @@ def test_features_that_are_no_filter_bank_are_refused(checkpoints, tmp_path: Pat
     config.write_text("model_args: {}\ndataset_args: {frontend: s3prl}\n")
     with refuses(str(config), "frontend: s3prl"):
         import_checkpoint(checkpoints["wespeaker"], tmp_path / "out", config=config)
+
+
+TFMEL = {"n_mels": 72, "norm_signal": True, "do_preemph": True, "n_fft": 512, "win_length": 400}
+TFMEL |= {"hop_length": 160, "f_min": 20, "f_max": 7600}
+
+
+def test_redimnet2_of_its_authors_and_of_wespeaker_has_its_own_features(tmp_path: Path) -> None:
+    shapes = read_figures("redimnet2_b0").shapes
+    state = {name: fill(name, shape, 0) for name, shape in shapes.items()}
+    mels = {"spec.torchfbank.2.melbanks_pt": torch.zeros(72, 256, 1)}
+    content = {"model_config": {"C": 12}, "state_dict": {**mels, **state}}
+    torch.save(content, tmp_path / "b0-vox2-lm.pt")
+    theirs = import_checkpoint(tmp_path / "b0-vox2-lm.pt", tmp_path / "a")
+    torch.save(state, tmp_path / "avg_model.pt")
+    dataset = {"frontend": "tfmel", "tfmel_args": TFMEL, "cmvn": False}
+    write = tmp_path.joinpath("config.yaml").write_text
+    write(yaml.dump({"model_args": {"feat_dim": 72}, "dataset_args": dataset}))
+    we = import_checkpoint(tmp_path / "avg_model.pt", tmp_path / "b")
+    for found in (theirs, we):
+        assert found.config.model.args["size"] == "b0" and not found.config.model.args["dual"]
+        wanted = {"kind": "tfmel", "num_mel_bins": 72, "window": "hamming", "high_freq": 7600.0}
+        assert (
+            wanted.items() <= found.config.frontend.items() and found.config.frontend["mean_norm"]
+        )
+        assert found.embedder.backbone.state_dict()["linear.bias"].equal(state["linear.bias"])
+    other = {**dataset, "tfmel_args": {**TFMEL, "norm_signal": False}}
+    write(yaml.dump({"model_args": {"feat_dim": 72}, "dataset_args": other}))
+    with refuses(str(tmp_path / "config.yaml"), "frontend: tfmel"):
+        import_checkpoint(tmp_path / "avg_model.pt", tmp_path / "c")
 
 
 def test_network_of_both_toolkits_is_warned_about(checkpoints, tmp_path: Path, caplog) -> None:

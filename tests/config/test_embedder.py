@@ -49,3 +49,5 @@ def test_what_shares_a_batch_key_may_be_trimmed(make_embedder):
     # repeated, one frame more, and cut in windows
     for a, b in ((300, 301), (719, 720), (879, 880), (8000, 8001), (8001, 8002)):
         assert embedder.batch_key(a) != embedder.batch_key(b), (a, b)
+    other = make_embedder("frontend.kind=tfmel")  # whose features depend on every sample
+    assert other.batch_key(7920) != other.batch_key(7921)

@@ -20,6 +20,7 @@ ERES2NET = (70, 4.0, 0.2, 256, 5e-5, COS, 5, 256, 3.0, 0.3, (20, 50), 0.53, 64)
 ERES2NETV2 = (70, 4.0, 0.2, 168, 5e-5, COS, 5, 160, 3.0, 0.3, (20, 50), 0.53, 40)  # 168, 42
 WESPEAKER = (150, ONE, 0.1, 64, 5e-5, EXP, 6, 256, 2.0, 0.2, (19, 39), 0.3, 128)  # from 1: 20, 40
 REDIMNET = (120, ONE, 0.1, 64, 5e-5, EXP, 6, 512, 2.0, 0.2, (19, 39), 0.3, 256)
+REDIMNET2 = (120, ONE, 0.1, 64, 6e-5, EXP, 6, 1024, 2.0, 0.2, (19, 39), 0.3, 512)
 GEMINI = (165, ONE, 1.25e-4, 64, 1e-6, EXP, 6, 256, 2.0, 0.2, (0, 0), 0.3, 128)
 CAMPPLUS = {
     "3dspeaker": (60, 3.0, 0.1, 256, 1e-4, COS, 5, 256, 3.0, 0.2, (15, 25), 0.53, 64),
@@ -30,6 +31,9 @@ ERES2NET_LM = (7, 4.0, 1e-4, 128, 2e-5, COS, 1, 128, 6.0, 0.5, (0, 0), 0.53, 32)
 ERES2NETV2_LM = (7, 4.0, 1e-4, 108, 2e-5, COS, 1, 112, 6.0, 0.5, (0, 0), 0.53, 28)  # 108, 27
 WESPEAKER_LM = (5, ONE, 1e-4, 64, 2.5e-5, EXP, 1, 128, 6.0, 0.5, (0, 0), 0.3, 64)
 FRONTENDS = {COS: ("povey", 1.0, 0.0), EXP: ("hamming", 32768.0, 0.0)}  # WeSpeaker dithers by 1
+
+
+TFMEL = ("hamming", 1.0, 0.0)  # which scales the wave itself
 
 
 def changed(row, *, room=None, per=None):
@@ -96,6 +100,7 @@ def test_a_training_is_the_published_one(model, recipe, train, fine_tuned):
         (ERES2NETV2, "eres2netv2_w24s4ep4"),
         (WESPEAKER, "resnet50 resnet101 resnet152 resnet221 resnet293 simam_resnet34"),
         (REDIMNET, " ".join(f"redimnet_b{size}" for size in range(7))),
+        (REDIMNET2, " ".join(f"redimnet2_b{size}" for size in range(7))),
         (GEMINI, "gemini_dfresnet114"),
     ],
 )
@@ -104,7 +109,8 @@ def test_a_training_without_overlays_is_the_published_one(train, models):
         config = load_config([ROOT / f"conf/{model}.yaml"])
         assert row_of(config) == train, model
         front_end = tuple(config.frontend[key] for key in ("window", "scale", "dither"))
-        assert front_end == FRONTENDS[config.schedule.name]
+        is_tfmel = config.frontend["kind"] == "tfmel"
+        assert front_end == (TFMEL if is_tfmel else FRONTENDS[config.schedule.name])
         if config.schedule.name == EXP:
             speech = (config.augment.babble_voices, config.augment.babble_snr_db)
             assert speech == ((1, 1), (10.0, 30.0)), model

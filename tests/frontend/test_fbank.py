@@ -49,7 +49,8 @@ def energies(fbank: Fbank, wave_BS: Tensor, *, at_once: bool) -> Tensor:
     """Log mel energies, also as a GPU computes them; the mean stays."""
     if not at_once:
         return fbank(wave_BS)
-    frames_BTL = (fbank.scale * wave_BS).unfold(1, fbank.frame_length, fbank.frame_shift)
+    wave_BS = fbank.scale * wave_BS if fbank.is_kaldi else fbank._prepared(wave_BS)
+    frames_BTL = wave_BS.unfold(1, fbank.frame_length, fbank.frame_shift)
     return fbank._log_mel_at_once(frames_BTL)
 
 
@@ -75,6 +76,39 @@ def test_single_precision_is_near_the_truth(window, scale, at_once):
     assert ours.dtype == torch.float32
     truth = centred(oracle(wave_S, window=window, scale=scale))
     assert (centred(ours) - truth).abs().max() < 1e-3
+
+
+def htk_mel(hertz) -> np.ndarray:
+    return 2595 * np.log10(1 + np.asarray(hertz) / 700)
+
+
+def tfmel(wave_S: np.ndarray) -> np.ndarray:
+    """Log energies (T, 72) in float64, written from the description of the features."""
+    wave_S = (wave_S - wave_S.mean()) / (wave_S.std() + 1e-8)
+    wave_S = np.pad(wave_S - 0.97 * np.concatenate([wave_S[1:2], wave_S[:-1]]), 80)
+    frames_TL = np.lib.stride_tricks.sliding_window_view(wave_S, 400)[::160]
+    power_TK = np.abs(np.fft.rfft(frames_TL * np.hamming(400), 512)[:, :256]) ** 2
+    mel_K, corners_M = (
+        htk_mel(8000 * np.arange(256) / 255),
+        np.linspace(htk_mel(20), htk_mel(7600), 74),
+    )
+    weight_KF = np.stack([np.interp(mel_K, corners_M[i : i + 3], [0, 1, 0]) for i in range(72)], 1)
+    return np.log((power_TK.clip(1e-8) @ weight_KF).clip(1e-8) + 1e-8)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("quiet", [1.0, 0.0])
+def test_features_of_redimnet2(at_once, quiet):
+    fbank = Fbank(
+        kind="tfmel", num_mel_bins=72, window="hamming", high_freq=7600.0, mean_norm=False
+    )
+    wave_S = speech_like(16123, seed=5).double() + 0.1  # a constant is removed
+    wave_S[8000:12000] *= quiet
+    ours = energies(fbank, wave_S[None], at_once=at_once)[0]
+    assert ours.shape == (fbank.num_frames(16123), 72) == (100, 72)
+    np.testing.assert_allclose(ours.numpy(), tfmel(wave_S.numpy()), rtol=0, atol=1e-9)
+    assert (energies(fbank, 0.5 * wave_S[None], at_once=at_once)[0] - ours).abs().max() < 1e-5
+    assert (fbank.min_samples, fbank.num_frames(239), fbank.num_frames(240)) == (240, 0, 1)
 
 
 def test_other_rate_bins_and_band_equal_kaldi():

@@ -128,10 +128,41 @@ def redimnet(size: str, fp32: float) -> Member:
     return we("redimnet", args, upstream, theirs, fp32=fp32, smallest=size == "b0")
 
 
+def redimnet2(size: str, fp32: float, **more: bool) -> Member:
+    """Return a ReDimNet2 of the authors' module, with the arguments of their recipes."""
+    channels, out_channels, stages = REDIMNET2S[size]
+    rows = [[float(number) for number in row.split()] for row in stages.split(",")]
+    theirs = {
+        "F": 72,
+        "C": channels,
+        "causal": "none",
+        "out_channels": out_channels,
+        "return_2d_output": True,
+        "stages_setup": [((int(f), int(t)), int(n), e, [(3, 3)], int(r)) for f, t, n, e, r in rows],
+        "agg_gnorm": more.get("group_norm", False),
+        "dual_agg": more.get("dual", False),
+    }
+    args = {"size": size, "feat_dim": 72, "embed_dim": 192, **more}
+    upstream, smallest = "redimnet2.redimnet2:ReDimNet2Wrap", size == "b0"
+    return Member("redimnet2", args, "wespeaker", upstream, theirs, fp32, smallest)
+
+
 ECAPA = "ecapa_tdnn.ECAPA_TDNN:ECAPA_TDNN"
 WIDE = {"channels": [1024, 1024, 1024, 1024, 3072]}
 POOLINGS = ("tap", "tsdp", "astp", "mqmhastp")  # beside tstp
 REDIMNETS = {"b0": 1e-4, "b1": 1e-5, "b2": 1e-4, "b3": 1e-4, "b4": 1e-4, "b5": 1e-2, "b6": 1e-5}
+# C, out_channels and stages_setup of applications/speaker_rec/examples/vox2/recipes/redimnet2 of
+# github.com/entn-at/redimnet2 at cdc8756: strides, blocks, widening, reduction of each stage.
+B3_TO_B4 = "1 1 2 4 24, 2 1 3 3 24, 1 2 4 2 24, 2 1 5 1 24, 1 2 4 1 24, 2 1 3 1 24"
+REDIMNET2S = {
+    "b0": (12, 64, "1 1 2 2 36, 2 1 3 1 36, 1 2 4 1 36, 2 1 5 1 36, 1 2 4 1 18, 2 1 3 1 18"),
+    "b1": (16, None, "1 1 2 2 32, 2 1 3 1 32, 1 2 4 1 32, 2 1 5 1 32, 1 2 4 1 16, 2 1 3 1 16"),
+    "b2": (20, None, "1 1 2 2 40, 2 1 3 1 30, 1 2 4 1 30, 3 1 5 1 20, 1 2 4 1 20, 2 1 3 1 10"),
+    "b3": (24, None, B3_TO_B4),
+    "b4": (32, None, B3_TO_B4),
+    "b5": (48, 256, "1 1 2 4 48, 2 1 3 3 48, 1 2 4 2 48, 2 1 5 1 48, 1 2 4 1 32, 2 1 3 1 32"),
+    "b6": (64, 224, "1 1 3 3 64, 2 1 4 2 64, 1 2 5 2 48, 2 1 5 1 48, 1 2 4 .75 32, 2 1 3 .5 24"),
+}
 TWO_EMB = {"two_emb_layer": True, "pooling_func": "ASTP"}
 
 MEMBERS: dict[str, Member] = {
@@ -188,6 +219,9 @@ MEMBERS: dict[str, Member] = {
     "simam_resnet100": simam_resnet(100, 5e-3),
     **{f"gemini_dfresnet{depth}": gemini(depth) for depth in (60, 114, 183, 237)},
     **{f"redimnet_{size}": redimnet(size, fp32) for size, fp32 in REDIMNETS.items()},
+    **{f"redimnet2_{size}": redimnet2(size, 3e-5) for size in REDIMNET2S},
+    "redimnet2_b3_group_norm": redimnet2("b3", 3e-5, group_norm=True),
+    "redimnet2_b6_dual": redimnet2("b6", 3e-5, group_norm=True, dual=True),
 }
 
 # Model -> arguments that make it small, so that a test takes milliseconds.
@@ -212,6 +246,7 @@ SMALL: dict[str, dict[str, object]] = {
     "simam_resnet": {"embed_dim": 12, "m_channels": 4},
     "gemini_dfresnet": {"embed_dim": 12, "depth": 60, "m_channels": 4},
     "redimnet": {"embed_dim": 12, "size": "b0", "feat_dim": 80},
+    "redimnet2": {"embed_dim": 12, "size": "b0", "feat_dim": 80},
 }
 
 # Model -> the submodule whose output, frames last, is what the model pools.
@@ -227,4 +262,5 @@ POOLED = {
     "simam_resnet": "front",
     "gemini_dfresnet": "stages.3",
     "redimnet": "backbone",
+    "redimnet2": "backbone",
 }

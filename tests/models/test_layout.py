@@ -16,7 +16,7 @@ from speakerlab.models.pooling import subsample
 
 BACKWARDS = ("native_batch_norm_backward", "threshold_backward", "hardtanh_backward")
 # Its 2-D stages lie between 1-D ones: what comes back through them is contiguous.
-MIXED = {"redimnet"}
+MIXED = {"redimnet", "redimnet2"}
 UNMIXED = pytest.mark.parametrize("name", sorted(MODELS.keys() - MIXED))
 
 

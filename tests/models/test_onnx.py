@@ -32,7 +32,7 @@ SHALLOW: dict[str, dict[str, object]] = {
 
 # Half a minute each and more, or like another of their kind: in `make test-all`.
 SLOW = {
-    *("redimnet", "eres2netv2", "gemini_dfresnet", "simam_resnet"),
+    *("redimnet", "redimnet2", "eres2netv2", "gemini_dfresnet", "simam_resnet"),
     *("res2net", "ecapa_tdnn", "ecapa_tdnn_wespeaker"),
 }
 

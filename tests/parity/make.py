@@ -1,8 +1,9 @@
 """Makes the figures of tests/parity from the code of their publishers.
 
-    python tests/parity/make.py --toolkit 3dspeaker|wespeaker --peer CHECKOUT [--out DIR] [NAME ...]
+    python tests/parity/make.py --toolkit 3dspeaker|wespeaker|redimnet2 --peer CHECKOUT \
+        [--out DIR] [NAME ...]
 
-builds the named members of tests/models/members.py (all of the toolkit without names) from the
+builds the named members of tests/models/members.py (all of the package without names) from the
 modules of the checkout, in float64 and eval mode, and writes DIR/NAME.npz, by default beside this
 file. What it holds, and the rule of the weights, is in tests/models/figures.py. For each it prints
 how far the published code in fp32 is from itself in float64: the least that can be allowed to ours.
@@ -17,6 +18,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from figures import FRAMES, PARITY, Figures, error, features, fill, write_figures
 from members import MEMBERS, Member
 
-PACKAGES = {"3dspeaker": "speakerlab", "wespeaker": "wespeaker"}
+PACKAGES = {"3dspeaker": "speakerlab", "wespeaker": "wespeaker", "redimnet2": "redimnet2"}
 SEED = 0
 
 
@@ -34,16 +36,26 @@ def add_package(toolkit: str, peer: Path) -> None:
     """Make the toolkit's package importable from the checkout `peer`, and from nowhere else."""
     name = PACKAGES[toolkit]
     folder = peer / name
-    if not (folder / "models").is_dir():
-        raise SystemExit(f"{peer}: holds no {name}/models; give the folder of a checkout")
+    if not folder.is_dir():
+        raise SystemExit(f"{peer}: holds no {name}; give the folder of a checkout")
     package = ModuleType(name)
     package.__path__ = [str(folder)]
     sys.modules[name] = package
 
 
+class Transposed(nn.Module):
+    """In place of the features of a module that computes them: (B, T, F) to (B, F, T)."""
+
+    def forward(self, feats_BTF: torch.Tensor) -> torch.Tensor:
+        return feats_BTF.transpose(1, 2)
+
+
 def build(member: Member) -> nn.Module:
     module, _, name = member.upstream.partition(":")
-    return getattr(import_module(module), name)(**member.upstream_args).eval()
+    network: Any = getattr(import_module(module), name)(**member.upstream_args)
+    if hasattr(network, "spec"):
+        network.spec = Transposed()
+    return network.eval()
 
 
 @torch.no_grad()
@@ -79,7 +91,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=PARITY, metavar="DIR")
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
-    known = [name for name, member in MEMBERS.items() if member.toolkit == options.toolkit]
+    package = PACKAGES[options.toolkit]
+    known = [name for name, one in MEMBERS.items() if one.upstream.startswith(f"{package}.")]
     unknown = set(options.names) - set(known)
     if unknown:
         parser.error(f"no members of {options.toolkit}: {sorted(unknown)}; there are {known}")
