@@ -5,17 +5,19 @@ In: an experiment or a model folder. Out: (name, lines) pairs; "not stated" wher
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from speakerlab.checkpoints.model_files import find_model, read_card, read_settings
-from speakerlab.config.schema import Config
 from speakerlab.data.tables import ABOUT, read_about
 from speakerlab.experiments.results import format_identification, format_table, read_rows
+
+if TYPE_CHECKING:  # it imports torch, which `speakerlab score --help` need not wait for
+    from speakerlab.config.schema import Config
 
 UNKNOWN = "not stated"
 
 
-def stated_of_corpora(config: Config) -> dict[str, list[str]]:
+def stated_of_corpora(config: "Config") -> dict[str, list[str]]:
     """Return what each data directory of a training states about itself, for the model's card."""
     stated = [read_about(Path(config.data.dir, name)) for name in config.data.train]
     return {f"train_{key}": [one.get(key, UNKNOWN) for one in stated] for key in ABOUT}
