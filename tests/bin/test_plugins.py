@@ -189,7 +189,7 @@ def test_a_folder_that_is_missing_is_refused(tmp_path):
         pytest.param("Momentum", [], 0, marks=pytest.mark.slow),
         pytest.param("Clustering", [], 0, marks=pytest.mark.slow),
         ("halving", ["--set", "epochs=3.0"], 0),
-        ("halving", ["--set", "epochs=-0.001"], 1),
+        pytest.param("halving", ["--set", "epochs=-0.001"], 1, marks=pytest.mark.slow),
     ],
 )
 def test_check_part(part, more, code, run, folder):
