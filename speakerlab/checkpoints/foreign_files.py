@@ -56,6 +56,7 @@ def opened(path: Path) -> Iterator[Source]:
         if path.is_file() and path.name.lower().endswith(ARCHIVES):
             place = Path(scratch) / path.name.split(".")[0]
             unpack(path, place)
+            place.mkdir(exist_ok=True)  # of an archive without files
         try:
             checkpoint = place if place.is_file() else _find_in(place)
             files = [folder / "config.yaml" for folder in checkpoint.absolute().parents[:3]]

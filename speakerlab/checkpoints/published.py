@@ -96,10 +96,13 @@ def load_published(path: Path) -> Published:
     if digest != wanted:
         raise ValueError(f"{weights}: sha256 is {digest} instead of {wanted}; copy the model again")
     config = load_config([folder / "config.yaml"])
-    with torch.device("meta"):  # takes no memory for other sizes than those of the file
-        network = nn.ModuleDict({"backbone": build_backbone(config)})
-    tensors = read_tensors_of(network, weights)
-    embedder = build_embedder(config)
+    try:
+        with torch.device("meta"):  # takes no memory for other sizes than those of the file
+            network = nn.ModuleDict({"backbone": build_backbone(config)})
+        tensors = read_tensors_of(network, weights)
+        embedder = build_embedder(config)
+    except ValueError as error:
+        raise ValueError(f"{folder}/config.yaml: {error}") from error
     embedder.load_state_dict(tensors)
     stored = read_calibration(folder), read_tuning(folder)
     return Published(folder, config, embedder.eval(), digest, *stored)

@@ -137,7 +137,7 @@ class ForeignConfig:
         return found
 
     def _whole(self, value: object) -> int:
-        if not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+        if type(value) is not int or not 1 <= value <= MAX_SIZE:
             raise ValueError(
                 f"{self.path}: feature size {value!r} is not a whole number from 1 to {MAX_SIZE}"
             )

@@ -145,10 +145,7 @@ def write_rejected(
     folder: Path, rejected: Mapping[str, tuple[str, str]], *, name: str = "rejected.tsv"
 ) -> None:
     """`rejected.tsv` of id -> (path, reason); no file where there are none."""
-    rows = [
-        "\t".join(map(one_line, (utterance, *rejected[utterance]))) + "\n"
-        for utterance in sorted(rejected)
-    ]
+    rows = sorted("\t".join(map(one_line, (id_, *row))) + "\n" for id_, row in rejected.items())
     if rows:
         write_text(folder / name, "".join(rows))
     else:

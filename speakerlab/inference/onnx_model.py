@@ -74,10 +74,7 @@ class OnnxModel:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such model; make one with `speakerlab export`")
         self._session = open_session(path, num_threads=num_threads)
-        try:
-            texts = self._session.get_modelmeta().custom_metadata_map
-        except UnicodeDecodeError:
-            raise ValueError(f"{path}: its metadata is not UTF-8; export it again") from None
+        texts = self._session.get_modelmeta().custom_metadata_map
         facts = self.facts = Facts.from_texts(texts, where=str(path))
         self.sample_rate, self.embed_dim = facts.sample_rate, facts.embed_dim
         self.min_samples, self.max_samples = facts.min_samples, facts.max_samples
@@ -114,7 +111,8 @@ def open_session(path: Path, *, num_threads: int | None = None) -> Any:
     options.log_severity_level = 3  # errors
     options.enable_mem_pattern = False  # lengths differ from call to call: return the memory
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        how = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}  # 1 prints errors
+        return onnxruntime.InferenceSession(str(path), options, **how)
     except Exception as error:  # its own types, which differ between versions
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{path}: is not a complete ONNX file ({reason}); export again") from None

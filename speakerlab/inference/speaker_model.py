@@ -253,14 +253,13 @@ class SpeakerModel:
             raise FileNotFoundError(f"{path}: no such file; enrol speakers first")
         try:
             with safe_open(path, framework="numpy") as file:
-                metadata, unit_ND = file.metadata() or {}, file.get_tensor("unit_ND")
-            names, digest = metadata["names"], metadata["model_sha256"]
-            names = parse_json(names, list[str], where="names")
-            unit_ND = unit_ND.reshape(len(names), -1)
+                facts, unit_ND = file.metadata() or {}, file.get_tensor("unit_ND")
+            digest, names = facts["model_sha256"], parse_json(facts["names"], list[str], where=path)
+            lengths_N = np.linalg.norm(unit_ND.astype("f8").reshape(len(names), -1), axis=1)
+            if not np.allclose(lengths_N, 1, atol=1e-3):
+                raise ValueError("vectors are not of length 1")
         except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path}: is not a file of enrolled speakers ({error}); enrol them again"
-            ) from error
+            raise ValueError(f"{path}: holds no speakers ({error}); enrol them again") from error
         if digest != self.sha256:
             raise ValueError(
                 f"{path}: was made with model {digest[:12]}, not with {self.sha256[:12]} "

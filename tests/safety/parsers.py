@@ -25,7 +25,6 @@ from speakerlab.inference.onnx_model import OnnxModel
 from speakerlab.inference.torch_model import TorchModel
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.score_files import read_scores, write_scores
-from speakerlab.scoring.trials import read_trials
 
 
 class Parser(NamedTuple):
@@ -87,7 +86,10 @@ PARSERS: dict[str, Parser] = {
         valid.write_packed("flac"), ("*.tar",), readers.read_every_wave, raw, share=0.1
     ),
     "trials": Parser(
-        valid.write_texts(**valid.TRIALS), ("*",), read_trials, write=readers.write_trials
+        valid.write_texts(**valid.TRIALS),
+        ("*",),
+        readers.read_trial_file,
+        write=readers.write_trials,
     ),
     "pairs": Parser(valid.write_texts(**valid.PAIR_LISTS), ("*",), read_pairs),
     "official": Parser(

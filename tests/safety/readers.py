@@ -26,7 +26,7 @@ from speakerlab.data.shards import open_shard
 from speakerlab.diarization import regions, scoring
 from speakerlab.experiments import curves, results
 from speakerlab.inference.speaker_model import SpeakerModel
-from speakerlab.scoring.trials import LABELS, Trials
+from speakerlab.scoring.trials import LABELS, Trials, read_trials
 from speakerlab.training.checkpoint import load_state, read_latest
 
 
@@ -56,6 +56,13 @@ def read_official_list(path: Path) -> Any:
         rows = read_official(path, faults, known=names)
     faults.raise_if_any()
     return rows
+
+
+def read_trial_file(path: Path) -> Trials:
+    trials = read_trials(path)
+    if {"0", "1"} & set(trials.enrol_ids):
+        raise ValueError(f"{path}: as `write_trials` writes it, it could be read in two ways")
+    return trials
 
 
 def write_trials(path: Path, trials: Trials) -> None:

@@ -40,6 +40,7 @@ from speakerlab.inference.onnx_model import INPUT, OUTPUT, Facts
 from speakerlab.inference.speaker_model import SpeakerModel
 from speakerlab.models import MODELS
 from speakerlab.scoring.embeddings import EmbeddingTable
+from speakerlab.scoring.pair_scores import unit_rows
 from speakerlab.scoring.score_files import write_scores
 from speakerlab.scoring.trials import Trials
 from speakerlab.training.writer import CheckpointWriter
@@ -227,7 +228,8 @@ def write_table(folder: Path) -> None:
     for write in WRITERS.values():
         write(folder / "emb", table)
     model = enrolled()
-    model.speakers = {"anna": emb_ND[0], "b o": emb_ND[1]}
+    unit_ND = unit_rows(emb_ND, table.ids)
+    model.speakers = {"anna": unit_ND[0], "b o": unit_ND[1]}
     model.save_speakers(folder / "speakers.safetensors")
 
 
