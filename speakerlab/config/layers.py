@@ -13,7 +13,7 @@ import yaml
 
 from speakerlab.core.faults import nearest
 
-MAX_VALUES = 100_000
+MAX_VALUES, MAX_DEPTH = 100_000, 50
 SURROGATE = re.compile("[\ud800-\udfff]")  # of a byte that is not UTF-8
 CONF = (Path(__file__).parents[1] / "conf").resolve()  # in a clone a link to its conf/
 
@@ -165,17 +165,20 @@ def parse_yaml(text: str | bytes, where: str, loader: type[yaml.SafeLoader] = _L
 
 def _refuse_odd(values: Any, where: str) -> None:
     """Refuse keys that are not scalars, and references that repeat much of a text, or itself."""
-    left, count = [values], 0
+    left, count = [(values, 0)], 0
     while left:
-        value = left.pop()
+        value, depth = left.pop()
+        inner: list[Any] = []
         if isinstance(value, dict):
             if odd := [key for key in value if not isinstance(key, str | int | float | None)]:
                 raise ValueError(f"{where}: is not valid YAML: {odd[0]!r} is no key; write text")
-            left += [*value.values(), *value]
+            inner = [*value.values(), *value]
         elif isinstance(value, list):
-            left += value
+            inner = value
         elif isinstance(value, str) and SURROGATE.search(value):
             raise ValueError(f"{where}: is not valid YAML: {value!r} is no text; correct it")
+        left += [(one, depth + 1) for one in inner]
         count += 1
-        if count > MAX_VALUES:
-            raise ValueError(f"{where}: has more than {MAX_VALUES} values; write fewer")
+        if count > MAX_VALUES or depth > MAX_DEPTH:
+            most = f"{MAX_VALUES} values or {MAX_DEPTH} nested ones"
+            raise ValueError(f"{where}: has more than {most}; write fewer")

@@ -74,7 +74,10 @@ class OnnxModel:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such model; make one with `speakerlab export`")
         self._session = open_session(path, num_threads=num_threads)
-        texts = self._session.get_modelmeta().custom_metadata_map
+        try:
+            texts = self._session.get_modelmeta().custom_metadata_map
+        except UnicodeDecodeError:
+            raise ValueError(f"{path}: its metadata are not UTF-8; export it again") from None
         facts = self.facts = Facts.from_texts(texts, where=str(path))
         self.sample_rate, self.embed_dim = facts.sample_rate, facts.embed_dim
         self.min_samples, self.max_samples = facts.min_samples, facts.max_samples

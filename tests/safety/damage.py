@@ -180,18 +180,27 @@ def of_another_version(data: bytes, rng: Random) -> bytes:
     """Take out or rename an array or a fact of a file of `write_arrays`; its checksum then fits."""
     end = 8 + int.from_bytes(data[:8], "little")
     entries = json.loads(data[8:end])
-    facts = json.loads(entries.pop("__metadata__")["facts"])
+    metadata = entries.pop("__metadata__")
+    if metadata["crc32"] != _crc_of(metadata["facts"], entries, data[end:]):
+        return data  # damaged before
+    facts = json.loads(metadata["facts"])
     places = [entries, facts, *(one for one in facts.values() if isinstance(one, dict) and one)]
     place = rng.choice(places)
     value = place.pop(rng.choice(list(place)))
     if rng.random() < 0.5:
         place["x"] = value
-    text = json.dumps(facts)
-    crc = zlib.crc32(text.encode())
+    metadata["facts"] = json.dumps(facts)
+    metadata["crc32"] = _crc_of(metadata["facts"], entries, data[end:])
+    changed = json.dumps({"__metadata__": metadata, **entries}).encode()
+    return len(changed).to_bytes(8, "little") + changed + data[end:]
+
+
+def _crc_of(facts: str, entries: dict[str, Any], data: bytes) -> str:
+    """Return the checksum of a file of `write_arrays`."""
+    crc = zlib.crc32(facts.encode())
     dtypes = {"U8": "|u1", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
     for name, entry in sorted(entries.items()):
         kind = f"{name} {dtypes[entry['dtype']]} {tuple(entry['shape'])}"
-        first, last = (end + offset for offset in entry["data_offsets"])
+        first, last = entry["data_offsets"]
         crc = zlib.crc32(data[first:last], zlib.crc32(kind.encode(), crc))
-    changed = json.dumps({"__metadata__": {"facts": text, "crc32": str(crc)}, **entries}).encode()
-    return len(changed).to_bytes(8, "little") + changed + data[end:]
+    return str(crc)

@@ -60,8 +60,8 @@ def read_official_list(path: Path) -> Any:
 
 def read_trial_file(path: Path) -> Trials:
     trials = read_trials(path)
-    if {"0", "1"} & set(trials.enrol_ids):
-        raise ValueError(f"{path}: as `write_trials` writes it, it could be read in two ways")
+    if any(name in ("0", "1") or name[0] == "\ufeff" for name in trials.enrol_ids):
+        raise ValueError(f"{path}: as `write_trials` writes it, it would be read otherwise")
     return trials
 
 
