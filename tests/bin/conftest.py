@@ -4,34 +4,15 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from forked import run_forked
 from models_on_disk import publish_small
-from tiny import CONFIG, ROOT, TINY
-from voices import RATE, write_voices
-
-from speakerlab.data import audio
-from speakerlab.data.check import check_data_dirs
-from speakerlab.data.tables import write_data_dir
+from tiny import CONFIG, ROOT, TINY, write_corpus
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> Path:
-    """train: speakers 0-7, 3 utterances each; test: 8-11, 3 each; a noise; a room."""
-    root = tmp_path_factory.mktemp("corpus with space")
-    seconds = (1.5, 1.6, 1.7)
-    write_voices(root / "train", speakers=range(8), seconds=seconds, check=False)
-    write_voices(root / "test", speakers=range(8, 12), seconds=seconds, trials="all", check=False)
-    rng = np.random.default_rng(0)
-    noise = (rng.standard_normal(2 * RATE) * 3000).astype(np.int16)
-    decay = np.exp(-np.arange(4000) / 800)
-    room = (rng.standard_normal(4000) * decay * 8000).astype(np.int16)
-    for name, wave in (("noise", noise), ("rirs", room)):
-        audio.write(root / "wav" / f"{name}.wav", wave, RATE)
-        write_data_dir(root / name, wavs={name: root / "wav" / f"{name}.wav"})
-    check_data_dirs([root / "train", root / "test", root / "noise", root / "rirs"])
-    return root
+    return write_corpus(tmp_path_factory.mktemp("corpus with space"))
 
 
 @pytest.fixture

@@ -21,9 +21,12 @@ from speakerlab.experiments.train import Training, build_training
 from speakerlab.training.trainer import Trainer
 from speakerlab.training.update import Update
 
-harm, rank, first, last = sys.argv[1], *map(int, sys.argv[2:5])
+harm: str
+rank: int
+first: int
+last: int
+is_once: bool
 ahead: Path
-is_once, harm = harm.endswith("-once"), harm.removesuffix("-once")
 
 
 def run_out_of_memory(_gradient: torch.Tensor) -> None:
@@ -104,5 +107,14 @@ def harmed(*args, **more) -> Training:
     return training
 
 
-train.build_training = harmed
-run(command.main, sys.argv[5:])
+def install(which: str, on_rank: str, from_step: str, to_step: str) -> None:
+    """Harm the trainings of this process."""
+    global harm, rank, first, last, is_once
+    harm, is_once = which.removesuffix("-once"), which.endswith("-once")
+    rank, first, last = int(on_rank), int(from_step), int(to_step)
+    train.build_training = harmed
+
+
+if __name__ == "__main__":
+    install(*sys.argv[1:5])
+    run(command.main, sys.argv[5:])

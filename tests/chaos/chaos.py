@@ -1,0 +1,411 @@
+"""Trainings under random faults, started again by the same command until they end.
+
+    python tests/chaos/chaos.py --minutes 60 --seed 0 [--ranks 2] [--hosts 2] [--work DIR]
+
+A round is one training through run.sh, on packed audio with noise and rooms. Faults drawn from
+(seed, round) strike it, several at once; after each end the same command is typed again, and what
+its message asks for is repaired. Some rounds also have a NaN in fixed steps, or run out of memory.
+
+Checked after every end: a documented exit code, one line that says why, no traceback, no process
+left after 60 s, no file outside the experiment and the data. Checked at the end of a round: the
+weights of the undisturbed training with the same NaN, bit for bit, and every row of metrics once.
+(The weights may differ after running out of memory, which makes micro-batches smaller, and after a
+roll-back, which returns to the last checkpoint: that of the last stop.)
+
+Exits with 1 and the round's number if anything deviates; --round repeats that round alone. The
+moments of faults depend on the clock, so a repetition strikes the same blows at other steps.
+Mounts, and so full and read-only disks, and two hosts need root.
+"""
+
+import argparse
+import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.extend(str(Path(__file__).resolve().parents[1] / name) for name in ("..", ".", "bin"))
+from faults import MOUNTS, ONE_HOST, TWO_HOSTS, Fault, Place, Struck, ip, may_mount
+from processes import end_all, processes_of
+from tiny import TINY, checkpoints, rows, stage_3, weights, write_corpus
+
+from speakerlab.data.pack import pack_data_dir
+from speakerlab.data.shards import Layout
+
+HERE = Path(__file__).resolve().parent
+CODES = {0, 1, 4, 5, 6, 129, 130, 135, 137, 138, 143}  # docs/troubleshooting.md
+OF_TIME = {"crops_per_second", "data_wait", "gpu_memory_mb"}
+HARMS = {  # of $CHAOS_HARM
+    "": "none",
+    "nan {last} 21 23": "NaN in steps 21 to 23",
+    "inf-once {last} 31 60": "Inf in steps 31 to 60, so a roll-back",
+    "full {last} 41 41": "out of memory in step 41",
+}
+SETTINGS = [
+    *TINY,
+    "augment.speed_classes=on",
+    "training.global_batch=12",
+    "training.num_epochs=60",  # of 4 steps
+    "training.checkpoint_every_steps=10",
+    "training.valid_every_epochs=5",
+]
+MOST_FAULTS = 14  # of a round
+PAUSE = (0.3, 8.0)  # seconds between two faults
+GONE_SECONDS = 60.0
+NOTICE_SECONDS = 60.0
+STUCK_SECONDS = 240.0  # without an end or a new row
+
+
+class Deviation(AssertionError):
+    """The training did what it must not do."""
+
+
+def check(condition: object, text: str) -> None:
+    if not condition:
+        raise Deviation(text)
+
+
+@dataclass
+class Tally:
+    """What happened in all rounds."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    noticed: list[float] = field(default_factory=list)  # seconds from a kill to the run's end
+    gone: list[float] = field(default_factory=list)  # seconds from there to its last process's
+    lost_steps: list[int] = field(default_factory=list)
+    ends: Counter[int] = field(default_factory=Counter)
+
+    def print(self) -> None:
+        for kind, count in sorted(self.faults.items()):
+            print(f"{count:5d}  {kind}")
+        print(f"{self.faults.total():5d}  faults; ends by exit code: {dict(self.ends)}")
+        for name, values in (
+            ("seconds until the run ended after a kill", self.noticed),
+            ("seconds until its last process was gone", self.gone),
+            ("steps lost", self.lost_steps),
+        ):
+            if values:
+                print(f"{name}: median {statistics.median(values):.1f}, most {max(values):.1f}")
+
+
+@dataclass
+class World:
+    """Folders, commands and hosts of the rounds."""
+
+    root: Path
+    ranks: int
+    hosts: int
+    disk: Path
+    can_mount: bool
+    cables: list[str]
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    def faults(self) -> dict[str, Fault]:
+        more = {**(MOUNTS if self.can_mount else {}), **(TWO_HOSTS if self.cables else {})}
+        return {**ONE_HOST, **more}
+
+    def start(self, exp: Path, harm: str) -> list[tuple[subprocess.Popen[bytes], Path]]:
+        """Type the command, on each host; return what runs and its log."""
+        harm = harm.format(last=self.ranks * self.hosts - 1)
+        environment = {
+            **os.environ,
+            **{"HOME": str(self.root / "home"), "TMPDIR": str(self.root / "tmp")},
+            **{"OMP_NUM_THREADS": "1", "CHAOS_HARM": harm, "CHAOS_TESTS": str(HERE.parent / "bin")},
+            **{"PYTHONPATH": f"{HERE / 'harm'}:{HERE.parent}", "GLOO_SOCKET_IFNAME": ""},
+        }
+        if not self.cables:
+            del environment["GLOO_SOCKET_IFNAME"]
+        started = []
+        for host in range(self.hosts):
+            log = self.root / f"host{host}.log"
+            options, prefix = ["--nproc", str(self.ranks)], []
+            if self.cables:
+                options += ["--nnodes", "2", "--node-rank", str(host), "--rdzv", "10.78.0.1:29411"]
+                prefix = ["ip", "netns", "exec", self.cables[host]]
+                environment["GLOO_SOCKET_IFNAME"] = "cable"
+            # stage_3 leaves out `--config FILE --set`, the first three words
+            words = stage_3(self.data, exp, ["", "", "", *SETTINGS], *options)
+            with log.open("wb") as file:
+                how: Any = {"stdout": file, "stderr": file, "env": environment}
+                here = self.root / "here"
+                run = subprocess.Popen([*prefix, *words], cwd=here, start_new_session=True, **how)
+            started.append((run, log))
+        return started
+
+    def touched(self) -> set[str]:
+        """Return the files that no training may make."""
+        places = (self.root / "here", self.root / "home")
+        return {str(path) for place in places for path in place.rglob("*")}
+
+
+@dataclass
+class Round:
+    """A training of which some processes, files or disks fail until it ends."""
+
+    world: World
+    exp: Path
+    harm: str
+    draw: random.Random
+    tally: Tally
+    num_faults: int = 0
+    standing: list[tuple[float, Struck]] = field(default_factory=list)  # until when
+    damaged_rows: bool = False
+
+    def train(self) -> None:
+        """Start the training until it ends by itself."""
+        unrepaired = 0
+        while True:
+            before = self.last_step()
+            started = self.world.start(self.exp, self.harm)
+            killed = self.strike_until_ended(started)
+            self.wait_until_gone()
+            codes = [run.returncode for run, _ in started]
+            texts = [log.read_text(errors="replace") for _, log in started]
+            for code, text in zip(codes, texts):
+                self.check_end(code, text, killed)
+            if all(code == 0 for code in codes):
+                break
+            self.note_lost(before, "\n".join(texts))
+            unrepaired = 0 if killed or self.repair("\n".join(texts)) else unrepaired + 1
+            check(unrepaired < 4, f"4 ends that no message explains:\n{texts[0][-3000:]}")
+        self.undo_all()
+
+    def strike_until_ended(self, started: list[tuple[Any, Path]]) -> list[Struck]:
+        """Strike while any host runs; return the kills of this run."""
+        runs = [run for run, _ in started]
+        kills: list[Struck] = []
+        kill_at = first_end = 0.0
+        row_at, row = time.monotonic(), self.last_step()
+        next_at = time.monotonic() + self.draw.uniform(*PAUSE)
+        while any(run.poll() is None for run in runs):
+            now = time.monotonic()
+            self.undo_due(now)
+            step = self.last_step()
+            if step != row or self.is_disturbed:
+                row, row_at = step, now
+            check(now - row_at < STUCK_SECONDS, f"no new row for {STUCK_SECONDS:.0f} s")
+            if any(run.poll() is not None for run in runs):
+                first_end = first_end or now
+                if self.is_disturbed:
+                    first_end = now
+                check(now - first_end < 3 * GONE_SECONDS, "one host ended, the other did not")
+            if kills and self.is_disturbed:
+                kill_at = now
+            elif kills:
+                seconds = now - kill_at
+                check(seconds < NOTICE_SECONDS, f"{kills[0].text}: unnoticed for {seconds:.0f} s")
+            elif now >= next_at and self.num_faults < MOST_FAULTS:
+                next_at = now + self.draw.uniform(*PAUSE)
+                if (struck := self.strike([run.pid for run in runs])) and struck.kills:
+                    kills, kill_at = [struck], time.monotonic()
+            time.sleep(0.02)
+        if kills:
+            self.tally.noticed.append(time.monotonic() - kill_at)
+        return kills
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Return whether a fault stands that ends by itself, such as a frozen process."""
+        return any(struck.seconds is not None for _, struck in self.standing)
+
+    def strike(self, shells: list[int]) -> Struck | None:
+        """Strike one fault that is possible now."""
+        world = self.world
+        place = Place(world.disk, self.exp, world.data, shells, world.cables)
+        name = self.draw.choice(sorted(world.faults()))
+        if not name.startswith("SIG") and not checkpoints(self.exp):
+            return None  # a new training could not know that its data are wrong
+        struck = world.faults()[name](place, self.draw)
+        if struck is None:
+            return None
+        self.num_faults += 1
+        self.tally.faults[name] += 1
+        self.damaged_rows |= name == "damaged metrics"
+        print(f"  step {self.last_step()}: {struck.text}", flush=True)
+        if struck.seconds is not None or struck.path is not None:
+            until = time.monotonic() + (1e9 if struck.seconds is None else struck.seconds)
+            self.standing.append((until, struck))
+        return struck
+
+    def undo_due(self, now: float) -> None:
+        for until, struck in [*self.standing]:
+            if now >= until:
+                struck.undo()
+                self.standing.remove((until, struck))
+
+    def undo_all(self) -> None:
+        self.undo_due(2e9)
+
+    def wait_until_gone(self) -> None:
+        began = time.monotonic()
+        while left := processes_of(self.exp):
+            now = time.monotonic()
+            self.undo_due(now)
+            lines = "; ".join(process.line[:200] for process in left.values())
+            check(now - began < GONE_SECONDS, f"left after {GONE_SECONDS:.0f} s: {lines}")
+            time.sleep(0.02)
+        self.tally.gone.append(time.monotonic() - began)
+
+    def check_end(self, code: int, text: str, killed: list[Struck]) -> None:
+        self.tally.ends[code] += 1
+        code = 128 - code if code < 0 else code
+        tail = text[-3000:]
+        check(code in CODES, f"exit code {code} is not documented:\n{tail}")
+        check("Traceback" not in text, f"a traceback:\n{tail}")
+        was_shell = any(one.text.startswith("SIGKILL to a shell") for one in killed)
+        if code and not was_shell:
+            last = text.strip().splitlines()[-1:]
+            check(last, f"exit code {code} without a line")
+            reason = re.search(r"stage 3: (failed with exit code|stopped by)", text)
+            check(reason, f"exit code {code}, and no line says that stage 3 ended:\n{tail}")
+        check(not (files := self.world.touched()), f"made outside the experiment: {files}")
+
+    def repair(self, text: str) -> bool:
+        """Do what the messages of the last end ask for."""
+        repaired = False
+        for until, struck in [*self.standing]:
+            if struck.path is not None and str(struck.path) in text:
+                struck.undo()
+                self.standing.remove((until, struck))
+                repaired = True
+        if "move it away" in text:
+            shutil.rmtree(self.exp / "checkpoints")
+            self.undo_all()  # a new training could not know that its data are wrong
+            repaired = True
+        return repaired
+
+    def last_step(self) -> int:
+        try:
+            return max((row["step"] for row in rows(self.exp, "train")), default=0)
+        except (ValueError, KeyError, OSError, UnicodeDecodeError):
+            return 0  # a damaged row
+
+    def note_lost(self, before: int, text: str) -> None:
+        resumed = re.findall(r"resuming from step (\d+) of", text)
+        if resumed and before >= int(resumed[-1]):
+            self.tally.lost_steps.append(before - int(resumed[-1]))
+
+
+def is_comparable(harm: str) -> bool:
+    """Return whether the weights do not depend on when the training was stopped.
+
+    A roll-back returns to the last checkpoint, which may be of a stop.
+    """
+    return not harm.startswith(("full", "inf-once"))
+
+
+def comparable(exp: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in OF_TIME} for row in rows(exp)]
+
+
+def play(world: World, seed: int, number: int, whole: Mapping[str, Path], tally: Tally) -> None:
+    """Play a round, and compare it with the undisturbed training."""
+    draw = random.Random(f"{seed} {number}")
+    harm = draw.choice(["", *HARMS])
+    exp = world.disk / f"round{number}"
+    exp.mkdir()
+    print(f"round {number}: {HARMS[harm]}", flush=True)
+    one = Round(world, exp, harm, draw, tally)
+    try:
+        one.train()
+        found = [] if one.damaged_rows else comparable(exp)
+        if not is_comparable(harm):
+            trained = [row for row in found if row["kind"] == "train"]
+            steps = [row["step"] for row in trained]
+            check(not steps or steps == list(range(1, 241)), "rows are missing or double")
+            attempt = int(harm.startswith("inf-once"))
+            check(not trained or trained[-1]["attempt"] == attempt, "another number of roll-backs")
+        else:
+            check(weights(exp) == weights(whole[harm]), "other weights than undisturbed")
+            check(not found or found == comparable(whole[harm]), "other rows than undisturbed")
+    finally:
+        one.undo_all()
+        end_all(exp)
+    shutil.rmtree(exp)
+
+
+@contextmanager
+def build_world(root: Path, ranks: int, hosts: int) -> Iterator[World]:
+    """Make the folders, the disk and the network."""
+    for name in ("here", "home", "tmp"):
+        (root / name).mkdir(parents=True)
+    write_corpus(root / "data")
+    for name in (".stage1", ".stage2"):
+        (root / "data" / name).touch()
+    pack_data_dir(root / "data/train", layout=Layout.of_waves("flac", sample_rate=16000))
+    disk, cables = root / "disk", [f"chaos{i}-{os.getpid()}" for i in range(2)]
+    with ExitStack() as stack:
+        can_mount = may_mount(disk)
+        if can_mount:
+            stack.callback(subprocess.run, ["umount", "--lazy", str(disk)])
+        else:
+            print("no mounts: needs root; without full and read-only disks")
+        if hosts == 2:
+            for name in cables:
+                ip(f"netns add {name}")
+                stack.callback(ip, f"netns delete {name}")
+            ip(f"-netns {cables[0]} link add cable type veth peer name cable netns {cables[1]}")
+            for number, name in enumerate(cables, 1):
+                ip(f"-netns {name} address add 10.78.0.{number}/24 dev cable")
+                ip(f"-netns {name} link set lo up")
+                ip(f"-netns {name} link set cable up")
+        yield World(root, ranks, hosts, disk, can_mount, cables if hosts == 2 else [])
+
+
+def undisturbed(world: World) -> dict[str, Path]:
+    """Return the training of each harm, without faults."""
+    found = {}
+    for harm in HARMS:
+        if not is_comparable(harm):
+            continue
+        exp = world.root / f"whole{len(found)}"
+        for run, log in world.start(exp, harm):
+            check(run.wait(900) == 0, log.read_text())
+        found[harm] = exp
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add: Any = parser.add_argument
+    add("--minutes", type=float, default=3, help="no round begins after these (3)")
+    add("--seed", type=int, default=0)
+    add("--ranks", type=int, default=1, help="of each host (1)")
+    add("--hosts", type=int, default=1, choices=(1, 2), help="network namespaces (1)")
+    add("--round", type=int, help="play this round alone")
+    add("--work", type=Path, help="an empty or absent folder; kept (a temporary one)")
+    options = parser.parse_args()
+    work = options.work or Path(tempfile.mkdtemp(prefix="chaos-"))
+    tally, began = Tally(), time.monotonic()
+    with build_world(work.resolve(), options.ranks, options.hosts) as world:
+        whole = undisturbed(world)
+        number = options.round or 0
+        while True:
+            try:
+                play(world, options.seed, number, whole, tally)
+            except Deviation as error:
+                tally.print()
+                sys.exit(f"seed {options.seed}, round {number}: {error}")
+            number += 1
+            if options.round is not None or time.monotonic() - began > 60 * options.minutes:
+                break
+    tally.print()
+    if options.work is None:
+        shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()
