@@ -48,7 +48,7 @@ def leave(error: RuntimeError, rank: int) -> NoReturn:
     """Leave with the exit code of what ended the training early; a bug is raised again."""
     from speakerlab.training.distributed import is_lost_peer
     from speakerlab.training.progress import DivergedError
-    from speakerlab.training.rescue import OutOfMemoryStop
+    from speakerlab.training.rescue import OutOfMemoryStop, is_out_of_memory
     from speakerlab.training.signals import Stopped
     from speakerlab.training.update import NumericError
 
@@ -62,6 +62,13 @@ def leave(error: RuntimeError, rank: int) -> NoReturn:
     if isinstance(error, Stopped):
         log.log(logging.DEBUG if rank else logging.INFO, "%s; the same command resumes", error)
         process.leave(process.EXIT_SIGNAL + error.number)
+    if is_out_of_memory(error):
+        found = str(error).splitlines()[0]
+        text = (
+            "rank %d: out of memory outside of a step: %s; free memory of the device, or use a %s"
+        )
+        log.error(text, rank, found, "smaller model or a lower runtime.precision")
+        process.leave(process.EXIT_INPUT)
     if is_lost_peer(error):
         log.error("rank %d: lost another rank; see the output of that rank", rank)
         process.leave(process.EXIT_LOST)

@@ -3,7 +3,8 @@
 harmed_training.py HARM RANK FIRST LAST <options of speakerlab train>: the steps FIRST to LAST are
 hit, of the first attempt only where HARM ends in `-once`. HARM: nan, inf, full (out of memory in
 the forward pass), full-back (in the backward pass), full-behind (as full, when the other rank is a
-step ahead, as on a GPU); in the validation after these steps: valid-inf, valid-stop (a SIGTERM).
+step ahead, as on a GPU); in the validation after these steps: valid-full, valid-inf, valid-stop (a
+SIGTERM).
 """
 
 import os
@@ -85,6 +86,7 @@ HARMS = {
     "full": run_out_of_memory,
     "full-behind": wait_and_run_out_of_memory,
     "full-back": lambda out: out.register_hook(run_out_of_memory) and None,
+    "valid-full": run_out_of_memory,
     "valid-inf": lambda out: out * float("inf"),
     "valid-stop": stop,
 }
@@ -99,7 +101,7 @@ def harmed(*args, **more) -> Training:
 
     def change(module, _inputs, out):
         is_hit = first <= state.step <= last and int(os.environ.get("RANK", 0)) == rank
-        is_hit &= not (is_once and state.attempt)
+        is_hit &= not (is_once and state.attempt) and hasattr(training.trainer, "inputs")
         return HARMS[harm](out) if is_hit and module.training != harm.startswith("valid") else None
 
     convolution = next(m for m in training.embedder.modules() if isinstance(m, torch.nn.Conv2d))

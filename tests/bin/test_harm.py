@@ -126,6 +126,11 @@ def test_out_of_memory_saves_the_state_before_the_step(train_harmed, tmp_path, r
     assert list(losses(exp)) == list(range(1, 25))
 
 
+def test_out_of_memory_outside_of_a_step_is_one_line(train_harmed, tmp_path):
+    text = train_harmed(tmp_path / "exp", "valid-full 0 0 1000", code=1)
+    assert "rank 0: out of memory outside of a step: CUDA out of memory" in text
+
+
 def test_a_rank_that_is_a_step_ahead_saves_the_state_before_the_step(train, train_harmed, tmp_path):
     """On a GPU the host queues an update that is not made, and begins another step."""
     more = ["runtime.micro_batch=4", "runtime.log_every_steps=100", "training.num_epochs=2"]
