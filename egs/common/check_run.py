@@ -8,6 +8,7 @@ error is one line on stderr, with exit code 1.
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -111,4 +112,5 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # run.sh was killed: there is nobody to tell
     sys.exit(main(sys.argv[1:]))
