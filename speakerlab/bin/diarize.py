@@ -104,7 +104,7 @@ def write_page(page: Path, found: "Diarization", path: Path, embedded_rate: int 
     else:
         link = Path(os.path.relpath(path, page.parent)).as_posix()
         note = f"The audio is not in this page: it is played from {link}, beside the page."
-        audio = quote(link)
+        audio = quote(os.fsencode(link))
     facts = {"Recording": {"file": path.name, "speakers": len(found.speakers)}}
     write_timeline_page(page, found, audio=audio, note=note, facts=facts)
 

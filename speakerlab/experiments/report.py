@@ -5,8 +5,11 @@ measured here, and nothing fetched from a network.
 """
 
 import platform
+import re
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import jinja2
 from speakerlab.checkpoints import provenance
 from speakerlab.checkpoints.model_files import find_model, read_card, read_settings
 from speakerlab.core.atomic import write_text
+from speakerlab.data.tables import CONTROLS
 from speakerlab.experiments import diarization, results
 from speakerlab.experiments.curves import find_reference, read_curves
 from speakerlab.experiments.hardest import HardTrial, Player, hardest_trials, player_of
@@ -30,6 +34,8 @@ Cell = tuple[str, list[str]]  # text, and smaller lines below it
 NOT_MEASURED: Row = {"min_cllr": None, "intervals": {}, "conditions": []}
 NOT_COMPARED: Row = {"compared": None, "primary": False}
 _bounds = partial(results.bounds, between=" – ")
+# Escaped: controls but for line breaks, and those that reorder the text beside them (UAX #9).
+HIDDEN = re.compile(rf"(?!\n){CONTROLS.pattern}|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 MAX_CLIPS = 36  # of at most some 70 kB each
 MAX_OF_A_KIND = 5  # of the hardest trials of a list
 SCORED_WITH = ("speakerlab", "torch", "numpy", "scipy", "soundfile", "matplotlib")
@@ -142,18 +148,19 @@ def write_page(
     rows = [NOT_MEASURED | NOT_COMPARED | row for row in rows]
     pictures, hardest = dict(pictures or {}), dict(hardest or {})
     groups: dict[tuple[str, str], list[Row]] = {}
-    protocols: dict[str, list[str]] = {}
+    protocols: dict[str, list[tuple[str, str]]] = {}
     for row, cells in zip(rows, _table(rows)):
         groups.setdefault((row["trials"], row["system"]), []).append(row | {"cells": cells})
         text = row["protocol"]
         text += f". Calibration: {row['calibration']}" if row.get("calibration") else ""
-        protocols.setdefault(text, []).append(f"{row['trials']}, {row['backend']}")
+        protocols.setdefault(text, []).append((row["trials"], row["backend"]))
     for group in groups.values():
         group.sort(key=lambda row: not row["primary"])
     several = len({system for _, system in groups}) > 1
     lists = [
         {
-            "name": f"{trials} · {system}" if several else trials,
+            "trials": trials,
+            "system": system if several else None,
             "rows": group,
             "untrained": next(
                 (r for row in group if (r := row["eer_untrained"]) is not None), None
@@ -215,6 +222,7 @@ def render(template: str, **values: Any) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
+        finalize=_visible,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -225,6 +233,7 @@ def render(template: str, **values: Any) -> str:
         "interval": partial(results.bounds, show=percent),
         "p_value": results.p_value,
         "plain": _plain,
+        "sha256": lambda text: b64encode(sha256(text.encode()).digest()).decode(),
         "scale": _condition_scale,
     }
     return environment.get_template(template).render(values)
@@ -275,6 +284,12 @@ def _condition_scale(parts: Sequence[Mapping[str, Any]]) -> tuple[float, list[st
     """(the largest rate drawn in a table of conditions, the priors that it has)."""
     ends = [rate for part in parts for rate in (part["eer"] or 0, *(part.get("eer_ci95") or ()))]
     return max(ends, default=0.0) or 1.0, results.priors_of(parts)
+
+
+def _visible(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return type(value)(HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), value))
 
 
 def _plain(value: object) -> str:

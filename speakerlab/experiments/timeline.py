@@ -67,7 +67,8 @@ def worst_minutes(
         found += [(-seconds, name, 60 * number) for number, seconds in enumerate(wrong_M.tolist())]
     return [
         {
-            "title": f"{name}, {clock(start)} – {clock(start + 60)}: {-wrong:.1f} s of errors",
+            "recording": name,
+            "title": f", {clock(start)} – {clock(start + 60)}: {-wrong:.1f} s of errors",
             "clip": _clip_of((audio or {}).get(name), start),
             "lanes": [
                 (side, speaker, _places(turns.get(name, ()), speaker, start))

@@ -57,11 +57,11 @@ def test_the_minutes_with_the_most_errors_are_shown_and_played(tmp_path, caplog)
     words = [ref, hyp, "--report", str(tmp_path / "page.html")]
     main([*words, "--data", str(tmp_path)])
     page = (tmp_path / "page.html").read_text()
-    assert re.findall("<h3>(.*s of errors)</h3>", page) == [
-        "a, 02:00.0 – 03:00.0: 30.0 s of errors",
-        "a, 00:00.0 – 01:00.0: 10.0 s of errors",
-        "a, 01:00.0 – 02:00.0: 10.0 s of errors",
-        "b, 00:00.0 – 01:00.0: 3.0 s of errors",
+    assert re.findall("<h3><bdi>(.*s of errors)</h3>", page) == [
+        "a</bdi>, 02:00.0 – 03:00.0: 30.0 s of errors",
+        "a</bdi>, 00:00.0 – 01:00.0: 10.0 s of errors",
+        "a</bdi>, 01:00.0 – 02:00.0: 10.0 s of errors",
+        "b</bdi>, 00:00.0 – 01:00.0: 3.0 s of errors",
     ]
     assert page.count("<audio") == 1 and 'src="data:audio/mpeg' in page
     assert "none.flac" in caplog.text  # of a

@@ -75,7 +75,7 @@ def test_the_page_plays_the_audio_or_links_to_it(exp, talk, tmp_path, monkeypatc
     out = tmp_path / "out"
     diarized(exp, other, "--speakers", 1, "--out", out)
     page = (out / "a_b#1.html").read_text()
-    assert 'src="data:audio/mpeg;base64,' in page and "http" not in page
+    assert 'src="data:audio/mpeg;base64,' in page and "http:" not in page
     monkeypatch.setattr(diarize, "EMBEDDED_SECONDS", 13)
     diarized(exp, other, "--speakers", 1, "--out", out)
     page = (out / "a_b#1.html").read_text()

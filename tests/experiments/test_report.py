@@ -91,7 +91,7 @@ def test_a_report_holds_pictures_players_and_versions(experiment, make_data_dir)
     facts, card = facts_of(experiment), read_card(experiment)
     assert facts["Trained with"].keys() | facts["Model"].keys() == card.keys()
     assert "torch" not in facts["Model"] and facts["Scored with"]["torch"] == version("torch")
-    assert not re.search(r"http|<script|<link|@import|url\(", page)
+    assert not re.search(r"https?:|<script|<link|@import|url\(", page)
 
 
 def test_reference_curves_are_drawn_behind_those_of_the_same_training(experiment, tmp_path):
