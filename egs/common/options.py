@@ -74,8 +74,7 @@ OPTIONS = {
         ("task", "sv|ssl|lid|diar", ["sv", "ssl", "lid", "diar"], "sv", "speaker verification, the"
          " same trained without labels, or language identification or diarization in recipes with a"
          " folder of that name"),
-        ("method", "|".join(METHODS), METHODS, None, "with --task ssl, one of conf/ssl/*.yaml"
-         " (default: dino)"),
+        ("method", "|".join(METHODS), METHODS, "dino", "with --task ssl, one of conf/ssl/*.yaml"),
     ],
     "Paths": [
         ("corpus", "DIR", word, None, "folder of the corpus, if it is already on disk"),
@@ -167,7 +166,7 @@ def main(words: list[str]) -> int:
         check_stages(args)
         check_job(args)
         check_ranks(args)
-        check_task(args)
+        check_task(args, words[1:])
         check_names(args, recipe_dir)
     except argparse.ArgumentError as error:
         print(f"{error.argument_name or 'run.sh'}: {error.message}; see --help", file=sys.stderr)
@@ -277,8 +276,8 @@ def check_ranks(args: argparse.Namespace) -> None:
         raise ValueError("--rdzv: missing; give HOST:PORT of node rank 0")
 
 
-def check_task(args: argparse.Namespace) -> None:
-    """Check that --task uses the options; set `method`."""
+def check_task(args: argparse.Namespace, words: list[str]) -> None:
+    """Check that --task uses the options that are given."""
     option = "--job" if args.job else "--nnodes" if args.nnodes > 1 else None
     if args.task == "diar" and option:
         problem = "not with --task diar, which one host runs"
@@ -289,9 +288,8 @@ def check_task(args: argparse.Namespace) -> None:
     if args.task == "ssl" and args.large_margin == "true":
         problem = "--task ssl has no labels to fine-tune with"
         raise ValueError(f"--large-margin, --stage 4: {problem}; leave it out")
-    if args.task != "ssl" and args.method:
+    if args.task != "ssl" and any(word.split("=")[0] == "--method" for word in words):
         raise ValueError(f"--method {args.method}: only with --task ssl; add it, or leave it out")
-    args.method = args.method or "dino"
 
 
 def quote(value: object) -> str:

@@ -134,9 +134,10 @@ def test_without_labels_only_training_and_back_ends_differ(recipe: str, method: 
     assert "--development" not in commands[-1]
 
 
-def test_the_default_method_is_dino() -> None:
+@pytest.mark.parametrize(("recipe", "method"), [("own", "dino"), ("mini", "simclr")])
+def test_a_method_is_the_default(recipe: str, method: str) -> None:
     options = ("--task", "ssl", "--hardware", "cpu")
-    assert dry_run("mini", *options) == dry_run("mini", *options, "--method", "dino")
+    assert dry_run(recipe, *options) == dry_run(recipe, *options, "--method", method)
 
 
 @pytest.mark.parametrize("recipe", sorted({*RECIPES} - {*VERIFYING}))

@@ -80,7 +80,10 @@ def read_projector(folder: Path) -> tuple[np.ndarray, list[str]]:
     return points, (log_dir / info.metadata_path).read_text().splitlines()
 
 
-@pytest.mark.parametrize("damage", [b'{"kind": "train", "st', b"\0" * 40 + b"\n"])
+@pytest.mark.parametrize(
+    "damage",
+    [b'{"kind": "train", "st', b"\0" * 40 + b"\n", b"[]\n", b"{}\n", b'{"step": "20"}\n'],
+)
 def test_a_last_line_that_is_no_row_is_cut(tmp_path, damage):
     first = make_monitor(tmp_path)
     first.train_row(10, {"loss": 1.0})
