@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from speakerlab.checkpoints.model_files import (
 from speakerlab.config.embedder import Embedder, build_backbone, build_embedder
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import check_writable, file_sha256, replacing, write_json, write_text
+from speakerlab.core.shapes import shapes_only
 from speakerlab.diarization.tuning import Tuning
 from speakerlab.scoring.calibration import Calibration
 
@@ -97,7 +97,7 @@ def load_published(path: Path) -> Published:
         raise ValueError(f"{weights}: sha256 is {digest} instead of {wanted}; copy the model again")
     config = load_config([folder / "config.yaml"])
     try:
-        with torch.device("meta"):  # takes no memory for other sizes than those of the file
+        with shapes_only():  # takes no memory for other sizes than those of the file
             network = nn.ModuleDict({"backbone": build_backbone(config)})
         tensors = read_tensors_of(network, weights)
         embedder = build_embedder(config)

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-
 from speakerlab.checkpoints.architectures import ARCHITECTURES, Architecture, to_our_name
 from speakerlab.checkpoints.toolkit_config import Toolkit
 from speakerlab.core.faults import Faults
+from speakerlab.core.shapes import shapes_only
 from speakerlab.models import MODELS
 
 Shape = tuple[int, ...]
@@ -155,7 +154,7 @@ def _shapes_of(
     model: str, feat_dim: int, args: tuple[tuple[str, object], ...]
 ) -> dict[str, Shape] | None:
     """Return our name -> shape of a model's tensors; None if these arguments are invalid."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):  # no memory for wrong sizes
+    with shapes_only():
         try:
             backbone = MODELS[model](feat_dim=feat_dim, **dict(args))
         except ValueError:

@@ -11,6 +11,7 @@ from torch import nn
 
 from speakerlab.config.embedder import build_embedder
 from speakerlab.config.schema import Config
+from speakerlab.core.shapes import shapes_only
 from speakerlab.frontend.augment import AUGMENTATIONS, SUPPLIED, Augment, Augmentation
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.losses import HEADS, OBJECTIVES
@@ -84,7 +85,7 @@ def why_undivided(config: Config) -> str:
     """Return why a rank must compute its share of a batch at once; "" if it need not."""
     if config.task != "ssl" or config.objective is None:
         return ""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with shapes_only():
         is_needed = build_objective(config, embed_dim=1).needs_whole_batch
     return f"{config.objective.name} compares all utterances of a batch" if is_needed else ""
 
@@ -92,7 +93,7 @@ def why_undivided(config: Config) -> str:
 def num_choices(config: Config) -> int:
     """Return between how many things the objective decides, to know the loss of guessing."""
     assert config.objective is not None
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    with shapes_only():
         num_prototypes = build_objective(config, embed_dim=1).num_prototypes
     return num_prototypes or config.views.long * config.training.global_batch - 1
 

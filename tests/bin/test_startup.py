@@ -11,6 +11,12 @@ from tiny import ROOT
 
 from speakerlab.__main__ import COMMANDS
 
+LOAD = """
+import sys
+import speakerlab
+speakerlab.load(sys.argv[1])
+sys.exit("imports the compiler" if "torch._dynamo" in sys.modules else 0)
+"""
 MAX_CPU_SECONDS = 1.0  # not of the clock: a busy machine must not fail a test
 # Calls every command in one process, and names the first to import torch.
 ASK_ALL = """
@@ -104,3 +110,9 @@ def test_the_version_is_printed_without_importing_torch():
     seconds, done = cpu_seconds(sys.executable, "-m", "speakerlab", "--version")
     assert re.fullmatch(r"speakerlab [\d.]+ \(commit \S+\), torch \S+, Python \S+\n", done.stdout)
     assert seconds < MAX_CPU_SECONDS
+
+
+def test_loading_a_model_does_not_import_the_compiler(publish_to):
+    """Which takes seconds."""
+    _, done = cpu_seconds(sys.executable, "-c", LOAD, str(publish_to("model")[0]))
+    assert done.returncode == 0, done.stderr
