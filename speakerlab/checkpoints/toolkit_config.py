@@ -5,7 +5,6 @@ training speakers. Needs no torch, so that `speakerlab import --help` is quick.
 """
 
 import csv
-import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -109,7 +108,7 @@ class ForeignConfig:
         if kind not in HEADS:
             return None
         scale = args.get("scale", 32.0)
-        if not isinstance(scale, int | float) or not 0 < scale < math.inf:
+        if not isinstance(scale, int | float) or not 0 < scale <= MAX_SIZE:
             raise ValueError(
                 f"{self.path}: the scale {scale!r} of the head is not a number above 0"
             )

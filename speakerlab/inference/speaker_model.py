@@ -255,8 +255,8 @@ class SpeakerModel:
             with safe_open(path, framework="numpy") as file:
                 facts, unit_ND = file.metadata() or {}, file.get_tensor("unit_ND")
             digest, names = facts["model_sha256"], parse_json(facts["names"], list[str], where=path)
-            lengths_N = np.linalg.norm(unit_ND.astype("f8").reshape(len(names), -1), axis=1)
-            if not np.allclose(lengths_N, 1, atol=1e-3):
+            rows_ND = np.asarray_chkfinite(unit_ND).astype("f8").reshape(len(names), -1)
+            if not np.allclose(np.linalg.norm(rows_ND, axis=1), 1, atol=1e-3):
                 raise ValueError("vectors are not of length 1")
         except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: holds no speakers ({error}); enrol them again") from error

@@ -92,6 +92,7 @@ CASES: list[tuple[str, str, bytes | Callable[[bytes], bytes]]] = [
     ("foreign tensors", "avg_model.pt", saved({1: torch.zeros(1)})),
     ("foreign tensors", "avg_model.pt", saved({"w": torch.zeros(1).expand(10**10)})),
     ("foreign config", "config.yaml", put(b"32.0", b"null")),
+    ("foreign config", "config.yaml", put(b"32.0", DIGITS)),
     ("foreign config", "config.yaml", put(b"16000", b"1" + b"0" * 12)),
     ("foreign config", "config.yaml", put(b"utt2spk", b"a" * 300)),
     ("foreign speakers", "train.csv", lambda valid: valid + LONG),
@@ -109,5 +110,6 @@ CASES: list[tuple[str, str, bytes | Callable[[bytes], bytes]]] = [
     ("embeddings", "emb.ids", b"a\n\xff\nb\n"),
     ("embeddings", "emb.json", b"1.5"),
     ("speakers", "speakers.*", lambda valid: valid[:-4] + b"\xff\xff\xff\xff"),
+    ("speakers", "speakers.*", lambda valid: valid[:-4] + b"\1\0\x80\x7f"),  # signalling NaN
     ("speakers", "speakers.*", put(b'"[\\"anna\\", \\"b o\\"]"', b'"3                    "')),
 ]
