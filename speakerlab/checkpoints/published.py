@@ -99,10 +99,10 @@ def load_published(path: Path) -> Published:
     try:
         with shapes_only():  # takes no memory for other sizes than those of the file
             network = nn.ModuleDict({"backbone": build_backbone(config)})
-        tensors = read_tensors_of(network, weights)
-        embedder = build_embedder(config)
     except ValueError as error:
         raise ValueError(f"{folder}/config.yaml: {error}") from error
+    tensors = read_tensors_of(network, weights)
+    embedder = build_embedder(config)
     embedder.load_state_dict(tensors)
     stored = read_calibration(folder), read_tuning(folder)
     return Published(folder, config, embedder.eval(), digest, *stored)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from speakerlab.core.reading import parse_json
+from speakerlab.core.reading import keys, parse_json
 from speakerlab.diarization.clustering import METHODS, THRESHOLD, Method
 
 NAMES = ("ahc", "spectral")  # of the methods that need no PLDA
@@ -35,7 +35,8 @@ class Tuning:
     def from_dict(cls, values: Mapping[str, Any], *, where: str) -> "Tuning":
         """Build from what `asdict` gave. Raises ValueError for values that cannot be used."""
         fix = "run `speakerlab calibrate --for diarization` again"
-        made = parse_json(json.dumps(values), cls, where=where, fix=fix)
+        like = keys(method=str, threshold=float)
+        made = parse_json(json.dumps(values), cls, like=like, where=where, fix=fix)
         if made.method in NAMES and math.isfinite(made.threshold):
             return made
         raise ValueError(

@@ -97,7 +97,7 @@ class Noted(Piece):
 def test_long_pieces_are_read_window_by_window(embedder, recording):
     """Two of 30,000 samples: four windows of 7,500 each, of the 8,000 that are allowed."""
     sizes: list[int] = []
-    pieces = [Noted(recording, 0, start, 30000, sizes) for start in (0, 2000)]
+    pieces = [Noted(recording, 0, start, 30000, sizes=sizes) for start in (0, 2000)]
     emb_ND = embed_pieces(embedder, pieces, device=CPU)
     assert sizes == [7500] * 8
     waves = [audio.read(p.manifest.paths[0], p.start, p.num_samples) for p in pieces]
