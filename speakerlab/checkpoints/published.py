@@ -6,7 +6,8 @@ continue training or classify), `calibration.json` (to decide by) and `diarizati
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,16 +97,23 @@ def load_published(path: Path) -> Published:
     if digest != wanted:
         raise ValueError(f"{weights}: sha256 is {digest} instead of {wanted}; copy the model again")
     config = load_config([folder / "config.yaml"])
-    try:
-        with shapes_only():  # takes no memory for other sizes than those of the file
-            network = nn.ModuleDict({"backbone": build_backbone(config)})
-    except ValueError as error:
-        raise ValueError(f"{folder}/config.yaml: {error}") from error
+    with _naming(folder / "config.yaml"), shapes_only():  # no memory for sizes of other weights
+        network = nn.ModuleDict({"backbone": build_backbone(config)})
     tensors = read_tensors_of(network, weights)
-    embedder = build_embedder(config)
+    with _naming(folder / "config.yaml"):
+        embedder = build_embedder(config)
     embedder.load_state_dict(tensors)
     stored = read_calibration(folder), read_tuning(folder)
     return Published(folder, config, embedder.eval(), digest, *stored)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name a file in the errors of its values."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def load_initial(exp_dir: Path, config: Config) -> Embedder:

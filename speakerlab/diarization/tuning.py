@@ -3,10 +3,10 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from speakerlab.core.reading import keys, parse_json
+from speakerlab.core.reading import parse_json
 from speakerlab.diarization.clustering import METHODS, THRESHOLD, Method
 
 NAMES = ("ahc", "spectral")  # of the methods that need no PLDA
@@ -35,9 +35,9 @@ class Tuning:
     def from_dict(cls, values: Mapping[str, Any], *, where: str) -> "Tuning":
         """Build from what `asdict` gave. Raises ValueError for values that cannot be used."""
         fix = "run `speakerlab calibrate --for diarization` again"
-        like = keys(method=str, threshold=float)
-        made = parse_json(json.dumps(values), cls, like=like, where=where, fix=fix)
-        if made.method in NAMES and math.isfinite(made.threshold):
+        made = parse_json(json.dumps(values), cls, where=where, fix=fix)
+        is_known = values.keys() <= asdict(made).keys()
+        if is_known and made.method in NAMES and math.isfinite(made.threshold):
             return made
         raise ValueError(
             f"{where}: holds no method and threshold of diarization, got {values}; {fix}"
