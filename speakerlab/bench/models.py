@@ -95,6 +95,8 @@ def random_features(config: Config, device: torch.device) -> Tensor:
 
 def training_step(config: Config, feats_BTF: Tensor, precision: Precision) -> Callable[[], None]:
     """Return a training step on one rank without accumulation, from its features on."""
+    if config.task == "ssl":
+        raise ValueError("task: ssl cannot be timed; leave out its layer of conf/ssl")
     device = feats_BTF.device
     task = build.build_task(config, num_classes=NUM_CLASSES, precision=precision)
     task.to(device).train()

@@ -30,7 +30,7 @@ BLOCK_SAMPLES = 1 << 18  # decoded at a time
 UNKNOWN_SAMPLES = 1 << 40  # the same, as libsndfile counts them
 UNKNOWN_FORMAT = 1  # libsndfile's code
 RATES = range(2000, 1_000_001)  # Hz; a header that says another is wrong
-MAX_PEAK = 100.0  # of floating-point files: above 1 is clipped, above this it is another scale
+MAX_PEAK = 2.0  # of floating point: above 1 is an overshoot and clipped, above this another scale
 NO_SAMPLES = np.zeros(0, dtype=np.int16)
 # Formats that PyAV may open. Others of FFmpeg are lists of files or addresses to read instead.
 AV_FORMATS = (

@@ -140,7 +140,7 @@ def open_bank(path: Path, ids: tuple[str, ...], kinds: tuple[str, ...], ends_K: 
     except Exception:  # parsing a header may raise anything
         wave_S = audio.NO_SAMPLES
     if (wave_S.dtype, wave_S.shape) != (np.int16, (ends_K[-1],)):
-        raise ValueError(f"{path}: is damaged; remove it, it is made again")
+        raise ValueError(f"{path}: is damaged; remove it, and the next run writes it again")
     return Bank(ids, kinds, ends_K, wave_S, path)
 
 

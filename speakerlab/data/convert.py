@@ -15,7 +15,6 @@ import numpy as np
 from speakerlab.data import audio
 
 MAX_CHANNELS = 32  # more in the shorter direction of an array is a batch
-MAX_PEAK = 2.0  # of floating point: above 1 is an overshoot and clipped, above this another scale
 INTEGERS = {  # dtype -> (value of silence, value of amplitude 1.0)
     np.dtype(np.uint8): (128, 128.0),
     np.dtype(np.int16): (0, 32768.0),
@@ -130,7 +129,7 @@ def _amplitudes(block_S: np.ndarray, where: str) -> np.ndarray:
     if not np.isfinite(block_S).all():
         raise ValueError(f"{where}: must be finite, got NaN or infinity; look at its source")
     peak = np.abs(block_S).max()
-    if peak > MAX_PEAK:
+    if peak > audio.MAX_PEAK:
         raise ValueError(
             f"{where}: floating point must be in [-1, 1], got {peak:g}; divide by the full "
             "scale (32768 for 16 bits)"

@@ -51,7 +51,7 @@ class Job:
     features: Features | None
 
     def done_file(self, shard: int) -> Path:
-        """Written last: it makes a shard count."""
+        """Return the file whose existence says that the shard is complete; it is written last."""
         return self.work_dir / f"shard-{shard:05d}.done"
 
 
@@ -133,7 +133,7 @@ def _write_shards(
 
 @lru_cache(maxsize=1)
 def _columns_of(folder: Path, sample_rate: int) -> Columns:
-    """Opened once by each process: all of them is read for their checksum."""
+    """Read the columns once in each process, because their checksum needs the whole file."""
     return read_columns(folder, sample_rate=sample_rate)
 
 

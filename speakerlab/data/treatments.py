@@ -1,6 +1,6 @@
-"""Treatments: what is done to test utterances before they are embedded, a condition of the results.
+"""Treatments of test utterances before they are embedded: cut to a duration, or re-encoded.
 
-What is cut from an utterance depends only on its id, and a shorter cut lies inside a longer one.
+The place of a cut depends only on the id of the utterance; a shorter cut lies inside a longer one.
 """
 
 import math

@@ -81,7 +81,7 @@ def read_development(exp_dir: Path, data_dir: Path) -> DevelopmentSet | None:
             f"{data_dir}/utt2spk: lacks the embedded utterance {unknown[0]}; run the extraction "
             "(stage 5) again"
         )
-    classes = {name.partition("#")[0] for name in model_files.read_classes(exp_dir)}
+    classes = set(model_files.read_classes(exp_dir))  # all speakers are there at speed 1
     trained = [name for name in table.ids if not classes or speaker_of[name] in classes]
     if not trained:
         raise ValueError(

@@ -72,6 +72,12 @@ def test_float_is_scaled_rounded_and_clipped(tmp_path: Path):
     assert audio.read(tmp_path / "a.wav").tolist() == [0, 16384, -32768, 32767, 32767, -32768, 1]
 
 
+def test_float_of_another_scale_is_refused(tmp_path: Path):
+    soundfile.write(tmp_path / "a.wav", np.array([0.0, 2.1], dtype=np.float32), RATE, "FLOAT")
+    with refuses(str(tmp_path / "a.wav"), 2.1):
+        audio.read(tmp_path / "a.wav")
+
+
 @pytest.mark.parametrize("suffix", [".wav", ".flac"])
 def test_first_channel_of_stereo(tmp_path: Path, suffix):
     wave_SC = noise(8000, 2)

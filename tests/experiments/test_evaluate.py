@@ -260,3 +260,12 @@ def test_a_training_set_that_shrank_leaves_cosine_alone(experiment, caplog):
     assert f"{data}/train/utt2spk: lacks the embedded utterance t7-" in caplog.text
     with refuses("backend", "mean"):
         rows_of(exp, "--backend", "mean+cosine")
+
+
+def test_a_number_sign_in_speakers_is_not_that_of_a_speed(tmp_path):
+    exp, data = make_experiment(tmp_path)
+    names, table = exp / "model/speakers.txt", data / "train/utt2spk"
+    names.write_text("".join(f"a#{line}\n" for line in names.read_text().split()))
+    table.write_text(table.read_text().replace(" ", " a#"))
+    development = read_development(exp, data / "train")
+    assert development is not None and len(set(development.cohort.speaker_M)) == 100
