@@ -1,4 +1,4 @@
-"""speakerlab: train, evaluate and ship speaker-embedding models.
+"""speakerlab: train, evaluate and use speaker-embedding models.
 
 import speakerlab
 model = speakerlab.load("exp/mini")

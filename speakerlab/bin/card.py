@@ -1,4 +1,4 @@
-"""Print what is known about a model: licence, training data, front end, results."""
+"""Print the card of a model: licence, training data, front end, results."""
 
 import sys
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from speakerlab.checkpoints.hub import local
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab card MODEL`"""
+    """Run `speakerlab card MODEL`."""
     options = parser("card", __doc__)
     options.add_argument("model", metavar="MODEL", help="experiment, model folder or hub:NAME")
     args = options.parse_args(words)

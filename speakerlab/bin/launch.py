@@ -33,7 +33,7 @@ REMEDIES = {
     "runtime.precision=fp32",
     process.EXIT_DIVERGED: "the loss grows: lower training.lr",
     process.EXIT_MEMORY: "out of memory: use a smaller runtime.micro_batch (run.sh does)",
-    process.EXIT_LOST: "it lost another rank: see that rank's message, here or on its host",
+    process.EXIT_LOST: "another rank ended: see that rank's message, here or on its host",
     -signal.SIGKILL: f"often the kernel's out-of-memory killer, see dmesg; {RESUME}",
     -signal.SIGBUS: "/dev/shm was full (see df /dev/shm), or a file was truncated while read: "
     "enlarge it (docker run --shm-size=2g, or --ipc=host), or lower runtime.num_workers; " + RESUME,

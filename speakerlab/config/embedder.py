@@ -40,7 +40,7 @@ def build_backbone(config: Config) -> nn.Module:
         raise
     except Exception as error:  # of torch, for impossible sizes
         reason = str(error).partition("\n")[0]
-        raise ValueError(f"model.args: no {name} can be built ({reason}); correct them") from error
+        raise ValueError(f"model.args: {name} cannot be built ({reason}); correct them") from error
 
 
 class Embedder(nn.Module):

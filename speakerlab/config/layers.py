@@ -171,12 +171,12 @@ def _refuse_odd(values: Any, where: str) -> None:
         inner: list[Any] = []
         if isinstance(value, dict):
             if odd := [key for key in value if not isinstance(key, str | int | float | None)]:
-                raise ValueError(f"{where}: is not valid YAML: {odd[0]!r} is no key; write text")
+                raise ValueError(f"{where}: is not valid YAML: {odd[0]!r} is not a key; write text")
             inner = [*value.values(), *value]
         elif isinstance(value, list):
             inner = value
         elif isinstance(value, str) and SURROGATE.search(value):
-            raise ValueError(f"{where}: is not valid YAML: {value!r} is no text; correct it")
+            raise ValueError(f"{where}: is not valid YAML: {value!r} is not text; correct it")
         left += [(one, depth + 1) for one in inner]
         count += 1
         if count > MAX_VALUES or depth > MAX_DEPTH:

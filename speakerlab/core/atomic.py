@@ -47,7 +47,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait until no other process is here; the kernel frees the lock of a dead process."""
+    """Hold a lock on a file, after waiting for it; the kernel frees that of a dead process."""
     with path.open("a") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         yield

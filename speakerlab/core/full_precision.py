@@ -1,4 +1,4 @@
-"""What must not be computed in 16 bits: a context without autocast, and at least fp32."""
+"""For computations that need more than 16 bits."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Text and JSON of files; what cannot be read is one line that names the file."""
+"""Read text and JSON; a file that cannot be read gives one line that names it."""
 
 import csv
 import re

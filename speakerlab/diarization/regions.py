@@ -55,8 +55,8 @@ def read_rttm(path: Path) -> dict[str, list[Turn]]:
             raise ValueError(f"{recording} is also in {first_file}; keep one of the two")
         if channel != first_channel:
             raise ValueError(
-                f"{recording} has channels {first_channel} and {channel}; give each channel a "
-                "name of its own"
+                f"{recording} has channels {first_channel} and {channel}; give each channel "
+                "a different name"
             )
         start, duration = _seconds(start, "start"), _seconds(duration, "duration")
         # rounded, so that a turn ends where the next begins if their decimals say so

@@ -18,7 +18,7 @@ FA, FB = 0.2, 1.0  # for a window every 0.75 s; for one every 0.25 s, VBx has 0.
 START_WINDOWS = 10  # of each speaker that iteration starts from, if there are not too many
 START_SHARPNESS = 7.0  # of the posteriors that it starts from (init-smoothing of VBx)
 NUM_ITERATIONS = 40
-MIN_GAIN = 1e-4  # of the lower bound, to go on
+MIN_GAIN = 1e-4  # of the lower bound; less ends the iteration
 MIN_WEIGHT = 1e-7  # of a speaker that is left
 
 

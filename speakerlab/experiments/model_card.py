@@ -1,4 +1,4 @@
-"""What is known about a model, for people: its origin, training data, front end and results.
+"""The card of a model: its origin, training data, front end and results, as text.
 
 In: an experiment or a model folder. Out: (name, lines) pairs; "not stated" where nothing is known.
 """

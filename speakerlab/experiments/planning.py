@@ -100,7 +100,7 @@ class Memory:
         if fixes and not self.is_fixed:
             fixes[0] += " (too few for a good BatchNorm)"
         if found.precision == "fp32" and usable > 0:
-            fixes += ["runtime.precision=fp16 or bf16"]
+            fixes += ["runtime.precision=bf16"]
         (unit, length), fixes = build.batch_unit(config), [*fixes, f"{_gb(enough)} GB"]
         shorter = math.floor(9.7 * config.data.crop_seconds * usable / needed) / 10
         if config.task == "ssl":

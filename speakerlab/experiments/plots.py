@@ -1,7 +1,7 @@
 """Plots of an evaluation: operating points, scores, curves in; PNG files out.
 
 Letters: N trials, K operating points, P priors, T points in time.
-Matplotlib (the extra `plot`) is imported only when something is drawn.
+Matplotlib (the extra `report`) is imported only when something is drawn.
 """
 
 import base64

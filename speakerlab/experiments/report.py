@@ -293,7 +293,7 @@ def _visible(value: Any) -> Any:
 
 
 def _plain(value: object) -> str:
-    """A value as people write it."""
+    """Format a value of the tables."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     if isinstance(value, list | tuple):

@@ -199,7 +199,7 @@ def points(difference: float) -> str:
 
 
 def p_value(compared: Mapping[str, Any]) -> str:
-    """The p-value of a paired comparison, as one cites it; None with too few speakers."""
+    """Format the p-value of a paired comparison; None with too few speakers."""
     p = compared["p_value"]
     return "p n/a" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 

@@ -4,5 +4,5 @@
 
 `Fbank` belongs to the published model: training, extraction and export share it. `augment/` exists
 in training only; its draws are made by the data workers and arrive in the `Batch`. Everything here
-is float32 under autocast too, holds no parameters, and leaves no trace in a state dict.
+is float32 under autocast too, holds no parameters, and adds nothing to a state dict.
 """

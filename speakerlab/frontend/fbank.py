@@ -53,7 +53,7 @@ def mel_matrix(
     number, and where a triangle is too narrow to contain any bin.
     """
     if not 1 <= num_mel_bins <= num_fft // 2:
-        raise ValueError(f"fbank: {num_mel_bins} mel bins are too few or many; use 80, for example")
+        raise ValueError(f"fbank: num_mel_bins must be 1 to {num_fft // 2}, got {num_mel_bins}")
     if not 0 <= low_freq < high_freq <= sample_rate / 2:
         raise ValueError(
             f"fbank: the band {low_freq:g} to {high_freq:g} Hz is not within 0 to "

@@ -89,7 +89,7 @@ class OnnxModel:
         try:
             self.vad = None if vad is None else EnergyVad(sample_rate=self.sample_rate, **vad)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{where}: has another vad ({error}); export it again") from None
+            raise ValueError(f"{where}: unusable vad ({error}); export it again") from None
 
     def embed_window(self, wave_BS: ArrayLike) -> NDArray[np.float32]:
         """Return emb_BD of waves of `min_samples` to `max_samples` samples."""

@@ -14,7 +14,7 @@ The contract of a head, checked by a test over this registry (`head.py` has the 
 logits but what `count_correct` counts.
 
 Objectives: embeddings of several views of each utterance -> loss. `Objective(*, embed_dim, shards,
-...)`; the base class in `objective.py` describes the contract.
+...)`; the base class in `objective.py` is the interface.
 """
 
 from collections.abc import Mapping

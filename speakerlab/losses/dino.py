@@ -1,4 +1,4 @@
-"""DINO: a student predicts what its own slowly moving average says of another view.
+"""DINO: a student learns to predict the output of its moving average for another view.
 
 Caron et al., Emerging Properties in Self-Supervised Vision Transformers, ICCV 2021, arXiv
 2104.14294. With the regularizers of RDINO: Chen et al., Pushing the Limits of Self-Supervised

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island
+from speakerlab.core.full_precision import fp32_island, widened
 
 
 class Head(nn.Module):
@@ -93,7 +93,7 @@ class Softmax(SoftmaxHead):
         self.bias_C = nn.Parameter(torch.zeros(num_classes))
 
     def prepare(self, x_ND: Tensor) -> Tensor:
-        return x_ND.to(torch.promote_types(x_ND.dtype, torch.float32))
+        return widened(x_ND)
 
     def harden(self, similarity: Tensor, margin: float | Tensor) -> Tensor:
         return similarity

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from speakerlab.core.full_precision import widened
 from speakerlab.losses.head import SoftmaxHead
 
 # The least squared sine. The slope of a square root at 0 is infinite, and vectors with the same
@@ -62,7 +63,7 @@ class AAMSoftmax(AMSoftmax):
 
 def unit_rows(x_ND: Tensor) -> Tensor:
     """Divide each row, in at least fp32, by its length; rows shorter than MIN_LENGTH become 0."""
-    x_ND = x_ND.to(torch.promote_types(x_ND.dtype, torch.float32))
+    x_ND = widened(x_ND)
     length_N1 = x_ND.norm(dim=1, keepdim=True)
     return x_ND / length_N1.masked_fill(length_N1 < MIN_LENGTH, torch.inf)
 

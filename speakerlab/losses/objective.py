@@ -1,4 +1,4 @@
-"""What the self-supervised objectives share, and the steadiest of them, SimCLR.
+"""The base class of the self-supervised objectives, and SimCLR.
 
 In: embeddings of several views of each utterance. Out: a loss that needs no labels.
 Letters: V views of an utterance that the student sees, L long ones that the teacher sees, B
@@ -24,7 +24,7 @@ class Compared(NamedTuple):
 
 
 class Objective(nn.Module):
-    """Base class with the defaults of the contract in `losses/__init__.py`.
+    """Base class: its methods are the interface of an objective, their bodies the defaults.
 
     shards: all ranks, for objectives that compare the utterances of a whole batch.
     """

@@ -26,8 +26,8 @@ PROBE_FRAMES = 20  # beyond the backbone's min_frames
 def fold_batchnorm(backbone: nn.Module, *, in_place: bool = False) -> nn.Module:
     """Return a copy in eval mode whose BatchNorms are, where that is exact, part of other layers.
 
-    Which layer comes before a BatchNorm is found by running the copy once. That nothing else reads
-    the layer's output cannot be found; the tests check it for every registered model. in_place:
+    Which layer comes before a BatchNorm is found by running the copy once. It must be the
+    only reader of that layer's output, which the tests check for every registered model. in_place:
     change the backbone itself, which saves a copy that may take a third of a second.
     """
     folded = (backbone if in_place else copy.deepcopy(backbone)).eval()

@@ -62,7 +62,7 @@ class Calibration:
         is_known = values.keys() <= vars(made).keys()
         if not (is_known and all(math.isfinite(number) for number in numbers)):
             raise ValueError(
-                f"{where}: must hold finite numbers alone, got {dict(values)}; calibrate again"
+                f"{where}: must hold only finite numbers, got {dict(values)}; calibrate again"
             )
         return made
 

@@ -58,7 +58,7 @@ class EmbeddingTable:
     def save(self, stem: str | Path) -> None:
         """Write the three files, each atomically; `stem` is their path without the endings."""
         about = Path(f"{stem}.json")
-        about.unlink(missing_ok=True)  # an old one must not vouch for new files
+        about.unlink(missing_ok=True)  # it must not describe new files
         with replacing(Path(f"{stem}.npy")) as path, path.open("wb") as stream:
             np.save(stream, self.emb_ND, allow_pickle=False)
         write_text(Path(f"{stem}.ids"), "".join(f"{utterance}\n" for utterance in self.ids))

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from speakerlab.core.full_precision import widened
 from speakerlab.training.distributed import Group
 
 
@@ -98,7 +99,7 @@ def _group_moments(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
 
     Both are in at least fp32.
     """
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = widened(x)
     var_C, mean_C = torch.var_mean(wide, dim=[0, *range(2, x.dim())], correction=0)
     count = mean_C.new_full((1,), x.numel() // x.shape[1])
     every_RK = group.gather(torch.cat([mean_C, var_C, count]))

@@ -1,8 +1,8 @@
 """From gradients to parameters: unscale, clip, skip the step if it is not finite, step.
 
-A bad step leaves parameters, momentum and BatchNorm statistics unchanged and uses up its place in
-the data, so that a bad batch never ends a run. The norm is taken after gradients are averaged over
-ranks, so every rank decides alike.
+A bad step leaves parameters, momentum and BatchNorm statistics unchanged and is not repeated, so a
+bad batch never ends a run. The norm is taken after gradients are averaged over ranks, so every rank
+makes the same decision.
 
 Nothing here waits for a GPU: fused optimizers, as all of ours, skip a bad step by themselves
 (`found_inf`), and the host reads the verdict one step late, not waiting for what it just queued.
@@ -101,7 +101,7 @@ class Updater:
         return loss * self.loss_scale if self.scales_loss else loss
 
     def step(self, lr: float) -> Update:
-        """Use up the gradients; every rank comes to the same verdict."""
+        """Apply the gradients, or skip the step on every rank if they are not finite."""
         optimizer: Any = self.optimizer
         for group in optimizer.param_groups:
             group["lr"] = lr
