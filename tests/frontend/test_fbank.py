@@ -179,8 +179,8 @@ def test_shorter_than_a_frame_is_refused_in_one_line():
         ({"low_freq": 9000.0}, "9000 to 8000 Hz"),
         ({"high_freq": 8001.0}, "20 to 8001 Hz"),
         ({"frame_shift_ms": 0.01}, "25 ms every 0.01 ms"),
-        ({"num_mel_bins": 0}, "0 mel bins"),
-        ({"num_mel_bins": 300}, "300 mel bins"),
+        ({"num_mel_bins": 0}, "num_mel_bins must be 1 to 256, got 0"),
+        ({"num_mel_bins": 300}, "num_mel_bins must be 1 to 256, got 300"),
     ],
 )
 def test_impossible_settings_are_refused(args, message):
