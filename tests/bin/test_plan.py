@@ -80,7 +80,7 @@ NEXT = "training.bn_batch=64"
             4,
             1,
             LONG,
-            ("--gpu-mem", 16, "11 do", "micro_batch=8", "fp16", "5 GB", "crop_seconds=40"),
+            ("--gpu-mem", 16, "11 do", "micro_batch=8", "bf16", "5 GB", "crop_seconds=40"),
         ),
         (5, 1, LONG, (16, 16, 16)),
         (4, 1, (*LONG, "data.crop_seconds=40"), (16, 16, 16)),
