@@ -2,6 +2,7 @@
 
     python benchmarks/learning.py --corpus DIR --peer DIR --json FILE   # DIR: a corpus, a checkout
     python benchmarks/learning.py --seeds 1 --json FILE                 # ours, on the mini corpus
+    python benchmarks/learning.py --method simclr --json FILE           # ours, without labels
     python benchmarks/suite.py --read FILE --store                      # or --gate: on the median
 
 In: a corpus as egs/librispeech takes it, with folders `noise` and `rirs` beside it; a folder of
@@ -13,7 +14,8 @@ interval, the worst EER, the crops of a training and its minutes, those of stage
 Ours is the recipe's run.sh, scored with cosine; its schedule is the recipe's and must end within
 --minutes. 3D-Speaker's is its CAM++ recipe, fitted to the same minutes (learning_peer.py). Both
 have the CPU, one after the other, the same training speakers, noise, rooms and trials; ours alone
-may have a GPU.
+may have a GPU. With --method, which trains without labels, the model is compared with its own
+initial weights: they are in the columns of the peer.
 
 A seed that is finished stays in --work, under the commit, minutes and threads it was trained with;
 the same command continues after an interruption, and more --seeds add to those that are there.
@@ -43,10 +45,11 @@ sys.path.insert(0, str(ROOT))
 from speakerlab.bench.rows import Row
 from speakerlab.checkpoints import provenance
 from speakerlab.core.atomic import alone, write_json
+from speakerlab.experiments.evaluate import score_untrained
 from speakerlab.experiments.trial_list import TrialList, read_trial_list
 from speakerlab.scoring.bootstrap import Replicates, bootstrap
 from speakerlab.scoring.metrics import eer
-from speakerlab.scoring.score_files import read_scores
+from speakerlab.scoring.score_files import read_scores, write_scores
 
 PEERS = ("3dspeaker",)
 UNIT = "EER %"
@@ -106,6 +109,8 @@ def compare(options: argparse.Namespace) -> Iterator[Learned]:
     """Train what is not there yet, one seed of each side after the other, and yield the rows."""
     if options.device != "cpu" and options.peers:
         raise SystemExit("--device: both sides train on the CPU; use --device cpu")
+    if options.method and options.peers:
+        raise SystemExit("--method: 3D-Speaker's side trains with labels; leave out --peer")
     options.threads = options.threads or torch.get_num_threads()
     name = "mini" if options.corpus is None else options.corpus.absolute().name
     folder = options.work.resolve() / name
@@ -113,19 +118,21 @@ def compare(options: argparse.Namespace) -> Iterator[Learned]:
     with alone(folder / ".lock"):
         sides = [our_side(options, folder)]
         sides += [peer_side(options, folder, root) for root in options.peers.values()]
+        sides += [untrained_side(sides[0], folder / "data/test")] if options.method else []
         found = learn(sides, options.seeds)
     lists = sorted((folder / "data/test").glob("trials*"))
     for path in lists:
         parts = ["learning", name, *([path.name.removeprefix("trials_")] if lists[1:] else [])]
-        row = row_of(".".join([*parts, *label(options)]), read_trial_list(path), sides, found)
+        parts += [*label(options), *(f"peer:{value}" for value in options.peer_set)]
+        row = row_of(".".join(parts), read_trial_list(path), sides, found)
         if wants(options, row.name):
             say(row.line())
             yield row
 
 
 def label(options: argparse.Namespace) -> list[str]:
-    """Return the end of a row's name: the model, and settings that are not the recipes'."""
-    return [options.model, *options.set, *(f"peer:{value}" for value in options.peer_set)]
+    """Return our part of a row's name: the model, the method, settings that are not the recipe's."""
+    return [options.model, *([options.method] if options.method else []), *options.set]
 
 
 def learn(sides: Sequence[Side], num_seeds: int) -> list[list[Found]]:
@@ -172,6 +179,7 @@ def our_side(options: argparse.Namespace, folder: Path) -> Side:
     recipe = "mini" if options.corpus is None else "librispeech"
     both = ["bash", ROOT / f"egs/{recipe}/run.sh", "--data", folder / "data"]
     both += ["--gpus", "" if options.device == "cpu" else "0", "--model", options.model]
+    both += ["--task", "ssl", "--method", options.method] if options.method else []
     words = ["--stop-stage", 2]
     if options.corpus is not None:
         corpus = options.corpus.absolute()
@@ -194,8 +202,22 @@ def our_side(options: argparse.Namespace, folder: Path) -> Side:
         config = yaml.safe_load((exp / "config.yaml").read_text(encoding="utf-8"))
         return {"minutes": minutes, "crops": steps * config["training"]["global_batch"]}
 
-    parts = ("ours", provenance.commit(), options.model, *options.set)
+    parts = ("ours", provenance.commit(), *label(options))
     return Side(folder_of(options, folder, *parts), "scores/test_{}.txt", train)
+
+
+def untrained_side(ours: Side, data_dir: Path) -> Side:
+    """Return the initial weights of our trainings, which stage 5 embedded."""
+
+    def train(exp: Path, seed: int) -> Found:
+        for path in sorted(data_dir.glob("trials*")):
+            listed = read_trial_list(path)
+            scores_N = score_untrained(ours.folder / f"s{seed}", listed)
+            assert scores_N is not None, path
+            write_scores(exp / f"scores/{path.name}.score", listed.trials, scores_N)
+        return {"minutes": 0.0, "crops": 0}
+
+    return Side(ours.folder / "untrained", "scores/{}.score", train)
 
 
 def run_recipe(
@@ -248,6 +270,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add: Any = parser.add_argument
     add("--corpus", type=Path, metavar="DIR", help="in the LibriSpeech layout (egs/mini's)")
     add("--model", default="campplus_tiny", help="ours, one of conf/*.yaml (campplus_tiny)")
+    add("--method", help="train without labels: one of conf/ssl/*.yaml")
     add("--seeds", type=int, default=5, help="0 to this less one (5)")
     add("--minutes", type=float, default=10.0, help="of each training (10)")
     add("--work", type=Path, default=ROOT / "exp/learning", help="finished seeds (exp/learning)")

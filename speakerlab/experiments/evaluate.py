@@ -65,7 +65,7 @@ def evaluate(
     trials, folder = listed.trials, listed.path.parent
     enrol, test = listed.tables(read_embedded(system.exp_dir, folder))
     treated = {one: read_embedded(system.exp_dir, folder, treatment=one) for one in treatments}
-    untrained_N = score_untrained(system, listed)
+    untrained_N = score_untrained(system.exp_dir, listed)
     rows: list[results.Row] = []
     scores: list[ListScores] = []
     first: Replicates | None = None
@@ -158,12 +158,12 @@ def calibrate(
     return model.llr(features_NF), held_out.name
 
 
-def score_untrained(system: System, listed: TrialList) -> np.ndarray | None:
-    """Cosine scores of the initial weights; None if those were not extracted."""
+def score_untrained(exp_dir: Path, listed: TrialList) -> np.ndarray | None:
+    """Return cosine scores of the initial weights; None if those were not extracted."""
     data_dir = listed.path.parent
-    if not are_embedded(system.exp_dir, data_dir, untrained=True):
+    if not are_embedded(exp_dir, data_dir, untrained=True):
         return None
-    table = read_embedded(system.exp_dir, data_dir, untrained=True)
+    table = read_embedded(exp_dir, data_dir, untrained=True)
     return build_chain("cosine", None).score(*listed.tables(table), listed.trials).scores_N
 
 
