@@ -131,7 +131,7 @@ def compare(options: argparse.Namespace) -> Iterator[Learned]:
 
 
 def label(options: argparse.Namespace) -> list[str]:
-    """Return our part of a row's name: the model, the method, settings that are not the recipe's."""
+    """Return our part of a row's name: model, method, and settings that are not the recipe's."""
     return [options.model, *([options.method] if options.method else []), *options.set]
 
 
