@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from models_on_disk import CALIBRATION, publish_xvector
-from refusals import refused, refuses
+from refusals import refuses
 from torch import nn
 
 import speakerlab
@@ -76,7 +76,7 @@ def test_equal_models_give_equal_bytes_and_the_command_is_quiet(exp, file, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.onnx", "elsewhere"]
     lines = done.stderr.splitlines()
     assert done.stdout == "" and 1 <= len(lines) <= 2, done.stderr
-    assert re.search(r"b\.onnx: equal to PyTorch at 9 lengths, cosine >= [01]\.\d{7}", lines[0])
+    assert re.search(r"b\.onnx: equal to PyTorch at 7 lengths, cosine >= [01]\.\d{7}", lines[0])
 
 
 class Odd(nn.Module):
@@ -98,36 +98,15 @@ class Backbone(nn.Module):
         return self.after(self.middle(self.before(feats_BTF)).square().mean(1))
 
 
-class OddFbank(Fbank):
-    """Hears another band when it is exported."""
-
-    def _log_mel_at_once(self, frames_BTL: torch.Tensor) -> torch.Tensor:
-        return super()._log_mel_at_once(frames_BTL).flip(-1)
-
-
-@pytest.mark.parametrize(
-    ("fbank", "middle", "place", "before"),
-    [
-        (Fbank(), Odd(), "backbone.middle.0", "backbone.before"),
-        (OddFbank(mean_norm=False), nn.Identity(), "fbank", "the wave"),
-    ],
-)
-def test_where_they_part_nothing_is_written_and_the_report_says_where(
-    tmp_path, fbank, middle, place, before
-):
+def test_where_they_differ_nothing_is_written_and_the_lengths_are_named(tmp_path):
     torch.manual_seed(0)
-    embedder = Embedder(fbank=fbank, backbone=Backbone(middle))
+    embedder = Embedder(fbank=Fbank(), backbone=Backbone(Odd()))
     out = tmp_path / "model.onnx"
     out.write_bytes(b"of before")
-    with pytest.raises(ValueError) as caught:
+    with refuses(str(out), "400 (", "480000 ("):
         write_onnx(embedder, out, facts=FACTS)
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     assert out.read_bytes() == b"of before"
-    *lengths, more, verdict = str(caught.value).splitlines()
-    assert len(lengths) == 5 and more == "... and 2 more lengths"
-    for line, num_samples, frames in zip(lengths, (400, 16000, 22160), (1, 98, 137)):
-        assert refused(line, str(out), f"{num_samples} samples ({frames} frames)"), line
-    assert refused(verdict, place, f"up to {before}"), verdict
 
 
 def test_what_cannot_be_traced_is_one_line(tmp_path):
