@@ -112,9 +112,9 @@ def processors(plan: Plan) -> Iterator[Line]:
 
 def shared_memory(plan: Plan) -> Iterator[Line]:
     """Compare /dev/shm with the micro-batches that workers read ahead, as a training does."""
-    asked = asked_micro_batch(plan.config)
-    rows = asked if isinstance(asked, int) else plan.config.training.bn_batch or MAX_MICRO_BATCH
-    rows = min(rows, plan.config.training.global_batch)
+    training = plan.config.training
+    rows = asked_micro_batch(plan.config) or training.bn_batch or MAX_MICRO_BATCH
+    rows = min(rows, training.global_batch)
     longest = round(build.crop_samples(plan.config) * max(plan.config.augment.speeds))
     fitting = workers.fit_workers(
         plan.workers,

@@ -80,8 +80,7 @@ def precisions_of(config: Config, device: torch.device) -> Sequence[str]:
 
 def micro_batch_of(config: Config, device: torch.device) -> int:
     """Return the number of the configuration, or a usual one."""
-    asked = asked_micro_batch(config)
-    return asked if isinstance(asked, int) else MICRO_BATCH[device.type]
+    return asked_micro_batch(config) or MICRO_BATCH[device.type]
 
 
 def random_features(config: Config, device: torch.device) -> Tensor:

@@ -15,21 +15,16 @@ if TYPE_CHECKING:  # they import torch, which is slow: not before the options ar
 
 ROOT = Path(__file__).parents[2]
 TABLE_MODELS, TABLE_CARDS_GB = ("campplus", "eres2net"), (11, 24, 32)
-AUTO = {"fp32": "auto below capability 8.0", "bf16": "auto from capability 8.0 on"}
+CARDS_GB = (11, 16, 24, 32, 40, 80)
 
 
 def main(words: Sequence[str]) -> None:
     """`speakerlab plan --model M [--recipe NAME] --gpu-mem 24 [--gpus 4] [--set key=value ...]`"""
     args = parse(words)
-    from speakerlab.experiments.planning import CARDS_GB
-
-    if args.table:
-        for args.model in TABLE_MODELS:
-            print_table(load(args), args, TABLE_CARDS_GB)
-    elif args.gpu_mem is None:
-        print_table(load(args), args, CARDS_GB)
-    else:
-        print_cards(load(args), args)
+    cards_gb = TABLE_CARDS_GB if args.table else [args.gpu_mem] if args.gpu_mem else CARDS_GB
+    models = TABLE_MODELS if args.table else [args.model]
+    for args.model in models:
+        print_plans(load(args), args, cards_gb)
 
 
 def parse(words: Sequence[str]) -> Namespace:
@@ -87,99 +82,58 @@ def model_layer(name: str) -> Path:
         raise ValueError(f"--model: {error}") from None
 
 
+def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> None:
+    """Print a line per card and format, with --gpu-mem also its parts; ValueError if none fits."""
+    from speakerlab.config import build
+    from speakerlab.experiments.corpus import class_speeds
+    from speakerlab.training.batch_size import MemoryTooSmall
+
+    num_classes, refused = args.speakers * len(class_speeds(config)), list[MemoryTooSmall]()
+    (unit, length), training = build.batch_unit(config), config.training
+    aim = config.objective.name if config.objective else f"{num_classes} classes"
+    batches = (
+        f"global batch {training.global_batch}, training.bn_batch {training.bn_batch or 'unset'}"
+    )
+    size, fit = f"MiB/{unit}", f"{unit}s that fit"
+    print(f"{config.model.name}, {aim}, {unit}s{length}, ", end="")
+    print(f"global batch {training.global_batch}, training.bn_batch {bn_batch}")
+    print(f"  GPU     format   {size}   {fit}   micro-batch x ranks x accumulation   BN")
+    made = plans(config, args, cards_gb, num_classes)
+    for card_gb, plan in made:
+        batch = None
+        try:
+            batch = plan.batch()
+            sizes = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
+            result = f"{sizes:34}   {batch.bn_batch}"
+        except MemoryTooSmall as error:
+            refused.append(error)
+            result = f"refused: {error}"
+        mib = f"{plan.found.crop / 2**20:{len(size)}.1f}   {plan.fit:{len(fit)}}"
+        print(f"  {card_gb:2g} GB   {plan.found.precision:6}   {mib}   {result}")
+        if args.gpu_mem and plan.fit:
+            print("".join(f"    {gib:6.2f} GiB   {what}\n" for gib, what in plan.parts()), end="")
+            print(f"  {batch or 'does not fit'}")
+    if config.runtime.precision == "auto":
+        print("runtime.precision auto: bf16 from capability 8.0 on, fp32 below")
+    if args.bank_gb is None and (config.augment.noise_prob or config.augment.room_prob):
+        most = config.runtime.bank_gb
+        print(f"not counted: noise and rooms, up to {most:g} GB (runtime.bank_gb); see --bank-gb")
+    if len(refused) == len(made):
+        raise refused[-1]
+
+
 def plans(
-    config: "Config", args: Namespace, cards_gb: Sequence[float]
+    config: "Config", args: Namespace, cards_gb: Sequence[float], num_classes: int
 ) -> "list[tuple[float, Memory]]":
     """Return (GB, memory) of each card with each format."""
     from speakerlab.config import build
     from speakerlab.experiments.planning import card_memory, footprint
 
-    asked, num_classes = config.runtime.precision, count_classes(config, args)
     split_over = args.gpus if build.is_head_split(config, args.gpus, num_classes) else 1
-    rows = math.ceil(num_classes / split_over)
+    rows, asked = math.ceil(num_classes / split_over), config.runtime.precision
     found = [
         footprint(config, num_classes=rows, precision=name, split_over=split_over)
-        for name in (AUTO if asked == "auto" else (asked,))
+        for name in (("fp32", "bf16") if asked == "auto" else (asked,))
     ]
     more = (args.gpus, args.bank_gb or 0.0)
     return [(gb, card_memory(config, one, gb, *more)) for gb in cards_gb for one in found]
-
-
-def count_classes(config: "Config", args: Namespace) -> int:
-    """Return the rows of the head."""
-    from speakerlab.experiments.corpus import class_speeds
-
-    return args.speakers * len(class_speeds(config))
-
-
-def headline(config: "Config", args: Namespace) -> str:
-    from speakerlab.config.build import batch_unit
-
-    unit, length = batch_unit(config)
-    aim = f"{count_classes(config, args)} classes"
-    if config.task == "ssl" and config.objective is not None:
-        aim = config.objective.name
-    return f"{config.model.name}, {aim}, {unit}s{length}"
-
-
-def print_uncounted(config: "Config", args: Namespace) -> None:
-    """Say that the plan does not count noise and rooms, whose size depends on the corpus."""
-    if args.bank_gb is None and (config.augment.noise_prob or config.augment.room_prob):
-        most = config.runtime.bank_gb
-        print(f"not counted: noise and rooms, up to {most:g} GB (runtime.bank_gb); see --bank-gb")
-
-
-def print_cards(config: "Config", args: Namespace) -> None:
-    """Print each format on one kind of card, part by part; ValueError if none fits."""
-    from speakerlab.config.build import batch_unit
-    from speakerlab.training.batch_size import MemoryTooSmall
-
-    refused: list[MemoryTooSmall] = []
-    made, unit = plans(config, args, [args.gpu_mem]), batch_unit(config)[0]
-    for card_gb, plan in made:
-        found, results = plan.found, list[str]()
-        try:
-            batch = plan.batch()
-            joined = f" of {batch.joined_ranks} ranks" if batch.joined_ranks > 1 else ""
-            results += [f"{batch}", f"BatchNorm sees {batch.bn_batch} {unit}s{joined} at once"]
-        except MemoryTooSmall as error:
-            refused.append(error)
-            results += [f"refused: {error}"] if len(refused) < len(made) else []
-        why = f" ({AUTO[found.precision]})" if config.runtime.precision == "auto" else ""
-        print(f"{headline(config, args)}, {found.precision}{why}")
-        print(f"  {found.crop / 2**20:.1f} MiB per {unit} for the backward pass")
-        if plan.fit:
-            print(f"  {card_gb:6.2f} GiB, of which")
-            for gib, what in plan.parts():
-                print(f"  {gib:6.2f}     {what}")
-        for result in results:
-            print(f"  {result}")
-    print_uncounted(config, args)
-    if len(refused) == len(made):
-        raise refused[-1]
-
-
-def print_table(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> None:
-    """Print one line per card and format; ValueError if none fits."""
-    from speakerlab.config.build import batch_unit
-    from speakerlab.training.batch_size import MemoryTooSmall
-
-    refused: list[MemoryTooSmall] = []
-    made, unit = plans(config, args, cards_gb), batch_unit(config)[0]
-    global_batch, bn_batch = config.training.global_batch, config.training.bn_batch or "unset"
-    print(f"{headline(config, args)}, global batch {global_batch}, training.bn_batch {bn_batch}")
-    size, fit = f"MiB/{unit}", f"{unit}s that fit"
-    print(f"  GPU     format   {size}   {fit}   micro-batch x ranks x accumulation   BN")
-    for card_gb, plan in made:
-        mib = f"{plan.found.crop / 2**20:{len(size)}.1f}"
-        start = f"  {card_gb:2g} GB   {plan.found.precision:6}   {mib}   {plan.fit:{len(fit)}}"
-        try:
-            batch = plan.batch()
-            sizes = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
-            print(f"{start}   {sizes:34}   {batch.bn_batch}")
-        except MemoryTooSmall as error:
-            refused.append(error)
-            print(f"{start}   refused: {error}")
-    print_uncounted(config, args)
-    if len(refused) == len(made):
-        raise refused[-1]

@@ -120,7 +120,7 @@ class RuntimeConfig(Section):
     """Settings of the machine; they do not change what is learned."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
-    micro_batch: Literal["auto", "probe"] | Count | dict[str, Count] = "auto"
+    micro_batch: Literal["auto"] | Count | dict[str, Count] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     tf32: Literal["auto", "off"] = "auto"  # auto: in convolutions, never in matrix products
     sync_bn: Literal["auto", "off"] = "auto"  # auto: ranks with fewer than 32 crops join

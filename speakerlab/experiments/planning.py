@@ -4,6 +4,7 @@ The forward pass runs on fake tensors, which have shapes and no data, in about a
 """
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,23 +15,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from speakerlab.config import build
 from speakerlab.config.schema import Config
-from speakerlab.experiments.memory_probe import largest_that_runs
 from speakerlab.frontend.fbank import Fbank
 from speakerlab.models import MODELS
 from speakerlab.models.cpu import plain_code
 from speakerlab.training import batch_size
-from speakerlab.training.batch_size import REMEDY, BatchPlan, MemoryTooSmall
+from speakerlab.training.batch_size import BatchPlan, MemoryTooSmall
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.precision import Precision, resolve_precision
+from speakerlab.training.precision import resolve_precision
 from speakerlab.training.task import Task
 
-CARDS_GB = (11, 16, 24, 32, 40, 80)
 DRIVER_GB = 0.25  # of a card's nominal memory that the driver keeps
 GPU_RESERVE_BYTES = int(1.5 * 2**30)  # context, workspaces, and the state of a usual model:
 STATE_IN_RESERVE = 384 * 2**20  # weights, gradients and momentum; only what is more counts
 GPU_USABLE_SHARE = 0.92
 CPU_USABLE_SHARE = 0.5
 TRANSIENT_SHARE = 1.055  # what a backward pass holds beyond the saved activations
+
+# Number and samples of the crops of an utterance; what is computed from so many embeddings; the
+# parameters of that; and those that are copies, without gradient and momentum (of a teacher).
+Learned = tuple[
+    list[tuple[int, int]], Callable[[int], Tensor], list[nn.Parameter], list[nn.Parameter]
+]
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Memory:
     @property
     def is_fixed(self) -> bool:
         """Whether the micro-batch is configured; it may use what `auto` leaves free."""
-        return isinstance(asked_micro_batch(self.config), int)
+        return asked_micro_batch(self.config) is not None
 
     @property
     def usable_share(self) -> float:
@@ -125,12 +130,7 @@ class Memory:
 
     def batch(self) -> BatchPlan:
         """Return the plan of a training on such devices; raise ValueError where it would."""
-
-        def limit(sizes: list[int]) -> int:
-            return self.require(self.fit, sizes[0])
-
-        how = _asked(self.config)
-        return batch_size.plan_batch(**how, world_size=self.world_size, limit=limit)
+        return _plan(self.config, self.world_size, lambda sizes: self.require(self.fit, sizes[0]))
 
     def parts(self) -> list[tuple[float, str]]:
         """Return (GiB, purpose) of a card's memory, the activations last."""
@@ -176,81 +176,67 @@ def footprint(
 
     num_classes: rows of the head on this device; split_over: ranks whose crops use these rows.
     with_data: count what a CPU keeps, by computing the forward pass; otherwise what a GPU keeps,
-    which runs the plain code of every model.
+    which runs the plain code of every model. Without labels a crop is an utterance with all views.
     """
     used = resolve_precision("fp32" if precision == "fp32" else "bf16", "cpu")
     fbank = Fbank(**config.frontend)
-    num_frames, num_bins = fbank.num_frames(build.crop_samples(config)), fbank.num_mel_bins
     without_data = nullcontext() if with_data else FakeTensorMode()
     kernels = nullcontext() if with_data else plain_code()
     with torch.random.fork_rng(devices=[]), without_data, kernels:
-        backbone: Any = MODELS[config.model.name](feat_dim=num_bins, **config.model.args)
+        backbone: Any = MODELS[config.model.name](feat_dim=fbank.num_mel_bins, **config.model.args)
         if config.task == "ssl":
-            return _without_labels(config, backbone, fbank, used, precision)
-        head = build.build_head(config, embed_dim=backbone.embed_dim, num_classes=num_classes)
-        parameters = [*backbone.parameters(), *head.parameters()]
+            crops, compare, learned, copied = _without_labels(config, backbone)
+        else:
+            made = _with_labels(config, backbone, num_classes=num_classes, split_over=split_over)
+            crops, compare, learned, copied = made
+        parameters = [*backbone.parameters(), *learned]
 
-        def embed(num_crops: int) -> Tensor:
+        def embed(num: int) -> list[Tensor]:
             with used.autocast():
-                return backbone(torch.zeros(num_crops, num_frames, num_bins))
+                return [
+                    backbone(torch.zeros(num * count, fbank.num_frames(size), fbank.num_mel_bins))
+                    for count, size in crops
+                    if count
+                ]
 
-        def classify(num_crops: int) -> Tensor:
-            emb_BD = torch.zeros(num_crops, backbone.embed_dim, requires_grad=True)
-            return head(emb_BD, torch.zeros(num_crops, dtype=torch.int64), 0.0)[0]
-
-        crop, once = batch_size.saved_bytes(embed, parameters)
-        head_crop, head_once = batch_size.saved_bytes(classify, parameters)
+        crop, once = batch_size.saved_bytes(embed, [*parameters, *copied])
+        head_crop, head_once = batch_size.saved_bytes(compare, parameters)
         return Footprint(
             precision=precision,
             backbone_crop=crop,
-            head_crop=head_crop * split_over,
-            saved_once=once + head_once,
+            head_crop=head_crop,
+            saved_once=once + head_once + sum(p.nbytes for p in copied),
             num_parameters=sum(p.numel() for p in parameters),
             weights=sum(p.nbytes for p in parameters),
             momentum=_momentum_bytes(config, parameters),
         )
 
 
-def _without_labels(
-    config: Config, backbone: Any, fbank: Fbank, used: Precision, precision: str
-) -> Footprint:
-    """Return the footprint of a self-supervised training, in which a crop is an utterance.
+def _with_labels(config: Config, backbone: Any, *, num_classes: int, split_over: int) -> Learned:
+    head = build.build_head(config, embed_dim=backbone.embed_dim, num_classes=num_classes)
 
-    It counts all views, and the weights of the teacher, which have no gradient and no momentum.
-    """
+    def classify(num: int) -> Tensor:
+        emb_BD = torch.zeros(num * split_over, backbone.embed_dim, requires_grad=True)
+        return head(emb_BD, torch.zeros(len(emb_BD), dtype=torch.int64), 0.0)[0]
+
+    return [(1, build.crop_samples(config))], classify, [*head.parameters()], []
+
+
+def _without_labels(config: Config, backbone: Any) -> Learned:
     # Two, because a module without data cannot be copied.
     objective, other = (build.build_objective(config, embed_dim=backbone.embed_dim) for _ in "12")
     views = build.build_views(config)
     num_long = views.num_long if objective.sees_long else 0
-    sizes = [(num_long, views.crop_samples), (views.num_short, views.short_samples)]
     teacher = other.projector if objective.has_teacher else None
-    parameters = [*backbone.parameters(), *objective.parameters()]
     copied = [*backbone.parameters(), *objective.projector.parameters()] if teacher else []
-
-    def embed(num: int) -> list[Tensor]:
-        with used.autocast():
-            return [
-                backbone(torch.zeros(num * count, fbank.num_frames(samples), fbank.num_mel_bins))
-                for count, samples in sizes
-                if count
-            ]
 
     def compare(num: int) -> Tensor:
         shape = (num_long + views.num_short, num, backbone.embed_dim)
         target_LBD = torch.zeros(views.num_long, *shape[1:]) if teacher else None
         return objective(torch.zeros(shape, requires_grad=True), target_LBD, teacher)[0]
 
-    utterance, once = batch_size.saved_bytes(embed, [*parameters, *copied])
-    compared, compared_once = batch_size.saved_bytes(compare, parameters)
-    return Footprint(
-        precision=precision,
-        backbone_crop=utterance,
-        head_crop=compared,
-        saved_once=once + compared_once + sum(p.nbytes for p in copied),
-        num_parameters=sum(p.numel() for p in parameters),
-        weights=sum(p.nbytes for p in parameters),
-        momentum=_momentum_bytes(config, parameters),
-    )
+    crops = [(num_long, views.crop_samples), (views.num_short, views.short_samples)]
+    return crops, compare, [*objective.parameters()], copied
 
 
 def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
@@ -264,51 +250,51 @@ def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
     return sum(value.nbytes for value in kept if isinstance(value, Tensor))
 
 
-def asked_micro_batch(config: Config) -> int | str:
+def asked_micro_batch(config: Config) -> int | None:
+    """Return the configured micro-batch, None for auto."""
     asked = config.runtime.micro_batch
-    return asked.get(config.model.name, "auto") if isinstance(asked, dict) else asked
+    asked = asked.get(config.model.name) if isinstance(asked, dict) else asked
+    return None if asked == "auto" else asked
 
 
 def plan_batch(config: Config, ranks: Ranks, task: Task, *, below: int | None = None) -> BatchPlan:
-    """Choose micro-batch and accumulation; measures memory only if the micro-batch is not fixed.
+    """Choose micro-batch and accumulation.
 
     below: only choose a smaller micro-batch, after one of this size ran out of memory.
     """
     asked, on_gpu = asked_micro_batch(config), ranks.device.type == "cuda"
-    num_classes = 0 if task.head is None else len(task.head.get_parameter("weight_CD"))
-    model: Any = {"num_classes": num_classes, "precision": task.precision.name}
-    # Noise and rooms are not on the GPU yet; on a host they are in memory already.
-    bank_bytes = sum(buffer.nbytes for buffer in task.augment.buffers()) if on_gpu else 0
 
     def limit(sizes: list[int]) -> int:
-        if isinstance(asked, int) and not on_gpu:  # its memory is not known that precisely
+        if asked is not None and not on_gpu:  # a host's memory is not known that precisely
             return asked
-        if asked == "probe":
-            where = {"device": ranks.device, "bank_bytes": bank_bytes}
-            most = largest_that_runs(config, sizes, **model, **where)
-            if (most := min(ranks.every(most))) < sizes[0]:
-                raise MemoryTooSmall(f"memory: a micro-batch of {sizes[0]} does not fit; {REMEDY}")
-            return most
-        split_over = ranks.world_size if task.split else 1
-        found = footprint(config, split_over=split_over, with_data=not on_gpu, **model)
+        found = footprint(
+            config,
+            num_classes=0 if task.head is None else len(task.head.get_parameter("weight_CD")),
+            precision=task.precision.name,
+            split_over=ranks.world_size if task.split else 1,
+            with_data=not on_gpu,
+        )
+        # Noise and rooms are not on the GPU yet; on a host they are in memory already.
+        bank_bytes = sum(buffer.nbytes for buffer in task.augment.buffers()) if on_gpu else 0
         free, world = batch_size.free_bytes(ranks.device, ranks.local_size), ranks.world_size
         key = f"free memory of {ranks.device}"
         memory = Memory(config, found, free, on_gpu, world, bank_bytes, key=key)
         return memory.require(min(ranks.every(memory.fit)), sizes[0])
 
+    return _plan(config, ranks.world_size, limit, below)
+
+
+def _plan(
+    config: Config, world_size: int, limit: Callable[[list[int]], int], below: int | None = None
+) -> BatchPlan:
+    """Call `batch_size.plan_batch` with what is configured."""
     return batch_size.plan_batch(
-        **_asked(config), world_size=ranks.world_size, limit=limit, below=below
+        global_batch=config.training.global_batch,
+        world_size=world_size,
+        micro_batch=asked_micro_batch(config),
+        bn_batch=config.training.bn_batch,
+        undivided=build.why_undivided(config),
+        join_ranks=config.runtime.sync_bn == "auto",
+        limit=limit,
+        below=below,
     )
-
-
-def _asked(config: Config) -> dict[str, Any]:
-    """Return the configured arguments of `batch_size.plan_batch`."""
-    asked = asked_micro_batch(config)
-    return {
-        "global_batch": config.training.global_batch,
-        "micro_batch": asked if isinstance(asked, int) else None,
-        "bn_batch": config.training.bn_batch,
-        "undivided": build.why_undivided(config),
-        "join_ranks": config.runtime.sync_bn == "auto",
-        "mode": str(asked),
-    }

@@ -58,7 +58,6 @@ def plan_batch(
     join_ranks: bool = False,
     below: int | None = None,
     limit: Callable[[list[int]], int],
-    mode: str = "auto",
     undivided: str = "",
 ) -> BatchPlan:
     """Choose a micro-batch whose product is exact; ValueError names the nearest valid sizes.
@@ -68,8 +67,8 @@ def plan_batch(
     `ENOUGH_CROPS` share BatchNorm's statistics, and fewer than 16 crops a rank will do if BatchNorm
     still sees 16. below: take the next smaller micro-batch, after this one ran out of memory.
     limit: gets the sizes in question, ascending, and returns how many crops fit; raises
-    MemoryTooSmall if not even the first size does. mode: name of this choice in the reason.
-    undivided: why a rank must compute its share at once, without accumulation; "" if it need not.
+    MemoryTooSmall if not even the first size does. undivided: why a rank must compute its share at
+    once, without accumulation; "" if it need not.
     """
     divisors, joined = micro_batches(global_batch, world_size), {}
     if undivided:
@@ -92,9 +91,9 @@ def plan_batch(
     elif micro_batch is not None:
         reason = undivided or "as configured"
     elif size == bn_batch:
-        reason = f"{mode}: training.bn_batch fits"
+        reason = "auto: training.bn_batch fits"
     else:
-        reason = f"{mode}: memory allows {most}" if most < MAX_MICRO_BATCH else mode
+        reason = f"auto: memory allows {most}" if most < MAX_MICRO_BATCH else "auto"
     return BatchPlan(size, divisors[-1] // size, world_size, reason, joined[size])
 
 

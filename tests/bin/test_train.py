@@ -94,13 +94,6 @@ def test_two_ranks_learn_what_one_does_and_resume_bit_identically(
     assert losses(copy) == losses(whole)
 
 
-@pytest.mark.slow
-def test_a_micro_batch_is_probed(tmp_path, train):
-    train(tmp_path / "exp", "runtime.micro_batch=probe", "training.num_epochs=1")
-    text = "global batch 8 = micro-batch 8 x 1 ranks x 1 accumulations (probe: memory allows 8)"
-    assert text in (tmp_path / "exp/train.log").read_text()
-
-
 @pytest.mark.parametrize(
     ("more", "values"),
     [

@@ -75,7 +75,7 @@ def test_unknown_key_or_name_is_refused_with_the_nearest(refusal, text, key, kno
         ("model: {args: {blocks: [1, x]}}", "model.args.blocks.1", "'x'"),
         ("data: {noise: true}", "data.noise", "true "),
         ("runtime: {deterministic: on}", "runtime.deterministic", "'on'"),
-        ("runtime: {micro_batch: true}", "runtime.micro_batch", "'auto' or 'probe' or a valid"),
+        ("runtime: {micro_batch: true}", "runtime.micro_batch", "'auto' or a valid"),
         ("runtime: {micro_batch: {ERes-2: 0}}", "runtime.micro_batch.ERes-2", "0 is not"),
         ("runtime: {num_workers: -1}", "runtime.num_workers", "-1 is not"),
         ("runtime: {precision: fp8}", "runtime.precision", "'auto', 'fp32', 'bf16'"),

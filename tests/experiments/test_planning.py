@@ -1,12 +1,9 @@
 """Predicted memory against published numbers, measured tensors and the hardware presets."""
 
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
-from refusals import refused
 
 from speakerlab.config.layers import merge_layers
 from speakerlab.config.schema import load_config
@@ -132,33 +129,3 @@ def test_a_preset_fits_its_card(card_gb):
         # The most memory is fp32's, which auto may take too.
         plan = card_memory(config, count(model, "fp32"), card_gb, bank_gb=runtime["bank_gb"])
         assert plan.batch().micro_batch == int(size), (model, plan.fit)
-
-
-PROBE = """
-import resource, sys, torch
-from pathlib import Path
-from speakerlab.config.schema import load_config
-from speakerlab.experiments.memory_probe import largest_that_runs
-resource.setrlimit(resource.RLIMIT_DATA, (2**30, 2**30))
-config = load_config([Path(sys.argv[1])], ["data.crop_seconds=2", "augment.noise_prob=0"])
-how = {"precision": "fp32", "device": torch.device("cpu"), "bank_bytes": 0}
-print(largest_that_runs(config, [1, 4, 16, 4096], num_classes=int(sys.argv[2]), **how))
-"""
-
-
-def probe(num_classes):
-    """Run a probe in a process whose memory is limited to 1 GiB."""
-    words = [sys.executable, "-c", PROBE, ROOT / "conf/campplus_tiny.yaml", str(num_classes)]
-    return subprocess.run(words, capture_output=True, text=True)
-
-
-@pytest.mark.slow
-def test_a_probe_stops_when_memory_runs_out():
-    # 4096 crops x 1.1 need 4096 x 32000 x 4 bytes for their samples alone, 0.54 GB.
-    assert probe(10).stdout in ("1\n", "4\n", "16\n")
-
-
-@pytest.mark.slow
-def test_a_failed_probe_is_a_one_line_error():
-    line = probe(-1).stderr.splitlines()[-1]
-    assert refused(line.partition(" ")[2], "runtime.micro_batch", "RuntimeError")
