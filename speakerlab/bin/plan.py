@@ -91,12 +91,9 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
     num_classes, refused = args.speakers * len(class_speeds(config)), list[MemoryTooSmall]()
     (unit, length), training = build.batch_unit(config), config.training
     aim = config.objective.name if config.objective else f"{num_classes} classes"
-    batches = (
-        f"global batch {training.global_batch}, training.bn_batch {training.bn_batch or 'unset'}"
-    )
+    batches = f"global batch {training.global_batch}, training.bn_batch "
+    print(f"{config.model.name}, {aim}, {unit}s{length}, {batches}{training.bn_batch or 'unset'}")
     size, fit = f"MiB/{unit}", f"{unit}s that fit"
-    print(f"{config.model.name}, {aim}, {unit}s{length}, ", end="")
-    print(f"global batch {training.global_batch}, training.bn_batch {bn_batch}")
     print(f"  GPU     format   {size}   {fit}   micro-batch x ranks x accumulation   BN")
     made = plans(config, args, cards_gb, num_classes)
     for card_gb, plan in made:
