@@ -60,5 +60,5 @@ def _value(
     def show(number: float) -> str:
         return f"{scale * number:{sign}.{digits}f}"
 
-    interval = bounds(ci95, {"num_speakers": drawn.num_speakers}, show, " to ")
+    interval = bounds(ci95, {"num_speakers": drawn.num_speakers}, show)
     return f"{show(value)}{unit} ({interval})"

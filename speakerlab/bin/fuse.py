@@ -16,6 +16,7 @@ import numpy as np
 from speakerlab.bin.command import parser
 from speakerlab.core.atomic import check_writable
 from speakerlab.data.tables import read_table
+from speakerlab.experiments.results import aligned, number, percent
 from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.scoring.linear import cross_validated, fit_linear
 from speakerlab.scoring.metrics import act_dcf, cllr, eer, min_dcf
@@ -111,12 +112,9 @@ def _check(args: Namespace) -> None:
 
 def _table(ratios: Mapping[str, np.ndarray], is_target_N: np.ndarray) -> str:
     """Return the metrics of each system and of the fusion, all calibrated in the same way."""
-    width = max(map(len, ratios))
-    lines = ["metrics of the log-likelihood ratios, each system calibrated like the fusion:"]
-    lines.append(f"{'':{width}}  EER %  minDCF(0.01)  actDCF(0.01)   Cllr")
+    table = [["", "EER %", "minDCF(0.01)", "actDCF(0.01)", "Cllr"]]
     for name, llr_N in ratios.items():
         error, *costs = (of(llr_N, is_target_N) for of in (eer, min_dcf, act_dcf, cllr))
-        lines.append(
-            "{:{}}  {:5.2f}  {:12.3f}  {:12.3f}  {:5.3f}".format(name, width, 100 * error, *costs)
-        )
-    return "\n".join(lines) + "\n"
+        table.append([name, percent(error), *map(number, costs)])
+    text = "metrics of the log-likelihood ratios, each system calibrated like the fusion:"
+    return f"{text}\n{aligned(table)}\n"

@@ -111,5 +111,5 @@ def _right(row: Row) -> str:
 
 def _interval(row: Row, name: str) -> str:
     ci95 = row[f"{name}_ci95"]
-    shown = " - ".join(map(percent, ci95)) if ci95 else f"n/a (recordings: {row['num_recordings']})"
+    shown = " to ".join(map(percent, ci95 or ())) or f"n/a (recordings: {row['num_recordings']})"
     return f"95 % interval {shown}"

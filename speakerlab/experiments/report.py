@@ -30,10 +30,7 @@ from speakerlab.experiments.trial_list import ListScores
 
 Facts = Mapping[str, Mapping[str, Any]]  # heading -> name -> value; text of several lines unfolds
 Hardest = tuple[str, Mapping[str, Sequence[HardTrial]]]  # back end, and kind -> trials
-Cell = tuple[str, list[str]]  # text, and smaller lines below it
-NOT_MEASURED: Row = {"min_cllr": None, "intervals": {}, "conditions": []}
-NOT_COMPARED: Row = {"compared": None, "primary": False}
-_bounds = partial(results.bounds, between=" – ")
+NOT_MEASURED: Row = {"min_cllr": None, "conditions": [], "primary": False}
 # Escaped: controls but for line breaks, and those that reorder the text beside them (UAX #9).
 HIDDEN = re.compile(rf"(?!\n){CONTROLS.pattern}|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 MAX_CLIPS = 36  # of at most some 70 kB each
@@ -145,12 +142,13 @@ def write_page(
     A list's headline is its primary row, or its first if none is marked.
     pictures and hardest: by the name of the list; the first system of a list shows them.
     """
-    rows = [NOT_MEASURED | NOT_COMPARED | row for row in rows]
+    columns = results.columns_of(rows)
     pictures, hardest = dict(pictures or {}), dict(hardest or {})
     groups: dict[tuple[str, str], list[Row]] = {}
     protocols: dict[str, list[tuple[str, str]]] = {}
-    for row, cells in zip(rows, _table(rows)):
-        groups.setdefault((row["trials"], row["system"]), []).append(row | {"cells": cells})
+    for i, row in enumerate(rows):
+        shown = {"cells": {name: cells[i] for name, cells in columns.items()}}
+        groups.setdefault((row["trials"], row["system"]), []).append(NOT_MEASURED | row | shown)
         text = row["protocol"]
         text += f". Calibration: {row['calibration']}" if row.get("calibration") else ""
         protocols.setdefault(text, []).append((row["trials"], row["backend"]))
@@ -231,53 +229,11 @@ def render(template: str, **values: Any) -> str:
         "percent": percent,
         "number": number,
         "interval": partial(results.bounds, show=percent),
-        "p_value": results.p_value,
         "plain": _plain,
         "sha256": lambda text: b64encode(sha256(text.encode()).digest()).decode(),
         "scale": _condition_scale,
     }
     return environment.get_template(template).render(values)
-
-
-def _table(rows: Sequence[Row]) -> list[dict[str, Cell]]:
-    """Header -> cell for each row; columns that no row fills are left out."""
-    priors = results.priors_of(rows)
-    others = {row["compared"]["with"] for row in rows if row["compared"]}
-    other = others.pop() if len(others) == 1 else None
-    table: list[dict[str, Cell]] = []
-    for row in rows:
-        shown = {name: _bounds(ci95, row) for name, ci95 in row["intervals"].items()}
-        costs = row["min_dcf"]
-        table.append(
-            {
-                "EER %": (percent(row["eer"]), [_bounds(row["eer_ci95"], row, percent)]),
-                f"EER difference to {other or 'another'}": _compared(row, other),
-                **{f"minDCF({p})": _cell(costs.get(p), shown.get(f"min_dcf_{p}")) for p in priors},
-                "actDCF(0.01)": _cell(row["act_dcf"], shown.get("act_dcf_0.01")),
-                "Cllr": _cell(row["cllr"], shown.get("cllr")),
-                "minCllr": (number(row["min_cllr"]), []),
-                "at threshold %": (percent(results.at_threshold(row)), []),
-            }
-        )
-    filled = [name for name in table[0] if any(cells[name][0] for cells in table)] if table else []
-    return [{name: cells[name] for name in filled} for cells in table]
-
-
-def _cell(value: float | None, interval: str | None) -> Cell:
-    return number(value), [] if value is None or interval is None else [interval]
-
-
-def _compared(row: Row, other: str | None) -> Cell:
-    compared = row["compared"]
-    if compared is None:
-        return "", []
-
-    def show(value: float) -> str:
-        return results.points(value).replace("-", "−")
-
-    named = [] if other else [f"to {compared['with']}"]
-    interval = results.bounds(compared["ci95"], row, show, " to ")
-    return show(compared["eer_difference"]), [interval, results.p_value(compared), *named]
 
 
 def _condition_scale(parts: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:

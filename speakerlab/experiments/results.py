@@ -13,6 +13,7 @@ from speakerlab.core.atomic import write_text
 from speakerlab.core.reading import keys, read_json
 
 Row = dict[str, Any]
+Cell = tuple[str, list[str]]
 KEY = ("task", "trials", "data", "system", "backend")  # rows that agree in these replace each other
 MAX_CLASSES_SHOWN = 20  # in a confusion table; of more, only the most frequent confusions
 MAX_CONFUSIONS_SHOWN = 10
@@ -78,27 +79,40 @@ def _steps(row: Row) -> str:
     return row.get("backend", "").partition(",")[0]  # without options such as top-n=20
 
 
-def format_table(rows: Sequence[Row]) -> str:
-    """Results of trial lists as aligned text; columns that no row fills are left out."""
+def columns_of(rows: Sequence[Row]) -> dict[str, list[Cell]]:
+    """Return header -> the cell of each row of trial lists; columns that no row fills are left out.
+
+    A cell is text, and its details: interval, comparison.
+    """
     columns = {
-        "trials": [row["trials"] for row in rows],
-        "system": [row["system"] for row in rows],
-        "back end": [row["backend"] for row in rows],
-        "EER %": [percent(row["eer"]) for row in rows],
-        "95 % interval": [bounds(row["eer_ci95"], row, percent) for row in rows],
-        "untrained %": [percent(row["eer_untrained"]) for row in rows],
+        "EER %": [(percent(row["eer"]), [bounds(row["eer_ci95"], row, percent)]) for row in rows],
+        "EER difference": [_compared(row) for row in rows],
         **{
-            f"minDCF({p})": [number(row["min_dcf"].get(p)) for row in rows] for p in priors_of(rows)
+            f"minDCF({p})": [_cell(row, row["min_dcf"].get(p), f"min_dcf_{p}") for row in rows]
+            for p in priors_of(rows)
         },
-        "compared": [_compared(row.get("compared")) for row in rows],
-        "at threshold %": [percent(at_threshold(row)) for row in rows],
-        "actDCF(0.01)": [number(row["act_dcf"]) for row in rows],
-        "Cllr": [number(row["cllr"]) for row in rows],
-        "minCllr": [number(row.get("min_cllr")) for row in rows],
-        "targets": [f"{row['num_target']:,}" for row in rows],
-        "non-targets": [f"{row['num_nontarget']:,}" for row in rows],
+        "actDCF(0.01)": [_cell(row, row["act_dcf"], "act_dcf_0.01") for row in rows],
+        "Cllr": [_cell(row, row["cllr"], "cllr") for row in rows],
+        "minCllr": [(number(row.get("min_cllr")), []) for row in rows],
+        "at threshold %": [(percent(at_threshold(row)), []) for row in rows],
     }
-    filled = {name: cells for name, cells in columns.items() if any(cells)}
+    return {name: cells for name, cells in columns.items() if any(text for text, _ in cells)}
+
+
+def format_table(rows: Sequence[Row]) -> str:
+    """Results of trial lists as aligned text."""
+    names = {"trials": "trials", "system": "system", "back end": "backend"}
+    columns = {name: [row[key] for row in rows] for name, key in names.items()}
+    for name, cells in columns_of(rows).items():
+        in_full = name.startswith("EER")
+        columns[name] = [
+            f"{text} ({', '.join(details)})" if in_full and details else text
+            for text, details in cells
+        ]
+    columns["untrained %"] = [percent(row["eer_untrained"]) for row in rows]
+    columns["targets"] = [f"{row['num_target']:,}" for row in rows]
+    columns["non-targets"] = [f"{row['num_nontarget']:,}" for row in rows]
+    filled = {name: texts for name, texts in columns.items() if any(texts)}
     return aligned([list(filled), *map(list, zip(*filled.values()))], num_left=3)
 
 
@@ -180,34 +194,34 @@ def number(value: float | None) -> str:
 
 
 def bounds(
-    ci95: Sequence[float] | None,
-    row: Mapping[str, Any],
-    show: Callable[[float], str] = number,
-    between: str = " - ",
+    ci95: Sequence[float] | None, row: Mapping[str, Any], show: Callable[[float], str] = number
 ) -> str:
     """An interval, or the reason why the row has none."""
     if ci95 is None:
         num_speakers = row["num_speakers"]
         drawn = f"{row['num']} utterances" if num_speakers is None else f"{num_speakers} speakers"
         return f"n/a ({drawn})"
-    return between.join(map(show, ci95))
+    return " to ".join(map(show, ci95))
 
 
-def points(difference: float) -> str:
-    """A difference of fractions in percentage points, with its sign."""
-    return f"{100 * difference:+.2f}"
+def _cell(row: Row, value: float | None, metric: str) -> Cell:
+    intervals = row.get("intervals", {}) if value is not None else {}
+    return number(value), [bounds(intervals[metric], row)] if metric in intervals else []
 
 
-def p_value(compared: Mapping[str, Any]) -> str:
-    """Format the p-value of a paired comparison; None with too few speakers."""
-    p = compared["p_value"]
-    return "p n/a" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def _compared(compared: Mapping[str, Any] | None) -> str:
+def _compared(row: Row) -> Cell:
+    """A difference in percentage points, its interval, p-value and the other back end."""
+    compared = row.get("compared")
     if compared is None:
-        return ""
-    return f"{points(compared['eer_difference'])} to {compared['with']}, {p_value(compared)}"
+        return "", []
+
+    def show(rate: float) -> str:
+        return f"{100 * rate:+.2f}"
+
+    p = compared["p_value"]  # None with too few speakers
+    p_value = "p n/a" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+    details = [bounds(compared["ci95"], row, show), p_value, f"to {compared['with']}"]
+    return show(compared["eer_difference"]), details
 
 
 def aligned(lines: Sequence[Sequence[str]], *, num_left: int = 1) -> str:
