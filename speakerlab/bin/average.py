@@ -11,9 +11,9 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """`speakerlab average EXP --last N --out DIR`"""
     options = parser("average", __doc__)
-    options.add_path("exp", "EXP", "experiment, finished or not")
-    options.add_number("--last", "N", "number of checkpoints (default 10)", least=1, default=10)
-    options.add_path("--out", "DIR", "new model folder", required=True)
+    options.add("exp EXP", "experiment, finished or not")
+    options.add("--last N", "number of checkpoints", least=1, default=10)
+    options.add("--out DIR", "new model folder", required=True)
     args = options.parse_args(words)
     from speakerlab.experiments.averaging import publish_average  # imports torch, which is slow
 

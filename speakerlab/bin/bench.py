@@ -6,7 +6,6 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakerlab.bin.command import parser, run
@@ -109,24 +108,21 @@ def parse(words: Sequence[str]) -> Namespace:
     options = parser("bench", __doc__)
     options.epilog = "Comparison with other toolkits: make bench, in a clone (docs/hardware.md)."
     parts = "all (default): machine, model, data; model: training, inference; train: training only"
-    options.add_argument("what", nargs="?", choices=PARTS, default="all", help=parts)
+    options.add("what", parts, nargs="?", choices=PARTS, default="all")
     what = options.add_mutually_exclusive_group()
     models = f"conf/NAME.yaml, with synthetic data (default: {' '.join(MODELS)})"
-    what.add_argument("--model", nargs="+", default=MODELS, metavar="NAME", help=models)
+    options.add("--model NAME", models, group=what, nargs="+", default=MODELS)
     config = "configuration files; need data directories: --set data.dir=DIR"
-    what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help=config)
-    settings = "as in train, e.g. runtime.micro_batch=32 runtime.precision=bf16"
-    options.add_settings(settings)
-    seconds = "approximate time per measurement (default 2); 0: measure nothing"
-    options.add_number("--seconds", "SECONDS", seconds, least=0, kind=float, default=2.0)
-    options.add_path("--listen", "DIR", "write ten augmented crops as wav")
-    options.add_path("--json", "FILE", "write the results")
-    profile = "profile training steps (needs `train` and --config)"
-    options.add_argument("--profile", action="store_true", help=profile)
-    options.add_number("--steps", "N", "steps to profile (default 10)", least=1, default=10)
-    options.add_path("--trace", "FILE", "write a Chrome trace of the profile")
-    exp = "new folder for the profiled training (default: a temporary one)"
-    options.add_path("--exp", "DIR", exp)
+    options.add("--config YAML", config, group=what, nargs="+")
+    options.add_settings("as in train, e.g. runtime.micro_batch=32 runtime.precision=bf16")
+    seconds = "approximate time per measurement; 0: measure nothing"
+    options.add("--seconds SECONDS", seconds, least=0.0, default=2.0)
+    options.add("--listen DIR", "write ten augmented crops as wav")
+    options.add("--json FILE", "write the results")
+    options.add("--profile", "profile training steps (needs `train` and --config)")
+    options.add("--steps N", "steps to profile", least=1, default=10)
+    options.add("--trace FILE", "write a Chrome trace of the profile")
+    options.add("--exp DIR", "new folder for the profiled training (default: a temporary one)")
     args = options.parse_args(words)
     if args.profile and (args.what != "train" or args.config is None):
         options.error("--profile: needs `train` and --config")

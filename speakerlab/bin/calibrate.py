@@ -23,21 +23,18 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """`speakerlab calibrate --model MODEL --data DIR [--for diarization] [--out EXP | --force]`"""
     options = parser("calibrate", __doc__)
-    models = "experiment, model folder, or hub:NAME with --out"
-    options.add_path("--model", "MODEL", models, required=True)
+    options.add("--model MODEL", "experiment, model folder, or hub:NAME with --out", required=True)
     data = (
         "checked data directory of speakers that the model was not trained on; for diarization its "
         "wav.scp with the true turns, ref.rttm, and perhaps the regions to score, ref.uem"
     )
-    options.add_path("--data", "DIR", data, required=True)
+    options.add("--data DIR", data, required=True)
     purposes = "thresholds to learn: of verification (default), or the clustering of `diarize`"
     kinds = ("verification", "diarization")
-    options.add_argument("--for", dest="purpose", choices=kinds, default=kinds[0], help=purposes)
-    rates = "false-alarm rates to store thresholds for"
-    options.add_argument("--far", type=float, nargs="+", default=[], metavar="RATE", help=rates)
-    options.add_path("--out", "EXP", "copy the model to EXP/model and store the calibration there")
-    force = "replace the calibration that the model has"
-    options.add_argument("--force", action="store_true", help=force)
+    options.add("--for", purposes, dest="purpose", choices=kinds, default=kinds[0])
+    options.add("--far RATE", "false-alarm rates to store thresholds for", nargs="+", default=[])
+    options.add("--out EXP", "copy the model to EXP/model and store the calibration there")
+    options.add("--force", "replace the calibration that the model has")
     args = options.parse_args(words)
     if args.purpose == "diarization":
         if args.far:

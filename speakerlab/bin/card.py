@@ -10,7 +10,7 @@ from speakerlab.checkpoints.hub import local
 def main(words: Sequence[str]) -> None:
     """Run `speakerlab card MODEL`."""
     options = parser("card", __doc__)
-    options.add_argument("model", metavar="MODEL", help="experiment, model folder or hub:NAME")
+    options.add("model MODEL", "experiment, model folder or hub:NAME")
     args = options.parse_args(words)
     from speakerlab.experiments.model_card import describe
 

@@ -13,10 +13,10 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """`speakerlab check DIR... [--decode]`"""
     options = parser("check", __doc__)
-    options.add_path("folders", "DIR", "data directories that are used together", nargs="+")
-    options.add_argument("--decode", action="store_true", help="read every file to its end")
+    options.add("folders DIR", "data directories that are used together", nargs="+")
+    options.add("--decode", "read every file to its end")
     rejected = "share of a set that may be missing or broken (default 0; 0.01 with --decode)"
-    options.add_argument("--allow-rejected", type=float, metavar="SHARE", help=rejected)
+    options.add("--allow-rejected SHARE", rejected)
     options.add_rate_and_workers()
     args = options.parse_args(words)
     by_stage = 0.01 if args.decode else 0.0

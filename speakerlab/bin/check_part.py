@@ -23,7 +23,7 @@ TESTS = (
 def main(words: Sequence[str]) -> None:
     """Run `speakerlab check-part MODULE:CLASS --plugins DIR [--set KEY=VALUE ...]`."""
     options = parser("check-part", __doc__)
-    options.add_argument("part", metavar="MODULE:CLASS", help="class or function to test")
+    options.add("part MODULE:CLASS", "class or function to test")
     options.add_settings("its arguments, to make it small, e.g. channels=8")
     args = options.parse_args(words)
     tests = [ROOT / "tests" / name for name in TESTS]

@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """`speakerlab classify --exp DIR --data DIR...`"""
     options = parser("classify", __doc__)
-    options.add_path("--exp", "DIR", "experiment with embeddings of the data", required=True)
+    options.add("--exp DIR", "experiment with embeddings of the data", required=True)
     data = "data directories, embedded by stage 5 or `speakerlab extract`"
-    options.add_path("--data", "DIR", data, nargs="+", required=True)
+    options.add("--data DIR", data, nargs="+", required=True)
     args = options.parse_args(words)
     from speakerlab.config.schema import load_config
     from speakerlab.inference.torch_model import load_classifier

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # if set, errors of the user show a traceback too
 SPEAKERS = Path("speakers.safetensors")  # default of --speakers
+KINDS: dict[str, Any] = {  # metavar -> type, for others str
+    **dict.fromkeys(("DIR", "EXP", "FILE", "HYP", "MODEL", "REF", "SCORES", "STEM", "YAML"), Path),
+    **dict.fromkeys(("COSINE", "P", "RATE", "SHARE"), float),
+}
 WITHOUT_PARTS = ("card", "check", "compare", "der", "fuse", "import")  # they build no component
 
 
@@ -46,65 +50,62 @@ class Parser(argparse.ArgumentParser):
         sys.stderr.write(f"{self.prog}: {message.removeprefix('argument ')}{hint}\n")
         raise SystemExit(process.EXIT_INPUT)
 
-    def add_path(self, name: str, metavar: str, text: str, **more: Any) -> None:
-        """Add an option, or an argument, that is a path."""
-        self.add_argument(name, type=Path, metavar=metavar, help=text, **more)
-
-    def add_number(
-        self, name: str, metavar: str, text: str, *, least: float, kind: type = int, **more: Any
+    def add(
+        self, spec: str, text: str, *, least: float | None = None, group: Any = None, **more: Any
     ) -> None:
-        """Add an option that is a finite number from `least` on."""
+        """Add the option "--name METAVAR", the flag "--name" or the argument "name METAVAR".
 
-        def read(word: str) -> float:
-            value = kind(word)
-            if not least <= value < math.inf:
-                raise argparse.ArgumentTypeError(f"{word} is not a number from {least} on")
-            return value
-
-        read.__name__ = kind.__name__  # in the message of argparse for other words
-        self.add_argument(name, type=read, metavar=metavar, help=text, **more)
+        The metavar gives the type, see KINDS. least: of a finite number, which has its type. The
+        help ends with the default, unless it describes one.
+        """
+        name, _, metavar = spec.partition(" ")
+        if metavar:
+            kind = KINDS.get(metavar, str) if least is None else _number(least)
+            more = {"type": kind, "metavar": metavar, **more}
+        elif "choices" not in more:
+            more["action"] = "store_true"
+        default = more.get("default")
+        if isinstance(default, int | float | str | Path) and "default" not in text:
+            text += f" (default {default})"
+        (group or self).add_argument(name, help=text, **more)
 
     def add_settings(self, text: str = "change settings, as in `speakerlab train`") -> None:
-        keys: dict[str, Any] = {"nargs": "*", "action": "extend", "default": []}
-        self.add_argument("--set", metavar="KEY=VALUE", help=text, **keys)
+        self.add("--set KEY=VALUE", text, nargs="*", action="extend", default=[])
 
     def add_job(self, text: str) -> None:
-        self.add_argument("--job", type=_job, default=(1, 1), metavar="I/N", help=text)
+        self.add("--job I/N", text, type=_job, default=(1, 1))
+
+    def add_nproc(self) -> None:
+        self.add("--nproc N", "processes, one per GPU", least=1, default=1)
 
     def add_rate_and_workers(self) -> None:
         """Add `--sample-rate` and `--num-workers` of the commands that read all audio."""
-        rate = "sample rate of every file (default 16000)"
-        self.add_number("--sample-rate", "HZ", rate, least=1, default=16000)
+        self.add("--sample-rate HZ", "sample rate of every file", least=1, default=16000)
         workers = "processes that read audio (default: one for each CPU)"
-        cpus = process.available_cpus()
-        self.add_number("--num-workers", "N", workers, least=0, default=cpus)
+        self.add("--num-workers N", workers, least=0, default=process.available_cpus())
 
     def add_model_options(self) -> None:
-        models = "experiment, model folder, .onnx file or hub:NAME"
-        self.add_argument("--model", required=True, metavar="MODEL", help=models)
+        self.add("--model MODEL", "experiment, model folder, .onnx file or hub:NAME", required=True)
         devices = "where to run (default: a GPU if there is one)"
-        self.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=devices)
+        self.add("--device", devices, choices=("auto", "cpu", "cuda"), default="auto")
         self.add_precision()
 
     def add_treatments(self, text: str) -> None:
         """Add the options that `data.treatments` reads; text: what is done with the utterances."""
         durations = f"{text} cut to so many seconds, or full, e.g. 1 2 3 5 full"
-        self.add_argument("--durations", nargs="+", default=[], metavar="SECONDS", help=durations)
+        self.add("--durations SECONDS", durations, nargs="+", default=[])
         codecs = f"{text} encoded and decoded, or not (none), e.g. none mp3:16k opus:12k gsm"
-        self.add_argument("--codecs", nargs="+", default=[], metavar="NAME", help=codecs)
+        self.add("--codecs NAME", codecs, nargs="+", default=[])
 
     def add_precision(self) -> None:
         text = "precision of the network (default fp32); auto: bf16 on hardware that has it"
-        formats = ("fp32", "bf16", "auto")
-        self.add_argument("--precision", choices=formats, default="fp32", help=text)
+        self.add("--precision", text, choices=("fp32", "bf16", "auto"), default="fp32")
 
     def add_speakers(self) -> None:
-        text = f"file of the enrolled speakers (default {SPEAKERS})"
-        self.add_path("--speakers", "FILE", text, default=SPEAKERS)
+        self.add("--speakers FILE", "file of the enrolled speakers", default=SPEAKERS)
 
     def add_far(self) -> None:
-        text = "decide at this false-alarm rate instead of at the EER, e.g. 0.01"
-        self.add_argument("--far", type=float, metavar="RATE", help=text)
+        self.add("--far RATE", "decide at this false-alarm rate instead of at the EER, e.g. 0.01")
 
 
 def parser(name: str, description: str | None) -> Parser:
@@ -112,10 +113,22 @@ def parser(name: str, description: str | None) -> Parser:
     first = (description or "").partition("\n")[0]
     options = Parser(prog=f"speakerlab {name}", description=first, allow_abbrev=False)
     if name not in WITHOUT_PARTS:
-        options.add_path(
-            "--plugins", "DIR", "folder of modules of parts that are named module:Class"
-        )
+        options.add("--plugins DIR", "folder of modules of parts that are named module:Class")
     return options
+
+
+def _number(least: float) -> Callable[[str], float]:
+    """Return a function that reads a finite number from `least` on, of the type of `least`."""
+    kind = type(least)
+
+    def read(word: str) -> float:
+        value = kind(word)
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{word} is not a number from {least:g} on")
+        return value
+
+    read.__name__ = kind.__name__  # in the message of argparse for other words
+    return read
 
 
 def _job(text: str) -> tuple[int, int]:

@@ -16,14 +16,11 @@ METRICS = {"EER": "eer", "minDCF(0.01)": "min_dcf_0.01"}
 def main(words: Sequence[str]) -> None:
     """`speakerlab compare --trials FILE SCORES... [--far RATE | --frr RATE]`"""
     options = parser("compare", __doc__)
-    options.add_path("scores", "SCORES", "score files, each compared with the first", nargs="+")
-    trials = "trial list, in the same folder as its utt2spk"
-    options.add_path("--trials", "FILE", trials, required=True)
+    options.add("scores SCORES", "score files, each compared with the first", nargs="+")
+    options.add("--trials FILE", "trial list, in the same folder as its utt2spk", required=True)
     rate = options.add_mutually_exclusive_group()
-    far = "print the threshold for this false-alarm rate"
-    frr = "print the threshold for this miss rate"
-    rate.add_argument("--far", type=float, metavar="RATE", help=far)
-    rate.add_argument("--frr", type=float, metavar="RATE", help=frr)
+    for name, kind in (("--far", "false-alarm"), ("--frr", "miss")):
+        options.add(f"{name} RATE", f"print the threshold for this {kind} rate", group=rate)
     args = options.parse_args(words)
     listed = read_trial_list(args.trials)
     is_target_N = listed.trials.is_target_N

@@ -23,21 +23,20 @@ MAX_NAMED = 5  # recordings in a warning
 def main(words: Sequence[str]) -> None:
     """`speakerlab der REF HYP [--uem FILE] [--collar 0] [--skip-overlap] [--json FILE] ...`"""
     options = parser("der", __doc__)
-    options.add_path("ref", "REF", "RTTM of the true turns: a file, or a folder of .rttm files")
-    options.add_path("hyp", "HYP", "RTTM of the turns to score")
+    options.add("ref REF", "RTTM of the true turns: a file, or a folder of .rttm files")
+    options.add("hyp HYP", "RTTM of the turns to score")
     uem = (
         "UEM file of the regions to score (default: each recording from the first to the last turn "
         f"of REF and HYP); {REFERENCE}: the same of REF alone, as md-eval does"
     )
-    options.add_argument("--uem", metavar="FILE", help=uem)
-    collar = "seconds not scored before and after each bound of a true turn (default 0)"
-    options.add_number("--collar", "SECONDS", collar, least=0, kind=float, default=0.0)
-    skip = "leave out where two or more true speakers speak"
-    options.add_argument("--skip-overlap", action="store_true", help=skip)
-    options.add_path("--json", "FILE", "file to write the results to")
-    options.add_path("--report", "FILE", "page to write the results to, as HTML")
+    options.add("--uem FILE", uem, type=str)
+    collar = "seconds not scored before and after each bound of a true turn"
+    options.add("--collar SECONDS", collar, least=0.0, default=0.0)
+    options.add("--skip-overlap", "leave out where two or more true speakers speak")
+    options.add("--json FILE", "file to write the results to")
+    options.add("--report FILE", "page to write the results to, as HTML")
     data = "data directory of the recordings (wav.scp): the report plays the minutes most in error"
-    options.add_path("--data", "DIR", data)
+    options.add("--data DIR", data)
     args = options.parse_args(words)
     for path in filter(None, (args.json, args.report)):
         check_writable(path)

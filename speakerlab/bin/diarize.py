@@ -129,25 +129,22 @@ def method_of(args: Namespace, model: "SpeakerModel") -> Any:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("diarize", __doc__)
-    options.add_path("files", "FILE", "recordings, in any format and of any length", nargs="+")
-    known = "number of speakers, if it is known"
-    options.add_number("--speakers", "N", known, least=1)
-    options.add_number("--min-speakers", "N", "least number (default 1)", least=1, default=1)
-    options.add_number("--max-speakers", "N", "largest number (default 20)", least=1)
-    vad = "energy (default), or the speech regions: FILE.rttm, or FILE.lab of one recording"
-    options.add_argument("--vad", default="energy", metavar="energy|FILE", help=vad)
+    options.add("files FILE", "recordings, in any format and of any length", nargs="+")
+    options.add("--speakers N", "number of speakers, if it is known", least=1)
+    options.add("--min-speakers N", "least number", least=1, default=1)
+    options.add("--max-speakers N", "largest number (default 20)", least=1)
+    vad = "energy, or the speech regions: FILE.rttm, or FILE.lab of one recording"
+    options.add("--vad energy|FILE", vad, default="energy")
     calibrated = "that of `speakerlab calibrate --for diarization`, else"
     methods = f"clustering, also module:Class of --plugins (default: {calibrated} spectral)"
-    options.add_argument("--method", choices=METHODS, help=methods)
+    options.add("--method", methods, choices=METHODS)
     threshold = f"cosine from which ahc merges speakers (default: {calibrated} 0.4)"
-    options.add_argument("--threshold", type=float, metavar="COSINE", help=threshold)
-    development = "checked data directory of speakers that vbx learns its PLDA from"
-    options.add_path("--development", "DIR", development)
+    options.add("--threshold COSINE", threshold)
+    options.add("--development DIR", "checked data of speakers that vbx learns its PLDA from")
     enrolled = "file of `speakerlab enroll`; its speakers get their names, the others numbers"
-    options.add_path("--known", "FILE", enrolled)
+    options.add("--known FILE", enrolled)
     options.add_far()
-    out = "folder of the RTTM and JSON files and the pages (default: print RTTM)"
-    options.add_path("--out", "DIR", out)
+    options.add("--out DIR", "folder of the RTTM, JSON and HTML files (default: print RTTM)")
     options.add_model_options()
     args = options.parse_args(words)
     if args.speakers is not None and (args.min_speakers, args.max_speakers) != (1, None):

@@ -11,19 +11,15 @@ from speakerlab.bin.plan import model_layer
 def main(words: Sequence[str]) -> None:
     """`speakerlab doctor [--data DIR] [--exp DIR] [--model M | --config YAML...] [--nproc N]`"""
     options = parser("doctor", __doc__)
-    options.add_path("--data", "DIR", "folder of the data directories")
-    exp = "folder for experiments (default: current folder)"
-    options.add_path("--exp", "DIR", exp, default=Path())
+    options.add("--data DIR", "folder of the data directories")
+    options.add("--exp DIR", "folder for experiments (default: current folder)", default=Path())
     what = options.add_mutually_exclusive_group()
-    model = "configuration conf/NAME.yaml (default: campplus)"
-    what.add_argument("--model", default="campplus", metavar="NAME", help=model)
-    config = "configuration files, as in `speakerlab train`"
-    what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help=config)
+    options.add("--model NAME", "configuration conf/NAME.yaml", group=what, default="campplus")
+    options.add("--config YAML", "files, as in `speakerlab train`", group=what, nargs="+")
     options.add_settings()
-    options.add_number("--gpus", "N", "number of GPUs to use", least=1)
-    options.add_number("--nproc", "N", "ranks on this host (default: --gpus, else 1)", least=1)
-    workers = "data workers of each rank, as runtime.num_workers"
-    options.add_number("--num-workers", "N", workers, least=0)
+    options.add("--gpus N", "number of GPUs to use", least=1)
+    options.add("--nproc N", "ranks on this host (default: --gpus, else 1)", least=1)
+    options.add("--num-workers N", "data workers of each rank, as runtime.num_workers", least=0)
     args = options.parse_args(words)
     from speakerlab.bench.doctor import CHECKS, Plan
     from speakerlab.bench.doctor_devices import check_devices

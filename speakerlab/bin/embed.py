@@ -51,19 +51,18 @@ def main(words: Sequence[str]) -> None:
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("embed", __doc__)
     names = "recordings; ids are file names without endings, or relative paths if two are equal"
-    options.add_path("files", "FILE", names, nargs="*")
-    options.add_path("--list", "FILE", "list of paths, one per line")
-    options.add_path("--wav-scp", "FILE", "list of ids and paths, one pair per line")
-    options.add_path("--out", "STEM", "path of the files to write, without ending", required=True)
-    form = "file format of the embeddings (default npy)"
-    options.add_argument("--format", choices=sorted(WRITERS), default="npy", help=form)
+    options.add("files FILE", names, nargs="*")
+    options.add("--list FILE", "list of paths, one per line")
+    options.add("--wav-scp FILE", "list of ids and paths, one pair per line")
+    options.add("--out STEM", "path of the files to write, without ending", required=True)
+    options.add("--format", "file format of the embeddings", choices=sorted(WRITERS), default="npy")
     runtime = "expected runtime; fails if the model needs the other one"
-    options.add_argument("--runtime", choices=("torch", "onnx"), help=runtime)
-    share = "share of files that may be unreadable, e.g. 0.01 (default 0)"
-    options.add_argument("--allow-rejected", type=float, default=0.0, metavar="SHARE", help=share)
+    options.add("--runtime", runtime, choices=("torch", "onnx"))
+    share = "share of files that may be unreadable, e.g. 0.01"
+    options.add("--allow-rejected SHARE", share, default=0.0)
     options.add_model_options()
     args = options.parse_args(words)
-    runtime = "onnx" if args.model.endswith(".onnx") else "torch"
+    runtime = "onnx" if args.model.suffix == ".onnx" else "torch"
     if args.runtime not in (None, runtime):
         fix = "give the model folder" if runtime == "onnx" else "make one with `speakerlab export`"
         raise ValueError(f"--runtime: {args.model} runs with {runtime}, not {args.runtime}; {fix}")

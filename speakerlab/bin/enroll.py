@@ -12,9 +12,8 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """Run `speakerlab enroll NAME FILE... --model MODEL [--speakers FILE]`."""
     options = parser("enroll", __doc__)
-    name = "name of the speaker; replaces an enrolled speaker of that name"
-    options.add_argument("name", metavar="NAME", help=name)
-    options.add_path("files", "FILE", "recordings of the speaker", nargs="+")
+    options.add("name NAME", "name of the speaker; replaces an enrolled speaker of that name")
+    options.add("files FILE", "recordings of the speaker", nargs="+")
     options.add_speakers()
     options.add_model_options()
     args = options.parse_args(words)

@@ -13,12 +13,12 @@ log = logging.getLogger(__name__)
 def main(words: Sequence[str]) -> None:
     """Run `speakerlab export MODEL --out FILE [--format 3dspeaker | --int8 --calibrate DIR]`."""
     options = parser("export", __doc__)
-    options.add_path("model", "MODEL", "experiment, model folder or hub:NAME")
-    options.add_path("--out", "FILE", "file to write", required=True)
+    options.add("model MODEL", "experiment, model folder or hub:NAME")
+    options.add("--out FILE", "file to write", required=True)
     form = "ONNX (default), or a checkpoint of 3D-Speaker"
-    options.add_argument("--format", choices=("onnx", "3dspeaker"), default="onnx", help=form)
-    options.add_argument("--int8", action="store_true", help="quantise to 8 bits, for CPUs")
-    options.add_path("--calibrate", "DIR", "checked data directory to calibrate int8 with")
+    options.add("--format", form, choices=("onnx", "3dspeaker"), default="onnx")
+    options.add("--int8", "quantise to 8 bits, for CPUs")
+    options.add("--calibrate DIR", "checked data directory to calibrate int8 with")
     args = options.parse_args(words)
     if args.int8 != (args.calibrate is not None) or (args.int8 and args.format != "onnx"):
         raise ValueError("export: int8 needs --int8, --calibrate DIR and format onnx; see --help")

@@ -86,16 +86,14 @@ def compute(work: "Extraction", embedder: "Embedder", args: Namespace, *, num_th
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("extract", __doc__)
-    options.add_path("--exp", "DIR", "experiment", required=True)
-    options.add_path("--data", "DIR", "data directory", required=True)
-    untrained = "use the weights that the training started with"
-    options.add_argument("--untrained", action="store_true", help=untrained)
-    few = "extract at most K utterances of each speaker"
-    options.add_number("--per-speaker", "K", few, least=1)
-    options.add_number("--nproc", "N", "processes, one per GPU (default 1)", least=1, default=1)
+    options.add("--exp DIR", "experiment", required=True)
+    options.add("--data DIR", "data directory", required=True)
+    options.add("--untrained", "use the weights that the training started with")
+    options.add("--per-speaker K", "extract at most K utterances of each speaker", least=1)
+    options.add_nproc()
     options.add_treatments("also extract with utterances")
     options.add_precision()
     options.add_job("compute part I of N; run the others elsewhere or later")
     wait = "wait for the other jobs; fail if none finishes a chunk for M minutes"
-    options.add_number("--wait-minutes", "M", wait, least=0, kind=float)
+    options.add("--wait-minutes M", wait, least=0.0)
     return options.parse_args(words)

@@ -9,10 +9,10 @@ from speakerlab.bin.command import model_of, parser
 def main(words: Sequence[str]) -> None:
     """Run `speakerlab identify FILE --model MODEL [--speakers FILE] [--far RATE] [--top N]`."""
     options = parser("identify", __doc__)
-    options.add_path("file", "FILE", "recording of the speaker")
+    options.add("file FILE", "recording of the speaker")
     options.add_speakers()
     options.add_far()
-    options.add_number("--top", "N", "print the N best speakers (default 5)", least=0, default=5)
+    options.add("--top N", "print the N best speakers", least=0, default=5)
     options.add_model_options()
     args = options.parse_args(words)
     model = model_of(args)

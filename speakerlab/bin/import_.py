@@ -45,17 +45,14 @@ def main(words: Sequence[str]) -> None:
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("import", __doc__)
     checkpoint = "checkpoint, a folder or archive that holds one, or hub:NAME"
-    options.add_path("checkpoint", "FILE", checkpoint, nargs="?")
-    listing = "list the names, training data and licences of all published models"
-    options.add_argument("--list", action="store_true", help=listing)
+    options.add("checkpoint FILE", checkpoint, nargs="?")
+    options.add("--list", "list the names, training data and licences of all published models")
     out = "model folder to write; may be omitted for hub:NAME, which is kept in the cache"
-    options.add_path("--out", "DIR", out)
-    config = "config.yaml of the toolkit (default: the one beside FILE)"
-    options.add_path("--model-config", "FILE", config)
+    options.add("--out DIR", out)
+    options.add("--model-config FILE", "config.yaml of the toolkit (default: the one beside FILE)")
     frontend = "toolkit whose features the model needs (default: detected)"
-    options.add_argument("--frontend", choices=sorted(FRONTENDS), help=frontend)
-    speakers = "train.csv or utt2spk of the training, to import the head too"
-    options.add_path("--speakers", "FILE", speakers)
+    options.add("--frontend", frontend, choices=sorted(FRONTENDS))
+    options.add("--speakers FILE", "train.csv or utt2spk of the training, to import the head too")
     args = options.parse_args(words)
     if args.checkpoint is None and not args.list:
         raise ValueError("import: no checkpoint given; give FILE or hub:NAME, or use --list")

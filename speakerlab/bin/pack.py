@@ -40,16 +40,15 @@ def main(words: Sequence[str]) -> None:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("pack", __doc__)
-    options.add_path("folders", "DIR", "checked data directories", nargs="+")
+    options.add("folders DIR", "checked data directories", nargs="+")
     codecs = "pcm (default), or flac: two thirds of the disk, several times the CPU time to read"
-    options.add_argument("--codec", choices=["pcm", "flac"], default="pcm", help=codecs)
+    options.add("--codec", codecs, choices=["pcm", "flac"], default="pcm")
     what = "audio (wave), or the features of a configuration (fbank)"
-    options.add_argument("--features", choices=["wave", "fbank"], default="wave", help=what)
-    options.add_path("--config", "YAML", "configuration files of the features", nargs="+")
+    options.add("--features", what, choices=["wave", "fbank"], default="wave")
+    options.add("--config YAML", "configuration files of the features", nargs="+")
     options.add_settings()
     options.add_job("pack part I of N; run the others elsewhere or later")
-    share = "share of utterances that may be broken (default 0.01)"
-    options.add_argument("--allow-rejected", type=float, default=0.01, metavar="SHARE", help=share)
+    options.add("--allow-rejected SHARE", "share of utterances that may be broken", default=0.01)
     options.add_rate_and_workers()
     return options.parse_args(words)
 

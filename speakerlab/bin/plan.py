@@ -30,22 +30,19 @@ def main(words: Sequence[str]) -> None:
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("plan", __doc__)
     what = options.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", metavar="NAME", help="configuration conf/NAME.yaml")
-    config = "configuration files, as in `speakerlab train`"
-    what.add_argument("--config", type=Path, nargs="+", metavar="YAML", help=config)
+    options.add("--model NAME", "configuration conf/NAME.yaml", group=what)
+    options.add("--config YAML", "files, as in `speakerlab train`", group=what, nargs="+")
     table = "print a table for CAM++ and ERes2Net base on GPUs of 11, 24 and 32 GB"
-    what.add_argument("--table", action="store_true", help=table)
-    options.add_argument("--recipe", metavar="NAME", help="add a recipe's configuration to --model")
-    memory = "memory of one GPU; without it, print a table of common sizes"
-    options.add_number("--gpu-mem", "GB", memory, least=0.1, kind=float)
-    options.add_number("--gpus", "N", "number of GPUs (default 1)", least=1, default=1)
-    formats = ("auto", "fp32", "bf16", "fp16")
-    both = "default: runtime.precision; auto: plan both fp32 and bf16"
-    options.add_argument("--precision", choices=formats, help=both)
-    rows = "training speakers (default 10000), each speed other than 1 counted as another"
-    options.add_number("--speakers", "N", rows, least=1, default=10000)
+    options.add("--table", table, group=what)
+    options.add("--recipe NAME", "add a recipe's configuration to --model")
+    options.add("--gpu-mem GB", "memory of one GPU (default: a table of common sizes)", least=0.1)
+    options.add("--gpus N", "number of GPUs", least=1, default=1)
+    formats = "default: runtime.precision; auto: plan both fp32 and bf16"
+    options.add("--precision", formats, choices=("auto", "fp32", "bf16", "fp16"))
+    rows = "training speakers, each speed other than 1 counted as another"
+    options.add("--speakers N", rows, least=1, default=10000)
     banks = "memory for noise and rooms on the GPU (default: they are not counted)"
-    options.add_number("--bank-gb", "GB", banks, least=0, kind=float)
+    options.add("--bank-gb GB", banks, least=0.0)
     options.add_settings()
     args = options.parse_args(words)
     if args.recipe is not None and args.model is None and not args.table:

@@ -81,19 +81,13 @@ def describe(size_K: np.ndarray, args: Namespace) -> list[str]:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("pseudo-label", __doc__)
-    models = "experiment, model folder or hub:NAME"
-    options.add_argument("--model", required=True, metavar="MODEL", help=models)
-    options.add_path(
-        "--data", "DIR", "checked data directory, with or without labels", required=True
-    )
+    options.add("--model MODEL", "experiment, model folder or hub:NAME", required=True)
+    options.add("--data DIR", "checked data directory, with or without labels", required=True)
     clusters = "number of clusters, each a speaker of the new directory"
-    options.add_number("--speakers", "N", clusters, least=2, required=True)
-    options.add_path("--out", "DIR", "data directory to write", required=True)
-    few = "drop clusters of fewer utterances (default 10)"
-    options.add_number("--min-utterances", "M", few, least=1, default=10)
-    options.add_number(
-        "--seed", "N", "random seed of the clustering (default 0)", least=0, default=0
-    )
-    options.add_number("--nproc", "N", "processes, one per GPU (default 1)", least=1, default=1)
+    options.add("--speakers N", clusters, least=2, required=True)
+    options.add("--out DIR", "data directory to write", required=True)
+    options.add("--min-utterances M", "drop clusters of fewer utterances", least=1, default=10)
+    options.add("--seed N", "random seed of the clustering", least=0, default=0)
+    options.add_nproc()
     options.add_precision()
     return options.parse_args(words)

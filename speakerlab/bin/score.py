@@ -72,34 +72,30 @@ def main(words: Sequence[str]) -> None:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("score", __doc__)
-    options.add_path("--exp", "DIR", "experiment with embeddings of the trials", required=True)
+    options.add("--exp DIR", "experiment with embeddings of the trials", required=True)
     trials = "trial lists, each in the data directory of its utterances"
-    options.add_path("--trials", "FILE", trials, nargs="+", required=True)
+    options.add("--trials FILE", trials, nargs="+", required=True)
     back_end = (
         "any of mean lda whiten length, then cosine or plda, then optionally snorm or asnorm, then "
         "optionally qmf, joined by +; the first back end is the primary one (default cosine)"
     )
-    options.add_argument("--backend", nargs="+", default=["cosine"], metavar="NAME", help=back_end)
+    options.add("--backend NAME", back_end, nargs="+", default=["cosine"])
     development = "data directory that back ends learn from (default: the first training set)"
-    options.add_path("--development", "DIR", development)
+    options.add("--development DIR", development)
     calibration = (
         "trials that calibration learns from: validation speakers, or the list itself by "
         "cross-validation (default auto: the model's calibration for cosine, else one of the two)"
     )
-    options.add_argument("--calibration", choices=LEARN_FROM, default="auto", help=calibration)
-    top_n = f"cohort speakers that asnorm uses (default {USUAL_TOP_N})"
-    options.add_argument("--top-n", type=int, default=USUAL_TOP_N, metavar="N", help=top_n)
-    lda_dim = "dimensions that lda keeps (default: as many as possible)"
-    options.add_argument("--lda-dim", type=int, metavar="D", help=lda_dim)
+    options.add("--calibration", calibration, choices=LEARN_FROM, default="auto")
+    options.add("--top-n N", "cohort speakers that asnorm uses", type=int, default=USUAL_TOP_N)
+    options.add("--lda-dim D", "dimensions that lda keeps (default: as many as possible)", type=int)
     adapt = "data directory whose embeddings plda is adapted to; needs no speaker labels"
-    options.add_path("--adapt", "DIR", adapt)
+    options.add("--adapt DIR", adapt)
     priors = "target priors of minDCF (default 0.01 0.05)"
-    options.add_argument(
-        "--p-target", type=float, nargs="+", default=P_TARGETS, metavar="P", help=priors
-    )
+    options.add("--p-target P", priors, nargs="+", default=P_TARGETS)
     options.add_treatments("condition of the results: test side")
     reference = "reference curves of the recipe, drawn in the report if they belong to the training"
-    options.add_path("--reference", "FILE", reference)
+    options.add("--reference FILE", reference)
     args = options.parse_args(words)
     for prior in args.p_target:
         if not 0 < prior < 1:

@@ -77,13 +77,13 @@ def leave(error: RuntimeError, rank: int) -> NoReturn:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("train", __doc__)
-    options.add_path("--exp", "DIR", "folder of the experiment, new or to resume", required=True)
+    options.add("--exp DIR", "folder of the experiment, new or to resume", required=True)
     config = "files, or names in conf/ such as eres2net; a later one overrides earlier ones"
-    options.add_path("--config", "YAML", config, nargs="+", required=True)
-    options.add_path("--init", "MODEL", "start from this experiment, model folder or hub:NAME")
+    options.add("--config YAML", config, nargs="+", required=True)
+    options.add("--init MODEL", "start from this experiment, model folder or hub:NAME")
     options.add_settings("change settings; they override all files, e.g. training.lr=0.1")
     below = "use a micro-batch smaller than N (set by run.sh after N ran out of memory)"
-    options.add_number("--below-micro-batch", "N", below, least=2)
+    options.add("--below-micro-batch N", below, least=2)
     args = options.parse_args(words)
     args.init = args.init and local(args.init)
     return args

@@ -40,12 +40,10 @@ def main(words: Sequence[str]) -> None:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("verify", __doc__)
-    options.add_path("files", "A B", "two recordings", nargs="*")
+    options.add("files A B", "two recordings", nargs="*", type=Path)
     options.add_far()
-    trials = "trial list, with labels or without: print the score of each pair"
-    options.add_path("--trials", "FILE", trials)
-    scp = "paths of the ids in the trial list (default: ids are paths)"
-    options.add_path("--wav-scp", "FILE", scp)
+    options.add("--trials FILE", "trial list, with labels or without: print the score of each pair")
+    options.add("--wav-scp FILE", "paths of the ids in the trial list (default: ids are paths)")
     options.add_model_options()
     args = options.parse_args(words)
     if len(args.files) != (0 if args.trials else 2):
