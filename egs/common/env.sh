@@ -54,7 +54,7 @@ find_python() {
 # try_python PYTHON run|test: set `python` if PYTHON has all requirements, else report what is missing.
 try_python() {
   local reason command=("$1" -c "$check_python" "$root/pyproject.toml" dependencies report)
-  if [[ $2 == test ]]; then command+=(onnx aac dev); fi
+  if [[ $2 == test ]]; then command+=(onnx aac vad dev); fi
   # The real path: with a wrapper script in between, a child could not identify its parent.
   if python=$("${command[@]}" 2>/dev/null); then return; fi
   reason=$("${command[@]}" 2>&1 || true)

@@ -29,6 +29,10 @@ def main(words: Sequence[str]) -> None:
     args = parse(words)
     names = name_files(args.files)
     regions = read_regions(args.vad, names)
+    if args.vad == "silero":
+        from speakerlab.inference.speech import SileroVad
+
+        SileroVad()  # refused if it is not installed
     if args.out is not None:
         check_writable(args.out / f"{names[0]}.rttm")
     model = model_of(args)
@@ -46,6 +50,7 @@ def main(words: Sequence[str]) -> None:
                 num_speakers=args.speakers,
                 min_speakers=args.min_speakers,
                 max_speakers=args.max_speakers,
+                vad=args.vad,
                 regions=regions.get(name),
                 method=method,
                 known=args.known is not None,
@@ -133,8 +138,8 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add("--speakers N", "number of speakers, if it is known", least=1)
     options.add("--min-speakers N", "least number", least=1, default=1)
     options.add("--max-speakers N", "largest number (default 20)", least=1)
-    vad = "energy, or the speech regions: FILE.rttm, or FILE.lab of one recording"
-    options.add("--vad energy|FILE", vad, default="energy")
+    vad = "energy, silero, or the speech regions: FILE.rttm, FILE.lab of one recording, or a folder"
+    options.add("--vad energy|silero|FILE|DIR", vad, default="energy")
     calibrated = "that of `speakerlab calibrate --for diarization`, else"
     methods = f"clustering, also module:Class of --plugins (default: {calibrated} spectral)"
     options.add("--method", methods, choices=METHODS)
@@ -159,16 +164,20 @@ def parse(words: Sequence[str]) -> Namespace:
 
 
 def read_regions(vad: str, names: Sequence[str]) -> Mapping[str, Sequence[Region]]:
-    """Return the speech regions of each recording; nothing if they are found by energy."""
-    if vad == "energy":
+    """Return the speech regions of each recording; nothing if they are to be found."""
+    if vad in ("energy", "silero"):
         return {}
     path = Path(vad)
+    if any(path.glob("*.lab")):
+        return {name: read_lab(path / f"{name}.lab") for name in names}
     if path.suffix == ".lab" and len(names) == 1:
         return {names[0]: read_lab(path)}
     if path.suffix == ".lab":
         raise ValueError(f"--vad: {path} is of one recording, got {len(names)}; use an RTTM file")
     if path.suffix != ".rttm" and not path.is_dir():
-        raise ValueError(f"--vad: must be energy, FILE.rttm or FILE.lab, got {vad}")
+        raise ValueError(
+            f"--vad: must be energy, silero, FILE.rttm, FILE.lab or a folder, got {vad}"
+        )
     turns = read_rttm(path)
     missing = [name for name in names if name not in turns]
     if missing:

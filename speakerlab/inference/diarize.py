@@ -21,13 +21,8 @@ from speakerlab.diarization.clustering import MAX_SPEAKERS, Method, cluster
 from speakerlab.diarization.regions import Region, Turn, format_rttm, merge_regions
 from speakerlab.diarization.resegmentation import find_segments
 from speakerlab.diarization.tuning import Tuning
-from speakerlab.diarization.windows import (
-    STEP_SECONDS,
-    WINDOW_SECONDS,
-    cut_windows,
-    speech_regions,
-)
-from speakerlab.frontend.vad import EnergyVad
+from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS, cut_windows
+from speakerlab.inference.speech import find_speech
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +115,7 @@ def diarize(
     num_speakers: int | None = None,
     min_speakers: int = 1,
     max_speakers: int | None = None,
+    vad: str = "energy",
     regions: Sequence[Region] | None = None,
     method: str | Method | None = None,
     window_seconds: float = WINDOW_SECONDS,
@@ -132,10 +128,10 @@ def diarize(
     """Find who spoke when in a recording: anything that `SpeakerModel.embed` takes, of any length.
 
     num_speakers: if known; else between min_speakers and max_speakers (None: MAX_SPEAKERS).
-    regions: of speech, in seconds; None: found by energy. method: "spectral", "ahc", or an object
-    that divides windows, such as `Ahc(threshold=0.5)` or a `Vbx` with its PLDA model; None: that of
-    `model.tuning`. recording: name in RTTM (None: of the file, without ending). progress: show a
-    bar on a terminal.
+    regions: of speech, in seconds; None: found by `vad`, "energy" or "silero". method: "spectral",
+    "ahc", or an object that divides windows, such as `Ahc(threshold=0.5)` or a `Vbx` with its PLDA
+    model; None: that of `model.tuning`. recording: name in RTTM (None: of the file, without
+    ending). progress: show a bar on a terminal.
     Speakers are "speaker1", "speaker2", ..., in order of appearance. known: those that are enrolled
     (`model.enroll`) get their names; far: false-alarm rate of this decision (None: at the EER).
     Raises ValueError with one line for audio that is broken or empty, if there is less speech than
@@ -153,6 +149,7 @@ def diarize(
         model,
         audio,
         sample_rate,
+        vad=vad,
         regions=regions,
         window_seconds=window_seconds,
         step_seconds=step_seconds,
@@ -251,6 +248,7 @@ def embed_windows(
     audio: Any,
     sample_rate: int | None = None,
     *,
+    vad: str = "energy",
     regions: Sequence[Region] | None = None,
     window_seconds: float = WINDOW_SECONDS,
     step_seconds: float = STEP_SECONDS,
@@ -261,23 +259,13 @@ def embed_windows(
     wave_S = spool_wave(audio, sample_rate=rate, source_rate=sample_rate)
     seconds = len(wave_S) / rate
     if regions is None:
-        regions = find_speech(wave_S, sample_rate=rate)
+        regions = find_speech(wave_S, sample_rate=rate, vad=vad)
     regions = [(start, min(end, seconds)) for start, end in merge_regions(regions)]
     regions = [region for region in regions if region[0] < region[1]]
     windows = cut_windows(regions, window_seconds=window_seconds, step_seconds=step_seconds)
     windows, waves = audible_windows(windows, wave_S, rate)
     emb_ND = model.embed_many(waves, progress=progress, unit="windows")
     return Embedded(seconds, regions, windows, emb_ND)
-
-
-def find_speech(wave_S: np.ndarray, *, sample_rate: int) -> list[Region]:
-    """Return the regions of speech by their energy."""
-    # Without a bound above the noise, pauses with noise at 12 to 30 dB SNR are kept: 9.1 % false
-    # alarms on mini's development set instead of 4.4 %, which misses 0.2 % more. The usual floor of
-    # -55 dBFS misses 12.9 % of five excerpts of AMI with quiet voices, that of -70 dBFS 7.0 %.
-    vad = EnergyVad(sample_rate=sample_rate, above_noise=0.25, floor_dbfs=-70.0)
-    frame_seconds = vad.frame_samples / sample_rate
-    return speech_regions(vad.voiced_frames(wave_S), frame_seconds=frame_seconds)
 
 
 class Waves(Sequence[np.ndarray]):

@@ -91,12 +91,14 @@ def test_without_calibration_nobody_is_known(exp, talk, tmp_path):
         diarized(exp, talk, "--known", team)
 
 
-@pytest.mark.parametrize("ending", ["rttm", "lab"])
-def test_regions_from_a_file(exp, talk, tmp_path, capsys, ending):
-    lines = {"rttm": "SPEAKER talk 1 1.0 2.5 <NA> <NA> x <NA> <NA>\n", "lab": "1.0 3.5 speech\n"}
-    path = tmp_path / f"speech.{ending}"
-    path.write_text(lines[ending])
-    diarized(exp, talk, "--vad", path, "--speakers", 1)
+@pytest.mark.parametrize("name", ["speech.rttm", "speech.lab", "rttms/talk.rttm", "labs/talk.lab"])
+def test_regions_from_a_file_or_a_folder(exp, talk, tmp_path, capsys, name):
+    lines = {".rttm": "SPEAKER talk 1 1.0 2.5 <NA> <NA> x <NA> <NA>\n", ".lab": "1.0 3.5 speech\n"}
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(lines[path.suffix])
+    given = path if path.parent == tmp_path else path.parent
+    diarized(exp, talk, "--vad", given, "--speakers", 1)
     line = "SPEAKER talk 1 1.000 2.500 <NA> <NA> speaker1 <NA> <NA>\n"
     assert capsys.readouterr().out == line
 
