@@ -34,7 +34,7 @@ CHECKS = {
 
 def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield a row for each check that passes; exit at the first that fails."""
-    from speakerlab.bench.rows import Row
+    from rows import Row
 
     def row(name: str, num_passed: int) -> Row:
         say(f"check.{name}: {num_passed} passed")

@@ -264,7 +264,7 @@ def compare_with(
     name: str, ours: Process, peer: Process | None, least: int, options: argparse.Namespace
 ) -> Iterator[Any]:
     """Yield the rows of two trainings, which must be of one size, or of ours."""
-    from speakerlab.bench.rows import Row
+    from rows import Row
 
     sides = [ours, *([peer] if peer else [])]
     facts = [side.ask("facts") for side in sides]

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from fake_gpu import GPU, Kernels, fake_gpu, to_gpu
 from models_cases import CASES, PRECISIONS
+from rows import Row
 from sides import ROOT, run_case, say, wants
 
-from speakerlab.bench.rows import Row
 from speakerlab.config import build
 from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config, load_config

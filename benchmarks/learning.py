@@ -42,7 +42,8 @@ from sides import ROOT, Process, die_with_parent, environment, run_case, say, wa
 from suite_facts import version
 
 sys.path.insert(0, str(ROOT))
-from speakerlab.bench.rows import Row
+from rows import Row
+
 from speakerlab.checkpoints import provenance
 from speakerlab.core.atomic import alone, write_json
 from speakerlab.experiments.evaluate import score_untrained

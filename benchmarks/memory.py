@@ -48,8 +48,7 @@ SIDES = {"ours": Measured}
 def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield the rows of every model and micro-batch."""
     import corpus
-
-    from speakerlab.bench.rows import Row
+    from rows import Row
 
     say(corpus.make(options, crop_seconds=options.crop_seconds))
     how = {"source": "wav", "precision": PRECISION, "device": options.device, "workers": 1}

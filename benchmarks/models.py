@@ -38,7 +38,8 @@ from models_cases import (
     require_equal,
     rows_of,
 )
-from sides import ROOT, Process, import_peer, report, run_case, stopwatch, take_turns, timed
+from peak import peak_memory
+from sides import ROOT, Process, import_peer, report, run_case, take_turns, timed
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -146,7 +147,7 @@ class Side:
         self.run(work, precision, steps=1)  # momentum is made, kernels are chosen
         if self.optimizer is not None:
             self.optimizer.zero_grad()
-        with stopwatch.peak_memory(torch.device(self.device)) as peak:
+        with peak_memory(torch.device(self.device)) as peak:
             self.run(work, precision, steps=1)
         model = self.model if work == "train" else self.infers[precision]
         held = [*model.parameters(), *model.buffers()]
@@ -251,12 +252,11 @@ class Ours(Side):
         names = {n: n and to_our_name(n, model=model, toolkit=toolkit) for n in values}
         return {names[name]: value for name, value in values.items()}
 
-    def convolutions(self, work: str, precision: str, seconds: float) -> float:
+    def convolutions(self, work: str, **how: Any) -> float:
         """Return the seconds that the model's convolutions and linear layers need alone."""
-        from speakerlab.bench.convolutions import measure_convolutions
+        from convolutions import measure_convolutions
 
-        how = {"precision": precision, "train": work == "train", "seconds": seconds}
-        return measure_convolutions(self.model.train(how["train"]), self.feats_BTF, **how).seconds
+        return measure_convolutions(self.model.train(work == "train"), self.feats_BTF, **how)
 
 
 SIDES = {"ours": Ours, "peer": Side}

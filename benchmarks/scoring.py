@@ -225,7 +225,7 @@ def require_equal(ours: Process, peers: dict[str, Process], folder: Path) -> Non
 
 def agreement_rows(ours: Process, peers: dict[str, Process], folder: Path) -> Iterator[Any]:
     """Yield EER and minDCF of a random list on both sides; on twenty they must be equal."""
-    from speakerlab.bench.rows import Row
+    from rows import Row
 
     path = folder / "random.npz"
     apart: dict[str, float] = {}

@@ -30,6 +30,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from peak import PROC, status_bytes
+
 HERE = Path(__file__).parent
 ROOT = HERE.resolve().parent
 TURN_SECONDS = 1.0  # short, so that a slow spell of the machine meets both sides
@@ -172,8 +174,8 @@ def peak_mib(device: str = "cpu") -> float:
         import torch
 
         return torch.cuda.max_memory_allocated(device) / 2**20
-    if stopwatch.PROC.exists():  # getrusage counts the process that forked this one, too
-        return stopwatch.status_bytes("VmHWM") / 2**20
+    if PROC.exists():  # getrusage counts the process that forked this one, too
+        return status_bytes("VmHWM") / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -197,7 +199,7 @@ def take_turns(
 
 def report(name: str, turns: Turns, *, unit: str = "utt/s", **more: Any) -> Any:
     """Print and return the `Row` of some turns: medians, and quartiles of the turns' ratios."""
-    from speakerlab.bench.rows import Row
+    from rows import Row
 
     ours, *peer = (statistics.median(values) for values in zip(*turns))
     if peer:

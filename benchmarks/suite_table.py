@@ -13,7 +13,7 @@ from gate import Row
 from sides import ROOT
 
 sys.path.insert(0, str(ROOT))
-from speakerlab.bench.rows import markdown
+from rows import markdown
 
 RATIOS = {
     "data.to_device": 10.0,

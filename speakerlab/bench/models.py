@@ -6,76 +6,47 @@ bins.
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, product
+from itertools import count
 
 import torch
 from torch import Tensor
 
-from speakerlab.bench.convolutions import measure_convolutions
-from speakerlab.bench.machine import matmul_gflops
 from speakerlab.bench.rows import Row
-from speakerlab.bench.stopwatch import block_seconds, peak_memory
+from speakerlab.bench.stopwatch import block_seconds
 from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.experiments import setup
 from speakerlab.experiments.planning import asked_micro_batch
 from speakerlab.frontend.fbank import Fbank
-from speakerlab.training.precision import Precision, resolve_precision
+from speakerlab.training.distributed import Ranks
+from speakerlab.training.precision import Precision
 from speakerlab.training.update import Updater
 
 WORKS = ("train", "infer")
 MICRO_BATCH = {"cpu": 8, "cuda": 64}  # if the configuration has no number
 NUM_CLASSES = 1000
 LR = 1e-4  # small: random features with random labels must not diverge
-TRIED_SECONDS = 0.3  # of each precision
-MUCH_FASTER = 1.2  # times the rate of fp32, or bf16 is left out
 
 
 def model_rows(
-    config: Config, name: str, *, device: torch.device, works: Sequence[str], seconds: float
+    config: Config, name: str, ranks: Ranks, *, works: Sequence[str], seconds: float
 ) -> Iterator[Row]:
-    """Yield `train.NAME.PRECISION` and `infer...`, each beside its convolutions alone.
+    """Yield `train.NAME.PRECISION` and `infer...`, in the precision that training would take.
 
-    seconds: of each of the two measurements. One rank, crops as long as the configuration has them.
+    seconds: of each measurement. One rank, crops as long as the configuration has them.
     """
-    feats_BTF = random_features(config, device)
-    for work, precision in product(works, precisions_of(config, device)):
-        used = resolve_precision(precision, device)
-        with peak_memory(device) as peak:
-            prepare = training_step if work == "train" else inference
-            step = prepare(config, feats_BTF, used)
-            took = statistics.median(block_seconds(step, device=device, seconds=seconds))
-            del step
-        embedder = build.build_embedder(config)
-        if work == "infer":
-            embedder = embedder.eval().for_inference()
-        alone = measure_convolutions(
-            embedder.get_submodule("backbone").to(device),
-            feats_BTF,
-            precision=precision,
-            train=work == "train",
-            seconds=seconds,
-        )
+    feats_BTF = random_features(config, ranks.device)
+    precision = setup.precision(config, ranks)
+    for work in works:
+        prepare = training_step if work == "train" else inference
+        step = prepare(config, feats_BTF, precision)
+        took = statistics.median(block_seconds(step, device=ranks.device, seconds=seconds))
         yield Row(
-            name=f"{work}.{name}.{precision}",
+            name=f"{work}.{name}.{precision.name}",
             ours=len(feats_BTF) / took,
             unit="utt/s",
-            gflops=alone.gflop / took,
-            share=alone.seconds / took,
-            peak_mib=peak[0] / 2**20 if peak else None,
             note=f"batch {len(feats_BTF)}",
         )
-
-
-def precisions_of(config: Config, device: torch.device) -> Sequence[str]:
-    """Return what the configuration asks for; for `auto`, bf16 too where its products are faster.
-
-    A CPU without bf16 emulates it, which shows only in the rate.
-    """
-    if config.runtime.precision != "auto":
-        return [config.runtime.precision]
-    fp32, bf16 = (matmul_gflops(device, p, seconds=TRIED_SECONDS) for p in ("fp32", "bf16"))
-    return ["fp32", "bf16"] if bf16 > MUCH_FASTER * fp32 else ["fp32"]
 
 
 def micro_batch_of(config: Config, device: torch.device) -> int:

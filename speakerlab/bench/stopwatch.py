@@ -1,17 +1,12 @@
-"""Seconds and peak memory of work on a device.
+"""Seconds of work on a device.
 
 Imports nothing of the package, since the benchmarks load this file in a peer's process, too, and
 torch only for a GPU, since it would count in the memory of what does not use it.
 """
 
-import ctypes
-import gc
-import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -19,8 +14,6 @@ if TYPE_CHECKING:
 
 BLOCKS = 5
 T = TypeVar("T")
-PROC = Path("/proc/self")
-RESET_PEAK = "5"  # linux/Documentation/filesystems/proc.rst, clear_refs
 
 
 def synchronise(device: "torch.device | str") -> None:
@@ -90,38 +83,3 @@ class Laps:
     @property
     def total(self) -> float:
         return sum(self.seconds.values())
-
-
-@contextmanager
-def peak_memory(device: "torch.device") -> Iterator[list[int]]:
-    """Collect, at the end, the bytes that the block took at most; nothing where that is unknown.
-
-    On a GPU what torch allocated; on a CPU how much the process grew (Linux only).
-    """
-    found: list[int] = []
-    gc.collect()
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        yield found
-        found.append(torch.cuda.max_memory_allocated(device) - before)
-        return
-    try:
-        ctypes.CDLL(None).malloc_trim(0)  # glibc: freed memory would hide what is taken now
-        (PROC / "clear_refs").write_text(RESET_PEAK)
-    except (OSError, AttributeError):
-        yield found
-        return
-    before = status_bytes("VmRSS")
-    yield found
-    found.append(status_bytes("VmHWM") - before)
-
-
-def status_bytes(name: str) -> int:
-    """Return a memory line of the process's status (Linux), e.g. `VmHWM`, the peak so far."""
-    found = re.search(rf"^{name}:\s+(\d+) kB$", (PROC / "status").read_text(), re.MULTILINE)
-    assert found is not None
-    return 1024 * int(found[1])

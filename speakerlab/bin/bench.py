@@ -6,6 +6,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from speakerlab.bin.command import parser, run
@@ -56,7 +57,7 @@ def print_rows(args: Namespace) -> None:
     print(headline(ranks.device), flush=True)
     for row in measure(args, configs, ranks):
         print(row.line(), flush=True)
-        rows.append(row.to_json())
+        rows.append(asdict(row))
     print(f"{time.monotonic() - start:.0f} s in all")
     if args.json is not None:
         write_text(args.json, json.dumps(rows, indent=1) + "\n")
@@ -68,17 +69,16 @@ def measure(args: Namespace, configs: "Mapping[str, Config]", ranks: "Ranks") ->
     from speakerlab.bench.machine import machine_rows
     from speakerlab.bench.models import WORKS, model_rows
 
-    device, seconds = ranks.device, args.seconds
     if args.what in ("all", "machine"):
-        yield from machine_rows(device, seconds=2 * seconds)
+        yield from machine_rows(ranks.device, seconds=2 * args.seconds)
     if args.what in ("all", "model", "train"):
         works = ("train",) if args.what == "train" else WORKS
         for name, config in configs.items():
-            yield from model_rows(config, name, device=device, works=works, seconds=seconds)
+            yield from model_rows(config, name, ranks, works=works, seconds=args.seconds)
     if args.what in ("all", "data"):
         name, config = next(iter(configs.items()))
         with open_bench(config, ranks, has_data=args.config is not None) as data:
-            yield from data_rows(data, name, seconds=seconds)
+            yield from data_rows(data, name, seconds=args.seconds)
 
 
 def headline(device: "torch.device") -> str:

@@ -81,9 +81,7 @@ def test_machine_model_and_made_up_data_are_measured(settings, tmp_path, capsys,
     assert {"data.loader", "data.training.campplus_tiny", "data.hop.read"} <= rows.keys()
     for name in ("train.campplus_tiny.fp32", "infer.campplus_tiny.fp32"):
         row = rows[name]
-        assert (row["unit"], row["peer"], row["ratio"]) == ("utt/s", None, None)
-        assert row["ours"] > 0 and row["gflops"] > 0 and row["note"] == "batch 4"
-        assert 0 < row["share"] < 1.5  # the rest of the model takes time as well
+        assert (row["unit"], row["note"]) == ("utt/s", "batch 4") and row["ours"] > 0
 
 
 @pytest.mark.parametrize(

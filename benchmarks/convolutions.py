@@ -25,13 +25,6 @@ ROUNDS = 2  # over all layers, so that a slow spell of the machine meets a layer
 Shape = tuple[int, ...]
 
 
-class Convolutions(NamedTuple):
-    """Of one forward pass of the batch, or of a forward and a backward pass."""
-
-    gflop: float  # a multiplication and an addition are two; biases are not counted
-    seconds: float
-
-
 class Layer(NamedTuple):
     """What layers that compute the same on inputs of one shape have in common."""
 
@@ -45,7 +38,7 @@ class Layer(NamedTuple):
     layout: torch.memory_format = torch.contiguous_format
 
     def flop(self, *, train: bool) -> int:
-        """Count operations; the gradients of weight and input each take as many as a forward."""
+        """Count operations, without biases; gradients of weight and input take as many each."""
         return 2 * self.macs * (2 + self.learns_below if train else 1)
 
     def layouts(self) -> "list[Layer]":
@@ -81,12 +74,12 @@ class Layer(NamedTuple):
 
 
 def measure_convolutions(
-    backbone: nn.Module, feats_BTF: Tensor, *, precision: str, train: bool, seconds: float
-) -> Convolutions:
-    """Time the layers on the features' device, for about so many seconds in all.
+    backbone: nn.Module, feats_BTF: Tensor, *, precision: str, seconds: float
+) -> float:
+    """Return the seconds of the layers in a pass, measured for about so many seconds in all.
 
-    precision: fp32, bf16 or fp16, of all layers, also of those that the model keeps in fp32. train:
-    with the gradients of weights and inputs.
+    In training mode it includes the gradients of weights and inputs. precision: fp32, bf16 or fp16,
+    of all layers, also of those that the model keeps in fp32.
     """
     layers = find_layers(backbone, tuple(feats_BTF.shape))
     device, dtype = feats_BTF.device, DTYPES[precision]
@@ -94,11 +87,10 @@ def measure_convolutions(
     best = dict.fromkeys(layers, math.inf)
     for layer in [*layers] * ROUNDS:
         for one in layer.layouts():
-            work = one.prepare(device, dtype, train=train)
+            work = one.prepare(device, dtype, train=backbone.training)
             took = block_seconds(work, device=device, seconds=share, least=1)
             best[layer] = min(best[layer], *took)
-    gflop = 1e-9 * sum(count * layer.flop(train=train) for layer, count in layers.items())
-    return Convolutions(gflop, sum(count * best[layer] for layer, count in layers.items()))
+    return sum(count * best[layer] for layer, count in layers.items())
 
 
 def find_layers(backbone: nn.Module, shape_BTF: Shape) -> Counter[Layer]:

@@ -11,11 +11,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from speakerlab.bench.convolutions import find_layers
 from speakerlab.models import MODELS
 from speakerlab.models.folding import fold_batchnorm
 
 sys.path.append(str(Path(__file__).parents[1] / "models"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from convolutions import find_layers
 from members import SMALL
 
 BATCH, FRAMES = 2, 60
