@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import expit
 
+from speakerlab.scoring.metrics import checked
 from speakerlab.scoring.minima import TooFewError, min_speakers
 
 MAX_OF_A_KIND = 200_000  # trials of either kind that a fold is fitted to: more do not change it
 NUM_FOLDS = 5
-MAX_NEWTON_STEPS = 50  # about 8 are taken
 GRADIENT_AT_END = 1e-10  # of a loss of the order of 1
 
 
@@ -110,56 +111,34 @@ def _checked(
     features_NF = np.asarray(features)
     target_N = np.asarray(is_target, dtype=np.bool_)
     assert features_NF.shape == (len(target_N), len(names)), (features_NF.shape, target_N.shape)
-    for name, column_N in zip(names, features_NF.T):
-        broken_N = ~np.isfinite(column_N)
-        if broken_N.any():
-            first = int(broken_N.argmax())
-            raise ValueError(
-                f"calibration: {np.count_nonzero(broken_N)} of {len(target_N)} {name} are not "
-                f"finite, such as {column_N[first]} at trial {first}; check the embeddings"
-            )
-    for count, kind in ((target_N.sum(), "target"), ((~target_N).sum(), "non-target")):
-        if count == 0:
-            raise ValueError(
-                f"calibration: needs both kinds of trials, got no {kind} in {len(target_N)}; "
-                "use a list with both"
-            )
-    return features_NF, target_N
+    for n, f in np.argwhere(~np.isfinite(features_NF))[:1]:
+        problem = f"{names[f]} is {features_NF[n, f]} at trial {n}; check the embeddings"
+        raise ValueError(f"calibration: {problem}")
+    return features_NF, checked(features_NF[:, 0], target_N)[1]
 
 
 def _logistic_regression(unit_NG: np.ndarray, target_N: np.ndarray) -> NDArray[np.float64]:
-    """Weights (G) by Newton's method; a step that would raise the loss is halved until it does not.
+    """Weights (G) by Newton's method with a trust region; collinear features may share theirs."""
+    from scipy.optimize import minimize  # here: it takes half a second to import
 
-    The ridge makes collinear features solvable. It affects the steps, not the solution.
-    """
     num_target = np.count_nonzero(target_N)
     counts_N = np.where(target_N, num_target, len(target_N) - num_target)
     weight_N = 0.5 / counts_N
     answer_N = np.where(target_N, counts_N + 1.0, 1.0) / (counts_N + 2.0)
-    ridge_GG = 1e-10 * np.eye(unit_NG.shape[1])
 
-    def evaluate(at_G: np.ndarray) -> tuple[float, np.ndarray]:
-        """The loss, and the probability of a target for each trial."""
+    def loss(at_G: np.ndarray) -> tuple[float, np.ndarray]:
+        """The loss and its gradient."""
         logit_N = unit_NG @ at_G
-        small_N = np.exp(-np.abs(logit_N))
-        losses_N = np.maximum(logit_N, 0) + np.log1p(small_N) - answer_N * logit_N
-        return float(weight_N @ losses_N), np.where(logit_N >= 0, 1.0, small_N) / (1.0 + small_N)
+        losses_N = np.logaddexp(0, logit_N) - answer_N * logit_N
+        return float(weight_N @ losses_N), (weight_N * (expit(logit_N) - answer_N)) @ unit_NG
 
-    solution_G = np.zeros(unit_NG.shape[1])
-    loss, chance_N = evaluate(solution_G)
-    for _ in range(MAX_NEWTON_STEPS):
-        gradient_G = (weight_N * (chance_N - answer_N)) @ unit_NG
-        if np.abs(gradient_G).max() < GRADIENT_AT_END:
-            break
-        curvature_N = weight_N * chance_N * (1.0 - chance_N)
-        hessian_GG = np.einsum("ng,nh->gh", unit_NG * curvature_N[:, None], unit_NG, optimize=True)
-        step_G = np.linalg.solve(hessian_GG + ridge_GG, gradient_G)
-        tried_loss, tried_N = evaluate(solution_G - step_G)
-        while tried_loss > loss + 1e-15 and np.abs(step_G).max() > 1e-12:
-            step_G = step_G / 2
-            tried_loss, tried_N = evaluate(solution_G - step_G)
-        solution_G, loss, chance_N = solution_G - step_G, tried_loss, tried_N
-    return solution_G
+    def curvature(at_G: np.ndarray) -> np.ndarray:
+        chance_N = expit(unit_NG @ at_G)
+        return (unit_NG.T * (weight_N * chance_N * (1.0 - chance_N))) @ unit_NG
+
+    start_G, options = np.zeros(unit_NG.shape[1]), {"gtol": GRADIENT_AT_END}
+    found = minimize(loss, start_G, jac=True, hess=curvature, method="trust-ncg", options=options)
+    return found.x
 
 
 def _folds(enrol_N: np.ndarray, test_N: np.ndarray, *, num_weights: int) -> NDArray[np.int64]:

@@ -52,7 +52,7 @@ def test_a_long_file_in_another_order(tmp_path):
         ("a x 1\nb x 2\n", "", "a y has no"),
         ("", "", "a x has no"),
         ("a x 1\nb x two\na y 3\n", ":2", "'b x two'"),
-        ("a x 1\na y nan\nb x 0\n", "", "a y is nan"),
+        ("a x 1\na y nan\nb x 0\n", "", "a y has the score nan"),
         ("a x 1\nb x\na y 3\n", ":2", "'b x'"),
         ("a x 1 5\nb x 0\na y 0 3\n", ":2", "'b x 0'"),
         ("a x 1 5\nb x 0.5 4\na y 0 3\n", ":2", "'b x 0.5 4'"),
