@@ -1,8 +1,8 @@
 """From windows to speakers. In: the embeddings of a recording's windows. Out: a speaker for each.
 
 A method of `METHODS` divides the windows into groups, or a sample of them if they are many, so that
-time and memory for hours of audio stay bounded. `cluster` then drops tiny groups, merges groups of
-one voice and gives every window to the nearest of the rest.
+time and memory for hours of audio stay bounded. `cluster` then gives the windows of tiny groups
+and those outside the sample to the nearest of the other groups, and merges groups of one voice.
 
 To add a method: a file here, and a line below. Its class takes keyword arguments only, and a call
 `method(unit_ND, least, most)` returns group_N: the group of each window, -1 for none. There should
@@ -76,10 +76,10 @@ def cluster(
     unit_ND = unit_rows(emb_ND)
     group_N = method(unit_ND, min_speakers, min(max_speakers, num_windows))
     kept_N = drop_tiny(group_N, min_speakers)
-    centre_KD = merge_centres(unit_ND, kept_N, min_speakers)
-    speaker_N = (unit_ND @ unit_rows(centre_KD).T).argmax(axis=1)
-    names, first = np.unique(speaker_N, return_index=True)
-    speaker_N = np.argsort(np.argsort(first))[np.searchsorted(names, speaker_N)]
+    nearest_N = (unit_ND @ unit_rows(centres(unit_ND, kept_N)).T).argmax(axis=1)
+    merged_N = merge_groups(unit_ND, np.where(kept_N < 0, nearest_N, kept_N), min_speakers)
+    first = np.unique(merged_N, return_index=True)[1]
+    speaker_N = np.argsort(np.argsort(first))[merged_N]
     centre_KD = centres(unit_ND, speaker_N)
     num_dropped = int(np.count_nonzero((group_N >= 0) & (kept_N < 0)))
     return Clusters(speaker_N, centre_KD, unit_ND @ unit_rows(centre_KD).T, num_dropped)
@@ -122,16 +122,13 @@ def drop_tiny(group_N: NDArray[np.int64], least: int) -> NDArray[np.int64]:
     return kept
 
 
-def merge_centres(
-    unit_ND: np.ndarray, group_N: NDArray[np.int64], least: int
-) -> NDArray[np.float64]:
+def merge_groups(unit_ND: np.ndarray, group_N: NDArray[np.int64], least: int) -> NDArray[np.int64]:
     """Merge the nearest two groups while more than `least` are left and they are one voice."""
     while True:
-        centre_KD = centres(unit_ND, group_N)
-        direction_KD = unit_rows(centre_KD)
+        direction_KD = unit_rows(centres(unit_ND, group_N))
         cosine_KK = np.triu(direction_KD @ direction_KD.T, k=1)
         first, second = np.unravel_index(cosine_KK.argmax(), cosine_KK.shape)
-        if len(centre_KD) <= least or cosine_KK[first, second] < MERGE_COSINE:
-            return centre_KD
+        if len(direction_KD) <= least or cosine_KK[first, second] < MERGE_COSINE:
+            return group_N
         group_N = np.where(group_N == second, first, group_N)
         group_N = np.where(group_N > second, group_N - 1, group_N)

@@ -13,7 +13,7 @@ from refusals import refuses
 
 from speakerlab.diarization import clustering
 from speakerlab.diarization.ahc import Ahc
-from speakerlab.diarization.clustering import METHODS, cluster, drop_tiny, merge_centres
+from speakerlab.diarization.clustering import METHODS, cluster, drop_tiny, merge_groups
 from speakerlab.diarization.spectral import Spectral, divide
 from speakerlab.diarization.vbx import Vbx, posteriors
 
@@ -164,10 +164,20 @@ def test_groups_of_one_voice_are_merged():
     emb_ND = parts(40, 20)
     unit_ND = emb_ND / np.linalg.norm(emb_ND, axis=1, keepdims=True)
     group_N = np.repeat([0, 1, 2, -1], [20, 20, 15, 5])
-    merged_KD = merge_centres(unit_ND, group_N, 1)
-    wanted = [unit_ND[:40].mean(axis=0), unit_ND[40:55].mean(axis=0)]
-    np.testing.assert_allclose(merged_KD, wanted)
-    assert len(merge_centres(unit_ND, group_N, 3)) == 3
+    merged_N = merge_groups(unit_ND, group_N, 1)
+    assert merged_N.tolist() == [0] * 40 + [1] * 15 + [-1] * 5
+    assert merge_groups(unit_ND, group_N, 3).tolist() == group_N.tolist()
+
+
+def test_windows_of_tiny_groups_show_that_others_are_of_one_voice():
+    emb_ND = parts(60)
+    emb_ND += 0.1 * np.random.default_rng(1).normal(size=emb_ND.shape)
+
+    def divide(unit_ND: np.ndarray, least: int, most: int) -> np.ndarray:
+        return np.concatenate([np.repeat([0, 1], 5), np.arange(2, 52)])
+
+    assert len(cluster(emb_ND[:10], lambda *_: np.repeat([0, 1], 5)).centre_KD) == 2
+    assert len(cluster(emb_ND, divide).centre_KD) == 1
 
 
 def test_disjoint_graphs_are_divided_exactly():
