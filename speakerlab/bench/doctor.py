@@ -31,7 +31,7 @@ from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
 from speakerlab.data.workers import SHARED_MEMORY
 from speakerlab.experiments.corpus import class_speeds
-from speakerlab.experiments.planning import asked_micro_batch
+from speakerlab.experiments.planning import asked_micro_batch, footprint
 from speakerlab.training.batch_size import MAX_MICRO_BATCH, free_bytes
 
 WRITTEN_BYTES = 32 << 20
@@ -193,10 +193,9 @@ def checkpoint_bytes(plan: Plan) -> int:
     for name in plan.config.data.train if plan.data is not None else ():
         table = Path(plan.data or "", name, "utt2spk")
         speakers |= set(read_table(table).values() if table.exists() else ())
-    embedder = build.build_embedder(plan.config)
     classes = (len(speakers) or GUESSED_SPEAKERS) * len(class_speeds(plan.config))
-    size = sum(tensor.numel() for tensor in embedder.parameters()) + classes * embedder.embed_dim
-    return 4 * (2 if plan.config.optimizer.name == "sgd" else 3) * size
+    found = footprint(plan.config, num_classes=classes, precision="fp32")
+    return found.weights + found.momentum
 
 
 def reading(plan: Plan) -> Iterator[Line]:

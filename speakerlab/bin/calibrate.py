@@ -67,7 +67,7 @@ def main(words: Sequence[str]) -> None:
         num_workers=auto_workers(1) if on_gpu else 0,
     )
     learned = validation.calibrate(emb_ND, source=args.data.name, fars=args.far)
-    write_json(published.folder / CALIBRATION, learned.to_dict())
+    write_json(published.folder / CALIBRATION, asdict(learned))
     sys.stdout.write(
         f"log-likelihood ratio = {learned.slope:.3f} x score {learned.intercept:+.3f}\n"
         f"threshold {learned.threshold:.4f} at the EER, {100 * learned.eer:.2f} %\n"

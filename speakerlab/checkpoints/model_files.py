@@ -64,17 +64,13 @@ def read_settings(path: Path) -> dict[str, Any]:
 def read_calibration(folder: Path) -> Calibration | None:
     """Read the calibration of a model folder, None if it has none."""
     path = folder / CALIBRATION
-    if not path.exists():
-        return None
-    return Calibration.from_dict(read_json(path), where=str(path))
+    return read_json(path, Calibration, fix="calibrate again") if path.exists() else None
 
 
 def read_tuning(folder: Path) -> Tuning:
     """Read the clustering that was learned for a model folder, the default if there is none."""
-    path = folder / TUNING
-    if not path.exists():
-        return Tuning()
-    return Tuning.from_dict(read_json(path), where=str(path))
+    path, fix = folder / TUNING, "run `speakerlab calibrate --for diarization` again"
+    return read_json(path, Tuning, fix=fix) if path.exists() else Tuning()
 
 
 def read_classes(path: Path) -> list[str]:

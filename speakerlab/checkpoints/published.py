@@ -8,7 +8,7 @@ continue training or classify), `calibration.json` (to decide by) and `diarizati
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ def publish(
         write_tensors(fresh / "head.safetensors", head)
         write_text(fresh / "speakers.txt", "".join(f"{name}\n" for name in speakers))
     if calibration is not None:
-        write_json(fresh / CALIBRATION, calibration.to_dict())
+        write_json(fresh / CALIBRATION, asdict(calibration))
     digest = file_sha256(fresh / "embedder.safetensors")
     parameters = sum(p.numel() for p in embedder.parameters())
     card = {"sha256": digest, "embed_dim": embedder.embed_dim, "parameters": parameters, **facts}

@@ -5,7 +5,7 @@ In: an error of pydantic, the values it is about, and which layer set each. Out:
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -31,10 +31,11 @@ def note_error(
             continue  # other branches of a union, one of which matched further
         where = where_from(origin, (*place, *keys))
         if items[0]["type"] == "extra_forbidden":
-            elsewhere = [] if place else [*_paths(schema, keys[-1])]
-            hint = nearest(keys[-1], _fields_at(schema, keys[:-1]))
+            known = [*_paths(schema)]
+            elsewhere = [] if place else [path for path in known if path[-1] == keys[-1]]
+            hint = nearest(keys[-1], [path[-1] for path in known if path[:-1] == keys[:-1]])
             if len(elsewhere) == 1:
-                hint = f"; did you mean {elsewhere[0]}?"
+                hint = f"; did you mean {'.'.join(elsewhere[0])}?"
             faults.add("unknown keys", f"{where}: unknown key{hint}")
         elif items[0]["type"] == "missing":
             faults.add("missing keys", f"{where}: is missing; add it")
@@ -73,28 +74,12 @@ def _complaint(items: Sequence[ErrorDetails]) -> str:
     return f"{shown} is not {text}"
 
 
-def _fields_at(schema: type[BaseModel], keys: Sequence[str]) -> Iterable[str]:
-    for key in keys:
-        if (section := _section(schema, key)) is None:
-            return ()
-        schema = section
-    return schema.model_fields
-
-
-def _paths(schema: type[BaseModel], key: str, start: str = "") -> Iterable[str]:
-    """Yield the path of every key of this name."""
-    for name in schema.model_fields:
-        if name == key:
-            yield start + name
-        if section := _section(schema, name):
-            yield from _paths(section, key, f"{start}{name}.")
-
-
-def _section(schema: type[BaseModel], key: str) -> type[BaseModel] | None:
-    annotation = schema.model_fields[key].annotation
-    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
-        return annotation
-    return None
+def _paths(schema: type[BaseModel], start: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the path of every key."""
+    for name, field in schema.model_fields.items():
+        yield (*start, name)
+        if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
+            yield from _paths(field.annotation, (*start, name))
 
 
 def where_from(origin: Mapping[str, str], path: Sequence[str]) -> str:

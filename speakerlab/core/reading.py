@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 AGAIN = "copy it again, or make it again with the command that wrote it"
+ONLY_FINITE = {"extra": "forbid", "allow_inf_nan": False}  # `__pydantic_config__` of a dataclass
 
 
 @contextmanager

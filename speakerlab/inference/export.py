@@ -9,7 +9,7 @@ equal models give equal bytes. Letters: B rows, S samples, D embedding dimension
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,6 @@ def export_onnx(source: Path, out: Path) -> Path:
 def facts_of(published: Published, *, precision: str = "fp32") -> Facts:
     """Return the metadata of a published model's file."""
     embedder, config = published.embedder, published.config
-    calibration = published.calibration
     return Facts(
         sample_rate=embedder.sample_rate,
         embed_dim=embedder.embed_dim,
@@ -78,8 +77,8 @@ def facts_of(published: Published, *, precision: str = "fp32") -> Facts:
         sha256=published.sha256,
         architecture=config.model.name,
         frontend=config.frontend,
-        calibration=None if calibration is None else calibration.to_dict(),
-        diarization=asdict(published.tuning) if published.tuning.source else None,
+        calibration=published.calibration,
+        diarization=published.tuning if published.tuning.source else None,
         vad=config.vad,
         precision=precision,
     )

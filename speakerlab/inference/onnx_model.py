@@ -34,8 +34,8 @@ class Facts:
     sha256: str  # of the exported weights
     architecture: str
     frontend: Mapping[str, Any]
-    calibration: Mapping[str, Any] | None = None
-    diarization: Mapping[str, Any] | None = None
+    calibration: Calibration | None = None
+    diarization: Tuning | None = None
     vad: Mapping[str, Any] | None = None  # arguments of EnergyVad
     precision: str = "fp32"  # of weights and products; or int8
 
@@ -83,13 +83,12 @@ class OnnxModel:
         self.min_samples, self.max_samples = facts.min_samples, facts.max_samples
         self.sha256, self.precision = facts.sha256, facts.precision
         self.family, self.source = facts.architecture, path
-        made, vad, where = facts.calibration, facts.vad, str(path)
-        self.calibration = None if made is None else Calibration.from_dict(made, where=where)
-        self.tuning = Tuning.from_dict(facts.diarization or {}, where=where)
+        self.calibration, self.tuning = facts.calibration, facts.diarization or Tuning()
+        vad = facts.vad
         try:
             self.vad = None if vad is None else EnergyVad(sample_rate=self.sample_rate, **vad)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{where}: unusable vad ({error}); export it again") from None
+            raise ValueError(f"{path}: unusable vad ({error}); export it again") from None
 
     def embed_window(self, wave_BS: ArrayLike) -> NDArray[np.float32]:
         """Return emb_BD of waves of `min_samples` to `max_samples` samples."""

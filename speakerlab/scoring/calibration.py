@@ -5,16 +5,13 @@ In: scores of trials with known answers, of speakers that the model was not trai
 Letters: N trials, K operating points.
 """
 
-import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from speakerlab.core.reading import parse_json
+from speakerlab.core.reading import ONLY_FINITE
 from speakerlab.scoring.linear import fit_linear
 from speakerlab.scoring.metrics import checked, eer_of_points, operating_points
 
@@ -24,6 +21,8 @@ FALSE_ALARM_RATES = (0.1, 0.05, 0.02, 0.01, 0.005, 0.001)  # stored where there 
 @dataclass(frozen=True)
 class Calibration:
     """The meaning of a model's scores. A trial is accepted if it scores at least the threshold."""
+
+    __pydantic_config__ = ONLY_FINITE
 
     slope: float  # log-likelihood ratio = slope x score + intercept, natural logarithm
     intercept: float
@@ -49,22 +48,6 @@ class Calibration:
                 "add it with `speakerlab calibrate --far`"
             )
         return self.threshold_at_far[f"{far:g}"]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any], *, where: str = "calibration") -> "Calibration":
-        """Inverse of `to_dict`. Raises ValueError if a value is missing or not finite."""
-        made = parse_json(json.dumps(values), cls, where=where, fix="calibrate again")
-        numbers = (made.slope, made.intercept, made.threshold, *made.threshold_at_far.values())
-        is_known = values.keys() <= vars(made).keys()
-        if not (is_known and all(math.isfinite(number) for number in numbers)):
-            raise ValueError(
-                f"{where}: must hold only finite numbers, got {dict(values)}; calibrate again"
-            )
-        return made
 
 
 def fit_calibration(

@@ -7,10 +7,11 @@ commas, semicolons or tabs (such as NIST's keys).
 """
 
 import csv
+from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import chain, count
 from pathlib import Path
 from typing import TextIO
 
@@ -93,21 +94,34 @@ def read_trials(path: str | Path) -> Trials:
         raise FileNotFoundError(f"{path}: no such trial list; make it in stage 1")
     enrol = defaultdict[str, int](count().__next__)  # id -> number, in order of appearance
     test = defaultdict[str, int](count().__next__)
-    blocks: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    enrol_N, test_N, is_target_N = array("i"), array("i"), bytearray()
+    faults, first_blank = Faults(), 0
     with open_text(path, newline="") as stream:
-        rows, form, num_before = _read_rows(stream, path)
-        for label, first, second in _read_columns(rows, form, path, num_before):
-            blocks.append(
-                (
-                    np.fromiter(map(enrol.__getitem__, first), np.int32, len(first)),
-                    np.fromiter(map(test.__getitem__, second), np.int32, len(second)),
-                    np.fromiter(map(TRUTH.__getitem__, label), np.bool_, len(label)),
+        rows, (name, place, labels), num_before = _read_rows(stream, path)
+        for number, row in enumerate(rows, num_before + 1):
+            if not row:  # allowed at the end of the file
+                first_blank = first_blank or number
+                continue
+            if first_blank:
+                problem = "blank line between trials; remove the line"
+                raise ValueError(f"{path}:{first_blank}: {problem}")
+            label = row[place].lower() if len(row) == 3 else ""
+            if label not in labels:
+                faults.add(
+                    "unreadable lines",
+                    f"{path}:{number}: {' '.join(row)!r} is not of the format '{name}' of the "
+                    "first line; use one format for all lines",
                 )
-            )
-    if not blocks:
+                continue
+            del row[place]
+            enrol_N.append(enrol[row[0]])
+            test_N.append(test[row[1]])
+            is_target_N.append(TRUTH[label])
+    faults.raise_if_any(f"{path}: refused, no trial was read")
+    if not enrol_N:
         raise ValueError(f"{path}: has no trials; make it in stage 1")
-    enrol_N, test_N, is_target_N = (np.concatenate(column) for column in zip(*blocks))
-    trials = Trials(list(enrol), list(test), enrol_N, test_N, is_target_N)
+    numbers = np.array(enrol_N, np.int32), np.array(test_N, np.int32)
+    trials = Trials(list(enrol), list(test), *numbers, np.frombuffer(is_target_N, np.bool_))
     _refuse_duplicates(trials, path, lines_before=num_before)
     return trials
 
@@ -136,35 +150,6 @@ def _read_rows(stream: TextIO, path: Path) -> tuple[Iterable[list[str]], Format,
             "names enrol, test and label"
         )
     return map(str.split, chain([first], stream)), matches[0] if matches else TABLE, 0
-
-
-def _read_columns(
-    rows: Iterable[list[str]], form: Format, path: Path, num_lines: int
-) -> Iterator[Sequence[Sequence[str]]]:
-    """Yield blocks of the rows as (label, enrol, test) columns; ValueError for one of no trial."""
-    (name, place, labels), rows, ended = form, iter(rows), False
-    while lines := list(islice(rows, LINES_AT_ONCE)):
-        block = lines[:]
-        while block and not block[-1]:  # blank lines, allowed at the end of the file
-            block.pop()
-        if block and ended:
-            raise ValueError(f"{path}:{num_lines + 1}: blank line between trials; remove the line")
-        ended = len(block) < len(lines)
-        if not block:
-            continue
-        columns = list(zip(*block))
-        if set(map(len, block)) != {3} or not labels.issuperset(map(str.lower, columns[place])):
-            faults = Faults()
-            for number, row in enumerate(block, start=num_lines + 1):
-                if len(row) != 3 or row[place].lower() not in labels:
-                    faults.add(
-                        "unreadable lines",
-                        f"{path}:{number}: {' '.join(row)!r} is not of the format '{name}' of the "
-                        "first line; use one format for all lines",
-                    )
-            faults.raise_if_any(f"{path}: refused, no trial was read")
-        num_lines += len(block)
-        yield [*map(str.lower, columns.pop(place))], *columns
 
 
 def _refuse_duplicates(trials: Trials, path: Path, *, lines_before: int) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +121,7 @@ def test_the_runtime_never_imports_torch(file, wavs):
 
 
 def test_vad_and_calibration_come_with_the_file(file, with_texts):
-    calibration = json.dumps(CALIBRATION.to_dict())
+    calibration = json.dumps(asdict(CALIBRATION))
     facts = {"calibration": calibration, "diarization": '{"threshold": 0.55}'}
     model = speakerlab.load(with_texts(vad='{"range_db": 20.0}', **facts))
     assert model.tuning.threshold == 0.55

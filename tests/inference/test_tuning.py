@@ -1,5 +1,6 @@
 """Clustering learned for a model on recordings with known turns."""
 
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from refusals import refuses
 
+from speakerlab.core.reading import parse_json
 from speakerlab.diarization.regions import Turn
 from speakerlab.diarization.tuning import Tuning
 from speakerlab.inference.tuning import tune
@@ -56,7 +58,7 @@ def test_the_method_and_threshold_have_the_lowest_der():
     assert (learned.threshold, learned.method) == (0.6, "ahc")
     assert learned.der["ahc"] < 0.05 < learned.der["spectral"]
     assert learned.source == "dev: 2 recordings"
-    assert Tuning.from_dict(asdict(learned), where="file") == learned
+    assert parse_json(json.dumps(asdict(learned)), Tuning, where="file") == learned
     equal = {"equal": AUDIO["equal"]}
     learned = tune(MODEL, equal, {"equal": REFERENCE["equal"]}, source="dev")
     assert (learned.method, learned.threshold) == ("spectral", 0.6)  # of the same DER
@@ -77,5 +79,5 @@ def test_what_nothing_is_learned_from_is_refused():
     with refuses("dev", "speech"):
         tune(MODEL, AUDIO, REFERENCE, regions=silence, source="dev")
     for values in ({"method": "vbx"}, {"threshold": float("nan")}, {"threshold": "0"}, {"x": 1}):
-        with refuses("file", "diarization"):
-            Tuning.from_dict(values, where="file")
+        with refuses("file", *values):
+            parse_json(json.dumps(values), Tuning, where="file")

@@ -217,9 +217,7 @@ def write_onnx(folder: Path) -> None:
         ir_version=8,
     )
     vad = {"range_db": 30.0, "frame_ms": 20.0}
-    facts = Facts(
-        16000, 4, 4, 4, "ab" * 32, "xvector", {"dither": 0.0}, CALIBRATION.to_dict(), vad=vad
-    )
+    facts = Facts(16000, 4, 4, 4, "ab" * 32, "xvector", {"dither": 0.0}, CALIBRATION, vad=vad)
     helper.set_model_props(model, facts.to_texts())
     save_model(model, folder / "a.onnx")
 

@@ -2,11 +2,13 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from refusals import refuses
 
+from speakerlab.core.reading import parse_json
 from speakerlab.scoring.calibration import Calibration, fit_calibration
 from speakerlab.scoring.metrics import act_dcf, cllr, eer, error_rates
 
@@ -64,11 +66,11 @@ def test_separable_scores_give_finite_ratios():
 
 def test_a_calibration_comes_back_from_json_and_a_damaged_one_does_not():
     learned = fit_calibration(*gaussians(1000, seed=0), source="s")
-    values = json.loads(json.dumps(learned.to_dict()))
-    assert Calibration.from_dict(values) == learned
+    values = asdict(learned)
+    assert parse_json(json.dumps(values), Calibration, where="") == learned
     for damaged in ({**values, "slope": math.nan}, {"slope": 1.0}, {**values, "more": 1}):
         with refuses("model/calibration.json"):
-            Calibration.from_dict(damaged, where="model/calibration.json")
+            parse_json(json.dumps(damaged), Calibration, where="model/calibration.json")
 
 
 def test_cllr_by_hand():

@@ -52,7 +52,7 @@ def test_a_list_of_several_pieces(tmp_path):
     [
         ("a b target\nc d 1\n", ":2", "'c d 1'"),
         ("a b target\nc d\n", ":2", "'c d'"),
-        ("a b target\n\nc d target\n", ":2", "''"),
+        ("a b target\n\nc d target\n", ":2", "blank"),
         ("a b target extra\n", ":1", "'a b target extra'"),
         ("a b yes\n", ":1", "'a b yes'"),
         ("1 a 0\n", ":1", "'1 a 0' can be read in two ways"),
