@@ -9,7 +9,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab average EXP --last N --out DIR`"""
     options = parser("average", __doc__)
     options.add("exp EXP", "experiment, finished or not")
     options.add("--last N", "number of checkpoints", least=1, default=10)

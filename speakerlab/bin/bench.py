@@ -24,7 +24,6 @@ LISTEN_CROPS = 10
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab bench [all|machine|model|train|data] [--model NAME... | --config YAML...]`"""
     args = parse(words)
     if "OMP_WAIT_POLICY" not in os.environ:  # as in the recipes; read when torch is imported
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")

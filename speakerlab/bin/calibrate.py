@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab calibrate --model MODEL --data DIR [--for diarization] [--out EXP | --force]`"""
     options = parser("calibrate", __doc__)
     options.add("--model MODEL", "experiment, model folder, or hub:NAME with --out", required=True)
     data = (

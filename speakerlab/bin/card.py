@@ -8,7 +8,6 @@ from speakerlab.checkpoints.hub import local
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab card MODEL`."""
     options = parser("card", __doc__)
     options.add("model MODEL", "experiment, model folder or hub:NAME")
     args = options.parse_args(words)

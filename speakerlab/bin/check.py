@@ -11,7 +11,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab check DIR... [--decode]`"""
     options = parser("check", __doc__)
     options.add("folders DIR", "data directories that are used together", nargs="+")
     options.add("--decode", "read every file to its end")
@@ -31,10 +30,6 @@ def main(words: Sequence[str]) -> None:
         log.info("%s", note)
     for path in (path for folder in args.folders for path in sorted(folder.glob("trials*"))):
         trials = read_trials(path)  # refuses duplicates
+        trials.check_both_kinds(where=str(path))
         num_target = int(trials.is_target_N.sum())
-        if not 0 < num_target < len(trials):
-            raise ValueError(
-                f"{path}: {num_target} of {len(trials)} trials are targets; an EER needs both "
-                "targets and nontargets"
-            )
         log.info("%s: %d target, %d nontarget trials", path, num_target, len(trials) - num_target)

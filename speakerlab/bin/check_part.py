@@ -21,7 +21,6 @@ TESTS = (
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab check-part MODULE:CLASS --plugins DIR [--set KEY=VALUE ...]`."""
     options = parser("check-part", __doc__)
     options.add("part MODULE:CLASS", "class or function to test")
     options.add_settings("its arguments, to make it small, e.g. channels=8")

@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab classify --exp DIR --data DIR...`"""
     options = parser("classify", __doc__)
     options.add("--exp DIR", "experiment with embeddings of the data", required=True)
     data = "data directories, embedded by stage 5 or `speakerlab extract`"

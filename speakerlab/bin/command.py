@@ -132,7 +132,6 @@ def _number(least: float) -> Callable[[str], float]:
 
 
 def _job(text: str) -> tuple[int, int]:
-    """Return I and N of "I/N"."""
     found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
     if not found or int(found[1]) > int(found[2]):
         raise argparse.ArgumentTypeError(f"{text} is not I/N with I from 1 to N, such as 1/4")
@@ -140,7 +139,6 @@ def _job(text: str) -> tuple[int, int]:
 
 
 def model_of(args: argparse.Namespace) -> "SpeakerModel":
-    """Load the model that the options name."""
     from speakerlab.inference.speaker_model import load_model
 
     return load_model(args.model, device=args.device, precision=args.precision)

@@ -14,7 +14,6 @@ METRICS = {"EER": "eer", "minDCF(0.01)": "min_dcf_0.01"}
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab compare --trials FILE SCORES... [--far RATE | --frr RATE]`"""
     options = parser("compare", __doc__)
     options.add("scores SCORES", "score files, each compared with the first", nargs="+")
     options.add("--trials FILE", "trial list, in the same folder as its utt2spk", required=True)

@@ -21,7 +21,6 @@ MAX_NAMED = 5  # recordings in a warning
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab der REF HYP [--uem FILE] [--collar 0] [--skip-overlap] [--json FILE] ...`"""
     options = parser("der", __doc__)
     options.add("ref REF", "RTTM of the true turns: a file, or a folder of .rttm files")
     options.add("hyp HYP", "RTTM of the turns to score")

@@ -25,7 +25,6 @@ EMBEDDED_SECONDS = 600  # of audio in the pages of a command; others have a link
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab diarize FILE... --model MODEL [--speakers N] [--out DIR]`."""
     args = parse(words)
     names = name_files(args.files)
     regions = read_regions(args.vad, names)

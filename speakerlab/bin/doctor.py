@@ -9,7 +9,6 @@ from speakerlab.bin.plan import model_layer
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab doctor [--data DIR] [--exp DIR] [--model M | --config YAML...] [--nproc N]`"""
     options = parser("doctor", __doc__)
     options.add("--data DIR", "folder of the data directories")
     options.add("--exp DIR", "folder for experiments (default: current folder)", default=Path())

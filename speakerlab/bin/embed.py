@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab embed FILE... --model MODEL --out STEM [--format npy|ark|...]`."""
     args = parse(words)
     files = find_files(args)
     check_writable(Path(f"{args.out}.json"))

@@ -10,7 +10,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab enroll NAME FILE... --model MODEL [--speakers FILE]`."""
     options = parser("enroll", __doc__)
     options.add("name NAME", "name of the speaker; replaces an enrolled speaker of that name")
     options.add("files FILE", "recordings of the speaker", nargs="+")

@@ -11,7 +11,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab export MODEL --out FILE [--format 3dspeaker | --int8 --calibrate DIR]`."""
     options = parser("export", __doc__)
     options.add("model MODEL", "experiment, model folder or hub:NAME")
     options.add("--out FILE", "file to write", required=True)

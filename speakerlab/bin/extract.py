@@ -1,4 +1,7 @@
-"""Extract the embeddings of a data directory with an experiment's model."""
+"""Extract the embeddings of a data directory with an experiment's model.
+
+Computes the chunks that are missing, and joins them once all are there.
+"""
 
 import logging
 from argparse import Namespace
@@ -17,10 +20,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab extract --exp DIR --data DIR [--nproc N] [--job I/N] ...`.
-
-    Computes the chunks that are missing, and joins them once all are there.
-    """
     process.die_with_launcher()
     args = parse(words)
     from speakerlab.checkpoints.model_files import embeddings_stem

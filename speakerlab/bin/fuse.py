@@ -28,7 +28,6 @@ LlrOf = Callable[[slice], np.ndarray]  # some of the systems -> ratios (N)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab fuse --trials FILE --scores FILE... --out FILE [--dev-trials ...]`"""
     options = parser("fuse", __doc__)
     options.add("--trials FILE", "trial list to score", required=True)
     options.add("--scores FILE", "score files, one per system", nargs="+", required=True)
@@ -40,43 +39,34 @@ def main(words: Sequence[str]) -> None:
     args = options.parse_args(words)
     _check(args)
     check_writable(args.out)
-    trials, llr_of = _learned(args) if args.dev_trials else _cross_validated(args)
-    names = [str(path) for path in args.scores]
+    trials, llr_of = _fusion(args)
     fused_N = llr_of(slice(None))
-    ratios = {name: llr_of(slice(i, i + 1)) for i, name in enumerate(names)} | {"fused": fused_N}
+    ratios = {str(path): llr_of(slice(i, i + 1)) for i, path in enumerate(args.scores)}
     write_scores(args.out, trials, fused_N)
-    sys.stdout.write(_table(ratios, trials.is_target_N))
+    sys.stdout.write(_table(ratios | {"fused": fused_N}, trials.is_target_N))
     log.info("%s: wrote the fused log-likelihood ratios", args.out)
 
 
-def _learned(args: Namespace) -> tuple[Trials, LlrOf]:
-    """Learn from development scores."""
-    trials, dev_trials = read_trials(args.trials), read_trials(args.dev_trials)
-    scores_NF, dev_MF = _columns(args.scores, trials), _columns(args.dev_scores, dev_trials)
-
-    def llr_of(systems: slice) -> np.ndarray:
-        names = [path.name for path in args.scores[systems]]
-        model = fit_linear(dev_MF[:, systems], dev_trials.is_target_N, names=names)
-        log.info("learned from %s: %s", args.dev_trials, model)
-        return model.llr(scores_NF[:, systems])
-
-    return trials, llr_of
-
-
-def _cross_validated(args: Namespace) -> tuple[Trials, LlrOf]:
-    """Learn from the list itself, by cross-validation over its speakers."""
-    if args.speakers is None:
-        listed = read_trial_list(args.trials)
-        trials, speakers = listed.trials, listed.speakers
+def _fusion(args: Namespace) -> tuple[Trials, LlrOf]:
+    """Return the trials, and what learns from development scores or by cross-validation."""
+    trials, dev = read_trials(args.trials), args.dev_trials and read_trials(args.dev_trials)
+    if dev is not None:
+        speakers, dev_MF = None, _columns(args.dev_scores, dev)
+    elif args.speakers is None:
+        speakers = read_trial_list(args.trials).speakers
     else:
-        trials, speaker_of = read_trials(args.trials), read_table(args.speakers)
-        trials.check_known(speaker_of, where=str(args.speakers))
+        trials.check_known(speaker_of := read_table(args.speakers), where=str(args.speakers))
         speakers = trials.speakers(speaker_of)
     scores_NF = _columns(args.scores, trials)
 
     def llr_of(systems: slice) -> np.ndarray:
         names = [path.name for path in args.scores[systems]]
-        return cross_validated(scores_NF[:, systems], trials.is_target_N, *speakers, names=names)
+        if speakers is not None:
+            is_target_N = trials.is_target_N
+            return cross_validated(scores_NF[:, systems], is_target_N, *speakers, names=names)
+        model = fit_linear(dev_MF[:, systems], dev.is_target_N, names=names)
+        log.info("learned from %s: %s", args.dev_trials, model)
+        return model.llr(scores_NF[:, systems])
 
     return trials, llr_of
 

@@ -7,7 +7,6 @@ from speakerlab.bin.command import model_of, parser
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab identify FILE --model MODEL [--speakers FILE] [--far RATE] [--top N]`."""
     options = parser("identify", __doc__)
     options.add("file FILE", "recording of the speaker")
     options.add_speakers()

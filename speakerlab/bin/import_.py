@@ -15,10 +15,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab import FILE --out DIR [--model-config FILE] [--frontend F] ...`.
-
-    `import hub:NAME` downloads a published model and prints its folder; `--list` lists them.
-    """
     args = parse(words)
     if args.list:
         sys.stdout.write(table())

@@ -15,7 +15,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab pack DIR... [--codec flac | --features fbank --config YAML...] [--job I/N]`"""
     args = parse(words)
     options: dict[str, Any] = {"layout": Layout.of_waves(args.codec, sample_rate=args.sample_rate)}
     if args.features == "fbank":

@@ -19,7 +19,6 @@ CARDS_GB = (11, 16, 24, 32, 40, 80)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab plan --model M [--recipe NAME] --gpu-mem 24 [--gpus 4] [--set key=value ...]`"""
     args = parse(words)
     cards_gb = TABLE_CARDS_GB if args.table else [args.gpu_mem] if args.gpu_mem else CARDS_GB
     models = TABLE_MODELS if args.table else [args.model]
@@ -70,7 +69,6 @@ def load(args: Namespace) -> "Config":
 
 
 def model_layer(name: str) -> Path:
-    """Return the file of `--model NAME`."""
     from speakerlab.config.layers import find_layer
 
     try:

@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab pseudo-label --model MODEL --data DIR --speakers N --out DIR`."""
     args = parse(words)
     if args.out.exists():
         raise ValueError(f"--out: {args.out} already exists; choose another path, or remove it")

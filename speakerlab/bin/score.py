@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab score --exp DIR --trials FILE... [--backend NAME...]`"""
     args = parse(words)
     treatments = read_treatments(args.durations, args.codecs)
     system = open_system(args.exp, args.development)

@@ -17,7 +17,6 @@ log = logging.getLogger(__name__)
 
 
 def main(words: Sequence[str]) -> None:
-    """`speakerlab train --exp DIR --config YAML... [--init MODEL] [--set key=value ...]`"""
     process.die_with_launcher()
     args = parse(words)
     # torch is slow to import: not before the options are valid

@@ -17,7 +17,6 @@ from speakerlab.scoring.trials import Trials, read_trials
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `speakerlab verify A B --model MODEL [--far RATE]`, or `--trials FILE` for A B."""
     args = parse(words)
     model = model_of(args)
     if args.trials is None:
@@ -57,7 +56,6 @@ def parse(words: Sequence[str]) -> Namespace:
 
 
 def result_text(result: Verification, *, far: float | None) -> str:
-    """Return the lines that report a comparison."""
     if result.llr is None:
         decision = "none (no calibration; run `speakerlab calibrate`)"
         return f"score: {result.score:.6f}\ndecision: {decision}\n"

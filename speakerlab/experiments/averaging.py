@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from speakerlab.checkpoints.published import publish, refuse_other_folder
+from speakerlab.checkpoints.published import publish
 from speakerlab.config.build import build_embedder, build_head
 from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import load_config
@@ -54,11 +54,8 @@ def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]
 
     It has no calibration, and a head only for identification.
     """
-    if num < 1:
-        raise ValueError(f"--last: {num} checkpoints cannot be averaged; use at least 1")
     if out.exists():
         raise ValueError(f"{out}: already exists; choose another --out")
-    refuse_other_folder(out)
     recorded = exp_dir / "config.yaml"
     if not recorded.exists():
         raise FileNotFoundError(f"{recorded}: no such file; give the folder of a training")

@@ -148,7 +148,6 @@ def record_config(config: Config, steps_per_epoch: int, exp_dir: Path, ranks: Ra
 
 
 def is_published(exp_dir: Path, step: int) -> bool:
-    """Return whether the experiment's model is that of this step."""
     return (exp_dir / "model").exists() and read_card(exp_dir).get("steps") == step
 
 

@@ -35,7 +35,6 @@ class Corpus:
 
     @property
     def banks(self) -> dict[str, Any]:
-        """Rooms and noise as arguments of `build_augment`."""
         noise = {"noises": self.noise, "noise_kinds": self.noise.kinds}
         return {"rooms": self.rooms, **noise, "noise_on_device": self.noise_on_device}
 
@@ -176,7 +175,6 @@ def read_banks(
 
 
 def counted(config: Config) -> tuple[str, str]:
-    """Return what is counted of (training, validation)."""
     if config.task == "identification":
         return "classes", "utterances"
     return "utterances" if config.task == "ssl" else "speakers", "speakers"

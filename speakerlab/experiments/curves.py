@@ -84,15 +84,13 @@ def summarize(exp_dirs: Sequence[Path]) -> Reference:
     ValueError if the runs differ in more than their seed.
     """
     settings = settings_of(exp_dirs[0])
-    seeds: list[int] = []
-    for exp_dir in exp_dirs:
-        seed, found = read_card(exp_dir)["seed"], settings_of(exp_dir)
-        if seed in seeds or found != settings:
-            text = (
-                f"has the seed {seed} of another" if seed in seeds else f"{found}, not {settings}"
+    seeds = [read_card(exp_dir)["seed"] for exp_dir in exp_dirs]
+    for i, exp_dir in enumerate(exp_dirs):
+        if settings_of(exp_dir) != settings or seeds[i] in seeds[:i]:
+            raise ValueError(
+                f"{exp_dir}: differs from {exp_dirs[0]} in more than its seed, or has the seed of "
+                "another; give runs that differ only in their seed"
             )
-            raise ValueError(f"{exp_dir}: {text}; give runs that differ only in their seed")
-        seeds.append(seed)
     runs = [
         {
             name: _smooth(*curve, num_steps=settings["steps"])

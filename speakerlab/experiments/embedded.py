@@ -33,9 +33,8 @@ class DevelopmentSet:
 
 
 def are_embedded(exp_dir: Path, data_dir: Path, *, untrained: bool = False) -> bool:
-    return Path(
-        f"{model_files.embeddings_stem(exp_dir, data_dir.name, untrained=untrained)}.json"
-    ).exists()
+    stem = model_files.embeddings_stem(exp_dir, data_dir.name, untrained=untrained)
+    return Path(f"{stem}.json").exists()
 
 
 def read_embedded(

@@ -91,7 +91,7 @@ def _copy_rows(folder: Path, head: Head, classes: Sequence[str], known: Sequence
         return 0
     first, last = head.row_range
     own = [(new - first, old) for new, old in pairs if first <= new < last]
-    new, old = ([pair[side] for pair in own] for side in (0, 1))
+    new, old = torch.tensor(own, dtype=torch.long).view(-1, 2).T
     with torch.no_grad():
         for name, parameter in fits.items():
             if parameter.dim():

@@ -84,7 +84,6 @@ class Memory:
         return 1.0 if self.is_fixed else GPU_USABLE_SHARE if self.on_gpu else CPU_USABLE_SHARE
 
     def needed(self, num_crops: int) -> float:
-        """Return the bytes that a training with micro-batches of so many crops takes."""
         return self._fixed() + num_crops * self.found.crop * TRANSIENT_SHARE
 
     @property
@@ -122,7 +121,6 @@ class Memory:
         return int(self.free) * self.usable_share - self._fixed()
 
     def _fixed(self) -> float:
-        """Return the bytes for any number of crops."""
         state = self.found.state(self.world_size)
         if self.on_gpu:
             state = GPU_RESERVE_BYTES + max(state - STATE_IN_RESERVE, 0)
@@ -137,14 +135,13 @@ class Memory:
         state = self.found.state(self.world_size)
         reserve = GPU_RESERVE_BYTES - min(state, STATE_IN_RESERVE)
         activations = self.fit * self.found.crop * TRANSIENT_SHARE
-        is_ssl, unit = self.config.task == "ssl", build.batch_unit(self.config)[0]
-        names = f"of {self.found.num_parameters / 1e6:.1f} M parameters"
-        names += f", with the {'objective' if is_ssl else 'head'}"
+        unit = build.batch_unit(self.config)[0]
+        of = f"{self.found.num_parameters / 1e6:.1f} M parameters"
         parts = [
             (self.kept, "kept by the driver"),
             (self.free * (1 - self.usable_share), "left free"),
             (reserve, "reserve: context, workspaces, communication"),
-            (state, f"weights, gradients, momentum {names}"),
+            (state, f"weights, gradients, momentum of {of}, with the head or objective"),
             (self.bank_bytes, "noise and rooms"),
             (activations, f"activations of {self.fit} {unit}s"),
         ]
@@ -287,7 +284,6 @@ def plan_batch(config: Config, ranks: Ranks, task: Task, *, below: int | None = 
 def _plan(
     config: Config, world_size: int, limit: Callable[[list[int]], int], below: int | None = None
 ) -> BatchPlan:
-    """Call `batch_size.plan_batch` with what is configured."""
     return batch_size.plan_batch(
         global_batch=config.training.global_batch,
         world_size=world_size,

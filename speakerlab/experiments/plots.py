@@ -175,7 +175,6 @@ def plot_curve(
 
 
 def _limits(curves: Mapping[str, Sequence[np.ndarray]], worst_eer: float) -> tuple[float, float]:
-    """Return the ends of both axes: from the resolution of the trials to above the EERs."""
     steps = [max(p_K[p_K > 0].min() for p_K in points) for points in curves.values()]
     rates = np.array(PERCENT_TICKS) / 100
     low = rates[rates <= min(steps)].max(initial=rates[0])
@@ -184,10 +183,8 @@ def _limits(curves: Mapping[str, Sequence[np.ndarray]], worst_eer: float) -> tup
 
 
 def _figure(*, height: float) -> tuple[Any, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots: matplotlib is not installed; pip install matplotlib") from error
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(INCHES, height), layout="constrained")
     return figure, figure.add_subplot()
 

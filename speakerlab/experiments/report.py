@@ -57,11 +57,9 @@ def write_report(
     model = [f"Model {card['sha256'][:12]}", f"commit {card.get('commit') or 'unknown'}"]
     notes = [", ".join([*model, *filter(None, [without_labels(card)])]) + ".", *notes]
     if card.get("kept_initial"):
-        text = (
-            "The initial model was kept: EER of the validation speakers {} %, after training {} %."
-        )
-        eers = (percent(card[f"valid_eer_{name}"]) for name in ("initial", "tuned"))
-        notes.append(text.format(*eers))
+        before, after = (percent(card[f"valid_eer_{name}"]) for name in ("initial", "tuned"))
+        rates = f"EER of the validation speakers {before} %, after training {after} %"
+        notes.append(f"The initial model was kept: {rates}.")
     if len(own) < len(rows):
         notes.append(f"Rows of another model in results.json, left out: {len(rows) - len(own)}.")
     groups: dict[str, list[ListScores]] = {}
@@ -76,7 +74,7 @@ def write_report(
         found = find_reference(reference, exp_dir) if reference else None
         training = list(draw_training(exp_dir / "scores", curves, found))
     except ImportError as error:
-        notes.append(f"The plots could not be drawn: {error}.")
+        notes.append(f"The plots could not be drawn: {error}; pip install matplotlib.")
     path = exp_dir / "report.html"
     write_page(
         path,
@@ -249,7 +247,6 @@ def _visible(value: Any) -> Any:
 
 
 def _plain(value: object) -> str:
-    """Format a value of the tables."""
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     if isinstance(value, list | tuple):

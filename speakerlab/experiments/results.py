@@ -185,7 +185,6 @@ def at_threshold(row: Row) -> float | None:
 
 
 def percent(rate: float | None) -> str:
-    """A fraction in per cent, two decimals."""
     return "" if rate is None else f"{100 * rate:.2f}"
 
 

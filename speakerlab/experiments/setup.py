@@ -187,7 +187,6 @@ class TrainBatches:
         )
 
     def read_from(self, step: int, attempt: int) -> Iterator[Batch]:
-        """Iterate over the micro-batches from a step to the last one."""
         order = self.order_of(attempt=attempt)
         positions = MicroBatches(
             order,

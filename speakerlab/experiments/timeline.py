@@ -100,7 +100,6 @@ def _clip_of(path: str | None, start: int) -> str | None:
 
 
 def ticks(seconds: float) -> range:
-    """Return the marks of a time axis, in seconds."""
     fits = (step for step in TICK_SECONDS if seconds / step <= MAX_TICKS)
     return range(0, int(seconds) + 1, next(fits, TICK_SECONDS[-1]))
 

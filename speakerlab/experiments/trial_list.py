@@ -115,11 +115,8 @@ def average_models(table: EmbeddingTable, models: Mapping[str, Sequence[str]]) -
     This is the averaged protocol of WeSpeaker's CN-Celeb recipe. Raises ValueError for utterances
     without an embedding.
     """
-    wanted = list(dict.fromkeys(name for names in models.values() for name in names))
-    found = table.select(wanted, where="enrolment")
-    row_of = {name: row for row, name in enumerate(wanted)}
     emb_MD = np.stack(
-        [found.emb_ND[[row_of[name] for name in names]].mean(axis=0) for names in models.values()]
+        [table.select(names, where="enrolment").emb_ND.mean(axis=0) for names in models.values()]
     )
     return EmbeddingTable(list(models), emb_MD, table.model_sha256, table.facts)
 
@@ -154,12 +151,7 @@ def _check(
             f"{who[enrol]} and {test} of {who[test]}; correct the list or utt2spk",
         )
     faults.raise_if_any(f"{path}: refused")
-    num_target = int(trials.is_target_N.sum())
-    if not 0 < num_target < len(trials):
-        raise ValueError(
-            f"{path}: an error rate needs targets and nontargets, got {num_target} targets in "
-            f"{len(trials)} trials; add the others"
-        )
+    trials.check_both_kinds(where=str(path))
     parts, ids = [{*models.get(name, [name])} for name in trials.enrol_ids], trials.test_ids
     own = sum(ids[t] in parts[e] for e, t in zip(trials.enrol_N.tolist(), trials.test_N.tolist()))
     if own:

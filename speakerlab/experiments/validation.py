@@ -72,7 +72,6 @@ class HeldOut:
         return {self.metric: ranks.on_first(lambda: self.measure(emb_ND))}
 
     def measure(self, emb_ND: np.ndarray) -> float:
-        """Return the metric."""
         raise NotImplementedError
 
     def pictures(self) -> Pictures | None:

@@ -72,6 +72,15 @@ class Trials:
                 )
         faults.raise_if_any(f"{where}: refused, trials must name known utterances")
 
+    def check_both_kinds(self, *, where: str) -> None:
+        """Raise ValueError unless there are targets and nontargets."""
+        num_target = int(self.is_target_N.sum())
+        if not 0 < num_target < len(self):
+            raise ValueError(
+                f"{where}: {num_target} of {len(self)} trials are targets; an error rate needs "
+                "both targets and nontargets, add the others"
+            )
+
     def speakers(self, speaker_of: Mapping[str, str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of both speakers of each trial, equal for equal speakers."""
         code_of = defaultdict[str, int](count().__next__)
