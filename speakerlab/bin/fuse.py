@@ -49,26 +49,26 @@ def main(words: Sequence[str]) -> None:
 
 def _fusion(args: Namespace) -> tuple[Trials, LlrOf]:
     """Return the trials, and what learns from development scores or by cross-validation."""
-    trials, dev = read_trials(args.trials), args.dev_trials and read_trials(args.dev_trials)
-    if dev is not None:
-        speakers, dev_MF = None, _columns(args.dev_scores, dev)
-    elif args.speakers is None:
+    trials = read_trials(args.trials)
+    scores_NF, names = _columns(args.scores, trials), [path.name for path in args.scores]
+    if args.dev_trials:
+        dev_trials = read_trials(args.dev_trials)
+        dev_MF = _columns(args.dev_scores, dev_trials)
+
+        def learned(part: slice) -> np.ndarray:
+            model = fit_linear(dev_MF[:, part], dev_trials.is_target_N, names=names[part])
+            log.info("learned from %s: %s", args.dev_trials, model)
+            return model.llr(scores_NF[:, part])
+
+        return trials, learned
+    if args.speakers is None:
         speakers = read_trial_list(args.trials).speakers
     else:
         trials.check_known(speaker_of := read_table(args.speakers), where=str(args.speakers))
         speakers = trials.speakers(speaker_of)
-    scores_NF = _columns(args.scores, trials)
-
-    def llr_of(systems: slice) -> np.ndarray:
-        names = [path.name for path in args.scores[systems]]
-        if speakers is not None:
-            is_target_N = trials.is_target_N
-            return cross_validated(scores_NF[:, systems], is_target_N, *speakers, names=names)
-        model = fit_linear(dev_MF[:, systems], dev.is_target_N, names=names)
-        log.info("learned from %s: %s", args.dev_trials, model)
-        return model.llr(scores_NF[:, systems])
-
-    return trials, llr_of
+    return trials, lambda part: cross_validated(
+        scores_NF[:, part], trials.is_target_N, *speakers, names=names[part]
+    )
 
 
 def _columns(paths: Sequence[Path], trials: Trials) -> np.ndarray:

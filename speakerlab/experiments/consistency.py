@@ -70,28 +70,25 @@ def agreed_corpus(config: Config, ranks: Ranks) -> Corpus:
     is_one_host = ranks.local_size == ranks.world_size
     deadline = time.monotonic() + (0.0 if is_one_host else MOUNT_SECONDS)
     while True:
-        corpus, problem = None, ""
         try:
             corpus = read_corpus(config)
+            found = f"sha256 {corpus.train.sha256()[:12]}"
         except (ValueError, OSError) as error:
-            problem = f"{error}"
-        digest = corpus.train.sha256() if corpus else ""
-        every = ranks.every((socket.gethostname(), digest, problem))
-        if corpus is not None and {each[1] for each in every} == {digest}:
-            return corpus
-        is_same_problem = len({each[2] for each in every}) == 1 and not digest
-        if is_same_problem or time.monotonic() > deadline:
+            corpus, found = None, str(error)
+        every = ranks.every((found, socket.gethostname(), time.monotonic() > deadline))
+        if len({one[0] for one in every}) == 1 or any(is_late for *_, is_late in every):
             break
         time.sleep(1.0)
-    first_host, first, first_problem = every[0]
-    if first_problem:
-        raise ValueError(first_problem)
-    rank, (host, digest, problem) = next((r, e) for r, e in enumerate(every) if e[1] != first)
-    difference = problem or f"sha256 {digest[:12]} and {first[:12]}"
-    raise ValueError(
-        f"rank {rank} on {host}: its training data differ from those of rank 0 on {first_host}: "
-        f"{difference}; let every host see the same data directories"
-    )
+    for rank, (other, host, _) in enumerate(every):
+        if other != every[0][0]:
+            raise ValueError(
+                f"rank {rank} on {host}: its training data differ from those of rank 0 on "
+                f"{every[0][1]}: {other} and {every[0][0]}; let every host see the same data "
+                "directories"
+            )
+    if corpus is None:
+        raise ValueError(found)
+    return corpus
 
 
 def record_classes(

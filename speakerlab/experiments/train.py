@@ -129,7 +129,7 @@ def build_training(
         exp_dir,
         total_steps=schedule.total_steps,
         every_seconds=config.runtime.log_every_seconds,
-        pictures=validation.pictures if validation else None,
+        points=validation.points if validation else None,
     )
     origin = {"init_sha256": init_sha256, "init_source": init and read_source(init)}
     facts = {**setup.facts(source, precision), **stated_of_corpora(config), **origin}

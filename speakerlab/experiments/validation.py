@@ -6,9 +6,6 @@ Letters: N pieces, D embedding.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -16,15 +13,13 @@ import torch
 from speakerlab.config.embedder import Embedder
 from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.workers import auto_workers, fit_workers
-from speakerlab.experiments.plots import plot_det
 from speakerlab.inference.batches import MAX_BATCH_SECONDS, embed_pieces, utterance_pieces
 from speakerlab.inference.torch_model import Classifier
 from speakerlab.losses.head import Head
 from speakerlab.scoring.calibration import Calibration, fit_calibration
-from speakerlab.scoring.metrics import operating_points
 from speakerlab.scoring.pair_scores import pairwise_eer
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.monitor import Pictures
+from speakerlab.training.monitor import Points
 
 log = logging.getLogger(__name__)
 MAX_UTTERANCES_PER_VALID_SPEAKER = 10
@@ -74,15 +69,12 @@ class HeldOut:
     def measure(self, emb_ND: np.ndarray) -> float:
         raise NotImplementedError
 
-    def pictures(self) -> Pictures | None:
+    def points(self) -> Points | None:
         if self.emb_ND is None:
             return None
         speakers = [p.manifest.speakers[p.manifest.speaker_N[p.row]] for p in self.pieces]
         ids = [p.manifest.ids[p.row] for p in self.pieces]
-        return Pictures(self.draw_det(self.emb_ND), self.emb_ND, speakers, ids)
-
-    def draw_det(self, emb_ND: np.ndarray) -> bytes | None:
-        """Return the DET curve as a PNG; None if there is none, or without matplotlib."""
+        return Points(self.emb_ND, speakers, ids)
 
 
 class Validation(HeldOut):
@@ -120,17 +112,6 @@ class Validation(HeldOut):
         if self.num_cut:
             source += f", {self.num_cut} of the speakers with pieces of one recording"
         return fit_calibration(scores_N, is_target_N, source=source, false_alarm_rates=fars)
-
-    def draw_det(self, emb_ND: np.ndarray) -> bytes | None:
-        _, scores_N, is_target_N = pairwise_eer(emb_ND, np.array(self.label_N))
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "det.png"
-            try:
-                plot_det(path, {"validation": operating_points(scores_N, is_target_N)[:2]})
-            except (ImportError, OSError) as error:  # must not end a training
-                _log_once(f"TensorBoard: no DET curve: {error}")
-                return None
-            return path.read_bytes()
 
 
 class ClassValidation(HeldOut):
@@ -177,8 +158,3 @@ def utterances_of_each(manifest: Manifest, most: int) -> Iterator[tuple[int, lis
     whole = utterance_pieces(manifest)
     for number in range(len(manifest.speakers)):
         yield number, [whole[row] for row in np.flatnonzero(manifest.speaker_N == number)[:most]]
-
-
-@cache
-def _log_once(line: str) -> None:
-    log.info("%s", line)

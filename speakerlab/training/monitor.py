@@ -37,7 +37,6 @@ from speakerlab.core.atomic import write_text
 from speakerlab.training.appended import AppendedFile
 
 log = logging.getLogger(__name__)
-PICTURE_SECONDS = 60.0  # between two drawings; one takes about a second
 PREFIX = "events.out.tfevents"
 MAX_POINTS = 2000  # of the projector: more are slow in a browser
 PROJECTOR = """embeddings {
@@ -52,10 +51,9 @@ tqdm.monitor_interval = 0  # no thread: workers are forked
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """What a validation shows besides its numbers; `det_png` is None if it cannot be drawn."""
+class Points:
+    """Embeddings of a validation, with their names."""
 
-    det_png: bytes | None
     emb_ND: np.ndarray
     speakers: Sequence[str]
     utterances: Sequence[str]
@@ -80,20 +78,6 @@ class Events:
         found = [Summary.Value(tag=f"{group}/{k}", simple_value=v) for k, v in values.items()]
         self._append(Event(step=step, summary=Summary(value=found)))
 
-    def add_pictures(self, step: int, pictures: Pictures) -> None:
-        """Add the DET curve of this step, and replace the embeddings."""
-        if pictures.det_png is not None:
-            png = pictures.det_png
-            width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
-            size = {"width": width, "height": height, "colorspace": 4}  # RGBA
-            image = Summary.Image(encoded_image_string=png, **size)
-            value = Summary.Value(tag="valid/det", image=image)
-            self._append(Event(step=step, summary=Summary(value=[value])))
-        try:
-            _write_projector(self.folder, pictures)
-        except OSError as error:
-            log.warning("%s/projector: not written: %s", self.folder, error.strerror)
-
     def _append(self, event: Event) -> None:
         event.wall_time = time.time()
         record = io.BytesIO()
@@ -101,12 +85,12 @@ class Events:
         self.file.append(record.getvalue())
 
 
-def _write_projector(folder: Path, pictures: Pictures) -> None:
+def _write_projector(folder: Path, shown: Points) -> None:
     """Write a table of embeddings and one of names, always to the same files."""
-    emb_ND = pictures.emb_ND
+    emb_ND = shown.emb_ND
     chosen = np.linspace(0, len(emb_ND) - 1, min(len(emb_ND), MAX_POINTS)).round().astype(int)
     points = ["\t".join(f"{value:.5g}" for value in emb_ND[row]) for row in chosen]
-    names = [f"{pictures.speakers[row]}\t{pictures.utterances[row]}" for row in chosen]
+    names = [f"{shown.speakers[row]}\t{shown.utterances[row]}" for row in chosen]
     write_text(folder / "projector" / "tensors.tsv", "\n".join(points) + "\n")
     write_text(folder / "projector" / "metadata.tsv", "\n".join(["speaker\tutterance", *names, ""]))
     write_text(folder / "projector_config.pbtxt", PROJECTOR)
@@ -116,14 +100,13 @@ def _write_projector(folder: Path, pictures: Pictures) -> None:
 class Monitor:
     """Writes rows; only rank 0 has one. Call `begin` first.
 
-    pictures: draws those of the last validation. They are shown when the last ones are
-    `PICTURE_SECONDS` old, and at the end of a run that took as long.
+    points: returns those of the last validation, for TensorBoard's projector.
     """
 
     exp_dir: Path
     total_steps: int
     every_seconds: float  # between two log lines
-    pictures: Callable[[], Pictures | None] | None = None
+    points: Callable[[], Points | None] | None = None
 
     def begin(self, start_step: int) -> None:
         """Start at a step; later rows of an earlier run, or of a step rolled back, are cut."""
@@ -131,7 +114,7 @@ class Monitor:
         _cut_rows(self.rows.path, start_step)
         self.events = Events(self.exp_dir / "tensorboard", start_step=start_step)
         self.start_step, self.terminal = start_step, ExitStack()
-        self.started_at = self.last_line_at = self.last_picture_at = time.monotonic()
+        self.started_at = self.last_line_at = time.monotonic()
         self.quiet_until = self.started_at + FIRST_SECONDS
         # disable=None: no bar where there is no terminal
         how: Any = {"disable": None, "leave": False, "unit": "step", "dynamic_ncols": True}
@@ -170,13 +153,11 @@ class Monitor:
         self._write(step, values, "valid")
         text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         log.info("step %d: validation: %s", step, text)
-        since = self.started_at if step == self.total_steps else self.last_picture_at
-        if self.pictures is None or time.monotonic() - since < PICTURE_SECONDS:
-            return
-        shown = self.pictures()
-        self.last_picture_at = time.monotonic()
-        if shown is not None:
-            self.events.add_pictures(step, shown)
+        if self.points is not None and (shown := self.points()) is not None:
+            try:
+                _write_projector(self.events.folder, shown)
+            except OSError as error:
+                log.warning("%s/projector: not written: %s", self.events.folder, error.strerror)
 
     def close(self) -> None:
         """Write what could not be written before, or log what is missing."""

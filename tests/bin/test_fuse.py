@@ -34,7 +34,7 @@ def fuse(folder, *words):
 
 def rows_of(text):
     """first word -> the numbers of its line."""
-    lines = [line.split() for line in text.splitlines()[2:]]
+    lines = [line.split() for line in text.splitlines()[3:]]
     return {words[0].rpartition("/")[2]: [float(word) for word in words[1:]] for words in lines}
 
 

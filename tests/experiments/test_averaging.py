@@ -49,8 +49,6 @@ def test_publishing_replaces_nothing(exp, tmp_path):
     for out in (exp, tmp_path / "out"):
         with refuses(str(out)):
             publish_average(exp, 3, out)
-    with refuses("--last", 0):
-        publish_average(exp, 0, tmp_path / "other")
     with refuses(f"{tmp_path}/none/config.yaml", error=FileNotFoundError):
         publish_average(tmp_path / "none", 1, tmp_path / "other")
 

@@ -1,6 +1,5 @@
 """Rows of metrics: written once, cut on resume, read back from TensorBoard's files."""
 
-import io
 import json
 import logging
 import os
@@ -9,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from google.protobuf import text_format
-from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.projector import projector_config_pb2
 
 from speakerlab.training import monitor as monitor_module
-from speakerlab.training.monitor import Monitor, Pictures
+from speakerlab.training.monitor import Monitor, Points
 
 
 def make_monitor(folder, start_step=0, **more):
@@ -60,14 +58,12 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in read_events(folder).Scalars(name)]
 
 
-def pictures(shade: int = 0, num_points: int = 3) -> Pictures:
-    """Return an image of 4 x 2 pixels, and points whose first coordinate is the row."""
-    png = io.BytesIO()
-    Image.new("RGBA", (4, 2), (shade, 0, 0, 255)).save(png, "png")
-    emb_ND = np.full((num_points, 2), shade, dtype=np.float32)
+def points(first: int = 0, num_points: int = 3) -> Points:
+    """Return points whose first coordinate is the row."""
+    emb_ND = np.full((num_points, 2), first, dtype=np.float32)
     emb_ND[:, 0] = np.arange(num_points)
     ids = [f"utt{row}" for row in range(num_points)]
-    return Pictures(png.getvalue(), emb_ND, ["ann"] * num_points, ids)
+    return Points(emb_ND, ["ann"] * num_points, ids)
 
 
 def read_projector(folder: Path) -> tuple[np.ndarray, list[str]]:
@@ -124,45 +120,24 @@ def test_an_event_cut_by_a_loss_of_power_hides_no_later_one(tmp_path):
     assert scalars(tmp_path, "train/loss") == [(10, 1.0), (20, 2.0)]
 
 
-def test_pictures_of_each_validation_and_points_of_the_last(tmp_path, monkeypatch):
-    monkeypatch.setattr(monitor_module, "PICTURE_SECONDS", 0)
-    shown = iter([pictures(50), pictures(200)])
-    monitor = make_monitor(tmp_path, pictures=lambda: next(shown))
+def test_the_projector_has_the_points_of_the_last_validation(tmp_path):
+    shown = iter([points(50), points(200)])
+    monitor = make_monitor(tmp_path, points=lambda: next(shown))
     monitor.valid_row(10, {"eer": 0.5})
     before = {path for path in (tmp_path / "tensorboard").rglob("*") if path.is_file()}
     monitor.valid_row(20, {"eer": 0.25})
     monitor.close()
     assert before == {path for path in (tmp_path / "tensorboard").rglob("*") if path.is_file()}
     assert scalars(tmp_path, "valid/eer") == [(10, 0.5), (20, 0.25)]
-    images = read_events(tmp_path).Images("valid/det")
-    assert [(image.step, image.width, image.height) for image in images] == [(10, 4, 2), (20, 4, 2)]
-    reds = [np.array(Image.open(io.BytesIO(i.encoded_image_string)))[0, 0, 0] for i in images]
-    assert reds == [50, 200]
-    points, names = read_projector(tmp_path)
-    assert points.tolist() == [[0, 200], [1, 200], [2, 200]]
+    found, names = read_projector(tmp_path)
+    assert found.tolist() == [[0, 200], [1, 200], [2, 200]]
     assert names == ["speaker\tutterance", "ann\tutt0", "ann\tutt1", "ann\tutt2"]
 
 
-def test_a_projector_has_2000_points_from_first_to_last(tmp_path, monkeypatch):
-    monkeypatch.setattr(monitor_module, "PICTURE_SECONDS", 0)
-    monitor = make_monitor(tmp_path, pictures=lambda: pictures(0, 5001))
+def test_a_projector_has_2000_points_from_first_to_last(tmp_path):
+    monitor = make_monitor(tmp_path, points=lambda: points(0, 5001))
     monitor.valid_row(10, {"eer": 0.5})
-    points, names = read_projector(tmp_path)
-    assert len(points) == 2000 and len(names) == 2001
+    found, names = read_projector(tmp_path)
+    assert len(found) == 2000 and len(names) == 2001
     assert names[1] == "ann\tutt0" and names[-1] == "ann\tutt5000"
-    assert [f"ann\tutt{row:.0f}" for row in points[:, 0]] == names[1:]
-
-
-def test_pictures_are_not_drawn_at_every_validation(tmp_path):
-    """A minute apart: of four validations in a row one has pictures, and the last of the run."""
-    asked: list[int] = []
-    monitor = make_monitor(tmp_path, pictures=lambda: asked.append(1))
-    monitor.valid_row(10, {"eer": 0.5})
-    assert len(asked) == 0  # the run is too young
-    monitor.last_picture_at -= 60
-    for step in (20, 30):
-        monitor.valid_row(step, {"eer": 0.5})
-    assert len(asked) == 1
-    monitor.started_at -= 60
-    monitor.valid_row(40, {"eer": 0.5})
-    assert len(asked) == 2
+    assert [f"ann\tutt{row:.0f}" for row in found[:, 0]] == names[1:]
