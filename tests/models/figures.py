@@ -2,9 +2,9 @@
 
 `tests/parity/NAME.npz`, written by `tests/parity/make.py`, holds the output of the published code
 for the member NAME of members.py: `state`, its state dict in order, a line `name size size ...` per
-tensor, as UTF-8 bytes; `num_parameters`; `seed`; and for T of 298 and 137 frames `embedding_T`
-(2, D), computed in float64 from the weights of `fill` and the input of `features` and stored as
-float32. Names are the published ones, and the weights are drawn by them.
+tensor, as UTF-8 bytes; `num_parameters`; `seed`; and for T of 298 and 137 frames `embedding_T` (2,
+D), computed in float64 from the weights of `fill` and the input of `features`. Names are the
+published ones, and the weights are drawn by them.
 
 Letters: B batch, T frames, F mel bins, D embedding.
 """
@@ -49,8 +49,8 @@ def write_figures(name: str, figures: Figures, *, folder: Path = PARITY) -> None
         state=np.frombuffer("\n".join(lines).encode(), np.uint8),
         num_parameters=figures.num_parameters,
         seed=figures.seed,
-        embedding_298=figures.embedding[298].astype(np.float32),
-        embedding_137=figures.embedding[137].astype(np.float32),
+        embedding_298=figures.embedding[298],
+        embedding_137=figures.embedding[137],
     )
 
 
