@@ -167,7 +167,6 @@ def stand_ins(kernels: Kernels) -> dict[str, Any]:
         **dict.fromkeys(("mem_get_info", "memory_allocated", "memory_reserved"), memory),
         "CUDAGraph": partial(Graph, kernels),
         "graph": Graph.capture,
-        "graph_pool_handle": lambda: (0, 1),
         "Event": partial(Event, kernels),
         "Stream": partial(Stream, kernels),
         "current_stream": lambda *_: main,

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from secrets import token_hex
 from typing import Any
 
 from speakerlab.checkpoints.model_files import read_source
@@ -112,9 +111,6 @@ def build_training(
     writer = CheckpointWriter(
         exp_dir / "checkpoints",
         keep=max(training.keep_checkpoints, training.average_checkpoints),
-        run=ranks.on_first(lambda: token_hex(4)),
-        rank=ranks.rank,
-        num_parts=ranks.world_size if task.split else 0,
     )
     state = RunState(
         task=task,

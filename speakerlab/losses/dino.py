@@ -12,12 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speakerlab.core.full_precision import fp32_island, widened
-from speakerlab.losses.objective import (
-    Compared,
-    Objective,
-    gather_utterances,
-    mlp,
-)
+from speakerlab.losses.objective import Compared, Objective, gather_utterances, mlp
 from speakerlab.losses.shards import Shards
 
 MIN_VARIANCE = 1e-4  # added below the root, whose slope at 0 is infinite

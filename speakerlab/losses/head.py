@@ -6,7 +6,6 @@ Letters: B batch, C classes, D embedding; x_ND any rows.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ class Head(nn.Module):
     """Base class with the defaults of the contract in `losses/__init__.py`."""
 
     takes_margin = True  # whether it uses a margin other than 0
-    is_split = False  # whether other ranks have other rows: outside DDP, saved by each rank
+    is_split = False  # whether other ranks have other rows, outside DDP
     weight_CD: nn.Parameter
 
     @property
@@ -34,13 +33,14 @@ class Head(nn.Module):
         """Count the correct rows, given what `forward` returned beside the loss."""
         return (decided.argmax(dim=1) == label_B).sum()
 
-    def own_rows(self, blocks: Iterable[tuple[int, Tensor]]) -> Tensor:
-        """Return this process's rows of blocks (first row, rows) saved by any number of ranks."""
-        return torch.cat([rows for _, rows in sorted(blocks, key=lambda block: block[0])])
+    def gather_rows(self, own: Tensor) -> Tensor | None:
+        """Return the rows of all ranks, on rank 0. Every rank must call it."""
+        return own
 
     def gather_state(self) -> dict[str, Tensor]:
         """Return the state with the rows of all ranks, on rank 0. Every rank must call it."""
-        return dict(self.state_dict())
+        whole = {name: self.gather_rows(own) for name, own in self.state_dict().items()}
+        return {name: rows for name, rows in whole.items() if rows is not None}
 
 
 class SoftmaxHead(Head, ABC):

@@ -15,13 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speakerlab.core.full_precision import fp32_island, widened
-from speakerlab.losses.objective import (
-    Compared,
-    Objective,
-    gather_utterances,
-    mlp,
-    of_views,
-)
+from speakerlab.losses.objective import Compared, Objective, gather_utterances, mlp, of_views
 from speakerlab.losses.shards import Shards
 
 EPSILON = 1e-8

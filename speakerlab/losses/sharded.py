@@ -12,7 +12,7 @@ rank that may take part.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +24,7 @@ from torch.nn import functional as F
 from speakerlab.core.full_precision import fp32_island
 from speakerlab.losses import HEADS
 from speakerlab.losses.head import Head, SoftmaxHead
-from speakerlab.losses.shards import (
-    Shards,
-    blocks_of,
-    draw_rows,
-    gather_rows,
-    reshard,
-    rows_of,
-    take_part,
-)
+from speakerlab.losses.shards import Shards, blocks_of, draw_rows, rows_of, take_part
 
 SPLITTABLE = tuple(name for name, head in HEADS.items() if issubclass(head, SoftmaxHead))
 
@@ -85,9 +77,6 @@ class ShardedHead(Head):
         world_size = self.shards.world_size
         return rows_of(self.shards.rank, num_classes=self.num_classes, world_size=world_size)
 
-    def own_rows(self, blocks: Iterable[tuple[int, Tensor]]) -> Tensor:
-        return reshard(blocks, rows=self.row_range, num_classes=self.num_classes)
-
     def begin_step(self, key: int) -> None:
         """Draw the classes of a step by `key`, the same on every rank."""
         self.key = key
@@ -133,13 +122,25 @@ class ShardedHead(Head):
     def count_correct(self, decided: Tensor, label_B: Tensor) -> Tensor:
         return decided.sum()
 
-    def gather_state(self) -> dict[str, Tensor]:
-        """Return the whole head's state on rank 0, on the CPU; nothing on other ranks."""
-        whole = {
-            name: gather_rows(own, num_classes=self.num_classes, shards=self.shards)
-            for name, own in self.named_parameters()
-        }
-        return {name: rows for name, rows in whole.items() if rows is not None}
+    @torch.no_grad()
+    def gather_rows(self, own: Tensor) -> Tensor | None:
+        """Return the rows of all ranks on rank 0, on the CPU; None on other ranks.
+
+        They are gathered in blocks, of which W are held at a time.
+        """
+        rank, world_size, num = self.shards.rank, self.shards.world_size, self.num_classes
+        whole = torch.empty(num, *own.shape[1:], dtype=own.dtype) if rank == 0 else None
+        spans = [rows_of(r, num_classes=num, world_size=world_size) for r in range(world_size)]
+        for start, stop in blocks_of(spans[0][1]):
+            padded = own.new_zeros(stop - start, *own.shape[1:])
+            part = own[start:stop]
+            padded[: len(part)] = part
+            blocks = self.shards.gather(padded).chunk(world_size)
+            for (first, last), block in zip(spans, blocks):
+                num_rows = min(last - first, stop) - start
+                if whole is not None and num_rows > 0:
+                    whole[first + start : first + start + num_rows] = block[:num_rows]
+        return whole
 
 
 @dataclass(frozen=True)

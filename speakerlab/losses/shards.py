@@ -1,13 +1,11 @@
-"""Rows of classes split over ranks: which rank has which, drawing, sampling, gathering, resharding.
+"""Rows of classes split over ranks: which rank has which, drawing and sampling.
 
-Rank r of W has ceil(C / W) rows from r * ceil(C / W) on; the last ranks may have fewer or none. No
-rank ever needs all rows at once, except rank 0 in `gather_rows`.
-
+Rank r of W has ceil(C / W) rows from r * ceil(C / W) on; the last ranks may have fewer or none.
 Letters: C classes, D embedding, N rows of a rank, W ranks.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -95,49 +93,3 @@ def _signed(word: int) -> int:
     """Return the int64 with the bits of an unsigned word, taken modulo 2^64."""
     word %= 1 << 64
     return word - (1 << 64) if word >> 63 else word
-
-
-def gather_rows(own: Tensor, *, num_classes: int, shards: Shards) -> Tensor | None:
-    """Return all rows on rank 0, on the CPU; None on the others. Every rank must call it.
-
-    They are gathered in blocks, of which W are held at a time.
-    """
-    own, world_size = own.detach(), shards.world_size
-    whole = torch.empty(num_classes, *own.shape[1:], dtype=own.dtype) if shards.rank == 0 else None
-    spans = [rows_of(r, num_classes=num_classes, world_size=world_size) for r in range(world_size)]
-    for start, stop in blocks_of(spans[0][1]):
-        padded = own.new_zeros(stop - start, *own.shape[1:])
-        part = own[start:stop]
-        padded[: len(part)] = part
-        blocks = shards.gather(padded).chunk(world_size)
-        for (first, last), block in zip(spans, blocks):
-            num_rows = min(last - first, stop) - start
-            if whole is not None and num_rows > 0:
-                whole[first + start : first + start + num_rows] = block[:num_rows]
-    return whole
-
-
-def reshard(
-    blocks: Iterable[tuple[int, Tensor]], *, rows: tuple[int, int], num_classes: int
-) -> Tensor:
-    """Return rows first..last - 1 from blocks (first row, rows) of any number of ranks.
-
-    For weights and an optimizer's state. Only the overlap of a block is read, which matters for
-    tensors mapped to a file. Raises ValueError if rows are missing or there are too many.
-    """
-    blocks = list(blocks)
-    spans = sorted((start, start + len(part)) for start, part in blocks if len(part))
-    edges = [0, *(edge for span in spans for edge in span), num_classes]
-    if edges[::2] != edges[1::2]:
-        found = ", ".join(f"{start} to {stop}" for start, stop in spans) or "none"
-        raise ValueError(
-            f"rows of the head: found {found}, not 0 to {num_classes}, each once; use a "
-            "checkpoint of which every rank wrote its part"
-        )
-    first, last = rows
-    own = blocks[0][1].new_empty(last - first, *blocks[0][1].shape[1:])
-    for start, block in blocks:
-        low, high = max(start, first), min(start + len(block), last)
-        if low < high:
-            own[low - first : high - first] = block[low - start : high - start]
-    return own

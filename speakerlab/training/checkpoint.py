@@ -1,7 +1,6 @@
 """Checkpoints on disk: written atomically, verified when read.
 
-`checkpoints/step_00000100/` holds `state.pt`, `rows_<first>_<rank>.pt` of a head that is split over
-ranks, and `note.json` with the sha256 of each.
+`checkpoints/step_00000100/` holds `state.pt`, and `note.json` with its sha256.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ from speakerlab.core.atomic import file_sha256
 from speakerlab.core.reading import read_json
 
 log = logging.getLogger(__name__)
-STATE, NOTE, ROWS = "state.pt", "note.json", "rows_"
+STATE, NOTE = "state.pt", "note.json"
 
 
 @dataclass(frozen=True)
@@ -96,22 +95,10 @@ def read_latest(folder: Path) -> tuple[Path, bytes] | None:
     return None
 
 
-def read_rows(folder: Path) -> list[tuple[int, dict[str, Tensor]]]:
-    """Return (first row, tensors by name) of each part of a split head, mapped to the files."""
-    return [
-        (int(path.stem.split("_")[1]), _load(path, path, mmap=True))
-        for path in sorted(folder.glob(f"{ROWS}*.pt"))
-    ]
-
-
 def load_state(data: bytes, *, where: Path | str = "checkpoint") -> dict[str, Any]:
     """Return the dictionary in a checkpoint's bytes, on the CPU. Runs no code from the file."""
-    return _load(io.BytesIO(data), where)
-
-
-def _load(source: Any, where: Path | str, *, mmap: bool = False) -> dict[str, Any]:
     try:
-        return torch.load(source, map_location="cpu", mmap=mmap, weights_only=True)
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling may raise anything
         # Not torch's text: it advises to load the file with all its code.
         raise ValueError(

@@ -5,7 +5,7 @@ A single process needs no launcher and no process group: every call then does th
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -22,22 +22,6 @@ REDUCE = "step/reduce"  # name of waiting for a collective in a profile
 
 
 @dataclass(frozen=True)
-class Group:
-    """Neighbouring ranks that compute something together, on tensors of one shape."""
-
-    size: int
-    handle: Any  # torch's process group
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over the group; `values` is not changed."""
-        return _all_reduce(values, group=self.handle)
-
-    def gather(self, values: Tensor) -> Tensor:
-        """Return the values of each rank of the group, in order, along a new first axis."""
-        return torch.stack(_all_gather(values, self.size, group=self.handle))
-
-
-@dataclass(frozen=True)
 class Ranks:
     """This process among the others. Only global rank 0 writes files."""
 
@@ -45,6 +29,7 @@ class Ranks:
     world_size: int
     local_size: int  # ranks on this host
     device: torch.device
+    group: Any = None  # torch's process group; None: of all ranks
 
     @property
     def is_first(self) -> bool:
@@ -61,17 +46,28 @@ class Ranks:
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over ranks; `values` is not changed."""
-        return _all_reduce(values) if self.world_size > 1 else values.clone()
+        return self._reduce(values, dist.ReduceOp.SUM)
 
     def max(self, values: Tensor) -> Tensor:
         """Return the maximum of each value over ranks; `values` is not changed."""
-        return _all_reduce(values, op=dist.ReduceOp.MAX) if self.world_size > 1 else values.clone()
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def _reduce(self, values: Tensor, op: Any) -> Tensor:
+        result = values.clone()
+        if self.world_size > 1:
+            with record_function(REDUCE):
+                dist.all_reduce(result, op=op, group=self.group)
+        return result
 
     def gather(self, values: Tensor) -> Tensor:
         """Return the ranks' values, all of one shape, joined along the first axis in order."""
         if self.world_size == 1:
             return values
-        return torch.cat(_all_gather(values.contiguous(), self.world_size))
+        values = values.contiguous()
+        parts = [torch.empty_like(values) for _ in range(self.world_size)]
+        with record_function(REDUCE):
+            dist.all_gather(parts, values, group=self.group)
+        return torch.cat(parts)
 
     def every(self, value: T) -> list[T]:
         """Return each rank's value in the order of ranks; it must be picklable."""
@@ -81,12 +77,16 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
-    def neighbours(self, size: int) -> Group:
-        """Return this rank's group of `size` consecutive ranks; all ranks must call it alike."""
+    def neighbours(self, size: int) -> "Ranks":
+        """Return this rank among `size` consecutive ones, for sums and to gather.
+
+        All ranks must call it alike.
+        """
         assert self.world_size % size == 0, (self.world_size, size)
         starts = range(0, self.world_size, size)
-        handles = [dist.new_group(range(start, start + size)) for start in starts]
-        return Group(size, handles[self.rank // size])
+        groups = [dist.new_group(range(start, start + size)) for start in starts]
+        number, rank = divmod(self.rank, size)
+        return replace(self, rank=rank, world_size=size, group=groups[number])
 
     def begin_largest(self, values: Sequence[int]) -> Callable[[], list[int]]:
         """Begin to find the maximum of each value over ranks; call the result to get it.
@@ -131,20 +131,6 @@ class Ranks:
         if outcome[1] is not None:
             raise ValueError(f"rank 0 failed: {outcome[1]}")
         return outcome[0]
-
-
-def _all_reduce(values: Tensor, *, op: Any = dist.ReduceOp.SUM, group: Any = None) -> Tensor:
-    result = values.clone()
-    with record_function(REDUCE):
-        dist.all_reduce(result, op=op, group=group)
-    return result
-
-
-def _all_gather(values: Tensor, size: int, *, group: Any = None) -> list[Tensor]:
-    parts = [torch.empty_like(values) for _ in range(size)]
-    with record_function(REDUCE):
-        dist.all_gather(parts, values, group=group)
-    return parts
 
 
 def is_lost_peer(error: RuntimeError) -> bool:

@@ -12,7 +12,6 @@ one that pins batches does; and its gradients are in memory of the graph, which 
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,8 +44,8 @@ class Graphed:
 
     function: takes tensors on the GPU, adds to the gradients of `parameters`, returns tensors that
     need no gradient. It must not wait for the device or upload anything, and must launch the same
-    kernels at each call: numbers and control flow of the host are those of the capture. If the
-    capture fails, the function is called as it is from then on, with a warning.
+    kernels at each call: numbers and control flow of the host are those of the capture. Raises
+    ValueError if the capture fails.
 
     The outputs are overwritten by the next call. The gradients, too, keep their addresses:
     parameters without one get theirs back, filled with zeros.
@@ -57,11 +56,8 @@ class Graphed:
         self.gradients: list[tuple[nn.Parameter, Tensor]] = []  # of parameters that are used
         self.regions: dict[tuple[torch.Size, ...], Region] = {}  # by the shapes of the inputs
         self.stream = torch.cuda.Stream()
-        self.has_failed = False
 
     def __call__(self, *inputs: Tensor) -> Any:
-        if self.has_failed:
-            return self.function(*inputs)
         self._restore_gradients()
         shapes = tuple(value.shape for value in inputs)
         if shapes not in self.regions:
@@ -73,10 +69,9 @@ class Graphed:
         if region.num_calls <= WARM_UP:
             self._warm_up(region)
             return region.outputs
-        graph = region.graph or self._capture(region)
-        if graph is None:
-            return self.function(*inputs)
-        graph.replay()
+        if region.graph is None:
+            self._capture(region)
+        region.graph.replay()
         return region.outputs
 
     def _restore_gradients(self) -> None:
@@ -96,34 +91,18 @@ class Graphed:
         if not self.gradients:
             self.gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]
 
-    def _capture(self, region: Region) -> Any:
-        """Return a graph of the kernels, which are not run; None if the capture fails."""
-        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    def _capture(self, region: Region) -> None:
+        """Make a graph of the kernels, which are not run."""
+        region.graph = torch.cuda.CUDAGraph()
         # `thread_local`: other threads may allocate, as the one that pins batches does.
         how: Any = {"stream": self.stream, "capture_error_mode": "thread_local"}
         try:
-            with torch.cuda.stream(self.stream), torch.cuda.graph(graph, pool=pool, **how):
+            with torch.cuda.stream(self.stream), torch.cuda.graph(region.graph, **how):
                 region.outputs = self.function(*region.inputs)
-        except Exception as error:  # nothing was run, so the micro-batch is as before
-            self._give_up(error, pool, how)
-            return None
-        region.graph = graph
-        return graph
-
-    def _give_up(self, error: Exception, pool: Any, how: dict[str, Any]) -> None:
-        cause = error.__context__ or error  # the end of a capture that has failed fails, too
-        line = f"{type(cause).__name__}: {cause}".splitlines()[0]
-        text = "runtime.cuda_graph: capture failed, training continues without; set it to off (%s)"
-        log.warning(text, line)
-        self.has_failed = True
-        self.regions.clear()
-        # Before 2.12, torch leaves its allocator and random generator in the capture, in which they
-        # would free no batch and draw no number (pytorch pull request 180395).
-        after = torch.cuda.CUDAGraph()
-        with suppress(RuntimeError, AttributeError):
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # noqa: SLF001
-        with suppress(RuntimeError), torch.cuda.stream(self.stream), torch.cuda.graph(after, **how):
-            torch.zeros((), device="cuda")
+        except Exception as error:
+            cause = error.__context__ or error  # the end of a capture that has failed fails, too
+            line = f"{type(cause).__name__}: {cause}".partition("\n")[0]
+            raise ValueError(f"runtime.cuda_graph: capture failed ({line}); use off") from error
 
 
 class GraphedTask:

@@ -20,10 +20,10 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from speakerlab.core.full_precision import widened
-from speakerlab.training.distributed import Group
+from speakerlab.training.distributed import Ranks
 
 
-def join_batchnorms(module: nn.Module, group: Group) -> None:
+def join_batchnorms(module: nn.Module, group: Ranks) -> None:
     """Turn every BatchNorm in `module` into one that sees the rows of the whole group.
 
     Parameters, buffers and their names stay, for checkpoints and optimizers. Every rank of the
@@ -37,7 +37,7 @@ def join_batchnorms(module: nn.Module, group: Group) -> None:
 class JoinedBatchNorm(_BatchNorm):
     """BatchNorm of the rows of a group; no `SyncBatchNorm`, because DDP rejects that on a CPU."""
 
-    group: Group
+    group: Ranks
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Accept any shape (B, C, ...)."""
@@ -94,7 +94,7 @@ class _Normalise(torch.autograd.Function):
         return grad_x.to(x.dtype), grad_weight_C, grad_bias_C, None, None
 
 
-def _group_moments(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+def _group_moments(x: Tensor, group: Ranks) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean and biased variance of each channel over the group, and their sample count.
 
     Both are in at least fp32.
@@ -102,7 +102,7 @@ def _group_moments(x: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
     wide = widened(x)
     var_C, mean_C = torch.var_mean(wide, dim=[0, *range(2, x.dim())], correction=0)
     count = mean_C.new_full((1,), x.numel() // x.shape[1])
-    every_RK = group.gather(torch.cat([mean_C, var_C, count]))
+    every_RK = group.gather(torch.cat([mean_C, var_C, count]).unsqueeze(0))
     mean_RC, var_RC = every_RK[:, :-1].chunk(2, dim=1)
     share_R1 = every_RK[:, -1:] / every_RK[:, -1:].sum()
     mean_C = (share_R1 * mean_RC).sum(0)

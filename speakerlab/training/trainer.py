@@ -64,7 +64,7 @@ class Trainer:
         self.modules = list(self.task.modules())
         self.model: Any = self.task  # DDP's wrapper from `start` on
         note, size = self.exp_dir / OUT_OF_MEMORY, self.plan.micro_batch
-        self.rescue = Rescue(self.ranks, state, note=note, micro_batch=size)
+        self.rescue = Rescue(state, note=note, micro_batch=size)
         self.inputs: Inputs
 
     def fit(self) -> int:
@@ -141,7 +141,6 @@ class Trainer:
         step, count = self.state.step, self.plan.accumulation
         margin, frozen = self.schedule.margin_at(step), step < self.schedule.frozen_steps
         self._begin_step(step)
-        self.rescue.begin(step)
         try:
             for index in range(count):
                 inputs = next(self.inputs)  # waits for data
@@ -167,7 +166,7 @@ class Trainer:
                 self._progress(step + (index + 1) / count)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                self.rescue.leave(step, error)  # saves the state from before this step
+                self.rescue.leave(error)
             raise
         self.task.drop_gradients(frozen=frozen)
         with record_function("step/optimizer"):  # unscale, clip, skip if not finite, step

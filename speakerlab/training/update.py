@@ -89,13 +89,6 @@ class Updater:
         for saved, flat in zip(self.saved, self.statistics):
             flat.copy_(saved)
 
-    def from_before(self, value: Tensor) -> Tensor:
-        """Return a statistic as it was before the step, and any other tensor as it is."""
-        for saved, flat in zip(self.saved, self.statistics):
-            if value.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr():
-                return saved.as_strided(value.size(), value.stride(), value.storage_offset())
-        return value
-
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the loss to call `backward` on."""
         return loss * self.loss_scale if self.scales_loss else loss

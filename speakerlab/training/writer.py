@@ -1,8 +1,7 @@
 """Write checkpoints in the background while training continues.
 
-Rank 0 writes what all ranks share. If the rows of the head are split over ranks, each rank writes
-its own, and rank 0 names the folder when all have. A checkpoint that cannot be written, because the
-disk is full, is reported; training continues and the next one is tried.
+A checkpoint that cannot be written, because the disk is full, is reported; training continues and
+the next one is tried.
 """
 
 import errno
@@ -20,45 +19,33 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from speakerlab.training import checkpoint
-from speakerlab.training.checkpoint import ROWS, STATE, Note, list_checkpoints
+from speakerlab.training.checkpoint import STATE, Note, list_checkpoints
 
 log = logging.getLogger(__name__)
-OTHERS_SECONDS = 300.0  # rank 0 waits so long for the rows of the other ranks
 SLOW_SECONDS = 1.0  # a longer wait for the checkpoint before is logged
 
 
 @dataclass(eq=False)
 class CheckpointWriter:
-    """One rank's part in writing checkpoints, one at a time."""
+    """Writes checkpoints, one at a time."""
 
     folder: Path
     keep: int
-    run: str = ""  # a word that all ranks of this run share and no other run has
-    rank: int = 0
-    num_parts: int = 0  # number of ranks that hand over rows of the head
     thread: threading.Thread | None = None
     failure: str = ""  # why the last checkpoint could not be written
-
-    def __post_init__(self) -> None:
-        if self.rank == 0:
-            for left in self.folder.glob(".step_*"):  # by a run that was killed
-                shutil.rmtree(left, ignore_errors=True)
 
     def save(
         self,
         state: Mapping[str, Any],
-        rows: tuple[int, Mapping[str, Any]] | None = None,
         *,
         scheduled: bool = True,
         valid: Mapping[str, float] | None = None,
     ) -> None:
         """Copy the state and begin to write it; waits for the checkpoint before.
 
-        state: has `step` and `attempt`; only rank 0's is written. rows: (first row, this rank's).
-        valid: the metric of this step's validation by its name, `eer` or `error`.
+        state: has `step` and `attempt`. valid: the metric of this step's validation by its name,
+        `eer` or `error`.
         """
-        if self.rank != 0 and rows is None:
-            return
         step, attempt = state["step"], state["attempt"]
         began = time.monotonic()
         self._join()
@@ -70,12 +57,9 @@ class CheckpointWriter:
         eer, error = ((valid or {}).get(name) for name in ("eer", "error"))
         note = partial(Note, step, attempt, scheduled, eer, valid_error=error)
         name = f"step_{step:08d}" + (f"_attempt_{attempt}" if attempt else "")
-        copied = checkpoint.snapshot(state) if self.rank == 0 else None
-        self.thread = threading.Thread(
-            target=self._write,
-            args=(name, copied, checkpoint.snapshot(rows), note),
-            name="checkpoint",
-        )
+        copied = checkpoint.snapshot(state)
+        args = (name, copied, note)
+        self.thread = threading.Thread(target=self._write, args=args, name="checkpoint")
         self.thread.start()
 
     def wait(self) -> None:
@@ -88,39 +72,22 @@ class CheckpointWriter:
         if self.thread is not None:
             self.thread.join()
 
-    def _write(self, name: str, state: Any, rows: Any, note: partial[Note]) -> None:
-        unfinished = self.folder / f".{name}.{self.run}"
+    def _write(self, name: str, state: Any, note: partial[Note]) -> None:
+        for left in self.folder.glob(".step_*"):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        unfinished = self.folder / f".{name}"
         try:
-            unfinished.mkdir(parents=True, exist_ok=True)
-            if rows is not None:
-                file = f"{ROWS}{rows[0]:08d}_{self.rank}.pt"
-                digest = checkpoint.write_tensors(unfinished / file, rows[1])
-                checkpoint.write_synced(unfinished / f"{file}.sha256", digest.encode())
-            if state is not None:
-                sha256 = {STATE: checkpoint.write_tensors(unfinished / STATE, state)}
-                sha256 |= self._wait_for_rows(unfinished)
-                size = sum((unfinished / file).stat().st_size for file in sha256)
-                checkpoint.finish(unfinished, self.folder / name, note(sha256=sha256, bytes=size))
-                checkpoint.prune(self.folder, keep=self.keep)
+            unfinished.mkdir(parents=True)
+            sha256 = {STATE: checkpoint.write_tensors(unfinished / STATE, state)}
+            size = (unfinished / STATE).stat().st_size
+            checkpoint.finish(unfinished, self.folder / name, note(sha256=sha256, bytes=size))
+            checkpoint.prune(self.folder, keep=self.keep)
             self.failure = ""
         except (OSError, RuntimeError, MemoryError) as error:
-            tensors = [leaf for leaf in tree_leaves([state, rows]) if isinstance(leaf, Tensor)]
+            tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
             self.failure = self._explain(name, error, sum(tensor.nbytes for tensor in tensors))
             log.error("%s; training continues and retries at the next checkpoint", self.failure)
-            if self.rank == 0:
-                shutil.rmtree(unfinished, ignore_errors=True)
-
-    def _wait_for_rows(self, unfinished: Path) -> dict[str, str]:
-        """Return name -> sha256 of the rows of all ranks, once all have written theirs."""
-        deadline = time.monotonic() + OTHERS_SECONDS
-        while len(done := sorted(unfinished.glob("*.sha256"))) < self.num_parts:
-            if time.monotonic() > deadline:
-                raise OSError(f"rows of the head came from {len(done)} of {self.num_parts} ranks")
-            time.sleep(0.02)
-        found = {path.stem: path.read_text(encoding="ascii") for path in done}
-        for path in done:
-            path.unlink()
-        return found
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def _explain(self, name: str, error: Exception, num_bytes: int) -> str:
         kept = [path.name for path in list_checkpoints(self.folder)]

@@ -2,16 +2,13 @@
 
 harmed_training.py HARM RANK FIRST LAST <options of speakerlab train>: the steps FIRST to LAST are
 hit, of the first attempt only where HARM ends in `-once`. HARM: nan, inf, full (out of memory in
-the forward pass), full-back (in the backward pass), full-behind (as full, when the other rank is a
-step ahead, as on a GPU); in the validation after these steps: valid-full, valid-inf, valid-stop (a
-SIGTERM).
+the forward pass), full-back (in the backward pass); in the validation after these steps:
+valid-full, valid-inf, valid-stop (a SIGTERM).
 """
 
 import os
 import signal
 import sys
-import time
-from pathlib import Path
 
 import torch
 
@@ -19,15 +16,12 @@ from speakerlab.bin import train as command
 from speakerlab.bin.command import run
 from speakerlab.experiments import train
 from speakerlab.experiments.train import Training, build_training
-from speakerlab.training.trainer import Trainer
-from speakerlab.training.update import Update
 
 harm: str
 rank: int
 first: int
 last: int
 is_once: bool
-ahead: Path
 
 
 def run_out_of_memory(_gradient: torch.Tensor) -> None:
@@ -43,39 +37,6 @@ def poison(out: torch.Tensor) -> torch.Tensor:
     return out.masked_fill(rows, float(harm))
 
 
-def wait_and_run_out_of_memory(_out: torch.Tensor) -> None:
-    while not ahead.exists():
-        time.sleep(0.05)
-    run_out_of_memory(_out)
-
-
-def run_ahead(trainer: Trainer, step: int) -> None:
-    """From this step on only the host works, as where a GPU waits for another rank's gradients.
-
-    It waits for the verdict on this step at the end of the next one.
-    """
-    updater, take = trainer.updater, trainer.train_step
-    nothing = torch.zeros(())
-
-    def queue(_lr: float) -> Update:
-        updater.before_step = lambda: None
-        return Update(nothing, nothing)
-
-    def check(at: int, _update: Update) -> None:
-        while at > step:
-            ahead.touch()
-            time.sleep(1)
-
-    def train_step() -> None:
-        if trainer.state.step == step:
-            trainer.model = trainer.task  # nothing is reduced
-            updater.step, updater.check = queue, check
-            trainer.sums.add_step = lambda *_: None
-        take()
-
-    trainer.train_step = train_step
-
-
 def stop(out: torch.Tensor) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -84,7 +45,6 @@ HARMS = {
     "nan": poison,
     "inf": poison,
     "full": run_out_of_memory,
-    "full-behind": wait_and_run_out_of_memory,
     "full-back": lambda out: out.register_hook(run_out_of_memory) and None,
     "valid-full": run_out_of_memory,
     "valid-inf": lambda out: out * float("inf"),
@@ -93,11 +53,8 @@ HARMS = {
 
 
 def harmed(*args, **more) -> Training:
-    global ahead
     training = build_training(*args, **more)
-    state, ahead = training.trainer.state, training.exp_dir / "ahead"
-    if harm == "full-behind" and int(os.environ["RANK"]) != rank:
-        run_ahead(training.trainer, first)
+    state = training.trainer.state
 
     def change(module, _inputs, out):
         is_hit = first <= state.step <= last and int(os.environ.get("RANK", 0)) == rank

@@ -58,16 +58,6 @@ def make(model: str = "xvector", *overrides: str, **args: object) -> Config:
     return load_config([], [*launches.ALL_ON, *words, *overrides])
 
 
-class Alone:
-    """Group of a single rank."""
-
-    def sum(self, values):
-        return values.clone()
-
-    def gather(self, values):
-        return values.clone().unsqueeze(0)
-
-
 def train(
     config: Config,
     precision: str = "fp32",
@@ -84,7 +74,7 @@ def train(
     """
     task = launches.build_task(config, precision, **more)
     if join:
-        join_batchnorms(task, Alone())
+        join_batchnorms(task, Ranks(0, 1, 1, GPU))
     batch = launches.draw_batch(config, task, CROPS)
     assert batch.draws.keys() == {n for n, part in AUGMENTATIONS.items() if not part.in_worker}
     if stored:

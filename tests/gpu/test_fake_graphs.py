@@ -61,7 +61,6 @@ def capture(config, precision: str) -> list[list[str]]:
             gpu.begin_step()
             gpu.launches.clear()
             trainer.train_step()
-        assert not graphed.has_failed
     assert not gpu.launches["step/backward"] and gpu.launches["step/replay"] < 12
     return found
 
@@ -110,11 +109,11 @@ def number_on_the_host(self, cos, margin):
         (number_on_the_host, "capture"),  # without a capture it is allowed
     ],
 )
-def test_planted_bugs(planted, found, monkeypatch, caplog):
+def test_planted_bugs(planted, found, monkeypatch):
     monkeypatch.setattr(AAMSoftmax, "harden", planted)
-    with pytest.raises((Fault, AssertionError)) as caught:
+    with pytest.raises((Fault, ValueError)) as caught:
         capture(make(), "fp32")
-    assert f"{found}: " in str(caught.value) + caplog.text
+    assert f"{found}: " in str(caught.value)
 
 
 def test_a_number_that_changes_is_found(monkeypatch):

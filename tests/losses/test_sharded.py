@@ -8,17 +8,15 @@ import socket
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import shard_ranks
 import torch
-from refusals import refuses
 from shard_ranks import AAM, BEGINNINGS, CASES, KEYS, SHARE, make_head, one_pass
 
 from speakerlab.losses import HEADS
 from speakerlab.losses.sharded import ShardedHead
-from speakerlab.losses.shards import reshard, rows_of, take_part
+from speakerlab.losses.shards import take_part
 from speakerlab.training.distributed import start_ranks
 
 CPU = torch.device("cpu")
@@ -176,51 +174,6 @@ def test_first_of_equal_classes_is_decided_for(results, world_size):
     assert shard_ranks.equal_classes(None)["num_correct"] == num_first
     for rank in results[world_size]:
         assert rank["equal"]["num_correct"] == num_first
-
-
-@pytest.mark.parametrize("tail", [(), (3,)])
-def test_saved_rows_are_split_over_any_number_of_ranks(tail):
-    rows = torch.randn(7, *tail)
-    for before in (1, 2, 3, 5, 8):
-        spans = [rows_of(r, num_classes=7, world_size=before) for r in range(before)]
-        blocks = [(first, rows[first:last]) for first, last in spans]
-        for after in (1, 2, 4, 9):
-            wanted = [rows_of(r, num_classes=7, world_size=after) for r in range(after)]
-            parts = [reshard(reversed(blocks), rows=span, num_classes=7) for span in wanted]
-            assert torch.equal(torch.cat(parts), rows)
-
-
-@pytest.mark.parametrize(
-    ("spans", "listed"),
-    [
-        ([(0, 3), (5, 7)], "0 to 3, 5 to 7"),
-        ([(0, 3), (2, 7)], "0 to 3, 2 to 7"),
-        ([(0, 6)], "0 to 6"),
-        ([(0, 8)], "0 to 8"),
-        ([], "none"),
-    ],
-)
-def test_missing_rows_are_refused(spans, listed):
-    blocks = [(first, torch.zeros(last - first, 2)) for first, last in spans]
-    with refuses("rows of the head", "0 to 7", listed):
-        reshard(blocks, rows=(0, 4), num_classes=7)
-
-
-def test_only_the_rows_of_a_rank_are_read(tmp_path):
-    """Of a mapped file of 64 MB, 1 MB is asked for."""
-    torch.save(torch.ones(2**14, 2**10), tmp_path / "rows.pt")
-    rows = torch.load(tmp_path / "rows.pt", mmap=True)
-    before = mapped_mb()
-    own = reshard([(0, rows)], rows=(3 * 2**8, 4 * 2**8), num_classes=2**14)
-    assert own.shape == (2**8, 2**10) and own.all()
-    assert mapped_mb() - before < 16
-    assert rows.all() and mapped_mb() - before > 60
-
-
-def mapped_mb() -> float:
-    """Pages of files that this process has in memory."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssFile"))
 
 
 def test_a_million_classes_take_no_memory_before_they_are_split(alone):

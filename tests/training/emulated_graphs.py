@@ -77,10 +77,8 @@ def emulate(monkeypatch) -> None:
     stand_ins = {
         "CUDAGraph": Graph,
         "Stream": Stream,
-        "current_device": lambda: 0,
         "current_stream": Stream,
         "graph": capture,
-        "graph_pool_handle": lambda: (0, 1),
         "stream": lambda _: nullcontext(),
     }
     for name, value in stand_ins.items():

@@ -55,8 +55,7 @@ class Trained:
             self.batches.append(batch._replace(feats_BTF=feats_BTF, label_B=label_B))
         self.read(self.batches)
         if folder is not None:
-            writer = {"keep": 3, "run": "tested", "rank": 0, "num_parts": 0}
-            self.trainer.state.writer = CheckpointWriter(folder, **writer)
+            self.trainer.state.writer = CheckpointWriter(folder, keep=3)
             self.trainer.state.resume()
 
     def read(self, batches: list[Batch]) -> None:

@@ -115,19 +115,3 @@ def test_the_state_at_the_call_is_written(tmp_path, monkeypatch):
     assert names(tmp_path) == []
     writer.wait()
     assert torch.equal(latest(tmp_path)["task"]["w"], torch.ones(3))
-
-
-def test_a_checkpoint_is_complete_when_every_rank_has_written_its_rows(tmp_path):
-    ranks = [CheckpointWriter(tmp_path, keep=1, run="r", rank=r, num_parts=2) for r in (0, 1)]
-    ranks[0].save(state(1), rows=(0, {"w": torch.zeros(5)}))
-    time.sleep(0.2)
-    assert names(tmp_path) == []
-    ranks[1].save(state(1), rows=(5, {"w": torch.ones(4)}))
-    ranks[0].wait()
-    folder = tmp_path / "step_00000001"
-    (first, _), (second, ones) = checkpoint.read_rows(folder)
-    assert (first, second) == (0, 5) and torch.equal(ones["w"], torch.ones(4))
-    assert latest(tmp_path)["step"] == 1
-    (folder / "rows_00000000_0.pt").write_bytes(b"cut")
-    with refuses(str(tmp_path), 1):
-        read_latest(tmp_path)

@@ -153,28 +153,27 @@ def test_out_of_memory_beside_a_graph_saves_the_state_before_the_step(tmp_path):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("not permitted"), MemoryError("out of memory")])
-def test_a_capture_that_fails(error, caplog, monkeypatch):
-    """It leaves nothing behind, and training continues without graphs."""
-
+def test_a_capture_that_fails_ends_the_training(error, monkeypatch):
     def refuse(*args):
         if is_recording():
             raise error
         return harden(*args)
 
-    expected, harden = Trained(make()).run(), AAMSoftmax.harden
+    harden = AAMSoftmax.harden
     monkeypatch.setattr(AAMSoftmax, "harden", refuse)
-    trained = Trained(make()).use_graphs()
-    require_equal(trained.run(), expected)
-    lines = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert len(lines) == 1 and str(error) in lines[0] and "runtime.cuda_graph" in lines[0]
-    assert not trained.regions
+    with refuses("runtime.cuda_graph", str(error)):
+        Trained(make()).use_graphs().run()
 
 
-def test_a_host_read_fails_the_capture(caplog, monkeypatch):
-    expected = Trained(make()).run()
-    read_the_loss(monkeypatch)
-    require_equal(Trained(make()).use_graphs().run(), expected)
-    assert "stream is capturing" in caplog.text
+def test_a_host_read_fails_the_capture(monkeypatch):
+    def read(self, cos, margin):
+        assert float(cos.detach().max()) < 2
+        return harden(self, cos, margin)
+
+    harden = AAMSoftmax.harden
+    monkeypatch.setattr(AAMSoftmax, "harden", read)
+    with refuses("runtime.cuda_graph", "stream is capturing"):
+        Trained(make()).use_graphs().run()
 
 
 def test_another_shape_is_captured_separately():
@@ -245,29 +244,16 @@ def test_the_benchmark_of_models():
     assert torch.equal(*found)
 
 
-def read_the_loss(patch):
-    harden = AAMSoftmax.harden
-
-    def read(self, cos, margin):
-        assert float(cos.detach().max()) < 2
-        return harden(self, cos, margin)
-
-    patch.setattr(AAMSoftmax, "harden", read)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("name", "precision", "fails"),
+    ("name", "precision"),
     [
-        *(("campplus", precision, False) for precision in ("fp32", "bf16", "fp16")),
-        *(("eres2net", "bf16", False), ("ecapa_tdnn", "bf16", False)),
-        ("campplus", "bf16", True),
+        *(("campplus", precision) for precision in ("fp32", "bf16", "fp16")),
+        *(("eres2net", "bf16"), ("ecapa_tdnn", "bf16")),
     ],
 )
-def test_on_a_gpu(name, precision, fails, monkeypatch):
+def test_on_a_gpu(name, precision):
     """Another thread allocates meanwhile, as the one that pins batches does."""
-    if fails:
-        read_the_loss(monkeypatch)
     ended = threading.Event()
 
     def pin() -> None:
@@ -286,6 +272,6 @@ def test_on_a_gpu(name, precision, fails, monkeypatch):
         found = trained.run(8)
         ended.set()
         thread.join()
-    assert bool(trained.regions) != fails
+    assert trained.regions
     losses = [[sums[0] for sums in steps] for steps, _ in (found, expected)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
