@@ -69,8 +69,7 @@ class Graphed:
         if region.num_calls <= WARM_UP:
             self._warm_up(region)
             return region.outputs
-        if region.graph is None:
-            self._capture(region)
+        region.graph = region.graph or self._capture(region)
         region.graph.replay()
         return region.outputs
 
@@ -91,18 +90,19 @@ class Graphed:
         if not self.gradients:
             self.gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]
 
-    def _capture(self, region: Region) -> None:
-        """Make a graph of the kernels, which are not run."""
-        region.graph = torch.cuda.CUDAGraph()
+    def _capture(self, region: Region) -> Any:
+        """Return a graph of the kernels, which are not run."""
+        graph = torch.cuda.CUDAGraph()
         # `thread_local`: other threads may allocate, as the one that pins batches does.
         how: Any = {"stream": self.stream, "capture_error_mode": "thread_local"}
         try:
-            with torch.cuda.stream(self.stream), torch.cuda.graph(region.graph, **how):
+            with torch.cuda.stream(self.stream), torch.cuda.graph(graph, **how):
                 region.outputs = self.function(*region.inputs)
         except Exception as error:
             cause = error.__context__ or error  # the end of a capture that has failed fails, too
             line = f"{type(cause).__name__}: {cause}".partition("\n")[0]
             raise ValueError(f"runtime.cuda_graph: capture failed ({line}); use off") from error
+        return graph
 
 
 class GraphedTask:
