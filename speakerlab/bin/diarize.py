@@ -28,10 +28,6 @@ def main(words: Sequence[str]) -> None:
     args = parse(words)
     names = name_files(args.files)
     regions = read_regions(args.vad, names)
-    if args.vad == "silero":
-        from speakerlab.inference.speech import SileroVad
-
-        SileroVad()  # refused if it is not installed
     if args.out is not None:
         check_writable(args.out / f"{names[0]}.rttm")
     model = model_of(args)

@@ -128,13 +128,6 @@ def read_lab(path: Path) -> list[Region]:
     return merge_regions(_read_rows([path], parse))
 
 
-def write_lab(path: Path, regions: Iterable[Region]) -> None:
-    """Write the speech regions of a recording as .lab, to the millisecond."""
-    rows = sorted(regions)
-    _check_order(path, rows)
-    write_text(path, "".join(f"{start:.3f} {end:.3f} speech\n" for start, end in rows))
-
-
 def merge_regions(regions: Iterable[Region]) -> list[Region]:
     """Return the union of regions, also of turns of any speakers, as sorted disjoint regions."""
     return _union(regions, touching=True)

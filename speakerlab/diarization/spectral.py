@@ -18,16 +18,12 @@ from scipy.linalg import eigh, qr, svd
 
 from speakerlab.diarization.clustering import sample_rows
 
+MIN_NEIGHBOURS, MAX_NEIGHBOURS, NUM_TRIED = 6, 0.15, 6  # MAX: share of the windows
 WINDOWS_PER_GROUP = 4  # at least, on average: the gaps after more groups than that are chance
 
 
 class Spectral:
-    """Method of `METHODS`. Neighbours tried: from `min_neighbours` to a share of the windows."""
-
-    def __init__(
-        self, *, min_neighbours: int = 6, max_share: float = 0.15, num_tried: int = 6
-    ) -> None:
-        self.min_neighbours, self.max_share, self.num_tried = min_neighbours, max_share, num_tried
+    """Method of `METHODS`."""
 
     def __call__(self, unit_ND: np.ndarray, least: int, most: int) -> NDArray[np.int64]:
         """Return group_N, -1 for windows outside the sample; the groups are `least` to `most`."""
@@ -38,8 +34,8 @@ class Spectral:
             return group_N
         most = max(min(most, len(rows_M) // WINDOWS_PER_GROUP), least)
         graph = Graph(unit_ND[rows_M])
-        highest = max(round(self.max_share * len(rows_M)), self.min_neighbours)
-        tried = np.geomspace(self.min_neighbours, highest, self.num_tried).round().astype(int)
+        highest = max(round(MAX_NEIGHBOURS * len(rows_M)), MIN_NEIGHBOURS)
+        tried = np.geomspace(MIN_NEIGHBOURS, highest, NUM_TRIED).round().astype(int)
         tried = np.unique(np.minimum(tried, len(rows_M) - 1)).tolist()
         _, num_groups, p = min(graph.eigengap(p, least, most) for p in tried)
         group_N[rows_M] = divide(graph.laplacian(p), num_groups)

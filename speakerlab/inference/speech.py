@@ -67,16 +67,16 @@ class SileroVad:
 
     def probabilities(self, wave_S: np.ndarray) -> np.ndarray:
         """Return the probability of speech in each frame; zeros fill up the last one."""
-        speech = [np.zeros(0, dtype=np.float32)]
+        speech, size = [np.zeros(0, dtype=np.float32)], self.frame_samples
+        before_S = np.zeros(CONTEXT_SAMPLES, dtype=np.float32)
         state = {name: np.zeros((1, 1, 128), dtype=np.float32) for name in ("h", "c")}
         for start in range(0, len(wave_S), BLOCK_SAMPLES):
-            block_S = wave_S[max(start - CONTEXT_SAMPLES, 0) : start + BLOCK_SAMPLES]
-            before = CONTEXT_SAMPLES if start == 0 else 0
-            after = (CONTEXT_SAMPLES - before - len(block_S)) % self.frame_samples
-            block_S = np.pad(block_S, (before, after)).astype(np.float32) / 32768
-            frames_TL = sliding_window_view(block_S, CONTEXT_SAMPLES + self.frame_samples)
-            frames_TL = np.ascontiguousarray(frames_TL[:: self.frame_samples])
-            speech_T, *after_block = self._session.run(None, {"input": frames_TL, **state})
-            state = dict(zip(state, after_block))
+            block_S = wave_S[start : start + BLOCK_SAMPLES].astype(np.float32) / 32768
+            block_S = np.concatenate([before_S, np.pad(block_S, (0, -len(block_S) % size))])
+            before_S = block_S[-CONTEXT_SAMPLES:]
+            frames_TL = sliding_window_view(block_S, CONTEXT_SAMPLES + size)[::size]
+            inputs = {"input": np.ascontiguousarray(frames_TL), **state}
+            speech_T, *after = self._session.run(None, inputs)
+            state = dict(zip(state, after))
             speech.append(speech_T)
         return np.concatenate(speech)

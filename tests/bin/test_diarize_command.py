@@ -1,6 +1,9 @@
 """`speakerlab diarize`: files written, regions read, broken recordings, exit codes, kills."""
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -177,12 +180,14 @@ def test_broken_recordings_do_not_stop_the_others(run, exp, talk, tmp_path):
     [
         (["--vad", "webrtc"], "--vad", "webrtc"),
         (["--vad", "speech.rttm"], "--vad", "talk"),
+        (["--vad", "broken.rttm"], "broken.rttm:1", -1),
         (["other.flac", "--vad", "speech.lab"], "--vad", 2),
     ],
 )
 def test_refusals(exp, talk, tmp_path, monkeypatch, words, subject, value):
     monkeypatch.chdir(tmp_path)
     Path("speech.rttm").write_text("SPEAKER else 1 0 1 <NA> <NA> x <NA> <NA>\n")
+    Path("broken.rttm").write_text("SPEAKER talk 1 0 -1 <NA> <NA> x <NA> <NA>\n")
     with refuses(subject, value):
         diarized(exp, talk, *words)
 
@@ -204,16 +209,25 @@ def test_options_that_do_not_fit(exp, words, capsys):
     assert words[0] in capsys.readouterr().err
 
 
-def test_a_failed_write_leaves_the_old_files(exp, talk, tmp_path, monkeypatch):
-    """Both files replace older ones only when they are complete, as after a kill."""
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from speakerlab.bin import diarize
+Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+diarize.main(sys.argv[1:])
+"""
+
+
+def test_a_kill_while_writing_leaves_the_old_files(environment, exp, talk, tmp_path):
     out = tmp_path / "out"
-    diarized(exp, talk, "--speakers", 1, "--out", out)
+    words = [talk, "--out", out, "--model", exp, "--device", "cpu", "--speakers"]
+    diarized(exp, *words[:3], "--speakers", 1)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", stop)
-    with pytest.raises(KeyboardInterrupt):
-        diarized(exp, talk, "--speakers", 2, "--out", out)
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, *map(str, words), "2"], env=environment, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    files = {path.name: path.read_bytes() for path in out.iterdir()}
+    partial = files.keys() - before.keys()
+    assert len(partial) == 1 and partial.pop().startswith(".talk.json.")
+    assert {name: files[name] for name in before} == before

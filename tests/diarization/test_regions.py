@@ -111,8 +111,6 @@ def test_what_is_written_is_read_again(tmp_path):
     spoken = {name: merge_regions(turn[:2] for turn in own) for name, own in turns.items()}
     regions.write_uem(tmp_path / "a.uem", spoken)
     assert regions.read_uem(tmp_path / "a.uem") == spoken
-    regions.write_lab(tmp_path / "a.lab", spoken["a"])
-    assert read_lab(tmp_path / "a.lab") == spoken["a"]
 
 
 def test_bounds_are_rounded_to_milliseconds(tmp_path):

@@ -113,7 +113,6 @@ PARSERS: dict[str, Parser] = {
         valid.write_texts(lab="0.000 1.500 speech\n2.000 3.250 speech\n"),
         ("lab",),
         regions.read_lab,
-        write=regions.write_lab,
     ),
     "der": Parser(valid.write_turns, ("*",), readers.score_turns, share=0.5),
     "layers": Parser(
