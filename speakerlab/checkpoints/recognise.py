@@ -19,8 +19,7 @@ from speakerlab.models import MODELS
 
 Shape = tuple[int, ...]
 COUNTER = "num_batches_tracked"  # of BatchNorm; unused, and missing in old checkpoints
-# Poolings that have tensors of their own; the others are known by the configuration only.
-POOLING_TENSORS = {"astp": "pool.linear1.weight", "mqmhastp": "pool.n_query.0."}
+ASTP_TENSOR = "pool.linear1.weight"  # other poolings are known by the configuration only
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,8 @@ def _interpret(
     args = {**_args_from_shapes(row, own), **row.args}
     known = inspect.signature(MODELS[row.model]).parameters
     if "pooling" in known and "pooling" not in args:
-        starts = POOLING_TENSORS.items()
-        shown = (name for name, start in starts if any(key.startswith(start) for key in own))
-        args["pooling"] = pooling or next(shown, known["pooling"].default)
+        shown = "astp" if ASTP_TENSOR in own else known["pooling"].default
+        args["pooling"] = pooling or shown
     args = {name: value for name, value in args.items() if name in known}
     for values in itertools.product(*row.choices.values()):
         full = complete_args(row.model, {**args, **dict(zip(row.choices, values))})

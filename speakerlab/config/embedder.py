@@ -123,7 +123,7 @@ class Embedder(nn.Module):
         """
         is_ours = type(self.backbone).__module__.startswith("speakerlab.")
         backbone = self.backbone if in_place else copy.deepcopy(self.backbone)
-        backbone = fold_batchnorm(backbone, in_place=True) if is_ours else backbone
+        backbone = fold_batchnorm(backbone) if is_ours else backbone
         if precision is not None and precision.name == "fp32":
             precision = None
         if precision is not None and is_ours:

@@ -208,14 +208,11 @@ def speech_like(rows: int, num_samples: int) -> np.ndarray:
     return (loudness_BS * noise_BS).astype(np.float32)
 
 
-def _distance(found: np.ndarray, wanted: np.ndarray) -> tuple[float, float]:
+def _distance(found_BD: np.ndarray, wanted_BD: np.ndarray) -> tuple[float, float]:
     """Return the least cosine of any row, and the largest difference over the largest value."""
-    if found.shape != wanted.shape:
-        return float("nan"), float("inf")
-    found, wanted = found.astype(np.float64), wanted.astype(np.float64)
-    rows_a, rows_b = found.reshape(len(found), -1), wanted.reshape(len(wanted), -1)
-    norms = np.linalg.norm(rows_a, axis=1) * np.linalg.norm(rows_b, axis=1)
+    found_BD, wanted_BD = found_BD.astype(np.float64), wanted_BD.astype(np.float64)
+    norm_B = np.linalg.norm(found_BD, axis=1) * np.linalg.norm(wanted_BD, axis=1)
     tiny = np.finfo(np.float64).tiny
-    cosine = (rows_a * rows_b).sum(axis=1) / np.maximum(norms, tiny)
-    error = np.abs(found - wanted).max() / max(np.abs(wanted).max(), tiny)
-    return float(cosine.min()), float(error)
+    cosine_B = (found_BD * wanted_BD).sum(axis=1) / np.maximum(norm_B, tiny)
+    error = np.abs(found_BD - wanted_BD).max() / max(np.abs(wanted_BD).max(), tiny)
+    return float(cosine_B.min()), float(error)

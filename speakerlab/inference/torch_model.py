@@ -18,8 +18,6 @@ from speakerlab.losses.head import Head
 from speakerlab.training.devices import count_gpus
 from speakerlab.training.precision import card_of, resolve_precision
 
-MAX_VALUES = 2**24  # logits computed at a time
-
 
 class TorchModel:
     """The PyTorch runtime of `SpeakerModel`; `OnnxModel` is the other."""
@@ -61,14 +59,10 @@ class Classifier:
 
     def logits(self, emb_ND: np.ndarray) -> np.ndarray:
         """Return logits_NC, float32, without a margin; scale * cosine for an angular head."""
-        weight_CD = self.head.get_parameter("weight_CD")
-        size = max(MAX_VALUES // len(weight_CD), 1)
-        parts: list[torch.Tensor] = []
+        emb = torch.from_numpy(emb_ND).to(self.head.get_parameter("weight_CD").device)
         with torch.inference_mode():
-            for emb_BD in torch.from_numpy(emb_ND).to(weight_CD.device).split(size):
-                no_label_B = emb_BD.new_zeros(len(emb_BD), dtype=torch.int64)
-                parts.append(self.head(emb_BD, no_label_B, 0.0)[1].float().cpu())
-        return torch.cat(parts).numpy()
+            no_label_N = emb.new_zeros(len(emb), dtype=torch.int64)
+            return self.head(emb, no_label_N, 0.0)[1].float().cpu().numpy()
 
     def posteriors(self, emb_ND: np.ndarray) -> np.ndarray:
         """Return the softmax of the logits, (N, C), float64."""

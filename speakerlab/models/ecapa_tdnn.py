@@ -216,9 +216,8 @@ class ECAPATDNNWeSpeaker(nn.Module):
         block = partial(wespeaker_block, channels, scale=scale, squeezed_channels=squeezed_channels)
         self.layer2, self.layer3, self.layer4 = (block(dilation=d) for d in DILATIONS)
         self.conv = nn.Conv1d(len(DILATIONS) * channels, stats_channels, 1)
-        self.pool = make_pooling(
-            pooling, stats_channels, eps=pool_eps, global_context=global_context
-        )
+        context = {"global_context": True} if global_context else {}  # only astp has it
+        self.pool = make_pooling(pooling, stats_channels, eps=pool_eps, **context)
         self.min_frames = self.pool.min_frames
         self.bn = nn.BatchNorm1d(self.pool.out_dim)
         self.linear = nn.Linear(self.pool.out_dim, embed_dim)

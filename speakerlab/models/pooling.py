@@ -148,15 +148,6 @@ class TAP(Pooling):
             return widened(x).mean(-1).flatten(1)
 
 
-class TSDP(Pooling):
-    """Temporal standard deviation pooling: the deviation."""
-
-    num_stats = 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        return mean_std(x, eps=self.eps)[:, self.out_dim :]
-
-
 class TSTP(Pooling):
     """Temporal statistics pooling: mean and deviation (Snyder et al., "X-Vectors", ICASSP 2018)."""
 
@@ -192,63 +183,14 @@ class ASTP(Pooling):
         return torch.cat(attentive_mean_std(x_BCT, scores_BCT, eps=self.eps), dim=1)
 
 
-class MQMHASTP(Pooling):
-    """Multi-query multi-head attentive statistics pooling.
-
-    Zhao, Wei, Xiao, Wang, Li: "Multi-Query Multi-Head Attention Pooling and Inter-Topk Penalty for
-    Speaker Verification", ICASSP 2022, arXiv 2110.05042. Out: for each query, for each head, the
-    means and then the deviations of the head's channels.
-    """
-
-    num_queries = 2
-    num_heads = 8
-    num_stats = 2 * num_queries
-
-    def __init__(self, in_dim: int, *, eps: float = 1e-7, bottleneck: int = 64) -> None:
-        super().__init__(in_dim, eps=eps)
-        if in_dim % self.num_heads:
-            raise ValueError(
-                f"mqmhastp: {in_dim} channels do not divide evenly among {self.num_heads} heads; "
-                "give the model a multiple"
-            )
-        width = in_dim // self.num_heads
-        self.n_query = nn.ModuleList()
-        for _ in range(self.num_queries):
-            heads = nn.ModuleList()
-            for _ in range(self.num_heads):  # score the frames for each channel
-                into, out = nn.Conv1d(width, bottleneck, 1), nn.Conv1d(bottleneck, width, 1)
-                heads.append(named(att_0=into, tanh0=nn.Tanh(), att_1=out))
-            self.n_query.append(nn.ModuleDict({"heads_att_trans": heads}))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x_BCT, stats = x.flatten(1, -2), []
-        for query in self.n_query:
-            heads: Any = query.get_submodule("heads_att_trans")
-            chunks = x_BCT.to(next(query.parameters()).dtype).chunk(self.num_heads, dim=1)
-            scores_BCT = torch.cat([head(c) for head, c in zip(heads, chunks)], dim=1)
-            mean_BC, std_BC = attentive_mean_std(x_BCT, scores_BCT, eps=self.eps)
-            by_head = [stat.unflatten(1, (self.num_heads, -1)) for stat in (mean_BC, std_BC)]
-            stats.append(torch.cat(by_head, dim=2).flatten(1))
-        return torch.cat(stats, dim=1)
+POOLINGS = {"tap": TAP, "tstp": TSTP, "astp": ASTP}
 
 
-POOLINGS = {"tap": TAP, "tsdp": TSDP, "tstp": TSTP, "astp": ASTP, "mqmhastp": MQMHASTP}
-
-
-def make_pooling(
-    name: str, in_dim: int, *, eps: float = 1e-7, global_context: bool = False
-) -> Pooling:
-    """Return a pooling by its name; see `Pooling` for the shapes and `eps`."""
+def make_pooling(name: str, in_dim: int, **args: float) -> Pooling:
+    """Return a pooling by its name; args: of its constructor."""
     if name not in POOLINGS:
         raise ValueError(f"pooling: unknown pooling {name!r}{nearest(name.lower(), POOLINGS)}")
-    if global_context and name != "astp":
-        raise ValueError(
-            f"pooling: {name!r} takes no global context; set pooling to 'astp' or global_context "
-            "to false"
-        )
-    if global_context:
-        return ASTP(in_dim, eps=eps, global_context=True)
-    return POOLINGS[name](in_dim, eps=eps)
+    return POOLINGS[name](in_dim, **args)
 
 
 class PooledModel(nn.Module):

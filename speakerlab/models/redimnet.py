@@ -9,6 +9,8 @@ Letters: B batch, T frames, C channels, F frequency bins, K = C x F, the same at
 D embedding, H heads of attention.
 """
 
+import json
+from collections.abc import Sequence
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -28,8 +30,9 @@ KERNELS = {1: (nn.Conv1d, nn.BatchNorm1d), 2: (nn.Conv2d, nn.BatchNorm2d)}  # by
 class StageSize(NamedTuple):
     stride: int  # divides the bins and multiplies the channels
     num_blocks: int
-    widening: int  # of the channels inside the stage
+    widening: float  # of the channels inside the stage
     reduction: int  # of K before the time context; 0: no time context
+    time_stride: int = 1  # in ReDimNet2: divides the frames, in this stage and those after it
 
 
 class Size(NamedTuple):
@@ -39,17 +42,18 @@ class Size(NamedTuple):
     stages: list[StageSize]
 
 
-def _stages(text: str) -> list[StageSize]:
-    return [StageSize(*map(int, numbers.split())) for numbers in text.split(",")]
+def read_stages(text: str) -> list[StageSize]:
+    """Return the stages that a text has between commas, each with its numbers between blanks."""
+    return [StageSize(*map(json.loads, numbers.split())) for numbers in text.split(",")]
 
 
-_B2_STAGES = _stages("1 2 1 12, 2 2 1 12, 1 3 1 12, 2 4 1 8, 1 4 1 8, 2 4 1 4")
-_B3_STAGES = _stages("1 6 4 32, 2 6 2 32, 1 8 2 32, 2 10 2 16, 1 10 1 16, 2 8 1 16")
-_B4_STAGES = _stages("1 4 2 48, 2 4 2 48, 1 6 2 48, 2 6 1 32, 1 8 1 24, 2 4 1 16")
-_B6_STAGES = _stages("1 4 4 32, 2 6 2 32, 1 6 2 24, 3 8 1 24, 1 8 1 16, 2 8 1 16")
+_B2_STAGES = read_stages("1 2 1 12, 2 2 1 12, 1 3 1 12, 2 4 1 8, 1 4 1 8, 2 4 1 4")
+_B3_STAGES = read_stages("1 6 4 32, 2 6 2 32, 1 8 2 32, 2 10 2 16, 1 10 1 16, 2 8 1 16")
+_B4_STAGES = read_stages("1 4 2 48, 2 4 2 48, 1 6 2 48, 2 6 1 32, 1 8 1 24, 2 4 1 16")
+_B6_STAGES = read_stages("1 4 4 32, 2 6 2 32, 1 6 2 24, 3 8 1 24, 1 8 1 16, 2 8 1 16")
 SIZES: dict[str, Size] = {
-    "b0": Size(10, "resnet", 1, _stages("1 2 1 30, 2 3 2 30, 1 3 3 30, 2 4 2 10, 1 3 1 10")),
-    "b1": Size(12, "convnext", 8, _stages("1 2 1 0, 2 3 1 0, 3 4 1 12, 2 5 1 12, 2 3 1 8")),
+    "b0": Size(10, "resnet", 1, read_stages("1 2 1 30, 2 3 2 30, 1 3 3 30, 2 4 2 10, 1 3 1 10")),
+    "b1": Size(12, "convnext", 8, read_stages("1 2 1 0, 2 3 1 0, 3 4 1 12, 2 5 1 12, 2 3 1 8")),
     "b2": Size(16, "convnext", 4, _B2_STAGES),
     "b3": Size(16, "resnet_weighted", 1, _B3_STAGES),
     "b4": Size(32, "resnet_weighted", 1, _B4_STAGES),
@@ -72,12 +76,7 @@ class ReDimNet(PooledModel):
         size: Literal["b0", "b1", "b2", "b3", "b4", "b5", "b6"] = "b2",
     ) -> None:
         super().__init__(feat_dim, embed_dim)
-        stride = prod(stage.stride for stage in SIZES[size].stages)
-        if feat_dim % stride or feat_dim < 1:
-            raise ValueError(
-                f"ReDimNet: the strides of {size} do not divide {feat_dim} mel bins; give a "
-                f"multiple of {stride}"
-            )
+        refuse_bins(feat_dim, SIZES[size].stages, model="ReDimNet")
         self.backbone = Backbone(SIZES[size], num_bins=feat_dim)
         num_rows = SIZES[size].channels * feat_dim
         self.add_embedding_layers(ASTP(num_rows, eps=1e-7, global_context=True))
@@ -86,6 +85,16 @@ class ReDimNet(PooledModel):
         refuse_unusable(self, feats_BTF)
         x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
         return self.embed(self.backbone(x_BCFT))
+
+
+def refuse_bins(feat_dim: int, stages: Sequence[StageSize], *, model: str) -> None:
+    """Raise ValueError unless the strides of the stages divide the mel bins."""
+    stride = prod(stage.stride for stage in stages)
+    if feat_dim % stride or feat_dim < 1:
+        raise ValueError(
+            f"{model}: the strides of this size do not divide {feat_dim} mel bins; give a multiple "
+            f"of {stride}"
+        )
 
 
 class Backbone(nn.Module):
@@ -110,8 +119,7 @@ class Backbone(nn.Module):
             self.stage_channels.append(channels)
             layers = [*_stage(stage, size, channels, bins // stage.stride), ToSequence()]
             if stage.reduction:
-                head_channels = max(num_rows // stage.reduction // NUM_HEADS, 1)
-                layers.append(TimeContext(num_rows, head_channels * NUM_HEADS))
+                layers.append(TimeContext(num_rows, stage.reduction))
             self.stages.append(nn.Sequential(*layers))
             channels, bins = channels * stage.stride, bins // stage.stride
 
@@ -144,7 +152,7 @@ def weighted_sum(outputs: list[Tensor], weights: Tensor) -> Tensor:
 def _stage(stage: StageSize, size: Size, channels: int, bins: int) -> list[nn.Module]:
     """Return the layers over maps: fewer bins and more channels, blocks, and back to K values."""
     out_channels, stride = channels * stage.stride, (stage.stride, 1)
-    wide = out_channels * stage.widening
+    wide = int(out_channels * stage.widening)
     layers: list[nn.Module] = [nn.Conv2d(channels, wide, stride, stride=stride)]
     for _ in range(stage.num_blocks):
         if size.block == "convnext":
@@ -238,8 +246,9 @@ class ConvNeXtBlock(nn.Module):
 class TimeContext(nn.Module):
     """A residual of fewer channels: convolutions over ever longer times, then attention."""
 
-    def __init__(self, channels: int, hidden: int) -> None:
+    def __init__(self, channels: int, reduction: int) -> None:
         super().__init__()
+        hidden = max(channels // reduction // NUM_HEADS, 1) * NUM_HEADS
         self.red_dim_conv = nn.Sequential(nn.Conv1d(channels, hidden, 1), ChannelNorm(hidden))
         convolutions = (
             ConvNeXtBlock(hidden, kernel_size=size, group_size=1, ndim=1) for size in TIME_KERNELS

@@ -20,21 +20,15 @@ from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.models.pooling import ASTP, refuse_unusable
 from speakerlab.models.redimnet import (
     NORM_EPS,
-    NUM_HEADS,
     ChannelNorm,
     ResidualBlock,
+    StageSize,
     TimeContext,
     ToSequence,
+    read_stages,
+    refuse_bins,
     weighted_sum,
 )
-
-
-class StageSize(NamedTuple):
-    freq_stride: int  # divides the bins and multiplies the channels
-    time_stride: int  # divides the frames of this stage's map and of those after it
-    num_blocks: int
-    widening: float  # of the channels inside the stage
-    reduction: int  # of K before the time context
 
 
 class Size(NamedTuple):
@@ -43,22 +37,17 @@ class Size(NamedTuple):
     stages: list[StageSize]
 
 
-def _stage(text: str) -> StageSize:
-    freq, time, blocks, widening, reduction = text.split()
-    return StageSize(int(freq), int(time), int(blocks), float(widening), int(reduction))
-
-
 def _size(channels: int, out_channels: int, text: str) -> Size:
-    return Size(channels, out_channels, [*map(_stage, text.split(","))])
+    return Size(channels, out_channels, read_stages(text))
 
 
-_B3_STAGES = "1 1 2 4 24, 2 1 3 3 24, 1 2 4 2 24, 2 1 5 1 24, 1 2 4 1 24, 2 1 3 1 24"
-_B5_STAGES = "1 1 2 4 48, 2 1 3 3 48, 1 2 4 2 48, 2 1 5 1 48, 1 2 4 1 32, 2 1 3 1 32"
-_B6_STAGES = "1 1 3 3 64, 2 1 4 2 64, 1 2 5 2 48, 2 1 5 1 48, 1 2 4 0.75 32, 2 1 3 0.5 24"
+_B3_STAGES = "1 2 4 24 1, 2 3 3 24 1, 1 4 2 24 2, 2 5 1 24 1, 1 4 1 24 2, 2 3 1 24 1"
+_B5_STAGES = "1 2 4 48 1, 2 3 3 48 1, 1 4 2 48 2, 2 5 1 48 1, 1 4 1 32 2, 2 3 1 32 1"
+_B6_STAGES = "1 3 3 64 1, 2 4 2 64 1, 1 5 2 48 2, 2 5 1 48 1, 1 4 0.75 32 2, 2 3 0.5 24 1"
 SIZES: dict[str, Size] = {
-    "b0": _size(12, 64, "1 1 2 2 36, 2 1 3 1 36, 1 2 4 1 36, 2 1 5 1 36, 1 2 4 1 18, 2 1 3 1 18"),
-    "b1": _size(16, 0, "1 1 2 2 32, 2 1 3 1 32, 1 2 4 1 32, 2 1 5 1 32, 1 2 4 1 16, 2 1 3 1 16"),
-    "b2": _size(20, 0, "1 1 2 2 40, 2 1 3 1 30, 1 2 4 1 30, 3 1 5 1 20, 1 2 4 1 20, 2 1 3 1 10"),
+    "b0": _size(12, 64, "1 2 2 36 1, 2 3 1 36 1, 1 4 1 36 2, 2 5 1 36 1, 1 4 1 18 2, 2 3 1 18 1"),
+    "b1": _size(16, 0, "1 2 2 32 1, 2 3 1 32 1, 1 4 1 32 2, 2 5 1 32 1, 1 4 1 16 2, 2 3 1 16 1"),
+    "b2": _size(20, 0, "1 2 2 40 1, 2 3 1 30 1, 1 4 1 30 2, 3 5 1 20 1, 1 4 1 20 2, 2 3 1 10 1"),
     "b3": _size(24, 0, _B3_STAGES),
     "b4": _size(32, 0, _B3_STAGES),
     "b5": _size(48, 256, _B5_STAGES),
@@ -86,12 +75,7 @@ class ReDimNet2(nn.Module):
     ) -> None:
         super().__init__()
         self.feat_dim, self.embed_dim = feat_dim, embed_dim
-        stride = prod(stage.freq_stride for stage in SIZES[size].stages)
-        if feat_dim % stride or feat_dim < 1:
-            raise ValueError(
-                f"ReDimNet2: the strides of {size} do not divide {feat_dim} mel bins; give a "
-                f"multiple of {stride}"
-            )
+        refuse_bins(feat_dim, SIZES[size].stages, model="ReDimNet2")
         self.min_frames = prod(stage.time_stride for stage in SIZES[size].stages)
         self.backbone = Backbone(SIZES[size], num_bins=feat_dim, group_norm=group_norm, dual=dual)
         self.pool = ASTP(self.backbone.out_dim, eps=1e-7, global_context=True)
@@ -122,7 +106,7 @@ class Backbone(nn.Module):
             inputs = Aggregate(num_inputs, num_rows), ToMap(channels)
             norms: list[nn.Module] = [norm() for _ in range(1 + dual)]
             self.stages.append(Stage(stage, inputs, channels, num_rows, time_stride, norms))
-            channels, bins = channels * stage.freq_stride, bins // stage.freq_stride
+            channels, bins = channels * stage.stride, bins // stage.stride
             num_inputs += len(norms)
         self.fin_wght1d = Aggregate(num_inputs, num_rows)
         self.to_map, self.head = ToMap(channels), nn.Identity()
@@ -154,7 +138,7 @@ class Stage(nn.Module):
     ) -> None:
         super().__init__()
         self.time_stride = time_stride
-        out_channels, stride = channels * stage.freq_stride, (stage.freq_stride, time_stride)
+        out_channels, stride = channels * stage.stride, (stage.stride, time_stride)
         wide = int(out_channels * stage.widening)
         layers: list[nn.Module] = [
             nn.Conv2d(channels, wide, stride, stride=stride, groups=gcd(channels, wide))
@@ -165,8 +149,7 @@ class Stage(nn.Module):
             norm = nn.BatchNorm2d(out_channels, eps=NORM_EPS)
             layers.append(nn.Sequential(nn.Conv2d(wide, out_channels, 1), norm))
         self.pre = nn.Sequential(*inputs, *layers, ToSequence())
-        head_channels = max(num_rows // stage.reduction // NUM_HEADS, 1)
-        self.context = TimeContext(num_rows, head_channels * NUM_HEADS)
+        self.context = TimeContext(num_rows, stage.reduction)
         self.norms = nn.ModuleList(norms)
 
     def forward(self, outputs: list[Tensor]) -> list[Tensor]:

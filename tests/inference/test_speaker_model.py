@@ -195,7 +195,6 @@ def test_wrong_values_are_refused_in_one_line(open_small, wavs):
         *(("embed_many", (wrong,), "sources", "") for wrong in ("a.flac", None)),
         *(("enroll", (name, wavs[0]), "enrol", repr(name)) for name in ("", None)),
         ("enroll", ("eve", []), "enrol", "eve"),
-        *((f"{verb}_speakers", (None,), "speakers", None) for verb in ("load", "save")),
     ):
         with refuses(subject, value) as caught:
             getattr(model, method)(*given)

@@ -149,7 +149,7 @@ def redimnet2(size: str, fp32: float, **more: bool) -> Member:
 
 ECAPA = "ecapa_tdnn.ECAPA_TDNN:ECAPA_TDNN"
 WIDE = {"channels": [1024, 1024, 1024, 1024, 3072]}
-POOLINGS = ("tap", "tsdp", "astp", "mqmhastp")  # beside tstp
+POOLINGS = ("tap", "astp")  # beside tstp
 REDIMNETS = {"b0": 1e-4, "b1": 1e-5, "b2": 1e-4, "b3": 1e-4, "b4": 1e-4, "b5": 1e-2, "b6": 1e-5}
 # C, out_channels and stages_setup of applications/speaker_rec/examples/vox2/recipes/redimnet2 of
 # github.com/entn-at/redimnet2 at cdc8756: strides, blocks, widening, reduction of each stage.

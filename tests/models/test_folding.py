@@ -42,7 +42,7 @@ cases = [pytest.param(name, SMALL[name], id=name) for name in sorted(MODELS)] + 
 @pytest.mark.parametrize(("name", "args"), cases)
 def test_the_embeddings_are_the_same(name, args):
     model = build(name, args).double()
-    folded = fold_batchnorm(model)
+    folded = fold_batchnorm(copy.deepcopy(model))
     assert norms(folded) == norms(model) - len(find_pairs(model))
     for frames in (model.min_frames, 137, 298):
         feats_BTF = torch.randn(2, frames, model.feat_dim, dtype=torch.float64)
@@ -58,19 +58,8 @@ def test_the_order_of_layers_decides_which_are_folded():
     assert norms(fold_batchnorm(build("eres2net", SMALL["eres2net"]))) == 0
     campplus = build("campplus", SMALL["campplus"])
     assert ("head.conv1", "head.bn1") in find_pairs(campplus)
-    assert 0 < norms(fold_batchnorm(campplus)) < norms(campplus)
-
-
-def test_only_in_place_is_the_model_changed():
-    model = build("campplus", SMALL["campplus"])
-    feats_BTF = torch.randn(2, 137, model.feat_dim)
-    before = copy.deepcopy(model.train().state_dict())
-    with torch.no_grad():
-        wanted_BD = fold_batchnorm(model)(feats_BTF)
-        assert model.training
-        assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
-        assert fold_batchnorm(model, in_place=True) is model
-        assert torch.equal(model(feats_BTF), wanted_BD)
+    before = norms(campplus)
+    assert 0 < norms(fold_batchnorm(campplus)) < before
 
 
 def test_a_layer_that_runs_twice_is_left_alone():
@@ -89,7 +78,7 @@ def test_a_layer_that_runs_twice_is_left_alone():
     model.norm.running_mean.fill_(3.0)
     assert find_pairs(model) == []
     feats_BTF = torch.randn(2, 5, 4)
-    assert torch.equal(fold_batchnorm(model)(feats_BTF), model(feats_BTF))
+    assert torch.equal(fold_batchnorm(copy.deepcopy(model))(feats_BTF), model(feats_BTF))
 
 
 def under_autocast(model: torch.nn.Module, feats_BTF: torch.Tensor) -> torch.Tensor:

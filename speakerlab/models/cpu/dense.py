@@ -57,9 +57,7 @@ def run_block(layers: Sequence[Any], x_BCT: Tensor, *, segment_frames: int) -> T
     if len(kinds) > 1 or momentum is None or dtype != wide or x_BCT.numel() == x_BCT.shape[1]:
         return None
     if training:
-        weights: list[Any] = []
-        for layer in layers:
-            weights += _weights_of(layer)
+        weights = [weight for layer in layers for weight in _weights_of(layer)]
         return _TrainedBlock.apply(x_BCT, layers, segment_frames, *weights)
     return None if torch.is_grad_enabled() else _infer(layers, x_BCT, segment_frames)
 
