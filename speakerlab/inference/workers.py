@@ -1,17 +1,17 @@
 """The processes of this host that compute chunks of an extraction.
 
-Processes are forked before threads or a GPU are used, take chunks one by one, and die with their
+Processes are forked before threads or a GPU are used, share the chunks evenly, and die with their
 parent. On a CPU, a process computes as many batches at a time as it has threads, each batch with
 one thread, so that the bits do not depend on the number of processes and threads.
 """
 
 import multiprocessing
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,8 @@ def precision_here(asked: str) -> Precision:
 
 
 def _cards() -> list[Card]:
-    indices = range(torch.cuda.device_count())
-    return [card for i in indices if (card := card_of(torch.device("cuda", i))) is not None]
+    cards = (card_of(torch.device("cuda", i)) for i in range(torch.cuda.device_count()))
+    return [card for card in cards if card is not None]
 
 
 def embed_chunks(
@@ -69,24 +69,29 @@ def embed_chunks(
     """
     if not todo:
         return
-    taken, done = FORKED.Value("q", 0), FORKED.Value("q", 0)
+    count = min(nproc, len(todo))
+    shares = [todo[index::count] for index in range(count)]
     total = sum(len(rows) for chunk in todo for rows in work.chunks[chunk])
-    count, num_workers = min(nproc, len(todo)), auto_workers(nproc)
-    share = partial(_embed_share, work, embedder, todo, taken, done, num_threads, num_workers)
-    if count == 1:
-        with tqdm(total=total, unit=" utterances", disable=None) as bar:
-            share(0, on_batch=bar.update)
-        return
-    # `share` is inherited by the fork, not pickled for each task.
-    pool = ProcessPoolExecutor(count, FORKED, initializer=_start, initargs=(os.getpid(), share))
+    embed = partial(_embed_share, work, embedder, shares, num_threads, auto_workers(nproc))
+    with tqdm(total=total, unit=" utterances", disable=None) as bar:
+        if count == 1:
+            for num_embedded in embed(0):
+                bar.update(num_embedded)
+        else:
+            _embed_in_processes(embed, count, bar)
+
+
+def _embed_in_processes(embed: "Share", count: int, bar: Any) -> None:
+    done = FORKED.Value("q", 0)  # utterances
+    # What is to do is inherited by the fork, not pickled.
+    pool = ProcessPoolExecutor(count, FORKED, _start, (os.getpid(), embed, done))
     running = {pool.submit(_run_share, index) for index in range(count)}
     try:
-        with tqdm(total=total, unit=" utterances", disable=None) as bar:
-            while running:
-                ended, running = wait(running, SECONDS_PER_UPDATE, FIRST_EXCEPTION)
-                bar.update(done.value - bar.n)
-                for future in ended:
-                    future.result()
+        while running:
+            ended, running = wait(running, SECONDS_PER_UPDATE, FIRST_EXCEPTION)
+            bar.update(done.value - bar.n)
+            for future in ended:
+                future.result()
     except BaseException as error:
         for worker in multiprocessing.active_children():  # the first that fails ends the others
             worker.kill()
@@ -100,60 +105,45 @@ def embed_chunks(
         pool.shutdown()
 
 
-_share: Callable[[int], None]  # `_embed_share`, in a forked process
+Share = Callable[[int], Iterator[int]]  # `_embed_share` of a process
+_inherited: tuple[Share, Any]  # and the counter of utterances, in a forked process
 
 
-def _start(parent: int, share: Callable[[int], None]) -> None:
+def _start(parent: int, *inherited: Any) -> None:
     """Prepare a forked process, as a data worker is."""
-    global _share
+    global _inherited
     start_worker(0)
     if os.getppid() != parent:  # it died before it was watched
         process.leave(process.EXIT_INPUT)
-    _share = share
+    _inherited = inherited
 
 
 def _run_share(index: int) -> None:
-    _share(index)
+    embed, done = _inherited
+    for num_embedded in embed(index):
+        with done.get_lock():
+            done.value += num_embedded
 
 
 def _embed_share(
     work: Extraction,
     embedder: Embedder,
-    todo: Sequence[int],
-    taken: Any,
-    done: Any,
+    shares: Sequence[Sequence[int]],
     num_threads: int,
     num_workers: int,
     index: int,
-    on_batch: Callable[[int], object] = lambda more: None,
-) -> None:
-    """Embed and save chunks as process `index`, one after the other until none is left.
-
-    taken: shared counter of the chunks that a process has taken; done: of utterances embedded.
-    """
-    current: deque[int] = deque()  # chunks whose batches are being read or computed
-
-    def batches() -> Iterator[list[int]]:
-        while True:
-            with taken.get_lock():
-                place, taken.value = taken.value, taken.value + 1
-            if place >= len(todo):
-                return
-            current.append(todo[place])
-            yield from work.chunks[todo[place]]
-
-    embed = partial(embed_batches, embedder, work.pieces, batches())
+) -> Iterator[int]:
+    """Embed and save the chunks of process `index`; yield how many utterances, batch by batch."""
+    batches = (rows for chunk in shares[index] for rows in work.chunks[chunk])
+    embed = partial(embed_batches, embedder, work.pieces, batches)
     if num_gpus := count_gpus():
         device = torch.device("cuda", index % num_gpus)
         embedded = embed(device=device, num_workers=num_workers)
     else:  # no reading ahead: on a CPU reading takes a small part of the time
         embedded = embed(device=torch.device("cpu"), num_threads=num_threads)
-    found: list[np.ndarray] = []
-    for _, emb_BD in embedded:
-        found.append(emb_BD)
-        with done.get_lock():
-            done.value += len(emb_BD)
-        on_batch(len(emb_BD))
-        if len(found) == len(work.chunks[current[0]]):
-            work.save_part(current.popleft(), np.concatenate(found))
-            found.clear()
+    for chunk in shares[index]:
+        found: list[np.ndarray] = []
+        for _, emb_BD in islice(embedded, len(work.chunks[chunk])):
+            found.append(emb_BD)
+            yield len(emb_BD)
+        work.save_part(chunk, np.concatenate(found))

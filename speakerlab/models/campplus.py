@@ -11,7 +11,7 @@ D embedding.
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,12 +157,13 @@ class ContextAwareMasking(nn.Module):
         self.linear1 = nn.Conv1d(in_channels, in_channels // 2, 1)
         self.linear2 = nn.Conv1d(in_channels // 2, out_channels, 1)
 
-    def forward(self, x_BCT: Tensor, segments: "Segments") -> Tensor:
+    def forward(self, x_BCT: Tensor, segments: tuple[Tensor, Tensor]) -> Tensor:
+        context_TS, frames_ST = segments
         with fp32_island(x_BCT):
-            context_BCS = widened(x_BCT) @ segments.context_TS
+            context_BCS = widened(x_BCT) @ context_TS
             hidden_BCS = F.relu(self.linear1(context_BCS), inplace=True)
             mask_BCS = self.linear2(hidden_BCS).sigmoid()
-        mask_BCT = mask_BCS.to(x_BCT.dtype) @ segments.frames_ST
+        mask_BCT = mask_BCS.to(x_BCT.dtype) @ frames_ST
         return self.linear_local(x_BCT) * mask_BCT
 
 
@@ -188,7 +189,7 @@ class DenseLayer(nn.Module):
             bottleneck, growth_rate, kernel_size=kernel_size, dilation=dilation
         )
 
-    def forward(self, x_BCT: Tensor, segments: "Segments") -> Tensor:
+    def forward(self, x_BCT: Tensor, segments: tuple[Tensor, Tensor]) -> Tensor:
         if self.memory_efficient and self.training and torch.is_grad_enabled():
             hidden_BCT: Any = checkpoint(
                 self._bottleneck,
@@ -221,19 +222,11 @@ class DenseBlock(nn.ModuleDict):
         return x_BCT
 
 
-class Segments(NamedTuple):
-    """Matrices that, multiplied by a tensor whose last axis is frames or segments, give the other.
+def segments_of(x_BCT: Tensor, segment_frames: int) -> tuple[Tensor, Tensor]:
+    """Return matrices that give segments from the frames of `x_BCT`, and frames from segments.
 
     context_TS: the mean over all frames plus the mean over the segment, at least fp32.
     frames_ST: the value of each frame's segment, in the format of the frames.
-    """
-
-    context_TS: Tensor
-    frames_ST: Tensor
-
-
-def segments_of(x_BCT: Tensor, segment_frames: int) -> Segments:
-    """Return the matrices for the frames of `x_BCT`.
 
     The last segment with frames may be shorter. An empty one follows it, so that S is never 1,
     which an export with dynamic length would treat as a special case. Matrices with explicit
@@ -245,7 +238,7 @@ def segments_of(x_BCT: Tensor, segment_frames: int) -> Segments:
     segment_S = torch.arange((num_frames - 1) // segment_frames + 2, device=device)
     members_TS = widened((segment_T.unsqueeze(1) == segment_S).to(x_BCT.dtype))
     context_TS = members_TS / members_TS.sum(0).clamp_min(1) + 1 / num_frames
-    return Segments(context_TS, members_TS.T.to(x_BCT.dtype))
+    return context_TS, members_TS.T.to(x_BCT.dtype)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ absorb.
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -99,14 +100,10 @@ def find_wide(backbone: nn.Module, last: Iterable[str]) -> set[int]:
 
 
 def find_last(backbone: nn.Module) -> list[str]:
-    """Return the names of the layers after pooling: their output does not grow with the input."""
-    short, long = (_calls(backbone, LINEAR, more_frames=n * PROBE_FRAMES) for n in (1, 3))
-    last: list[str] = []
-    for one, other in zip(reversed(short), reversed(long)):
-        if one.name != other.name or one.y.shape != other.y.shape:
-            break
-        last.append(one.name)
-    return last
+    """Return the names of the layers after pooling: they give one value per channel."""
+    calls = _calls(backbone, LINEAR, more_frames=PROBE_FRAMES)
+    last = takewhile(lambda call: call.y.numel() == call.y.shape[1], reversed(calls))
+    return [call.name for call in last]
 
 
 class _Call(NamedTuple):
