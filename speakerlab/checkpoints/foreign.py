@@ -35,7 +35,6 @@ from speakerlab.frontend.fbank import Fbank
 
 log = logging.getLogger(__name__)
 PROJECTION = "projection."  # WeSpeaker's head, in the same checkpoint
-FREE_ARGS = {"memory_efficient"}  # arguments that do not change what a model computes
 # Attention costs the square of the length; as in conf/.
 MAX_SECONDS = {"redimnet": 30.0, "redimnet2": 30.0}
 MELS = "spec.torchfbank.2.melbanks_pt"  # the features in files of ReDimNet2's authors: (F, K, 1)
@@ -204,7 +203,7 @@ def _published_names(config: Config, state: Mapping[str, Tensor], *, where: str)
     )
     both = (complete_args(config.model.name, config.model.args), found.args)
     own, theirs = (json.loads(json.dumps(args)) for args in both)  # tuples as lists
-    names = (own.keys() | theirs.keys()) - FREE_ARGS
+    names = own.keys() | theirs.keys()
     differing = [f"{name}: {own.get(name)}" for name in names if own.get(name) != theirs.get(name)]
     if found.row.model != config.model.name or differing:
         raise ValueError(

@@ -9,14 +9,10 @@ D embedding.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.models.cpu import dense
@@ -31,7 +27,6 @@ class CAMPPlus(nn.Module):
     The FCM divides the frequency axis by eight; its channels and bins are stacked and go through a
     strided TDNN layer, dense blocks that each end in a halving transition layer, and statistics
     pooling with the deviation sqrt(var + pool_eps) (0 in 3D-Speaker, 1e-7 in WeSpeaker).
-    `memory_efficient` recomputes part of each dense layer in the backward pass.
     """
 
     min_frames = 3  # leaves two frames for the unbiased deviation
@@ -50,7 +45,6 @@ class CAMPPlus(nn.Module):
         head_channels: int = 32,
         head_blocks: tuple[int, ...] = (2, 2),
         pool_eps: float = 0.0,
-        memory_efficient: bool = False,
     ) -> None:
         super().__init__()
         if not len(blocks) == len(kernel_sizes) == len(dilations):
@@ -74,7 +68,6 @@ class CAMPPlus(nn.Module):
                     bottleneck=bn_size * growth_rate,
                     kernel_size=kernel_size,
                     dilation=dilation,
-                    memory_efficient=memory_efficient,
                 )
                 channels += growth_rate
             layers[f"block{i}"] = block
@@ -178,10 +171,8 @@ class DenseLayer(nn.Module):
         bottleneck: int,
         kernel_size: int,
         dilation: int,
-        memory_efficient: bool,
     ) -> None:
         super().__init__()
-        self.memory_efficient = memory_efficient
         self.nonlinear1 = _norm_relu(in_channels)
         self.linear1 = nn.Conv1d(in_channels, bottleneck, 1, bias=False)
         self.nonlinear2 = _norm_relu(bottleneck)
@@ -190,19 +181,8 @@ class DenseLayer(nn.Module):
         )
 
     def forward(self, x_BCT: Tensor, segments: tuple[Tensor, Tensor]) -> Tensor:
-        if self.memory_efficient and self.training and torch.is_grad_enabled():
-            hidden_BCT: Any = checkpoint(
-                self._bottleneck,
-                x_BCT,
-                use_reentrant=False,
-                context_fn=lambda: (nullcontext(), _same_statistics(self.nonlinear1)),
-            )
-        else:
-            hidden_BCT = self._bottleneck(x_BCT)
-        return self.cam_layer(self.nonlinear2(hidden_BCT), segments)
-
-    def _bottleneck(self, x_BCT: Tensor) -> Tensor:
-        return self.linear1(self.nonlinear1(x_BCT))
+        hidden_BCT = self.nonlinear2(self.linear1(self.nonlinear1(x_BCT)))
+        return self.cam_layer(hidden_BCT, segments)
 
 
 class DenseBlock(nn.ModuleDict):
@@ -239,17 +219,6 @@ def segments_of(x_BCT: Tensor, segment_frames: int) -> tuple[Tensor, Tensor]:
     members_TS = widened((segment_T.unsqueeze(1) == segment_S).to(x_BCT.dtype))
     context_TS = members_TS / members_TS.sum(0).clamp_min(1) + 1 / num_frames
     return context_TS, members_TS.T.to(x_BCT.dtype)
-
-
-@contextmanager
-def _same_statistics(norm: nn.Module) -> Iterator[None]:
-    """Restore the running statistics of a BatchNorm that a recomputation updates again."""
-    before = [buffer.clone() for buffer in norm.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in zip(norm.buffers(), before):
-            buffer.copy_(value)
 
 
 def _norm_relu(channels: int) -> nn.Sequential:

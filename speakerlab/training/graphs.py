@@ -168,8 +168,6 @@ def why_not(task: Task, ranks: Ranks, crop_samples: int) -> str:
         return "the head is split or samples classes"
     if embedder.compiled:
         return "runtime.compile is on"
-    if any(getattr(part, "memory_efficient", False) for part in embedder.modules()):
-        return "model.args.memory_efficient computes forward passes again"
     if crop_samples > embedder.max_samples:
         return "crops are longer than model.max_seconds"
     return ""

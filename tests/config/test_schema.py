@@ -245,6 +245,13 @@ def test_a_former_key_sets_the_schedule(load):
     assert load(TINY, set=("schedule.name=step", "training.lr_decay=cosine")) == load(TINY)
 
 
+def test_a_former_argument_may_be_false(load):
+    former = "model: {args: {memory_efficient: %s}}"
+    assert load(TINY, former % "false") == load(TINY)
+    with pytest.raises(ValueError, match="memory_efficient"):
+        load(TINY, former % "true")
+
+
 def test_what_is_written_is_read_back_the_same(load, tmp_path: Path):
     config = load(
         TINY,

@@ -128,7 +128,7 @@ def test_other_batches(how):
 
 
 def test_settings_that_take_other_ways():
-    train(make("campplus", "frontend.dither=1", memory_efficient=True), "bf16")
+    train(make("campplus", "frontend.dither=1"), "bf16")
 
 
 def verdict_of_this_step(patch):

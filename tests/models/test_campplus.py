@@ -1,9 +1,7 @@
-"""CAM++: the mask per segment, and recomputation in the backward pass.
+"""CAM++: the mask per segment.
 
 Letters: B batch, T frames, C channels, S segments.
 """
-
-import copy
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from refusals import refuses
 from torch import Tensor
 from torch.nn import functional as F
 
-from speakerlab.models import cpu
 from speakerlab.models.campplus import CAMPPlus, ContextAwareMasking, segments_of
 
 TINY = {
@@ -57,49 +54,6 @@ def test_the_mask_of_large_values_is_computed_in_fp32(dtype):
         assert layer(x_BCT, segments_of(x_BCT, 100)).dtype == dtype
     assert found[0].dtype == torch.float32
     assert (found[0][0, :, :2] - 2000).abs().max() < 0.01
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_recomputation_changes_nothing(plain, monkeypatch):
-    """Same embeddings, gradients and BatchNorm statistics, to the bit, with and without it."""
-    monkeypatch.setattr(cpu, "is_enabled", not plain)
-    torch.manual_seed(0)
-    whole = CAMPPlus(**TINY).train()
-    frugal = copy.deepcopy(whole)
-    for module in frugal.modules():
-        if hasattr(module, "memory_efficient"):
-            module.memory_efficient = True
-    feats_BTF = torch.randn(4, 130, 80)
-    for _ in range(2):
-        embeddings = [model(feats_BTF) for model in (whole, frugal)]
-        assert torch.equal(*embeddings)
-        for emb_BD in embeddings:
-            emb_BD.pow(3).sum().backward()
-    for (name, ours), theirs in zip(frugal.named_parameters(), whole.parameters()):
-        assert ours.grad is not None and torch.equal(ours.grad, theirs.grad), name
-    for (name, ours), theirs in zip(frugal.named_buffers(), whole.buffers()):
-        assert torch.equal(ours, theirs), name
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_recomputation_is_an_argument_and_keeps_less(plain, monkeypatch):
-    monkeypatch.setattr(cpu, "is_enabled", not plain)
-
-    def saved_bytes(memory_efficient: bool) -> int:
-        torch.manual_seed(0)
-        model = CAMPPlus(**{**TINY, "blocks": (4, 4, 4)}, memory_efficient=memory_efficient)
-        storages = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage  # kept alive, so that no address comes twice
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model(torch.randn(4, 130, 80))
-        return sum(storage.nbytes() for storage in storages.values())
-
-    assert saved_bytes(True) < 0.95 * saved_bytes(False)
 
 
 def test_blocks_need_a_kernel_and_a_dilation_each():

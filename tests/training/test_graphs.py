@@ -193,7 +193,6 @@ def test_another_shape_is_captured_separately():
         (["training.sampled_share=0.5"], {}, "samples classes"),
         (["runtime.split_head=on"], {}, "split"),
         (["runtime.compile=true"], {}, "runtime.compile"),
-        (["model.args.memory_efficient=true"], {}, "memory_efficient"),
         (["model.max_seconds=0.4"], {}, "max_seconds"),
         ([], {}, ""),
     ],

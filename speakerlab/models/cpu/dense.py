@@ -66,8 +66,8 @@ _Weights = namedtuple(
     "_Weights",
     "scale_C shift_C mix_KC1 scale_K shift_K local_GKJ squeeze_HK1 squeeze_H excite_GH1 excite_G",
 )
-# What its backward pass needs: `read` (empty where it is to be recomputed) and `hidden` are
-# normalised and rectified, mean and inverse deviation are those of `mixed`.
+# What its backward pass needs: `read` and `hidden` are normalised and rectified, mean and inverse
+# deviation are those of `mixed`.
 _Kept = namedtuple(
     "_Kept",
     "read_CN mixed_KN hidden_KBT mean_K inv_std_K local_GBT context_KQ squeezed_HQ mask_GQ",
@@ -136,8 +136,6 @@ class _TrainedBlock(torch.autograd.Function):
                 channels += len(new_GBT)
                 _, mean_G, var_G, _ = rows.normalise(new_GBT, ones_C[: len(new_GBT)], None, NO_EPS)
                 mean_C, var_C = torch.cat([mean_C, mean_G]), torch.cat([var_C, var_G])
-                if layer.memory_efficient:
-                    found = found._replace(read_CN=x_BCT.new_empty(0))
                 kept += found
         with torch.no_grad():
             lerp_all(buffers, targets, ctx.layers[0].nonlinear1[0].momentum)
@@ -235,15 +233,10 @@ def _backward(
     d_mixed_KN = d_mixed_1KN.squeeze(0)
 
     channels = own.mix_KC1.shape[1]
-    eps, read_CN = layer.nonlinear1[0].eps, kept.read_CN
-    if not len(read_CN):
-        seen_CN = shared.x_CBT[:channels].flatten(1)
-        mean_C, var_C = shared.mean_C[:channels], shared.var_C[:channels]
-        read_CN = rows.normalise_relu(seen_CN, own.scale_C, own.shift_C, mean_C, var_C, eps)
-    d_mix_KC = d_mixed_KN @ read_CN.T
+    d_mix_KC = d_mixed_KN @ kept.read_CN.T
     mix_CK = d_mixed_KN.new_empty(channels, len(d_mixed_KN)).copy_(own.mix_KC1.squeeze(2).T)
-    d_read_CN = rows.where_positive(mix_CK @ d_mixed_KN, read_CN)
-    d_scale_C, d_shift_C = shared.add_gradient(d_read_CN, own.scale_C, eps)
+    d_read_CN = rows.where_positive(mix_CK @ d_mixed_KN, kept.read_CN)
+    d_scale_C, d_shift_C = shared.add_gradient(d_read_CN, own.scale_C, layer.nonlinear1[0].eps)
     wide = own.scale_C.dtype
     return _Weights(
         *(d_scale_C, d_shift_C, d_mix_KC.to(wide).unsqueeze(2), d_scale_K, d_shift_K),
