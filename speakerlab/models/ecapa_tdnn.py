@@ -216,7 +216,9 @@ class ECAPATDNNWeSpeaker(nn.Module):
         block = partial(wespeaker_block, channels, scale=scale, squeezed_channels=squeezed_channels)
         self.layer2, self.layer3, self.layer4 = (block(dilation=d) for d in DILATIONS)
         self.conv = nn.Conv1d(len(DILATIONS) * channels, stats_channels, 1)
-        context = {"global_context": True} if global_context else {}  # only astp has it
+        if global_context and pooling != "astp":
+            raise ValueError(f"pooling: {pooling!r} takes no global context; use 'astp'")
+        context = {"global_context": True} if global_context else {}
         self.pool = make_pooling(pooling, stats_channels, eps=pool_eps, **context)
         self.min_frames = self.pool.min_frames
         self.bn = nn.BatchNorm1d(self.pool.out_dim)

@@ -256,6 +256,7 @@ REFUSED = [
     ("eres2netv2", {"scale": 0}, "ERes2NetV2", "scale 0", "use 1"),
     ("res2net", {"scale": 1}, "Res2Net", "scale 1", "use 2"),
     ("eres2net", {"pooling": "TSTP"}, "pooling", "TSTP", "tstp"),
+    ("ecapa_tdnn_wespeaker", {"global_context": True, "pooling": "tap"}, "pooling", "tap", "astp"),
     ("resnet", {"depth": 35}, "ResNet", 35, "18, 34, 50, 101, 152, 221, 293"),
     ("simam_resnet", {"depth": 50}, "SimAMResNet", 50, "34, 100"),
     ("gemini_dfresnet", {"depth": 34}, "GeminiDFResNet", 34, "60, 114, 183, 237"),
