@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, groupby
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from speakerlab.data.workers import start_worker
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.training.precision import without_autotuning
 
-T = TypeVar("T")
 MAX_BATCH_SECONDS = 64  # of audio, unless a single piece is longer
 MAX_SECONDS_AT_ONCE = 256  # of batches computed together: an hour in windows takes two
 
@@ -169,18 +168,18 @@ def _one_late(found: Iterable[tuple[list[Tensor], Any]]) -> Iterator[Tensor]:
 
 
 def _map_in_order(
-    work: Callable[[list[Tensor]], T],
+    work: Callable[[list[Tensor]], Any],
     joined: Iterable[list[Tensor]],
     *,
     num_threads: int,
     max_samples: int,
-) -> Iterator[T]:
+) -> Iterator[Any]:
     """Yield work(waves) in order; the waves in work have at most `max_samples`, or are one's."""
     if num_threads == 1:
         yield from map(work, joined)
         return
     with ThreadPoolExecutor(num_threads) as pool:
-        waiting: deque[tuple[Future[T], int]] = deque()
+        waiting: deque[tuple[Future[Any], int]] = deque()
         for waves in joined:
             num_samples = sum(map(Tensor.numel, waves))
             held = num_samples + sum(size for _, size in waiting)

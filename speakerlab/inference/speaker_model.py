@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # each imports its runtime
     from speakerlab.inference.torch_model import TorchModel
 
 PRECISIONS = ("fp32", "bf16", "auto")
+Result = tuple[int, np.ndarray | Exception]  # row of `sources`, its embedding (or wave) or error
 READ_AHEAD_SECONDS = 64  # of audio per group: one group is read while another is embedded
 
 
@@ -137,7 +138,7 @@ class SpeakerModel:
         *,
         progress: bool = False,
         unit: str = "recordings",
-    ) -> Iterator[tuple[int, np.ndarray | Exception]]:
+    ) -> Iterator[Result]:
         """Yield (row of `sources`, its emb_D or the error), in any order.
 
         progress: show a bar on a terminal, in this unit.
@@ -276,9 +277,7 @@ class SpeakerModel:
             )
         return None
 
-    def _embed_group(
-        self, group: Sequence[tuple[int, np.ndarray | Exception]]
-    ) -> Iterator[tuple[int, np.ndarray | Exception]]:
+    def _embed_group(self, group: Sequence[Result]) -> Iterator[Result]:
         """Embed waves in batches of one length, window by window; errors pass through."""
         by_length: dict[int, list[tuple[int, np.ndarray]]] = {}
         for row, wave_S in group:
@@ -295,9 +294,9 @@ class SpeakerModel:
 
     def _read_group(
         self, numbered: Iterator[tuple[int, Any]], sample_rate: int | None
-    ) -> list[tuple[int, np.ndarray | Exception]]:
+    ) -> list[Result]:
         """Read the next recordings at the model's rate, about a minute; empty if none is left."""
-        group: list[tuple[int, np.ndarray | Exception]] = []
+        group: list[Result] = []
         seconds = 0.0
         for row, source in numbered:
             try:
