@@ -165,7 +165,7 @@ def describe(corpus: Corpus, crops: TrainCrops, crop: Crop) -> dict[str, str]:
     drawn: dict[str, dict[str, Any]] = {name: {**d.values} for name, d in crop.draws.items()}
     added = drawn.get("noise", {})
     places = zip(added.get("noise", ()), added.get("start", ()))
-    parts = [f"{noise.ids[i]} from {start / rate:.2f} s" for i, start in places]
+    parts = [f"{noise[i].id} from {start / rate:.2f} s" for i, start in places]
     speed = crop.draws["speed"].group if "speed" in drawn else 0
     known = {
         "utterance": train.ids[crop.row],
@@ -173,8 +173,8 @@ def describe(corpus: Corpus, crops: TrainCrops, crop: Crop) -> dict[str, str]:
         "from_second": f"{crop.first / rate:.2f}",
         "reencoded_by": crops.codecs[drawn["reencode"]["codec"]] if "reencode" in drawn else "-",
         "speed": f"{crops.speeds[speed]:g}",
-        "room": corpus.rooms.ids[int(drawn["room"]["room"])] if "room" in drawn else "-",
-        "noise_kind": noise.kinds[added["noise"][0]] if parts else "-",
+        "room": corpus.rooms[int(drawn["room"]["room"])].id if "room" in drawn else "-",
+        "noise_kind": noise[added["noise"][0]].kind if parts else "-",
         "noises": "; ".join(parts) or "-",
         "snr_db": f"{added['snr_db']:.2f}" if parts else "-",
         "telephone_band": "yes" if "telephone" in drawn else "-",

@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -149,8 +148,8 @@ def is_head_split(config: Config, world_size: int, num_classes: int) -> bool:
 def build_augment(
     config: Config,
     *,
-    rooms: Sequence[np.ndarray] = (),
-    noises: Sequence[np.ndarray] = (),
+    rooms: Sequence[object] = (),
+    noises: Sequence[object] = (),
     noise_kinds: Sequence[str] = (),
     noise_on_device: bool = True,
 ) -> Augment:

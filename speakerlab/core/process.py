@@ -1,7 +1,6 @@
 """CPUs and memory of a process, exit codes, and ending together with its parent."""
 
 import ctypes
-import math
 import os
 import signal
 import sys
@@ -36,32 +35,18 @@ def available_cpus(root: Path = Path("/")) -> int:
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
-    """CPUs that each cgroup this process is in, or below, may use; none where there is no limit."""
+    """CPUs that the cgroup (version 2) of this process and those around it may use, if limited."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        inside = (root / "proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
     except OSError:  # not Linux
         return
-    for line in lines:
-        _, controllers, inside = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
+    # A container sees its own cgroup at the root of the mount, not at its path outside.
+    for folder in (Path(inside), *Path(inside).parents):
+        try:
+            quota, period = (root / "sys/fs/cgroup" / folder / "cpu.max").read_text().split()
+            yield int(quota) / int(period)
+        except (OSError, ValueError):  # no such file, or "max"
             continue
-        # A container sees its own cgroup at the root of the mount, not at its path outside.
-        folders = [Path(inside.strip("/")), *Path(inside.strip("/")).parents]
-        for mount in {"", "unified"} if not controllers else {"cpu", controllers}:
-            yield from (_cpu_quota(root / "sys/fs/cgroup" / mount / folder) for folder in folders)
-
-
-def _cpu_quota(folder: Path) -> float:
-    """The quota of one cgroup, version 1 or 2, in CPUs; infinite where it has none."""
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota = (folder / "cpu.cfs_quota_us").read_text()
-            period = (folder / "cpu.cfs_period_us").read_text()
-        return int(quota) / int(period) if int(quota) > 0 else math.inf
-    except (OSError, ValueError):  # no such file, or "max"
-        return math.inf
 
 
 def keep_freed_memory() -> None:

@@ -23,11 +23,10 @@ from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import (
     MICRO_BATCHES_AHEAD,
+    NO_ROW,
     PAGE_BYTES,
     POLL_SECONDS,
     TENSORS,
-    Board,
-    Hop,
     Watch,
     start_worker,
     watched,
@@ -209,21 +208,19 @@ def collate(crops: Sequence[Crop]) -> Batch:
     )
 
 
-class NotedBatches(Dataset[Batch]):
-    """Batches by their slots, made in a worker that notes on the board what it does."""
+class WatchedBatches(Dataset[Batch]):
+    """Batches by their slots, made in a worker that notes which row it reads."""
 
-    def __init__(self, crops: TrainCrops, board: Board) -> None:
-        self.crops, self.board = crops, board
+    def __init__(self, crops: TrainCrops, watch: Watch) -> None:
+        self.crops, self.watch = crops, watch
 
     def __getitem__(self, slots: list[Slot]) -> Batch:
         worker, crops = cast(Any, get_worker_info()).id, list[Crop]()
         for slot in slots:
-            self.board.note(worker, Hop.READING, slot[2])
+            self.watch.rows[worker] = slot[2]
             crops.append(self.crops[slot])
-        self.board.note(worker, Hop.COLLATING)
-        batch = collate(crops)
-        self.board.note(worker, Hop.IDLE)
-        return batch
+        self.watch.rows[worker] = NO_ROW
+        return collate(crops)
 
 
 def train_loader(
@@ -240,9 +237,10 @@ def train_loader(
             batch = collate(list(map(crops.__getitem__, slots)))
             yield batch.pin_memory() if pin_memory else batch
         return
-    board, manifest = Board(num_workers), crops.manifest
+    manifest = crops.manifest
+    watch = Watch(num_workers, lambda row: f"{manifest.ids[row]} ({manifest.paths[row]})")
     loader = DataLoader(
-        NotedBatches(crops, board),
+        WatchedBatches(crops, watch),
         sampler=order,
         batch_size=None,
         num_workers=num_workers,
@@ -253,7 +251,6 @@ def train_loader(
         # Forked, so that the columns of the manifest are shared and not copied.
         multiprocessing_context="fork",
     )
-    watch = Watch(board, lambda row: f"{manifest.ids[row]} ({manifest.paths[row]})")
     yield from watched(loader, watch, stall_seconds=stall_seconds)
 
 

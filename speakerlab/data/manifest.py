@@ -70,7 +70,7 @@ class Manifest:
     @property
     def paths(self) -> Texts:
         """The recording that each utterance is (a part of), packed or not."""
-        return Texts(len(self), lambda row: self._columns(row).path(int(self.row_N[row])))
+        return Texts(len(self), lambda row: self._columns(row).paths[int(self.row_N[row])])
 
     def read(self, row: int, first: int, num_samples: int) -> np.ndarray:
         """wave_S, int16: `num_samples` from sample `first`; a shorter utterance is repeated.
@@ -83,7 +83,7 @@ class Manifest:
             wave_S = part.waves.read(own, first, count)
         else:
             start = int(part.columns.start_N[own]) + first
-            wave_S = audio.read(part.columns.path(own), start, count)
+            wave_S = audio.read(part.columns.paths[own], start, count)
         return wave_S if count == num_samples else np.resize(wave_S, num_samples)
 
     def read_features(self, row: int, first: int, num_frames: int) -> np.ndarray:

@@ -34,7 +34,7 @@ from speakerlab.data.tables import read_rejected, write_rejected
 
 MAX_SHARD_BYTES = 1 << 30
 MIN_SHARD_BYTES = 1 << 25
-LOCK = ".pack.lock"  # held by the process that makes the columns or joins the shards
+LOCK = ".pack.lock"  # held by the process that joins the shards
 REFUSED = "refused.tsv"  # the broken recordings, where they were too many to be rejected
 FEWEST_SHARDS = 32  # of a corpus that has enough for them, so that jobs can share it
 Features = Callable[[np.ndarray], np.ndarray]  # wave_S, int16 -> feats_TF, float32
@@ -76,8 +76,7 @@ def pack_data_dir(
     """
     kind: Kind = "features" if layout.codec == "fbank" else "waves"
     made_with = {**(facts or {}), "codec": layout.codec}
-    with alone(folder / LOCK):
-        columns = store_columns(folder, sample_rate=layout.sample_rate)  # processes map them
+    columns = read_columns(folder, sample_rate=layout.sample_rate)
     try:
         found = read_packed(folder, kind)
     except ValueError:  # a damaged index: packed again
@@ -146,9 +145,9 @@ def write_shard(job: Job, shard: int) -> int:
         for row in range(job.bounds[shard], job.bounds[shard + 1]):
             start, count = int(columns.start_N[row]), int(columns.num_samples_N[row])
             try:
-                wave_S = audio.read(columns.path(row), start, count, whole=True)
+                wave_S = audio.read(columns.paths[row], start, count, whole=True)
             except (ValueError, OSError) as error:
-                rejected[columns.ids[row]] = (columns.path(row), str(error))
+                rejected[columns.ids[row]] = (columns.paths[row], str(error))
                 continue
             kept.append(row)
             writer.add(columns.ids[row], job.features(wave_S) if job.features else wave_S)

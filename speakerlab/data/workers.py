@@ -1,19 +1,17 @@
 """Data workers: how many fit this machine, and which one is stuck or has died.
 
-Workers note what they do on a `Board`. While no batch arrives, a warning says so every
-`stall_seconds`; a dead worker is reported in one line instead of torch's many.
+While no batch arrives, a warning names every `stall_seconds` what the workers read; a dead worker
+is reported in one line instead of torch's many.
 """
 
 import logging
-import os
+import shutil
 import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import c_int64
-from dataclasses import dataclass
-from enum import IntEnum
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
@@ -32,7 +30,8 @@ IN_FLIGHT = 1.5  # batches in shared memory for each that is read ahead: some ar
 NCCL_BYTES = 64 << 20  # of shared memory for each GPU, if a host has several
 TENSORS = 48  # in a batch, at most; each takes whole pages
 PAGE_BYTES = 4096
-MAX_NAMED = 4  # busy workers in a line
+MAX_NAMED = 4  # workers in a line
+NO_ROW = -1
 POLL_SECONDS = 5.0  # between looks at the workers; torch's own interval
 TIMED_OUT = "DataLoader timed out"  # how torch's message for that begins
 ENDING_SECONDS = 2.0  # for a worker whose connection broke to end
@@ -63,8 +62,10 @@ def fit_workers(
     """
     fixed = NCCL_BYTES * local_ranks if on_gpus and local_ranks > 1 else 0
     each = round(local_ranks * MICRO_BATCHES_AHEAD * bytes_per_batch * IN_FLIGHT)
-    free = free_shared_memory(folder)
-    if wanted == 0 or free < 0 or fixed + wanted * each <= free:
+    if wanted == 0 or not folder.exists():
+        return wanted
+    free = shutil.disk_usage(folder).free
+    if fixed + wanted * each <= free:
         return wanted
     fitting = max(0, (free - fixed) // each)
     if is_fixed or fixed > free:
@@ -88,78 +89,37 @@ def start_worker(worker: int) -> None:
     torch.set_num_threads(1)
 
 
-class Hop(IntEnum):
-    """What a worker is doing."""
-
-    STARTING = 0
-    READING = 1
-    COLLATING = 2
-    IDLE = 3  # every batch it was asked for has been sent
-
-
-class Board:
-    """What each worker does, and since when: written by the workers, read by their rank."""
-
-    def __init__(self, num_workers: int) -> None:
-        self.num_workers = num_workers
-        self.cells = RawArray(c_int64, 3 * num_workers)
-        for worker in range(num_workers):
-            self.note(worker, Hop.STARTING)
-
-    def note(self, worker: int, hop: Hop, row: int = -1) -> None:
-        """Note what a worker does; `row`: of the manifest."""
-        self.cells[3 * worker : 3 * worker + 3] = [hop, row, time.monotonic_ns()]
-
-    def read(self, worker: int) -> tuple[Hop, int, float]:
-        """Return (hop, row, seconds since then)."""
-        hop, row, since = self.cells[3 * worker : 3 * worker + 3]
-        return Hop(hop), row, (time.monotonic_ns() - since) / 1e9
-
-
-@dataclass
 class Watch:
-    """The workers of a loader, and how to name a row: by id and file."""
+    """The row that each worker of a loader reads: written by the workers, read by their rank."""
 
-    board: Board
-    name_row: Callable[[int], str]
-    workers: Sequence[BaseProcess] = ()
+    def __init__(self, num_workers: int, name_row: Callable[[int], str]) -> None:
+        self.rows = RawArray(c_int64, [NO_ROW] * num_workers)
+        self.name_row = name_row  # by id and file
+        self.workers: Sequence[BaseProcess] = ()
 
     def describe_stall(self, seconds: float) -> str:
         """Say in one line what delays the next batch."""
-        count = self.board.num_workers
-        states = [(worker, *self.board.read(worker)) for worker in range(count)]
-        busy = sorted((s for s in states if s[1] != Hop.IDLE), key=lambda state: -state[3])
-        parts = [
-            f"worker {worker} (process {self.workers[worker].pid}) has been "
-            f"{self._doing(hop, row)} for {age:.1f} s"
-            for worker, hop, row, age in busy[:MAX_NAMED]
+        named = [
+            f"worker {number} (process {worker.pid}): {self.name_row(row)}"
+            for number, (worker, row) in enumerate(zip(self.workers, self.rows))
+            if row != NO_ROW
         ]
-        if len(busy) > MAX_NAMED:
-            parts.append(f"{len(busy) - MAX_NAMED} more are busy")
-        if not busy:
-            parts.append(
-                "every worker has sent its batches: the next one has not arrived; "
-                f"{free_shared_memory() >> 20} MiB of {SHARED_MEMORY} are free"
-            )
-        elif len(busy) < count:
-            parts.append(f"{count - len(busy)} of {count} have sent their batches")
-        return f"data: no batch for {seconds:.0f} s; {'; '.join(parts)}"
+        count = f"{len(named)} of {len(self.rows)} workers are reading"
+        first = "; ".join([count, *named[:MAX_NAMED]])
+        return f"data: no batch for {seconds:.0f} s; {first}"
 
     def describe_death(self) -> str | None:
         """Say in one line how the first dead worker ended; None if all live."""
-        for number, worker in enumerate(self.workers):
+        for number, (worker, row) in enumerate(zip(self.workers, self.rows)):
             code = worker.exitcode
-            if code is None or code == 0:
-                continue
-            hop, row, _ = self.board.read(number)
-            how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-            remedy = REMEDIES.get(-code, "report this")
-            who = f"data worker {number} (process {worker.pid})"
-            return f"{who}: ended with {how} while {self._doing(hop, row)}; {remedy}"
+            if code:
+                how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+                what = "" if row == NO_ROW else f" while reading {self.name_row(row)}"
+                remedy = REMEDIES.get(-code, "report this")
+                return (
+                    f"data worker {number} (process {worker.pid}): ended with {how}{what}; {remedy}"
+                )
         return None
-
-    def _doing(self, hop: Hop, row: int) -> str:
-        return f"reading {self.name_row(row)}" if hop == Hop.READING else hop.name.lower()
 
 
 def watched(loader: DataLoader[Batch], watch: Watch, *, stall_seconds: float) -> Iterator[Batch]:
@@ -194,11 +154,3 @@ def watched(loader: DataLoader[Batch], watch: Watch, *, stall_seconds: float) ->
             continue
         yield batch
         since, num_warnings = time.monotonic(), 0
-
-
-def free_shared_memory(folder: Path = SHARED_MEMORY) -> int:
-    """Bytes free for batches; -1 where there is no such file system."""
-    if not folder.exists():
-        return -1
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize

@@ -11,7 +11,7 @@ import numpy as np
 
 from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config
-from speakerlab.data import banks
+from speakerlab.data.banks import KIND_TABLE, Recording, find_recordings
 from speakerlab.data.labels import class_names, hold_out, label, labels_by_name
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
 from speakerlab.frontend.augment.noise import noise_bytes
@@ -29,13 +29,13 @@ class Corpus:
 
     train: Manifest
     valid: Manifest
-    rooms: banks.Bank
-    noise: banks.Bank
+    rooms: Sequence[Recording]
+    noise: Sequence[Recording]
     noise_on_device: bool = True  # else workers cut it and send it with the batch
 
     @property
     def banks(self) -> dict[str, Any]:
-        noise = {"noises": self.noise, "noise_kinds": self.noise.kinds}
+        noise = {"noises": self.noise, "noise_kinds": [one.kind for one in self.noise]}
         return {"rooms": self.rooms, **noise, "noise_on_device": self.noise_on_device}
 
 
@@ -62,7 +62,7 @@ def read_corpus(config: Config) -> Corpus:
         train, valid = whole, whole.of_rows(np.empty(0, dtype=np.int64))
     else:
         train, valid = split_valid(whole, num_valid_speakers(config, len(whole.speakers)))
-    return Corpus(train, valid, *read_banks(config, rooms, noise))
+    return Corpus(train, valid, rooms, noise, fits_device(config, rooms, noise))
 
 
 def split_classes(
@@ -116,15 +116,15 @@ def class_speeds(config: Config) -> Sequence[float]:
     return (1.0,) if is_off else config.augment.speeds
 
 
-def find_material(config: Config, place: str) -> banks.Recordings | None:
-    """Return the recordings of data.rirs or data.noise; None if their probability is 0."""
+def find_material(config: Config, place: str) -> Sequence[Recording]:
+    """Return the recordings of data.rirs or data.noise; none if their probability is 0."""
     key = PROBABILITIES[place]
     prob, name = getattr(config.augment, key), getattr(config.data, place)
     if not prob:
-        return None
+        return ()
     folder = Path(config.data.dir, name or place)
-    found = name and banks.find_recordings(folder, sample_rate=config.frontend["sample_rate"])
-    if not found or not found.ids:
+    found = name and find_recordings(folder, sample_rate=config.frontend["sample_rate"])
+    if not found:
         where = f"{folder} has no recordings" if name else f"data.{place} is null"
         raise FileNotFoundError(
             f"augment.{key}: {prob:g}, but {where}; list some in {folder}/wav.scp (run.sh: stage 1 "
@@ -133,45 +133,39 @@ def find_material(config: Config, place: str) -> banks.Recordings | None:
     return found
 
 
-def report_absent_kinds(config: Config, noise: banks.Recordings) -> None:
+def report_absent_kinds(config: Config, noise: Sequence[Recording]) -> None:
     """Log the kinds of noise that the configuration asks for and `noise` lacks."""
-    odds = config.augment.kind_odds.model_dump()
-    absent = [kind for kind in odds if odds[kind] and kind not in noise.kinds]
+    odds, kinds = config.augment.kind_odds.model_dump(), {one.kind for one in noise}
+    absent = [kind for kind in odds if odds[kind] and kind not in kinds]
     if absent:
-        table = noise.folder / banks.KIND_TABLE
+        table = Path(config.data.dir, config.data.noise or "", KIND_TABLE)
         log.log(
             logging.WARNING if table.exists() else logging.INFO,  # without it all is noise
             "augment.kind_odds: %s has no recordings of the kind %s, which is left out; list some "
             "in wav.scp and %s, or set %s",
-            *(noise.folder, " or ".join(absent), banks.KIND_TABLE),
+            *(table.parent, " or ".join(absent), KIND_TABLE),
             " ".join(f"augment.kind_odds.{kind}=0" for kind in absent),
         )
 
 
-def read_banks(
-    config: Config, rooms: banks.Recordings | None, noise: banks.Recordings | None
-) -> tuple[banks.Bank, banks.Bank, bool]:
-    """Return (rooms, noise, whether the noise fits on the device)."""
-    sample_rate = config.frontend["sample_rate"]
-    room_bank = banks.read_bank(rooms) if rooms else banks.EMPTY_BANK
-    limit, lengths = config.runtime.bank_gb * 2**30, [len(room) for room in room_bank]
-    size = room_bytes(lengths, sample_rate=sample_rate)
+def fits_device(config: Config, rooms: Sequence[Recording], noise: Sequence[Recording]) -> bool:
+    """Return whether the noise fits on the device beside the rooms, which must."""
+    limit, rate = config.runtime.bank_gb * 2**30, config.frontend["sample_rate"]
+    size = room_bytes([len(room) for room in rooms], sample_rate=rate)
     if size > limit:
         raise ValueError(
             f"runtime.bank_gb: the rooms take {size / 2**30:.1f} GB, more than "
             f"{config.runtime.bank_gb}; raise it, or list fewer files in data.rirs"
         )
-    if noise is None:
-        return room_bank, banks.EMPTY_BANK, True
-    size += noise_bytes(noise.lengths, num_samples=crop_samples(config))
-    if size <= limit:
-        return room_bank, banks.read_bank(noise), True
-    log.info(
-        "%s: noise and rooms take %.1f GB, more than runtime.bank_gb %g: "
-        "the data workers read the noise",
-        *(noise.folder, size / 2**30, config.runtime.bank_gb),
-    )
-    return room_bank, banks.map_bank(noise), False
+    if noise:
+        size += noise_bytes([len(one) for one in noise], num_samples=crop_samples(config))
+    if size > limit:
+        log.info(
+            "data.noise: noise and rooms take %.1f GB, more than runtime.bank_gb %g: "
+            "the data workers read the noise",
+            *(size / 2**30, config.runtime.bank_gb),
+        )
+    return size <= limit
 
 
 def counted(config: Config) -> tuple[str, str]:

@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -19,7 +20,7 @@ from speakerlab.core.process import available_cpus
 from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, collate, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder
-from speakerlab.data.workers import Board, Hop, Watch, auto_workers, fit_workers, free_shared_memory
+from speakerlab.data.workers import NO_ROW, Watch, auto_workers, fit_workers
 
 MIB = 1 << 20
 
@@ -52,18 +53,7 @@ def cgroups(root: Path, membership: str, files: dict[str, str]) -> Path:
         ("0::/slurm/job_7\n", {"slurm/job_7/cpu.max": "300000 100000"}, 3),
         ("0::/a/b\n", {"a/b/cpu.max": "600000 100000", "a/cpu.max": "400000 100000"}, 4),
         ("0::/docker/ab12\n", {"cpu.max": "500000 100000\n"}, 5),  # the path is the host's
-        (
-            "7:memory:/\n4:cpu,cpuacct:/docker/ab12\n1:name=systemd:/\n",
-            {"cpu,cpuacct/cpu.cfs_quota_us": "700000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
-            7,
-        ),
-        (
-            "3:cpuacct,cpu:/job\n0::/job\n",
-            {"cpu/job/cpu.cfs_quota_us": "30000", "cpu/job/cpu.cfs_period_us": "10000"},
-            3,
-        ),
-        ("4:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
-        ("5:cpuset:/\n", {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 8),
+        ("3:cpuset:/job\n0::/job\n", {"job/cpu.max": "300000 100000"}, 3),  # beside version 1
     ],
 )
 def test_a_quota_limits_the_cpus(tmp_path, eight_cpus, membership, files, cpus):
@@ -85,7 +75,7 @@ def test_workers_that_fit_are_kept(tmp_path):
 def test_fewer_workers_are_used_and_logged(tmp_path, caplog):
     """A worker of each of 2 ranks reads 4 batches ahead and 1.5 of each are there: 12 batches."""
     caplog.set_level("INFO")
-    bytes_per_batch = free_shared_memory(tmp_path) // int(12 * 3.5)
+    bytes_per_batch = shutil.disk_usage(tmp_path).free // int(12 * 3.5)
     more = {"bytes_per_batch": bytes_per_batch, "local_ranks": 2, "folder": tmp_path}
     assert fit_workers(8, is_fixed=False, **more) == 3
     assert f"instead of 8: {tmp_path} has" in caplog.text and "3 data workers" in caplog.text
@@ -96,7 +86,7 @@ def test_fewer_workers_are_used_and_logged(tmp_path, caplog):
 
 
 def test_ranks_on_gpus_need_shared_memory_too(tmp_path):
-    ranks = free_shared_memory(tmp_path) // (64 * MIB) + 1  # nothing is left for a batch
+    ranks = shutil.disk_usage(tmp_path).free // (64 * MIB) + 1  # nothing is left for a batch
     more = {"bytes_per_batch": 1, "folder": tmp_path, "is_fixed": False}
     assert fit_workers(1, local_ranks=ranks, **more) == 1
     with pytest.raises(ValueError, match=f"1 for each of {ranks} ranks need"):
@@ -194,20 +184,15 @@ def test_a_file_that_does_not_answer_is_named(stuck, caplog):
     opener = when(lambda: len(caplog.records) >= 2, let_go)  # the message is repeated
     assert len(list(load(2))) == 18  # and training continues
     opener.join()
-    who = r"worker [01] \(process \d+\)"
-    seconds: list[float] = []
     for record in caplog.records[:2]:
         assert record.levelno == logging.WARNING
-        found = re.match(
-            rf"data: no batch for (\d+) s; {who} has been reading spk2-1 "
-            rf"\({re.escape(str(path))}\) for (\d\.\d) s",
+        assert re.match(
+            rf"data: no batch for [0-5] s; [12] of 2 workers are reading; .*worker [01] \(process "
+            rf"\d+\): spk2-1 \({re.escape(str(path))}\)",
             record.getMessage(),
-        )
-        assert found is not None, record.getMessage()
-        waited, read = int(found[1]), float(found[2])
-        assert 0.3 <= read < 5 and waited < 5  # of whole seconds; either may begin first
-        seconds.append(read)
-    assert seconds[1] > seconds[0] + 0.1  # the same stall is not reported twice at once
+        ), record.getMessage()
+    first, second = (record.created for record in caplog.records[:2])
+    assert second > first + 0.1  # the same stall is not reported twice at once
 
 
 def test_a_killed_worker_is_one_line(stuck, caplog):
@@ -231,38 +216,22 @@ def test_a_killed_worker_is_one_line(stuck, caplog):
     )
 
 
-def test_a_board_shows_the_longest_first_and_who_is_done():
-    watch = Watch(Board(7), lambda row: f"row {row}")
-    board = watch.board
+def test_the_line_on_a_stall_counts_the_workers_and_names_four():
+    watch = Watch(7, lambda row: f"row {row}")
     watch.workers = [multiprocessing.Process() for _ in range(7)]
-    for line in (3, 1, 5, 0, 4):
-        board.note(line, Hop.READING, 100 + line)
-        time.sleep(0.002)
-    board.note(2, Hop.COLLATING)
-    board.note(6, Hop.IDLE)
+    watch.rows[:] = [3, NO_ROW, 5, 0, 4, 2, NO_ROW]
     text = watch.describe_stall(75.2)
-    assert text.startswith("data: no batch for 75 s; worker 3 (process None) has been reading row")
-    assert re.findall(r"reading row (\d+)", text) == ["103", "101", "105", "100"]
-    assert text.endswith("; 2 more are busy; 1 of 7 have sent their batches")
-    for line in (3, 1):
-        board.note(line, Hop.IDLE)
-    text = watch.describe_stall(75.2)
-    assert "; worker 2 (process None) has been collating for 0.0 s; 3 of 7 have sent" in text
-
-
-def test_when_all_is_sent_the_batch_is_in_between():
-    watch = Watch(Board(1), str)
-    watch.board.note(0, Hop.IDLE)
-    text = watch.describe_stall(61.3)
-    assert text.startswith("data: no batch for 61 s; every worker has sent its batches: ")
-    assert "MiB of /dev/shm are free" in text
+    assert text.startswith("data: no batch for 75 s; 5 of 7 workers are reading; worker 0 (process")
+    assert re.findall(r"row (\d+)", text) == ["3", "5", "0", "4"]
+    watch.rows[:] = [NO_ROW] * 7
+    assert watch.describe_stall(61.3) == "data: no batch for 61 s; 0 of 7 workers are reading"
 
 
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        (-int(signal.SIGBUS), r"ended with SIGBUS while collating; enlarge /dev/shm \(docker run "),
-        (3, r"ended with exit code 3 while collating; report this"),
+        (-int(signal.SIGBUS), r"ended with SIGBUS; enlarge /dev/shm \(docker run "),
+        (3, r"ended with exit code 3; report this"),
     ],
 )
 def test_the_remedy_follows_from_the_signal(code, text):
@@ -275,8 +244,7 @@ def test_the_remedy_follows_from_the_signal(code, text):
     worker = multiprocessing.get_context("fork").Process(target=end)
     worker.start()
     worker.join()
-    watch = Watch(Board(2), str)
-    watch.board.note(0, Hop.COLLATING, -1)
+    watch = Watch(2, str)
     watch.workers = [worker]
     line = watch.describe_death()
     assert line is not None

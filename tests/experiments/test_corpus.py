@@ -82,8 +82,7 @@ def test_noise_cut_on_the_host_equals_noise_on_the_device(noisy):
     device, here, wave_BS = build_all(noisy(*settings), positions=64)
     host, _, other_BS = build_all(noisy(*settings, ROOMS_ONLY), positions=64)
     assert device.noise_on_device and not host.noise_on_device
-    assert [*zip(host.noise.ids, host.noise.kinds)] == [(name, name[:-1]) for name in BY_KIND]
-    assert host.noise.path is not None
+    assert [(one.id, one.kind) for one in host.noise] == [(name, name[:-1]) for name in BY_KIND]
     num_voices = [
         len(crop.draws["noise"].values["noise"]) if "noise" in crop.draws else 0 for crop in here
     ]
@@ -211,7 +210,7 @@ def test_without_speakers_utterances_are_held_out(languages, caplog):
     config = languages("data.labels=utt2lang", "data.valid_speakers=6")
     train = Path(config.data.dir) / "train"
     (train / "utt2spk").unlink()
-    (train / "columns.safetensors").unlink(missing_ok=True)
+    (train / "utterances.safetensors").unlink(missing_ok=True)
     corpus = read_corpus(config)
     assert "validation holds out 6 of 30 utterances, 6 utterances of 2 classes" in caplog.text
     assert corpus.valid.speakers == ("de", "th")

@@ -69,7 +69,7 @@ PARSERS: dict[str, Parser] = {
     ),
     "bank": Parser(
         valid.write_bank,
-        ("utt2kind", "utt2dur", "rejected.tsv", "bank.*"),
+        ("utt2kind", "utt2dur", "rejected.tsv"),
         readers.read_bank,
         share=0.2,
     ),

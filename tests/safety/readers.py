@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import valid_files as valid
 from damage import tree
 from voices import RATE
@@ -44,10 +43,7 @@ def read_every_wave(path: Path) -> list[Any]:
 
 
 def read_bank(path: Path) -> Any:
-    recordings = banks.find_recordings(path.parent, sample_rate=RATE)
-    assert recordings is not None
-    bank = banks.map_bank(recordings)
-    return [np.array(wave_S) for wave_S in bank]
+    return [one[:] for one in banks.find_recordings(path.parent, sample_rate=RATE)]
 
 
 def read_official_list(path: Path) -> Any:

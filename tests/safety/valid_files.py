@@ -85,9 +85,6 @@ def write_bank(folder: Path) -> None:
     (data / "segments").unlink()
     tables.write_table(data / "utt2dur", {f"rec{n}": "0.060000" for n in range(4)})
     tables.write_table(data / "utt2kind", {f"rec{n}": banks.KINDS[n % 3] for n in range(4)})
-    recordings = banks.find_recordings(data, sample_rate=RATE)
-    assert recordings is not None
-    banks.map_bank(recordings)
 
 
 TRIALS = {

@@ -5,6 +5,7 @@ babble), S samples of a crop.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ class Noise(Augmentation):
         self,
         *,
         noise_prob: float,
-        noises: Sequence[np.ndarray],
+        noises: Sequence[Any],
         noise_kinds: Sequence[str],
         num_samples: int,
         snr_db: tuple[float, float] = (0.0, 15.0),
@@ -41,7 +42,7 @@ class Noise(Augmentation):
         kind_odds: Mapping[str, float] | None = None,
         noise_on_device: bool = True,
     ) -> None:
-        """noises: int16; noise_kinds: noise, music or speech, of each; kind_odds: by default 1."""
+        """noises: int16, read as they are sliced; noise_kinds: of each; kind_odds: by default 1."""
         super().__init__()
         self.prob, self.num_samples, self.babble_voices = noise_prob, num_samples, babble_voices
         self.snr_db = {"noise": snr_db, "music": music_snr_db, "speech": babble_snr_db}
@@ -120,8 +121,8 @@ class Noise(Augmentation):
         """
         assert self.host_bank is not None
         stretches = [
-            wave.take(np.arange(start, start + self.num_samples), mode="wrap")
-            for wave, start in zip([self.host_bank[noise] for noise in noise_V], start_V)
+            self._stretch(self.host_bank[noise], int(start))
+            for noise, start in zip(noise_V, start_V)
         ]
         if len(stretches) == 1:
             return stretches[0]
@@ -134,8 +135,16 @@ class Noise(Augmentation):
         peak = float(np.abs(sum_S).max()) or 1.0
         return np.rint(sum_S * (32767 / peak)).astype(np.int16)
 
+    def _stretch(self, noise: Any, start: int) -> np.ndarray:
+        """Read samples of a noise from `start`, and from its beginning where it ends."""
+        wave_S = noise[start : start + self.num_samples]
+        missing = self.num_samples - len(wave_S)
+        if not missing:
+            return wave_S
+        return np.concatenate([wave_S, np.resize(noise[:missing], missing)])
 
-def noise_bank(noises: Sequence[np.ndarray], *, num_samples: int) -> tuple[Tensor, np.ndarray]:
+
+def noise_bank(noises: Sequence[Any], *, num_samples: int) -> tuple[Tensor, np.ndarray]:
     """Return all noises in a row, (total,) int16, and where each begins, (K,) int64.
 
     Each is followed by its own beginning, so that S samples from any start are one plain stretch:
@@ -147,7 +156,7 @@ def noise_bank(noises: Sequence[np.ndarray], *, num_samples: int) -> tuple[Tenso
     offsets = np.cumsum(looped) - looped
     bank = np.zeros(int(looped.sum()) + num_samples, dtype=np.int16)
     for noise, offset, length in zip(noises, offsets, looped):
-        bank[offset : offset + length] = np.resize(noise, length)
+        bank[offset : offset + length] = np.resize(noise[:], length)
     return torch.from_numpy(bank), offsets
 
 

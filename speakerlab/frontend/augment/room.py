@@ -4,6 +4,7 @@ Letters: K rooms, L samples of a room, R rows that are changed, S samples of a c
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import scipy.fft
@@ -27,11 +28,11 @@ class Room(Augmentation):
         self,
         *,
         room_prob: float,
-        rooms: Sequence[np.ndarray],
+        rooms: Sequence[Any],
         num_samples: int,
         sample_rate: int = 16000,
     ) -> None:
-        """`rooms` are vectors of any scale."""
+        """`rooms` are vectors of any scale, or what gives one when it is sliced."""
         super().__init__()
         self.prob, self.num_rooms = room_prob, len(rooms)
         self.num_samples, self.lead = num_samples, round(LEAD_SECONDS * sample_rate)
@@ -59,7 +60,7 @@ class Room(Augmentation):
         return wet[:, self.lead : self.lead + self.num_samples]
 
 
-def room_bank(rooms: Sequence[np.ndarray], *, sample_rate: int) -> Tensor:
+def room_bank(rooms: Sequence[Any], *, sample_rate: int) -> Tensor:
     """Return impulse responses (K, L) of unit energy whose direct peaks are at the same sample.
 
     A room is cut from 5 ms before its largest sample, taken to be the direct sound, to 1 s in all.
@@ -69,7 +70,7 @@ def room_bank(rooms: Sequence[np.ndarray], *, sample_rate: int) -> Tensor:
     width = _room_width([len(room) for room in rooms], sample_rate=sample_rate)
     bank_KL = np.zeros((len(rooms), width), dtype=np.float32)
     for index, room in enumerate(rooms):
-        room_S = np.asarray(room, dtype=np.float64)
+        room_S = np.asarray(room[:], dtype=np.float64)
         if room_S.ndim != 1 or not (np.isfinite(room_S).all() and room_S.any()):
             raise ValueError(
                 f"data.rirs: room {index}, of shape {room_S.shape}, is not a vector of finite "
