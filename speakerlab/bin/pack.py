@@ -5,8 +5,6 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from speakerlab.bin.command import parser
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.data.shards import Layout
@@ -20,20 +18,13 @@ def main(words: Sequence[str]) -> None:
     if args.features == "fbank":
         options = features_options(args)
     for folder in args.folders:
-        with tqdm(unit=" utterances", disable=None) as bar:  # None: only on a terminal
-
-            def show(done: int, total: int, bar: tqdm = bar) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-
-            line = pack_data_dir(
-                folder,
-                allow_rejected=args.allow_rejected,
-                num_workers=args.num_workers,
-                part=args.job,
-                progress=show,
-                **options,
-            )
+        line = pack_data_dir(
+            folder,
+            allow_rejected=args.allow_rejected,
+            num_workers=args.num_workers,
+            part=args.job,
+            **options,
+        )
         log.info("%s", line)
 
 

@@ -14,7 +14,6 @@ from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.model_files import read_settings
 from speakerlab.core.atomic import check_writable
 from speakerlab.core.process import available_cpus
-from speakerlab.data.columns import store_columns
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import relabel_data_dir
 
@@ -54,7 +53,6 @@ def main(words: Sequence[str]) -> None:
     name = hashlib.sha256(made_from.encode()).hexdigest()[:8]
     speakers = {table.ids[row]: f"{name}-{cluster_N[row]:05d}" for row in kept_N.tolist()}
     relabel_data_dir(args.data, args.out, speakers)
-    store_columns(args.out, sample_rate=sample_rate)
     if (labels := args.data / "utt2spk").exists():
         purity, shared = agreement(cluster_N[kept_N], manifest.speaker_N[kept_N])
         lines.append(f"{labels}: purity {purity:.4f}, normalised mutual information {shared:.4f}")

@@ -18,7 +18,6 @@ from speakerlab.core.atomic import replacing
 from speakerlab.core.reading import parse_json
 
 DTYPES = {"U8": "<u1", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
-BLOCK_BYTES = 1 << 22
 
 
 class Strings(Sequence[str]):
@@ -84,17 +83,12 @@ def map_arrays(
         facts = parse_json(metadata["facts"], dict[str, Any], like=like, where="facts")
         arrays: dict[str, Any] = {}
         crc = zlib.crc32(metadata["facts"].encode())
-        # Read, not mapped: else all of it would count as this process's memory.
-        with path.open("rb") as file:
-            for name, entry in sorted(header.items()):
-                begin, end = (8 + length + offset for offset in entry["data_offsets"])
-                if not 8 + length <= begin <= end <= len(data):
-                    raise ValueError(f"{len(data)} bytes of {end}")
-                arrays[name] = data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
-                crc = _crc_of_kind(crc, name, arrays[name])
-                file.seek(begin)
-                for first in range(begin, end, BLOCK_BYTES):
-                    crc = zlib.crc32(file.read(min(BLOCK_BYTES, end - first)), crc)
+        for name, entry in sorted(header.items()):
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            if not 8 + length <= begin <= end <= len(data):
+                raise ValueError(f"{len(data)} bytes of {end}")
+            arrays[name] = data[begin:end].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            crc = zlib.crc32(arrays[name].data, _crc_of_kind(crc, name, arrays[name]))
         if str(crc) != metadata["crc32"]:
             raise ValueError("another checksum")
         for name in [name[: -len(".blob")] for name in arrays if name.endswith(".blob")]:

@@ -15,7 +15,6 @@ from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
 from speakerlab.core.reading import open_text
 from speakerlab.data import audio, tables
-from speakerlab.data.columns import store_columns
 
 MIN_FILES_FOR_POOL = 500  # below this, starting processes costs more than it saves
 MIN_SEGMENT_SECONDS = 0.025
@@ -67,7 +66,7 @@ def check_data_dirs(
             _check_trials(data_dir, trials, faults)
     faults.raise_if_any(f"{', '.join(map(str, folders))}: refused, no utt2dur was written")
     for data_dir in dirs:
-        notes.append(_write(data_dir, sample_rate))
+        notes.append(_write(data_dir))
     return notes
 
 
@@ -238,11 +237,10 @@ def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> None:
             faults.add("unknown utterances", f"{line}; add it to wav.scp or drop the trial")
 
 
-def _write(data_dir: DataDir, sample_rate: int) -> str:
+def _write(data_dir: DataDir) -> str:
     folder, rejected = data_dir.folder, data_dir.rejected
     tables.write_table(folder / "utt2dur", {k: f"{s:.6f}" for k, s in data_dir.seconds.items()})
     tables.write_rejected(folder, rejected)
-    store_columns(folder, sample_rate=sample_rate)
     speakers = len(set((data_dir.speakers or {}).values()))
     hours = sum(data_dir.seconds.values()) / 3600
     who = f"{speakers} speakers, " if speakers else ""

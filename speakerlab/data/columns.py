@@ -1,25 +1,17 @@
-"""The utterances of one data directory as arrays, mapped from a file and not loaded.
+"""The utterances of one data directory as arrays, which forked workers share without a copy.
 
-In: checked tables. Out: `Columns`, rows in the order of a hash of the utterance id. All processes
-of a host that map the file share one copy of it in the page cache.
+In: checked tables. Out: `Columns`, rows in the order of a hash of the utterance id.
 Letters: N utterances.
 """
 
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from speakerlab.core.reading import keys
-from speakerlab.data.arrays import Strings, map_arrays, stable_hash, write_arrays
+from speakerlab.data.arrays import Strings, stable_hash
 from speakerlab.data.tables import read_durations, read_rejected, read_segments, read_table
-
-NAME = "utterances.safetensors"  # in the data directory, made from its tables
-TABLES = ("wav.scp", "segments", "utt2spk", "utt2dur", "rejected.tsv")
-ARRAYS = ("ids", "hash_N", "paths", "start_N", "num_samples_N", "speaker_N", "speakers")
-KNOWN = keys(made_from=dict[str, Any], sha256=str)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,35 +32,10 @@ class Columns:
 
 
 def read_columns(folder: Path, *, sample_rate: int) -> Columns:
-    """Return the columns of a checked data directory, mapped if the stored ones are fresh.
+    """Read the tables of a checked data directory.
 
     Raises FileNotFoundError where it was not checked, ValueError where it has changed since.
     """
-    if (folder / NAME).exists():
-        arrays, facts = map_arrays(folder / NAME, ARRAYS, like=KNOWN)
-        if facts["made_from"] == describe(folder, sample_rate):
-            return Columns(**{name: arrays[name] for name in ARRAYS}, sha256=facts["sha256"])
-    return compile_columns(folder, sample_rate=sample_rate)
-
-
-def store_columns(folder: Path, *, sample_rate: int) -> Columns:
-    """Compile the columns and store them beside the tables."""
-    made_from = describe(folder, sample_rate)
-    columns = compile_columns(folder, sample_rate=sample_rate)
-    arrays = {name: getattr(columns, name) for name in ARRAYS}
-    write_arrays(folder / NAME, arrays, {"made_from": made_from, "sha256": columns.sha256})
-    return columns
-
-
-def describe(folder: Path, sample_rate: int) -> dict[str, Any]:
-    """Return what stored columns depend on: the rate, and size and time of change of each table."""
-    stats = {name: (folder / name).stat() for name in TABLES if (folder / name).exists()}
-    tables = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-    return {"sample_rate": sample_rate, "tables": tables}
-
-
-def compile_columns(folder: Path, *, sample_rate: int) -> Columns:
-    """Make the columns from the tables; raise as `read_columns` does."""
     if not folder.exists():
         raise FileNotFoundError(f"{folder}: does not exist; check the path, or run stage 1")
     if not (folder / "utt2dur").exists():

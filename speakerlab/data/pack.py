@@ -10,17 +10,18 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from speakerlab.core.atomic import alone, replacing
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, map_arrays, write_arrays
-from speakerlab.data.columns import Columns, read_columns, store_columns
+from speakerlab.data.columns import Columns, read_columns
 from speakerlab.data.shards import (
     FOLDERS,
     Kind,
@@ -45,6 +46,7 @@ class Job:
     """What one process needs to write any shard of a packing."""
 
     folder: Path
+    columns: Columns
     work_dir: Path  # where the shards are written until all are there
     layout: Layout
     bounds: tuple[int, ...]  # rows at which the shards begin, and the end
@@ -64,13 +66,12 @@ def pack_data_dir(
     allow_rejected: float = 0.01,
     num_workers: int = 1,
     part: tuple[int, int] = (1, 1),
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> str:
     """Pack, or continue packing; return a line that sums it up.
 
     features: what turns a wave into what is stored, for the fbank codec; facts: what they are
     made with. part: (I, N), this is job I of N that run at the same time on any hosts; the one
-    that finds all shards written joins them. progress is called with (done, total) utterances.
+    that finds all shards written joins them.
     Raises ValueError listing recordings that cannot be read, where they are a larger share of the
     directory than `allow_rejected`; nothing is replaced then.
     """
@@ -91,10 +92,10 @@ def pack_data_dir(
     digest = hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:12]
     work_dir = folder / f".{FOLDERS[kind]}-{digest}"
     work_dir.mkdir(exist_ok=True)
-    job = Job(folder, work_dir, layout, bounds, features)
+    job = Job(folder, columns, work_dir, layout, bounds, features)
     shards = range(part[0] - 1, len(bounds) - 1, part[1])
     try:
-        _write_shards(job, shards, num_workers, progress)
+        _write_shards(job, shards, num_workers)
     except OSError as error:
         if not work_dir.exists():
             return f"{folder}: packed by another process meanwhile"
@@ -105,7 +106,7 @@ def pack_data_dir(
         missing = [i for i in range(len(bounds) - 1) if not job.done_file(i).exists()]
         if missing:
             return f"{folder}: {len(shards)} shards packed, {len(missing)} are left to other jobs"
-        return _join(job, columns, kind, made_with, allow_rejected)
+        return _join(job, kind, made_with, allow_rejected)
 
 
 def shard_bounds(num_samples_N: np.ndarray) -> tuple[int, ...]:
@@ -118,27 +119,18 @@ def shard_bounds(num_samples_N: np.ndarray) -> tuple[int, ...]:
     return tuple(map(int, np.unique([0, *inner, len(num_samples_N)])))
 
 
-def _write_shards(
-    job: Job, shards: Sequence[int], num_workers: int, progress: Callable[[int, int], None]
-) -> None:
-    _columns_of.cache_clear()  # the tables may have changed since another packing
+def _write_shards(job: Job, shards: Sequence[int], num_workers: int) -> None:
     sizes = {shard: job.bounds[shard + 1] - job.bounds[shard] for shard in shards}
     left = [shard for shard in shards if not job.done_file(shard).exists()]
     total, done = sum(sizes.values()), sum(sizes.values()) - sum(sizes[shard] for shard in left)
-    for shard in map_in_processes(partial(write_shard, job), left, min(num_workers, len(left))):
-        done += sizes[shard]
-        progress(done, total)
-
-
-@lru_cache(maxsize=1)
-def _columns_of(folder: Path, sample_rate: int) -> Columns:
-    """Read the columns once in each process, because their checksum needs the whole file."""
-    return read_columns(folder, sample_rate=sample_rate)
+    with tqdm(total=total, initial=done, unit=" utterances", disable=None) as bar:  # on a terminal
+        for shard in map_in_processes(partial(write_shard, job), left, min(num_workers, len(left))):
+            bar.update(sizes[shard])
 
 
 def write_shard(job: Job, shard: int) -> int:
     """Write one shard and what is known of it; return its number."""
-    columns, done_file = _columns_of(job.folder, job.layout.sample_rate), job.done_file(shard)
+    columns, done_file = job.columns, job.done_file(shard)
     kept, rejected = list[int](), dict[str, tuple[str, str]]()
     with replacing(done_file.with_suffix(".tar")) as partial, partial.open("wb") as file:
         writer = ShardWriter(file, job.layout)
@@ -151,21 +143,19 @@ def write_shard(job: Job, shard: int) -> int:
                 continue
             kept.append(row)
             writer.add(columns.ids[row], job.features(wave_S) if job.features else wave_S)
-        writer.close()
+        writer.tar.close()
     arrays = {"row": np.array(kept, dtype=np.int64), **writer.arrays()}
     write_arrays(done_file, arrays, {"rejected": rejected})
     return shard
 
 
-def _join(
-    job: Job, columns: Columns, kind: Kind, facts: dict[str, object], allow_rejected: float
-) -> str:
+def _join(job: Job, kind: Kind, facts: dict[str, object], allow_rejected: float) -> str:
     """Write the index over all shards and the rejections, and move the shards to their place."""
     found = [map_arrays(job.done_file(i)) for i in range(len(job.bounds) - 1)]
     rejected: dict[str, tuple[str, str]] = {}
     for _, known in found:
         rejected |= known["rejected"]
-    _refuse_rejected(job, columns, rejected, allow_rejected)
+    _refuse_rejected(job, rejected, allow_rejected)
     (job.folder / REFUSED).unlink(missing_ok=True)
     column = {name: np.concatenate([arrays[name] for arrays, _ in found]) for name in found[0][0]}
     blocks = -(-column["num_units"] // job.layout.block_units)
@@ -174,10 +164,10 @@ def _join(
     packed = Packed(
         folder=job.work_dir,
         layout=job.layout,
-        sha256="",
+        sha256=job.columns.sha256,
         facts=dict(facts),
         shards=tuple(f"{job.done_file(i).stem}.tar" for i in range(len(found))),
-        ids=Strings.of(columns.ids[row] for row in column["row"]),
+        ids=Strings.of(job.columns.ids[row] for row in column["row"]),
         shard_N=np.repeat(np.arange(len(found), dtype=np.int32), shard_sizes),
         start_N=column["start"],
         num_units_N=column["num_units"],
@@ -188,8 +178,9 @@ def _join(
     )
     if rejected:
         write_rejected(job.folder, {**read_rejected(job.folder), **rejected})
-        columns = store_columns(job.folder, sample_rate=job.layout.sample_rate)
-    replace(packed, sha256=columns.sha256).write()
+        columns = read_columns(job.folder, sample_rate=job.layout.sample_rate)
+        packed = replace(packed, sha256=columns.sha256)
+    packed.write()
     for path in job.work_dir.glob("*.done"):
         path.unlink()
     place = job.folder / FOLDERS[kind]
@@ -205,11 +196,10 @@ def _join(
     return f"{line}; {len(rejected)} cannot be read, see {job.folder}/rejected.tsv"
 
 
-def _refuse_rejected(
-    job: Job, columns: Columns, rejected: dict[str, tuple[str, str]], allow_rejected: float
-) -> None:
+def _refuse_rejected(job: Job, rejected: dict[str, tuple[str, str]], allow_rejected: float) -> None:
     """Raise ValueError if they are too many; next time their shards are written again."""
-    if len(rejected) <= allow_rejected * len(columns) and len(rejected) < len(columns):
+    total = len(job.columns)
+    if len(rejected) <= allow_rejected * total and len(rejected) < total:
         return
     for i in range(len(job.bounds) - 1):
         if map_arrays(job.done_file(i))[1]["rejected"]:
@@ -220,6 +210,6 @@ def _refuse_rejected(
     write_rejected(job.folder, rejected, name=REFUSED)
     faults.raise_if_any(
         f"{job.folder}: at most {allow_rejected:.2%} of the utterances may be broken, got "
-        f"{len(rejected)} of {len(columns)}, listed in {job.folder / REFUSED}; repair them, or "
+        f"{len(rejected)} of {total}, listed in {job.folder / REFUSED}; repair them, or "
         "raise --allow-rejected"
     )

@@ -15,7 +15,6 @@ Letters: N utterances, K blocks, S samples, T frames, F mel bins.
 
 import io
 import os
-import struct
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -34,7 +33,6 @@ from speakerlab.data.arrays import Strings, map_arrays, stable_hash, write_array
 Codec = Literal["pcm", "flac", "fbank"]
 FLAC_SECONDS = 4
 MAX_NAME = 90  # of 100 bytes in a USTAR header; endings take the rest
-PAD = tarfile.BLOCKSIZE
 INDEX = "index.safetensors"
 Kind = Literal["waves", "features"]
 FOLDERS: dict[Kind, str] = {"waves": "shards", "features": "features"}
@@ -70,10 +68,11 @@ KNOWN = keys(layout=Layout, sha256=str, facts=dict[str, Any])
 
 
 class ShardWriter:
-    """Appends utterances to a file that is a whole tar archive once it is closed."""
+    """Appends utterances to a file that is a whole tar archive once `tar` is closed."""
 
     def __init__(self, file: BinaryIO, layout: Layout) -> None:
-        self.file, self.layout, self.at = file, layout, 0
+        self.file, self.layout = file, layout
+        self.tar = tarfile.TarFile(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
         self.start, self.num_units = list[int](), list[int]()  # first byte and length of each
         self.blocks: list[tuple[int, int, int]] = []  # first byte, size, CRC
 
@@ -96,33 +95,30 @@ class ShardWriter:
             for number, first in enumerate(range(0, len(units), layout.block_units)):
                 block = units[first : first + layout.block_units]
                 data = audio.encode(block, layout.sample_rate, "FLAC")
-                at = self._member(f"{name}.{number:03d}.flac", b"", data)
+                at = self._member(f"{name}.{number:03d}.flac", data)
                 self.start += [at] if number == 0 else []
                 self.blocks.append((at, len(data), zlib.crc32(data)))
             return
-        data = np.ascontiguousarray(units, "<f4" if layout.codec == "fbank" else "<i2").tobytes()
         if layout.codec == "fbank":
-            at = self._member(f"{name}.npy", _npy_header(units), data)
+            buffer, ending = io.BytesIO(), "npy"
+            np.save(buffer, np.ascontiguousarray(units, "<f4"))
+            content = buffer.getvalue()
         else:
-            at = self._member(f"{name}.wav", _wav_header(len(data), layout.sample_rate), data)
-        self.start.append(at)
+            content, ending = audio.encode(units, layout.sample_rate, "WAV"), "wav"
+        header = len(content) - len(units) * layout.unit_bytes
+        at = self._member(f"{name}.{ending}", content)
+        self.start.append(at + header)
         size = layout.block_units * layout.unit_bytes
-        for begin in range(0, len(data), size):
-            block = data[begin : begin + size]
+        for begin in range(header, len(content), size):
+            block = content[begin : begin + size]
             self.blocks.append((at + begin, len(block), zlib.crc32(block)))
 
-    def close(self) -> None:
-        """Write the two empty blocks that end a tar archive."""
-        self.file.write(bytes(2 * PAD))
-
-    def _member(self, name: str, head: bytes, data: bytes) -> int:
-        """Write a member; return the byte at which its data begin."""
+    def _member(self, name: str, content: bytes) -> int:
+        """Write a member; return the byte at which its content begins."""
         info = tarfile.TarInfo(name)  # no owner, no date: equal audio gives equal bytes
-        info.size = len(head) + len(data)
-        header = info.tobuf(tarfile.USTAR_FORMAT)
-        self.file.write(header + head + data + bytes(-info.size % PAD))
-        first = self.at + len(header) + len(head)
-        self.at += len(header) + info.size + -info.size % PAD
+        info.size = len(content)
+        first = self.file.tell() + tarfile.BLOCKSIZE
+        self.tar.addfile(info, io.BytesIO(content))
         return first
 
 
@@ -130,23 +126,6 @@ def member_name(utterance: str) -> str:
     """The id as part of a file name, without its ending: unusual characters as %XX."""
     name = quote(utterance, safe=" +,=@")
     return name if len(name) <= MAX_NAME else f"{name[:60]}~{stable_hash(utterance):016x}"
-
-
-def _wav_header(num_bytes: int, sample_rate: int) -> bytes:
-    """RIFF header of mono 16-bit PCM, 44 bytes."""
-    return struct.pack(
-        "<4sI4s4sIHHIIHH4sI",
-        *(b"RIFF", 36 + num_bytes, b"WAVE", b"fmt ", 16, 1, 1),
-        *(sample_rate, 2 * sample_rate, 2, 16, b"data", num_bytes),
-    )
-
-
-def _npy_header(feats_TF: np.ndarray) -> bytes:
-    """What np.save writes before the numbers."""
-    buffer = io.BytesIO()
-    described = {"descr": "<f4", "fortran_order": False, "shape": feats_TF.shape}
-    np.lib.format.write_array_header_1_0(buffer, described)
-    return buffer.getvalue()
 
 
 @lru_cache(MAX_OPEN)

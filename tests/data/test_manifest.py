@@ -10,7 +10,6 @@ from speakerlab.core.faults import Faults
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, stable_hash
 from speakerlab.data.check import check_data_dirs
-from speakerlab.data.columns import NAME, store_columns
 from speakerlab.data.manifest import read_manifest, split_valid
 from speakerlab.data.tables import read_table, write_data_dir, write_table
 
@@ -194,32 +193,6 @@ def test_a_data_directory_replaces_the_old_one(tmp_path: Path):
     assert read_table(tmp_path / "d/wav.scp") == {"b": str(Path("x.wav").resolve())}
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["trials_b", "wav.scp"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]
-
-
-def test_columns_are_mapped_while_fresh_and_compiled_again_when_not(make_data_dir):
-    folder = make_data_dir(seconds=[1.0])
-    stored = folder / NAME
-
-    def read() -> tuple[bool, str]:
-        found = read_manifest([folder], sample_rate=RATE)
-        is_mapped = isinstance(found.parts[0].columns.hash_N.base, np.ndarray)  # a view of the file
-        return is_mapped, found.sha256()
-
-    is_mapped, before = read()
-    assert is_mapped
-    (folder / "utt2spk").touch()  # another time, the same content
-    assert read() == (False, before)
-    store_columns(folder, sample_rate=RATE)
-    assert read() == (True, before)
-    assert not isinstance(
-        read_manifest([folder], sample_rate=8000).parts[0].columns.hash_N.base, np.ndarray
-    )
-    utt2spk = folder / "utt2spk"
-    utt2spk.write_text(utt2spk.read_text().replace(" spk3", " spk9"))
-    is_mapped, changed = read()
-    assert not is_mapped and changed != before
-    stored.unlink()
-    assert read() == (False, changed)
 
 
 def test_an_utterance_without_speaker_is_refused_not_made_one(make_data_dir):

@@ -116,10 +116,8 @@ def test_a_packing_that_was_stopped_continues(folder, monkeypatch):
     monkeypatch.setattr(
         pack, "write_shard", lambda job, n: (written.append(n), write_shard(job, n))[1]
     )
-    reported: list[tuple[int, int]] = []
-    pack_data_dir(folder, layout=PCM, progress=lambda *how_far: reported.append(how_far))
+    pack_data_dir(folder, layout=PCM)
     assert written == [0, 1, 2, 3]
-    assert reported[-1] == (12, 12) and len(reported) == 2
     assert "already packed" in pack_data_dir(folder, layout=PCM)
     assert "already packed" not in pack_data_dir(folder, layout=FLAC)
 
@@ -230,7 +228,7 @@ def test_a_shard_that_was_cut_or_an_index_that_was_damaged_is_packed_again(folde
     pack_data_dir(folder, layout=PCM)
     wanted = waves_of(folder)
     shard = sorted((folder / "shards").glob("*.tar"))[1]
-    shard.write_bytes(shard.read_bytes()[:-3000])
+    shard.write_bytes(shard.read_bytes()[:-12_000])  # up to 10,240 are padding
     assert "12 utterances" in pack_data_dir(folder, layout=PCM)
     index = folder / "shards" / "index.safetensors"
     index.write_bytes(index.read_bytes()[:-10])

@@ -17,7 +17,6 @@ from speakerlab.config.schema import load_config
 from speakerlab.core.atomic import write_json
 from speakerlab.data import tables
 from speakerlab.data.check import check_data_dirs
-from speakerlab.data.columns import NAME as COLUMNS
 from speakerlab.diarization import regions
 from speakerlab.experiments import model_card
 from speakerlab.experiments.trial_list import read_trial_list
@@ -60,7 +59,7 @@ PARSERS: dict[str, Parser] = {
         lambda path: tables.read_rejected(path.parent),
         write=lambda path, rows: tables.write_rejected(path.parent, rows),
     ),
-    "manifest": Parser(valid.write_tables, TABLES, readers.read_manifest_of, share=0.2),
+    "manifest": Parser(valid.write_data, TABLES, readers.read_manifest_of, share=0.2),
     "check": Parser(
         valid.write_data,
         (*TABLES, "trials", "utt2device", "spk2gender", "enroll.map"),
@@ -73,7 +72,6 @@ PARSERS: dict[str, Parser] = {
         readers.read_bank,
         share=0.2,
     ),
-    "columns": Parser(valid.write_data, (COLUMNS,), readers.read_every_wave, arrays, share=0.2),
     "index": Parser(
         valid.write_packed("flac"),
         ("index.*",),

@@ -29,7 +29,6 @@ from speakerlab.config.schema import load_config
 from speakerlab.core.atomic import file_sha256, write_json
 from speakerlab.data import audio, banks, tables
 from speakerlab.data.check import check_data_dirs
-from speakerlab.data.columns import NAME as COLUMNS
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.data.shards import Layout
 from speakerlab.diarization import regions
@@ -66,11 +65,6 @@ def write_data(folder: Path) -> None:
     check_data_dirs([folder / "data"], allow_rejected=1.0)
 
 
-def write_tables(folder: Path) -> None:
-    write_data(folder)
-    (folder / "data" / COLUMNS).unlink()
-
-
 def write_packed(codec: Any) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         write_data(folder)
@@ -80,7 +74,7 @@ def write_packed(codec: Any) -> Callable[[Path], None]:
 
 
 def write_bank(folder: Path) -> None:
-    write_tables(folder)
+    write_data(folder)
     data = folder / "data"
     (data / "segments").unlink()
     tables.write_table(data / "utt2dur", {f"rec{n}": "0.060000" for n in range(4)})

@@ -117,7 +117,6 @@ def test_labels_change_nothing(begin, folder, tmp_path, objective):
     shutil.copytree(folder, mixed)
     table = [f"{name} {speaker}\n" for name, speaker in zip(ids, speakers[1:] + speakers[:1])]
     (mixed / "utt2spk").write_text("".join(table))
-    (mixed / "utterances.safetensors").unlink(missing_ok=True)
     assert same(finish(begin("mixed_up", objective, none, data=mixed.parent)), weights)
     (mixed / "utt2spk").unlink()
     bare = begin("bare", objective, "data.valid_speakers=null", data=mixed.parent)
@@ -135,7 +134,6 @@ def test_labels_of_training_speakers_change_nothing_beside_validation(begin, fol
     turned = iter(others[4:] + others[:4])
     table = [f"{name} {one if one in held else next(turned)}\n" for name, one in lines]
     (mixed / "utt2spk").write_text("".join(table))
-    (mixed / "utterances.safetensors").unlink(missing_ok=True)
     again = begin("mixed_up", "simclr", data=mixed.parent)
     assert set(again.trainer.validation.pieces[0].manifest.speakers) == held
     assert same(finish(again), weights)
