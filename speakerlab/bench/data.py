@@ -22,7 +22,7 @@ from speakerlab.config.schema import Config
 from speakerlab.core.atomic import write_text
 from speakerlab.core.batch import Batch, Crop
 from speakerlab.data import audio
-from speakerlab.data.loader import MicroBatches, TrainCrops, collate
+from speakerlab.data.loader import Slot, TrainCrops, collate, micro_batches
 from speakerlab.experiments import setup
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
 from speakerlab.experiments.planning import plan_batch
@@ -47,10 +47,10 @@ class DataBench:
         """Yield this rank's micro-batches."""
         yield from self.source.read_from(0, 0)
 
-    def slots(self, micro_batch: int) -> MicroBatches:
+    def slots(self, micro_batch: int) -> Iterator[list[Slot]]:
         """Return the slots of micro-batches without end."""
         order = self.source.order
-        return MicroBatches(order, start_step=0, stop_step=ENDLESS, micro_batch=micro_batch)
+        return micro_batches(order, start_step=0, stop_step=ENDLESS, micro_batch=micro_batch)
 
 
 @contextmanager

@@ -54,14 +54,6 @@ class AudioInfo:
         return self.num_samples / self.sample_rate
 
 
-@dataclass(frozen=True)
-class Stream:
-    """Recording that is decoded block by block."""
-
-    sample_rate: int
-    blocks: Iterator[np.ndarray]  # wave_S, int16, of the first channel
-
-
 def read_info(path: str | Path, *, sample_rate: int | None = None) -> AudioInfo:
     """Header of an audio file; ValueError or FileNotFoundError with one line if there is none.
 
@@ -98,8 +90,8 @@ def read(
 
 
 @contextmanager
-def stream(source: Source) -> Iterator[Stream]:
-    """Decode a recording in blocks of bounded size, with the same samples as `read`.
+def stream(source: Source) -> Iterator[tuple[int, Iterator[np.ndarray]]]:
+    """Yield (sample rate, blocks of bounded size) of a recording: the same samples as `read`.
 
     Raises ValueError, while it decodes too, and FileNotFoundError, with one line.
     """
@@ -118,7 +110,7 @@ def stream(source: Source) -> Iterator[Stream]:
         with file:
             _refuse_rate(file.samplerate, where)
             _refuse_shortened(file, where)
-            yield Stream(file.samplerate, _decoded(file, file.frames, where))
+            yield file.samplerate, _decoded(file, file.frames, where)
 
 
 def name_of(source: object) -> str:
@@ -224,7 +216,7 @@ def _open(path: str | Path) -> soundfile.SoundFile:
 
 
 @contextmanager
-def _stream_av(given: str | BinaryIO, where: str) -> Iterator[Stream]:
+def _stream_av(given: str | BinaryIO, where: str) -> Iterator[tuple[int, Iterator[np.ndarray]]]:
     """Decode with PyAV, which opens no other files that this one refers to."""
     try:
         import av
@@ -246,7 +238,7 @@ def _stream_av(given: str | BinaryIO, where: str) -> Iterator[Stream]:
                 raise ValueError(f"{where}: holds no sound; give a recording")
             _refuse_rate(first.sample_rate, where)
             blocks = (frame.to_ndarray()[0] for frame in chain([first], frames))
-            yield Stream(first.sample_rate, blocks)
+            yield first.sample_rate, blocks
     except FFmpegError as error:
         raise ValueError(_unreadable(where, error.strerror)) from error
 

@@ -168,8 +168,8 @@ def _look(path: str, *, sample_rate: int, decode: bool) -> audio.AudioInfo | str
     try:
         info = audio.read_info(path, sample_rate=sample_rate)
         if decode:
-            with audio.stream(path) as stream:
-                deque(stream.blocks, maxlen=0)
+            with audio.stream(path) as (_, blocks):
+                deque(blocks, maxlen=0)
     except (ValueError, FileNotFoundError) as error:
         return str(error)
     return info

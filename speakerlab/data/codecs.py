@@ -53,8 +53,8 @@ def reencode(wave_S: np.ndarray, codec: str, *, sample_rate: int) -> np.ndarray:
     """
     rate, kind, options = CODECS[codec]
     coded_S = _resample(wave_S, sample_rate, rate)
-    with audio.stream(audio.encode(coded_S, rate, kind, **options)) as stream:
-        decoded_S = np.concatenate(list(stream.blocks))
+    with audio.stream(audio.encode(coded_S, rate, kind, **options)) as (_, blocks):
+        decoded_S = np.concatenate(list(blocks))
     if len(decoded_S) >= len(coded_S) + MP3_DELAY:
         decoded_S = decoded_S[MP3_DELAY:]
     back_S = _resample(decoded_S, rate, sample_rate)[: len(wave_S)]

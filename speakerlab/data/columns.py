@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.data.arrays import Strings, stable_hash
+from speakerlab.data.shards import Packed
 from speakerlab.data.tables import read_durations, read_rejected, read_segments, read_table
 
 
@@ -26,6 +27,8 @@ class Columns:
     speaker_N: np.ndarray  # int32, index into `speakers`
     speakers: Strings  # sorted
     sha256: str = ""  # of everything but the paths, which may differ between hosts
+    waves: Packed | None = None  # where it is packed
+    features: Packed | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -75,24 +75,23 @@ def _stream_wave(
         opened = audio.stream(source)
     else:
         rate = sample_rate if source_rate is None else source_rate
-        opened = nullcontext(_stream_array(source, rate, where))
-    with opened as stream:
-        if source_rate not in (None, stream.sample_rate):
-            line = f"{where}: the file says {stream.sample_rate} Hz, got sample_rate={source_rate}"
+        opened = nullcontext((rate, _array_blocks(source, rate, where)))
+    with opened as (rate, blocks):
+        if source_rate not in (None, rate):
+            line = f"{where}: the file says {rate} Hz, got sample_rate={source_rate}"
             raise ValueError(f"{line}; leave it out for files")
-        blocks = (_amplitudes(block_S, where) for block_S in stream.blocks)
-        yield _resampled(blocks, stream.sample_rate, sample_rate)
+        waves = (_amplitudes(block_S, where) for block_S in blocks)
+        yield _resampled(waves, rate, sample_rate)
 
 
-def _stream_array(source: Any, rate: int, where: str) -> audio.Stream:
+def _array_blocks(source: Any, rate: int, where: str) -> Iterator[np.ndarray]:
     if not isinstance(rate, int | np.integer) or rate < 1:
         raise ValueError(
             f"{where}: sample_rate must be a whole number above 0, got {rate!r}; correct it"
         )
     raw_S = _first_channel(source, where)
     starts = range(0, len(raw_S), audio.BLOCK_SAMPLES)
-    blocks = (raw_S[start : start + audio.BLOCK_SAMPLES] for start in starts)
-    return audio.Stream(rate, blocks)
+    return (raw_S[start : start + audio.BLOCK_SAMPLES] for start in starts)
 
 
 def _first_channel(source: Any, where: str) -> np.ndarray:

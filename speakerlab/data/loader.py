@@ -5,7 +5,7 @@ and a resume change nothing.
 Letters: B rows of the batch, S samples, K speeds, N speakers. G is the global batch.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
 from operator import attrgetter, itemgetter
@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from speakerlab.core.batch import MISSING, Batch, Crop, Draw, Draws
 from speakerlab.data.arrays import stable_hash
@@ -39,47 +39,36 @@ Span = tuple[int, int, int]  # index of a piece, first sample within it, number 
 DrawFunctions = Mapping[str, Callable[[np.random.Generator], Draw | None]]
 
 
-class MicroBatches(Sampler[list[Slot]]):
-    """The micro-batches of one rank from `start_step` to `stop_step`, counted over all epochs.
+def micro_batches(
+    order: EpochOrder,
+    *,
+    start_step: int,
+    stop_step: int,
+    micro_batch: int,
+    rank: int = 0,
+    world_size: int = 1,
+    crops_each: int = 1,
+) -> Iterator[list[Slot]]:
+    """Yield the micro-batches of one rank from `start_step` to `stop_step`, over all epochs.
 
     Step k of an epoch takes positions [kG, (k + 1)G), cut into consecutive micro-batches;
     micro-batch m goes to rank m mod world size, at accumulation m div world size.
     crops_each: how many crops each position of the order stands for; G and micro-batches do not
     count them, and crop i of position p has the position p x crops_each + i.
     """
-
-    def __init__(
-        self,
-        order: EpochOrder,
-        *,
-        start_step: int,
-        stop_step: int,
-        micro_batch: int,
-        rank: int = 0,
-        world_size: int = 1,
-        crops_each: int = 1,
-    ) -> None:
-        assert order.global_batch % (micro_batch * world_size) == 0
-        self.order, self.steps = order, range(start_step, stop_step)
-        self.micro_batch, self.crops_each = micro_batch, crops_each
-        self.numbers = range(rank, order.global_batch // micro_batch, world_size)
-
-    def __len__(self) -> int:
-        return len(self.steps) * len(self.numbers)
-
-    def __iter__(self) -> Iterator[list[Slot]]:
-        current, rows_P = -1, np.empty(0, dtype=np.int32)
-        for step in self.steps:
-            epoch, step_in_epoch = divmod(step, self.order.steps_per_epoch)
-            if epoch != current:
-                del rows_P  # not two epochs' at once
-                current, rows_P = epoch, self.order.rows(epoch)
-            for number in self.numbers:
-                first = step_in_epoch * self.order.global_batch + number * self.micro_batch
-                stop = first + self.micro_batch
-                rows = rows_P[first:stop].repeat(self.crops_each).tolist()
-                positions = range(first * self.crops_each, stop * self.crops_each)
-                yield list(zip(repeat(epoch), positions, rows))
+    assert order.global_batch % (micro_batch * world_size) == 0
+    current, rows_P = -1, np.empty(0, dtype=np.int32)
+    for step in range(start_step, stop_step):
+        epoch, step_in_epoch = divmod(step, order.steps_per_epoch)
+        if epoch != current:
+            del rows_P  # not two epochs' at once
+            current, rows_P = epoch, order.rows(epoch)
+        for number in range(rank, order.global_batch // micro_batch, world_size):
+            first = step_in_epoch * order.global_batch + number * micro_batch
+            stop = first + micro_batch
+            rows = rows_P[first:stop].repeat(crops_each).tolist()
+            positions = range(first * crops_each, stop * crops_each)
+            yield list(zip(repeat(epoch), positions, rows))
 
 
 class TrainCrops(Dataset[Crop]):
@@ -225,7 +214,7 @@ class WatchedBatches(Dataset[Batch]):
 
 def train_loader(
     crops: TrainCrops,
-    order: MicroBatches,
+    order: Iterable[list[Slot]],
     *,
     num_workers: int,
     pin_memory: bool,

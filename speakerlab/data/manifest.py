@@ -17,7 +17,7 @@ from speakerlab.data import audio
 from speakerlab.data.arrays import stable_hash
 from speakerlab.data.codecs import reencode
 from speakerlab.data.columns import Columns, read_columns
-from speakerlab.data.shards import Packed, read_packed
+from speakerlab.data.shards import FEATURES, WAVES, Packed, read_packed
 
 log = logging.getLogger(__name__)
 
@@ -36,19 +36,10 @@ class Texts(Sequence[str]):
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """One data directory: its columns and, where it is packed, its shards."""
-
-    columns: Columns
-    waves: Packed | None = None
-    features: Packed | None = None
-
-
-@dataclass(frozen=True, eq=False)
 class Manifest:
     """Utterances as columns; strings are looked up in the part that a row belongs to."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Columns, ...]
     part_N: np.ndarray  # int16, index into `parts`
     row_N: np.ndarray  # int32, row within the part
     num_samples_N: np.ndarray  # int64
@@ -65,30 +56,29 @@ class Manifest:
 
     @property
     def ids(self) -> Texts:
-        return Texts(len(self), lambda row: self._columns(row).ids[int(self.row_N[row])])
+        return Texts(len(self), lambda row: self._part(row).ids[int(self.row_N[row])])
 
     @property
     def paths(self) -> Texts:
         """The recording that each utterance is (a part of), packed or not."""
-        return Texts(len(self), lambda row: self._columns(row).paths[int(self.row_N[row])])
+        return Texts(len(self), lambda row: self._part(row).paths[int(self.row_N[row])])
 
     def read(self, row: int, first: int, num_samples: int) -> np.ndarray:
         """wave_S, int16: `num_samples` from sample `first`; a shorter utterance is repeated.
 
         Raises ValueError and FileNotFoundError with one line where the audio is not as it was.
         """
-        part, own = self.parts[self.part_N[row]], int(self.row_N[row])
+        part, own = self._part(row), int(self.row_N[row])
         count = min(num_samples, int(self.num_samples_N[row]) - first)
         if part.waves is not None:
             wave_S = part.waves.read(own, first, count)
         else:
-            start = int(part.columns.start_N[own]) + first
-            wave_S = audio.read(part.columns.paths[own], start, count)
+            wave_S = audio.read(part.paths[own], int(part.start_N[own]) + first, count)
         return wave_S if count == num_samples else np.resize(wave_S, num_samples)
 
     def read_features(self, row: int, first: int, num_frames: int) -> np.ndarray:
         """feats_TF, float32: `num_frames` from frame `first`; a shorter utterance is repeated."""
-        part, own = self.parts[self.part_N[row]], int(self.row_N[row])
+        part, own = self._part(row), int(self.row_N[row])
         assert part.features is not None
         count = min(num_frames, int(part.features.num_units_N[own]) - first)
         feats_TF = part.features.read(own, first, count)
@@ -104,12 +94,12 @@ class Manifest:
     def sha256(self) -> str:
         """Of everything but the paths, which may differ between hosts, packed or not."""
         digest = hashlib.sha256("\n".join(self.speakers).encode())
-        for sha256 in sorted(part.columns.sha256 for part in self.parts):
+        for sha256 in sorted(part.sha256 for part in self.parts):
             digest.update(sha256.encode())
         hash_N = np.empty(len(self), dtype=np.uint64)
         for index, part in enumerate(self.parts):
             own_N = self.part_N == index
-            hash_N[own_N] = part.columns.hash_N[self.row_N[own_N]]
+            hash_N[own_N] = part.hash_N[self.row_N[own_N]]
         digest.update(hash_N.data)
         digest.update(np.ascontiguousarray(self.speaker_N).data)
         return digest.hexdigest()
@@ -132,8 +122,8 @@ class Manifest:
             speaker_N=self.speaker_N[rows],
         )
 
-    def _columns(self, row: int) -> Columns:
-        return self.parts[self.part_N[row]].columns
+    def _part(self, row: int) -> Columns:
+        return self.parts[self.part_N[row]]
 
 
 @dataclass(frozen=True)
@@ -173,20 +163,19 @@ def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
     directories share an id.
     """
     parts = [read_part(folder, sample_rate=sample_rate) for folder in dirs]
-    columns = [part.columns for part in parts]
-    speakers = tuple(sorted({speaker for part in columns for speaker in part.speakers}))
+    speakers = tuple(sorted({speaker for part in parts for speaker in part.speakers}))
     index = {speaker: i for i, speaker in enumerate(speakers)}
-    renamed = [np.array([index[s] for s in part.speakers], dtype=np.int32) for part in columns]
+    renamed = [np.array([index[s] for s in part.speakers], dtype=np.int32) for part in parts]
     whole = Manifest(
         parts=tuple(parts),
-        part_N=np.repeat(np.arange(len(parts), dtype=np.int16), [len(part) for part in columns]),
-        row_N=np.concatenate([np.arange(len(part), dtype=np.int32) for part in columns]),
-        num_samples_N=np.concatenate([part.num_samples_N for part in columns]),
-        speaker_N=np.concatenate([new[part.speaker_N] for new, part in zip(renamed, columns)]),
+        part_N=np.repeat(np.arange(len(parts), dtype=np.int16), [len(part) for part in parts]),
+        row_N=np.concatenate([np.arange(len(part), dtype=np.int32) for part in parts]),
+        num_samples_N=np.concatenate([part.num_samples_N for part in parts]),
+        speaker_N=np.concatenate([new[part.speaker_N] for new, part in zip(renamed, parts)]),
         speakers=speakers,
         sample_rate=sample_rate,
     )
-    hash_N = np.concatenate([part.hash_N for part in columns])
+    hash_N = np.concatenate([part.hash_N for part in parts])
     order_N = np.argsort(hash_N, kind="stable")
     manifest, hash_N = whole.of_rows(order_N), hash_N[order_N]
     neighbours = np.flatnonzero(hash_N[1:] == hash_N[:-1]).tolist()  # equal ids, equal hashes
@@ -199,18 +188,18 @@ def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
     return manifest
 
 
-def read_part(folder: Path, *, sample_rate: int) -> Part:
-    """A directory's columns, and the shards that were packed from just these."""
+def read_part(folder: Path, *, sample_rate: int) -> Columns:
+    """Return a directory's columns, and the shards that were packed from just these."""
     columns = read_columns(folder, sample_rate=sample_rate)
-    packed: dict[str, Packed] = {}
-    for kind in ("waves", "features"):
-        found = read_packed(folder, kind)
-        if found is not None and found.sha256 == columns.sha256:
-            packed[kind] = found
-        elif found is not None:
+    packed: list[Packed | None] = []
+    for name in (WAVES, FEATURES):
+        found = read_packed(folder / name)
+        if found is not None and found.sha256 != columns.sha256:
             log.warning(
                 "%s: the tables have changed since packing; reading the recordings instead; run "
                 "stage 2 again",
                 found.folder,
             )
-    return Part(columns, packed.get("waves"), packed.get("features"))
+            found = None
+        packed.append(found)
+    return replace(columns, waves=packed[0], features=packed[1])

@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +20,9 @@ from speakerlab.core.atomic import alone, replacing
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
-from speakerlab.data.arrays import Strings, map_arrays, write_arrays
+from speakerlab.data.arrays import Strings, read_arrays, write_arrays
 from speakerlab.data.columns import Columns, read_columns
 from speakerlab.data.shards import (
-    FOLDERS,
-    Kind,
     Layout,
     Packed,
     ShardWriter,
@@ -75,11 +73,10 @@ def pack_data_dir(
     Raises ValueError listing recordings that cannot be read, where they are a larger share of the
     directory than `allow_rejected`; nothing is replaced then.
     """
-    kind: Kind = "features" if layout.codec == "fbank" else "waves"
     made_with = {**(facts or {}), "codec": layout.codec}
     columns = read_columns(folder, sample_rate=layout.sample_rate)
     try:
-        found = read_packed(folder, kind)
+        found = read_packed(folder / layout.folder)
     except ValueError:  # a damaged index: packed again
         found = None
     wanted = [columns.sha256, made_with, layout]
@@ -90,7 +87,7 @@ def pack_data_dir(
     bounds = shard_bounds(columns.num_samples_N)
     plan = [columns.sha256, asdict(layout), made_with, bounds]
     digest = hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:12]
-    work_dir = folder / f".{FOLDERS[kind]}-{digest}"
+    work_dir = folder / f".{layout.folder}-{digest}"
     work_dir.mkdir(exist_ok=True)
     job = Job(folder, columns, work_dir, layout, bounds, features)
     shards = range(part[0] - 1, len(bounds) - 1, part[1])
@@ -106,7 +103,7 @@ def pack_data_dir(
         missing = [i for i in range(len(bounds) - 1) if not job.done_file(i).exists()]
         if missing:
             return f"{folder}: {len(shards)} shards packed, {len(missing)} are left to other jobs"
-        return _join(job, kind, made_with, allow_rejected)
+        return _join(job, made_with, allow_rejected)
 
 
 def shard_bounds(num_samples_N: np.ndarray) -> tuple[int, ...]:
@@ -149,9 +146,9 @@ def write_shard(job: Job, shard: int) -> int:
     return shard
 
 
-def _join(job: Job, kind: Kind, facts: dict[str, object], allow_rejected: float) -> str:
+def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     """Write the index over all shards and the rejections, and move the shards to their place."""
-    found = [map_arrays(job.done_file(i)) for i in range(len(job.bounds) - 1)]
+    found = [read_arrays(job.done_file(i)) for i in range(len(job.bounds) - 1)]
     rejected: dict[str, tuple[str, str]] = {}
     for _, known in found:
         rejected |= known["rejected"]
@@ -161,10 +158,14 @@ def _join(job: Job, kind: Kind, facts: dict[str, object], allow_rejected: float)
     blocks = -(-column["num_units"] // job.layout.block_units)
     of_flac = slice(None) if job.layout.codec == "flac" else slice(0)
     shard_sizes = [len(arrays["row"]) for arrays, _ in found]
+    columns = job.columns
+    if rejected:
+        write_rejected(job.folder, {**read_rejected(job.folder), **rejected})
+        columns = read_columns(job.folder, sample_rate=job.layout.sample_rate)
     packed = Packed(
         folder=job.work_dir,
         layout=job.layout,
-        sha256=job.columns.sha256,
+        sha256=columns.sha256,
         facts=dict(facts),
         shards=tuple(f"{job.done_file(i).stem}.tar" for i in range(len(found))),
         ids=Strings.of(job.columns.ids[row] for row in column["row"]),
@@ -176,18 +177,14 @@ def _join(job: Job, kind: Kind, facts: dict[str, object], allow_rejected: float)
         block_start_K=column["block_start"][of_flac],
         block_size_K=column["block_size"][of_flac],
     )
-    if rejected:
-        write_rejected(job.folder, {**read_rejected(job.folder), **rejected})
-        columns = read_columns(job.folder, sample_rate=job.layout.sample_rate)
-        packed = replace(packed, sha256=columns.sha256)
     packed.write()
     for path in job.work_dir.glob("*.done"):
         path.unlink()
-    place = job.folder / FOLDERS[kind]
+    place = job.folder / job.layout.folder
     shutil.rmtree(place, ignore_errors=True)
     job.work_dir.rename(place)
     open_shard.cache_clear()  # other files have taken their places
-    for old in job.folder.glob(f".{FOLDERS[kind]}-*"):
+    for old in job.folder.glob(f".{job.layout.folder}-*"):
         shutil.rmtree(old, ignore_errors=True)
     size = sum((place / name).stat().st_size for name in packed.shards)
     line = f"{place}: {len(packed)} utterances in {len(found)} shards, {size / 2**30:.2f} GiB"
@@ -202,7 +199,7 @@ def _refuse_rejected(job: Job, rejected: dict[str, tuple[str, str]], allow_rejec
     if len(rejected) <= allow_rejected * total and len(rejected) < total:
         return
     for i in range(len(job.bounds) - 1):
-        if map_arrays(job.done_file(i))[1]["rejected"]:
+        if read_arrays(job.done_file(i))[1]["rejected"]:
             job.done_file(i).unlink()
     faults = Faults()
     for reason in sorted({reason for _, reason in rejected.values()}):

@@ -1,8 +1,8 @@
 """Shards: tar files of about a gigabyte that hold the utterances of a data directory.
 
 `<data directory>/shards/` holds packed audio, `<data directory>/features/` stored features; each
-has USTAR archives, which any tool opens, and `index.safetensors`, which all processes of a host map
-and share. The codec says how an utterance is stored:
+has USTAR archives, which any tool opens, and `index.safetensors`. The codec says how an utterance
+is stored:
 
 - pcm: a member `<id>.wav` of 16-bit PCM. A stretch is one read of whole seconds.
 - flac: members `<id>.000.flac`, `<id>.001.flac`, ... of 4 s each, decodable alone; two thirds of
@@ -28,14 +28,13 @@ import numpy as np
 
 from speakerlab.core.reading import keys
 from speakerlab.data import audio
-from speakerlab.data.arrays import Strings, map_arrays, stable_hash, write_arrays
+from speakerlab.data.arrays import Strings, read_arrays, stable_hash, write_arrays
 
 Codec = Literal["pcm", "flac", "fbank"]
 FLAC_SECONDS = 4
 MAX_NAME = 90  # of 100 bytes in a USTAR header; endings take the rest
 INDEX = "index.safetensors"
-Kind = Literal["waves", "features"]
-FOLDERS: dict[Kind, str] = {"waves": "shards", "features": "features"}
+WAVES, FEATURES = "shards", "features"  # folders in a data directory
 MAX_OPEN = 64  # shards that a process keeps open
 AGAIN = "and pack again (speakerlab pack)"
 
@@ -59,6 +58,10 @@ class Layout:
     def of_features(cls, *, sample_rate: int, frame_shift: int, num_bins: int) -> "Layout":
         """For fbank; frame_shift in samples."""
         return cls("fbank", sample_rate, sample_rate // frame_shift, 4 * num_bins)
+
+    @property
+    def folder(self) -> str:
+        return FEATURES if self.codec == "fbank" else WAVES
 
 
 # Arrays and facts of the index.
@@ -223,12 +226,11 @@ class Packed:
         write_arrays(self.folder / INDEX, arrays, known)
 
 
-def read_packed(folder: Path, kind: Kind) -> Packed | None:
-    """Return the shards of a data directory, or None where there are none."""
-    place = folder / FOLDERS[kind]
+def read_packed(place: Path) -> Packed | None:
+    """Return the shards in a folder of a data directory, or None where there are none."""
     if not (place / INDEX).exists():
         return None
-    arrays, known = map_arrays(place / INDEX, ARRAYS, like=KNOWN)
+    arrays, known = read_arrays(place / INDEX, ARRAYS, like=KNOWN)
     known["layout"] = Layout(**known["layout"])
     shards, ids = tuple(arrays.pop("shard")), arrays.pop("id")
     return Packed(folder=place, shards=shards, ids=ids, **known, **arrays)

@@ -199,7 +199,7 @@ def write_data_dir(
     nameless: audio files left out because their names cannot be ids -> the reason.
     Raises ValueError where a table cannot hold an id or a path.
     """
-    paths, faults = {key: _absolute(wav) for key, wav in wavs.items()}, Faults()
+    paths, faults = {key: os.path.realpath(wav) for key, wav in wavs.items()}, Faults()
     for fault in filter(None, map(name_fault, paths.keys(), paths.values())):
         faults.add("bad names", fault)
     faults.raise_if_any(f"{folder}: refused, nothing was written")
@@ -254,13 +254,6 @@ def relabel_data_dir(folder: Path, out: Path, speakers: Mapping[str, str]) -> No
             "spk2utt": {name: " ".join(ids) for name, ids in of_speaker.items()},
         },
     )
-
-
-def _absolute(path: Path | str) -> str:
-    try:
-        return str(Path(path).resolve())
-    except (OSError, RuntimeError):  # links in a circle: `check` reports them
-        return str(Path(path).absolute())
 
 
 def _made_up(path: Path) -> str:

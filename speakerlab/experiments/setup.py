@@ -22,7 +22,7 @@ from speakerlab.core import process
 from speakerlab.core.atomic import write_json
 from speakerlab.core.batch import Batch
 from speakerlab.core.reading import read_json
-from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, train_loader
+from speakerlab.data.loader import TrainCrops, batch_bytes, micro_batches, train_loader
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import auto_workers, fit_workers
 from speakerlab.experiments import consistency
@@ -188,7 +188,7 @@ class TrainBatches:
 
     def read_from(self, step: int, attempt: int) -> Iterator[Batch]:
         order = self.order_of(attempt=attempt)
-        positions = MicroBatches(
+        positions = micro_batches(
             order,
             start_step=step,
             stop_step=self.config.training.num_epochs * order.steps_per_epoch,

@@ -14,7 +14,7 @@ import pytest
 
 from speakerlab.core.batch import Batch
 from speakerlab.data import pack
-from speakerlab.data.loader import MicroBatches, TrainCrops, train_loader
+from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.data.sampler import EpochOrder
@@ -120,7 +120,7 @@ def read_all(
     )
     seen: dict[int, Seen] = {}
     for rank in range(ranks):
-        positions = MicroBatches(
+        positions = micro_batches(
             order,
             start_step=start_step,
             stop_step=STEPS,

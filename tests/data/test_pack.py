@@ -111,7 +111,7 @@ def test_a_packing_that_was_stopped_continues(folder, monkeypatch):
     monkeypatch.setattr(pack, "write_shard", write)
     with pytest.raises(Stopped):
         pack_data_dir(folder, layout=PCM)
-    assert read_packed(folder, "waves") is None
+    assert read_packed(folder / "shards") is None
     assert read_manifest([folder], sample_rate=RATE).parts[0].waves is None
     monkeypatch.setattr(
         pack, "write_shard", lambda job, n: (written.append(n), write_shard(job, n))[1]
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_listed_and_left_out(folder):
     lines = str(error.value).splitlines()
     assert len(lines) == 4 and "spk2-0.wav: no such file" in str(error.value)
     assert refused(lines[-1], str(folder), "10.00%", "3 of 12", folder / "refused.tsv")
-    assert read_packed(folder, "waves") is None
+    assert read_packed(folder / "shards") is None
     assert len((folder / "refused.tsv").read_text().splitlines()) == 3
     broken["spk0-0"].write_bytes(whole[broken["spk0-0"]])  # repaired: it is tried again
     line = pack_data_dir(folder, layout=PCM, allow_rejected=0.2)

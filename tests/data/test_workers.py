@@ -17,7 +17,7 @@ from refusals import refuses
 
 from speakerlab.core.batch import Draw
 from speakerlab.core.process import available_cpus
-from speakerlab.data.loader import MicroBatches, TrainCrops, batch_bytes, collate, train_loader
+from speakerlab.data.loader import TrainCrops, batch_bytes, collate, micro_batches, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import NO_ROW, Watch, auto_workers, fit_workers
@@ -151,7 +151,7 @@ def stuck(make_data_dir, tmp_path):
         crops = StuckDisk(manifest, {}, crop_samples=8000, label_KN=labels, seed=0)
         crops.pipe, crops.row = pipe, list(manifest.ids).index("spk2-1")
         order = EpochOrder(manifest.num_samples_N, crop_samples=8000, global_batch=8, seed=0)
-        slots = MicroBatches(order, start_step=0, stop_step=9, micro_batch=4)
+        slots = micro_batches(order, start_step=0, stop_step=9, micro_batch=4)
         return train_loader(
             crops, slots, num_workers=num_workers, pin_memory=False, stall_seconds=0.4
         )

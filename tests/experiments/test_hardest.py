@@ -36,8 +36,8 @@ def found(scores_N=SCORES, **options):
 
 def decoded(uri):
     """(wave_S, sample rate) of a data URI."""
-    with audio.stream(base64.b64decode(uri.partition("base64,")[2])) as stream:
-        return np.concatenate(list(stream.blocks)), stream.sample_rate
+    with audio.stream(base64.b64decode(uri.partition("base64,")[2])) as (rate, blocks):
+        return np.concatenate(list(blocks)), rate
 
 
 def test_the_hardest_of_six_trials_where_equal_scores_keep_their_order():

@@ -52,10 +52,6 @@ class Augmentation(nn.Module):
         """
         raise NotImplementedError
 
-    def __getstate__(self) -> dict[str, object]:
-        """A worker that is sent a copy only draws: the banks of the device stay behind."""
-        return {**self.__dict__, "_buffers": {}, "_modules": {}}
-
 
 class Augment(nn.Module):
     """All augmentations of a training run, applied in the order of the mapping.
