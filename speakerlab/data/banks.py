@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from speakerlab.data import audio
-from speakerlab.data.tables import read_durations, read_rejected, read_table
+from speakerlab.data.tables import read_rejected, read_table
 
 KINDS = ("noise", "music", "speech")  # the folders of MUSAN
 KIND_TABLE = "utt2kind"
@@ -41,7 +41,7 @@ def find_recordings(folder: Path, *, sample_rate: int) -> tuple[Recording, ...]:
     if not (folder / "wav.scp").exists():
         return ()
     wavs, rejected = read_table(folder / "wav.scp"), read_rejected(folder)
-    seconds, table = read_durations(folder), folder / KIND_TABLE
+    table = folder / KIND_TABLE
     kind_of = read_table(table) if table.exists() else dict.fromkeys(wavs, KINDS[0])
     found: list[Recording] = []
     for name in sorted(wavs.keys() - rejected.keys()):
@@ -52,10 +52,5 @@ def find_recordings(folder: Path, *, sample_rate: int) -> tuple[Recording, ...]:
                 "remove the table"
             )
         info = audio.read_info(wavs[name], sample_rate=sample_rate)
-        if abs(info.seconds - seconds.get(name, info.seconds)) > 1e-3:
-            raise ValueError(
-                f"{wavs[name]}: has changed since it was checked, got {info.seconds:.3f} s for "
-                f"{seconds[name]:.3f}; restore it, or run stage 1 again"
-            )
         found.append(Recording(name, kind, wavs[name], info.num_samples))
     return tuple(found)

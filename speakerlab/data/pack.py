@@ -22,13 +22,7 @@ from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, read_arrays, write_arrays
 from speakerlab.data.columns import Columns, read_columns
-from speakerlab.data.shards import (
-    Layout,
-    Packed,
-    ShardWriter,
-    open_shard,
-    read_packed,
-)
+from speakerlab.data.shards import Layout, Packed, ShardWriter, open_shard, read_packed
 from speakerlab.data.tables import read_rejected, write_rejected
 
 MAX_SHARD_BYTES = 1 << 30

@@ -40,7 +40,6 @@ CASES: list[tuple[str, str, bytes | Callable[[bytes], bytes]]] = [
     ("manifest", "segments", put(b"rec0", b"rec9")),
     ("check", "trials", put(b"u1", b"\xff")),
     ("rejected", "rejected.tsv", b"~0c6a714b\tx\ty\n~0c6a7\0\t\xff\ty\n"),
-    ("bank", "utt2dur", put(b"rec0 ", b"rec0 x")),
     ("index", "index.*", lambda valid: of_another_version(valid, Random(2))),
     ("trials", "kaldi", b"\xff b target\n"),
     ("trials", "table.csv", lambda valid: valid + LONG),

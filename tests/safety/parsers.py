@@ -68,7 +68,7 @@ PARSERS: dict[str, Parser] = {
     ),
     "bank": Parser(
         valid.write_bank,
-        ("utt2kind", "utt2dur", "rejected.tsv"),
+        ("utt2kind", "rejected.tsv"),
         readers.read_bank,
         share=0.2,
     ),
