@@ -23,17 +23,14 @@ def _mp3(kbps: int) -> dict[str, Any]:
     return {"subtype": "MPEG_LAYER_III", "bitrate_mode": "CONSTANT", "compression_level": level}
 
 
+def _opus(kbps: int) -> dict[str, Any]:
+    return {"subtype": "OPUS", "compression_level": (256 - kbps) / 250}
+
+
 # name -> (sample rate at which it codes, format, options of the encoder)
 CODECS: Mapping[str, tuple[int, str, Mapping[str, Any]]] = {
     **{f"mp3:{kbps}k": (16000, "MP3", _mp3(kbps)) for kbps in MP3_KBPS},
-    **{
-        f"opus:{kbps}k": (
-            16000,
-            "OGG",
-            {"subtype": "OPUS", "compression_level": (256 - kbps) / 250},
-        )
-        for kbps in OPUS_KBPS
-    },
+    **{f"opus:{kbps}k": (16000, "OGG", _opus(kbps)) for kbps in OPUS_KBPS},
     "gsm": (8000, "AIFF", {"subtype": "GSM610"}),
 }
 

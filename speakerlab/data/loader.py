@@ -258,7 +258,9 @@ class Pieces(Dataset[np.ndarray]):
 def batch_bytes(crops: TrainCrops, micro_batch: int) -> int:
     """Return the bytes of a batch whose crops are all as large as the largest of a few."""
     frames = crops.crop_frames  # of stored features, which come instead of the waves
-    wave = 4 * frames * crops.manifest.num_bins if frames else 2 * max(crops.read_samples)
+    wave = 2 * max(crops.read_samples)
+    if frames:
+        wave = frames * crops.manifest.read_features(0, 0, 1).nbytes
     tried = [crops.draw((0, position, 0)).draws.values() for position in range(TRIED_CROPS)]
     drawn = [sum(np.asarray(v).nbytes for d in draws for v in d.values.values()) for draws in tried]
     rows = micro_batch * crops.crops_each

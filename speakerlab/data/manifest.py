@@ -85,12 +85,6 @@ class Manifest:
         shape = (num_frames, feats_TF.shape[1])
         return feats_TF if count == num_frames else np.resize(feats_TF, shape)
 
-    @property
-    def num_bins(self) -> int:
-        """Mel bins of the stored features; 0 where there are none."""
-        features = self.parts[0].features
-        return 0 if features is None else features.layout.unit_bytes // 4
-
     def sha256(self) -> str:
         """Of everything but the paths, which may differ between hosts, packed or not."""
         digest = hashlib.sha256("\n".join(self.speakers).encode())

@@ -111,10 +111,10 @@ def shard_bounds(num_samples_N: np.ndarray) -> tuple[int, ...]:
 
 
 def _write_shards(job: Job, shards: Sequence[int], num_workers: int) -> None:
-    sizes = {shard: job.bounds[shard + 1] - job.bounds[shard] for shard in shards}
     left = [shard for shard in shards if not job.done_file(shard).exists()]
-    total, done = sum(sizes.values()), sum(sizes.values()) - sum(sizes[shard] for shard in left)
-    with tqdm(total=total, initial=done, unit=" utterances", disable=None) as bar:  # on a terminal
+    sizes = {shard: job.bounds[shard + 1] - job.bounds[shard] for shard in left}
+    total = sum(sizes.values())
+    with tqdm(total=total, unit=" utterances", disable=None) as bar:  # None: only on a terminal
         for shard in map_in_processes(partial(write_shard, job), left, min(num_workers, len(left))):
             bar.update(sizes[shard])
 

@@ -54,11 +54,6 @@ class Layout:
             return cls(codec, sample_rate, FLAC_SECONDS * sample_rate, 0)
         return cls(codec, sample_rate, sample_rate, 2)
 
-    @classmethod
-    def of_features(cls, *, sample_rate: int, frame_shift: int, num_bins: int) -> "Layout":
-        """For fbank; frame_shift in samples."""
-        return cls("fbank", sample_rate, sample_rate // frame_shift, 4 * num_bins)
-
     @property
     def folder(self) -> str:
         return FEATURES if self.codec == "fbank" else WAVES

@@ -99,27 +99,24 @@ class Watch:
 
     def describe_stall(self, seconds: float) -> str:
         """Say in one line what delays the next batch."""
-        named = [
-            f"worker {number} (process {worker.pid}): {self.name_row(row)}"
-            for number, (worker, row) in enumerate(zip(self.workers, self.rows))
-            if row != NO_ROW
-        ]
-        count = f"{len(named)} of {len(self.rows)} workers are reading"
-        first = "; ".join([count, *named[:MAX_NAMED]])
-        return f"data: no batch for {seconds:.0f} s; {first}"
+        busy = [number for number, row in enumerate(self.rows) if row != NO_ROW]
+        count = f"{len(busy)} of {len(self.rows)} workers are reading"
+        parts = "; ".join([count, *map(self._name, busy[:MAX_NAMED])])
+        return f"data: no batch for {seconds:.0f} s; {parts}"
 
     def describe_death(self) -> str | None:
         """Say in one line how the first dead worker ended; None if all live."""
-        for number, (worker, row) in enumerate(zip(self.workers, self.rows)):
-            code = worker.exitcode
-            if code:
+        for number, worker in enumerate(self.workers):
+            if code := worker.exitcode:
                 how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-                what = "" if row == NO_ROW else f" while reading {self.name_row(row)}"
                 remedy = REMEDIES.get(-code, "report this")
-                return (
-                    f"data worker {number} (process {worker.pid}): ended with {how}{what}; {remedy}"
-                )
+                return f"{self._name(number)}: ended with {how}; {remedy}"
         return None
+
+    def _name(self, number: int) -> str:
+        row, worker = self.rows[number], self.workers[number]
+        what = "" if row == NO_ROW else f" reading {self.name_row(row)}"
+        return f"data worker {number} (process {worker.pid}){what}"
 
 
 def watched(loader: DataLoader[Batch], watch: Watch, *, stall_seconds: float) -> Iterator[Batch]:

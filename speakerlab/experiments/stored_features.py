@@ -26,8 +26,8 @@ class StoredFbank:
             raise ValueError(f"frontend.dither: {frontend['dither']} cannot be stored; set it to 0")
         self.frontend = frontend
         fbank = Fbank(**frontend)
-        rates = {"sample_rate": fbank.sample_rate, "frame_shift": fbank.frame_shift}
-        self.layout = Layout.of_features(num_bins=fbank.num_mel_bins, **rates)
+        frames = fbank.sample_rate // fbank.frame_shift  # in a second
+        self.layout = Layout("fbank", fbank.sample_rate, frames, 4 * fbank.num_mel_bins)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -188,7 +188,7 @@ def test_a_file_that_does_not_answer_is_named(stuck, caplog):
         assert record.levelno == logging.WARNING
         assert re.match(
             rf"data: no batch for [0-5] s; [12] of 2 workers are reading; .*worker [01] \(process "
-            rf"\d+\): spk2-1 \({re.escape(str(path))}\)",
+            rf"\d+\) reading spk2-1 \({re.escape(str(path))}\)",
             record.getMessage(),
         ), record.getMessage()
     first, second = (record.created for record in caplog.records[:2])
@@ -211,7 +211,7 @@ def test_a_killed_worker_is_one_line(stuck, caplog):
         list(load(1))
     killer.join()
     assert str(died.value) == (
-        f"data worker 0 (process {killed[0]}): ended with SIGKILL while reading spk2-1 ({path}); "
+        f"data worker 0 (process {killed[0]}) reading spk2-1 ({path}): ended with SIGKILL; "
         "often the kernel's out-of-memory killer, see dmesg: lower runtime.num_workers"
     )
 
@@ -221,7 +221,7 @@ def test_the_line_on_a_stall_counts_the_workers_and_names_four():
     watch.workers = [multiprocessing.Process() for _ in range(7)]
     watch.rows[:] = [3, NO_ROW, 5, 0, 4, 2, NO_ROW]
     text = watch.describe_stall(75.2)
-    assert text.startswith("data: no batch for 75 s; 5 of 7 workers are reading; worker 0 (process")
+    assert text.startswith("data: no batch for 75 s; 5 of 7 workers are reading; data worker 0 (")
     assert re.findall(r"row (\d+)", text) == ["3", "5", "0", "4"]
     watch.rows[:] = [NO_ROW] * 7
     assert watch.describe_stall(61.3) == "data: no batch for 61 s; 0 of 7 workers are reading"
