@@ -24,7 +24,6 @@ from speakerlab.scoring.metrics import (
     P_TARGETS,
     checked,
     crossing,
-    eer_of_points,
     min_dcf_of_points,
     order_of,
     sums_before,
@@ -32,7 +31,6 @@ from speakerlab.scoring.metrics import (
 
 MANY_TRIALS = 1_000_000  # above this a replicate is slow, and the interval hardly moves
 FEW_PAIRS = 1_000_000  # up to this many speaker pairs, all are counted whether they have trials
-SPARE = 4.0  # most replicates look at this many times the share of non-targets that matters
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,8 @@ def bootstrap(
     """
     scores_N, is_target_N = checked(scores, is_target)
     assert (enrol_speaker_N == test_speaker_N)[is_target_N].all()
-    pairs = SpeakerPairs.of(enrol_speaker_N, test_speaker_N)
-    ranked = RankedTrials.of(scores_N, is_target_N, pairs.pair_N, p_targets)
+    pairs = SpeakerPairs(enrol_speaker_N, test_speaker_N)
+    ranked = RankedTrials(scores_N, is_target_N, pairs.pair_N)
     costs = {} if llr is None else _decision_costs(llr, is_target_N, pairs, p_targets)
     target_P, nontarget_P = pairs.sums(is_target_N), pairs.sums(~is_target_N)
     having = (np.flatnonzero(target_P), np.flatnonzero(nontarget_P))  # pairs with either kind
@@ -97,7 +95,7 @@ def bootstrap(
         weight_P = pairs.weights(np.bincount(drawn, minlength=pairs.num_speakers))
         num_target, num_nontarget = float(weight_P @ target_P), float(weight_P @ nontarget_P)
         if num_target > 0 and num_nontarget > 0:
-            rates = ranked.rates(weight_P, num_nontarget, p_targets, first=ranked.first)
+            rates = ranked.rates(weight_P, p_targets)
             for name, (miss_P, fa_P) in costs.items():
                 cost = weight_P @ miss_P / num_target + weight_P @ fa_P / num_nontarget
                 rates[name] = float(cost)
@@ -106,28 +104,21 @@ def bootstrap(
     return Replicates(values, num_speakers)
 
 
-@dataclass(frozen=True)
 class SpeakerPairs:
     """Pairs of speakers that have trials, and the pair of each trial."""
 
-    pair_N: NDArray[np.int32]
-    enrol_P: NDArray[np.intp]
-    test_P: NDArray[np.intp]
-    num_speakers: int
-
-    @classmethod
-    def of(cls, enrol_N: np.ndarray, test_N: np.ndarray) -> "SpeakerPairs":
+    def __init__(self, enrol_N: np.ndarray, test_N: np.ndarray) -> None:
         """Number the speakers that occur, in the order of their own numbers."""
         both_2N = np.stack([enrol_N, test_N])
         occurs_S = np.bincount(both_2N.ravel()) > 0
-        code_2N, num_speakers = (np.cumsum(occurs_S) - 1)[both_2N], int(occurs_S.sum())
-        pair_N = code_2N[0] * num_speakers + code_2N[1]
-        if num_speakers**2 <= FEW_PAIRS:  # pairs without trials weigh nothing
-            pairs = np.arange(num_speakers**2)
+        code_2N, self.num_speakers = (np.cumsum(occurs_S) - 1)[both_2N], int(occurs_S.sum())
+        pair_N = code_2N[0] * self.num_speakers + code_2N[1]
+        if self.num_speakers**2 <= FEW_PAIRS:  # pairs without trials weigh nothing
+            pairs = np.arange(self.num_speakers**2)
         else:
             pairs, pair_N = np.unique(pair_N, return_inverse=True)
-        enrol_P, test_P = np.divmod(pairs, num_speakers)
-        return cls(pair_N.astype(np.int32), enrol_P, test_P, num_speakers)
+        self.pair_N = pair_N.astype(np.int32)
+        self.enrol_P, self.test_P = np.divmod(pairs, self.num_speakers)
 
     def weights(self, weight_S: np.ndarray) -> NDArray[np.float64]:
         """weight_P; whole numbers, so that sums of them are exact."""
@@ -140,75 +131,42 @@ class SpeakerPairs:
         return np.bincount(self.pair_N, values_N, len(self.enrol_P)).astype(np.float64)
 
 
-@dataclass(frozen=True)
 class RankedTrials:
     """Targets and non-targets in ascending order of score, and where operating points cut them."""
 
-    target_pairs: NDArray[np.int32]
-    nontarget_pairs: NDArray[np.int32]
-    target_starts_K: NDArray[np.intp]
-    nontarget_starts_K: NDArray[np.intp]
-    at_targets: NDArray[np.intp]  # points from which on a target is missed, and the last point
-    first: int  # point above which the EER and the minimum costs of most replicates are
-
-    @classmethod
-    def of(
-        cls,
-        scores_N: np.ndarray,
-        is_target_N: np.ndarray,
-        pair_N: np.ndarray,
-        p_targets: Sequence[float],
-    ) -> "RankedTrials":
+    def __init__(self, scores_N: np.ndarray, is_target_N: np.ndarray, pair_N: np.ndarray) -> None:
         """Sort the trials once for all replicates."""
         order_N, starts_K = order_of(scores_N)
         is_target_N, pair_N = is_target_N[order_N], pair_N[order_N]
-        target_starts_K = sums_before(is_target_N.astype(np.int64))[starts_K]
-        nontarget_starts_K = starts_K - target_starts_K
-        p_miss_K = target_starts_K / target_starts_K[-1]
-        p_fa_K = 1.0 - nontarget_starts_K / nontarget_starts_K[-1]
-        shares = [eer_of_points(p_miss_K, p_fa_K), *(p / (1 - p) for p in p_targets)]
-        num_rejected = (1.0 - min(SPARE * max(shares), 1.0)) * nontarget_starts_K[-1]
-        return cls(
-            target_pairs=pair_N[is_target_N],
-            nontarget_pairs=pair_N[~is_target_N],
-            target_starts_K=target_starts_K,
-            nontarget_starts_K=nontarget_starts_K,
-            at_targets=np.flatnonzero(np.append(np.diff(target_starts_K) > 0, True)),
-            first=int(np.searchsorted(nontarget_starts_K, num_rejected)),
-        )
+        self.target_pairs, self.nontarget_pairs = pair_N[is_target_N], pair_N[~is_target_N]
+        self.target_starts_K = sums_before(is_target_N.astype(np.int64))[starts_K]
+        self.nontarget_starts_K = starts_K - self.target_starts_K
+        # points from which on a target is missed, and the last point
+        self.at_targets = np.flatnonzero(np.append(np.diff(self.target_starts_K) > 0, True))
 
-    def rates(
-        self, weight_P: np.ndarray, num_nontarget: float, p_targets: Sequence[float], *, first: int
-    ) -> dict[str, float]:
+    def rates(self, weight_P: np.ndarray, p_targets: Sequence[float]) -> dict[str, float]:
         """Return EER and minDCF when each trial weighs what its pair does.
 
-        num_nontarget: total weight of all non-targets. Only points from `first` on are looked at,
-        or all of them if the rates may lie lower. Bisection looks at 20 of a million operating
-        points for the EER. A cost is least at a point whose threshold is the score of a target: a
-        higher threshold with as few misses only saves false alarms.
+        Bisection looks at 20 of a million operating points for the EER. A cost is least at a point
+        whose threshold is the score of a target: a higher threshold with as few misses only saves
+        false alarms.
         """
-        skipped = self.nontarget_starts_K[first]
         miss = sums_before(weight_P[self.target_pairs])
-        reject = sums_before(weight_P[self.nontarget_pairs[skipped:]])
-        below = num_nontarget - reject[-1]
+        reject = sums_before(weight_P[self.nontarget_pairs])
 
         def at(k: Any) -> tuple[Any, Any]:
             """Miss and false-alarm rate of a point, or of an array of points."""
-            rejected = below + reject[self.nontarget_starts_K[k] - skipped]
-            return miss[self.target_starts_K[k]] / miss[-1], 1.0 - rejected / num_nontarget
+            rejected = reject[self.nontarget_starts_K[k]]
+            return miss[self.target_starts_K[k]] / miss[-1], 1.0 - rejected / reject[-1]
 
-        before, after = first, len(self.target_starts_K) - 1
-        p_miss, p_fa = at(before)
-        if skipped and not (p_miss < p_fa and all((1 - p) * p_fa >= p for p in p_targets)):
-            # otherwise every cost below is above that of rejecting all
-            return self.rates(weight_P, num_nontarget, p_targets, first=0)
+        before, after = 0, len(self.target_starts_K) - 1
         while after - before > 1:
             middle = (before + after) // 2
             p_miss, p_fa = at(middle)
             before, after = (middle, after) if p_miss < p_fa else (before, middle)
         found = {"eer": crossing(*at(before), *at(after))}
         if p_targets:
-            points = at(self.at_targets[self.at_targets >= first])
+            points = at(self.at_targets)
             for p in p_targets:
                 found[f"min_dcf_{p:g}"] = min_dcf_of_points(*points, p_target=p)
         return found
