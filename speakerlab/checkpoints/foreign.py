@@ -8,17 +8,15 @@ import inspect
 import json
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from speakerlab.checkpoints.foreign_files import WESPEAKER_NAME, Source, opened, read_tensors
+from speakerlab.checkpoints.foreign_files import WESPEAKER_NAME, opened, read_tensors
 from speakerlab.checkpoints.published import Published, load_published, publish, refuse_other_folder
-from speakerlab.checkpoints.recognise import COUNTER, complete_args, recognise
+from speakerlab.checkpoints.recognise import COUNTER, Recognised, complete_args, recognise
 from speakerlab.checkpoints.toolkit_config import (
     TITLES,
     ForeignConfig,
@@ -59,7 +57,52 @@ def import_checkpoint(
     refuse_other_folder(out)
     with opened(path) as source:
         foreign = read_config(config or source.config)
-        _convert(path, source, out, foreign, frontend, speakers, about or {})
+        file, tensors = source.checkpoint, read_tensors(source.checkpoint)
+        head_CD = tensors.get(f"{PROJECTION}weight")
+        backbone = {name: t for name, t in tensors.items() if not name.startswith(PROJECTION)}
+        has_projection = len(backbone) < len(tensors)
+        shapes = {name: tuple(tensor.shape) for name, tensor in backbone.items()}
+        feat_dim = next(iter(shapes.get(MELS, ())), foreign.feat_dim)
+        found = recognise(
+            shapes,
+            toolkits=_possible_toolkits(foreign, frontend, file, has_projection=has_projection),
+            pooling=foreign.pooling,
+            feat_dim=feat_dim,
+            where=str(path),
+        )
+        if found.is_of_both and frontend is None:
+            text = (
+                "%s: both 3D-Speaker and WeSpeaker have this network; without a config.yaml it is "
+                "imported as 3D-Speaker's. If it is WeSpeaker's, use --model-config or --frontend"
+            )
+            log.warning(text, path)
+        toolkit, title = found.row.toolkit, found.row.title()
+        features = frontend or frontend_of(toolkit, folder=file.absolute().parent)
+        fbank = foreign.frontend("tfmel" if MELS in backbone else features)
+        ours = _our_config(found, foreign, {**fbank, "num_mel_bins": feat_dim})
+        embedder = build_embedder(ours)
+        state = {name: backbone[published] for name, published in found.names.items()}
+        missing, unexpected = embedder.backbone.load_state_dict(state, strict=False)
+        # Counters of BatchNorm may be missing and stay 0; `recognise` excludes anything else.
+        assert not unexpected and all(name.endswith(COUNTER) for name in missing), missing
+        if source.classifier is not None:
+            head_CD = read_tensors(source.classifier).get("weight")
+        head_state, classes = None, []
+        if foreign.head() and head_CD is not None:
+            listed = speakers or foreign.speakers_file()
+            head_state, classes = _named_head(ours, embedder, head_CD, listed)
+        kept = f"head of {len(classes)} speakers" if head_state else "no head (unknown speakers)"
+        log.info("%s: %s, features of %s, %s", file.name, title, TITLES[features], kept)
+        made_from = {
+            "toolkit": toolkit,
+            "file": path.name,
+            "sha256": file_sha256(path if path.is_file() else file),
+            "architecture": title,
+            "features": features,
+            **(about or {}),
+        }
+        facts = {"source": made_from}
+        publish(out, embedder=embedder, config=ours, facts=facts, head=head_state, speakers=classes)
     return load_published(out)
 
 
@@ -76,74 +119,14 @@ def export_3dspeaker(model: Path, out: Path) -> Path:
     return out
 
 
-def _convert(
-    original: Path,
-    source: Source,
-    out: Path,
-    foreign: ForeignConfig,
-    frontend: Toolkit | None,
-    speakers: Path | None,
-    about: Mapping[str, str],
-) -> None:
-    file, tensors = source.checkpoint, read_tensors(source.checkpoint)
-    head_CD = tensors.get(f"{PROJECTION}weight")
-    backbone = {name: t for name, t in tensors.items() if not name.startswith(PROJECTION)}
-    has_projection = len(backbone) < len(tensors)
-    toolkits = _possible_toolkits(foreign, frontend, file, has_projection=has_projection)
-    shapes = {name: tuple(tensor.shape) for name, tensor in backbone.items()}
-    feat_dim = next(iter(shapes.get(MELS, ())), foreign.feat_dim)
-    recognise_as = partial(
-        recognise,
-        shapes,
-        pooling=foreign.pooling,
-        feat_dim=feat_dim,
-        where=str(original),
-    )
-    found = recognise_as(toolkits=toolkits)
-    model, title = found.row.model, found.row.title()
-    features = frontend or frontend_of(found.row.toolkit, folder=file.absolute().parent)
-    values: dict[str, Any] = {
-        "model": {"name": model, "args": found.args},
-        "frontend": foreign.frontend("tfmel" if MELS in backbone else features),
-    }
-    values["frontend"]["num_mel_bins"] = feat_dim
-    if model in MAX_SECONDS:
-        values["model"]["max_seconds"] = MAX_SECONDS[model]
+def _our_config(found: Recognised, foreign: ForeignConfig, frontend: dict[str, Any]) -> Config:
+    model: dict[str, Any] = {"name": found.row.model, "args": found.args}
+    if found.row.model in MAX_SECONDS:
+        model["max_seconds"] = MAX_SECONDS[found.row.model]
+    values = {"model": model, "frontend": frontend}
     if head := foreign.head():
         values["head"] = head
-    config = parse_config(values)
-    embedder = build_embedder(config)
-    state = {ours: backbone[published] for ours, published in found.names.items()}
-    missing, unexpected = embedder.backbone.load_state_dict(state, strict=False)
-    # Counters of BatchNorm may be missing and stay 0; `recognise` excludes anything else.
-    assert not unexpected and all(name.endswith(COUNTER) for name in missing), missing
-    if source.classifier is not None:
-        head_CD = read_tensors(source.classifier).get("weight")
-    head_state, classes = None, []
-    if head and head_CD is not None:
-        listed = speakers or foreign.speakers_file()
-        head_state, classes = _named_head(config, embedder, head_CD, listed)
-    if len(toolkits) > 1 and frontend is None:
-        with suppress(ValueError):  # the tensors fit a network of one toolkit only
-            for name in TITLES:
-                recognise_as(toolkits=(name,))
-            text = (
-                "%s: both 3D-Speaker and WeSpeaker have this network; without a config.yaml it is "
-                "imported as 3D-Speaker's. If it is WeSpeaker's, use --model-config or --frontend"
-            )
-            log.warning(text, original)
-    kept = f"head of {len(classes)} speakers" if head_state else "no head (unknown speakers)"
-    log.info("%s: %s, features of %s, %s", file.name, title, TITLES[features], kept)
-    made_from = {
-        "toolkit": found.row.toolkit,
-        "file": original.name,
-        "sha256": file_sha256(original if original.is_file() else file),
-        "architecture": title,
-        "features": features,
-        **about,
-    }
-    facts = {"source": made_from}
-    publish(out, embedder=embedder, config=config, facts=facts, head=head_state, speakers=classes)
+    return parse_config(values)
 
 
 def _possible_toolkits(

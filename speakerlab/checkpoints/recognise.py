@@ -8,7 +8,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from speakerlab.checkpoints.architectures import ARCHITECTURES, Architecture, to_our_name
@@ -29,6 +29,7 @@ class Recognised:
     row: Architecture
     args: dict[str, object]  # all arguments of our constructor except `feat_dim`
     names: dict[str, str]  # our name -> published name
+    is_of_both: bool = False  # networks of two toolkits fit
 
 
 def recognise(
@@ -46,18 +47,20 @@ def recognise(
     configuration, as two poolings without tensors look alike. outcome: ends the ValueError that
     reports a partial match.
     """
-    nearest, likeness, verdict = Faults(), (0, 0), ""
+    fits, nearest, likeness, verdict = list[Recognised](), Faults(), (0, 0), ""
     known = [row for toolkit in toolkits for row in ARCHITECTURES if row.toolkit == toolkit]
     for row in known:
         for found, wanted in _interpret(row, shapes, pooling=pooling, feat_dim=feat_dim):
             faults, num_fitting = _compare(found.names, wanted, shapes)
             if not faults:
-                return found
+                fits.append(found)
             like = num_fitting, -sum(map(len, faults.lines.values()))
             if like > likeness:
                 nearest, likeness = faults, like
                 count = sum(not name.endswith(COUNTER) for name in wanted)
                 verdict = f"{num_fitting} of {count} tensors fit the nearest, {row.title()}"
+    if fits:
+        return replace(fits[0], is_of_both=len({found.row.toolkit for found in fits}) > 1)
     if not nearest:
         raise ValueError(
             f"{where}: holds no known architecture, but {len(shapes)} tensors "
