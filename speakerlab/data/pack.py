@@ -21,7 +21,7 @@ from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, read_arrays, write_arrays
-from speakerlab.data.columns import Columns, read_columns
+from speakerlab.data.manifest import Columns, read_columns
 from speakerlab.data.shards import Layout, Packed, ShardWriter, open_shard, read_packed
 from speakerlab.data.tables import read_rejected, write_rejected
 
