@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[1]
 
 # Records its arguments and creates the output files of each command. TRAIN_EXITS: exit codes of
 # successive trainings. TRAINING: a program to run instead of trainings. USED, CHECK_EXITS: what
-# check_run.py prints, and its exit code.
+# check_run.py prints, and its exit code. GATE: a file that stage 1 waits for.
 PYTHON = """#!/usr/bin/env bash
+if [[ $1 == -c && $2 == *flock* ]]; then exec {real} -I -S "$@"; fi
 if [[ $1 == -c ]]; then printf '%s\\n' "$0" && exit; fi
 if [[ $* == *common/options.py* ]]; then exec {real} -I -S "${@:3}"; fi
 if [[ $* == *common/check_run.py* ]]; then
@@ -26,7 +27,9 @@ printf '%s\\t' "$PPID" "$SPEAKERLAB_PARENT" "$@" >>"$CALLS" && printf '\\n' >>"$
 case "$*" in
   *' check '*) for folder in "$@"; do [[ $folder != /* ]] || touch "$folder/utt2dur"; done ;;
   *prepare.py*--download*) ;;
-  *prepare.py*) mkdir -p "$DATA"/{train,test} && touch "$DATA"/{train,test}/wav.scp ;;
+  *prepare.py*)
+    while [[ -n ${GATE-} && ! -e $GATE ]]; do sleep 0.05; done
+    mkdir -p "$DATA"/{train,test} && touch "$DATA"/{train,test}/wav.scp ;;
   *' pack '*)
     kind=shards && if [[ $* == *'--features fbank'* ]]; then kind=features; fi
     mkdir -p "$4/$kind" && touch "$4/$kind/index.safetensors" ;;

@@ -32,6 +32,40 @@ if "dev" in sys.argv:
 print(sys.executable)
 '
 
+# Locks the file that is its standard input; exit code 3 if it had to wait for another process.
+lock_stdin='
+import fcntl, sys
+kind = getattr(fcntl, "LOCK_" + sys.argv[1])
+try:
+    fcntl.flock(0, kind | fcntl.LOCK_NB)
+except BlockingIOError:
+    print(sys.argv[2] + "; waiting for its end", file=sys.stderr)
+    fcntl.flock(0, kind)
+    sys.exit(3)
+except OSError:  # a file system without locks
+    pass
+'
+
+held='' # the locked file
+# hold FILE EX|SH LINE: lock a file until `let_go` or the end of this shell and its commands. If
+# another process has it, print LINE and wait. Sets `waited`.
+hold() {
+  local code=0 folder
+  if [[ $held == "$1" ]]; then return; fi
+  folder=$(dirname "$1") held=$1 waited=false
+  if ! { mkdir -p "$folder" && exec 9<>"$1"; } 2>/dev/null; then
+    die "$folder: cannot be written; correct its permissions, or choose another folder"
+  fi
+  "$python" -c "$lock_stdin" "$2" "$3" <&9 >/dev/null || code=$?
+  if [[ $code == 3 ]]; then waited=true code=0; fi
+  return "$code"
+}
+
+let_go() {
+  exec 9>&-
+  held=''
+}
+
 # die LINE: print an error and exit.
 die() {
   printf '%s\n' "$*" >&2
@@ -70,6 +104,12 @@ make_venv() {
     find_recent || die "env: Python 3.10 or newer is needed; install it"
     die "env: $base has no venv or ensurepip; install it (Debian: apt install python3-venv)"
   fi
+  python=$base
+  hold "$venv.lock" EX "env: another process installs $venv"
+  if [[ $waited == true ]] && try_python "$venv/bin/python" "$1"; then
+    let_go
+    return
+  fi
   printf 'env: installing PyTorch, the rest of requirements.txt and speakerlab into %s: %s\n' "$venv" \
     'download 3 GB, disk 5 GB, some minutes without output'
   if [[ -e $venv ]] && ! "$venv/bin/python" -c '' 2>/dev/null; then clear=--clear; fi
@@ -81,6 +121,7 @@ make_venv() {
     -r "$root/requirements.txt" -e "$package" ||
     die "env: pip install failed, see above; run the same command again to continue"
   try_python "$venv/bin/python" "$1" || die "env: $venv is incomplete; remove it and try again"
+  let_go
   printf 'env: for the speakerlab command: . %s/bin/activate\n' "$venv"
 }
 

@@ -177,7 +177,11 @@ def main(words: list[str]) -> int:
     for name in PATHS:  # absolute, because a recorded path must mean the same from any folder
         path = getattr(args, name)
         if path and path not in ("none", "auto") and not path.startswith(("/", "hub:")):
-            setattr(args, name, f"{os.environ.get('PWD') or Path.cwd()}/{path}")
+            path = f"{os.environ.get('PWD') or Path.cwd()}/{path}"
+            setattr(args, name, path)
+        if path and re.search("[\x00-\x1f\x7f\ud800-\udfff]", path):
+            print(f"--{name}: {path!r} must be one line of UTF-8; rename it", file=sys.stderr)
+            return 1
     print_shell("\n".join(f"{name}={quote(value)}" for name, value in vars(args).items()))
     return 0
 

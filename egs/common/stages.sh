@@ -171,6 +171,16 @@ unchanged() {
   say "stage $1: skipped, done with the same options (remove $marker to run it again)"
 }
 
+# hold_data: keep another run.sh from writing the data directories until stage 2 has ended; --job is
+# for several at a time.
+hold_data() {
+  if [[ $dry_run == true ]]; then return; fi
+  if [[ -z $python ]]; then find_python; fi
+  local kind=EX
+  if [[ -n $job ]]; then kind=SH; fi
+  hold "$data/.lock" "$kind" "$data: another run.sh prepares it"
+}
+
 # finish STAGE INPUTS: write the marker that `unchanged` reads.
 finish() {
   if [[ $dry_run == true ]]; then return; fi
@@ -197,9 +207,11 @@ prepare() {
 stage_0() {
   if [[ -z $corpus || $stage0_always == true ]]; then
     begin
+    if [[ ! -f $data/.stage1 ]]; then hold_data; fi
     prepare --download
   elif [[ -n $noise && ! -d $noise || -n $rirs && ! -d $rirs ]]; then
     begin
+    if [[ ! -f $data/.stage1 ]]; then hold_data; fi
     prepare --download-noise
   else
     say "stage 0: skipped, the corpus is $corpus"
@@ -222,7 +234,7 @@ stage_1() {
   local inputs
   inputs=$(printf '%s\n' "corpus=$corpus" "noise=$noise" "rirs=$rirs" "allowed=$allow_missing" "rate=$sample_rate" &&
     digest "$recipe_dir"/{recipe.sh,*.py} "$recipe_dir/$task"/*.py "$recipe_dir/../common/corpus"/*.py)
-  if unchanged 1 "$inputs"; then return; fi
+  if unchanged 1 "$inputs" || { hold_data && unchanged 1 "$inputs"; }; then return; fi
   begin
   if [[ $dry_run == false ]]; then rm -f "$data"/.stage[12]; fi
   prepare
@@ -247,7 +259,7 @@ stage_2() {
   for folder in "${packed[@]}"; do
     if [[ $dry_run == false && ! -f $folder/$kind/index.safetensors ]]; then rm -f "$data/.stage2"; fi
   done
-  if unchanged 2 "$inputs"; then return; fi
+  if unchanged 2 "$inputs" || { hold_data && unchanged 2 "$inputs"; }; then return; fi
   begin
   if [[ $dry_run == false ]]; then rm -f "$data/.stage2"; fi
   if ((${#others[@]})) && [[ -z $job || $job == 1/* ]]; then
@@ -488,6 +500,7 @@ run_stage() {
   current=$1
   "stage_$1"
   current=''
+  if [[ $1 == 2 ]]; then let_go; fi
   if [[ -n $began && $dry_run == false ]]; then say "stage $1: took $((SECONDS - began)) s"; fi
 }
 

@@ -30,7 +30,7 @@ from egs.mini.sound import (
     room,
 )
 from egs.mini.voices import Voice, draw_sentence, draw_voice
-from speakerlab.core.atomic import write_text
+from speakerlab.core.atomic import alone, write_text
 
 HERE = Path(__file__).resolve().parent
 TOOLS = HERE / "tools"
@@ -124,13 +124,17 @@ def provide_corpus(
     if is_made(corpus, about):
         return
     num_test = len({utterance.speaker for utterance in utterances if utterance.split == "test"})
-    print(f"{corpus}: synthesizing {len(voices) - num_test} + {num_test} voices")
     write = record or record_all
-    make_corpus(
-        corpus,
-        about,
-        lambda part: write(part, voices, utterances, seed=size["seed"], num_jobs=num_jobs),
-    )
+    corpus.parent.mkdir(parents=True, exist_ok=True)
+    with alone(corpus.with_name(f".{corpus.name}.lock")):
+        if is_made(corpus, about):  # by another process meanwhile
+            return
+        print(f"{corpus}: synthesizing {len(voices) - num_test} + {num_test} voices")
+        make_corpus(
+            corpus,
+            about,
+            lambda part: write(part, voices, utterances, seed=size["seed"], num_jobs=num_jobs),
+        )
 
 
 def speak(

@@ -12,7 +12,7 @@ from speakerlab.bin.command import parser
 from speakerlab.checkpoints.catalogue import PREFIX
 from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.model_files import CALIBRATION, TUNING, find_model
-from speakerlab.core.atomic import check_writable, file_sha256, write_json
+from speakerlab.core.atomic import check_writable, file_sha256, replacing_folder, write_json
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
 from speakerlab.diarization.regions import read_rttm, read_uem
@@ -128,9 +128,7 @@ def copy_model(source: Path, exp_dir: Path) -> Path:
                 "use another folder"
             )
         return target  # which may hold what was calibrated for the other purpose
-    fresh = exp_dir / ".model"
-    shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(source, fresh)
-    fresh.replace(target)
+    with replacing_folder(target) as fresh:
+        shutil.copytree(source, fresh, dirs_exist_ok=True)
     shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")
     return target

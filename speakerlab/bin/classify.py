@@ -10,7 +10,7 @@ import numpy as np
 
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints.model_files import find_model, read_card
-from speakerlab.core.atomic import write_text
+from speakerlab.core.atomic import alone, write_text
 from speakerlab.data.tables import read_table
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import read_embedded
@@ -40,13 +40,15 @@ def main(words: Sequence[str]) -> None:
     classifier = load_classifier(args.exp)
     labels = load_config([find_model(args.exp) / "config.yaml"]).data.labels
     rows: list[results.Row] = []
-    for folder in args.data:
-        row = classify(args.exp, folder, classifier, labels=labels)
-        rows = results.update_results(args.exp / "results.json", [row])
-        sys.stdout.write(f"{folder.name}: {row['protocol']}\n{results.format_confusion(row)}\n\n")
-    title = f"Identification: {args.exp.name}"
-    page = args.exp / "report.html"
-    write_identification_page(page, title=title, rows=rows, facts=facts_of(args.exp))
+    with alone(args.exp / results.LOCK):
+        for folder in args.data:
+            row = classify(args.exp, folder, classifier, labels=labels)
+            rows = results.update_results(args.exp / "results.json", [row])
+            text = f"{folder.name}: {row['protocol']}\n{results.format_confusion(row)}\n\n"
+            sys.stdout.write(text)
+        title = f"Identification: {args.exp.name}"
+        page = args.exp / "report.html"
+        write_identification_page(page, title=title, rows=rows, facts=facts_of(args.exp))
     sys.stdout.write(results.format_identification(rows) + "\n")
     log.info("%s: wrote results.json and report.html", args.exp)
 

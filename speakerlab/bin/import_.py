@@ -10,6 +10,7 @@ from speakerlab.bin.command import parser
 from speakerlab.checkpoints.catalogue import PREFIX, table
 from speakerlab.checkpoints.hub import local
 from speakerlab.checkpoints.toolkit_config import FRONTENDS
+from speakerlab.core.atomic import replacing_folder
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,9 @@ def main(words: Sequence[str]) -> None:
             refuse_other_folder(args.out)
         folder = local(args.checkpoint)
         if args.out is not None:
-            shutil.rmtree(args.out, ignore_errors=True)
-            folder = shutil.copytree(folder, args.out)
+            with replacing_folder(args.out) as fresh:
+                shutil.copytree(folder, fresh, dirs_exist_ok=True)
+            folder = args.out
         sys.stdout.write(f"{folder}\n")
         return
     from speakerlab.checkpoints.foreign import import_checkpoint  # torch: `--help` needs none

@@ -10,7 +10,7 @@ from pathlib import Path
 from speakerlab.bin import extract
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints import model_files
-from speakerlab.core.atomic import check_writable
+from speakerlab.core.atomic import alone, check_writable
 from speakerlab.data.treatments import Treatment, read_treatments
 from speakerlab.experiments import results
 from speakerlab.experiments.embedded import are_embedded, read_development, read_embedded
@@ -31,6 +31,12 @@ def main(words: Sequence[str]) -> None:
     system = open_system(args.exp, args.development)
     for name in ("results.json", "scores/list.txt"):
         check_writable(args.exp / name)
+    with alone(args.exp / results.LOCK):
+        score(args, system, treatments)
+
+
+def score(args: Namespace, system: System, treatments: Sequence[Treatment]) -> None:
+    """Score every list, and write the report of all rows of results.json."""
     back_ends, notes = build_back_ends(args, system)
     rows: list[results.Row] = []
     scores: list[ListScores] = []

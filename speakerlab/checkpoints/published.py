@@ -5,7 +5,6 @@ needed to build it), `card.json` (facts) and, if known, `head.safetensors` and `
 continue training or classify), `calibration.json` (to decide by) and `diarization.json`.
 """
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,7 +23,14 @@ from speakerlab.checkpoints.model_files import (
 )
 from speakerlab.config.embedder import Embedder, build_backbone, build_embedder
 from speakerlab.config.schema import Config, load_config
-from speakerlab.core.atomic import check_writable, file_sha256, replacing, write_json, write_text
+from speakerlab.core.atomic import (
+    check_writable,
+    file_sha256,
+    replacing,
+    replacing_folder,
+    write_json,
+    write_text,
+)
 from speakerlab.core.shapes import shapes_only
 from speakerlab.diarization.tuning import Tuning
 from speakerlab.scoring.calibration import Calibration
@@ -59,28 +65,25 @@ def publish(
     head: its tensors; speakers: those of its rows. Imported models may have neither.
     """
     refuse_other_folder(folder)
-    fresh = folder.with_name(f".{folder.name}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    write_tensors(fresh / "embedder.safetensors", embedder.state_dict())
-    config.write(fresh / "config.yaml")
-    if head is not None:
-        write_tensors(fresh / "head.safetensors", head)
-        write_text(fresh / "speakers.txt", "".join(f"{name}\n" for name in speakers))
-    if calibration is not None:
-        write_json(fresh / CALIBRATION, asdict(calibration))
-    digest = file_sha256(fresh / "embedder.safetensors")
     parameters = sum(p.numel() for p in embedder.parameters())
-    card = {"sha256": digest, "embed_dim": embedder.embed_dim, "parameters": parameters, **facts}
-    write_json(fresh / "card.json", card)
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh.replace(folder)
+    with replacing_folder(folder) as fresh:
+        write_tensors(fresh / "embedder.safetensors", embedder.state_dict())
+        config.write(fresh / "config.yaml")
+        if head is not None:
+            write_tensors(fresh / "head.safetensors", head)
+            write_text(fresh / "speakers.txt", "".join(f"{name}\n" for name in speakers))
+        if calibration is not None:
+            write_json(fresh / CALIBRATION, asdict(calibration))
+        digest = file_sha256(fresh / "embedder.safetensors")
+        card = {"sha256": digest, "embed_dim": embedder.embed_dim, "parameters": parameters}
+        write_json(fresh / "card.json", {**card, **facts})
     return digest
 
 
 def refuse_other_folder(folder: Path) -> None:
     """Raise ValueError unless a model folder can be written: new, or in place of an older one."""
-    check_writable(folder.with_name(f".{folder.name}") if folder.exists() else folder)
+    place = folder.resolve()
+    check_writable(place.with_name(f".{place.name}") if place.exists() else folder)
     is_ours = folder.is_dir() and not (folder / "checkpoints").exists()
     if is_ours and (not any(folder.iterdir()) or (folder / "card.json").exists()):
         return

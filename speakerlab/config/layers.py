@@ -112,7 +112,8 @@ def _parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ValueError(f"--set: '{text}' is not key.path=value, such as training.lr=0.1")
-    nested: Any = parse_yaml(value, f"--set {text}")
+    is_path = value.startswith("/")  # as it is, because YAML gives meaning to ' #' and ': '
+    nested: Any = value if is_path else parse_yaml(value, f"--set {text}")
     for part in reversed(key.split(".")):
         nested = {part: nested}
     _refuse_odd(nested, f"--set {text}")

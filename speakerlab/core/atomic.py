@@ -1,4 +1,4 @@
-"""Atomic files: a reader, or a run after a kill, never sees half a file.
+"""Atomic files and folders: a reader, or a run after a kill, never sees half of one.
 
 `alone` is a lock between processes, also of several hosts if the file system has locks.
 """
@@ -7,13 +7,18 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -26,6 +31,26 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder to fill; on success it replaces `folder`, or what that links to."""
+    folder = folder.resolve()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+        fresh = Path(scratch, "new")
+        fresh.mkdir()
+        yield fresh
+        for number in count():  # again if another process has put its folder there in between
+            with suppress(FileNotFoundError):
+                folder.rename(Path(scratch, f"old{number}"))
+            try:
+                fresh.rename(folder)
+                return
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
 
 
 def check_writable(path: Path) -> None:
@@ -47,9 +72,19 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold a lock on a file, after waiting for it; the kernel frees that of a dead process."""
+    """Hold a lock on a file, after waiting for it; the kernel frees that of a dead process.
+
+    Not twice at a time in one process, where the end of the inner lock would end the outer one.
+    """
     with path.open("a") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
+        for number in count():
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError):
+                if number == 10:
+                    log.info("%s: locked by another process; waiting for it", path)
+                time.sleep(0.1)
         yield
 
 

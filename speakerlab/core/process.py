@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import pwd
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -59,6 +60,15 @@ def keep_freed_memory() -> None:
     if hasattr(glibc, "mallopt"):
         glibc.mallopt(M_MMAP_MAX, 0)  # no separate block for a large request
         glibc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def name_user() -> None:
+    """Name a user who is not in /etc/passwd, as in some containers, because torch asks for it."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        os.environ.setdefault("USER", str(os.getuid()))
+        os.environ.setdefault("HOME", "/")
 
 
 def die_with_parent() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, stable_hash
 from speakerlab.data.codecs import reencode
-from speakerlab.data.shards import FEATURES, WAVES, Packed, read_packed
+from speakerlab.data.shards import FEATURES, WAVES, Packed, is_packed, keep, read_packed
 from speakerlab.data.tables import read_durations, read_rejected, read_segments, read_table
 
 log = logging.getLogger(__name__)
@@ -204,6 +204,8 @@ def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
 def read_part(folder: Path, *, sample_rate: int) -> Columns:
     """Return a directory's columns, and the shards that were packed from just these."""
     columns = read_columns(folder, sample_rate=sample_rate)
+    if is_packed(folder):
+        keep(folder.resolve())
     packed: list[Packed | None] = []
     for name in (WAVES, FEATURES):
         found = read_packed(folder / name)

@@ -22,7 +22,7 @@ from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, read_arrays, write_arrays
 from speakerlab.data.manifest import Columns, read_columns
-from speakerlab.data.shards import Layout, Packed, ShardWriter, open_shard, read_packed
+from speakerlab.data.shards import Layout, Packed, ShardWriter, open_shard, read_packed, unread
 from speakerlab.data.tables import read_rejected, write_rejected
 
 MAX_SHARD_BYTES = 1 << 30
@@ -76,6 +76,8 @@ def pack_data_dir(
     wanted = [columns.sha256, made_with, layout]
     if found and [found.sha256, found.facts, found.layout] == wanted and not any(found.cut_short()):
         return f"{folder}: already packed"
+    with unread(folder):
+        pass  # refuse before the work, not only when the shards are joined
     if not len(columns):
         raise ValueError(f"{folder}: has no utterances to pack; run stage 1 again")
     bounds = shard_bounds(columns.num_samples_N)
@@ -97,7 +99,8 @@ def pack_data_dir(
         missing = [i for i in range(len(bounds) - 1) if not job.done_file(i).exists()]
         if missing:
             return f"{folder}: {len(shards)} shards packed, {len(missing)} are left to other jobs"
-        return _join(job, made_with, allow_rejected)
+        with unread(folder):
+            return _join(job, made_with, allow_rejected)
 
 
 def shard_bounds(num_samples_N: np.ndarray) -> tuple[int, ...]:

@@ -13,15 +13,17 @@ Each second (pcm, fbank) or member (flac) is a block with a CRC-32, checked at e
 Letters: N utterances, K blocks, S samples, T frames, F mel bins.
 """
 
+import fcntl
 import io
 import os
 import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import IO, Any, BinaryIO, Literal
 from urllib.parse import quote
 
 import numpy as np
@@ -37,6 +39,7 @@ INDEX = "index.safetensors"
 WAVES, FEATURES = "shards", "features"  # folders in a data directory
 MAX_OPEN = 64  # shards that a process keeps open
 AGAIN = "and pack again (speakerlab pack)"
+READERS = ".readers.lock"  # in the data directory, shared by the processes that read its shards
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,38 @@ def open_shard(path: str) -> io.FileIO:
             f"{path}: cannot be opened ({error.strerror}); restore it, or remove "
             f"{Path(path).parent} {AGAIN}"
         ) from None
+
+
+def is_packed(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (WAVES, FEATURES))
+
+
+@cache
+def keep(folder: Path) -> IO[str] | None:
+    """Keep the shards of a data directory from being replaced until this process ends."""
+    for mode in ("a+", "r"):  # "r": of another user
+        with suppress(OSError):
+            file = (folder / READERS).open(mode)
+            fcntl.lockf(file, fcntl.LOCK_SH)
+            return file
+    return None  # on a read-only file system
+
+
+@contextmanager
+def unread(folder: Path) -> Iterator[None]:
+    """Refuse, with ValueError, to replace shards that another process reads; let none begin."""
+    if not is_packed(folder):
+        yield
+        return
+    with (folder / READERS).open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise ValueError(
+                f"{folder}: a training or an extraction reads its shards, which would be replaced; "
+                "wait until it has ended, or use another data directory"
+            ) from None
+        yield
 
 
 @dataclass(frozen=True, eq=False)

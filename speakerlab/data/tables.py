@@ -12,12 +12,12 @@ recordings, the keys of ABOUT, for the cards of models that are trained on them.
 import hashlib
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from speakerlab.core.atomic import write_text
+from speakerlab.core.atomic import replacing_folder, write_text
 from speakerlab.core.faults import Faults, nearest
+from speakerlab.data.shards import unread
 
 NAMELESS = "~"
 ENROLL_MAP = "enroll.map"
@@ -203,36 +203,33 @@ def write_data_dir(
     for fault in filter(None, map(name_fault, paths.keys(), paths.values())):
         faults.add("bad names", fault)
     faults.raise_if_any(f"{folder}: refused, nothing was written")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "wav.scp").exists():
+    is_other = folder.exists() and not (folder / "wav.scp").exists()
+    if is_other and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(
             f"{folder}: is not a data directory and would be replaced, got a folder without "
             "wav.scp; give another --data"
         )
-    fresh = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    write_table(fresh / "wav.scp", paths)
-    if speakers is not None:
-        write_table(fresh / "utt2spk", speakers)
-    if segments is not None:
-        rows = {key: f"{rec} {start:.6f} {end:.6f}" for key, (rec, start, end) in segments.items()}
-        write_table(fresh / "segments", rows)
-    for name, rows in (trials or {}).items():
-        kinds = ("nontarget", "target")
-        text = "".join(f"{enrol} {test} {kinds[same]}\n" for enrol, test, same in rows)
-        write_text(fresh / name, text)
-    for name, values in (columns or {}).items():
-        word_of = str if name in NO_CONDITIONS else one_word
-        words = {key: word for key, value in values.items() if (word := word_of(value))}
-        write_table(fresh / name, words)
-    if enroll is not None:
-        write_table(fresh / ENROLL_MAP, {model: " ".join(rows) for model, rows in enroll.items()})
-    if about:
-        write_table(fresh / "about", about)
-    write_rejected(fresh, {_made_up(p): (str(p), why) for p, why in (nameless or {}).items()})
-    if folder.exists():
-        shutil.rmtree(folder)
-    fresh.replace(folder)
+    with unread(folder), replacing_folder(folder) as fresh:
+        write_table(fresh / "wav.scp", paths)
+        if speakers is not None:
+            write_table(fresh / "utt2spk", speakers)
+        if segments is not None:
+            times = {key: f"{rec} {a:.6f} {b:.6f}" for key, (rec, a, b) in segments.items()}
+            write_table(fresh / "segments", times)
+        for name, rows in (trials or {}).items():
+            kinds = ("nontarget", "target")
+            text = "".join(f"{enrol} {test} {kinds[same]}\n" for enrol, test, same in rows)
+            write_text(fresh / name, text)
+        for name, values in (columns or {}).items():
+            word_of = str if name in NO_CONDITIONS else one_word
+            words = {key: word for key, value in values.items() if (word := word_of(value))}
+            write_table(fresh / name, words)
+        if enroll is not None:
+            models = {model: " ".join(rows) for model, rows in enroll.items()}
+            write_table(fresh / ENROLL_MAP, models)
+        if about:
+            write_table(fresh / "about", about)
+        write_rejected(fresh, {_made_up(p): (str(p), why) for p, why in (nameless or {}).items()})
 
 
 def relabel_data_dir(folder: Path, out: Path, speakers: Mapping[str, str]) -> None:

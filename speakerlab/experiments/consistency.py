@@ -75,6 +75,8 @@ def agreed_corpus(config: Config, ranks: Ranks) -> Corpus:
             found = f"sha256 {corpus.train.sha256()[:12]}"
         except (ValueError, OSError) as error:
             corpus, found = None, str(error)
+            if isinstance(error, PermissionError):
+                found = f"{error.filename}: {error.strerror}; correct the permissions"
         every = ranks.every((found, socket.gethostname(), time.monotonic() > deadline))
         if len({one[0] for one in every}) == 1 or any(is_late for *_, is_late in every):
             break

@@ -14,6 +14,7 @@ from speakerlab.core.reading import keys, read_json
 
 Row = dict[str, Any]
 Cell = tuple[str, list[str]]
+LOCK = ".results.lock"  # in the experiment, held from reading results.json to writing the report
 KEY = ("task", "trials", "data", "system", "backend")  # rows that agree in these replace each other
 MAX_CLASSES_SHOWN = 20  # in a confusion table; of more, only the most frequent confusions
 MAX_CONFUSIONS_SHOWN = 10

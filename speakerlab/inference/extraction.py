@@ -78,10 +78,11 @@ class Extraction:
     def save_part(self, chunk: int, emb_ND: np.ndarray) -> None:
         """Write the embeddings of a chunk; ValueError if one is not finite."""
         table = EmbeddingTable(self.ids(chunk), emb_ND, self.model_sha256, self.facts)
-        table.save(self.part(chunk))
+        with self.alone():
+            table.save(self.part(chunk))
 
     def alone(self) -> AbstractContextManager[None]:
-        """Keep other processes from deleting or joining tables meanwhile."""
+        """Keep other processes from writing, deleting or joining tables meanwhile."""
         self.stem.parent.mkdir(parents=True, exist_ok=True)
         return alone(self.stem.with_name(f".{self.stem.name}.lock"))
 
@@ -94,9 +95,9 @@ class Extraction:
             if self.read() is not None:
                 return None
             Path(f"{self.stem}.json").unlink(missing_ok=True)
-        todo = [chunk for chunk in self.of_job(job) if self.read(chunk) is None]
-        for chunk in todo:
-            Path(f"{self.part(chunk)}.json").unlink(missing_ok=True)
+            todo = [chunk for chunk in self.of_job(job) if self.read(chunk) is None]
+            for chunk in todo:
+                Path(f"{self.part(chunk)}.json").unlink(missing_ok=True)
         return todo
 
     def join(self) -> list[int]:
