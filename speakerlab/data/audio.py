@@ -175,6 +175,8 @@ def _refuse_rate(sample_rate: int, where: str) -> None:
 
 
 def _unreadable(where: str, error: object) -> str:
+    if Path(where).is_file() and not os.access(where, os.R_OK):
+        return f"{where}: cannot be opened (Permission denied); correct its permissions"
     reason = str(error).split(": ", 1)[-1]
     return f"{where}: is not readable audio: '{reason}'; convert it to 16-bit wav or flac"
 

@@ -246,6 +246,24 @@ def test_a_folder_that_many_replace_is_always_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
+def test_a_folder_that_appears_during_the_swap_is_replaced_too(tmp_path, monkeypatch):
+    folder, rename = tmp_path / "folder", Path.rename
+    folder.mkdir()
+
+    def rename_late(path: Path, target: Path) -> Path:
+        moved = rename(path, target)
+        if path == folder:
+            monkeypatch.undo()
+            (folder / "of another process").mkdir(parents=True)
+        return moved
+
+    monkeypatch.setattr(Path, "rename", rename_late)
+    with replacing_folder(folder) as fresh:
+        (fresh / "own").touch()
+    assert [path.name for path in folder.iterdir()] == ["own"]
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
 def test_trainings_share_data_that_are_rewritten_when_they_have_ended(settings, crowd, tmp_path):
     """Two experiments read one packed folder; the lock is free again when both have ended."""
     folder = write_voices(tmp_path / "train", speakers=range(6), seconds=(1.5, 1.5))
