@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from refusals import refused
 from tiny import BARE, CONFIG, ROOT, TINY, card, copy_data
 from voices import RATE, make_wave, write_voices
 
@@ -102,10 +101,10 @@ def test_what_another_user_keeps_to_himself_is_refused_in_one_line(data, make_ex
         folder.chmod(0o555)
     commands = [
         (own / "train/wav.scp", ["check", own / "train"]),
-        (own / "test/.pack.lock", ["pack", own / "test"]),
-        (own / "train/.pack.lock", ["pack", own / "train"]),
-        (own / "train/columns.safetensors", ["extract", "--exp", exp, "--data", own / "train"]),
-        (own / "train/columns.safetensors", ["train", "--exp", tmp_path / "new", *short(own)]),
+        (own / "test", ["pack", own / "test"]),
+        (own / "train/wav.scp", ["pack", own / "train"]),
+        (own / "train/wav.scp", ["extract", "--exp", exp, "--data", own / "train"]),
+        (own / "train/wav.scp", ["train", "--exp", tmp_path / "new", *short(own)]),
         (theirs / ".lock", ["train", "--exp", theirs, *short(data)]),
         (theirs / "model/embedder.safetensors", ["extract", "--exp", theirs, "--data", test]),
         (theirs / "model/embedder.safetensors", ["verify", wav, wav, "--model", theirs]),
@@ -118,7 +117,7 @@ def test_what_another_user_keeps_to_himself_is_refused_in_one_line(data, make_ex
         folder.chmod(0o755)
     assert len(lines) == len(commands), lines
     for (path, _), line in zip(commands, lines):
-        assert refused(line, str(path)) and "ermission" in line, (path, line)
+        assert line.startswith(str(path)) and "ermission" in line, (path, line)
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o027, 0o077])
@@ -131,7 +130,7 @@ def test_every_file_has_the_permissions_that_the_user_wants(umask, tmp_path, pub
     finally:
         os.umask(before)
     paths = list((tmp_path / "data").rglob("*"))
-    assert len(paths) > 20
+    assert len(paths) > 15
     for path in paths:
         wanted = (0o777 if path.is_dir() else 0o666) & ~umask
         assert path.stat().st_mode & 0o777 == wanted, path
