@@ -74,9 +74,8 @@ class SileroVad:
             block_S = wave_S[start : start + BLOCK_SAMPLES].astype(np.float32) / 32768
             block_S = np.concatenate([before_S, np.pad(block_S, (0, -len(block_S) % size))])
             before_S = block_S[-CONTEXT_SAMPLES:]
-            frames_TL = sliding_window_view(block_S, CONTEXT_SAMPLES + size)[::size]
-            inputs = {"input": np.ascontiguousarray(frames_TL), **state}
-            speech_T, *after = self._session.run(None, inputs)
+            frames_TL = sliding_window_view(block_S, CONTEXT_SAMPLES + size)[::size].copy()
+            speech_T, *after = self._session.run(None, {"input": frames_TL, **state})
             state = dict(zip(state, after))
             speech.append(speech_T)
         return np.concatenate(speech)
