@@ -103,16 +103,11 @@ def result_row(count_CC: np.ndarray, classes: Sequence[str], **facts: Any) -> re
 def true_classes(path: Path, ids: Sequence[str], classes: Sequence[str]) -> np.ndarray:
     """Return the number of each utterance's class; ValueError if one is missing or unknown."""
     class_of, index = read_table(path), {name: number for number, name in enumerate(classes)}
-    missing = [utterance for utterance in ids if utterance not in class_of]
-    if missing:
+    wrong = [utterance for utterance in ids if class_of.get(utterance) not in index]
+    if wrong:
         raise ValueError(
-            f"{path}: {len(missing)} utterances have no class, {missing[0]} among them; add them"
-        )
-    unknown = sorted({class_of[utterance] for utterance in ids} - index.keys())
-    if unknown:
-        raise ValueError(
-            f"{path}: {len(unknown)} classes are not among the model's {len(classes)}: "
-            f"{', '.join(unknown[:5])}; leave them out, or train with them"
+            f"{path}: {len(wrong)} utterances have none of the model's {len(classes)} classes, as "
+            f"{wrong[0]}: {class_of.get(wrong[0], 'missing')}; correct them, or train with them"
         )
     return np.array([index[class_of[utterance]] for utterance in ids])
 

@@ -44,21 +44,21 @@ def read_corpus(config: Config) -> Corpus:
     root, sample_rate = Path(config.data.dir), config.frontend["sample_rate"]
     folders = [root / name for name in config.data.train]
     labels = config.data.labels
-    for folder in folders:
-        if config.task != "ssl" and not (folder / labels).exists():
-            who = "speakers" if labels == "utt2spk" else "classes"
-            raise FileNotFoundError(
-                f"{folder / labels}: no such file; training needs {who}: run stage 1, or name a "
-                "checked data directory with --set data.dir=DIR"
-            )
+    absent = [folder / labels for folder in folders if not (folder / labels).exists()]
+    if absent and config.task != "ssl":
+        who = "speakers" if labels == "utt2spk" else "classes"
+        raise FileNotFoundError(
+            f"{absent[0]}: no such file; training needs {who}: run stage 1, or name a checked data "
+            "directory with --set data.dir=DIR"
+        )
     noise, rooms = (find_material(config, place) for place in PROBABILITIES)
     if noise:
         report_absent_kinds(config, noise)
     whole = read_manifest(folders, sample_rate=sample_rate)
     if config.task == "identification":
         train, valid = split_classes(config, whole, folders)
-    elif absent := [folder for folder in folders if not (folder / labels).exists()]:
-        log.info("no validation: %s has no %s", absent[0], labels)
+    elif absent:
+        log.info("no validation: there is no %s", absent[0])
         train, valid = whole, whole.of_rows(np.empty(0, dtype=np.int64))
     else:
         train, valid = split_valid(whole, num_valid_speakers(config, len(whole.speakers)))

@@ -125,15 +125,13 @@ def speaker_of_models(
     models: Mapping[str, Sequence[str]], speaker_of: Mapping[str, str], *, where: str
 ) -> dict[str, str]:
     """model -> speaker. Raises ValueError for a model with utterances of several speakers."""
-    faults, found = Faults(), dict[str, str]()
+    found: dict[str, str] = {}
     for model, names in models.items():
         speakers = sorted({speaker_of.get(name, "nobody") for name in names})
-        if len(speakers) == 1:
-            found[model] = speakers[0]
-            continue
-        got = ", ".join(speakers) or "no utterance"
-        faults.add("models", f"{where}: {model} must be one speaker, got {got}; correct it")
-    faults.raise_if_any(f"{where}: refused, a model is one speaker")
+        if len(speakers) != 1:
+            got = ", ".join(speakers) or "no utterance"
+            raise ValueError(f"{where}: {model} must be one speaker, got {got}; correct it")
+        found[model] = speakers[0]
     return found
 
 
