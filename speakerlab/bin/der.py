@@ -45,28 +45,26 @@ def main(words: Sequence[str]) -> None:
     for path, turns in ((args.ref, reference), (args.hyp, hypothesis)):
         if num_merged := sum(merge_turns(own)[1] for own in turns.values()):
             log.warning("%s: overlapping turns of one speaker merged: %d", path, num_merged)
-    protocol = {
-        "regions": _regions(args.uem, reference),
-        "collar": args.collar,
-        "skip_overlap": args.skip_overlap,
-    }
-    found = score_recordings(reference, hypothesis, **protocol)
+    regions, scope = _scored(args.uem, reference)
+    how = {"regions": regions, "collar": args.collar, "skip_overlap": args.skip_overlap}
+    found = score_recordings(reference, hypothesis, **how)
     if not any(errors.scored for errors in found.values()):
         raise ValueError(f"{args.ref}: has no speech to score; check REF, --uem and --collar")
     if missing := sorted(reference.keys() - hypothesis.keys()):
         names = ", ".join(missing[:MAX_NAMED]) + (", ..." if len(missing) > MAX_NAMED else "")
         log.warning("%s: recordings lacking, all missed: %d (%s)", args.hyp, len(missing), names)
-    results = results_of(found, _protocol(args))
+    protocol = {"collar": args.collar, "overlap": not args.skip_overlap, "regions": scope}
+    results = results_of(found, protocol | {"jer": JER_PROTOCOL})
     sys.stdout.write(format_diarization(results) + "\n")
     if args.json:
         write_json(args.json, results)
         log.info("%s: wrote the results", args.json)
     if args.report:
-        _write_page(args, results, reference, hypothesis, **protocol)
+        _write_page(args, results, reference, hypothesis, **how)
 
 
 def _write_page(
-    args: Namespace, results: dict[str, Any], *turns: Mapping[str, list[Turn]], **protocol: Any
+    args: Namespace, results: dict[str, Any], *turns: Mapping[str, list[Turn]], **how: Any
 ) -> None:
     from speakerlab.experiments.report import write_diarization_page
     from speakerlab.experiments.timeline import worst_minutes
@@ -76,23 +74,17 @@ def _write_page(
         args.report,
         title=f"Diarization: {args.hyp.name}",
         results=results,
-        minutes=worst_minutes(*turns, audio=audio, **protocol),
+        minutes=worst_minutes(*turns, audio=audio, **how),
         facts={"Files": {"REF": args.ref, "HYP": args.hyp}, "Protocol": results["protocol"]},
     )
     log.info("%s: wrote the report", args.report)
 
 
-def _regions(uem: str | None, reference: Mapping[str, Sequence[Turn]]) -> Any:
+def _scored(uem: str | None, reference: Mapping[str, Sequence[Turn]]) -> tuple[Any, str]:
+    """Return the regions to score, and what they are."""
+    scope = "first to last turn of REF"
+    if uem is None:
+        return None, f"{scope} and HYP"
     if uem == REFERENCE:
-        return {name: extent(turns) for name, turns in reference.items()}
-    return None if uem is None else read_uem(Path(uem))
-
-
-def _protocol(args: Namespace) -> dict[str, Any]:
-    chosen = {None: "first to last turn of REF and HYP", REFERENCE: "first to last turn of REF"}
-    return {
-        "collar": args.collar,
-        "overlap": not args.skip_overlap,
-        "regions": chosen.get(args.uem, args.uem),
-        "jer": JER_PROTOCOL,
-    }
+        return {name: extent(turns) for name, turns in reference.items()}, scope
+    return read_uem(Path(uem)), uem

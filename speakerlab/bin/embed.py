@@ -13,7 +13,6 @@ import numpy as np
 from speakerlab.bin.command import model_of, parser
 from speakerlab.core import process
 from speakerlab.core.atomic import check_writable
-from speakerlab.core.faults import Faults
 from speakerlab.core.reading import read_text
 from speakerlab.data.tables import read_table, write_rejected
 from speakerlab.inference.embedding_files import WRITERS
@@ -86,13 +85,13 @@ def find_files(args: Namespace) -> dict[str, Path]:
         lines = read_text(args.list).splitlines()
         paths = [Path(line.strip()) for line in lines if line.strip()]
     files: dict[str, Path] = {}
-    faults = Faults()
     for path, name in zip(paths, name_files(paths)):
         if name in files:
-            line = f"{path}: has the same id '{name}' as {files[name]}; use --wav-scp"
-            faults.add("duplicate ids", line)
+            raise ValueError(
+                f"{path}: has the same id '{name}' as {files[name]}; ids must be unique, use "
+                "--wav-scp"
+            )
         files[name] = path
-    faults.raise_if_any("embed: refused, ids must be unique")
     return files
 
 

@@ -122,10 +122,9 @@ def calibrate(
     measures; other scores are then not calibrated.
     """
     stored, development = system.calibration, system.development
-    held_out = None if development is None else development.held_out
     features_NF, names = back_end.features(scored, listed.side_seconds())
-    least = min_speakers(len(names))
-    if held_out is not None and len(np.unique(held_out.speakers)) < least:
+    least, held_out = min_speakers(len(names)), development and development.held_out
+    if held_out and len(np.unique(held_out.speakers)) < least:
         held_out = None
     if learn_from == "none":
         if back_end.with_quality:

@@ -48,10 +48,10 @@ def describe(path: Path) -> list[tuple[str, list[str]]]:
         "results": _results(folder.parent / "results.json", card["sha256"]),
     }
     known = {name: [str(line) for line in lines if line] for name, lines in rows.items()}
-    for name in ("origin", "fine-tuned from"):
-        if not known[name]:
-            del known[name]
-    return [(name, lines or [UNKNOWN]) for name, lines in known.items()]
+    optional = ("origin", "fine-tuned from")
+    return [
+        (name, lines or [UNKNOWN]) for name, lines in known.items() if lines or name not in optional
+    ]
 
 
 def without_labels(card: Mapping[str, Any]) -> str | None:

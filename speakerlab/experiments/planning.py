@@ -83,9 +83,6 @@ class Memory:
     def usable_share(self) -> float:
         return 1.0 if self.is_fixed else GPU_USABLE_SHARE if self.on_gpu else CPU_USABLE_SHARE
 
-    def needed(self, num_crops: int) -> float:
-        return self._fixed() + num_crops * self.found.crop * TRANSIENT_SHARE
-
     @property
     def fit(self) -> int:
         """Number of crops that fit."""
@@ -118,9 +115,10 @@ class Memory:
         )
 
     def _for_crops(self) -> float:
-        return int(self.free) * self.usable_share - self._fixed()
+        return int(self.free) * self.usable_share - self.fixed
 
-    def _fixed(self) -> float:
+    @property
+    def fixed(self) -> float:
         state = self.found.state(self.world_size)
         if self.on_gpu:
             state = GPU_RESERVE_BYTES + max(state - STATE_IN_RESERVE, 0)

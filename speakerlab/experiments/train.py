@@ -92,11 +92,10 @@ def build_training(
             "them, set data.valid_speakers"
         )
         log.warning(text, init)
+    learned = [p for p in task.parameters() if p.requires_grad]
     updater = Updater(
         task,
-        build.build_optimizer(
-            config, [p for p in task.parameters() if p.requires_grad], lr=schedule.lr_at(0)
-        ),
+        build.build_optimizer(config, learned, lr=schedule.lr_at(0)),
         device=ranks.device,
         clip_norm=training.clip_norm,
         scale_loss=precision.scales_loss,
