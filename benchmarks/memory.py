@@ -71,7 +71,7 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
 
 def planned_mib(crops: int, found: dict[str, float], **how: Any) -> float:
     """Return the MiB that the plan of the same training predicts."""
-    from speakerlab.experiments.planning import TRANSIENT_SHARE, Memory, footprint
+    from speakerlab.experiments.planning import Memory, footprint
 
     config, on_gpu = config_of(**how), how["device"] != "cpu"
     parts = footprint(
@@ -79,7 +79,7 @@ def planned_mib(crops: int, found: dict[str, float], **how: Any) -> float:
     )
     banks = found["banks"] if on_gpu else 0.0
     memory = Memory(config, parts, free=0.0, on_gpu=on_gpu, bank_bytes=banks)
-    return (memory.fixed + crops * parts.crop * TRANSIENT_SHARE) / 2**20
+    return (memory.fixed + crops * memory.crop) / 2**20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -34,8 +34,7 @@ def main(words: Sequence[str]) -> None:
     options.add("--skip-overlap", "leave out where two or more true speakers speak")
     options.add("--json FILE", "file to write the results to")
     options.add("--report FILE", "page to write the results to, as HTML")
-    data = "data directory of the recordings (wav.scp): the report plays the minutes most in error"
-    options.add("--data DIR", data)
+    options.add("--data DIR", "data directory whose wav.scp lets the report play its worst minutes")
     args = options.parse_args(words)
     for path in filter(None, (args.json, args.report)):
         check_writable(path)

@@ -141,8 +141,7 @@ def parse(words: Sequence[str]) -> Namespace:
     threshold = f"cosine from which ahc merges speakers (default: {calibrated} 0.4)"
     options.add("--threshold COSINE", threshold)
     options.add("--development DIR", "checked data of speakers that vbx learns its PLDA from")
-    enrolled = "file of `speakerlab enroll`; its speakers get their names, the others numbers"
-    options.add("--known FILE", enrolled)
+    options.add("--known FILE", "file of `speakerlab enroll`, whose speakers keep their names")
     options.add_far()
     options.add("--out DIR", "folder of the RTTM, JSON and HTML files (default: print RTTM)")
     options.add_model_options()

@@ -56,8 +56,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add("--format", "file format of the embeddings", choices=sorted(WRITERS), default="npy")
     runtime = "expected runtime; fails if the model needs the other one"
     options.add("--runtime", runtime, choices=("torch", "onnx"))
-    share = "share of files that may be unreadable, e.g. 0.01"
-    options.add("--allow-rejected SHARE", share, default=0.0)
+    options.add("--allow-rejected SHARE", "share of files that may be unreadable", default=0.0)
     options.add_model_options()
     args = options.parse_args(words)
     runtime = "onnx" if args.model.suffix == ".onnx" else "torch"

@@ -42,11 +42,9 @@ def main(words: Sequence[str]) -> None:
 
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("import", __doc__)
-    checkpoint = "checkpoint, a folder or archive that holds one, or hub:NAME"
-    options.add("checkpoint FILE", checkpoint, nargs="?")
+    options.add("checkpoint FILE", "checkpoint, its folder or archive, or hub:NAME", nargs="?")
     options.add("--list", "list the names, training data and licences of all published models")
-    out = "model folder to write; may be omitted for hub:NAME, which is kept in the cache"
-    options.add("--out DIR", out)
+    options.add("--out DIR", "model folder to write (default for hub:NAME: the cache)")
     options.add("--model-config FILE", "config.yaml of the toolkit (default: the one beside FILE)")
     frontend = "toolkit whose features the model needs (default: detected)"
     options.add("--frontend", frontend, choices=sorted(FRONTENDS))

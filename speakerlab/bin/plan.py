@@ -31,8 +31,7 @@ def parse(words: Sequence[str]) -> Namespace:
     what = options.add_mutually_exclusive_group(required=True)
     options.add("--model NAME", "configuration conf/NAME.yaml", group=what)
     options.add("--config YAML", "files, as in `speakerlab train`", group=what, nargs="+")
-    table = "print a table for CAM++ and ERes2Net base on GPUs of 11, 24 and 32 GB"
-    options.add("--table", table, group=what)
+    options.add("--table", "table of CAM++ and ERes2Net base on 11, 24 and 32 GB", group=what)
     options.add("--recipe NAME", "add a recipe's configuration to --model")
     options.add("--gpu-mem GB", "memory of one GPU (default: a table of common sizes)", least=0.1)
     options.add("--gpus N", "number of GPUs", least=1, default=1)
@@ -40,8 +39,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add("--precision", formats, choices=("auto", "fp32", "bf16", "fp16"))
     rows = "training speakers, each speed other than 1 counted as another"
     options.add("--speakers N", rows, least=1, default=10000)
-    banks = "memory for noise and rooms on the GPU (default: they are not counted)"
-    options.add("--bank-gb GB", banks, least=0.0)
+    options.add("--bank-gb GB", "for noise and rooms on the GPU (default: not counted)", least=0.0)
     options.add_settings()
     args = options.parse_args(words)
     if args.recipe is not None and args.model is None and not args.table:
@@ -103,8 +101,11 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
         mib = f"{plan.found.crop / 2**20:{len(size)}.1f}   {plan.fit:{len(fit)}}"
         print(f"  {card_gb:2g} GB   {plan.found.precision:6}   {mib}   {result}")
         if args.gpu_mem and plan.fit:
-            print("".join(f"    {gib:6.2f} GiB   {what}\n" for gib, what in plan.parts()), end="")
-            print(f"  {batch or 'does not fit'}")
+            fixed, crops = plan.fixed / 2**30, plan.fit * plan.crop / 2**30
+            print(
+                f"    {fixed:.2f} GiB for any number of crops, {crops:.2f} for {plan.fit} {unit}s"
+            )
+            print(f"    {batch or 'does not fit'}")
     if config.runtime.precision == "auto":
         print("runtime.precision auto: bf16 from capability 8.0 on, fp32 below")
     if args.bank_gb is None and (config.augment.noise_prob or config.augment.room_prob):

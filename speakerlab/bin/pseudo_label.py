@@ -80,8 +80,7 @@ def parse(words: Sequence[str]) -> Namespace:
     options = parser("pseudo-label", __doc__)
     options.add("--model MODEL", "experiment, model folder or hub:NAME", required=True)
     options.add("--data DIR", "checked data directory, with or without labels", required=True)
-    clusters = "number of clusters, each a speaker of the new directory"
-    options.add("--speakers N", clusters, least=2, required=True)
+    options.add("--speakers N", "number of clusters, the new speakers", least=2, required=True)
     options.add("--out DIR", "data directory to write", required=True)
     options.add("--min-utterances M", "drop clusters of fewer utterances", least=1, default=10)
     options.add("--seed N", "random seed of the clustering", least=0, default=0)

@@ -78,15 +78,13 @@ def score(args: Namespace, system: System, treatments: Sequence[Treatment]) -> N
 def parse(words: Sequence[str]) -> Namespace:
     options = parser("score", __doc__)
     options.add("--exp DIR", "experiment with embeddings of the trials", required=True)
-    trials = "trial lists, each in the data directory of its utterances"
-    options.add("--trials FILE", trials, nargs="+", required=True)
+    options.add("--trials FILE", "lists, each in its data directory", nargs="+", required=True)
     back_end = (
         "any of mean lda whiten length, then cosine or plda, then optionally snorm or asnorm, then "
         "optionally qmf, joined by +; the first back end is the primary one (default cosine)"
     )
     options.add("--backend NAME", back_end, nargs="+", default=["cosine"])
-    development = "data directory that back ends learn from (default: the first training set)"
-    options.add("--development DIR", development)
+    options.add("--development DIR", "data to learn back ends from (default: first training set)")
     calibration = (
         "trials that calibration learns from: validation speakers, or the list itself by "
         "cross-validation (default auto: the model's calibration for cosine, else one of the two)"
@@ -94,13 +92,11 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add("--calibration", calibration, choices=LEARN_FROM, default="auto")
     options.add("--top-n N", "cohort speakers that asnorm uses", type=int, default=USUAL_TOP_N)
     options.add("--lda-dim D", "dimensions that lda keeps (default: as many as possible)", type=int)
-    adapt = "data directory whose embeddings plda is adapted to; needs no speaker labels"
-    options.add("--adapt DIR", adapt)
+    options.add("--adapt DIR", "data whose embeddings plda adapts to; needs no speaker labels")
     priors = "target priors of minDCF (default 0.01 0.05)"
     options.add("--p-target P", priors, nargs="+", default=P_TARGETS)
     options.add_treatments("condition of the results: test side")
-    reference = "reference curves of the recipe, drawn in the report if they belong to the training"
-    options.add("--reference FILE", reference)
+    options.add("--reference FILE", "the recipe's reference curves, drawn behind those of training")
     args = options.parse_args(words)
     for prior in args.p_target:
         if not 0 < prior < 1:

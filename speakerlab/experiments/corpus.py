@@ -78,9 +78,7 @@ def split_classes(
     labelled = whole if table == "utt2spk" else label(whole, folders, table=table)
     unit_N = whole.speaker_N if by_speaker else np.arange(len(whole))
     names = whole.speakers if by_speaker else whole.ids
-    num_units = config.data.valid_speakers
-    if num_units is None:
-        num_units = share_held_out(len(names))
+    num_units = num_held_out(config, len(names))
     held_U = np.zeros(len(names), dtype=bool)
     if num_units:
         held_U = hold_out(labelled.speaker_N, unit_N, names, num_units=num_units)
@@ -175,10 +173,9 @@ def counted(config: Config) -> tuple[str, str]:
 
 
 def num_valid_speakers(config: Config, num_speakers: int) -> int:
-    """Return the configured number, or the larger of 10 and 1 %, but at most a fifth."""
-    wanted = config.data.valid_speakers
-    if wanted is None:
-        share = min(share_held_out(num_speakers), MAX_HELD_OUT)  # each is compared with each
+    wanted = num_held_out(config, num_speakers)
+    if config.data.valid_speakers is None:
+        share = min(wanted, MAX_HELD_OUT)  # each is compared with each
         return share if share >= MIN_VALID_SPEAKERS else 0
     if 0 < wanted < MIN_VALID_SPEAKERS:
         raise ValueError(
@@ -188,6 +185,7 @@ def num_valid_speakers(config: Config, num_speakers: int) -> int:
     return wanted
 
 
-def share_held_out(num: int) -> int:
-    """Return the larger of 10 and 1 %, but at most a fifth."""
-    return min(max(10, math.ceil(num / 100)), num // 5)
+def num_held_out(config: Config, num: int) -> int:
+    """Return the configured number, or the larger of 10 and 1 %, but at most a fifth."""
+    wanted = config.data.valid_speakers
+    return min(max(10, math.ceil(num / 100)), num // 5) if wanted is None else wanted

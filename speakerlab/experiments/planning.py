@@ -84,16 +84,21 @@ class Memory:
         return 1.0 if self.is_fixed else GPU_USABLE_SHARE if self.on_gpu else CPU_USABLE_SHARE
 
     @property
+    def crop(self) -> float:
+        """Bytes that each crop takes."""
+        return self.found.crop * TRANSIENT_SHARE
+
+    @property
     def fit(self) -> int:
         """Number of crops that fit."""
-        return max(int(self._for_crops() / (self.found.crop * TRANSIENT_SHARE)), 0)
+        return max(int(self._for_crops() / self.crop), 0)
 
     def require(self, most: int, least: int) -> int:
         """Return `most`, the crops that fit on every rank; if too few, say what would fit."""
         if most >= least:
             return most
         config, found = self.config, self.found
-        usable, needed = self._for_crops(), least * found.crop * TRANSIENT_SHARE
+        usable, needed = self._for_crops(), least * self.crop
         enough = self.free + self.kept + (needed - usable) / self.usable_share
         sizes = batch_size.micro_batches(config.training.global_batch, self.world_size)
         sizes = [] if build.why_undivided(config) else sizes
@@ -127,23 +132,6 @@ class Memory:
     def batch(self) -> BatchPlan:
         """Return the plan of a training on such devices; raise ValueError where it would."""
         return _plan(self.config, self.world_size, lambda sizes: self.require(self.fit, sizes[0]))
-
-    def parts(self) -> list[tuple[float, str]]:
-        """Return (GiB, purpose) of a card's memory, the activations last."""
-        state = self.found.state(self.world_size)
-        reserve = GPU_RESERVE_BYTES - min(state, STATE_IN_RESERVE)
-        activations = self.fit * self.found.crop * TRANSIENT_SHARE
-        unit = build.batch_unit(self.config)[0]
-        of = f"{self.found.num_parameters / 1e6:.1f} M parameters"
-        parts = [
-            (self.kept, "kept by the driver"),
-            (self.free * (1 - self.usable_share), "left free"),
-            (reserve, "reserve: context, workspaces, communication"),
-            (state, f"weights, gradients, momentum of {of}, with the head or objective"),
-            (self.bank_bytes, "noise and rooms"),
-            (activations, f"activations of {self.fit} {unit}s"),
-        ]
-        return [(num_bytes / 2**30, purpose) for num_bytes, purpose in parts]
 
 
 def card_memory(
@@ -180,10 +168,10 @@ def footprint(
     with torch.random.fork_rng(devices=[]), without_data, kernels:
         backbone: Any = MODELS[config.model.name](feat_dim=fbank.num_mel_bins, **config.model.args)
         if config.task == "ssl":
-            crops, compare, learned, copied = _without_labels(config, backbone)
+            made = _without_labels(config, backbone)
         else:
-            made = _with_labels(config, backbone, num_classes=num_classes, split_over=split_over)
-            crops, compare, learned, copied = made
+            made = _with_labels(config, backbone, num_classes, split_over)
+        crops, compare, learned, copied = made
         parameters = [*backbone.parameters(), *learned]
 
         def embed(num: int) -> list[Tensor]:
@@ -207,7 +195,7 @@ def footprint(
         )
 
 
-def _with_labels(config: Config, backbone: Any, *, num_classes: int, split_over: int) -> Learned:
+def _with_labels(config: Config, backbone: Any, num_classes: int, split_over: int) -> Learned:
     head = build.build_head(config, embed_dim=backbone.embed_dim, num_classes=num_classes)
 
     def classify(num: int) -> Tensor:
