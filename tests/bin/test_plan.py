@@ -24,10 +24,10 @@ def test_the_parts_of_a_card_add_up(capsys):
     text = capsys.readouterr().out
     assert text.startswith("campplus, ") and re.search("11 GB +fp32", text)
     found = [re.findall(r"[\d.]+", line) for line in text.splitlines() if "GiB for any" in line]
-    fixed, activations, crops = map(float, found[0])
-    assert fixed > 2.5  # with noise and rooms
+    fixed, crops = map(float, found[0])
+    assert fixed >= 2.5  # with noise and rooms
     free = 0.92 * (11 - 0.25)  # what one more crop would take, at most
-    assert free - activations / crops < fixed + activations + 0.01 < free + 0.02
+    assert free - 0.03 < fixed + crops < free + 0.01
     sizes = re.search(r"global batch (\d+) = micro-batch (\d+) x 2 ranks x (\d+)", text)
     assert sizes is not None
     total, micro, accumulation = map(int, sizes.groups())
