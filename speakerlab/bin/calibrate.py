@@ -99,21 +99,21 @@ def learn_tuning(args: Namespace) -> None:
 def open_model(model: Path, exp_dir: Path | None, name: str, *, force: bool) -> Path:
     """Return the folder to store file `name` in, of the model or of its copy in an experiment."""
     source = find_model(local(model))
-    if exp_dir is not None and (exp_dir / "model").resolve() != source.resolve():
-        check_writable(exp_dir / "model" / name)
-        return copy_model(source, exp_dir)
-    if str(model).startswith(PREFIX):
+    target = source if exp_dir is None else exp_dir / "model"
+    check_writable(target / name)
+    if exp_dir is not None and target.resolve() != source.resolve():
+        copy_model(source, exp_dir)
+    elif str(model).startswith(PREFIX):
         raise ValueError(f"--out: missing; give a folder for the calibrated copy of {model}")
-    if (source / name).exists() and not force:
+    elif (source / name).exists() and not force:
         raise ValueError(
             f"{source / name}: already exists; use --force to replace it, or --out to "
             "calibrate a copy"
         )
-    check_writable(source / name)
-    return source
+    return target
 
 
-def copy_model(source: Path, exp_dir: Path) -> Path:
+def copy_model(source: Path, exp_dir: Path) -> None:
     """Copy a model folder into an experiment folder, unless the model is there."""
     from speakerlab.training.checkpoint import was_begun
 
@@ -127,8 +127,7 @@ def copy_model(source: Path, exp_dir: Path) -> Path:
                 f"{exp_dir}: holds another model (sha256 {old[:12]}) than {source} ({new[:12]}); "
                 "use another folder"
             )
-        return target  # which may hold what was calibrated for the other purpose
+        return  # it may hold what was calibrated for the other purpose
     with replacing_folder(target) as fresh:
         shutil.copytree(source, fresh, dirs_exist_ok=True)
     shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")
-    return target

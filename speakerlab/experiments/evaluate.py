@@ -29,7 +29,6 @@ from speakerlab.scoring.minima import TooFewError, min_speakers
 log = logging.getLogger(__name__)
 LearnFrom = Literal["auto", "validation", "cross", "none"]
 LEARN_FROM = get_args(LearnFrom)
-Calibrated = tuple[np.ndarray | None, str | None]  # llr_N, and what the calibration is from
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def evaluate(
 
 def calibrate(
     system: System, listed: TrialList, back_end: Chain, scored: Scored, learn_from: LearnFrom
-) -> Calibrated:
+) -> tuple[np.ndarray | None, str | None]:
     """Scores as log-likelihood ratios, and the source of the calibration; None without one.
 
     Raises TooFewError if there are too few speakers to learn from, but with `auto` only for quality

@@ -78,7 +78,8 @@ def player_of(data_dir: Path, *, sample_rate: int) -> Player:
         row = row_of[utterance]
         num_samples = min(int(manifest.num_samples_N[row]), SEARCHED_SECONDS * sample_rate)
         try:
-            return clip(manifest.read(row, 0, num_samples), sample_rate)
+            cut = (CLIP_SECONDS * sample_rate, round(STEP_SECONDS * sample_rate))
+            return data_uri(loudest(manifest.read(row, 0, num_samples), *cut), sample_rate)
         except (OSError, ValueError) as error:
             if not broken:
                 log.warning("report.html: no player: %s", error)
@@ -88,13 +89,6 @@ def player_of(data_dir: Path, *, sample_rate: int) -> Player:
     return play
 
 
-def clip(wave_S: np.ndarray, sample_rate: int) -> str:
-    """The loudest ten seconds of int16 samples (all if there are fewer), as a data URI."""
-    start = loudest_start(wave_S, CLIP_SECONDS * sample_rate, round(STEP_SECONDS * sample_rate))
-    cut_S = wave_S[start : start + CLIP_SECONDS * sample_rate]
-    return data_uri(cut_S, sample_rate)
-
-
 def data_uri(wave_S: np.ndarray, sample_rate: int) -> str:
     """int16 samples as the data URI of a compressed file that browsers play."""
     kind, mime = ("MP3", "mpeg") if sample_rate in MP3_RATES else ("FLAC", "flac")
@@ -102,9 +96,10 @@ def data_uri(wave_S: np.ndarray, sample_rate: int) -> str:
     return f"data:audio/{mime};base64,{data}"
 
 
-def loudest_start(wave_S: np.ndarray, num_samples: int, step: int) -> int:
-    """Start of the segment of `num_samples` with the most energy, searched every `step` samples."""
+def loudest(wave_S: np.ndarray, num_samples: int, step: int) -> np.ndarray:
+    """Return the `num_samples` with the most energy, searched every `step`; all if fewer."""
     sums = np.append(0.0, np.cumsum(wave_S.astype(np.float64) ** 2))
     starts = np.arange(0, max(len(wave_S) - num_samples, 0) + 1, step)
     ends = np.minimum(starts + num_samples, len(wave_S))
-    return int(starts[np.argmax(sums[ends] - sums[starts])])
+    start = starts[np.argmax(sums[ends] - sums[starts])]
+    return wave_S[start : start + num_samples]

@@ -40,13 +40,12 @@ Learned = tuple[
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory of a training on its device, in bytes except `num_parameters`."""
+    """Memory of a training on its device, in bytes."""
 
     precision: str
     backbone_crop: float  # saved for the backward pass, per crop
     head_crop: float
     saved_once: float  # for any number of crops, without the parameters
-    num_parameters: int
     weights: int
     momentum: int  # all state of the optimizer
 
@@ -189,7 +188,6 @@ def footprint(
             backbone_crop=crop,
             head_crop=head_crop,
             saved_once=once + head_once + sum(p.nbytes for p in copied),
-            num_parameters=sum(p.numel() for p in parameters),
             weights=sum(p.nbytes for p in parameters),
             momentum=_momentum_bytes(config, parameters),
         )

@@ -9,7 +9,7 @@ import pytest
 from voices import RATE
 
 from speakerlab.data import audio
-from speakerlab.experiments.hardest import clip, hardest_trials, loudest_start, player_of
+from speakerlab.experiments.hardest import data_uri, hardest_trials, loudest, player_of
 from speakerlab.experiments.trial_list import ListScores, TrialList
 from speakerlab.scoring.trials import Trials
 
@@ -64,16 +64,18 @@ def test_a_model_of_several_utterances_is_heard_in_its_first():
 def test_the_loudest_segment_is_found():
     wave_S = np.full(1000, 10, dtype=np.int16)
     wave_S[600:700] = 20000  # loud enough that int16 squared would overflow
-    assert loudest_start(wave_S, 100, 50) == 600
-    assert loudest_start(wave_S, 200, 50) == 500  # the first of those that hold all of it
-    assert loudest_start(wave_S[:80], 100, 50) == 0
+    wave_S[:599] = np.arange(599) % 20  # no two segments are alike
+    assert np.array_equal(loudest(wave_S, 100, 50), wave_S[600:700])
+    assert np.array_equal(loudest(wave_S, 250, 50), wave_S[450:700])  # with the loudest rest
+    assert np.array_equal(loudest(wave_S[:80], 100, 50), wave_S[:80])
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(3.0, 3.0), (10.0, 10.0), (14.0, 10.0)])
 @pytest.mark.parametrize("rate", [8000, 16000, 44100])
 def test_clips_can_be_decoded_and_last_ten_seconds_at_most(seconds, expected, rate):
     rng = np.random.default_rng(0)
-    uri = clip(rng.normal(0, 3000, int(seconds * rate)).astype(np.int16), rate)
+    wave_S = rng.normal(0, 3000, int(seconds * rate)).astype(np.int16)
+    uri = data_uri(loudest(wave_S, 10 * rate, rate // 4), rate)
     assert uri.startswith("data:audio/flac;" if rate == 8000 else "data:audio/mpeg;")
     wave_S, found_rate = decoded(uri)
     assert (len(wave_S), found_rate) == (round(expected * rate), rate)
