@@ -229,7 +229,7 @@ def test_a_truth_that_the_speakers_contradict_is_named(experiment):
     with refuses(str(path), "trial 2", "s0-0", "s0-2"):
         rows_of(exp)
     path.write_text("s0-0 s0-1 target\n")
-    with refuses(str(path), "1 targets in 1 trials"):
+    with refuses(str(path), "1 of 1 trials"):
         rows_of(exp)
 
 

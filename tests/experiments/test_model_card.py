@@ -87,8 +87,8 @@ def test_results_of_this_model_with_interval_cost_and_protocol(inside, tmp_path)
     lines = dict(describe(exp / inside))["results"]
     text = "\n".join(lines)
     assert "other" not in text
-    for cell in ("5.67", "4.65 - 6.85", "minDCF(0.01)", "0.500", "5,400"):
+    for cell in ("5.67", "4.65 to 6.85", "minDCF(0.01)", "0.500", "5,400"):
         assert cell in text
-    for cell in ("accuracy %", "75.00", "25.00 - 87.50"):
+    for cell in ("accuracy %", "75.00", "25.00 to 87.50"):
         assert cell in text
     assert lines[-2:] == ["mini, cosine: all pairs of 20 unseen voices", "test: by hand"]
