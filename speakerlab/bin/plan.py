@@ -102,9 +102,7 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
         print(f"  {card_gb:2g} GB   {plan.found.precision:6}   {mib}   {result}")
         if args.gpu_mem and plan.fit:
             fixed, crops = plan.fixed / 2**30, plan.fit * plan.crop / 2**30
-            print(
-                f"    {fixed:.2f} GiB for any number of crops, {crops:.2f} for {plan.fit} {unit}s"
-            )
+            print(f"    {fixed:.2f} GiB once, {crops:.2f} for {plan.fit} {unit}s")
             print(f"    {batch or 'does not fit'}")
     if config.runtime.precision == "auto":
         print("runtime.precision auto: bf16 from capability 8.0 on, fp32 below")
