@@ -1,4 +1,4 @@
-"""Export a model as an ONNX file or as a 3D-Speaker checkpoint."""
+"""Export a model as an ONNX file, also for sherpa-onnx, or as a 3D-Speaker checkpoint."""
 
 import logging
 from collections.abc import Sequence
@@ -14,19 +14,28 @@ def main(words: Sequence[str]) -> None:
     options = parser("export", __doc__)
     options.add("model MODEL", "experiment, model folder or hub:NAME")
     options.add("--out FILE", "file to write", required=True)
-    form = "ONNX (default), or a checkpoint of 3D-Speaker"
-    options.add("--format", form, choices=("onnx", "3dspeaker"), default="onnx")
+    form = "ONNX (default), ONNX for sherpa-onnx, or a checkpoint of 3D-Speaker"
+    options.add("--format", form, choices=("onnx", "sherpa-onnx", "3dspeaker"), default="onnx")
+    speech = "recordings of speech, to compare sherpa-onnx's embeddings with ours"
+    options.add("--test FILE", speech, nargs="+", default=[])
+    options.add("--force", "write the file for sherpa-onnx although they differ")
     options.add("--int8", "quantise to 8 bits, for CPUs")
     options.add("--calibrate DIR", "checked data directory to calibrate int8 with")
     args = options.parse_args(words)
     if args.int8 != (args.calibrate is not None) or (args.int8 and args.format != "onnx"):
         raise ValueError("export: int8 needs --int8, --calibrate DIR and format onnx; see --help")
+    if bool(args.test) != (args.format == "sherpa-onnx") or args.force > bool(args.test):
+        raise ValueError("export: sherpa-onnx needs --test FILE...; omit it for other formats")
     check_writable(args.out)
     model = local(args.model)
     if args.int8:
         from speakerlab.inference.quantize import export_int8
 
         export_int8(model, args.out, data_dir=args.calibrate)
+    elif args.format == "sherpa-onnx":
+        from speakerlab.inference.sherpa import export_sherpa
+
+        export_sherpa(model, args.out, test=args.test, force=args.force)
     elif args.format == "3dspeaker":
         from speakerlab.checkpoints.foreign import export_3dspeaker
 

@@ -140,6 +140,6 @@ class Embedder(nn.Module):
     def batch_key(self, num_samples: int) -> tuple[int, int]:
         """Return a key; inputs of one key may be trimmed to the shortest and share a batch."""
         is_whole = self.min_samples <= num_samples <= self.max_samples  # not repeated, not cut
-        is_whole &= self.fbank.is_kaldi  # tfmel's features depend on every sample
+        is_whole &= self.fbank.is_kaldi and self.fbank.snip_edges  # else the last samples matter
         frames = self.fbank.num_frames(max(num_samples, self.min_samples))
         return frames, 0 if is_whole else num_samples

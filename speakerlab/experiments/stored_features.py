@@ -62,7 +62,7 @@ def frames_to_read(
                 "data.features: fbank, but the training set has no stored features; run stage 2 "
                 "with --features fbank"
             )
-        known = part.features.facts["frontend"]
+        known = {"snip_edges": True} | part.features.facts["frontend"]  # older folders lack it
         other = sorted(key for key in wanted if known.get(key) != wanted[key])
         if other:
             raise ValueError(

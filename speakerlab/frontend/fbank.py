@@ -5,11 +5,11 @@ Out: feats_BTF, float32, by default with each utterance's mean removed.
 Letters: B rows of the batch, S samples, T frames, L samples of a frame, K bins of the power
 spectrum, C = 2K real and imaginary parts in turn, F mel bins.
 
-The computation and its order are those of `compute-fbank-feats` with snip-edges=true (Povey et al.,
-"The Kaldi speech recognition toolkit", ASRU 2011), or those of WeSpeaker's front end `tfmel`, which
-ReDimNet2 takes (github.com/PalabraAI/redimnet2, layers/features_tf.py): it scales each wave to mean
-0 and variance 1, pre-emphasises it as a whole, pads it by half a shift on both sides, keeps the DC
-of a frame, and takes the last bin but one for the Nyquist frequency.
+The computation and its order are those of `compute-fbank-feats` (Povey et al., "The Kaldi speech
+recognition toolkit", ASRU 2011), or those of WeSpeaker's front end `tfmel`, which ReDimNet2 takes
+(github.com/PalabraAI/redimnet2, layers/features_tf.py): it scales each wave to mean 0 and variance
+1, pre-emphasises it as a whole, pads it by half a shift on both sides, keeps the DC of a frame, and
+takes the last bin but one for the Nyquist frequency.
 """
 
 from typing import Literal
@@ -114,12 +114,15 @@ class Fbank(nn.Module):
         low_freq: float = 20.0,
         high_freq: float = 0.0,
         mean_norm: bool = True,
+        snip_edges: bool = True,
     ) -> None:
         """`scale` multiplies the wave first: 1.0 for [-1, 1], 32768 for Kaldi's 16-bit range.
 
         `dither` is the deviation of the noise added, after `scale`, in train mode only; the noise
         is one stream over the wave, where Kaldi draws it for each of the overlapping frames.
-        `high_freq` at or below zero counts from the Nyquist frequency.
+        `high_freq` at or below zero counts from the Nyquist frequency. With `snip_edges: false`,
+        for the kind "kaldi" only, there are S / shift frames, rounded, over the wave reflected at
+        both ends.
         """
         super().__init__()
         if not 1 <= sample_rate <= MAX_RATE:
@@ -127,9 +130,14 @@ class Fbank(nn.Module):
         self.frame_length = int(sample_rate * frame_length_ms / 1000)
         self.frame_shift = int(sample_rate * frame_shift_ms / 1000)
         self.is_kaldi = kind == "kaldi"
+        self.snip_edges = snip_edges
+        if not (self.is_kaldi or snip_edges):
+            raise ValueError("fbank: snip_edges must be true for tfmel, which pads the wave itself")
         self.padding = 0 if self.is_kaldi else self.frame_shift // 2  # samples on both sides
         self.min_samples = self.frame_length - 2 * self.padding
-        if self.min_samples < 2 or self.frame_length > MAX_FRAME or self.frame_shift < 1:
+        if not snip_edges:
+            self.min_samples = self.frame_shift - self.frame_shift // 2
+        if not (1 < self.frame_length <= MAX_FRAME and self.min_samples > 1 and self.frame_shift):
             raise ValueError(
                 f"fbank: frames of {frame_length_ms:g} ms every {frame_shift_ms:g} ms are too "
                 "short or too long; change frame_length_ms or frame_shift_ms"
@@ -181,6 +189,8 @@ class Fbank(nn.Module):
                 wave_BS = wave_BS + self.dither * torch.randn_like(wave_BS)
             if not self.is_kaldi:
                 wave_BS = self._prepared(wave_BS)
+            if not self.snip_edges:
+                wave_BS = self._reflected(wave_BS)
             frames_BTL = wave_BS.unfold(1, self.frame_length, self.frame_shift)
             if torch.compiler.is_compiling() or frames_BTL.device.type != "cpu":
                 return self.normalise(self._log_mel_at_once(frames_BTL))
@@ -204,6 +214,14 @@ class Fbank(nn.Module):
         wave_BS = (wave_BS - mean_B1) / (std_B1 + TINY)
         before_BS = torch.cat([wave_BS[:, 1:2], wave_BS[:, :-1]], dim=1)  # reflected at the start
         return F.pad(wave_BS - self.preemphasis * before_BS, (self.padding, self.padding))
+
+    def _reflected(self, wave_BS: Tensor) -> Tensor:
+        """Return waves with the samples before and after them that Kaldi's frames have."""
+        num_samples, left = wave_BS.shape[1], self.frame_length // 2 - self.frame_shift // 2
+        end = num_samples + self.frame_length - left - self.min_samples
+        index = torch.arange(-left, end, device=wave_BS.device)
+        index %= torch.full_like(index, 2 * num_samples)  # ONNX takes no symbolic scalar here
+        return wave_BS.index_select(1, torch.minimum(index, 2 * num_samples - 1 - index))
 
     def _log(self, mel_BTF: Tensor) -> Tensor:
         """Return the logarithm of energies, which it changes."""

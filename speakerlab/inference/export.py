@@ -21,7 +21,7 @@ from speakerlab import __version__
 from speakerlab.checkpoints.published import Published, load_published
 from speakerlab.config.embedder import Embedder
 from speakerlab.core.atomic import replacing
-from speakerlab.inference.onnx_model import INPUT, INSTALL, OUTPUT, Facts, OnnxModel
+from speakerlab.inference.onnx_model import INPUT, INSTALL, OUTPUT, Facts, open_session
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,13 @@ MIN_COSINE = 0.99999  # of a row of the file's output with PyTorch's
 MAX_BYTES = 2_000_000_000  # a protobuf message ends at 2 GiB; the graph itself needs a little
 TRACED_SECONDS = 2.5
 NUM_LENGTHS, MAX_CHECKED_SECONDS = 7, 30.0
+AXES = {INPUT: "samples", "features": "frames"}  # input -> its second dimension
 
 
 class Traced(nn.Module):
     """The exported graph: the embedding of a wave."""
+
+    input = INPUT
 
     def __init__(self, embedder: Embedder) -> None:
         super().__init__()
@@ -41,6 +44,10 @@ class Traced(nn.Module):
 
     def forward(self, wave: Tensor) -> Tensor:
         return self.embedder.embed_window(wave)
+
+    def input_of(self, wave: Tensor) -> Tensor:
+        """Return the input of the graph for a wave."""
+        return wave
 
 
 def export_onnx(source: Path, out: Path) -> Path:
@@ -78,15 +85,20 @@ def write_onnx(embedder: Embedder, out: Path, *, facts: Facts) -> list[float]:
     """Export and return the cosines; the file appears only if it is equal, else ValueError."""
     refuse_large(embedder, out)
     with replacing(out) as partial:
-        partial.write_bytes(to_onnx(Traced(embedder), texts=facts.to_texts()))
-        lengths = checked_lengths(embedder)
-        cosines = compare_waves(embedder, partial, [speech_like(2, length) for length in lengths])
-        if any(not cosine >= MIN_COSINE for cosine in cosines):  # or NaN
-            found = ", ".join(f"{n} ({cosine:.6f})" for n, cosine in zip(lengths, cosines))
-            raise ValueError(
-                f"{out}: differs from PyTorch, samples (cosine): {found}; "
-                "change what the exporter traces differently, nothing was written"
-            )
+        return write_graph(Traced(embedder), partial, out, texts=facts.to_texts())
+
+
+def write_graph(module: Traced, path: Path, out: Path, *, texts: Mapping[str, str]) -> list[float]:
+    """Write the file that becomes `out` and return the cosines; ValueError if it is not equal."""
+    path.write_bytes(to_onnx(module, texts=texts))
+    lengths = checked_lengths(module.embedder)
+    cosines = compare_waves(module, path, [speech_like(2, length) for length in lengths])
+    if any(not cosine >= MIN_COSINE for cosine in cosines):  # or NaN
+        found = ", ".join(f"{n} ({cosine:.6f})" for n, cosine in zip(lengths, cosines))
+        raise ValueError(
+            f"{out}: differs from PyTorch, samples (cosine): {found}; "
+            "change what the exporter traces differently, nothing was written"
+        )
     return cosines
 
 
@@ -123,10 +135,10 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> bytes:
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module.eval(),
-                (torch.from_numpy(speech_like(2, num_samples)),),
+                (module.input_of(torch.from_numpy(speech_like(2, num_samples))),),
                 dynamo=True,
                 dynamic_shapes=({0: free, 1: free},),
-                input_names=[INPUT],
+                input_names=[module.input],
                 output_names=[OUTPUT],
                 opset_version=OPSET,
                 verbose=False,
@@ -152,7 +164,7 @@ def finish(model: Any, *, texts: Mapping[str, str]) -> bytes:
     model.producer_version, model.ir_version = __version__, IR_VERSION
     for value in (*model.graph.input, *model.graph.output):
         dims = value.type.tensor_type.shape.dim
-        for dim, name in zip(dims, ("batch", "samples" if value.name == INPUT else "")):
+        for dim, name in zip(dims, ("batch", AXES.get(value.name, ""))):
             if dim.HasField("dim_param"):
                 dim.dim_param = name
     for name, text in {"producer": f"speakerlab {__version__}", **texts}.items():
@@ -170,14 +182,16 @@ def _strip(message: Any) -> None:
                 _strip(part)
 
 
-def compare_waves(embedder: Embedder, path: Path, waves: Sequence[np.ndarray]) -> list[float]:
+def compare_waves(module: Traced, path: Path, waves: Sequence[np.ndarray]) -> list[float]:
     """Return the lowest cosine of a file's embeddings with PyTorch's for each wave_BS."""
-    model = OnnxModel(path, num_threads=torch.get_num_threads())
+    session = open_session(path, num_threads=torch.get_num_threads())
     cosines: list[float] = []
     for wave_BS in waves:
         with torch.inference_mode():
-            wanted_BD = embedder.embed_window(torch.from_numpy(wave_BS)).double()
-            found_BD = torch.from_numpy(model.embed_window(wave_BS)).double()
+            wave = torch.from_numpy(wave_BS)
+            wanted_BD = module.embedder.embed_window(wave).double()
+            found_BD = session.run([OUTPUT], {module.input: module.input_of(wave).numpy()})[0]
+            found_BD = torch.from_numpy(found_BD).double()
             cosines.append(nn.functional.cosine_similarity(found_BD, wanted_BD).min().item())
     return cosines
 

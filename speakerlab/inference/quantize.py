@@ -57,7 +57,7 @@ def export_int8(source: Path, out: Path, *, data_dir: Path) -> Path:
     with replacing(out) as partial:
         texts = facts_of(published, precision="int8").to_texts()
         partial.write_bytes(_quantise(embedder.for_inference(), waves[:-num_checked], texts))
-        cosines = compare_waves(embedder, partial, waves[-num_checked:])
+        cosines = compare_waves(Traced(embedder), partial, waves[-num_checked:])
         if not min(cosines) >= MIN_COSINE:
             raise ValueError(
                 f"{out}: the lowest cosine with PyTorch is {min(cosines):.4f}, below "

@@ -49,5 +49,6 @@ def test_what_shares_a_batch_key_may_be_trimmed(make_embedder):
     # repeated, one frame more, and cut in windows
     for a, b in ((300, 301), (719, 720), (879, 880), (8000, 8001), (8001, 8002)):
         assert embedder.batch_key(a) != embedder.batch_key(b), (a, b)
-    other = make_embedder("frontend.kind=tfmel")  # whose features depend on every sample
-    assert other.batch_key(7920) != other.batch_key(7921)
+    for other in ("frontend.kind=tfmel", "frontend.snip_edges=false"):  # every sample matters
+        embedder = make_embedder(other)
+        assert embedder.batch_key(7930) != embedder.batch_key(7931)

@@ -48,7 +48,8 @@ PUBLISHED = {
     "check-part": "PART --plugins --set*",
     "bench": "WHAT?=all|machine|model|train|data --model+ --config+ --set* --seconds --listen "
     "--json --profile? --steps --trace --exp",
-    "export": "MODEL --out! --format=onnx|3dspeaker --int8? --calibrate",
+    "export": "MODEL --out! --format=onnx|3dspeaker|sherpa-onnx --int8? --calibrate --test+ "
+    "--force?",
 }
 RECIPE_OPTIONS = (
     "--codec --corpus --data --dry-run --exp --features --gpus --hardware --init --job "

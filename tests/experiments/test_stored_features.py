@@ -83,6 +83,9 @@ def test_waves_and_features_may_both_be_there(folder):
 def test_another_front_end_is_refused_and_so_is_none_stored(folder, make_data_dir):
     manifest = read_manifest([folder], sample_rate=RATE)
     frames_to_read(manifest, {**FRONTEND, "mean_norm": False}, CROP)
+    frames_to_read(manifest, {**FRONTEND, "snip_edges": True}, CROP)  # the folder does not say it
+    with refuses(str(manifest.parts[0].features.folder), "snip_edges True instead of False"):
+        frames_to_read(manifest, {**FRONTEND, "snip_edges": False}, CROP)
     with refuses(str(manifest.parts[0].features.folder), "window hamming"):
         frames_to_read(manifest, {**FRONTEND, "window": "povey"}, CROP)
     loose = read_manifest([make_data_dir("loose")], sample_rate=RATE)

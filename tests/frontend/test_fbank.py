@@ -22,12 +22,12 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def oracle(wave_S: Tensor, *, window: str, scale: float) -> Tensor:
+def oracle(wave_S: Tensor, *, window: str, scale: float, **more) -> Tensor:
     """Double precision throughout: torchaudio makes its mel weights in the default type."""
     kaldi = pytest.importorskip("torchaudio.compliance.kaldi")
     with default_dtype(torch.float64):
         return kaldi.fbank(
-            scale * wave_S.double()[None], num_mel_bins=80, dither=0.0, window_type=window
+            scale * wave_S.double()[None], num_mel_bins=80, dither=0.0, window_type=window, **more
         )
 
 
@@ -129,6 +129,23 @@ def test_other_rate_bins_and_band_equal_kaldi():
     assert (fbank(wave_S[None])[0] - theirs).abs().max() < 1e-9
 
 
+@pytest.mark.parametrize("num_samples", [80, 239, 240, 399, 400, 16079, 16080])
+def test_frames_over_the_ends_equal_kaldi(num_samples):
+    wave_S = speech_like(num_samples, seed=3).double()
+    fbank = Fbank(high_freq=-400.0, snip_edges=False, mean_norm=False)
+    ours_TF = fbank(wave_S[None])[0]
+    assert len(ours_TF) == fbank.num_frames(num_samples) == (num_samples + 80) // 160
+    if num_samples >= 400:
+        more = {"high_freq": -400.0, "snip_edges": False}
+        theirs_TF = oracle(wave_S, window="povey", scale=1.0, **more)
+    else:  # torchaudio's port takes none shorter than a frame
+        reflected_S = np.pad(wave_S.numpy(), (120, 400), mode="symmetric")
+        theirs_TF = Fbank(high_freq=-400.0, mean_norm=False)(torch.tensor(reflected_S)[None])[0]
+    assert (ours_TF - theirs_TF[: len(ours_TF)]).abs().max() < 1e-9
+    with refuses("fbank", 79, 80):
+        fbank(wave_S[None, :79])
+
+
 def test_a_batch_equals_its_rows():
     fbank = Fbank()
     wave_BS = torch.stack([speech_like(20000, seed=seed) for seed in range(11)])
@@ -179,6 +196,7 @@ def test_shorter_than_a_frame_is_refused_in_one_line():
         ({"low_freq": 9000.0}, "9000 to 8000 Hz"),
         ({"high_freq": 8001.0}, "20 to 8001 Hz"),
         ({"frame_shift_ms": 0.01}, "25 ms every 0.01 ms"),
+        ({"kind": "tfmel", "snip_edges": False}, "tfmel"),
         ({"num_mel_bins": 0}, "num_mel_bins must be 1 to 256, got 0"),
         ({"num_mel_bins": 300}, "num_mel_bins must be 1 to 256, got 300"),
     ],
