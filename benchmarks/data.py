@@ -54,7 +54,7 @@ class Ours:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the CPU's work is measured, on any machine
         self.folder, self.micro_batch, self.crop_seconds = folder, micro_batch, crop_seconds
         self.bench = self._bench(source, PROB)
-        self.batches = self.bench.batches()
+        self.batches = self.bench.source.read_from(0, 0)
 
     def _bench(self, source: str, prob: float, **more: object) -> Any:
         from speakerlab.bench.data import build_bench

@@ -40,7 +40,7 @@ from sides import HERE, ROOT, die_with_parent, environment, say
 from suite import find_checkouts
 from suite_facts import facts_of, kind_of_machine
 
-from speakerlab.bench.rows import number
+from speakerlab.bench.stopwatch import number
 from speakerlab.core.atomic import write_json
 
 LIMITS = 300.0, 540.0  # seconds of a row, of a part

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from speakerlab.bench import rows
-from speakerlab.bench.rows import number
+from speakerlab.bench import stopwatch
+from speakerlab.bench.stopwatch import number
 
 ALWAYS = ("name", "ours", "peer", "ratio", "unit")  # in a file, also where they are None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(rows.Row):
+class Row(stopwatch.Row):
     """One measurement; `peer`, `ratio` and `quartiles` (of the ratio) where a peer took turns."""
 
     peer: float | None = None

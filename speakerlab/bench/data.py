@@ -4,23 +4,21 @@ Everything is built as training builds it. Letters: S samples.
 """
 
 import tempfile
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from speakerlab.bench.models import micro_batch_of
-from speakerlab.bench.rows import Row
-from speakerlab.bench.stopwatch import Laps
+from speakerlab.bench.stopwatch import Laps, Row
 from speakerlab.bench.synthetic import with_synthetic_corpus
 from speakerlab.config.schema import Config
 from speakerlab.core.atomic import write_text
-from speakerlab.core.batch import Batch, Crop
+from speakerlab.core.batch import Crop
 from speakerlab.data import audio
 from speakerlab.data.loader import Slot, TrainCrops, collate, micro_batches
 from speakerlab.experiments import setup
@@ -35,17 +33,12 @@ ENDLESS = 1 << 40  # steps
 WARM_UP = 2  # batches before anything is measured
 
 
-@dataclass(frozen=True)
-class DataBench:
+class DataBench(NamedTuple):
     """The data path and the model of a training, on one rank."""
 
     source: setup.TrainBatches
     crops: TrainCrops
     task: Task
-
-    def batches(self) -> Generator[Batch, None, None]:
-        """Yield this rank's micro-batches."""
-        yield from self.source.read_from(0, 0)
 
     def slots(self, micro_batch: int) -> Iterator[list[Slot]]:
         """Return the slots of micro-batches without end."""
@@ -103,15 +96,14 @@ def measure_batches(bench: DataBench, *, seconds: float, train: bool) -> tuple[f
     """
     source = bench.source
     laps = Laps(source.ranks.device)
-    with closing(bench.batches()) as batches:
-        for batch in laps.repeat(batches, warm_up=WARM_UP, seconds=seconds):
-            laps.end("waited")
-            if train:
-                batch = batch.to(laps.device)
-                wave_BS = batch.feats_BTF if len(batch.feats_BTF) else source.augment(batch)
-                bench.task(wave_BS, batch.label_B, 0.0, batch=batch).loss.backward()
-                bench.task.zero_grad()
-                laps.end("worked")
+    for batch in laps.repeat(source.read_from(0, 0), warm_up=WARM_UP, seconds=seconds):
+        laps.end("waited")
+        if train:
+            batch = batch.to(laps.device)
+            wave_BS = batch.feats_BTF if len(batch.feats_BTF) else source.augment(batch)
+            bench.task(wave_BS, batch.label_B, 0.0, batch=batch).loss.backward()
+            bench.task.zero_grad()
+            laps.end("worked")
     rate = laps.count * source.plan.micro_batch / laps.total
     return rate, laps.seconds["waited"] / laps.total
 

@@ -29,7 +29,6 @@ from speakerlab.core import process
 from speakerlab.data import workers
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
-from speakerlab.data.workers import SHARED_MEMORY
 from speakerlab.experiments.corpus import class_speeds
 from speakerlab.experiments.planning import asked_micro_batch, footprint
 from speakerlab.training.batch_size import MAX_MICRO_BATCH, free_bytes
@@ -123,11 +122,11 @@ def shared_memory(plan: Plan) -> Iterator[Line]:
         is_fixed=plan.num_workers is not None,
         on_gpus=torch.cuda.is_available(),
     )
-    if not SHARED_MEMORY.exists():
-        yield Line("ok", f"{SHARED_MEMORY}: not on this system")
+    if not workers.SHARED_MEMORY.exists():
+        yield Line("ok", f"{workers.SHARED_MEMORY}: not on this system")
         return
-    disk = shutil.disk_usage(SHARED_MEMORY)
-    text = f"{SHARED_MEMORY}: {disk.free >> 20} of {disk.total >> 20} MiB free, "
+    disk = shutil.disk_usage(workers.SHARED_MEMORY)
+    text = f"{workers.SHARED_MEMORY}: {disk.free >> 20} of {disk.total >> 20} MiB free, "
     text += f"{fitting} of {plan.workers} data workers per rank fit"
     fix = "in a container: docker run --shm-size=2g, or --ipc=host"
     yield graded(text, warn=fitting < plan.workers, fix=fix)

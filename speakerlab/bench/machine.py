@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from speakerlab.bench import synthetic
-from speakerlab.bench.rows import Row
-from speakerlab.bench.stopwatch import block_seconds
+from speakerlab.bench.stopwatch import Row, block_seconds
 from speakerlab.data import audio
 from speakerlab.training.precision import DTYPES
 

@@ -11,8 +11,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from speakerlab.bench.rows import Row
-from speakerlab.bench.stopwatch import block_seconds
+from speakerlab.bench.stopwatch import Row, block_seconds
 from speakerlab.config import build
 from speakerlab.config.schema import Config
 from speakerlab.experiments import setup
@@ -58,9 +57,8 @@ def random_features(config: Config, device: torch.device) -> Tensor:
     """Return feats_BTF of noise, as long as a crop."""
     fbank = Fbank(**config.frontend)
     num_frames = fbank.num_frames(build.crop_samples(config))
-    generator = torch.Generator().manual_seed(0)
     shape_BTF = (micro_batch_of(config, device), num_frames, fbank.num_mel_bins)
-    return torch.randn(shape_BTF, generator=generator).to(device)
+    return torch.randn(shape_BTF, device=device)
 
 
 def training_step(config: Config, feats_BTF: Tensor, precision: Precision) -> Callable[[], None]:

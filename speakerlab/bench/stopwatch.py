@@ -1,12 +1,14 @@
-"""Seconds of work on a device.
+"""Seconds of work on a device, and rows of measurements.
 
 Imports nothing of the package, since the benchmarks load this file in a peer's process, too, and
 torch only for a GPU, since it would count in the memory of what does not use it.
 """
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -83,3 +85,26 @@ class Laps:
     @property
     def total(self) -> float:
         return sum(self.seconds.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measurement, a line of `speakerlab bench`."""
+
+    name: str
+    ours: float
+    unit: str
+    note: str = ""
+
+    def line(self) -> str:
+        return f"{self.name:34}{number(self.ours):>12} {self.unit:12} {self.note}".rstrip()
+
+
+def number(value: float | None) -> str:
+    """Format a number with four significant digits, a count with all; None is empty."""
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return f"{value:,}"
+    digits = max(0, 3 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{digits}f}"

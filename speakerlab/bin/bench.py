@@ -14,7 +14,7 @@ from speakerlab.bin.command import parser, run
 if TYPE_CHECKING:  # these import torch: only once the options are valid
     import torch
 
-    from speakerlab.bench.rows import Row
+    from speakerlab.bench.stopwatch import Row
     from speakerlab.config.schema import Config
     from speakerlab.training.distributed import Ranks
 

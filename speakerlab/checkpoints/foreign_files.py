@@ -4,7 +4,6 @@ In: a checkpoint, or a folder or archive that holds one. Out: the files that bel
 tensors by name.
 """
 
-import shutil
 import stat
 import tarfile
 import tempfile
@@ -154,12 +153,7 @@ def unpack(archive: Path, folder: Path) -> None:
             with tarfile.open(archive) as bundle:
                 members = bundle.getmembers()
                 _check(archive, ((m.name, m.size, m.isfile() or m.isdir()) for m in members))
-                for member in members:
-                    if file := bundle.extractfile(member):  # None for a folder
-                        path = folder / member.name
-                        path.parent.mkdir(parents=True, exist_ok=True)
-                        with path.open("wb") as target:
-                            shutil.copyfileobj(file, target)
+                bundle.extractall(folder, filter="data")
     except RefusedError:
         raise
     except Exception as error:  # unpacking may raise anything

@@ -58,10 +58,8 @@ def fetch(name: str) -> Path:
 
 def _is_cached(folder: Path, pinned: str) -> bool:
     """Return whether the model is there, and from the file with the pinned digest, if any."""
-    card = folder / "card.json"
-    if not card.exists():
-        return False
-    return not pinned or (read_source(folder) or {}).get("sha256") == pinned
+    has_card = (folder / "card.json").exists()
+    return has_card and (not pinned or (read_source(folder) or {}).get("sha256") == pinned)
 
 
 def _import(name: str, cache: Path, pinned: str) -> None:

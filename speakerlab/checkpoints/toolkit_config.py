@@ -107,12 +107,7 @@ class ForeignConfig:
             kind = str(args.get("project_type"))
         if kind not in HEADS:
             return None
-        scale = args.get("scale", 32.0)
-        if not isinstance(scale, int | float) or not 0 < scale <= MAX_SIZE:
-            raise ValueError(
-                f"{self.path}: the scale {scale!r} of the head is not a number above 0"
-            )
-        ours: dict[str, Any] = {"scale": float(scale)}
+        ours: dict[str, Any] = {"scale": args.get("scale", 32.0)}
         if HEADS[kind] == "aam_softmax":
             ours["easy_margin"] = bool(args.get("easy_margin", False))
         return {"name": HEADS[kind], "args": ours}

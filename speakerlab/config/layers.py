@@ -73,18 +73,12 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _renamed(layer: dict[str, Any]) -> dict[str, Any]:
-    """Return a layer without what former versions wrote.
-
-    That is `training.lr_decay`, now `schedule.name`, and `model.args.memory_efficient: false`.
-    """
-    model, training = layer.get("model"), layer.get("training")
+    """Return a layer without `model.args.memory_efficient: false`, which former versions wrote."""
+    model = layer.get("model")
     args = model.get("args") if isinstance(model, dict) else None
     if isinstance(args, dict) and args.get("memory_efficient") is False:
         rest = {key: value for key, value in args.items() if key != "memory_efficient"}
         layer = {**layer, "model": {**layer["model"], "args": rest}}
-    if isinstance(training, dict) and "lr_decay" in training:
-        rest = {key: value for key, value in training.items() if key != "lr_decay"}
-        layer = {**layer, "training": rest, "schedule": {"name": training["lr_decay"]}}
     return layer
 
 

@@ -275,9 +275,7 @@ def _components(
         if isinstance(default, Component) and isinstance(component, dict):
             values[section] = component = {"name": default.name, **component}
         named.append(((section,), component, registry, given))
-    augment = values.get("augment")
-    more = augment.get("more") if isinstance(augment, dict) else None
-    for key, component in more.items() if isinstance(more, dict) else ():
+    for key, component in (section_at(values, ("augment", "more")) or {}).items():
         named.append((("augment", "more", key), component, AUGMENTATIONS, AUGMENT_SUPPLIED))
     for place, component, registry, given in named:
         name = component.get("name") if isinstance(component, dict) else None

@@ -91,7 +91,7 @@ def read_durations(folder: Path) -> dict[str, float]:
             seconds[utterance] = float(text)
         except ValueError:
             seconds[utterance] = -1.0
-        if not 0 <= seconds[utterance] < MAX_SECONDS:
+        if not 0 < seconds[utterance] < MAX_SECONDS:
             line = f"{path}: {utterance} must have a duration in seconds, got '{text}'"
             faults.add("bad durations", f"{line}; run stage 1, or `speakerlab check`, again")
     faults.raise_if_any()

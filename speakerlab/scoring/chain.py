@@ -123,20 +123,12 @@ class Chain:
         That is the score and, for `+qmf`, the lower and the higher of both sides' quality measures
         and log durations (`seconds`, (N) each; None: unknown). These are the measures of
         Thienpondt, Desplanques and Demuynck, "The IDLAB VoxSRC-20 submission" (ICASSP 2021), sorted
-        so that swapping enrolment and test changes nothing. Raises ValueError for a duration that
-        is not above 0.
+        so that swapping enrolment and test changes nothing.
         """
         if not self.with_quality:
             return scored.scores_N[:, None], ("score",)
         pairs = dict(scored.quality)
         if seconds is not None:
-            shorter_N = np.minimum(*seconds)
-            if not (shorter_N > 0).all():
-                first = int(np.argmin(shorter_N > 0))
-                raise ValueError(
-                    f"durations: must be above 0 seconds, got {shorter_N[first]:g} at trial {first}"
-                    "; correct utt2dur"
-                )
             pairs["log_seconds"] = (np.log(seconds[0]), np.log(seconds[1]))
         names, columns = ["score"], [scored.scores_N]
         for name, sides in pairs.items():

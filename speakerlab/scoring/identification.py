@@ -5,7 +5,7 @@ Letters: N utterances, C classes, G groups of utterances drawn together, R repli
 
 import numpy as np
 
-from speakerlab.core.intervals import MIN_GROUPS, NUM_REPLICATES, interval, ratio_interval
+from speakerlab.core.intervals import MIN_GROUPS, ratio_interval
 
 
 def confusion(true_N: np.ndarray, found_N: np.ndarray, num_classes: int) -> np.ndarray:
@@ -39,15 +39,12 @@ def accuracy_interval(
     are right, draws cannot differ; then the exact binomial bound with as many trials as there are
     groups (Clopper and Pearson, Biometrika 1934).
     """
-    num = len(is_right_N)
-    num_groups = num if group_N is None else int(group_N.max()) + 1
+    group_N = np.arange(len(is_right_N)) if group_N is None else group_N
+    num_groups = int(group_N.max()) + 1
     if num_groups < MIN_GROUPS:
         return None
     if len(np.unique(is_right_N)) == 1:
         bound = 0.025 ** (1 / num_groups)
         return [bound, 1.0] if is_right_N[0] else [0.0, 1 - bound]
-    if group_N is None:  # a draw of N utterances has a binomial number of right ones
-        rng = np.random.default_rng(seed)
-        return interval(rng.binomial(num, is_right_N.mean(), size=NUM_REPLICATES) / num, num)
     right_G = np.bincount(group_N, weights=is_right_N, minlength=num_groups)
     return ratio_interval(right_G, np.bincount(group_N, minlength=num_groups), seed=seed)

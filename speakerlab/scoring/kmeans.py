@@ -117,20 +117,15 @@ def agreement(cluster_N: np.ndarray, speaker_N: np.ndarray) -> tuple[float, floa
     rises with the number of clusters. The mutual information is divided by the mean of the two
     entropies (Vinh, Epps and Bailey, JMLR 11, 2010); it is 1 if clusters are the speakers.
     """
+    from scipy.stats import entropy  # here: it takes a second to import
+
     num_speakers = int(speaker_N.max()) + 1
     pair_N = cluster_N.astype(np.int64) * num_speakers + speaker_N
     pairs, count_P = np.unique(pair_N, return_counts=True)
     largest_K = np.zeros(int(cluster_N.max()) + 1, dtype=np.int64)
     np.maximum.at(largest_K, pairs // num_speakers, count_P)
-    of_clusters, of_speakers, of_both = map(
-        entropy, (np.bincount(cluster_N), np.bincount(speaker_N), count_P)
-    )
+    counts = np.bincount(cluster_N), np.bincount(speaker_N), count_P
+    of_clusters, of_speakers, of_both = (float(entropy(count)) for count in counts)
     mean = (of_clusters + of_speakers) / 2
     shared = of_clusters + of_speakers - of_both
     return float(largest_K.sum() / len(cluster_N)), shared / mean if mean else 1.0
-
-
-def entropy(count_K: np.ndarray) -> float:
-    """Return the entropy of a distribution in nats."""
-    share_K = count_K[count_K > 0] / count_K.sum()
-    return float(-(share_K * np.log(share_K)).sum())

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit
 
 from speakerlab.scoring.metrics import checked
 from speakerlab.scoring.minima import TooFewError, min_speakers
@@ -119,7 +118,8 @@ def _checked(
 
 def _logistic_regression(unit_NG: np.ndarray, target_N: np.ndarray) -> NDArray[np.float64]:
     """Weights (G) by Newton's method with a trust region; collinear features may share theirs."""
-    from scipy.optimize import minimize  # here: it takes half a second to import
+    from scipy.optimize import minimize  # here: they take half a second to import
+    from scipy.special import expit
 
     num_target = np.count_nonzero(target_N)
     counts_N = np.where(target_N, num_target, len(target_N) - num_target)

@@ -7,7 +7,6 @@ Letters: N trials, L lines.
 
 from array import array
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +15,6 @@ from speakerlab.core.atomic import replacing
 from speakerlab.core.faults import Faults
 from speakerlab.core.reading import open_text
 from speakerlab.scoring.trials import LABELS, LINES_AT_ONCE, TRUTH, Trials
-
-SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
 def write_scores(path: str | Path, trials: Trials, scores_N: np.ndarray) -> None:
@@ -46,7 +43,8 @@ def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
     cell_L, score_L = _read_lines(path, trials)
     order_L = np.argsort(cell_L, kind="stable")
     wanted_N = trials.enrol_N.astype(np.int64) * len(trials.test_ids) + trials.test_N
-    first_N, end_N = (np.searchsorted(cell_L, wanted_N, side, order_L) for side in SIDES)
+    first_N = np.searchsorted(cell_L, wanted_N, sorter=order_L)
+    end_N = np.searchsorted(cell_L, wanted_N, "right", order_L)
     scores_N = np.append(score_L[order_L], np.nan)[first_N]
     faults = Faults()
     for n in np.flatnonzero((end_N - first_N != 1) | np.isnan(scores_N)):

@@ -4,8 +4,7 @@ import time
 
 import torch
 
-from speakerlab.bench.rows import Row, number
-from speakerlab.bench.stopwatch import block_seconds
+from speakerlab.bench.stopwatch import Row, block_seconds, number
 
 CPU = torch.device("cpu")
 

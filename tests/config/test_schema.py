@@ -239,12 +239,6 @@ def test_override_without_key_or_value(load, text):
         load(TINY, set=(text,))
 
 
-def test_a_former_key_sets_the_schedule(load):
-    former = load(TINY, "training: {lr_decay: exponential}")
-    assert former == load(TINY, "schedule: {name: exponential}") != load(TINY)
-    assert load(TINY, set=("schedule.name=step", "training.lr_decay=cosine")) == load(TINY)
-
-
 def test_a_former_argument_may_be_false(load):
     former = "model: {args: {memory_efficient: %s}}"
     assert load(TINY, former % "false") == load(TINY)

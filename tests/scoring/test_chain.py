@@ -235,8 +235,3 @@ def test_features_by_hand():
     expected = [[0.5, 3, 5, 0, np.log(4)], [0.25, 1, 4, np.log(2), np.log(8)]]
     np.testing.assert_allclose(features_NF, expected, rtol=1e-6)
     assert QMF.features(scored(), None)[1] == ("score",)
-
-
-def test_a_duration_of_nothing_is_refused():
-    with refuses("durations", "0 at trial 1"):
-        QMF.features(scored(), (np.array([1.0, 0.0]), np.ones(2)))
