@@ -67,8 +67,7 @@ def gpu(index: int) -> Line:
     device = torch.device("cuda", index)
     try:
         free, total = torch.cuda.mem_get_info(device)
-        card = card_of(device)
-        used = resolve_precision("auto", device, [card] if card is not None else None)
+        used = resolve_precision("auto", device, [card_of(device)])
         torch.ones(1, device=device).sum().item()  # there is a kernel for this capability
     except RuntimeError as error:
         text = f"GPU {index}: cannot be used ({str(error).splitlines()[0]})"

@@ -84,10 +84,8 @@ def undone_if_refused(exp_dir: Path, *, is_new: bool) -> Iterator[None]:
 
 def precision(config: Config, ranks: Ranks) -> Precision:
     """Return the precision for all ranks: that of the least capable device."""
-    every = ranks.every(card_of(ranks.device))
-    cards = [card for card in every if card is not None]
-    asked, conv_tf32 = config.runtime.precision, torch.backends.cudnn.allow_tf32
-    return resolve_precision(asked, ranks.device, cards, conv_tf32=conv_tf32)
+    cards = ranks.every(card_of(ranks.device))
+    return resolve_precision(config.runtime.precision, ranks.device, cards)
 
 
 def log_device(exp_dir: Path, config: Config, ranks: Ranks, used: Precision) -> None:

@@ -31,8 +31,7 @@ class TorchModel:
         if device == "cuda" and not has_gpu:
             raise ValueError("device: cuda requested, but no GPU was found; use cpu or auto")
         self.device = torch.device("cuda" if has_gpu else "cpu")
-        card = card_of(self.device)
-        used = resolve_precision(precision, self.device, None if card is None else [card])
+        used = resolve_precision(precision, self.device, [card_of(self.device)])
         self.precision, self.family, self.source = used.name, published.config.model.name, path
         self.embedder = published.embedder.eval().for_inference(used).to(self.device)
         self.sample_rate, self.embed_dim = self.embedder.sample_rate, self.embedder.embed_dim

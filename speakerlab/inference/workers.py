@@ -24,7 +24,7 @@ from speakerlab.data.workers import auto_workers, start_worker
 from speakerlab.inference.batches import embed_batches
 from speakerlab.inference.extraction import Extraction
 from speakerlab.training.devices import count_gpus
-from speakerlab.training.precision import Card, Precision, card_of, cpu_card, resolve_precision
+from speakerlab.training.precision import Card, Precision, card_of, resolve_precision
 
 MAX_THREADS = 8  # of a process; more would wait for Python's lock
 SECONDS_PER_UPDATE = 0.5
@@ -52,12 +52,12 @@ def precision_here(asked: str) -> Precision:
     else:
         with ProcessPoolExecutor(1, mp_context=FORKED) as pool:
             cards = pool.submit(_cards).result()
-    return resolve_precision(asked, "cuda" if cards else "cpu", cards or [cpu_card()])
+    kind = "cuda" if cards else "cpu"
+    return resolve_precision(asked, kind, cards or [card_of(torch.device(kind))])
 
 
-def _cards() -> list[Card]:
-    cards = (card_of(torch.device("cuda", i)) for i in range(torch.cuda.device_count()))
-    return [card for card in cards if card is not None]
+def _cards() -> list[Card | None]:
+    return [card_of(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
 
 
 def embed_chunks(

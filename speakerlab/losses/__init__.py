@@ -1,7 +1,5 @@
 """Training heads, which need labels, and self-supervised objectives, which need none.
 
-Heads: emb_BD and label_B -> loss and logits_BC; each owns the class weights.
-
 The contract of a head, checked by a test over this registry (`head.py` has the shared parts):
 
 - `Head(*, embed_dim, num_classes, ...)`, and `forward(emb_BD, label_B, margin)` -> mean loss and

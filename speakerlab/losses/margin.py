@@ -3,9 +3,6 @@
 In: emb_BD in any float type, label_B. Out: loss and logits_BC, fp32. Gradients are finite
 everywhere, also at cosines of 1 and -1 and for vectors of zeros.
 
-The margin is an argument of every call and no state, so a schedule is a function of the step alone,
-and a resumed run needs nothing but the step.
-
 Letters: B batch, C classes, D embedding; x_ND any rows.
 """
 
@@ -83,9 +80,8 @@ def add_margin(cos: Tensor, margin: float | Tensor, *, easy_margin: bool = False
     """Return cos(theta + margin) of cos(theta), continued where it would rise again.
 
     From theta = pi - margin on, where it is -1, it is cos(theta) + cos(margin) - 1, which is -1
-    there too and keeps falling. (The first ArcFace jumped to cos(theta) - margin * sin(margin);
-    WeSpeaker and 3D-Speaker do as here.) With `easy_margin` the margin is left out instead
-    wherever theta is beyond pi / 2.
+    there too and keeps falling, as in WeSpeaker and 3D-Speaker. With `easy_margin` the margin is
+    left out instead wherever theta is beyond pi / 2.
     """
     m = torch.as_tensor(margin, dtype=cos.dtype)
     if easy_margin:

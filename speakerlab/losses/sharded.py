@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from speakerlab.core.full_precision import fp32_island
 from speakerlab.losses import HEADS
 from speakerlab.losses.head import Head, SoftmaxHead
-from speakerlab.losses.shards import Shards, blocks_of, draw_rows, rows_of, take_part
+from speakerlab.losses.shards import Shards, blocks_of, draw_rows, take_part
 
 SPLITTABLE = tuple(name for name, head in HEADS.items() if issubclass(head, SoftmaxHead))
 
@@ -45,8 +45,7 @@ class ShardedHead(Head):
     With `sampled_share` below 1, a class takes part in a step if it is drawn by the step's key (see
     `take_part`) or is the label of a row of any rank; the softmax and `count_correct` are over
     these, without a correction for the others. The gradient of other rows is zero, not missing:
-    momentum and weight decay continue for them, as in the whole softmax, where the gradient of a
-    row far from every embedding is almost zero. So each gradient acts as far and as early as there.
+    momentum and weight decay continue for them.
     """
 
     is_split = True
@@ -74,8 +73,12 @@ class ShardedHead(Head):
 
     @property
     def row_range(self) -> tuple[int, int]:
-        world_size = self.shards.world_size
-        return rows_of(self.shards.rank, num_classes=self.num_classes, world_size=world_size)
+        return self._rows_of(self.shards.rank)
+
+    def _rows_of(self, rank: int) -> tuple[int, int]:
+        """Return the first row of a rank and the one after its last."""
+        each = math.ceil(self.num_classes / self.shards.world_size)
+        return min(rank * each, self.num_classes), min((rank + 1) * each, self.num_classes)
 
     def begin_step(self, key: int) -> None:
         """Draw the classes of a step by `key`, the same on every rank."""
@@ -128,9 +131,10 @@ class ShardedHead(Head):
 
         They are gathered in blocks, of which W are held at a time.
         """
-        rank, world_size, num = self.shards.rank, self.shards.world_size, self.num_classes
-        whole = torch.empty(num, *own.shape[1:], dtype=own.dtype) if rank == 0 else None
-        spans = [rows_of(r, num_classes=num, world_size=world_size) for r in range(world_size)]
+        world_size, whole = self.shards.world_size, None
+        if self.shards.rank == 0:
+            whole = torch.empty(self.num_classes, *own.shape[1:], dtype=own.dtype)
+        spans = [self._rows_of(rank) for rank in range(world_size)]
         for start, stop in blocks_of(spans[0][1]):
             padded = own.new_zeros(stop - start, *own.shape[1:])
             part = own[start:stop]

@@ -40,12 +40,6 @@ class Shards(Protocol):
         ...
 
 
-def rows_of(rank: int, *, num_classes: int, world_size: int) -> tuple[int, int]:
-    """Return the first row of a rank and the one after its last."""
-    each = math.ceil(num_classes / world_size)
-    return min(rank * each, num_classes), min((rank + 1) * each, num_classes)
-
-
 def blocks_of(num_rows: int) -> Iterator[tuple[int, int]]:
     """Yield (first, one after the last) of each block of rows."""
     for first in range(0, num_rows, BLOCK_ROWS):

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,11 +22,8 @@ class AppendedFile:
             _append(self.path, b"".join(self.waiting))
         except OSError as error:
             if not was_waiting:
-                free = ""
-                with suppress(OSError):
-                    free = f" ({shutil.disk_usage(self.path.parent).free >> 10} KiB free)"
-                text = "%s: cannot be written: %s%s; free some space: rows are kept in memory"
-                log.warning(text, self.path, error.strerror, free)
+                text = "%s: cannot be written: %s; free some space: rows are kept in memory"
+                log.warning(text, self.path, error.strerror)
             return
         self.waiting.clear()
         if was_waiting:
@@ -58,15 +54,12 @@ class LogFile(logging.FileHandler):
 def _append(path: Path, data: bytes) -> None:
     """Append all of `data` or nothing: a part that was written is cut off again."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    size = os.fstat(descriptor).st_size
+    size = path.stat().st_size if path.exists() else 0
     try:
-        try:
+        with path.open("ab", buffering=0) as file:  # a network file system may be full at the end
             rest = memoryview(data)
             while rest:
-                rest = rest[os.write(descriptor, rest) :]
-        finally:
-            os.close(descriptor)  # where a network file system reports that it is full
+                rest = rest[file.write(rest) :]
     except OSError:
         with suppress(OSError):
             os.truncate(path, size)

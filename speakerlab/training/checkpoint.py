@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import logging
-import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from speakerlab.core.atomic import file_sha256
 from speakerlab.core.reading import read_json
 
 log = logging.getLogger(__name__)
@@ -58,22 +56,20 @@ def read_note(folder: Path) -> Note:
     """Read the note of a checkpoint; raise ValueError if it is missing or damaged."""
     try:
         return read_json(folder / NOTE, Note, fix="remove its folder")
-    except FileNotFoundError:
-        raise ValueError(f"{folder / NOTE}: is missing; incomplete or of another version") from None
     except OSError as error:
         raise ValueError(f"{folder / NOTE}: cannot be read: {error.strerror}") from None
 
 
 def read_checked(folder: Path) -> bytes:
-    """Read the state of a checkpoint; raise ValueError if any of its files is damaged."""
-    for name, digest in read_note(folder).sha256.items():
-        try:
-            found = file_sha256(folder / name)
-        except OSError as error:
-            raise ValueError(f"{folder / name}: cannot be read: {error.strerror}") from None
-        if found != digest:
-            raise ValueError(f"{folder / name}: damaged, its sha256 differs")
-    return (folder / STATE).read_bytes()
+    """Read the state of a checkpoint; raise ValueError if it is damaged."""
+    note = read_note(folder)
+    try:
+        data = (folder / STATE).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{folder / STATE}: cannot be read: {error.strerror}") from None
+    if note.sha256 != {STATE: hashlib.sha256(data).hexdigest()}:
+        raise ValueError(f"{folder / STATE}: damaged, its sha256 differs")
+    return data
 
 
 def read_latest(folder: Path) -> tuple[Path, bytes] | None:
@@ -105,16 +101,6 @@ def load_state(data: bytes, *, where: Path | str = "checkpoint") -> dict[str, An
             f"{where}: holds more than tensors and plain values ({type(error).__name__}); "
             "remove its folder to resume from the one before"
         ) from None
-
-
-def find_non_finite(value: Any, path: str) -> list[str]:
-    """Return the paths, in nested mappings, of tensors and numbers that are not finite."""
-    if isinstance(value, Tensor):
-        return [] if not value.is_floating_point() or bool(value.isfinite().all()) else [path]
-    if isinstance(value, float):
-        return [] if math.isfinite(value) else [path]
-    items = value.items() if isinstance(value, Mapping) else []
-    return [bad for key, item in items for bad in find_non_finite(item, f"{path}.{key}")]
 
 
 def snapshot(value: Any) -> Any:

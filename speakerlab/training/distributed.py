@@ -78,31 +78,12 @@ class Ranks:
         return values
 
     def neighbours(self, size: int) -> "Ranks":
-        """Return this rank among `size` consecutive ones, for sums and to gather.
-
-        All ranks must call it alike.
-        """
+        """Return this rank among `size` consecutive ones; all ranks must call it alike."""
         assert self.world_size % size == 0, (self.world_size, size)
         starts = range(0, self.world_size, size)
         groups = [dist.new_group(range(start, start + size)) for start in starts]
         number, rank = divmod(self.rank, size)
         return replace(self, rank=rank, world_size=size, group=groups[number])
-
-    def begin_largest(self, values: Sequence[int]) -> Callable[[], list[int]]:
-        """Begin to find the maximum of each value over ranks; call the result to get it.
-
-        All ranks must do both. The values travel while other things are computed.
-        """
-        largest = torch.tensor(values, dtype=torch.int64)
-        if self.world_size == 1:
-            return largest.tolist
-        work: Any = dist.all_reduce(largest, op=dist.ReduceOp.MAX, async_op=True)
-
-        def result() -> list[int]:
-            work.wait()
-            return largest.tolist()
-
-        return result
 
     def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with rank 0's."""

@@ -5,14 +5,12 @@ than the GPU. A capture records those of backbone, head, loss and backward pass,
 of all their tensors; a replay launches all of them at once, on what is at these addresses then.
 Nguyen et al., Accelerating PyTorch with CUDA Graphs, PyTorch blog, 2021.
 
-Not `torch.cuda.make_graphed_callables`: while it captures, no other thread may allocate, but the
-one that pins batches does; and its gradients are in memory of the graph, which AccumulateGrad makes
-`.grad` of the first micro-batch, and the second one overwrites (pytorch issue 181723).
+Not `torch.cuda.make_graphed_callables`: it forbids other threads to allocate, as the one that pins
+batches does, and a second micro-batch overwrites its gradients (pytorch issue 181723).
 """
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -29,23 +27,13 @@ WARM_UP = 3  # calls in which libraries choose kernels and allocate
 zero_all = torch._foreach_zero_  # pyright: ignore[reportPrivateImportUsage]
 
 
-@dataclass
-class Region:
-    """What is computed for inputs of one shape. The tensors keep their addresses."""
-
-    inputs: tuple[Tensor, ...]
-    outputs: Any = None
-    graph: Any = None  # torch.cuda.CUDAGraph
-    num_calls: int = 0
-
-
 class Graphed:
     """A function of tensors, replayed by a CUDA graph of its kernels after some calls.
 
-    function: takes tensors on the GPU, adds to the gradients of `parameters`, returns tensors that
-    need no gradient. It must not wait for the device or upload anything, and must launch the same
-    kernels at each call: numbers and control flow of the host are those of the capture. Raises
-    ValueError if the capture fails.
+    function: takes tensors on the GPU, always of the same shapes, adds to the gradients of
+    `parameters`, returns tensors that need no gradient. It must not wait for the device or upload
+    anything, and must launch the same kernels at each call: numbers and control flow of the host
+    are those of the capture. Raises ValueError if the capture fails.
 
     The outputs are overwritten by the next call. The gradients, too, keep their addresses:
     parameters without one get theirs back, filled with zeros.
@@ -54,24 +42,24 @@ class Graphed:
     def __init__(self, function: Callable[..., Any], parameters: Iterable[nn.Parameter]) -> None:
         self.function, self.parameters = function, list(parameters)
         self.gradients: list[tuple[nn.Parameter, Tensor]] = []  # of parameters that are used
-        self.regions: dict[tuple[torch.Size, ...], Region] = {}  # by the shapes of the inputs
         self.stream = torch.cuda.Stream()
+        self.inputs: tuple[Tensor, ...] = ()  # they and the outputs keep their addresses
+        self.outputs: Any = None
+        self.graph: Any = None  # torch.cuda.CUDAGraph
+        self.num_calls = 0
 
     def __call__(self, *inputs: Tensor) -> Any:
         self._restore_gradients()
-        shapes = tuple(value.shape for value in inputs)
-        if shapes not in self.regions:
-            self.regions[shapes] = Region(tuple(map(torch.empty_like, inputs)))
-        region = self.regions[shapes]
-        for static, value in zip(region.inputs, inputs):
+        self.inputs = self.inputs or tuple(map(torch.empty_like, inputs))
+        for static, value in zip(self.inputs, inputs):
             static.copy_(value)
-        region.num_calls += 1
-        if region.num_calls <= WARM_UP:
-            self._warm_up(region)
-            return region.outputs
-        region.graph = region.graph or self._capture(region)
-        region.graph.replay()
-        return region.outputs
+        self.num_calls += 1
+        if self.num_calls <= WARM_UP:
+            self._warm_up()
+        else:
+            self.graph = self.graph or self._capture()
+            self.graph.replay()
+        return self.outputs
 
     def _restore_gradients(self) -> None:
         """Give parameters their gradients, as zeros, if the optimizer has used them up."""
@@ -80,24 +68,24 @@ class Graphed:
             for parameter, grad in self.gradients:
                 parameter.grad = grad
 
-    def _warm_up(self, region: Region) -> None:
+    def _warm_up(self) -> None:
         """Compute on the stream of the capture; the first gradients are the ones that stay."""
         main = torch.cuda.current_stream()
         self.stream.wait_stream(main)
         with torch.cuda.stream(self.stream):
-            region.outputs = self.function(*region.inputs)
+            self.outputs = self.function(*self.inputs)
         main.wait_stream(self.stream)
         if not self.gradients:
             self.gradients = [(p, p.grad) for p in self.parameters if p.grad is not None]
 
-    def _capture(self, region: Region) -> Any:
+    def _capture(self) -> Any:
         """Return a graph of the kernels, which are not run."""
         graph = torch.cuda.CUDAGraph()
         # `thread_local`: other threads may allocate, as the one that pins batches does.
         how: Any = {"stream": self.stream, "capture_error_mode": "thread_local"}
         try:
             with torch.cuda.stream(self.stream), torch.cuda.graph(graph, **how):
-                region.outputs = self.function(*region.inputs)
+                self.outputs = self.function(*self.inputs)
         except Exception as error:
             cause = error.__context__ or error  # the end of a capture that has failed fails, too
             line = f"{type(cause).__name__}: {cause}".partition("\n")[0]

@@ -1,7 +1,7 @@
 """Metrics of a run, written to `metrics.jsonl`, to TensorBoard and to the console.
 
 `metrics.jsonl` has one row every `log_every_steps` and one per validation; console lines come by
-time, and a terminal shows a progress bar. A full disk delays rows and never ends a run.
+time. A full disk delays rows and never ends a run.
 
 TensorBoard's files are written here and not by its own writer, because that one loses what it holds
 on the first write that fails, and its thread ends in a traceback.
@@ -15,11 +15,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import (
@@ -30,8 +28,6 @@ from tensorboard.compat.proto.summary_pb2 import (
     Summary,  # pyright: ignore[reportAttributeAccessIssue]
 )
 from tensorboard.summary.writer.record_writer import RecordWriter
-from tqdm import tqdm
-from tqdm.contrib.logging import logging_redirect_tqdm
 
 from speakerlab.core.atomic import write_text
 from speakerlab.training.appended import AppendedFile
@@ -47,7 +43,6 @@ PROJECTOR = """embeddings {
 """
 FIRST_SECONDS = 10.0  # a step that takes longer logs its progress, ...
 QUIET_SECONDS = 20.0  # ... and again after this time without a line of training
-tqdm.monitor_interval = 0  # no thread: workers are forked
 
 
 @dataclass(frozen=True)
@@ -113,15 +108,9 @@ class Monitor:
         self.rows = AppendedFile(self.exp_dir / "metrics.jsonl")
         _cut_rows(self.rows.path, start_step)
         self.events = Events(self.exp_dir / "tensorboard", start_step=start_step)
-        self.start_step, self.terminal = start_step, ExitStack()
+        self.start_step = start_step
         self.started_at = self.last_line_at = time.monotonic()
         self.quiet_until = self.started_at + FIRST_SECONDS
-        # disable=None: no bar where there is no terminal
-        how: Any = {"disable": None, "leave": False, "unit": "step", "dynamic_ncols": True}
-        bar = tqdm(total=self.total_steps, initial=start_step, **how)
-        self.bar = self.terminal.enter_context(bar)
-        if not self.bar.disable:  # log lines are written above the bar
-            self.terminal.enter_context(logging_redirect_tqdm())
 
     def progress(self, step: float, doing: str = "") -> None:
         """Log how far a slow step is; call it from `quiet_until` on. step: with its done part."""
@@ -145,9 +134,6 @@ class Monitor:
             self.last_line_at, self.quiet_until = now, now + QUIET_SECONDS
             text = f"step {step}/{self.total_steps} ETA {self._left(step, now)}"
             log.info("%s %s", text, " ".join(f"{k} {v:.4g}" for k, v in values.items()))
-        loss = f"{values['loss']:.4g}" if "loss" in values else "none: every step was skipped"
-        self.bar.set_postfix_str(f"loss {loss}", refresh=False)
-        self.bar.update(step - self.bar.n)
 
     def valid_row(self, step: int, values: Mapping[str, float]) -> None:
         self._write(step, values, "valid")
@@ -161,7 +147,6 @@ class Monitor:
 
     def close(self) -> None:
         """Write what could not be written before, or log what is missing."""
-        self.terminal.close()
         self.rows.close()
         self.events.file.close()
 

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 NATIVE_BF16 = (8, 0)  # Ampere
-TENSOR_CORES = (7, 0)  # Volta
 # AMD's capability is no measure: gfx906, which lacks bf16, and gfx90a, which has it, are 9.0.
 ROCM_WITHOUT_BF16 = ("gfx8", "gfx900", "gfx902", "gfx904", "gfx906", "gfx908", "gfx909", "gfx10")
 OF_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second: of older torch
@@ -25,7 +24,6 @@ class Card(NamedTuple):
     """Capabilities of a GPU or CPU; the minimum of several is the least capable one."""
 
     has_bf16: bool  # in hardware
-    capability: tuple[int, int]  # of CUDA
     text: str  # "capability 8.0", or AMD's "gfx90a"
 
 
@@ -56,33 +54,24 @@ class Precision:
 def card_of(device: torch.device) -> Card | None:
     """Return the capabilities of a CPU, or of a GPU of CUDA or ROCm; None for another device."""
     if device.type == "cpu":
-        return cpu_card()
+        supported = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)  # or AMX
+        return Card(supported(), "this CPU")
     if device.type != "cuda":
         return None
-    major, minor = torch.cuda.get_device_capability(device)
     if torch.version.hip:
         arch: str = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-        return Card(not arch.startswith(ROCM_WITHOUT_BF16), (major, minor), arch)
-    return Card((major, minor) >= NATIVE_BF16, (major, minor), f"capability {major}.{minor}")
-
-
-def cpu_card() -> Card:
-    """Return the capabilities of this CPU: bf16 if torch knows that it has AVX512-BF16 or AMX."""
-    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
-    return Card(supported(), (0, 0), "this CPU")
+        return Card(not arch.startswith(ROCM_WITHOUT_BF16), arch)
+    major, minor = torch.cuda.get_device_capability(device)
+    return Card((major, minor) >= NATIVE_BF16, f"capability {major}.{minor}")
 
 
 def resolve_precision(
-    asked: str,
-    device: torch.device | str,
-    cards: Sequence[Card] | None = None,
-    *,
-    conv_tf32: bool = True,
+    asked: str, device: torch.device | str, cards: Sequence[Card | None] = ()
 ) -> Precision:
     """Resolve auto, fp32, bf16 or fp16 to the format in use, and why.
 
-    cards: of every rank, the least capable decides; without any, auto is fp32. conv_tf32: only
-    mentioned in a remark. Raises ValueError for an invalid device, and for fp16 without CUDA.
+    cards: of every rank, None if unknown; the least capable decides; without any, auto is fp32.
+    Raises ValueError for an invalid device, and for fp16 without CUDA.
     """
     try:
         kind = torch.device(device).type
@@ -92,36 +81,30 @@ def resolve_precision(
         raise ValueError(
             f"runtime.precision: fp16 needs a CUDA device, not {kind}; use auto, fp32 or bf16"
         )
-    remarks = tuple(_remarks(asked, cards, kind, conv_tf32)) if cards else ()
+    known = [card for card in cards if card is not None]
+    remarks = tuple(_remarks(asked, known, kind)) if known else ()
     if asked != "auto":
         return Precision(asked, kind, "as configured", remarks)
-    if not cards:
+    if not known:
         return Precision("fp32", kind, f"auto on {kind}")
-    card = min(cards)
+    card = min(known)
     name, verb = ("bf16", "has") if card.has_bf16 else ("fp32", "lacks")
     return Precision(name, kind, f"auto: {card.text} {verb} bf16", remarks)
 
 
-def _remarks(asked: str, cards: Sequence[Card], kind: str, conv_tf32: bool) -> list[str]:
+def _remarks(asked: str, cards: Sequence[Card], kind: str) -> list[str]:
     lines, card = [], min(cards)
     if len(set(cards)) > 1:
         counts = sorted(Counter(cards).items())
         kinds = ", ".join(f"{kind.text} on {count} of {len(cards)}" for kind, count in counts)
         lines.append(f"ranks have different hardware: {kinds}; the least capable decides")
-    key = f"runtime.precision: {asked}"
     if asked == "bf16" and not card.has_bf16:
         instead = "auto, or fp16" if kind == "cuda" else "auto"
-        lines.append(f"{key} is only emulated by {card.text}, slower than fp32; use {instead}")
-    if asked == "fp16" and card.capability < TENSOR_CORES:
-        lines.append(
-            f"{key} saves memory but little time: {card.text} has no tensor cores; use auto"
-        )
+        how = f"only emulated by {card.text}, slower than fp32; use {instead}"
+        lines.append(f"runtime.precision: bf16 is {how}")
     if asked == "fp32" and card.has_bf16 and kind == "cuda":
-        lines.append(
-            f"{key} is slower than bf16, which auto would use ({card.text}), and needs twice the "
-            "memory for activations; convolutions use TF32: "
-            f"{'yes' if conv_tf32 else 'no'}, matrix products: no"
-        )
+        how = f"slower than bf16, which auto would use ({card.text}), and needs twice the memory"
+        lines.append(f"runtime.precision: fp32 is {how} for activations")
     return lines
 
 

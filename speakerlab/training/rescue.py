@@ -19,6 +19,7 @@ from speakerlab.training.run_state import RunState
 log = logging.getLogger(__name__)
 POLL_SECONDS, LAST_SECONDS = 0.5, 6.0
 CALL = "out of memory"
+NOTE = "out_of_memory"  # holds the micro-batch that did not fit; run.sh reads it
 
 
 class OutOfMemoryStop(RuntimeError):
@@ -26,10 +27,10 @@ class OutOfMemoryStop(RuntimeError):
 
 
 class Rescue:
-    """One rank's part in the exit. note: file for the micro-batch that did not fit."""
+    """One rank's part in the exit."""
 
-    def __init__(self, state: RunState, *, note: Path, micro_batch: int) -> None:
-        self.state, self.note, self.micro_batch = state, note, micro_batch
+    def __init__(self, state: RunState, exp_dir: Path, micro_batch: int) -> None:
+        self.state, self.exp_dir, self.micro_batch = state, exp_dir, micro_batch
         self.store: Any = shared_store(state.ranks)
         if self.store is not None:
             threading.Thread(target=self._watch, name="rescue", daemon=True).start()
@@ -58,7 +59,7 @@ class Rescue:
         process.leave(process.EXIT_MEMORY)
 
     def _write_note(self) -> None:
-        write_text(self.note, f"{self.micro_batch}\n")
+        write_text(self.exp_dir / NOTE, f"{self.micro_batch}\n")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -42,10 +42,8 @@ class RunState:
     def save(self, *, scheduled: bool, valid: Mapping[str, float] | None = None) -> None:
         """Begin to write a checkpoint; raise NumericError, on every rank, if it is not finite."""
         state = self._state()
-        watched = {"task": state["task"], "optimizer": state["optimizer"]}
-        bad = checkpoint.find_non_finite(watched, "state")
-        found = [name for names in self.ranks.every(bad[:1]) for name in names]
-        if found:
+        bad = [name for name, value in state["task"].items() if not bool(value.isfinite().all())]
+        if found := sum(self.ranks.every(bad[:1]), []):
             raise NumericError(f"step {self.step}: {found[0]} is not finite", self.step - 1)
         self.saved_at, self.initial = time.monotonic(), None
         if self.task.split:

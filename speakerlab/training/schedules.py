@@ -136,7 +136,7 @@ def one_cycle(
     """Rise along half a cosine in the warm-up, from `initial` times `peak`, then fall to `final`.
 
     Smith and Topin, arXiv 1708.07120, with the curves of torch's OneCycleLR; the momentum is
-    constant. The paper rises for almost half of the training, torch for 30 %.
+    constant.
     """
     top = max(warmup_steps - 1, 0)
     if step < top:

@@ -1,9 +1,8 @@
 """Training without labels: a student learns from several views of each utterance, with a teacher.
 
-The teacher is an exponential moving average of the student and is what is published. It moves, like
-all else that no gradient moves, at the end of a step that counts; it has no gradient, so that DDP
-and the optimizer pass it by, and is in the state of the task, so that a checkpoint holds it. Its
-BatchNorm statistics are those of its own passes, as in 3D-Speaker.
+The teacher, an exponential moving average of the student, is what is published. It has no gradient,
+moves at the end of a step that is not skipped, and is in the state of the task, so that a
+checkpoint holds it. Its BatchNorm statistics are those of its own passes, as in 3D-Speaker.
 
 Letters: B utterances, R crops of an utterance, S samples, V views that the student sees, L long
 views, D embedding, N rows.
@@ -11,7 +10,6 @@ views, D embedding, N rows.
 
 import copy
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -153,13 +151,8 @@ class SelfSupervisedTask(Task):
         if bool(emb_ND.isfinite().all()):
             row["effective_rank"] = round(effective_rank(emb_ND), 3)
             if self.targets:
-                row["prototypes"] = count_different(self.targets, ranks)
+                row["prototypes"] = len(ranks.gather(torch.cat(self.targets)).unique())
         return row
-
-
-def count_different(targets: Sequence[Tensor], ranks: Ranks) -> int:
-    """Return how many different numbers the ranks have."""
-    return len(ranks.gather(torch.cat(list(targets))).unique())
 
 
 def effective_rank(emb_ND: Tensor) -> float:

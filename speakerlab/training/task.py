@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from speakerlab.core.batch import Batch
 from speakerlab.training.distributed import Ranks
@@ -33,7 +33,6 @@ class MicroBatch(NamedTuple):
 class Inputs(Iterator[MicroBatch]):
     """Iterates over augmented micro-batches, which a GPU makes on a stream of their own.
 
-    The host queues work faster than a GPU does it, so the GPU has other work while one is made.
     augment: Batch -> wave_BS, with a method `take_silent`.
     """
 
@@ -53,12 +52,9 @@ class Inputs(Iterator[MicroBatch]):
         if self.stream is not None:
             main = torch.cuda.current_stream(self.device)
             main.wait_stream(self.stream)
-
-            def record(tensor: Tensor) -> Tensor:  # its memory is in use until `main` is done
-                tensor.record_stream(main)
-                return tensor
-
-            tree_map_only(Tensor, record, inputs)
+            for leaf in tree_leaves(inputs):
+                if isinstance(leaf, Tensor):
+                    leaf.record_stream(main)  # its memory is in use until `main` is done
         return inputs
 
     def close(self) -> None:

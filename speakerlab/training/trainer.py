@@ -33,7 +33,6 @@ MAX_ROLLBACKS = 2
 BACK_OFF = 0.5  # factor on the learning rate at each roll-back
 DRAWS_KEY = 0xD207  # separates the model's own draws (dither, dropout) from those of the data ...
 HEAD_KEY = 0x4EAD  # ... and from those of the classes that a sampled head uses
-OUT_OF_MEMORY = "out_of_memory"  # holds the micro-batch that did not fit; run.sh reads it
 
 
 @dataclass(eq=False)
@@ -63,8 +62,7 @@ class Trainer:
         self.sums, self.learning = state.sums, state.learning
         self.modules = list(self.task.modules())
         self.model: Any = self.task  # DDP's wrapper from `start` on
-        note, size = self.exp_dir / OUT_OF_MEMORY, self.plan.micro_batch
-        self.rescue = Rescue(state, note=note, micro_batch=size)
+        self.rescue = Rescue(state, self.exp_dir, self.plan.micro_batch)
         self.inputs: Inputs
 
     def fit(self) -> int:
@@ -109,7 +107,7 @@ class Trainer:
             if self.state.step and self._is_validation_due():  # a signal has interrupted it
                 valid = self._validate()
                 if valid is None:
-                    raise Stopped(self._signal(), self.state.step)
+                    raise Stopped(self._requests()[0], self.state.step)
                 self._checkpoint(now=False, valid=valid)
             while self.state.step < self.schedule.total_steps:
                 with record_function("step"):
@@ -119,18 +117,12 @@ class Trainer:
 
     def take_step(self) -> None:
         """Take a step and do what is due after it; raise Stopped if a rank received a signal."""
-        with record_function("step/host sync/stop requests"):
-            overdue = time.monotonic() - self.state.saved_at > self.schedule.checkpoint_seconds
-            wishes = [self.signals.number, int(self.ranks.is_first and overdue)]
-            wanted = self.ranks.begin_largest(wishes)  # known to all at the end of the step
         self.train_step()
         with record_function("step/host sync/row of metrics"):
             self._log()
         valid = self._validate()
         with record_function("step/host sync/stop requests"):
-            number, is_overdue = wanted()
-        if self._is_validation_due():  # a signal has just interrupted it
-            number = self._signal()
+            number, is_overdue = self._requests()
         self._checkpoint(now=bool(number or is_overdue), valid=valid)
         if number:
             self.state.wait()
@@ -149,20 +141,16 @@ class Trainer:
                 # DDP averages the gradients over ranks during the last backward pass.
                 is_reduced = index == count - 1 or self.model is self.task
                 if self.graphed is not None and not frozen:
-                    self.sums.add_micro_batch(self.graphed(inputs, margin), inputs)
-                    self._progress(step + (index + 1) / count)
-                    continue
-                with nullcontext() if is_reduced else self.model.no_sync():
-                    with record_function("step/forward"):
-                        output = self.model(
-                            *(inputs.x_B, inputs.batch.label_B, margin),
-                            batch=inputs.batch,
-                            frozen=frozen,
-                        )
-                    self.sums.add_micro_batch(output, inputs)
-                    self._progress(step + (index + 0.3) / count)
-                    with record_function("step/backward"):
-                        self.updater.scale_loss(output.loss / count).backward()
+                    output = self.graphed(inputs, margin)
+                else:
+                    with nullcontext() if is_reduced else self.model.no_sync():
+                        with record_function("step/forward"):
+                            x_B, label_B = inputs.x_B, inputs.batch.label_B
+                            how = {"batch": inputs.batch, "frozen": frozen}
+                            output = self.model(x_B, label_B, margin, **how)
+                        with record_function("step/backward"):
+                            self.updater.scale_loss(output.loss / count).backward()
+                self.sums.add_micro_batch(output, inputs)
                 self._progress(step + (index + 1) / count)
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
@@ -245,9 +233,11 @@ class Trainer:
         step, epoch = self.state.step, self.state.step / self.schedule.steps_per_epoch
         log.info("%s step %d of %d (epoch %.2f)", why, step, self.schedule.total_steps, epoch)
 
-    def _signal(self) -> int:
-        """Return the signal that some rank received, known to all; 0 for none."""
-        return self.ranks.begin_largest([self.signals.number])()[0]
+    def _requests(self) -> list[int]:
+        """Return the signal that some rank received, 0 for none, and whether saving is overdue."""
+        overdue = time.monotonic() - self.state.saved_at > self.schedule.checkpoint_seconds
+        own = [self.signals.number, int(self.ranks.is_first and overdue)]
+        return self.ranks.max(torch.tensor(own)).tolist()
 
     def _log(self) -> None:
         """Write a row of metrics when due; warn or stop if the model does not learn."""

@@ -6,8 +6,7 @@ makes the same decision.
 
 Nothing here waits for a GPU: fused optimizers, as all of ours, skip a bad step by themselves
 (`found_inf`), and the host reads the verdict one step late, not waiting for what it just queued.
-The loss scale keeps gradients in fp16 from vanishing. torch's GradScaler looks at the gradients of
-one rank only; here the verdict covers all ranks and the gradient norm.
+The loss scale keeps gradients in fp16 from vanishing; unlike torch's, it covers all ranks.
 Micikevicius et al., Mixed Precision Training, ICLR 2018, arXiv 1710.03740, section 3.2.
 """
 

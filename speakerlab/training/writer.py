@@ -8,7 +8,6 @@ import errno
 import logging
 import shutil
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,6 @@ from speakerlab.training import checkpoint
 from speakerlab.training.checkpoint import STATE, Note, list_checkpoints
 
 log = logging.getLogger(__name__)
-SLOW_SECONDS = 1.0  # a longer wait for the checkpoint before is logged
 
 
 @dataclass(eq=False)
@@ -47,11 +45,7 @@ class CheckpointWriter:
         `eer` or `error`.
         """
         step, attempt = state["step"], state["attempt"]
-        began = time.monotonic()
         self._join()
-        if time.monotonic() - began > SLOW_SECONDS:
-            text = "step %d: waited %.1f s for the previous checkpoint; the disk is slow"
-            log.warning(text, step, time.monotonic() - began)
         if self.failure and not list_checkpoints(self.folder):
             raise OSError(f"{self.failure}. Stopping: no checkpoint could be written")
         eer, error = ((valid or {}).get(name) for name in ("eer", "error"))

@@ -27,11 +27,10 @@ ranks = start_ranks(timeout_minutes=1)
 me = ranks.rank
 values = torch.full((2,), float(me))
 ranks.copy_from_first([values])
-largest = ranks.begin_largest([me, 5 - me])
 found = {
     "every": ranks.every((me, "x" * me)),
     "copied": values.tolist(),
-    "largest": largest(),
+    "largest": ranks.max(torch.tensor([me, 5 - me])).tolist(),
     "sum": ranks.sum(torch.tensor([1.0, me])).tolist(),
     "good": outcome(lambda: ranks.barrier("checkpoint")),
     "tags": outcome(lambda: ranks.barrier("checkpoint" if me else "published")),

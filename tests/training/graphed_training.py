@@ -16,7 +16,7 @@ from members import SMALL
 from speakerlab.config import build
 from speakerlab.config.schema import load_config
 from speakerlab.core.batch import Batch
-from speakerlab.training.graphs import GraphedTask, Region
+from speakerlab.training.graphs import Graphed, GraphedTask
 from speakerlab.training.precision import Precision
 from speakerlab.training.writer import CheckpointWriter
 
@@ -68,9 +68,9 @@ class Trained:
         return self
 
     @property
-    def regions(self) -> list[Region]:
+    def graphed(self) -> Graphed:
         assert self.trainer.graphed is not None
-        return list(self.trainer.graphed.graphed.regions.values())
+        return self.trainer.graphed.graphed
 
     def run(self, steps: int = STEPS):
         """Return the sums after each step, and the state after the last."""

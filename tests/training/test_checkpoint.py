@@ -91,13 +91,6 @@ def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path):
     assert latest(tmp_path)["step"] == 2 and not half.exists()
 
 
-def test_values_that_are_not_finite_are_named():
-    good = {"a": torch.ones(2), "n": torch.tensor([1]), "x": 1.0}
-    assert checkpoint.find_non_finite(good, "state") == []
-    bad = {"a": {"w": torch.tensor([1.0, float("inf")])}, "x": float("nan"), **{"b": good}}
-    assert checkpoint.find_non_finite(bad, "state") == ["state.a.w", "state.x"]
-
-
 def test_the_state_at_the_call_is_written(tmp_path, monkeypatch):
     """`save` returns before a slow write ends, and later changes are not written."""
     slow = checkpoint.write_tensors

@@ -38,8 +38,8 @@ def test_every_model(name, precision):
     trained = Trained(make(name), precision).use_graphs()
     expected = Trained(make(name), precision).run()
     require_equal(trained.run(), expected)
-    assert [region.num_calls for region in trained.regions] == [(STEPS - 1) * ACCUMULATION]
-    assert trained.regions[0].graph is not None
+    assert trained.graphed.num_calls == (STEPS - 1) * ACCUMULATION
+    assert trained.graphed.graph is not None
     assert len({sums[0] for sums in expected[0]}) == STEPS
 
 
@@ -80,7 +80,7 @@ def test_planted_bugs(plant, monkeypatch):
     plant(trained, monkeypatch)
     with pytest.raises(AssertionError):
         require_equal(trained.run(), expected)
-    assert trained.regions[0].graph is not None
+    assert trained.graphed.graph is not None
 
 
 def test_a_step_with_a_nan_is_skipped():
@@ -136,7 +136,7 @@ def test_out_of_memory_beside_a_graph_saves_the_state_before_the_step(tmp_path):
     expected = Trained(make()).run(4)
     trained = Trained(make(), folder=tmp_path).use_graphs()
     trained.run(4)
-    trained.trainer.rescue.note = tmp_path / "note"
+    trained.trainer.rescue.exp_dir = tmp_path
     features, calls = trained.task.features, itertools.count()
 
     def too_large(*args):
@@ -174,15 +174,6 @@ def test_a_host_read_fails_the_capture(monkeypatch):
     monkeypatch.setattr(AAMSoftmax, "harden", read)
     with refuses("runtime.cuda_graph", "stream is capturing"):
         Trained(make()).use_graphs().run()
-
-
-def test_another_shape_is_captured_separately():
-    found = []
-    for trained in (Trained(make()).use_graphs(), Trained(make())):
-        short = [batch._replace(feats_BTF=batch.feats_BTF[:, :40]) for batch in trained.batches]
-        trained.read([*trained.batches, *short])
-        found.append(trained.run(12))
-    require_equal(*found)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +230,7 @@ def test_the_benchmark_of_models():
         for _ in range(6):
             ours.step("train", "bf16")
         found.append(ours.head_CD.clone())
-        assert not uses_graph or all(one.graph for one in ours.add_gradients.regions.values())
+        assert not uses_graph or ours.add_gradients.graph
     assert torch.equal(*found)
 
 
@@ -271,6 +262,6 @@ def test_on_a_gpu(name, precision):
         found = trained.run(8)
         ended.set()
         thread.join()
-    assert trained.regions
+    assert trained.graphed.graph is not None
     losses = [[sums[0] for sums in steps] for steps, _ in (found, expected)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
