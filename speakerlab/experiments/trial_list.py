@@ -8,6 +8,7 @@ utterances. `utt2<name>` and `spk2<name>` are conditions, `utt2dur` holds durati
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -115,8 +116,10 @@ def average_models(table: EmbeddingTable, models: Mapping[str, Sequence[str]]) -
     This is the averaged protocol of WeSpeaker's CN-Celeb recipe. Raises ValueError for utterances
     without an embedding.
     """
+    found = table.select(list(dict.fromkeys(chain(*models.values()))), where="enrolment")
+    row_of = {name: row for row, name in enumerate(found.ids)}
     emb_MD = np.stack(
-        [table.select(names, where="enrolment").emb_ND.mean(axis=0) for names in models.values()]
+        [found.emb_ND[[row_of[name] for name in names]].mean(axis=0) for names in models.values()]
     )
     return EmbeddingTable(list(models), emb_MD, table.model_sha256, table.facts)
 
