@@ -66,7 +66,7 @@ def test_it_holds_the_package_with_conf_and_nothing_else(unpacked):
     ("words", "code", "expected"),
     [
         ("--version", 0, f"speakerlab {__version__} (commit unknown), torch "),
-        ("plan --model campplus_tiny --gpu-mem 11 --precision fp32", 0, "BatchNorm sees"),
+        ("plan --model campplus_tiny --gpu-mem 11 --precision fp32", 0, "micro-batch 32 x 1 ranks"),
         ("plan --model campplus --recipe mini --gpu-mem 11", 1, "--recipe: mini: "),
         ("train --config eres2net --exp e --set a=1", 1, "--set a=1: "),  # the file was found
     ],

@@ -156,7 +156,7 @@ PARSERS: dict[str, Parser] = {
         ("calibration.json",),
         lambda path: model_files.read_calibration(path.parent),
         plain,
-        write=lambda path, found: write_json(path, found.to_dict()),
+        write=lambda path, found: write_json(path, asdict(found)),
     ),
     "tuning": Parser(
         valid.write_model,

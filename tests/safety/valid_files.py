@@ -30,7 +30,7 @@ from speakerlab.core.atomic import file_sha256, write_json
 from speakerlab.data import audio, banks, tables
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.pack import pack_data_dir
-from speakerlab.data.shards import Layout
+from speakerlab.data.shards import READERS, Layout
 from speakerlab.diarization import regions
 from speakerlab.diarization.tuning import Tuning
 from speakerlab.experiments import curves, results
@@ -69,6 +69,7 @@ def write_packed(codec: Any) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         write_data(folder)
         pack_data_dir(folder / "data", layout=Layout.of_waves(codec, sample_rate=RATE))
+        (folder / "data" / READERS).touch()  # as a reader does
 
     return make
 
