@@ -102,7 +102,8 @@ def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) ->
         print(f"  {card_gb:2g} GB   {plan.found.precision:6}   {mib}   {result}")
         if args.gpu_mem and plan.fit:
             fixed, crops = plan.fixed / 2**30, plan.fit * plan.crop / 2**30
-            print(f"    {fixed:.2f} GiB once, {crops:.2f} for {plan.fit} {unit}s")
+            parts = f"{fixed:.2f} GiB for CUDA, weights and optimizer, {crops:.2f} GiB for"
+            print(f"    {parts} {plan.fit} {unit}s")
             print(f"    {batch or 'does not fit'}")
     if config.runtime.precision == "auto":
         print("runtime.precision auto: bf16 from capability 8.0 on, fp32 below")

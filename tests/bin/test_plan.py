@@ -23,7 +23,7 @@ def test_the_parts_of_a_card_add_up(capsys):
     main([*TINY, "--gpu-mem", "11", "--gpus", "2", "--precision", "fp32", "--bank-gb", "1"])
     text = capsys.readouterr().out
     assert text.startswith("campplus, ") and re.search("11 GB +fp32", text)
-    found = [re.findall(r"[\d.]+", line) for line in text.splitlines() if "GiB once" in line]
+    found = [re.findall(r"[\d.]+", line) for line in text.splitlines() if "for CUDA" in line]
     fixed, crops, _ = map(float, found[0])
     assert fixed >= 2.5  # with noise and rooms
     free = 0.92 * (11 - 0.25)  # what one more crop would take, at most
