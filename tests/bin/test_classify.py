@@ -80,9 +80,10 @@ def test_labels_that_do_not_fit_the_model_are_refused(experiment, languages, tmp
     folder = shutil.copytree(languages / "test", tmp_path / "test")
     table = folder / "utt2lang"
     words = ["--exp", str(exp), "--data", str(folder)]
-    table.write_text(table.read_text().replace(" de", " fr"))
+    text = table.read_text()
+    table.write_text(text.replace(" de", " fr"))
     with refuses(str(table), "fr"):
         classify.main(words)
-    table.write_text("".join(table.read_text().splitlines(keepends=True)[1:]))
+    table.write_text("".join(text.splitlines(keepends=True)[1:]))
     with refuses(str(table), "spk10-0"):
         classify.main(words)

@@ -109,7 +109,6 @@ def test_what_another_user_keeps_to_himself_is_refused_in_one_line(data, make_ex
         (theirs / "model/embedder.safetensors", ["extract", "--exp", theirs, "--data", test]),
         (theirs / "model/embedder.safetensors", ["verify", wav, wav, "--model", theirs]),
         (sealed, ["verify", wav, sealed, "--model", exp]),
-        (theirs / "out", ["average", exp, "--out", theirs / "out"]),
     ]
     text = json.dumps([[str(word) for word in words] for _, words in commands])
     lines = run_as(STRANGER, "-c", REFUSALS, text, USER="x").stdout.splitlines()
