@@ -88,7 +88,7 @@ class CAMPPlus(ours.CAMPPlus):
 """
 
 
-@pytest.mark.parametrize("factor", [1, 1.00001])
+@pytest.mark.parametrize("factor", [pytest.param(1, marks=pytest.mark.slow), 1.00001])
 def test_only_models_that_are_equal_are_timed(tmp_path, factor):
     package = ROOT / "speakerlab"
     model = PEER_MODEL.format(path=str(package / "models/campplus.py"), factor=factor)

@@ -21,7 +21,7 @@ def test_peak_memory_is_what_was_held_at_once_though_more_was_held_before():
     with peak_memory(CPU) as found:
         for _ in range(3):
             torch.ones(16 << 20)  # 64 MiB each, freed
-    assert 60 <= found[0] / 2**20 < 100 and not before
+    assert 60 <= found[0] / 2**20 < 150 and not before  # two at once, if freed memory is kept
 
 
 def test_peak_memory_is_unknown_where_peaks_cannot_be_reset(monkeypatch, tmp_path):

@@ -23,7 +23,8 @@ HARDWARE = sorted(ROOT.glob("conf/hardware/*.yaml"))
 
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
 def test_every_self_supervised_method_loads_on_every_model_in_every_recipe(path):
-    for model, recipe in product(MODELS, RECIPES):
+    alone = [(model, None) for model in MODELS]
+    for model, recipe in [*alone, *product([ROOT / "conf/campplus_tiny.yaml"], RECIPES)]:
         layers = layers_of(model, recipe, path)
         config = load_config(layers)
         assert config.task == "ssl" and config.objective is not None

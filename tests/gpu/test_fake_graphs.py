@@ -72,7 +72,7 @@ def require_alike(found: list[list[str]]) -> None:
 
 
 @every_precision
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"redimnet"}))  # redimnet2 has its blocks
 def test_every_model(name, precision):
     require_alike(capture(make(name), precision))
 

@@ -56,7 +56,10 @@ def speech(tmp_path_factory) -> list[Path]:
     return paths
 
 
-@pytest.mark.parametrize("model", [CAMPPLUS, ERES2NET, RESNET34])
+SLOWER = [pytest.param(model, marks=pytest.mark.slow) for model in (ERES2NET, RESNET34)]
+
+
+@pytest.mark.parametrize("model", [CAMPPLUS, *SLOWER])
 def test_it_identifies_speakers_with_our_embeddings(tmp_path, speech, model):
     exp, file = publish(tmp_path, model), tmp_path / "speaker.onnx"
     assert export_sherpa(exp, file, test=speech) > 0.999999

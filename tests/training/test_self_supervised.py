@@ -106,7 +106,7 @@ def test_a_resumed_run_is_bit_identical_with_its_teacher(begin, tmp_path, object
     assert any(row["kind"] == "valid" and 0 <= row["eer"] <= 1 for row in rows_of(whole))
 
 
-@pytest.mark.parametrize("objective", ["dino", "simclr"])
+@pytest.mark.parametrize("objective", ["dino", pytest.param("simclr", marks=pytest.mark.slow)])
 def test_labels_change_nothing(begin, folder, tmp_path, objective):
     """Neither other speakers nor none, in a directory without validation speakers."""
     none = "data.valid_speakers=0"
