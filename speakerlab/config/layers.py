@@ -73,7 +73,13 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _renamed(layer: dict[str, Any]) -> dict[str, Any]:
-    """Return a layer without `model.args.memory_efficient: false`, which former versions wrote."""
+    """Return a layer without two values of former versions, so that their models still load.
+
+    They are `model.args.memory_efficient: false` and `runtime.micro_batch: probe`, now `auto`.
+    """
+    runtime = layer.get("runtime")
+    if isinstance(runtime, dict) and runtime.get("micro_batch") == "probe":
+        layer = {**layer, "runtime": {**runtime, "micro_batch": "auto"}}
     model = layer.get("model")
     args = model.get("args") if isinstance(model, dict) else None
     if isinstance(args, dict) and args.get("memory_efficient") is False:

@@ -1,4 +1,4 @@
-"""For computations that need more than 16 bits."""
+"""Computations in at least fp32, also under autocast."""
 
 import torch
 from torch import Tensor

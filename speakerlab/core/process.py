@@ -36,7 +36,7 @@ def available_cpus(root: Path = Path("/")) -> int:
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
-    """CPUs that the cgroup (version 2) of this process and those around it may use, if limited."""
+    """Yield the limits on CPUs of the cgroups (version 2) around this process."""
     try:
         inside = (root / "proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
     except OSError:  # not Linux

@@ -11,7 +11,7 @@ RANDOM = "normal_", "uniform_", "orthogonal_"  # ends of names in torch.nn.init 
 
 
 class _NoDraws(TorchFunctionMode):
-    """Leaves out random initial values, for which torch would import its compiler (seconds)."""
+    """Mode without random initial values, for which torch would import its compiler (seconds)."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__.endswith(RANDOM):

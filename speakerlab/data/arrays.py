@@ -66,7 +66,7 @@ def write_arrays(
 def read_arrays(
     path: Path, names: Iterable[str] = (), *, like: Any = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arrays and strings, facts) of a file of `write_arrays`.
+    """Return (arrays and strings, facts) of a file of `write_arrays`.
 
     names: arrays that it must have. like: type of its facts, of `keys`. Raises ValueError with one
     line where the file is damaged or of another version.

@@ -84,7 +84,7 @@ class Memory:
 
     @property
     def crop(self) -> float:
-        """Bytes that each crop takes."""
+        """Return the bytes that each crop takes."""
         return self.found.crop * TRANSIENT_SHARE
 
     @property

@@ -101,7 +101,7 @@ def columns_of(rows: Sequence[Row]) -> dict[str, list[Cell]]:
 
 
 def format_table(rows: Sequence[Row]) -> str:
-    """Results of trial lists as aligned text."""
+    """Format results of trial lists as aligned text."""
     names = {"trials": "trials", "system": "system", "back end": "backend"}
     columns = {name: [row[key] for row in rows] for name, key in names.items()}
     for name, cells in columns_of(rows).items():
@@ -210,7 +210,7 @@ def _cell(row: Row, value: float | None, metric: str) -> Cell:
 
 
 def _compared(row: Row) -> Cell:
-    """A difference in percentage points, its interval, p-value and the other back end."""
+    """Format a difference in percentage points, its interval, p-value and the other back end."""
     compared = row.get("compared")
     if compared is None:
         return "", []

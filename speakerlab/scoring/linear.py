@@ -117,7 +117,7 @@ def _checked(
 
 
 def _logistic_regression(unit_NG: np.ndarray, target_N: np.ndarray) -> NDArray[np.float64]:
-    """Weights (G) by Newton's method with a trust region; collinear features may share theirs."""
+    """Return weights (G), by Newton's method with a trust region."""
     from scipy.optimize import minimize  # here: they take half a second to import
     from scipy.special import expit
 
@@ -127,7 +127,7 @@ def _logistic_regression(unit_NG: np.ndarray, target_N: np.ndarray) -> NDArray[n
     answer_N = np.where(target_N, counts_N + 1.0, 1.0) / (counts_N + 2.0)
 
     def loss(at_G: np.ndarray) -> tuple[float, np.ndarray]:
-        """The loss and its gradient."""
+        """Return the loss and its gradient."""
         logit_N = unit_NG @ at_G
         losses_N = np.logaddexp(0, logit_N) - answer_N * logit_N
         return float(weight_N @ losses_N), (weight_N * (expit(logit_N) - answer_N)) @ unit_NG

@@ -239,6 +239,10 @@ def test_override_without_key_or_value(load, text):
         load(TINY, set=(text,))
 
 
+def test_a_model_whose_micro_batch_was_probed_still_loads(load):
+    assert load(TINY, "runtime: {micro_batch: probe}").runtime.micro_batch == "auto"
+
+
 def test_a_former_argument_may_be_false(load):
     former = "model: {args: {memory_efficient: %s}}"
     assert load(TINY, former % "false") == load(TINY)
