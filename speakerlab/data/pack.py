@@ -27,7 +27,7 @@ from speakerlab.data.tables import read_rejected, write_rejected
 
 MAX_SHARD_BYTES = 1 << 30
 MIN_SHARD_BYTES = 1 << 25
-LOCK = ".pack.lock"  # held by the process that joins the shards
+LOCK = ".pack.lock"  # held by the process that joins the shards, or asks who reads them
 REFUSED = "refused.tsv"  # the broken recordings, where they were too many to be rejected
 FEWEST_SHARDS = 32  # of a corpus that has enough for them, so that jobs can share it
 Features = Callable[[np.ndarray], np.ndarray]  # wave_S, int16 -> feats_TF, float32
@@ -76,7 +76,7 @@ def pack_data_dir(
     wanted = [columns.sha256, made_with, layout]
     if found and [found.sha256, found.facts, found.layout] == wanted and not any(found.cut_short()):
         return f"{folder}: already packed"
-    with unread(folder):
+    with alone(folder / LOCK), unread(folder):
         pass  # refuse before the work, not only when the shards are joined
     if not len(columns):
         raise ValueError(f"{folder}: has no utterances to pack; run stage 1 again")
@@ -181,8 +181,8 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     shutil.rmtree(place, ignore_errors=True)
     job.work_dir.rename(place)
     open_shard.cache_clear()  # other files have taken their places
-    for old in job.folder.glob(f".{job.layout.folder}-*"):
-        shutil.rmtree(old, ignore_errors=True)
+    for old in job.folder.glob(f".{job.layout.folder}-*"):  # renamed: gone at once for its job
+        shutil.rmtree(old.rename(f"{old}-gone"), ignore_errors=True)
     size = sum((place / name).stat().st_size for name in packed.shards)
     line = f"{place}: {len(packed)} utterances in {len(found)} shards, {size / 2**30:.2f} GiB"
     if not rejected:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import shutil
 import signal
 import time
@@ -20,8 +21,8 @@ from speakerlab.bin import extract, score
 from speakerlab.checkpoints.published import load_published
 from speakerlab.core.atomic import alone, replacing_folder
 from speakerlab.data.manifest import read_manifest
-from speakerlab.data.pack import pack_data_dir
-from speakerlab.data.shards import Layout
+from speakerlab.data.pack import LOCK, pack_data_dir
+from speakerlab.data.shards import Layout, read_packed, unread
 from speakerlab.data.tables import relabel_data_dir
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.training.checkpoint import read_note
@@ -78,9 +79,16 @@ def test_of_two_trainings_one_refuses_and_names_the_other(trained, settings, cro
 def test_two_packings_of_one_folder_write_what_one_writes(data, crowd, tmp_path):
     own, alone_ = copy_data(data, tmp_path / "own"), copy_data(data, tmp_path / "alone")
     pack_data_dir(alone_ / "train", layout=Layout.of_waves("pcm", sample_rate=RATE))
+    pack = ("pack", own / "train", "--num-workers", 1, "--codec")
     for codec in ("pcm", "pcm", "flac"):
-        crowd.start("pack", own / "train", "--codec", codec, "--num-workers", 1)
+        crowd.start(*pack, codec)
     assert crowd.end() == [0, 0, 0]
+    codec = {"flac": "pcm", "pcm": "flac"}[read_packed(own / "train/shards").layout.codec]
+    with alone(own / "train" / LOCK), unread(own / "train"):  # as one that joins
+        waiting = crowd.start(*pack, codec)
+        lock = str(own / "train" / LOCK)
+        wait_for(lambda: lock in map(os.path.realpath, Path(f"/proc/{waiting.pid}/fd").iterdir()))
+    assert crowd.end() == [0, 0, 0, 0]
     packed = read_manifest([own / "train"], sample_rate=RATE)
     assert packed.parts[0].waves is not None and not list(packed.parts[0].waves.cut_short())
     whole = read_manifest([alone_ / "train"], sample_rate=RATE)
