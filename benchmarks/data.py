@@ -23,6 +23,7 @@ import argparse
 import csv
 import os
 import random
+import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,6 @@ AUGMENTED = 0.8  # of the crops; as 3D-Speaker's aug_prob
 PROB = 1 - (1 - AUGMENTED) ** 0.5  # of a room, and of noise
 ALLOWED = 1e-2  # difference of mean-normalised log mel features: the peer's rounding in fp32
 RATIOS = {"0.9": (9, 10), "1.1": (11, 10)}
-ENDLESS = 1 << 40  # steps
 
 
 class Ours:
@@ -53,13 +53,16 @@ class Ours:
         torch.set_num_threads(1)
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the CPU's work is measured, on any machine
         self.folder, self.micro_batch, self.crop_seconds = folder, micro_batch, crop_seconds
-        self.bench = self._bench(source, PROB)
-        self.batches = self.bench.source.read_from(0, 0)
+        self.training = self._training(source, PROB)
+        self.augment = self.training.trainer.source.augment
+        self.batches = self.training.trainer.source.read_from(0, 0)
 
-    def _bench(self, source: str, prob: float, **more: object) -> Any:
-        from speakerlab.bench.data import build_bench
+    def _training(self, source: str, prob: float, **more: object) -> Any:
         from speakerlab.config.schema import load_config
+        from speakerlab.core import process
+        from speakerlab.experiments.train import build_training
         from speakerlab.training.distributed import start_ranks
+        from speakerlab.training.signals import Signals
 
         values = {
             "model.name": "campplus",
@@ -71,13 +74,16 @@ class Ours:
             "augment.noise_prob": prob,
             "training.global_batch": self.micro_batch,
             "training.bn_batch": "null",
+            "training.num_epochs": 10000,  # never done
             "runtime.micro_batch": self.micro_batch,
             "runtime.num_workers": 0,
             "runtime.precision": "fp32",
             **more,
         }
         config = load_config([], [f"{key}={value}" for key, value in values.items()])
-        return build_bench(config, start_ranks(timeout_minutes=1.0))
+        exp = Path(tempfile.mkdtemp(prefix="exp", dir=self.folder))
+        ranks, signals = start_ranks(timeout_minutes=1.0), Signals(process.leave)
+        return build_training(exp, None, config, ranks, signals)
 
     @torch.no_grad()
     def run(self, work: str, steps: int) -> float:
@@ -86,7 +92,7 @@ class Ours:
         def one() -> None:
             batch = next(self.batches)
             if work == "full_cpu":
-                self.bench.task.embedder.get_submodule("fbank")(self.bench.source.augment(batch))
+                self.training.embedder.fbank(self.augment(batch))
 
         return timed(one, steps=steps)
 
@@ -96,12 +102,12 @@ class Ours:
         from speakerlab.data.loader import collate
 
         more = {"augment.speeds": "[1.0]", "training.global_batch": 1, "runtime.micro_batch": 1}
-        bench = self._bench("clips", 0.0, **more)
-        fbank = bench.task.embedder.get_submodule("fbank")
-        feats = {}
-        for row, name in enumerate(bench.crops.manifest.ids):
-            batch = collate([bench.crops[(0, row, row)]])
-            feats[name] = fbank(bench.source.augment(batch))[0].numpy()
+        training = self._training("clips", 0.0, **more)
+        source = training.trainer.source
+        crops, feats = source.crops_of(attempt=0), {}
+        for row, name in enumerate(crops.manifest.ids):
+            batch = collate([crops[(0, row, row)]])
+            feats[name] = training.embedder.fbank(source.augment(batch))[0].numpy()
         np.savez(path, **feats)
 
 

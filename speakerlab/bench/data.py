@@ -1,86 +1,37 @@
 """Measure the data path of a training, hop by hop, and write crops to listen to.
 
-Everything is built as training builds it. Letters: S samples.
+Letters: S samples.
 """
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from speakerlab.bench.models import micro_batch_of
 from speakerlab.bench.stopwatch import Laps, Row
-from speakerlab.bench.synthetic import with_synthetic_corpus
-from speakerlab.config.schema import Config
+from speakerlab.bench.training import NEVER, WARM_UP
 from speakerlab.core.atomic import write_text
 from speakerlab.core.batch import Crop
 from speakerlab.data import audio
 from speakerlab.data.loader import Slot, TrainCrops, collate, micro_batches
-from speakerlab.experiments import setup
-from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
-from speakerlab.experiments.planning import plan_batch
-from speakerlab.frontend.augment import Augment
+from speakerlab.experiments.corpus import Corpus
+from speakerlab.experiments.setup import TrainBatches
+from speakerlab.experiments.train import Training
 from speakerlab.frontend.augment.codec import LAWS
-from speakerlab.training.distributed import Ranks
-from speakerlab.training.task import Task
-
-ENDLESS = 1 << 40  # steps
-WARM_UP = 2  # batches before anything is measured
 
 
-class DataBench(NamedTuple):
-    """The data path and the model of a training, on one rank."""
-
-    source: setup.TrainBatches
-    crops: TrainCrops
-    task: Task
-
-    def slots(self, micro_batch: int) -> Iterator[list[Slot]]:
-        """Return the slots of micro-batches without end."""
-        order = self.source.order
-        return micro_batches(order, start_step=0, stop_step=ENDLESS, micro_batch=micro_batch)
-
-
-@contextmanager
-def open_bench(config: Config, ranks: Ranks, *, has_data: bool) -> Iterator[DataBench]:
-    """Yield the data path of a configuration, over a synthetic corpus if it has no data."""
-    with tempfile.TemporaryDirectory() as folder:
-        if not has_data:
-            size = micro_batch_of(config, ranks.device)
-            config = with_synthetic_corpus(config, Path(folder), micro_batch=size)
-        yield build_bench(config, ranks)
-
-
-def build_bench(config: Config, ranks: Ranks) -> DataBench:
-    """Build the data path and the model, for one rank."""
-    training = config.training.model_copy(update={"num_epochs": 1 << 20})  # never at an end
-    config = config.model_copy(update={"training": training})
-    corpus = read_corpus(config)
-    classes = row_names(config, corpus)
-    precision = setup.precision(config, ranks)
-    task = setup.build_task(config, corpus, precision, ranks, num_classes=len(classes))
-    augment, plan = task.augment, plan_batch(config, ranks, task)
-    assert isinstance(augment, Augment)
-    source = setup.TrainBatches(config, corpus, classes, augment, ranks, plan)
-    crops = source.crops_of(attempt=0)
-    return DataBench(source=source, crops=crops, task=task.to(ranks.device))
-
-
-def data_rows(bench: DataBench, name: str, *, seconds: float) -> Iterator[Row]:
-    """Yield the crops a second of the loader, of a training, and of each hop in one process."""
-    source = bench.source
-    note = f"{source.num_workers} workers, batches of {source.plan.micro_batch}"
-    rate, _ = measure_batches(bench, seconds=seconds, train=False)
+def data_rows(training: Training, *, seconds: float) -> Iterator[Row]:
+    """Yield the crops a second of the loader, and of each hop in one process."""
+    source: TrainBatches = training.trainer.source
+    size, laps = source.plan.micro_batch, Laps(source.ranks.device)
+    for _ in laps.repeat(source.read_from(0, 0), warm_up=WARM_UP, seconds=seconds):
+        laps.end("waited")
+    rate, note = laps.count * size / laps.total, f"{source.num_workers} workers, batches of {size}"
     yield Row(name="data.loader", ours=rate, unit="crops/s", note=note)
-    rate, waited = measure_batches(bench, seconds=seconds, train=True)
-    note = f"{waited:.1%} of the time waiting for data"
-    yield Row(name=f"data.training.{name}", ours=rate, unit="crops/s", note=note)
-    hops = measure_hops(bench, seconds=seconds)
+    hops = measure_hops(training, seconds=seconds)
     total = sum(hops.values())
     note = "one step after the other:"
     yield Row(name="data.one_process", ours=1 / total, unit="crops/s", note=note)
@@ -89,35 +40,17 @@ def data_rows(bench: DataBench, name: str, *, seconds: float) -> Iterator[Row]:
         yield Row(name=row, ours=1e6 * took, unit="us", note=note)
 
 
-def measure_batches(bench: DataBench, *, seconds: float, train: bool) -> tuple[float, float]:
-    """Return (crops a second of the loader's workers, share of the time spent waiting for them).
-
-    train: with forward and backward of each batch; else nothing else is done.
-    """
-    source = bench.source
-    laps = Laps(source.ranks.device)
-    for batch in laps.repeat(source.read_from(0, 0), warm_up=WARM_UP, seconds=seconds):
-        laps.end("waited")
-        if train:
-            batch = batch.to(laps.device)
-            wave_BS = batch.feats_BTF if len(batch.feats_BTF) else source.augment(batch)
-            bench.task(wave_BS, batch.label_B, 0.0, batch=batch).loss.backward()
-            bench.task.zero_grad()
-            laps.end("worked")
-    rate = laps.count * source.plan.micro_batch / laps.total
-    return rate, laps.seconds["waited"] / laps.total
-
-
-def measure_hops(bench: DataBench, *, seconds: float) -> dict[str, float]:
+def measure_hops(training: Training, *, seconds: float) -> dict[str, float]:
     """Return the seconds of each hop for a crop, one after the other in this process."""
-    size, augment = bench.source.plan.micro_batch, bench.source.augment
-    laps = Laps(bench.source.ranks.device)
-    for slots in laps.repeat(bench.slots(size), warm_up=WARM_UP, seconds=seconds):
-        drawn = [bench.crops.draw(slot) for slot in slots]
+    source: TrainBatches = training.trainer.source
+    size, augment, crops = source.plan.micro_batch, source.augment, source.crops_of(attempt=0)
+    laps = Laps(source.ranks.device)
+    for slots in laps.repeat(slots_of(source, size), warm_up=WARM_UP, seconds=seconds):
+        drawn = [crops.draw(slot) for slot in slots]
         laps.end("draw")
-        crops = [bench.crops.read(crop) for crop in drawn]
+        read = [crops.read(crop) for crop in drawn]
         laps.end("read")
-        batch = collate(crops)
+        batch = collate(read)
         laps.end("collate")
         batch = batch.to(laps.device)
         laps.end("to device")
@@ -126,23 +59,29 @@ def measure_hops(bench: DataBench, *, seconds: float) -> dict[str, float]:
             for name in augment.wave_names:
                 wave_BS = augment.run(name, wave_BS, batch)
                 laps.end(name)
-            bench.task.embedder.get_submodule("fbank")(wave_BS)
+            training.embedder.fbank(wave_BS)
         laps.end("fbank")
     return {hop: total / (laps.count * size) for hop, total in laps.seconds.items()}
 
 
-def write_crops(bench: DataBench, folder: Path, *, count: int) -> None:
+def slots_of(source: TrainBatches, size: int) -> Iterator[list[Slot]]:
+    """Return the slots of micro-batches of so many crops, without end."""
+    return micro_batches(source.order, start_step=0, stop_step=NEVER, micro_batch=size)
+
+
+def write_crops(training: Training, folder: Path, *, count: int) -> None:
     """Write the first crops of the first epoch as 16-bit wav, and their draws to `crops.tsv`."""
-    source, rows = bench.source, list[dict[str, str]]()
-    augment, corpus = source.augment, source.corpus
+    source: TrainBatches = training.trainer.source
+    augment, corpus, crops = source.augment, source.corpus, source.crops_of(attempt=0)
+    rows: list[dict[str, str]] = []
     folder.mkdir(parents=True, exist_ok=True)
-    for number, slot in enumerate(islice(chain.from_iterable(bench.slots(1)), count)):
-        crop = bench.crops[slot]
+    for number, slot in enumerate(islice(chain.from_iterable(slots_of(source, 1)), count)):
+        crop = crops[slot]
         augment.take_silent()
         wave_S = augment(collate([crop]).to(source.ranks.device))[0].cpu().numpy()
         name = f"crop-{number:02d}.wav"
         audio.write(folder / name, audio.to_int16(wave_S), corpus.train.sample_rate)
-        about = describe(corpus, bench.crops, crop)
+        about = describe(corpus, crops, crop)
         if augment.take_silent():
             about["snr_db"] = "none: silent"
         clipped = f"{100 * (abs(wave_S) > 1).mean():.2f}"

@@ -6,6 +6,7 @@ of several repetitions.
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,8 +24,12 @@ CPU = torch.device("cpu")
 def machine_rows(device: torch.device, *, seconds: float) -> Iterator[Row]:
     """Measure for so many seconds in all."""
     share = seconds / 5
+    size = MATRIX[device.type]
     for precision in ("fp32", "bf16"):
-        rate = matmul_gflops(device, precision, seconds=share)
+        a, b = torch.randn(2, size, size, device=device).to(DTYPES[precision])
+        out = torch.empty_like(a)
+        took = best(partial(torch.mm, a, b, out=out), device, share)
+        rate = 2e-9 * size**3 / took
         yield Row(name=f"machine.matmul.{precision}", ours=rate, unit="GFLOP/s", note="no TF32")
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
@@ -38,14 +43,6 @@ def machine_rows(device: torch.device, *, seconds: float) -> Iterator[Row]:
             rate = synthetic.SECONDS / best(lambda path=path: audio.read(path), CPU, share)
             note = "16 kHz, one core"
             yield Row(name=f"machine.decode.{kind}", ours=rate, unit="s of audio/s", note=note)
-
-
-def matmul_gflops(device: torch.device, precision: str, *, seconds: float) -> float:
-    """Return the 10^9 operations a second of a product of square matrices, without TF32."""
-    size = MATRIX[device.type]
-    a, b = torch.randn(2, size, size, device=device).to(DTYPES[precision])
-    out = torch.empty_like(a)
-    return 2e-9 * size**3 / best(lambda: torch.mm(a, b, out=out), device, seconds)
 
 
 def best(work: Callable[[], object], device: torch.device, seconds: float) -> float:

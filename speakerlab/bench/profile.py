@@ -5,25 +5,22 @@ are left out. Some steps warm up, some are timed, as many are profiled. The prof
 operators slower: the tables are of the profiled steps, the rate below them is without it.
 """
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from speakerlab.bench.stopwatch import seconds_of
+from speakerlab.bench.training import open_training
 from speakerlab.config.schema import Config
-from speakerlab.core import process
 from speakerlab.experiments.setup import start_rank
-from speakerlab.experiments.train import Training, build_training
+from speakerlab.experiments.train import Training
 from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.signals import Signals
 
 WARM_UP = 5  # steps: threads and workers start, kernels are chosen, memory is taken
-NEVER = 1 << 40  # steps
 NUM_OPERATORS = 20
 STEP = "step"
 # Calls of the GPU's runtime that wait for the device.
@@ -50,31 +47,13 @@ def profile_training(
     if exp_dir is not None and was_begun(exp_dir):
         raise ValueError(f"{exp_dir}: already holds a training; choose another --exp")
     ranks = start_rank(config)
-    folder = exp_dir or Path(ranks.on_first(lambda: tempfile.mkdtemp(prefix="speakerlab-")))
-    signals = Signals(lambda number: process.leave(process.EXIT_SIGNAL + number))
-    try:
-        training = build_training(folder, None, prepared(config, num_steps), ranks, signals)
+    with open_training(config, ranks, exp_dir=exp_dir) as training:
         return _profile(training, ranks, num_steps, trace)
-    finally:
-        if exp_dir is None and ranks.is_first:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def prepared(config: Config, num_steps: int) -> Config:
-    """Return the same training, long enough, without checkpoints and frozen epochs."""
-    training = config.training
-    changed = {
-        "num_epochs": max(training.num_epochs, WARM_UP + 3 * num_steps + 2),  # of a step at least
-        "checkpoint_every_steps": NEVER,
-        "freeze_epochs": 0.0,
-    }
-    return config.model_copy(update={"training": training.model_copy(update=changed)})
 
 
 def _profile(training: Training, ranks: Ranks, num_steps: int, trace: Path | None) -> Profile:
     """Take the steps."""
     trainer, device = training.trainer, ranks.device
-    trainer.validation = None
 
     def step() -> None:
         with record_function(STEP):
@@ -82,16 +61,13 @@ def _profile(training: Training, ranks: Ranks, num_steps: int, trace: Path | Non
 
     activities = [ProfilerActivity.CPU]
     activities += [ProfilerActivity.CUDA] if device.type == "cuda" else []
-    trainer.start()
     trainer.open()
-    try:
+    with closing(trainer):
         for _ in range(WARM_UP):
             step()
         plain_seconds = seconds_of(step, device, calls=num_steps)
         with profile(activities=activities, acc_events=True) as profiler:
             seconds_of(step, device, calls=num_steps)
-    finally:
-        trainer.close()
     averages, crops = profiler.key_averages(), trainer.plan.global_batch
     regions = ranks.every(region_seconds(averages, num_steps))
     waits = {

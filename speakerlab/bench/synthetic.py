@@ -5,10 +5,10 @@ Letters: S samples.
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from speakerlab.config.schema import Config
 from speakerlab.data import audio
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.tables import write_data_dir
@@ -51,8 +51,8 @@ def rooms() -> Waves:
         yield f"room{seconds:g}", audio.to_int16(wave_S)
 
 
-def with_synthetic_corpus(config: Config, folder: Path, *, micro_batch: int) -> Config:
-    """Return the same training on a synthetic corpus, which is written to `folder`."""
+def write_corpus(folder: Path) -> dict[str, Any]:
+    """Write data directories; return the values of the section `data` that name them."""
     wavs = write_waves(folder, voices())
     speakers = {name: name.split("-")[0] for name in wavs}
     write_data_dir(folder / "train", wavs=wavs, speakers=speakers)
@@ -60,9 +60,7 @@ def with_synthetic_corpus(config: Config, folder: Path, *, micro_batch: int) -> 
     write_data_dir(folder / "rirs", wavs=write_waves(folder, rooms()))
     check_data_dirs([folder / name for name in ("train", "noise", "rirs")], sample_rate=RATE)
     data = {"dir": str(folder), "train": ("train",), "noise": "noise", "rirs": "rirs"}
-    runtime = config.runtime.model_copy(update={"micro_batch": micro_batch})
-    data = config.data.model_copy(update={**data, "valid_speakers": 0})
-    return config.model_copy(update={"data": data, "runtime": runtime})
+    return {**data, "valid_speakers": 0}
 
 
 def write_waves(folder: Path, waves: Iterable[tuple[str, np.ndarray]]) -> dict[str, Path]:

@@ -1,6 +1,7 @@
 """Benchmark this machine, models on it, and the data path; write crops to listen to."""
 
 import json
+import logging
 import os
 import sys
 import time
@@ -40,16 +41,19 @@ def main(words: Sequence[str]) -> None:
 
 def print_rows(args: Namespace) -> None:
     """Measure and print; write crops to listen to first, if asked."""
-    from speakerlab.bench.data import open_bench, write_crops
+    from speakerlab.bench.data import write_crops
+    from speakerlab.bench.training import in_micro_batches, open_training
     from speakerlab.core.atomic import write_text
     from speakerlab.experiments.setup import start_rank
 
     start, rows, configs = time.monotonic(), [], read_configs(args)
-    config = next(iter(configs.values()))
-    ranks = start_rank(config)
+    ranks = start_rank(next(iter(configs.values())))
+    configs = {name: in_micro_batches(config, ranks) for name, config in configs.items()}
+    logging.getLogger().setLevel(logging.WARNING)  # not what each training would do
     if args.listen is not None:
-        with open_bench(config, ranks, has_data=args.config is not None) as data:
-            write_crops(data, args.listen, count=LISTEN_CROPS)
+        config = next(iter(configs.values()))
+        with open_training(config, ranks, has_data=args.config is not None) as training:
+            write_crops(training, args.listen, count=LISTEN_CROPS)
         print(f"{args.listen}: {LISTEN_CROPS} crops, their augmentation is in crops.tsv")
     if not args.seconds:
         return
@@ -64,20 +68,22 @@ def print_rows(args: Namespace) -> None:
 
 def measure(args: Namespace, configs: "Mapping[str, Config]", ranks: "Ranks") -> "Iterator[Row]":
     """Yield the rows of the machine, of each model, and of the data path of the first model."""
-    from speakerlab.bench.data import data_rows, open_bench
+    from speakerlab.bench.data import data_rows
     from speakerlab.bench.machine import machine_rows
-    from speakerlab.bench.models import WORKS, model_rows
+    from speakerlab.bench.training import inference_row, open_training, train_row
 
+    seconds, has_data = args.seconds, args.config is not None
     if args.what in ("all", "machine"):
-        yield from machine_rows(ranks.device, seconds=2 * args.seconds)
+        yield from machine_rows(ranks.device, seconds=2 * seconds)
     if args.what in ("all", "model", "train"):
-        works = ("train",) if args.what == "train" else WORKS
         for name, config in configs.items():
-            yield from model_rows(config, name, ranks, works=works, seconds=args.seconds)
+            with open_training(config, ranks, has_data=has_data) as training:
+                yield train_row(training, name, seconds=seconds)
+                if args.what != "train":
+                    yield inference_row(training, name, seconds=seconds)
     if args.what in ("all", "data"):
-        name, config = next(iter(configs.items()))
-        with open_bench(config, ranks, has_data=args.config is not None) as data:
-            yield from data_rows(data, name, seconds=args.seconds)
+        with open_training(next(iter(configs.values())), ranks, has_data=has_data) as training:
+            yield from data_rows(training, seconds=seconds)
 
 
 def headline(device: "torch.device") -> str:
