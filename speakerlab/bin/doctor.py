@@ -21,17 +21,15 @@ def main(words: Sequence[str]) -> None:
     options.add("--num-workers N", "data workers of each rank, as runtime.num_workers", least=0)
     args = options.parse_args(words)
     from speakerlab.bench.doctor import CHECKS, Plan
-    from speakerlab.bench.doctor_devices import check_devices
     from speakerlab.config.schema import load_config
 
     logging.disable(logging.INFO)  # the findings are in the lines
+    if args.num_workers is not None:
+        args.set += [f"runtime.num_workers={args.num_workers}"]
     config = load_config(args.config or [model_layer(args.model)], args.set)
-    workers = config.runtime.num_workers if args.num_workers is None else args.num_workers
-    num_workers = None if workers == "auto" else workers
     ranks, gpus = args.nproc or args.gpus or 1, args.gpus or 0
-    plan = Plan(config, args.exp, args.data, ranks, num_workers, gpus)
-    failed = 0
-    for check in (*CHECKS, check_devices):
+    plan, failed = Plan(config, args.exp, args.data, ranks, gpus), 0
+    for check in CHECKS:
         try:
             for line in check(plan):
                 print(line, flush=True)

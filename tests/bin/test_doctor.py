@@ -14,8 +14,7 @@ import torch
 from refusals import refused
 from tiny import CONFIG, copy_data
 
-from speakerlab.bench.doctor import Plan
-from speakerlab.bench.doctor_devices import check_devices, connection, driver
+from speakerlab.bench.doctor import Plan, check_devices, connection, driver
 from speakerlab.config.schema import load_config
 
 SMALL_SHM = "mount -t tmpfs -o size=16m tmpfs /dev/shm"
@@ -82,7 +81,7 @@ def test_gpus_that_training_would_miss_fail(monkeypatch, more, visible, refusal)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     config = load_config([Path(CONFIG)], more.pop("settings", []))
-    plan, lines = Plan(config, Path(), None, more.get("gpus", 1), 0, **more), list[str]()
+    plan, lines = Plan(config, Path(), None, more.get("gpus", 1), **more), list[str]()
     try:
         lines += [line.text for line in check_devices(plan) if line.level == "fail"]
     except ValueError as error:  # the command prints it as a failed check
