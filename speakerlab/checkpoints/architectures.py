@@ -9,7 +9,7 @@ matches nothing else, and a comment about the difference. Tensors are never resh
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +24,8 @@ class Architecture:
     model: str  # a name in speakerlab.models.MODELS
     toolkit: Toolkit
     args: Mapping[str, object] = field(default_factory=dict)  # fixed, as no tensor shows them
-    # Argument -> (tensor, axis): the size of that axis.
-    sizes: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    # Argument -> pattern with a group for the stage and one for the block: blocks of each stage.
-    blocks: Mapping[str, str] = field(default_factory=dict)
-    # Blocks of each stage -> depth, if the argument is `depth` and not the blocks themselves.
-    depths: Mapping[tuple[int, ...], int] = field(default_factory=dict)
+    # Argument -> tensor: the size of its first axis.
+    sizes: Mapping[str, str] = field(default_factory=dict)
     # Argument, if it is not fixed -> tensor that exists if it is true.
     flags: Mapping[str, str] = field(default_factory=dict)
     # Argument -> values to try.
@@ -41,31 +37,25 @@ class Architecture:
 
 
 def _resnet(
-    toolkit: Toolkit, model: str = "resnet", *, deep: bool = False, **args: object
+    toolkit: Toolkit, model: str, *, depths: Iterable[int] = (), **args: object
 ) -> Architecture:
     """Return a row of ResNet, or of ERes2Net or a relative for one set of widths."""
-    depths = {blocks: depth for depth, blocks in resnet.STAGES.items() if (depth >= 50) == deep}
+    sizes, choices = {**SEG_1, "m_channels": "conv1.weight"}, {"depth": (*depths,)}
     return Architecture(
-        model,
-        toolkit,
-        args,
-        sizes={**SEG_1, "m_channels": ("conv1.weight", 0)},
-        blocks={"depth" if model == "resnet" else "blocks": r"layer(\d)\.(\d+)\."},
-        depths=depths if model == "resnet" else {},
-        flags=SEG_2,
+        model, toolkit, args, sizes=sizes, flags=SEG_2, choices=choices if depths else {}
     )
 
 
-SEG_1, SEG_2 = {"embed_dim": ("seg_1.weight", 0)}, {"two_emb_layer": "seg_2.weight"}
+SEG_1, SEG_2 = {"embed_dim": "seg_1.weight"}, {"two_emb_layer": "seg_2.weight"}
 CAMPPLUS = {
-    "embed_dim": ("xvector.dense.linear.weight", 0),
-    "init_channels": ("xvector.tdnn.linear.weight", 0),
-    "growth_rate": ("xvector.block1.tdnnd1.cam_layer.linear_local.weight", 0),
+    "embed_dim": "xvector.dense.linear.weight",
+    "init_channels": "xvector.tdnn.linear.weight",
+    "growth_rate": "xvector.block1.tdnnd1.cam_layer.linear_local.weight",
 }
 XVECTOR = {
     **SEG_1,
-    "hidden_channels": ("frame_1.conv_1d.weight", 0),
-    "stats_channels": ("frame_5.conv_1d.weight", 0),
+    "hidden_channels": "frame_1.conv_1d.weight",
+    "stats_channels": "frame_5.conv_1d.weight",
 }
 # 3D-Speaker's published networks, which differ from WeSpeaker's in their last layers.
 ONE_LAYER = {"pooling": "tstp", "two_emb_layer": False}
@@ -81,11 +71,11 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _resnet("3dspeaker", "eres2net", **ONE_LAYER, **HUGE),
     *(_resnet("3dspeaker", "eres2netv2", **ONE_LAYER, **widths) for widths in V2_SETS),
     _resnet("3dspeaker", "res2net", **ONE_LAYER),
-    _resnet("3dspeaker", pool_eps=1e-8, **TWO_LAYERS),
+    _resnet("3dspeaker", "resnet", depths=(18, 34), pool_eps=1e-8, **TWO_LAYERS),
     Architecture(
         "ecapa_tdnn",
         "3dspeaker",
-        sizes={"embed_dim": ("fc.conv.weight", 0), "channels": ("blocks.0.conv.conv.weight", 0)},
+        sizes={"embed_dim": "fc.conv.weight", "channels": "blocks.0.conv.conv.weight"},
         choices={"global_context": (True, False)},
     ),
     Architecture("xvector", "3dspeaker", {"pool_eps": 1e-8, **ONE_LAYER}, sizes=XVECTOR),
@@ -93,15 +83,14 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _resnet("wespeaker", "eres2net", pool_eps=1e-7),
     _resnet("wespeaker", "eres2net", pool_eps=1e-7, **HUGE),
     _resnet("wespeaker", "res2net", pool_eps=1e-7),
-    _resnet("wespeaker"),
-    _resnet("wespeaker", deep=True),
+    _resnet("wespeaker", "resnet", depths=resnet.STAGES),
     Architecture(
         "ecapa_tdnn_wespeaker",
         "wespeaker",
         sizes={
-            "embed_dim": ("linear.weight", 0),
-            "channels": ("layer1.conv.weight", 0),
-            "stats_channels": ("conv.weight", 0),
+            "embed_dim": "linear.weight",
+            "channels": "layer1.conv.weight",
+            "stats_channels": "conv.weight",
         },
         flags={"emb_bn": "bn2.weight"},
         choices={"global_context": (False, True)},
@@ -110,21 +99,20 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
         "simam_resnet",
         "wespeaker",
-        sizes={"embed_dim": ("bottleneck.weight", 0), "m_channels": ("front.conv1.weight", 0)},
+        sizes={"embed_dim": "bottleneck.weight", "m_channels": "front.conv1.weight"},
         choices={"depth": (34, 100)},
     ),
     Architecture(
         "gemini_dfresnet",
         "wespeaker",
         sizes=SEG_1,
-        blocks={"depth": r"stages\.(\d)\.(\d+)\."},
-        depths={blocks: depth for depth, blocks in gemini_dfresnet.STAGES.items()},
+        choices={"depth": tuple(gemini_dfresnet.STAGES)},
     ),
     Architecture("redimnet", "wespeaker", sizes=SEG_1, choices={"size": tuple(redimnet.SIZES)}),
     Architecture(  # also the authors' own files
         "redimnet2",
         "wespeaker",
-        sizes={"embed_dim": ("linear.weight", 0)},
+        sizes={"embed_dim": "linear.weight"},
         flags={"group_norm": "backbone.stem_gnorm.weight"},
         choices={"size": tuple(redimnet2.SIZES), "dual": (False, True)},
     ),

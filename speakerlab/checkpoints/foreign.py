@@ -55,9 +55,8 @@ def import_checkpoint(
     FileNotFoundError, and writes nothing, if the checkpoint is not understood completely.
     """
     refuse_other_folder(out)
-    with opened(path) as source:
-        foreign = read_config(config or source.config)
-        file, tensors = source.checkpoint, read_tensors(source.checkpoint)
+    with opened(path) as (file, own_config, classifier):
+        foreign, tensors = read_config(config or own_config), read_tensors(file)
         head_CD = tensors.get(f"{PROJECTION}weight")
         backbone = {name: t for name, t in tensors.items() if not name.startswith(PROJECTION)}
         has_projection = len(backbone) < len(tensors)
@@ -85,13 +84,12 @@ def import_checkpoint(
         missing, unexpected = embedder.backbone.load_state_dict(state, strict=False)
         # Counters of BatchNorm may be missing and stay 0; `recognise` excludes anything else.
         assert not unexpected and all(name.endswith(COUNTER) for name in missing), missing
-        if source.classifier is not None:
-            head_CD = read_tensors(source.classifier).get("weight")
+        if classifier is not None:
+            head_CD = read_tensors(classifier).get("weight")
         head_state, classes = None, []
-        if foreign.head() and head_CD is not None:
-            listed = speakers or foreign.speakers_file()
-            head_state, classes = _named_head(ours, embedder, head_CD, listed)
-        kept = f"head of {len(classes)} speakers" if head_state else "no head (unknown speakers)"
+        if foreign.head() and head_CD is not None and speakers is not None:
+            head_state, classes = _named_head(ours, embedder, head_CD, speakers)
+        kept = f"head of {len(classes)} speakers" if head_state else "no head (see --speakers)"
         log.info("%s: %s, features of %s, %s", file.name, title, TITLES[features], kept)
         made_from = {
             "toolkit": toolkit,
@@ -151,10 +149,10 @@ def _possible_toolkits(
 
 
 def _named_head(
-    config: Config, embedder: Embedder, weight_CD: Tensor, listed: Path | None
+    config: Config, embedder: Embedder, weight_CD: Tensor, listed: Path
 ) -> tuple[Mapping[str, Tensor] | None, list[str]]:
     """Return the head and the speakers of its rows; none if the rows cannot be named."""
-    if listed is None or weight_CD.ndim != 2 or weight_CD.shape[1] != embedder.embed_dim:
+    if weight_CD.ndim != 2 or weight_CD.shape[1] != embedder.embed_dim:
         return None, []
     classes = read_speakers(listed, num_rows=len(weight_CD))
     if classes is None:

@@ -4,6 +4,7 @@ In: a checkpoint, or a folder or archive that holds one. Out: the files that bel
 tensors by name.
 """
 
+import re
 import shutil
 import stat
 import tarfile
@@ -12,16 +13,13 @@ import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from speakerlab.checkpoints.toolkit_config import read_config
-from speakerlab.config.layers import parse_yaml
 
 WESPEAKER_NAME = "avg_model.pt"
 NAMES = (WESPEAKER_NAME, "embedding_model.ckpt")  # the toolkits' names of their checkpoints
@@ -34,18 +32,9 @@ class RefusedError(ValueError):
     """Archive that should not be unpacked."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """A checkpoint and the files that belong to it."""
-
-    checkpoint: Path
-    config: Path | None
-    classifier: Path | None  # 3D-Speaker's head
-
-
 @contextmanager
-def opened(path: Path) -> Iterator[Source]:
-    """Find the checkpoint of a file, folder or archive, with its configuration and its head.
+def opened(path: Path) -> Iterator[tuple[Path, Path | None, Path | None]]:
+    """Find the checkpoint of a file, folder or archive, its config.yaml and 3D-Speaker's head.
 
     An archive, known by its name as torch's checkpoints are zip files too, is unpacked meanwhile.
     """
@@ -62,7 +51,7 @@ def opened(path: Path) -> Iterator[Source]:
             files = [folder / "config.yaml" for folder in checkpoint.absolute().parents[:3]]
             config = next((f for f in files if f.is_file() and read_config(f).toolkit), None)
             classifier = checkpoint.with_name("classifier.ckpt")
-            yield Source(checkpoint, config, classifier if classifier.exists() else None)
+            yield checkpoint, config, classifier if classifier.exists() else None
         except ValueError as error:  # names the archive instead of the folder it was unpacked into
             raise ValueError(str(error).replace(str(place), str(path))) from error
 
@@ -118,22 +107,13 @@ def _find_in(folder: Path) -> Path:
         for pattern in (name, f"models/{name}", f"*/{name}"):
             if files := sorted(folder.glob(pattern)):
                 return files[0]
-    if saved := list(folder.glob("models/CKPT*/embedding_model.ckpt")):
-        return max(saved, key=lambda file: (_saved_at(file.with_name("CKPT.yaml")), file))
+    if saved := list(folder.glob("models/CKPT*/embedding_model.ckpt")):  # CKPT-EPOCH-<number>-00
+        return max(saved, key=lambda file: [int(n) for n in re.findall(r"\d+", file.parent.name)])
     files = [file for file in sorted(folder.iterdir()) if file.suffix in ENDINGS]
     if len(files) != 1:
         shown = ", ".join(file.name for file in files[:5]) or "none"
         raise ValueError(f"{folder}: checkpoints found: {shown}; name one checkpoint file")
     return files[0]
-
-
-def _saved_at(meta: Path) -> float:
-    """Return when 3D-Speaker wrote a checkpoint; its trainer resumes from the newest."""
-    try:
-        values = parse_yaml(meta.read_bytes(), str(meta), yaml.SafeLoader)
-        return float(values["unixtime"])
-    except (OSError, TypeError, LookupError, ValueError):
-        return 0.0
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -88,7 +88,7 @@ def _interpret(
         if ours:
             names[published if ours in names else ours] = published  # keep duplicates apart
     own = {name: shapes[published] for name, published in names.items()}
-    if not any(tensor in own for tensor, _ in row.sizes.values()):
+    if not own.keys() & row.sizes.values():
         return
     args = {**_args_from_shapes(row, own), **row.args}
     known = inspect.signature(MODELS[row.model]).parameters
@@ -128,23 +128,21 @@ def _compare(
 def _args_from_shapes(row: Architecture, own: Mapping[str, Shape]) -> dict[str, object]:
     """Return the arguments that names and shapes determine."""
     args: dict[str, object] = {}
-    for arg, (tensor, axis) in row.sizes.items():
-        if len(own.get(tensor, ())) > axis:
-            args[arg] = own[tensor][axis]
-    for arg, pattern in row.blocks.items():
-        counts = _count_blocks(pattern, own)
-        if counts in row.depths or (counts and not row.depths):
-            args[arg] = row.depths.get(counts, counts)
+    for arg, tensor in row.sizes.items():
+        if shape := own.get(tensor):
+            args[arg] = shape[0]
+    if blocks := _count_blocks(own):
+        args["blocks"] = blocks
     for arg, tensor in row.flags.items():
         args[arg] = tensor in own
     return args
 
 
-def _count_blocks(pattern: str, names: Iterable[str]) -> tuple[int, ...]:
-    """Return the number of blocks of each stage, from the largest block number of each."""
+def _count_blocks(names: Iterable[str]) -> tuple[int, ...]:
+    """Return the number of blocks of each stage `layer<n>`, from the largest number of each."""
     last: dict[int, int] = {}
     for name in names:
-        if found := re.match(pattern, name):
+        if found := re.match(r"layer(\d)\.(\d+)\.", name):
             stage, block = int(found[1]), int(found[2])
             last[stage] = max(block, last.get(stage, 0))
     return tuple(last[stage] + 1 for stage in sorted(last))

@@ -1,13 +1,12 @@
 """Configurations of 3D-Speaker and WeSpeaker.
 
-In: a config.yaml, read as plain data. Out: the toolkit, the front end, the head and the list of the
-training speakers. Needs no torch, so that `speakerlab import --help` is quick.
+In: a config.yaml, read as plain data. Out: the toolkit, the front end and the head. Needs no torch,
+so that `speakerlab import --help` is quick.
 """
 
 import csv
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -111,18 +110,6 @@ class ForeignConfig:
         if HEADS[kind] == "aam_softmax":
             ours["easy_margin"] = bool(args.get("easy_margin", False))
         return {"name": HEADS[kind], "args": ours}
-
-    def speakers_file(self) -> Path | None:
-        """Return the list of training speakers, if it is still where the training found it."""
-        listed = self.values.get("data" if self.toolkit == "3dspeaker" else "train_label")
-        if not isinstance(listed, str) or self.path is None:
-            return None
-        places = [Path(listed), *(parent / listed for parent in self.path.absolute().parents[:4])]
-        for place in places:
-            with suppress(OSError):  # a name that is too long
-                if place.is_file():
-                    return place
-        return None
 
     def _section(self, *keys: str) -> Mapping[str, Any]:
         found: Any = self.values

@@ -131,20 +131,18 @@ def test_wespeaker_checkpoint_without_configuration_is_refused(checkpoints, tmp_
 
 
 def write_experiment(folder: Path, checkpoint: Path, *, num_rows: int, speakers: list[str]) -> Path:
-    """An experiment as 3D-Speaker leaves it: two checkpoints, the newer one with another number."""
+    """An experiment as 3D-Speaker leaves it: two checkpoints, and its list of speakers."""
     state = torch.load(checkpoint, weights_only=True)
-    for epoch, unixtime in ((9, 2.0), (10, 1.0)):
+    for epoch in (9, 10):
         place = folder / f"exp/campplus/models/CKPT-EPOCH-{epoch}-00"
         place.mkdir(parents=True)
         torch.save({f"module.{n}": v for n, v in state.items()}, place / "embedding_model.ckpt")
         weight_CD = torch.full((num_rows, 16), float(epoch))
         torch.save({"weight": weight_CD}, place / "classifier.ckpt")
-        (place / "CKPT.yaml").write_text(f"unixtime: {unixtime}\nepoch: {epoch}\n")
     rows = "".join(f"u{i},{s},{s}.wav\n" for i, s in enumerate(speakers))
     (folder / "data").mkdir()
     (folder / "data/train.csv").write_text(f"ID, spk, path\n{rows}")
     config = {
-        "data": "data/train.csv",
         "embedding_model": {"obj": "speakerlab.models.campplus.DTDNN.CAMPPlus"},
         "feature_extractor": {"args": {"mean_nor": True}},
         "loss": {"obj": "speakerlab.loss.margin_loss.ArcMarginLoss", "args": {"scale": 30.0}},
@@ -156,16 +154,16 @@ def write_experiment(folder: Path, checkpoint: Path, *, num_rows: int, speakers:
 def test_head_of_an_experiment_is_kept_by_the_names_of_its_list(
     checkpoints, tmp_path: Path, caplog
 ) -> None:
-    file = checkpoints["3dspeaker"]
+    file, listed = checkpoints["3dspeaker"], "data/train.csv"
     experiment = write_experiment(tmp_path / "a", file, num_rows=6, speakers=["z", "a", "z"])
-    published = import_checkpoint(experiment, tmp_path / "model")
+    published = import_checkpoint(experiment, tmp_path / "model", speakers=tmp_path / "a" / listed)
     assert read_classes(tmp_path / "model") == ["z", "a", "z#0.9", "a#0.9", "z#1.1", "a#1.1"]
     weight_CD = load_file(tmp_path / "model" / "head.safetensors")["weight_CD"]
-    assert torch.equal(weight_CD, torch.full((6, 16), 9.0))  # of the newest, not the last by name
+    assert torch.equal(weight_CD, torch.full((6, 16), 10.0))  # of the newest, not the last by name
     assert published.config.head.args["scale"] == 30.0
     experiment = write_experiment(tmp_path / "b", file, num_rows=6, speakers=["z", "a", "b", "c"])
     with caplog.at_level("INFO"):
-        import_checkpoint(experiment, tmp_path / "model")
+        import_checkpoint(experiment, tmp_path / "model", speakers=tmp_path / "b" / listed)
     assert not (tmp_path / "model" / "head.safetensors").exists()
     assert "does not list the speakers of the head's 6 rows" in caplog.text
     assert "no head" in caplog.text

@@ -119,13 +119,12 @@ def read_foreign_config(path: Path) -> Any:
         found.pooling,
         found.frontend("wespeaker"),
         found.head(),
-        found.speakers_file(),
     )
 
 
 def read_archive(path: Path) -> None:
-    with foreign_files.opened(path) as source:
-        source.checkpoint.read_bytes()
+    with foreign_files.opened(path) as (checkpoint, *_):
+        checkpoint.read_bytes()
 
 
 def onnx_texts(data: bytes, rng: Any) -> bytes:
