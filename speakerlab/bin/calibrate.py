@@ -11,8 +11,8 @@ from pathlib import Path
 from speakerlab.bin.command import parser
 from speakerlab.checkpoints.catalogue import PREFIX
 from speakerlab.checkpoints.hub import local
-from speakerlab.checkpoints.model_files import CALIBRATION, TUNING, find_model
-from speakerlab.core.atomic import check_writable, file_sha256, replacing_folder, write_json
+from speakerlab.checkpoints.model_files import CALIBRATION, TUNING, find_model, read_card
+from speakerlab.core.atomic import check_writable, replacing_folder, write_json
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
 from speakerlab.diarization.regions import read_rttm, read_uem
@@ -120,14 +120,9 @@ def copy_model(source: Path, exp_dir: Path) -> None:
     target = exp_dir / "model"
     if was_begun(exp_dir):
         raise ValueError(f"{exp_dir}: holds a training run; use another folder")
-    if target.exists():
-        old, new = (file_sha256(folder / "embedder.safetensors") for folder in (target, source))
-        if old != new:
-            raise ValueError(
-                f"{exp_dir}: holds another model (sha256 {old[:12]}) than {source} ({new[:12]}); "
-                "use another folder"
-            )
-        return  # it may hold what was calibrated for the other purpose
-    with replacing_folder(target) as fresh:
-        shutil.copytree(source, fresh, dirs_exist_ok=True)
-    shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")
+    if not target.exists():
+        with replacing_folder(target) as fresh:
+            shutil.copytree(source, fresh, dirs_exist_ok=True)
+        shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")
+    elif read_card(target)["sha256"] != read_card(source)["sha256"]:  # else keep its other purpose
+        raise ValueError(f"{exp_dir}: holds another model than {source}; use another folder")

@@ -164,7 +164,6 @@ def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> NoReturn
     """Call `main` and exit: 1 with its message for wrong input, a traceback for a bug."""
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
     process.name_user()
-    os.environ.setdefault("USER", str(os.getuid()))  # torch fails without a name, as in containers
     code = 0
     try:
         main(words)

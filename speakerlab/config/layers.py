@@ -77,14 +77,12 @@ def _renamed(layer: dict[str, Any]) -> dict[str, Any]:
 
     They are `model.args.memory_efficient: false` and `runtime.micro_batch: probe`, now `auto`.
     """
-    runtime = layer.get("runtime")
+    runtime, model = layer.get("runtime"), layer.get("model")
     if isinstance(runtime, dict) and runtime.get("micro_batch") == "probe":
-        layer = {**layer, "runtime": {**runtime, "micro_batch": "auto"}}
-    model = layer.get("model")
+        runtime["micro_batch"] = "auto"
     args = model.get("args") if isinstance(model, dict) else None
     if isinstance(args, dict) and args.get("memory_efficient") is False:
-        rest = {key: value for key, value in args.items() if key != "memory_efficient"}
-        layer = {**layer, "model": {**layer["model"], "args": rest}}
+        del args["memory_efficient"]
     return layer
 
 
