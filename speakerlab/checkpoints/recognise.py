@@ -156,6 +156,6 @@ def _shapes_of(
     with shapes_only():
         try:
             backbone = MODELS[model](feat_dim=feat_dim, **dict(args))
-        except ValueError:
+        except (ValueError, KeyError):  # such as an unknown pooling
             return None
     return {name: tuple(value.shape) for name, value in backbone.state_dict().items()}

@@ -3,9 +3,10 @@
 Letters: B batch, C classes, D embedding.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,17 +35,10 @@ class SphereFace2(Head):
         num_classes: int,
         scale: float = 32.0,
         margin_type: Literal["A", "C"] = "C",
-        positive_weight: float = 0.7,
-        exponent: int = 3,
+        positive_weight: Annotated[float, Interval(gt=0, lt=1)] = 0.7,
+        exponent: Annotated[int, Ge(1)] = 3,
     ) -> None:
         super().__init__()
-        if not 0 < positive_weight < 1:
-            raise ValueError(
-                f"sphereface2: positive_weight {positive_weight:g} is not between 0 and 1; "
-                "0.7 is usual"
-            )
-        if exponent < 1:
-            raise ValueError(f"sphereface2: exponent {exponent} is less than 1; 3 is usual")
         self.scale, self.margin_type = scale, margin_type
         self.positive_weight, self.exponent = positive_weight, exponent
         self.weight_CD = nn.Parameter(torch.empty(num_classes, embed_dim))

@@ -3,7 +3,10 @@
 Letters: B batch, C classes, K centers of a class, D embedding, H hardest other classes.
 """
 
+from typing import Annotated
+
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,16 +37,11 @@ class SubcenterTopkAAMSoftmax(Head):
         num_classes: int,
         scale: float = 32.0,
         easy_margin: bool = False,
-        num_centers: int = 3,
-        top_k: int = 5,
+        num_centers: Annotated[int, Ge(1)] = 3,
+        top_k: Annotated[int, Ge(0)] = 5,
         top_k_penalty: float = 0.06,
     ) -> None:
         super().__init__()
-        if num_centers < 1 or top_k < 0:
-            raise ValueError(
-                f"aam_softmax_subcenter_topk: num_centers is {num_centers} and top_k {top_k}; "
-                "use at least 1 and 0"
-            )
         self.scale, self.easy_margin = scale, easy_margin
         self.top_k = min(top_k, num_classes - 1)
         self.top_k_penalty = top_k_penalty

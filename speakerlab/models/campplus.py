@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.models.cpu import dense
-from speakerlab.models.pooling import TSTP, keep_layout, named, refuse_unusable, shortcut
+from speakerlab.models.pooling import TSTP, keep_layout, named, refuse_unusable
+from speakerlab.models.resnet import BasicBlock
 
 SEGMENT_FRAMES = 100  # at half the frame rate: 2 s with a 10-ms shift
 
@@ -101,29 +102,12 @@ class FCM(nn.Sequential):
         )
         for i, depth in enumerate(blocks, 1):
             strides = [2] + [1] * (depth - 1)
-            stage = (ResidualBlock(channels, stride=stride) for stride in strides)
+            stage = (BasicBlock(channels, channels, stride=(stride, 1)) for stride in strides)
             layers[f"layer{i}"] = nn.Sequential(*stage)
         layers["conv2"] = nn.Conv2d(channels, channels, 3, stride=(2, 1), padding=1, bias=False)
         layers["bn2"] = nn.BatchNorm2d(channels)
         layers["relu2"] = nn.ReLU(inplace=True)
         super().__init__(layers)
-
-
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut; `stride` is along frequency only."""
-
-    def __init__(self, channels: int, *, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels, channels, 3, stride=(stride, 1), padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.shortcut = shortcut(channels, channels, stride=(stride, 1))
-
-    def forward(self, x_BCFT: Tensor) -> Tensor:
-        y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
-        y_BCFT = self.bn2(self.conv2(y_BCFT))
-        return F.relu(y_BCFT.add_(self.shortcut(x_BCFT)), inplace=True)
 
 
 class ContextAwareMasking(nn.Module):

@@ -22,9 +22,10 @@ from torch.nn import functional as F
 
 from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.models.pooling import (
+    POOLINGS,
+    PoolingName,
     attentive_mean_std,
     convolve_with_context,
-    make_pooling,
     named,
     refuse_unusable,
 )
@@ -195,6 +196,8 @@ class ECAPATDNNWeSpeaker(nn.Module):
     `emb_bn` adds a BatchNorm to the embedding, as in its self-supervised recipes.
     """
 
+    min_frames = 2  # for the deviation
+
     def __init__(
         self,
         *,
@@ -204,7 +207,7 @@ class ECAPATDNNWeSpeaker(nn.Module):
         scale: int = 8,
         squeezed_channels: int = 128,
         stats_channels: int = 1536,
-        pooling: str = "astp",
+        pooling: PoolingName = "astp",
         pool_eps: float = 1e-7,
         global_context: bool = False,
         emb_bn: bool = False,
@@ -219,8 +222,7 @@ class ECAPATDNNWeSpeaker(nn.Module):
         if global_context and pooling != "astp":
             raise ValueError(f"pooling: {pooling!r} takes no global context; use 'astp'")
         context = {"global_context": True} if global_context else {}
-        self.pool = make_pooling(pooling, stats_channels, eps=pool_eps, **context)
-        self.min_frames = self.pool.min_frames
+        self.pool = POOLINGS[pooling](stats_channels, eps=pool_eps, **context)
         self.bn = nn.BatchNorm1d(self.pool.out_dim)
         self.linear = nn.Linear(self.pool.out_dim, embed_dim)
         self.bn2 = nn.BatchNorm1d(embed_dim) if emb_bn else nn.Identity()

@@ -46,7 +46,7 @@ def fold_batchnorm(backbone: nn.Module) -> nn.Module:
 
 def find_pairs(backbone: nn.Module) -> list[tuple[str, str]]:
     """Return names (layer, BatchNorm) where the first's output is the second's only input."""
-    calls = _calls(backbone, LINEAR + NORMS, more_frames=PROBE_FRAMES)
+    calls = _calls(backbone, LINEAR + NORMS)
     count = Counter(call.name for call in calls)
     # The calls keep their tensors, so that no id comes twice; the version shows changes in place.
     outputs = {id(call.y): call for call in calls if isinstance(call.module, LINEAR)}
@@ -101,7 +101,7 @@ def find_wide(backbone: nn.Module, last: Iterable[str]) -> set[int]:
 
 def find_last(backbone: nn.Module) -> list[str]:
     """Return the names of the layers after pooling: they give one value per channel."""
-    calls = _calls(backbone, LINEAR, more_frames=PROBE_FRAMES)
+    calls = _calls(backbone, LINEAR)
     last = takewhile(lambda call: call.y.numel() == call.y.shape[1], reversed(calls))
     return [call.name for call in last]
 
@@ -116,10 +116,8 @@ class _Call(NamedTuple):
 
 
 @torch.no_grad()
-def _calls(
-    backbone: nn.Module, kinds: tuple[type[nn.Module], ...], *, more_frames: int
-) -> list[_Call]:
-    """Run a backbone once, `more_frames` beyond its fewest; return the calls of layers in order."""
+def _calls(backbone: nn.Module, kinds: tuple[type[nn.Module], ...]) -> list[_Call]:
+    """Run a backbone once; return the calls of layers of these kinds in order."""
     found: list[_Call] = []
 
     def note(name: str, module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> None:
@@ -127,7 +125,7 @@ def _calls(
 
     layers = [(name, m) for name, m in backbone.named_modules() if isinstance(m, kinds)]
     hooks = [layer.register_forward_hook(partial(note, name)) for name, layer in layers]
-    frames: int = backbone.min_frames + more_frames  # pyright: ignore
+    frames: int = backbone.min_frames + PROBE_FRAMES  # pyright: ignore
     like = next(backbone.parameters())
     backbone(like.new_zeros(1, frames, backbone.feat_dim))  # pyright: ignore
     for hook in hooks:

@@ -9,11 +9,13 @@ Letters: B batch, T frames (halved once on the way), F mel bins (divided by sixt
 D embedding.
 """
 
+from typing import Literal
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import PooledModel, make_pooling, refuse_unusable
-from speakerlab.models.resnet import Bottleneck, blocks_at
+from speakerlab.models.pooling import POOLINGS, PooledModel, PoolingName, refuse_unusable
+from speakerlab.models.resnet import Bottleneck
 
 # depth, counting the strided convolutions -> blocks per stage
 STAGES: dict[int, tuple[int, int, int, int]] = {
@@ -30,24 +32,23 @@ EXPANSION = 4
 class GeminiDFResNet(PooledModel):
     """Gemini DF-ResNet (default: the 114 layers of WeSpeaker's recipe; 60, 183 and 237 exist)."""
 
-    frame_stride = 2
+    min_frames = 3  # half of them, rounded up, are two
 
     def __init__(
         self,
         *,
         feat_dim: int = 80,
         embed_dim: int = 256,
-        depth: int = 114,
+        depth: Literal[60, 114, 183, 237] = 114,
         m_channels: int = 32,
-        pooling: str = "tstp",
+        pooling: PoolingName = "tstp",
         pool_eps: float = 1e-7,
     ) -> None:
         super().__init__(feat_dim, embed_dim)
-        blocks = blocks_at(depth, STAGES, model="GeminiDFResNet")
         widths = [m_channels * factor for factor in WIDENING]
         self.downsample_layers = nn.ModuleList([_conv_norm(1, widths[0], stride=(1, 1))])
         self.stages = nn.ModuleList()
-        for before, channels, num_blocks, stride in zip(widths, widths[1:], blocks, STRIDES):
+        for before, channels, num_blocks, stride in zip(widths, widths[1:], STAGES[depth], STRIDES):
             self.downsample_layers.append(_conv_norm(before, channels, stride=stride))
             wide = EXPANSION * channels
             units = (
@@ -56,7 +57,7 @@ class GeminiDFResNet(PooledModel):
             )
             self.stages.append(nn.Sequential(*units))
         last_bins = -(-feat_dim // 16)  # each halving rounds up
-        self.add_embedding_layers(make_pooling(pooling, widths[-1] * last_bins, eps=pool_eps))
+        self.add_embedding_layers(POOLINGS[pooling](widths[-1] * last_bins, eps=pool_eps))
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
         refuse_unusable(self, feats_BTF)

@@ -8,14 +8,14 @@ Letters: B batch, C channels, T frames, F mel bins, D embedding, K = 2 x everyth
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.core.faults import nearest
 from speakerlab.core.full_precision import fp32_island, widened
 
 # Keeps the square root off 0 where a model adds no epsilon. Far below any variance that fp32
@@ -125,27 +125,12 @@ class Pooling(nn.Module):
     """Statistics over time: (B, C, T) or (B, C, F, T) -> (B, out_dim), `in_dim` being C or C x F.
 
     `eps` keeps the variance off 0: 1e-7 in WeSpeaker; in 3D-Speaker 1e-8, with attention 1e-10.
-    `min_frames` is the fewest frames that give more than a constant; one is always finite.
+    The statistics of one frame are finite, but its deviation is a constant.
     """
-
-    min_frames = 2
-    num_stats = 2
 
     def __init__(self, in_dim: int, *, eps: float = 1e-7) -> None:
         super().__init__()
-        self.out_dim = self.num_stats * in_dim
-        self.eps = eps
-
-
-class TAP(Pooling):
-    """Temporal average pooling: the mean."""
-
-    min_frames = 1
-    num_stats = 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        with fp32_island(x):
-            return widened(x).mean(-1).flatten(1)
+        self.out_dim, self.eps = 2 * in_dim, eps
 
 
 class TSTP(Pooling):
@@ -183,21 +168,15 @@ class ASTP(Pooling):
         return torch.cat(attentive_mean_std(x_BCT, scores_BCT, eps=self.eps), dim=1)
 
 
-POOLINGS = {"tap": TAP, "tstp": TSTP, "astp": ASTP}
-
-
-def make_pooling(name: str, in_dim: int, **args: float) -> Pooling:
-    """Return a pooling by its name; args: of its constructor."""
-    if name not in POOLINGS:
-        raise ValueError(f"pooling: unknown pooling {name!r}{nearest(name.lower(), POOLINGS)}")
-    return POOLINGS[name](in_dim, **args)
+PoolingName = Literal["tstp", "astp"]
+POOLINGS: dict[PoolingName, Callable[..., Pooling]] = {"tstp": TSTP, "astp": ASTP}
 
 
 class PooledModel(nn.Module):
     """A model that ends in a pooling and one linear layer or, with `two_emb_layer`, two, ReLU and
     BatchNorm between, of which the second gives the embedding."""
 
-    frame_stride = 1  # by how much a subclass divides the frames before pooling, rounding up
+    min_frames = 2  # to pool; more in a subclass that has fewer frames there than it is given
     pool: Pooling
 
     def __init__(self, feat_dim: int, embed_dim: int, *, two_emb_layer: bool = False) -> None:
@@ -206,7 +185,6 @@ class PooledModel(nn.Module):
 
     def add_embedding_layers(self, pool: Pooling) -> None:
         self.pool = pool
-        self.min_frames = self.frame_stride * (pool.min_frames - 1) + 1
         self.seg_1 = nn.Linear(pool.out_dim, self.embed_dim)
         if self.two_emb_layer:
             self.seg_bn_1 = nn.BatchNorm1d(self.embed_dim, affine=False)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import make_pooling, shortcut, subsample
+from speakerlab.models.pooling import POOLINGS, PoolingName, shortcut, subsample
 from speakerlab.models.resnet import ResidualModel
 
 # Builds, for a number of channels, what joins the running output of a block with its next group.
@@ -37,26 +37,19 @@ class Res2Net(ResidualModel):
         feat_dim: int = 80,
         embed_dim: int = 192,
         m_channels: int = 32,
-        blocks: tuple[int, ...] = (3, 4, 6, 3),
+        blocks: tuple[int, int, int, int] = (3, 4, 6, 3),
         base_width: int = 32,
         scale: int = 2,
         expansion: int = 2,
-        pooling: str = "tstp",
+        pooling: PoolingName = "tstp",
         pool_eps: float = 1e-8,
         two_emb_layer: bool = False,
     ) -> None:
         super().__init__(feat_dim, embed_dim, two_emb_layer=two_emb_layer)
-        name, least_scale = type(self).__name__, self.num_passed + 1
-        if len(blocks) != 4:
-            raise ValueError(f"{name}: blocks {blocks} are not four; give one number per stage")
-        if m_channels * base_width < 64:
+        if m_channels * base_width < 64 or scale <= self.num_passed:
             raise ValueError(
-                f"{name}: m_channels {m_channels} * base_width {base_width} / 64, the channels of "
-                "a group, is less than 1; increase either"
-            )
-        if scale < least_scale:
-            raise ValueError(
-                f"{name}: scale {scale} is too small, no group is convolved; use {least_scale}"
+                f"{type(self).__name__}: m_channels {m_channels} * base_width {base_width} must be "
+                f"at least 64, the scale {scale} at least {self.num_passed + 1}; increase them"
             )
 
         def make(in_channels: int, channels: int, *, stride: int) -> Res2Block:
@@ -71,7 +64,7 @@ class Res2Net(ResidualModel):
             )
 
         in_dim = self.add_stages(make, m_channels, blocks, expansion=expansion)
-        self.add_embedding_layers(make_pooling(pooling, in_dim, eps=pool_eps))
+        self.add_embedding_layers(POOLINGS[pooling](in_dim, eps=pool_eps))
 
 
 class Res2Block(nn.Module):

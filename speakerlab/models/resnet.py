@@ -8,12 +8,19 @@ Letters: B batch, T frames, F mel bins (both divided by up to eight on the way),
 D embedding.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import PooledModel, make_pooling, refuse_unusable, shortcut
+from speakerlab.models.pooling import (
+    POOLINGS,
+    PooledModel,
+    PoolingName,
+    refuse_unusable,
+    shortcut,
+)
 
 # depth -> blocks per stage; from 50 on they are bottlenecks
 STAGES: dict[int, tuple[int, int, int, int]] = {
@@ -30,7 +37,7 @@ STAGES: dict[int, tuple[int, int, int, int]] = {
 class ResidualModel(PooledModel):
     """A 3x3 stem, four residual stages, the last three halving time and frequency, and pooling."""
 
-    frame_stride = 8
+    min_frames = 9  # three halvings, rounding up, leave two
 
     def add_stages(
         self,
@@ -88,17 +95,16 @@ class ResNet(ResidualModel):
         *,
         feat_dim: int = 80,
         embed_dim: int = 256,
-        depth: int = 34,
+        depth: Literal[18, 34, 50, 101, 152, 221, 293] = 34,
         m_channels: int = 32,
-        pooling: str = "tstp",
+        pooling: PoolingName = "tstp",
         pool_eps: float = 1e-7,
         two_emb_layer: bool = False,
     ) -> None:
         super().__init__(feat_dim, embed_dim, two_emb_layer=two_emb_layer)
-        blocks = blocks_at(depth, STAGES, model="ResNet")
         block = BasicBlock if depth < 50 else Bottleneck
-        in_dim = self.add_stages(block, m_channels, blocks, expansion=block.expansion)
-        self.add_embedding_layers(make_pooling(pooling, in_dim, eps=pool_eps))
+        in_dim = self.add_stages(block, m_channels, STAGES[depth], expansion=block.expansion)
+        self.add_embedding_layers(POOLINGS[pooling](in_dim, eps=pool_eps))
 
 
 class BasicBlock(nn.Module):
@@ -106,7 +112,7 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, in_channels: int, channels: int, *, stride: int) -> None:
+    def __init__(self, in_channels: int, channels: int, *, stride: int | tuple[int, int]) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
@@ -151,10 +157,3 @@ class Bottleneck(nn.Module):
         y_BCFT = F.relu(self.bn2(self.conv2(y_BCFT)), inplace=True)
         y_BCFT = self.bn3(self.conv3(y_BCFT))
         return F.relu(y_BCFT.add_(self.shortcut(x_BCFT)), inplace=True)
-
-
-def blocks_at(depth: int, stages: Mapping[int, tuple[int, ...]], *, model: str) -> tuple[int, ...]:
-    if depth not in stages:
-        known = ", ".join(map(str, stages))
-        raise ValueError(f"{model}: there is no depth {depth}; give one of {known}")
-    return stages[depth]

@@ -8,6 +8,8 @@ Letters: B batch, T frames, F mel bins (both divided by up to eight on the way),
 D embedding.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,8 +22,9 @@ from speakerlab.models.pooling import (
     refuse_unusable,
     shortcut,
 )
-from speakerlab.models.resnet import blocks_at, residual_stages
+from speakerlab.models.resnet import residual_stages
 
+Depth = Literal[34, 100]
 STAGES: dict[int, tuple[int, int, int, int]] = {34: (3, 4, 6, 3), 100: (6, 16, 24, 3)}
 ATTENTION_CHANNELS = 128
 VARIANCE_FLOOR = 1e-5  # of the pooled deviations
@@ -34,13 +37,12 @@ class SimAMResNet(nn.Module):
     min_frames = 9  # three halvings, rounding up, leave two frames for the deviation
 
     def __init__(
-        self, *, feat_dim: int = 80, embed_dim: int = 256, depth: int = 34, m_channels: int = 64
+        self, *, feat_dim: int = 80, embed_dim: int = 256, depth: Depth = 34, m_channels: int = 64
     ) -> None:
         super().__init__()
         self.feat_dim, self.embed_dim = feat_dim, embed_dim
         stem = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
-        blocks = blocks_at(depth, STAGES, model="SimAMResNet")
-        stages = residual_stages(SimAMBlock, m_channels, blocks)
+        stages = residual_stages(SimAMBlock, m_channels, STAGES[depth])
         layers = {f"layer{number}": stage for number, stage in enumerate(stages, 1)}
         bn1, relu = nn.BatchNorm2d(m_channels), nn.ReLU(inplace=True)
         self.front = named(conv1=stem, bn1=bn1, relu=relu, **layers)

@@ -8,12 +8,14 @@ Letters: B batch, T frames, F mel bins, C channels, D embedding.
 
 from torch import Tensor, nn
 
-from speakerlab.models.pooling import PooledModel, make_pooling, named, refuse_unusable
+from speakerlab.models.pooling import POOLINGS, PooledModel, PoolingName, named, refuse_unusable
 
 
 class XVector(PooledModel):
     """X-vector (defaults: as 3D-Speaker publishes it; WeSpeaker's have `two_emb_layer` and a
     `pool_eps` of 1e-7). The convolutions are not padded."""
+
+    min_frames = 16  # the kernels' context, 4 + 4 + 6, and two
 
     def __init__(
         self,
@@ -22,7 +24,7 @@ class XVector(PooledModel):
         embed_dim: int = 512,
         hidden_channels: int = 512,
         stats_channels: int = 1500,
-        pooling: str = "tstp",
+        pooling: PoolingName = "tstp",
         pool_eps: float = 1e-8,
         two_emb_layer: bool = False,
     ) -> None:
@@ -32,8 +34,7 @@ class XVector(PooledModel):
         self.frame_3 = time_delay(hidden_channels, hidden_channels, kernel=3, dilation=3)
         self.frame_4 = time_delay(hidden_channels, hidden_channels)
         self.frame_5 = time_delay(hidden_channels, stats_channels)
-        self.add_embedding_layers(make_pooling(pooling, stats_channels, eps=pool_eps))
-        self.min_frames = 14 + self.pool.min_frames  # the kernels' context: 4 + 4 + 6
+        self.add_embedding_layers(POOLINGS[pooling](stats_channels, eps=pool_eps))
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
         refuse_unusable(self, feats_BTF)

@@ -72,6 +72,7 @@ def test_unknown_key_or_name_is_refused_with_the_nearest(refusal, text, key, kno
         ("augment: {speeds: 1.0}", "augment.speeds", "1.0 is not a list"),
         ("augment: {snr_db: [5.0]}", "augment.snr_db.1", "is missing"),
         ("frontend: {window: hann}", "frontend.window", "'hann' is not 'povey' or 'hamming'"),
+        ("augment: {spec: {num_freq_masks: -1}}", "augment.spec.num_freq_masks", "-1 is not"),
         ("model: {args: {blocks: [1, x]}}", "model.args.blocks.1", "'x'"),
         ("data: {noise: true}", "data.noise", "true "),
         ("runtime: {deterministic: on}", "runtime.deterministic", "'on'"),
@@ -93,6 +94,31 @@ def test_unknown_key_or_name_is_refused_with_the_nearest(refusal, text, key, kno
 def test_bad_value_is_one_line(refusal, text, key, value):
     (found,) = refusal(TINY, text)
     assert refused(found, f"1.yaml: {key}", value)
+
+
+@pytest.mark.parametrize(
+    ("component", "arg", "value", "complaint"),
+    [
+        ("model: resnet", "depth", 35, "35 is not 18, 34, 50, 101"),
+        ("model: gemini_dfresnet", "depth", 34, "34 is not 60, 114"),
+        ("model: simam_resnet", "depth", 50, "50 is not 34 or 100"),
+        ("model: xvector", "pooling", "tap", "'tap' is not 'tstp' or 'astp'"),
+        ("model: eres2net", "blocks", (1, 2, 3), "is missing"),
+        ("head: sphereface2", "positive_weight", 1, "1 is not less than 1"),
+        ("head: sphereface2", "exponent", 0, "0 is not"),
+        ("head: aam_softmax_subcenter_topk", "num_centers", 0, "0 is not"),
+        ("head: aam_softmax_subcenter_topk", "top_k", -1, "-1 is not"),
+    ],
+)
+def test_an_argument_of_a_component_is_bounded_by_its_signature(
+    refusal, component, arg, value, complaint
+):
+    section, name = component.split(": ")
+    layer = f"{section}: {{name: {name}, args: {{{arg}: {value}}}}}".replace("(", "[")
+    model = [] if section == "model" else [TINY]
+    (found,) = refusal(*model, layer.replace(")", "]"))
+    key = f"{section}.args.{arg}" + (".3" if arg == "blocks" else "")
+    assert refused(found, f"{len(model)}.yaml: {key}", complaint)
 
 
 def test_every_fault_in_one_go_each_naming_its_layer(refusal):

@@ -2,7 +2,6 @@
 
 import numpy as np
 import torch
-from refusals import refuses
 
 from speakerlab.core.batch import Draws
 from speakerlab.frontend.augment.specaugment import SpecAugment
@@ -64,8 +63,3 @@ def test_a_mask_wider_than_the_features_covers_them():
     how = {"num_time_masks": 1, "max_time_width": 20}
     out_BTF = mask(torch.ones(1, 5, 80), torch.tensor([[[0.9, 0.9]]]), **how)
     assert masked_frames(out_BTF[0]) == [0, 1, 2, 3, 4]
-
-
-def test_negative_settings_are_refused():
-    with refuses("augment.spec", "-1 x 8 bins"):
-        SpecAugment(num_frames=9, num_mel_bins=9, num_freq_masks=-1)

@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 import torch
 from outside import args_of, names_of
-from refusals import refuses
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -187,20 +186,6 @@ def test_weights_and_rows_are_learned(name):
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 3
     assert torch.equal(head(layer(emb_BD), label_B, margin)[1].argmax(dim=1), label_B)
-
-
-REFUSED = [
-    ("sphereface2", {"positive_weight": 1}, "positive_weight 1"),
-    ("sphereface2", {"exponent": 0}, "exponent 0"),
-    ("aam_softmax_subcenter_topk", {"num_centers": 0}, "num_centers is 0"),
-    ("aam_softmax_subcenter_topk", {"top_k": -1}, "top_k -1"),
-]
-
-
-@pytest.mark.parametrize(("name", "args", "value"), REFUSED)
-def test_impossible_arguments_are_refused(name, args, value):
-    with refuses(name, value):
-        make(name, **args)
 
 
 def test_margin_zero_is_cross_entropy_of_the_logits():

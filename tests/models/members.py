@@ -149,7 +149,6 @@ def redimnet2(size: str, fp32: float, **more: bool) -> Member:
 
 ECAPA = "ecapa_tdnn.ECAPA_TDNN:ECAPA_TDNN"
 WIDE = {"channels": [1024, 1024, 1024, 1024, 3072]}
-POOLINGS = ("tap", "astp")  # beside tstp
 REDIMNETS = {"b0": 1e-4, "b1": 1e-5, "b2": 1e-4, "b3": 1e-4, "b4": 1e-4, "b5": 1e-2, "b6": 1e-5}
 # C, out_channels and stages_setup of applications/speaker_rec/examples/vox2/recipes/redimnet2 of
 # github.com/entn-at/redimnet2 at cdc8756: strides, blocks, widening, reduction of each stage.
@@ -190,7 +189,7 @@ MEMBERS: dict[str, Member] = {
         {"feat_dim": 80, "embedding_size": 256},
     ),
     **{f"resnet{d}_wespeaker": resnet(d) for d in (18, 34, 50, 101, 152, 221, 293)},
-    **{f"resnet34_{name}_wespeaker": resnet(34, pooling=name) for name in POOLINGS},
+    "resnet34_astp_wespeaker": resnet(34, pooling="astp"),
     "ecapa_tdnn": three(
         "ecapa_tdnn", {"channels": 1024, "embed_dim": 192}, ECAPA, {"input_size": 80, **WIDE}
     ),

@@ -238,28 +238,23 @@ def test_bfloat16_autocast_gives_nearly_the_same(name, args, frames):
     assert (rough_BD.float() - emb_BD).abs().max() / emb_BD.abs().max() < 0.05
 
 
-@pytest.mark.parametrize("pooling", ["tap", "tstp", "astp"])
-@pytest.mark.parametrize(
-    ("name", "for_mean", "for_deviation"),
-    [("resnet", 1, 9), ("res2net", 1, 9), ("gemini_dfresnet", 1, 3), ("xvector", 15, 16)],
-)
+@pytest.mark.parametrize("pooling", ["tstp", "astp"])
+@pytest.mark.parametrize("name", ["resnet", "res2net", "gemini_dfresnet", "xvector"])
 @torch.no_grad()
-def test_pooling_decides_the_shortest_input(name, for_mean, for_deviation, pooling):
+def test_the_shortest_input_can_be_pooled(name, pooling):
     model = small(name, pooling=pooling)
-    assert model.min_frames == (for_mean if pooling == "tap" else for_deviation)
     assert model(noise(model, 2, model.min_frames)).isfinite().all()
 
 
 REFUSED = [
-    ("eres2net", {"blocks": (1, 2, 3)}, "ERes2Net", "(1, 2, 3)"),
     ("eres2net", {"m_channels": 1, "base_width": 32}, "ERes2Net", "m_channels 1 * base_width 32"),
-    ("eres2netv2", {"scale": 0}, "ERes2NetV2", "scale 0", "use 1"),
-    ("res2net", {"scale": 1}, "Res2Net", "scale 1", "use 2"),
-    ("eres2net", {"pooling": "TSTP"}, "pooling", "TSTP", "tstp"),
-    ("ecapa_tdnn_wespeaker", {"global_context": True, "pooling": "tap"}, "pooling", "tap", "astp"),
-    ("resnet", {"depth": 35}, "ResNet", 35, "18, 34, 50, 101, 152, 221, 293"),
-    ("simam_resnet", {"depth": 50}, "SimAMResNet", 50, "34, 100"),
-    ("gemini_dfresnet", {"depth": 34}, "GeminiDFResNet", 34, "60, 114, 183, 237"),
+    ("eres2netv2", {"scale": 0}, "ERes2NetV2", "scale 0 at least 1"),
+    ("res2net", {"scale": 1}, "Res2Net", "scale 1 at least 2"),
+    (
+        "ecapa_tdnn_wespeaker",
+        {"global_context": True, "pooling": "tstp"},
+        *("pooling", "tstp", "astp"),
+    ),
     *(
         ("redimnet", {"size": size, "feat_dim": feat_dim}, "ReDimNet", feat_dim, f"of {multiple}")
         for size, multiple in (("b0", 4), ("b1", 24), ("b2", 8), ("b6", 12))

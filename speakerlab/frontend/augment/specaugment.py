@@ -6,11 +6,16 @@ Park et al., "SpecAugment: a simple data augmentation method for automatic speec
 Interspeech 2019, without its time warping.
 """
 
+from typing import Annotated
+
 import numpy as np
+from annotated_types import Ge
 from torch import Tensor
 
 from speakerlab.core.batch import Draw, Draws
 from speakerlab.frontend.augment.base import Augmentation
+
+Natural = Annotated[int, Ge(0)]
 
 
 class SpecAugment(Augmentation):
@@ -23,19 +28,14 @@ class SpecAugment(Augmentation):
         *,
         num_frames: int,
         num_mel_bins: int,
-        num_freq_masks: int = 0,
-        max_freq_width: int = 8,
-        num_time_masks: int = 0,
-        max_time_width: int = 20,
+        num_freq_masks: Natural = 0,
+        max_freq_width: Natural = 8,
+        num_time_masks: Natural = 0,
+        max_time_width: Natural = 20,
     ) -> None:
         """Widths are drawn from 0 to the maximum, in mel bins and in frames of a crop."""
         super().__init__()
         self.num_frames, self.num_mel_bins = num_frames, num_mel_bins
-        if min(num_freq_masks, max_freq_width, num_time_masks, max_time_width) < 0:
-            raise ValueError(
-                f"augment.spec: {num_freq_masks} x {max_freq_width} bins, {num_time_masks} x "
-                f"{max_time_width} frames: a number or width of masks is negative; use 0 for none"
-            )
         self.num_freq_masks, self.max_freq_width = num_freq_masks, max_freq_width
         self.num_masks, self.max_time_width = num_freq_masks + num_time_masks, max_time_width
 
