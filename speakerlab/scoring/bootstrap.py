@@ -13,7 +13,6 @@ intervals hold the true EER with 7, 20 and 100 speakers, and 90 with five.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,14 +22,13 @@ from speakerlab.core.intervals import expansion, interval
 from speakerlab.scoring.metrics import (
     P_TARGETS,
     checked,
-    crossing,
+    eer_of_points,
     min_dcf_of_points,
     order_of,
     sums_before,
 )
 
 MANY_TRIALS = 1_000_000  # above this a replicate is slow, and the interval hardly moves
-FEW_PAIRS = 1_000_000  # up to this many speaker pairs, all are counted whether they have trials
 
 
 @dataclass(frozen=True)
@@ -113,10 +111,7 @@ class SpeakerPairs:
         occurs_S = np.bincount(both_2N.ravel()) > 0
         code_2N, self.num_speakers = (np.cumsum(occurs_S) - 1)[both_2N], int(occurs_S.sum())
         pair_N = code_2N[0] * self.num_speakers + code_2N[1]
-        if self.num_speakers**2 <= FEW_PAIRS:  # pairs without trials weigh nothing
-            pairs = np.arange(self.num_speakers**2)
-        else:
-            pairs, pair_N = np.unique(pair_N, return_inverse=True)
+        pairs, pair_N = np.unique(pair_N, return_inverse=True)
         self.pair_N = pair_N.astype(np.int32)
         self.enrol_P, self.test_P = np.divmod(pairs, self.num_speakers)
 
@@ -147,29 +142,16 @@ class RankedTrials:
     def rates(self, weight_P: np.ndarray, p_targets: Sequence[float]) -> dict[str, float]:
         """Return EER and minDCF when each trial weighs what its pair does.
 
-        Bisection looks at 20 of a million operating points for the EER. A cost is least at a point
-        whose threshold is the score of a target: a higher threshold with as few misses only saves
-        false alarms.
+        A cost is least at a point whose threshold is the score of a target: a higher threshold with
+        as few misses only saves false alarms.
         """
         miss = sums_before(weight_P[self.target_pairs])
         reject = sums_before(weight_P[self.nontarget_pairs])
-
-        def at(k: Any) -> tuple[Any, Any]:
-            """Miss and false-alarm rate of a point, or of an array of points."""
-            rejected = reject[self.nontarget_starts_K[k]]
-            return miss[self.target_starts_K[k]] / miss[-1], 1.0 - rejected / reject[-1]
-
-        before, after = 0, len(self.target_starts_K) - 1
-        while after - before > 1:
-            middle = (before + after) // 2
-            p_miss, p_fa = at(middle)
-            before, after = (middle, after) if p_miss < p_fa else (before, middle)
-        found = {"eer": crossing(*at(before), *at(after))}
-        if p_targets:
-            points = at(self.at_targets)
-            for p in p_targets:
-                found[f"min_dcf_{p:g}"] = min_dcf_of_points(*points, p_target=p)
-        return found
+        p_miss_K = miss[self.target_starts_K] / miss[-1]
+        p_fa_K = 1.0 - reject[self.nontarget_starts_K] / reject[-1]
+        best = p_miss_K[self.at_targets], p_fa_K[self.at_targets]
+        costs = {f"min_dcf_{p:g}": min_dcf_of_points(*best, p_target=p) for p in p_targets}
+        return {"eer": eer_of_points(p_miss_K, p_fa_K), **costs}
 
 
 def _decision_costs(

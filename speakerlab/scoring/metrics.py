@@ -43,7 +43,9 @@ def eer_of_points(p_miss_K: np.ndarray, p_fa_K: np.ndarray) -> float:
     Takes points of `operating_points`: misses rise from 0, false alarms fall to 0.
     """
     after = int(np.searchsorted(p_miss_K - p_fa_K, 0.0))
-    return crossing(p_miss_K[after - 1], p_fa_K[after - 1], p_miss_K[after], p_fa_K[after])
+    (miss_0, miss_1), (fa_0, fa_1) = p_miss_K[after - 1 : after + 1], p_fa_K[after - 1 : after + 1]
+    gap_0, gap_1 = miss_0 - fa_0, miss_1 - fa_1
+    return float(miss_0 + (miss_1 - miss_0) * gap_0 / (gap_0 - gap_1))
 
 
 def min_dcf(scores: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> float:
@@ -203,9 +205,3 @@ def sums_before(values_N: np.ndarray) -> np.ndarray:
     sums = np.zeros(len(values_N) + 1, dtype=values_N.dtype)
     np.cumsum(values_N, out=sums[1:])
     return sums
-
-
-def crossing(miss_0: float, fa_0: float, miss_1: float, fa_1: float) -> float:
-    """The rate at which the line between two points has equal miss and false-alarm rates."""
-    gap_0, gap_1 = miss_0 - fa_0, miss_1 - fa_1
-    return float(miss_0 + (miss_1 - miss_0) * gap_0 / (gap_0 - gap_1))
