@@ -9,7 +9,7 @@ from typing import Any
 from speakerlab.checkpoints.catalogue import near_miss
 from speakerlab.config.layers import flatten, merge_layers
 from speakerlab.core.reading import AGAIN, keys, read_json, read_text
-from speakerlab.diarization.tuning import Tuning
+from speakerlab.diarization.clustering import Tuning
 from speakerlab.scoring.calibration import Calibration
 
 CALIBRATION = "calibration.json"

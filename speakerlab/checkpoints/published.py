@@ -32,7 +32,7 @@ from speakerlab.core.atomic import (
     write_text,
 )
 from speakerlab.core.shapes import shapes_only
-from speakerlab.diarization.tuning import Tuning
+from speakerlab.diarization.clustering import Tuning
 from speakerlab.scoring.calibration import Calibration
 
 INITIAL = "initial.safetensors"

@@ -11,12 +11,13 @@ Letters: N windows, K speakers, D dimensions.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from speakerlab.core.reading import ONLY_FINITE
 from speakerlab.core.registry import Registry
 
 MAX_SPEAKERS = 20  # unless more are asked for
@@ -39,6 +40,31 @@ METHODS: Mapping[str, Callable[..., Method]] = Registry(
     __name__.rpartition(".")[0],
     {"ahc": "ahc:Ahc", "spectral": "spectral:Spectral", "vbx": "vbx:Vbx"},
 )
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The clustering that fits a model, learned on recordings with known turns; stored with it.
+
+    That is the method of the lowest DER, and the threshold of ahc. The defaults were not learned.
+    """
+
+    __pydantic_config__ = ONLY_FINITE
+
+    method: Literal["ahc", "spectral"] = "spectral"
+    threshold: float = THRESHOLD
+    der: Mapping[str, float] = field(default_factory=dict)  # method -> DER on these recordings
+    source: str | None = None  # description of these recordings
+
+    def build(self, name: str | None = None) -> Method:
+        """Build a method by its name (None: the learned one); ValueError if that is not enough."""
+        name = name or self.method
+        if name not in METHODS or name == "vbx":
+            raise ValueError(
+                "method: must be ahc, spectral or an object such as that of `learn_vbx`, got "
+                f"'{name}'"
+            )
+        return METHODS[name](**({"threshold": self.threshold} if name == "ahc" else {}))
 
 
 @dataclass(frozen=True, eq=False)

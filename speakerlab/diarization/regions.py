@@ -128,9 +128,12 @@ def read_lab(path: Path) -> list[Region]:
     return merge_regions(_read_rows([path], parse))
 
 
-def merge_regions(regions: Iterable[Region]) -> list[Region]:
-    """Return the union of regions, also of turns of any speakers, as sorted disjoint regions."""
-    return _union(regions, touching=True)
+def merge_regions(regions: Iterable[Region], *, pause: float = 0.0) -> list[Region]:
+    """Return the union of regions, also of turns of any speakers, as sorted disjoint regions.
+
+    Regions less than `pause` seconds apart are joined, too.
+    """
+    return _union(regions, lambda apart: apart <= 0 or apart < pause)
 
 
 def merge_turns(turns: Iterable[Turn]) -> tuple[list[Turn], int]:
@@ -141,15 +144,15 @@ def merge_turns(turns: Iterable[Turn]) -> tuple[list[Turn], int]:
     merged: list[Turn] = []
     ordered = sorted(turns, key=lambda turn: (turn.speaker, turn))
     for speaker, own in groupby(ordered, key=lambda turn: turn.speaker):
-        regions = _union([turn[:2] for turn in own], touching=False)
+        regions = _union([turn[:2] for turn in own], lambda apart: apart < 0)
         merged += [Turn(start, end, speaker) for start, end in regions]
     return sorted(merged), len(ordered) - len(merged)
 
 
-def _union(regions: Iterable[Region], *, touching: bool) -> list[Region]:
+def _union(regions: Iterable[Region], joins: Callable[[float], bool]) -> list[Region]:
     merged: list[Region] = []
     for start, end in sorted(regions):
-        if merged and (start < merged[-1][1] or (touching and start == merged[-1][1])):
+        if merged and joins(start - merged[-1][1]):
             merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
             merged.append((start, end))

@@ -7,6 +7,7 @@ Letters: N windows, K speakers, T frames of a region.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -17,20 +18,21 @@ FRAME_SECONDS = 0.01
 
 
 class Segment(NamedTuple):
-    """A turn by the number of its speaker."""
+    """A turn, and how sure it is."""
 
     start: float  # seconds
     end: float
-    speaker: int
+    speaker: str
     confidence: float  # 0: between two speakers, 1: on the speaker's centre, or the only speaker
 
 
 def find_segments(
     regions: Sequence[Region], windows: Sequence[Region], cosine_NK: np.ndarray
 ) -> list[Segment]:
-    """Return the turns of disjoint regions; a region without windows has none.
+    """Return the turns of "speaker1" to "speakerK"; a region without windows has none.
 
-    windows: of `cut_windows`, perhaps without some; cosine_NK: with the centre of each speaker.
+    regions: disjoint. windows: of `cut_windows`, perhaps without some. cosine_NK: of each window
+    with the centre of each speaker.
     """
     starts_N = np.array([start for start, _ in windows])
     segments: list[Segment] = []
@@ -47,11 +49,11 @@ def _of_region(region: Region, windows: Sequence[Region], cosine_NK: np.ndarray)
     inner = np.flatnonzero(np.diff(speaker_T)) + 1
     frames = [0, *inner.tolist(), len(speaker_T)]
     times = [region[0], *(region[0] + inner * FRAME_SECONDS).tolist(), region[1]]
-    return [
-        Segment(times[i], times[i + 1], int(speaker_T[frames[i]]), confidence(rows_TK.mean(axis=0)))
-        for i in range(len(frames) - 1)
-        for rows_TK in [cosine_TK[frames[i] : frames[i + 1]]]
-    ]
+    segments: list[Segment] = []
+    for i, (first, stop) in enumerate(pairwise(frames)):
+        sure = confidence(cosine_TK[first:stop].mean(axis=0))
+        segments.append(Segment(times[i], times[i + 1], f"speaker{speaker_T[first] + 1}", sure))
+    return segments
 
 
 def _cosines(region: Region, windows: Sequence[Region], cosine_NK: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,7 @@ def score(
     bound of a reference turn that are not scored. skip_overlap: leave out where two or more
     speakers of the reference speak. Overlapping turns of one speaker are merged.
     """
-    pieces = _cut(reference, hypothesis, regions, collar, skip_overlap=skip_overlap)
+    pieces = _cut(reference, hypothesis, regions, collar=collar, skip_overlap=skip_overlap)
     bounds_K, seconds_K, scored_K, ref_SK, hyp_HK, num_correct_K = pieces
     frames_K = np.diff(np.ceil(np.round(bounds_K * 100, 6))) * (seconds_K > 0)  # of 10 ms
     num_ref_K, num_hyp_K = ref_SK.sum(axis=0), hyp_HK.sum(axis=0)
@@ -94,11 +95,10 @@ def errors_by_minute(
     hypothesis: Sequence[Turn],
     *,
     regions: Sequence[Region] | None = None,
-    collar: float = 0.0,
-    skip_overlap: bool = False,
+    **protocol: Any,
 ) -> NDArray[np.float64]:
-    """Return the seconds of errors in each minute of a recording, scored as by `score`."""
-    pieces = _cut(reference, hypothesis, regions, collar, skip_overlap=skip_overlap)
+    """Return the seconds of errors in each minute of a recording. protocol: of `score`."""
+    pieces = _cut(reference, hypothesis, regions, **protocol)
     bounds_K, _, scored_K, ref_SK, hyp_HK, num_correct_K = pieces
     wrong_K = scored_K * (np.maximum(ref_SK.sum(axis=0), hyp_HK.sum(axis=0)) - num_correct_K)
     if not len(bounds_K):
@@ -111,9 +111,9 @@ def _cut(
     reference: Sequence[Turn],
     hypothesis: Sequence[Turn],
     regions: Sequence[Region] | None,
-    collar: float,
     *,
-    skip_overlap: bool,
+    collar: float = 0.0,
+    skip_overlap: bool = False,
 ) -> tuple[np.ndarray, ...]:
     """Cut time at all bounds; return them and, of each piece between two, five facts.
 
@@ -141,13 +141,13 @@ def score_recordings(
     hypothesis: Mapping[str, Sequence[Turn]],
     *,
     regions: Mapping[str, Sequence[Region]] | None = None,
-    collar: float = 0.0,
-    skip_overlap: bool = False,
+    **protocol: Any,
 ) -> dict[str, Errors]:
     """Score the recordings of the reference, and those of the hypothesis that have regions.
 
-    A recording that the hypothesis lacks is missed. Raises ValueError for others that the reference
-    lacks, and, if regions are given, for those of the reference that have none.
+    protocol: of `score`. A recording that the hypothesis lacks is missed. Raises ValueError for
+    others that the reference lacks, and, if regions are given, for those of the reference that have
+    none.
     """
     faults, known = Faults(), reference.keys() | (regions or {}).keys()
     for name in sorted(hypothesis.keys() - known):
@@ -163,13 +163,10 @@ def score_recordings(
         )
     faults.raise_if_any()
     scored = sorted(reference.keys() | (hypothesis.keys() & known))
+    own = dict.fromkeys(scored) if regions is None else regions
     return {
         name: score(
-            reference.get(name, ()),
-            hypothesis.get(name, ()),
-            regions=None if regions is None else regions[name],
-            collar=collar,
-            skip_overlap=skip_overlap,
+            reference.get(name, ()), hypothesis.get(name, ()), regions=own[name], **protocol
         )
         for name in scored
     }

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from speakerlab.diarization.regions import Region
+from speakerlab.diarization.regions import Region, merge_regions
 
 WINDOW_SECONDS, STEP_SECONDS = 1.5, 0.75  # of 3D-Speaker and WeSpeaker
 MIN_PAUSE_SECONDS = 0.3  # a shorter pause between frames with a voice is part of the speech
@@ -17,12 +17,7 @@ MIN_SPEECH_SECONDS = 0.2  # less is a click or a breath
 def speech_regions(voiced_T: np.ndarray, *, frame_seconds: float) -> list[Region]:
     """Return the regions of speech, given which frames have a voice."""
     edges = np.flatnonzero(np.diff(voiced_T.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
-    joined: list[list[float]] = []
-    for start, end in (edges * frame_seconds).tolist():
-        if joined and start - joined[-1][1] < MIN_PAUSE_SECONDS:
-            joined[-1][1] = end
-        else:
-            joined.append([start, end])
+    joined = merge_regions((edges * frame_seconds).tolist(), pause=MIN_PAUSE_SECONDS)
     return [(start, end) for start, end in joined if end - start >= MIN_SPEECH_SECONDS]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,40 +19,12 @@ from speakerlab.data.audio import name_of
 from speakerlab.data.convert import spool_wave
 from speakerlab.diarization.clustering import MAX_SPEAKERS, Method, cluster
 from speakerlab.diarization.regions import Region, Turn, format_rttm, merge_regions
-from speakerlab.diarization.resegmentation import find_segments
-from speakerlab.diarization.tuning import Tuning
+from speakerlab.diarization.resegmentation import Segment, find_segments
 from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS, cut_windows
 from speakerlab.inference.speech import find_speech
 
 log = logging.getLogger(__name__)
-
-
-class Model(Protocol):
-    """What diarization needs of a `SpeakerModel`."""
-
-    sample_rate: int
-    sha256: str
-    speakers: dict[str, np.ndarray]  # enrolled
-    calibration: Any
-    tuning: Tuning
-
-    def embed_many(self, sources: Sequence[Any], **shown: Any) -> np.ndarray:
-        """Return emb_ND."""
-        ...
-
-    def rank(self, emb_D: np.ndarray, *, far: float | None = None) -> Any:
-        """Return the `Identification` of an embedding."""
-        ...
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A turn, and how sure it is: 0 between two speakers, 1 on the speaker's mean embedding."""
-
-    start: float  # seconds
-    end: float
-    speaker: str
-    confidence: float
+Model = Any  # a SpeakerModel, whose module imports this one
 
 
 @dataclass(frozen=True)
@@ -101,7 +73,7 @@ class Diarization:
                 for name, emb_D in self.speakers.items()
             },
             "segments": [
-                {key: round(v, 3) if isinstance(v, float) else v for key, v in asdict(s).items()}
+                {k: round(v, 3) if isinstance(v, float) else v for k, v in s._asdict().items()}
                 for s in self
             ],
         }
@@ -168,16 +140,10 @@ def diarize(
             found.num_dropped,
             len(windows),
         )
-    names = [f"speaker{number + 1}" for number in range(len(found.centre_KD))]
-    segments = [
-        Segment(start, end, names[speaker], confidence)
-        for start, end, speaker, confidence in find_segments(
-            heard.regions, windows, found.cosine_NK
-        )
-    ]
-    centres = found.centre_KD.astype(np.float32)
+    segments = find_segments(heard.regions, windows, found.cosine_NK)
+    centres = {f"speaker{k}": emb_D for k, emb_D in enumerate(found.centre_KD.astype("f4"), 1)}
     with_turn = {segment.speaker for segment in segments}
-    speakers = {name: emb_D for name, emb_D in zip(names, centres) if name in with_turn}
+    speakers = {name: emb_D for name, emb_D in centres.items() if name in with_turn}
     result = Diarization(name, heard.seconds, segments, speakers)
     return name_known(result, model, far=far) if known else result
 
@@ -228,7 +194,7 @@ def name_known(found: Diarization, model: Model, *, far: float | None = None) ->
         matches.setdefault(name, replace(match, is_known=False))
     return replace(
         found,
-        segments=[replace(segment, speaker=names[segment.speaker]) for segment in found],
+        segments=[segment._replace(speaker=names[segment.speaker]) for segment in found],
         speakers={names[name]: emb_D for name, emb_D in found.speakers.items()},
         matches={names[name]: matches[name] for name in found.speakers},
     )
@@ -268,23 +234,10 @@ def embed_windows(
     return Embedded(seconds, regions, windows, emb_ND)
 
 
-class Waves(Sequence[np.ndarray]):
-    """Waves that are read when they are needed."""
-
-    def __init__(self, reads: Sequence[Callable[[], np.ndarray]]) -> None:
-        self.reads = reads
-
-    def __len__(self) -> int:
-        return len(self.reads)
-
-    def __getitem__(self, index: int) -> np.ndarray:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.reads[index]()
-
-
 def audible_windows(
     windows: Sequence[Region], wave_S: np.ndarray, sample_rate: int
-) -> tuple[list[Region], Waves]:
-    """Return the windows that are not digital silence, and their samples."""
+) -> tuple[list[Region], list[Callable[[], np.ndarray]]]:
+    """Return the windows that are not digital silence, and what reads their samples."""
     kept: list[Region] = []
     reads: list[Callable[[], np.ndarray]] = []
     for start, end in windows:
@@ -294,4 +247,4 @@ def audible_windows(
         if len(window_S) and window_S.min() != window_S.max():
             kept.append((start, end))
             reads.append(partial(wave_S.__getitem__, slice(first, stop)))
-    return kept, Waves(reads)
+    return kept, reads

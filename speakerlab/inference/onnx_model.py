@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from speakerlab.core.reading import parse_json
-from speakerlab.diarization.tuning import Tuning
+from speakerlab.diarization.clustering import Tuning
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.scoring.calibration import Calibration
 
@@ -93,12 +93,6 @@ class OnnxModel:
     def embed_window(self, wave_BS: ArrayLike) -> NDArray[np.float32]:
         """Return emb_BD of waves of `min_samples` to `max_samples` samples."""
         wave_BS = np.ascontiguousarray(wave_BS, dtype=np.float32)
-        shape = wave_BS.shape
-        if len(shape) != 2 or not self.min_samples <= shape[1] <= self.max_samples:
-            raise ValueError(
-                f"wave: must be rows of {self.min_samples} to {self.max_samples} samples, got "
-                f"{shape}; use embed for other lengths"
-            )
         return self._session.run([OUTPUT], {INPUT: wave_BS})[0]
 
 

@@ -93,8 +93,8 @@ class SpeakerModel:
     """Embeds and compares recordings, and identifies enrolled speakers.
 
     A recording is a path, bytes, an open binary file, a numpy array or a torch tensor, at any
-    sample rate; see `read_wave`. `sample_rate` is that of arrays, by default the model's.
-    `speakers` holds a unit vector for each enrolled name.
+    sample rate, or a function that returns one of these; see `read_wave`. `sample_rate` is that of
+    arrays, by default the model's. `speakers` holds a unit vector for each enrolled name.
     """
 
     def __init__(self, runtime: "TorchModel | OnnxModel") -> None:
@@ -300,6 +300,7 @@ class SpeakerModel:
         seconds = 0.0
         for row, source in numbered:
             try:
+                source = source() if callable(source) else source
                 wave_S = read_wave(source, sample_rate=self.sample_rate, source_rate=sample_rate)
                 wave_S = wave_S if self.runtime.vad is None else self.runtime.vad(wave_S)
                 seconds += len(wave_S) / self.sample_rate

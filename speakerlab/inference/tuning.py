@@ -11,14 +11,14 @@ import numpy as np
 from tqdm import tqdm
 
 from speakerlab.data.manifest import Piece, read_manifest
-from speakerlab.diarization.clustering import cluster, unit_rows
+from speakerlab.diarization.clustering import Tuning, cluster, unit_rows
 from speakerlab.diarization.regions import Region, Turn
 from speakerlab.diarization.resegmentation import find_segments
 from speakerlab.diarization.scoring import score_recordings, total
-from speakerlab.diarization.tuning import Tuning
 from speakerlab.diarization.vbx import Vbx
 from speakerlab.diarization.windows import WINDOW_SECONDS
-from speakerlab.inference.diarize import Model, Waves, embed_windows
+from speakerlab.inference.diarize import embed_windows
+from speakerlab.inference.speaker_model import SpeakerModel
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.plda import learn_plda
 from speakerlab.scoring.transforms import Development
@@ -28,7 +28,7 @@ THRESHOLDS = [number / 20 for number in range(2, 17)]  # of ahc that are tried
 
 
 def tune(
-    model: Model,
+    model: SpeakerModel,
     recordings: Mapping[str, Any],
     reference: Mapping[str, Sequence[Turn]],
     *,
@@ -55,7 +55,7 @@ def tune(
         for candidate, own in zip(candidates, turns):
             found = cluster(heard.emb_ND, candidate.build())
             segments = find_segments(heard.regions, heard.windows, found.cosine_NK)
-            own[name] = [Turn(start, end, str(speaker)) for start, end, speaker, _ in segments]
+            own[name] = [Turn(*segment[:3]) for segment in segments]
     errors = [total(score_recordings(reference, own, regions=regions).values()) for own in turns]
     spectral, *ders = [one.wrong / one.scored for one in errors]
     default = Tuning().threshold
@@ -68,7 +68,7 @@ def tune(
     )
 
 
-def learn_vbx(model: Model, folder: Path, *, progress: bool = False) -> Vbx:
+def learn_vbx(model: SpeakerModel, folder: Path, *, progress: bool = False) -> Vbx:
     """Build the method vbx, its PLDA learned from windows of a checked data directory.
 
     Raises ValueError if the speakers or their windows are too few for the model's dimensions.
@@ -81,9 +81,9 @@ def learn_vbx(model: Model, folder: Path, *, progress: bool = False) -> Vbx:
         starts = range(0, int(length) - size + 1, size)[: MAX_WINDOWS - len(own)]
         own += [Piece(manifest, row, start, size) for start in starts]
     speakers = [str(speaker) for speaker, own in pieces.items() for _ in own]
-    waves = Waves([piece.read for own in pieces.values() for piece in own])
-    ids = [str(row) for row in range(len(waves))]
-    emb_MD = model.embed_many(waves, progress=progress, unit="windows")
+    reads = [piece.read for own in pieces.values() for piece in own]
+    ids = [str(row) for row in range(len(reads))]
+    emb_MD = model.embed_many(reads, progress=progress, unit="windows")
     unit_MD = unit_rows(emb_MD).astype(np.float32)
     plda = learn_plda(Development(EmbeddingTable(ids, unit_MD, model.sha256), speakers))
     return Vbx(mean_D=plda.mean_D, transform_DD=plda.transform_DD, psi_D=plda.psi_D)

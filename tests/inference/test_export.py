@@ -120,14 +120,6 @@ def test_what_cannot_be_traced_is_one_line(tmp_path):
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
-def test_too_large_for_one_file_is_refused_before_anything_is_done(tmp_path):
-    backbone = Backbone(nn.Identity())
-    backbone.after = nn.Linear(500_000, 1001, device="meta")
-    with refuses(str(tmp_path / "a.onnx"), 2000000000, 2002006):
-        write_onnx(Embedder(fbank=Fbank(), backbone=backbone), tmp_path / "a.onnx", facts=FACTS)
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_matrix_is_the_fourier_transform():
     wave_BS = torch.from_numpy(speech_like(2, 48123))
     for fbank in (Fbank(mean_norm=False), Fbank(sample_rate=8000, num_mel_bins=40, scale=32768.0)):

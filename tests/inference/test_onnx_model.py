@@ -148,12 +148,6 @@ def test_an_onnx_file_runs_on_the_cpu_in_its_own_precision(tmp_path, option, val
         speakerlab.load(tmp_path / "a.onnx", **{option: value})
 
 
-@pytest.mark.parametrize("shape", [(1, 2799), (1, 32001), (16000,), (1, 1, 16000)])
-def test_a_window_of_another_shape_is_refused(file, shape):
-    with refuses("wave", "2800 to 32000", shape):
-        OnnxModel(file).embed_window(np.zeros(shape, np.float32))
-
-
 def test_files_that_are_not_ours_are_refused_with_one_line(file, with_texts, tmp_path):
     with refuses(str(tmp_path / "none.onnx"), error=FileNotFoundError):
         OnnxModel(tmp_path / "none.onnx")

@@ -9,8 +9,8 @@ import pytest
 from refusals import refuses
 
 from speakerlab.core.reading import parse_json
+from speakerlab.diarization.clustering import Tuning
 from speakerlab.diarization.regions import Turn
-from speakerlab.diarization.tuning import Tuning
 from speakerlab.inference.tuning import tune
 
 RATE, LOUDNESS = 8000, 4000
@@ -22,7 +22,7 @@ class Loudness:
     sample_rate, sha256, speakers, calibration, tuning = RATE, "", {}, None, Tuning()
 
     def embed_many(self, sources, **_):
-        voice_N = [round(wave_S.max() / LOUDNESS) for wave_S in sources]
+        voice_N = [round(read().max() / LOUDNESS) for read in sources]
         emb_ND = np.zeros((len(voice_N), 9))
         emb_ND[:, 0] = 0.72**0.5
         emb_ND[np.arange(len(voice_N)), voice_N] = 0.28**0.5

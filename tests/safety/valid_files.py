@@ -32,7 +32,7 @@ from speakerlab.data.check import check_data_dirs
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.data.shards import READERS, Layout
 from speakerlab.diarization import regions
-from speakerlab.diarization.tuning import Tuning
+from speakerlab.diarization.clustering import Tuning
 from speakerlab.experiments import curves, results
 from speakerlab.inference.embedding_files import WRITERS
 from speakerlab.inference.onnx_model import INPUT, OUTPUT, Facts
