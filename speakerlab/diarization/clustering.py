@@ -12,7 +12,7 @@ Letters: N windows, K speakers, D dimensions.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +28,7 @@ MERGE_COSINE = 0.8  # groups whose centres are closer are one speaker, as in 3D-
 MAX_SAMPLE = 800  # windows that a method of quadratic or cubic cost takes
 
 
-class Method(Protocol):
-    """Divides windows into groups."""
-
-    def __call__(self, unit_ND: NDArray[np.float64], least: int, most: int) -> NDArray[np.int64]:
-        """Return group_N."""
-        ...
-
-
+Method = Callable[[NDArray[np.float64], int, int], NDArray[np.int64]]
 METHODS: Mapping[str, Callable[..., Method]] = Registry(
     __name__.rpartition(".")[0],
     {"ahc": "ahc:Ahc", "spectral": "spectral:Spectral", "vbx": "vbx:Vbx"},

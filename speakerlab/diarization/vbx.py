@@ -48,48 +48,35 @@ class Vbx:
         direction_KD = unit_rows(centres(unit_ND, group_N))
         start_NK = np.eye(len(direction_KD))[(unit_ND @ direction_KD.T).argmax(axis=1)]
         u_ND = (unit_ND - self.mean_D) @ self.transform_DD.T
-        post_NK = posteriors(
-            u_ND,
-            self.psi_D,
-            softmax(START_SHARPNESS * start_NK, axis=1),
-            fa=self.fa,
-            fb=self.fb,
-        )
+        post_NK = self.posteriors(u_ND, softmax(START_SHARPNESS * start_NK, axis=1))
         found_N = post_NK.argmax(axis=1)
         if len(np.unique(found_N)) < least:
             return self.spectral(unit_ND, least, most)
         return found_N
 
+    def posteriors(self, u_ND: np.ndarray, post_NK: np.ndarray) -> NDArray[np.float64]:
+        """Return the posterior of each speaker that is left for each window, (N, K').
 
-def posteriors(
-    u_ND: np.ndarray,
-    psi_D: np.ndarray,
-    post_NK: np.ndarray,
-    *,
-    fa: float,
-    fb: float,
-) -> NDArray[np.float64]:
-    """Return the posterior of each speaker for each window, (N, K'), of the speakers that are left.
-
-    u_ND: covariance I within speakers, diag(psi) between them. post_NK: where to start.
-    """
-    rho_ND = u_ND * np.sqrt(psi_D)
-    own_N = -0.5 * (np.log(2.0 * np.pi) + np.square(u_ND)).sum(axis=1)
-    weight_K = np.full(post_NK.shape[1], 1.0 / post_NK.shape[1])
-    last = -np.inf
-    for _ in range(NUM_ITERATIONS):
-        variance_KD = 1.0 / (1.0 + fa / fb * post_NK.sum(axis=0)[:, None] * psi_D)
-        mean_KD = fa / fb * variance_KD * (post_NK.T @ rho_ND)
-        spread_K = ((variance_KD + mean_KD**2) * psi_D).sum(axis=1)
-        log_NK = fa * (rho_ND @ mean_KD.T - 0.5 * spread_K + own_N[:, None]) + np.log(weight_K)
-        total_N = np.asarray(logsumexp(log_NK, axis=1))
-        post_NK = np.exp(log_NK - total_N[:, None])
-        prior = (1.0 + np.log(variance_KD) - variance_KD - mean_KD**2).sum()
-        bound = float(total_N.sum() + 0.5 * fb * prior)
-        weight_K = post_NK.mean(axis=0)
-        left_K = weight_K > MIN_WEIGHT
-        weight_K, post_NK = weight_K[left_K] / weight_K[left_K].sum(), post_NK[:, left_K]
-        if bound - last < MIN_GAIN:
-            break
-        last = bound
-    return post_NK
+        u_ND: covariance I within speakers, diag(psi) between them. post_NK: where to start.
+        """
+        psi_D, fa, fb = self.psi_D, self.fa, self.fb
+        rho_ND = u_ND * np.sqrt(psi_D)
+        own_N = -0.5 * (np.log(2.0 * np.pi) + np.square(u_ND)).sum(axis=1)
+        weight_K = np.full(post_NK.shape[1], 1.0 / post_NK.shape[1])
+        last = -np.inf
+        for _ in range(NUM_ITERATIONS):
+            variance_KD = 1.0 / (1.0 + fa / fb * post_NK.sum(axis=0)[:, None] * psi_D)
+            mean_KD = fa / fb * variance_KD * (post_NK.T @ rho_ND)
+            spread_K = ((variance_KD + mean_KD**2) * psi_D).sum(axis=1)
+            log_NK = fa * (rho_ND @ mean_KD.T - 0.5 * spread_K + own_N[:, None]) + np.log(weight_K)
+            total_N = np.asarray(logsumexp(log_NK, axis=1))
+            post_NK = np.exp(log_NK - total_N[:, None])
+            prior = (1.0 + np.log(variance_KD) - variance_KD - mean_KD**2).sum()
+            bound = float(total_N.sum() + 0.5 * fb * prior)
+            weight_K = post_NK.mean(axis=0)
+            left_K = weight_K > MIN_WEIGHT
+            weight_K, post_NK = weight_K[left_K] / weight_K[left_K].sum(), post_NK[:, left_K]
+            if bound - last < MIN_GAIN:
+                break
+            last = bound
+        return post_NK

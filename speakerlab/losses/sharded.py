@@ -203,9 +203,11 @@ class _Softmax(torch.autograd.Function):
         ctx: Any, emb_GD: Tensor, weight_CD: Tensor, bias_C: Tensor | None, problem: _Problem
     ) -> tuple[Tensor, Tensor]:
         head, shards = problem.head, problem.head.shards
-        similarity_SG, target_G = _similarities(emb_GD, weight_CD, bias_C, problem)
+        similarity_SG, target_G, most_G, place_G = _similarities(emb_GD, weight_CD, bias_C, problem)
         target_G = shards.sum(target_G)
-        most_G, right_G = _most(similarity_SG, target_G, problem)
+        # Of equal classes the first wins, as with argmax; NaN is never correct.
+        is_first_G = (target_G == most_G) & (problem.target_G < place_G)
+        right_G = (target_G > most_G) | is_first_G
         hard_G, back = _with_gradient(lambda x_G: head.harden(x_G, problem.margin), target_G)
         top_G = torch.maximum(head.scale * shards.max(most_G), hard_G)
         sum_G = torch.zeros_like(top_G)
@@ -248,11 +250,15 @@ class _Softmax(torch.autograd.Function):
 
 def _similarities(
     emb_GD: Tensor, weight_CD: Tensor, bias_C: Tensor | None, problem: _Problem
-) -> tuple[Tensor, Tensor]:
-    """Return similarities (S, G) with -inf at the targets, and the targets', 0 if not here."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return similarities (S, G) with -inf at the targets, and the targets', 0 if not here.
+
+    Also the largest of each column, and its first place.
+    """
     similarity_SG = emb_GD.new_empty(problem.num_rows, len(emb_GD))
     target_G = emb_GD.new_zeros(len(emb_GD))
-    nowhere_G = torch.full_like(target_G, -torch.inf)
+    most_G = nowhere_G = torch.full_like(target_G, -torch.inf)
+    place_G = torch.zeros_like(problem.target_G)
     for start, stop in blocks_of(problem.num_rows):
         rows = problem.rows(start, stop)
         prepared_SD = problem.head.prepare(weight_CD[rows])
@@ -262,22 +268,10 @@ def _similarities(
         if problem.is_left_out_S1 is not None:
             block_SG.masked_fill_(problem.is_left_out_S1[start:stop], -torch.inf)
         target_G += problem.swap_targets(block_SG, start, nowhere_G)
-    return similarity_SG, target_G
-
-
-def _most(similarity_SG: Tensor, target_G: Tensor, problem: _Problem) -> tuple[Tensor, Tensor]:
-    """Return the largest similarity of another class here, and whether the target beats it.
-
-    Of equal classes the first wins, as with argmax; NaN is never correct.
-    """
-    most_G = torch.full_like(target_G, -torch.inf)
-    right_G = target_G == target_G
-    for start, stop in blocks_of(problem.num_rows):
-        value_G, place_G = similarity_SG[start:stop].max(0)
-        is_before_G = problem.target_G < place_G + start
-        right_G &= (target_G > value_G) | ((target_G == value_G) & is_before_G)
+        value_G, index_G = block_SG.max(0)
+        place_G = torch.where(value_G > most_G, index_G + start, place_G)
         most_G = torch.maximum(most_G, value_G)
-    return most_G, right_G
+    return similarity_SG, target_G, most_G, place_G
 
 
 def _with_gradient(

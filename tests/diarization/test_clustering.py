@@ -15,7 +15,7 @@ from speakerlab.diarization import clustering
 from speakerlab.diarization.ahc import Ahc
 from speakerlab.diarization.clustering import METHODS, cluster, drop_tiny, merge_groups
 from speakerlab.diarization.spectral import Spectral, divide
-from speakerlab.diarization.vbx import Vbx, posteriors
+from speakerlab.diarization.vbx import Vbx
 
 TESTS = Path(__file__).parent
 
@@ -203,7 +203,8 @@ def test_vbx_keeps_only_the_speakers_that_explain_windows():
     true_N = rng.integers(2, size=60)
     u_ND = voice_KD[true_N] + rng.normal(size=(60, 8))
     start_NK = rng.dirichlet(np.ones(5), size=60)
-    post_NK = posteriors(u_ND, psi_D, start_NK, fa=1.0, fb=1.0)
+    vbx = Vbx(mean_D=np.zeros(8), transform_DD=np.eye(8), psi_D=psi_D, fa=1.0)
+    post_NK = vbx.posteriors(u_ND, start_NK)
     assert post_NK.shape == (60, 2)
     np.testing.assert_allclose(post_NK.sum(axis=1), 1.0)
     assert agreement(post_NK.argmax(axis=1), true_N) == 1.0
