@@ -30,6 +30,7 @@ from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
 from speakerlab.experiments.corpus import class_speeds
 from speakerlab.experiments.planning import asked_micro_batch, footprint
+from speakerlab.experiments.setup import batch_bytes
 from speakerlab.training.batch_size import MAX_MICRO_BATCH, free_bytes
 from speakerlab.training.devices import check_format, count_gpus, describe_gpus
 from speakerlab.training.distributed import start_ranks
@@ -117,22 +118,16 @@ def shared_memory(plan: Plan) -> Iterator[Line]:
     training = plan.config.training
     rows = asked_micro_batch(plan.config) or training.bn_batch or MAX_MICRO_BATCH
     rows = min(rows, training.global_batch)
-    longest = round(build.crop_samples(plan.config) * max(plan.config.augment.speeds))
-    fitting = workers.fit_workers(
-        plan.workers,
-        bytes_per_batch=rows * (2 * longest + 256) + workers.TENSORS * workers.PAGE_BYTES,
-        local_ranks=plan.ranks,
-        is_fixed=plan.config.runtime.num_workers != "auto",
-        on_gpus=torch.cuda.is_available(),
-    )
+    size = batch_bytes(plan.config, rows)
+    fitting = workers.fit_workers(plan.workers, batch_bytes=size, local_ranks=plan.ranks)
     if not workers.SHARED_MEMORY.exists():
         yield Line("ok", f"{workers.SHARED_MEMORY}: not on this system")
         return
     disk = shutil.disk_usage(workers.SHARED_MEMORY)
     text = f"{workers.SHARED_MEMORY}: {disk.free >> 20} of {disk.total >> 20} MiB free, "
     text += f"{fitting} of {plan.workers} data workers per rank fit"
-    fix = "in a container: docker run --shm-size=2g, or --ipc=host"
-    yield graded(text, warn=fitting < plan.workers, fix=fix)
+    few, fix = fitting < plan.workers, "in a container: docker run --shm-size=2g, or --ipc=host"
+    yield graded(text, warn=few, fail=few and plan.config.runtime.num_workers != "auto", fix=fix)
 
 
 def open_files(plan: Plan) -> Iterator[Line]:

@@ -17,20 +17,13 @@ from speakerlab.data.tables import read_table
 def label(manifest: Manifest, dirs: Sequence[Path], *, table: str) -> Manifest:
     """Return `manifest` with the values of `table`, such as `utt2lang`, instead of its speakers.
 
-    Raises ValueError where an utterance has no label, a label is not one word, or there is one
-    class only; FileNotFoundError where a directory has no such table.
+    Raises ValueError where an utterance has no label, or there is one class only;
+    FileNotFoundError where a directory has no such table.
     """
     labels: dict[str, str] = {}
     where = " + ".join(str(folder / table) for folder in dirs)
     for folder in dirs:
-        found = read_table(folder / table)
-        for utterance, value in found.items():
-            if len(value.split()) != 1:
-                raise ValueError(
-                    f"{folder / table}: a label must be one word, got '{value}' for {utterance}; "
-                    "write _ for blanks"
-                )
-        labels |= found
+        labels |= read_table(folder / table)
     try:
         label_N = [labels[utterance] for utterance in manifest.ids]
     except KeyError as error:
@@ -79,12 +72,3 @@ def hold_out(
 def class_names(speakers: Sequence[str], speeds: Sequence[float]) -> list[str]:
     """Return the name of each class: a speaker, or `id#0.9` for the speaker at another speed."""
     return [s if speed == 1.0 else f"{s}#{speed:g}" for speed in speeds for s in speakers]
-
-
-def labels_by_name(
-    classes: Sequence[str], speakers: Sequence[str], speeds: Sequence[float]
-) -> np.ndarray:
-    """Return label_KN: the index in `classes` of each speaker at each speed."""
-    index = {name: label for label, name in enumerate(classes)}
-    names = class_names(speakers, speeds)
-    return np.array([index[name] for name in names]).reshape(len(speeds), len(speakers))

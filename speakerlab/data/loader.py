@@ -24,16 +24,12 @@ from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import (
     MICRO_BATCHES_AHEAD,
     NO_ROW,
-    PAGE_BYTES,
     POLL_SECONDS,
-    TENSORS,
     Watch,
     start_worker,
     watched,
 )
 
-TRIED_CROPS = 100  # whose draws are measured to find their largest size
-ROW_BYTES = 96  # of a row, besides its wave and draws
 Slot = tuple[int, int, int]  # epoch, position, row
 Span = tuple[int, int, int]  # index of a piece, first sample within it, number of samples
 DrawFunctions = Mapping[str, Callable[[np.random.Generator], Draw | None]]
@@ -253,15 +249,3 @@ class Pieces(Dataset[np.ndarray]):
         index, first, num_samples = span
         piece = self.pieces[index]
         return replace(piece, start=piece.start + first, num_samples=num_samples).read()
-
-
-def batch_bytes(crops: TrainCrops, micro_batch: int) -> int:
-    """Return the bytes of a batch whose crops are all as large as the largest of a few."""
-    frames = crops.crop_frames  # of stored features, which come instead of the waves
-    wave = 2 * max(crops.read_samples)
-    if frames:
-        wave = frames * crops.manifest.read_features(0, 0, 1).nbytes
-    tried = [crops.draw((0, position, 0)).draws.values() for position in range(TRIED_CROPS)]
-    drawn = [sum(np.asarray(v).nbytes for d in draws for v in d.values.values()) for draws in tried]
-    rows = micro_batch * crops.crops_each
-    return rows * (wave + max(drawn) + ROW_BYTES) + TENSORS * PAGE_BYTES

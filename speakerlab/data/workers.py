@@ -27,9 +27,7 @@ SHARED_MEMORY = Path("/dev/shm")  # workers hand their batches over in it
 MAX_WORKERS = 8
 MICRO_BATCHES_AHEAD = 4  # read ahead by each worker
 IN_FLIGHT = 1.5  # batches in shared memory for each that is read ahead: some are being taken out
-NCCL_BYTES = 64 << 20  # of shared memory for each GPU, if a host has several
-TENSORS = 48  # in a batch, at most; each takes whole pages
-PAGE_BYTES = 4096
+TENSORS = 48  # in a batch, at most; each is an open file
 MAX_NAMED = 4  # workers in a line
 NO_ROW = -1
 POLL_SECONDS = 5.0  # between looks at the workers; torch's own interval
@@ -48,36 +46,13 @@ def auto_workers(local_ranks: int) -> int:
 
 
 def fit_workers(
-    wanted: int,
-    *,
-    bytes_per_batch: int,
-    local_ranks: int,
-    is_fixed: bool,
-    on_gpus: bool = False,
-    folder: Path = SHARED_MEMORY,
+    wanted: int, *, batch_bytes: int, local_ranks: int, folder: Path = SHARED_MEMORY
 ) -> int:
-    """Return how many of `wanted` workers a rank can have, given the space free in `folder`.
-
-    Raises ValueError if the number is fixed and they do not fit.
-    """
-    fixed = NCCL_BYTES * local_ranks if on_gpus and local_ranks > 1 else 0
-    each = round(local_ranks * MICRO_BATCHES_AHEAD * bytes_per_batch * IN_FLIGHT)
-    if wanted == 0 or not folder.exists():
+    """Return how many of `wanted` workers each rank can have, given the space free in `folder`."""
+    if not folder.exists():
         return wanted
-    free = shutil.disk_usage(folder).free
-    if fixed + wanted * each <= free:
-        return wanted
-    fitting = max(0, (free - fixed) // each)
-    if is_fixed or fixed > free:
-        need = -(-(fixed + wanted * each) >> 20)
-        raise ValueError(
-            f"runtime.num_workers: {wanted} for each of {local_ranks} ranks need {need} MiB "
-            f"of {folder}, got {free >> 20} MiB free; enlarge it (docker run --shm-size="
-            f"{2 * need}m, or --ipc=host) or lower runtime.num_workers (0 needs none)"
-        )
-    text = "%d data workers per rank instead of %d: %s has %d MiB free, each needs %d"
-    log.info(text, fitting, wanted, folder, free >> 20, -(-each >> 20))
-    return fitting
+    each = round(local_ranks * MICRO_BATCHES_AHEAD * IN_FLIGHT * batch_bytes)
+    return min(wanted, shutil.disk_usage(folder).free // each)
 
 
 def start_worker(worker: int) -> None:

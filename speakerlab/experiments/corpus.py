@@ -12,7 +12,7 @@ import numpy as np
 from speakerlab.config.build import crop_samples
 from speakerlab.config.schema import Config
 from speakerlab.data.banks import KIND_TABLE, Recording, find_recordings
-from speakerlab.data.labels import class_names, hold_out, label, labels_by_name
+from speakerlab.data.labels import class_names, hold_out, label
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
 from speakerlab.frontend.augment.noise import noise_bytes
 from speakerlab.frontend.augment.room import room_bytes
@@ -102,10 +102,10 @@ def row_names(config: Config, corpus: Corpus) -> list[str]:
 
 def row_labels(config: Config, corpus: Corpus, names: Sequence[str]) -> np.ndarray:
     """Return label_KN: the row in `names` of each training class at each speed, 0 without names."""
-    if not names:
-        return np.zeros((len(config.augment.speeds), len(corpus.train.speakers)), dtype=int)
-    label_KN = labels_by_name(names, corpus.train.speakers, class_speeds(config))
-    return np.broadcast_to(label_KN, (len(config.augment.speeds), label_KN.shape[1]))
+    speakers, speeds = corpus.train.speakers, config.augment.speeds
+    row_of = {name: row for row, name in enumerate(names)}
+    own = [row_of[name] if names else 0 for name in class_names(speakers, class_speeds(config))]
+    return np.broadcast_to(np.reshape(own, (-1, len(speakers))), (len(speeds), len(speakers)))
 
 
 def class_speeds(config: Config) -> Sequence[float]:

@@ -26,7 +26,6 @@ MAX_UTTERANCES = 10  # of a held-out speaker
 class DevelopmentSet:
     """Embeddings of speakers in no trial list, split by whether the model was trained on them."""
 
-    name: str
     cohort: Development  # speakers that the model was trained on
     table: EmbeddingTable  # of all
     held_out: TrialList | None  # all pairs of utterances of the others; None: too few speakers
@@ -90,7 +89,7 @@ def read_development(exp_dir: Path, data_dir: Path) -> DevelopmentSet | None:
     cohort = Development(table.select(trained), [speaker_of[name] for name in trained])
     others = set(table.ids).difference(trained)
     held_out = _pairs({name: speaker_of[name] for name in table.ids if name in others}, data_dir)
-    return DevelopmentSet(data_dir.name, cohort, table, held_out)
+    return DevelopmentSet(cohort, table, held_out)
 
 
 def _pairs(speaker_of: Mapping[str, str], data_dir: Path) -> TrialList | None:

@@ -100,22 +100,20 @@ class Memory:
         usable, needed = self._for_crops(), least * self.crop
         enough = self.free + self.kept + (needed - usable) / self.usable_share
         sizes = batch_size.micro_batches(config.training.global_batch, self.world_size)
-        sizes = [] if build.why_undivided(config) else sizes
+        lower = "data.crop_seconds"
+        if build.why_undivided(config):
+            sizes, lower = [], "training.global_batch"
         fixes = [f"runtime.micro_batch={size}" for size in [s for s in sizes if s <= most][-1:]]
         if fixes and not self.is_fixed:
             fixes[0] += " (too few for a good BatchNorm)"
         if found.precision == "fp32" and usable > 0:
             fixes += ["runtime.precision=bf16"]
-        (unit, length), fixes = build.batch_unit(config), [*fixes, f"{_gb(enough)} GB"]
-        shorter = math.floor(9.7 * config.data.crop_seconds * usable / needed) / 10
-        if config.task == "ssl":
-            fixes += ["fewer views", "a smaller training.global_batch"]
-        elif shorter >= 1:
-            fixes += [f"data.crop_seconds={shorter:g}"]
+        fixes += [f"{_gb(enough)} GB", f"a lower {lower} or a smaller model"]
         key = "runtime.micro_batch" if self.is_fixed else self.key
+        unit, length = build.batch_unit(config)
         raise MemoryTooSmall(
             f"{key}: {least} {unit}s{length} in {found.precision} do not fit in "
-            f"{_gb(self.free + self.kept)} GB, {most} do; use {', '.join(fixes)} or a smaller model"
+            f"{_gb(self.free + self.kept)} GB, {most} do; use {', '.join(fixes)}"
         )
 
     def _for_crops(self) -> float:

@@ -22,10 +22,9 @@ from speakerlab.core import process
 from speakerlab.core.atomic import write_json
 from speakerlab.core.batch import Batch
 from speakerlab.core.reading import read_json
-from speakerlab.data.loader import TrainCrops, batch_bytes, micro_batches, train_loader
+from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
 from speakerlab.data.sampler import EpochOrder
-from speakerlab.data.workers import auto_workers, fit_workers
-from speakerlab.experiments import consistency
+from speakerlab.data.workers import SHARED_MEMORY, auto_workers, fit_workers
 from speakerlab.experiments.corpus import Corpus, class_speeds, counted, row_labels
 from speakerlab.experiments.stored_features import frames_to_read
 from speakerlab.frontend.augment import Augment
@@ -93,8 +92,6 @@ def log_device(exp_dir: Path, config: Config, ranks: Ranks, used: Precision) -> 
     where = "the CPU" if ranks.device.type == "cpu" else "GPUs" if ranks.world_size > 1 else "a GPU"
     reason = why(ranks.device, config.runtime.device)
     log.info("%s: trains on %s: %s; %s (%s)", exp_dir, where, reason, used.name, used.reason)
-    for remark in used.remarks:
-        log.info("%s", remark)
     recorded = exp_dir / "run.json"
     if recorded.exists() and was_begun(exp_dir):
         begun = read_json(recorded).get("precision", used.name)
@@ -159,6 +156,15 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
     )
 
 
+def batch_bytes(config: Config, micro_batch: int, *, noise: bool = False) -> int:
+    """Return the bytes of a micro-batch of workers, as int16 or features of about that size.
+
+    noise: whether the workers send it along.
+    """
+    samples = round(crop_samples(config) * max(config.augment.speeds)) * (2 if noise else 1)
+    return 2 * micro_batch * build.crops_each(config) * samples
+
+
 @dataclass(eq=False)
 class TrainBatches:
     """This rank's micro-batches; another attempt has another order and other draws."""
@@ -171,18 +177,26 @@ class TrainBatches:
     plan: BatchPlan
 
     def __post_init__(self) -> None:
-        config, ranks = self.config, self.ranks
-        self.order, asked = self.order_of(attempt=0), config.runtime.num_workers
+        config, self.order = self.config, self.order_of(attempt=0)
         if config.training.epoch_hours is None and self.order.repeats > 1:
             text = "the corpus is shorter than a global batch: each epoch repeats it %.1f times"
             log.info(text, self.order.repeats)
-        self.num_workers = fit_workers(  # as CPUs and shared memory allow
-            auto_workers(ranks.local_size) if asked == "auto" else asked,
-            bytes_per_batch=batch_bytes(self.crops_of(attempt=0), self.plan.micro_batch),
-            local_ranks=ranks.local_size,
-            is_fixed=asked != "auto",
-            on_gpus=ranks.device.type == "cuda",
-        )
+        self.stored: dict[str, int] = {}
+        if config.data.features == "fbank":
+            self.stored = frames_to_read(self.corpus.train, config.frontend, crop_samples(config))
+        asked, num_ranks = config.runtime.num_workers, self.ranks.local_size
+        wanted = auto_workers(num_ranks) if asked == "auto" else asked
+        size = batch_bytes(config, self.plan.micro_batch, noise=not self.corpus.noise_on_device)
+        self.num_workers = fit_workers(wanted, batch_bytes=size, local_ranks=num_ranks)
+        if self.num_workers < wanted:
+            line = (
+                f"runtime.num_workers: {wanted} for each of {num_ranks} ranks do not fit in "
+                f"{SHARED_MEMORY}, {self.num_workers} do; enlarge it (docker run --shm-size=2g, or "
+                "--ipc=host)"
+            )
+            if asked != "auto":
+                raise ValueError(f"{line}, or lower runtime.num_workers (0 needs none)")
+            log.info("%s", line)
 
     def read_from(self, step: int, attempt: int) -> Iterator[Batch]:
         order = self.order_of(attempt=attempt)
@@ -221,14 +235,12 @@ class TrainBatches:
         )
 
     def crops_of(self, *, attempt: int) -> TrainCrops:
-        config, stored = self.config, {}
-        if config.data.features == "fbank":
-            stored = frames_to_read(self.corpus.train, config.frontend, crop_samples(config))
+        config = self.config
         return TrainCrops(
             self.corpus.train,
             self.augment.draws,
             crop_samples=crop_samples(config),
-            **stored,
+            **self.stored,
             speeds=config.augment.speeds,
             codecs=config.augment.codecs,
             label_KN=row_labels(config, self.corpus, self.classes),
@@ -248,7 +260,6 @@ def facts(source: TrainBatches, used: Precision) -> dict[str, Any]:
         **provenance.environment(ranks.device),
         "precision": used.name,
         "precision_reason": used.reason,
-        "precision_remarks": list(used.remarks),
         "autocast_dtype": None if used.name == "fp32" else str(used.dtype).removeprefix("torch."),
         "loss_scaling": used.scales_loss,
         "world_size": ranks.world_size,
@@ -306,9 +317,6 @@ def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Task) 
             "step %d: %d instead of %d epochs; the learning rate continues at %.3g, to %.3g",
             *(step, training.num_epochs, before, lr_at(step), last),
         )
-        if max(lr_at(step), last) <= lr_at.final:
-            text = "training.num_epochs: the learning rate stays at %.3g; for a higher one, %s"
-            log.warning(text, last, consistency.new_run(exp_dir))
     if training.num_epochs < max(training.warmup_epochs, training.margin.end_epoch):
         text = "training.num_epochs: %d ends before warmup_epochs (%g) or margin.end_epoch (%g)"
         log.warning(text, training.num_epochs, training.warmup_epochs, training.margin.end_epoch)

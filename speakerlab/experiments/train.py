@@ -124,7 +124,6 @@ def build_training(
         exp_dir,
         total_steps=schedule.total_steps,
         every_seconds=config.runtime.log_every_seconds,
-        points=validation.points if validation else None,
     )
     origin = {"init_sha256": init_sha256, "init_source": init and read_source(init)}
     facts = {**setup.facts(source, precision), **stated_of_corpora(config), **origin}

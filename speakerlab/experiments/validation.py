@@ -19,7 +19,6 @@ from speakerlab.losses.head import Head
 from speakerlab.scoring.calibration import Calibration, fit_calibration
 from speakerlab.scoring.pair_scores import pairwise_eer
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.monitor import Points
 
 log = logging.getLogger(__name__)
 MAX_UTTERANCES_PER_VALID_SPEAKER = 10
@@ -36,7 +35,6 @@ class HeldOut:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.label_N: list[int] = []
-        self.emb_ND: np.ndarray | None = None  # of the last `run`
 
     def run(
         self, embedder: Embedder, ranks: Ranks, stop: Callable[[], bool] = lambda: False
@@ -47,7 +45,6 @@ class HeldOut:
         rank has its own and uses none. Raises FloatingPointError, on every rank, for embeddings
         that are not finite.
         """
-        self.emb_ND = None
         ranks.copy_from_first(list(embedder.buffers()))
         emb_ND = embed_pieces(
             embedder,
@@ -59,7 +56,7 @@ class HeldOut:
         )
         if any(ranks.every(stop())):
             return None
-        self.emb_ND = emb_ND = ranks.sum(torch.from_numpy(emb_ND)).numpy()
+        emb_ND = ranks.sum(torch.from_numpy(emb_ND)).numpy()
         num_bad = int((~np.isfinite(emb_ND).all(axis=1)).sum())
         if num_bad:
             text = f"{num_bad} of {len(emb_ND)} validation embeddings are not finite"
@@ -68,13 +65,6 @@ class HeldOut:
 
     def measure(self, emb_ND: np.ndarray) -> float:
         raise NotImplementedError
-
-    def points(self) -> Points | None:
-        if self.emb_ND is None:
-            return None
-        speakers = [p.manifest.speakers[p.manifest.speaker_N[p.row]] for p in self.pieces]
-        ids = [p.manifest.ids[p.row] for p in self.pieces]
-        return Points(self.emb_ND, speakers, ids)
 
 
 class Validation(HeldOut):
@@ -137,12 +127,8 @@ def num_readers(embedder: Embedder, ranks: Ranks) -> int:
     if ranks.device.type == "cpu":
         return 0
     largest = max(MAX_BATCH_SECONDS * embedder.sample_rate, embedder.max_samples)
-    return fit_workers(
-        auto_workers(ranks.local_size),
-        bytes_per_batch=2 * largest,
-        local_ranks=ranks.local_size,
-        is_fixed=False,
-    )
+    num_ranks = ranks.local_size
+    return fit_workers(auto_workers(num_ranks), batch_bytes=2 * largest, local_ranks=num_ranks)
 
 
 def cut(piece: Piece) -> list[Piece]:

@@ -53,20 +53,13 @@ def was_begun(exp_dir: Path) -> bool:
 
 
 def read_note(folder: Path) -> Note:
-    """Read the note of a checkpoint; raise ValueError if it is missing or damaged."""
-    try:
-        return read_json(folder / NOTE, Note, fix="remove its folder")
-    except OSError as error:
-        raise ValueError(f"{folder / NOTE}: cannot be read: {error.strerror}") from None
+    """Read the note of a checkpoint; raise OSError or ValueError if it is missing or damaged."""
+    return read_json(folder / NOTE, Note, fix="remove its folder")
 
 
 def read_checked(folder: Path) -> bytes:
-    """Read the state of a checkpoint; raise ValueError if it is damaged."""
-    note = read_note(folder)
-    try:
-        data = (folder / STATE).read_bytes()
-    except OSError as error:
-        raise ValueError(f"{folder / STATE}: cannot be read: {error.strerror}") from None
+    """Read the state of a checkpoint; raise OSError or ValueError if it is missing or damaged."""
+    note, data = read_note(folder), (folder / STATE).read_bytes()
     if note.sha256 != {STATE: hashlib.sha256(data).hexdigest()}:
         raise ValueError(f"{folder / STATE}: damaged, its sha256 differs")
     return data
@@ -81,7 +74,7 @@ def read_latest(folder: Path) -> tuple[Path, bytes] | None:
     for one in reversed(found):
         try:
             return one, read_checked(one)
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             log.warning("%s; trying the previous one", error)
     if found:
         raise ValueError(
@@ -147,7 +140,7 @@ def prune(folder: Path, *, keep: int) -> None:
     for one in list_checkpoints(folder):
         try:
             notes[one] = read_note(one)
-        except ValueError:
+        except (OSError, ValueError):
             shutil.rmtree(one, ignore_errors=True)
     scheduled = [one for one, note in notes.items() if note.scheduled]
     validated = [one for one, note in notes.items() if note.metric is not None]

@@ -5,7 +5,6 @@ time. A full disk delays rows and never ends a run.
 
 TensorBoard's files are written here and not by its own writer, because that one loses what it holds
 on the first write that fails, and its thread ends in a traceback.
-Letters: N points, D embedding.
 """
 
 import io
@@ -14,12 +13,11 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 from tensorboard.compat.proto.event_pb2 import (
     Event,  # pyright: ignore[reportAttributeAccessIssue] # made when it is imported
     SessionLog,  # pyright: ignore[reportAttributeAccessIssue]
@@ -29,29 +27,12 @@ from tensorboard.compat.proto.summary_pb2 import (
 )
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from speakerlab.core.atomic import write_text
 from speakerlab.training.appended import AppendedFile
 
 log = logging.getLogger(__name__)
 PREFIX = "events.out.tfevents"
-MAX_POINTS = 2000  # of the projector: more are slow in a browser
-PROJECTOR = """embeddings {
-  tensor_name: "validation"
-  tensor_path: "projector/tensors.tsv"
-  metadata_path: "projector/metadata.tsv"
-}
-"""
 FIRST_SECONDS = 10.0  # a step that takes longer logs its progress, ...
 QUIET_SECONDS = 20.0  # ... and again after this time without a line of training
-
-
-@dataclass(frozen=True)
-class Points:
-    """Embeddings of a validation, with their names."""
-
-    emb_ND: np.ndarray
-    speakers: Sequence[str]
-    utterances: Sequence[str]
 
 
 class Events:
@@ -80,28 +61,13 @@ class Events:
         self.file.append(record.getvalue())
 
 
-def _write_projector(folder: Path, shown: Points) -> None:
-    """Write a table of embeddings and one of names, always to the same files."""
-    emb_ND = shown.emb_ND
-    chosen = np.linspace(0, len(emb_ND) - 1, min(len(emb_ND), MAX_POINTS)).round().astype(int)
-    points = ["\t".join(f"{value:.5g}" for value in emb_ND[row]) for row in chosen]
-    names = [f"{shown.speakers[row]}\t{shown.utterances[row]}" for row in chosen]
-    write_text(folder / "projector" / "tensors.tsv", "\n".join(points) + "\n")
-    write_text(folder / "projector" / "metadata.tsv", "\n".join(["speaker\tutterance", *names, ""]))
-    write_text(folder / "projector_config.pbtxt", PROJECTOR)
-
-
 @dataclass(eq=False)
 class Monitor:
-    """Writes rows; only rank 0 has one. Call `begin` first.
-
-    points: returns those of the last validation, for TensorBoard's projector.
-    """
+    """Writes rows; only rank 0 has one. Call `begin` first."""
 
     exp_dir: Path
     total_steps: int
     every_seconds: float  # between two log lines
-    points: Callable[[], Points | None] | None = None
 
     def begin(self, start_step: int) -> None:
         """Start at a step; later rows of an earlier run, or of a step rolled back, are cut."""
@@ -139,11 +105,6 @@ class Monitor:
         self._write(step, values, "valid")
         text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         log.info("step %d: validation: %s", step, text)
-        if self.points is not None and (shown := self.points()) is not None:
-            try:
-                _write_projector(self.events.folder, shown)
-            except OSError as error:
-                log.warning("%s/projector: not written: %s", self.events.folder, error.strerror)
 
     def close(self) -> None:
         """Write what could not be written before, or log what is missing."""

@@ -5,7 +5,6 @@ fp32. fp16 is never chosen automatically. Convolutions may use TF32, matrix prod
 """
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ class Precision:
     name: str  # fp32, bf16 or fp16
     device_type: str  # the type alone ("cuda"): an index would switch torch's own checks off
     reason: str
-    remarks: tuple[str, ...] = ()  # lines for the log
 
     @property
     def dtype(self) -> torch.dtype:
@@ -82,30 +80,16 @@ def resolve_precision(
             f"runtime.precision: fp16 needs a CUDA device, not {kind}; use auto, fp32 or bf16"
         )
     known = [card for card in cards if card is not None]
-    remarks = tuple(_remarks(asked, known, kind)) if known else ()
-    if asked != "auto":
-        return Precision(asked, kind, "as configured", remarks)
     if not known:
-        return Precision("fp32", kind, f"auto on {kind}")
+        if asked == "auto":
+            return Precision("fp32", kind, f"auto on {kind}")
+        return Precision(asked, kind, "as configured")
     card = min(known)
-    name, verb = ("bf16", "has") if card.has_bf16 else ("fp32", "lacks")
-    return Precision(name, kind, f"auto: {card.text} {verb} bf16", remarks)
-
-
-def _remarks(asked: str, cards: Sequence[Card], kind: str) -> list[str]:
-    lines, card = [], min(cards)
-    if len(set(cards)) > 1:
-        counts = sorted(Counter(cards).items())
-        kinds = ", ".join(f"{kind.text} on {count} of {len(cards)}" for kind, count in counts)
-        lines.append(f"ranks have different hardware: {kinds}; the least capable decides")
-    if asked == "bf16" and not card.has_bf16:
-        instead = "auto, or fp16" if kind == "cuda" else "auto"
-        how = f"only emulated by {card.text}, slower than fp32; use {instead}"
-        lines.append(f"runtime.precision: bf16 is {how}")
-    if asked == "fp32" and card.has_bf16 and kind == "cuda":
-        how = f"slower than bf16, which auto would use ({card.text}), and needs twice the memory"
-        lines.append(f"runtime.precision: fp32 is {how} for activations")
-    return lines
+    least = f", the least capable of {len(known)} ranks," if len(set(known)) > 1 else ""
+    found = f"{card.text}{least} {'has' if card.has_bf16 else 'lacks'} bf16"
+    if asked != "auto":
+        return Precision(asked, kind, f"as configured; {found}")
+    return Precision("bf16" if card.has_bf16 else "fp32", kind, f"auto: {found}")
 
 
 def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> None:

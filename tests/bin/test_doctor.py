@@ -59,7 +59,7 @@ def test_every_shortage_is_named(environment, data, settings, tmp_path):
     assert done.returncode == 1, done.stderr
     lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
     failed = "\n".join(text for level, text in lines if level == "fail")
-    assert refused(failed, "runtime.num_workers", 64, "16 MiB", "--shm-size=")
+    assert refused(failed, "/dev/shm", "of 64 data workers", "16 MiB", "--shm-size=")
     assert refused(failed, str(exp), FULL) and refused(failed, str(exp), "8 MiB")
     assert refused(failed, "open files", 200)
     assert "wav/spk0-0.wav: no such file" in failed

@@ -78,12 +78,7 @@ NEXT = "training.bn_batch=64"
     ("card_gb", "gpus", "settings", "expected"),
     [
         (0.1, 1, LONG, ("--gpu-mem", 16, 0.1, "0 do", "use 5 GB")),
-        (
-            4,
-            1,
-            LONG,
-            ("--gpu-mem", 16, "11 do", "micro_batch=8", "bf16", "5 GB", "crop_seconds=40"),
-        ),
+        (4, 1, LONG, ("--gpu-mem", 16, "11 do", "micro_batch=8", "bf16", "5 GB", "crop_seconds")),
         (5, 1, LONG, (16, 16, 16)),
         (4, 1, (*LONG, "data.crop_seconds=40"), (16, 16, 16)),
         (4, 1, BF16, (16, 16, 16)),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from refusals import refuses
 
-from speakerlab.data.labels import class_names, hold_out, label, labels_by_name
+from speakerlab.data.labels import class_names, hold_out, label
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import write_table
 
@@ -32,7 +32,6 @@ def test_labels_replace_speakers(folder):
     ("old", "new", "value"),
     [
         ("spk1-0 de\n", "", "spk1-0"),
-        ("spk1-0 de\n", "spk1-0 old de\n", "'old de' for spk1-0"),
         (" th\n", " de\n", "only de"),
     ],
 )
@@ -80,12 +79,4 @@ def test_a_unit_of_two_classes_is_held_out_of_both_and_leaves_none_empty(units):
 def test_a_speed_makes_a_block_of_new_speakers():
     names = class_names(["a", "b"], (1.0, 0.9, 1.1))
     assert names == ["a", "b", "a#0.9", "b#0.9", "a#1.1", "b#1.1"]
-    assert labels_by_name(names, ["a", "b"], (1.0, 0.9, 1.1)).tolist() == [[0, 1], [2, 3], [4, 5]]
     assert class_names(["a", "b"], [1.0]) == ["a", "b"]
-
-
-def test_labels_find_their_rows_in_a_head_that_has_more():
-    classes = ["x", "b#1.1", "a", "y#0.9", "b", "a#1.1"]
-    assert labels_by_name(classes, ["a", "b"], [1.0, 1.1]).tolist() == [[2, 4], [5, 1]]
-    with pytest.raises(KeyError, match="c"):
-        labels_by_name(classes, ["a", "c"], [1.0])

@@ -1,7 +1,6 @@
 """Data workers: how many fit the CPUs and shared memory, and which one is stuck or has died."""
 
 import logging
-import math
 import multiprocessing
 import os
 import re
@@ -13,11 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refusals import refuses
 
-from speakerlab.core.batch import Draw
 from speakerlab.core.process import available_cpus
-from speakerlab.data.loader import TrainCrops, batch_bytes, collate, micro_batches, train_loader
+from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import NO_ROW, Watch, auto_workers, fit_workers
@@ -64,33 +61,12 @@ def test_without_cgroups_the_cpus_are_those_of_the_affinity(tmp_path, eight_cpus
     assert available_cpus(tmp_path) == 8
 
 
-def test_workers_that_fit_are_kept(tmp_path):
-    more = {"local_ranks": 2, "folder": tmp_path}
-    for is_fixed in (False, True):
-        assert fit_workers(8, bytes_per_batch=MIB, is_fixed=is_fixed, **more) == 8
-    absent = {"local_ranks": 2, "folder": tmp_path / "no"}
-    assert fit_workers(8, bytes_per_batch=1 << 50, is_fixed=True, **absent) == 8
-
-
-def test_fewer_workers_are_used_and_logged(tmp_path, caplog):
+def test_as_many_workers_as_fit_into_shared_memory(tmp_path):
     """A worker of each of 2 ranks reads 4 batches ahead and 1.5 of each are there: 12 batches."""
-    caplog.set_level("INFO")
-    bytes_per_batch = shutil.disk_usage(tmp_path).free // int(12 * 3.5)
-    more = {"bytes_per_batch": bytes_per_batch, "local_ranks": 2, "folder": tmp_path}
-    assert fit_workers(8, is_fixed=False, **more) == 3
-    assert f"instead of 8: {tmp_path} has" in caplog.text and "3 data workers" in caplog.text
-    assert fit_workers(0, is_fixed=False, **more) == 0
-    need = -(-round(bytes_per_batch * 12) * 8 // MIB)
-    with refuses("runtime.num_workers", "8 for each of 2", f"{need} MiB of {tmp_path}"):
-        fit_workers(8, is_fixed=True, **more)
-
-
-def test_ranks_on_gpus_need_shared_memory_too(tmp_path):
-    ranks = shutil.disk_usage(tmp_path).free // (64 * MIB) + 1  # nothing is left for a batch
-    more = {"bytes_per_batch": 1, "folder": tmp_path, "is_fixed": False}
-    assert fit_workers(1, local_ranks=ranks, **more) == 1
-    with pytest.raises(ValueError, match=f"1 for each of {ranks} ranks need"):
-        fit_workers(1, local_ranks=ranks, on_gpus=True, **more)
+    more = {"batch_bytes": shutil.disk_usage(tmp_path).free // int(12 * 3.5), "local_ranks": 2}
+    for wanted, fitting in ((8, 3), (3, 3), (0, 0)):
+        assert fit_workers(wanted, folder=tmp_path, **more) == fitting
+    assert fit_workers(8, folder=tmp_path / "no", **more) == 8
 
 
 def test_cpus_are_those_this_process_may_use():
@@ -103,28 +79,6 @@ def test_cpus_are_those_this_process_may_use():
         os.sched_setaffinity(0, before)
     assert available_cpus() == len(before)
     assert 1 <= auto_workers(1) <= max(1, len(before) - 1)
-
-
-def test_the_bytes_of_a_batch_are_predicted(make_data_dir):
-    """Files of half a second and of a second, as crops of a second at three speeds."""
-    folder = make_data_dir(speakers=range(5), seconds=[0.5, 1.0])
-    draws = {
-        "speed": lambda rng: Draw({}, int(rng.integers(3))),
-        "mask": lambda rng: Draw({"mask": rng.random((2, 2))}),
-    }
-    crops = TrainCrops(
-        read_manifest([folder], sample_rate=16000),
-        draws,
-        crop_samples=16000,
-        speeds=(1.0, 0.9, 1.1),
-        label_KN=np.arange(15).reshape(3, 5),
-        seed=0,
-    )
-    batch = collate([crops[0, position, position % 10] for position in range(64)])
-    tensors = []
-    batch.map(lambda tensor: tensors.append(tensor) or tensor)
-    pages = sum(math.ceil(tensor.nbytes / 4096) * 4096 for tensor in tensors)
-    assert pages <= batch_bytes(crops, 64) < 1.1 * pages
 
 
 class StuckDisk(TrainCrops):

@@ -191,6 +191,11 @@ def test_speeds_that_make_no_speakers_have_the_labels_of_their_speaker(make_conf
         corpus = read_corpus(config)
         names = row_names(config, corpus)
         assert row_labels(config, corpus, names).tolist() == rows
+        longer = ["x", *reversed(names)]  # a head that has more, in another order
+        named = np.array(longer)[row_labels(config, corpus, longer)]
+        assert np.array_equal(named, np.array(names)[rows])
+        with pytest.raises(KeyError, match=names[-1]):
+            row_labels(config, corpus, names[:-1])
         assert len(names) == max(rows[-1]) + 1
 
 

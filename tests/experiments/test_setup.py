@@ -1,17 +1,23 @@
 """Batch plan, start-up log and facts of a training."""
 
 import logging
+import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from refusals import refuses
 
 from speakerlab.config import build
 from speakerlab.config.schema import Config, load_config
 from speakerlab.experiments import setup as setup_training
+from speakerlab.experiments.corpus import read_corpus, row_names
 from speakerlab.experiments.planning import plan_batch
+from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import Precision, resolve_precision
 from speakerlab.training.task import SpeakerTask
@@ -82,14 +88,12 @@ def test_the_start_logs_the_device_first(
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2 * (kind == "cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
-    used = Precision("fp32", kind, "why", ("ranks have different GPUs, ...",))
+    used = Precision("fp32", kind, "why")
     ranks = Ranks(0, world_size, 1, torch.device(kind))
     config = make_config(f"runtime.device={device}")
     with caplog.at_level(logging.INFO):
         setup_training.log_device(tmp_path, config, ranks, used)
-    first, second = (record.getMessage() for record in caplog.records)
-    assert first == f"{tmp_path}: trains on {expected}"
-    assert second == "ranks have different GPUs, ..."
+    assert caplog.messages == [f"{tmp_path}: trains on {expected}"]
 
 
 @pytest.mark.parametrize("begun", ["fp32", "bf16"])
@@ -125,3 +129,31 @@ def test_the_start_logs_the_batch(make_config, tmp_path, caplog):
     short = make_config("training.num_epochs=3", "training.margin.end_epoch=6")
     setup_training.log_start(tmp_path, short, known, make_task(short))
     assert "num_epochs: 3" in caplog.text and "margin.end_epoch (6)" in caplog.text
+
+
+def test_workers_that_do_not_fit_are_left_out_or_refused(
+    make_config, make_data_dir, monkeypatch, caplog
+):
+    """Six batches of 4 crops of 0.5 s at 1.1 of the speed, with noise: 845 kB for each worker."""
+    folder: Path = make_data_dir(speakers=range(4))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2_000_000))
+    settings = ["data.crop_seconds=0.5", "augment.speeds=[1.0,1.1]", f"data.dir={folder.parent}"]
+    settings += ["augment.noise_prob=0", "augment.room_prob=0", "data.valid_speakers=0"]
+    plan, ranks = BatchPlan(4, 2, 1, ""), one_rank("cpu")
+
+    def num_workers(asked: object, *, on_device: bool) -> int:
+        config = make_config(*settings, f"runtime.num_workers={asked}")
+        corpus = replace(read_corpus(config), noise_on_device=on_device)
+        augment = build.build_augment(config)
+        names = row_names(config, corpus)
+        return setup_training.TrainBatches(config, corpus, names, augment, ranks, plan).num_workers
+
+    assert num_workers(2, on_device=False) == 2 and num_workers(4, on_device=True) == 4
+    with refuses("runtime.num_workers", "3 for each of 1", "2 do", "--shm-size="):
+        num_workers(3, on_device=False)
+    with refuses("runtime.num_workers", "5 for each of 1", "4 do"):
+        num_workers(5, on_device=True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with caplog.at_level(logging.INFO):
+        assert num_workers("auto", on_device=True) == 0
+    assert "runtime.num_workers: " in caplog.text and "0 do; enlarge it" in caplog.text

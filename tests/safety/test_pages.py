@@ -25,7 +25,6 @@ from speakerlab.experiments.hardest import HardTrial, data_uri
 from speakerlab.experiments.plots import Picture
 from speakerlab.experiments.timeline import worst_minutes
 from speakerlab.inference.diarize import Diarization, Match, Segment
-from speakerlab.training.monitor import Monitor, Points
 
 NUM, LONG = 200, 10_000
 RUN, AWAY = "window.ran=1", "http://speakerlab.invalid/x"
@@ -209,21 +208,6 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
         missing = [name for name in NAMES if shown(name) not in text]
         assert not missing, (path, missing[0][:200])
         assert not any(c != "\n" and shown(c) != c for c in {*page}), path
-
-
-def test_names_are_rows_of_the_projector_of_tensorboard(tmp_path: Path) -> None:
-    """They are in no other file of TensorBoard: tags and pictures have none."""
-    names = [name for name in NAMES if "\udcff" not in name]  # tables are UTF-8
-    shown = Points(np.zeros((len(names), 2)), names, names[::-1])
-    monitor = Monitor(tmp_path, total_steps=1, every_seconds=1.0, points=lambda: shown)
-    monitor.begin(0)
-    monitor.valid_row(1, {"eer": 0.5})
-    monitor.close()
-    text = (tmp_path / "tensorboard/projector/metadata.tsv").read_bytes().decode()
-    rows = [f"{speaker}\t{utterance}" for speaker, utterance in zip(names, names[::-1])]
-    assert text.split("\n") == ["speaker\tutterance", *rows, ""]
-    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
-        assert path.name == "metadata.tsv" or RUN.encode() not in path.read_bytes(), path
 
 
 # True for each pair of neighbours of ASCII in a line of text whose second is displayed first.

@@ -5,14 +5,11 @@ import logging
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
-from google.protobuf import text_format
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.projector import projector_config_pb2
 
 from speakerlab.training import monitor as monitor_module
-from speakerlab.training.monitor import Monitor, Points
+from speakerlab.training.monitor import Monitor
 
 
 def make_monitor(folder, start_step=0, **more):
@@ -58,24 +55,6 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in read_events(folder).Scalars(name)]
 
 
-def points(first: int = 0, num_points: int = 3) -> Points:
-    """Return points whose first coordinate is the row."""
-    emb_ND = np.full((num_points, 2), first, dtype=np.float32)
-    emb_ND[:, 0] = np.arange(num_points)
-    ids = [f"utt{row}" for row in range(num_points)]
-    return Points(emb_ND, ["ann"] * num_points, ids)
-
-
-def read_projector(folder: Path) -> tuple[np.ndarray, list[str]]:
-    """Return points and names, read like TensorBoard does."""
-    log_dir = folder / "tensorboard"
-    config = getattr(projector_config_pb2, "ProjectorConfig")()  # noqa: B009 # made at run time
-    text_format.Parse((log_dir / "projector_config.pbtxt").read_text(), config)
-    (info,) = config.embeddings
-    points = np.loadtxt(log_dir / info.tensor_path, delimiter="\t", ndmin=2)
-    return points, (log_dir / info.metadata_path).read_text().splitlines()
-
-
 @pytest.mark.parametrize(
     "damage",
     [b'{"kind": "train", "st', b"\0" * 40 + b"\n", b"[]\n", b"{}\n", b'{"step": "20"}\n'],
@@ -118,26 +97,3 @@ def test_an_event_cut_by_a_loss_of_power_hides_no_later_one(tmp_path):
     second = make_monitor(tmp_path, start_step=10)
     second.train_row(20, {"loss": 2.0})
     assert scalars(tmp_path, "train/loss") == [(10, 1.0), (20, 2.0)]
-
-
-def test_the_projector_has_the_points_of_the_last_validation(tmp_path):
-    shown = iter([points(50), points(200)])
-    monitor = make_monitor(tmp_path, points=lambda: next(shown))
-    monitor.valid_row(10, {"eer": 0.5})
-    before = {path for path in (tmp_path / "tensorboard").rglob("*") if path.is_file()}
-    monitor.valid_row(20, {"eer": 0.25})
-    monitor.close()
-    assert before == {path for path in (tmp_path / "tensorboard").rglob("*") if path.is_file()}
-    assert scalars(tmp_path, "valid/eer") == [(10, 0.5), (20, 0.25)]
-    found, names = read_projector(tmp_path)
-    assert found.tolist() == [[0, 200], [1, 200], [2, 200]]
-    assert names == ["speaker\tutterance", "ann\tutt0", "ann\tutt1", "ann\tutt2"]
-
-
-def test_a_projector_has_2000_points_from_first_to_last(tmp_path):
-    monitor = make_monitor(tmp_path, points=lambda: points(0, 5001))
-    monitor.valid_row(10, {"eer": 0.5})
-    found, names = read_projector(tmp_path)
-    assert len(found) == 2000 and len(names) == 2001
-    assert names[1] == "ann\tutt0" and names[-1] == "ann\tutt5000"
-    assert [f"ann\tutt{row:.0f}" for row in found[:, 0]] == names[1:]
