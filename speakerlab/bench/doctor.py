@@ -29,8 +29,7 @@ from speakerlab.data import workers
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
 from speakerlab.experiments.corpus import class_speeds
-from speakerlab.experiments.planning import asked_micro_batch, footprint
-from speakerlab.experiments.setup import batch_bytes
+from speakerlab.experiments.planning import asked_micro_batch, batch_bytes, footprint
 from speakerlab.training.batch_size import MAX_MICRO_BATCH, free_bytes
 from speakerlab.training.devices import check_format, count_gpus, describe_gpus
 from speakerlab.training.distributed import start_ranks

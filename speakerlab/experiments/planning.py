@@ -229,6 +229,15 @@ def _momentum_bytes(config: Config, parameters: list[nn.Parameter]) -> int:
     return sum(value.nbytes for value in kept if isinstance(value, Tensor))
 
 
+def batch_bytes(config: Config, micro_batch: int, *, noise: bool = False) -> int:
+    """Return the bytes of a micro-batch of workers, as int16 or features of about that size.
+
+    noise: whether the workers send it along.
+    """
+    samples = round(build.crop_samples(config) * max(config.augment.speeds)) * (2 if noise else 1)
+    return 2 * micro_batch * build.crops_each(config) * samples
+
+
 def asked_micro_batch(config: Config) -> int | None:
     """Return the configured micro-batch, None for auto."""
     asked = config.runtime.micro_batch

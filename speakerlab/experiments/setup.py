@@ -26,6 +26,7 @@ from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import SHARED_MEMORY, auto_workers, fit_workers
 from speakerlab.experiments.corpus import Corpus, class_speeds, counted, row_labels
+from speakerlab.experiments.planning import batch_bytes
 from speakerlab.experiments.stored_features import frames_to_read
 from speakerlab.frontend.augment import Augment
 from speakerlab.training.appended import LogFile
@@ -154,15 +155,6 @@ def schedule(config: Config, order: EpochOrder) -> Schedule:
         log_every_steps=config.runtime.log_every_steps,
         frozen_steps=round(training.freeze_epochs * per_epoch),
     )
-
-
-def batch_bytes(config: Config, micro_batch: int, *, noise: bool = False) -> int:
-    """Return the bytes of a micro-batch of workers, as int16 or features of about that size.
-
-    noise: whether the workers send it along.
-    """
-    samples = round(crop_samples(config) * max(config.augment.speeds)) * (2 if noise else 1)
-    return 2 * micro_batch * build.crops_each(config) * samples
 
 
 @dataclass(eq=False)
