@@ -8,6 +8,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speakerlab.bin.command import parser, run
@@ -99,14 +100,12 @@ def headline(device: "torch.device") -> str:
 
 def read_configs(args: Namespace) -> "dict[str, Config]":
     """Return configurations by the name of the model: of `--config`, or of each `--model`."""
-    from speakerlab.bin.plan import model_layer
     from speakerlab.config.schema import load_config
 
     if args.config is not None:
         config = load_config(args.config, args.set)
         return {config.model.name: config}
-    layers = {name: model_layer(name) for name in args.model}  # all, before the first is loaded
-    return {name: load_config([layer], args.set) for name, layer in layers.items()}
+    return {name: load_config([Path(name)], args.set) for name in args.model}
 
 
 def parse(words: Sequence[str]) -> Namespace:

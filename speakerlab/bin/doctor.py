@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from speakerlab.bin.command import parser, plain_text
-from speakerlab.bin.plan import model_layer
 
 
 def main(words: Sequence[str]) -> None:
@@ -26,7 +25,7 @@ def main(words: Sequence[str]) -> None:
     logging.disable(logging.INFO)  # the findings are in the lines
     if args.num_workers is not None:
         args.set += [f"runtime.num_workers={args.num_workers}"]
-    config = load_config(args.config or [model_layer(args.model)], args.set)
+    config = load_config(args.config or [Path(args.model)], args.set)
     ranks, gpus = args.nproc or args.gpus or 1, args.gpus or 0
     plan, failed = Plan(config, args.exp, args.data, ranks, gpus), 0
     for check in CHECKS:

@@ -54,25 +54,16 @@ def load(args: Namespace) -> "Config":
     settings = [*args.set, *([f"runtime.precision={args.precision}"] if args.precision else [])]
     if args.config is not None:
         return load_config(args.config, settings)
-    layers = [model_layer(args.model)]
+    layers = [Path(args.model)]
     if args.recipe is not None:
         recipe = ROOT / "egs" / args.recipe
         if not (recipe / "conf.yaml").exists():
             known = (path.parent.name for path in ROOT.glob("egs/*/conf.yaml"))
             hint = nearest(args.recipe, known, otherwise="recipes are in a clone of the repository")
             raise ValueError(f"--recipe: {args.recipe}: no such recipe{hint}")
-        own = recipe / "conf" / layers[0].name
+        own = recipe / "conf" / f"{layers[0].stem}.yaml"
         layers += [recipe / "conf.yaml", *([own] if own.exists() else [])]
     return load_config(layers, settings)
-
-
-def model_layer(name: str) -> Path:
-    from speakerlab.config.layers import find_layer
-
-    try:
-        return find_layer(Path(name))
-    except FileNotFoundError as error:
-        raise ValueError(f"--model: {error}") from None
 
 
 def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> None:

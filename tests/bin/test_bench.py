@@ -94,7 +94,7 @@ def test_machine_model_and_made_up_data_are_measured(settings, tmp_path, capsys,
         (["train", "--profile"], SystemExit, ["--profile: "]),
         (["--seconds", "-1"], SystemExit, ["--seconds: ", "-1"]),
         (["--steps", "0"], SystemExit, ["--steps: ", "0"]),
-        (["machine", "--model", "campluss"], ValueError, ["--model: ", "campluss", "campplus"]),
+        (["machine", "--model", "campluss"], OSError, ["campluss: ", "campplus"]),
     ],
 )
 def test_refusals(words, error, values, capsys):
