@@ -174,7 +174,7 @@ class Round:
         return struck
 
     def undo_due(self, now: float) -> None:
-        for until, struck in [*self.standing]:
+        for until, struck in self.standing[::-1]:  # a file may be damaged twice
             if now >= until:
                 struck.undo()
                 self.standing.remove((until, struck))
@@ -208,7 +208,7 @@ class Round:
     def repair(self, text: str) -> bool:
         """Do what the messages of the last end ask for."""
         repaired = False
-        for until, struck in [*self.standing]:
+        for until, struck in self.standing[::-1]:
             if struck.path is not None and str(struck.path) in text:
                 struck.undo()
                 self.standing.remove((until, struck))
