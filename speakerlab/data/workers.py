@@ -7,6 +7,7 @@ is reported in one line instead of torch's many.
 import logging
 import shutil
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -15,6 +16,7 @@ from ctypes import c_int64
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -62,6 +64,13 @@ def start_worker(worker: int) -> None:
     process.die_with_parent()
     process.leave_signals_to_parent()
     torch.set_num_threads(1)
+    sys.excepthook = _hide_lost_connection
+
+
+def _hide_lost_connection(kind: type[BaseException], *rest: Any) -> None:
+    """Do not print that a killed rank no longer takes what multiprocessing's thread hands over."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        sys.__excepthook__(kind, *rest)
 
 
 class Watch:

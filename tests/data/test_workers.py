@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from multiprocessing import connection, resource_sharer
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from speakerlab.core.process import available_cpus
 from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder
-from speakerlab.data.workers import NO_ROW, Watch, auto_workers, fit_workers
+from speakerlab.data.workers import NO_ROW, Watch, auto_workers, fit_workers, start_worker
 
 MIB = 1 << 20
 
@@ -179,6 +180,25 @@ def test_the_line_on_a_stall_counts_the_workers_and_names_four():
     assert re.findall(r"row (\d+)", text) == ["3", "5", "0", "4"]
     watch.rows[:] = [NO_ROW] * 7
     assert watch.describe_stall(61.3) == "data: no batch for 61 s; 0 of 7 workers are reading"
+
+
+def hand_over(mailbox):
+    start_worker(1)
+    with Path(os.devnull).open() as file:
+        mailbox.send(resource_sharer.DupFd(file.fileno()))
+    mailbox.recv()
+
+
+def test_a_worker_says_nothing_when_its_rank_is_killed_while_taking_a_batch(capfd):
+    own, other = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=hand_over, args=(other,))
+    worker.start()
+    key = multiprocessing.current_process().authkey
+    connection.Client(own.recv()._id[0], authkey=key).close()
+    time.sleep(0.2)
+    own.send("end")
+    worker.join(10)
+    assert worker.exitcode == 0 and capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
