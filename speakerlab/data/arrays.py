@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from speakerlab.core.atomic import replacing
 from speakerlab.core.reading import parse_json
@@ -56,11 +56,9 @@ def write_arrays(
         else:
             packed[name] = np.ascontiguousarray(array)
     text = json.dumps(facts)
-    with replacing(path) as partial:
-        partial.touch()  # of the usual mode; safetensors writes files that only their owner reads
-        mode = partial.stat().st_mode
-        save_file(packed, partial, metadata={"facts": text, "crc32": _checksum(text, packed)})
-        partial.chmod(mode)
+    metadata = {"facts": text, "crc32": _checksum(text, packed)}
+    with replacing(path) as partial:  # `save_file` would write one that only its owner may read
+        partial.write_bytes(save(packed, metadata))
 
 
 def read_arrays(

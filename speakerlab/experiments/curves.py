@@ -35,15 +35,10 @@ def read_curves(path: Path) -> dict[str, Curve]:
             continue
     curves: dict[str, Curve] = {}
     for kind, key, name, factor in CURVES:
-        curve: list[tuple[int, float]] = []
-        for row in rows:
-            if row.get("kind") == kind:
-                while curve and curve[-1][0] >= row["step"]:
-                    curve.pop()
-                if isinstance(row.get(key), int | float):
-                    curve.append((row["step"], factor * row[key]))
+        own = [row for row in rows if row.get("kind") == kind and key in row]
+        curve = {row["step"]: factor * row[key] for row in own if isinstance(row[key], int | float)}
         if len(curve) > 1:
-            curves[name] = [step for step, _ in curve], [value for _, value in curve]
+            curves[name] = list(curve), list(curve.values())
     return curves
 
 

@@ -7,7 +7,7 @@ utterances. `utt2<name>` and `spk2<name>` are conditions, `utt2dur` holds durati
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -58,11 +58,8 @@ class TrialList:
         """The embeddings of either side, from a table that has each utterance."""
         if not self.models:
             return table, table
-        models = average_models(table, self.models)
-        names = [name for name in self.trials.enrol_ids if name not in self.models]
-        plain = table.select(names, where="enrolment")
-        emb_ND = np.concatenate([models.emb_ND, plain.emb_ND])
-        return replace(models, ids=[*models.ids, *plain.ids], emb_ND=emb_ND), table
+        sides = {name: self.models.get(name, [name]) for name in self.trials.enrol_ids}
+        return average_models(table, sides), table
 
     def side_seconds(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Durations of either side, (N) each; None if one is unknown."""
