@@ -3,6 +3,8 @@
 Letters: N windows, M windows of the sample, C cuts of the tree.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import cut_tree, linkage
@@ -10,11 +12,11 @@ from scipy.cluster.hierarchy import cut_tree, linkage
 from speakerlab.diarization.clustering import MIN_WINDOWS, THRESHOLD, sample_rows
 
 
+@dataclass(kw_only=True)
 class Ahc:
-    """Method of `METHODS`. threshold: mean cosine from which two groups are one speaker."""
+    """Method of `METHODS`."""
 
-    def __init__(self, *, threshold: float = THRESHOLD) -> None:
-        self.threshold = threshold
+    threshold: float = THRESHOLD  # mean cosine from which two groups are one speaker
 
     def __call__(self, unit_ND: np.ndarray, least: int, most: int) -> NDArray[np.int64]:
         """Return group_N, -1 for windows outside the sample.

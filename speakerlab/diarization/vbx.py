@@ -7,6 +7,8 @@ speakers is found. Fa weighs the windows, which are not independent, and Fb the 
 Letters: N windows, K speakers, D dimensions.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp, softmax
@@ -22,36 +24,27 @@ MIN_GAIN = 1e-4  # of the lower bound; less ends the iteration
 MIN_WEIGHT = 1e-7  # of a speaker that is left
 
 
+@dataclass(kw_only=True, eq=False)
 class Vbx:
-    """Method of `METHODS`.
+    """Method of `METHODS`, from a PLDA model of embeddings of unit length."""
 
-    mean_D, transform_DD, psi_D: a PLDA model of embeddings of unit length; u = A (x - m) has the
-    covariance I within speakers and diag(psi) between them.
-    """
-
-    def __init__(
-        self,
-        *,
-        mean_D: np.ndarray,
-        transform_DD: np.ndarray,
-        psi_D: np.ndarray,
-        fa: float = FA,
-        fb: float = FB,
-    ) -> None:
-        self.mean_D, self.transform_DD, self.psi_D = mean_D, transform_DD, psi_D
-        self.fa, self.fb, self.spectral = fa, fb, Spectral()
+    mean_D: np.ndarray  # m
+    transform_DD: np.ndarray  # A: u = A (x - m) has the covariance I within speakers,
+    psi_D: np.ndarray  # and diag(psi) between them
+    fa: float = FA
+    fb: float = FB
 
     def __call__(self, unit_ND: np.ndarray, least: int, most: int) -> NDArray[np.int64]:
         """Return group_N; of spectral clustering if VBx leaves less than `least` speakers."""
         num_starts = max(min(most, len(unit_ND) // START_WINDOWS), least)
-        group_N = drop_tiny(self.spectral(unit_ND, num_starts, num_starts), num_starts)
+        group_N = drop_tiny(Spectral()(unit_ND, num_starts, num_starts), num_starts)
         direction_KD = unit_rows(centres(unit_ND, group_N))
         start_NK = np.eye(len(direction_KD))[(unit_ND @ direction_KD.T).argmax(axis=1)]
         u_ND = (unit_ND - self.mean_D) @ self.transform_DD.T
         post_NK = self.posteriors(u_ND, softmax(START_SHARPNESS * start_NK, axis=1))
         found_N = post_NK.argmax(axis=1)
         if len(np.unique(found_N)) < least:
-            return self.spectral(unit_ND, least, most)
+            return Spectral()(unit_ND, least, most)
         return found_N
 
     def posteriors(self, u_ND: np.ndarray, post_NK: np.ndarray) -> NDArray[np.float64]:

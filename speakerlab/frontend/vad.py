@@ -10,7 +10,13 @@ share of the decibels from there to the loudest, so that no signal-to-noise rati
 Letters: S samples, T frames, L samples of a frame.
 """
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
+from annotated_types import Gt, Interval
+
+from speakerlab.core.reading import ONLY_FINITE
 
 LOUDEST = 99  # percentile of the frames taken as the loudest: one click does not count
 NOISE = 5  # percentile of the frames taken as the noise: even short pauses are as long together
@@ -18,33 +24,23 @@ QUIETEST_POWER = 1e-12  # -120 dBFS, for frames of digital silence
 INT16_POWER = 2.0**30  # of full scale
 
 
+@dataclass(frozen=True, kw_only=True)
 class EnergyVad:
     """wave_S -> its speech or, if no frame counts as speech, the whole wave: never empty."""
 
-    def __init__(
-        self,
-        *,
-        sample_rate: int = 16000,
-        range_db: float = 30.0,
-        floor_dbfs: float = -55.0,
-        frame_ms: float = 20.0,
-        context_frames: int = 5,
-        min_share: float = 0.25,
-        above_noise: float = 0.0,
-    ) -> None:
-        self.range_db, self.floor_dbfs = range_db, floor_dbfs
-        self.frame_samples = round(frame_ms * sample_rate / 1000)
-        self.context_frames, self.min_share = context_frames, min_share
-        self.above_noise = above_noise
-        if self.frame_samples < 2:
-            raise ValueError(f"vad: frame_ms {frame_ms:g} is too short; use 20, for example")
-        in_range = range_db > 0 and context_frames >= 0
-        if not (in_range and 0 < min_share <= 1 and 0 <= above_noise < 1):
-            raise ValueError(
-                f"vad: range_db {range_db:g}, context_frames {context_frames}, min_share "
-                f"{min_share:g} or above_noise {above_noise:g} is out of range; give range_db > 0, "
-                "context_frames >= 0, min_share in (0, 1] and above_noise in [0, 1)"
-            )
+    __pydantic_config__ = ONLY_FINITE
+
+    sample_rate: int = 16000
+    range_db: Annotated[float, Gt(0)] = 30.0
+    floor_dbfs: float = -55.0
+    frame_ms: Annotated[float, Interval(ge=1, le=1000)] = 20.0
+    context_frames: Annotated[int, Interval(ge=0, le=1000)] = 5
+    min_share: Annotated[float, Interval(gt=0, le=1)] = 0.25
+    above_noise: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+
+    @property
+    def frame_samples(self) -> int:
+        return max(round(self.frame_ms * self.sample_rate / 1000), 2)
 
     def __call__(self, wave_S: np.ndarray) -> np.ndarray:
         """Return the speech of a wave, int16 or floating point in [-1, 1], in the same type.

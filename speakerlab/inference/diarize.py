@@ -87,23 +87,19 @@ def diarize(
     num_speakers: int | None = None,
     min_speakers: int = 1,
     max_speakers: int | None = None,
-    vad: str = "energy",
-    regions: Sequence[Region] | None = None,
     method: str | Method | None = None,
-    window_seconds: float = WINDOW_SECONDS,
-    step_seconds: float = STEP_SECONDS,
     known: bool = False,
     far: float | None = None,
     recording: str | None = None,
-    progress: bool = False,
+    **windows: Any,
 ) -> Diarization:
     """Find who spoke when in a recording: anything that `SpeakerModel.embed` takes, of any length.
 
     num_speakers: if known; else between min_speakers and max_speakers (None: MAX_SPEAKERS).
-    regions: of speech, in seconds; None: found by `vad`, "energy" or "silero". method: "spectral",
-    "ahc", or an object that divides windows, such as `Ahc(threshold=0.5)` or a `Vbx` with its PLDA
-    model; None: that of `model.tuning`. recording: name in RTTM (None: of the file, without
-    ending). progress: show a bar on a terminal.
+    method: "spectral", "ahc", or an object that divides windows, such as `Ahc(threshold=0.5)` or a
+    `Vbx` with its PLDA model; None: that of `model.tuning`. recording: name in RTTM (None: of the
+    file, without ending). windows: vad, regions, window_seconds, step_seconds and progress of
+    `embed_windows`.
     Speakers are "speaker1", "speaker2", ..., in order of appearance. known: those that are enrolled
     (`model.enroll`) get their names; far: false-alarm rate of this decision (None: at the EER).
     Raises ValueError with one line for audio that is broken or empty, if there is less speech than
@@ -117,18 +113,8 @@ def diarize(
         max_speakers = max(MAX_SPEAKERS, min_speakers)
     divide = model.tuning.build(method) if method is None or isinstance(method, str) else method
     name = Path(name_of(audio)).stem if recording is None else recording
-    heard = embed_windows(
-        model,
-        audio,
-        sample_rate,
-        vad=vad,
-        regions=regions,
-        window_seconds=window_seconds,
-        step_seconds=step_seconds,
-        progress=progress,
-    )
-    windows = heard.windows
-    if not windows:
+    heard = embed_windows(model, audio, sample_rate, **windows)
+    if not heard.windows:
         log.warning("%s: no speech was found", name_of(audio))
         return Diarization(name, heard.seconds, [], {})
     found = cluster(heard.emb_ND, divide, min_speakers=min_speakers, max_speakers=max_speakers)
@@ -138,9 +124,9 @@ def diarize(
             "one; if someone is missing, give the number of speakers",
             name_of(audio),
             found.num_dropped,
-            len(windows),
+            len(heard.windows),
         )
-    segments = find_segments(heard.regions, windows, found.cosine_NK)
+    segments = find_segments(heard.regions, heard.windows, found.cosine_NK)
     centres = {f"speaker{k}": emb_D for k, emb_D in enumerate(found.centre_KD.astype("f4"), 1)}
     with_turn = {segment.speaker for segment in segments}
     speakers = {name: emb_D for name, emb_D in centres.items() if name in with_turn}
@@ -220,7 +206,11 @@ def embed_windows(
     step_seconds: float = STEP_SECONDS,
     progress: bool = False,
 ) -> Embedded:
-    """Embed the windows of the speech of a recording; the arguments are those of `diarize`."""
+    """Embed the windows of the speech of a recording.
+
+    regions: of speech, in seconds; None: found by `vad`, "energy" or "silero". progress: show a bar
+    on a terminal.
+    """
     rate = model.sample_rate
     wave_S = spool_wave(audio, sample_rate=rate, source_rate=sample_rate)
     seconds = len(wave_S) / rate

@@ -75,7 +75,7 @@ def facts_of(published: Published, *, precision: str = "fp32") -> Facts:
         frontend=config.frontend,
         calibration=published.calibration,
         diarization=published.tuning if published.tuning.source else None,
-        vad=config.vad,
+        vad=embedder.vad,
         precision=precision,
     )
 

@@ -6,7 +6,7 @@ else that its use requires. Letters: B rows, S samples, D embedding dimensions.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class Facts:
     frontend: Mapping[str, Any]
     calibration: Calibration | None = None
     diarization: Tuning | None = None
-    vad: Mapping[str, Any] | None = None  # arguments of EnergyVad
+    vad: EnergyVad | None = None
     precision: str = "fp32"  # of weights and products; or int8
 
     def to_texts(self) -> dict[str, str]:
@@ -84,11 +84,7 @@ class OnnxModel:
         self.sha256, self.precision = facts.sha256, facts.precision
         self.family, self.source = facts.architecture, path
         self.calibration, self.tuning = facts.calibration, facts.diarization or Tuning()
-        vad = facts.vad
-        try:
-            self.vad = None if vad is None else EnergyVad(sample_rate=self.sample_rate, **vad)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{path}: unusable vad ({error}); export it again") from None
+        self.vad = facts.vad and replace(facts.vad, sample_rate=self.sample_rate)
 
     def embed_window(self, wave_BS: ArrayLike) -> NDArray[np.float32]:
         """Return emb_BD of waves of `min_samples` to `max_samples` samples."""

@@ -14,13 +14,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import (
-    POOLINGS,
-    PooledModel,
-    PoolingName,
-    refuse_unusable,
-    shortcut,
-)
+from speakerlab.models.pooling import POOLINGS, PooledModel, PoolingName, refuse_unusable, shortcut
 
 # depth -> blocks per stage; from 50 on they are bottlenecks
 STAGES: dict[int, tuple[int, int, int, int]] = {

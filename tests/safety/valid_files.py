@@ -34,6 +34,7 @@ from speakerlab.data.shards import READERS, Layout
 from speakerlab.diarization import regions
 from speakerlab.diarization.clustering import Tuning
 from speakerlab.experiments import curves, results
+from speakerlab.frontend.vad import EnergyVad
 from speakerlab.inference.embedding_files import WRITERS
 from speakerlab.inference.onnx_model import INPUT, OUTPUT, Facts
 from speakerlab.inference.speaker_model import SpeakerModel
@@ -208,7 +209,7 @@ def write_onnx(folder: Path) -> None:
         opset_imports=[helper.make_opsetid("", 17)],
         ir_version=8,
     )
-    vad = {"range_db": 30.0, "frame_ms": 20.0}
+    vad = EnergyVad(range_db=30.0, frame_ms=20.0)
     facts = Facts(16000, 4, 4, 4, "ab" * 32, "xvector", {"dither": 0.0}, CALIBRATION, vad=vad)
     helper.set_model_props(model, facts.to_texts())
     save_model(model, folder / "a.onnx")
