@@ -37,13 +37,7 @@ def test_a_room_of_one_impulse_is_the_identity():
 
 
 @pytest.mark.parametrize(
-    ("rooms", "value"),
-    [
-        ([np.ones(9), np.zeros(9)], "room 1"),
-        ([np.ones((9, 2))], "(9, 2)"),
-        ([np.array([1.0, np.nan])], "room 0"),
-        ([np.ones(0)], "room 0"),
-    ],
+    ("rooms", "value"), [([np.ones(9), np.zeros(9)], "room 1"), ([np.ones(0)], "room 0")]
 )
 def test_unusable_rooms_are_refused(rooms, value):
     with refuses("data.rirs", value):

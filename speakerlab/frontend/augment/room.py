@@ -56,18 +56,15 @@ def room_bank(rooms: Sequence[Any], *, sample_rate: int) -> Tensor:
     """Return impulse responses (K, L) of unit energy whose direct peaks are at the same sample.
 
     A room is cut from 5 ms before its largest sample, taken to be the direct sound, to 1 s in all.
-    Raises ValueError for a room that is empty, silent or not a vector.
+    Raises ValueError for a room that is empty or silent.
     """
     lead = round(LEAD_SECONDS * sample_rate)
     width = _room_width([len(room) for room in rooms], sample_rate=sample_rate)
     bank_KL = np.zeros((len(rooms), width), dtype=np.float32)
     for index, room in enumerate(rooms):
         room_S = np.asarray(room[:], dtype=np.float64)
-        if room_S.ndim != 1 or not (np.isfinite(room_S).all() and room_S.any()):
-            raise ValueError(
-                f"data.rirs: room {index}, of shape {room_S.shape}, is not a vector of finite "
-                "samples with sound; remove it or choose one channel"
-            )
+        if not room_S.any():
+            raise ValueError(f"data.rirs: room {index} is empty or silent; remove it")
         peak = int(np.abs(room_S).argmax())
         kept_S = np.pad(room_S, (max(0, lead - peak), 0))[max(0, peak - lead) :][:width]
         bank_KL[index, : len(kept_S)] = kept_S / np.sqrt(np.square(kept_S).sum())
