@@ -16,6 +16,7 @@ from speakerlab.frontend.augment.base import Augmentation
 
 LEAD_SECONDS = 0.005  # kept of a room before its direct sound
 ROOM_SECONDS = 1.0  # kept in all
+KEPT_ROOMS = 200  # spectra of so many rooms, a quarter of a megabyte each, are kept on a CPU
 
 
 class Room(Augmentation):
@@ -38,6 +39,7 @@ class Room(Augmentation):
         room_KL = room_bank(rooms, sample_rate=sample_rate)
         self.num_fft = scipy.fft.next_fast_len(num_samples + room_KL.shape[1] - 1, real=True)
         self.register_buffer("room_KL", room_KL, persistent=False)
+        self.kept_spectra: Tensor | None = None
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
         if not self.num_rooms or rng.random() >= self.prob:
@@ -46,8 +48,14 @@ class Room(Augmentation):
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
         spectrum = torch.fft.rfft(x_R, n=self.num_fft)
-        room_RL = self.room_KL.index_select(0, draws.values["room"])
-        spectrum *= torch.fft.rfft(room_RL, n=self.num_fft)
+        room_R = draws.values["room"]
+        if x_R.device.type != "cpu" or self.num_rooms > KEPT_ROOMS:
+            spectrum *= torch.fft.rfft(self.room_KL.index_select(0, room_R), n=self.num_fft)
+        else:
+            kept = self.kept_spectra
+            if kept is None:
+                kept = self.kept_spectra = torch.fft.rfft(self.room_KL, n=self.num_fft)
+            spectrum *= kept.index_select(0, room_R)
         wet = torch.fft.irfft(spectrum, n=self.num_fft)
         return wet[:, self.lead : self.lead + self.num_samples]
 
