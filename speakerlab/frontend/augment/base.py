@@ -1,8 +1,8 @@
 """Base class of augmentations, and the module that applies all of them to a batch in order.
 
 In: a `Batch`: int16 rows and everything drawn for them. Out: wave_BS, float32, S samples each.
-Letters: B rows of the batch, R rows that an augmentation changes, S samples of a crop (before speed
-of the longest row as read), T frames, F mel bins.
+Letters: B rows of the batch, R rows that an augmentation changes, W samples of the longest row as
+read, S samples of a crop, T frames, F mel bins.
 """
 
 import functools
@@ -76,10 +76,7 @@ class Augment(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Return waves (B, S); rows without draws are their samples / 32768, bit for bit."""
         with fp32_island(batch.wave_BS):
-            wave_BS = batch.wave_BS / INT16_SCALE
-            missing = self.num_samples - wave_BS.shape[1]
-            if missing > 0:  # all rows are slowed down
-                wave_BS = nn.functional.pad(wave_BS, (0, missing))
+            wave_BS = self.scale(batch)
             for name in self.wave_names:
                 wave_BS = self.run(name, wave_BS, batch)
             return wave_BS
@@ -90,6 +87,12 @@ class Augment(nn.Module):
         for name in self.feature_names:
             feats_BTF = self.run(name, feats_BTF, batch)
         return feats_BTF
+
+    def scale(self, batch: Batch) -> Tensor:
+        """Return (B, W or S, the larger) in [-1, 1); where all rows are slowed down W is less."""
+        wave_BW = batch.wave_BS / INT16_SCALE
+        missing = self.num_samples - wave_BW.shape[1]
+        return nn.functional.pad(wave_BW, (0, missing)) if missing > 0 else wave_BW
 
     def run(self, name: str, x_B: Tensor, batch: Batch) -> Tensor:
         """Apply one augmentation to the rows that have draws of it, in place."""
