@@ -206,6 +206,7 @@ def write_diarization_page(
     recordings, *groups = diarization.tables_of({**results, "files": dict(files)})
     shown = {
         "cards": diarization.headlines(results),
+        "errors": results["total"]["count_errors"],
         "tables": [*(("Groups of recordings", one) for one in groups), ("Recordings", recordings)],
         "minutes": minutes,
     }
