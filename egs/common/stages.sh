@@ -324,7 +324,7 @@ start_training() {
     run_stoppable -m speakerlab train "${@:2}"
   else
     list_launch_options "$1"
-    run_stoppable -m speakerlab.bin.launch "${launch[@]}" -m speakerlab.bin.train "${@:2}"
+    run_stoppable -m speakerlab launch "${launch[@]}" -m speakerlab train "${@:2}"
   fi
 }
 

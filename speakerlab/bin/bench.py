@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from speakerlab.bin.command import parser, run
+from speakerlab.bin.command import parser
 
 if TYPE_CHECKING:  # these import torch: only once the options are valid
     import torch
@@ -131,7 +130,3 @@ def parse(words: Sequence[str]) -> Namespace:
     if args.profile and (args.what != "train" or args.config is None):
         options.error("--profile: needs `train` and --config")
     return args
-
-
-if __name__ == "__main__":  # under torchrun
-    run(main, sys.argv[1:])

@@ -1,6 +1,6 @@
 """Run torchrun such that it dies with the shell that started it, and its ranks die with it.
 
-`python -m speakerlab.bin.launch <torchrun options> -m speakerlab.bin.train <options>`
+`python -m speakerlab launch <torchrun options> -m speakerlab train <options>`
 
 Returns the exit code of the rank that ended the run, with one line that names the rank or the
 signal. A signal is passed on to the ranks, once.
@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import ClassVar, NoReturn
 
@@ -70,14 +70,14 @@ def pass_on(number: int, _frame: FrameType | None) -> NoReturn:
     raise SignalException(f"got signal {number}", signal.Signals(number))
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> None:
     """Tie this process to its parent and the ranks to this process, and run torchrun."""
     process.die_with_launcher()
     os.environ[process.PARENT_VARIABLE] = str(os.getpid())
     multiprocessing.SubprocessContext = Ranks
     code, line = 0, ""
     try:
-        run.main()
+        run.main(words)
     except ChildFailedError as error:
         rank = first_failure(error.failures)
         failure = error.failures[rank]
@@ -123,7 +123,3 @@ def verdict(rank: int, failure: ProcessFailure) -> str:
 def stopped(number: signal.Signals) -> str:
     """Return one line on a run that was stopped from outside; its ranks log whether they saved."""
     return f"stopped by {number.name}; {RESUME}"
-
-
-if __name__ == "__main__":
-    main()

@@ -4,12 +4,11 @@ Run by plain python as one process, or by torchrun as several ranks.
 """
 
 import logging
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
-from speakerlab.bin.command import parser, run
+from speakerlab.bin.command import parser
 from speakerlab.checkpoints.hub import local
 from speakerlab.core import process
 
@@ -86,7 +85,3 @@ def parse(words: Sequence[str]) -> Namespace:
     args = options.parse_args(words)
     args.init = args.init and local(args.init)
     return args
-
-
-if __name__ == "__main__":
-    run(main, sys.argv[1:])

@@ -66,8 +66,8 @@ def test_a_begun_training_is_refused(make_config, settings, tmp_path):
 @pytest.mark.slow
 def test_two_ranks_each_have_a_column_and_a_trace(settings, tmp_path):
     """As docs/training.md has it, with torchrun."""
-    launch = ["-m", "speakerlab.bin.launch", "--standalone", "--nproc-per-node", "2"]
-    words = ["-m", "speakerlab.bin.bench", "train", "--profile", "--steps", "2"]
+    launch = ["-m", "speakerlab", "launch", "--standalone", "--nproc-per-node", "2"]
+    words = ["-m", "speakerlab", "bench", "train", "--profile", "--steps", "2"]
     words += ["--trace", str(tmp_path / "trace.json"), "--config", "campplus_tiny"]
     done = subprocess.run(
         [sys.executable, *launch, *words, "--set", *settings],

@@ -79,9 +79,9 @@ def train_command(settings):
     """train_command(exp, ranks, *settings) -> the command line of a training as users start it."""
 
     def words(exp, ranks=1, *more) -> list[str]:
+        launch = ["launch", "--standalone", "--max-restarts", "0", "--nproc-per-node", str(ranks)]
+        launch = [*launch, "-m", "speakerlab"] if ranks > 1 else []
         options = ["--exp", str(exp), *settings, *more]
-        launch = ["-m", "speakerlab.bin.launch", "--standalone", "--max-restarts", "0"]
-        launch += ["--nproc-per-node", str(ranks), "-m", "speakerlab.bin.train"]
-        return [sys.executable, *(launch if ranks > 1 else ["-m", "speakerlab", "train"]), *options]
+        return [sys.executable, "-m", "speakerlab", *launch, "train", *options]
 
     return words

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-LAUNCHER = r"-m speakerlab\.bin\.launch"
-TRAINING = r"-m speakerlab(\.bin\.train| train) "
+LAUNCHER = r"-m speakerlab launch"
+TRAINING = r"-m speakerlab train "
 
 
 @dataclass(frozen=True)

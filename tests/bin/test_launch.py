@@ -4,8 +4,10 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from processes import wait_for
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from speakerlab.bin import launch
@@ -32,7 +34,7 @@ time.sleep(1)
 open(os.environ["SAVED"] + str(rank), "w").write(str(len(got)))
 os._exit(128 + got[0])
 """
-STANDALONE = ["-m", "speakerlab.bin.launch", "--standalone", "--nproc-per-node", "2"]
+STANDALONE = ["-m", "speakerlab", "launch", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture
@@ -88,10 +90,26 @@ def test_a_signal_reaches_the_ranks_and_a_second_does_not_cut_saving_short(envir
     assert [(tmp_path / f"saved{rank}").read_text() for rank in (0, 1)] == ["1", "1"]
 
 
+@pytest.mark.parametrize("words", [STANDALONE, ["-m", "speakerlab", "train"]])
+def test_a_ctrl_c_while_torch_is_imported_is_one_line(environment, words, tmp_path):
+    more = (
+        [tmp_path / "never_run.py"]
+        if words is STANDALONE
+        else ["--exp", "x", "--config", "eres2net"]
+    )
+    command = [sys.executable, *words, *more]
+    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE)
+    maps = Path(f"/proc/{process.pid}/maps")
+    wait_for(lambda: "libtorch" in maps.read_text())
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (128 + signal.SIGINT, b"stopped by Ctrl-C\n")
+
+
 def test_a_host_that_finds_no_other_says_so(run, tmp_path):
     where = ["--rdzv-endpoint", "127.0.0.1:1", "--rdzv-conf", "is_host=0,timeout=1,read_timeout=1"]
     more = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", *where]
-    text = run("-m", "speakerlab.bin.launch", *more, tmp_path / "never_run.py", code=6).stderr
+    text = run("-m", "speakerlab", "launch", *more, tmp_path / "never_run.py", code=6).stderr
     last = text.splitlines()[-1]
     assert "other hosts" in last and "--rdzv" in last
 

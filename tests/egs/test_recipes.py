@@ -196,8 +196,8 @@ def test_initial_model_may_be_a_published_one(tmp_path: Path) -> None:
 
 def test_ranks_of_one_host() -> None:
     (train,) = dry_run("mini", "--stage", "3", "--stop-stage", "3", "--gpus", "2,3")
-    launch = train[: train.index("speakerlab.bin.train") - 1]
-    assert launch[:2] == ["-m", "speakerlab.bin.launch"]
+    launch = train[: train.index("train") - 2]
+    assert launch[:3] == ["-m", "speakerlab", "launch"]
     assert values_of("--nproc-per-node", launch) == ["2"]
     assert "--standalone" in launch
     done = run("mini", "--dry-run", "--gpus", "2 3")
@@ -212,12 +212,12 @@ def test_ranks_of_one_host() -> None:
 def test_ranks_of_several_hosts(rank: int) -> None:
     where = ("--nnodes", "2", "--node-rank", str(rank), "--rdzv", "10.0.0.1:29400", "--nproc", "4")
     commands = dry_run("mini", *where)
-    (train,) = [words for words in commands if "speakerlab.bin.train" in words]
+    (train,) = [words for words in commands if "train" in words]
     assert len(commands) == (9 if rank == 0 else 3)
     for words in commands[1 if rank else 6 :][:2]:
         assert (words[2], values_of("--job", words)) == ("extract", [f"{rank + 1}/2"])
         assert ("--wait-minutes" in words) == (rank == 0)
-    launch = train[: train.index("speakerlab.bin.train") - 1]
+    launch = train[: train.index("train") - 2]
     assert values_of("--nnodes", launch) == ["2"]
     assert values_of("--rdzv-endpoint", launch) == ["10.0.0.1:29400"]
     (settings,) = values_of("--rdzv-conf", launch)
