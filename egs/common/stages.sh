@@ -76,9 +76,14 @@ run_stoppable() {
   if [[ -n $stopped ]]; then pass_on "$stopped"; fi # the signal came before the child existed
   wait_for "$child" || code=$?
   trap - "${stop_signals[@]}"
+  heed_sigint
   if [[ $code == 0 && -n $stopped ]]; then code=$((128 + $(kill -l "$stopped"))); fi
   return "$code"
 }
+
+# heed_sigint: exit on a SIGINT to the shell alone once the command in the foreground has ended. Bash
+# would forget it if the command ended otherwise.
+heed_sigint() { trap 'exit 130' INT; }
 
 # pass_on SIGNAL: forward it to the child. A Ctrl-C has reached the child already, and a second SIGINT
 # would make it exit without saving, so it gets a SIGTERM.
@@ -575,20 +580,22 @@ check_run() {
 }
 
 report_failure() {
-  local code=$? name
-  if [[ -z $current || $code == 0 ]]; then return; fi
+  local code=$? name where=${current:+stage $current: }
+  if [[ $code == 0 ]]; then return; fi
   for name in "${stop_signals[@]}"; do
     if ((code == 128 + $(kill -l "$name"))); then
-      printf 'stage %s: stopped by SIG%s; run the same command again to resume\n' "$current" "$name" >&2
+      printf '%sstopped by SIG%s; run the same command again to resume\n' "$where" "$name" >&2
       return
     fi
   done
-  printf 'stage %s: failed with exit code %s\n' "$current" "$code" >&2
+  if [[ -n $where ]]; then printf '%sfailed with exit code %s\n' "$where" "$code" >&2; fi
 }
 
 main() {
   local options number base_layer layers stored='' task_dir=$recipe_dir task_tag='' device='' init_name
   local given=() without=() searched=() treatments=()
+  trap report_failure EXIT
+  heed_sigint
   find_recent || die "env: Python 3.10 or newer is needed; install it"
   options=$("$base" -I -S "$recipe_dir/../common/options.py" "$recipe_dir" "$@") || exit 1
   eval "$options"
@@ -601,7 +608,6 @@ main() {
     train_sets=(train) test_sets=(test) trials=() prepare_args=() overlay='' init_overlay='' durations=() codecs=()
     untrained=false development=false
   fi
-  trap report_failure EXIT
   set_environment
   init_name=${init%/} init_name=${init_name%/model} init_name=${init_name##*[/:]}
   if [[ $init == hub:* && $dry_run == false ]]; then

@@ -201,7 +201,7 @@ class Round:
         check("Traceback" not in text, f"a traceback:\n{tail}")
         if code and not is_silent:
             refused = code == 1 and ": refused" in tail  # before stage 3
-            said = refused or re.search(r"stage 3: (failed with exit code|stopped by)", text)
+            said = refused or re.search(r"stage 3: failed with exit code|stopped by", text)
             check(said, f"exit code {code}, and no line says that stage 3 ended:\n{tail}")
         check(not (files := self.world.touched()), f"made outside the experiment: {files}")
 

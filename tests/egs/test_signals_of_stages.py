@@ -129,3 +129,26 @@ def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
     run.process.send_signal(signal.SIGTERM)
     _, log, _ = run.end()
     assert log == ["ignored ['SIGHUP']", "got SIGTERM"]
+
+
+def test_a_sigint_to_the_shell_alone_ends_it_after_the_command_in_the_foreground(
+    tmp_path: Path,
+) -> None:
+    toy, gate = Toy(tmp_path), tmp_path / "gate"
+    toy.calls.touch()
+    process = subprocess.Popen(
+        toy.words("--stop-stage 2"),
+        env=toy.variables(GATE=str(gate)),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 20
+    while "prepare.py" not in toy.calls.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    gate.touch()
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert refused(errors.decode(), "stage 1", "stopped by SIGINT")
+    assert "check" not in toy.calls.read_text()
