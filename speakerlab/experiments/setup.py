@@ -15,7 +15,6 @@ import torch
 
 from speakerlab.checkpoints import provenance
 from speakerlab.config import build
-from speakerlab.config.build import crop_samples
 from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import Config
 from speakerlab.core import process
@@ -25,6 +24,7 @@ from speakerlab.core.reading import read_json
 from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
 from speakerlab.data.sampler import EpochOrder
 from speakerlab.data.workers import SHARED_MEMORY, auto_workers, fit_workers
+from speakerlab.experiments import consistency
 from speakerlab.experiments.corpus import Corpus, class_speeds, counted, row_labels
 from speakerlab.experiments.planning import batch_bytes
 from speakerlab.experiments.stored_features import frames_to_read
@@ -173,9 +173,8 @@ class TrainBatches:
         if config.training.epoch_hours is None and self.order.repeats > 1:
             text = "the corpus is shorter than a global batch: each epoch repeats it %.1f times"
             log.info(text, self.order.repeats)
-        self.stored: dict[str, int] = {}
-        if config.data.features == "fbank":
-            self.stored = frames_to_read(self.corpus.train, config.frontend, crop_samples(config))
+        size, waves = build.crop_samples(config), config.data.features == "wave"
+        self.stored = {} if waves else frames_to_read(self.corpus.train, config.frontend, size)
         asked, num_ranks = config.runtime.num_workers, self.ranks.local_size
         wanted = auto_workers(num_ranks) if asked == "auto" else asked
         size = batch_bytes(config, self.plan.micro_batch, noise=not self.corpus.noise_on_device)
@@ -216,7 +215,7 @@ class TrainBatches:
         seconds = math.inf if per == "utterance" else per
         return EpochOrder(
             train.num_samples_N,
-            crop_samples=crop_samples(self.config),
+            crop_samples=build.crop_samples(self.config),
             global_batch=training.global_batch,
             seed=self.config.seed,
             attempt=attempt,
@@ -231,7 +230,7 @@ class TrainBatches:
         return TrainCrops(
             self.corpus.train,
             self.augment.draws,
-            crop_samples=crop_samples(config),
+            crop_samples=build.crop_samples(config),
             **self.stored,
             speeds=config.augment.speeds,
             codecs=config.augment.codecs,
@@ -309,6 +308,9 @@ def log_start(exp_dir: Path, config: Config, known: dict[str, Any], task: Task) 
             "step %d: %d instead of %d epochs; the learning rate continues at %.3g, to %.3g",
             *(step, training.num_epochs, before, lr_at(step), last),
         )
+        if max(lr_at(step), last) <= lr_at.final:
+            text = "training.num_epochs: the learning rate stays at %.3g; for a higher one, %s"
+            log.warning(text, last, consistency.new_run(exp_dir))
     if training.num_epochs < max(training.warmup_epochs, training.margin.end_epoch):
         text = "training.num_epochs: %d ends before warmup_epochs (%g) or margin.end_epoch (%g)"
         log.warning(text, training.num_epochs, training.warmup_epochs, training.margin.end_epoch)

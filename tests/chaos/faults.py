@@ -64,7 +64,7 @@ def send(name: str, target: str) -> Fault:
         except ProcessLookupError:
             return None
         if name != "SIGSTOP":
-            return Struck(text, kills=True)
+            return Struck(text, kills=target != "worker" or name == "SIGKILL")  # others ignored
         seconds = draw.uniform(1, 20)
         return Struck(f"{text} for {seconds:.0f} s", lambda: resume(pid), seconds)
 
@@ -168,7 +168,7 @@ def choose(kind: str, place: Place, draw: random.Random) -> Path | None:
     elif kind == "metrics":
         found = [*place.exp.glob("metrics.jsonl")]
     elif kind == "shard":
-        found = [*place.data.glob("*/shards/*")]
+        found = [*place.data.glob("*/shards/[!.]*")]
     else:
         names = ("wav.scp", "utt2spk", "utt2dur")
         found = [path for name in names for path in place.data.glob(f"*/{name}")]
