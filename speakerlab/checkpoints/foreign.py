@@ -78,7 +78,8 @@ def import_checkpoint(
         toolkit, title = found.row.toolkit, found.row.title()
         features = frontend or frontend_of(toolkit, folder=file.absolute().parent)
         fbank = foreign.frontend("tfmel" if MELS in backbone else features)
-        ours = _our_config(found, foreign, {**fbank, "num_mel_bins": feat_dim})
+        origin = {"": str(config or own_config or path)}
+        ours = _our_config(found, foreign, {**fbank, "num_mel_bins": feat_dim}, origin)
         embedder = build_embedder(ours)
         state = {name: backbone[published] for name, published in found.names.items()}
         missing, unexpected = embedder.backbone.load_state_dict(state, strict=False)
@@ -117,14 +118,16 @@ def export_3dspeaker(model: Path, out: Path) -> Path:
     return out
 
 
-def _our_config(found: Recognised, foreign: ForeignConfig, frontend: dict[str, Any]) -> Config:
+def _our_config(
+    found: Recognised, foreign: ForeignConfig, frontend: dict[str, Any], origin: Mapping[str, str]
+) -> Config:
     model: dict[str, Any] = {"name": found.row.model, "args": found.args}
     if found.row.model in MAX_SECONDS:
         model["max_seconds"] = MAX_SECONDS[found.row.model]
     values = {"model": model, "frontend": frontend}
     if head := foreign.head():
         values["head"] = head
-    return parse_config(values)
+    return parse_config(values, origin=origin)
 
 
 def _possible_toolkits(

@@ -45,7 +45,6 @@ def opened(path: Path) -> Iterator[tuple[Path, Path | None, Path | None]]:
         if path.is_file() and path.name.lower().endswith(ARCHIVES):
             place = Path(scratch) / path.name.split(".")[0]
             unpack(path, place)
-            place.mkdir(exist_ok=True)  # of an archive without files
         try:
             checkpoint = place if place.is_file() else _find_in(place)
             files = [folder / "config.yaml" for folder in checkpoint.absolute().parents[:3]]
@@ -117,11 +116,12 @@ def _find_in(folder: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack the regular files of an archive into a folder.
+    """Unpack the regular files of an archive into a folder, which is made if it has none.
 
     Raises ValueError, one line, and unpacks nothing if a member is a link, a device, absolute or
     outside the folder.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         if archive.name.lower().endswith(".zip"):
             with zipfile.ZipFile(archive) as bundle:

@@ -166,7 +166,7 @@ def _read_rows(
     faults, rows = Faults(), list[Row]()
     for path in paths:
         for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-            text = line.decode("utf-8-sig", errors="replace")
+            text = line.decode("utf-8", errors="replace").lstrip("\ufeff")
             words = text.split()
             if not words or words[0][0] in ";#":
                 continue

@@ -8,7 +8,7 @@ Letters: B batch, T frames, F mel bins, C channels, D embedding.
 
 import inspect
 import re
-from typing import Literal, get_origin
+from typing import Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -57,13 +57,18 @@ def noise(model: nn.Module, batch: int, frames: int) -> torch.Tensor:
     return torch.randn(batch, frames, model.feat_dim)
 
 
+def is_tuple_of_int(kind):
+    return get_origin(kind) is tuple and {*get_args(kind)} <= {int, ...}
+
+
 @every_model
 def test_constructor_is_a_schema(name):
     """Keyword-only, with a default and a plain type each: configuration is checked against it."""
     for parameter in inspect.signature(MODELS[name]).parameters.values():
         assert parameter.kind is parameter.KEYWORD_ONLY
-        plain = parameter.annotation in (int, float, bool, str, tuple[int, ...])
-        assert plain or get_origin(parameter.annotation) is Literal
+        kind = parameter.annotation
+        is_choice = get_origin(kind) is Literal
+        assert kind in (int, float, bool, str) or is_choice or is_tuple_of_int(kind)
         assert parameter.default is not parameter.empty
 
 

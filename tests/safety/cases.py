@@ -1,6 +1,7 @@
 """What a parser once failed on: (parser, file, content or change of the valid content)."""
 
 import io
+import tarfile
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -49,6 +50,7 @@ CASES: list[tuple[str, str, bytes | Callable[[bytes], bytes]]] = [
     ("trial list", "utt2dur", put(b"u0 ", b"u0 x")),
     ("scores", "ours", put(b"a", b"\xff")),
     ("rttm", "ref.rttm", put(b" 1.500", b" 1e308")),
+    ("uem", "*.uem", b"\xef\xbb\xbf\xef\xbb\xbf 1 0.000 2.000\n"),
     ("layers", "json.yaml", b"a: &a [*a]\n"),
     ("layers", "json.yaml", REPEATED),
     ("layers", "json.yaml", b"a: !!timestamp x\n"),
@@ -88,6 +90,7 @@ CASES: list[tuple[str, str, bytes | Callable[[bytes], bytes]]] = [
     ("state", "state.pt", cut_pickle),
     ("foreign tensors", "avg_model.pt", saved({1: torch.zeros(1)})),
     ("foreign tensors", "avg_model.pt", saved({"w": torch.zeros(1).expand(10**10)})),
+    ("import", "config.yaml", put(b"32.0", b"[[]]")),
     ("foreign config", "config.yaml", put(b"32.0", b"null")),
     ("foreign config", "config.yaml", put(b"32.0", DIGITS)),
     ("foreign config", "config.yaml", put(b"16000", b"1" + b"0" * 12)),
@@ -96,6 +99,7 @@ CASES: list[tuple[str, str, bytes | Callable[[bytes], bytes]]] = [
     ("foreign speakers", "utt2spk", b"a \xff\n"),
     ("tar", "a.tar", bytes(1024)),
     ("tar", "a.tar", put(b"m/config.yaml", b"m/config.yamx")),
+    ("tar", "a.tar", tarfile.TarInfo().tobuf() + bytes(1024)),
     ("zip", "a.zip", b"PK\5\6" + bytes(18)),
     ("zip", "a.tar.gz", b"\x1f\x8b"),
     ("onnx", "a.onnx", put(b'"frame_ms"', b'"framexms"')),
