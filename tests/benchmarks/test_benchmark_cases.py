@@ -60,6 +60,7 @@ def test_a_folder_that_is_not_a_peer_is_refused(tmp_path, case, known):
     assert f"--peer: {tmp_path}: not a checkout of " in done.stderr and known in done.stderr
 
 
+@pytest.mark.slow
 def test_models_alone_have_peak_memory_and_only_the_rows_asked_for(tmp_path):
     names = ["infer.campplus.fp32", "train.campplus.fp32"]
     rows = rows_of(tmp_path / "rows.json", "models", *MODELS, "--rows", *names)
@@ -88,7 +89,8 @@ class CAMPPlus(ours.CAMPPlus):
 """
 
 
-@pytest.mark.parametrize("factor", [pytest.param(1, marks=pytest.mark.slow), 1.00001])
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", [1, 1.00001])
 def test_only_models_that_are_equal_are_timed(tmp_path, factor):
     package = ROOT / "speakerlab"
     model = PEER_MODEL.format(path=str(package / "models/campplus.py"), factor=factor)
@@ -130,6 +132,7 @@ def audio_words(tmp_path) -> list[str]:
     return [*folders, "--crop-seconds=1", "--seconds=0.1"]
 
 
+@pytest.mark.slow
 def test_every_source_of_audio_has_rows(tmp_path, audio_words):
     rows = rows_of(tmp_path / "rows.json", "data", *audio_words, "--micro-batch=4")
     works = ("data.to_device", "data.full_cpu")

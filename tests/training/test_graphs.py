@@ -30,9 +30,12 @@ def emulated(monkeypatch, request):
         emulate(monkeypatch)
 
 
+BACKBONES = sorted(MODELS.keys() - {"redimnet"})  # redimnet2 has its blocks
+
+
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [*((name, "fp32") for name in sorted(MODELS)), ("campplus", "bf16"), ("eres2net", "bf16")],
+    [*((name, "fp32") for name in BACKBONES), ("campplus", "bf16"), ("eres2net", "bf16")],
 )
 def test_every_model(name, precision):
     trained = Trained(make(name), precision).use_graphs()
