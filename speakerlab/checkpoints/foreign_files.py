@@ -45,6 +45,7 @@ def opened(path: Path) -> Iterator[tuple[Path, Path | None, Path | None]]:
         if path.is_file() and path.name.lower().endswith(ARCHIVES):
             place = Path(scratch) / path.name.split(".")[0]
             unpack(path, place)
+            place.mkdir(exist_ok=True)  # of an archive without files
         try:
             checkpoint = place if place.is_file() else _find_in(place)
             files = [folder / "config.yaml" for folder in checkpoint.absolute().parents[:3]]
@@ -116,12 +117,11 @@ def _find_in(folder: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack the regular files of an archive into a folder, which is made if it has none.
+    """Unpack the regular files of an archive into a folder.
 
     Raises ValueError, one line, and unpacks nothing if a member is a link, a device, absolute or
     outside the folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         if archive.name.lower().endswith(".zip"):
             with zipfile.ZipFile(archive) as bundle:
@@ -134,6 +134,7 @@ def unpack(archive: Path, folder: Path) -> None:
             with tarfile.open(archive) as bundle:
                 members = bundle.getmembers()
                 _check(archive, ((m.name, m.size, m.isfile() or m.isdir()) for m in members))
+                folder.mkdir(parents=True, exist_ok=True)  # no member may take its place
                 for member in members:  # not extractall, whose filter Debian 12's Python lacks
                     if file := bundle.extractfile(member):  # None for a folder
                         path = folder / member.name
