@@ -51,7 +51,7 @@ def main() -> None:
     if name == "--version":
         sys.stdout.write(f"{versions()}\n")
         return
-    if name not in COMMANDS and name != "launch":  # which run.sh uses, with options of torchrun
+    if name not in COMMANDS and name != "launch":  # for run.sh; takes torchrun's options
         hint = nearest(name, COMMANDS, otherwise="see --help")
         sys.stderr.write(f"speakerlab: unknown command '{name}'{hint}\n")
         sys.exit(1)  # noqa: TID251

@@ -81,8 +81,8 @@ run_stoppable() {
   return "$code"
 }
 
-# heed_sigint: exit on a SIGINT to the shell alone once the command in the foreground has ended. Bash
-# would forget it if the command ended otherwise.
+# heed_sigint: exit after the command in the foreground if the shell got a SIGINT. Without a trap, bash
+# ignores a SIGINT that has not also ended that command.
 heed_sigint() { trap 'exit 130' INT; }
 
 # pass_on SIGNAL: forward it to the child. A Ctrl-C has reached the child already, and a second SIGINT

@@ -118,7 +118,9 @@ def shared_memory(plan: Plan) -> Iterator[Line]:
     rows = asked_micro_batch(plan.config) or training.bn_batch or MAX_MICRO_BATCH
     rows = min(rows, training.global_batch)
     size = batch_bytes(plan.config, rows)
-    fitting = workers.fit_workers(plan.workers, batch_bytes=size, local_ranks=plan.ranks)
+    fitting = workers.fit_workers(
+        plan.workers, batch_bytes=size, local_ranks=plan.ranks, gpus=plan.gpus
+    )
     if not workers.SHARED_MEMORY.exists():
         yield Line("ok", f"{workers.SHARED_MEMORY}: not on this system")
         return

@@ -27,7 +27,7 @@ from speakerlab.data.tables import read_rejected, write_rejected
 
 MAX_SHARD_BYTES = 1 << 30
 MIN_SHARD_BYTES = 1 << 25
-LOCK = ".pack.lock"  # held by the process that joins the shards, or asks who reads them
+LOCK = ".pack.lock"  # held to join the shards, or to ask whether they are being read
 REFUSED = "refused.tsv"  # the broken recordings, where they were too many to be rejected
 FEWEST_SHARDS = 32  # of a corpus that has enough for them, so that jobs can share it
 Features = Callable[[np.ndarray], np.ndarray]  # wave_S, int16 -> feats_TF, float32
@@ -181,7 +181,7 @@ def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     shutil.rmtree(place, ignore_errors=True)
     job.work_dir.rename(place)
     open_shard.cache_clear()  # other files have taken their places
-    for old in job.folder.glob(f".{job.layout.folder}-*"):  # renamed: gone at once for its job
+    for old in job.folder.glob(f".{job.layout.folder}-*"):  # renamed: its job must not find half
         shutil.rmtree(old.rename(f"{old}-gone"), ignore_errors=True)
     size = sum((place / name).stat().st_size for name in packed.shards)
     line = f"{place}: {len(packed)} utterances in {len(found)} shards, {size / 2**30:.2f} GiB"

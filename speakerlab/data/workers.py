@@ -29,6 +29,7 @@ SHARED_MEMORY = Path("/dev/shm")  # workers hand their batches over in it
 MAX_WORKERS = 8
 MICRO_BATCHES_AHEAD = 4  # read ahead by each worker
 IN_FLIGHT = 1.5  # batches in shared memory for each that is read ahead: some are being taken out
+NCCL_BYTES = 64 << 20  # of shared memory for each GPU
 TENSORS = 48  # in a batch, at most; each is an open file
 MAX_NAMED = 4  # workers in a line
 NO_ROW = -1
@@ -48,13 +49,22 @@ def auto_workers(local_ranks: int) -> int:
 
 
 def fit_workers(
-    wanted: int, *, batch_bytes: int, local_ranks: int, folder: Path = SHARED_MEMORY
+    wanted: int,
+    *,
+    batch_bytes: int,
+    local_ranks: int,
+    gpus: int = 0,
+    folder: Path = SHARED_MEMORY,
 ) -> int:
-    """Return how many of `wanted` workers each rank can have, given the space free in `folder`."""
+    """Return how many of `wanted` workers each rank can have, given the space free in `folder`.
+
+    gpus: of this host, which NCCL connects if there are several.
+    """
     if not folder.exists():
         return wanted
     each = round(local_ranks * MICRO_BATCHES_AHEAD * IN_FLIGHT * batch_bytes)
-    return min(wanted, shutil.disk_usage(folder).free // each)
+    free = shutil.disk_usage(folder).free - NCCL_BYTES * (gpus if gpus > 1 else 0)
+    return max(0, min(wanted, free // each))
 
 
 def start_worker(worker: int) -> None:
@@ -68,7 +78,7 @@ def start_worker(worker: int) -> None:
 
 
 def _hide_lost_connection(kind: type[BaseException], *rest: Any) -> None:
-    """Do not print that a killed rank no longer takes what multiprocessing's thread hands over."""
+    """Print no traceback when the rank was killed while multiprocessing handed it a batch."""
     if not issubclass(kind, ConnectionError | EOFError):
         sys.__excepthook__(kind, *rest)
 

@@ -178,7 +178,8 @@ class TrainBatches:
         asked, num_ranks = config.runtime.num_workers, self.ranks.local_size
         wanted = auto_workers(num_ranks) if asked == "auto" else asked
         size = batch_bytes(config, self.plan.micro_batch, noise=not self.corpus.noise_on_device)
-        self.num_workers = fit_workers(wanted, batch_bytes=size, local_ranks=num_ranks)
+        gpus = num_ranks if self.ranks.device.type == "cuda" else 0
+        self.num_workers = fit_workers(wanted, batch_bytes=size, local_ranks=num_ranks, gpus=gpus)
         if self.num_workers < wanted:
             line = (
                 f"runtime.num_workers: {wanted} for each of {num_ranks} ranks do not fit in "

@@ -127,8 +127,9 @@ def num_readers(embedder: Embedder, ranks: Ranks) -> int:
     if ranks.device.type == "cpu":
         return 0
     largest = max(MAX_BATCH_SECONDS * embedder.sample_rate, embedder.max_samples)
-    num_ranks = ranks.local_size
-    return fit_workers(auto_workers(num_ranks), batch_bytes=2 * largest, local_ranks=num_ranks)
+    size, num_ranks = 2 * largest, ranks.local_size
+    wanted = auto_workers(num_ranks)
+    return fit_workers(wanted, batch_bytes=size, local_ranks=num_ranks, gpus=num_ranks)
 
 
 def cut(piece: Piece) -> list[Piece]:

@@ -87,9 +87,11 @@ def resolve_precision(
     card = min(known)
     least = f", the least capable of {len(known)} ranks," if len(set(known)) > 1 else ""
     found = f"{card.text}{least} {'has' if card.has_bf16 else 'lacks'} bf16"
-    if asked != "auto":
-        return Precision(asked, kind, f"as configured; {found}")
-    return Precision("bf16" if card.has_bf16 else "fp32", kind, f"auto: {found}")
+    best = "bf16" if card.has_bf16 else "fp32"
+    if asked == "auto":
+        return Precision(best, kind, f"auto: {found}")
+    differs = "" if asked == best else f"; {found}, auto would take {best}"
+    return Precision(asked, kind, f"as configured{differs}")
 
 
 def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> None:

@@ -64,7 +64,9 @@ def send(name: str, target: str) -> Fault:
         except ProcessLookupError:
             return None
         if name != "SIGSTOP":
-            return Struck(text, kills=target != "worker" or name == "SIGKILL")  # others ignored
+            return Struck(
+                text, kills=target != "worker" or name == "SIGKILL"
+            )  # which ignores others
         seconds = draw.uniform(1, 20)
         return Struck(f"{text} for {seconds:.0f} s", lambda: resume(pid), seconds)
 

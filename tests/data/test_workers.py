@@ -18,7 +18,14 @@ from speakerlab.core.process import available_cpus
 from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.sampler import EpochOrder
-from speakerlab.data.workers import NO_ROW, Watch, auto_workers, fit_workers, start_worker
+from speakerlab.data.workers import (
+    NCCL_BYTES,
+    NO_ROW,
+    Watch,
+    auto_workers,
+    fit_workers,
+    start_worker,
+)
 
 MIB = 1 << 20
 
@@ -68,6 +75,9 @@ def test_as_many_workers_as_fit_into_shared_memory(tmp_path):
     for wanted, fitting in ((8, 3), (3, 3), (0, 0)):
         assert fit_workers(wanted, folder=tmp_path, **more) == fitting
     assert fit_workers(8, folder=tmp_path / "no", **more) == 8
+    everything = -(-shutil.disk_usage(tmp_path).free // NCCL_BYTES)
+    assert fit_workers(8, folder=tmp_path, gpus=1, **more) == 3  # needs no NCCL
+    assert fit_workers(8, folder=tmp_path, gpus=everything, **more) == 0
 
 
 def test_cpus_are_those_this_process_may_use():

@@ -70,10 +70,11 @@ def test_the_least_capable_rank_decides():
 
 
 @pytest.mark.parametrize("asked", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize(("card", "verb"), [(T4, "lacks"), (A100, "has")])
-def test_a_format_that_is_asked_for_is_used_beside_what_the_card_has(asked, card, verb):
+@pytest.mark.parametrize(("card", "verb", "best"), [(T4, "lacks", "fp32"), (A100, "has", "bf16")])
+def test_a_format_that_is_asked_for_is_used_and_a_better_one_named(asked, card, verb, best):
     used = resolve_precision(asked, CUDA, [card, card])
-    assert (used.name, used.reason) == (asked, f"as configured; {card.text} {verb} bf16")
+    better = "" if asked == best else f"; {card.text} {verb} bf16, auto would take {best}"
+    assert (used.name, used.reason) == (asked, f"as configured{better}")
     assert used.scales_loss == (asked == "fp16")
 
 
