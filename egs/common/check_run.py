@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from speakerlab.bin.command import plain_text
 from speakerlab.checkpoints.model_files import find_model
 from speakerlab.config.build import check_margin
 from speakerlab.config.schema import Config, load_config
@@ -104,7 +105,7 @@ def main(words: Sequence[str]) -> int:
             for place in PROBABILITIES:
                 find_material(config, place)
     except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(plain_text(error), file=sys.stderr)
         return 1
     used = " ".join(place for place, value in probabilities.items() if value)
     print(f"device={shlex.quote(device)} used=({used})")

@@ -145,7 +145,15 @@ def model_of(args: argparse.Namespace) -> "SpeakerModel":
 
 
 def plain_text(error: Exception) -> str:
-    """Return the message of an error for the user, without the traceback of a data worker."""
+    """Return the message of an error for the user, without the traceback of a data worker.
+
+    Control characters, which names in damaged tables may have, are escaped.
+    """
+    text = _message(error)
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:  # not one of our own messages
         where = error.filename or "a file"
         if isinstance(error, FileNotFoundError):

@@ -36,7 +36,8 @@ class Recording:
 def find_recordings(folder: Path, *, sample_rate: int) -> tuple[Recording, ...]:
     """List the recordings of a directory by id, without rejected ones; none without a directory.
 
-    Raises ValueError where a recording is empty or has another rate, no kind or an unknown one.
+    Raises ValueError where a recording is missing, empty or has another rate, no kind or an
+    unknown one.
     """
     if not (folder / "wav.scp").exists():
         return ()
@@ -51,6 +52,9 @@ def find_recordings(folder: Path, *, sample_rate: int) -> tuple[Recording, ...]:
                 f"{table}: {name} must be noise, music or speech, got {kind}; correct it, or "
                 "remove the table"
             )
-        info = audio.read_info(wavs[name], sample_rate=sample_rate)
+        try:
+            info = audio.read_info(wavs[name], sample_rate=sample_rate)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{folder}/wav.scp: {name}: {error}") from None
         found.append(Recording(name, kind, wavs[name], info.num_samples))
     return tuple(found)

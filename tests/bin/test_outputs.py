@@ -56,6 +56,11 @@ def test_missing_path_is_called_missing(name, words, trained, tmp_path):
     assert refused(plain_text(caught.value), str(paths["gone"]), "does not exist")
 
 
+def test_control_characters_of_a_message_are_escaped():
+    error = ValueError("a\x1b[2J\u202eb.wav:\tgone\nc: é")
+    assert plain_text(error) == "a\\x1b[2J\\u202eb.wav:\tgone\nc: é"
+
+
 def test_error_of_the_system_is_one_line(tmp_path, run):
     (tmp_path / "file").touch()
     found = run("-m", "speakerlab", "pack", tmp_path / "file/train", code=1)

@@ -26,6 +26,22 @@ SETTINGS = [
 
 
 @dataclass
+class Run:
+    """The command on a host, and what it printed."""
+
+    process: subprocess.Popen[Any]
+    log: Path
+
+    @property
+    def code(self) -> int | None:
+        return self.process.poll()
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+
+@dataclass
 class World:
     """Folders, commands and hosts of the rounds."""
 
@@ -44,33 +60,27 @@ class World:
         more = {**(MOUNTS if self.can_mount else {}), **(TWO_HOSTS if self.cables else {})}
         return {**ONE_HOST, **more}
 
-    def start(self, exp: Path, harm: str) -> list[tuple[subprocess.Popen[bytes], Path]]:
-        """Type the command, on each host; return what runs and its log."""
+    def start(self, exp: Path, harm: str, host: int) -> Run:
+        """Type the command on a host."""
         harm = harm.format(last=self.ranks * self.hosts - 1)
         environment = {
             **os.environ,
             **{"HOME": str(self.root / "home"), "TMPDIR": str(self.root / "tmp")},
             **{"OMP_NUM_THREADS": "1", "CHAOS_HARM": harm, "CHAOS_TESTS": str(HERE.parent / "bin")},
-            **{"PYTHONPATH": f"{HERE / 'harm'}:{HERE.parent}", "GLOO_SOCKET_IFNAME": ""},
+            "PYTHONPATH": f"{HERE / 'harm'}:{HERE.parent}",
         }
-        if not self.cables:
-            del environment["GLOO_SOCKET_IFNAME"]
-        started = []
-        for host in range(self.hosts):
-            log = self.root / f"host{host}.log"
-            options, prefix = ["--nproc", str(self.ranks)], []
-            if self.cables:
-                options += ["--nnodes", "2", "--node-rank", str(host), "--rdzv", "10.78.0.1:29411"]
-                prefix = ["ip", "netns", "exec", self.cables[host]]
-                environment["GLOO_SOCKET_IFNAME"] = "cable"
-            # stage_3 leaves out `--config FILE --set`, the first three words
-            words = stage_3(self.data, exp, ["", "", "", *SETTINGS], *options)
-            with log.open("wb") as file:
-                how: Any = {"stdout": file, "stderr": file, "env": environment}
-                here = self.root / "here"
-                run = subprocess.Popen([*prefix, *words], cwd=here, start_new_session=True, **how)
-            started.append((run, log))
-        return started
+        options, prefix = ["--nproc", str(self.ranks)], []
+        if self.cables:
+            options += ["--nnodes", "2", "--node-rank", str(host), "--rdzv", "10.78.0.1:29411"]
+            prefix = ["ip", "netns", "exec", self.cables[host]]
+            environment["GLOO_SOCKET_IFNAME"] = "cable"
+        # stage_3 leaves out `--config FILE --set`, the first three words
+        words = stage_3(self.data, exp, ["", "", "", *SETTINGS], *options)
+        log, here = self.root / f"host{host}.log", self.root / "here"
+        with log.open("wb") as file:
+            how: Any = {"stdout": file, "stderr": file, "env": environment}
+            process = subprocess.Popen([*prefix, *words], cwd=here, start_new_session=True, **how)
+        return Run(process, log)
 
     def touched(self) -> set[str]:
         """Return the files that no training may make."""

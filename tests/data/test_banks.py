@@ -61,9 +61,12 @@ def test_kinds_that_are_not_clear_are_refused(folder, table, message):
         find_recordings(folder, sample_rate=RATE)
 
 
-def test_another_rate_and_no_samples_are_refused(folder):
-    with refuses(f"{folder.parent}/a.wav", "8000 Hz, got 16000"):
+def test_another_rate_no_samples_and_no_file_are_refused(folder):
+    with refuses(f"{folder}/wav.scp: a: {folder.parent}/a.wav", "8000 Hz, got 16000"):
         find_recordings(folder, sample_rate=8000)
     audio.write(folder.parent / "b.wav", np.zeros(0, dtype=np.int16), RATE)
-    with refuses(f"{folder.parent}/b.wav", "0 samples"):
+    with refuses(f"{folder}/wav.scp: b: {folder.parent}/b.wav", "0 samples"):
+        find_recordings(folder, sample_rate=RATE)
+    (folder.parent / "b.wav").unlink()
+    with refuses(f"{folder}/wav.scp: b: {folder.parent}/b.wav", "no such file"):
         find_recordings(folder, sample_rate=RATE)
