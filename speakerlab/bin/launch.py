@@ -64,9 +64,12 @@ class Ranks(SubprocessContext):
 
 
 def pass_on(number: int, _frame: FrameType | None) -> NoReturn:
-    """Stop the run; a second signal (Slurm sends it, and the shell) must not cut saving short."""
+    """Stop the run; a second signal (Slurm sends it, and the shell) must not cut saving short.
+
+    Not SIG_IGN: Python would print a traceback for a second signal that has already arrived.
+    """
     for each in SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
+        signal.signal(each, lambda *_: None)
     raise SignalException(f"got signal {number}", signal.Signals(number))
 
 

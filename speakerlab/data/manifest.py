@@ -236,9 +236,10 @@ def read_columns(folder: Path, *, sample_rate: int) -> Columns:
     utterances, kept = (segments or wavs).keys(), seconds.keys() - rejected.keys()
     changed = (utterances - seconds.keys() - rejected.keys()) | (seconds.keys() - utterances)
     if changed:
+        table = "segments" if segments else "wav.scp"
         raise ValueError(
-            f"{folder}: has changed since it was checked, e.g. {min(changed)}; run stage 1, or "
-            "`speakerlab check`"
+            f"{folder}/{table}: its utterances are not those of {folder}/utt2dur, e.g. "
+            f"{min(changed)}; run stage 1, or `speakerlab check`"
         )
     speakers = {utterance: utterance for utterance in kept}
     if (folder / "utt2spk").exists():

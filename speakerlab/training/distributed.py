@@ -4,6 +4,7 @@ A single process needs no launcher and no process group: every call then does th
 """
 
 import os
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -137,11 +138,14 @@ def start_ranks(*, timeout_minutes: float, device: str = "auto") -> Ranks:
             first = str(error).partition("\n")[0]
             raise ValueError(f"{chosen}: {first}; run speakerlab doctor") from None
     if world_size > 1:
+        # Python's handler would wait for the other ranks; there is nothing to save yet.
+        handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if use_cuda else "gloo",
             timeout=timedelta(minutes=timeout_minutes),
             device_id=chosen if use_cuda else None,
         )
+        signal.signal(signal.SIGINT, handler)
     return Ranks(rank, world_size, local_size, chosen)
 
 

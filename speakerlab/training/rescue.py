@@ -6,6 +6,7 @@ The other ranks wait for it in a collective, so a thread of each watches the sto
 import logging
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +50,12 @@ class Rescue:
             self.store.set(CALL, "")
             time.sleep(LAST_SECONDS)  # the thread ends this process sooner
         raise OutOfMemoryStop(line) from None
+
+    def follow(self) -> None:
+        """Leave with another rank, if this one lost it because it ran out of memory."""
+        with suppress(RuntimeError):  # the store is lost, too
+            if self.store is not None and self.store.check([CALL]):
+                time.sleep(LAST_SECONDS)  # the thread ends this process sooner
 
     def _watch(self) -> None:
         while not self.store.check([CALL]):

@@ -155,6 +155,7 @@ class Trainer:
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 self.rescue.leave(error)
+            self.rescue.follow()
             raise
         self.task.drop_gradients(frozen=frozen)
         with record_function("step/optimizer"):  # unscale, clip, skip if not finite, step

@@ -119,6 +119,7 @@ def test_out_of_memory_saves_the_state_before_the_step(train_harmed, tmp_path, r
     text = train_harmed(exp, harm, *more, ranks=ranks, code=5)
     assert time.monotonic() - began < 60
     assert re.search(r"step 7: out of memory on rank \d: CUDA out of memory", text)
+    assert "lost another rank" not in text  # with another exit code, a host would not retry
     assert (exp / "out_of_memory").read_text() == "4\n"
     last = 7 if ranks == 1 else 5
     assert checkpoints(exp)[-1].name == f"step_0000000{last}"

@@ -1,8 +1,10 @@
 """A training of which processes, files and disks fail, started again until it ends."""
 
+import os
 import random
 import re
 import shutil
+import signal
 import statistics
 import time
 from collections import Counter
@@ -11,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from faults import Place, Struck
-from processes import processes_of
+from processes import crew_of, processes_of
 from tiny import checkpoints, rows
 from world import Run, World
 
@@ -60,21 +62,16 @@ class Watch:
     """Checks that a run goes on or ends on each host."""
 
     def __init__(self, step: int):
-        self.first = self.step = step
-        self.stepped_at, self.first_end = time.monotonic(), 0.0
+        self.step, self.stepped_at, self.waits_from = step, time.monotonic(), 0.0
 
-    def is_waiting(
-        self, step: int, ended: Sequence[int], now: float, *, is_disturbed: bool
-    ) -> bool:
-        """Return whether a host, before its first step, has waited for one that failed."""
-        if step != self.step or is_disturbed:
+    def look(self, step: int, now: float, *, is_disturbed: bool, is_waiting: bool) -> bool:
+        """Return whether a host has waited long for one that ended."""
+        if step != self.step or is_disturbed or is_waiting:
             self.step, self.stepped_at = step, now
         check(now - self.stepped_at < STUCK_SECONDS, f"no new row for {STUCK_SECONDS:.0f} s")
-        if is_disturbed or not ended:
-            self.first_end = now
-        seconds = now - self.first_end
-        check(seconds < 3 * GONE_SECONDS, "one host ended, the other did not")
-        return seconds > WAITING_SECONDS and step == self.first and any(ended)
+        if is_disturbed or not is_waiting:
+            self.waits_from = now
+        return now - self.waits_from > WAITING_SECONDS
 
 
 @dataclass
@@ -97,6 +94,8 @@ class Round:
         while True:
             before = self.last_step()
             killed = self.strike_until_ended(runs)
+            if any(run.code is None for run in runs):
+                self.interrupt_waiting(runs)
             if all(run.code is not None for run in runs):
                 self.wait_until_gone()
             ended = [host for host, run in enumerate(runs) if run.code is not None]
@@ -115,7 +114,7 @@ class Round:
     def strike_until_ended(self, runs: Sequence[Run]) -> list[Struck]:
         """Strike while any host runs; return the kills of this run.
 
-        Return also when a host ended before the first step: the other waits until it is back.
+        Return also when a host, before its ranks have joined, waits for one that ended.
         """
         kills: list[Struck] = []
         kill_at, watch = 0.0, Watch(self.last_step())
@@ -123,10 +122,11 @@ class Round:
         while any(run.code is None for run in runs):
             now = time.monotonic()
             self.undo_due(now)
-            ended = [run.code for run in runs if run.code is not None]
-            if watch.is_waiting(self.last_step(), ended, now, is_disturbed=self.is_disturbed):
+            waits = any(run.code for run in runs) and not self.is_joined(runs)
+            how = {"is_disturbed": self.is_disturbed, "is_waiting": waits}
+            if watch.look(self.last_step(), now, **how):
                 return kills
-            if kills and self.is_disturbed:
+            if kills and (waits or self.is_disturbed):
                 kill_at = now
             elif kills:
                 seconds = now - kill_at
@@ -139,6 +139,19 @@ class Round:
         if kills:
             self.tally.noticed.append(time.monotonic() - kill_at)
         return kills
+
+    def is_joined(self, runs: Sequence[Run]) -> bool:
+        """Return whether ranks run that have found each other; rank 0 says so."""
+        said = re.search(r"(training|resuming) from step", runs[0].text)
+        return said is not None and bool(crew_of(self.exp).ranks)
+
+    def interrupt_waiting(self, runs: Sequence[Run]) -> None:
+        """Press Ctrl-C on a host that waits, or not: then the other joins it, unless it retries."""
+        [run] = [run for run in runs if run.code is None]
+        if "retrying" in run.text or self.draw.random() < 0.5:
+            self.tally.faults["Ctrl-C while waiting"] += 1
+            os.killpg(run.process.pid, signal.SIGINT)
+            check(run.process.wait(GONE_SECONDS) in (130, -signal.SIGINT), "another exit code")
 
     @property
     def is_disturbed(self) -> bool:
