@@ -117,7 +117,7 @@ class Round:
         Return also when a host, before its ranks have joined, waits for one that ended.
         """
         kills: list[Struck] = []
-        kill_at, watch = 0.0, Watch(self.last_step())
+        kill_at, num_retries, watch = 0.0, 0, Watch(self.last_step())
         next_at = time.monotonic() + self.draw.uniform(*PAUSE)
         while any(run.code is None for run in runs):
             now = time.monotonic()
@@ -126,7 +126,9 @@ class Round:
             how = {"is_disturbed": self.is_disturbed, "is_waiting": waits}
             if watch.look(self.last_step(), now, **how):
                 return kills
-            if kills and (waits or self.is_disturbed):
+            if kills and retries_of(runs) > num_retries:
+                kills = []  # the killed process had already run out of memory
+            elif kills and (waits or self.is_disturbed):
                 kill_at = now
             elif kills:
                 seconds = now - kill_at
@@ -135,6 +137,7 @@ class Round:
                 next_at = now + self.draw.uniform(*PAUSE)
                 if (struck := self.strike([run.process.pid for run in runs])) and struck.kills:
                     kills, kill_at = [struck], time.monotonic()
+                    num_retries = retries_of(runs)
             time.sleep(0.02)
         if kills:
             self.tally.noticed.append(time.monotonic() - kill_at)
@@ -234,3 +237,7 @@ class Round:
         resumed = re.findall(r"resuming from step (\d+) of", text)
         if resumed and before >= int(resumed[-1]):
             self.tally.lost_steps.append(before - int(resumed[-1]))
+
+
+def retries_of(runs: Sequence[Run]) -> int:
+    return sum(run.text.count("retrying with a smaller one") for run in runs)
