@@ -53,15 +53,19 @@ class Rescue:
 
     def follow(self) -> None:
         """Leave with another rank, if this one lost it because it ran out of memory."""
-        with suppress(RuntimeError):  # the store is lost, too
+        with suppress(RuntimeError):  # the store may be lost, too
             if self.store is not None and self.store.check([CALL]):
                 time.sleep(LAST_SECONDS)  # the thread ends this process sooner
 
     def _watch(self) -> None:
-        while not self.store.check([CALL]):
-            time.sleep(POLL_SECONDS)
+        try:
+            while not self.store.check([CALL]):
+                time.sleep(POLL_SECONDS)
+        except RuntimeError:  # the store is lost with its rank, which the main thread notices
+            return
         if self.state.ranks.is_first:
-            self._write_note()
+            with suppress(OSError):  # without the note, run.sh does not retry
+                self._write_note()
             time.sleep(LAST_SECONDS / 2)  # the store may end with this process
         process.leave(process.EXIT_MEMORY)
 
