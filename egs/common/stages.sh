@@ -60,20 +60,20 @@ run() {
 # Slurm's warning) and wait. The command runs in the background, because bash handles no signal while
 # it waits for a command in the foreground.
 run_stoppable() {
-  local child='' code=0 name
+  local child code=0 name
   if [[ $dry_run == true ]]; then
     run "$@"
     return
   fi
   if [[ -z $python ]]; then find_python; fi
+  # Background commands ignore Ctrl-C by default.
+  (trap - INT QUIT && exec "$python" "$@") </dev/null &
+  child=$!
+  # After the fork: a child that has inherited these traps loses signals until it runs Python.
   for name in "${stop_signals[@]}"; do
     # shellcheck disable=SC2064 # expand the name now
     trap "pass_on $name" "$name"
   done
-  # Background commands ignore Ctrl-C by default.
-  (trap - INT QUIT && exec "$python" "$@") </dev/null &
-  child=$!
-  if [[ -n $stopped ]]; then pass_on "$stopped"; fi # the signal came before the child existed
   wait_for "$child" || code=$?
   trap - "${stop_signals[@]}"
   heed_sigint
@@ -89,7 +89,7 @@ heed_sigint() { trap 'exit 130' INT; }
 # would make it exit without saving, so it gets a SIGTERM.
 pass_on() {
   stopped=$1 num_passed=$((num_passed + 1))
-  if [[ -n $child ]]; then kill -s "${1/INT/TERM}" "$child" 2>/dev/null || true; fi
+  kill -s "${1/INT/TERM}" "$child" 2>/dev/null || true
 }
 
 # wait_for PROCESS: return its exit code, also if signals interrupt the waiting.

@@ -20,6 +20,7 @@ Mounts, and so full and read-only disks, and two hosts need root.
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -103,6 +104,7 @@ def main() -> None:
     add("--round", type=int, help="play this round alone")
     add("--work", type=Path, help="an empty or absent folder; kept (a temporary one)")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # not ignored, as after nohup or `&`
     work = options.work or Path(tempfile.mkdtemp(prefix="chaos-"))
     tally, began = Tally(), time.monotonic()
     with build_world(work.resolve(), options.ranks, options.hosts) as world:

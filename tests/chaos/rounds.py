@@ -6,9 +6,11 @@ import re
 import shutil
 import signal
 import statistics
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -154,7 +156,9 @@ class Round:
         if "retrying" in run.text or self.draw.random() < 0.5:
             self.tally.faults["Ctrl-C while waiting"] += 1
             os.killpg(run.process.pid, signal.SIGINT)
-            check(run.process.wait(GONE_SECONDS) in (130, -signal.SIGINT), "another exit code")
+            with suppress(subprocess.TimeoutExpired):
+                run.process.wait(GONE_SECONDS)
+            check(run.code in (130, -signal.SIGINT), f"exit code {run.code} after Ctrl-C")
 
     @property
     def is_disturbed(self) -> bool:
