@@ -77,7 +77,8 @@ run_stoppable() {
   wait_for "$child" || code=$?
   trap - "${stop_signals[@]}"
   heed_sigint
-  if [[ $code == 0 && -n $stopped ]]; then code=$((128 + $(kill -l "$stopped"))); fi
+  # It may have ended just before, or by the SIGTERM for a SIGINT.
+  if [[ -n $stopped && $code =~ ^(0|143)$ ]]; then code=$((128 + $(kill -l "$stopped"))); fi
   return "$code"
 }
 
@@ -564,7 +565,7 @@ check_run() {
     if [[ -z ${!name} && $default_noise != corpus ]]; then missing+=("$name"); fi
   done
   if [[ -z $python ]]; then find_python; fi
-  found=$("$python" "$recipe_dir/../common/check_run.py" "${trainings[@]}" --nproc "$nproc" \
+  found=$(trap '' INT && "$python" "$recipe_dir/../common/check_run.py" "${trainings[@]}" --nproc "$nproc" \
     --set "data.dir=$data" "${without[@]}" "${settings[@]}" --stage "$stage" \
     --given "${given[@]}" --missing "${missing[@]}" --searched "${searched[@]}" ${init:+--init "$init"}) || exit 1
   eval "$found" # device and used
@@ -598,7 +599,8 @@ main() {
   trap report_failure EXIT
   heed_sigint
   find_recent || die "env: Python 3.10 or newer is needed; install it"
-  options=$("$base" -I -S "$recipe_dir/../common/options.py" "$recipe_dir" "$@") || exit 1
+  # Ctrl-C ends the shell after these: Python would print a traceback while it starts.
+  options=$(trap '' INT && "$base" -I -S "$recipe_dir/../common/options.py" "$recipe_dir" "$@") || exit 1
   eval "$options"
   if [[ $task == ssl ]]; then # back ends that learn need speakers
     overlay=$method init_overlay='' backends=(cosine) development=false

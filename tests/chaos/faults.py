@@ -55,6 +55,8 @@ def send(name: str, target: str) -> Fault:
             "rank": list(crew.ranks.values()),
             "worker": crew.workers,
         }[target]
+        if name == "SIGINT":
+            found = [pid for pid in found if pid in place.shells or has_started(pid)]
         if not found:
             return None
         pid = draw.choice(sorted(found))
@@ -71,6 +73,15 @@ def send(name: str, target: str) -> Fault:
         return Struck(f"{text} for {seconds:.0f} s", lambda: resume(pid), seconds)
 
     return strike
+
+
+def has_started(pid: int) -> bool:
+    """Return whether Python runs our code: until then, it prints a traceback for a SIGINT."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return int(after_name[11]) >= 0.3 * os.sysconf("SC_CLK_TCK")  # seconds of CPU in user mode
 
 
 def resume(pid: int) -> None:

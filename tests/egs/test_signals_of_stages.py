@@ -73,8 +73,8 @@ def test_a_training_saves_before_the_shell_exits(tmp_path: Path, name: str) -> N
     code, log, errors = run.end()
     passed = name.replace("INT", "TERM")  # Ctrl-C, see below
     assert log == ["ignored []", f"got {passed}"]
-    assert code == 128 + signal.Signals[passed]
-    assert refused(errors, "stage 3", f"stopped by {passed}") and errors.count("\n") == 1
+    assert code == 128 + signal.Signals[name]
+    assert refused(errors, "stage 3", f"stopped by {name}") and errors.count("\n") == 1
     assert [call[4] for call in run.toy.recorded()][-1] == "train"  # no stage after it
 
 
