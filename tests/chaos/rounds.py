@@ -130,11 +130,11 @@ class Round:
                 return kills
             if kills and retries_of(runs) > num_retries:
                 kills = []  # the killed process had already run out of memory
-            elif kills and (waits or self.is_disturbed):
+            elif kills and self.is_disturbed:
                 kill_at = now
             elif kills:
-                seconds = now - kill_at
-                check(seconds < NOTICE_SECONDS, f"{kills[0].text}: unnoticed for {seconds:.0f} s")
+                is_late = now - kill_at > NOTICE_SECONDS and not waits
+                check(not is_late, f"{kills[0].text}: unnoticed for {NOTICE_SECONDS:.0f} s")
             elif now >= next_at and self.num_faults < MOST_FAULTS:
                 next_at = now + self.draw.uniform(*PAUSE)
                 if (struck := self.strike([run.process.pid for run in runs])) and struck.kills:
