@@ -108,10 +108,14 @@ def record_classes(
 
     def record() -> None:
         text = "".join(f"{name}\n" for name in names)
-        if was_begun(exp_dir) and recorded.read_text(encoding="utf-8") != text:
+        begun = recorded.read_text(encoding="utf-8") if was_begun(exp_dir) else text
+        if begun != text:
+            example = min(set(begun.splitlines()) ^ set(names), default="their order")
+            data = config.data
+            tables = ", ".join(f"{data.dir}/{name}/{data.labels}" for name in data.train)
             raise ValueError(
-                f"{recorded}: a resumed run must keep its speakers, the training data changed; "
-                f"restore the data, or {new_run(exp_dir)}"
+                f"{recorded}: a resumed run must keep its speakers, but {tables} changed, e.g. "
+                f"{example}; restore the data, or {new_run(exp_dir)}"
             )
         write_text(recorded, text)
 

@@ -181,6 +181,11 @@ def test_speeds_add_no_classes(languages, tmp_path):
     ranks = start_ranks(timeout_minutes=1)
     assert record_classes(config, corpus, None, tmp_path, ranks) == ["de", "th"]
     assert (tmp_path / "speakers.txt").read_text() == "de\nth\n"
+    (tmp_path / "checkpoints/step_000000010").mkdir(parents=True)
+    table = Path(config.data.dir, config.data.train[0], "utt2lang")
+    table.write_text(table.read_text().replace("th", "tha"))
+    with refuses(f"{tmp_path}/speakers.txt", f"but {table} changed, e.g. th;"):
+        record_classes(config, read_corpus(config), None, tmp_path, ranks)
 
 
 def test_speeds_that_make_no_speakers_have_the_labels_of_their_speaker(make_config, make_data_dir):
