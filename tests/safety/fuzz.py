@@ -10,6 +10,7 @@ kept, and printed by the first of their kind.
 
 import argparse
 import logging
+import math
 import os
 import resource
 import shutil
@@ -225,7 +226,7 @@ def jobs_of(names: list[str], num_inputs: int) -> list[Job]:
     jobs: list[Job] = []
     for name in names:
         share = PARSERS[name].share
-        count, size = max(1, round(num_inputs * share / total)), max(1, round(CHUNK * share))
+        count, size = math.ceil(num_inputs * share / total), max(1, round(CHUNK * share))
         jobs += [(name, first, min(first + size, count)) for first in range(0, count, size)]
     return sorted(jobs, key=lambda job: job[1] / PARSERS[job[0]].share)
 
