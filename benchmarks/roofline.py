@@ -8,16 +8,17 @@ convolutions alone is the `share` of its rows (models.py).
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import asdict
 
 import torch
+from rows import Row
 from sides import run_case, say, wants
 
 PEERS = ()
 QUICK = ("--seconds=5",)
 
 
-def compare(options: argparse.Namespace) -> Iterator[Any]:
+def compare(options: argparse.Namespace) -> Iterator[Row]:
     """Yield the rows of this machine."""
     from speakerlab.bench.machine import machine_rows
 
@@ -26,7 +27,7 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
     for row in machine_rows(torch.device(options.device), seconds=options.seconds):
         say(row.line())
         if wants(options, row.name):
-            yield row
+            yield Row(**asdict(row))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,7 @@
 """Rows of the benchmarks, and the peak memory of work whose size is known."""
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,3 +42,10 @@ def test_a_row_in_the_table_and_in_the_file():
     assert row.to_json() == {**first, **known}
     alone = Row(name="a", ours=0.0123, unit="s").to_json()
     assert alone == {"name": "a", "ours": 0.0123, "peer": None, "ratio": None, "unit": "s"}
+
+
+def test_rows_of_the_machine_are_written(tmp_path):
+    script, found = Path(peak.__file__).with_name("roofline.py"), tmp_path / "rows.json"
+    words = ["--device", "cpu", "--seconds", "0.1", "--rows", "machine.copy", "--json", found]
+    subprocess.run([sys.executable, script, *words], check=True, capture_output=True)
+    assert [row["name"] for row in json.loads(found.read_text())] == ["machine.copy"]
