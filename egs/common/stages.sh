@@ -329,6 +329,9 @@ start_training() {
   if ((nproc * nnodes == 1)); then
     run_stoppable -m speakerlab train "${@:2}"
   else
+    if ((nnodes > 1)); then
+      say "stage $current: begins when all $nnodes hosts have run this command, at most 10 minutes apart"
+    fi
     list_launch_options "$1"
     run_stoppable -m speakerlab launch "${launch[@]}" -m speakerlab train "${@:2}"
   fi
@@ -370,7 +373,6 @@ list_launch_options() {
       --rdzv-id "speakerlab-$1"
       --rdzv-conf "is_host=$((node_rank == 0)),timeout=300,read_timeout=600,join_timeout=600")
     if ((node_rank == 0)); then launch+=(--local-addr "${rdzv%:*}"); fi
-    say "stage $current: begins when all $nnodes hosts have run this command, at most 10 minutes apart"
     if (($1 > 1 && node_rank > 0)); then sleep 5; fi # until the first rendezvous is closed
   fi
 }

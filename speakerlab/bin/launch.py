@@ -78,9 +78,7 @@ def main(words: Sequence[str]) -> None:
     process.die_with_launcher()
     os.environ[process.PARENT_VARIABLE] = str(os.getpid())
     multiprocessing.SubprocessContext = Ranks
-    # Until ranks start there is nothing to save, and Python's handler would wait for other hosts.
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    process.die_of_ctrl_c()  # until ranks start, there is nothing to save
     code, line = 0, ""
     try:
         run.main(words)

@@ -134,9 +134,8 @@ def unpack(archive: Path, folder: Path) -> None:
             with tarfile.open(archive) as bundle:
                 members = bundle.getmembers()
                 _check(archive, ((m.name, m.size, m.isfile() or m.isdir()) for m in members))
-                folder.mkdir(
-                    parents=True, exist_ok=True
-                )  # else a nameless member is written in its place
+                # Without it, a member without a name would become a file in its place.
+                folder.mkdir(parents=True, exist_ok=True)
                 for member in members:  # not extractall, whose filter Debian 12's Python lacks
                     if file := bundle.extractfile(member):  # None for a folder
                         path = folder / member.name

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -88,6 +88,17 @@ def die_with_launcher() -> None:
     die_with_parent()
     if parent is not None and os.getppid() != int(parent):
         leave(EXIT_INPUT)
+
+
+def die_of_ctrl_c() -> Any:
+    """Let SIGINT end this process at once unless it is ignored; return the handler until now.
+
+    While a process waits for others in C++ code, Python's own handler does not run.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return handler
 
 
 def leave_signals_to_parent() -> None:

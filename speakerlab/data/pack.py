@@ -27,7 +27,7 @@ from speakerlab.data.tables import read_rejected, write_rejected
 
 MAX_SHARD_BYTES = 1 << 30
 MIN_SHARD_BYTES = 1 << 25
-LOCK = ".pack.lock"  # held to join the shards, or to ask whether they are being read
+LOCK = ".pack.lock"  # held while the shards are joined, or checked for readers
 REFUSED = "refused.tsv"  # the broken recordings, where they were too many to be rejected
 FEWEST_SHARDS = 32  # of a corpus that has enough for them, so that jobs can share it
 Features = Callable[[np.ndarray], np.ndarray]  # wave_S, int16 -> feats_TF, float32

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
+from speakerlab.core import process
 from speakerlab.training.devices import count_gpus
 
 T = TypeVar("T")
@@ -138,8 +139,7 @@ def start_ranks(*, timeout_minutes: float, device: str = "auto") -> Ranks:
             first = str(error).partition("\n")[0]
             raise ValueError(f"{chosen}: {first}; run speakerlab doctor") from None
     if world_size > 1:
-        # Python's handler would wait for the other ranks; there is nothing to save yet.
-        handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        handler = process.die_of_ctrl_c()  # there is nothing to save yet
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if use_cuda else "gloo",
             timeout=timedelta(minutes=timeout_minutes),

@@ -61,13 +61,13 @@ class Tally:
 
 
 class Watch:
-    """Checks that a run goes on or ends on each host."""
+    """Times since the last new row, and since a host began to wait for another."""
 
     def __init__(self, step: int):
         self.step, self.stepped_at, self.waits_from = step, time.monotonic(), 0.0
 
     def look(self, step: int, now: float, *, is_disturbed: bool, is_waiting: bool) -> bool:
-        """Return whether a host has waited long for one that ended."""
+        """Return whether a host has waited long; raise Deviation if no row is new for too long."""
         if step != self.step or is_disturbed or is_waiting:
             self.step, self.stepped_at = step, now
         check(now - self.stepped_at < STUCK_SECONDS, f"no new row for {STUCK_SECONDS:.0f} s")
