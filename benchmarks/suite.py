@@ -43,7 +43,7 @@ from suite_facts import command, facts_of, kind_of_machine
 from suite_table import table
 
 CASES = (
-    *("roofline", "data", "frontend", "models", "end_to_end", "extract"),
+    *("roofline", "data", "frontend", "models", "self_supervised", "end_to_end", "extract"),
     *("scoring", "scoring_large", "startup", "launches"),
 )
 ON_AUDIO = ("data.", "end_to_end.", "extract.")  # rows that depend on the recordings

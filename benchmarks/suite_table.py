@@ -25,6 +25,8 @@ RATIOS = {
     "infer.eres2net.bf16": 2.0,
     "end_to_end.campplus": 2.5,
     "end_to_end.eres2net": 2.5,
+    "self_supervised.dino.bf16": 2.0,
+    "self_supervised.sdpn.bf16": 2.0,
     "extract.campplus.bf16": 2.0,
     "extract.eres2net.bf16": 2.0,
     "score.cosine": 1000.0,

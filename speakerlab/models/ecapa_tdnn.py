@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.models.pooling import (
     POOLINGS,
     PoolingName,
     attentive_mean_std,
     convolve_with_context,
+    moments,
     named,
     refuse_unusable,
 )
@@ -180,10 +180,9 @@ class AttentiveStatistics(nn.Module):
         layer, relu, norm = self.tdnn
         conv: Any = layer.get_submodule("conv")
         if self.global_context:
-            with fp32_island(x_BCT):
-                var_BC, mean_BC = torch.var_mean(widened(x_BCT), dim=-1, correction=0)
-                context_BK = torch.cat([mean_BC, var_BC.clamp_min(self.EPS).sqrt()], dim=1)
-            hidden = convolve_with_context(conv, x_BCT, context_BK)
+            mean_BC1, var_BC1 = moments(x_BCT, correction=0)
+            context_BK1 = torch.cat([mean_BC1, var_BC1.clamp_min(self.EPS).sqrt()], dim=1)
+            hidden = convolve_with_context(conv, x_BCT, context_BK1.squeeze(-1))
         else:
             hidden = conv(x_BCT)
         scores_BCT = self.conv(norm(relu(hidden)).tanh())

@@ -8,12 +8,13 @@ Letters: B batch, C channels, T frames, F mel bins, D embedding, K = 2 x everyth
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from speakerlab.core.full_precision import fp32_island, widened
@@ -21,6 +22,7 @@ from speakerlab.core.full_precision import fp32_island, widened
 # Keeps the square root off 0 where a model adds no epsilon. Far below any variance that fp32
 # features have, and its root (1e-15) still divides without overflow.
 TINY_VARIANCE = 1e-30
+CACHED_VALUES = 1 << 19  # 2 MiB in fp32
 
 
 def refuse_unusable(model: Any, feats_BTF: Tensor) -> None:
@@ -82,29 +84,90 @@ def mean_std(x_BCT: Tensor, *, eps: float) -> Tensor:
     The deviation is sqrt(var + eps) with the unbiased variance; one frame has variance 0. The
     gradient is finite everywhere: with eps 0 it is zero where the variance is.
     """
-    with fp32_island(x_BCT):
-        unbiased = 1 if x_BCT.shape[-1] > 1 else 0
-        var, mean = torch.var_mean(widened(x_BCT), dim=-1, correction=unbiased)
-        std = (var + eps).clamp_min(TINY_VARIANCE).sqrt()
-        return torch.cat([mean.flatten(1), std.flatten(1)], dim=1)
+    mean, var = moments(x_BCT, correction=1 if x_BCT.shape[-1] > 1 else 0)
+    std = (var + eps).clamp_min(TINY_VARIANCE).sqrt()
+    return torch.cat([mean.flatten(1), std.flatten(1)], dim=1)
 
 
 def attentive_mean_std(x_BCT: Tensor, scores_BCT: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
     """Return the mean and deviation (B, C) with the weights softmax(scores) over time.
 
-    The deviation is sqrt(max(var, eps)) of the weighted variance. Both are computed relative to the
-    first frame, so that constants and single frames are exact and large values cost no digits. As
-    the weights sum to one, no gradient flows through that reference.
+    The deviation is sqrt(max(var, eps)) of the weighted variance.
     """
-    with fp32_island(x_BCT):
-        wide_BCT = widened(x_BCT)
-        weight_BCT = widened(scores_BCT).softmax(-1)
-        first_BC1 = wide_BCT[..., :1].detach()
-        offset_BCT = wide_BCT - first_BC1
-        mean_BC1 = (weight_BCT * offset_BCT).sum(-1, keepdim=True)
-        var_BC = (weight_BCT * (offset_BCT - mean_BC1).square()).sum(-1)
-        std_BC = var_BC.clamp_min(max(eps, TINY_VARIANCE)).sqrt()
-        return (first_BC1 + mean_BC1).squeeze(-1), std_BC
+    mean_BC1, var_BC1 = _WeightedMoments.apply(x_BCT, scores_BCT)
+    std_BC1 = var_BC1.clamp_min(max(eps, TINY_VARIANCE)).sqrt()
+    return mean_BC1.squeeze(-1), std_BC1.squeeze(-1)
+
+
+def moments(x_BCT: Tensor, *, correction: int) -> tuple[Tensor, Tensor]:
+    """Return the mean and variance over time, (B, ..., T) -> (B, ..., 1)."""
+    return _Moments.apply(x_BCT, correction)  # pyright: ignore[reportReturnType]
+
+
+# Both functions below compute relative to the first frame, so that constants and single frames are
+# exact and large values cost no digits. They keep maps in the type in which they came.
+
+
+class _Moments(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BCT: Tensor, correction: int) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        degrees = x_BCT.shape[-1] - correction
+
+        def of(x: Tensor) -> tuple[Tensor, Tensor]:
+            first = widened(x[..., :1])
+            offset = widened(x) - first
+            mean = offset.mean(-1, keepdim=True)
+            return first + mean, (offset - mean).square_().sum(-1, keepdim=True) / degrees
+
+        mean, var = map(torch.cat, zip(*(of(*piece) for piece in _in_cache(x_BCT))))
+        ctx.save_for_backward(x_BCT, mean)
+        ctx.degrees = degrees
+        return mean, var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_mean: Tensor, d_var: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x_BCT, mean = ctx.saved_tensors
+        d_x_BCT, frames = torch.empty_like(x_BCT), x_BCT.shape[-1]
+        whole = x_BCT, mean, d_mean / frames, d_var * (2 / ctx.degrees), d_x_BCT
+        for x, mean, d_mean, d_var, d_x in _in_cache(*whole):
+            d_x.copy_((widened(x) - mean).mul_(d_var).add_(d_mean))
+        return d_x_BCT, None
+
+
+class _WeightedMoments(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BCT: Tensor, scores_BCT: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        def of(x: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+            weight = widened(scores).softmax(-1)
+            first = widened(x[..., :1])
+            offset = widened(x) - first
+            mean = (weight * offset).sum(-1, keepdim=True)
+            return first + mean, (offset - mean).square_().mul_(weight).sum(-1, keepdim=True)
+
+        mean, var = map(torch.cat, zip(*(of(*piece) for piece in _in_cache(x_BCT, scores_BCT))))
+        ctx.save_for_backward(x_BCT, scores_BCT, mean, var)
+        return mean, var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_mean: Tensor, d_var: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        d_x_BCT, d_scores_BCT = map(torch.empty_like, ctx.saved_tensors[:2])
+        whole = *ctx.saved_tensors, d_mean, d_var, d_x_BCT, d_scores_BCT
+        for x, scores, mean, var, d_mean, d_var, d_x, d_scores in _in_cache(*whole):
+            weight, offset = widened(scores).softmax(-1), widened(x) - mean
+            scaled = offset * d_var
+            d_x.copy_(torch.add(d_mean, scaled, alpha=2).mul_(weight))
+            d_scores.copy_(scaled.add_(d_mean).mul_(offset).sub_(d_var * var).mul_(weight))
+        return d_x_BCT, d_scores_BCT
+
+
+def _in_cache(x_BCT: Tensor, *others: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Yield as many utterances at a time as a CPU's cache holds, on a GPU all at once."""
+    if x_BCT.device.type != "cpu" or torch.compiler.is_compiling():
+        return [(x_BCT, *others)]
+    num_utts = max(1, CACHED_VALUES // x_BCT[0].numel())
+    return zip(*(whole.split(num_utts) for whole in (x_BCT, *others)))
 
 
 def convolve_with_context(conv: nn.Conv1d, x_BCT: Tensor, context_BK: Tensor) -> Tensor:

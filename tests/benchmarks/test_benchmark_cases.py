@@ -195,6 +195,11 @@ def test_workers_sleep_outside_of_their_turn():
             ["extract.campplus.fp32", "extract.campplus.bf16"],
         ),
         (
+            "self_supervised",
+            ["--micro-batch=2", "--seconds=0.1", "--rows", "self_supervised.sdpn.bf16"],
+            ["self_supervised.sdpn.bf16"],
+        ),
+        (
             "startup",
             ["--turns=2"],
             [
@@ -217,11 +222,13 @@ def test_cases_that_begin_with_files(tmp_path, case, words, names):
         ("models", [*MODELS, "eres2net", "--precisions", "fp32"], 9),
         ("data", ["--source=wav", "--micro-batch=4"], 2),
         ("frontend", FRONTEND, 3),
+        ("self_supervised", ["--micro-batch=2", "--seconds=0.1"], 4),
         ("scoring", [*SCORING, "--head=100", "--turns=2", "--repeats=2"], 10),
     ],
 )
 def test_rows_of_the_peers(tmp_path, audio_words, case, words, count):
     words = [*words, *(audio_words if case == "data" else [])]
-    peers = [CHECKOUTS["3dspeaker"]] if case == "data" else CHECKOUTS.values()
+    of_one = case in ("data", "self_supervised")
+    peers = [CHECKOUTS["3dspeaker"]] if of_one else CHECKOUTS.values()
     rows = rows_of(tmp_path / "rows.json", case, *words, "--peer", *peers)
     assert len(rows) == count and all(row["peer"] is not None for row in rows.values())

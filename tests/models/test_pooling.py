@@ -4,16 +4,19 @@ Letters: B batch, T frames, F mel bins, C channels, K mean and deviation of C.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from speakerlab.models import pooling
 from speakerlab.models.pooling import (
     ASTP,
     POOLINGS,
     attentive_mean_std,
     convolve_with_context,
+    moments,
 )
 
 EPS = 1e-7
@@ -130,15 +133,26 @@ def test_constants_are_exact_under_uneven_weights():
     assert torch.equal(std, torch.full((4, 8), 1e-12).sqrt())
 
 
-def test_gradient_of_attention_is_the_numerical_one():
+@pytest.mark.parametrize("correction", [0, 1])
+def test_gradients_are_the_numerical_ones(correction):
     """Though the frame that all is taken relative to counts as a constant."""
     torch.manual_seed(0)
-    inputs = [torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    maps = [torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(partial(attentive_mean_std, eps=1e-12), maps)
+    assert torch.autograd.gradcheck(partial(moments, correction=correction), maps[:1])
 
-    def stats(x_BCT: Tensor, scores_BCT: Tensor) -> tuple[Tensor, Tensor]:
-        return attentive_mean_std(x_BCT, scores_BCT, eps=1e-12)
 
-    assert torch.autograd.gradcheck(stats, inputs)
+def test_pieces_for_the_cache_change_no_bit(monkeypatch):
+    """Five utterances at once, in pairs and one at a time: same statistics, same gradients."""
+    found = []
+    for num_values in (5 * 48, 2 * 48, 1):
+        monkeypatch.setattr(pooling, "CACHED_VALUES", num_values)
+        generator = torch.Generator().manual_seed(0)
+        x, scores = torch.randn(2, 5, 4, 12, generator=generator).requires_grad_()
+        stats = *attentive_mean_std(x, scores, eps=EPS), *moments(x, correction=1)
+        grads = torch.autograd.grad(sum(s.sin().sum() for s in stats), (x, scores))  # pyright: ignore[reportArgumentType]
+        found.append(torch.cat([value.flatten() for value in (*stats, *grads)]))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @torch.no_grad()
