@@ -77,8 +77,8 @@ def embed_batches(
 
     batches: of `group_pieces`, read slightly ahead. A piece of several windows is read window by
     window, so that an hour needs no more memory than `max_seconds` (with a VAD it is read whole).
-    num_threads: batches computed at a time; does not change the result as long as torch itself
-    always uses the same number of threads.
+    num_threads: batches computed and, without workers, read at a time; does not change the result
+    as long as torch itself always uses the same number of threads.
     """
     embedder.eval().to(device)
     on_gpu = device.type == "cuda"
@@ -94,14 +94,10 @@ def embed_batches(
             for first, end in bounds:
                 yield [(row, first, (end or pieces[row].num_samples) - first) for row in rows]
 
-    loader = DataLoader(
-        Pieces(pieces),
-        batch_sampler=list_spans(),
-        num_workers=num_workers,
-        collate_fn=partial(_stack, vad=embedder.vad),
-        worker_init_fn=start_worker,
-        pin_memory=on_gpu,
-    )
+    dataset, collate = Pieces(pieces), partial(_stack, vad=embedder.vad)
+
+    def read(spans: list[Span]) -> list[Tensor]:
+        return [collate([dataset[span] for span in spans])]
 
     def embed(waves: list[Tensor]) -> tuple[list[Tensor], Any]:
         shortest = min(wave_BS.shape[1] for wave_BS in waves)
@@ -112,8 +108,20 @@ def embed_batches(
         return list(each), torch.cuda.current_stream(device).record_event() if on_gpu else None
 
     max_samples = MAX_SECONDS_AT_ONCE * embedder.sample_rate
-    joined = _join(loader, embedder, max_samples=max_samples) if on_gpu else ([w] for w in loader)
-    found = _map_in_order(embed, joined, num_threads=num_threads, max_samples=max_samples)
+    if on_gpu or num_workers:
+        loader = DataLoader(
+            dataset,
+            batch_sampler=list_spans(),
+            num_workers=num_workers,
+            collate_fn=collate,
+            worker_init_fn=start_worker,
+            pin_memory=on_gpu,
+        )
+        joined = _join(loader, embedder, max_samples=max_samples)
+        found = map(embed, joined if on_gpu else ([wave_BS] for wave_BS in loader))
+    else:
+        most = {"num_threads": num_threads, "max_samples": max_samples}
+        found = _map_in_order(lambda spans: embed(read(spans)), list_spans(), **most)
     windows: list[Tensor] = []
     for emb_BD in _one_late(found) if on_gpu else chain.from_iterable(each for each, _ in found):
         windows.append(emb_BD)
@@ -168,26 +176,26 @@ def _one_late(found: Iterable[tuple[list[Tensor], Any]]) -> Iterator[Tensor]:
 
 
 def _map_in_order(
-    work: Callable[[list[Tensor]], Any],
-    joined: Iterable[list[Tensor]],
+    work: Callable[[list[Span]], Any],
+    batches: Iterable[list[Span]],
     *,
     num_threads: int,
     max_samples: int,
 ) -> Iterator[Any]:
-    """Yield work(waves) in order; the waves in work have at most `max_samples`, or are one's."""
+    """Yield work(spans) in order; the spans in work have at most `max_samples`, or are one's."""
     if num_threads == 1:
-        yield from map(work, joined)
+        yield from map(work, batches)
         return
     with ThreadPoolExecutor(num_threads) as pool:
         waiting: deque[tuple[Future[Any], int]] = deque()
-        for waves in joined:
-            num_samples = sum(map(Tensor.numel, waves))
+        for spans in batches:
+            num_samples = sum(size for _, _, size in spans)
             held = num_samples + sum(size for _, size in waiting)
             while waiting and (len(waiting) > num_threads or held > max_samples):
                 future, size = waiting.popleft()
                 held -= size
                 yield future.result()
-            waiting.append((pool.submit(work, waves), num_samples))
+            waiting.append((pool.submit(work, spans), num_samples))
         yield from (future.result() for future, _ in waiting)
 
 

@@ -139,7 +139,7 @@ def _embed_share(
     if num_gpus := count_gpus():
         device = torch.device("cuda", index % num_gpus)
         embedded = embed(device=device, num_workers=num_workers)
-    else:  # no reading ahead: on a CPU reading takes a small part of the time
+    else:  # no workers: each thread reads its own batches
         embedded = embed(device=torch.device("cpu"), num_threads=num_threads)
     for chunk in shares[index]:
         found: list[np.ndarray] = []
