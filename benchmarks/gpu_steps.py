@@ -80,7 +80,7 @@ def data_steps(options: argparse.Namespace) -> Iterator[Step]:
     yield Step("frontend", ["frontend.fbank"])
     batch = f"training.global_batch={8 if options.quick else 256}"
     whole, graphs = batch.replace("training.global", "runtime.micro"), "runtime.cuda_graph=auto"
-    settings = [], [batch], [batch, graphs], [batch, whole]
+    settings = [], [batch], [batch, graphs], [batch, whole]  # the first and last run every line
     yield from map(end_to_end, settings[::3] if options.quick else settings)
     crops = memory.CROPS["cuda" if options.on_gpu else "cpu"]
     yield Step("memory", [f"memory.{m}.bf16.{count}" for m, count in product(MODELS, crops)])

@@ -24,17 +24,16 @@ import torch
 from sides import ROOT, Process, import_peer, peak_mib, report, run_case, take_turns, timed, wants
 
 PEERS = ("3dspeaker",)
-QUICK = ("--seconds=3", "--micro-batch=4")
+QUICK = ("--seconds=3", "--methods=sdpn")
 RECIPES = {"dino": ("rdino", 2), "sdpn": ("sdpn", 1)}  # method -> the peer's name, long views
 FRAMES = 398  # of a long view, 4 s
 ROWS = {"bf16": False, "bf16.peer_bf16": True}  # row -> whether the peer is in bf16, too
-PROTOTYPES, PROTOTYPE_DIM = 1024, 256
 
 
 class Ours:
     """A training as `speakerlab train` builds it, whose batches are always the same one."""
 
-    def __init__(self, method: str, device: str, micro_batch: int) -> None:
+    def __init__(self, method: str, device: str, micro_batch: int, folder: str) -> None:
         from speakerlab.bench.training import open_training
         from speakerlab.config.schema import load_config
         from speakerlab.experiments.setup import start_rank
@@ -50,7 +49,8 @@ class Ours:
             "augment.noise_prob": 0,
         }
         config = load_config(files, [f"{key}={value}" for key, value in values.items()])
-        self.opened = open_training(config, start_rank(config), has_data=False)
+        exp = Path(tempfile.mkdtemp(prefix="exp", dir=folder))
+        self.opened = open_training(config, start_rank(config), exp_dir=exp, has_data=False)
         self.trainer, self.device = self.opened.__enter__().trainer, device
         self.trainer.open()
         batch = next(self.trainer.inputs.batches)
@@ -71,7 +71,7 @@ class Ours:
 class Peer:
     """A training as 3D-Speaker's train_rdino.py or train_sdpn.py sets it up on one process."""
 
-    def __init__(self, method: str, device: str, micro_batch: int) -> None:
+    def __init__(self, method: str, device: str, micro_batch: int, folder: str) -> None:
         name, num_long = RECIPES[method]
         if device == "cpu":
             torch.Tensor.cuda = lambda self, *_args, **_more: self
@@ -84,7 +84,7 @@ class Peer:
         recipe = Path(its_config.__file__).parents[2] / f"egs/voxceleb/sv-{name}/conf/{name}.yaml"
         words = [f"--batch_size_per_gpu={micro_batch}", f"--max_frames={FRAMES}"]
         self.config = config = its_config.build_config(str(recipe), words)
-        store = Path(tempfile.mkdtemp(), "store")
+        store = Path(tempfile.mkdtemp(dir=folder), "store")
         backend = "gloo" if device == "cpu" else "nccl"
         torch.distributed.init_process_group(backend, f"file://{store}", rank=0, world_size=1)
         student = build("student_model", config).to(device)
@@ -97,10 +97,10 @@ class Peer:
             losses = [build("dino_loss", config), build("regularized_loss", config)]
         else:
             losses = [build("sdpn_loss", config), build("keleo_loss", config)]
-            bound = PROTOTYPE_DIM**-0.5
-            size = PROTOTYPES, PROTOTYPE_DIM
-            prototypes = torch.empty(size, device=device).uniform_(-bound, bound).requires_grad_()
-            labels = utils.one_hot(torch.arange(PROTOTYPES), PROTOTYPES).to(device)
+            num, bound = config.num_proto, config.output_dim**-0.5
+            prototypes = torch.empty(num, config.output_dim, device=device)
+            prototypes.uniform_(-bound, bound).requires_grad_()
+            labels = utils.one_hot(torch.arange(num), num).to(device)
             self.optimizer.add_param_group({"params": [prototypes], "weight_decay": 0})
             self.learned.append(prototypes)
             losses += [prototypes, labels]
@@ -145,7 +145,8 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
             wanted = {name: half for name, half in wanted.items() if not half}
         if not wanted:
             continue
-        words = {"method": method, "device": options.device, "micro_batch": options.micro_batch}
+        words = {key: getattr(options, key) for key in ("device", "micro_batch", "folder")}
+        words["method"] = method
         sides = [Process("self_supervised", "ours", threads=options.threads, **words)]
         if options.peers:
             root = options.peers["3dspeaker"]

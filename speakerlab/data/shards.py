@@ -226,7 +226,8 @@ class Packed:
             is_fbank = layout.codec == "fbank"
             return np.empty((0, layout.unit_bytes // 4), "<f4") if is_fbank else np.empty(0, "<i2")
         begin, wanted = int(starts[0]), int(starts[-1] + sizes[-1] - starts[0])
-        data = memoryview(os.pread(open_shard(path).fileno(), wanted, begin))
+        shard = open_shard(path)  # held: another thread may open more than are kept open
+        data = memoryview(os.pread(shard.fileno(), wanted, begin))
         if len(data) < wanted:
             raise ValueError(
                 f"{path}: ends early, after {len(data)} of {wanted} bytes at byte {begin}; remove "

@@ -96,9 +96,6 @@ def embed_batches(
 
     dataset, collate = Pieces(pieces), partial(_stack, vad=embedder.vad)
 
-    def read(spans: list[Span]) -> list[Tensor]:
-        return [collate([dataset[span] for span in spans])]
-
     def embed(waves: list[Tensor]) -> tuple[list[Tensor], Any]:
         shortest = min(wave_BS.shape[1] for wave_BS in waves)
         parts = [wave_BS.to(device, non_blocking=True)[:, :shortest] for wave_BS in waves]
@@ -120,8 +117,12 @@ def embed_batches(
         joined = _join(loader, embedder, max_samples=max_samples)
         found = map(embed, joined if on_gpu else ([wave_BS] for wave_BS in loader))
     else:
+
+        def read_and_embed(spans: list[Span]) -> tuple[list[Tensor], Any]:
+            return embed([collate([dataset[span] for span in spans])])
+
         most = {"num_threads": num_threads, "max_samples": max_samples}
-        found = _map_in_order(lambda spans: embed(read(spans)), list_spans(), **most)
+        found = _map_in_order(read_and_embed, list_spans(), **most)
     windows: list[Tensor] = []
     for emb_BD in _one_late(found) if on_gpu else chain.from_iterable(each for each, _ in found):
         windows.append(emb_BD)

@@ -5,6 +5,7 @@ Letters: S samples.
 
 import errno
 import multiprocessing
+import os
 import tarfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import soundfile
 from refusals import refused, refuses
 
-from speakerlab.data import pack
+from speakerlab.data import pack, shards
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir, shard_bounds
@@ -62,6 +63,21 @@ def test_packed_audio_is_the_audio(folder, layout):
             wanted_S = loose.read(row, first, count)
             found_S = packed.read(row, first, count)
             assert found_S.dtype == np.int16 and np.array_equal(found_S, wanted_S), (first, count)
+
+
+def test_a_shard_stays_open_while_it_is_read(folder, monkeypatch):
+    """Though another thread opens more than are kept, between its opening and its reading."""
+    pack_data_dir(folder, layout=PCM)
+    expected, pread = waves_of(folder), os.pread
+
+    def read_late(*where: int) -> bytes:
+        shards.open_shard.cache_clear()
+        return pread(*where)
+
+    monkeypatch.setattr(os, "pread", read_late)
+    assert {u: w.tolist() for u, w in waves_of(folder).items()} == {
+        u: w.tolist() for u, w in expected.items()
+    }
 
 
 @every_codec
