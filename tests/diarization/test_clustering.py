@@ -114,6 +114,17 @@ def test_spectral_finds_who_says_little_in_a_short_recording(sizes):
     assert found == [len(sizes)] * 20
 
 
+@pytest.mark.parametrize(("seed", "num_speakers"), [(3, 5), (9, 6)])
+def test_spectral_takes_no_turn_for_another_speaker(seed, num_speakers):
+    """Windows of one turn are more alike than windows of one speaker."""
+    talk, rng = converse(seed, num_speakers), np.random.default_rng(seed)
+    turn_ND = rng.normal(size=(len(talk.turns) + 1, 64)) * np.sqrt(0.2 / 64)
+    middles = [(start + end) / 2 for start, end in talk.windows]
+    turn_N = np.searchsorted([turn.start for turn in talk.turns], middles)
+    emb_ND = talk.emb_ND + turn_ND[turn_N].astype(np.float32)
+    assert len(cluster(emb_ND, Spectral()).centre_KD) == num_speakers
+
+
 def test_windows_of_groups_that_are_dropped_are_counted():
     def divide(unit_ND: np.ndarray, least: int, most: int) -> np.ndarray:
         return np.repeat([0, 1, 2, -1], [30, 25, 4, 1])  # -1: outside of the sample
