@@ -3,13 +3,14 @@
 Park, Han, Kumar and Narayanan, "Auto-tuning spectral clustering for speaker diarization using
 normalized maximum eigengap" (IEEE Signal Processing Letters 27, 2020). In a graph that joins each
 window to its p most similar ones, k groups that are not joined make the k smallest eigenvalues of
-the Laplacian 0, and a gap follows. The p with the largest gap is used.
+the Laplacian 0, and a gap follows. The p with the largest gap, relative to the root of p, is used.
 
 Two things differ from the paper. A gap is divided by the eigenvalue above it, plus a share of the
-mean degree: of eigenvalues that grow slowly, a later gap is wider without meaning more, and too
-many speakers were found. Edges weigh the cubed cosine: a speaker of few windows, whose p nearest
-include other voices, is then found more often, above all in short recordings. The constants are the
-best on conversations of training speakers (docs/diarization.md has the results on others).
+mean degree, instead of the largest eigenvalue: where eigenvalues grow slowly, a later gap is wider
+without meaning more, and too many speakers were found. Edges weigh the squared cosine: a speaker of
+few windows, whose p nearest include other voices, is then found more often, above all in short
+recordings. The constants are good on conversations of training speakers and of synthetic voices;
+docs/diarization.md has the results on others.
 
 Windows are divided by the pivots of a QR decomposition of the eigenvectors (Damle, Minden and Ying,
 "Simple, direct and efficient multi-way spectral clustering", Information and Inference 8, 2019):
@@ -24,7 +25,7 @@ from speakerlab.diarization.clustering import sample_rows
 
 MIN_NEIGHBOURS, MAX_NEIGHBOURS, NUM_TRIED = 6, 0.2, 6  # MAX: share of the windows
 WINDOWS_PER_GROUP = 4  # at least, on average: the gaps after more groups than that are chance
-GAP_FLOOR = 0.15  # of the mean degree, added to the eigenvalue that a gap is divided by
+GAP_FLOOR = 0.1  # of the mean degree, added to the eigenvalue that a gap is divided by
 
 
 class Spectral:
@@ -42,16 +43,16 @@ class Spectral:
         highest = max(round(MAX_NEIGHBOURS * len(rows_M)), MIN_NEIGHBOURS)
         tried = np.geomspace(MIN_NEIGHBOURS, highest, NUM_TRIED).round().astype(int)
         tried = np.unique(np.minimum(tried, len(rows_M) - 1)).tolist()
-        _, num_groups, p = max(graph.eigengap(p, least, most) for p in tried)
+        _, num_groups, p = min(graph.eigengap(p, least, most) for p in tried)
         group_N[rows_M] = divide(graph.laplacian(p), num_groups)
         return group_N
 
 
 class Graph:
-    """Windows joined to their nearest ones by edges that weigh the cubed cosine, if above 0."""
+    """Windows joined to their nearest ones by edges that weigh the squared cosine, if above 0."""
 
     def __init__(self, unit_MD: np.ndarray) -> None:
-        self.weight_MM = np.maximum(unit_MD @ unit_MD.T, 0.0) ** 3
+        self.weight_MM = np.maximum(unit_MD @ unit_MD.T, 0.0) ** 2
         np.fill_diagonal(self.weight_MM, -1.0)
         self.nearest_MM = np.argsort(-self.weight_MM, axis=1, kind="stable")  # itself last
 
@@ -65,13 +66,13 @@ class Graph:
         return np.diag(edge_MM.sum(axis=1)) - edge_MM
 
     def eigengap(self, p: int, least: int, most: int) -> tuple[float, int, int]:
-        """Return (the largest relative gap, the number of groups before it, p)."""
+        """Return (root of p / the relative gap: the lower the better, number of groups, p)."""
         laplacian_MM = self.laplacian(p)
         last = min(most, len(laplacian_MM) - 1)
         value_K = eigh(laplacian_MM, eigvals_only=True, subset_by_index=[0, last])
         floor = max(GAP_FLOOR * float(laplacian_MM.diagonal().mean()), 1e-12)
         gap_K = np.diff(value_K)[least - 1 :] / (value_K[least:] + floor)
-        return float(gap_K.max()), least + int(gap_K.argmax()), p
+        return p**0.5 / max(float(gap_K.max()), 1e-12), least + int(gap_K.argmax()), p
 
 
 def divide(laplacian_MM: np.ndarray, num_groups: int) -> NDArray[np.int64]:
