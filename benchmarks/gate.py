@@ -14,7 +14,7 @@ from typing import Any
 Row = Mapping[str, Any]  # as in a file: name, ours, peer, ratio, unit and optional fields
 ALLOWED_LOSS = 0.15
 COMPARED = ("ratio", "share")  # the first that both the row and the store have
-LESS_IS_BETTER = ("s", "ms", "MiB", "GB", "EER %", "launches")  # units
+LESS_IS_BETTER = ("s", "ms", "MiB", "GB", "EER %", "DER %", "launches")  # units
 BY_VALUE = ("EER %", "launches")  # units
 EXACT = ("launches",)  # units
 

@@ -44,9 +44,9 @@ from suite_table import table
 
 CASES = (
     *("roofline", "data", "frontend", "models", "self_supervised", "end_to_end", "extract"),
-    *("scoring", "scoring_large", "startup", "launches"),
+    *("diarization", "scoring", "scoring_large", "startup", "launches"),
 )
-ON_AUDIO = ("data.", "end_to_end.", "extract.")  # rows that depend on the recordings
+ON_AUDIO = ("data.", "end_to_end.", "extract.", "diarize.")  # rows that depend on the recordings
 
 
 @dataclass

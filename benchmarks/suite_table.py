@@ -29,6 +29,8 @@ RATIOS = {
     "self_supervised.sdpn.bf16": 2.0,
     "extract.campplus.bf16": 2.0,
     "extract.eres2net.bf16": 2.0,
+    "cluster.spectral": 10.0,
+    "cluster.ahc": 10.0,
     "score.cosine": 1000.0,
 }
 SHARE = 0.8

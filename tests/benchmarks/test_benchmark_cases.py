@@ -195,6 +195,12 @@ def test_workers_sleep_outside_of_their_turn():
             ["extract.campplus.fp32", "extract.campplus.bf16"],
         ),
         (
+            "diarization",
+            ["--audio-seconds=6", "--windows=100", "--seconds=0.1"],
+            [f"diarize.campplus.{precision}" for precision in ("fp32", "bf16")]
+            + ["cluster.spectral", "cluster.ahc"],
+        ),
+        (
             "self_supervised",
             ["--micro-batch=2", "--seconds=0.1", "--rows", "self_supervised.sdpn.bf16"],
             ["self_supervised.sdpn.bf16"],
