@@ -23,7 +23,9 @@ class Segment(NamedTuple):
     start: float  # seconds
     end: float
     speaker: str
-    confidence: float  # 0: between two speakers, 1: on the speaker's centre, or the only speaker
+    # 0: between two speakers, 1: on the speaker's centre, or the only speaker; of overlap.py: the
+    # probability that a second speaker speaks
+    confidence: float
 
 
 def find_segments(
