@@ -30,7 +30,7 @@ from voices import write_voices  # noqa: E402
 CORE = """contracts/test_configs.py core config data frontend losses models scoring training
 checkpoints inference experiments bin/test_train.py"""
 ONNX = """models/test_onnx.py inference/test_export.py inference/test_onnx_model.py
-inference/test_quantize.py"""
+inference/test_quantize.py inference/test_segmentation.py"""
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "kaldiio")
 
 

@@ -74,11 +74,7 @@ class OnnxModel:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such model; make one with `speakerlab export`")
         self._session = open_session(path, num_threads=num_threads)
-        try:
-            texts = self._session.get_modelmeta().custom_metadata_map
-        except UnicodeDecodeError:
-            raise ValueError(f"{path}: its metadata are not UTF-8; export it again") from None
-        facts = self.facts = Facts.from_texts(texts, where=str(path))
+        facts = self.facts = Facts.from_texts(metadata_of(self._session, path), where=str(path))
         self.sample_rate, self.embed_dim = facts.sample_rate, facts.embed_dim
         self.min_samples, self.max_samples = facts.min_samples, facts.max_samples
         self.sha256, self.precision = facts.sha256, facts.precision
@@ -108,3 +104,11 @@ def open_session(path: Path, *, num_threads: int | None = None) -> Any:
     except Exception as error:  # its own types, which differ between versions
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{path}: is not a complete ONNX file ({reason}); export again") from None
+
+
+def metadata_of(session: Any, path: Path) -> dict[str, str]:
+    """Return the metadata of an open file; ValueError if they are not text."""
+    try:
+        return session.get_modelmeta().custom_metadata_map
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: its metadata are not UTF-8; export it again") from None

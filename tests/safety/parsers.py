@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import readers
 import valid_files as valid
 from damage import Damage, either, header, of_another_version, plain, raw, rezipped, tarred, text
+from toy_segmentation import write_segmentation
 
 from speakerlab.bin.verify import read_pairs
 from speakerlab.checkpoints import foreign_files, model_files, toolkit_config
@@ -21,6 +22,7 @@ from speakerlab.diarization import regions
 from speakerlab.experiments import model_card
 from speakerlab.experiments.trial_list import read_trial_list
 from speakerlab.inference.onnx_model import OnnxModel
+from speakerlab.inference.segmentation import Segmentation
 from speakerlab.inference.torch_model import TorchModel
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.score_files import read_scores, write_scores
@@ -227,6 +229,13 @@ PARSERS: dict[str, Parser] = {
         ("a.onnx",),
         OnnxModel,
         either(raw, readers.onnx_texts),
+        share=0.1,
+    ),
+    "segmentation": Parser(
+        lambda folder: write_segmentation(folder / "a.onnx", sample_rate=16000),
+        ("a.onnx",),
+        Segmentation,
+        raw,
         share=0.1,
     ),
     "embeddings": Parser(
