@@ -30,6 +30,11 @@ def main(words: Sequence[str]) -> None:
     regions = read_regions(args.vad, names)
     if args.out is not None:
         check_writable(args.out / f"{names[0]}.rttm")
+    overlap = None
+    if args.overlap is not None:
+        from speakerlab.inference.segmentation import Segmentation
+
+        overlap = Segmentation(args.overlap)
     model = model_of(args)
     method = method_of(args, model)
     if args.known is not None:
@@ -46,6 +51,7 @@ def main(words: Sequence[str]) -> None:
                 min_speakers=args.min_speakers,
                 max_speakers=args.max_speakers,
                 vad=args.vad,
+                overlap=overlap,
                 regions=regions.get(name),
                 method=method,
                 known=args.known is not None,
@@ -134,7 +140,10 @@ def parse(words: Sequence[str]) -> Namespace:
     options.add("--min-speakers N", "least number", least=1, default=1)
     options.add("--max-speakers N", "largest number (default 20)", least=1)
     vad = "energy, silero, or the speech regions: FILE.rttm, FILE.lab of one recording, or a folder"
-    options.add("--vad energy|silero|FILE|DIR", vad, default="energy")
+    vad += " (default: energy, or the model of --overlap)"
+    options.add("--vad energy|silero|FILE|DIR", vad)
+    segmentation = "pyannote/segmentation-3.0 in ONNX, to find who speaks at the same time"
+    options.add("--overlap FILE", segmentation)
     calibrated = "that of `speakerlab calibrate --for diarization`, else"
     methods = f"clustering, also module:Class of --plugins (default: {calibrated} spectral)"
     options.add("--method", methods, choices=METHODS)
@@ -157,9 +166,9 @@ def parse(words: Sequence[str]) -> Namespace:
     return args
 
 
-def read_regions(vad: str, names: Sequence[str]) -> Mapping[str, Sequence[Region]]:
+def read_regions(vad: str | None, names: Sequence[str]) -> Mapping[str, Sequence[Region]]:
     """Return the speech regions of each recording; nothing if they are to be found."""
-    if vad in ("energy", "silero"):
+    if vad in (None, "energy", "silero"):
         return {}
     path = Path(vad)
     if any(path.glob("*.lab")):

@@ -18,9 +18,11 @@ import numpy as np
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import spool_wave
 from speakerlab.diarization.clustering import MAX_SPEAKERS, Method, cluster
+from speakerlab.diarization.overlap import LocalSpeakers, add_overlap
 from speakerlab.diarization.regions import Region, Turn, format_rttm, merge_regions
 from speakerlab.diarization.resegmentation import Segment, find_segments
 from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS, cut_windows
+from speakerlab.inference.segmentation import Segmentation
 from speakerlab.inference.speech import find_speech
 
 log = logging.getLogger(__name__)
@@ -91,6 +93,7 @@ def diarize(
     known: bool = False,
     far: float | None = None,
     recording: str | None = None,
+    overlap: Segmentation | Path | str | None = None,
     **windows: Any,
 ) -> Diarization:
     """Find who spoke when in a recording: anything that `SpeakerModel.embed` takes, of any length.
@@ -98,7 +101,8 @@ def diarize(
     num_speakers: if known; else between min_speakers and max_speakers (None: MAX_SPEAKERS).
     method: "spectral", "ahc", or an object that divides windows, such as `Ahc(threshold=0.5)` or a
     `Vbx` with its PLDA model; None: that of `model.tuning`. recording: name in RTTM (None: of the
-    file, without ending). windows: vad, regions, window_seconds, step_seconds and progress of
+    file, without ending). overlap: segmentation model, opened or as a path, that adds who speaks at
+    the same time. windows: vad, regions, window_seconds, step_seconds and progress of
     `embed_windows`.
     Speakers are "speaker1", "speaker2", ..., in order of appearance. known: those that are enrolled
     (`model.enroll`) get their names; far: false-alarm rate of this decision (None: at the EER).
@@ -113,7 +117,9 @@ def diarize(
         max_speakers = max(MAX_SPEAKERS, min_speakers)
     divide = model.tuning.build(method) if method is None or isinstance(method, str) else method
     name = Path(name_of(audio)).stem if recording is None else recording
-    heard = embed_windows(model, audio, sample_rate, **windows)
+    if isinstance(overlap, str | Path):
+        overlap = Segmentation(overlap)
+    heard = embed_windows(model, audio, sample_rate, overlap=overlap, **windows)
     if not heard.windows:
         log.warning("%s: no speech was found", name_of(audio))
         return Diarization(name, heard.seconds, [], {})
@@ -127,9 +133,13 @@ def diarize(
             len(heard.windows),
         )
     segments = find_segments(heard.regions, heard.windows, found.cosine_NK)
+    if heard.local is not None:
+        segments = add_overlap(segments, heard.windows, found.cosine_NK, heard.local)
     centres = {f"speaker{k}": emb_D for k, emb_D in enumerate(found.centre_KD.astype("f4"), 1)}
-    with_turn = {segment.speaker for segment in segments}
-    speakers = {name: emb_D for name, emb_D in centres.items() if name in with_turn}
+    order = dict.fromkeys(segment.speaker for segment in segments)
+    names = {old: f"speaker{k}" for k, old in enumerate(order, 1)}
+    segments = [segment._replace(speaker=names[segment.speaker]) for segment in segments]
+    speakers = {new: centres[old] for old, new in names.items()}
     result = Diarization(name, heard.seconds, segments, speakers)
     return name_known(result, model, far=far) if known else result
 
@@ -193,6 +203,7 @@ class Embedded(NamedTuple):
     regions: list[Region]
     windows: list[Region]
     emb_ND: np.ndarray
+    local: LocalSpeakers | None  # with a segmentation model
 
 
 def embed_windows(
@@ -200,7 +211,8 @@ def embed_windows(
     audio: Any,
     sample_rate: int | None = None,
     *,
-    vad: str = "energy",
+    vad: str | None = None,
+    overlap: Segmentation | None = None,
     regions: Sequence[Region] | None = None,
     window_seconds: float = WINDOW_SECONDS,
     step_seconds: float = STEP_SECONDS,
@@ -208,20 +220,23 @@ def embed_windows(
 ) -> Embedded:
     """Embed the windows of the speech of a recording.
 
-    regions: of speech, in seconds; None: found by `vad`, "energy" or "silero". progress: show a bar
-    on a terminal.
+    regions: of speech, in seconds; None: found by `vad`, "energy" or "silero" (None: by the
+    segmentation model if there is one, else by energy). progress: show a bar on a terminal.
     """
     rate = model.sample_rate
     wave_S = spool_wave(audio, sample_rate=rate, source_rate=sample_rate)
     seconds = len(wave_S) / rate
-    if regions is None:
-        regions = find_speech(wave_S, sample_rate=rate, vad=vad)
+    local = None if overlap is None else overlap.run(wave_S, sample_rate=rate)
+    if regions is None and vad is None and local is not None:
+        regions = local.speech()
+    elif regions is None:
+        regions = find_speech(wave_S, sample_rate=rate, vad=vad or "energy")
     regions = [(start, min(end, seconds)) for start, end in merge_regions(regions)]
     regions = [region for region in regions if region[0] < region[1]]
     windows = cut_windows(regions, window_seconds=window_seconds, step_seconds=step_seconds)
     windows, waves = audible_windows(windows, wave_S, rate)
     emb_ND = model.embed_many(waves, progress=progress, unit="windows")
-    return Embedded(seconds, regions, windows, emb_ND)
+    return Embedded(seconds, regions, windows, emb_ND, local)
 
 
 def audible_windows(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from models_on_disk import CALIBRATION
 from refusals import refused, refuses
+from toy_segmentation import write_segmentation
 from voices import RATE, make_wave, write_voices
 
 from speakerlab.bin import calibrate, diarize, enroll
@@ -51,6 +52,26 @@ def test_rttm_and_json_are_written(exp, talk, tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         *("talk.rttm", "talk.json", "talk.html")
     }
+
+
+def test_overlapping_turns(exp, tmp_path):
+    wave_S = np.zeros(12 * RATE, dtype=np.int16)  # one voice, both from 5 to 7 s, another
+    wave_S[: 7 * RATE] = make_wave(0, 0, 7)
+    wave_S[5 * RATE :] += make_wave(4, 0, 7)
+    audio.write(tmp_path / "both.wav", wave_S, RATE)
+    segmentation = write_segmentation(tmp_path / "segmentation.onnx")
+    out = tmp_path / "out"
+    words = ["--speakers", 2, "--overlap", segmentation, "--out", out]
+    diarized(exp, tmp_path / "both.wav", *words)
+    turns = read_rttm(out / "both.rttm")["both"]
+    for time, count in ((0.1, 1), (4.9, 1), (5.1, 2), (6.9, 2), (7.1, 1), (11.9, 1)):
+        assert len({turn.speaker for turn in turns if turn.start <= time < turn.end}) == count
+    segments = json.loads((out / "both.json").read_text())["segments"]
+    assert [(s["start"], s["end"], s["speaker"]) for s in segments] == turns
+    assert (out / "both.html").read_text().count("data-start=") == len(turns)
+    wrong = tmp_path / "both.wav"
+    with refuses(str(wrong), "ONNX"):
+        diarized(exp, wrong, "--overlap", wrong)
 
 
 def test_known_speakers_get_their_names(make_exp, talk, tmp_path, capsys, caplog):

@@ -41,7 +41,8 @@ PUBLISHED = {
     "identify": "FILE --speakers --far --top --model! --device=auto|cpu|cuda "
     "--precision=fp32|bf16|auto",
     "diarize": "FILE+ --speakers --min-speakers --max-speakers --vad --method=ahc|spectral|vbx "
-    "--threshold --development --out --model! --device=auto|cpu|cuda --precision=fp32|bf16|auto",
+    "--threshold --development --overlap --out --model! --device=auto|cpu|cuda "
+    "--precision=fp32|bf16|auto",
     "calibrate": "--model! --data! --for=verification|diarization --far+ --out --force?",
     "import": "FILE? --list? --out! --model-config --frontend=3dspeaker|wespeaker --speakers",
     "card": "MODEL",

@@ -5,6 +5,7 @@ import pytest
 import torch
 from models_on_disk import CALIBRATION, XVECTOR, publish_small
 from refusals import refuses
+from toy_segmentation import write_segmentation
 from voices import RATE, make_noise, make_wave, write_voices
 
 import speakerlab
@@ -13,6 +14,7 @@ from speakerlab.config.schema import load_config
 from speakerlab.data.convert import read_wave, spool_wave
 from speakerlab.diarization.ahc import Ahc
 from speakerlab.inference.diarize import Diarization, Segment, diarize, name_known
+from speakerlab.inference.segmentation import Segmentation
 from speakerlab.inference.tuning import learn_vbx
 
 SILENCE = np.zeros(RATE, dtype=np.int16)
@@ -137,6 +139,49 @@ def test_given_regions_and_number(model):
         (0.5, 3.0, "speaker1"),
         (9.0, 15.0, "speaker2"),
     ]
+
+
+def both() -> np.ndarray:
+    """Speaker 0 from 1 to 11 s, speaker 1 from 9 to 19 s."""
+    wave_S = np.zeros(20 * RATE, dtype=np.int16)
+    wave_S[RATE : 11 * RATE] = make_wave(0, 0, 10.0)
+    wave_S[9 * RATE : 19 * RATE] += make_wave(3, 0, 10.0)
+    return wave_S
+
+
+def speakers_at(found: Diarization, *times: float) -> list[int]:
+    """How many different speakers speak at each time."""
+    return [len({s.speaker for s in found if s.start <= time < s.end}) for time in times]
+
+
+def test_who_speaks_at_the_same_time(model, tmp_path):
+    path = write_segmentation(tmp_path / "segmentation.onnx")
+    found = model.diarize(both(), num_speakers=2, overlap=path)
+    assert list(found.speakers) == [f"speaker{k + 1}" for k in range(len(found.speakers))]
+    assert speakers_at(found, 0.9, 1.1, 8.9, 9.1, 10.9, 11.1, 18.9, 19.1) == [
+        0,
+        1,
+        1,
+        2,
+        2,
+        1,
+        1,
+        0,
+    ]
+    spoken = sum(row["seconds"] for row in found.to_dict()["speakers"].values())
+    assert spoken == pytest.approx(20.0, abs=0.1)
+    assert list(model.diarize(both(), num_speakers=2, overlap=Segmentation(path))) == list(found)
+    regions = [(2.0, 10.0), (12.0, 15.0)]
+    found = model.diarize(both(), num_speakers=2, overlap=path, regions=regions)
+    assert speakers_at(found, 1.9, 9.9, 10.1, 14.9, 15.1) == [0, 2, 0, 1, 0]
+
+
+def test_speech_is_found_by_the_segmentation_model_unless_vad_is_given(model, tmp_path):
+    path = write_segmentation(tmp_path / "segmentation.onnx")
+    quiet_S = both() // 40  # silence for this model
+    assert not len(model.diarize(quiet_S, overlap=path))
+    found = model.diarize(quiet_S, num_speakers=2, overlap=path, vad="energy")
+    assert list(found) == list(model.diarize(quiet_S, num_speakers=2))
 
 
 @pytest.mark.parametrize("seconds", [0.3, 3.0])
