@@ -119,6 +119,8 @@ def diarize(
     name = Path(name_of(audio)).stem if recording is None else recording
     if isinstance(overlap, str | Path):
         overlap = Segmentation(overlap)
+    if not isinstance(overlap, Segmentation | None):
+        raise ValueError(f"overlap: must be a segmentation model or its path, got {overlap!r}")
     heard = embed_windows(model, audio, sample_rate, overlap=overlap, **windows)
     if not heard.windows:
         log.warning("%s: no speech was found", name_of(audio))
@@ -150,7 +152,8 @@ def check_enrolled(model: Model) -> None:
         raise ValueError("known: no speaker is enrolled; enrol some first")
     if model.calibration is None:
         raise ValueError(
-            "known: the model has no calibration to decide who is known; run `speakerlab calibrate`"
+            "known: the model has no calibration of verification to decide who is known; run "
+            "`speakerlab calibrate --model MODEL --data DIR`"
         )
     names: dict[str, str] = {}
     for name in model.speakers:

@@ -103,7 +103,9 @@ def open_session(path: Path, *, num_threads: int | None = None) -> Any:
         return onnxruntime.InferenceSession(str(path), options, **how)
     except Exception as error:  # its own types, which differ between versions
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path}: is not a complete ONNX file ({reason}); export again") from None
+        raise ValueError(
+            f"{path}: is not a complete ONNX file ({reason}); export or get it again"
+        ) from None
 
 
 def metadata_of(session: Any, path: Path) -> dict[str, str]:

@@ -154,6 +154,11 @@ def speakers_at(found: Diarization, *times: float) -> list[int]:
     return [len({s.speaker for s in found if s.start <= time < s.end}) for time in times]
 
 
+def test_an_overlap_that_is_no_model_is_refused(model):
+    with refuses("overlap", "True"):
+        model.diarize(both(), overlap=True)
+
+
 def test_who_speaks_at_the_same_time(model, tmp_path):
     path = write_segmentation(tmp_path / "segmentation.onnx")
     found = model.diarize(both(), num_speakers=2, overlap=path)
