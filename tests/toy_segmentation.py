@@ -1,4 +1,4 @@
-"""A segmentation model in ONNX that tells silence, one speaker and two apart by the loudness."""
+"""Toy segmentation model in ONNX: nobody, one speaker or two, by the loudness."""
 
 from pathlib import Path
 from typing import Any

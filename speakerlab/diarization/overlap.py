@@ -63,7 +63,7 @@ def add_overlap(
     cosine_NK: np.ndarray,
     local: LocalSpeakers,
 ) -> list[Segment]:
-    """Add the second speaker where the model hears two at once.
+    """Add the second speaker where two speak at once.
 
     segments: of `find_segments` with these windows and cosine_NK. The confidence of an added
     segment is the mean probability that its speaker speaks. Segments of one speaker that touch
@@ -99,8 +99,8 @@ def _overlapped(
 def _match(windows: Sequence[Region], cosine_NK: np.ndarray, local: LocalSpeakers) -> np.ndarray:
     """Return which local speaker of each window is which found speaker, is_WKL of 0 and 1.
 
-    Each is the local speaker whose speech is most similar, by the sum over the windows with an
-    embedding of 1 + cosine times the seconds in which the local speaker speaks.
+    The matching has the largest sum, over the windows with an embedding, of 1 + cosine times the
+    probability that the local speaker speaks, summed over the frames.
     """
     bounds_N2 = np.round((np.array(windows) - FIRST_SECONDS) / FRAME_SECONDS).astype(np.int64)
     num_frames = local.prob_WFC.shape[1]

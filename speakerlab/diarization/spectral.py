@@ -25,6 +25,7 @@ from speakerlab.diarization.clustering import sample_rows
 
 MIN_NEIGHBOURS, MAX_NEIGHBOURS, NUM_TRIED = 6, 0.2, 6  # MAX: share of the windows
 WINDOWS_PER_GROUP = 4  # at least, on average: the gaps after more groups than that are chance
+SEARCHED = 3  # times the allowed range of groups: a gap after more still says many, not one
 GAP_FLOOR = 0.1  # of the mean degree, added to the eigenvalue that a gap is divided by
 
 
@@ -38,13 +39,13 @@ class Spectral:
         if len(rows_M) <= max(least, 2):
             group_N[rows_M] = np.arange(len(rows_M)) if least > 1 else 0
             return group_N
-        most = max(min(most, len(rows_M) // WINDOWS_PER_GROUP), least)
+        widest = min(least + SEARCHED * (most - least), len(rows_M) // WINDOWS_PER_GROUP)
         graph = Graph(unit_ND[rows_M])
         highest = max(round(MAX_NEIGHBOURS * len(rows_M)), MIN_NEIGHBOURS)
         tried = np.geomspace(MIN_NEIGHBOURS, highest, NUM_TRIED).round().astype(int)
         tried = np.unique(np.minimum(tried, len(rows_M) - 1)).tolist()
-        _, num_groups, p = min(graph.eigengap(p, least, most) for p in tried)
-        group_N[rows_M] = divide(graph.laplacian(p), num_groups)
+        _, num_groups, p = min(graph.eigengap(p, least, max(widest, least)) for p in tried)
+        group_N[rows_M] = divide(graph.laplacian(p), min(num_groups, most))
         return group_N
 
 

@@ -1,4 +1,4 @@
-"""Segmentation model run by onnxruntime: who of up to three local speakers speaks, in 10 s.
+"""Segmentation model in ONNX: which of up to three local speakers speak, in windows of 10 s.
 
 The file is pyannote/segmentation-3.0 (MIT) in ONNX; `diarization/overlap.py` describes its output.
 Letters: S samples, W windows, F frames of a window, C classes.

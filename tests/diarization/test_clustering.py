@@ -100,6 +100,11 @@ def test_fifty_speakers(method):
     assert agreement(found.speaker_N, np.repeat(np.arange(50), 20)) > 0.98
 
 
+def test_spectral_does_not_join_more_speakers_than_allowed_into_one():
+    found = cluster(parts(*[20] * 30), Spectral())
+    assert len(found.centre_KD) > 0.5 * clustering.MAX_SPEAKERS
+
+
 @each_method
 @pytest.mark.parametrize("num_windows", [0, 1, 2, 3, 6])
 def test_a_few_windows_are_one_speaker(method, num_windows):
