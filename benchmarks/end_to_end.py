@@ -65,7 +65,7 @@ class Ours:
     """A training as `speakerlab train` builds it, step by step."""
 
     def __init__(self, **how: Any) -> None:
-        """`how`: arguments of `config_of`."""
+        """Take `how`, arguments of `config_of`."""
         from speakerlab.core import process
         from speakerlab.experiments.setup import start_rank
         from speakerlab.experiments.train import build_training

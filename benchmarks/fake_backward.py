@@ -70,7 +70,7 @@ class Backward:
                     self.queue(following)
 
     def queue(self, node: Any) -> None:
-        """Leaves are first, then the node that was made last."""
+        """Queue leaves first, then the node that was made last."""
         rank = -math.inf if is_leaf(node) else -node._sequence_nr()
         heapq.heappush(self.ready, (rank, next(self.order), node))
 

@@ -48,7 +48,7 @@ class Kernels(TorchDispatchMode):
         self.recorded: list[str] | None = None  # operations with shapes and numbers, if wanted
 
     def begin_step(self) -> None:
-        """From here on, an event is one of this step."""
+        """Count the events from here on as those of this step."""
         self.step_began = next(self.clock)
 
     def __torch_dispatch__(

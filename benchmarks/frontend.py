@@ -67,14 +67,14 @@ class Ours(Side):
 
 class ThreeDSpeaker(Side):
     def build(self, like: str, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """One crop after the other, as its data set does in a worker, then stacked."""
+        """Compute one crop after the other, as its data set does in a worker, then stack them."""
         fbank = import_peer("speakerlab.process.processor").FBank(80, RATE, mean_nor=True)
         return lambda wave_BS: torch.stack([fbank(wave_S) for wave_S in wave_BS])
 
 
 class WeSpeaker(Side):
     def build(self, like: str, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """One crop after the other in a worker; the mean is subtracted on the device, by batch."""
+        """Compute crop after crop in a worker; subtract the mean by batch, on the device."""
         sys.modules.setdefault("kaldiio", types.ModuleType("kaldiio"))  # only reads ark files
         processor = import_peer("wespeaker.dataset.processor")
         apply_cmvn = import_peer("wespeaker.dataset.dataset_utils").apply_cmvn
@@ -94,7 +94,7 @@ class SpeechBrain(Side):
     on_device = True
 
     def build(self, like: str, device: torch.device) -> Callable[[Tensor], Tensor]:
-        """Its own features (decibels of another spectrum), batch by batch on the device."""
+        """Compute its own features (decibels of another spectrum) by batch, on the device."""
         fbank = import_peer("speechbrain.lobes.features").Fbank(n_mels=80).to(device)
         processing = import_peer("speechbrain.processing.features")
         norm = processing.InputNormalization(norm_type="sentence", std_norm=False).to(device)

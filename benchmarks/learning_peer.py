@@ -63,7 +63,7 @@ class Peer:
     """One training; `probe` and `run` are called in processes of their own."""
 
     def __init__(self, folder: str, settings: dict[str, Any]) -> None:
-        """`folder` has our data directories; `settings` replace values of its configuration."""
+        """Prepare a training on our data directories in `folder`; `settings` replace its values."""
         die_with_parent()
         data.replace_torchaudio()
         replace_cuda(store=dist.HashStore(), rank=0, world_size=1)

@@ -66,7 +66,7 @@ class Process:
     def __init__(
         self, case: str, side: str, root: Path = ROOT, *, threads: int | None = None, **options: Any
     ) -> None:
-        """`root` is the tree that the side imports from; `options` go to its constructor."""
+        """Start a side that imports from the tree `root`; `options` go to its constructor."""
         words = json.dumps(options, default=str)
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "sides.py"), case, side, words],

@@ -52,7 +52,7 @@ class TestSet:
 
     @property
     def concatenated(self) -> list[Trial]:
-        """Trials with the joined recording instead of the model ([F]:32, [P]:112)."""
+        """Return trials with the joined recording instead of the model ([F]:32, [P]:112)."""
         return [(self.recordings[model], test, same) for model, test, same in self.trials]
 
 

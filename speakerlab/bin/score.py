@@ -135,7 +135,7 @@ def extract_treated(args: Namespace, folder: Path) -> None:
 
 
 def notes_of_short_ones(listed: TrialList, treatments: Sequence[Treatment]) -> list[str]:
-    """A line for each duration that some test utterances do not exceed."""
+    """Return a line for each duration that some test utterances do not exceed."""
     notes: list[str] = []
     seconds = [listed.seconds[name] for name in listed.trials.test_ids if name in listed.seconds]
     for longest in (one.seconds for one in treatments if math.isfinite(one.seconds)):

@@ -60,12 +60,12 @@ class ForeignConfig:
 
     @property
     def kind(self) -> str:
-        """WeSpeaker's name of the front end."""
+        """Return WeSpeaker's name of the front end."""
         return str(self._section("dataset_args").get("frontend", "fbank"))
 
     @property
     def pooling(self) -> str | None:
-        """Our name of WeSpeaker's pooling."""
+        """Return our name of WeSpeaker's pooling."""
         name = self._section("model_args").get("pooling_func")
         return None if name is None else str(name).lower()
 

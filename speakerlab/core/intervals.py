@@ -26,7 +26,7 @@ def interval(values_R: NDArray[np.float64], num_groups: int) -> list[float] | No
 
 
 def ratio_interval(sum_G: np.ndarray, size_G: np.ndarray, *, seed: int = 0) -> list[float] | None:
-    """95 % interval of sum_G.sum() / size_G.sum(), by bootstrap over the groups.
+    """Return the 95 % interval of sum_G.sum() / size_G.sum() by bootstrap over the groups.
 
     A group of size 0 counts in the draws, but not as a group of `interval`; draws whose sizes are
     all 0 are left out.

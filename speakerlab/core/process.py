@@ -27,7 +27,7 @@ EXIT_SIGNAL = 128  # plus the number of the signal on which the run saved and ex
 
 
 def available_cpus(root: Path = Path("/")) -> int:
-    """CPUs this process may use: those it may run on, and no more than its cgroup's quota.
+    """Return how many CPUs this process may use, at most its cgroup's quota.
 
     A quota of 2.5 counts as 2: a process with more threads than its quota is put to sleep for part
     of each period. `root` is where `proc` and `sys` lie.

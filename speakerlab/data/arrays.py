@@ -23,7 +23,7 @@ class Strings(Sequence[str]):
     """Many strings in two arrays, which forked workers share without a copy."""
 
     def __init__(self, blob: np.ndarray, ends: np.ndarray) -> None:
-        """blob: uint8, all strings in UTF-8 in a row; ends: where each begins, and the end."""
+        """Take blob, uint8, all strings in UTF-8 in a row, and where each begins, and the end."""
         self.blob, self.ends = blob, ends
 
     @classmethod
@@ -41,7 +41,7 @@ class Strings(Sequence[str]):
 
 
 def stable_hash(text: str) -> int:
-    """64 bits that depend on the text alone: on no seed, process or machine."""
+    """Return 64 bits that depend on the text alone, not on a seed, process or machine."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

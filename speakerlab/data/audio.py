@@ -55,7 +55,7 @@ class AudioInfo:
 
 
 def read_info(path: str | Path, *, sample_rate: int | None = None) -> AudioInfo:
-    """Header of an audio file; ValueError or FileNotFoundError with one line if there is none.
+    """Read the header of an audio file; raise ValueError or FileNotFoundError with one line.
 
     sample_rate: refuse files of another rate, and files without samples.
     """
@@ -77,7 +77,7 @@ def read_info(path: str | Path, *, sample_rate: int | None = None) -> AudioInfo:
 def read(
     path: str | Path, start: int = 0, num_samples: int = -1, *, whole: bool = False
 ) -> np.ndarray:
-    """wave_S, int16, of the first channel: `num_samples` from `start`, or all (-1).
+    """Read wave_S, int16, of the first channel: `num_samples` from `start`, or all (-1).
 
     Only the range asked for is read. Raises ValueError where the file holds less than that or,
     with `whole`, less than its header says.
@@ -138,7 +138,7 @@ def encode(wave_S: np.ndarray, sample_rate: int, kind: str, **options: Any) -> b
 
 
 def from_flac(data: bytes | memoryview) -> np.ndarray:
-    """wave_S, int16, of the content of a FLAC file; ValueError where it is none."""
+    """Decode the content of a FLAC file into wave_S, int16; raise ValueError if it is none."""
     try:
         return soundfile.read(io.BytesIO(data), dtype="int16")[0]
     except soundfile.LibsndfileError as error:
@@ -146,7 +146,7 @@ def from_flac(data: bytes | memoryview) -> np.ndarray:
 
 
 def to_int16(wave: np.ndarray) -> np.ndarray:
-    """Amplitudes of any shape as 16-bit samples; values outside [-1, 1] are clipped."""
+    """Convert amplitudes of any shape to 16-bit samples; values outside [-1, 1] are clipped."""
     return np.clip(np.rint(wave * FULL_SCALE), -FULL_SCALE, FULL_SCALE - 1).astype(np.int16)
 
 

@@ -145,7 +145,7 @@ def _check_models(data_dir: DataDir, faults: Faults) -> None:
 
 
 def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
-    """No speaker and no utterance may be both trained on and tested."""
+    """Report speakers and utterances that are both trained on and tested."""
     train = [d for d in dirs if d.speakers is not None and not d.trials]
     test = [d for d in dirs if d.speakers is not None and d.trials]
     for a, b in product(train, test):

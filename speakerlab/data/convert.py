@@ -23,7 +23,7 @@ INTEGERS = {  # dtype -> (value of silence, value of amplitude 1.0)
 
 
 def read_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) -> np.ndarray:
-    """wave_S, float32 in [-1, 1], at `sample_rate`.
+    """Read wave_S, float32 in [-1, 1], at `sample_rate`.
 
     source: a path, the content of a file (bytes), an open binary file, or an array or tensor of
     floating point, int16, int32 or uint8 with shape (S,), (S, C) or (C, S); the shorter direction
@@ -43,7 +43,7 @@ def read_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) 
 
 
 def spool_wave(source: Any, *, sample_rate: int, source_rate: int | None = None) -> np.ndarray:
-    """wave_S, int16, at `sample_rate`, in a temporary file that ends with the array.
+    """Read wave_S, int16, at `sample_rate`, into a temporary file that ends with the array.
 
     As `read_wave`, but hours of audio need little memory, and silence is not refused.
     """
@@ -95,7 +95,7 @@ def _array_blocks(source: Any, rate: int, where: str) -> Iterator[np.ndarray]:
 
 
 def _first_channel(source: Any, where: str) -> np.ndarray:
-    """raw_S, a view where that is possible, of a numpy array or torch tensor."""
+    """Return raw_S, if possible as a view, of a numpy array or torch tensor."""
     if hasattr(source, "detach"):  # a tensor; torch need not be there to know
         source = source.detach().cpu()
         source = (source.float() if source.is_floating_point() else source).numpy()
@@ -137,7 +137,7 @@ def _amplitudes(block_S: np.ndarray, where: str) -> np.ndarray:
 
 
 def _resampled(blocks: Iterator[np.ndarray], from_rate: int, to_rate: int) -> Iterator[np.ndarray]:
-    """The same wave at another rate, its spectrum cut below the lower Nyquist frequency."""
+    """Resample a wave; its spectrum is cut below the lower Nyquist frequency."""
     if from_rate == to_rate:
         yield from blocks
         return

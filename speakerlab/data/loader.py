@@ -216,7 +216,7 @@ def train_loader(
     pin_memory: bool,
     stall_seconds: float = 60.0,
 ) -> Iterator[Batch]:
-    """One pass over `order`, in order, read ahead by `num_workers` processes (0: none)."""
+    """Yield one pass over `order`, in order, read ahead by `num_workers` processes (0: none)."""
     if not num_workers:
         for slots in order:
             batch = collate(list(map(crops.__getitem__, slots)))

@@ -79,11 +79,11 @@ class Manifest:
 
     @property
     def paths(self) -> Texts:
-        """The recording that each utterance is (a part of), packed or not."""
+        """Return the recording that each utterance is (a part of), packed or not."""
         return Texts(len(self), lambda row: self._part(row).paths[int(self.row_N[row])])
 
     def read(self, row: int, first: int, num_samples: int) -> np.ndarray:
-        """wave_S, int16: `num_samples` from sample `first`; a shorter utterance is repeated.
+        """Read wave_S, int16: `num_samples` from `first` on; a shorter utterance is repeated.
 
         Raises ValueError and FileNotFoundError with one line where the audio is not as it was.
         """
@@ -96,7 +96,7 @@ class Manifest:
         return wave_S if count == num_samples else np.resize(wave_S, num_samples)
 
     def read_features(self, row: int, first: int, num_frames: int) -> np.ndarray:
-        """feats_TF, float32: `num_frames` from frame `first`; a shorter utterance is repeated."""
+        """Read feats_TF, float32: `num_frames` from `first` on; a shorter utterance is repeated."""
         part, own = self._part(row), int(self.row_N[row])
         assert part.features is not None
         count = min(num_frames, int(part.features.num_units_N[own]) - first)
@@ -105,7 +105,7 @@ class Manifest:
         return feats_TF if count == num_frames else np.resize(feats_TF, shape)
 
     def sha256(self) -> str:
-        """Of everything but the paths, which may differ between hosts, packed or not."""
+        """Hash everything but the paths, which may differ between hosts, packed or not."""
         digest = hashlib.sha256("\n".join(self.speakers).encode())
         for sha256 in sorted(part.sha256 for part in self.parts):
             digest.update(sha256.encode())
@@ -150,7 +150,7 @@ class Piece:
     codec: str = ""  # that it is encoded and decoded by, one of `CODECS`
 
     def read(self) -> np.ndarray:
-        """wave_S, int16."""
+        """Read wave_S, int16."""
         wave_S = self.manifest.read(self.row, self.start, self.num_samples)
         if not self.codec:
             return wave_S
@@ -158,7 +158,7 @@ class Piece:
 
 
 def split_valid(manifest: Manifest, num_speakers: int) -> tuple[Manifest, Manifest]:
-    """(training, validation): `num_speakers` speakers, the same for every seed, are taken out."""
+    """Return (training, validation) after taking out `num_speakers`, the same for every seed."""
     if num_speakers > len(manifest.speakers) - 2:
         raise ValueError(
             f"data.valid_speakers: must leave at least 2 of {len(manifest.speakers)} speakers to "

@@ -104,7 +104,7 @@ def pack_data_dir(
 
 
 def shard_bounds(num_samples_N: np.ndarray) -> tuple[int, ...]:
-    """Rows at which shards begin, and the end: about a gigabyte of 16-bit audio in each."""
+    """Return the rows at which shards begin, and the end: about 1 GB of 16-bit audio in each."""
     ends_N = np.cumsum(2 * num_samples_N)
     total = int(ends_N[-1])
     size = min(max(total // FEWEST_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES)

@@ -68,11 +68,11 @@ class EpochOrder:
 
     @property
     def num_dropped(self) -> int:
-        """Crops of the incomplete last step, which is left out."""
+        """Return how many crops the incomplete last step has, which is left out."""
         return self.num_crops % self.global_batch
 
     def rows(self, epoch: int) -> np.ndarray:
-        """rows_P, int32: the row of the manifest at each position of this epoch."""
+        """Return rows_P, int32: the row of the manifest at each position of this epoch."""
         rng = np.random.default_rng([*self.key, epoch, ORDER_KEY])
         slots_N = self._slots(rng.random())
         num_rows = len(slots_N)
@@ -91,7 +91,7 @@ class EpochOrder:
         return rows_P
 
     def _slots(self, offset: float) -> np.ndarray:
-        """slots_N, int32: how often each row occurs in an epoch whose draw is `offset`."""
+        """Return slots_N, int32: how often each row occurs in an epoch whose draw is `offset`."""
         ends_N = np.empty(len(self.crops_end_N), dtype=np.int32)
         np.add(self.crops_end_N, offset, out=ends_N, casting="unsafe")  # rounded down
         ends_N[1:] -= ends_N[:-1]
@@ -105,7 +105,7 @@ class EpochOrder:
 def by_speaker(
     num_samples_N: np.ndarray, speaker_N: np.ndarray, balance: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(rows sorted by speaker, the share of an epoch that each of them gets, not normalised).
+    """Return (rows sorted by speaker, the share of an epoch that each gets, not normalised).
 
     Utterances of a speaker are neighbours, so that systematic sampling also draws each speaker's
     share, rounded down or up. int32 and float64.

@@ -78,7 +78,7 @@ class ShardWriter:
         self.blocks: list[tuple[int, int, int]] = []  # first byte, size, CRC
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What a reader has to know of the utterances of a shard, in their order."""
+        """Return what a reader needs of the utterances of a shard, in their order."""
         block_K3 = np.array(self.blocks, dtype=np.int64).reshape(-1, 3)
         return {
             "start": np.array(self.start, dtype=np.int64),
@@ -89,7 +89,7 @@ class ShardWriter:
         }
 
     def add(self, utterance: str, units: np.ndarray) -> None:
-        """units: wave_S, int16, or feats_TF, float32."""
+        """Add an utterance; units: wave_S, int16, or feats_TF, float32."""
         layout, name = self.layout, member_name(utterance)
         self.num_units.append(len(units))
         if layout.codec == "flac":
@@ -124,7 +124,7 @@ class ShardWriter:
 
 
 def member_name(utterance: str) -> str:
-    """The id as part of a file name, without its ending: unusual characters as %XX."""
+    """Return the id as part of a file name, without its ending: unusual characters as %XX."""
     name = quote(utterance, safe=" +,=@")
     return name if len(name) <= MAX_NAME else f"{name[:60]}~{stable_hash(utterance):016x}"
 
@@ -195,7 +195,7 @@ class Packed:
         return len(self.start_N)
 
     def cut_short(self) -> Iterator[Path]:
-        """Shards that are missing, or smaller than what should be in them."""
+        """Return the shards that are missing, or smaller than what should be in them."""
         end_N = self.start_N + self.num_units_N * self.layout.unit_bytes
         least = np.zeros(len(self.shards), dtype=np.int64)
         np.maximum.at(least, self.shard_N, end_N)
@@ -205,7 +205,7 @@ class Packed:
                 yield path
 
     def read(self, row: int, first: int, count: int) -> np.ndarray:
-        """wave_S, int16, or feats_TF, float32: `count` units from unit `first`, in one read.
+        """Read wave_S, int16, or feats_TF, float32: `count` units from `first` on, in one read.
 
         Raises ValueError naming shard, utterance and byte where what is read is not what was
         written, FileNotFoundError where the shard is gone.

@@ -31,7 +31,7 @@ MAX_SECONDS = 1e9  # 32 years; a later time is damage
 
 
 def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
-    """A Kaldi table: the first word of a line is the key, the rest its value.
+    """Read a Kaldi table: the first word of a line is the key, the rest its value.
 
     Duplicate keys and lines without a value go to `faults`, or raise ValueError without it.
     """
@@ -61,7 +61,7 @@ def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
 
 
 def read_segments(path: Path, faults: Faults | None = None) -> dict[str, tuple[str, float, float]]:
-    """`segments`: id -> (recording, start, end) in seconds; empty where there is no such file."""
+    """Read `segments`: id -> (recording, start, end) in seconds; empty if there is no file."""
     if not path.exists():
         return {}
     own = Faults() if faults is None else faults
@@ -83,7 +83,7 @@ def read_segments(path: Path, faults: Faults | None = None) -> dict[str, tuple[s
 
 
 def read_durations(folder: Path) -> dict[str, float]:
-    """`utt2dur`: id -> seconds; empty where there is no such file."""
+    """Read `utt2dur`: id -> seconds; empty if there is no file."""
     path, faults = folder / "utt2dur", Faults()
     seconds: dict[str, float] = {}
     for utterance, text in (read_table(path) if path.exists() else {}).items():
@@ -99,14 +99,14 @@ def read_durations(folder: Path) -> dict[str, float]:
 
 
 def read_enroll(path: Path, faults: Faults | None = None) -> dict[str, list[str]]:
-    """`enroll.map`: enrolment model -> its utterances; empty where there is no such file."""
+    """Read `enroll.map`: enrolment model -> its utterances; empty if there is no file."""
     if not path.exists():
         return {}
     return {model: text.split() for model, text in read_table(path, faults).items()}
 
 
 def read_about(folder: Path) -> dict[str, str]:
-    """`about`: a key of ABOUT -> what is stated; empty where there is no such file."""
+    """Read `about`: a key of ABOUT -> what is stated; empty if there is no file."""
     path = folder / "about"
     stated = read_table(path) if path.exists() else {}
     for key in stated.keys() - ABOUT:
@@ -115,13 +115,13 @@ def read_about(folder: Path) -> dict[str, str]:
 
 
 def list_conditions(folder: Path) -> list[str]:
-    """Names of the tables of conditions that a data directory has, such as `utt2device`."""
+    """List the tables of conditions that a data directory has, such as `utt2device`."""
     found = {path.name for kind in ("utt2*", "spk2*") for path in folder.glob(kind)}
     return sorted(name for name in found - NO_CONDITIONS if "." not in name)
 
 
 def read_rejected(folder: Path) -> dict[str, tuple[str, str]]:
-    """`rejected.tsv`: id -> (path, reason); empty where nothing was rejected."""
+    """Read `rejected.tsv`: id -> (path, reason); empty if nothing was rejected."""
     path = folder / "rejected.tsv"
     if not path.exists():
         return {}
@@ -137,14 +137,14 @@ def read_rejected(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 def one_line(name: str | Path) -> str:
-    """A file name as text that is one line of valid UTF-8: what it may not have is escaped."""
+    """Return a file name as one line of valid UTF-8; other characters are escaped."""
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), str(name))
 
 
 def write_rejected(
     folder: Path, rejected: Mapping[str, tuple[str, str]], *, name: str = "rejected.tsv"
 ) -> None:
-    """`rejected.tsv` of id -> (path, reason); no file where there are none."""
+    """Write `rejected.tsv` of id -> (path, reason); no file if there are none."""
     rows = sorted("\t".join(map(one_line, (id_, *row))) + "\n" for id_, row in rejected.items())
     if rows:
         write_text(folder / name, "".join(rows))
@@ -173,7 +173,7 @@ def write_table(path: Path, table: Mapping[str, str]) -> None:
 
 
 def one_word(value: str) -> str:
-    """A value of a condition as its table has it: blanks as '_'."""
+    """Return a value of a condition as its table has it: blanks as '_'."""
     return "_".join(value.split())
 
 

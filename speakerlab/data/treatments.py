@@ -43,7 +43,7 @@ class Treatment:
 
     @property
     def name(self) -> str:
-        """As part of a file name; "" if nothing is done."""
+        """Return the treatment as part of a file name; "" if nothing is done."""
         cut = f"{self.seconds:g}s" if math.isfinite(self.seconds) else ""
         return self.codec.replace(":", "-") or cut
 

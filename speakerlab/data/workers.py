@@ -44,7 +44,7 @@ REMEDIES: dict[int, str] = {
 
 
 def auto_workers(local_ranks: int) -> int:
-    """Workers for each rank of this host: its share of the CPUs, one left for the rank itself."""
+    """Return the workers for each rank of this host: its share of the CPUs, less one for itself."""
     return max(1, min(MAX_WORKERS, process.available_cpus() // local_ranks - 1))
 
 

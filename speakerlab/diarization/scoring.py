@@ -45,17 +45,17 @@ class Errors:
 
     @property
     def der(self) -> float | None:
-        """Diarization error rate, a fraction that can exceed 1; None if no speech is scored."""
+        """Return the diarization error rate, which can exceed 1; None if no speech is scored."""
         return self.wrong / self.scored if self.scored else None
 
     @property
     def jer(self) -> float | None:
-        """Jaccard error rate, from 0 to 1; None without speech in the reference."""
+        """Return the Jaccard error rate, from 0 to 1; None without speech in the reference."""
         return sum(self.jaccard) / len(self.jaccard) if self.jaccard else None
 
     @property
     def overlap(self) -> float:
-        """Share of the speech of the reference in which two or more speak; 0 without speech."""
+        """Return the share of the speech in which two or more speak; 0 without speech."""
         return self.overlapped / self.speech if self.speech else 0.0
 
 

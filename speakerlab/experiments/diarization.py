@@ -42,7 +42,7 @@ def results_of(found: Mapping[str, Errors], protocol: Mapping[str, Any]) -> dict
 
 
 def format_diarization(results: Mapping[str, Any]) -> str:
-    """The tables, then the total as text."""
+    """Format the tables, then the total as text."""
     tables = [aligned([header, *rows]) for header, rows in tables_of(results)]
     lines = [", ".join([f"{name} {value}", *notes]) for name, value, notes in headlines(results)]
     return "\n\n".join([*tables, "\n".join(lines)])

@@ -93,7 +93,7 @@ def read_development(exp_dir: Path, data_dir: Path) -> DevelopmentSet | None:
 
 
 def _pairs(speaker_of: Mapping[str, str], data_dir: Path) -> TrialList | None:
-    """All pairs of at most ten utterances of each speaker."""
+    """Return all pairs of at most ten utterances of each speaker."""
     groups: dict[str, list[str]] = {}
     for name, speaker in speaker_of.items():
         groups.setdefault(speaker, []).append(name)

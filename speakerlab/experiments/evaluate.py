@@ -115,7 +115,7 @@ def evaluate(
 def calibrate(
     system: System, listed: TrialList, back_end: Chain, scored: Scored, learn_from: LearnFrom
 ) -> tuple[np.ndarray | None, str | None]:
-    """Scores as log-likelihood ratios, and the source of the calibration; None without one.
+    """Return log-likelihood ratios and the source of the calibration; None without one.
 
     Raises TooFewError if there are too few speakers to learn from, but with `auto` only for quality
     measures; other scores are then not calibrated.

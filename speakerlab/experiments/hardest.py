@@ -90,7 +90,7 @@ def player_of(data_dir: Path, *, sample_rate: int) -> Player:
 
 
 def data_uri(wave_S: np.ndarray, sample_rate: int) -> str:
-    """int16 samples as the data URI of a compressed file that browsers play."""
+    """Return int16 samples as the data URI of a compressed file that browsers play."""
     kind, mime = ("MP3", "mpeg") if sample_rate in MP3_RATES else ("FLAC", "flac")
     data = base64.b64encode(audio.encode(wave_S, sample_rate, kind)).decode("ascii")
     return f"data:audio/{mime};base64,{data}"

@@ -51,7 +51,7 @@ class Footprint:
 
     @property
     def crop(self) -> float:
-        """Bytes per crop; the gradients of logits are as large as what is saved of them."""
+        """Return bytes per crop; gradients of logits are as large as what is saved of them."""
         return self.backbone_crop + 2 * self.head_crop
 
     def state(self, world_size: int) -> float:
@@ -75,7 +75,7 @@ class Memory:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the micro-batch is configured; it may use what `auto` leaves free."""
+        """Return whether the micro-batch is configured; it may use what `auto` leaves free."""
         return asked_micro_batch(self.config) is not None
 
     @property
@@ -89,7 +89,7 @@ class Memory:
 
     @property
     def fit(self) -> int:
-        """Number of crops that fit."""
+        """Return the number of crops that fit."""
         return max(int(self._for_crops() / self.crop), 0)
 
     def require(self, most: int, least: int) -> int:

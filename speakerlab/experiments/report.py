@@ -90,7 +90,7 @@ def write_report(
 
 
 def facts_of(exp_dir: Path) -> dict[str, dict[str, Any]]:
-    """The model, the versions it was trained with, those it is scored with, its configuration."""
+    """Return the model, the versions used to train and to score it, and its configuration."""
     card, config = read_card(exp_dir), find_model(exp_dir) / "config.yaml"
     here: dict[str, Any] = {"commit": provenance.commit(), "python": platform.python_version()}
     for package in SCORED_WITH:
@@ -108,7 +108,7 @@ def facts_of(exp_dir: Path) -> dict[str, dict[str, Any]]:
 
 
 def _hardest(lists: Sequence[ListScores], exp_dir: Path, notes: list[str]) -> dict[str, Hardest]:
-    """The hardest trials of each list; fewer where there are many lists, to keep the page small."""
+    """Return the hardest trials of each list, fewer if there are many lists."""
     players: dict[Path, Player] = {}
     found: dict[str, Hardest] = {}
     sample_rate = read_settings(exp_dir)["frontend"]["sample_rate"]
@@ -235,7 +235,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def _condition_scale(parts: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
-    """(the largest rate drawn in a table of conditions, the priors that it has)."""
+    """Return (the largest rate drawn in a table of conditions, the priors that it has)."""
     ends = [rate for part in parts for rate in (part["eer"] or 0, *(part.get("eer_ci95") or ()))]
     return max(ends, default=0.0) or 1.0, results.priors_of(parts)
 

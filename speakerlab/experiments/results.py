@@ -118,7 +118,7 @@ def format_table(rows: Sequence[Row]) -> str:
 
 
 def format_conditions(rows: Sequence[Row], conditions: Collection[str]) -> str:
-    """Results by the values of these conditions, of trial lists and back ends that have them."""
+    """Format results by the values of these conditions, for each list and back end with them."""
     header = ["trials", "system", "back end", "condition", "value", "EER %", "95 % interval"]
     lines = [
         [
@@ -146,7 +146,7 @@ def format_identification(rows: Sequence[Row]) -> str:
 
 
 def format_confusion(row: Row) -> str:
-    """The confusion table, true classes in rows; of many classes the most frequent confusions."""
+    """Format the confusion table, true classes in rows; of many classes the most frequent."""
     table = confusion_table(row)
     if table is not None:
         return aligned([["true \\ found", *table[0]], *([n, *map(str, c)] for n, c in table[1])])
@@ -155,7 +155,7 @@ def format_confusion(row: Row) -> str:
 
 
 def confusion_table(row: Row) -> tuple[list[str], list[tuple[str, list[int]]]] | None:
-    """(names of the columns, (true class, counts) for each row); None if it would be too large."""
+    """Return (names of columns, (true class, counts) of each row); None if it is too large."""
     counts_of: Mapping[str, Mapping[str, int]] = row["confusion"]
     names = sorted({*counts_of, *(found for counts in counts_of.values() for found in counts)})
     if len(names) > MAX_CLASSES_SHOWN:
@@ -164,7 +164,7 @@ def confusion_table(row: Row) -> tuple[list[str], list[tuple[str, list[int]]]] |
 
 
 def frequent_confusions(row: Row) -> list[tuple[str, str, int]]:
-    """(true class, found class, count), most frequent first."""
+    """Return (true class, found class, count), most frequent first."""
     wrong = [
         (true, found, count)
         for true, counts in row["confusion"].items()
@@ -175,12 +175,12 @@ def frequent_confusions(row: Row) -> list[tuple[str, str, int]]:
 
 
 def priors_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The priors at which the rows have a minDCF, each once."""
+    """Return the priors at which the rows have a minDCF, each once."""
     return list(dict.fromkeys(prior for row in rows for prior in row.get("min_dcf") or ()))
 
 
 def at_threshold(row: Row) -> float | None:
-    """Mean of miss and false-alarm rate at the threshold stored with the model."""
+    """Return the mean of miss and false-alarm rate at the threshold stored with the model."""
     rates = row.get("at_threshold")
     return None if rates is None else (rates["p_miss"] + rates["p_fa"]) / 2
 
@@ -196,7 +196,7 @@ def number(value: float | None) -> str:
 def bounds(
     ci95: Sequence[float] | None, row: Mapping[str, Any], show: Callable[[float], str] = number
 ) -> str:
-    """An interval, or the reason why the row has none."""
+    """Return an interval, or the reason why the row has none."""
     if ci95 is None:
         num_speakers = row["num_speakers"]
         drawn = f"{row['num']} utterances" if num_speakers is None else f"{num_speakers} speakers"
@@ -225,7 +225,7 @@ def _compared(row: Row) -> Cell:
 
 
 def aligned(lines: Sequence[Sequence[str]], *, num_left: int = 1) -> str:
-    """A header and rows of cells as text, a rule below the header; num_left columns align left."""
+    """Align a header and rows of cells as text; num_left columns are flush left."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     rows = [
         "  ".join(

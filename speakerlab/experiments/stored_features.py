@@ -21,7 +21,7 @@ class StoredFbank:
     """Computes stored features; picklable for the packing processes, which build the module."""
 
     def __init__(self, frontend: dict[str, Any]) -> None:
-        """frontend: arguments of `Fbank`. Raises ValueError for dither, which is random."""
+        """Take `frontend`, arguments of `Fbank`; raise ValueError for dither, which is random."""
         if frontend.get("dither"):
             raise ValueError(f"frontend.dither: {frontend['dither']} cannot be stored; set it to 0")
         self.frontend = frontend
@@ -31,7 +31,7 @@ class StoredFbank:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Settings that the features depend on, besides the audio."""
+        """Return the settings that the features depend on, besides the audio."""
         return {"frontend": {k: v for k, v in self.frontend.items() if k != "mean_norm"}}
 
     @cached_property

@@ -41,7 +41,7 @@ class TrialList:
 
     @property
     def protocol(self) -> str:
-        """What a trial compares, for the report."""
+        """Describe what a trial compares, for the report."""
         sizes = self.num_enrol.values()
         if not sizes:
             return "each trial compares two whole utterances"
@@ -55,14 +55,14 @@ class TrialList:
         return {model: len(names) for model, names in self.models.items()}
 
     def tables(self, table: EmbeddingTable) -> tuple[EmbeddingTable, EmbeddingTable]:
-        """The embeddings of either side, from a table that has each utterance."""
+        """Return the embeddings of either side, from a table that has each utterance."""
         if not self.models:
             return table, table
         sides = {name: self.models.get(name, [name]) for name in self.trials.enrol_ids}
         return average_models(table, sides), table
 
     def side_seconds(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Durations of either side, (N) each; None if one is unknown."""
+        """Return the durations of either side, (N) each; None if one is unknown."""
         if not self.seconds.keys() >= set(self.trials.ids):
             return None
         return self.trials.look_up(self.seconds.__getitem__)
@@ -124,7 +124,7 @@ def average_models(table: EmbeddingTable, models: Mapping[str, Sequence[str]]) -
 def speaker_of_models(
     models: Mapping[str, Sequence[str]], speaker_of: Mapping[str, str], *, where: str
 ) -> dict[str, str]:
-    """model -> speaker. Raises ValueError for a model with utterances of several speakers."""
+    """Return model -> speaker; raise ValueError for a model with several speakers."""
     found: dict[str, str] = {}
     for model, names in models.items():
         speakers = sorted({speaker_of.get(name, "nobody") for name in names})
@@ -157,7 +157,7 @@ def _check(
 
 
 def _read_conditions(folder: Path, speaker_of: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """condition -> (utterance -> value), from tables by utterance and by speaker."""
+    """Read condition -> (utterance -> value) from tables by utterance and by speaker."""
     columns: dict[str, dict[str, str]] = {}
     for name in list_conditions(folder):
         kind, _, condition = name.partition("2")

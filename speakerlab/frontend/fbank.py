@@ -116,7 +116,7 @@ class Fbank(nn.Module):
         mean_norm: bool = True,
         snip_edges: bool = True,
     ) -> None:
-        """`scale` multiplies the wave first: 1.0 for [-1, 1], 32768 for Kaldi's 16-bit range.
+        """Multiply the wave by `scale` first: 1.0 for [-1, 1], 32768 for Kaldi's 16-bit range.
 
         `dither` is the deviation of the noise added, after `scale`, in train mode only; the noise
         is one stream over the wave, where Kaldi draws it for each of the overlapping frames.

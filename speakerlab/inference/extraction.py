@@ -46,19 +46,19 @@ class Extraction:
 
     @property
     def parts(self) -> Path:
-        """The folder of the finished chunks."""
+        """Return the folder of the finished chunks."""
         return self.stem.with_name(f".{self.stem.name}.parts")
 
     def part(self, chunk: int) -> Path:
-        """The path of a chunk's table, without endings."""
+        """Return the path of a chunk's table, without endings."""
         return self.parts / f"{chunk:05d}"
 
     def of_job(self, job: tuple[int, int]) -> list[int]:
-        """The chunks of job I of N."""
+        """Return the chunks of job I of N."""
         return list(range(job[0] - 1, len(self.chunks), job[1]))
 
     def ids(self, chunk: int | None = None) -> list[str]:
-        """The utterances of a chunk in the order of its batches; by default of the table."""
+        """Return the utterances of a chunk in the order of its batches; by default of the table."""
         batches = [range(len(self.pieces))] if chunk is None else self.chunks[chunk]
         pieces = (self.pieces[row] for rows in batches for row in rows)
         return [piece.manifest.ids[piece.row] for piece in pieces]

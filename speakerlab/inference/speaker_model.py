@@ -58,7 +58,7 @@ class Identification:
 
     @property
     def name(self) -> str | None:
-        """The best speaker, or None if the decision is that no enrolled speaker is heard."""
+        """Return the best speaker, or None if the decision is that no enrolled speaker is heard."""
         return None if self.is_known is False else self.ranking[0][0]
 
 
@@ -209,7 +209,7 @@ class SpeakerModel:
         return self.rank(self.embed(audio, sample_rate), far=far)
 
     def rank(self, emb_D: np.ndarray, *, far: float | None = None) -> Identification:
-        """As `identify`, of an embedding of this model."""
+        """Rank the enrolled speakers for an embedding of this model, like `identify`."""
         if not self.speakers:
             raise ValueError("identify: no speaker is enrolled; enrol some first")
         unit_D = unit_rows(emb_D[None], ["the recording"])[0]

@@ -23,7 +23,7 @@ class Head(nn.Module):
 
     @property
     def row_range(self) -> tuple[int, int]:
-        """The first class whose row this process has, and the one after the last."""
+        """Return the first class whose row this process has, and the one after the last."""
         return 0, len(self.weight_CD)
 
     def begin_step(self, key: int) -> None:

@@ -116,7 +116,7 @@ class SpeakerPairs:
         self.enrol_P, self.test_P = np.divmod(pairs, self.num_speakers)
 
     def weights(self, weight_S: np.ndarray) -> NDArray[np.float64]:
-        """weight_P; whole numbers, so that sums of them are exact."""
+        """Draw weight_P; whole numbers, so that sums of them are exact."""
         test_P = np.where(self.enrol_P == self.test_P, 1, weight_S[self.test_P])
         return (weight_S[self.enrol_P] * test_P).astype(np.float64)
 
@@ -157,7 +157,7 @@ class RankedTrials:
 def _decision_costs(
     llr: ArrayLike, is_target_N: np.ndarray, pairs: SpeakerPairs, p_targets: Sequence[float]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """metric -> the sums over each pair's targets and non-targets that it is a mean of."""
+    """Return metric -> the sums over each pair's targets and non-targets behind its mean."""
     llr_N, _ = checked(llr, is_target_N)
     bits_N = np.logaddexp(0, np.where(is_target_N, -llr_N, llr_N)) / (2 * np.log(2))
     costs = {"cllr": (pairs.sums(bits_N * is_target_N), pairs.sums(bits_N * ~is_target_N))}

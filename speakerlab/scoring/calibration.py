@@ -34,11 +34,11 @@ class Calibration:
     source: str  # description of these trials
 
     def llr(self, scores: ArrayLike) -> NDArray[np.float64]:
-        """Log-likelihood ratio of the same speaker against different speakers."""
+        """Return the log-likelihood ratio of the same speaker against different speakers."""
         return self.slope * np.asarray(scores, dtype=np.float64) + self.intercept
 
     def threshold_at(self, far: float | None = None) -> float:
-        """Threshold of the score: at the EER, or at one of the stored false-alarm rates."""
+        """Return the threshold at the EER, or at one of the stored false-alarm rates."""
         if far is None:
             return self.threshold
         if f"{far:g}" not in self.threshold_at_far:
@@ -90,7 +90,7 @@ def fit_calibration(
 
 
 def _midway(threshold_K: np.ndarray, k: int) -> float:
-    """Between the lowest score that a point accepts and the next lower one, if both are finite."""
+    """Return the middle between a point's lowest accepted score and the next, if finite."""
     lower = threshold_K[max(k - 1, 0)]
     upper = threshold_K[k] if np.isfinite(threshold_K[k]) else np.nextafter(lower, np.inf)
     return float((lower + upper) / 2) if k else float(upper)

@@ -209,14 +209,14 @@ def build_chain(
 
 
 def transformed(table: EmbeddingTable, transforms: Sequence[Transform]) -> EmbeddingTable:
-    """The table after each transform in turn."""
+    """Apply each transform in turn to a table."""
     for transform in transforms:
         table = transform(table)
     return table
 
 
 def _parse(steps: Sequence[str], spec: str) -> tuple[list[str], str, str | None]:
-    """(transforms, scorer, normalisation); ValueError for an unknown step and for a wrong order."""
+    """Return (transforms, scorer, normalisation); raise ValueError for a wrong step or order."""
     known = [*TRANSFORMS, *SCORERS, *NORMALISATIONS]
     for step in steps:
         if step not in known:
@@ -237,7 +237,7 @@ def _parse(steps: Sequence[str], spec: str) -> tuple[list[str], str, str | None]
 
 
 def _protocol(steps: Sequence[str], num_dims: int, scored: str, *others: str) -> str:
-    """The steps and what they were learned from, in one sentence."""
+    """Describe the steps and what they were learned from, in one sentence."""
     done = [TRANSFORMS[step][1].format(num_dims=num_dims) for step in steps]
     first = f"embeddings are first {', then '.join(done)}" if done else ""
     return "; ".join(filter(None, [f"scored with {scored}", first, *others]))
@@ -262,7 +262,7 @@ def _require(step: str, development: Development) -> None:
 
 
 def _nearest(normalisation: str, size: int, top_n: int) -> tuple[int, str]:
-    """(number of cohort speakers that a row is compared with, the step in words)."""
+    """Return (number of cohort speakers that a row is compared with, the step in words)."""
     if top_n < 2:
         raise ValueError(f"--top-n: {top_n} scores have no deviation; use e.g. {USUAL_TOP_N}")
     num = min(top_n, size) if normalisation == "asnorm" else size

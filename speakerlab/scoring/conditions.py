@@ -72,7 +72,7 @@ def measure_condition(
 def _by_duration(
     trials: Trials, seconds: Mapping[str, float]
 ) -> Iterator[tuple[str, NDArray[np.intp]]]:
-    """(bin, trials whose shorter side falls into it), shortest first."""
+    """Return (bin, trials whose shorter side falls into it), shortest first."""
     sides = trials.look_up(lambda name: seconds.get(name, np.nan))
     shorter_N = np.minimum(*sides)  # NaN where a side is unknown
     for low, high in zip((0.0, *SECONDS), (*SECONDS, np.inf)):
@@ -81,7 +81,7 @@ def _by_duration(
 
 
 def _by_value(trials: Trials, table: Mapping[str, str]) -> Iterator[tuple[str, NDArray[np.intp]]]:
-    """(value, trials that have it), in the order of the values."""
+    """Return (value, trials that have it), in the order of the values."""
     names = sorted(set(table.values()))
     code_of = {name: code for code, name in enumerate(names)}
     enrol_N, test_N = trials.look_up(lambda name: code_of.get(table.get(name, ""), -1))

@@ -92,7 +92,7 @@ class EmbeddingTable:
             raise ValueError(f"{stem}.npy, .ids: {error}") from None
 
     def select(self, wanted_ids: Sequence[str], *, where: str = "embeddings") -> "EmbeddingTable":
-        """The rows of `wanted_ids`, in that order; ValueError naming ids without embedding."""
+        """Return the rows of `wanted_ids` in that order; ValueError names ids without embedding."""
         row_of = {utterance: row for row, utterance in enumerate(self.ids)}
         missing = [utterance for utterance in wanted_ids if utterance not in row_of]
         faults = Faults()

@@ -9,14 +9,14 @@ from speakerlab.core.intervals import MIN_GROUPS, ratio_interval
 
 
 def confusion(true_N: np.ndarray, found_N: np.ndarray, num_classes: int) -> np.ndarray:
-    """count_CC, int64: utterances of a true class (row) by the class found (column)."""
+    """Count count_CC, int64: utterances of a true class (row) by the class found (column)."""
     assert len(true_N) == len(found_N), (len(true_N), len(found_N))
     cells_N = np.asarray(true_N, dtype=np.int64) * num_classes + found_N
     return np.bincount(cells_N, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 def accuracy(count_CC: np.ndarray) -> float:
-    """Share of utterances whose class was found. Raises ValueError if there are none."""
+    """Return the share of utterances whose class was found; ValueError if there are none."""
     if not count_CC.sum():
         raise ValueError("utterances: none to measure an accuracy on; give another test set")
     return float(np.trace(count_CC) / count_CC.sum())
@@ -32,7 +32,7 @@ def balanced_accuracy(count_CC: np.ndarray) -> float:
 def accuracy_interval(
     is_right_N: np.ndarray, group_N: np.ndarray | None = None, *, seed: int = 0
 ) -> list[float] | None:
-    """95 % interval of the accuracy by bootstrap with 1,000 replicates (core/intervals.py).
+    """Return the 95 % interval of the accuracy from 1,000 replicates (core/intervals.py).
 
     group_N: the group of each utterance, by number; a speaker's utterances are drawn together.
     None: each utterance alone. With fewer than five groups there is no interval. Where all or none

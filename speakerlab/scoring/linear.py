@@ -28,7 +28,7 @@ class Linear:
     bias: float
 
     def llr(self, features_NF: ArrayLike) -> NDArray[np.float64]:
-        """Log-likelihood ratio of every trial, (N)."""
+        """Return the log-likelihood ratio of every trial, (N)."""
         return np.asarray(features_NF, dtype=np.float64) @ self.weights_F + self.bias
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ def cross_validated(
     *,
     names: Sequence[str],
 ) -> NDArray[np.float64]:
-    """Log-likelihood ratios (N), each by a model that saw neither of the trial's speakers.
+    """Return log-likelihood ratios (N), each by a model that saw neither of its speakers.
 
     The speakers are split into folds. A trial of speakers in folds i and j is scored by a model of
     the trials that have no speaker in i or j. A model is fitted to at most MAX_OF_A_KIND targets
@@ -142,7 +142,7 @@ def _logistic_regression(unit_NG: np.ndarray, target_N: np.ndarray) -> NDArray[n
 
 
 def _folds(enrol_N: np.ndarray, test_N: np.ndarray, *, num_weights: int) -> NDArray[np.int64]:
-    """The fold of the enrolment and of the test speaker of each trial, (N, 2)."""
+    """Return the fold of the enrolment and of the test speaker of each trial, (N, 2)."""
     speakers_S, code_2N = np.unique([enrol_N, test_N], return_inverse=True)
     if len(speakers_S) < min_speakers(num_weights):
         raise TooFewError(
@@ -154,7 +154,7 @@ def _folds(enrol_N: np.ndarray, test_N: np.ndarray, *, num_weights: int) -> NDAr
 
 
 def _thinned(target_N: np.ndarray) -> NDArray[np.int64]:
-    """Rows of at most MAX_OF_A_KIND targets and as many non-targets, ascending."""
+    """Return rows of at most MAX_OF_A_KIND targets and as many non-targets, ascending."""
     rng = np.random.default_rng([0, len(target_N)])
     kept: list[np.ndarray] = []
     for rows in (np.flatnonzero(target_N), np.flatnonzero(~target_N)):

@@ -32,13 +32,13 @@ def operating_points(
 
 
 def eer(scores: ArrayLike, is_target: ArrayLike) -> float:
-    """Equal error rate as a fraction; two arrays of length N, `is_target` of bool or 0/1."""
+    """Return the equal error rate, a fraction, of two arrays (N); `is_target`: bool or 0/1."""
     p_miss_K, p_fa_K, _ = operating_points(scores, is_target)
     return eer_of_points(p_miss_K, p_fa_K)
 
 
 def eer_of_points(p_miss_K: np.ndarray, p_fa_K: np.ndarray) -> float:
-    """EER by linear interpolation between the two points around p_miss = p_fa.
+    """Return the EER by linear interpolation between the two points around p_miss = p_fa.
 
     Takes points of `operating_points`: misses rise from 0, false alarms fall to 0.
     """
@@ -49,7 +49,7 @@ def eer_of_points(p_miss_K: np.ndarray, p_fa_K: np.ndarray) -> float:
 
 
 def min_dcf(scores: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> float:
-    """Minimum detection cost p x miss + (1 - p) x false alarm over all thresholds, costs 1.
+    """Return the minimum of p x miss + (1 - p) x false alarm over all thresholds, costs 1.
 
     Divided by min(p, 1 - p), the cost of the better of "accept all" and "accept nothing", so a
     useless system has 1 (NIST speaker recognition evaluation plans).
@@ -59,7 +59,7 @@ def min_dcf(scores: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> 
 
 
 def min_dcf_of_points(p_miss_K: np.ndarray, p_fa_K: np.ndarray, *, p_target: float) -> float:
-    """`min_dcf` from operating points."""
+    """Return `min_dcf` from operating points."""
     if not 0.0 < p_target < 1.0:
         raise ValueError(f"minDCF: p_target must be between 0 and 1, got {p_target}; use e.g. 0.01")
     cost_K = p_target * p_miss_K + (1.0 - p_target) * p_fa_K
@@ -67,7 +67,7 @@ def min_dcf_of_points(p_miss_K: np.ndarray, p_fa_K: np.ndarray, *, p_target: flo
 
 
 def cllr(llr: ArrayLike, is_target: ArrayLike) -> float:
-    """Cost of log-likelihood ratios (N, natural logarithm) in bits, over all priors.
+    """Return the cost of log-likelihood ratios (N, natural logarithm) in bits, over all priors.
 
     0 is perfect, 1 carries no information (Brummer and du Preez, Computer Speech and Language 20,
     2006).
@@ -78,7 +78,7 @@ def cllr(llr: ArrayLike, is_target: ArrayLike) -> float:
 
 
 def act_dcf(llr: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> float:
-    """Detection cost, normalised like `min_dcf`, of decisions by log-likelihood ratios.
+    """Return the detection cost, normalised like `min_dcf`, of decisions by likelihood ratios.
 
     The threshold is optimal for well-calibrated ratios: log((1 - p) / p).
     """
@@ -89,14 +89,14 @@ def act_dcf(llr: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> flo
 def error_rates(
     scores: ArrayLike, is_target: ArrayLike, *, threshold: float
 ) -> tuple[float, float]:
-    """(share of targets below the threshold, share of non-targets at or above it)."""
+    """Return (share of targets below the threshold, share of non-targets at or above it)."""
     scores_N, is_target_N = checked(scores, is_target)
     accepted_N = scores_N >= threshold
     return float(1 - accepted_N[is_target_N].mean()), float(accepted_N[~is_target_N].mean())
 
 
 def min_cllr(scores: ArrayLike, is_target: ArrayLike) -> float:
-    """The least `cllr`, in bits, of any rising map from scores to log-likelihood ratios.
+    """Return the least `cllr`, in bits, over all rising maps of scores to likelihood ratios.
 
     The map is found by pooling adjacent violators (Brummer and du Preez, Computer Speech and
     Language 20, 2006); equal scores get one ratio. What `cllr` has above it is lost by calibration.
@@ -120,7 +120,7 @@ def min_cllr(scores: ArrayLike, is_target: ArrayLike) -> float:
 def bayes_error(
     llr: ArrayLike, is_target: ArrayLike, log_odds: ArrayLike
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Normalised Bayes error rates (actual_P, minimum_P) at prior log-odds (P).
+    """Return normalised Bayes error rates (actual_P, minimum_P) at prior log-odds (P).
 
     llr (N) are natural logarithms; log-odds t are those of a prior p = 1 / (1 + exp(-t)) of a
     target. At each p the rates are `act_dcf` and `min_dcf` (Brummer and de Villiers, "The BOSARIS
@@ -143,7 +143,7 @@ def bayes_error(
 def threshold_at(
     scores: ArrayLike, is_target: ArrayLike, *, far: float | None = None, frr: float | None = None
 ) -> float:
-    """The threshold of the scores for a requested rate; give one of the two.
+    """Return the threshold of the scores for a requested rate; give one of the two.
 
     far: the lowest threshold that accepts at most this share of the non-targets (false-alarm or
     false-acceptance rate). frr: the highest that rejects at most this share of the targets (miss or
@@ -159,7 +159,7 @@ def threshold_at(
 
 
 def checked(scores: ArrayLike, is_target: ArrayLike) -> tuple[np.ndarray, NDArray[np.bool_]]:
-    """(scores_N as float64, is_target_N); ValueError if no error rates can be computed."""
+    """Return (scores_N as float64, is_target_N); ValueError if there are no error rates."""
     scores_N, is_target_N = np.asarray(scores, dtype=np.float64), np.asarray(is_target)
     if scores_N.ndim != 1 or scores_N.shape != is_target_N.shape:
         raise ValueError(
@@ -189,7 +189,7 @@ def checked(scores: ArrayLike, is_target: ArrayLike) -> tuple[np.ndarray, NDArra
 
 
 def order_of(scores_N: np.ndarray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The ascending order, and the start of each group of equal scores in it (last: N)."""
+    """Return the ascending order, and the start of each group of equal scores (last: N)."""
     order_N = np.argsort(scores_N)
     return order_N, _starts(scores_N[order_N])
 

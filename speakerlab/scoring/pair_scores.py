@@ -20,7 +20,7 @@ CELLS_PER_TRIAL = 16  # a cell of a matrix product costs less than 1/16 of a pai
 
 
 def dot_scores(enrol_ED: np.ndarray, test_TD: np.ndarray, trials: Trials) -> NDArray[np.float32]:
-    """Inner product of the two rows of every trial, (N).
+    """Return the inner product of the two rows of every trial, (N).
 
     Rows are in the order of `trials.enrol_ids` and `trials.test_ids`. If the trials fill a
     large part of the E x T matrix, it is computed by blocks of rows, else pairs are gathered.
@@ -54,7 +54,7 @@ def unit_rows(
 def row_lengths(
     emb_ND: np.ndarray, ids: Sequence[str], *, where: str = "embeddings"
 ) -> NDArray[np.float32]:
-    """Euclidean length of every row, (N); ValueError naming rows where it is 0 or not finite."""
+    """Return each row's Euclidean length, (N); ValueError names rows that are 0 or not finite."""
     norm_N = np.sqrt(np.einsum("nd,nd->n", emb_ND, emb_ND, dtype=np.float64)).astype(np.float32)
     faults = Faults()
     for row in np.flatnonzero(~(np.isfinite(norm_N) & (norm_N > 0))).tolist():
@@ -69,7 +69,7 @@ def row_lengths(
 def cohort_statistics(
     side_RK: np.ndarray, cohort_CK: np.ndarray, *, top_n: int, ids: Sequence[str], where: str
 ) -> Statistics:
-    """Mean and standard deviation of the `top_n` highest inner products with the cohort.
+    """Return mean and standard deviation of the `top_n` highest products with the cohort.
 
     Works on blocks of rows, so memory is bounded. Raises ValueError, naming ids, for rows whose
     scores are all equal.

@@ -35,24 +35,24 @@ class Plda:
     def from_covariances(
         cls, mean_D: NDArray[np.float64], between_DD: np.ndarray, within_DD: np.ndarray
     ) -> "Plda":
-        """The model with covariances B and W; W must be positive definite, B may be singular."""
+        """Build the model with covariances B, which may be singular, and W, positive definite."""
         psi_D, ascending_DD = eigh(between_DD, within_DD)  # columns v: v' W v = 1, v' B v = psi
         return cls(mean_D, ascending_DD[:, ::-1].T, np.maximum(psi_D[::-1], 0.0))
 
     @property
     def within_DD(self) -> NDArray[np.float64]:
-        """W, the covariance within speakers."""
+        """Return W, the covariance within speakers."""
         back_DD = np.linalg.inv(self.transform_DD)
         return back_DD @ back_DD.T
 
     @property
     def between_DD(self) -> NDArray[np.float64]:
-        """B, the covariance between speakers."""
+        """Return B, the covariance between speakers."""
         back_DD = np.linalg.inv(self.transform_DD)
         return (back_DD * self.psi_D) @ back_DD.T
 
     def enrol_side(self, enrol_ED: np.ndarray, num_enrol_E: ArrayLike = 1) -> np.ndarray:
-        """(E, 2 D + 1) whose inner product with rows of `test_side` is the ratio.
+        """Return (E, 2 D + 1) whose inner product with rows of `test_side` is the ratio.
 
         For an enrolled u of n recordings and a test v, both after A, Ioffe's predictive density
         (the unnumbered equation between 4 and 5; Plda::LogLikelihoodRatio of Kaldi) makes it
@@ -70,7 +70,7 @@ class Plda:
         return np.hstack([constant_E1, mean_ED / variance_ED, square_ED])
 
     def test_side(self, test_TD: np.ndarray) -> np.ndarray:
-        """(T, 2 D + 1): 1, v and v squared of every test recording."""
+        """Return (T, 2 D + 1): 1, v and v squared of every test recording."""
         test_TD = (test_TD - self.mean_D) @ self.transform_DD.T
         return np.hstack([np.ones((len(test_TD), 1)), test_TD, test_TD**2])
 

@@ -41,7 +41,7 @@ class SpeakerMeans:
 
     @classmethod
     def of(cls, development: Development) -> "SpeakerMeans":
-        """Sums in float64."""
+        """Sum in float64."""
         emb_MD = development.table.emb_ND.astype(np.float64)
         names, code_M, count_S = np.unique(
             np.asarray(development.speaker_M), return_inverse=True, return_counts=True
@@ -90,7 +90,7 @@ def learn_mean(development: Development) -> Affine:
 
 
 def learn_lda(development: Development, *, dim: int | None = None) -> Affine:
-    """Linear discriminant analysis: the `dim` directions v with the largest l in B v = l W v.
+    """Learn LDA: the `dim` directions v with the largest l in B v = l W v.
 
     W is the covariance within speakers, sum of (x - m_s)(x - m_s)' / M, and B that between them,
     sum of n_s (m_s - m)(m_s - m)' / M (Fukunaga, "Introduction to Statistical Pattern Recognition",

@@ -57,7 +57,7 @@ class Trials:
 
     @property
     def ids(self) -> list[str]:
-        """Every utterance of either side, once: those that need an embedding."""
+        """Return every utterance of either side, once: those that need an embedding."""
         return list(dict.fromkeys([*self.enrol_ids, *self.test_ids]))
 
     def check_known(self, ids: Collection[str], *, where: str = "trials") -> None:

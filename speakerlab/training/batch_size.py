@@ -39,7 +39,7 @@ class BatchPlan:
 
     @property
     def bn_batch(self) -> int:
-        """Number of crops that BatchNorm sees at once."""
+        """Return the number of crops that BatchNorm sees at once."""
         return self.micro_batch * self.joined_ranks
 
     def __str__(self) -> str:

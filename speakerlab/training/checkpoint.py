@@ -38,7 +38,7 @@ class Note:
 
     @property
     def metric(self) -> float | None:
-        """The validation metric, EER or error; lower is better."""
+        """Return the validation metric, EER or error; lower is better."""
         return self.valid_eer if self.valid_error is None else self.valid_error
 
 

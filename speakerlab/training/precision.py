@@ -40,7 +40,7 @@ class Precision:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether gradients may vanish in this format."""
+        """Return whether gradients may vanish in this format."""
         return self.name == "fp16"
 
     def autocast(self) -> AbstractContextManager[object]:

@@ -182,7 +182,7 @@ def _in_steps(name: str, epochs: float, steps_per_epoch: int) -> int:
 def margin_ramp(
     step: int, *, initial: float, final: float, start_step: int, end_step: int
 ) -> float:
-    """`initial` up to `start_step`, `final` from `end_step` on, exponentially closer in between."""
+    """Return `initial` to `start_step`, `final` from `end_step`, exponentially between."""
     if step >= end_step:
         return final
     if step < start_step:

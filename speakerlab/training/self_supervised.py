@@ -35,12 +35,12 @@ class Views(NamedTuple):
 
     @property
     def shorts_each(self) -> int:
-        """Number of short views that are cut from one crop, one behind the other."""
+        """Return the number of short views that are cut from one crop, one behind the other."""
         return self.crop_samples // self.short_samples
 
     @property
     def crops_each(self) -> int:
-        """Number of crops of an utterance."""
+        """Return the number of crops of an utterance."""
         return self.num_long + math.ceil(self.num_short / self.shorts_each)
 
     def cut(self, wave_NS: Tensor) -> tuple[Tensor, Tensor]:

@@ -210,7 +210,7 @@ def sgd(
     nesterov: bool = True,
     weight_decay: float = 1e-4,
 ) -> torch.optim.Optimizer:
-    """Stochastic gradient descent with (Nesterov) momentum."""
+    """Build stochastic gradient descent with (Nesterov) momentum."""
     options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
     optimizer = torch.optim.SGD(parameters, lr=lr, fused=True, **options)
     # torch would fill the momentum at the first step, even if that step is bad.
@@ -227,7 +227,7 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.05,
 ) -> torch.optim.Optimizer:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101)."""
+    """Build Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101)."""
     options = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
     return torch.optim.AdamW(parameters, lr=lr, fused=True, **options)
 

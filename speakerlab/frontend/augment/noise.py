@@ -42,7 +42,7 @@ class Noise(Augmentation):
         kind_odds: Mapping[str, float] | None = None,
         noise_on_device: bool = True,
     ) -> None:
-        """noises: int16, read as they are sliced; noise_kinds: of each; kind_odds: by default 1."""
+        """Take `noises`, int16, read when sliced, the kind of each, and the kinds' odds (1)."""
         super().__init__()
         self.prob, self.num_samples, self.babble_voices = noise_prob, num_samples, babble_voices
         self.snr_db = {"noise": snr_db, "music": music_snr_db, "speech": babble_snr_db}

@@ -32,7 +32,7 @@ class Room(Augmentation):
         num_samples: int,
         sample_rate: int = 16000,
     ) -> None:
-        """`rooms` are vectors of any scale, or what gives one when it is sliced."""
+        """Take `rooms`: vectors of any scale, or objects that give one when sliced."""
         super().__init__()
         self.prob, self.num_rooms = room_prob, len(rooms)
         self.num_samples, self.lead = num_samples, round(LEAD_SECONDS * sample_rate)

@@ -33,7 +33,7 @@ class SpecAugment(Augmentation):
         num_time_masks: Natural = 0,
         max_time_width: Natural = 20,
     ) -> None:
-        """Widths are drawn from 0 to the maximum, in mel bins and in frames of a crop."""
+        """Take the maximum widths, in mel bins and in frames of a crop; the least is 0."""
         super().__init__()
         self.num_frames, self.num_mel_bins = num_frames, num_mel_bins
         self.num_freq_masks, self.max_freq_width = num_freq_masks, max_freq_width

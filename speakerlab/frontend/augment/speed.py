@@ -17,7 +17,7 @@ class Speed(Augmentation):
     """All speeds are equally likely; the group of a draw is the index of its speed."""
 
     def __init__(self, *, speeds: Sequence[float], num_samples: int) -> None:
-        """`speeds` begins with 1; `num_samples` is a crop's length after the change."""
+        """Take `speeds`, the first 1, and `num_samples`, a crop's length after the change."""
         super().__init__()
         self.num_speeds = len(speeds)
         self.num_read = [round(num_samples * speed) for speed in speeds]
