@@ -138,7 +138,7 @@ def encode(wave_S: np.ndarray, sample_rate: int, kind: str, **options: Any) -> b
 
 
 def from_flac(data: bytes | memoryview) -> np.ndarray:
-    """Decode the content of a FLAC file into wave_S, int16; raise ValueError if it is none."""
+    """Decode the content of a FLAC file into wave_S, int16; raise ValueError if it is not FLAC."""
     try:
         return soundfile.read(io.BytesIO(data), dtype="int16")[0]
     except soundfile.LibsndfileError as error:

@@ -73,7 +73,7 @@ def cross_validated(
     *,
     names: Sequence[str],
 ) -> NDArray[np.float64]:
-    """Return log-likelihood ratios (N), each by a model that saw neither of its speakers.
+    """Return log-likelihood ratios (N), each by a model that saw neither speaker of the trial.
 
     The speakers are split into folds. A trial of speakers in folds i and j is scored by a model of
     the trials that have no speaker in i or j. A model is fitted to at most MAX_OF_A_KIND targets

@@ -78,7 +78,7 @@ def cllr(llr: ArrayLike, is_target: ArrayLike) -> float:
 
 
 def act_dcf(llr: ArrayLike, is_target: ArrayLike, p_target: float = 0.01) -> float:
-    """Return the detection cost, normalised like `min_dcf`, of decisions by likelihood ratios.
+    """Return the detection cost, normalised like `min_dcf`, of log-likelihood ratios.
 
     The threshold is optimal for well-calibrated ratios: log((1 - p) / p).
     """
@@ -96,7 +96,7 @@ def error_rates(
 
 
 def min_cllr(scores: ArrayLike, is_target: ArrayLike) -> float:
-    """Return the least `cllr`, in bits, over all rising maps of scores to likelihood ratios.
+    """Return the least `cllr`, in bits, of rising maps from scores to log-likelihood ratios.
 
     The map is found by pooling adjacent violators (Brummer and du Preez, Computer Speech and
     Language 20, 2006); equal scores get one ratio. What `cllr` has above it is lost by calibration.
@@ -159,7 +159,7 @@ def threshold_at(
 
 
 def checked(scores: ArrayLike, is_target: ArrayLike) -> tuple[np.ndarray, NDArray[np.bool_]]:
-    """Return (scores_N as float64, is_target_N); ValueError if there are no error rates."""
+    """Return (scores_N as float64, is_target_N); ValueError if none can be computed."""
     scores_N, is_target_N = np.asarray(scores, dtype=np.float64), np.asarray(is_target)
     if scores_N.ndim != 1 or scores_N.shape != is_target_N.shape:
         raise ValueError(

@@ -54,7 +54,7 @@ def unit_rows(
 def row_lengths(
     emb_ND: np.ndarray, ids: Sequence[str], *, where: str = "embeddings"
 ) -> NDArray[np.float32]:
-    """Return each row's Euclidean length, (N); ValueError names rows that are 0 or not finite."""
+    """Return each row's Euclidean length, (N); ValueError names those that are 0 or not finite."""
     norm_N = np.sqrt(np.einsum("nd,nd->n", emb_ND, emb_ND, dtype=np.float64)).astype(np.float32)
     faults = Faults()
     for row in np.flatnonzero(~(np.isfinite(norm_N) & (norm_N > 0))).tolist():

@@ -67,7 +67,7 @@ def examine(task: Task, inputs: MicroBatch, margin: float, *, seed: int) -> dict
 
 
 def _run(task: Task, inputs: MicroBatch, margin: float, seed: int) -> dict[str, Any]:
-    """Run forward and backward; note the first output and the gradient nearest to the loss."""
+    """Run forward and backward; find the first output and the gradient nearest to the loss."""
     torch.manual_seed(seed)
     failed = [] if bool(inputs.x_B.isfinite().all()) else ["the augmentation"]
 
