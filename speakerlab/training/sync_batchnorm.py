@@ -19,7 +19,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from speakerlab.core.full_precision import widened
 from speakerlab.training.distributed import Ranks
 
 
@@ -45,9 +44,12 @@ class JoinedBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        y, mean_C, var_C, count = _Normalise.apply(
-            input, self.weight, self.bias, self.eps, self.group
-        )
+        weight_C, bias_C = self.weight, self.bias
+        if weight_C is None or bias_C is None:
+            dtype = torch.promote_types(input.dtype, torch.float32)
+            weight_C = torch.ones(self.num_features, dtype=dtype, device=input.device)
+            bias_C = torch.zeros_like(weight_C)
+        y, mean_C, var_C, count = _Normalise.apply(input, weight_C, bias_C, self.eps, self.group)
         self._track(mean_C, var_C, count)
         return y
 
@@ -67,40 +69,46 @@ class JoinedBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """weight * (x - mean) / sqrt(var + eps) + bias with the group's mean and variance."""
+    """weight * (x - mean) / sqrt(var + eps) + bias with the group's mean and variance.
+
+    torch's kernels of BatchNorm read x in its own dtype; their sums are in at least fp32.
+    """
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        x, weight_C, bias_C, eps, ctx.group = args
-        mean_C, var_C, ctx.count = _group_moments(x, ctx.group)
-        y = F.batch_norm(x, mean_C, var_C, weight_C, bias_C, eps=eps)  # with given moments
-        ctx.save_for_backward(x, weight_C, mean_C, (var_C + eps).rsqrt())
-        ctx.mark_non_differentiable(mean_C, var_C, ctx.count)
-        return y, mean_C, var_C, ctx.count
+        x, weight_C, bias_C, ctx.eps, ctx.group = args
+        moments = _group_moments(x, weight_C, ctx.eps, ctx.group)
+        mean_C, var_C, count = moments
+        ctx.save_for_backward(x, weight_C, *moments)
+        ctx.mark_non_differentiable(*moments)
+        y = F.batch_norm(x, mean_C, var_C, weight_C, bias_C, eps=ctx.eps)  # with given moments
+        return y, *moments
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight_C, mean_C, scale_C = ctx.saved_tensors
-        grad, dims = grads[0].to(mean_C.dtype), [0, *range(2, x.dim())]
-        unit = (x.to(mean_C.dtype) - _spread(mean_C, x)) * _spread(scale_C, x)
-        own_2C = torch.stack([grad.sum(dims), (grad * unit).sum(dims)])
-        shift_C, slope_C = ctx.group.sum(own_2C) / ctx.count
-        factor_C = scale_C if weight_C is None else scale_C * weight_C
-        grad_x = (grad - _spread(shift_C, x) - unit * _spread(slope_C, x)) * _spread(factor_C, x)
-        if weight_C is None:
-            return grad_x.to(x.dtype), None, None, None, None
-        grad_bias_C, grad_weight_C = own_2C.to(weight_C.dtype)
-        return grad_x.to(x.dtype), grad_weight_C, grad_bias_C, None, None
+        x, weight_C, mean_C, var_C, count = ctx.saved_tensors
+        scale_C = (var_C + ctx.eps).rsqrt()
+        # Here, the gradients' means are those of the rank's own rows; below, of the group's.
+        grad_x, slope_C, shift_C = torch.ops.aten.native_batch_norm_backward(
+            grads[0], x, weight_C, None, None, mean_C, scale_C, True, ctx.eps, [True, True, True]
+        )
+        own_2C = torch.stack([slope_C, shift_C])
+        excess_2C = own_2C / (x.numel() / x.shape[1]) - ctx.group.sum(own_2C) / count
+        more_2C = excess_2C * scale_C * weight_C
+        grad_x += F.batch_norm(x, mean_C, var_C, more_2C[0], more_2C[1], eps=ctx.eps)
+        return grad_x, slope_C, shift_C, None, None
 
 
-def _group_moments(x: Tensor, group: Ranks) -> tuple[Tensor, Tensor, Tensor]:
+def _group_moments(
+    x: Tensor, weight_C: Tensor, eps: float, group: Ranks
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean and biased variance of each channel over the group, and their sample count.
 
-    Both are in at least fp32.
+    Both are in at least fp32, as `weight_C`, whose values do not matter.
     """
-    wide = widened(x)
-    var_C, mean_C = torch.var_mean(wide, dim=[0, *range(2, x.dim())], correction=0)
+    _, mean_C, scale_C = torch.native_batch_norm(x, weight_C, None, None, None, True, 0.0, eps)
+    var_C = (scale_C.square().reciprocal() - eps).clamp_min(0)
     count = mean_C.new_full((1,), x.numel() // x.shape[1])
     every_RK = group.gather(torch.cat([mean_C, var_C, count]).unsqueeze(0))
     mean_RC, var_RC = every_RK[:, :-1].chunk(2, dim=1)
@@ -108,8 +116,3 @@ def _group_moments(x: Tensor, group: Ranks) -> tuple[Tensor, Tensor, Tensor]:
     mean_C = (share_R1 * mean_RC).sum(0)
     var_C = (share_R1 * (var_RC + (mean_RC - mean_C).square())).sum(0)
     return mean_C, var_C, every_RK[:, -1].sum()
-
-
-def _spread(values_C: Tensor, x: Tensor) -> Tensor:
-    """Return one value per channel in the axes of x."""
-    return values_C.view(-1, *[1] * (x.dim() - 2))
