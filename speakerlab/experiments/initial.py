@@ -1,4 +1,4 @@
-"""Initialize a training from a published model (--init), and keep that model if it is better.
+"""Initialize a training from a published model (--init); compare its end with its beginning.
 
 Letters: C classes, D embedding.
 """
@@ -53,28 +53,32 @@ def init_from(
     )
 
 
-def keep_better(
-    exp_dir: Path, tuned: Embedder, validation: Validation, config: Config, device: torch.device
+def compare_with_initial(
+    exp_dir: Path, trained: Embedder, validation: Validation, config: Config, device: torch.device
 ) -> dict[str, Any]:
-    """Give a fine-tuned embedder its initial weights back unless its validation EER is lower.
+    """Compare the validation EER of an embedder with that of its initial weights; return both.
 
-    Return both EERs and what was kept; nothing if the training did not begin with --init.
+    Unless training has lowered it, an embedder that began with --init gets its initial weights
+    back; for one that began with random weights there is a warning.
     """
-    if not (exp_dir / INITIAL).exists():
-        return {}
     initial = load_initial(exp_dir, config).to(device)
     before, after = (
         validation.measure(embed_pieces(embedder, validation.pieces, device=device))
-        for embedder in (initial, tuned)
+        for embedder in (initial, trained)
     )
-    num, eers = len(set(validation.label_N)), (100 * before, 100 * after)
-    if after < before:
-        log.info("EER of %d validation speakers: initial model %.2f %%, now %.2f %%", num, *eers)
+    is_better, began_with_init = after < before, (exp_dir / INITIAL).exists()
+    text = f"EER of {len(set(validation.label_N))} validation speakers: "
+    text += f"initial weights {100 * before:.2f} %, after training {100 * after:.2f} %"
+    if is_better:
+        log.info("%s", text)
+    elif began_with_init:
+        log.warning("%s; initial model kept", text)
+        trained.load_state_dict(initial.state_dict())
     else:
-        text = "initial model kept: EER of %d validation speakers %.2f %%, after training %.2f %%"
-        log.warning(text, num, *eers)
-        tuned.load_state_dict(initial.state_dict())
-    return {"valid_eer_initial": before, "valid_eer_tuned": after, "kept_initial": after >= before}
+        others = "; SimCLR needs the fewest" if config.task == "ssl" else ""
+        log.warning("%s: no better than random; use more recordings or epochs%s", text, others)
+    kept = began_with_init and not is_better
+    return {"valid_eer_initial": before, "valid_eer_trained": after, "kept_initial": kept}
 
 
 def _copy_rows(folder: Path, head: Head, classes: Sequence[str], known: Sequence[str]) -> int:

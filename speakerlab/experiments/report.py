@@ -56,10 +56,11 @@ def write_report(
     own = [row for row in rows if row["model_sha256"] == card["sha256"]]
     model = [f"Model {card['sha256'][:12]}", f"commit {card.get('commit') or 'unknown'}"]
     notes = [", ".join([*model, *filter(None, [without_labels(card)])]) + ".", *notes]
-    if card.get("kept_initial"):
-        before, after = (percent(card[f"valid_eer_{name}"]) for name in ("initial", "tuned"))
-        rates = f"EER of the validation speakers {before} %, after training {after} %"
-        notes.append(f"The initial model was kept: {rates}.")
+    before, after = (card.get(f"valid_eer_{name}", 0.0) for name in ("initial", "trained"))
+    if after >= before > 0:
+        rates = f"EER of the validation speakers {percent(before)} %, after it {percent(after)} %"
+        kept = "; the initial model was kept" if card["kept_initial"] else ""
+        notes.append(f"Training did not help: before it, {rates}{kept}.")
     if len(own) < len(rows):
         notes.append(f"Rows of another model in results.json, left out: {len(rows) - len(own)}.")
     groups: dict[str, list[ListScores]] = {}

@@ -15,7 +15,7 @@ from speakerlab.config.schema import Config
 from speakerlab.experiments import consistency, setup
 from speakerlab.experiments.averaging import average_newest
 from speakerlab.experiments.corpus import Corpus
-from speakerlab.experiments.initial import init_from, keep_better
+from speakerlab.experiments.initial import compare_with_initial, init_from
 from speakerlab.experiments.model_card import stated_of_corpora
 from speakerlab.experiments.planning import plan_batch
 from speakerlab.experiments.validation import ClassValidation, HeldOut, Validation
@@ -190,7 +190,8 @@ def train(training: Training) -> None:
         done: dict[str, Any] = {"attempt": state.attempt, "steps": state.step, "averaged": averaged}
         done[f"best_valid_{state.metric}"] = state.best
         if isinstance(validation, Validation):
-            done |= keep_better(exp_dir, training.embedder, validation, config, ranks.device)
+            embedder = training.embedder
+            done |= compare_with_initial(exp_dir, embedder, validation, config, ranks.device)
             emb_ND = embed_pieces(training.embedder, validation.pieces, device=ranks.device)
             calibration = validation.calibrate(emb_ND, source="validation speakers")
         digest = publish(

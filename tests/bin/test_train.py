@@ -160,7 +160,7 @@ def test_fine_tuning_keeps_every_row_of_the_head_and_the_origin(trained, tmp_pat
     assert weights(exp)[1] != weights(trained)[1]
     # Four steps do not lower the EER of two speakers, so the model that was given is published.
     facts = card(exp)
-    assert facts["kept_initial"] and facts["valid_eer_tuned"] >= facts["valid_eer_initial"]
+    assert facts["kept_initial"] and facts["valid_eer_trained"] >= facts["valid_eer_initial"]
     assert weights(exp)[0] == weights(trained)[0]
 
 

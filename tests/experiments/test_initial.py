@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from speakerlab.checkpoints.published import write_initial
 from speakerlab.config import build
-from speakerlab.config.embedder import Embedder
+from speakerlab.config.embedder import build_embedder
 from speakerlab.data.manifest import read_manifest
-from speakerlab.experiments.initial import init_from, keep_better
+from speakerlab.experiments.initial import compare_with_initial, init_from
 from speakerlab.experiments.validation import Validation
 from speakerlab.inference.batches import embed_pieces
 
@@ -89,41 +89,42 @@ def test_another_model_is_an_error(publish_to, make_config, make_embedder, setti
     assert all(torch.equal(embedder.state_dict()[name], before[name]) for name in before)
 
 
-def test_the_initial_model_is_kept_unless_the_tuned_one_has_a_lower_eer(
-    make_config, make_embedder, make_data_dir, tmp_path, caplog
+def test_the_result_is_compared_with_the_initial_weights(
+    make_config, make_data_dir, tmp_path, caplog
 ):
     manifest = read_manifest(
         [make_data_dir(speakers=range(5), seconds=[0.5] * 3)], sample_rate=RATE
     )
-    validation, config, cpu = Validation(manifest), make_config(), torch.device("cpu")
+    validation, cpu = Validation(manifest), torch.device("cpu")
 
-    def tune(before: Embedder, after: Embedder):
-        write_initial(tmp_path, before)
-        tuned = make_embedder()
-        tuned.load_state_dict(after.state_dict())
+    def drawn(seed: int):
+        return build_embedder(make_config(f"seed={seed}")).eval()
+
+    def compare(before: int, after: int):
+        """Seeds of the weights before and after training."""
+        config, state = make_config(f"seed={before}"), drawn(after).state_dict()
+        trained = drawn(after)
+        caplog.clear()
         with caplog.at_level(logging.INFO):
-            facts = keep_better(tmp_path, tuned, validation, config, cpu)
-        state = tuned.state_dict()
-        same = [
-            all(torch.equal(t, state[k]) for k, t in one.state_dict().items())
-            for one in (before, after)
-        ]
-        return facts, same
+            facts = compare_with_initial(tmp_path, trained, validation, config, cpu)
+        is_same = all(torch.equal(t, state[k]) for k, t in trained.state_dict().items())
+        return facts, is_same, caplog.messages[-1]
 
-    models = [make_embedder(f"seed={seed}") for seed in range(2)]
-    assert keep_better(tmp_path, models[0], validation, config, cpu) == {}  # no --init
-    eers = [
-        validation.measure(embed_pieces(model, validation.pieces, device=cpu)) for model in models
-    ]
-    (low, good), (high, bad) = sorted(zip(eers, models), key=lambda pair: pair[0])
+    pieces = validation.pieces
+    eers = [validation.measure(embed_pieces(drawn(seed), pieces, device=cpu)) for seed in range(2)]
+    (low, good), (high, bad) = sorted(zip(eers, range(2)))
     assert low < high
-    facts, same = tune(before=bad, after=good)
-    assert same == [False, True]
-    assert facts == {"valid_eer_initial": high, "valid_eer_tuned": low, "kept_initial": False}
-    caplog.clear()
-    facts, same = tune(before=good, after=bad)
-    assert same == [True, False]
-    assert facts == {"valid_eer_initial": low, "valid_eer_tuned": high, "kept_initial": True}
-    line = caplog.messages[-1]
+    better = {"valid_eer_initial": high, "valid_eer_trained": low, "kept_initial": False}
+    worse = {"valid_eer_initial": low, "valid_eer_trained": high, "kept_initial": False}
+    assert compare(before=bad, after=good)[:2] == (better, True)
+    facts, is_same, line = compare(before=good, after=bad)
+    assert (facts, is_same) == (worse, True) and "no better than random" in line
     assert all(text in line for text in (f"{100 * low:.2f}", f"{100 * high:.2f}", "5 validation"))
-    assert tune(before=good, after=good)[0]["kept_initial"]  # not better
+
+    write_initial(tmp_path, drawn(bad))  # as --init does
+    assert compare(before=2, after=good)[:2] == (better, True)
+    write_initial(tmp_path, drawn(good))
+    facts, is_same, line = compare(before=2, after=bad)
+    assert (facts, is_same) == ({**worse, "kept_initial": True}, False)
+    assert "initial model kept" in line
+    assert compare(before=2, after=good)[0]["kept_initial"]  # not better
