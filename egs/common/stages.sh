@@ -596,7 +596,7 @@ report_failure() {
 }
 
 main() {
-  local options number base_layer layers stored='' task_dir=$recipe_dir task_tag='' device='' init_name
+  local options number base_layer name layers stored='' task_dir=$recipe_dir task_tag='' device='' init_name
   local given=() without=() searched=() treatments=()
   trap report_failure EXIT
   heed_sigint
@@ -619,9 +619,9 @@ main() {
     find_python
     init=$("$python" -m speakerlab import "$init") || exit 1
   fi
-  base_layer=$root/conf/$model.yaml
+  base_layer=$root/conf/$model.yaml name=$model
   if [[ -n $init && -n $init_overlay ]]; then
-    overlay=$init_overlay base_layer=$init/config.yaml
+    overlay=$init_overlay base_layer=$init/config.yaml name=$init_name
     [[ -f $base_layer || $dry_run == true ]] ||
       die "--init: not a model: there is no $base_layer; give an experiment or its folder model/"
   fi
@@ -631,7 +631,7 @@ main() {
   if [[ $task == diar ]]; then task_tag='' stage_names[5]=diarization; fi # exp is that of verification
   if [[ $task == diar && -n $init ]]; then exp=${exp:-$recipe_dir/exp/$init_name}; fi
   if [[ $features != wave ]]; then stored=_$features; fi
-  exp=${exp:-$recipe_dir/exp/$model${overlay:+_$overlay}$task_tag${stored}_s$seed}
+  exp=${exp:-$recipe_dir/exp/$name${overlay:+_$overlay}$task_tag${stored}_s$seed}
   data=${data%/} exp=${exp%/} corpus=${corpus%/}
   choose_source noise musan noise_prob
   choose_source rirs RIRS_NOISES room_prob

@@ -93,7 +93,7 @@ def test_a_handful_of_speakers_calibrates_and_never_overwrites(run_own, trained,
     save_file({name: t + 1 for name, t in load_file(file).items()}, file)
     (other / "model/card.json").write_text(json.dumps(card(other) | {"sha256": file_sha256(file)}))
     done = run_own(4, "--init", other, "--stage", "3", code=1)
-    assert refused(done.stderr, str(exp), other, weights(trained)[0][:12])
+    assert refused(done.stderr, str(exp), other)
     assert weights(exp)[0] == weights(trained)[0]
 
 
