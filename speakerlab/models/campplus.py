@@ -4,8 +4,8 @@ Wang, Zheng, Chen, Cheng, Chen: "CAM++: A Fast and Efficient Network for Speaker
 Context-Aware Masking", Interspeech 2023, arXiv 2303.00332. Parameter names and shapes are those of
 the published checkpoints, where the front-end convolution module (FCM) is called `head`.
 
-Letters: B batch, T frames (halved by the first TDNN layer), F mel bins, C channels, S segments,
-D embedding.
+Letters: B batch, T frames (halved by the first TDNN layer), N = B x T, F mel bins, C channels,
+S segments, D embedding.
 """
 
 from collections import OrderedDict
@@ -72,8 +72,7 @@ class CAMPPlus(nn.Module):
                 )
                 channels += growth_rate
             layers[f"block{i}"] = block
-            half = nn.Conv1d(channels, channels // 2, 1, bias=False)
-            layers[f"transit{i}"] = named(nonlinear=_norm_relu(channels), linear=half)
+            layers[f"transit{i}"] = Transition(channels)
             channels //= 2
         layers["out_nonlinear"] = _norm_relu(channels)
         layers["stats"] = TSTP(channels, eps=pool_eps)
@@ -184,6 +183,26 @@ class DenseBlock(nn.ModuleDict):
         for layer in layers:
             x_BCT = torch.cat([x_BCT, layer(x_BCT, segments)], dim=1)
         return x_BCT
+
+
+class Transition(nn.Module):
+    """BatchNorm, ReLU and a 1x1 convolution that halves the channels.
+
+    After a dense block on a CPU, a channel of all utterances is one row in memory. These layers
+    would copy such a map, but not if it is passed as one utterance with all frames.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.nonlinear = _norm_relu(channels)
+        self.linear = nn.Conv1d(channels, channels // 2, 1, bias=False)
+
+    def forward(self, x_BCT: Tensor) -> Tensor:
+        if not dense.is_in_rows(x_BCT):
+            return self.linear(self.nonlinear(x_BCT))
+        x_CBT = x_BCT.transpose(0, 1)
+        y_1CN = self.linear(self.nonlinear(x_CBT.flatten(1).unsqueeze(0)))
+        return y_1CN.squeeze(0).unflatten(1, x_CBT.shape[1:]).transpose(0, 1)
 
 
 def segments_of(x_BCT: Tensor, segment_frames: int) -> tuple[Tensor, Tensor]:

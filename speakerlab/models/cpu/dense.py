@@ -44,8 +44,7 @@ def run_block(layers: Sequence[Any], x_BCT: Tensor, *, segment_frames: int) -> T
     torch's own with affine parameters, running statistics and one momentum, where only some of them
     train, and for gradients in eval mode.
     """
-    is_traced = torch.compiler.is_compiling() or is_tracing()
-    if not cpu.is_enabled or x_BCT.device.type != "cpu" or is_traced:
+    if not _is_used(x_BCT):
         return None
     wide, kinds = torch.promote_types(x_BCT.dtype, torch.float32), set[Any]()
     for layer in layers:
@@ -60,6 +59,16 @@ def run_block(layers: Sequence[Any], x_BCT: Tensor, *, segment_frames: int) -> T
         weights = [weight for layer in layers for weight in _weights_of(layer)]
         return _TrainedBlock.apply(x_BCT, layers, segment_frames, *weights)
     return None if torch.is_grad_enabled() else _infer(layers, x_BCT, segment_frames)
+
+
+def is_in_rows(x_BCT: Tensor) -> bool:
+    """Return whether the map has the layout of a block's output, the channels as rows."""
+    return _is_used(x_BCT) and x_BCT.stride(0) < x_BCT.stride(1)
+
+
+def _is_used(x_BCT: Tensor) -> bool:
+    is_traced = torch.compiler.is_compiling() or is_tracing()
+    return cpu.is_enabled and x_BCT.device.type == "cpu" and not is_traced
 
 
 _Weights = namedtuple(
