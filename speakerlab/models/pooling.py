@@ -232,8 +232,7 @@ class ASTP(Pooling):
 
     def forward(self, x: Tensor) -> Tensor:
         x_BCT = x.flatten(1, -2)
-        narrower = min(x_BCT.dtype, self.linear1.weight.dtype, key=lambda dtype: dtype.itemsize)
-        into_BCT = x_BCT.to(narrower)  # autocast would narrow a widened map again
+        into_BCT = x_BCT.to(self.linear1.weight.dtype)
         if self.global_context:
             context_BK = mean_std(x_BCT, eps=self.eps)
             hidden = convolve_with_context(self.linear1, into_BCT, context_BK)
