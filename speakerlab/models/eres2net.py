@@ -22,8 +22,8 @@ from speakerlab.models.res2net import Res2Net
 class AttentiveFusion(nn.Module):
     """Weighs two maps against each other, per place and channel: x * (1 + a) + y * (1 - a).
 
-    `a` is in (-1, 1) and computed from both maps. Written as x + y + a * (x - y), it takes three
-    passes over the maps instead of five, and keeps one for the backward pass instead of four.
+    `a` = tanh(z) is computed from both maps. Written as 2 * (s * x + (1 - s) * y) with
+    s = sigmoid(2 z), it takes less passes over the maps, and a faster function.
     """
 
     def __init__(self, channels: int) -> None:
@@ -39,35 +39,30 @@ class AttentiveFusion(nn.Module):
 
     def forward(self, x_BCFT: Tensor, y_BCFT: Tensor) -> Tensor:
         both_B2CFT = torch.cat([x_BCFT, y_BCFT], dim=1)
-        a_BCFT = self.local_att(both_B2CFT).tanh()
-        return _AddWeighted.apply(x_BCFT + y_BCFT, a_BCFT, both_B2CFT, x_BCFT, y_BCFT)
+        return _Weighted.apply(self.local_att(both_B2CFT), both_B2CFT, x_BCFT, y_BCFT)
 
 
-class _AddWeighted(torch.autograd.Function):
-    """sum + a * (x - y), with the same gradients, bit for bit, as torch's addcmul.
-
-    That keeps x - y; here it is computed again from both maps, which `local_att` keeps anyway.
-    """
+class _Weighted(torch.autograd.Function):
+    """x * (1 + tanh(z)) + y * (1 - tanh(z)), where `local_att` keeps both maps anyway."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,
-        sum_BCFT: Tensor,
-        a_BCFT: Tensor,
-        both_B2CFT: Tensor,
-        x_BCFT: Tensor,
-        y_BCFT: Tensor,
+        ctx: Any, z_BCFT: Tensor, both_B2CFT: Tensor, x_BCFT: Tensor, y_BCFT: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(a_BCFT, both_B2CFT)
-        return torch.addcmul(sum_BCFT, a_BCFT, x_BCFT - y_BCFT)
+        s_BCFT = (2 * z_BCFT).sigmoid_()
+        ctx.save_for_backward(s_BCFT, both_B2CFT)
+        return torch.lerp(y_BCFT, x_BCFT, s_BCFT) * 2
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (d_BCFT,), (a_BCFT, both_B2CFT) = grads, ctx.saved_tensors
+        (d_BCFT,), (s_BCFT, both_B2CFT) = grads, ctx.saved_tensors
         x_BCFT, y_BCFT = both_B2CFT.chunk(2, dim=1)
-        d_x_BCFT = d_BCFT * a_BCFT
-        return d_BCFT, d_BCFT * (x_BCFT - y_BCFT), None, d_x_BCFT, -d_x_BCFT
+        twice_BCFT = 2 * d_BCFT
+        d_x_BCFT = twice_BCFT * s_BCFT
+        d_s_BCFT = (x_BCFT - y_BCFT).mul_(twice_BCFT)
+        d_z_BCFT = torch.ops.aten.sigmoid_backward(d_s_BCFT, s_BCFT).mul_(2)
+        return d_z_BCFT, None, d_x_BCFT, twice_BCFT.sub_(d_x_BCFT)
 
 
 class ERes2Net(Res2Net):

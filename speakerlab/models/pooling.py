@@ -43,10 +43,36 @@ def subsample(stride: int | tuple[int, int]) -> nn.Module:
     """Return a layer that keeps every `stride`-th bin and frame.
 
     It comes before a 1x1 convolution that could stride itself, because the backward pass of a
-    strided 1x1 convolution is slow on a CPU. It averages single places instead of slicing, because
-    the gradient of a slice loses the layout of a map.
+    strided 1x1 convolution is slow on a CPU.
     """
-    return nn.Identity() if stride in (1, (1, 1)) else nn.AvgPool2d(1, stride)
+    if stride in (1, (1, 1)):
+        return nn.Identity()
+    return Subsample(*(stride if isinstance(stride, tuple) else (stride, stride)))
+
+
+class Subsample(nn.Module):
+    def __init__(self, bins: int, frames: int) -> None:
+        super().__init__()
+        self.bins, self.frames = bins, frames
+
+    def forward(self, x_BCFT: Tensor) -> Tensor:
+        return _Sliced.apply(x_BCFT, self.bins, self.frames)  # pyright: ignore[reportReturnType]
+
+
+class _Sliced(torch.autograd.Function):
+    """A slice of its own memory, whose gradient keeps the layout of the map."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BCFT: Tensor, bins: int, frames: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.bins, ctx.frames, ctx.layout = bins, frames, (x_BCFT.shape, x_BCFT.stride())
+        return x_BCFT[:, :, ::bins, ::frames].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        d_x_BCFT = grads[0].new_empty_strided(*ctx.layout).zero_()
+        d_x_BCFT[:, :, :: ctx.bins, :: ctx.frames] = grads[0]
+        return d_x_BCFT, None, None
 
 
 def named(**layers: nn.Module) -> nn.Sequential:

@@ -11,28 +11,31 @@ from members import SMALL
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models import MODELS, eres2net, res2net
+from speakerlab.models import MODELS, res2net
+from speakerlab.models.eres2net import AttentiveFusion
 from speakerlab.models.res2net import clipped_groups, clipped_relu
 
 same_bits = {"rtol": 0, "atol": 0, "equal_nan": True}
 EDGES = [-torch.inf, -1.0, -0.0, 0.0, 1e-30, 19.875, 20.0, 20.125, torch.inf, torch.nan]
 
 
-def torchs_own(x_BCFT: Tensor, width: int) -> tuple[Tensor, ...]:
-    return F.hardtanh(x_BCFT, 0.0, 20.0, inplace=True).split(width, dim=1)
+def hardtanh(x_BCFT: Tensor) -> Tensor:
+    return F.hardtanh(x_BCFT, 0.0, 20.0)
 
 
-class TorchsOwn:
-    @staticmethod
-    def apply(sum_BCFT: Tensor, a_BCFT: Tensor, _both: Tensor, x_BCFT: Tensor, y_BCFT: Tensor):
-        return torch.addcmul(sum_BCFT, a_BCFT, x_BCFT - y_BCFT)
+def hardtanh_groups(x_BCFT: Tensor, width: int) -> tuple[Tensor, ...]:
+    return hardtanh(x_BCFT).split(width, dim=1)
+
+
+def join_hardtanh(before: list[Tensor], x_BCFT: Tensor, after: list[Tensor]) -> Tensor:
+    return torch.cat([*before, hardtanh(x_BCFT), *after], dim=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_and_gradients_at_the_edges(dtype):
     x, other = (torch.tensor([EDGES], dtype=dtype, requires_grad=True) for _ in range(2))
     d_y = torch.arange(1, 11, dtype=dtype).unsqueeze(0)
-    y, expected = clipped_relu(x), F.hardtanh(other, 0.0, 20.0)
+    y, expected = clipped_relu(x.clone()), F.hardtanh(other, 0.0, 20.0)
     y.backward(d_y)
     expected.backward(d_y)
     torch.testing.assert_close(y, expected, **same_bits)
@@ -69,10 +72,26 @@ def test_a_training_step_has_the_bits_of_torchs_own(name, dtype, monkeypatch):
         return found | {key: p.grad for key, p in model.named_parameters()}
 
     ours = everything()
-    monkeypatch.setattr(res2net, "clipped_groups", torchs_own)
-    monkeypatch.setattr(eres2net, "_AddWeighted", TorchsOwn)
+    monkeypatch.setattr(res2net, "clipped_relu", hardtanh)
+    monkeypatch.setattr(res2net, "clipped_groups", hardtanh_groups)
+    monkeypatch.setattr(res2net, "join_clipped", join_hardtanh)
     for key, expected in everything().items():
         torch.testing.assert_close(ours[key], expected, **same_bits)
+
+
+def test_fusion_is_the_published_formula():
+    torch.manual_seed(0)
+    fusion = AttentiveFusion(4).double()
+    maps = [torch.randn(3, 4, 5, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    d_BCFT = torch.randn(3, 4, 5, 6, dtype=torch.float64)
+    inputs = [*maps, *fusion.parameters()]
+    x_BCFT, y_BCFT = maps
+    a_BCFT = fusion.local_att(torch.cat(maps, dim=1)).tanh()
+    expected = x_BCFT * (1 + a_BCFT) + y_BCFT * (1 - a_BCFT)
+    found = fusion(*maps)
+    torch.testing.assert_close(found, expected)
+    expected_grads = torch.autograd.grad(expected, inputs, d_BCFT)
+    torch.testing.assert_close(torch.autograd.grad(found, inputs, d_BCFT), expected_grads)
 
 
 @pytest.mark.parametrize("trains", [True, False])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from speakerlab.models.cpu.rows import convolve, normalise
+from speakerlab.models.cpu.rows import convolve, moments
 
 
 def by_torch(x_KBT, weight_GKJ, dilation):
@@ -30,8 +30,8 @@ def test_in_16_bits_each_sum_is_rounded_once():
 def test_moments_are_fp32_and_a_large_mean_costs_no_digits(dtype):
     """The mean of squares minus the square of the mean would be off by more than the variance."""
     x_KBT = (torch.randn(3, 8, 1000) + (5000 if dtype == torch.float32 else 0)).to(dtype)
-    y_KBT, mean_K, var_K, inv_std_K = normalise(x_KBT, torch.ones(3), None, 1e-12)
+    mean_K, var_K = moments(x_KBT)
     exact = x_KBT.double().var((1, 2), correction=0)
-    assert y_KBT.dtype == dtype and mean_K.dtype == var_K.dtype == inv_std_K.dtype == torch.float32
+    assert mean_K.dtype == var_K.dtype == torch.float32
     assert (var_K / exact - 1).abs().max() < 1e-4
     torch.testing.assert_close(mean_K.double(), x_KBT.double().mean((1, 2)), rtol=1e-5, atol=1e-5)

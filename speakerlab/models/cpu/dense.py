@@ -18,6 +18,7 @@ A gradient has the name of its value after `d_`.
 
 from collections import namedtuple
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,6 @@ from speakerlab.models.cpu import rows
 from speakerlab.models.cpu.rows import Segments
 
 COLUMN_MULTIPLE = 64  # of matrix products in 16 bits, in inference
-NO_EPS = 1e-12  # keeps the inverse deviation finite where only the moments are wanted
 
 lerp_all = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
 add_all = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
@@ -48,11 +48,11 @@ def run_block(layers: Sequence[Any], x_BCT: Tensor, *, segment_frames: int) -> T
         return None
     wide, kinds = torch.promote_types(x_BCT.dtype, torch.float32), set[Any]()
     for layer in layers:
-        for norm in (layer.nonlinear1[0], layer.nonlinear2[0]):
+        for norm in (layer.nonlinear1.batchnorm, layer.nonlinear2.batchnorm):
             if type(norm) is not nn.BatchNorm1d or not norm.affine or norm.running_mean is None:
                 return None
-            kinds.add((norm.training, norm.momentum, norm.running_mean.dtype))
-    training, momentum, dtype = next(iter(kinds))
+            kinds.add((norm.training, norm.momentum, norm.eps, norm.running_mean.dtype))
+    training, momentum, _, dtype = next(iter(kinds))
     if len(kinds) > 1 or momentum is None or dtype != wide or x_BCT.numel() == x_BCT.shape[1]:
         return None
     if training:
@@ -64,6 +64,14 @@ def run_block(layers: Sequence[Any], x_BCT: Tensor, *, segment_frames: int) -> T
 def is_in_rows(x_BCT: Tensor) -> bool:
     """Return whether the map has the layout of a block's output, the channels as rows."""
     return _is_used(x_BCT) and x_BCT.stride(0) < x_BCT.stride(1)
+
+
+def whole_rows(x_CBT: Tensor) -> Tensor:
+    """Return rows as one axis, in inference with the columns that round it up, (C, N or more)."""
+    channels, columns = x_CBT.shape[0], x_CBT.stride(0)
+    if columns == x_CBT.shape[1:].numel():
+        return x_CBT.flatten(1)
+    return x_CBT.as_strided((channels, columns), (columns, 1))
 
 
 def _is_used(x_BCT: Tensor) -> bool:
@@ -85,7 +93,7 @@ NUM_WEIGHTS, NUM_KEPT = len(_Weights._fields), len(_Kept._fields)
 
 
 def _weights_of(layer: Any) -> _Weights:
-    norm1, norm2, cam = layer.nonlinear1[0], layer.nonlinear2[0], layer.cam_layer
+    norm1, norm2, cam = layer.nonlinear1.batchnorm, layer.nonlinear2.batchnorm, layer.cam_layer
     found = (norm1.weight, norm1.bias, layer.linear1.weight, norm2.weight, norm2.bias)
     found += (cam.linear_local.weight, cam.linear1.weight, cam.linear1.bias)
     return _Weights(*found, cam.linear2.weight, cam.linear2.bias)
@@ -105,10 +113,10 @@ def _infer(layers: Sequence[Any], x_BCT: Tensor, segment_frames: int) -> Tensor:
     store_CN[:, used:] = 0  # read, but not part of the output
     store_CBT = store_CN[:, :used].unflatten(1, (batch, frames))
     store_CBT[:channels] = x_BCT.transpose(0, 1)
-    segments = Segments(frames, segment_frames, like=layers[0].nonlinear1[0].weight)
+    segments = Segments(frames, segment_frames, like=layers[0].nonlinear1.batchnorm.weight)
     with fp32_island(x_BCT):
         for layer in layers:
-            norm = layer.nonlinear1[0]
+            norm = layer.nonlinear1.batchnorm
             moments = norm.running_mean, norm.running_var
             own = _weights_of(layer)
             kept = _forward(layer, own, store_CN[:channels], moments, segments, batch)
@@ -125,41 +133,31 @@ class _TrainedBlock(torch.autograd.Function):
         store_CBT = x_BCT.new_empty(channels + growth, batch, frames)
         store_CBT[:channels] = x_BCT.transpose(0, 1)
         wide = torch.promote_types(x_BCT.dtype, torch.float32)
-        ones_C = x_BCT.new_ones(len(store_CBT), dtype=wide)
-        _, mean_C, var_C, _ = rows.normalise(store_CBT[:channels], ones_C[:channels], None, NO_EPS)
-        ctx.segments = Segments(frames, segment_frames, like=mean_C)
-        unbiased = batch * frames / (batch * frames - 1)
-        buffers, targets, counts, kept = [], [], [], []
+        moments_2C = x_BCT.new_ones(2, len(store_CBT), dtype=wide)
+        ctx.segments = Segments(frames, segment_frames, like=moments_2C)
+        start, seen, kept = 0, [], []
         with fp32_island(x_BCT):
             for i, layer in enumerate(ctx.layers):
                 own = _Weights(*weights[i * NUM_WEIGHTS : (i + 1) * NUM_WEIGHTS])
-                norm1, norm2 = layer.nonlinear1[0], layer.nonlinear2[0]
-                seen_CN = store_CBT[:channels].flatten(1)
-                found = _forward(layer, own, seen_CN, (mean_C, var_C), ctx.segments, batch)
-                buffers += [norm1.running_mean, norm1.running_var]
-                buffers += [norm2.running_mean, norm2.running_var]
-                var_K = found.inv_std_K.pow(-2) - norm2.eps
-                targets += [mean_C, var_C * unbiased, found.mean_K, var_K * unbiased]
-                counts += [norm1.num_batches_tracked, norm2.num_batches_tracked]
-                new_GBT = _append(store_CBT, channels, found, ctx.segments)
-                channels += len(new_GBT)
-                _, mean_G, var_G, _ = rows.normalise(new_GBT, ones_C[: len(new_GBT)], None, NO_EPS)
-                mean_C, var_C = torch.cat([mean_C, mean_G]), torch.cat([var_C, var_G])
-                kept += found
-        with torch.no_grad():
-            lerp_all(buffers, targets, ctx.layers[0].nonlinear1[0].momentum)
-            add_all(counts, 1)
-        ctx.save_for_backward(store_CBT, mean_C, var_C, *weights, *kept)
+                moments_2C[:, start:channels] = rows.moments(store_CBT[start:channels])
+                seen_CN, mean_C, var_C = store_CBT[:channels].flatten(1), *moments_2C[:, :channels]
+                kept.append(_forward(layer, own, seen_CN, (mean_C, var_C), ctx.segments, batch))
+                seen.append(channels)
+                start, channels = channels, channels + len(kept[-1].local_GBT)
+                _append(store_CBT, start, kept[-1], ctx.segments)
+        _update_statistics(ctx.layers, seen, moments_2C, kept, batch * frames)
+        ctx.save_for_backward(store_CBT, moments_2C, *weights, *chain.from_iterable(kept))
         return store_CBT.transpose(0, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        store_CBT, mean_C, var_C, *rest = ctx.saved_tensors
+        store_CBT, (mean_C, var_C), *rest = ctx.saved_tensors
         weights, kept = rest[: len(ctx.layers) * NUM_WEIGHTS], rest[len(ctx.layers) * NUM_WEIGHTS :]
         d_store_CBT = torch.empty_like(store_CBT).copy_(grads[0].transpose(0, 1))
+        inv_std_C = (var_C + ctx.layers[0].nonlinear1.batchnorm.eps).rsqrt()
         slope_C, constant_C = torch.zeros_like(mean_C).repeat(2, 1)
-        shared = _Channels(store_CBT, d_store_CBT, mean_C, var_C, slope_C, constant_C)
+        shared = _Channels(store_CBT, d_store_CBT, mean_C, inv_std_C, slope_C, constant_C)
         channels = len(store_CBT)
         d_weights: list[Any] = []
         with fp32_island(store_CBT):
@@ -171,6 +169,23 @@ class _TrainedBlock(torch.autograd.Function):
                 d_weights[:0] = _backward(layer, own, found, d_new_GBT, shared, ctx.segments)
             d_x_CBT = shared.finish_gradient(0, channels)
         return d_x_CBT.transpose(0, 1), None, None, *d_weights
+
+
+def _update_statistics(
+    layers: Sequence[Any], seen: Sequence[int], moments: Tensor, kept: Sequence[_Kept], count: int
+) -> None:
+    """Update all running statistics from `count` values; `seen`: channels that each layer reads."""
+    first = [layer.nonlinear1.batchnorm for layer in layers]
+    norms = first + [layer.nonlinear2.batchnorm for layer in layers]
+    var_LK = rows.variance(torch.stack([found.inv_std_K for found in kept]), first[0].eps)
+    mean_C, var_C = moments
+    unbiased_C, unbiased_LK = (var * (count / (count - 1)) for var in (var_C, var_LK))
+    targets = [mean_C[:channels] for channels in seen] + [found.mean_K for found in kept]
+    targets += [unbiased_C[:channels] for channels in seen] + [*unbiased_LK]
+    buffers = [norm.running_mean for norm in norms] + [norm.running_var for norm in norms]
+    with torch.no_grad():
+        lerp_all(buffers, targets, first[0].momentum)
+        add_all([norm.num_batches_tracked for norm in norms], 1)
 
 
 def _append(store_CBT: Tensor, channels: int, kept: _Kept, segments: Segments) -> Tensor:
@@ -189,13 +204,15 @@ def _forward(
     batch: int,
 ) -> _Kept:
     """Compute a layer from the channels seen; `moments` are their means and variances."""
-    norm1, norm2, conv = layer.nonlinear1[0], layer.nonlinear2[0], layer.cam_layer.linear_local
+    norm1, norm2, conv = (
+        layer.nonlinear1.batchnorm,
+        layer.nonlinear2.batchnorm,
+        layer.cam_layer.linear_local,
+    )
     read_CN = rows.normalise_relu(seen_CN, own.scale_C, own.shift_C, *moments, norm1.eps)
     mixed_KN = own.mix_KC1.squeeze(2).to(read_CN.dtype) @ read_CN
     if norm2.training:
-        hidden_KN, mean_K, _, inv_std_K = rows.normalise(
-            mixed_KN, own.scale_K, own.shift_K, norm2.eps
-        )
+        hidden_KN, mean_K, inv_std_K = rows.normalise(mixed_KN, own.scale_K, own.shift_K, norm2.eps)
         hidden_KN.relu_()
     else:
         mean_K = inv_std_K = own.shift_K  # not needed without a backward pass
@@ -222,8 +239,8 @@ def _backward(
     segments: Segments,
 ) -> _Weights:
     """Return the gradients of the weights; add that of the channels read to `shared`."""
-    d_mask_GQ = segments.sums(d_new_GBT * kept.local_GBT).flatten(1)
-    d_excited_GQ = d_mask_GQ * kept.mask_GQ * (1 - kept.mask_GQ)
+    d_mask_GQ = segments.sums(d_new_GBT * kept.local_GBT)
+    d_excited_GQ = torch.ops.aten.sigmoid_backward(d_mask_GQ, kept.mask_GQ)
     d_squeezed_HQ = own.excite_GH1.squeeze(2).T @ d_excited_GQ
     d_squeezed_HQ = rows.where_positive(d_squeezed_HQ, kept.squeezed_HQ)
     d_context_KQ = own.squeeze_HK1.squeeze(2).T @ d_squeezed_HQ
@@ -234,18 +251,17 @@ def _backward(
     d_hidden_KBT, d_local_GKJ = rows.convolve_backward(
         d_local_GBT, kept.hidden_KBT, local_GKJ, dilation=dilation
     )
-    d_hidden_KBT += segments.spread(segments.context_backward(d_context_KQ).to(d_new_GBT.dtype))
+    segments.add_context_backward(d_context_KQ, d_hidden_KBT)
     d_hidden_KN = rows.where_positive(d_hidden_KBT, kept.hidden_KBT).flatten(1)
     d_mixed_1KN, d_scale_K, d_shift_K = rows.normalise_backward(
         d_hidden_KN, kept.mixed_KN, own.scale_K, kept.mean_K, kept.inv_std_K
     )
     d_mixed_KN = d_mixed_1KN.squeeze(0)
 
-    channels = own.mix_KC1.shape[1]
     d_mix_KC = d_mixed_KN @ kept.read_CN.T
-    mix_CK = d_mixed_KN.new_empty(channels, len(d_mixed_KN)).copy_(own.mix_KC1.squeeze(2).T)
+    mix_CK = own.mix_KC1.squeeze(2).to(d_mixed_KN.dtype).T.contiguous()
     d_read_CN = rows.where_positive(mix_CK @ d_mixed_KN, kept.read_CN)
-    d_scale_C, d_shift_C = shared.add_gradient(d_read_CN, own.scale_C, layer.nonlinear1[0].eps)
+    d_scale_C, d_shift_C = shared.add_gradient(d_read_CN, own.scale_C)
     wide = own.scale_C.dtype
     return _Weights(
         *(d_scale_C, d_shift_C, d_mix_KC.to(wide).unsqueeze(2), d_scale_K, d_shift_K),
@@ -269,15 +285,15 @@ class _Channels(NamedTuple):
     x_CBT: Tensor
     d_x_CBT: Tensor
     mean_C: Tensor
-    var_C: Tensor
+    inv_std_C: Tensor
     slope_C: Tensor
     constant_C: Tensor
 
-    def add_gradient(self, d_CN: Tensor, scale_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_gradient(self, d_CN: Tensor, scale_C: Tensor) -> tuple[Tensor, Tensor]:
         """Add a layer's gradient of the first channels; return those of its scale and shift."""
         channels = len(d_CN)
-        inv_std_C = (self.var_C[:channels] + eps).rsqrt()
-        x_CN, mean_C = self.x_CBT[:channels].flatten(1), self.mean_C[:channels]
+        mean_C, inv_std_C = self.mean_C[:channels], self.inv_std_C[:channels]
+        x_CN = self.x_CBT[:channels].flatten(1)
         _, d_scale_C, d_shift_C = rows.normalise_backward(
             d_CN, x_CN, scale_C, mean_C, inv_std_C, of_x=False
         )

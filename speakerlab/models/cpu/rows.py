@@ -12,11 +12,13 @@ from torch import Tensor
 
 from speakerlab.core.full_precision import widened
 
+NO_EPS = 1e-12  # keeps the inverse deviation finite where only the moments are wanted
+
 
 def normalise(
     x_CBT: Tensor, scale_C: Tensor, shift_C: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return batch-normalised rows, their mean, variance and 1 / sqrt(var + eps), at least fp32.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return batch-normalised rows, their mean and 1 / sqrt(var + eps), at least fp32.
 
     torch's BatchNorm spends most of its time on the mean and the variance. A GroupNorm with one
     channel per group has the same ones, from a vectorised kernel that cancels no digits.
@@ -25,9 +27,20 @@ def normalise(
     y, mean_1C, inv_std_1C = torch.native_group_norm(
         x_CBT.unsqueeze(0), scale_C, shift_C, 1, channels, num_values, channels, eps
     )
-    inv_std_C = widened(inv_std_1C.squeeze(0))  # it is, except where only shapes are computed
-    var_C = (inv_std_C.pow(-2) - eps).clamp_min_(0)
-    return y.squeeze(0), widened(mean_1C.squeeze(0)), var_C, inv_std_C
+    # They are wide, except where only shapes are computed.
+    return y.squeeze(0), widened(mean_1C.squeeze(0)), widened(inv_std_1C.squeeze(0))
+
+
+def moments(x_CBT: Tensor) -> Tensor:
+    """Return the means and variances, (2, C), at least fp32."""
+    ones_C = x_CBT.new_ones(len(x_CBT), dtype=torch.promote_types(x_CBT.dtype, torch.float32))
+    _, mean_C, inv_std_C = normalise(x_CBT, ones_C, None, NO_EPS)
+    return torch.stack([mean_C, variance(inv_std_C, NO_EPS)])
+
+
+def variance(inv_std_C: Tensor, eps: float) -> Tensor:
+    """Return the variance from 1 / sqrt(var + eps)."""
+    return (inv_std_C.pow(-2) - eps).clamp_min_(0)
 
 
 def normalise_relu(
@@ -124,29 +137,33 @@ class Segments:
     """Stretches of `segment_frames` frames that share a context; the last may be shorter."""
 
     def __init__(self, frames: int, segment_frames: int, *, like: Tensor) -> None:
-        self.frames, self.segment_frames = frames, segment_frames
+        self.frames = frames
         whole, rest = divmod(frames, segment_frames)
         self.lengths = [segment_frames] * whole + [rest] * (rest > 0)
-        self.length_S = like.new_tensor(self.lengths)
+        lengths_S = like.new_tensor(self.lengths)
+        self.means_SS = lengths_S.reciprocal().diag() + 1 / frames
+        segment_T = torch.arange(frames) // segment_frames
+        self.members_ST = (torch.arange(len(lengths_S)).unsqueeze(1) == segment_T).to(like.dtype)
 
     def sums(self, x_CBT: Tensor) -> Tensor:
-        """Return the sum over each segment, (C, B, S), at least fp32."""
-        pieces = map(Tensor.sum, x_CBT.split(self.lengths, dim=-1), [-1] * len(self.lengths))
-        return widened(torch.stack([*pieces], dim=-1))
+        """Return the sum over each segment, (C, Q), at least fp32."""
+        pieces = [piece.sum(-1) for piece in x_CBT.split(self.lengths, dim=-1)]
+        return widened(torch.stack(pieces, dim=-1)).flatten(1)
 
     def context(self, x_CBT: Tensor) -> Tensor:
         """Return the mean over all frames plus the mean over each segment, (C, Q)."""
-        sum_CBS = self.sums(x_CBT)
-        mean_CB1 = sum_CBS.sum(-1, keepdim=True) / self.frames
-        return (sum_CBS / self.length_S).add_(mean_CB1).flatten(1)
+        return self._mix(self.sums(x_CBT), self.means_SS)
 
-    def context_backward(self, d_context_CQ: Tensor) -> Tensor:
-        """Return the gradient of each frame, which a segment's frames have in common, (C, Q)."""
-        d_CBS = d_context_CQ.unflatten(1, (-1, len(self.lengths)))
-        shared_CB1 = d_CBS.sum(-1, keepdim=True) / self.frames
-        return (d_CBS / self.length_S).add_(shared_CB1).flatten(1)
+    def _mix(self, x_CQ: Tensor, weight_SS: Tensor) -> Tensor:
+        return (x_CQ.view(-1, len(self.lengths)) @ weight_SS).view(x_CQ.shape)
+
+    def add_context_backward(self, d_context_CQ: Tensor, d_x_CBT: Tensor) -> None:
+        """Add to the gradient of each frame that of its context."""
+        d_sums_QS = self._mix(d_context_CQ, self.means_SS.T).view(-1, len(self.lengths))
+        d_x_CBT.flatten(0, 1).addmm_(d_sums_QS.to(d_x_CBT.dtype), self.members_ST.to(d_x_CBT.dtype))
 
     def spread(self, x_CQ: Tensor) -> Tensor:
         """Repeat each value for the frames of its segment, (C, B, T)."""
         x_CBS = x_CQ.unflatten(1, (-1, len(self.lengths)))
-        return x_CBS.repeat_interleave(self.segment_frames, dim=-1)[..., : self.frames]
+        pieces = zip(x_CBS.split(1, dim=-1), self.lengths)
+        return torch.cat([x_CB1.expand(-1, -1, length) for x_CB1, length in pieces], dim=-1)
