@@ -70,10 +70,7 @@ def normalise_backward(
 
 
 def where_positive(d_y: Tensor, y: Tensor) -> Tensor:
-    """Put 0 into the gradient of a rectified y where y is 0; in 16 bits its bits show the sign."""
-    if y.dtype.itemsize == 2:
-        d_y.view(torch.int16).mul_(y.view(torch.int16).clamp(0, 1))
-        return d_y
+    """Put 0 into the gradient of a rectified y where y is 0."""
     return torch.ops.aten.threshold_backward.grad_input(d_y, y, 0, grad_input=d_y)
 
 
