@@ -42,10 +42,10 @@ def test_the_plan_of_a_small_gpu_accumulates_to_256(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (8.75 * GIB, 8.75 * GIB))
     plan = plan_batch(config, ranks, make_task(config))
     assert (plan.micro_batch, plan.accumulation, plan.bn_batch) == (16, 16, 16)
-    assert plan.reason == "auto: memory allows 25"
+    assert plan.reason == "auto: memory allows 26"
     # A quarter of a GiB of noise will be on the card too.
     task = make_task(config, noises=[np.zeros(GIB // 8, dtype=np.int16)])
-    assert plan_batch(config, ranks, task).reason == "auto: memory allows 24"
+    assert plan_batch(config, ranks, task).reason == "auto: memory allows 25"
 
 
 def test_the_plan_of_a_host_and_after_it_ran_out_of_memory(make_config):
