@@ -201,7 +201,9 @@ class Transition(nn.Module):
         if not dense.is_in_rows(x_BCT):
             return self.linear(self.nonlinear(x_BCT))
         x_CBT = x_BCT.transpose(0, 1)
-        y_1CN = self.linear(self.nonlinear(dense.whole_rows(x_CBT).unsqueeze(0)))
+        trains = self.nonlinear.get_submodule("batchnorm").training
+        x_CN = x_CBT.flatten(1) if trains else dense.whole_rows(x_CBT)
+        y_1CN = self.linear(self.nonlinear(x_CN.unsqueeze(0)))
         y_CN = y_1CN.squeeze(0)[:, : x_CBT.shape[1:].numel()]
         return y_CN.unflatten(1, x_CBT.shape[1:]).transpose(0, 1)
 

@@ -23,7 +23,7 @@ class AttentiveFusion(nn.Module):
     """Weighs two maps against each other, per place and channel: x * (1 + a) + y * (1 - a).
 
     `a` = tanh(z) is computed from both maps. Written as 2 * (s * x + (1 - s) * y) with
-    s = sigmoid(2 z), it takes less passes over the maps, and a faster function.
+    s = sigmoid(2 z), it takes fewer passes over the maps, and sigmoid is faster than tanh.
     """
 
     def __init__(self, channels: int) -> None:

@@ -51,6 +51,8 @@ def subsample(stride: int | tuple[int, int]) -> nn.Module:
 
 
 class Subsample(nn.Module):
+    """Keeps every `bins`-th bin and every `frames`-th frame of (B, C, F, T)."""
+
     def __init__(self, bins: int, frames: int) -> None:
         super().__init__()
         self.bins, self.frames = bins, frames
@@ -60,7 +62,7 @@ class Subsample(nn.Module):
 
 
 class _Sliced(torch.autograd.Function):
-    """A slice of its own memory, whose gradient keeps the layout of the map."""
+    """A copy of a slice; its gradient keeps the layout of the map, which that of a slice loses."""
 
     @staticmethod
     def forward(ctx: Any, x_BCFT: Tensor, bins: int, frames: int) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

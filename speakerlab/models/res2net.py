@@ -109,8 +109,8 @@ class Res2Block(nn.Module):
             x_BGFT = groups[i]
             if i > 0:
                 before_BGFT = outputs[-1] = clipped_relu(outputs[-1])
-                joins = self.fuse_models[i - 1] if self.fuse_models else torch.add
-                x_BGFT = joins(before_BGFT, x_BGFT)
+                join = self.fuse_models[i - 1] if self.fuse_models else torch.add
+                x_BGFT = join(before_BGFT, x_BGFT)
             outputs.append(norm(conv(x_BGFT)))
         *outputs, last_BGFT = outputs
         joined_BCFT = join_clipped(outputs, last_BGFT, groups[len(self.convs) :])
@@ -124,7 +124,7 @@ def clipped_relu(x: Tensor) -> Tensor:
 
 
 def join_clipped(before: Sequence[Tensor], x: Tensor, after: Sequence[Tensor]) -> Tensor:
-    """Return the channels of all, those of x after ReLU with a ceiling."""
+    """Join maps by channels; apply ReLU with a ceiling to x, but not to the others."""
     if torch.is_grad_enabled():
         return _Joined.apply(len(before), *before, x, *after)
     return torch.cat([*before, clipped_relu(x), *after], dim=1)
@@ -154,7 +154,7 @@ class _Clipped(torch.autograd.Function):
 
 
 class _ClippedGroups(torch.autograd.Function):
-    """The same, into memory of its own for each group of channels.
+    """ReLU with a ceiling that writes each group of channels into memory of its own.
 
     A convolution would copy a slice of channels, in the forward and again in the backward pass.
     """
@@ -177,7 +177,7 @@ class _ClippedGroups(torch.autograd.Function):
 
 
 class _Joined(torch.autograd.Function):
-    """Maps joined by channels, one of them after the same ReLU; the next layer keeps the result.
+    """Maps joined by channels, one of them after ReLU with a ceiling.
 
     The gradient of each has its own memory: adding a slice of 16 channels to another gradient takes
     a CPU seven times as long.

@@ -41,8 +41,8 @@ def run_block(layers: Sequence[Any], x_BCT: Tensor, *, segment_frames: int) -> T
     """Run a dense block, or return None where the plain code has to.
 
     That is on any other device, while a graph is traced or compiled, with BatchNorms that are not
-    torch's own with affine parameters, running statistics and one momentum, where only some of them
-    train, and for gradients in eval mode.
+    torch's own with affine parameters, running statistics, one momentum and one epsilon, where only
+    some of them train, and for gradients in eval mode.
     """
     if not _is_used(x_BCT):
         return None
@@ -67,7 +67,7 @@ def is_in_rows(x_BCT: Tensor) -> bool:
 
 
 def whole_rows(x_CBT: Tensor) -> Tensor:
-    """Return rows as one axis, in inference with the columns that round it up, (C, N or more)."""
+    """Return (C, N), or with the zero columns that `_infer` appends: only for eval mode."""
     channels, columns = x_CBT.shape[0], x_CBT.stride(0)
     if columns == x_CBT.shape[1:].numel():
         return x_CBT.flatten(1)
