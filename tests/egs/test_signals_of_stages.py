@@ -143,7 +143,7 @@ def test_a_sigint_to_the_shell_alone_ends_it_after_the_command_in_the_foreground
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 20
-    while "prepare.py" not in toy.calls.read_text():
+    while "prepare.py\t--data" not in toy.calls.read_text():  # stage 0 passes --download
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
