@@ -18,8 +18,6 @@ QUICK_ROWS = (
     f"{work}.{model}.{precision}"
     for model, work, precision in product(("campplus", "eres2net"), WORKS, PRECISIONS)
 )
-ON_CPU = {"eres2net": 8, "resnet34": 8}  # crops of a step: what fits into the caches; else 16
-ON_GPU = 64
 # The largest difference over the largest value. Float64 shows that both compute the same; in fp32
 # rounding alone moves some gradients of these networks by a hundredth. In bf16 only ours is.
 ALLOWED = {
@@ -115,11 +113,6 @@ def rows_of(
         for name, of_peer in found:
             if wants(options, name):
                 yield name, work, precision, of_peer
-
-
-def micro_batch(model: str, device: str) -> int:
-    """Return the crops of a step."""
-    return ON_CPU.get(model, 16) if device == "cpu" else ON_GPU
 
 
 def require_equal(ours: Process, peer: Process, name: str, options: argparse.Namespace) -> None:
