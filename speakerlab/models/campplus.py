@@ -72,9 +72,10 @@ class CAMPPlus(nn.Module):
                 )
                 channels += growth_rate
             layers[f"block{i}"] = block
-            layers[f"transit{i}"] = Transition(channels)
+            half = nn.Conv1d(channels, channels // 2, 1, bias=False)
+            layers[f"transit{i}"] = InRows(nonlinear=_norm_relu(channels), linear=half)
             channels //= 2
-        layers["out_nonlinear"] = _norm_relu(channels)
+        layers["out_nonlinear"] = InRows(**dict(_norm_relu(channels).named_children()))
         layers["stats"] = TSTP(channels, eps=pool_eps)
         layers["column"] = nn.Unflatten(1, (-1, 1))  # a sequence of one frame
         last = nn.Conv1d(2 * channels, embed_dim, 1, bias=False)
@@ -185,26 +186,23 @@ class DenseBlock(nn.ModuleDict):
         return x_BCT
 
 
-class Transition(nn.Module):
-    """BatchNorm, ReLU and a 1x1 convolution that halves the channels.
+class InRows(nn.Sequential):
+    """Layers that treat each frame alone, such as BatchNorm, ReLU and 1x1 convolutions.
 
-    After a dense block on a CPU, a channel of all utterances is one row in memory. These layers
-    would copy such a map, but not if it is passed as one utterance with all frames.
+    After a dense block on a CPU, a channel of all utterances is one row in memory. The layers would
+    copy such a map, but not if it is passed as one utterance with all frames.
     """
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.nonlinear = _norm_relu(channels)
-        self.linear = nn.Conv1d(channels, channels // 2, 1, bias=False)
+    def __init__(self, **layers: nn.Module) -> None:
+        super().__init__(OrderedDict(layers))
 
-    def forward(self, x_BCT: Tensor) -> Tensor:
+    def forward(self, x_BCT: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not dense.is_in_rows(x_BCT):
-            return self.linear(self.nonlinear(x_BCT))
+            return super().forward(x_BCT)
         x_CBT = x_BCT.transpose(0, 1)
-        trains = self.nonlinear.get_submodule("batchnorm").training
+        trains = any(module.training for module in self.modules())
         x_CN = x_CBT.flatten(1) if trains else dense.whole_rows(x_CBT)
-        y_1CN = self.linear(self.nonlinear(x_CN.unsqueeze(0)))
-        y_CN = y_1CN.squeeze(0)[:, : x_CBT.shape[1:].numel()]
+        y_CN = super().forward(x_CN.unsqueeze(0)).squeeze(0)[:, : x_CBT.shape[1:].numel()]
         return y_CN.unflatten(1, x_CBT.shape[1:]).transpose(0, 1)
 
 

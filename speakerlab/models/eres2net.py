@@ -43,7 +43,10 @@ class AttentiveFusion(nn.Module):
 
 
 class _Weighted(torch.autograd.Function):
-    """x * (1 + tanh(z)) + y * (1 - tanh(z)), where `local_att` keeps both maps anyway."""
+    """x * (1 + tanh(z)) + y * (1 - tanh(z)), with the gradients, bit for bit, of torch's lerp.
+
+    `local_att` keeps both maps anyway.
+    """
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -62,7 +65,7 @@ class _Weighted(torch.autograd.Function):
         d_x_BCFT = twice_BCFT * s_BCFT
         d_s_BCFT = (x_BCFT - y_BCFT).mul_(twice_BCFT)
         d_z_BCFT = torch.ops.aten.sigmoid_backward(d_s_BCFT, s_BCFT).mul_(2)
-        return d_z_BCFT, None, d_x_BCFT, twice_BCFT.sub_(d_x_BCFT)
+        return d_z_BCFT, None, d_x_BCFT, twice_BCFT.mul_(1 - s_BCFT)
 
 
 class ERes2Net(Res2Net):

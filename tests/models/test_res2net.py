@@ -11,7 +11,7 @@ from members import SMALL
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models import MODELS, res2net
+from speakerlab.models import MODELS, eres2net, res2net
 from speakerlab.models.eres2net import AttentiveFusion
 from speakerlab.models.res2net import clipped_groups, clipped_relu
 
@@ -29,6 +29,12 @@ def hardtanh_groups(x_BCFT: Tensor, width: int) -> tuple[Tensor, ...]:
 
 def join_hardtanh(before: list[Tensor], x_BCFT: Tensor, after: list[Tensor]) -> Tensor:
     return torch.cat([*before, hardtanh(x_BCFT), *after], dim=1)
+
+
+class Lerp:
+    @staticmethod
+    def apply(z_BCFT: Tensor, _both: Tensor, x_BCFT: Tensor, y_BCFT: Tensor) -> Tensor:
+        return torch.lerp(y_BCFT, x_BCFT, (2 * z_BCFT).sigmoid()) * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -75,6 +81,7 @@ def test_a_training_step_has_the_bits_of_torchs_own(name, dtype, monkeypatch):
     monkeypatch.setattr(res2net, "clipped_relu", hardtanh)
     monkeypatch.setattr(res2net, "clipped_groups", hardtanh_groups)
     monkeypatch.setattr(res2net, "join_clipped", join_hardtanh)
+    monkeypatch.setattr(eres2net, "_Weighted", Lerp)
     for key, expected in everything().items():
         torch.testing.assert_close(ours[key], expected, **same_bits)
 

@@ -258,7 +258,7 @@ def _backward(
     )
     d_mixed_KN = d_mixed_1KN.squeeze(0)
 
-    d_mix_KC = d_mixed_KN @ kept.read_CN.T
+    d_mix_KC = (kept.read_CN @ d_mixed_KN.T).T  # faster than d_mixed_KN @ read_CN.T
     mix_CK = own.mix_KC1.squeeze(2).to(d_mixed_KN.dtype).T
     d_read_CN = rows.where_positive(mix_CK @ d_mixed_KN, kept.read_CN)
     d_scale_C, d_shift_C = shared.add_gradient(d_read_CN, own.scale_C)
