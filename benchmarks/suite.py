@@ -12,7 +12,7 @@ the exit status is then 1.
 --store keeps each row in baseline.json, for this kind of machine, and rewrites the table in
 RESULTS.md, unless a case failed or the gate found a loss (stored.py). --gate compares with what is
 stored and exits with 1 where a row lost more than 15 %, or more launches are counted: a row whose
-quartiles reach the limit is measured once more first (gate.py). --quick takes some 15 minutes:
+quartiles reach the limit is measured once more first (gate.py). --quick takes some 20 minutes:
 fewer rows and seconds, of the same sizes, so it can be gated against a whole run; it cannot be
 stored. --read joins rows that were measured in pieces on one machine, also another than this if the
 suite or gpu.py wrote the files; each row keeps its date and commit. learning.py, which takes hours
@@ -203,7 +203,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     add("--peers", nargs="*", default=[], metavar="NAME=DIR", help=f"checkouts of {known}")
     cases = f"only these of {', '.join(CASES)}"
     add("--only", nargs="+", default=CASES, choices=CASES, metavar="CASE", help=cases)
-    add("--quick", action="store_true", help="fewer rows and seconds (15 minutes)")
+    add("--quick", action="store_true", help="fewer rows and seconds (20 minutes)")
     gated = "exit with 1 where a row lost 15 %% of what --store kept"
     add("--gate", action="store_true", help=gated)
     add("--store", action="store_true", help="keep this run for --gate, and in RESULTS.md")

@@ -79,11 +79,11 @@ def test_readme_shows_what_is_stored():
     section = (ROOT / "README.md").read_text().partition("## Speed")[2].partition("\n## ")[0]
     lines = [line.split("|")[2:5] for line in section.splitlines() if "| `" in line]
     assert len(lines) >= 8
-    for quoted, shown, in_fp32 in lines:
+    for quoted, shown, beside_bf16 in lines:
         name = quoted.strip(" `")
         assert shown.strip() == short(ratios[name]), name
-        name = f"{name.removesuffix('.bf16')}.fp32"
-        assert in_fp32.strip() == (short(ratios[name]) if name in ratios else ""), name
+        name = f"{name}.peer_bf16"
+        assert beside_bf16.strip() == (short(ratios[name]) if name in ratios else ""), name
 
 
 def short(ratio: float) -> str:
