@@ -48,8 +48,7 @@ NUM_CLASSES = 1000
 SCALE, MARGIN = 32.0, 0.2
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SGD = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 1e-4, "nesterov": True}
-# Crops of a step. The recipes train with 64; on a CPU, both sides of ERes2Net in fp32 would then need
-# some 40 GiB.
+# Crops of a step. The recipes train with 64, but ERes2Net in fp32 would need 40 GiB for both sides.
 ON_CPU, ON_GPU = 32, 64
 COMPARED = (2, 64)  # crops and frames of what must be equal: float64 takes its time
 
