@@ -185,7 +185,9 @@ def store(
     where = {"path": options.baseline, "results": options.results}
     for kind in dict.fromkeys(stored.kind_of(row, facts) for row in rows):
         own = [row for row in rows if stored.kind_of(row, facts) == kind]
-        count = stored.store(kind, own, facts={**facts, "machine": kind}, **where)
+        reads = any(row["name"].startswith(ON_AUDIO) for row in own)
+        known = {**facts, "machine": kind, "audio": facts["audio"] if reads else None}
+        count = stored.store(kind, own, facts=known, **where)
         say(f"{options.baseline}: {count} of {len(own)} rows stored for '{kind}'")
 
 

@@ -75,7 +75,8 @@ class CAMPPlus(nn.Module):
             half = nn.Conv1d(channels, channels // 2, 1, bias=False)
             layers[f"transit{i}"] = InRows(nonlinear=_norm_relu(channels), linear=half)
             channels //= 2
-        layers["out_nonlinear"] = InRows(**dict(_norm_relu(channels).named_children()))
+        norm, relu = nn.BatchNorm1d(channels), nn.ReLU(inplace=True)
+        layers["out_nonlinear"] = InRows(batchnorm=norm, relu=relu)
         layers["stats"] = TSTP(channels, eps=pool_eps)
         layers["column"] = nn.Unflatten(1, (-1, 1))  # a sequence of one frame
         last = nn.Conv1d(2 * channels, embed_dim, 1, bias=False)

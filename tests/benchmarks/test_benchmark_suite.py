@@ -112,13 +112,17 @@ def test_rows_of_a_case_that_fails_are_kept(run, tmp_path):
     assert len(json.loads((tmp_path / "out.json").read_text())["rows"]) == 2
 
 
-def test_rows_of_other_recordings_are_not_compared(run, monkeypatch):
-    assert run("--store", ratios=(2.0,))[0] == 0
+def test_rows_of_other_recordings_are_not_compared(run, tmp_path, monkeypatch):
     monkeypatch.setattr(suite, "ON_AUDIO", ("train.",))
+    monkeypatch.setattr(suite, "facts_of", lambda *a, **k: {**FACTS_OF(*a, **k), "audio": "first"})
+    assert run("--store", ratios=(2.0,))[0] == 0
     monkeypatch.setattr(suite, "facts_of", lambda *a, **k: {**FACTS_OF(*a, **k), "audio": "other"})
     status, printed, _ = run("--gate", ratios=(1.0, 1.9))
-    assert status == 0 and "gate: train. not compared: from other" in printed
+    assert status == 0 and "gate: train. not compared: from other, not first" in printed
     assert "1 rows compared" in printed
+    monkeypatch.setattr(suite, "ON_AUDIO", ("data.",))  # a run without them leaves the fact alone
+    assert run("--store", ratios=(2.0,))[0] == 0
+    assert "Recordings: first" in (tmp_path / "RESULTS.md").read_text()
 
 
 def test_gate_measures_again_what_is_in_doubt(run):
