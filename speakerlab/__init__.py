@@ -8,7 +8,8 @@ model.verify("a.wav", "b.wav")
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:  # importing the package and `speakerlab --help` need neither numpy nor torch
+# Importing the package and `speakerlab --help` need neither numpy nor torch.
+if TYPE_CHECKING:
     from speakerlab.inference.speaker_model import SpeakerModel
 
 __version__ = "0.1.0"
@@ -24,8 +25,8 @@ def load(
     """Load an experiment, a model folder, an `.onnx` file or `hub:NAME` (a published model).
 
     precision: of the backbone; auto is bf16 on a GPU with bf16 hardware, else fp32. An `.onnx` file
-    has the precision of its export. plugins: folder of the module that a model's class outside of
-    speakerlab is in; its code is run. Raises ValueError or FileNotFoundError with one line.
+    has the precision of its export. plugins: folder of the module with a model's class that is not
+    part of speakerlab; its code is run. Raises ValueError or FileNotFoundError with one line.
     """
     from speakerlab.inference.speaker_model import load_model
 

@@ -2,8 +2,10 @@
 
 import importlib
 import keyword
+import os
 import platform
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import speakerlab
@@ -11,6 +13,7 @@ from speakerlab.bin.command import run
 from speakerlab.checkpoints.provenance import commit
 from speakerlab.core.faults import nearest
 
+# Command -> its line in `speakerlab --help`. The module is bin/<command>.py, see `module_of`.
 COMMANDS = {
     "check": "check data directories, write utt2dur and list what is rejected",
     "pack": "pack audio or features into shards for training",
@@ -19,7 +22,9 @@ COMMANDS = {
     "train": "train a model, or resume a stopped training run",
     "average": "publish the mean of the last checkpoints of a training run",
     "extract": "extract embeddings of a data directory",
-    "pseudo-label": "write a data directory with clusters of embeddings as its speakers",
+    "pseudo-label": (
+        "write a data directory with clusters of embeddings as its speakers"
+    ),
     "score": "score trial lists, write results.json and report.html",
     "classify": "classify the utterances of a data directory (language or other class)",
     "fuse": "fuse the score files of several systems",
@@ -37,40 +42,70 @@ COMMANDS = {
     "bench": "benchmark this machine, a model and the data path",
     "export": "export a model to ONNX or to a 3D-Speaker checkpoint",
 }
+# For other scripts: takes torchrun's options, and is in no help.
+UNLISTED_COMMANDS = ("launch",)
 
 
 def main() -> None:
     """Run the command that the first argument names."""
-    words = sys.argv[1:]
-    if not words or words[0] in ("-h", "--help"):
-        rows = "\n".join(f"  {name:12} {what}" for name, what in COMMANDS.items())
-        end = "`speakerlab COMMAND --help` lists the options of a command, --version all versions."
-        sys.stdout.write(f"usage: speakerlab COMMAND ...\n\n{rows}\n\n{end}\n")
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stdout.write(help_text())
         return
-    name = words[0]
-    if name == "--version":
+    command = arguments[0]
+    if command == "--version":
         sys.stdout.write(f"{versions()}\n")
         return
-    if name not in COMMANDS and name != "launch":  # for run.sh; takes torchrun's options
-        hint = nearest(name, COMMANDS, otherwise="see --help")
-        sys.stderr.write(f"speakerlab: unknown command '{name}'{hint}\n")
+    if command not in COMMANDS and command not in UNLISTED_COMMANDS:
+        hint = nearest(command, COMMANDS, otherwise="see --help")
+        sys.stderr.write(f"speakerlab: unknown command '{command}'{hint}\n")
         sys.exit(1)  # noqa: TID251
-    run(lambda words: importlib.import_module(module_of(name)).main(words), words[1:])
+
+    limit_spinning()
+
+    # Imported inside `run`, which turns a missing package into one line.
+    def import_and_call(options: Sequence[str]) -> None:
+        importlib.import_module(module_of(command)).main(options)
+
+    run(import_and_call, arguments[1:])
+
+
+def help_text() -> str:
+    """Return the list of commands."""
+    rows = "\n".join(f"  {name:12} {summary}" for name, summary in COMMANDS.items())
+    end = (
+        "`speakerlab COMMAND --help` lists the options of a command, --version all"
+        " versions."
+    )
+    return f"usage: speakerlab COMMAND ...\n\n{rows}\n\n{end}\n"
+
+
+def limit_spinning() -> None:
+    """Have waiting OpenMP threads spin briefly only; their library reads this when it is loaded.
+
+    By default they slow training tenfold while other processes use the cores.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
 def module_of(command: str) -> str:
-    """Return the module of a command."""
-    return f"speakerlab.bin.{command.replace('-', '_')}{'_' * keyword.iskeyword(command)}"
+    """Return the module of a command: `pseudo_label` of pseudo-label, `import_` of import."""
+    name = command.replace("-", "_")
+    if keyword.iskeyword(command):
+        name += "_"
+    return f"speakerlab.bin.{name}"
 
 
 def versions() -> str:
     """Return the versions that a bug report should state; torch is not imported."""
     try:
-        torch = version("torch")
+        torch_version = version("torch")
     except PackageNotFoundError:
-        torch = "not installed"
-    own = f"{speakerlab.__version__} (commit {commit()})"
-    return f"speakerlab {own}, torch {torch}, Python {platform.python_version()}"
+        torch_version = "not installed"
+    our_version = f"{speakerlab.__version__} (commit {commit()})"
+    python_version = platform.python_version()
+    return f"speakerlab {our_version}, torch {torch_version}, Python {python_version}"
 
 
 if __name__ == "__main__":

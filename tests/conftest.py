@@ -9,22 +9,23 @@ from voices import make_noise, write_voices
 
 from speakerlab.checkpoints.published import publish
 from speakerlab.config import build
-from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import Config, load_config
+from speakerlab.embedder import Embedder
 
 # What tests compute is small: on a busy machine a second thread makes them four times slower.
 torch.set_num_threads(1)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+    needs_gpu = item.get_closest_marker("gpu")
+    if needs_gpu and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
 
 
 @pytest.fixture
 def make_data_dir(tmp_path: Path) -> Callable[..., Path]:
     """make_data_dir("train", speakers=[0, 1], seconds=[1.0, 1.5]) -> a checked data directory."""
-    return lambda name="train", **more: write_voices(tmp_path / name, **more)
+    return lambda name="train", **options: write_voices(tmp_path / name, **options)
 
 
 SMALL = [
@@ -50,6 +51,7 @@ def make_embedder(make_config) -> Callable[..., Embedder]:
     def make(*overrides: str) -> Embedder:
         embedder = build.build_embedder(make_config(*overrides))
         with torch.no_grad():
+            # moves the statistics of BatchNorm from their initial values
             embedder.train()(make_noise(1.0, rows=4))
         return embedder.eval()
 
@@ -61,7 +63,8 @@ def publish_to(make_config, make_embedder, tmp_path: Path):
     """publish_to("a", classes=["x"]) -> (folder, embedder, head) of a model of `tmp_path/a`."""
 
     def make(name: str, *overrides: str, classes=("a", "b", "c")):
-        config, embedder = make_config(*overrides), make_embedder(*overrides)
+        config = make_config(*overrides)
+        embedder = make_embedder(*overrides)
         head = build.build_head(config, embed_dim=16, num_classes=len(classes))
         publish(
             tmp_path / name,

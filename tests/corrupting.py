@@ -26,7 +26,9 @@ class Case:
     wave_S: np.ndarray | None = None  # its samples, if known
 
     def __str__(self) -> str:
-        return f"case {self.number} of seed {self.seed}, {self.kind}: {str(self.path)!r}"
+        return (
+            f"case {self.number} of seed {self.seed}, {self.kind}: {str(self.path)!r}"
+        )
 
 
 def fifo(path: Path, rng: Rng) -> None:
@@ -85,21 +87,27 @@ NAMES: dict[str, tuple[bytes, Fate]] = {
     "half a character": (b"\xed\xa0\x80", "rejected"),
     "pipe at the end": (f"{RUN} |".encode(), "kept"),
     "dots": (b"....", "kept"),
-    "long": (b"n" * 255, "kept"),  # cut to what a file system takes
+    # cut to the length that a file system takes
+    "long": (b"n" * 255, "kept"),
     "long Chinese": ("长".encode() * 77, "kept"),
 }
 PLAIN = "plain"
-KINDS = [PLAIN, *CONTENTS, *SPECIALS, *(f"name: {name}" for name in NAMES)]
+NAME_KINDS = [f"name: {name}" for name in NAMES]
+KINDS = [PLAIN, *CONTENTS, *SPECIALS, *NAME_KINDS]
 
 
 def write_case(folder: Path, number: int, seed: int, *, prefix: bytes = b"") -> Case:
     """Write case `number` into a speaker's folder; its name begins with the prefix."""
-    kind, rng = KINDS[number % len(KINDS)], np.random.default_rng([seed, number])
-    name, fate = f"{number:05d}".encode(), "kept"
+    kind = KINDS[number % len(KINDS)]
+    rng = np.random.default_rng([seed, number])
+    name = f"{number:05d}".encode()
+    fate = "kept"
     ending = b".WAV" if rng.random() < 0.1 else b".wav"
     if kind.startswith("name: "):
         start, fate = NAMES[kind.removeprefix("name: ")]
-        name = start[: 255 - len(prefix + name + ending)] + name
+        # 255 bytes are the most of a file system
+        num_others = len(prefix) + len(name) + len(ending)
+        name = start[: 255 - num_others] + name
     path = folder / os.fsdecode(prefix + name + ending)
     wave_S = None
     if kind in SPECIALS:
@@ -110,15 +118,25 @@ def write_case(folder: Path, number: int, seed: int, *, prefix: bytes = b"") -> 
         path.write_bytes(content(rng))
     else:
         wave_S = clean_wave(rng)
-        path.write_bytes(encoded(wave_S, "FLAC" if rng.random() < 0.3 else "WAV"))
+        form = "FLAC" if rng.random() < 0.3 else "WAV"
+        path.write_bytes(encoded(wave_S, form))
     return Case(path, kind, fate, number, seed, wave_S)
 
 
 def write_corpus(
-    folder: Path, speakers: Sequence[str], *, count: int, seed: int, prefix: bytes = b""
+    folder: Path,
+    speakers: Sequence[str],
+    *,
+    count: int,
+    seed: int,
+    prefix: bytes = b"",
 ) -> list[Case]:
     """Write `count` cases, in turn over the speakers' folders."""
     for name in speakers:
         (folder / name).mkdir(parents=True)
-    places = [folder / speakers[number % len(speakers)] for number in range(count)]
-    return [write_case(place, i, seed, prefix=prefix) for i, place in enumerate(places)]
+    cases = []
+    for number in range(count):
+        speaker = speakers[number % len(speakers)]
+        case = write_case(folder / speaker, number, seed, prefix=prefix)
+        cases.append(case)
+    return cases

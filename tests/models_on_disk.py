@@ -6,7 +6,7 @@ import torch
 from voices import make_noise
 
 from speakerlab.checkpoints.published import publish
-from speakerlab.config.embedder import build_embedder
+from speakerlab.config.build import build_embedder
 from speakerlab.config.schema import load_config
 from speakerlab.scoring.calibration import Calibration
 
@@ -26,7 +26,9 @@ CALIBRATION = Calibration(
 )
 
 
-def publish_small(exp: Path, config, embedder, calibration: Calibration | None = None) -> Path:
+def publish_small(
+    exp: Path, config, embedder, calibration: Calibration | None = None
+) -> Path:
     """An experiment with `model/` in it."""
     config.write(exp / "config.yaml")
     publish(

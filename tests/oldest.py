@@ -38,49 +38,79 @@ class Oldest:
     """An environment with the oldest versions, and an empty folder to use it in."""
 
     def __init__(self, venv: Path, folder: Path) -> None:
-        self.bin, self.folder = venv / "bin", folder
+        self.bin = venv / "bin"
+        self.folder = folder
         text = (ROOT / "pyproject.toml").read_text("utf-8")
         self.project = tomllib.loads(text)["project"]
 
     def make(self, base: str) -> None:
         """Make the environment, and the wheel in the folder."""
         needed = self.project["requires-python"].removeprefix(">=")
-        found = subprocess.run([base, "-V"], capture_output=True, text=True)
-        if not found.stdout.startswith(f"Python {needed}."):
-            got = (found.stdout + found.stderr).partition("\n")[0]
-            sys.exit(f"PYTHON: {base} is not Python {needed} ({got}); give the path of one")
+        version = subprocess.run(
+            [base, "-V"],
+            capture_output=True,
+            text=True,
+        )
+        if not version.stdout.startswith(f"Python {needed}."):
+            output = version.stdout + version.stderr
+            got = output.partition("\n")[0]
+            sys.exit(
+                f"PYTHON: {base} is not Python {needed} ({got}); give the path of one"
+            )
         run([base, "-m", "venv", "--clear", self.bin.parent])
-        self.pip("wheel", "--quiet", "--no-deps", "--wheel-dir", self.folder, ROOT)
+        self.pip(
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--wheel-dir",
+            self.folder,
+            ROOT,
+        )
 
     def install(self, *extras: str) -> None:
         """Install the wheel with extras, and the tools of the tests."""
-        texts = self.project["dependencies"] + [
-            text for extra in extras for text in self.project["optional-dependencies"][extra]
-        ]
-        lines = {one.name: str(one).replace(">=", "==") for one in map(Requirement, texts)}
+        texts = list(self.project["dependencies"])
+        for extra in extras:
+            texts += self.project["optional-dependencies"][extra]
+        lines = {}
+        for text in texts:
+            requirement = Requirement(text)
+            lines[requirement.name] = str(requirement).replace(">=", "==")
         constraints = self.folder / "constraints.txt"
         constraints.write_text("\n".join(lines.values()) + "\n")
         (wheel,) = self.folder.glob("*.whl")
-        self.pip("install", "-c", constraints, f"{wheel}[{','.join(extras)}]", *TOOLS)
+        names = ",".join(extras)
+        self.pip("install", "-c", constraints, f"{wheel}[{names}]", *TOOLS)
 
-    def pip(self, *words: object) -> None:
-        run([self.bin / "python", "-m", "pip", "--disable-pip-version-check", *words])
+    def pip(self, *arguments: object) -> None:
+        run(
+            [
+                self.bin / "python",
+                "-m",
+                "pip",
+                "--disable-pip-version-check",
+                *arguments,
+            ]
+        )
 
-    def use(self, line: str, *more: str) -> None:
+    def use(self, line: str, *arguments: str) -> None:
         """Run a command outside the clone."""
-        run([self.bin / "speakerlab", *line.split(), *more], cwd=self.folder)
+        run([self.bin / "speakerlab", *line.split(), *arguments], cwd=self.folder)
 
     def test(self, places: Iterable[str], without: Iterable[str] = ()) -> None:
         """Run tests, without the slow ones."""
-        words = [self.bin / "python", "-m", "pytest", "-m", "not slow and not gpu"]
-        words += ["-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
-        words += [f"tests/{place}" for place in places]
-        run([*words, *(f"--ignore=tests/{place}" for place in without)])
+        arguments = [self.bin / "python", "-m", "pytest"]
+        arguments += ["-m", "not slow and not gpu"]
+        arguments += ["-n", "auto", "--maxprocesses", "4"]
+        arguments += ["--dist", "loadfile"]
+        arguments += [f"tests/{place}" for place in places]
+        arguments += [f"--ignore=tests/{place}" for place in without]
+        run(arguments)
 
 
-def run(words: Iterable[object], *, cwd: Path = ROOT) -> None:
+def run(arguments: Iterable[object], *, cwd: Path = ROOT) -> None:
     """Run a command; exit if it fails."""
-    command = list(map(str, words))
+    command = list(map(str, arguments))
     print("+", *command, flush=True)
     code = subprocess.run(command, cwd=cwd).returncode
     if code:
@@ -89,11 +119,20 @@ def run(words: Iterable[object], *, cwd: Path = ROOT) -> None:
 
 def main() -> None:
     """Install, use and test, without and with ONNX."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--python", default="python3.10", help="of the oldest supported version")
-    parser.add_argument("--venv", type=Path, default=ROOT / ".venv-oldest", help="replaced")
+    description = __doc__.partition("\n")[0]
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--python", default="python3.10", help="of the oldest supported version"
+    )
+    parser.add_argument(
+        "--venv",
+        type=Path,
+        default=ROOT / ".venv-oldest",
+        help="replaced",
+    )
     args = parser.parse_args()
-    os.environ.pop("PYTHONPATH", None)  # the clone
+    # the clone, which would be imported instead of the wheel
+    os.environ.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_voices(folder / "data/train", speakers=range(6))
@@ -103,7 +142,9 @@ def main() -> None:
         oldest.use("--help")
         oldest.use("--version")
         oldest.use("plan --model campplus --gpu-mem 11")
-        oldest.use("train --config campplus_tiny --exp exp --set data.dir=data", *TINY, *BARE)
+        oldest.use(
+            "train --config campplus_tiny --exp exp --set data.dir=data", *TINY, *BARE
+        )
         oldest.use("embed data/wav/spk0-0.wav --model exp --out embeddings")
         oldest.test(CORE.split(), without=ONNX.split())
         oldest.install("report", "aac", "onnx")

@@ -13,17 +13,23 @@ from speakerlab.core.registry import outside_part
 from speakerlab.frontend.augment import Augmentation
 from speakerlab.losses.head import Head
 
-NAME, ARGS = json.loads(os.environ.get("SPEAKERLAB_PART", '["", {}]'))
+PART = os.environ.get("SPEAKERLAB_PART", '["", {}]')
+NAME, ARGS = json.loads(PART)
 
 
 def kind_of(part: Any) -> str:
     takes = inspect.signature(part).parameters
     if "lr" in takes:
         return "optimizer"
-    for base, kind in ((Head, "head"), (Augmentation, "augmentation"), (nn.Module, "model")):
+    for base, kind in (
+        (Head, "head"),
+        (Augmentation, "augmentation"),
+        (nn.Module, "model"),
+    ):
         if inspect.isclass(part) and issubclass(part, base):
             return kind
-    return "schedule" if next(iter(takes), "") == "step" else "clustering"
+    first = next(iter(takes), "")
+    return "schedule" if first == "step" else "clustering"
 
 
 KIND = kind_of(outside_part(NAME)) if NAME else ""
@@ -31,7 +37,9 @@ KIND = kind_of(outside_part(NAME)) if NAME else ""
 
 def names_of(kind: str, registry: Iterable[str]) -> list[Any]:
     """Return the names to test of the parts of a kind, as parameters of a test."""
-    return [pytest.param(NAME, id="outside")] if kind == KIND else sorted(registry)
+    if kind == KIND:
+        return [pytest.param(NAME, id="outside")]
+    return sorted(registry)
 
 
 def args_of(name: str) -> dict[str, Any]:

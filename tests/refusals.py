@@ -8,8 +8,12 @@ import pytest
 
 def refused(text: str, subject: str, *values: object) -> bool:
     """Return whether a line of `text` starts with `subject:` and shows every one of `values`."""
-    lines = [line for line in text.splitlines() if line.startswith(f"{subject}:")]
-    return any(all(str(value) in line for value in values) for line in lines)
+    for line in text.splitlines():
+        if not line.startswith(f"{subject}:"):
+            continue
+        if all(str(value) in line for value in values):
+            return True
+    return False
 
 
 @contextmanager

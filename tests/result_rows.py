@@ -31,6 +31,6 @@ def row(**changes):
 def identified(true_N, found_N, classes, **changes):
     """One of an identification."""
     count_CC = confusion(np.array(true_N), np.array(found_N), len(classes))
-    found = {"data": "test", "system": "exp", "accuracy_ci95": [0.25, 0.875]}
-    found |= {"protocol": "by hand", "model_sha256": "0" * 64, "commit": None}
-    return result_row(count_CC, classes, **{**found, **changes})
+    row = {"data": "test", "system": "exp", "accuracy_ci95": [0.25, 0.875]}
+    row |= {"protocol": "by hand", "model_sha256": "0" * 64, "commit": None}
+    return result_row(count_CC, classes, **{**row, **changes})

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS, CROPS, CROP_SECONDS = 20, 32, 2.0  # of conf/campplus_tiny.yaml
+# of conf/campplus_tiny.yaml
+STEPS = 20
+CROPS = 32
+CROP_SECONDS = 2.0
 COMPARED = ("loss", "accuracy", "grad_norm", "lr", "margin", "silent", "eer")
 
 
@@ -32,21 +35,46 @@ def train(tree: Path, exp: Path, data: Path, extra: list[str]) -> None:
         "runtime.num_workers": 0,
         "runtime.log_every_steps": 1,
     }
-    command = [sys.executable, "-m", "speakerlab", "train", "--exp", exp, "--config", *layers]
-    command += ["--set", *(f"{key}={value}" for key, value in values.items()), *extra]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "speakerlab",
+        "train",
+        "--exp",
+        exp,
+        "--config",
+        *layers,
+    ]
+    settings = [f"{key}={value}" for key, value in values.items()]
+    command += ["--set", *settings, *extra]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
-        list(map(str, command)), cwd=tree, env=environment, capture_output=True, text=True
+        list(map(str, command)),
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     if done.returncode:
-        sys.exit(f"{tree}: training failed with exit code {done.returncode}\n{done.stderr[-2000:]}")
+        sys.exit(
+            f"{tree}: training failed with exit code"
+            f" {done.returncode}\n{done.stderr[-2000:]}"
+        )
 
 
 def read_rows(exp: Path) -> list[dict[str, Any]]:
     """The metrics that must be equal, one dictionary per row."""
-    lines = (exp / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    text = (exp / "metrics.jsonl").read_text(encoding="utf-8")
     keys = ("kind", "step", *COMPARED)
-    return [{key: row[key] for key in keys if key in row} for row in map(json.loads, lines)]
+    rows = []
+    for line in text.splitlines():
+        metrics = json.loads(line)
+        rows.append({key: metrics[key] for key in keys if key in metrics})
+    return rows
 
 
 def list_differences(ours: Path, base: Path) -> list[str]:
@@ -54,41 +82,65 @@ def list_differences(ours: Path, base: Path) -> list[str]:
     import torch
     from safetensors.torch import load_file
 
-    rows, base_rows = read_rows(ours), read_rows(base)
-    lines = [f"{a} at the base: {b}" for a, b in zip(rows, base_rows, strict=False) if a != b]
+    rows = read_rows(ours)
+    base_rows = read_rows(base)
+    lines = []
+    for row, base_row in zip(rows, base_rows, strict=False):
+        if row != base_row:
+            lines.append(f"{row} at the base: {base_row}")
     if len(rows) != len(base_rows):
         lines.append(f"{len(rows)} rows of metrics, {len(base_rows)} at the base")
     for file in ("embedder.safetensors", "head.safetensors"):
-        a, b = load_file(ours / "model" / file), load_file(base / "model" / file)
-        names = sorted(a.keys() | b.keys())
-        lines += [
-            f"{file}: {name} differs"
-            for name in names
-            if name not in a or name not in b or not torch.equal(a[name], b[name])
-        ]
+        tensors = load_file(ours / "model" / file)
+        base_tensors = load_file(base / "model" / file)
+        for name in sorted(tensors.keys() | base_tensors.keys()):
+            is_in_both = name in tensors and name in base_tensors
+            if not is_in_both or not torch.equal(tensors[name], base_tensors[name]):
+                lines.append(f"{file}: {name} differs")
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else None
+    )
     parser.add_argument("base", help="commit to compare the working tree with")
-    parser.add_argument("--data", type=Path, default=ROOT / "egs/mini/data", help="data of mini")
-    parser.add_argument("--set", nargs="*", default=[], help="settings of both trainings")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=ROOT / "egs/mini/data",
+        help="data of mini",
+    )
+    parser.add_argument(
+        "--set",
+        nargs="*",
+        default=[],
+        help="settings of both trainings",
+    )
     args = parser.parse_args()
     if not (args.data / "train" / "shards").exists():
-        recipe = ["bash", str(ROOT / "egs/mini/run.sh"), "--stop-stage", "2"]
-        subprocess.run([*recipe, "--data", str(args.data)], check=True)
+        script = str(ROOT / "egs/mini/run.sh")
+        recipe = ["bash", script, "--stop-stage", "2"]
+        recipe += ["--data", str(args.data)]
+        subprocess.run(recipe, check=True)
     git = ["git", "-C", str(ROOT), "worktree"]
     with tempfile.TemporaryDirectory() as folder:
-        tree, ours, base = (Path(folder, name) for name in ("tree", "ours", "base"))
-        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), args.base], check=True)
+        tree = Path(folder, "tree")
+        ours = Path(folder, "ours")
+        base = Path(folder, "base")
+        add = ["add", "--quiet", "--detach", str(tree), args.base]
+        subprocess.run([*git, *add], check=True)
         try:
             train(tree, base, args.data, args.set)
         finally:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
         train(ROOT, ours, args.data, args.set)
         lines = list_differences(ours, base)
-        last = [row["loss"] for row in read_rows(ours) if row["kind"] == "train"][-1]
+        losses = []
+        for row in read_rows(ours):
+            if row["kind"] == "train":
+                losses.append(row["loss"])
+        last = losses[-1]
     for line in lines:
         print(line)
     if lines:

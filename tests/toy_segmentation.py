@@ -5,22 +5,46 @@ from typing import Any
 
 import pytest
 
-SILENT, LOUD = 0.01, 0.103  # mean amplitude from which one speaks, and two (see voices.py)
+# Mean amplitudes from which one speaker speaks, and two (see voices.py).
+SILENT = 0.01
+LOUD = 0.103
 
 
 def write_segmentation(
-    path: Path, *, sample_rate: int | None = None, num_classes: int = 7, hop: int = 270
+    path: Path,
+    *,
+    sample_rate: int | None = None,
+    num_classes: int = 7,
+    hop: int = 270,
 ) -> Path:
     """Write a model with the layout of pyannote/segmentation-3.0."""
     pytest.importorskip("onnxruntime")
     onnx = pytest.importorskip("onnx")
-    helper, floats = onnx.helper, onnx.TensorProto.FLOAT
-    slopes = [0.0, 1.0, -9.0, -9.0, 2.0, -9.0, -9.0, -9.0][:num_classes]
-    offsets = [0.0, -SILENT, -9.0, -9.0, -SILENT - LOUD, -9.0, -9.0, -9.0][:num_classes]
-    constants = {"slopes": (slopes, [num_classes, 1, 1]), "offsets": (offsets, [num_classes])}
+    helper = onnx.helper
+    floats = onnx.TensorProto.FLOAT
+    # slope and offset of the score of each class, by the amplitude;
+    # of the single speakers only the first, of the pairs only the first is ever the highest
+    lines = [
+        (0.0, 0.0),
+        (1.0, -SILENT),
+        (-9.0, -9.0),
+        (-9.0, -9.0),
+        (2.0, -SILENT - LOUD),
+        (-9.0, -9.0),
+        (-9.0, -9.0),
+        (-9.0, -9.0),
+    ]
+    slopes = [1e4 * slope for slope, _ in lines[:num_classes]]
+    offsets = [1e4 * offset for _, offset in lines[:num_classes]]
     nodes: list[Any] = [
         helper.make_node("Abs", ["x"], ["loud"]),
-        helper.make_node("AveragePool", ["loud"], ["frames"], kernel_shape=[991], strides=[hop]),
+        helper.make_node(
+            "AveragePool",
+            ["loud"],
+            ["frames"],
+            kernel_shape=[991],
+            strides=[hop],
+        ),
         helper.make_node("Conv", ["frames", "slopes", "offsets"], ["score"]),
         helper.make_node("Transpose", ["score"], ["turned"], perm=[0, 2, 1]),
         helper.make_node("LogSoftmax", ["turned"], ["y"], axis=2),
@@ -31,8 +55,8 @@ def write_segmentation(
         [helper.make_tensor_value_info("x", floats, ["N", 1, "T"])],
         [helper.make_tensor_value_info("y", floats, ["N", "F", num_classes])],
         [
-            helper.make_tensor(name, floats, shape, [1e4 * value for value in values])
-            for name, (values, shape) in constants.items()
+            helper.make_tensor("slopes", floats, [num_classes, 1, 1], slopes),
+            helper.make_tensor("offsets", floats, [num_classes], offsets),
         ],
     )
     opset = [helper.make_opsetid("", 17)]

@@ -20,14 +20,23 @@ def make_wave(speaker: int, take: int, seconds: float, rate: int = RATE) -> np.n
     rng = np.random.default_rng([speaker, take])
     time_S = np.arange(round(seconds * rate)) / rate
     pitch = 90 + 25 * speaker + take
-    wave_S = sum(np.sin(2 * np.pi * pitch * k * time_S) / k for k in range(1, 11))
-    return (4000 * wave_S + 300 * rng.standard_normal(len(time_S))).astype(np.int16)
+    wave_S = 0
+    for k in range(1, 11):
+        wave_S = wave_S + np.sin(2 * np.pi * pitch * k * time_S) / k
+    noise_S = rng.standard_normal(len(time_S))
+    wave_S = 4000 * wave_S + 300 * noise_S
+    return wave_S.astype(np.int16)
 
 
 def make_noise(seconds: float, rows: int = 1) -> torch.Tensor:
     """wave_BS of Gaussian noise, always the same."""
     generator = torch.Generator().manual_seed(1)
-    return 0.1 * torch.randn(rows, round(seconds * RATE), generator=generator)
+    noise_BS = torch.randn(
+        rows,
+        round(seconds * RATE),
+        generator=generator,
+    )
+    return 0.1 * noise_BS
 
 
 def write_voices(
@@ -44,18 +53,30 @@ def write_voices(
     Utterance `spk1-0` is the first of speaker 1 and as long as the first of `seconds`. The trials
     are written as `trials`; "all": every pair.
     """
-    wavs, owners = {}, {}
-    (folder.parent / "wav").mkdir(exist_ok=True, parents=True)
+    wavs = {}
+    owners = {}
+    wav_folder = folder.parent / "wav"
+    wav_folder.mkdir(exist_ok=True, parents=True)
     for speaker in speakers:
         for take, duration in enumerate(seconds):
             name = f"spk{speaker}-{take}"
-            wavs[name] = folder.parent / "wav" / f"{name}{suffix}"
-            audio.write(wavs[name], make_wave(speaker, take, duration), RATE)
+            path = wav_folder / f"{name}{suffix}"
+            wave_S = make_wave(speaker, take, duration)
+            audio.write(path, wave_S, RATE)
+            wavs[name] = path
             owners[name] = f"spk{speaker}"
     if trials == "all":
-        trials = [(a, b, owners[a] == owners[b]) for a, b in combinations(sorted(wavs), 2)]
+        trials = []
+        for enrol, test in combinations(sorted(wavs), 2):
+            is_target = owners[enrol] == owners[test]
+            trials.append((enrol, test, is_target))
     lists = None if trials is None else {"trials": trials}
-    write_data_dir(folder, wavs=wavs, speakers=owners, trials=lists)
+    write_data_dir(
+        folder,
+        wavs=wavs,
+        speakers=owners,
+        trials=lists,
+    )
     if check:
         check_data_dirs([folder])
     return folder

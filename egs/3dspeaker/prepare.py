@@ -33,10 +33,16 @@ from speakerlab.core.reading import open_text
 from speakerlab.data.tables import read_table
 
 HERE = Path(__file__).resolve().parent
-URL = "https://speech-lab-share-data.oss-cn-shanghai.aliyuncs.com/3D-Speaker"  # [D]:40,55,65
+URL = (  # [D]:40,55,65
+    "https://speech-lab-share-data.oss-cn-shanghai.aliyuncs.com/3D-Speaker"
+)
 # The page states a licence of the metadata only: that of the recordings is left out.
 PAGE = "https://3dspeaker.github.io/"
-ABOUT = {"corpus": "3D-Speaker", "languages": "Mandarin and Chinese dialects", "page": PAGE}
+ABOUT = {
+    "corpus": "3D-Speaker",
+    "languages": "Mandarin and Chinese dialects",
+    "page": PAGE,
+}
 # Folder of the corpus -> its archives in order, with the published md5 ([D]:42 test, :48-53 the six
 # parts of train; :63-66 has none for the lists). All unpack into one folder ([P]:51-57).
 ARCHIVES: dict[str, dict[str, str | None]] = {
@@ -55,20 +61,30 @@ ARCHIVES: dict[str, dict[str, str | None]] = {
 WHOLE = {"train": ("train.tar.gz", "md5:c2cea55fd22a2b867d295fb35a2d3340")}
 # [P]:80-81 and :91-92 drop every line with this word, in train and test.
 LEFT_OUT = "Device09"
-TRIALS = ("trials_cross_device", "trials_cross_distance", "trials_cross_dialect")  # [P]:97-99
+TRIALS = (
+    "trials_cross_device",
+    "trials_cross_distance",
+    "trials_cross_dialect",
+)  # [P]:97-99
 # (speakers, utterances): [A] section 3 for train, table 5 for test.
 PUBLISHED = {"train": (10_000, 579_013), "test": (240, 18_782)}
 UNITS, SOURCE = ("speakers", "utterances"), "arXiv:2306.15354"
 # Table -> column of utt2info.csv. Its first column is the utterance and its sixth the dialect
 # ([L]:89-93), also if there is no header.
-CONDITIONS = {"utt2device": "device", "utt2distance": "distance", "utt2dialect": "dialect"}
+CONDITIONS = {
+    "utt2device": "device",
+    "utt2distance": "distance",
+    "utt2dialect": "dialect",
+}
 GENDER = "gender"
 DIALECT_COLUMN = 5
 
 
 def download_corpus(corpus: Path, *, url: str = URL) -> None:
     """Download and unpack the official archives of the missing folders."""
-    missing = {name: parts for name, parts in ARCHIVES.items() if not (corpus / name).is_dir()}
+    missing = {
+        name: parts for name, parts in ARCHIVES.items() if not (corpus / name).is_dir()
+    }
     joined = {name: WHOLE[name] for name in WHOLE if (corpus / WHOLE[name][0]).exists()}
     download_all(
         {
@@ -80,7 +96,11 @@ def download_corpus(corpus: Path, *, url: str = URL) -> None:
     )
     for name, parts in missing.items():
         whole, checksum = joined.get(name, ("", None))
-        unpack([corpus / part for part in ([whole] if whole else parts)], corpus, checksum=checksum)
+        unpack(
+            [corpus / part for part in ([whole] if whole else parts)],
+            corpus,
+            checksum=checksum,
+        )
 
 
 def find_corpus(folder: Path) -> Path:
@@ -98,11 +118,14 @@ def check_layout(corpus: Path) -> None:
     if not missing:
         return
     needed = [
-        a for key in ARCHIVES if any(m.split("/")[0] == key for m in missing) for a in ARCHIVES[key]
+        a
+        for key in ARCHIVES
+        if any(m.split("/")[0] == key for m in missing)
+        for a in ARCHIVES[key]
     ]
     raise FileNotFoundError(
-        f"{corpus}: incomplete 3D-Speaker corpus, no {' '.join(missing)}; run stage 0, or download "
-        f"{' '.join(needed)} from {URL} and unpack them there"
+        f"{corpus}: incomplete 3D-Speaker corpus, no {' '.join(missing)}; run stage 0,"
+        f" or download {' '.join(needed)} from {URL} and unpack them there"
     )
 
 
@@ -113,7 +136,9 @@ def read_split(
     # Paths in the list are relative to the corpus ([P]:77,88).
     listed = read_table(corpus / f"files/{split}_wav.scp", faults)
     spoken_by = read_table(corpus / f"files/{split}_utt2spk", faults)
-    wavs = {u: corpus / path for u, path in listed.items() if LEFT_OUT not in f"{u} {path}"}
+    wavs = {
+        u: corpus / path for u, path in listed.items() if LEFT_OUT not in f"{u} {path}"
+    }
     for utterance in wavs.keys() - spoken_by.keys():
         faults.add(
             "utterances without a speaker",
@@ -127,25 +152,36 @@ def read_split(
         faults=faults,
     )
     speakers = {utterance: spoken_by.get(utterance, "") for utterance in wavs}
-    num_speakers = len({spoken_by[utterance] for utterance in listed.keys() & spoken_by.keys()})
+    num_speakers = len(
+        {spoken_by[utterance] for utterance in listed.keys() & spoken_by.keys()}
+    )
     print(compare(split, (num_speakers, len(listed)), PUBLISHED[split], UNITS, SOURCE))
     return wavs, speakers, len(listed) - len(wavs)
 
 
 def check_files(
-    corpus: Path, split: str, *, used: Collection[Path], listed: set[Path], faults: Faults
+    corpus: Path,
+    split: str,
+    *,
+    used: Collection[Path],
+    listed: set[Path],
+    faults: Faults,
 ) -> None:
     """Compare the recordings of a set with its list; missing ones are errors."""
-    found, _ = walk(corpus / split)
-    missing = sorted(path for path in set(used).difference(found) if not path.is_file())
+    paths, _ = walk(corpus / split)
+    missing = sorted(path for path in set(used).difference(paths) if not path.is_file())
     if missing:
         faults.add(
             "incomplete sets",
-            f"{corpus / split}: {len(missing)} of {len(used)} listed recordings are missing, for "
-            f"example {missing[0].name}; unpack {' '.join(ARCHIVES[split])} again",
+            f"{corpus / split}: {len(missing)} of {len(used)} listed recordings are"
+            f" missing, for example {missing[0].name}; unpack"
+            f" {' '.join(ARCHIVES[split])} again",
         )
-    if extra := sorted(set(found) - listed):
-        print(f"{split}: ignoring {len(extra)} unlisted recordings, for example {extra[0]}")
+    if extra := sorted(set(paths) - listed):
+        print(
+            f"{split}: ignoring {len(extra)} unlisted recordings, for example"
+            f" {extra[0]}"
+        )
 
 
 def read_info(path: Path, speakers: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -153,18 +189,26 @@ def read_info(path: Path, speakers: Mapping[str, str]) -> dict[str, dict[str, st
     with open_text(path, newline="") as lines:
         rows = [[cell.strip() for cell in row] for row in csv.reader(lines)]
     names = [name.lower() for name in rows[0]] if rows else []
-    place = {name: names.index(name) for name in (*CONDITIONS.values(), GENDER) if name in names}
+    place = {
+        name: names.index(name)
+        for name in (*CONDITIONS.values(), GENDER)
+        if name in names
+    }
     place.setdefault("dialect", DIALECT_COLUMN)
-    known = [row for row in rows if row and row[0] in speakers and len(row) > max(place.values())]
+    speakers_known = [
+        row
+        for row in rows
+        if row and row[0] in speakers and len(row) > max(place.values())
+    ]
     tables = {
-        table: {row[0]: row[place[name]] for row in known}
+        table: {row[0]: row[place[name]] for row in speakers_known}
         for table, name in CONDITIONS.items()
         if name in place
     }
     if GENDER in place:
         tables["spk2gender"] = {
             speakers[row[0]]: gender
-            for row in known
+            for row in speakers_known
             if (gender := row[place[GENDER]][:1].lower()) in ("m", "f")
         }
     return {name: table for name, table in tables.items() if table}
@@ -180,7 +224,7 @@ def prepare(
     sets = {split: read_split(corpus, split, faults) for split in PUBLISHED}
     # We know of no published number of trials per list.
     trials = {
-        name: read_official(corpus / "files" / name, faults, known=sets["test"][1])
+        name: read_official(corpus / "files" / name, faults, recordings=sets["test"][1])
         for name in TRIALS
     }
     faults.raise_if_any(f"{corpus}: inconsistent corpus")
@@ -207,11 +251,15 @@ def prepare(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options and run `prepare` or `download_corpus`."""
-    args = make_parser("Prepare the 3D-Speaker corpus.", corpus=HERE / "corpus").parse_args(argv)
+    args = make_parser(
+        "Prepare the 3D-Speaker corpus.", corpus=HERE / "corpus"
+    ).parse_args(argv)
     return run(
         args,
         download=lambda: download_corpus(args.corpus),
-        prepare=lambda: prepare(args.corpus, args.data, noise=args.noise, rirs=args.rirs),
+        prepare=lambda: prepare(
+            args.corpus, args.data, noise=args.noise, rirs=args.rirs
+        ),
     )
 
 

@@ -43,17 +43,20 @@ class TestSet:
     @property
     def genres(self) -> dict[str, str]:
         """Map utterance -> genre; joined recordings of several genres have none."""
-        found = {name: genre for name in self.wavs if (genre := _genre_of(name))}
+        genre_of = {name: _genre_of(name) for name in self.wavs}
+        genres = {name: genre for name, genre in genre_of.items() if genre}
         for model, utterances in self.enroll.items():
-            genres = {found[name] for name in utterances}
-            if len(genres) == 1:
-                found[self.recordings[model]] = genres.pop()
-        return found
+            enrolled_genres = {genres[name] for name in utterances}
+            if len(enrolled_genres) == 1:
+                genres[self.recordings[model]] = enrolled_genres.pop()
+        return genres
 
     @property
     def concatenated(self) -> list[Trial]:
         """Return trials with the joined recording instead of the model ([F]:32, [P]:112)."""
-        return [(self.recordings[model], test, same) for model, test, same in self.trials]
+        return [
+            (self.recordings[model], test, same) for model, test, same in self.trials
+        ]
 
 
 def speaker_of(name: str) -> str:
@@ -81,11 +84,13 @@ def _without_ending(name: str) -> str:
 
 def read_words(path: Path, faults: Faults) -> list[str]:
     """Return the last word of each line of a list."""
-    words = [line.split()[-1] for line in read_text(path).splitlines() if line.strip()]
-    for word, times in Counter(words).items():
+    last_words = [
+        line.split()[-1] for line in read_text(path).splitlines() if line.strip()
+    ]
+    for word, times in Counter(last_words).items():
         if times > 1:
             faults.add("duplicates", f"{path}: {times} lines with {word}; keep one")
-    return words
+    return last_words
 
 
 def read_test(corpus: Path, faults: Faults) -> TestSet:
@@ -101,7 +106,9 @@ def read_test(corpus: Path, faults: Faults) -> TestSet:
     for model in sorted(recordings.keys() ^ enroll.keys()):
         text = f"{lists}: model {model} is in only one of enroll.lst and enroll.map"
         faults.add("models of one list", f"{text}; {UNPACK}")
-    wavs = {name: corpus / f"eval/{name}.flac" for name in (*recordings.values(), *tests)}
+    wavs = {
+        name: corpus / f"eval/{name}.flac" for name in (*recordings.values(), *tests)
+    }
     for name in (name for utterances in enroll.values() for name in utterances):
         wavs[name] = corpus / f"data/{name}.flac"
     _check_there(wavs, corpus / "eval", faults)
@@ -109,7 +116,7 @@ def read_test(corpus: Path, faults: Faults) -> TestSet:
     trials = read_official(
         lists / "trials.lst",
         faults,
-        known=set(tests),
+        recordings=set(tests),
         models=recordings.keys() & enroll.keys(),
         rename=_without_ending,
         published=NUM_TRIALS,
@@ -127,14 +134,16 @@ def _check_there(wavs: Mapping[str, Path], place: Path, faults: Faults) -> None:
             faults.add("recordings that are missing", text)
     for folder in ("enroll", "test"):
         names = sorted(path.name for path in (place / folder).iterdir())
-        report_extra(place / folder, [n for n in names if f"{folder}/{Path(n).stem}" not in wavs])
+        report_extra(
+            place / folder, [n for n in names if f"{folder}/{Path(n).stem}" not in wavs]
+        )
 
 
 def report_extra(folder: Path, names: Sequence[str]) -> None:
     """Print a line about files that are ignored because no list names them."""
     if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        print(f"{folder}: ignoring files that are in no list: {names[0]}{more}")
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        print(f"{folder}: ignoring files that are in no list: {names[0]}{others}")
 
 
 def _check_labels(
@@ -145,5 +154,9 @@ def _check_labels(
     tested = {test: speaker_of(test) for test in {test for _, test, _ in trials}}
     for model, test, same in trials:
         if model in enrolled and (enrolled[model] == tested[test]) != same:
-            label = f"trial {model} {test} is labelled {'target' if same else 'nontarget'}"
-            faults.add("wrong labels", f"{path}: {label}, contrary to its speakers; {UNPACK}")
+            label = (
+                f"trial {model} {test} is labelled {'target' if same else 'nontarget'}"
+            )
+            faults.add(
+                "wrong labels", f"{path}: {label}, contrary to its speakers; {UNPACK}"
+            )

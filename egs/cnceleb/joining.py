@@ -16,7 +16,9 @@ from speakerlab.core.atomic import replacing
 from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
 
-TOLERANCE_SECONDS = 1e-5  # of sums: choose_utts_to_combine.py:89 of the recipe that README names
+TOLERANCE_SECONDS = (
+    1e-5  # of sums: choose_utts_to_combine.py:89 of the recipe that README names
+)
 SPEAKERS_PER_TASK = 4
 
 
@@ -25,8 +27,12 @@ class Training:
     """Training utterances of one or more speakers after joining."""
 
     wavs: dict[str, Path] = field(default_factory=dict)  # utterance -> file
-    made_of: dict[str, list[str]] = field(default_factory=dict)  # joined utterance -> its parts
-    broken: list[str] = field(default_factory=list)  # errors of files that could not be joined
+    made_of: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # joined utterance -> its parts
+    broken: list[str] = field(
+        default_factory=list
+    )  # errors of files that could not be joined
 
     def add(self, other: "Training") -> None:
         """Add the utterances of `other`."""
@@ -36,7 +42,11 @@ class Training:
 
 
 def join_all(
-    recordings: Sequence[Sequence[Path]], folder: Path, *, min_seconds: float, num_jobs: int
+    recordings: Sequence[Sequence[Path]],
+    folder: Path,
+    *,
+    min_seconds: float,
+    num_jobs: int,
 ) -> Training:
     """Join utterances shorter than `min_seconds` into files below `folder`.
 
@@ -55,7 +65,9 @@ def join_all(
     return everything
 
 
-def join_speaker(paths: Sequence[Path], *, folder: Path, min_seconds: float) -> Training:
+def join_speaker(
+    paths: Sequence[Path], *, folder: Path, min_seconds: float
+) -> Training:
     """Join the short recordings of one speaker, genre by genre.
 
     Unreadable files are kept as they are: the check of the data directory reports them.
@@ -68,7 +80,9 @@ def join_speaker(paths: Sequence[Path], *, folder: Path, min_seconds: float) -> 
         except (ValueError, FileNotFoundError) as error:
             _keep(result, [path], str(error))
         else:
-            genres.setdefault((genre_of(path), info.sample_rate), []).append((path, info))
+            genres.setdefault((genre_of(path), info.sample_rate), []).append(
+                (path, info)
+            )
     for members in genres.values():
         seconds_U = [info.seconds for _, info in members]
         for run in group_short(seconds_U, min_seconds=min_seconds):
@@ -83,7 +97,9 @@ def _keep(result: Training, paths: Sequence[Path], fault: str | None = None) -> 
         result.broken.append(fault)
 
 
-def _join(members: Sequence[tuple[Path, audio.AudioInfo]], folder: Path, result: Training) -> None:
+def _join(
+    members: Sequence[tuple[Path, audio.AudioInfo]], folder: Path, result: Training
+) -> None:
     """Add a single recording, or the file joined from several, to `result`."""
     paths = [path for path, _ in members]
     if len(paths) == 1:
@@ -97,7 +113,9 @@ def _join(members: Sequence[tuple[Path, audio.AudioInfo]], folder: Path, result:
         if not _is_done(target, num_samples):
             wave_S = np.concatenate([audio.read(path, whole=True) for path in paths])
             with replacing(target) as unfinished:
-                unfinished.write_bytes(audio.encode(wave_S, members[0][1].sample_rate, "FLAC"))
+                unfinished.write_bytes(
+                    audio.encode(wave_S, members[0][1].sample_rate, "FLAC")
+                )
     except ValueError as error:
         _keep(result, paths, str(error))
         return
@@ -132,7 +150,9 @@ def group_short(seconds_U: Sequence[float], *, min_seconds: float) -> list[range
     makes it long enough; else with the run after it. The groups equal those of WeSpeaker's recipe,
     examples/cnceleb/v2/local/choose_utts_to_combine.py:108-210 at dfa7419.
     """
-    runs = {u: (u + 1, seconds) for u, seconds in enumerate(seconds_U)}  # first -> (end, seconds)
+    runs = {
+        u: (u + 1, seconds) for u, seconds in enumerate(seconds_U)
+    }  # first -> (end, seconds)
     first_of = {u + 1: u for u in runs}  # end of a run -> its first utterance
     short = [u for u in runs if _is_less(seconds_U[u], min_seconds)]
     while short:

@@ -44,16 +44,25 @@ ARCHIVES: dict[str, tuple[tuple[str, ...], str]] = {
 # Training speakers ([W]:101,106); their recordings are data/<speaker>/*.flac ([W]:70,102,107).
 SPEAKER_LISTS = {ONE: "dev/dev.lst", TWO: "spk.lst"}
 PIECES = (
-    *(f"{folder}/{name}" for folder in SPEAKER_LISTS for name in ("data", SPEAKER_LISTS[folder])),
+    *(
+        f"{folder}/{name}"
+        for folder in SPEAKER_LISTS
+        for name in ("data", SPEAKER_LISTS[folder])
+    ),
     *(f"{ONE}/eval/{name}" for name in ("enroll", "test")),
-    *(f"{ONE}/{LISTS}/{name}" for name in ("enroll.lst", "enroll.map", "test.lst", "trials.lst")),
+    *(
+        f"{ONE}/{LISTS}/{name}"
+        for name in ("enroll.lst", "enroll.map", "test.lst", "trials.lst")
+    ),
 )
 NUM_TRAIN_SPEAKERS = 2793  # [Y]:30
 
 
 def download_corpus(corpus: Path, *, url: str = URL) -> None:
     """Download and unpack the archives of the missing folders."""
-    missing = [parts for name, parts in ARCHIVES.items() if not (corpus / name).is_dir()]
+    missing = [
+        parts for name, parts in ARCHIVES.items() if not (corpus / name).is_dir()
+    ]
     names = [name for archives, _ in missing for name in archives]
     download_all({corpus / name: (f"{url}/{name}", None) for name in names})
     for archives, checksum in missing:
@@ -67,8 +76,8 @@ def check_layout(corpus: Path) -> None:
         folders = dict.fromkeys(piece.split("/")[0] for piece in missing)
         names = " ".join(name for folder in folders for name in ARCHIVES[folder][0])
         raise FileNotFoundError(
-            f"{corpus}: incomplete CN-Celeb 1 and 2, no {' '.join(missing)}; run stage 0, or "
-            f"download {names} from {URL} and unpack them there"
+            f"{corpus}: incomplete CN-Celeb 1 and 2, no {' '.join(missing)}; run stage"
+            f" 0, or download {names} from {URL} and unpack them there"
         )
 
 
@@ -76,29 +85,40 @@ def read_training(
     corpus: Path, faults: Faults, *, tested: Collection[str]
 ) -> dict[str, list[Path]]:
     """Return speaker -> recordings of the training speakers of both corpora."""
-    found: dict[str, list[Path]] = {}
+    recordings: dict[str, list[Path]] = {}
     for folder, listing in SPEAKER_LISTS.items():
         listed = read_words(corpus / folder / listing, faults)
-        others = {path.name for path in (corpus / folder / "data").iterdir()} - {*listed, *tested}
+        others = {path.name for path in (corpus / folder / "data").iterdir()} - {
+            *listed,
+            *tested,
+        }
         report_extra(corpus / folder / "data", sorted(others))
         for speaker in listed:
             place = corpus / folder / "data" / speaker
-            names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+            names = (
+                sorted(path.name for path in place.iterdir()) if place.is_dir() else []
+            )
             usable = [name for name in names if is_recording(name)]
             report_extra(place, [name for name in names if not is_recording(name)])
-            found.setdefault(speaker, []).extend(place / name for name in usable)
+            recordings.setdefault(speaker, []).extend(place / name for name in usable)
             if not usable:
                 text = f"{place}: no recordings of this speaker, who is in {listing}"
                 archives = " ".join(ARCHIVES[folder][0])
-                faults.add("speakers without recordings", f"{text}; unpack {archives} again")
-    print(_compare_speakers(len(found)))
-    return found
+                faults.add(
+                    "speakers without recordings", f"{text}; unpack {archives} again"
+                )
+    print(_compare_speakers(len(recordings)))
+    return recordings
 
 
 def is_recording(name: str) -> bool:
     """Return whether a file name is <genre>-<session>-<number>.flac."""
     path = Path(name)
-    return path.suffix == ".flac" and "-" in name and genre_of(path).replace("_", "").isalpha()
+    return (
+        path.suffix == ".flac"
+        and "-" in name
+        and genre_of(path).replace("_", "").isalpha()
+    )
 
 
 def _compare_speakers(num_speakers: int) -> str:
@@ -117,7 +137,9 @@ def prepare(args: argparse.Namespace) -> None:
     recordings = read_training(args.corpus, faults, tested=set(test.speakers.values()))
     faults.raise_if_any(f"{args.corpus}: inconsistent corpus")
     check_disjoint(recordings, test.speakers.values(), where=args.corpus)
-    write_training(args.data, recordings, join_seconds=args.join_seconds, num_jobs=args.num_jobs)
+    write_training(
+        args.data, recordings, join_seconds=args.join_seconds, num_jobs=args.num_jobs
+    )
     write_set(
         args.data / "test",
         wavs=test.wavs,
@@ -130,7 +152,11 @@ def prepare(args: argparse.Namespace) -> None:
 
 
 def write_training(
-    data: Path, recordings: Mapping[str, Sequence[Path]], *, join_seconds: float, num_jobs: int
+    data: Path,
+    recordings: Mapping[str, Sequence[Path]],
+    *,
+    join_seconds: float,
+    num_jobs: int,
 ) -> None:
     """Write `train/`, and in `joined/` the new files and the table of their parts."""
     folder, paths = data / "joined", list(recordings.values())
@@ -140,9 +166,9 @@ def write_training(
     table = {name: " ".join(made_of) for name, made_of in joined.made_of.items()}
     write_table(folder / "utt2utts", table)
     print(
-        f"{folder}: joined {sum(map(len, joined.made_of.values()))} utterances (shorter than "
-        f"{join_seconds:g} s, and neighbours of the same genre) into {len(table)}; "
-        f"{len(joined.wavs) - len(table)} unchanged"
+        f"{folder}: joined {sum(map(len, joined.made_of.values()))} utterances (shorter"
+        f" than {join_seconds:g} s, and neighbours of the same genre) into"
+        f" {len(table)}; {len(joined.wavs) - len(table)} unchanged"
     )
     write_set(
         data / "train",
@@ -156,10 +182,19 @@ def write_training(
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options and run `prepare` or `download_corpus`."""
     parser = make_parser("Prepare CN-Celeb 1 and 2.", corpus=HERE / "corpus")
-    what = "join shorter training utterances of a speaker and genre (default 5; 0: do not join)"
-    parser.add_argument("--join-seconds", type=float, default=5.0, metavar="S", help=what)  # [W]:72
+    description = (
+        "join shorter training utterances of a speaker and genre (default 5; 0: do not"
+        " join)"
+    )
+    parser.add_argument(
+        "--join-seconds", type=float, default=5.0, metavar="S", help=description
+    )  # [W]:72
     args = parser.parse_args(argv)
-    return run(args, download=lambda: download_corpus(args.corpus), prepare=lambda: prepare(args))
+    return run(
+        args,
+        download=lambda: download_corpus(args.corpus),
+        prepare=lambda: prepare(args),
+    )
 
 
 if __name__ == "__main__":

@@ -34,9 +34,15 @@ CHECKSUMS = {
     "dev-other": "12661c48e8c3fe1de2c1caa4c3e135193bfb1811584f11f569dd12645aa84365",
     "test-clean": "39fde525e59672dc6d1551919b1478f724438a95aa55f874b576be21967e6c23",
     "test-other": "d09c181bba5cf717b3dee7d4d592af11a3ee3a09e08ae025c5506f6ebe961c29",
-    "train-clean-100": "d4ddd1d5a6ab303066f14971d768ee43278a5f2a0aa43dc716b0e64ecbbbf6e2",
-    "train-clean-360": "146a56496217e96c14334a160df97fffedd6e0a04e66b9c5af0d40be3c792ecf",
-    "train-other-500": "ddb22f27f96ec163645d53215559df6aa36515f26e01dd70798188350adcb6d2",
+    "train-clean-100": (
+        "d4ddd1d5a6ab303066f14971d768ee43278a5f2a0aa43dc716b0e64ecbbbf6e2"
+    ),
+    "train-clean-360": (
+        "146a56496217e96c14334a160df97fffedd6e0a04e66b9c5af0d40be3c792ecf"
+    ),
+    "train-other-500": (
+        "ddb22f27f96ec163645d53215559df6aa36515f26e01dd70798188350adcb6d2"
+    ),
 }
 # The archives' LICENSE.TXT; not of another corpus in this layout.
 ABOUT = {"corpus": "LibriSpeech", "licence": "CC BY 4.0", "languages": "English"}
@@ -57,7 +63,10 @@ def download_corpus(
             )
     root = find_root(corpus)
     archives = {
-        corpus / f"{subset}.tar.gz": (f"{url}/{subset}.tar.gz", f"sha256:{CHECKSUMS[subset]}")
+        corpus / f"{subset}.tar.gz": (
+            f"{url}/{subset}.tar.gz",
+            f"sha256:{CHECKSUMS[subset]}",
+        )
         for subset in subsets
         if not (root / subset).is_dir()
     }
@@ -76,7 +85,11 @@ def choose_subsets(
     root: Path, *, train: Sequence[str] | None, test: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
     """Return (training, test) subsets; by default train*, and test-* or else dev-*."""
-    there = sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    there = (
+        sorted(path.name for path in root.iterdir() if path.is_dir())
+        if root.is_dir()
+        else []
+    )
 
     def starting_with(prefix: str) -> list[str]:
         return [name for name in there if name.startswith(prefix)]
@@ -88,33 +101,45 @@ def choose_subsets(
     for kind, names in zip(("train", "test"), chosen):
         missing = [name for name in names if name not in there]
         if missing or not names:
-            found = f"no {' '.join(missing)}" if missing else f"only {' '.join(there) or 'nothing'}"
+            subsets = (
+                f"no {' '.join(missing)}"
+                if missing
+                else f"only {' '.join(there) or 'nothing'}"
+            )
             raise FileNotFoundError(
-                f"{root}: no {kind} subset ({found}); put SUBSET/SPEAKER/CHAPTER/*.flac there, "
-                f"run stage 0, or name subsets in recipe.sh: prepare_args=(--{kind}-subsets ...)"
+                f"{root}: no {kind} subset ({subsets}); put SUBSET/SPEAKER/CHAPTER/*.flac"
+                " there, download them with --download, or name subsets with"
+                f" --{kind}-subsets"
             )
     return chosen
 
 
-def read_subset(folder: Path, faults: Faults) -> tuple[dict[str, Path], dict[str, str], LeftOut]:
+def read_subset(
+    folder: Path, faults: Faults
+) -> tuple[dict[str, Path], dict[str, str], LeftOut]:
     """Return (utterance -> file, utterance -> speaker, files left out) of a subset."""
     wavs: dict[str, Path] = {}
     speakers: dict[str, str] = {}
-    found, left_out = walk(folder)
-    for path in found:
+    paths, left_out = walk(folder)
+    for path in paths:
         speaker, chapter = path.parts[-3:-1]
         if len(path.relative_to(folder).parts) != 3:
-            faults.add("misplaced files", f"{one_line(path)}: not in a folder SPEAKER/CHAPTER")
+            faults.add(
+                "misplaced files", f"{one_line(path)}: not in a folder SPEAKER/CHAPTER"
+            )
         elif not path.stem.startswith(f"{speaker}-{chapter}-"):
             faults.add(
                 "misplaced files",
-                f"{one_line(path)}: the file name does not match the folders; rename it to "
-                f"{speaker}-{chapter}-UTT{path.suffix}",
+                f"{one_line(path)}: the file name does not match the folders; rename it"
+                f" to {speaker}-{chapter}-UTT{path.suffix}",
             )
         elif fault := name_fault(path.stem, path) or name_fault(speaker, path):
             left_out[path] = fault
         elif path.stem in wavs:
-            faults.add("duplicate ids", f"{path}: second file of utterance {path.stem}; keep one")
+            faults.add(
+                "duplicate ids",
+                f"{path}: second file of utterance {path.stem}; keep one",
+            )
         else:
             wavs[path.stem], speakers[path.stem] = path, speaker
     if not wavs:
@@ -130,7 +155,10 @@ def make_trials(speakers: dict[str, str], *, seed: int) -> list[Trial]:
         groups, seed=seed, max_per_speaker=MAX_TARGETS_PER_SPEAKER, sessions=chapters
     )
     nontargets = draw_nontargets(
-        groups, speaker_pairs=combinations(groups, 2), seed=seed, max_trials=MAX_NONTARGETS
+        groups,
+        speaker_pairs=combinations(groups, 2),
+        seed=seed,
+        max_trials=MAX_NONTARGETS,
     )
     return sorted(targets + nontargets)
 
@@ -151,12 +179,17 @@ def prepare(
     faults = Faults()
     subsets = {name: read_subset(root / name, faults) for name in (*train, *test)}
     faults.raise_if_any(f"{root}: inconsistent corpus")
-    (train_wavs, train_speakers, train_left_out), (test_wavs, test_speakers, test_left_out) = (
+    (
+        (train_wavs, train_speakers, train_left_out),
+        (test_wavs, test_speakers, test_left_out),
+    ) = (
         _join([subsets[name] for name in names], where=root) for names in (train, test)
     )
     check_disjoint(train_speakers.values(), test_speakers.values(), where=root)
     trials = {
-        "trials" if len(test) == 1 else f"trials_{name}": make_trials(subsets[name][1], seed=seed)
+        "trials" if len(test) == 1 else f"trials_{name}": make_trials(
+            subsets[name][1], seed=seed
+        )
         for name in test
     }
     write_set(
@@ -186,7 +219,9 @@ def _join(
     for more_wavs, more_speakers, more_left_out in subsets:
         twice = sorted(wavs.keys() & more_wavs.keys())
         if twice:
-            raise ValueError(f"{where}: utterance {twice[0]} is in two subsets; leave one out")
+            raise ValueError(
+                f"{where}: utterance {twice[0]} is in two subsets; leave one out"
+            )
         wavs |= more_wavs
         speakers |= more_speakers
         left_out |= more_left_out
@@ -195,8 +230,12 @@ def _join(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options and run `prepare` or `download_corpus`."""
-    parser = make_parser("Prepare a corpus in the LibriSpeech layout.", corpus=HERE / "corpus")
-    parser.add_argument("--subsets", nargs="+", default=DEFAULT_SUBSETS, help="subsets to download")
+    parser = make_parser(
+        "Prepare a corpus in the LibriSpeech layout.", corpus=HERE / "corpus"
+    )
+    parser.add_argument(
+        "--subsets", nargs="+", default=DEFAULT_SUBSETS, help="subsets to download"
+    )
     parser.add_argument("--train-subsets", nargs="+", help="default: train*")
     parser.add_argument("--test-subsets", nargs="+", help="default: test-*, else dev-*")
     args = parser.parse_args(argv)

@@ -43,10 +43,16 @@ class Synthesizer:
         self._path = loader.get_library_path()
         self._languages = {name: voice["language"] for name, voice in voices.items()}
         self._pieces: list[bytes] = []  # int16
-        self._callback = Callback(self._receive)  # kept: espeak-ng holds no reference to it
-        os.chdir(folder)  # espeak-ng truncates long paths, and opens its data when a voice needs it
+        self._callback = Callback(
+            self._receive
+        )  # kept: espeak-ng holds no reference to it
+        os.chdir(
+            folder
+        )  # espeak-ng truncates long paths, and opens its data when a voice needs it
 
-    def _receive(self, samples: "ctypes._Pointer[ctypes.c_short]", count: int, _: int) -> int:
+    def _receive(
+        self, samples: "ctypes._Pointer[ctypes.c_short]", count: int, _: int
+    ) -> int:
         if samples and count > 0:
             self._pieces.append(ctypes.string_at(samples, 2 * count))
         return 0
@@ -84,7 +90,9 @@ class Synthesizer:
         )
         library.espeak_Synchronize()
         if not self._pieces:
-            raise ValueError(f"espeak-ng: no audio for '{text}' with voice {name}; change the text")
+            raise ValueError(
+                f"espeak-ng: no audio for '{text}' with voice {name}; change the text"
+            )
         wave_S = np.frombuffer(b"".join(self._pieces), dtype=np.int16)
         return wave_S.astype(np.float64) / 32768, sample_rate
 
@@ -97,7 +105,9 @@ def _unload(library: ctypes.CDLL) -> None:
 
 def _write_data(source: Path, target: Path, voices: dict[str, dict[str, str]]) -> None:
     """Write the data of the languages and a variant file per voice."""
-    languages = sorted({voice["language"].partition("-")[0] for voice in voices.values()})
+    languages = sorted(
+        {voice["language"].partition("-")[0] for voice in voices.values()}
+    )
     dictionaries = [f"{language}_dict" for language in languages]
     (target / "voices" / "!v").mkdir(parents=True)
     for name in ("phondata", "phonindex", "phontab", "intonations", *dictionaries):
@@ -118,7 +128,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             synthesizer = Synthesizer(work["voices"], Path(folder))
             for job in work["jobs"]:
-                wave_S = synthesizer.speak(job["text"], voice=job["voice"], seed=job["seed"])
+                wave_S = synthesizer.speak(
+                    job["text"], voice=job["voice"], seed=job["seed"]
+                )
                 Path(job["path"]).parent.mkdir(parents=True, exist_ok=True)
                 soundfile.write(job["path"], wave_S, SAMPLE_RATE, subtype="PCM_16")
             os.chdir(TOOLS.parent)  # some systems cannot remove the current directory

@@ -37,7 +37,9 @@ TOOLS = HERE / "tools"
 REQUIREMENT = "espeakng-loader==0.2.4"
 NUM_NOISES = NUM_ROOMS = 12
 NOISE_SECONDS = 10
-MAX_VOICES_PER_PROCESS = 250  # espeak-ng reads at most 350 voice files, English ones included
+MAX_VOICES_PER_PROCESS = (
+    250  # espeak-ng reads at most 350 voice files, English ones included
+)
 Record = Callable[..., None]  # record_all, or another function with its arguments
 
 
@@ -72,7 +74,9 @@ class Utterance:
 
 def has_espeak() -> bool:
     """Return whether espeak-ng is in tools/ or in this environment."""
-    return (TOOLS / "espeakng_loader").is_dir() or bool(importlib.util.find_spec("espeakng_loader"))
+    return (TOOLS / "espeakng_loader").is_dir() or bool(
+        importlib.util.find_spec("espeakng_loader")
+    )
 
 
 def install_espeak() -> None:
@@ -80,13 +84,21 @@ def install_espeak() -> None:
     if has_espeak():
         print("espeak-ng: already installed")
         return
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(TOOLS)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--target",
+        str(TOOLS),
+    ]
     result = subprocess.run([*command, REQUIREMENT], capture_output=True, text=True)
     if result.returncode != 0:
         last = (result.stderr.strip().splitlines() or ["no message"])[-1]
         raise ValueError(
-            f"{TOOLS}: pip cannot install {REQUIREMENT}: {last}; install it into this environment "
-            "yourself"
+            f"{TOOLS}: pip cannot install {REQUIREMENT}: {last}; install it into this"
+            " environment yourself"
         )
 
 
@@ -99,7 +111,9 @@ def plan(size: Size) -> tuple[dict[str, Voice], list[Utterance]]:
         voices[name] = draw_voice(name, seed=size.seed, sex=("female", "male")[i % 2])
         for k in range(size.num_utterances):
             id = f"{name}-{k:02d}"
-            utterances.append(Utterance(id, name, split, draw_sentence(id, seed=size.seed)))
+            utterances.append(
+                Utterance(id, name, split, draw_sentence(id, seed=size.seed))
+            )
     return voices, utterances
 
 
@@ -123,7 +137,9 @@ def provide_corpus(
     }
     if is_made(corpus, about):
         return
-    num_test = len({utterance.speaker for utterance in utterances if utterance.split == "test"})
+    num_test = len(
+        {utterance.speaker for utterance in utterances if utterance.split == "test"}
+    )
     write = record or record_all
     corpus.parent.mkdir(parents=True, exist_ok=True)
     with alone(corpus.with_name(f".{corpus.name}.lock")):
@@ -133,7 +149,9 @@ def provide_corpus(
         make_corpus(
             corpus,
             about,
-            lambda part: write(part, voices, utterances, seed=size["seed"], num_jobs=num_jobs),
+            lambda part: write(
+                part, voices, utterances, seed=size["seed"], num_jobs=num_jobs
+            ),
         )
 
 
@@ -155,7 +173,9 @@ def speak(
             work = folder / f"jobs.{part}.json"
             work.write_text(json.dumps(list_jobs(folder, mine, utterances, seed=seed)))
             command = [sys.executable, str(HERE / "espeak.py"), str(work)]
-            processes.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+            processes.append(
+                subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+            )
         errors = [process.communicate()[1] for process in processes]
     finally:
         for process in processes:
@@ -164,13 +184,17 @@ def speak(
         if process.returncode != 0:
             last = (error.strip().splitlines() or ["no message"])[-1]
             raise ValueError(
-                f"{HERE / 'espeak.py'}: exit code {process.returncode}: {last}; install "
-                f"{REQUIREMENT} again"
+                f"{HERE / 'espeak.py'}: exit code {process.returncode}: {last}; install"
+                f" {REQUIREMENT} again"
             )
 
 
 def list_jobs(
-    folder: Path, voices: dict[str, Voice], utterances: Sequence[Utterance], *, seed: int
+    folder: Path,
+    voices: dict[str, Voice],
+    utterances: Sequence[Utterance],
+    *,
+    seed: int,
 ) -> dict[str, object]:
     """Return the jobs of espeak.py for these voices."""
     jobs = [
@@ -183,7 +207,10 @@ def list_jobs(
         for utterance in utterances
         if utterance.speaker in voices
     ]
-    return {"voices": {name: asdict(voice) for name, voice in voices.items()}, "jobs": jobs}
+    return {
+        "voices": {name: asdict(voice) for name, voice in voices.items()},
+        "jobs": jobs,
+    }
 
 
 def is_made(corpus: Path, about: dict) -> bool:
@@ -204,12 +231,14 @@ def make_corpus(corpus: Path, about: dict, record: Callable[[Path], None]) -> No
     if corpus.is_dir() and any(corpus.iterdir()):
         if not part.exists() and not (corpus / "corpus.json").exists():
             raise ValueError(
-                f"{corpus}: not an earlier mini corpus (no corpus.json), so it is not replaced; "
-                "give another --corpus"
+                f"{corpus}: not an earlier mini corpus (no corpus.json), so it is not"
+                " replaced; give another --corpus"
             )
         shutil.rmtree(part, ignore_errors=True)
     if not has_espeak():
-        raise FileNotFoundError(f"{TOOLS}: {REQUIREMENT} is not installed; run stage 0 first")
+        raise FileNotFoundError(
+            f"{TOOLS}: {REQUIREMENT} is not installed; run stage 0 first"
+        )
     part.mkdir(parents=True)
     record(part)
     (corpus / "corpus.json").unlink(missing_ok=True)
@@ -233,7 +262,12 @@ def record_all(
     clean.mkdir()
     speak(clean, voices, utterances, seed=seed, num_jobs=num_jobs)
     with ThreadPoolExecutor(num_jobs) as pool:
-        list(pool.map(lambda utterance: record(clean, folder, utterance, seed=seed), utterances))
+        list(
+            pool.map(
+                lambda utterance: record(clean, folder, utterance, seed=seed),
+                utterances,
+            )
+        )
     write_noises(folder / "noise", clean, utterances, seed=seed)
     write_rooms(folder / "rirs", seed=seed)
     shutil.rmtree(clean)
@@ -245,7 +279,9 @@ def record(clean: Path, corpus: Path, utterance: Utterance, *, seed: int) -> Non
     write_wave(corpus / utterance.path, augment(wave_S, keyed_rng(seed, utterance.id)))
 
 
-def write_noises(folder: Path, clean: Path, utterances: Sequence[Utterance], *, seed: int) -> None:
+def write_noises(
+    folder: Path, clean: Path, utterances: Sequence[Utterance], *, seed: int
+) -> None:
     """Write noises for augmentation; none of them is in the test set."""
     num_samples = NOISE_SECONDS * SAMPLE_RATE
     training = [utterance for utterance in utterances if utterance.split == "train"]

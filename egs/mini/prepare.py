@@ -23,7 +23,9 @@ MAX_TARGETS_PER_SPEAKER = 63  # about 1,500 with 24 speakers
 MAX_NONTARGETS = 6_000
 
 
-def make_trials(speakers: dict[str, str], sexes: dict[str, str], *, seed: int) -> list[Trial]:
+def make_trials(
+    speakers: dict[str, str], sexes: dict[str, str], *, seed: int
+) -> list[Trial]:
     """Draw targets and nontargets, half of them same-sex; `sexes` maps speaker -> sex."""
     groups = group_by_speaker(speakers)
     trials = draw_targets(groups, seed=seed, max_per_speaker=MAX_TARGETS_PER_SPEAKER)
@@ -57,17 +59,28 @@ def prepare(
             trials = {"trials": make_trials(speakers, sexes, seed=size.seed)}
         wavs = {row.id: corpus / row.path for row in rows}
         about = ABOUT if split == "train" else None
-        write_set(data / split, wavs=wavs, speakers=speakers, trials=trials, about=about)
-    write_noise_and_rooms(data, noise=noise or corpus / "noise", rirs=rirs or corpus / "rirs")
+        write_set(
+            data / split, wavs=wavs, speakers=speakers, trials=trials, about=about
+        )
+    write_noise_and_rooms(
+        data, noise=noise or corpus / "noise", rirs=rirs or corpus / "rirs"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options and run `prepare` or `install_espeak`."""
-    parser = make_parser("Synthesize and prepare the mini corpus.", corpus=HERE / "corpus")
+    description = "Synthesize and prepare the mini corpus."
+    parser = make_parser(description, corpus=HERE / "corpus", makes_corpus=True)
     default = Size()
-    parser.add_argument("--train-voices", type=int, default=default.num_train_voices, metavar="N")
-    parser.add_argument("--test-voices", type=int, default=default.num_test_voices, metavar="N")
-    parser.add_argument("--utterances", type=int, default=default.num_utterances, metavar="N")
+    parser.add_argument(
+        "--train-voices", type=int, default=default.num_train_voices, metavar="N"
+    )
+    parser.add_argument(
+        "--test-voices", type=int, default=default.num_test_voices, metavar="N"
+    )
+    parser.add_argument(
+        "--utterances", type=int, default=default.num_utterances, metavar="N"
+    )
     args = parser.parse_args(argv)
     return run(
         args,

@@ -11,11 +11,15 @@ from scipy.signal import fftconvolve
 SAMPLE_RATE = 16_000
 
 
-def coloured_noise(rng: np.random.Generator, num_samples: int, *, slope_db: float) -> np.ndarray:
+def coloured_noise(
+    rng: np.random.Generator, num_samples: int, *, slope_db: float
+) -> np.ndarray:
     """Return unit-power noise whose power changes by `slope_db` per octave."""
     length = -(-num_samples // 4096) * 4096  # a length that is fast to transform
     hz = np.maximum(np.fft.rfftfreq(length, 1 / SAMPLE_RATE), 20.0)
-    spectrum = np.fft.rfft(rng.standard_normal(length)) * hz ** (slope_db / 20 / np.log10(2))
+    spectrum = np.fft.rfft(rng.standard_normal(length)) * hz ** (
+        slope_db / 20 / np.log10(2)
+    )
     return _unit_power(np.fft.irfft(spectrum, length)[:num_samples])
 
 
@@ -26,7 +30,9 @@ def hum(rng: np.random.Generator, num_samples: int) -> np.ndarray:
     wave_S = 0.1 * coloured_noise(rng, num_samples, slope_db=-3.0)
     for harmonic in range(1, 25):
         height = rng.uniform(0.1, 1.0) / harmonic**0.7
-        wave_S += height * np.sin(2 * np.pi * (harmonic * base_hz * time + rng.uniform()))
+        wave_S += height * np.sin(
+            2 * np.pi * (harmonic * base_hz * time + rng.uniform())
+        )
     return _unit_power(wave_S)
 
 
@@ -54,7 +60,9 @@ def room(rng: np.random.Generator, *, rt60_seconds: float) -> np.ndarray:
     num_samples = round(rt60_seconds * SAMPLE_RATE)
     time = np.arange(num_samples) / SAMPLE_RATE
     response_R = rng.standard_normal(num_samples) * 10 ** (-3.0 * time / rt60_seconds)
-    response_R[: round(rng.uniform(0.001, 0.008) * SAMPLE_RATE)] = 0.0  # until the first reflection
+    response_R[: round(rng.uniform(0.001, 0.008) * SAMPLE_RATE)] = (
+        0.0  # until the first reflection
+    )
     direct_to_late_db = rng.uniform(-2.0, 10.0)
     response_R *= 10 ** (-direct_to_late_db / 20) / np.sqrt(np.sum(response_R**2))
     response_R[0] = 1.0

@@ -19,32 +19,49 @@ ACCENTS = (
 )
 
 WORDS = {
-    "who": "the teacher|my brother|a farmer|the driver|our neighbour|the old captain|"
-    "a young doctor|the painter|her uncle|the baker|a quiet student|the tall singer|"
-    "their cousin|the new manager|a busy lawyer|the gardener|my grandmother|the postman|"
-    "a little girl|the engineer|his friend|the cook|a stranger|the librarian",
-    "did": "found|carried|bought|painted|remembered|washed|borrowed|opened|forgot|moved|counted|"
-    "described|followed|repaired|noticed|offered|photographed|pushed|returned|sold|finished|"
-    "chose|watched|measured|explained|stole|cleaned|drew",
-    "how": "quickly|slowly|carefully|happily|often|quietly|suddenly|never|always|nearly|gladly|"
-    "usually",
-    "what": "basket|letter|bicycle|window|blanket|machine|picture|garden|ladder|kettle|jacket|"
-    "chicken|bridge|hammer|orange|mirror|village|engine|pocket|candle|violin|sandwich|"
-    "umbrella|newspaper|chair|stone|clock|boat|fence|lamp|carpet|trumpet|bottle|parcel|curtain|saddle",
-    "kind": "red|heavy|broken|wooden|yellow|narrow|expensive|round|ancient|empty|bright|dusty|"
-    "small|beautiful|cheap|frozen|green|shiny|strange|useful",
-    "where": "near the river|behind the school|under the table|across the street|"
-    "beside the church|at the station|in the kitchen|on the roof|above the harbour|"
-    "through the forest|along the beach|inside the museum|outside the office|over the hill|"
-    "between two houses|by the fire",
-    "when": "yesterday morning|before lunch|after the storm|last winter|at five o'clock|"
-    "every Sunday|in the evening|during the holidays|three days ago|this afternoon|"
-    "at midnight|since April",
-    "and": "because it was raining|while the others slept|but nobody asked why|so they went home|"
-    "and everyone laughed|although it was late|until the music stopped|and thanked us for it|"
-    "but left the key behind|when the phone rang",
+    "who": (
+        "the teacher|my brother|a farmer|the driver|our neighbour|the old captain|a"
+        " young doctor|the painter|her uncle|the baker|a quiet student|the tall"
+        " singer|their cousin|the new manager|a busy lawyer|the gardener|my"
+        " grandmother|the postman|a little girl|the engineer|his friend|the cook|a"
+        " stranger|the librarian"
+    ),
+    "did": (
+        "found|carried|bought|painted|remembered|washed|borrowed|opened|forgot|moved|counted|"
+        "described|followed|repaired|noticed|offered|photographed|pushed|returned|sold|finished|"
+        "chose|watched|measured|explained|stole|cleaned|drew"
+    ),
+    "how": (
+        "quickly|slowly|carefully|happily|often|quietly|suddenly|never|always|nearly|gladly|"
+        "usually"
+    ),
+    "what": (
+        "basket|letter|bicycle|window|blanket|machine|picture|garden|ladder|kettle|jacket|"
+        "chicken|bridge|hammer|orange|mirror|village|engine|pocket|candle|violin|sandwich|"
+        "umbrella|newspaper|chair|stone|clock|boat|fence|lamp|carpet|trumpet|bottle|parcel|curtain|saddle"
+    ),
+    "kind": (
+        "red|heavy|broken|wooden|yellow|narrow|expensive|round|ancient|empty|bright|dusty|"
+        "small|beautiful|cheap|frozen|green|shiny|strange|useful"
+    ),
+    "where": (
+        "near the river|behind the school|under the table|across the street|beside the"
+        " church|at the station|in the kitchen|on the roof|above the harbour|through"
+        " the forest|along the beach|inside the museum|outside the office|over the"
+        " hill|between two houses|by the fire"
+    ),
+    "when": (
+        "yesterday morning|before lunch|after the storm|last winter|at five o'clock|"
+        "every Sunday|in the evening|during the holidays|three days ago|this afternoon|"
+        "at midnight|since April"
+    ),
+    "and": (
+        "because it was raining|while the others slept|but nobody asked why|so they"
+        " went home|and everyone laughed|although it was late|until the music"
+        " stopped|and thanked us for it|but left the key behind|when the phone rang"
+    ),
 }
-LISTS = {kind: tuple(words.split("|")) for kind, words in WORDS.items()}
+LISTS = {kind: tuple(text.split("|")) for kind, text in WORDS.items()}
 TEMPLATES = (
     "{when} {who} {did} the {kind} {kind} {what} {where}.",
     "{who} {how} {did} a {kind} {what} {where} {when}.",
@@ -72,7 +89,9 @@ def draw_voice(name: str, *, seed: int, sex: str) -> Voice:
     female = sex == "female"
     low = rng.uniform(155, 215) if female else rng.uniform(72, 125)
     high = low * rng.uniform(1.25, 1.75)
-    tract = rng.uniform(1.04, 1.2) if female else rng.uniform(0.9, 1.05)  # scales all formants
+    tract = (
+        rng.uniform(1.04, 1.2) if female else rng.uniform(0.9, 1.05)
+    )  # scales all formants
     lines = [
         "language variant",
         f"name {name}",
@@ -84,8 +103,10 @@ def draw_voice(name: str, *, seed: int, sex: str) -> Voice:
         f"consonants {rng.integers(75, 126)} {rng.integers(75, 126)}",
         f"speed {rng.integers(94, 112)}",
         f"stressAdd {' '.join(str(n) for n in rng.integers(-20, 21, size=8))}",
-        f"tone 600 {rng.integers(140, 190)} 1200 {rng.integers(95, 150)} "
-        f"2000 {rng.integers(70, 125)} 3000 {rng.integers(50, 120)}",
+        (
+            f"tone 600 {rng.integers(140, 190)} 1200 {rng.integers(95, 150)} "
+            f"2000 {rng.integers(70, 125)} 3000 {rng.integers(50, 120)}"
+        ),
         f"breath {' '.join(str(n) for n in rng.integers(0, 9, size=8))}",
     ]
     for formant in range(9):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from egs.common.corpus.convert_audio import convert_all
+from egs.common.corpus.convert_audio import CONVERTED_ENDINGS, convert_all
 from egs.common.corpus.prepare import (
     LeftOut,
     id_fault,
@@ -28,13 +28,10 @@ from egs.common.corpus.prepare import (
 from egs.common.corpus.trials import draw_nontargets, draw_targets, group_by_speaker
 from speakerlab.core.faults import Faults
 from speakerlab.data.arrays import stable_hash
+from speakerlab.data.audio import ENDINGS
 from speakerlab.data.tables import Trial, one_line
 
 HERE = Path(__file__).resolve().parent
-SUFFIXES = {
-    *(".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".mp4", ".webm", ".aif", ".aiff"),
-    *(".au", ".caf", ".w64"),
-}
 MIN_SPEAKERS, MIN_UTTERANCES = 20, 2  # needed for training
 TEST_SHARE, MIN_TEST, MAX_TEST = 0.2, 5, 50  # of speakers with several utterances
 MAX_TARGETS_PER_SPEAKER, MAX_NONTARGETS = 100, 20_000
@@ -50,16 +47,22 @@ def find_recordings(corpus: Path) -> tuple[dict[str, Path], dict[str, str], Left
     wavs: dict[str, Path] = {}
     speakers: dict[str, str] = {}
     folders: dict[str, str] = {}  # speaker -> the folder's name
-    found, left_out = walk(corpus, SUFFIXES)
-    for path in found:
+    paths, left_out = walk(corpus, (*ENDINGS, *CONVERTED_ENDINGS))
+    for path in paths:
         parts = path.relative_to(corpus).parts
-        name, speaker = make_id("/".join(parts).removesuffix(path.suffix)), make_id(parts[0])
+        name, speaker = (
+            make_id("/".join(parts).removesuffix(path.suffix)),
+            make_id(parts[0]),
+        )
         first = folders.setdefault(speaker, parts[0])
         if len(parts) == 1:
             text = f"{path}: not in the folder of a speaker; move it into one"
             faults.add("recordings without a speaker", text)
         elif first != parts[0]:
-            line = f"{one_line(path)}: speaker {speaker} is also that of folder {one_line(first)}"
+            line = (
+                f"{one_line(path)}: speaker {speaker} is also that of folder"
+                f" {one_line(first)}"
+            )
             left_out[path] = f"{line}; rename one of the folders"
         elif fault := id_fault(name, path, wavs):
             left_out[path] = fault
@@ -76,8 +79,8 @@ def reason_not_to_train(speakers: dict[str, str]) -> str | None:
     if several >= MIN_SPEAKERS:
         return None
     return (
-        f"{several} of {len(groups)} speakers have {MIN_UTTERANCES} recordings or more, training "
-        f"needs {MIN_SPEAKERS}: only the threshold is calibrated"
+        f"{several} of {len(groups)} speakers have {MIN_UTTERANCES} recordings or more,"
+        f" training needs {MIN_SPEAKERS}: only the threshold is calibrated"
     )
 
 
@@ -94,7 +97,9 @@ def make_trials(speakers: dict[str, str], *, seed: int) -> list[Trial]:
     groups = group_by_speaker(speakers)
     targets = draw_targets(groups, seed=seed, max_per_speaker=MAX_TARGETS_PER_SPEAKER)
     pairs = combinations(groups, 2)
-    nontargets = draw_nontargets(groups, speaker_pairs=pairs, seed=seed, max_trials=MAX_NONTARGETS)
+    nontargets = draw_nontargets(
+        groups, speaker_pairs=pairs, seed=seed, max_trials=MAX_NONTARGETS
+    )
     return sorted(targets + nontargets)
 
 
@@ -108,8 +113,8 @@ def prepare(
     num_jobs: int = 2,
 ) -> None:
     """Write the data directories."""
-    found, speakers, left_out = find_recordings(corpus)
-    wavs, broken = convert_all(found, data / "wav", num_jobs=num_jobs)
+    paths, speakers, left_out = find_recordings(corpus)
+    wavs, broken = convert_all(paths, data / "wav", num_jobs=num_jobs)
     left_out |= broken
     refuse_nothing(corpus, wavs, left_out, wanted="SPEAKER/*.wav")
     speakers = {name: speakers[name] for name in wavs}
@@ -121,12 +126,24 @@ def prepare(
         else:
             (data / name).unlink(missing_ok=True)
     for name in ("train", "test"):
-        owners = {row: who for row, who in speakers.items() if (who in test) == (name == "test")}
+        owners = {
+            row: who
+            for row, who in speakers.items()
+            if (who in test) == (name == "test")
+        }
         if owners:
-            trials = {"trials": make_trials(owners, seed=seed)} if name == "test" else None
+            trials = (
+                {"trials": make_trials(owners, seed=seed)} if name == "test" else None
+            )
             rows = {row: wavs[row] for row in owners}
             not_used = left_out if name == "train" else None
-            write_set(data / name, wavs=rows, speakers=owners, trials=trials, left_out=not_used)
+            write_set(
+                data / name,
+                wavs=rows,
+                speakers=owners,
+                trials=trials,
+                left_out=not_used,
+            )
     if reason:
         (data / MARKER).write_text(f"{reason}\n", encoding="utf-8")
         print(reason)
@@ -140,7 +157,9 @@ def ask_for_corpus() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options and run `prepare`."""
-    parser = make_parser("Prepare one folder of recordings per speaker.", corpus=HERE / "corpus")
+    parser = make_parser(
+        "Prepare one folder of recordings per speaker.", corpus=HERE / "corpus"
+    )
     args = parser.parse_args(argv)
     return run(
         args,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from egs.common.corpus.prepare import LeftOut, walk
+from speakerlab.data.audio import ENDINGS
 from speakerlab.data.tables import one_line
 
 SPEAKER = re.compile(r"id\d{5}")
@@ -22,7 +23,7 @@ FIRST_OF_VOX1, LAST_OF_VOX1 = "id10001", "id11251"  # 1,251 speakers without gap
 TEST_OF_VOX1 = ("id10270", "id10309")
 MAX_DEPTH = 5  # of the folders above the speakers
 # In order of preference: converted files before their sources.
-SUFFIXES = (".wav", ".flac", ".m4a")
+PREFERRED = (*ENDINGS, ".m4a")
 
 
 @dataclass
@@ -30,7 +31,9 @@ class Part:
     """One of the three parts of the corpus: utterance -> file."""
 
     wavs: dict[str, Path] = field(default_factory=dict)
-    empty: list[Path] = field(default_factory=list)  # folders of speakers without a recording
+    empty: list[Path] = field(
+        default_factory=list
+    )  # folders of speakers without a recording
 
     @property
     def speakers(self) -> dict[str, str]:
@@ -55,7 +58,9 @@ def part_of(speaker: str) -> str:
 def find_roots(folder: Path, depth: int = 0) -> Iterator[Path]:
     """Yield folders that hold folders of speakers; names with a dot are still being unpacked."""
     with os.scandir(folder) as entries:
-        names = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        names = sorted(
+            e.name for e in entries if e.is_dir() and not e.name.startswith(".")
+        )
     if any(SPEAKER.fullmatch(name) for name in names):
         yield folder
     elif depth < MAX_DEPTH:
@@ -69,18 +74,22 @@ def find_parts(corpus: Path) -> tuple[dict[str, Part], LeftOut]:
     left_out: LeftOut = {}
     for root in find_roots(corpus) if corpus.is_dir() else ():
         of_test = "test" in root.relative_to(corpus).parts
-        found, unusable = walk(root, SUFFIXES)
+        paths, unusable = walk(root, PREFERRED)
         left_out |= unusable
         heard: set[str] = set()
-        for path in found:
+        for path in paths:
             names = path.relative_to(root).parts
             heard.add(names[0])
             if len(names) != 3 or not is_speaker(names[0]):
-                line = f"{one_line(path)}: not <speaker>/<video>/<recording> below {root}"
+                line = (
+                    f"{one_line(path)}: not <speaker>/<video>/<recording> below {root}"
+                )
                 left_out[path] = f"{line}, with speakers from id00001 to {LAST_OF_VOX1}"
             elif not (of_test and part_of(names[0]) == "vox2_dev"):
                 _add(parts[part_of(names[0])].wavs, path, names)
-        silent = {entry.name for entry in root.iterdir() if is_speaker(entry.name)} - heard
+        silent = {
+            entry.name for entry in root.iterdir() if is_speaker(entry.name)
+        } - heard
         for name in sorted(silent):
             parts[part_of(name)].empty.append(root / name)
     return parts, left_out
@@ -94,4 +103,4 @@ def _add(wavs: dict[str, Path], path: Path, names: tuple[str, ...]) -> None:
 
 
 def _rank(path: Path) -> int:
-    return SUFFIXES.index(path.suffix.lower())
+    return PREFERRED.index(path.suffix.lower())

@@ -110,7 +110,9 @@ def download_corpus(corpus: Path, *, url: str = LISTS_URL) -> None:
             print(f"{corpus}: {name} already exists")
         elif (corpus / whole).exists():
             unpack([corpus / whole], corpus / folder, checksum=checksum)
-        elif absent := [piece for piece in pieces or [whole] if not (corpus / piece).exists()]:
+        elif absent := [
+            piece for piece in pieces or [whole] if not (corpus / piece).exists()
+        ]:
             missing += absent
         else:
             check_pieces(corpus, pieces)
@@ -130,8 +132,8 @@ def check_pieces(corpus: Path, pieces: Mapping[str, str]) -> None:
 
 def _without_audio(corpus: Path, missing: Sequence[str]) -> str:
     return (
-        f"{corpus}: missing audio of VoxCeleb, no {' '.join(missing)}; request access at {ACCESS}, "
-        "put the archives there and run stage 0 again"
+        f"{corpus}: missing audio of VoxCeleb, no {' '.join(missing)}; request access"
+        f" at {ACCESS}, put the archives there and run stage 0 again"
     )
 
 
@@ -144,8 +146,8 @@ def check_layout(corpus: Path, parts: Mapping[str, Part]) -> None:
     names = [name for name, _ in LISTS.values() if find_list(corpus, name) is None]
     if names:
         raise FileNotFoundError(
-            f"{corpus}: missing trial lists of VoxCeleb1, no {' '.join(names)}; run stage 0, or "
-            f"download them from {LISTS_URL} to {corpus / LIST_FOLDERS[0]}"
+            f"{corpus}: missing trial lists of VoxCeleb1, no {' '.join(names)}; run"
+            f" stage 0, or download them from {LISTS_URL} to {corpus / LIST_FOLDERS[0]}"
         )
 
 
@@ -155,8 +157,9 @@ def check_folders(parts: Mapping[str, Part], faults: Faults) -> None:
         if part.empty:
             faults.add(
                 "incomplete parts",
-                f"{part.empty[0].parent}: {len(part.empty)} speakers have no recordings, for "
-                f"example {part.empty[0].name}; unpack {ARCHIVES[name][1]} again",
+                f"{part.empty[0].parent}: {len(part.empty)} speakers have no"
+                f" recordings, for example {part.empty[0].name}; unpack"
+                f" {ARCHIVES[name][1]} again",
             )
 
 
@@ -165,14 +168,19 @@ def read_lists(
 ) -> dict[str, list[Trial]]:
     """Read the three cleaned lists and compare their counts with the published ones."""
     verdicts = dict.fromkeys(UNCLEANED, "the uncleaned list")
-    found: dict[str, list[Trial]] = {}
+    lists: dict[str, list[Trial]] = {}
     for name, (official, published) in LISTS.items():
         path = find_list(corpus, official)
         assert path is not None  # checked by check_layout
-        found[name] = read_official(
-            path, faults, known=utterances, published=published, source=SOURCE, others=verdicts
+        lists[name] = read_official(
+            path,
+            faults,
+            recordings=utterances,
+            published=published,
+            source=SOURCE,
+            others=verdicts,
         )
-    return found
+    return lists
 
 
 def read_genders(corpus: Path, speakers: set[str]) -> dict[str, str]:
@@ -183,12 +191,21 @@ def read_genders(corpus: Path, speakers: set[str]) -> dict[str, str]:
     with open_text(path, newline="") as lines:
         rows = [row for row in csv.reader(lines, delimiter="\t") if row]
     column = next(
-        (i for i, name in enumerate(rows[0] if rows else []) if name.strip() == "Gender"), None
+        (
+            i
+            for i, name in enumerate(rows[0] if rows else [])
+            if name.strip() == "Gender"
+        ),
+        None,
     )
     if column is None:
         raise ValueError(f"{path}: no column Gender in {rows[:1]}; download it again")
     genders = {row[0]: row[column].strip() for row in rows[1:] if len(row) > column}
-    return {name: sex for name, sex in genders.items() if name in speakers and sex in ("m", "f")}
+    return {
+        name: sex
+        for name, sex in genders.items()
+        if name in speakers and sex in ("m", "f")
+    }
 
 
 def convert_m4a(
@@ -199,7 +216,9 @@ def convert_m4a(
     if not coded:
         return dict(wavs), {}
     require_decoder(coded.values(), where=corpus)
-    print(f"{folder}: converting {len(coded)} m4a files with {num_jobs} jobs", flush=True)
+    print(
+        f"{folder}: converting {len(coded)} m4a files with {num_jobs} jobs", flush=True
+    )
     named = {name.removesuffix(".wav"): path for name, path in coded.items()}
     made, left_out = convert_all(named, folder, num_jobs=num_jobs)
     ready = {name: path for name, path in wavs.items() if name not in coded}
@@ -229,15 +248,19 @@ def prepare(
     }
     speakers = {name: part.speakers for name, part in sets.items()}
     for name, owners in speakers.items():
-        found = len(set(owners.values())), len(owners)
-        print(compare(name, found, PUBLISHED[name], UNITS, SOURCE))
+        counted = len(set(owners.values())), len(owners)
+        print(compare(name, counted, PUBLISHED[name], UNITS, SOURCE))
     trials = read_lists(corpus, sets["test"].wavs, faults)
     faults.raise_if_any(f"{corpus}: inconsistent corpus")
     genders = read_genders(corpus, set(speakers["test"].values()))
-    wavs, broken = convert_m4a(sets["train"].wavs, data / "wav", corpus=corpus, num_jobs=num_jobs)
+    wavs, broken = convert_m4a(
+        sets["train"].wavs, data / "wav", corpus=corpus, num_jobs=num_jobs
+    )
     owners = {name: speakers["train"][name] for name in wavs}
     not_used = left_out | broken
-    write_set(data / "train", wavs=wavs, speakers=owners, left_out=not_used, about=ABOUT)
+    write_set(
+        data / "train", wavs=wavs, speakers=owners, left_out=not_used, about=ABOUT
+    )
     write_set(
         data / "test",
         wavs=sets["test"].wavs,
@@ -252,7 +275,10 @@ def prepare(
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options and run `prepare` or `download_corpus`."""
     parser = make_parser("Prepare VoxCeleb1 and VoxCeleb2.", corpus=HERE / "corpus")
-    whose = "recipe whose part of MUSAN and RIRS_NOISES to use (3dspeaker: free-sound and real "
+    whose = (
+        "recipe whose part of MUSAN and RIRS_NOISES to use (3dspeaker: free-sound and"
+        " real "
+    )
     parser.add_argument(
         "--noise-as",
         choices=("3dspeaker", "wespeaker"),

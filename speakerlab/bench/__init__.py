@@ -1,1 +1,1 @@
-"""Measure this machine: its limits, the speed of models and data, and what a run would fit."""
+"""Benchmarks of this machine: its limits, the speed of models and data, checks for a run."""

@@ -1,8 +1,8 @@
 """Profile training steps with torch's profiler: by part of the step and by operator.
 
-A training is built and its steps are taken as `speakerlab train` does; validation and checkpoints
-are left out. Some steps warm up, some are timed, as many are profiled. The profiler makes small
-operators slower: the tables are of the profiled steps, the rate below them is without it.
+The training is built and run as in `speakerlab train`, without validation and checkpoints. After
+some steps of warm-up, some steps are timed, and the same number is profiled. The profiler slows
+down small operators: the tables are from the profiled steps, the rate is from the timed steps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +15,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from speakerlab.bench.stopwatch import seconds_of
 from speakerlab.bench.training import open_training
 from speakerlab.config.schema import Config
-from speakerlab.experiments.setup import start_rank
+from speakerlab.experiments.hardware import start_rank
 from speakerlab.experiments.train import Training
 from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.distributed import Ranks
 
-WARM_UP = 5  # steps: threads and workers start, kernels are chosen, memory is taken
+WARM_UP = 5  # steps: threads and workers start, kernels are chosen, memory is allocated
 NUM_OPERATORS = 20
 STEP = "step"
 # Calls of the GPU's runtime that wait for the device.
@@ -28,21 +28,25 @@ WAITS = ("Synchronize", "cudaMemcpy", "hipMemcpy", "cudaFree", "hipFree")
 
 
 class Profile(NamedTuple):
-    """Where the time of a training's steps goes."""
+    """Time of a training's steps, by part."""
 
-    lines: list[str]  # tables and rates as text; none on ranks but the first
-    regions: Sequence[Mapping[str, float]]  # of each rank: part of the step -> seconds a step
-    waits: dict[str, float]  # runtime calls that wait for the GPU, a step
+    lines: list[str]  # tables and rates as text; empty on ranks other than the first
+    regions: Sequence[Mapping[str, float]]  # of each rank: part -> seconds per step
+    waits: dict[str, float]  # runtime call that waits for the GPU -> number per step
 
 
 def profile_training(
-    config: Config, *, exp_dir: Path | None, num_steps: int, trace: Path | None
+    config: Config,
+    *,
+    exp_dir: Path | None,
+    num_steps: int,
+    trace: Path | None,
 ) -> Profile:
-    """Train for so many steps and return where the time of a steady one goes.
+    """Train for `num_steps` timed steps and return the time by part of a step.
 
-    One process, or each rank under torchrun: all must call it. exp_dir: where the training writes;
-    None: a temporary folder. trace: where the Chrome trace is written; ranks other than the first
-    add their number to its name. Raises ValueError for an experiment with checkpoints.
+    Under torchrun, all ranks must call it. exp_dir: folder of the training (None: a temporary
+    folder). trace: path of the Chrome trace; ranks other than the first add their number to its
+    name. Raises ValueError for an experiment with checkpoints.
     """
     if exp_dir is not None and was_begun(exp_dir):
         raise ValueError(f"{exp_dir}: already holds a training; choose another --exp")
@@ -51,16 +55,24 @@ def profile_training(
         return _profile(training, ranks, num_steps, trace)
 
 
-def _profile(training: Training, ranks: Ranks, num_steps: int, trace: Path | None) -> Profile:
-    """Take the steps."""
-    trainer, device = training.trainer, ranks.device
+def _profile(
+    training: Training,
+    ranks: Ranks,
+    num_steps: int,
+    trace: Path | None,
+) -> Profile:
+    """Run the steps: warm-up, timed steps, profiled steps."""
+    trainer = training.trainer
+    device = ranks.device
+    on_gpu = device.type == "cuda"
 
     def step() -> None:
         with record_function(STEP):
             trainer.take_step()
 
     activities = [ProfilerActivity.CPU]
-    activities += [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    if on_gpu:
+        activities.append(ProfilerActivity.CUDA)
     trainer.open()
     with closing(trainer):
         for _ in range(WARM_UP):
@@ -68,62 +80,119 @@ def _profile(training: Training, ranks: Ranks, num_steps: int, trace: Path | Non
         plain_seconds = seconds_of(step, device, calls=num_steps)
         with profile(activities=activities, acc_events=True) as profiler:
             seconds_of(step, device, calls=num_steps)
-    averages, crops = profiler.key_averages(), trainer.plan.global_batch
-    regions = ranks.every(region_seconds(averages, num_steps))
-    waits = {
-        event.key: event.count / num_steps
-        for event in averages
-        if event.key.startswith(("cuda", "hip")) and any(word in event.key for word in WAITS)
-        if "Async" not in event.key
-    }
-    facts, name = training.facts, training.config.model.name
-    what = f"{name} on {facts['device']}, {facts['precision']}, {trainer.plan}"
-    rates = f"{1e3 * plain_seconds:.1f} ms a step, {crops / plain_seconds:.1f} crops/s"
-    lines = [f"{what}; {num_steps} steps", *region_lines(regions), ""]
-    lines += [operator_table(averages, on_gpu=device.type == "cuda")]
-    lines += [f"without the profiler: {rates}"]
-    lines += [f"waits for the GPU: {call}, {count:.2f} a step" for call, count in waits.items()]
+
+    averages = profiler.key_averages()
+    # A step is as slow as the slowest rank, so the tables compare all ranks.
+    regions = ranks.gather_objects(region_seconds(averages, num_steps))
+    waits = waits_per_step(averages, num_steps)
+    facts = training.facts
+    name = training.config.model.name
+    lines = [
+        f"{name} on {facts['device']}, {facts['precision']}, {trainer.plan};"
+        f" {num_steps} steps"
+    ]
+    lines += region_lines(regions)
+    lines.append("")
+    lines.append(operator_table(averages, on_gpu=on_gpu))
+    rate = trainer.plan.global_batch / plain_seconds
+    lines.append(
+        f"without the profiler: {1e3 * plain_seconds:.1f} ms a step, {rate:.1f} crops/s"
+    )
+    for call, count in waits.items():
+        lines.append(f"waits for the GPU: {call}, {count:.2f} a step")
     if trace is not None:
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        stem, dot, suffix = trace.name.partition(".")
-        names = [f"{stem}.rank{rank}{dot}{suffix}" for rank in range(1, ranks.world_size)]
-        paths = [trace, *map(trace.with_name, names)]
-        profiler.export_chrome_trace(str(paths[ranks.rank]))
+        paths = trace_paths(trace, world_size=ranks.world_size)
+        path = paths[ranks.rank]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(path))
         lines += [f"{path}: a trace for https://ui.perfetto.dev" for path in paths]
     return Profile(lines if ranks.is_first else [], regions, waits)
 
 
+def waits_per_step(averages: Any, num_steps: int) -> dict[str, float]:
+    """Return call of the GPU's runtime that waits for the device -> number per step."""
+    waits: dict[str, float] = {}
+    for event in averages:
+        name = event.key
+        is_runtime_call = name.startswith(("cuda", "hip"))
+        may_wait = any(part in name for part in WAITS)
+        if is_runtime_call and may_wait and "Async" not in name:
+            waits[name] = event.count / num_steps
+    return waits
+
+
+def trace_paths(trace: Path, *, world_size: int) -> list[Path]:
+    """Return the file of each rank: a.json, a.rank1.json, ..."""
+    stem, dot, suffix = trace.name.partition(".")
+    paths = [trace]
+    for rank in range(1, world_size):
+        paths.append(trace.with_name(f"{stem}.rank{rank}{dot}{suffix}"))
+    return paths
+
+
 def region_lines(regions: Sequence[Mapping[str, float]]) -> Iterator[str]:
-    """Yield a line for each part of a step, and a head."""
-    slowest = ["slowest rank"] * (len(regions) > 1)
-    yield f"{'':30}" + "".join(f"{head:>13}" for head in ("ms a step", "share", *slowest))
-    for name, seconds in regions[0].items():
-        cells = [f"{1e3 * seconds:.2f}", f"{seconds / regions[0][STEP]:.1%}"]
-        cells += [f"{1e3 * max(rank.get(name, 0.0) for rank in regions):.2f}" for _ in slowest]
-        yield f"{name.removeprefix(f'{STEP}/'):30}" + "".join(f"{cell:>13}" for cell in cells)
+    """Yield a header, and a line for each part of a step of the first rank."""
+    first_rank = regions[0]
+    has_others = len(regions) > 1
+    heads = ["ms a step", "share"]
+    if has_others:
+        heads.append("slowest rank")
+    yield _table_line("", heads)
+
+    for name, seconds in first_rank.items():
+        cells = [f"{1e3 * seconds:.2f}", f"{seconds / first_rank[STEP]:.1%}"]
+        if has_others:
+            slowest_seconds = max(rank.get(name, 0.0) for rank in regions)
+            cells.append(f"{1e3 * slowest_seconds:.2f}")
+        yield _table_line(name.removeprefix(f"{STEP}/"), cells)
+
+
+def _table_line(name: str, cells: Sequence[str]) -> str:
+    line = f"{name:30}"
+    for cell in cells:
+        line += f"{cell:>13}"
+    return line
 
 
 def region_seconds(averages: Any, num_steps: int) -> dict[str, float]:
-    """Return the seconds a step of `step` and its parts, as they first begin, and `step/other`.
+    """Return the seconds per step of `step`, its parts in order of first start, and `step/other`.
 
-    On a GPU a part counts its time on the device where that is longer than the host's.
+    On a GPU, the time of a part is the longer of its times on the device and on the host.
     """
-    found: dict[str, float] = {}
+    # A part may have overlapping events on the host and on the device: take the longer.
+    seconds_of_part: dict[str, float] = {}
     for event in averages:
-        if event.key.partition("/")[0] == STEP:
+        part = event.key
+        if part.partition("/")[0] == STEP:
             micros = max(event.cpu_time_total, event.device_time_total)
-            found[event.key] = max(found.get(event.key, 0.0), 1e-6 * micros / num_steps)
-    whole = found.pop(STEP)
-    tops = [name for name in found if name.rpartition("/")[0] not in found]
-    rest = max(0.0, whole - sum(found[name] for name in tops))
-    return {STEP: whole, **found, f"{STEP}/other": rest}
+            seconds = 1e-6 * micros / num_steps
+            earlier_seconds = seconds_of_part.get(part, 0.0)
+            seconds_of_part[part] = max(earlier_seconds, seconds)
+
+    # Parts may be nested: only the outermost parts add up to the step.
+    step_seconds = seconds_of_part.pop(STEP)
+    accounted = 0.0
+    for part, seconds in seconds_of_part.items():
+        parent = part.rpartition("/")[0]
+        if parent not in seconds_of_part:
+            accounted += seconds
+    other_seconds = max(0.0, step_seconds - accounted)
+    return {STEP: step_seconds, **seconds_of_part, f"{STEP}/other": other_seconds}
 
 
 def operator_table(averages: Any, *, on_gpu: bool) -> str:
-    """Return torch's table of the operators that take the most time themselves."""
-    operators = type(averages)(
-        [e for e in averages if not e.key.startswith(("step", "cuda", "ProfilerStep"))],
-        use_device="cuda" if on_gpu else None,
+    """Return torch's table of the operators with the most time of their own."""
+    # Exclude parts of the step, which contain operators, and runtime calls inside operators.
+    not_operators = ("step", "cuda", "ProfilerStep")
+    events: list[Any] = []
+    for event in averages:
+        if not event.key.startswith(not_operators):
+            events.append(event)
+    # torch's list type for events, which formats tables.
+    make_list = type(averages)
+    operators = make_list(events, use_device="cuda" if on_gpu else None)
+    return operators.table(
+        sort_by="self_device_time_total" if on_gpu else "self_cpu_time_total",
+        row_limit=NUM_OPERATORS,
+        max_name_column_width=40,
     )
-    sort_by = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    return operators.table(sort_by=sort_by, row_limit=NUM_OPERATORS, max_name_column_width=40)

@@ -1,4 +1,4 @@
-"""Trainings to measure, built as `speakerlab train` builds them, and the speed of their models.
+"""Trainings for measurements, built as in `speakerlab train`, and the speed of their models.
 
 Letters: B micro-batch, S samples, T frames, F mel bins.
 """
@@ -19,32 +19,50 @@ from speakerlab.bench.stopwatch import Laps, Row, block_seconds
 from speakerlab.bench.synthetic import write_corpus
 from speakerlab.config.schema import Config
 from speakerlab.core import process
-from speakerlab.experiments.planning import asked_micro_batch
+from speakerlab.experiments.planning import configured_micro_batch
 from speakerlab.experiments.train import Training, build_training
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.signals import Signals
 
 NEVER = 1 << 40  # steps
-NUM_EPOCHS = 10_000  # more than are measured
-WARM_UP = 2  # steps before anything is measured
+NUM_EPOCHS = 10_000  # more than can be measured
+WARM_UP = 2  # steps before the measurement
 MICRO_BATCH = {"cpu": 8, "cuda": 64}  # if the configuration has no number
 
 
 @contextmanager
 def open_training(
-    config: Config, ranks: Ranks, *, exp_dir: Path | None = None, has_data: bool = True
+    config: Config,
+    ranks: Ranks,
+    *,
+    exp_dir: Path | None = None,
+    has_data: bool = True,
 ) -> Iterator[Training]:
-    """Yield a training that has no end, validation, checkpoints and frozen epochs.
+    """Yield an endless training without validation, checkpoints and frozen epochs.
 
-    exp_dir: where it writes; None: a temporary folder. has_data: else on a synthetic corpus.
+    exp_dir: its folder (None: a temporary folder). has_data: whether the configuration names
+    data; else the training uses a synthetic corpus.
     """
-    folder = exp_dir or Path(ranks.on_first(lambda: tempfile.mkdtemp(prefix="speakerlab-")))
-    signals = Signals(lambda number: process.leave(process.EXIT_SIGNAL + number))
-    values = {"num_epochs": NUM_EPOCHS, "checkpoint_every_steps": NEVER, "freeze_epochs": 0.0}
+    # All ranks use the folder created by the first rank.
+    folder = exp_dir
+    if folder is None:
+        name = ranks.on_first(lambda: tempfile.mkdtemp(prefix="speakerlab-"))
+        folder = Path(name)
+
+    def leave(signal_number: int) -> None:
+        process.leave(process.EXIT_SIGNAL + signal_number)
+
+    signals = Signals(leave)
+    endless = {
+        "num_epochs": NUM_EPOCHS,
+        "checkpoint_every_steps": NEVER,
+        "freeze_epochs": 0.0,
+    }
     try:
-        config = changed(config, training=values, data={} if has_data else write_corpus(folder))
+        data = {} if has_data else write_corpus(folder)
+        config = changed(config, training=endless, data=data)
         training = build_training(folder, None, config, ranks, signals)
-        training.trainer.validation = None
+        training.trainer.after_step.validation = None
         training.trainer.start()
         yield training
     finally:
@@ -54,46 +72,68 @@ def open_training(
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
     """Return a configuration with other values in some sections."""
-    update = {name: getattr(config, name).model_copy(update=v) for name, v in sections.items()}
-    return config.model_copy(update=update)
+    changed_sections: dict[str, Any] = {}
+    for name, values in sections.items():
+        section = getattr(config, name)
+        changed_sections[name] = section.model_copy(update=values)
+    return config.model_copy(update=changed_sections)
 
 
 def in_micro_batches(config: Config, ranks: Ranks) -> Config:
-    """Return the same training with one micro-batch a step: its number, or a usual one."""
-    size = asked_micro_batch(config) or MICRO_BATCH[ranks.device.type]
-    training = {"global_batch": size, "bn_batch": None}
-    return changed(config, training=training, runtime={"micro_batch": size})
+    """Return the configuration with one micro-batch per step, of its own or a default size."""
+    usual_size = MICRO_BATCH[ranks.device.type]
+    size = configured_micro_batch(config) or usual_size
+    return changed(
+        config,
+        training={"global_batch": size, "bn_batch": None},
+        runtime={"micro_batch": size},
+    )
 
 
 def train_row(training: Training, name: str, *, seconds: float) -> Row:
-    """Measure the steps of a training, all of what `speakerlab train` does in them."""
-    trainer, waited = training.trainer, list[float]()
-    trainer.schedule = replace(trainer.schedule, log_every_steps=NEVER)  # the log takes the waits
+    """Measure the steps of a training, with everything `speakerlab train` does in a step."""
+    trainer = training.trainer
+    # Never log a row of metrics: it would reset the waiting times that are summed here.
+    schedule = replace(trainer.schedule, log_every_steps=NEVER)
+    trainer.after_step.schedule = schedule
     trainer.open()
+    wait_seconds: list[float] = []  # for data, of each step
     with closing(trainer):
         laps = Laps(trainer.ranks.device)
         for _ in laps.repeat(count(), warm_up=WARM_UP, seconds=seconds):
             trainer.take_step()
             laps.end("step")
-            waited.append(trainer.inputs.take_wait_seconds())
+            wait_seconds.append(trainer.inputs.take_wait_seconds())
+
+    # Skip the steps of the warm-up.
+    waited = sum(wait_seconds[-laps.count :])
     size = trainer.plan.global_batch
     return Row(
         name=f"train.{name}.{trainer.task.precision.name}",
         ours=laps.count * size / laps.total,
         unit="utt/s",
-        note=f"batch {size}, {sum(waited[-laps.count :]) / laps.total:.1%} waiting for data",
+        note=f"batch {size}, {waited / laps.total:.1%} waiting for data",
     )
 
 
 def inference_row(training: Training, name: str, *, seconds: float) -> Row:
-    """Measure the backbone of the embedder that extraction uses, on crops of noise."""
+    """Measure the backbone of the extraction embedder on crops of noise."""
     trainer = training.trainer
-    precision, size, device = trainer.task.precision, trainer.plan.micro_batch, trainer.ranks.device
+    precision = trainer.task.precision
+    size = trainer.plan.micro_batch
+    device = trainer.ranks.device
     embedder = training.embedder.for_inference(precision)
     with torch.inference_mode():
-        feats_BTF = embedder.features(torch.randn(size, trainer.crop_samples, device=device))
-        took = block_seconds(
-            lambda: embedder.embed_features(feats_BTF), device=device, seconds=seconds
+        wave_BS = torch.randn(size, trainer.crop_samples, device=device)
+        feats_BTF = embedder.features(wave_BS)
+        blocks = block_seconds(
+            lambda: embedder.embed_features(feats_BTF),
+            device=device,
+            seconds=seconds,
         )
-    rate, note = size / statistics.median(took), f"batch {size}"
-    return Row(name=f"infer.{name}.{precision.name}", ours=rate, unit="utt/s", note=note)
+    return Row(
+        name=f"infer.{name}.{precision.name}",
+        ours=size / statistics.median(blocks),
+        unit="utt/s",
+        note=f"batch {size}",
+    )

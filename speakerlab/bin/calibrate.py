@@ -4,46 +4,88 @@ import logging
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from speakerlab.bin.command import parser
+from speakerlab.bin.command import choose_gpus, parser
 from speakerlab.checkpoints.catalogue import PREFIX
 from speakerlab.checkpoints.hub import local
-from speakerlab.checkpoints.model_files import CALIBRATION, TUNING, find_model, read_card
+from speakerlab.checkpoints.model_files import (
+    CALIBRATION,
+    TUNING,
+    find_model,
+    read_card,
+    read_tuning,
+)
+from speakerlab.core import done
 from speakerlab.core.atomic import check_writable, replacing_folder, write_json
+from speakerlab.core.tuning import Tuning
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.tables import read_table
 from speakerlab.diarization.regions import read_rttm, read_uem
 
 log = logging.getLogger(__name__)
+RECORD = ".tuning"  # in the model folder: the inputs of its clustering
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
+    args = parse(arguments)
+    if args.purpose == "diarization":
+        learn_tuning(args)
+    else:
+        learn_calibration(args)
+
+
+def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("calibrate", __doc__)
-    options.add("--model MODEL", "experiment, model folder, or hub:NAME with --out", required=True)
+    options.add(
+        "--model MODEL",
+        "experiment, model folder, or hub:NAME with --out",
+        required=True,
+    )
     data = (
-        "checked data directory of speakers that the model was not trained on; for diarization its "
-        "wav.scp with the true turns, ref.rttm, and perhaps the regions to score, ref.uem"
+        "checked data directory of speakers that the model was not trained on; for"
+        " diarization its wav.scp with the true turns, ref.rttm, and perhaps the"
+        " regions to score, ref.uem"
     )
     options.add("--data DIR", data, required=True)
-    purposes = "thresholds to learn: of verification (default), or the clustering of `diarize`"
-    kinds = ("verification", "diarization")
-    options.add("--for", purposes, dest="purpose", choices=kinds, default=kinds[0])
-    options.add("--far RATE", "false-alarm rates to store thresholds for", nargs="+", default=[])
-    options.add("--out EXP", "copy the model to EXP/model and store the calibration there")
+    purposes = (
+        "thresholds to learn: of verification (default), or the clustering of `diarize`"
+    )
+    # `for` is a Python keyword: args.for would be a syntax error.
+    options.add(
+        "--for",
+        purposes,
+        dest="purpose",
+        choices=("verification", "diarization"),
+        default="verification",
+    )
+    options.add(
+        "--far RATE", "false-alarm rates to store thresholds for", nargs="+", default=[]
+    )
+    options.add(
+        "--out EXP", "copy the model to EXP/model and store the calibration there"
+    )
     options.add("--force", "replace the calibration that the model has")
-    args = options.parse_args(words)
-    if args.purpose == "diarization":
-        if args.far:
-            options.error("--far: is not of diarization")
-        learn_tuning(args)
-        return
-    if not (args.data / "utt2spk").exists():
-        missing = args.data / "utt2spk" if args.data.exists() else args.data
-        raise FileNotFoundError(f"{missing}: does not exist; calibration needs speaker labels")
-    import torch  # not before the options are checked
+    options.add_gpus("to embed with")
+    args = options.parse_args(arguments)
+    choose_gpus(args.gpus)
+    if args.purpose == "diarization" and args.far:
+        options.error("--far: is not of diarization")
+    return args
+
+
+def learn_calibration(args: Namespace) -> None:
+    """Learn likelihood ratios and thresholds from pairs of the data directory's utterances."""
+    labels = args.data / "utt2spk"
+    if not labels.exists():
+        missing = labels if args.data.exists() else args.data
+        raise FileNotFoundError(
+            f"{missing}: does not exist; calibration needs speaker labels"
+        )
+    import torch  # only after the options are checked
 
     from speakerlab.checkpoints.published import load_published
     from speakerlab.data.workers import auto_workers
@@ -52,59 +94,112 @@ def main(words: Sequence[str]) -> None:
     from speakerlab.inference.workers import share_threads
     from speakerlab.training.devices import count_gpus
 
-    published = load_published(open_model(args.model, args.out, CALIBRATION, force=args.force))
-    manifest = read_manifest([args.data], sample_rate=published.embedder.sample_rate)
+    folder = open_model(args.model, args.out, CALIBRATION, force=args.force)
+    published = load_published(folder)
+    sample_rate = published.embedder.sample_rate
+    manifest = read_manifest([args.data], sample_rate=sample_rate)
     if len(manifest.speakers) < 2:
         raise ValueError(f"{args.data}: has one speaker; calibration needs at least 2")
-    on_gpu, validation = count_gpus() > 0, Validation(manifest)
+
+    validation = Validation(manifest)
+    on_gpu = count_gpus() > 0
     emb_ND = embed_pieces(
         published.embedder.for_inference(in_place=True),
         validation.pieces,
         device=torch.device("cuda" if on_gpu else "cpu"),
         progress=True,
         num_threads=share_threads(1),
+        # On a CPU, workers would take CPU time from the network.
         num_workers=auto_workers(1) if on_gpu else 0,
     )
+
     learned = validation.calibrate(emb_ND, source=args.data.name, fars=args.far)
-    write_json(published.folder / CALIBRATION, asdict(learned))
+    stored = published.folder / CALIBRATION
+    write_json(stored, asdict(learned))
     sys.stdout.write(
         f"log-likelihood ratio = {learned.slope:.3f} x score {learned.intercept:+.3f}\n"
         f"threshold {learned.threshold:.4f} at the EER, {100 * learned.eer:.2f} %\n"
     )
     for rate, threshold in learned.threshold_at_far.items():
-        sys.stdout.write(f"threshold {threshold:.4f} at {100 * float(rate):g} % false alarms\n")
-    log.info("%s: written, from %s", published.folder / CALIBRATION, learned.source)
+        sys.stdout.write(
+            f"threshold {threshold:.4f} at {100 * float(rate):g} % false alarms\n"
+        )
+    log.info("%s: written, from %s", stored, learned.source)
 
 
 def learn_tuning(args: Namespace) -> None:
     """Find the clustering with the lowest DER on the recordings of the data directory."""
     reference = read_rttm(args.data / "ref.rttm")
     uem = args.data / "ref.uem"
+    # Without a UEM file, the whole extent of the turns is scored.
     regions = read_uem(uem) if uem.exists() else None
+    paths = read_table(args.data / "wav.scp")
+
     folder = open_model(args.model, args.out, TUNING, force=args.force)
+    inputs = tuning_inputs(folder, args.data, paths)
+    stored = folder / TUNING
+    # The stored clustering is part of the record: another command may have replaced it.
+    with_tuning = {**inputs, "tuning": done.file_digest(stored)}
+    if done.is_done(folder / RECORD, with_tuning):
+        log.info("%s: already calibrated with this model and data, kept", stored)
+        print_tuning(read_tuning(folder))
+        return
     from speakerlab.inference.speaker_model import load_model
     from speakerlab.inference.tuning import tune
 
-    paths, name = read_table(args.data / "wav.scp"), args.data.name
     learned = tune(
-        load_model(folder), paths, reference, regions=regions, source=name, progress=True
+        load_model(folder),
+        paths,
+        reference,
+        regions=regions,
+        source=args.data.name,
+        progress=True,
     )
-    write_json(folder / TUNING, asdict(learned))
-    for method, der in learned.der.items():
-        threshold = f", threshold {learned.threshold:g}" if method == "ahc" else ""
-        sys.stdout.write(f"{method}{threshold}: DER {100 * der:.2f} %, collar 0, overlap scored\n")
-    log.info("%s: %s, from %s", folder / TUNING, learned.method, learned.source)
+    done.forget(folder / RECORD)
+    write_json(stored, asdict(learned))
+    inputs["tuning"] = done.file_digest(stored)
+    done.record(folder / RECORD, inputs)
+    print_tuning(learned)
+    log.info("%s: %s, from %s", stored, learned.method, learned.source)
+
+
+def tuning_inputs(folder: Path, data: Path, paths: Mapping[str, str]) -> dict[str, Any]:
+    """Return the inputs that the clustering of a model folder depends on, for its record."""
+    recordings = sorted(paths.values())
+    # Sizes and times of the audio files, because reading the audio would take long.
+    stamps = done.stamps(recordings)
+    stamped_recordings = list(zip(recordings, stamps))
+    return {
+        "model": read_card(folder)["sha256"],
+        "data": data.absolute(),
+        "turns": done.files_digest(data, ["wav.scp", "ref.rttm", "ref.uem"]),
+        "recordings": done.digest(stamped_recordings),
+        "code": done.code_digest(),
+    }
+
+
+def print_tuning(tuning: Tuning) -> None:
+    """Print the DER of each method tried."""
+    for method, der in tuning.der.items():
+        threshold = f", threshold {tuning.threshold:g}" if method == "ahc" else ""
+        sys.stdout.write(
+            f"{method}{threshold}: DER {100 * der:.2f} %, collar 0, overlap scored\n"
+        )
 
 
 def open_model(model: Path, exp_dir: Path | None, name: str, *, force: bool) -> Path:
-    """Return the folder to store file `name` in, of the model or of its copy in an experiment."""
+    """Return the folder for file `name`: the model's, or its copy in an experiment."""
     source = find_model(local(model))
     target = source if exp_dir is None else exp_dir / "model"
     check_writable(target / name)
-    if exp_dir is not None and target.resolve() != source.resolve():
+    # --out may be the model's own experiment: then there is nothing to copy.
+    is_copy = target.resolve() != source.resolve()
+    if exp_dir is not None and is_copy:
         copy_model(source, exp_dir)
     elif str(model).startswith(PREFIX):
-        raise ValueError(f"--out: missing; give a folder for the calibrated copy of {model}")
+        raise ValueError(
+            f"--out: missing; give a folder for the calibrated copy of {model}"
+        )
     elif (source / name).exists() and not force:
         raise ValueError(
             f"{source / name}: already exists; use --force to replace it, or --out to "
@@ -114,7 +209,7 @@ def open_model(model: Path, exp_dir: Path | None, name: str, *, force: bool) -> 
 
 
 def copy_model(source: Path, exp_dir: Path) -> None:
-    """Copy a model folder into an experiment folder, unless the model is there."""
+    """Copy a model folder into an experiment folder, unless it already has the model."""
     from speakerlab.training.checkpoint import was_begun
 
     target = exp_dir / "model"
@@ -124,5 +219,10 @@ def copy_model(source: Path, exp_dir: Path) -> None:
         with replacing_folder(target) as fresh:
             shutil.copytree(source, fresh, dirs_exist_ok=True)
         shutil.copyfile(source / "config.yaml", exp_dir / "config.yaml")
-    elif read_card(target)["sha256"] != read_card(source)["sha256"]:  # else keep its other purpose
-        raise ValueError(f"{exp_dir}: holds another model than {source}; use another folder")
+        return
+    # Keep the copy of an earlier call, with its calibration or clustering.
+    copied_sha256 = read_card(target)["sha256"]
+    if copied_sha256 != read_card(source)["sha256"]:
+        raise ValueError(
+            f"{exp_dir}: holds another model than {source}; use another folder"
+        )

@@ -7,12 +7,17 @@ from speakerlab.bin.command import parser
 from speakerlab.checkpoints.hub import local
 
 
-def main(words: Sequence[str]) -> None:
-    options = parser("card", __doc__)
+def main(arguments: Sequence[str]) -> None:
+    options = parser("card", __doc__, builds_components=False)
     options.add("model MODEL", "experiment, model folder or hub:NAME")
-    args = options.parse_args(words)
+    args = options.parse_args(arguments)
+
     from speakerlab.experiments.model_card import describe
 
-    for name, lines in describe(local(args.model)):
-        for number, line in enumerate(lines):
-            sys.stdout.write(f"{'' if number else name:15}  {line}\n")
+    folder = local(args.model)
+    for name, lines in describe(folder):
+        # Print the label only before its first line.
+        label = name
+        for line in lines:
+            sys.stdout.write(f"{label:15}  {line}\n")
+            label = ""

@@ -1,12 +1,13 @@
-"""Parts of all commands: common options, log lines, errors of one line, exit codes."""
+"""Parts of all commands: common options, log lines, one-line errors, exit codes."""
 
 import argparse
 import logging
 import math
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,128 +18,257 @@ from speakerlab.core.registry import use_plugins
 if TYPE_CHECKING:
     from speakerlab.inference.speaker_model import SpeakerModel
 
-DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # if set, errors of the user show a traceback too
+DEBUG_VARIABLE = "SPEAKERLAB_DEBUG"  # if set, user errors also show a traceback
 SPEAKERS = Path("speakers.safetensors")  # default of --speakers
-KINDS: dict[str, Any] = {  # metavar -> type, for others str
-    **dict.fromkeys(("DIR", "EXP", "FILE", "HYP", "MODEL", "REF", "SCORES", "STEM", "YAML"), Path),
-    **dict.fromkeys(("COSINE", "P", "RATE", "SHARE"), float),
+# The type of an option's value by its metavar; str for all other metavars.
+TYPE_OF_METAVAR: dict[str, Callable[[str], Any]] = {
+    "DIR": Path,
+    "EXP": Path,
+    "FILE": Path,
+    "HYP": Path,
+    "MODEL": Path,
+    "REF": Path,
+    "SCORES": Path,
+    "STEM": Path,
+    "YAML": Path,
+    "COSINE": float,
+    "P": float,
+    "RATE": float,
+    "SHARE": float,
 }
-WITHOUT_PARTS = ("card", "check", "compare", "der", "fuse", "import")  # they build no component
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line that name the nearest option; every option has a help."""
+    """argparse parser whose one-line errors name the nearest option; all options have a help."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Parse; report an unknown option first, because it may be a required one, misspelt."""
-        for word in args or ():
-            if word == "--":
+        """Parse; report unknown options first, because one may be a misspelt required option."""
+        for argument in args or ():
+            if argument == "--":
                 break
-            name = word.partition("=")[0]
-            if re.fullmatch(r"--?[a-zA-Z][\w-]*", name) and name not in self._option_string_actions:
-                self.error(f"unrecognized arguments: {word}")
-        found = super().parse_known_args(args, namespace)
-        if plugins := getattr(found[0], "plugins", None):
+            name = argument.partition("=")[0]
+            is_option = re.fullmatch(r"--?[a-zA-Z][\w-]*", name)
+            if is_option and name not in self._option_string_actions:
+                self.error(f"unrecognized arguments: {argument}")
+
+        values, remaining = super().parse_known_args(args, namespace)
+        # Import the modules of the folder before anything is built.
+        plugins = getattr(values, "plugins", None)
+        if plugins:
             use_plugins(plugins)
-        return found
+        return values, remaining
 
     def error(self, message: str) -> NoReturn:
-        unknown = message.partition("unrecognized arguments: ")[2].split()
-        options = [option for action in self._actions for option in action.option_strings]
-        word = unknown[0].partition("=")[0] if unknown else ""
-        hint = nearest(word, options, otherwise="see --help")
+        """Print one line with the nearest option, without argparse's usage, and exit."""
+        _, _, unrecognized = message.partition("unrecognized arguments: ")
+        misspelt = ""
+        if unrecognized.split():
+            # argparse lists all unknown options; "--name=value" is one of them.
+            first = unrecognized.split()[0]
+            misspelt = first.partition("=")[0]
+        options = list(self._option_string_actions)
+        hint = nearest(misspelt, options, otherwise="see --help")
         sys.stderr.write(f"{self.prog}: {message.removeprefix('argument ')}{hint}\n")
         raise SystemExit(process.EXIT_INPUT)
 
     def add(
-        self, spec: str, text: str, *, least: float | None = None, group: Any = None, **more: Any
+        self,
+        spec: str,
+        text: str,
+        *,
+        least: float | None = None,
+        value_type: Callable[[str], Any] | None = None,
+        nargs: str | None = None,
+        choices: Collection[str] | None = None,
+        default: Any = None,
+        required: bool = False,
+        dest: str | None = None,
+        group: Any = None,
     ) -> None:
         """Add the option "--name METAVAR", the flag "--name" or the argument "name METAVAR".
 
-        The metavar gives the type, see KINDS. least: of a finite number, which has its type. The
-        help ends with the default, unless it describes one.
+        The metavar determines the type of the value, see TYPE_OF_METAVAR. least: the value is a
+        finite number of the type of `least`, and not smaller. value_type: another function to
+        parse the value. group: a group of mutually exclusive options. Other parameters: as in
+        argparse's `add_argument`. The help ends with the default, unless the text describes one.
         """
         name, _, metavar = spec.partition(" ")
-        if metavar:
-            kind = KINDS.get(metavar, str) if least is None else _number(least)
-            more = {"type": kind, "metavar": metavar, **more}
-        elif "choices" not in more:
-            more["action"] = "store_true"
-        default = more.get("default")
-        if isinstance(default, int | float | str | Path) and "default" not in text:
-            text += f" (default {default})"
-        (group or self).add_argument(name, help=text, **more)
+        if least is not None:
+            value_type = _number(least)
+        elif value_type is None:
+            value_type = TYPE_OF_METAVAR.get(metavar, str)
 
-    def add_settings(self, text: str = "change settings, as in `speakerlab train`") -> None:
-        self.add("--set KEY=VALUE", text, nargs="*", action="extend", default=[])
+        # argparse refuses settings that do not apply to a flag or an argument, even None.
+        optional = {
+            "nargs": nargs,
+            "choices": choices,
+            "default": default,
+            "dest": dest,
+        }
+        settings = {key: value for key, value in optional.items() if value is not None}
+        if required:
+            settings["required"] = True
+        if metavar:
+            settings["type"] = value_type
+            settings["metavar"] = metavar
+        elif choices is None:
+            settings["action"] = "store_true"
+
+        is_plain = isinstance(default, int | float | str | Path)
+        if is_plain and "default" not in text:
+            text += f" (default {default})"
+        target = self if group is None else group
+        target.add_argument(name, help=text, **settings)
+
+    def add_settings(
+        self, text: str = "change settings, as in `speakerlab train`"
+    ) -> None:
+        # `extend`: --set may be given several times.
+        self.add_argument(
+            "--set",
+            metavar="KEY=VALUE",
+            help=text,
+            nargs="*",
+            action="extend",
+            default=[],
+        )
 
     def add_job(self, text: str) -> None:
-        self.add("--job I/N", text, type=_job, default=(1, 1))
+        self.add("--job I/N", text, value_type=_job, default=(1, 1))
+
+    def add_gpus(self, text: str) -> None:
+        text = (
+            f'{text}, e.g. "0 1", or "" for the CPU (default auto: a GPU if there is'
+            " one)"
+        )
+        self.add("--gpus NUMBERS", text, default="auto")
 
     def add_nproc(self) -> None:
         self.add("--nproc N", "processes, one per GPU", least=1, default=1)
 
     def add_rate_and_workers(self) -> None:
         """Add `--sample-rate` and `--num-workers` of the commands that read all audio."""
-        self.add("--sample-rate HZ", "sample rate of every file", least=1, default=16000)
+        self.add(
+            "--sample-rate HZ", "sample rate of every file", least=1, default=16000
+        )
         workers = "processes that read audio (default: one for each CPU)"
-        self.add("--num-workers N", workers, least=0, default=process.available_cpus())
+        num_cpus = process.available_cpus()
+        self.add("--num-workers N", workers, least=0, default=num_cpus)
 
     def add_model_options(self) -> None:
-        self.add("--model MODEL", "experiment, model folder, .onnx file or hub:NAME", required=True)
+        self.add(
+            "--model MODEL",
+            "experiment, model folder, .onnx file or hub:NAME",
+            required=True,
+        )
         devices = "where to run (default: a GPU if there is one)"
         self.add("--device", devices, choices=("auto", "cpu", "cuda"), default="auto")
         self.add_precision()
 
     def add_treatments(self, text: str) -> None:
-        """Add the options that `data.treatments` reads; text: what is done with the utterances."""
+        """Add the options for `data.treatments`; text: help on the use of treated utterances."""
         durations = f"{text} cut to so many seconds, or full, e.g. 1 2 3 5 full"
         self.add("--durations SECONDS", durations, nargs="+", default=[])
-        codecs = f"{text} encoded and decoded, or not (none), e.g. none mp3:16k opus:12k gsm"
+        codecs = (
+            f"{text} encoded and decoded, or not (none), e.g. none mp3:16k opus:12k gsm"
+        )
         self.add("--codecs NAME", codecs, nargs="+", default=[])
 
     def add_precision(self) -> None:
-        text = "precision of the network (default fp32); auto: bf16 on hardware that has it"
+        text = (
+            "precision of the network (default fp32); auto: bf16 on hardware that"
+            " has it"
+        )
         self.add("--precision", text, choices=("fp32", "bf16", "auto"), default="fp32")
 
     def add_speakers(self) -> None:
         self.add("--speakers FILE", "file of the enrolled speakers", default=SPEAKERS)
 
     def add_far(self) -> None:
-        self.add("--far RATE", "decide at this false-alarm rate instead of at the EER, e.g. 0.01")
+        self.add(
+            "--far RATE",
+            "decide at this false-alarm rate instead of at the EER, e.g. 0.01",
+        )
 
 
-def parser(name: str, description: str | None) -> Parser:
-    """Return the parser of a command, with `--plugins`; abbreviated options are refused."""
-    first = (description or "").partition("\n")[0]
-    options = Parser(prog=f"speakerlab {name}", description=first, allow_abbrev=False)
-    if name not in WITHOUT_PARTS:
-        options.add("--plugins DIR", "folder of modules of parts that are named module:Class")
+def parser(
+    name: str,
+    description: str | None,
+    *,
+    builds_components: bool = True,
+) -> Parser:
+    """Return the parser of a command; abbreviated options are refused.
+
+    description: the docstring of the command's module, whose first line is the help.
+    builds_components: whether the command builds models, heads, augmentations, ...; if so, the
+    parser has the option `--plugins`.
+    """
+    first_line = (description or "").partition("\n")[0]
+    options = Parser(
+        prog=f"speakerlab {name}", description=first_line, allow_abbrev=False
+    )
+    if builds_components:
+        options.add(
+            "--plugins DIR", "folder of modules of parts that are named module:Class"
+        )
     return options
 
 
 def _number(least: float) -> Callable[[str], float]:
-    """Return a function that reads a finite number from `least` on, of the type of `least`."""
-    kind = type(least)
+    """Return a function that reads a finite number >= `least`, of the type of `least`."""
+    number_type = type(least)
 
-    def read(word: str) -> float:
-        value = kind(word)
+    def read(text: str) -> float:
+        value = number_type(text)
+        # The comparison is also false for nan.
         if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"{word} is not a number from {least:g} on")
+            raise argparse.ArgumentTypeError(
+                f"{text} is not a number from {least:g} on"
+            )
         return value
 
-    read.__name__ = kind.__name__  # in the message of argparse for other words
+    # If `number_type` raises ValueError, argparse prints "invalid <this name> value".
+    read.__name__ = number_type.__name__
     return read
 
 
 def _job(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
-    if not found or int(found[1]) > int(found[2]):
-        raise argparse.ArgumentTypeError(f"{text} is not I/N with I from 1 to N, such as 1/4")
-    return int(found[1]), int(found[2])
+    """Read the value I/N of --job; both count from 1."""
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if match:
+        part = int(match[1])
+        num_parts = int(match[2])
+        if part <= num_parts:
+            return part, num_parts
+    raise argparse.ArgumentTypeError(
+        f"{text} is not I/N with I from 1 to N, such as 1/4"
+    )
+
+
+def choose_gpus(numbers: str) -> list[str]:
+    """Make only these GPUs visible to this process and its children, before torch is imported.
+
+    numbers: the value of `--gpus`. Returns the GPUs; [] for the CPU, and for auto, which changes
+    nothing.
+    """
+    if numbers == "auto":
+        return []
+    gpus = numbers.replace(",", " ").split()
+    for gpu in gpus:
+        # CUDA identifies a GPU by its number or its UUID.
+        is_gpu = re.fullmatch(r"\d+|(GPU|MIG)-\S+", gpu)
+        if not is_gpu or gpus.count(gpu) > 1:
+            problem = f"must be different numbers of GPUs, not '{numbers}'"
+            raise ValueError(
+                f'--gpus: {problem}; see nvidia-smi -L, or use "" for the CPU'
+            )
+    # No GPU has the number -1, so no GPU is visible.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus) or "-1"
+    return gpus
 
 
 def model_of(args: argparse.Namespace) -> "SpeakerModel":
+    """Load the model given by the options of `Parser.add_model_options`."""
     from speakerlab.inference.speaker_model import load_model
 
     return load_model(args.model, device=args.device, precision=args.precision)
@@ -147,43 +277,67 @@ def model_of(args: argparse.Namespace) -> "SpeakerModel":
 def plain_text(error: Exception) -> str:
     """Return the message of an error for the user, without the traceback of a data worker.
 
-    Control characters, which names in damaged tables may have, are escaped.
+    Control characters, which may be in names from damaged tables, are escaped.
     """
-    text = _message(error)
-    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+    return "".join(map(_escape, _message(error)))
+
+
+def _escape(character: str) -> str:
+    """Return a character as it is if it can be printed, else its escape, such as \\x1b."""
+    if character.isprintable() or character in "\n\t":
+        return character
+    return repr(character)[1:-1]
 
 
 def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno is not None:  # not one of our own messages
+    # System errors have an errno; an OSError of our own has only a message.
+    if isinstance(error, OSError) and error.errno is not None:
         where = error.filename or "a file"
         if isinstance(error, FileNotFoundError):
             return f"{where}: does not exist; check the path"
         return f"{where}: {error.strerror}; check the disk and the permissions"
-    if isinstance(error, ModuleNotFoundError) and error.name:  # not one of our own messages
-        package = error.name.partition(".")[0].replace("yaml", "pyyaml")
+
+    # Python's own errors have the name of the module, ours do not.
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        module = error.name.partition(".")[0]
+        package = module.replace("yaml", "pyyaml")
         return f"{package}: is not installed; pip install {package}"
+
+    # torch's loader raises the error of a data worker as text, with the worker's traceback.
     text = str(error)
     if text.startswith("Caught ") and "Original Traceback" in text:
-        return text.rstrip().splitlines()[-1].partition(": ")[2]
+        last_line = text.rstrip().splitlines()[-1]
+        _, _, message = last_line.partition(": ")
+        return message
     return text
 
 
-def run(main: Callable[[Sequence[str]], None], words: Sequence[str]) -> NoReturn:
-    """Call `main` and exit: 1 with its message for wrong input, a traceback for a bug."""
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO)
+def run(main: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> NoReturn:
+    """Call `main` and exit; wrong input: code 1 and one line; bug: a traceback."""
+    logging.basicConfig(
+        format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.INFO
+    )
+    process.die_with_launcher()
     process.name_user()
     code = 0
     try:
-        main(words)
+        main(arguments)
     except (ValueError, OSError, ImportError) as error:
         if DEBUG_VARIABLE in os.environ:
             logging.exception("traceback, shown because %s is set", DEBUG_VARIABLE)
-        text, code = plain_text(error), process.EXIT_INPUT
+        text = plain_text(error)
+        code = process.EXIT_INPUT
         sys.stderr.write(f"{text}\n")
-        for handler in logging.getLogger().handlers:
-            if isinstance(handler, logging.FileHandler):  # the log of a training run
-                handler.emit(logging.makeLogRecord({"msg": text, "levelno": logging.ERROR}))
+        write_to_log_files(text)
     except KeyboardInterrupt:
         sys.stderr.write("stopped by Ctrl-C\n")
-        code = 130
+        code = process.EXIT_SIGNAL + signal.SIGINT
     process.leave(code)
+
+
+def write_to_log_files(text: str) -> None:
+    """Write an error to the log files, such as a training's train.log, but not to the terminal."""
+    record = logging.makeLogRecord({"msg": text, "levelno": logging.ERROR})
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.emit(record)

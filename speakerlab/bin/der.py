@@ -8,82 +8,246 @@ from pathlib import Path
 from typing import Any
 
 from speakerlab.bin.command import parser
+from speakerlab.core import done
 from speakerlab.core.atomic import check_writable, write_json
+from speakerlab.core.reading import read_json
 from speakerlab.data.tables import read_table
-from speakerlab.diarization.regions import Turn, merge_turns, read_rttm, read_uem
+from speakerlab.diarization.regions import (
+    Region,
+    Turn,
+    merge_turns,
+    read_rttm,
+    read_uem,
+)
 from speakerlab.diarization.scoring import extent, score_recordings
 from speakerlab.experiments.diarization import format_diarization, results_of
 
 log = logging.getLogger(__name__)
-REFERENCE = "reference"  # --uem: score the extent of the reference, as md-eval does
+REFERENCE = "reference"  # value of --uem: score the extent of REF, as md-eval does
 JER_PROTOCOL = "no collar, overlap scored, frames of 10 ms"
-MAX_NAMED = 5  # recordings in a warning
+MAX_NAMED = 5  # recordings named in a warning
 
 
-def main(words: Sequence[str]) -> None:
-    options = parser("der", __doc__)
+def main(arguments: Sequence[str]) -> None:
+    args = parse(arguments)
+    # Check before the work: an error at the end would lose the results.
+    for path in (args.json, args.report):
+        if path:
+            check_writable(path)
+    # One line with a fix, instead of an error that only reports a missing file.
+    require_turns(args)
+    inputs = inputs_of(args)
+    reference = read_rttm(args.ref)
+    hypothesis = read_rttm(args.hyp)
+    # Warn before results are reused, so that each run warns.
+    warn_of_turns(args, reference, hypothesis)
+    may_reuse = args.json and not args.force
+    if may_reuse and is_scored(args.json, inputs):
+        return
+
+    regions, scope = regions_to_score(args.uem, reference)
+    errors_of = score_recordings(
+        reference,
+        hypothesis,
+        regions=regions,
+        collar=args.collar,
+        skip_overlap=args.skip_overlap,
+    )
+    has_speech = any(errors.scored for errors in errors_of.values())
+    if not has_speech:
+        raise ValueError(
+            f"{args.ref}: has no speech to score; check REF, --uem and --collar"
+        )
+    protocol = {
+        "collar": args.collar,
+        "overlap": not args.skip_overlap,
+        "regions": scope,
+        "jer": JER_PROTOCOL,
+    }
+    results = results_of(errors_of, protocol)
+    sys.stdout.write(format_diarization(results) + "\n")
+
+    if args.json:
+        # The record describes the old results, so remove it before they change.
+        done.forget(record_of(args.json))
+        write_json(args.json, results)
+        log.info("%s: wrote the results", args.json)
+    if args.report:
+        write_page(args, results, reference, hypothesis, regions=regions)
+    # Write the record last: if it exists, all files are complete.
+    if args.json:
+        outputs: list[str] = []
+        if args.report:
+            outputs.append(str(args.report.absolute()))
+        inputs["results"] = done.file_digest(args.json)
+        done.record(record_of(args.json), inputs, outputs=outputs)
+
+
+def parse(arguments: Sequence[str]) -> Namespace:
+    options = parser("der", __doc__, builds_components=False)
     options.add("ref REF", "RTTM of the true turns: a file, or a folder of .rttm files")
     options.add("hyp HYP", "RTTM of the turns to score")
     uem = (
-        "UEM file of the regions to score (default: each recording from the first to the last turn "
-        f"of REF and HYP); {REFERENCE}: the same of REF alone, as md-eval does"
+        "UEM file of the regions to score (default: each recording from the first to"
+        f" the last turn of REF and HYP); {REFERENCE}: the same of REF alone, as"
+        " md-eval does"
     )
-    options.add("--uem FILE", uem, type=str)
+    # A string, because the word `reference` is not a path.
+    options.add("--uem FILE", uem, value_type=str)
     collar = "seconds not scored before and after each bound of a true turn"
     options.add("--collar SECONDS", collar, least=0.0, default=0.0)
     options.add("--skip-overlap", "leave out where two or more true speakers speak")
     options.add("--json FILE", "file to write the results to")
+    options.add("--force", "score again what --json has of the same inputs")
     options.add("--report FILE", "page to write the results to, as HTML")
-    options.add("--data DIR", "data directory whose wav.scp lets the report play its worst minutes")
-    args = options.parse_args(words)
-    for path in filter(None, (args.json, args.report)):
-        check_writable(path)
+    options.add(
+        "--data DIR",
+        "data directory whose wav.scp lets the report play its worst minutes",
+    )
+    args = options.parse_args(arguments)
     if args.data and not args.report:
         options.error("--data: needs --report")
-    reference, hypothesis = read_rttm(args.ref), read_rttm(args.hyp)
-    for path, turns in ((args.ref, reference), (args.hyp, hypothesis)):
-        if num_merged := sum(merge_turns(own)[1] for own in turns.values()):
-            log.warning("%s: overlapping turns of one speaker merged: %d", path, num_merged)
-    regions, scope = _scored(args.uem, reference)
-    how = {"regions": regions, "collar": args.collar, "skip_overlap": args.skip_overlap}
-    found = score_recordings(reference, hypothesis, **how)
-    if not any(errors.scored for errors in found.values()):
-        raise ValueError(f"{args.ref}: has no speech to score; check REF, --uem and --collar")
-    if missing := sorted(reference.keys() - hypothesis.keys()):
-        names = ", ".join(missing[:MAX_NAMED]) + (", ..." if len(missing) > MAX_NAMED else "")
-        log.warning("%s: recordings lacking, all missed: %d (%s)", args.hyp, len(missing), names)
-    protocol = {"collar": args.collar, "overlap": not args.skip_overlap, "regions": scope}
-    results = results_of(found, protocol | {"jer": JER_PROTOCOL})
-    sys.stdout.write(format_diarization(results) + "\n")
-    if args.json:
-        write_json(args.json, results)
-        log.info("%s: wrote the results", args.json)
-    if args.report:
-        _write_page(args, results, reference, hypothesis, **how)
+    return args
 
 
-def _write_page(
-    args: Namespace, results: dict[str, Any], *turns: Mapping[str, list[Turn]], **how: Any
+def warn_of_turns(
+    args: Namespace,
+    reference: Mapping[str, list[Turn]],
+    hypothesis: Mapping[str, list[Turn]],
 ) -> None:
+    """Warn about overlapping turns of a speaker, and about recordings without a diarization."""
+    for path, turns in ((args.ref, reference), (args.hyp, hypothesis)):
+        # Scoring merges them; here they are only counted.
+        num_merged = 0
+        for recording_turns in turns.values():
+            _, num_merged_here = merge_turns(recording_turns)
+            num_merged += num_merged_here
+        if num_merged:
+            log.warning(
+                "%s: overlapping turns of one speaker merged: %d", path, num_merged
+            )
+    missing = sorted(reference.keys() - hypothesis.keys())
+    if missing:
+        names = ", ".join(missing[:MAX_NAMED])
+        if len(missing) > MAX_NAMED:
+            names += ", ..."
+        log.warning(
+            "%s: recordings lacking, all missed: %d (%s)", args.hyp, len(missing), names
+        )
+
+
+def require_turns(args: Namespace) -> None:
+    """Raise FileNotFoundError, one line, if REF or HYP does not exist."""
+    if not args.ref.exists():
+        raise FileNotFoundError(
+            f"{args.ref}: does not exist; the true turns are written by the prepare.py"
+            " of a recipe of diarization"
+        )
+    if not args.hyp.exists():
+        command = f"speakerlab diarize RECORDINGS --model MODEL --out {args.hyp}"
+        raise FileNotFoundError(f"{args.hyp}: does not exist; run `{command}`")
+
+
+def record_of(path: Path) -> Path:
+    """Return the path of the record with the inputs of a results file."""
+    return path.with_name(f".{path.name}.done")
+
+
+def inputs_of(args: Namespace) -> dict[str, Any]:
+    """Return the inputs of the results and the report, for their record."""
+    audio = None
+    if args.data:
+        audio = done.file_digest(args.data / "wav.scp")
+    regions = args.uem
+    if args.uem not in (None, REFERENCE):
+        uem_digest = done.file_digest(Path(args.uem))
+        regions = [args.uem, uem_digest]
+    report = None
+    if args.report:
+        report = args.report.absolute()
+    return {
+        "reference": turns_digest(args.ref),
+        "hypothesis": turns_digest(args.hyp),
+        "regions": regions,
+        "collar": args.collar,
+        "skip_overlap": args.skip_overlap,
+        "report": report,
+        "audio": audio,
+        "code": done.code_digest(),
+    }
+
+
+def turns_digest(path: Path) -> str:
+    """Return the digest of paths and bytes of an RTTM file, or of a folder of RTTM files."""
+    files = [path]
+    if path.is_dir():
+        files = sorted(path.glob("*.rttm"))
+    digests: list[tuple[str, str]] = []
+    for file in files:
+        digests.append((file.name, done.file_digest(file)))
+    return done.digest([str(path), digests])
+
+
+def is_scored(path: Path, inputs: Mapping[str, Any]) -> bool:
+    """Return whether a file has the results of these inputs; if so, print them."""
+    if not path.is_file():
+        return False
+    # The digest of the results is part of the record: another command may have replaced them.
+    with_results = {**inputs, "results": done.file_digest(path)}
+    if not done.is_done(record_of(path), with_results):
+        return False
+    results = read_json(path)
+    sys.stdout.write(format_diarization(results) + "\n")
+    log.info("%s: already scored with these inputs, kept (--force scores again)", path)
+    return True
+
+
+def write_page(
+    args: Namespace,
+    results: dict[str, Any],
+    reference: Mapping[str, list[Turn]],
+    hypothesis: Mapping[str, list[Turn]],
+    *,
+    regions: Mapping[str, list[Region]] | None,
+) -> None:
+    """Write the page of --report: the results, and the minutes with the most errors."""
     from speakerlab.experiments.report import write_diarization_page
     from speakerlab.experiments.timeline import worst_minutes
 
-    audio = read_table(args.data / "wav.scp") if args.data else None
+    audio = None
+    if args.data:
+        audio = read_table(args.data / "wav.scp")
+    minutes = worst_minutes(
+        reference,
+        hypothesis,
+        audio=audio,
+        regions=regions,
+        collar=args.collar,
+        skip_overlap=args.skip_overlap,
+    )
+    files = {"REF": args.ref, "HYP": args.hyp}
     write_diarization_page(
         args.report,
         title=f"Diarization: {args.hyp.name}",
         results=results,
-        minutes=worst_minutes(*turns, audio=audio, **how),
-        facts={"Files": {"REF": args.ref, "HYP": args.hyp}, "Protocol": results["protocol"]},
+        minutes=minutes,
+        facts={"Files": files, "Protocol": results["protocol"]},
     )
     log.info("%s: wrote the report", args.report)
 
 
-def _scored(uem: str | None, reference: Mapping[str, Sequence[Turn]]) -> tuple[Any, str]:
-    """Return the regions to score, and what they are."""
+def regions_to_score(
+    uem: str | None,
+    reference: Mapping[str, Sequence[Turn]],
+) -> tuple[dict[str, list[Region]] | None, str]:
+    """Return the regions to score from --uem, and their name in the protocol of the results.
+
+    The regions are None for the extent of reference and hypothesis.
+    """
     scope = "first to last turn of REF"
     if uem is None:
         return None, f"{scope} and HYP"
     if uem == REFERENCE:
-        return {name: extent(turns) for name, turns in reference.items()}, scope
+        extents = {name: extent(turns) for name, turns in reference.items()}
+        return extents, scope
     return read_uem(Path(uem)), uem

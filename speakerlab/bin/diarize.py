@@ -5,100 +5,284 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from speakerlab.bin.command import model_of, parser, plain_text
+from speakerlab.bin.command import choose_gpus, model_of, parser, plain_text
 from speakerlab.bin.embed import name_files
-from speakerlab.core import process
-from speakerlab.core.atomic import check_writable, write_json, write_text
+from speakerlab.core import done, process
+from speakerlab.core.atomic import check_writable, locked, write_json, write_text
+from speakerlab.core.reading import read_json
+from speakerlab.core.registry import PLUGINS_VARIABLE
+from speakerlab.data.tables import list_tables
 from speakerlab.diarization.clustering import METHODS
 from speakerlab.diarization.regions import Region, merge_regions, read_lab, read_rttm
 
 if TYPE_CHECKING:  # each imports its runtime
     from speakerlab.inference.diarize import Diarization
+    from speakerlab.inference.segmentation import Segmentation
     from speakerlab.inference.speaker_model import SpeakerModel
 
 log = logging.getLogger(__name__)
-EMBEDDED_SECONDS = 600  # of audio in the pages of a command; others have a link
+LOCK = ".lock"  # in the folder of --out
+# Options that change the result; for options with a file, its digest is recorded instead.
+INPUT_OPTIONS = (
+    "speakers",
+    "min_speakers",
+    "max_speakers",
+    "vad",
+    "method",
+    "threshold",
+    "far",
+)
+EMBEDDED_SECONDS = 600  # audio in the pages of a command; further pages have a link
 
 
-def main(words: Sequence[str]) -> None:
-    args = parse(words)
+def main(arguments: Sequence[str]) -> None:
+    args = parse(arguments)
     names = name_files(args.files)
     regions = read_regions(args.vad, names)
     if args.out is not None:
         check_writable(args.out / f"{names[0]}.rttm")
+    # The import loads a runtime, which `--help` does not need.
     overlap = None
     if args.overlap is not None:
         from speakerlab.inference.segmentation import Segmentation
 
         overlap = Segmentation(args.overlap)
     model = model_of(args)
-    method = method_of(args, model)
+    # Before the first recording: an error in the speakers affects all recordings.
     if args.known is not None:
         from speakerlab.inference.diarize import check_enrolled
 
         model.load_speakers(args.known)
         check_enrolled(model)
-    num_failed, seconds = 0, 0.0
-    for path, name in zip(args.files, names):
+
+    sources: list[Source] = []
+    for name, path in zip(names, args.files):
+        source = Source(name, path, regions.get(name))
+        sources.append(source)
+    if args.out is None:
+        num_failed = diarize_all(sources, args, model, overlap)
+    else:
+        num_failed = diarize_into(args.out, sources, args, model, overlap)
+    if num_failed:
+        log.error("%d of %d recordings could not be diarized", num_failed, len(names))
+        process.leave(process.EXIT_INPUT)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Recording to diarize."""
+
+    name: str
+    path: Path
+    regions: Sequence[Region] | None  # speech regions; None: detect them
+    inputs: str = ""  # digest of the inputs of its files
+
+
+def diarize_into(
+    out: Path,
+    sources: Sequence[Source],
+    args: Namespace,
+    model: "SpeakerModel",
+    overlap: "Segmentation | None",
+) -> int:
+    """Diarize recordings without files from the same inputs; return the number of failures."""
+    common = inputs_of(args, model)
+    with_inputs: list[Source] = []
+    for source in sources:
+        inputs = done.digest([common, source_inputs(source)])
+        with_inputs.append(replace(source, inputs=inputs))
+    sources = with_inputs
+    num_sources = len(sources)
+
+    # If nothing will be written, no lock is needed.
+    if all(is_diarized(out, source, args) for source in sources):
+        log_kept(out, num_sources, num_sources)
+        return 0
+
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out / LOCK):
+        # Another process may have written some of the files while this process waited.
+        missing: list[Source] = []
+        for source in sources:
+            if not is_diarized(out, source, args):
+                missing.append(source)
+        num_kept = num_sources - len(missing)
+        if num_kept:
+            log_kept(out, num_kept, num_sources)
+        return diarize_all(missing, args, model, overlap)
+
+
+def log_kept(out: Path, num_kept: int, total: int) -> None:
+    """Log the number of recordings that are not diarized again."""
+    log.info(
+        "%s: %d of %d recordings are diarized already with these inputs, kept (--force"
+        " diarizes again)",
+        out,
+        num_kept,
+        total,
+    )
+
+
+def diarize_all(
+    sources: Sequence[Source],
+    args: Namespace,
+    model: "SpeakerModel",
+    overlap: "Segmentation | None",
+) -> int:
+    """Diarize recordings, write or print the results; return the number of failures."""
+    if not sources:
+        return 0
+    method = method_of(args, model)
+    num_failed = 0
+    seconds = 0.0  # of all recordings so far
+    for source in sources:
+        path = source.path
         try:
-            found = model.diarize(
+            result = model.diarize(
                 path,
                 num_speakers=args.speakers,
                 min_speakers=args.min_speakers,
                 max_speakers=args.max_speakers,
                 vad=args.vad,
                 overlap=overlap,
-                regions=regions.get(name),
+                regions=source.regions,
                 method=method,
                 known=args.known is not None,
                 far=args.far,
-                recording=name,
+                recording=source.name,
                 progress=True,
             )
+        # One recording is damaged: continue with the others.
         except (ValueError, OSError) as error:
             text = plain_text(error)
-            sys.stderr.write(f"{text if str(path) in text else f'{path}: {text}'}\n")
+            if str(path) not in text:
+                text = f"{path}: {text}"
+            sys.stderr.write(f"{text}\n")
             num_failed += 1
             continue
-        seconds += found.seconds
-        embedded_rate = model.sample_rate if seconds <= EMBEDDED_SECONDS else None
-        report(found, path, args, model.sha256, embedded_rate)
-    if num_failed:
-        log.error("%d of %d recordings could not be diarized", num_failed, len(names))
-        process.leave(process.EXIT_INPUT)
+        seconds += result.seconds
+        embedded_rate = None
+        if seconds <= EMBEDDED_SECONDS:
+            embedded_rate = model.sample_rate
+        report(result, source, args, model.sha256, embedded_rate)
+    return num_failed
+
+
+def inputs_of(args: Namespace, model: "SpeakerModel") -> dict[str, Any]:
+    """Return the common inputs of the files of all recordings, for `is_diarized`."""
+    options = {name: getattr(args, name) for name in INPUT_OPTIONS}
+    development = None
+    if args.development is not None:
+        tables = [*list_tables(args.development), "utt2dur", "rejected.tsv"]
+        development = done.files_digest(args.development, tables)
+    calibration = None
+    if model.calibration is not None:
+        calibration = asdict(model.calibration)
+    # For options with a file, compare the contents, not the name.
+    overlap = None
+    if args.overlap is not None:
+        overlap = done.file_digest(args.overlap)
+    enrolled = None
+    if args.known is not None:
+        enrolled = done.file_digest(args.known)
+    return {
+        "options": options,
+        "model": model.sha256,
+        "precision": model.precision,
+        "tuning": asdict(model.tuning),
+        "calibration": calibration,
+        "overlap": overlap,
+        "known": enrolled,
+        "development": development,
+        "plugins": plugins_digest(),
+        "code": done.code_digest(),
+    }
+
+
+def plugins_digest() -> str | None:
+    """Return the digest of the modules in the folder of `--plugins`, None without one."""
+    plugins = os.environ.get(PLUGINS_VARIABLE)
+    if not plugins:
+        return None
+    folder = Path(plugins)
+    names = [path.name for path in folder.glob("*.py")]
+    return done.files_digest(folder, sorted(names))
+
+
+def source_inputs(source: Source) -> list[Any]:
+    """Return the inputs of the files of one recording."""
+    path = source.path.absolute()
+    # Size and time of the audio file, because reading the audio would take long.
+    stamp = done.stamp(path)
+    return [source.name, path, stamp, source.regions]
+
+
+def is_diarized(out: Path, source: Source, args: Namespace) -> bool:
+    """Return whether all files of a recording exist and are from the same inputs."""
+    json_file = out / f"{source.name}.json"
+    rttm = out / f"{source.name}.rttm"
+    page = out / f"{source.name}.html"
+    are_there = json_file.is_file() and rttm.is_file() and page.is_file()
+    if args.force or not are_there:
+        return False
+    try:
+        facts = read_json(json_file)
+    except ValueError:  # a damaged file is written again
+        return False
+    has_same_inputs = facts.get("inputs") == source.inputs
+    # A user may have corrected the turns by hand.
+    has_same_rttm = facts.get("rttm_sha256") == done.file_digest(rttm)
+    return has_same_inputs and has_same_rttm
 
 
 def report(
-    found: "Diarization",
-    path: Path,
+    result: "Diarization",
+    source: Source,
     args: Namespace,
     model_sha256: str,
     embedded_rate: int | None,
 ) -> None:
-    """Write the files of a recording, or print its RTTM; log who is known.
+    """Write the files of a recording, or print its RTTM; log the known speakers.
 
     embedded_rate: sample rate of the audio in the page (None: a link).
     """
-    name = found.recording
-    for speaker, match in found.matches.items():
-        verdict = "is known" if match.is_known else f"is unknown, nearest {match.name}"
+    name = result.recording
+    for speaker, match in result.matches.items():
+        verdict = f"is unknown, nearest {match.name}"
+        if match.is_known:
+            verdict = "is known"
         scores = f"score {match.score:.4f} (threshold {match.threshold:.4f})"
         log.info("%s: %s %s, %s", name, speaker, verdict, scores)
     if args.out is None:
-        sys.stdout.write(found.to_rttm())
+        sys.stdout.write(result.to_rttm())
         return
-    facts = {**found.to_dict(), "method": args.method, "model_sha256": model_sha256}
-    write_json(args.out / f"{name}.json", facts)
-    write_text(args.out / f"{name}.rttm", found.to_rttm())
-    write_page(args.out / f"{name}.html", found, path, embedded_rate)
-    log.info("%s: %d speakers in %d segments", name, len(found.speakers), len(found))
+
+    rttm = args.out / f"{name}.rttm"
+    write_text(rttm, result.to_rttm())
+    write_page(args.out / f"{name}.html", result, source.path, embedded_rate)
+    facts = {
+        "method": args.method,
+        "model_sha256": model_sha256,
+        "inputs": source.inputs,
+        "rttm_sha256": done.file_digest(rttm),
+    }
+    # Write the JSON last: if it matches the inputs and the RTTM file, all files are complete.
+    write_json(args.out / f"{name}.json", {**result.to_dict(), **facts})
+    num_speakers = len(result.speakers)
+    log.info("%s: %d speakers in %d segments", name, num_speakers, len(result))
 
 
-def write_page(page: Path, found: "Diarization", path: Path, embedded_rate: int | None) -> None:
+def write_page(
+    page: Path,
+    result: "Diarization",
+    path: Path,
+    embedded_rate: int | None,
+) -> None:
     """Write the page of a recording, with its audio or a relative link to it."""
     from speakerlab.data.convert import spool_wave
     from speakerlab.experiments.hardest import data_uri
@@ -106,18 +290,28 @@ def write_page(page: Path, found: "Diarization", path: Path, embedded_rate: int 
 
     if embedded_rate is not None:
         note = "The page holds the audio."
-        audio = data_uri(spool_wave(path, sample_rate=embedded_rate), embedded_rate)
+        samples = spool_wave(path, sample_rate=embedded_rate)
+        audio = data_uri(samples, embedded_rate)
     else:
-        link = Path(os.path.relpath(path, page.parent)).as_posix()
-        note = f"The audio is not in this page: it is played from {link}, beside the page."
+        relative_path = os.path.relpath(path, page.parent)
+        link = Path(relative_path).as_posix()
+        note = (
+            f"The audio is not in this page: it is played from {link}, beside the page."
+        )
         audio = quote(os.fsencode(link))
-    facts = {"Recording": {"file": path.name, "speakers": len(found.speakers)}}
-    write_timeline_page(page, found, audio=audio, note=note, facts=facts)
+    recording = {"file": path.name, "speakers": len(result.speakers)}
+    write_timeline_page(
+        page,
+        result,
+        audio=audio,
+        note=note,
+        facts={"Recording": recording},
+    )
 
 
 def method_of(args: Namespace, model: "SpeakerModel") -> Any:
-    """Build the clustering that the options name; set `method` to the one of the model."""
-    from speakerlab.diarization.ahc import Ahc  # scipy: `--help` needs none
+    """Build the clustering given by the options; without a method, set it to the model's."""
+    from speakerlab.diarization.ahc import Ahc  # scipy, not needed for `--help`
     from speakerlab.inference.tuning import learn_vbx
 
     if args.method == "vbx":
@@ -125,39 +319,66 @@ def method_of(args: Namespace, model: "SpeakerModel") -> Any:
     if args.threshold is not None:
         return Ahc(threshold=args.threshold)
     if args.method in (None, "ahc"):
-        tuning, args.method = model.tuning, args.method or model.tuning.method
-        shown = args.method + (f", threshold {tuning.threshold:g}" * (args.method == "ahc"))
-        default = "the default; `speakerlab calibrate --for diarization` finds what fits the model"
-        source = default if tuning.source is None else f"calibrated on {tuning.source}"
-        log.info("clustering: %s, %s", shown, source)
+        tuning = model.tuning
+        args.method = args.method or tuning.method
+        clustering = args.method
+        if args.method == "ahc":
+            clustering += f", threshold {tuning.threshold:g}"
+        source = f"calibrated on {tuning.source}"
+        if tuning.source is None:
+            source = (
+                "the default; `speakerlab calibrate --for diarization` finds what fits"
+                " the model"
+            )
+        log.info("clustering: %s, %s", clustering, source)
     return args.method
 
 
-def parse(words: Sequence[str]) -> Namespace:
+def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("diarize", __doc__)
     options.add("files FILE", "recordings, in any format and of any length", nargs="+")
     options.add("--speakers N", "number of speakers, if it is known", least=1)
     options.add("--min-speakers N", "least number", least=1, default=1)
     options.add("--max-speakers N", "largest number (default 20)", least=1)
-    vad = "energy, silero, or the speech regions: FILE.rttm, FILE.lab of one recording, or a folder"
-    vad += " (default: energy, or the model of --overlap)"
+    vad = (
+        "energy, silero, or the speech regions: FILE.rttm, FILE.lab of one recording,"
+        " or a folder (default: energy, or the model of --overlap)"
+    )
     options.add("--vad energy|silero|FILE|DIR", vad)
-    segmentation = "pyannote/segmentation-3.0 in ONNX, to find who speaks at the same time"
+    segmentation = (
+        "pyannote/segmentation-3.0 in ONNX, to find who speaks at the same time"
+    )
     options.add("--overlap FILE", segmentation)
     calibrated = "that of `speakerlab calibrate --for diarization`, else"
-    methods = f"clustering, also module:Class of --plugins (default: {calibrated} spectral)"
+    methods = (
+        f"clustering, also module:Class of --plugins (default: {calibrated} spectral)"
+    )
     options.add("--method", methods, choices=METHODS)
     threshold = f"cosine from which ahc merges speakers (default: {calibrated} 0.4)"
     options.add("--threshold COSINE", threshold)
-    options.add("--development DIR", "checked data of speakers that vbx learns its PLDA from")
-    options.add("--known FILE", "file of `speakerlab enroll`, whose speakers keep their names")
+    options.add(
+        "--development DIR", "checked data of speakers that vbx learns its PLDA from"
+    )
+    options.add(
+        "--known FILE", "file of `speakerlab enroll`, whose speakers keep their names"
+    )
     options.add_far()
-    options.add("--out DIR", "folder of the RTTM, JSON and HTML files (default: print RTTM)")
+    options.add(
+        "--out DIR", "folder of the RTTM, JSON and HTML files (default: print RTTM)"
+    )
+    options.add("--force", "diarize again what was diarized with the same inputs")
+    options.add_gpus("to embed with")
     options.add_model_options()
-    args = options.parse_args(words)
-    if args.speakers is not None and (args.min_speakers, args.max_speakers) != (1, None):
-        options.error("--speakers: cannot be combined with --min-speakers or --max-speakers")
-    if (args.method == "vbx") != (args.development is not None):
+    args = options.parse_args(arguments)
+    choose_gpus(args.gpus)
+
+    has_bounds = args.min_speakers != 1 or args.max_speakers is not None
+    if args.speakers is not None and has_bounds:
+        options.error(
+            "--speakers: cannot be combined with --min-speakers or --max-speakers"
+        )
+    has_development = args.development is not None
+    if has_development != (args.method == "vbx"):
         options.error("--development: is needed for --method vbx, and for no other")
     if args.threshold is not None and args.method != "ahc":
         options.error("--threshold: needs --method ahc")
@@ -166,17 +387,25 @@ def parse(words: Sequence[str]) -> Namespace:
     return args
 
 
-def read_regions(vad: str | None, names: Sequence[str]) -> Mapping[str, Sequence[Region]]:
-    """Return the speech regions of each recording; nothing if they are to be found."""
+def read_regions(
+    vad: str | None, names: Sequence[str]
+) -> Mapping[str, Sequence[Region]]:
+    """Return the given speech regions of each recording; {} if they will be detected."""
     if vad in (None, "energy", "silero"):
         return {}
     path = Path(vad)
+    regions: dict[str, Sequence[Region]] = {}
     if any(path.glob("*.lab")):
-        return {name: read_lab(path / f"{name}.lab") for name in names}
-    if path.suffix == ".lab" and len(names) == 1:
-        return {names[0]: read_lab(path)}
+        for name in names:
+            regions[name] = read_lab(path / f"{name}.lab")
+        return regions
     if path.suffix == ".lab":
-        raise ValueError(f"--vad: {path} is of one recording, got {len(names)}; use an RTTM file")
+        # The lines of a .lab file have no recording name.
+        if len(names) != 1:
+            raise ValueError(
+                f"--vad: {path} is of one recording, got {len(names)}; use an RTTM file"
+            )
+        return {names[0]: read_lab(path)}
     if path.suffix != ".rttm" and not path.is_dir():
         raise ValueError(
             f"--vad: must be energy, silero, FILE.rttm, FILE.lab or a folder, got {vad}"
@@ -185,6 +414,11 @@ def read_regions(vad: str | None, names: Sequence[str]) -> Mapping[str, Sequence
     missing = [name for name in names if name not in turns]
     if missing:
         raise ValueError(
-            f"--vad: {path} has no recording {missing[0]}; name the file like its recording"
+            f"--vad: {path} has no recording {missing[0]}; name the file like its"
+            " recording"
         )
-    return {name: merge_regions(turn[:2] for turn in turns[name]) for name in names}
+    for name in names:
+        # Only the speech regions matter here, not the speakers.
+        spoken = [(turn.start, turn.end) for turn in turns[name]]
+        regions[name] = merge_regions(spoken)
+    return regions

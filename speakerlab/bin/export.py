@@ -1,6 +1,7 @@
 """Export a model as an ONNX file, also for sherpa-onnx, or as a 3D-Speaker checkpoint."""
 
 import logging
+from argparse import Namespace
 from collections.abc import Sequence
 
 from speakerlab.bin.command import parser
@@ -10,24 +11,27 @@ from speakerlab.core.atomic import check_writable
 log = logging.getLogger(__name__)
 
 
-def main(words: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     options = parser("export", __doc__)
     options.add("model MODEL", "experiment, model folder or hub:NAME")
     options.add("--out FILE", "file to write", required=True)
-    form = "ONNX (default), ONNX for sherpa-onnx, or a checkpoint of 3D-Speaker"
-    options.add("--format", form, choices=("onnx", "sherpa-onnx", "3dspeaker"), default="onnx")
+    options.add(
+        "--format",
+        "ONNX (default), ONNX for sherpa-onnx, or a checkpoint of 3D-Speaker",
+        choices=("onnx", "sherpa-onnx", "3dspeaker"),
+        default="onnx",
+    )
     speech = "recordings of speech, to compare sherpa-onnx's embeddings with ours"
     options.add("--test FILE", speech, nargs="+", default=[])
     options.add("--force", "write the file for sherpa-onnx although they differ")
     options.add("--int8", "quantise to 8 bits, for CPUs")
     options.add("--calibrate DIR", "checked data directory to calibrate int8 with")
-    args = options.parse_args(words)
-    if args.int8 != (args.calibrate is not None) or (args.int8 and args.format != "onnx"):
-        raise ValueError("export: int8 needs --int8, --calibrate DIR and format onnx; see --help")
-    if bool(args.test) != (args.format == "sherpa-onnx") or args.force > bool(args.test):
-        raise ValueError("export: sherpa-onnx needs --test FILE...; omit it for other formats")
+    args = options.parse_args(arguments)
+    check_combination(args)
     check_writable(args.out)
     model = local(args.model)
+
+    # Import the runtimes only here, so that wrong options fail at once.
     if args.int8:
         from speakerlab.inference.quantize import export_int8
 
@@ -45,3 +49,21 @@ def main(words: Sequence[str]) -> None:
 
         export_onnx(model, args.out)
     log.info("%s: written", args.out)
+
+
+def check_combination(args: Namespace) -> None:
+    """Raise ValueError for conflicting options."""
+    # Int8 needs data for the activation ranges, and exists only for plain ONNX.
+    has_data = args.calibrate is not None
+    is_onnx = args.format == "onnx"
+    if args.int8 != has_data or (args.int8 and not is_onnx):
+        raise ValueError(
+            "export: int8 needs --int8, --calibrate DIR and format onnx; see --help"
+        )
+    has_test = bool(args.test)
+    is_sherpa = args.format == "sherpa-onnx"
+    # Other formats have no comparison that --force could skip.
+    if has_test != is_sherpa or (args.force and not is_sherpa):
+        raise ValueError(
+            "export: sherpa-onnx needs --test FILE...; omit it for other formats"
+        )

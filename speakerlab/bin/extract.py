@@ -1,98 +1,257 @@
 """Extract the embeddings of a data directory with an experiment's model.
 
-Computes the chunks that are missing, and joins them once all are there.
+Computes the missing chunks, and joins all chunks once they are complete.
 """
 
 import logging
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from speakerlab.bin.command import parser
-from speakerlab.core import process
+from speakerlab.bin.command import choose_gpus, parser
 from speakerlab.core.atomic import check_writable
+from speakerlab.data.tables import require_checked
+from speakerlab.data.treatments import UNTREATED, Treatment, read_treatments
 
 if TYPE_CHECKING:
-    from speakerlab.config.embedder import Embedder
+    from speakerlab.data.manifest import Manifest
+    from speakerlab.embedder import Embedder
     from speakerlab.inference.extraction import Extraction
 
 log = logging.getLogger(__name__)
+USUAL_MAX_SECONDS = 120.0  # tables of embeddings record other window lengths
 
 
-def main(words: Sequence[str]) -> None:
-    process.die_with_launcher()
-    args = parse(words)
-    from speakerlab.checkpoints.model_files import embeddings_stem
+def main(arguments: Sequence[str]) -> None:
+    args = parse(arguments)
+    extract(
+        args.exp,
+        args.data,
+        untrained=args.untrained,
+        per_speaker=args.per_speaker,
+        nproc=args.nproc,
+        max_seconds=args.max_seconds,
+        treatments=read_treatments(args.durations, args.codecs),
+        precision=args.precision,
+        job=args.job,
+        wait_minutes=args.wait_minutes,
+    )
+
+
+def extract(
+    exp_dir: Path,
+    data_dir: Path,
+    *,
+    untrained: bool = False,
+    per_speaker: int | None = None,
+    nproc: int = 1,
+    max_seconds: float | None = None,
+    treatments: Sequence[Treatment] = (),
+    precision: str = "fp32",
+    job: tuple[int, int] = (1, 1),
+    wait_minutes: float | None = None,
+) -> None:
+    """Extract the embeddings of the untreated utterances and of each treatment.
+
+    For each parameter, see the help of the option of the same name in `parse`. job: (I, N) for part
+    I of N. wait_minutes: None for not waiting for other jobs.
+    """
     from speakerlab.checkpoints.published import load_initial, load_published
     from speakerlab.data.manifest import read_manifest
-    from speakerlab.data.treatments import UNTREATED, read_treatments
-    from speakerlab.inference.extraction import plan_extraction
     from speakerlab.inference.workers import precision_here, share_threads
 
-    treatments = read_treatments(args.durations, args.codecs)
-    num_threads = share_threads(args.nproc)
-    published = load_published(args.exp)
+    require_model(exp_dir)
+    require_checked(data_dir)
+    num_threads = share_threads(nproc)
+    published = load_published(exp_dir)
     embedder = published.embedder
-    if args.untrained:
-        embedder = load_initial(args.exp, published.config)
-    precision = precision_here(args.precision)
-    if precision.name != "fp32" or args.precision == "auto":
-        log.info("precision: %s, %s", precision.name, precision.reason)
-    # The VAD is in no tensor, so it is not part of the model's hash.
-    facts = {"precision": precision.name, "untrained": args.untrained, "vad": published.config.vad}
-    manifest = read_manifest([args.data], sample_rate=embedder.sample_rate)
+    if untrained:
+        embedder = load_initial(exp_dir, published.config)
+    # `auto` depends on the hardware, so log the choice.
+    used_precision = precision_here(precision)
+    if used_precision.name != "fp32" or precision == "auto":
+        log.info("precision: %s, %s", used_precision.name, used_precision.reason)
+
+    # No tensor contains the VAD, so it is not part of the model's hash.
+    facts = {
+        "precision": used_precision.name,
+        "untrained": untrained,
+        "vad": published.config.vad,
+    }
+    facts |= choose_windows(embedder, max_seconds)
+
+    # Plan all tables before computing the first, so that errors in any table show at once.
+    manifest = read_manifest([data_dir], sample_rate=embedder.sample_rate)
     tables: list[Extraction] = []
-    for treatment in {one.name: one for one in (UNTREATED, *treatments)}.values():
-        which = {"untrained": args.untrained, "treatment": treatment.name}
-        stem = embeddings_stem(args.exp, args.data.name, **which)
-        check_writable(stem.with_name(f"{stem.name}.json"))
-        work = plan_extraction(
-            stem,
+    for treatment in each_once(treatments):
+        table = plan_table(
+            exp_dir,
+            data_dir,
             manifest,
             embedder,
+            treatment,
             model_sha256=published.sha256,
             facts=facts,
-            per_speaker=args.per_speaker,
-            treatment=treatment,
+            per_speaker=per_speaker,
         )
-        tables.append(work)
-    embedder = embedder.for_inference(precision, in_place=True)
-    for work in tables:
-        compute(work, embedder, args, num_threads=num_threads)
+        tables.append(table)
+
+    embedder = embedder.for_inference(used_precision, in_place=True)
+    for table in tables:
+        compute(
+            table,
+            embedder,
+            job=job,
+            nproc=nproc,
+            num_threads=num_threads,
+            wait_minutes=wait_minutes,
+        )
 
 
-def compute(work: "Extraction", embedder: "Embedder", args: Namespace, *, num_threads: int) -> None:
-    """Compute what is missing of a table; join it, or wait for it, as the options say."""
+def each_once(treatments: Sequence[Treatment]) -> list[Treatment]:
+    """Return the treatments with different tables; the untreated utterances come first.
+
+    A treatment with full duration and no codec has the empty name and means untreated utterances.
+    """
+    by_name = {UNTREATED.name: UNTREATED}
+    for treatment in treatments:
+        by_name[treatment.name] = treatment
+    return list(by_name.values())
+
+
+def plan_table(
+    exp_dir: Path,
+    data_dir: Path,
+    manifest: "Manifest",
+    embedder: "Embedder",
+    treatment: Treatment,
+    *,
+    model_sha256: str,
+    facts: dict[str, Any],
+    per_speaker: int | None,
+) -> "Extraction":
+    """Plan the table of one treatment; OSError if its files could not be written."""
+    from speakerlab.checkpoints.model_files import embeddings_stem
+    from speakerlab.inference.extraction import plan_extraction
+
+    stem = embeddings_stem(
+        exp_dir,
+        data_dir.name,
+        untrained=facts["untrained"],
+        treatment=treatment.name,
+    )
+    # Check before the work: an error at the end would lose the results.
+    check_writable(stem.with_name(f"{stem.name}.json"))
+    return plan_extraction(
+        stem,
+        manifest,
+        embedder,
+        model_sha256=model_sha256,
+        facts=facts,
+        per_speaker=per_speaker,
+        treatment=treatment,
+    )
+
+
+def choose_windows(embedder: "Embedder", seconds: float | None) -> dict[str, float]:
+    """Set the window length of long recordings, if given; return it as a fact unless usual."""
+    if seconds is not None:
+        embedder.max_samples = round(seconds * embedder.sample_rate)
+    chosen = embedder.max_samples / embedder.sample_rate
+    return {} if chosen == USUAL_MAX_SECONDS else {"max_seconds": chosen}
+
+
+def require_model(exp_dir: Path) -> None:
+    """Raise FileNotFoundError, one line, if an experiment has no model yet."""
+    from speakerlab.checkpoints.model_files import find_model
+
+    try:
+        find_model(exp_dir)
+    except FileNotFoundError as error:
+        problem = "has no model" if exp_dir.exists() else "does not exist"
+        command = f"speakerlab train --exp {exp_dir} --config YAML"
+        fix = f"train one with `{command}`, or correct --exp"
+        raise FileNotFoundError(f"{exp_dir}: {problem}; {fix}") from error
+
+
+def compute(
+    table: "Extraction",
+    embedder: "Embedder",
+    *,
+    job: tuple[int, int],
+    nproc: int,
+    num_threads: int,
+    wait_minutes: float | None,
+) -> None:
+    """Compute this job's missing chunks of a table, and join the table.
+
+    If chunks of other jobs are missing: with wait_minutes, wait for them; else the last job joins
+    the table.
+    """
     from speakerlab.inference.extraction import name_jobs
     from speakerlab.inference.workers import embed_chunks
 
-    todo = work.todo(args.job)
+    todo = table.todo(job)
     if todo is None:
-        log.info("%s: already extracted with this model and data, kept", work.stem)
+        log.info("%s: already extracted with this model and data, kept", table.stem)
         return
-    if kept := len(work.of_job(args.job)) - len(todo):
-        log.info("%s: %d of %d chunks are finished, kept", work.stem, kept, kept + len(todo))
-    embed_chunks(work, embedder, todo, nproc=args.nproc, num_threads=num_threads)
-    missing = work.join()
-    if missing and args.wait_minutes is None:
-        counts = (len(missing), len(work.chunks), name_jobs(missing, args.job[1]))
-        log.info("%s: %d of %d chunks remain, of %s", work.stem, *counts)
-        return
+    # Chunks of an earlier, interrupted call need not be computed again.
+    num_chunks = len(table.of_job(job))
+    num_finished = num_chunks - len(todo)
+    if num_finished:
+        log.info(
+            "%s: %d of %d chunks are finished, kept",
+            table.stem,
+            num_finished,
+            num_chunks,
+        )
+    embed_chunks(table, embedder, todo, nproc=nproc, num_threads=num_threads)
+
+    num_jobs = job[1]
+    # The job that finishes last joins the chunks.
+    missing = table.join()
     if missing:
-        work.wait(args.job[1], minutes=args.wait_minutes)
-    log.info("%s: %d embeddings of %d dimensions", work.stem, len(work.pieces), embedder.embed_dim)
+        if wait_minutes is None:
+            log.info(
+                "%s: %d of %d chunks remain, of %s",
+                table.stem,
+                len(missing),
+                len(table.chunks),
+                name_jobs(missing, num_jobs),
+            )
+            return
+        table.wait(num_jobs, minutes=wait_minutes)
+    log.info(
+        "%s: %d embeddings of %d dimensions",
+        table.stem,
+        len(table.pieces),
+        embedder.embed_dim,
+    )
 
 
-def parse(words: Sequence[str]) -> Namespace:
+def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("extract", __doc__)
     options.add("--exp DIR", "experiment", required=True)
     options.add("--data DIR", "data directory", required=True)
     options.add("--untrained", "use the weights that the training started with")
-    options.add("--per-speaker K", "extract at most K utterances of each speaker", least=1)
-    options.add_nproc()
+    options.add(
+        "--per-speaker K", "extract at most K utterances of each speaker", least=1
+    )
+    options.add_gpus("a process on each")
+    options.add("--nproc N", "processes (default: one for each of --gpus)", least=1)
+    windows = (
+        "embed longer recordings in windows of S seconds (default: the model's"
+        " max_seconds)"
+    )
+    options.add("--max-seconds S", windows, least=1.0)
     options.add_treatments("also extract with utterances")
     options.add_precision()
     options.add_job("compute part I of N; run the others elsewhere or later")
     wait = "wait for the other jobs; fail if none finishes a chunk for M minutes"
     options.add("--wait-minutes M", wait, least=0.0)
-    return options.parse_args(words)
+    args = options.parse_args(arguments)
+    gpus = choose_gpus(args.gpus)
+    if args.nproc is None:
+        args.nproc = max(1, len(gpus))
+    return args

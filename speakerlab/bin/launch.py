@@ -1,129 +1,295 @@
-"""Run torchrun such that it dies with the shell that started it, and its ranks die with it.
+"""Start the ranks of this host with torch's elastic launcher, and end together with them.
 
-`python -m speakerlab launch <torchrun options> -m speakerlab train <options>`
+`speakerlab train --nproc 2 ...` does this by itself. For other programs, with torchrun's options:
+`speakerlab launch --standalone --nproc-per-node 2 script.py ...`
 
-Returns the exit code of the rank that ended the run, with one line that names the rank or the
-signal. A signal is passed on to the ranks, once.
+The launcher exits with the shell that started it, and its ranks exit with it. It exits with the
+code of the rank that ended the run, and prints one line with the rank or the signal. It forwards
+only the first signal to the ranks.
 """
 
 import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import ClassVar, NoReturn
 
 from torch.distributed import DistNetworkError, DistStoreError, run
 from torch.distributed.elastic import multiprocessing
-from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.api import (
+    SignalException,
+    SubprocessContext,
+)
+from torch.distributed.elastic.multiprocessing.errors import (
+    ChildFailedError,
+    ProcessFailure,
+)
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from speakerlab.core import process
 
 RESUME = "run the same command again to resume from the last checkpoint"
-# A training saves, then leaves. SIGUSR1 is Slurm's.
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-SAVING_SECONDS = 30  # for ranks to leave by themselves
-LOST_SECONDS = 10  # the same after one was killed: the others wait for it and cannot save
+# On these signals, a training saves a checkpoint and exits. Slurm sends SIGUSR1.
+SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+)
+SAVING_SECONDS = 30  # for the ranks to save and exit
+CLOSING_SECONDS = 5  # for closing the rendezvous of the previous attempt
+LOOPBACK = "lo"  # the interface of 127.0.0.1 on Linux
+# For the ranks to exit after one was killed: they wait for it in a collective and cannot save.
+LOST_SECONDS = 10
 REMEDIES = {
-    process.EXIT_INPUT: "see the error above; with several hosts, also the output of the others",
-    process.EXIT_NUMERIC: "see nan_report.json in the experiment; lower training.lr, or use "
-    "runtime.precision=fp32",
+    process.EXIT_INPUT: (
+        "see the error above; with several hosts, also the output of the others"
+    ),
+    process.EXIT_NUMERIC: (
+        "see nan_report.json in the experiment; lower training.lr, or use "
+        "runtime.precision=fp32"
+    ),
     process.EXIT_DIVERGED: "the loss grows: lower training.lr",
-    process.EXIT_MEMORY: "out of memory: use a smaller runtime.micro_batch (run.sh does)",
-    process.EXIT_LOST: "another rank ended: see that rank's message, here or on its host",
+    process.EXIT_MEMORY: "out of memory: use a smaller runtime.micro_batch",
+    process.EXIT_LOST: (
+        "another rank ended: see that rank's message, here or on its host"
+    ),
     -signal.SIGKILL: f"often the kernel's out-of-memory killer, see dmesg; {RESUME}",
-    -signal.SIGBUS: "/dev/shm was full (see df /dev/shm), or a file was truncated while read: "
-    "enlarge it (docker run --shm-size=2g, or --ipc=host), or lower runtime.num_workers; " + RESUME,
+    -signal.SIGBUS: (
+        "/dev/shm was full (see df /dev/shm), or a file was truncated while read:"
+        " enlarge it (docker run --shm-size=2g, or --ipc=host), or lower"
+        " runtime.num_workers; " + RESUME
+    ),
     -signal.SIGABRT: f"a library aborted, see above; {RESUME}",
 }
 
 
 class Ranks(SubprocessContext):
-    """torchrun's rank processes, with what its options cannot express."""
+    """Rank processes of torchrun, with signals and time limits for which it has no options."""
 
-    first: ClassVar[dict[int, int]] = {}  # local rank -> exit code, if it ended itself
+    # Local rank -> exit code, of the ranks that ended before the launcher stopped the others.
+    first: ClassVar[dict[int, int]] = {}
 
     def start(self) -> None:
-        """Start as torchrun does; pass SIGUSR1 (Slurm's) on too, keep what nohup ignores."""
-        ignored = [number for number in SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
+        """Start as torchrun does; also forward Slurm's SIGUSR1, keep ignored signals (nohup)."""
+        ignored: list[signal.Signals] = []
+        for number in SIGNALS:
+            if signal.getsignal(number) == signal.SIG_IGN:
+                ignored.append(number)
+        # torchrun sets its signal handlers here; replace them.
         super().start()
         for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN if number in ignored else pass_on)
+            handler = signal.SIG_IGN if number in ignored else pass_on
+            signal.signal(number, handler)
 
-    def close(self, death_sig: signal.Signals | None = None, timeout: int = SAVING_SECONDS) -> None:
-        """Close as torchrun does, but sooner if a rank was killed and the others wait for it."""
-        if death_sig is None:  # not stopped from outside: some have ended
-            codes = {rank: own.proc.poll() for rank, own in self.subprocess_handlers.items()}
-            Ranks.first = {rank: code for rank, code in codes.items() if code is not None}
-        if min(Ranks.first.values(), default=0) < 0:
+    def close(
+        self,
+        death_sig: signal.Signals | None = None,
+        timeout: int = SAVING_SECONDS,
+    ) -> None:
+        """Close as torchrun does, but earlier if a rank was killed, for which the others wait."""
+        # Without a signal, the run stops because some ranks have ended.
+        if death_sig is None:
+            Ranks.first = {}
+            for rank, handler in self.subprocess_handlers.items():
+                code = handler.proc.poll()
+                if code is not None:
+                    Ranks.first[rank] = code
+        # If a signal killed the rank, its exit code is negative.
+        lowest_code = min(Ranks.first.values(), default=0)
+        if lowest_code < 0:
             timeout = min(timeout, LOST_SECONDS)
         super().close(death_sig, timeout)
 
 
 def pass_on(number: int, _frame: FrameType | None) -> NoReturn:
-    """Stop the run; a second signal (Slurm sends it, and the shell) must not cut saving short.
+    """Stop the run; a second signal, from Slurm or the shell, must not interrupt saving.
 
-    Not SIG_IGN: Python would print a traceback for a second signal that has already arrived.
+    With SIG_IGN, Python would print a traceback for a second signal that has already arrived.
     """
-    for each in SIGNALS:
-        signal.signal(each, lambda *_: None)
+    for later in SIGNALS:
+        signal.signal(later, lambda *_: None)
     raise SignalException(f"got signal {number}", signal.Signals(number))
 
 
-def main(words: Sequence[str]) -> None:
-    """Tie this process to its parent and the ranks to this process, and run torchrun."""
-    process.die_with_launcher()
+@dataclass(frozen=True)
+class End:
+    """End of a run: its exit code, and one line about the cause, empty after success."""
+
+    code: int
+    line: str
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run torchrun with its own options."""
+    end = run_torchrun(add_local_address(arguments))
+    if end.line:
+        sys.stderr.write(f"{end.line}\n")
+    process.leave(end.code)
+
+
+def run_ranks(
+    command: Sequence[str],
+    *,
+    num_ranks: int,
+    num_hosts: int = 1,
+    host: int | None = None,
+    rendezvous: str | None = None,
+    attempt: int = 1,
+) -> End:
+    """Run a Python command as the ranks of this host, and wait until they exit.
+
+    host, rendezvous: number of this host and HOST:PORT of the first host, for several hosts.
+    attempt: 2 after the ranks ran out of memory. Ranks are not restarted automatically: the same
+    command resumes from the checkpoint.
+    """
+    options = ["--nnodes", str(num_hosts)]
+    options += ["--nproc-per-node", str(num_ranks)]
+    options += ["--max-restarts", "0"]
+    if num_hosts == 1:
+        # On a free port, so that several runs can share a host.
+        options.append("--standalone")
+    else:
+        assert host is not None and rendezvous is not None
+        options += join_hosts(host, rendezvous, attempt=attempt)
+        # Host 0 opens the rendezvous; first wait until the previous rendezvous is closed.
+        if attempt > 1 and host > 0:
+            time.sleep(CLOSING_SECONDS)
+
+    process.run_own_package()
+    # Otherwise each rank starts one thread per CPU, and the ranks slow each other down.
+    if num_ranks > 1:
+        num_cpus = process.available_cpus()
+        share = max(1, num_cpus // num_ranks)
+        os.environ.setdefault("OMP_NUM_THREADS", str(share))
+    arguments = [*options, *command]
+    return run_torchrun(add_local_address(arguments))
+
+
+def join_hosts(host: int, rendezvous: str, *, attempt: int) -> list[str]:
+    """Return torchrun's options for one of several hosts; host 0 has the rendezvous."""
+    settings = {
+        # Explicit, because host 0 may resolve its own name to 127.0.0.1.
+        "is_host": int(host == 0),
+        "timeout": 300,
+        "read_timeout": 600,
+        "join_timeout": 600,
+    }
+    first_address, _, _ = rendezvous.rpartition(":")
+    address = first_address if host == 0 else address_towards(first_address)
+
+    options = ["--node-rank", str(host)]
+    options += ["--rdzv-backend", "c10d"]
+    options += ["--rdzv-endpoint", rendezvous]
+    options += ["--rdzv-id", f"speakerlab-{attempt}"]
+    rendezvous_settings = [f"{name}={value}" for name, value in settings.items()]
+    options += ["--rdzv-conf", ",".join(rendezvous_settings)]
+    options += ["--local-addr", address]
+    return options
+
+
+def address_towards(other: str) -> str:
+    """Return the address of this host in the network of another host.
+
+    The name of this host is not resolved, because a failing lookup may take minutes. No packet is
+    sent.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((other, 1))
+        except OSError as error:
+            raise ValueError(
+                f"--rdzv: {other} cannot be reached: {error}; correct it"
+            ) from None
+        return probe.getsockname()[0]
+
+
+def add_local_address(arguments: Sequence[str]) -> list[str]:
+    """Return torchrun's options with the address of this host, if it is the only host.
+
+    Otherwise torchrun resolves the name of this host, which may take minutes.
+    """
+    names = ("--local-addr", "--local_addr")
+    has_address = any(argument.startswith(names) for argument in arguments)
+    if "--standalone" not in arguments or has_address:
+        return list(arguments)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
+    return ["--local-addr", "127.0.0.1", *arguments]
+
+
+def run_torchrun(arguments: Sequence[str]) -> End:
+    """Run torchrun; the ranks exit if this process dies."""
     os.environ[process.PARENT_VARIABLE] = str(os.getpid())
-    multiprocessing.SubprocessContext = Ranks
-    process.die_of_ctrl_c()  # until ranks start, there is nothing to save
-    code, line = 0, ""
     try:
-        run.main(words)
+        return _run_torchrun(arguments)
+    finally:
+        del os.environ[process.PARENT_VARIABLE]
+
+
+def _run_torchrun(arguments: Sequence[str]) -> End:
+    """Run torchrun in this process; convert its exceptions to an `End`."""
+    # Otherwise a second rendezvous finds the store of the first and hangs (torch 2.11, 2.13).
+    os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    multiprocessing.SubprocessContext = Ranks
+    # Ctrl-C may kill this process until the ranks start: there is nothing to save.
+    process.die_of_ctrl_c()
+    try:
+        run.main(arguments)
     except ChildFailedError as error:
         rank = first_failure(error.failures)
         failure = error.failures[rank]
-        line = verdict(rank, failure)
-        # A signal is a negative code here, and 128 + its number in a shell.
-        code = failure.exitcode if failure.exitcode > 0 else process.EXIT_SIGNAL - failure.exitcode
+        code = failure.exitcode
+        # A signal has a negative code here, and 128 + its number in a shell.
+        if code <= 0:
+            code = process.EXIT_SIGNAL - code
+        return End(code, verdict(rank, failure))
     except SignalException as error:
-        line = stopped(error.sigval)
-        code = process.EXIT_SIGNAL + error.sigval
+        return End(process.EXIT_SIGNAL + error.sigval, stopped(error.sigval))
     except (RendezvousError, DistNetworkError, DistStoreError) as error:
-        text = " ".join(str(error).split())[:200]
+        text = " ".join(str(error).split())
+        text = text[:200]
         line = (
-            f"{socket.gethostname()}: other hosts lost or not found: {text}; see their output, "
-            f"and check that HOST:PORT of --rdzv is open; {RESUME}"
+            f"{socket.gethostname()}: other hosts lost or not found: {text}; see their"
+            f" output, and check that HOST:PORT of --rdzv is open; {RESUME}"
         )
-        code = process.EXIT_LOST
-    if line:
-        sys.stderr.write(f"{line}\n")
-    process.leave(code)
+        return End(process.EXIT_LOST, line)
+    return End(0, "")
 
 
 def first_failure(failures: Mapping[int, ProcessFailure]) -> int:
-    """Return the rank to blame: killed ones before those that lost them and those we ended."""
+    """Return the rank that failed first: killed ranks before ranks that ended as a consequence."""
 
     def order(rank: int) -> tuple[bool, bool, bool, int]:
         failure = failures[rank]
-        consequence = failure.exitcode in (process.EXIT_INPUT, process.EXIT_LOST)
-        return failure.local_rank not in Ranks.first, failure.exitcode > 0, consequence, rank
+        was_ended_by_us = failure.local_rank not in Ranks.first
+        was_not_killed = failure.exitcode > 0
+        # A rank that lost a peer exits with one of these codes; all ranks may for one wrong input.
+        consequences = (process.EXIT_INPUT, process.EXIT_LOST)
+        may_be_consequence = failure.exitcode in consequences
+        return was_ended_by_us, was_not_killed, may_be_consequence, rank
 
     return min(failures, key=order)
 
 
 def verdict(rank: int, failure: ProcessFailure) -> str:
-    """Return one line on the rank that failed first, because of which the others stopped."""
+    """Return one line about the rank that failed first and so ended the run."""
     code = failure.exitcode
-    if code - process.EXIT_SIGNAL in SIGNALS:
-        return stopped(signal.Signals(code - process.EXIT_SIGNAL))
-    how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    where = f"rank {rank} on {socket.gethostname()}: ended the run with {how}"
-    return f"{where} (process {failure.pid}); {REMEDIES.get(code, RESUME)}"
+    # A rank that saved after a signal exits with 128 + its number.
+    number = code - process.EXIT_SIGNAL
+    if number in SIGNALS:
+        return stopped(signal.Signals(number))
+    cause = f"exit code {code}"
+    if code <= 0:
+        cause = signal.Signals(-code).name
+    finding = f"rank {rank} on {socket.gethostname()}: ended the run with {cause}"
+    return f"{finding} (process {failure.pid}); {REMEDIES.get(code, RESUME)}"
 
 
 def stopped(number: signal.Signals) -> str:
-    """Return one line on a run that was stopped from outside; its ranks log whether they saved."""
+    """Return one line about a run stopped by a signal; its ranks log whether they saved."""
     return f"stopped by {number.name}; {RESUME}"

@@ -9,41 +9,63 @@ from typing import TYPE_CHECKING
 from speakerlab.bin.command import parser
 from speakerlab.core.faults import nearest
 
-if TYPE_CHECKING:  # they import torch, which is slow: not before the options are valid
+if TYPE_CHECKING:  # these import torch, which is slow: only for valid options
     from speakerlab.config.schema import Config
-    from speakerlab.experiments.planning import Memory
+    from speakerlab.experiments.planning import Footprint, Memory
 
 ROOT = Path(__file__).parents[2]
-TABLE_MODELS, TABLE_CARDS_GB = ("campplus", "eres2net"), (11, 24, 32)
 CARDS_GB = (11, 16, 24, 32, 40, 80)
+# Models in the table of --table.
+TABLE_MODELS = ("campplus", "eres2net")
+TABLE_CARDS_GB = (11, 24, 32)
 
 
-def main(words: Sequence[str]) -> None:
-    args = parse(words)
-    cards_gb = TABLE_CARDS_GB if args.table else [args.gpu_mem] if args.gpu_mem else CARDS_GB
-    models = TABLE_MODELS if args.table else [args.model]
-    for args.model in models:
-        print_plans(load(args), args, cards_gb)
+def main(arguments: Sequence[str]) -> None:
+    args = parse(arguments)
+    if args.table:
+        for model in TABLE_MODELS:
+            args.model = model
+            print_plans(load(args), args, TABLE_CARDS_GB)
+        return
+    cards_gb = [args.gpu_mem] if args.gpu_mem else CARDS_GB
+    print_plans(load(args), args, cards_gb)
 
 
-def parse(words: Sequence[str]) -> Namespace:
+def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("plan", __doc__)
-    what = options.add_mutually_exclusive_group(required=True)
-    options.add("--model NAME", "configuration conf/NAME.yaml", group=what)
-    options.add("--config YAML", "files, as in `speakerlab train`", group=what, nargs="+")
-    options.add("--table", "table of CAM++ and ERes2Net base on 11, 24 and 32 GB", group=what)
+    subject = options.add_mutually_exclusive_group(required=True)
+    options.add("--model NAME", "name of a configuration in conf/", group=subject)
+    options.add(
+        "--config YAML", "files, as in `speakerlab train`", group=subject, nargs="+"
+    )
+    options.add(
+        "--table",
+        "table of CAM++ and ERes2Net base on 11, 24 and 32 GB",
+        group=subject,
+    )
     options.add("--recipe NAME", "add a recipe's configuration to --model")
-    options.add("--gpu-mem GB", "memory of one GPU (default: a table of common sizes)", least=0.1)
+    options.add(
+        "--gpu-mem GB",
+        "memory of one GPU (default: a table of common sizes)",
+        least=0.1,
+    )
     options.add("--gpus N", "number of GPUs", least=1, default=1)
     formats = "default: runtime.precision; auto: plan both fp32 and bf16"
     options.add("--precision", formats, choices=("auto", "fp32", "bf16", "fp16"))
     rows = "training speakers, each speed other than 1 counted as another"
     options.add("--speakers N", rows, least=1, default=10000)
-    options.add("--bank-gb GB", "for noise and rooms on the GPU (default: not counted)", least=0.0)
+    options.add(
+        "--bank-gb GB",
+        "for noise and rooms on the GPU (default: not counted)",
+        least=0.0,
+    )
     options.add_settings()
-    args = options.parse_args(words)
-    if args.recipe is not None and args.model is None and not args.table:
-        raise ValueError(f"--recipe: {args.recipe} needs --model; with --config list its conf.yaml")
+    args = options.parse_args(arguments)
+    has_model = args.model is not None or args.table
+    if args.recipe is not None and not has_model:
+        raise ValueError(
+            f"--recipe: {args.recipe} needs --model; with --config list its conf.yaml"
+        )
     return args
 
 
@@ -51,72 +73,128 @@ def load(args: Namespace) -> "Config":
     """Load the configuration that the recipe would train."""
     from speakerlab.config.schema import load_config
 
-    settings = [*args.set, *([f"runtime.precision={args.precision}"] if args.precision else [])]
+    settings = list(args.set)
+    if args.precision:
+        settings.append(f"runtime.precision={args.precision}")
     if args.config is not None:
         return load_config(args.config, settings)
     layers = [Path(args.model)]
     if args.recipe is not None:
         recipe = ROOT / "egs" / args.recipe
         if not (recipe / "conf.yaml").exists():
-            known = (path.parent.name for path in ROOT.glob("egs/*/conf.yaml"))
-            hint = nearest(args.recipe, known, otherwise="recipes are in a clone of the repository")
+            layer_files = ROOT.glob("egs/*/conf.yaml")
+            recipes = [path.parent.name for path in layer_files]
+            hint = nearest(
+                args.recipe,
+                recipes,
+                otherwise="recipes are in a clone of the repository",
+            )
             raise ValueError(f"--recipe: {args.recipe}: no such recipe{hint}")
-        own = recipe / "conf" / f"{layers[0].stem}.yaml"
-        layers += [recipe / "conf.yaml", *([own] if own.exists() else [])]
+        layers.append(recipe / "conf.yaml")
+        # A recipe may have additional settings for a model.
+        model_name = layers[0].stem
+        of_model = recipe / "conf" / f"{model_name}.yaml"
+        if of_model.exists():
+            layers.append(of_model)
     return load_config(layers, settings)
 
 
 def print_plans(config: "Config", args: Namespace, cards_gb: Sequence[float]) -> None:
-    """Print a line per card and format, with --gpu-mem also its parts; ValueError if none fits."""
+    """Print a line per card and format, with --gpu-mem also the parts; ValueError if none fits."""
     from speakerlab.config import build
     from speakerlab.experiments.corpus import class_speeds
     from speakerlab.training.batch_size import MemoryTooSmall
 
-    num_classes, refused = args.speakers * len(class_speeds(config)), list[MemoryTooSmall]()
-    (unit, length), training = build.batch_unit(config), config.training
-    aim = config.objective.name if config.objective else f"{num_classes} classes"
-    batches = f"global batch {training.global_batch}, training.bn_batch "
-    print(f"{config.model.name}, {aim}, {unit}s{length}, {batches}{training.bn_batch or 'unset'}")
-    size, fit = f"MiB/{unit}", f"{unit}s that fit"
-    print(f"  GPU     format   {size}   {fit}   micro-batch x ranks x accumulation   BN")
-    made = plans(config, args, cards_gb, num_classes)
-    for card_gb, plan in made:
+    num_classes = args.speakers * len(class_speeds(config))
+    unit, length = build.batch_unit(config)
+    training = config.training
+    target = config.objective.name if config.objective else f"{num_classes} classes"
+    print(
+        f"{config.model.name}, {target}, {unit}s{length}, global batch"
+        f" {training.global_batch}, training.bn_batch {training.bn_batch or 'unset'}"
+    )
+    size_head = f"MiB/{unit}"
+    fit_head = f"{unit}s that fit"
+    print(
+        f"  GPU     format   {size_head}   {fit_head}   micro-batch x ranks x"
+        " accumulation   BN"
+    )
+
+    card_plans = plan_cards(config, args, cards_gb, num_classes)
+    refusals: list[MemoryTooSmall] = []
+    for card_gb, memory in card_plans:
         batch = None
         try:
-            batch = plan.batch()
+            batch = memory.batch()
             sizes = f"{batch.micro_batch} x {batch.world_size} x {batch.accumulation}"
             result = f"{sizes:34}   {batch.bn_batch}"
+        # The table also has rows for cards that are too small.
         except MemoryTooSmall as error:
-            refused.append(error)
+            refusals.append(error)
             result = f"refused: {error}"
-        mib = f"{plan.found.crop / 2**20:{len(size)}.1f}   {plan.fit:{len(fit)}}"
-        print(f"  {card_gb:2g} GB   {plan.found.precision:6}   {mib}   {result}")
-        if args.gpu_mem and plan.fit:
-            fixed, crops = plan.fixed / 2**30, plan.fit * plan.crop / 2**30
-            parts = f"{fixed:.2f} GiB for CUDA, weights and optimizer, {crops:.2f} GiB for"
-            print(f"    {parts} {plan.fit} {unit}s")
+        precision = memory.footprint.precision
+        size = f"{memory.footprint.crop / 2**20:{len(size_head)}.1f}"
+        num_fitting = f"{memory.fit:{len(fit_head)}}"
+        print(f"  {card_gb:2g} GB   {precision:6}   {size}   {num_fitting}   {result}")
+        if args.gpu_mem and memory.fit:
+            fixed_gib = memory.fixed / 2**30
+            crops_gib = memory.fit * memory.crop / 2**30
+            print(
+                f"    {fixed_gib:.2f} GiB for CUDA, weights and optimizer,"
+                f" {crops_gib:.2f} GiB for {memory.fit} {unit}s"
+            )
             print(f"    {batch or 'does not fit'}")
+
     if config.runtime.precision == "auto":
         print("runtime.precision auto: bf16 from capability 8.0 on, fp32 below")
-    if args.bank_gb is None and (config.augment.noise_prob or config.augment.room_prob):
-        most = config.runtime.bank_gb
-        print(f"not counted: noise and rooms, up to {most:g} GB (runtime.bank_gb); see --bank-gb")
-    if len(refused) == len(made):
-        raise refused[-1]
+    uses_bank = config.augment.noise_prob or config.augment.room_prob
+    if args.bank_gb is None and uses_bank:
+        bank_gb = config.runtime.bank_gb
+        limit = "a sixth of the free memory"
+        if bank_gb != "auto":
+            limit = f"{bank_gb:g} GB"
+        print(
+            f"not counted: noise and rooms, up to {limit} (runtime.bank_gb); see"
+            " --bank-gb"
+        )
+    # The exit code is 0 if any of the cards is large enough.
+    if len(refusals) == len(card_plans):
+        raise refusals[-1]
 
 
-def plans(
-    config: "Config", args: Namespace, cards_gb: Sequence[float], num_classes: int
+def plan_cards(
+    config: "Config",
+    args: Namespace,
+    cards_gb: Sequence[float],
+    num_classes: int,
 ) -> "list[tuple[float, Memory]]":
     """Return (GB, memory) of each card with each format."""
     from speakerlab.config import build
     from speakerlab.experiments.planning import card_memory, footprint
 
-    split_over = args.gpus if build.is_head_split(config, args.gpus, num_classes) else 1
-    rows, asked = math.ceil(num_classes / split_over), config.runtime.precision
-    found = [
-        footprint(config, num_classes=rows, precision=name, split_over=split_over)
-        for name in (("fp32", "bf16") if asked == "auto" else (asked,))
-    ]
-    more = (args.gpus, args.bank_gb or 0.0)
-    return [(gb, card_memory(config, one, gb, *more)) for gb in cards_gb for one in found]
+    # With many classes, each GPU holds a share of the head's rows.
+    split_over = 1
+    if build.is_head_split(config, args.gpus, num_classes):
+        split_over = args.gpus
+    num_rows = math.ceil(num_classes / split_over)
+
+    precisions = [config.runtime.precision]
+    if config.runtime.precision == "auto":
+        precisions = ["fp32", "bf16"]
+    # Computed once: a training needs the same memory on every card.
+    footprints: list[Footprint] = []
+    for precision in precisions:
+        needs = footprint(
+            config,
+            num_classes=num_rows,
+            precision=precision,
+            split_over=split_over,
+        )
+        footprints.append(needs)
+    bank_gb = args.bank_gb or 0.0
+    memories: list[tuple[float, Memory]] = []
+    for card_gb in cards_gb:
+        for needs in footprints:
+            memory = card_memory(config, needs, card_gb, args.gpus, bank_gb)
+            memories.append((card_gb, memory))
+    return memories

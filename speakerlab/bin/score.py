@@ -4,51 +4,158 @@ import logging
 import math
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from speakerlab.bin import extract
-from speakerlab.bin.command import parser
+from speakerlab.bin.command import choose_gpus, parser
 from speakerlab.checkpoints import model_files
-from speakerlab.core.atomic import alone, check_writable
+from speakerlab.core import done
+from speakerlab.core.atomic import check_writable, locked
 from speakerlab.data.treatments import Treatment, read_treatments
 from speakerlab.experiments import results
-from speakerlab.experiments.embedded import are_embedded, read_development, read_embedded
+from speakerlab.experiments.embedded import (
+    are_embedded,
+    embeddings_inputs,
+    model_inputs,
+    read_development,
+    read_embedded,
+    set_inputs,
+)
 from speakerlab.experiments.evaluate import LEARN_FROM, System, evaluate
 from speakerlab.experiments.report import write_report
 from speakerlab.experiments.trial_list import ListScores, TrialList, read_trial_list
 from speakerlab.scoring.chain import USUAL_TOP_N, Chain, build_chain
+from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.metrics import P_TARGETS
 from speakerlab.scoring.minima import TooFewError
 from speakerlab.scoring.score_files import write_scores
 
 log = logging.getLogger(__name__)
+RECORD = "scores/.scored"  # in the experiment: the inputs of the last scoring
+# Options outside the record: they change no result, or the record has the digests of their files.
+NOT_RECORDED = ("exp", "force", "trials", "plugins", "gpus")
 
 
-def main(words: Sequence[str]) -> None:
-    args = parse(words)
+def main(arguments: Sequence[str]) -> None:
+    args = parse(arguments)
     treatments = read_treatments(args.durations, args.codecs)
+    inputs = inputs_of(args)
+    if not args.force and is_scored(args, inputs, treatments):
+        return
+
     system = open_system(args.exp, args.development)
+    # Check before the work: an error at the end would lose the results.
     for name in ("results.json", "scores/list.txt"):
         check_writable(args.exp / name)
-    with alone(args.exp / results.LOCK):
-        score(args, system, treatments)
+    with locked(args.exp / results.LOCK) as waited:
+        # Another process may have scored the same lists while this process waited.
+        if waited and not args.force and is_scored(args, inputs, treatments):
+            return
+        # The record describes the old results, so remove it before they change.
+        done.forget(args.exp / RECORD)
+        # The untreated utterances have the empty name: `speakerlab extract` embeds them.
+        if any(treatment.name for treatment in treatments):
+            for folder in data_dirs(args):
+                extract_treated(args.exp, folder, treatments)
+        # Only after the extraction, which changes these inputs.
+        inputs |= treated_inputs(args, treatments)
+        written = score(args, system, treatments)
+        inputs |= results_inputs(args)
+        done.record(args.exp / RECORD, inputs, outputs=written)
 
 
-def score(args: Namespace, system: System, treatments: Sequence[Treatment]) -> None:
-    """Score every list, and write the report of all rows of results.json."""
+def is_scored(
+    args: Namespace,
+    inputs: Mapping[str, Any],
+    treatments: Sequence[Treatment],
+) -> bool:
+    """Return whether results.json has the results of these inputs; if so, print them."""
+    current = dict(inputs)
+    current |= treated_inputs(args, treatments)
+    current |= results_inputs(args)
+    if not done.is_done(args.exp / RECORD, current):
+        return False
+    rows = results.read_rows(args.exp / "results.json")
+    # The file may also have identification rows of `speakerlab classify`.
+    verification_rows = [row for row in rows if row.get("task") is None]
+    print_tables(args, verification_rows, treatments)
+    log.info(
+        "%s: already scored with these inputs, kept (--force scores again)", args.exp
+    )
+    return True
+
+
+def inputs_of(args: Namespace) -> dict[str, Any]:
+    """Return the inputs of the scores, the results and the report, for their record."""
+    settings = model_files.read_settings(args.exp)["data"]
+    development = args.development
+    if development is None:
+        development = Path(settings["dir"], settings["train"][0])
+    folders = [*data_dirs(args), development]
+    if args.adapt:
+        folders.append(args.adapt)
+    options: dict[str, Any] = {}
+    for name, value in vars(args).items():
+        if name not in NOT_RECORDED:
+            options[name] = value
+    reference = None
+    if args.reference:
+        reference = done.file_digest(args.reference)
+    return {
+        **model_inputs(args.exp),
+        "options": options,
+        "trials": {str(path): done.file_digest(path) for path in args.trials},
+        "sets": [set_inputs(args.exp, folder) for folder in folders],
+        "reference": reference,
+    }
+
+
+def treated_inputs(args: Namespace, treatments: Sequence[Treatment]) -> dict[str, Any]:
+    """Return the inputs that scoring extracts if they are missing."""
+    tables = [
+        embeddings_inputs(args.exp, folder, treatment=treatment)
+        for folder in data_dirs(args)
+        for treatment in treatments
+    ]
+    return {"treated": done.digest(tables)}
+
+
+def results_inputs(args: Namespace) -> dict[str, Any]:
+    """Return the digest of the results, which another command may have changed."""
+    return {"results": done.file_digest(args.exp / "results.json")}
+
+
+def data_dirs(args: Namespace) -> list[Path]:
+    """Return the data directories of the trial lists, each once."""
+    folders = [path.parent for path in args.trials]
+    return list(dict.fromkeys(folders))
+
+
+def score(
+    args: Namespace,
+    system: System,
+    treatments: Sequence[Treatment],
+) -> list[str]:
+    """Score every list, and write the report of all rows of results.json.
+
+    Return the written files, as paths relative to the folder of the scores.
+    """
     back_ends, notes = build_back_ends(args, system)
+    for folder in data_dirs(args):
+        if not are_embedded(args.exp, folder, untrained=True):
+            log.info(
+                "%s: no untrained embeddings (extract --untrained), left out", folder
+            )
+
     rows: list[results.Row] = []
     scores: list[ListScores] = []
-    for folder in dict.fromkeys(path.parent for path in args.trials):
-        if not are_embedded(args.exp, folder, untrained=True):
-            log.info("%s: no untrained embeddings (extract --untrained), left out", folder)
-        if any(treatment.name for treatment in treatments):
-            extract_treated(args, folder)
+    written = ["../report.html"]
     for path in args.trials:
         listed = read_trial_list(path)
-        notes += notes_of_short_ones(listed, treatments)
-        found, own, left_out = evaluate(
+        notes += notes_of_short_utterances(listed, treatments)
+        list_rows, list_scores, skipped = evaluate(
             system,
             listed,
             back_ends,
@@ -56,67 +163,131 @@ def score(args: Namespace, system: System, treatments: Sequence[Treatment]) -> N
             p_targets=args.p_target,
             treatments=treatments,
         )
-        notes += left_out
-        rows = results.update_results(args.exp / "results.json", found, asked=args.backend)
-        for one in own:
-            # plain cosine scores: scores/<set>_<list>.txt; others carry the back end's name
-            end = "" if one.backend == "cosine" else f"_{one.backend}"
-            name = f"{path.parent.name}_{path.name}{end}.txt"
-            write_scores(args.exp / "scores" / name, listed.trials, one.scores_N)
-        scores += own
+        notes += skipped
+        scores += list_scores
+        # After each list, so that an error in a later list does not lose its results.
+        rows = results.update_results(
+            args.exp / "results.json", list_rows, asked=args.backend
+        )
+        for scored in list_scores:
+            name = scores_file(path, scored.backend)
+            file = args.exp / "scores" / name
+            write_scores(file, listed.trials, scored.scores_N)
+            written.append(name)
+
     for line in notes:
         log.warning("%s", line)
     write_report(args.exp, scores, rows, notes=notes, reference=args.reference)
-    fresh = [row for row in rows if row["model_sha256"] == system.card["sha256"]]
-    sys.stdout.write(results.format_table(fresh) + "\n")
+    print_tables(args, rows, treatments)
+    log.info("%s: wrote results.json and report.html", args.exp)
+    return written
+
+
+def scores_file(trials: Path, back_end: str) -> str:
+    """Return the file name of a list's scores; plain cosine is left out of the name."""
+    name = f"{trials.parent.name}_{trials.name}"
+    if back_end != "cosine":
+        name += f"_{back_end}"
+    return f"{name}.txt"
+
+
+def print_tables(
+    args: Namespace,
+    rows: Sequence[results.Row],
+    treatments: Sequence[Treatment],
+) -> None:
+    """Print the results of the experiment's model, also by treatment of the test side."""
+    # results.json keeps the rows of an earlier model of the experiment.
+    sha256 = model_files.read_card(args.exp)["sha256"]
+    model_rows = [row for row in rows if row["model_sha256"] == sha256]
+    table = results.format_table(model_rows)
+    sys.stdout.write(f"{table}\n")
     conditions = {treatment.condition for treatment in treatments}
     if conditions:
-        sys.stdout.write("\n" + results.format_conditions(fresh, conditions) + "\n")
-    log.info("%s: wrote results.json and report.html", args.exp)
+        table = results.format_conditions(model_rows, conditions)
+        sys.stdout.write(f"\n{table}\n")
 
 
-def parse(words: Sequence[str]) -> Namespace:
+def parse(arguments: Sequence[str]) -> Namespace:
     options = parser("score", __doc__)
     options.add("--exp DIR", "experiment with embeddings of the trials", required=True)
-    options.add("--trials FILE", "lists, each in its data directory", nargs="+", required=True)
+    options.add(
+        "--trials FILE", "lists, each in its data directory", nargs="+", required=True
+    )
     back_end = (
-        "any of mean lda whiten length, then cosine or plda, then optionally snorm or asnorm, then "
-        "optionally qmf, joined by +; the first back end is the primary one (default cosine)"
+        "any of mean lda whiten length, then cosine or plda, then optionally snorm or"
+        " asnorm, then optionally qmf, joined by +; the first back end is the primary"
+        " one (default cosine)"
     )
     options.add("--backend NAME", back_end, nargs="+", default=["cosine"])
-    options.add("--development DIR", "data to learn back ends from (default: first training set)")
+    options.add(
+        "--development DIR",
+        "data to learn back ends from (default: first training set)",
+    )
     calibration = (
-        "trials that calibration learns from: validation speakers, or the list itself by "
-        "cross-validation (default auto: the model's calibration for cosine, else one of the two)"
+        "trials that calibration learns from: validation speakers, or the list itself"
+        " by cross-validation (default auto: the model's calibration for cosine, else"
+        " one of the two)"
     )
     options.add("--calibration", calibration, choices=LEARN_FROM, default="auto")
-    options.add("--top-n N", "cohort speakers that asnorm uses", type=int, default=USUAL_TOP_N)
-    options.add("--lda-dim D", "dimensions that lda keeps (default: as many as possible)", type=int)
-    options.add("--adapt DIR", "data whose embeddings plda adapts to; needs no speaker labels")
+    options.add(
+        "--top-n N",
+        "cohort speakers that asnorm uses",
+        value_type=int,
+        default=USUAL_TOP_N,
+    )
+    options.add(
+        "--lda-dim D",
+        "dimensions that lda keeps (default: as many as possible)",
+        value_type=int,
+    )
+    options.add(
+        "--adapt DIR", "data whose embeddings plda adapts to; needs no speaker labels"
+    )
     priors = "target priors of minDCF (default 0.01 0.05)"
     options.add("--p-target P", priors, nargs="+", default=P_TARGETS)
     options.add_treatments("condition of the results: test side")
-    options.add("--reference FILE", "the recipe's reference curves, drawn behind those of training")
-    args = options.parse_args(words)
+    options.add("--force", "score again what was scored with the same inputs")
+    options.add(
+        "--reference FILE",
+        "the recipe's reference curves, drawn behind those of training",
+    )
+    options.add_gpus("for embeddings of cut or encoded recordings that are missing")
+    args = options.parse_args(arguments)
+    choose_gpus(args.gpus)
     for prior in args.p_target:
         if not 0 < prior < 1:
-            raise ValueError(f"--p-target: {prior:g} is not between 0 and 1; use e.g. 0.01")
+            raise ValueError(
+                f"--p-target: {prior:g} is not between 0 and 1; use e.g. 0.01"
+            )
     return args
 
 
 def build_back_ends(args: Namespace, system: System) -> tuple[list[Chain], list[str]]:
-    """Learn the back ends; a line for each that has too little to learn from.
+    """Learn the back ends; also return a line for each back end with too little data.
 
-    Raises TooFewError if that is the first, the primary one.
+    Raises TooFewError if the first back end, the primary one, has too little data.
     """
-    cohort = None if system.development is None else system.development.cohort
-    adapt = args.adapt and (args.adapt.name, read_embedded(args.exp, args.adapt))
+    cohort = None
+    if system.development is not None:
+        cohort = system.development.cohort
+    adapt: tuple[str, EmbeddingTable] | None = None
+    if args.adapt:
+        adapt_table = read_embedded(args.exp, args.adapt)
+        adapt = (args.adapt.name, adapt_table)
     back_ends: list[Chain] = []
     notes: list[str] = []
     for spec in args.backend:
-        options = {"top_n": args.top_n, "lda_dim": args.lda_dim, "adapt": adapt}
         try:
-            back_ends.append(build_chain(spec, cohort, **options))
+            chain = build_chain(
+                spec,
+                cohort,
+                top_n=args.top_n,
+                lda_dim=args.lda_dim,
+                adapt=adapt,
+            )
+            back_ends.append(chain)
+        # Skip a secondary back end, but never the primary one.
         except TooFewError as error:
             if not back_ends:
                 raise
@@ -124,40 +295,68 @@ def build_back_ends(args: Namespace, system: System) -> tuple[list[Chain], list[
     return back_ends, notes
 
 
-def extract_treated(args: Namespace, folder: Path) -> None:
-    """Extract what stage 5 has not, in the precision of the embeddings that are there."""
-    precision = read_embedded(args.exp, folder).facts.get("precision", "fp32")
-    chosen = ["--exp", args.exp, "--data", folder, "--precision", precision]
-    for name in ("durations", "codecs"):
-        if values := getattr(args, name):
-            chosen += [f"--{name}", *values]
-    extract.main(list(map(str, chosen)))
+def extract_treated(
+    exp_dir: Path,
+    folder: Path,
+    treatments: Sequence[Treatment],
+) -> None:
+    """Extract the missing embeddings of treated utterances; keep the existing ones.
+
+    They have the same precision as the embeddings of the untreated utterances.
+    """
+    untreated = read_embedded(exp_dir, folder)
+    precision = untreated.facts.get("precision", "fp32")
+    extract.extract(exp_dir, folder, precision=precision, treatments=treatments)
 
 
-def notes_of_short_ones(listed: TrialList, treatments: Sequence[Treatment]) -> list[str]:
-    """Return a line for each duration that some test utterances do not exceed."""
+def notes_of_short_utterances(
+    listed: TrialList, treatments: Sequence[Treatment]
+) -> list[str]:
+    """Return a line for each duration with test utterances that are not longer."""
+    test_ids = listed.trials.test_ids
+    seconds: list[float] = []
+    for name in test_ids:
+        if name in listed.seconds:
+            seconds.append(listed.seconds[name])
     notes: list[str] = []
-    seconds = [listed.seconds[name] for name in listed.trials.test_ids if name in listed.seconds]
-    for longest in (one.seconds for one in treatments if math.isfinite(one.seconds)):
-        if short := sum(size <= longest for size in seconds):
-            counts = f"{short:,} of {len(listed.trials.test_ids):,} test utterances"
-            notes.append(f"{listed.name}: {counts} last at most {longest:g} s and were not cut.")
+    for treatment in treatments:
+        duration = treatment.seconds
+        # A full duration, or only a codec, does not cut utterances.
+        if not math.isfinite(duration):
+            continue
+        num_short = sum(length <= duration for length in seconds)
+        if num_short:
+            counts = f"{num_short:,} of {len(test_ids):,} test utterances"
+            notes.append(
+                f"{listed.name}: {counts} last at most {duration:g} s and were not cut."
+            )
     return notes
 
 
 def open_system(exp_dir: Path, development: Path | None) -> System:
     """Open the experiment's model and its development set, by default the first training set."""
-    model, data = model_files.find_model(exp_dir), model_files.read_settings(exp_dir)["data"]
-    found = None
+    model = model_files.find_model(exp_dir)
+    data = model_files.read_settings(exp_dir)["data"]
+    folder = development
+    if folder is None:
+        folder = Path(data["dir"], data["train"][0])
+    development_set = None
     try:
-        found = read_development(exp_dir, development or Path(data["dir"], data["train"][0]))
+        development_set = read_development(exp_dir, folder)
     except (ValueError, FileNotFoundError) as error:
+        # Plain cosine learns nothing, so the default development set may be missing.
         if development is not None:
             raise
-        log.warning("%s; nothing is learned from it", error)  # cosine needs nothing
-    if development is not None and found is None:
+        log.warning("%s; nothing is learned from it", error)
+    if development is not None and development_set is None:
         raise ValueError(
-            f"--development: no embeddings of {development} in {exp_dir}/embeddings; run "
-            f"`speakerlab extract --exp {exp_dir} --data {development} --per-speaker 10`"
+            f"--development: no embeddings of {development} in {exp_dir}/embeddings;"
+            f" run `speakerlab extract --exp {exp_dir} --data {development}"
+            " --per-speaker 10`"
         )
-    return System(exp_dir, model_files.read_card(model), model_files.read_calibration(model), found)
+    return System(
+        exp_dir=exp_dir,
+        card=model_files.read_card(model),
+        calibration=model_files.read_calibration(model),
+        development=development_set,
+    )

@@ -1,11 +1,11 @@
-"""The architectures that 3D-Speaker and WeSpeaker publish, and how tensors show their arguments.
+"""Architectures of 3D-Speaker and WeSpeaker, and the tensors that show their arguments.
 
 `recognise.py` tries the rows of `ARCHITECTURES` in turn. To add one: a row. Arguments that it does
 not name keep the defaults of our constructor. The tests check that every published member of
 tests/models/members.py is recognised with exactly its arguments.
 
-`RENAMES` has the names of parameters that differ from ours. To add one: the shortest pattern that
-matches nothing else, and a comment about the difference. Tensors are never reshaped.
+`RENAMES` maps published parameter names to our names where they differ. To add one: the shortest
+pattern that matches nothing else, and a comment about the difference. Tensors are never reshaped.
 """
 
 import re
@@ -19,11 +19,12 @@ from speakerlab.models import gemini_dfresnet, redimnet, redimnet2, resnet
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row. Tensor names are ours; all combinations of `choices` are tried."""
+    """Row of `ARCHITECTURES`. Tensor names are ours; all combinations of `choices` are tried."""
 
     model: str  # a name in speakerlab.models.MODELS
     toolkit: Toolkit
-    args: Mapping[str, object] = field(default_factory=dict)  # fixed, as no tensor shows them
+    # Arguments that are fixed, because no tensor shows them.
+    args: Mapping[str, object] = field(default_factory=dict)
     # Argument -> tensor: the size of its first axis.
     sizes: Mapping[str, str] = field(default_factory=dict)
     # Argument, if it is not fixed -> tensor that exists if it is true.
@@ -32,21 +33,31 @@ class Architecture:
     choices: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
     def title(self) -> str:
-        """Return its name in messages."""
+        """Return the name for messages."""
         return f"{self.model} of {TITLES[self.toolkit]}"
 
 
 def _resnet(
     toolkit: Toolkit, model: str, *, depths: Iterable[int] = (), **args: object
 ) -> Architecture:
-    """Return a row of ResNet, or of ERes2Net or a relative for one set of widths."""
-    sizes, choices = {**SEG_1, "m_channels": "conv1.weight"}, {"depth": (*depths,)}
+    """Return the row of a ResNet, or of an ERes2Net variant with one set of widths."""
+    # A ResNet is built by its depth. No tensor has the depth as a size, so all depths are tried.
+    choices: dict[str, tuple[object, ...]] = {}
+    if depths:
+        choices["depth"] = tuple(depths)
     return Architecture(
-        model, toolkit, args, sizes=sizes, flags=SEG_2, choices=choices if depths else {}
+        model,
+        toolkit,
+        args,
+        sizes={**SEG_1, "m_channels": "conv1.weight"},
+        flags=SEG_2,
+        choices=choices,
     )
 
 
-SEG_1, SEG_2 = {"embed_dim": "seg_1.weight"}, {"two_emb_layer": "seg_2.weight"}
+# The last layers of most networks: one, or two with a BatchNorm between them.
+SEG_1 = {"embed_dim": "seg_1.weight"}
+SEG_2 = {"two_emb_layer": "seg_2.weight"}
 CAMPPLUS = {
     "embed_dim": "xvector.dense.linear.weight",
     "init_channels": "xvector.tdnn.linear.weight",
@@ -57,19 +68,20 @@ XVECTOR = {
     "hidden_channels": "frame_1.conv_1d.weight",
     "stats_channels": "frame_5.conv_1d.weight",
 }
-# 3D-Speaker's published networks, which differ from WeSpeaker's in their last layers.
+# The published networks of 3D-Speaker differ from WeSpeaker's in the last layers.
 ONE_LAYER = {"pooling": "tstp", "two_emb_layer": False}
 TWO_LAYERS = {"pooling": "tstp", "two_emb_layer": True}
-HUGE: dict[str, Any] = {"base_width": 24, "scale": 3, "expansion": 4}  # also called "aug"
-V2_SETS: tuple[dict[str, Any], ...] = (
-    {"base_width": 26, "scale": 2, "expansion": 2},
-    {"base_width": 24, "scale": 4, "expansion": 4},
-)
+# Widths of ERes2Net "huge", also called "aug", of ERes2NetV2, and of its large form. No tensor has
+# these widths as a size, so each published set has a row.
+HUGE: dict[str, Any] = {"base_width": 24, "scale": 3, "expansion": 4}
+V2: dict[str, Any] = {"base_width": 26, "scale": 2, "expansion": 2}
+V2_LARGE: dict[str, Any] = {"base_width": 24, "scale": 4, "expansion": 4}
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture("campplus", "3dspeaker", sizes=CAMPPLUS),
     _resnet("3dspeaker", "eres2net", **ONE_LAYER),
     _resnet("3dspeaker", "eres2net", **ONE_LAYER, **HUGE),
-    *(_resnet("3dspeaker", "eres2netv2", **ONE_LAYER, **widths) for widths in V2_SETS),
+    _resnet("3dspeaker", "eres2netv2", **ONE_LAYER, **V2),
+    _resnet("3dspeaker", "eres2netv2", **ONE_LAYER, **V2_LARGE),
     _resnet("3dspeaker", "res2net", **ONE_LAYER),
     _resnet("3dspeaker", "resnet", depths=(18, 34), pool_eps=1e-8, **TWO_LAYERS),
     Architecture(
@@ -78,7 +90,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         sizes={"embed_dim": "fc.conv.weight", "channels": "blocks.0.conv.conv.weight"},
         choices={"global_context": (True, False)},
     ),
-    Architecture("xvector", "3dspeaker", {"pool_eps": 1e-8, **ONE_LAYER}, sizes=XVECTOR),
+    Architecture(
+        "xvector",
+        "3dspeaker",
+        {"pool_eps": 1e-8, **ONE_LAYER},
+        sizes=XVECTOR,
+    ),
     Architecture("campplus", "wespeaker", {"pool_eps": 1e-7}, sizes=CAMPPLUS),
     _resnet("wespeaker", "eres2net", pool_eps=1e-7),
     _resnet("wespeaker", "eres2net", pool_eps=1e-7, **HUGE),
@@ -95,7 +112,13 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         flags={"emb_bn": "bn2.weight"},
         choices={"global_context": (False, True)},
     ),
-    Architecture("xvector", "wespeaker", {"pool_eps": 1e-7}, sizes=XVECTOR, flags=SEG_2),
+    Architecture(
+        "xvector",
+        "wespeaker",
+        {"pool_eps": 1e-7},
+        sizes=XVECTOR,
+        flags=SEG_2,
+    ),
     Architecture(
         "simam_resnet",
         "wespeaker",
@@ -108,8 +131,14 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         sizes=SEG_1,
         choices={"depth": tuple(gemini_dfresnet.STAGES)},
     ),
-    Architecture("redimnet", "wespeaker", sizes=SEG_1, choices={"size": tuple(redimnet.SIZES)}),
-    Architecture(  # also the authors' own files
+    Architecture(
+        "redimnet",
+        "wespeaker",
+        sizes=SEG_1,
+        choices={"size": tuple(redimnet.SIZES)},
+    ),
+    # The row also covers the files of ReDimNet2's authors.
+    Architecture(
         "redimnet2",
         "wespeaker",
         sizes={"embed_dim": "linear.weight"},
@@ -146,7 +175,10 @@ RENAMES: dict[tuple[str, Toolkit], list[tuple[str, str]]] = {
         ),
         (r"^backbone\.stage(\d)_up_2d\.1\.", r"backbone.stages.\1.norms.0."),
         (r"^backbone\.stage(\d)_up_1d\.1\.", r"backbone.stages.\1.norms.1."),
-        (r"^backbone\.stage(\d)\.(?!2\.)\d+\.(?=weight$|bias$)", r"backbone.stages.\1.norms.0."),
+        (
+            r"^backbone\.stage(\d)\.(?!2\.)\d+\.(?=weight$|bias$)",
+            r"backbone.stages.\1.norms.0.",
+        ),
         (r"^backbone\.stage(\d)(?:_pre)?\.", r"backbone.stages.\1.pre."),
         (r"^(backbone\.stages\.\d\.pre\.\d+)\.conv_block\.", r"\1."),
     ],
@@ -155,6 +187,7 @@ RENAMES: dict[tuple[str, Toolkit], list[tuple[str, str]]] = {
 
 def to_our_name(name: str, *, model: str, toolkit: Toolkit) -> str:
     """Return our name of a published tensor, empty if it has no part in the embedding."""
-    for pattern, replacement in RENAMES.get((model, toolkit), []):
+    renames = RENAMES.get((model, toolkit), [])
+    for pattern, replacement in renames:
         name = re.sub(pattern, replacement, name)
     return name

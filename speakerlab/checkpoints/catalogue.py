@@ -1,10 +1,10 @@
 """The published models that `hub:NAME` finds: files, names, training data and licences.
 
-3D-Speaker's models are those of its speakerlab/bin/infer_sv.py, on ModelScope; its repository
-describes their training data and states a licence for its code only. WeSpeaker's models are those
-of its docs/pretrained.md and wespeaker/cli/hub.py; it gives a model the licence of its data set
-(VoxBlink2's is stated in the repository of that data set), and its copies of 3D-Speaker's models
-take 3D-Speaker's features. To add a model: a row in catalogue.tsv.
+3D-Speaker lists its models in speakerlab/bin/infer_sv.py and hosts them on ModelScope; its
+repository describes their training data and has a licence for its code only. WeSpeaker lists its
+models in docs/pretrained.md and wespeaker/cli/hub.py; each model has the licence of its data set
+(VoxBlink2's licence is in the repository of that data set). WeSpeaker's copies of 3D-Speaker's
+models take 3D-Speaker's features. To add a model: a row in catalogue.tsv.
 """
 
 import csv
@@ -23,7 +23,7 @@ LIST = "`speakerlab import --list` lists all"
 
 @dataclass(frozen=True)
 class HubModel:
-    """One published model, a row of the table."""
+    """Published model, one row of the table."""
 
     name: str
     short_name: str
@@ -38,44 +38,69 @@ class HubModel:
         return self.path.rpartition("/")[2]
 
 
-with Path(__file__).with_suffix(".tsv").open(encoding="utf-8", newline="") as _table:
-    _rows: list[dict[str, Any]] = [*csv.DictReader(_table, delimiter="\t")]
-MODELS = {row["name"]: HubModel(**row) for row in _rows}
-NAMES = {  # full, without the owner, or short -> full
-    alias: name
-    for name, model in MODELS.items()
-    for alias in (name, name.partition("/")[2], model.short_name)
-}
+# The columns of the table have the names of `HubModel`'s fields.
+MODELS: dict[str, HubModel] = {}
+_path = Path(__file__).with_suffix(".tsv")
+with _path.open(encoding="utf-8", newline="") as _table:
+    _row: dict[str, Any]
+    for _row in csv.DictReader(_table, delimiter="\t"):
+        MODELS[_row["name"]] = HubModel(**_row)
+# A model's full name, its name without the owner, or its short name -> its full name.
+NAMES: dict[str, str] = {}
+for _name, _model in MODELS.items():
+    _, _, _without_owner = _name.partition("/")
+    for _alias in (_name, _without_owner, _model.short_name):
+        NAMES[_alias] = _name
 
 
 def known_name(name: str) -> str:
-    """Return the full name of a published model; ValueError with the nearest for an unknown one.
+    """Return the full name of a published model; ValueError with the nearest name if unknown.
 
     The owner may be left out; `damo/`, ModelScope's former owner, is `iic/`.
     """
-    own = name.replace("damo/", "iic/", 1) if name.startswith("damo/") else name
-    if own not in NAMES:
-        raise ValueError(f"{PREFIX}{name}: no such published model; {near_miss(name) or LIST}")
-    return NAMES[own]
+    current = name
+    if name.startswith("damo/"):
+        current = name.replace("damo/", "iic/", 1)
+    if current not in NAMES:
+        raise ValueError(
+            f"{PREFIX}{name}: no such published model; {near_miss(name) or LIST}"
+        )
+    return NAMES[current]
 
 
 def near_miss(name: str) -> str:
     """Return "did you mean hub:NAME?" if a published model has almost this name, else ""."""
+    # Case is ignored, because it is easily mistaken in names such as `CAM++` and `ERes2Net`.
     lower = {alias.lower(): alias for alias in NAMES}
-    close = get_close_matches(name.lower(), lower, n=1, cutoff=NEAR)
-    return f"did you mean {PREFIX}{lower[close[0]]}?" if close else ""
+    matches = get_close_matches(name.lower(), lower, n=1, cutoff=NEAR)
+    if not matches:
+        return ""
+    (match,) = matches
+    return f"did you mean {PREFIX}{lower[match]}?"
 
 
 def table() -> str:
-    """Return the list of published models, one per line, with what their publishers state."""
+    """Return the list of published models, one per line, with their data and licences."""
     rows = [("name", "training data", "licence", "other name")]
     for model in MODELS.values():
-        names = f"{PREFIX}{model.short_name}", f"{PREFIX}{model.name}"
-        rows.append((names[0], model.training_data, model.licence, names[1]))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        row = (
+            f"{PREFIX}{model.short_name}",
+            model.training_data,
+            model.licence,
+            f"{PREFIX}{model.name}",
+        )
+        rows.append(row)
+    widths: list[int] = []
+    for column in zip(*rows):
+        widths.append(max(map(len, column)))
+    lines: list[str] = []
+    for row in rows:
+        cells = map(str.ljust, row, widths)
+        line = "  ".join(cells).rstrip()
+        lines.append(line)
     note = (
-        "not stated: the publisher's repository states none for its models; see the page of the "
-        f"model,\n{MODELSCOPE}models/iic/..., before you use or share it"
+        "not stated: the publisher's repository states none for its models; see the"
+        f" page of the model,\n{MODELSCOPE}models/iic/..., before you use or share it"
     )
-    return "\n".join([*lines, "", note]) + "\n"
+    lines += ["", note]
+    return "\n".join(lines) + "\n"

@@ -15,8 +15,18 @@ import torch
 from torch import Tensor
 
 from speakerlab.checkpoints.foreign_files import WESPEAKER_NAME, opened, read_tensors
-from speakerlab.checkpoints.published import Published, load_published, publish, refuse_other_folder
-from speakerlab.checkpoints.recognise import COUNTER, Recognised, complete_args, recognise
+from speakerlab.checkpoints.published import (
+    Published,
+    load_published,
+    publish,
+    refuse_other_folder,
+)
+from speakerlab.checkpoints.recognise import (
+    COUNTER,
+    Recognised,
+    complete_args,
+    recognise,
+)
 from speakerlab.checkpoints.toolkit_config import (
     TITLES,
     ForeignConfig,
@@ -25,17 +35,19 @@ from speakerlab.checkpoints.toolkit_config import (
     read_config,
     read_speakers,
 )
-from speakerlab.config.build import build_head
-from speakerlab.config.embedder import Embedder, build_embedder
+from speakerlab.config.build import build_embedder, build_head
 from speakerlab.config.schema import Config, parse_config
 from speakerlab.core.atomic import file_sha256, replacing
+from speakerlab.embedder import Embedder
 from speakerlab.frontend.fbank import Fbank
 
 log = logging.getLogger(__name__)
-PROJECTION = "projection."  # WeSpeaker's head, in the same checkpoint
-# Attention costs the square of the length; as in conf/.
+# Prefix of the tensors of WeSpeaker's head, which is in the same checkpoint.
+PROJECTION = "projection."
+# Longest input of a model, as in conf/. The cost of attention grows with the squared length.
 MAX_SECONDS = {"redimnet": 30.0, "redimnet2": 30.0}
-MELS = "spec.torchfbank.2.melbanks_pt"  # the features in files of ReDimNet2's authors: (F, K, 1)
+# The mel filters (F, K, 1) in files of ReDimNet2's authors.
+MELS = "spec.torchfbank.2.melbanks_pt"
 
 
 def import_checkpoint(
@@ -49,98 +61,178 @@ def import_checkpoint(
 ) -> Published:
     """Import a checkpoint as the model folder `out`.
 
-    config: the toolkit's config.yaml if it is not beside the checkpoint. frontend: whose features
-    the model takes, by default by the checkpoint. speakers: the list of training speakers, which
-    names the rows of the head. about: facts to add to the card. Raises ValueError or
-    FileNotFoundError, and writes nothing, if the checkpoint is not understood completely.
+    config: the toolkit's config.yaml if it is not beside the checkpoint. frontend: the toolkit
+    whose features the model takes, by default inferred from the checkpoint. speakers: the list of
+    training speakers, which names the rows of the head. about: facts to add to the card. Raises
+    ValueError or FileNotFoundError, and writes nothing, if any part of the checkpoint is unknown.
     """
     refuse_other_folder(out)
-    with opened(path) as (file, own_config, classifier):
-        foreign, tensors = read_config(config or own_config), read_tensors(file)
+    with opened(path) as checkpoint:
+        file = checkpoint.file
+        config_file = config or checkpoint.config
+        foreign = read_config(config_file)
+        tensors = read_tensors(file)
+
+        # Recognise the architecture by the tensors of the backbone alone.
         head_CD = tensors.get(f"{PROJECTION}weight")
-        backbone = {name: t for name, t in tensors.items() if not name.startswith(PROJECTION)}
-        has_projection = len(backbone) < len(tensors)
-        shapes = {name: tuple(tensor.shape) for name, tensor in backbone.items()}
-        feat_dim = next(iter(shapes.get(MELS, ())), foreign.feat_dim)
-        found = recognise(
+        backbone: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            if not name.startswith(PROJECTION):
+                backbone[name] = tensor
+        shapes = _shapes_of(backbone)
+        feat_dim = foreign.feat_dim
+        mel_shape = shapes.get(MELS)
+        if mel_shape:
+            feat_dim = mel_shape[0]
+        toolkits = _possible_toolkits(
+            foreign,
+            frontend,
+            file,
+            has_projection=len(backbone) < len(tensors),
+        )
+        recognised = recognise(
             shapes,
-            toolkits=_possible_toolkits(foreign, frontend, file, has_projection=has_projection),
+            toolkits=toolkits,
             pooling=foreign.pooling,
             feat_dim=feat_dim,
             where=str(path),
         )
-        if found.is_of_both and frontend is None:
-            text = (
-                "%s: both 3D-Speaker and WeSpeaker have this network; without a config.yaml it is "
-                "imported as 3D-Speaker's. If it is WeSpeaker's, use --model-config or --frontend"
+        # With the features of the other toolkit, the embeddings would be bad without any error.
+        if recognised.is_of_both and frontend is None:
+            log.warning(
+                "%s: both 3D-Speaker and WeSpeaker have this network; without a"
+                " config.yaml it is imported as 3D-Speaker's. If it is WeSpeaker's, use"
+                " --model-config or --frontend",
+                path,
             )
-            log.warning(text, path)
-        toolkit, title = found.row.toolkit, found.row.title()
-        features = frontend or frontend_of(toolkit, folder=file.absolute().parent)
-        fbank = foreign.frontend("tfmel" if MELS in backbone else features)
-        origin = {"": str(config or own_config or path)}
-        ours = _our_config(found, foreign, {**fbank, "num_mel_bins": feat_dim}, origin)
-        embedder = build_embedder(ours)
-        state = {name: backbone[published] for name, published in found.names.items()}
-        missing, unexpected = embedder.backbone.load_state_dict(state, strict=False)
+
+        # No tensor shows the features, except in files of ReDimNet2's authors.
+        toolkit = recognised.row.toolkit
+        title = recognised.row.title()
+        folder = file.absolute().parent
+        features = frontend or frontend_of(toolkit, folder=folder)
+        fbank_name = "tfmel" if MELS in backbone else features
+        fbank = foreign.frontend(fbank_name)
+        our_config = _our_config(
+            recognised,
+            foreign,
+            frontend={**fbank, "num_mel_bins": feat_dim},
+            origin={"": str(config_file or path)},
+        )
+        embedder = build_embedder(our_config)
+        # Tensors of the checkpoint that have no part in the embedding are left out.
+        state: dict[str, Tensor] = {}
+        for name, published_name in recognised.names.items():
+            state[name] = backbone[published_name]
         # Counters of BatchNorm may be missing and stay 0; `recognise` excludes anything else.
-        assert not unexpected and all(name.endswith(COUNTER) for name in missing), missing
-        if classifier is not None:
-            head_CD = read_tensors(classifier).get("weight")
-        head_state, classes = None, []
-        if foreign.head() and head_CD is not None and speakers is not None:
-            head_state, classes = _named_head(ours, embedder, head_CD, speakers)
-        kept = f"head of {len(classes)} speakers" if head_state else "no head (see --speakers)"
-        log.info("%s: %s, features of %s, %s", file.name, title, TITLES[features], kept)
-        made_from = {
+        missing, unexpected = embedder.backbone.load_state_dict(state, strict=False)
+        assert not unexpected, unexpected
+        for name in missing:
+            assert name.endswith(COUNTER), missing
+
+        # WeSpeaker stores the head in the checkpoint, 3D-Speaker in a separate file.
+        if checkpoint.classifier is not None:
+            head_CD = read_tensors(checkpoint.classifier).get("weight")
+        head_state = None
+        classes: list[str] = []
+        # Without the list of speakers, a row of the head has a number but no name.
+        has_our_kind = foreign.head() is not None
+        if has_our_kind and head_CD is not None and speakers is not None:
+            head_state, classes = _named_head(our_config, embedder, head_CD, speakers)
+        head = "no head (see --speakers)"
+        if head_state:
+            head = f"head of {len(classes)} speakers"
+        log.info(
+            "%s: %s, features of %s, %s",
+            file.name,
+            title,
+            TITLES[features],
+            head,
+        )
+
+        # The digest identifies the user's file: the archive, not a file in it.
+        source_file = path if path.is_file() else file
+        source = {
             "toolkit": toolkit,
             "file": path.name,
-            "sha256": file_sha256(path if path.is_file() else file),
+            "sha256": file_sha256(source_file),
             "architecture": title,
             "features": features,
             **(about or {}),
         }
-        facts = {"source": made_from}
-        publish(out, embedder=embedder, config=ours, facts=facts, head=head_state, speakers=classes)
+        publish(
+            out,
+            embedder=embedder,
+            config=our_config,
+            facts={"source": source},
+            head=head_state,
+            speakers=classes,
+        )
     return load_published(out)
 
 
 def export_3dspeaker(model: Path, out: Path) -> Path:
-    """Write a model as the `embedding_model.ckpt` that 3D-Speaker would have written.
+    """Write a model in the format of 3D-Speaker's `embedding_model.ckpt`.
 
     Raises ValueError if 3D-Speaker has no such model or would compute other features.
     """
     published = load_published(model)
     state = published.embedder.backbone.state_dict()
     names = _published_names(published.config, state, where=str(model))
+    renamed_state: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        renamed_state[names[name]] = tensor
     with replacing(out) as partial_file:
-        torch.save({names[name]: value for name, value in state.items()}, partial_file)
+        torch.save(renamed_state, partial_file)
     return out
 
 
+def _shapes_of(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
 def _our_config(
-    found: Recognised, foreign: ForeignConfig, frontend: dict[str, Any], origin: Mapping[str, str]
+    recognised: Recognised,
+    foreign: ForeignConfig,
+    *,
+    frontend: dict[str, Any],
+    origin: Mapping[str, str],
 ) -> Config:
-    model: dict[str, Any] = {"name": found.row.model, "args": found.args}
-    if found.row.model in MAX_SECONDS:
-        model["max_seconds"] = MAX_SECONDS[found.row.model]
+    """Return the configuration of an imported model; origin: the file to name in errors."""
+    name = recognised.row.model
+    model: dict[str, Any] = {
+        "name": name,
+        "args": recognised.args,
+    }
+    if name in MAX_SECONDS:
+        model["max_seconds"] = MAX_SECONDS[name]
     values = {"model": model, "frontend": frontend}
-    if head := foreign.head():
+    head = foreign.head()
+    if head:
         values["head"] = head
     return parse_config(values, origin=origin)
 
 
 def _possible_toolkits(
-    foreign: ForeignConfig, frontend: Toolkit | None, file: Path, *, has_projection: bool
+    foreign: ForeignConfig,
+    frontend: Toolkit | None,
+    file: Path,
+    *,
+    has_projection: bool,
 ) -> tuple[Toolkit, ...]:
-    """Return the toolkits that a checkpoint may be from, the likelier first.
+    """Return the toolkits that may have written a checkpoint, the likelier first.
 
-    Some networks have the same tensors in both; those count as 3D-Speaker's, as WeSpeaker's come
-    with a config.yaml. A file with WeSpeaker's name but without config.yaml is refused, because its
-    features would be guessed.
+    Some networks have the same tensors in both toolkits; they count as 3D-Speaker's, because
+    WeSpeaker's checkpoints come with a config.yaml. A file with WeSpeaker's name but without
+    config.yaml is refused, because its features would be a guess.
     """
-    if foreign.toolkit or has_projection:
-        return (foreign.toolkit or "wespeaker",)
+    # Certain signs: the toolkit's config.yaml, or a head in the same file (WeSpeaker only).
+    if foreign.toolkit:
+        return (foreign.toolkit,)
+    if has_projection:
+        return ("wespeaker",)
+    # A user who names WeSpeaker's features most likely has a model of WeSpeaker.
     if frontend == "wespeaker":
         return ("wespeaker", "3dspeaker")
     if frontend is None and file.name == WESPEAKER_NAME:
@@ -152,46 +244,88 @@ def _possible_toolkits(
 
 
 def _named_head(
-    config: Config, embedder: Embedder, weight_CD: Tensor, listed: Path
+    config: Config,
+    embedder: Embedder,
+    weight_CD: Tensor,
+    speakers: Path,
 ) -> tuple[Mapping[str, Tensor] | None, list[str]]:
-    """Return the head and the speakers of its rows; none if the rows cannot be named."""
-    if weight_CD.ndim != 2 or weight_CD.shape[1] != embedder.embed_dim:
+    """Return the head and the speakers of its rows; (None, []) if the rows cannot be named."""
+    # A head of another shape, for example after another layer, does not take embeddings.
+    embed_dim = embedder.embed_dim
+    if weight_CD.ndim != 2 or weight_CD.shape[1] != embed_dim:
         return None, []
-    classes = read_speakers(listed, num_rows=len(weight_CD))
+    classes = read_speakers(speakers, num_rows=len(weight_CD))
     if classes is None:
-        text = "%s: does not list the speakers of the head's %d rows"
-        log.warning(text, listed, len(weight_CD))
+        log.warning(
+            "%s: does not list the speakers of the head's %d rows",
+            speakers,
+            len(weight_CD),
+        )
         return None, []
-    head = build_head(config, embed_dim=embedder.embed_dim, num_classes=len(classes))
+    head = build_head(config, embed_dim=embed_dim, num_classes=len(classes))
     with torch.no_grad():
-        head.get_parameter("weight_CD").copy_(weight_CD)
+        weight = head.get_parameter("weight_CD")
+        weight.copy_(weight_CD)
     return head.state_dict(), classes
 
 
-def _published_names(config: Config, state: Mapping[str, Tensor], *, where: str) -> dict[str, str]:
-    """Return our name -> 3D-Speaker's; ValueError naming what 3D-Speaker does not have."""
-    free = ("dither", "num_mel_bins")
-    wanted = {name: p.default for name, p in inspect.signature(Fbank).parameters.items()}
-    wanted |= {"sample_rate": 16000, **{key: config.frontend[key] for key in free}}
-    odd = [f"{key}: {value}" for key, value in config.frontend.items() if value != wanted[key]]
-    if odd := odd + ["vad"] * (config.vad is not None):
+def _published_names(
+    config: Config,
+    state: Mapping[str, Tensor],
+    *,
+    where: str,
+) -> dict[str, str]:
+    """Return our name -> 3D-Speaker's name; ValueError names the settings 3D-Speaker lacks."""
+    # 3D-Speaker's features are the defaults of our Fbank, at 16 kHz, with any number of bins.
+    # Dither is used in training only.
+    wanted: dict[str, Any] = {}
+    parameters = inspect.signature(Fbank).parameters
+    for name, parameter in parameters.items():
+        wanted[name] = parameter.default
+    wanted["sample_rate"] = 16000
+    for name in ("dither", "num_mel_bins"):
+        wanted[name] = config.frontend[name]
+    odd: list[str] = []
+    for name, value in config.frontend.items():
+        if value != wanted[name]:
+            odd.append(f"{name}: {value}")
+    if config.vad is not None:
+        odd.append("vad")
+    if odd:
         raise ValueError(
-            f"{where}: 3D-Speaker cannot compute features with {', '.join(odd)}; use --format onnx"
+            f"{where}: 3D-Speaker cannot compute features with {', '.join(odd)}; use"
+            " --format onnx"
         )
-    found = recognise(
-        {name: tuple(tensor.shape) for name, tensor in state.items()},
+
+    # Importing our tensors as a 3D-Speaker checkpoint gives the map between the names.
+    recognised = recognise(
+        _shapes_of(state),
         toolkits=("3dspeaker",),
         feat_dim=config.frontend["num_mel_bins"],
         where=where,
         outcome="3D-Speaker has no such model; use --format onnx",
     )
-    both = (complete_args(config.model.name, config.model.args), found.args)
-    own, theirs = (json.loads(json.dumps(args)) for args in both)  # tuples as lists
-    names = own.keys() | theirs.keys()
-    differing = [f"{name}: {own.get(name)}" for name in names if own.get(name) != theirs.get(name)]
-    if found.row.model != config.model.name or differing:
+    # Arguments without a tensor, such as a small constant, may still differ.
+    all_args = complete_args(config.model.name, config.model.args)
+    our_args = _as_json(all_args)
+    their_args = _as_json(recognised.args)
+    differing: list[str] = []
+    for name in our_args.keys() | their_args.keys():
+        our_value = our_args.get(name)
+        if our_value != their_args.get(name):
+            differing.append(f"{name}: {our_value}")
+    their_model = recognised.row.model
+    if their_model != config.model.name or differing:
+        # Sorted, because a set has no order: the message must be the same in every run.
+        difference = ", ".join(sorted(differing)) or their_model
         raise ValueError(
-            f"{where}: 3D-Speaker has no {config.model.name} with "
-            f"{', '.join(sorted(differing)) or found.row.model}; use --format onnx"
+            f"{where}: 3D-Speaker has no {config.model.name} with {difference}; use"
+            " --format onnx"
         )
-    return found.names
+    return recognised.names
+
+
+def _as_json(args: Mapping[str, object]) -> dict[str, Any]:
+    """Return arguments as JSON stores them: tuples become lists, so that both compare equal."""
+    text = json.dumps(args)
+    return json.loads(text)

@@ -14,18 +14,29 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PureWindowsPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from speakerlab.checkpoints.toolkit_config import read_config
 
+# Names of the checkpoints of WeSpeaker, and of both toolkits.
 WESPEAKER_NAME = "avg_model.pt"
-NAMES = (WESPEAKER_NAME, "embedding_model.ckpt")  # the toolkits' names of their checkpoints
+NAMES = (WESPEAKER_NAME, "embedding_model.ckpt")
 ENDINGS = (".ckpt", ".bin", ".pt", ".pth")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
-MAX_BYTES = 8 << 30  # of an unpacked archive; the largest published model has a fifth of it
+# Largest size of an unpacked archive, because a small hostile archive can unpack to terabytes. The
+# largest published model has a fifth of this size.
+MAX_BYTES = 8 << 30
+
+
+class Checkpoint(NamedTuple):
+    """The files of a foreign model."""
+
+    file: Path  # the tensors
+    config: Path | None  # the toolkit's config.yaml
+    classifier: Path | None  # 3D-Speaker's head
 
 
 class RefusedError(ValueError):
@@ -33,27 +44,52 @@ class RefusedError(ValueError):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[tuple[Path, Path | None, Path | None]]:
-    """Find the checkpoint of a file, folder or archive, its config.yaml and 3D-Speaker's head.
+def opened(path: Path) -> Iterator[Checkpoint]:
+    """Find the checkpoint in a file, folder or archive, and the files that belong to it.
 
-    An archive, known by its name as torch's checkpoints are zip files too, is unpacked meanwhile.
+    An archive is unpacked to a temporary folder, which is deleted when the context ends. It is
+    recognised by its name, because torch's checkpoints are zip files too.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such checkpoint; check the path")
     with tempfile.TemporaryDirectory() as scratch:
         place = path
-        if path.is_file() and path.name.lower().endswith(ARCHIVES):
-            place = Path(scratch) / path.name.split(".")[0]
+        has_archive_name = path.name.lower().endswith(ARCHIVES)
+        if path.is_file() and has_archive_name:
+            # The name of the folder matters: `frontend_of` looks up the converted models by it.
+            stem, _, _ = path.name.partition(".")
+            place = Path(scratch) / stem
             unpack(path, place)
-            place.mkdir(exist_ok=True)  # of an archive without files
+            # An archive without files leaves no folder.
+            place.mkdir(exist_ok=True)
         try:
-            checkpoint = place if place.is_file() else _find_in(place)
-            files = [folder / "config.yaml" for folder in checkpoint.absolute().parents[:3]]
-            config = next((f for f in files if f.is_file() and read_config(f).toolkit), None)
-            classifier = checkpoint.with_name("classifier.ckpt")
-            yield checkpoint, config, classifier if classifier.exists() else None
-        except ValueError as error:  # names the archive instead of the folder it was unpacked into
-            raise ValueError(str(error).replace(str(place), str(path))) from error
+            file = place
+            if not place.is_file():
+                file = _find_in(place)
+            classifier = file.with_name("classifier.ckpt")
+            yield Checkpoint(
+                file=file,
+                config=_config_of(file),
+                classifier=classifier if classifier.exists() else None,
+            )
+        # Name the archive instead of the folder that it was unpacked into.
+        except ValueError as error:
+            text = str(error)
+            renamed = text.replace(str(place), str(path))
+            raise ValueError(renamed) from error
+
+
+def _config_of(file: Path) -> Path | None:
+    """Return the toolkit's config.yaml beside a checkpoint or in the two folders above."""
+    folders = file.absolute().parents
+    for folder in folders[:3]:
+        config = folder / "config.yaml"
+        if not config.is_file():
+            continue
+        # A config.yaml of another program may lie in the folders above.
+        if read_config(config).toolkit:
+            return config
+    return None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -62,58 +98,103 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Removes the "state_dict" or "model" that training puts around them, and the "module." of
     data-parallel training. Raises ValueError, one line, for any other content.
     """
+    # `weights_only`: an ordinary pickle runs code while it is loaded. The warnings are about the
+    # formats of old versions of torch, which a user cannot change.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            content: Any = torch.load(path, map_location="cpu", weights_only=True)
+            content: Any = torch.load(
+                path,
+                map_location="cpu",
+                weights_only=True,
+            )
     except Exception as error:  # unpickling may raise anything
-        # Not torch's text: it recommends loading the file with its code.
+        # Torch's own text is left out: it recommends loading the file with its code.
         raise ValueError(
-            f"{path}: is not a checkpoint of tensors only ({type(error).__name__}); nothing "
-            "in it was run"
+            f"{path}: is not a checkpoint of tensors only ({type(error).__name__});"
+            " nothing in it was run"
         ) from None
+
     for key in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
+        if not isinstance(content, Mapping):
+            break
+        inner = content.get(key)
+        if isinstance(inner, Mapping):
+            content = inner
     if not isinstance(content, Mapping) or not content:
-        raise ValueError(f"{path}: is not a dictionary of tensors, but a {type(content).__name__}")
-    odd = [name for name, value in content.items() if not _is_whole(name, value)]
-    if odd:
-        raise ValueError(f"{path}: {odd[0]!r} is not a tensor; save the tensors alone")
-    broken = [name for name, value in content.items() if not value.isfinite().all()]
-    if broken:
         raise ValueError(
-            f"{path}: has NaN or infinity in {len(broken)} tensors ({', '.join(broken[:3])}); use "
-            "another checkpoint"
+            f"{path}: is not a dictionary of tensors, but a {type(content).__name__}"
         )
-    prefix = "module." if all(name.startswith("module.") for name in content) else ""
+    _check_tensors(content, path)
+
+    # Data-parallel training puts the prefix before every name. A model may also have a part that is
+    # called "module": then only some names have it, and it stays.
+    prefix = "module."
+    if not all(name.startswith(prefix) for name in content):
+        return dict(content)
     return {name.removeprefix(prefix): value for name, value in content.items()}
 
 
+def _check_tensors(content: Mapping[Any, Any], path: Path) -> None:
+    """Raise ValueError unless these are finite tensors by name; path: for the message."""
+    for name, value in content.items():
+        if not _is_whole(name, value):
+            raise ValueError(
+                f"{path}: {name!r} is not a tensor; save the tensors alone"
+            )
+    broken: list[str] = []
+    for name, tensor in content.items():
+        is_finite = bool(tensor.isfinite().all())
+        if not is_finite:
+            broken.append(name)
+    if broken:
+        raise ValueError(
+            f"{path}: has NaN or infinity in {len(broken)} tensors"
+            f" ({', '.join(broken[:3])}); use another checkpoint"
+        )
+
+
 def _is_whole(name: object, value: object) -> bool:
-    """Return whether this is a named tensor of as many values as the file holds for it."""
-    return (
-        isinstance(name, str)
-        and isinstance(value, Tensor)
-        and (value.layout, value.device.type) == (torch.strided, "cpu")
-        and not value.is_quantized
-        and value.nbytes <= value.untyped_storage().nbytes()
-    )
+    """Return whether this is a named tensor and the file stores all of its values."""
+    if not isinstance(name, str) or not isinstance(value, Tensor):
+        return False
+    if value.layout != torch.strided or value.device.type != "cpu":
+        return False
+    if value.is_quantized:
+        return False
+    # With strides of 0, a small file can claim a tensor that would fill the memory when copied.
+    stored_bytes = value.untyped_storage().nbytes()
+    return value.nbytes <= stored_bytes
 
 
 def _find_in(folder: Path) -> Path:
     """Find a folder's checkpoint: by name, the newest of an experiment, or the only one."""
     for name in NAMES:
         for pattern in (name, f"models/{name}", f"*/{name}"):
-            if files := sorted(folder.glob(pattern)):
+            files = sorted(folder.glob(pattern))
+            if files:
                 return files[0]
-    if saved := list(folder.glob("models/CKPT*/embedding_model.ckpt")):  # CKPT-EPOCH-<number>-00
-        return max(saved, key=lambda file: [int(n) for n in re.findall(r"\d+", file.parent.name)])
+
+    # An experiment of 3D-Speaker: models/CKPT-EPOCH-<number>-00.
+    saved = list(folder.glob("models/CKPT*/embedding_model.ckpt"))
+    if saved:
+        return max(saved, key=_numbers_of_folder)
+
+    # With several files, a guess might import the wrong model without notice.
     files = [file for file in sorted(folder.iterdir()) if file.suffix in ENDINGS]
     if len(files) != 1:
-        shown = ", ".join(file.name for file in files[:5]) or "none"
-        raise ValueError(f"{folder}: checkpoints found: {shown}; name one checkpoint file")
+        names = [file.name for file in files[:5]]
+        shown = ", ".join(names) or "none"
+        raise ValueError(
+            f"{folder}: checkpoints found: {shown}; name one checkpoint file"
+        )
     return files[0]
+
+
+def _numbers_of_folder(file: Path) -> list[int]:
+    """Return the numbers in the name of a checkpoint's folder; the newest has the largest."""
+    numbers = re.findall(r"\d+", file.parent.name)
+    return [int(number) for number in numbers]
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -123,47 +204,85 @@ def unpack(archive: Path, folder: Path) -> None:
     outside the folder.
     """
     try:
-        if archive.name.lower().endswith(".zip"):
-            with zipfile.ZipFile(archive) as bundle:
-                infos = bundle.infolist()
-                modes = [stat.S_IFMT(info.external_attr >> 16) for info in infos]
-                plain = (mode in (0, stat.S_IFREG, stat.S_IFDIR) for mode in modes)
-                _check(archive, ((i.filename, i.file_size, p) for i, p in zip(infos, plain)))
-                bundle.extractall(folder)
+        is_zip = archive.name.lower().endswith(".zip")
+        if is_zip:
+            _unpack_zip(archive, folder)
         else:
-            with tarfile.open(archive) as bundle:
-                members = bundle.getmembers()
-                _check(archive, ((m.name, m.size, m.isfile() or m.isdir()) for m in members))
-                # Without it, a member without a name would become a file in its place.
-                folder.mkdir(parents=True, exist_ok=True)
-                for member in members:  # not extractall, whose filter Debian 12's Python lacks
-                    if file := bundle.extractfile(member):  # None for a folder
-                        path = folder / member.name
-                        path.parent.mkdir(parents=True, exist_ok=True)
-                        with path.open("wb") as target:
-                            shutil.copyfileobj(file, target)
+            _unpack_tar(archive, folder)
     except RefusedError:
         raise
     except Exception as error:  # unpacking may raise anything
+        # The reason may have several lines, but the message has one.
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"{archive}: cannot be unpacked ({reason}); check the disk, or download it again"
+            f"{archive}: cannot be unpacked ({reason}); check the disk, or download it"
+            " again"
         ) from error
 
 
-def _check(archive: Path, members: Iterable[tuple[str, int, bool]]) -> None:
-    """Refuse a hostile or too large archive, by (name, size, is plain) of its members."""
+def _unpack_zip(archive: Path, folder: Path) -> None:
+    with zipfile.ZipFile(archive) as bundle:
+        members: list[Member] = []
+        for info in bundle.infolist():
+            # The upper half of the attributes is the mode on Unix, 0 if made elsewhere.
+            mode = stat.S_IFMT(info.external_attr >> 16)
+            is_plain = mode in (0, stat.S_IFREG, stat.S_IFDIR)
+            member = Member(info.filename, info.file_size, is_plain)
+            members.append(member)
+        _check(archive, members)
+        bundle.extractall(folder)
+
+
+def _unpack_tar(archive: Path, folder: Path) -> None:
+    with tarfile.open(archive) as bundle:
+        infos = bundle.getmembers()
+        members: list[Member] = []
+        for info in infos:
+            is_plain = info.isfile() or info.isdir()
+            member = Member(info.name, info.size, is_plain)
+            members.append(member)
+        _check(archive, members)
+
+        # Without the folder, a member without a name would become a file in its place.
+        folder.mkdir(parents=True, exist_ok=True)
+        # `extractall` is not used, because Debian 12's Python lacks its filter.
+        for info in infos:
+            file = bundle.extractfile(info)
+            # A folder has no file.
+            if file is None:
+                continue
+            path = folder / info.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as target:
+                shutil.copyfileobj(file, target)
+
+
+class Member(NamedTuple):
+    """A member of an archive."""
+
+    name: str
+    size: int  # bytes
+    is_plain: bool  # a regular file or a folder
+
+
+def _check(archive: Path, members: Iterable[Member]) -> None:
+    """Refuse a hostile or too large archive."""
     total = 0
     for name, size, is_plain in members:
-        path = PureWindowsPath(name)  # understands both slashes, and drives
-        if path.drive or path.root or ".." in path.parts:
+        # A Windows path, because it understands both slashes, and drives.
+        path = PureWindowsPath(name)
+        is_absolute = bool(path.drive or path.root)
+        if is_absolute or ".." in path.parts:
             raise RefusedError(
                 f"{archive}: member '{name}' points outside the folder; do not use it"
             )
         if not is_plain:
-            raise RefusedError(f"{archive}: member '{name}' is a link or device; do not use it")
+            raise RefusedError(
+                f"{archive}: member '{name}' is a link or device; do not use it"
+            )
         total += size
         if total > MAX_BYTES:
             raise RefusedError(
-                f"{archive}: unpacks to more than {MAX_BYTES / 2**30:.0f} GiB; unpack it yourself"
+                f"{archive}: unpacks to more than {MAX_BYTES / 2**30:.0f} GiB; unpack"
+                " it yourself"
             )

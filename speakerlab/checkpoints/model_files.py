@@ -9,18 +9,34 @@ from typing import Any
 from speakerlab.checkpoints.catalogue import near_miss
 from speakerlab.config.layers import flatten, merge_layers
 from speakerlab.core.reading import AGAIN, keys, read_json, read_text
-from speakerlab.diarization.clustering import Tuning
+from speakerlab.core.tuning import Tuning
 from speakerlab.scoring.calibration import Calibration
 
 CALIBRATION = "calibration.json"
 TUNING = "diarization.json"
-# What a config.yaml must have to be read without building the model.
-SETTINGS = {"model.name": str, "frontend.sample_rate": int, "data.dir": str, "data.train": list}
+# Keys that a config.yaml needs to be read without building the model.
+SETTINGS = {
+    "model.name": str,
+    "frontend.sample_rate": int,
+    "data.dir": str,
+    "data.train": list,
+}
+# The keys of card.json that are read: first the optional keys, then the required ones.
 CARD = keys(
-    {"train_utterances": int, "train_hours": float, "train_sha256": str}
-    | dict.fromkeys(("source", "init_source"), dict[str, Any] | None)
-    | {f"train_{name}": list[str] for name in ("corpus", "page", "licence", "languages")},
-    **{"sha256": str, "embed_dim": int, "parameters": int},
+    {
+        "train_utterances": int,
+        "train_hours": float,
+        "train_sha256": str,
+        "source": dict[str, Any] | None,
+        "init_source": dict[str, Any] | None,
+        "train_corpus": list[str],
+        "train_page": list[str],
+        "train_licence": list[str],
+        "train_languages": list[str],
+    },
+    sha256=str,
+    embed_dim=int,
+    parameters=int,
 )
 
 
@@ -29,25 +45,32 @@ def find_model(path: Path) -> Path:
     for folder in (path, path / "model"):
         if (folder / "embedder.safetensors").exists():
             return folder
-    found = "is a file" if path.is_file() else "has no embedder.safetensors"
+
+    # Find the likeliest mistake, for the message.
+    problem = "is a file" if path.is_file() else "has no embedder.safetensors"
     fix = (
-        "give an experiment or a model folder: train one (stage 3), or `speakerlab import` a "
-        "checkpoint"
+        "give an experiment or a model folder: `speakerlab train` writes one, and "
+        "`speakerlab import` converts a checkpoint"
     )
     if not path.exists():
-        found, fix = "does not exist", near_miss(str(path)) or fix
-    raise FileNotFoundError(f"{path}: {found}; {fix}")
+        problem = "does not exist"
+        # The user may have left out "hub:".
+        fix = near_miss(str(path)) or fix
+    raise FileNotFoundError(f"{path}: {problem}; {fix}")
 
 
 def read_card(path: Path) -> dict[str, Any]:
     """Read the facts about a model, its sha256 among them."""
-    return read_json(find_model(path) / "card.json", like=CARD)
+    file = find_model(path) / "card.json"
+    return read_json(file, like=CARD)
 
 
 def read_source(path: Path) -> dict[str, Any] | None:
-    """Read the origin of an imported model, or of one fine-tuned from it; None for other models."""
+    """Read the origin of an imported model or a model fine-tuned from one; None for others."""
+    # A fine-tuned model inherits features and licence from its initial model.
     card = read_card(path)
-    return card.get("source") or card.get("init_source")
+    source = card.get("source")
+    return source or card.get("init_source")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -55,28 +78,39 @@ def read_settings(path: Path) -> dict[str, Any]:
     file = find_model(path) / "config.yaml"
     values, _ = merge_layers([file])
     flat = flatten(values)
+    # Callers read these keys without further checks.
     for key, kind in SETTINGS.items():
-        if not isinstance(flat.get(key), kind):
-            raise ValueError(f"{file}: {key} is missing, or no {kind.__name__}; {AGAIN}")
+        value = flat.get(key)
+        if not isinstance(value, kind):
+            raise ValueError(
+                f"{file}: {key} is missing, or no {kind.__name__}; {AGAIN}"
+            )
     return values
 
 
 def read_calibration(folder: Path) -> Calibration | None:
     """Read the calibration of a model folder, None if it has none."""
     path = folder / CALIBRATION
-    return read_json(path, Calibration, fix="calibrate again") if path.exists() else None
+    if not path.exists():
+        return None
+    return read_json(path, Calibration, fix="calibrate again")
 
 
 def read_tuning(folder: Path) -> Tuning:
-    """Read the clustering that was learned for a model folder, the default if there is none."""
-    path, fix = folder / TUNING, "run `speakerlab calibrate --for diarization` again"
-    return read_json(path, Tuning, fix=fix) if path.exists() else Tuning()
+    """Read the clustering tuned for a model folder, the default if there is none."""
+    path = folder / TUNING
+    if not path.exists():
+        return Tuning()
+    fix = "run `speakerlab calibrate --for diarization` again"
+    return read_json(path, Tuning, fix=fix)
 
 
 def read_classes(path: Path) -> list[str]:
     """Read `speakers.txt` of a published model; empty if it has no head."""
     file = find_model(path) / "speakers.txt"
-    return read_text(file).splitlines() if file.exists() else []
+    if not file.exists():
+        return []
+    return read_text(file).splitlines()
 
 
 def embeddings_stem(
@@ -84,7 +118,9 @@ def embeddings_stem(
 ) -> Path:
     """Return the path, without endings, of the embeddings of a data directory.
 
-    treatment: name of what was done to its utterances before; "": nothing.
+    treatment: name of the treatment of its utterances before extraction; "" for none.
     """
     name = "untrained" if untrained else "trained"
-    return exp_dir / "embeddings" / data_name / (f"{name}_{treatment}" if treatment else name)
+    if treatment:
+        name += f"_{treatment}"
+    return exp_dir / "embeddings" / data_name / name

@@ -12,50 +12,87 @@ import speakerlab
 
 # The keys of `environment`.
 ENVIRONMENT = (
-    *("speakerlab", "commit", "python", "torch", "cuda", "cudnn", "driver", "host", "device"),
-    *("gpu", "capability", "threads", "matmul_precision", "conv_tf32", "cudnn_benchmark"),
+    "speakerlab",
+    "commit",
+    "python",
+    "torch",
+    "cuda",
+    "cudnn",
+    "driver",
+    "host",
+    "device",
+    "gpu",
+    "capability",
+    "threads",
+    "matmul_precision",
+    "conv_tf32",
+    "cudnn_benchmark",
     "deterministic",
 )
 
 
 def commit() -> str:
-    """Return the commit of the source tree, `-dirty` if changed, or the one that pip installed.
+    """Return the commit of the source tree (`-dirty` if changed), or the commit pip installed.
 
-    `unknown` if there is none. The package itself may lie in another repository of the user's.
+    Return `unknown` if there is none. A repository that merely contains the package is ignored.
     """
     root = Path(speakerlab.__file__).parents[1]
+    # Only if the root of the repository is here: git itself would also search parent folders.
     if (root / ".git").exists():
-        return ask_git(root, "describe", "--always", "--dirty", "--abbrev=12") or "unknown"
+        name = ask_git(root, "describe", "--always", "--dirty", "--abbrev=12")
+        return name or "unknown"
+
+    # pip writes this file when it installs from a repository.
     installed = root / f"speakerlab-{speakerlab.__version__}.dist-info/direct_url.json"
-    origin = json.loads(installed.read_text("utf-8")) if installed.exists() else {}
-    return origin.get("vcs_info", {}).get("commit_id", "unknown")[:12]
+    origin: dict[str, Any] = {}
+    if installed.exists():
+        text = installed.read_text("utf-8")
+        origin = json.loads(text)
+    repository = origin.get("vcs_info", {})
+    commit_id = repository.get("commit_id", "unknown")
+    return commit_id[:12]
 
 
-def ask_git(folder: Path, *words: str) -> str:
-    """Return git's answer about a folder; empty if it is no repository or git is missing."""
-    command = ["git", "-C", str(folder), *words]
+def ask_git(folder: Path, *arguments: str) -> str:
+    """Return the output of git for a folder; empty if it is no repository or git is missing."""
+    command = ["git", "-C", str(folder), *arguments]
+    # Many container images have no git.
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except OSError:  # git is not installed, as in many images
+        process = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
         return ""
+    return process.stdout.strip()
 
 
 def driver(root: Path = Path("/")) -> str | None:
     """Return the version of NVIDIA's kernel driver, or None. `root` is the folder of `proc`."""
+    file = root / "proc/driver/nvidia/version"
     try:
-        text = (root / "proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace")
+        text = file.read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    found = re.search(r"\s(\d+(\.\d+)+)\s", text)
-    return found.group(1) if found else None
+    # The version is the first number with dots, between a name and a date.
+    match = re.search(r"\s(\d+(\.\d+)+)\s", text)
+    return match.group(1) if match else None
 
 
 def environment(device: Any) -> dict[str, Any]:
-    """Return versions and hardware that affect results and speed; every key is always there."""
-    import torch  # callers that only need the commit do without
+    """Return versions and hardware that affect results and speed; all keys are always present."""
+    import torch  # not at the top: `commit` does not need it
 
-    on_gpu = device.type == "cuda"
-    found = {
+    gpu_name = None
+    capability = None
+    if device.type == "cuda":
+        gpu_name = torch.cuda.get_device_name(device)
+        # A list, because JSON has no tuples.
+        capability = list(torch.cuda.get_device_capability(device))
+
+    facts = {
         "speakerlab": speakerlab.__version__,
         "commit": commit(),
         "python": platform.python_version(),
@@ -65,13 +102,13 @@ def environment(device: Any) -> dict[str, Any]:
         "driver": driver(),
         "host": socket.gethostname(),
         "device": str(device),
-        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
-        "capability": list(torch.cuda.get_device_capability(device)) if on_gpu else None,
+        "gpu": gpu_name,
+        "capability": capability,
         "threads": torch.get_num_threads(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "conv_tf32": torch.backends.cudnn.allow_tf32,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-    assert tuple(found) == ENVIRONMENT
-    return found
+    assert tuple(facts) == ENVIRONMENT
+    return facts

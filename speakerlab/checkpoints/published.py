@@ -21,7 +21,7 @@ from speakerlab.checkpoints.model_files import (
     read_card,
     read_tuning,
 )
-from speakerlab.config.embedder import Embedder, build_backbone, build_embedder
+from speakerlab.config.build import build_backbone, build_embedder
 from speakerlab.config.schema import Config, load_config
 from speakerlab.core.atomic import (
     check_writable,
@@ -32,15 +32,17 @@ from speakerlab.core.atomic import (
     write_text,
 )
 from speakerlab.core.shapes import shapes_only
-from speakerlab.diarization.clustering import Tuning
+from speakerlab.core.tuning import Tuning
+from speakerlab.embedder import Embedder
 from speakerlab.scoring.calibration import Calibration
 
+# In an experiment that began from another model: its weights before the first step.
 INITIAL = "initial.safetensors"
 
 
 @dataclass(frozen=True)
 class Published:
-    """A published model, loaded from disk."""
+    """Published model, loaded from disk."""
 
     folder: Path
     config: Config
@@ -62,52 +64,84 @@ def publish(
 ) -> str:
     """Write a model folder, replacing an older one; return the sha256 of the weights.
 
-    head: its tensors; speakers: those of its rows. Imported models may have neither.
+    head: its tensors; speakers: the speakers of its rows. Imported models may have neither.
     """
     refuse_other_folder(folder)
-    parameters = sum(p.numel() for p in embedder.parameters())
+    num_parameters = 0
+    for parameter in embedder.parameters():
+        num_parameters += parameter.numel()
     with replacing_folder(folder) as fresh:
         write_tensors(fresh / "embedder.safetensors", embedder.state_dict())
         config.write(fresh / "config.yaml")
         if head is not None:
             write_tensors(fresh / "head.safetensors", head)
-            write_text(fresh / "speakers.txt", "".join(f"{name}\n" for name in speakers))
+            # Line n is the speaker of row n.
+            lines = [f"{name}\n" for name in speakers]
+            write_text(fresh / "speakers.txt", "".join(lines))
         if calibration is not None:
             write_json(fresh / CALIBRATION, asdict(calibration))
         digest = file_sha256(fresh / "embedder.safetensors")
-        card = {"sha256": digest, "embed_dim": embedder.embed_dim, "parameters": parameters}
-        write_json(fresh / "card.json", {**card, **facts})
+        card = {
+            "sha256": digest,
+            "embed_dim": embedder.embed_dim,
+            "parameters": num_parameters,
+            **facts,
+        }
+        write_json(fresh / "card.json", card)
     return digest
 
 
 def refuse_other_folder(folder: Path) -> None:
     """Raise ValueError unless a model folder can be written: new, or in place of an older one."""
+    # An older model is replaced by a folder that is written beside it.
     place = folder.resolve()
-    check_writable(place.with_name(f".{place.name}") if place.exists() else folder)
-    is_ours = folder.is_dir() and not (folder / "checkpoints").exists()
-    if is_ours and (not any(folder.iterdir()) or (folder / "card.json").exists()):
+    written_folder = folder
+    if place.exists():
+        written_folder = place.with_name(f".{place.name}")
+    check_writable(written_folder)
+    if not folder.exists():
         return
-    if folder.exists():
-        raise ValueError(f"{folder}: already exists and is not a model folder; choose another path")
+    is_empty_or_model = False
+    # An experiment has a card.json in its folder `model`, and must never be replaced.
+    is_experiment = (folder / "checkpoints").exists()
+    if folder.is_dir() and not is_experiment:
+        is_empty = not any(folder.iterdir())
+        is_empty_or_model = is_empty or (folder / "card.json").exists()
+    if not is_empty_or_model:
+        raise ValueError(
+            f"{folder}: already exists and is not a model folder; choose another path"
+        )
 
 
 def load_published(path: Path) -> Published:
-    """Load the model of a folder or experiment, in eval mode, its weights checked by its card."""
+    """Load a published model in eval mode; check its weights against the digest in its card."""
     folder = find_model(path)
     weights = folder / "embedder.safetensors"
+    # A copy may be cut or damaged, or mixed from two models.
     digest = file_sha256(weights)
     wanted = read_card(folder)["sha256"]
     if digest != wanted:
-        raise ValueError(f"{weights}: sha256 is {digest} instead of {wanted}; copy the model again")
+        raise ValueError(
+            f"{weights}: sha256 is {digest} instead of {wanted}; copy the model again"
+        )
     config = load_config([folder / "config.yaml"])
-    with _naming(folder / "config.yaml"), shapes_only():  # no memory for sizes of other weights
-        network = nn.ModuleDict({"backbone": build_backbone(config)})
+    # Compare the shapes before any memory is taken: a wrong config.yaml may state huge sizes.
+    with _naming(folder / "config.yaml"), shapes_only():
+        backbone = build_backbone(config)
+    # Only the backbone of an embedder has weights; the name gives the same prefix.
+    network = nn.ModuleDict({"backbone": backbone})
     tensors = read_tensors_of(network, weights)
     with _naming(folder / "config.yaml"):
         embedder = build_embedder(config)
     embedder.load_state_dict(tensors)
-    stored = read_calibration(folder), read_tuning(folder)
-    return Published(folder, config, embedder.eval(), digest, *stored)
+    return Published(
+        folder=folder,
+        config=config,
+        embedder=embedder.eval(),
+        sha256=digest,
+        calibration=read_calibration(folder),
+        tuning=read_tuning(folder),
+    )
 
 
 @contextmanager
@@ -120,15 +154,18 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def load_initial(exp_dir: Path, config: Config) -> Embedder:
-    """Load the embedder as its training began: random, or from --init."""
+    """Load the embedder with its weights before training: random, or from --init."""
+    # Random weights are drawn again from the seed.
     embedder = build_embedder(config)
-    if (exp_dir / INITIAL).exists():
-        embedder.load_state_dict(read_tensors_of(embedder, exp_dir / INITIAL))
+    path = exp_dir / INITIAL
+    if path.exists():
+        tensors = read_tensors_of(embedder, path)
+        embedder.load_state_dict(tensors)
     return embedder.eval()
 
 
 def write_initial(exp_dir: Path, embedder: Embedder) -> None:
-    """Keep the weights that a training begins with if they are not drawn from the seed."""
+    """Write the initial weights of a training that are not drawn from the seed."""
     write_tensors(exp_dir / INITIAL, embedder.state_dict())
 
 
@@ -138,28 +175,37 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except OSError:
         raise
-    except Exception as error:  # a header of unknown types may raise others than its own
-        raise ValueError(f"{path}: is not a safetensors file ({error}); copy it again") from error
+    # Not only safetensors' own error: a header of unknown types raises others.
+    except Exception as error:
+        raise ValueError(
+            f"{path}: is not a safetensors file ({error}); copy it again"
+        ) from error
 
 
 def read_tensors_of(module: nn.Module, path: Path) -> dict[str, Tensor]:
-    """Read the weights of a module; ValueError if the file has others, or of other shapes."""
-    own, loaded = module.state_dict(), read_tensors(path)
-    odd = [
-        name
-        for name in sorted(own.keys() | loaded.keys())
-        if name not in own or name not in loaded or own[name].shape != loaded[name].shape
-    ]
+    """Read the weights of a module; ValueError if the names or shapes in the file differ."""
+    wanted = module.state_dict()
+    loaded = read_tensors(path)
+    odd: list[str] = []
+    all_names = wanted.keys() | loaded.keys()
+    for name in sorted(all_names):
+        is_in_both = name in wanted and name in loaded
+        if not is_in_both or wanted[name].shape != loaded[name].shape:
+            odd.append(name)
     if odd:
         raise ValueError(
-            f"{path}: is not of the configured model: {len(odd)} tensors are missing, unexpected "
-            f"or of another shape ({', '.join(odd[:3])}); use its model section"
+            f"{path}: is not of the configured model: {len(odd)} tensors are missing,"
+            f" unexpected or of another shape ({', '.join(odd[:3])}); use its model"
+            " section"
         )
     return loaded
 
 
 def write_tensors(path: Path, state: Mapping[str, Tensor]) -> None:
     """Write tensors atomically, with the permissions of any other file."""
-    tensors = {name: t.detach().cpu().contiguous() for name, t in state.items()}
+    # safetensors refuses tensors that are not contiguous.
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        tensors[name] = tensor.detach().cpu().contiguous()
     with replacing(path) as partial:
         partial.write_bytes(save(tensors))

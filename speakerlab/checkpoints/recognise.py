@@ -11,15 +11,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from speakerlab.checkpoints.architectures import ARCHITECTURES, Architecture, to_our_name
+from speakerlab.checkpoints.architectures import (
+    ARCHITECTURES,
+    Architecture,
+    to_our_name,
+)
 from speakerlab.checkpoints.toolkit_config import Toolkit
 from speakerlab.core.faults import Faults
 from speakerlab.core.shapes import shapes_only
 from speakerlab.models import MODELS
 
 Shape = tuple[int, ...]
-COUNTER = "num_batches_tracked"  # of BatchNorm; unused, and missing in old checkpoints
-ASTP_TENSOR = "pool.linear1.weight"  # other poolings are known by the configuration only
+# The batch counter of BatchNorm: unused, and missing in old checkpoints.
+COUNTER = "num_batches_tracked"
+# Attentive pooling has this tensor; other poolings have none, and show in the configuration only.
+ASTP_TENSOR = "pool.linear1.weight"
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Recognised:
     row: Architecture
     args: dict[str, object]  # all arguments of our constructor except `feat_dim`
     names: dict[str, str]  # our name -> published name
-    is_of_both: bool = False  # networks of two toolkits fit
+    is_of_both: bool = False  # networks of both toolkits fit
 
 
 def recognise(
@@ -43,80 +49,140 @@ def recognise(
 ) -> Recognised:
     """Return the architecture whose tensors have exactly these names and shapes.
 
-    If networks of both toolkits fit, that of the first of `toolkits` is taken. pooling: from the
-    configuration, as two poolings without tensors look alike. outcome: ends the ValueError that
+    If networks of both toolkits fit, the network of the first of `toolkits` is taken. pooling: from
+    the configuration, as two poolings without tensors look alike. outcome: ends the ValueError that
     reports a partial match.
     """
-    fits, nearest, likeness, verdict = list[Recognised](), Faults(), (0, 0), ""
-    known = [row for toolkit in toolkits for row in ARCHITECTURES if row.toolkit == toolkit]
-    for row in known:
-        for found, wanted in _interpret(row, shapes, pooling=pooling, feat_dim=feat_dim):
-            faults, num_fitting = _compare(found.names, wanted, shapes)
+    rows = _rows_of(toolkits)
+
+    # Compare with every row and choice of arguments. The nearest one has the most fitting tensors
+    # and, if several have equally many, the fewest faults; it is only used in the message.
+    fits: list[Recognised] = []
+    nearest = Faults()
+    best_likeness = (0, 0)
+    verdict = ""
+    for row in rows:
+        candidates = _interpret(row, shapes, pooling=pooling, feat_dim=feat_dim)
+        for candidate, wanted in candidates:
+            faults, num_fitting = _compare(candidate.names, wanted, shapes)
             if not faults:
-                fits.append(found)
-            like = num_fitting, -sum(map(len, faults.lines.values()))
-            if like > likeness:
-                nearest, likeness = faults, like
-                count = sum(not name.endswith(COUNTER) for name in wanted)
-                verdict = f"{num_fitting} of {count} tensors fit the nearest, {row.title()}"
+                fits.append(candidate)
+            num_faults = 0
+            for lines_of_kind in faults.lines.values():
+                num_faults += len(lines_of_kind)
+            likeness = (num_fitting, -num_faults)
+            if likeness > best_likeness:
+                best_likeness = likeness
+                nearest = faults
+                tensors = [name for name in wanted if not name.endswith(COUNTER)]
+                verdict = (
+                    f"{num_fitting} of {len(tensors)} tensors fit the nearest,"
+                    f" {row.title()}"
+                )
+
     if fits:
-        return replace(fits[0], is_of_both=len({found.row.toolkit for found in fits}) > 1)
+        fitting_toolkits = {fit.row.toolkit for fit in fits}
+        is_of_both = len(fitting_toolkits) > 1
+        return replace(fits[0], is_of_both=is_of_both)
     if not nearest:
+        titles = sorted({row.title() for row in rows})
         raise ValueError(
-            f"{where}: holds no known architecture, but {len(shapes)} tensors "
-            f"({', '.join(list(shapes)[:3])}, ...); known are "
-            f"{', '.join(sorted({row.title() for row in known}))}"
+            f"{where}: holds no known architecture, but {len(shapes)} tensors"
+            f" ({', '.join(list(shapes)[:3])}, ...); known are {', '.join(titles)}"
         )
     verdict = f"{where}: matches no known architecture; {verdict}; {outcome}"
     raise ValueError(nearest.report(verdict))
 
 
+def _rows_of(toolkits: Iterable[Toolkit]) -> list[Architecture]:
+    """Return the rows of some toolkits, in the order of `toolkits`; the first fit is taken."""
+    rows: list[Architecture] = []
+    for toolkit in toolkits:
+        for row in ARCHITECTURES:
+            if row.toolkit == toolkit:
+                rows.append(row)
+    return rows
+
+
 def complete_args(model: str, args: Mapping[str, object]) -> dict[str, object]:
     """Return all arguments of our constructor except `feat_dim`, with its defaults."""
+    complete: dict[str, object] = {}
     parameters = inspect.signature(MODELS[model]).parameters
-    defaults = {name: p.default for name, p in parameters.items() if name != "feat_dim"}
-    return {**defaults, **args}
+    for name, parameter in parameters.items():
+        if name != "feat_dim":
+            complete[name] = parameter.default
+    return {**complete, **args}
 
 
 def _interpret(
-    row: Architecture, shapes: Mapping[str, Shape], *, pooling: str | None, feat_dim: int
+    row: Architecture,
+    shapes: Mapping[str, Shape],
+    *,
+    pooling: str | None,
+    feat_dim: int,
 ) -> Iterator[tuple[Recognised, dict[str, Shape]]]:
     """Yield each combination of arguments that a row leaves open, and the shapes of its tensors."""
+    # Our name -> published name. If two published tensors would get one name, the second keeps its
+    # own, so that it counts as unexpected instead of replacing the first.
     names: dict[str, str] = {}
     for published in shapes:
         ours = to_our_name(published, model=row.model, toolkit=row.toolkit)
         if ours:
-            names[published if ours in names else ours] = published  # keep duplicates apart
-    own = {name: shapes[published] for name, published in names.items()}
-    if not own.keys() & row.sizes.values():
+            names[published if ours in names else ours] = published
+    our_shapes: dict[str, Shape] = {}
+    for ours, published in names.items():
+        our_shapes[ours] = shapes[published]
+    # Without any tensor that shows a size, the checkpoint is of another architecture: there is no
+    # need to build models and compare them.
+    if not our_shapes.keys() & row.sizes.values():
         return
-    args = {**_args_from_shapes(row, own), **row.args}
-    known = inspect.signature(MODELS[row.model]).parameters
-    if "pooling" in known and "pooling" not in args:
-        shown = "astp" if ASTP_TENSOR in own else known["pooling"].default
-        args["pooling"] = pooling or shown
-    args = {name: value for name, value in args.items() if name in known}
+
+    shape_args = _args_from_shapes(row, our_shapes)
+    args = {**shape_args, **row.args}
+    constructor = MODELS[row.model]
+    parameters = inspect.signature(constructor).parameters
+    if "pooling" in parameters and "pooling" not in args:
+        usual_pooling = parameters["pooling"].default
+        if ASTP_TENSOR in our_shapes:
+            usual_pooling = "astp"
+        args["pooling"] = pooling or usual_pooling
+    # The shapes may also show arguments that this constructor does not have, such as `blocks`.
+    args = {name: value for name, value in args.items() if name in parameters}
+
     for values in itertools.product(*row.choices.values()):
-        full = complete_args(row.model, {**args, **dict(zip(row.choices, values))})
-        wanted = _shapes_of(row.model, feat_dim, tuple(full.items()))
+        chosen_args = dict(zip(row.choices, values))
+        full_args = complete_args(row.model, {**args, **chosen_args})
+        # A tuple, because the cache of `_shapes_of` needs arguments that can be hashed.
+        items = tuple(full_args.items())
+        wanted = _shapes_of(row.model, feat_dim, items)
         if wanted is not None:
-            yield Recognised(row, full, names), wanted
+            yield Recognised(row, full_args, names), wanted
 
 
 def _compare(
-    names: Mapping[str, str], wanted: Mapping[str, Shape], shapes: Mapping[str, Shape]
+    names: Mapping[str, str],
+    wanted: Mapping[str, Shape],
+    shapes: Mapping[str, Shape],
 ) -> tuple[Faults, int]:
     """Return how the published tensors differ from the wanted ones, and how many fit."""
-    faults, num_fitting = Faults(), 0
+    faults = Faults()
+    num_fitting = 0
     for name, shape in wanted.items():
         if name.endswith(COUNTER):
             continue
-        found = shapes[names[name]] if name in names else None
-        if found is None:
-            faults.add("missing tensors", f"{name}: is missing, with shape {list(shape)}")
-        elif found != shape:
-            line = f"{names[name]}: has shape {list(found)} instead of {list(shape)}"
-            faults.add("misshaped tensors", line)
+        if name not in names:
+            faults.add(
+                "missing tensors", f"{name}: is missing, with shape {list(shape)}"
+            )
+            continue
+        published = names[name]
+        published_shape = shapes[published]
+        if published_shape != shape:
+            faults.add(
+                "misshaped tensors",
+                f"{published}: has shape {list(published_shape)} instead of"
+                f" {list(shape)}",
+            )
         else:
             num_fitting += 1
     for name, published in names.items():
@@ -125,27 +191,36 @@ def _compare(
     return faults, num_fitting
 
 
-def _args_from_shapes(row: Architecture, own: Mapping[str, Shape]) -> dict[str, object]:
-    """Return the arguments that names and shapes determine."""
+def _args_from_shapes(
+    row: Architecture, shapes: Mapping[str, Shape]
+) -> dict[str, object]:
+    """Return the arguments that the names (ours) and shapes of the tensors determine."""
     args: dict[str, object] = {}
     for arg, tensor in row.sizes.items():
-        if shape := own.get(tensor):
+        shape = shapes.get(tensor)
+        if shape:
             args[arg] = shape[0]
-    if blocks := _count_blocks(own):
+    blocks = _count_blocks(shapes)
+    if blocks:
         args["blocks"] = blocks
     for arg, tensor in row.flags.items():
-        args[arg] = tensor in own
+        args[arg] = tensor in shapes
     return args
 
 
 def _count_blocks(names: Iterable[str]) -> tuple[int, ...]:
     """Return the number of blocks of each stage `layer<n>`, from the largest number of each."""
-    last: dict[int, int] = {}
+    last_block: dict[int, int] = {}
     for name in names:
-        if found := re.match(r"layer(\d)\.(\d+)\.", name):
-            stage, block = int(found[1]), int(found[2])
-            last[stage] = max(block, last.get(stage, 0))
-    return tuple(last[stage] + 1 for stage in sorted(last))
+        match = re.match(r"layer(\d)\.(\d+)\.", name)
+        if match:
+            stage = int(match[1])
+            block = int(match[2])
+            last_so_far = last_block.get(stage, 0)
+            last_block[stage] = max(block, last_so_far)
+    # Blocks are numbered from 0.
+    stages = sorted(last_block)
+    return tuple(last_block[stage] + 1 for stage in stages)
 
 
 @lru_cache(maxsize=64)
@@ -153,9 +228,14 @@ def _shapes_of(
     model: str, feat_dim: int, args: tuple[tuple[str, object], ...]
 ) -> dict[str, Shape] | None:
     """Return our name -> shape of a model's tensors; None if these arguments are invalid."""
+    constructor = MODELS[model]
+    # A model on the meta device, which takes no memory: many are built for one checkpoint.
     with shapes_only():
         try:
-            backbone = MODELS[model](feat_dim=feat_dim, **dict(args))
+            backbone = constructor(feat_dim=feat_dim, **dict(args))
         except (ValueError, KeyError):  # such as an unknown pooling
             return None
-    return {name: tuple(value.shape) for name, value in backbone.state_dict().items()}
+    shapes: dict[str, Shape] = {}
+    for name, value in backbone.state_dict().items():
+        shapes[name] = tuple(value.shape)
+    return shapes

@@ -1,4 +1,4 @@
-"""Build modules and optimizers from a `Config`, of which the modules themselves know nothing."""
+"""Build modules and optimizers from a `Config`; the modules themselves do not depend on it."""
 
 import inspect
 import math
@@ -8,23 +8,26 @@ from functools import partial
 import torch
 from torch import nn
 
-from speakerlab.config.embedder import build_embedder
 from speakerlab.config.schema import Config
 from speakerlab.core.shapes import shapes_only
+from speakerlab.embedder import Embedder
 from speakerlab.frontend.augment import AUGMENTATIONS, SUPPLIED, Augment, Augmentation
 from speakerlab.frontend.fbank import Fbank
+from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS, OBJECTIVES
 from speakerlab.losses.head import Head
 from speakerlab.losses.objective import Objective
 from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
 from speakerlab.losses.shards import Shards
+from speakerlab.models import MODELS
 from speakerlab.training.precision import Precision
 from speakerlab.training.schedules import SCHEDULES, LearningRate
 from speakerlab.training.self_supervised import SelfSupervisedTask, Views
 from speakerlab.training.task import SpeakerTask, Task
 from speakerlab.training.update import OPTIMIZERS
 
-SPLIT_FROM_CLASSES = 50_000  # below it, all rows and their reduction cost next to nothing
+# With fewer classes, holding all rows on every rank and reducing their gradients is cheap.
+SPLIT_FROM_CLASSES = 50_000
 
 
 def build_task(
@@ -35,28 +38,80 @@ def build_task(
     augment: Augment | None = None,
     shards: Shards | None = None,
 ) -> Task:
-    """Build everything between a batch and its loss, on the CPU.
+    """Build the task, which computes the loss of a batch, on the CPU.
 
     augment: from `build_augment`; None: no noise and no rooms. shards: the ranks that the rows of
-    the head are split over, or whose utterances are compared without labels.
+    the head are split over or, in self-supervised training, whose utterances are compared.
     """
     embedder = build_embedder(config)
-    dim, augment = embedder.embed_dim, build_augment(config) if augment is None else augment
+    embed_dim = embedder.embed_dim
+    if augment is None:
+        augment = build_augment(config)
     if config.task == "ssl":
+        objective = build_objective(config, embed_dim=embed_dim, shards=shards)
         return SelfSupervisedTask(
             augment=augment,
             embedder=embedder,
-            objective=build_objective(config, embed_dim=dim, shards=shards),
+            objective=objective,
             views=build_views(config),
             momentum=config.views.teacher_momentum,
             precision=precision,
         )
-    head = build_head(config, embed_dim=dim, num_classes=num_classes, shards=shards)
-    return SpeakerTask(augment=augment, embedder=embedder, head=head, precision=precision)
+    head = build_head(
+        config,
+        embed_dim=embed_dim,
+        num_classes=num_classes,
+        shards=shards,
+    )
+    return SpeakerTask(
+        augment=augment,
+        embedder=embedder,
+        head=head,
+        precision=precision,
+    )
+
+
+def build_embedder(config: Config) -> Embedder:
+    """Build the embedder of waveforms, with weights drawn from the configuration's seed."""
+    torch.manual_seed(config.seed)
+    fbank = Fbank(**config.frontend)
+    backbone = build_backbone(config)
+    vad = None
+    if config.vad is not None:
+        sample_rate = config.frontend["sample_rate"]
+        vad = EnergyVad(sample_rate=sample_rate, **config.vad)
+    return Embedder(
+        fbank=fbank,
+        backbone=backbone,
+        max_seconds=config.model.max_seconds,
+        vad=vad,
+    )
+
+
+def build_backbone(config: Config) -> nn.Module:
+    """Build the backbone; raise ValueError for arguments that it rejects."""
+    name = config.model.name
+    feat_dim = config.frontend["num_mel_bins"]
+    try:
+        make = MODELS[name]
+        return make(feat_dim=feat_dim, **config.model.args)
+    except ValueError:
+        # The model itself rejects its arguments, with an explanation.
+        raise
+    except Exception as error:
+        # Impossible sizes raise many kinds of errors in torch. The first line has the reason.
+        reason, _, _ = str(error).partition("\n")
+        raise ValueError(
+            f"model.args: {name} cannot be built ({reason}); correct them"
+        ) from error
 
 
 def build_head(
-    config: Config, *, embed_dim: int, num_classes: int, shards: Shards | None = None
+    config: Config,
+    *,
+    embed_dim: int,
+    num_classes: int,
+    shards: Shards | None = None,
 ) -> Head:
     """Build the training head, with weights drawn from the configuration's seed.
 
@@ -64,54 +119,84 @@ def build_head(
     """
     check_margin(config)
     make = partial(
-        HEADS[config.head.name], embed_dim=embed_dim, num_classes=num_classes, **config.head.args
+        HEADS[config.head.name],
+        embed_dim=embed_dim,
+        num_classes=num_classes,
+        **config.head.args,
     )
+    # A seed other than the embedder's, because both draw from the same generator.
     torch.manual_seed(config.seed + 1)
     if shards is None:
         return make()
-    return ShardedHead(make, shards=shards, sampled_share=config.training.sampled_share)
+    return ShardedHead(
+        make,
+        shards=shards,
+        sampled_share=config.training.sampled_share,
+    )
 
 
-def build_objective(config: Config, *, embed_dim: int, shards: Shards | None = None) -> Objective:
+def build_objective(
+    config: Config,
+    *,
+    embed_dim: int,
+    shards: Shards | None = None,
+) -> Objective:
     """Build the self-supervised objective, with weights drawn from the configuration's seed."""
     assert config.objective is not None
     torch.manual_seed(config.seed + 1)
+    make = OBJECTIVES[config.objective.name]
     args = config.objective.args
-    return OBJECTIVES[config.objective.name](embed_dim=embed_dim, shards=shards, **args)  # pyright: ignore[reportCallIssue]
+    return make(embed_dim=embed_dim, shards=shards, **args)  # pyright: ignore[reportCallIssue]
 
 
 def why_undivided(config: Config) -> str:
     """Return why a rank must compute its share of a batch at once; "" if it need not."""
     if config.task != "ssl" or config.objective is None:
         return ""
+    # Reading an attribute needs no weights.
     with shapes_only():
-        is_needed = build_objective(config, embed_dim=1).needs_whole_batch
-    return f"{config.objective.name} compares all utterances of a batch" if is_needed else ""
+        needs_whole_batch = build_objective(config, embed_dim=1).needs_whole_batch
+    if not needs_whole_batch:
+        return ""
+    return f"{config.objective.name} compares all utterances of a batch"
 
 
 def num_choices(config: Config) -> int:
-    """Return between how many things the objective decides, to know the loss of guessing."""
+    """Return the number of choices of the objective; the loss of guessing is its logarithm."""
     assert config.objective is not None
     with shapes_only():
         num_prototypes = build_objective(config, embed_dim=1).num_prototypes
-    return num_prototypes or config.views.long * config.training.global_batch - 1
+    # Without prototypes, a view is compared with all other long views of the batch.
+    num_views = config.views.long * config.training.global_batch
+    return num_prototypes or num_views - 1
 
 
 def build_views(config: Config) -> Views:
+    """Return the numbers and lengths of the views of an utterance."""
     views = config.views
-    short_samples = round(views.short_seconds * config.frontend["sample_rate"])
-    num_samples = crop_samples(config)
-    return Views(views.long, views.short, num_samples, min(short_samples, num_samples))
+    long_samples = crop_samples(config)
+    sample_rate = config.frontend["sample_rate"]
+    short_samples = round(views.short_seconds * sample_rate)
+    # Short views are cut out of crops that are as long as the long views.
+    return Views(
+        views.long,
+        views.short,
+        long_samples,
+        min(short_samples, long_samples),
+    )
 
 
 def crops_each(config: Config) -> int:
     """Return the number of crops of an utterance in a batch."""
-    return build_views(config).crops_each if config.task == "ssl" else 1
+    if config.task != "ssl":
+        return 1
+    return build_views(config).crops_each
 
 
 def batch_unit(config: Config) -> tuple[str, str]:
-    """Return what batches count, in the singular, and how long it is."""
-    seconds, views = f"{config.data.crop_seconds:g} s", config.views
+    """Return the unit of the batch size, "crop" or "utterance", and a text with its length."""
+    views = config.views
+    seconds = f"{config.data.crop_seconds:g} s"
     if config.task != "ssl":
         return "crop", f" of {seconds}"
     short = f", {views.short} of {views.short_seconds:g} s" if views.short else ""
@@ -119,30 +204,40 @@ def batch_unit(config: Config) -> tuple[str, str]:
 
 
 def check_margin(config: Config) -> None:
-    head, margin = HEADS[config.head.name], config.training.margin
+    """Raise ValueError if a margin is configured for a head without one."""
+    head = HEADS[config.head.name]
+    margin = config.training.margin
     if not head.takes_margin and (margin.initial or margin.final):  # pyright: ignore[reportAttributeAccessIssue]
         raise ValueError(
-            f"training.margin: {margin.initial:g} to {margin.final:g}, but head "
-            f"{config.head.name} has no margin; set training.margin.initial and .final to 0"
+            f"training.margin: {margin.initial:g} to {margin.final:g}, but head"
+            f" {config.head.name} has no margin; set training.margin.initial and .final"
+            " to 0"
         )
 
 
 def is_head_split(config: Config, world_size: int, num_classes: int) -> bool:
-    """Return whether the head's rows are split over ranks, as for a sampled share of classes."""
-    asked, share = config.runtime.split_head, config.training.sampled_share
-    reason = ""
-    if config.task == "identification":  # validation and the published model need all rows
+    """Return whether the head's rows are split over ranks; sampling of classes requires it."""
+    split_head = config.runtime.split_head
+    share = config.training.sampled_share
+
+    reason = ""  # why the head cannot be split
+    if config.task == "identification":
+        # Validation and the published model need all rows.
         reason = "identification needs the whole head; use auto"
     elif config.head.name not in SPLITTABLE:
         heads = ", ".join(SPLITTABLE)
         reason = f"rows of {config.head.name} cannot be split; use head {heads}, or off"
-    must = asked == "on" or share < 1
-    if must and reason:
+
+    must_split = split_head == "on" or share < 1
+    if must_split and reason:
         raise ValueError(
-            f"runtime.split_head: {asked}, with training.sampled_share {share:g}: {reason} and 1"
+            f"runtime.split_head: {split_head}, with training.sampled_share {share:g}:"
+            f" {reason} and 1"
         )
-    is_worth_it = world_size > 1 and num_classes >= SPLIT_FROM_CLASSES
-    return must or (asked == "auto" and is_worth_it and not reason)
+    if must_split:
+        return True
+    is_large = world_size > 1 and num_classes >= SPLIT_FROM_CLASSES
+    return split_head == "auto" and is_large and not reason
 
 
 def build_augment(
@@ -156,12 +251,14 @@ def build_augment(
     """Build all augmentations whose probability is not 0.
 
     The arguments of a constructor are keys of the section `augment` or of a subsection of it
-    (`spec`), or are added here. Those of `augment.more` follow, named `more_<key>`.
+    (`spec`), or are added here. The augmentations of `augment.more` follow, named `more_<key>`.
     """
     fbank = Fbank(**config.frontend)
+    num_samples = crop_samples(config)
+    # A constructor gets each of these that is among its parameters.
     supplied = {
-        "num_samples": crop_samples(config),
-        "num_frames": fbank.num_frames(crop_samples(config)),
+        "num_samples": num_samples,
+        "num_frames": fbank.num_frames(num_samples),
         "num_mel_bins": fbank.num_mel_bins,
         "sample_rate": fbank.sample_rate,
         "rooms": rooms,
@@ -169,34 +266,56 @@ def build_augment(
         "noise_kinds": noise_kinds,
         "noise_on_device": noise_on_device,
     }
+    # The schema excludes these from the arguments that a configuration may set.
     assert (*supplied,) == SUPPLIED
-    known = {**config.augment.model_dump(), **supplied}
-    made: dict[str, Augmentation] = {}
+    settings = config.augment.model_dump()
+    values = {**settings, **supplied}
+    augmentations: dict[str, Augmentation] = {}
     for name, make in AUGMENTATIONS.items():
-        if known.get(f"{name}_prob") != 0:
-            args, keys = {**known, **known.get(name, {})}, inspect.signature(make).parameters
-            if missing := ", ".join(keys - args.keys()):
-                raise ValueError(f"augment: no key {missing} of {name}; add it to AugmentConfig")
-            made[name] = make(**{key: args[key] for key in keys})
-    for label, part in config.augment.more.items():
-        make = AUGMENTATIONS[part.name]
-        taken = inspect.signature(make).parameters.keys() & supplied.keys()
-        made[f"more_{label}"] = make(**{key: supplied[key] for key in taken}, **part.args)
-    return Augment(made, num_samples=crop_samples(config))
+        if values.get(f"{name}_prob") == 0:
+            continue
+        # A key of the subsection overrides the same key of the section.
+        subsection = values.get(name, {})
+        arguments = {**values, **subsection}
+        parameters = inspect.signature(make).parameters
+        missing = ", ".join(parameters - arguments.keys())
+        if missing:
+            raise ValueError(
+                f"augment: no key {missing} of {name}; add it to AugmentConfig"
+            )
+        given = {key: arguments[key] for key in parameters}
+        augmentations[name] = make(**given)
+
+    for label, component in config.augment.more.items():
+        make = AUGMENTATIONS[component.name]
+        parameters = inspect.signature(make).parameters
+        wanted = parameters.keys() & supplied.keys()
+        given = {key: supplied[key] for key in wanted}
+        augmentations[f"more_{label}"] = make(**given, **component.args)
+    return Augment(augmentations, num_samples=num_samples)
 
 
 def build_optimizer(
-    config: Config, parameters: Iterable[nn.Parameter], *, lr: float
+    config: Config,
+    parameters: Iterable[nn.Parameter],
+    *,
+    lr: float,
 ) -> torch.optim.Optimizer:
-    """Build the optimizer; `lr` is its first learning rate, and is set at each step."""
-    return OPTIMIZERS[config.optimizer.name](parameters, lr=lr, **config.optimizer.args)
+    """Build the optimizer; `lr` is the initial learning rate, which each step replaces."""
+    make = OPTIMIZERS[config.optimizer.name]
+    return make(parameters, lr=lr, **config.optimizer.args)
 
 
 def build_learning_rate(config: Config, steps_per_epoch: int) -> LearningRate:
     """Return the learning rate as a function of the step; ValueError if it is not a number >= 0."""
     training = config.training
+    # Linear scaling with the batch size (Goyal et al., 2017).
     scale = training.global_batch / training.lr_base_batch
     total_steps = training.num_epochs * steps_per_epoch
+    # A schedule counts steps; the configuration counts epochs.
+    extended: list[tuple[int, int]] = []
+    for step, num_epochs in training.extended:
+        extended.append((step, num_epochs * steps_per_epoch))
     lr_at = LearningRate(
         schedule=SCHEDULES[config.schedule.name],
         args=config.schedule.args,
@@ -205,16 +324,20 @@ def build_learning_rate(config: Config, steps_per_epoch: int) -> LearningRate:
         warmup_steps=round(training.warmup_epochs * steps_per_epoch),
         total_steps=total_steps,
         steps_per_epoch=steps_per_epoch,
-        extended=[(step, before * steps_per_epoch) for step, before in training.extended],
+        extended=extended,
     )
-    for step in (*range(0, total_steps, steps_per_epoch), total_steps - 1):
+    # Some arguments are only invalid in combination: check the start of each epoch and the end.
+    first_steps = range(0, total_steps, steps_per_epoch)
+    for step in (*first_steps, total_steps - 1):
         if not 0 <= lr_at(step) < math.inf:
             raise ValueError(
-                f"schedule: {config.schedule.name} gives {lr_at(step)} in step {step}; correct "
-                "schedule.args"
+                f"schedule: {config.schedule.name} gives {lr_at(step)} in step {step};"
+                " correct schedule.args"
             )
     return lr_at
 
 
 def crop_samples(config: Config) -> int:
-    return round(config.data.crop_seconds * config.frontend["sample_rate"])
+    """Return the number of samples of a training crop."""
+    sample_rate = config.frontend["sample_rate"]
+    return round(config.data.crop_seconds * sample_rate)

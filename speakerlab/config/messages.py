@@ -13,80 +13,138 @@ from pydantic_core import ErrorDetails
 
 from speakerlab.core.faults import Faults, nearest
 
+Keys = tuple[str, ...]  # from the outermost section inwards
+
 
 def note_error(
     error: ValidationError,
     schema: type[BaseModel],
     values: Any,
-    place: tuple[str, ...],
+    place: Keys,
     faults: Faults,
     origin: Mapping[str, str],
 ) -> None:
     """Add one line for each key below `place` that pydantic refuses in `values`."""
-    found: dict[tuple[str, ...], list[ErrorDetails]] = {}
+    # Pydantic reports one error for each branch of a union.
+    errors_of: dict[Keys, list[ErrorDetails]] = {}
     for item in error.errors():
-        found.setdefault(_keys(item, values), []).append(item)
-    for keys, items in found.items():
-        if any(keys == other[: len(keys)] for other in found if other != keys):
-            continue  # other branches of a union, one of which matched further
+        keys = _keys(item, values)
+        errors_of.setdefault(keys, []).append(item)
+
+    for keys, items in errors_of.items():
+        # Skip a branch of a union if another branch matched further, to a key inside this one.
+        others = [other for other in errors_of if other != keys]
+        beginnings = [other[: len(keys)] for other in others]
+        if keys in beginnings:
+            continue
         where = where_from(origin, (*place, *keys))
         if items[0]["type"] == "extra_forbidden":
-            known = [*_paths(schema)]
-            elsewhere = [] if place else [path for path in known if path[-1] == keys[-1]]
-            hint = nearest(keys[-1], [path[-1] for path in known if path[:-1] == keys[:-1]])
-            if len(elsewhere) == 1:
-                hint = f"; did you mean {'.'.join(elsewhere[0])}?"
+            paths = list(_paths(schema))
+            hint = _hint(keys, paths, anywhere=not place)
             faults.add("unknown keys", f"{where}: unknown key{hint}")
         elif items[0]["type"] == "missing":
             faults.add("missing keys", f"{where}: is missing; add it")
-        elif not place and not keys:  # the whole configuration, too long to show
-            text = str(items[0].get("ctx", {}).get("error"))
+        elif not place and not keys:
+            # The value is the whole configuration, too long to show.
+            text = str(_predicate(items[0]))
             faults.add("bad values", f"{text} ({where})" if where else text)
         else:
             faults.add("bad values", f"{where}: {_complaint(items)}")
 
 
-def _keys(item: ErrorDetails, values: Any) -> tuple[str, ...]:
+def _hint(
+    keys: Keys,
+    paths: Sequence[Keys],
+    *,
+    anywhere: bool,
+) -> str:
+    """Return a hint at the key that is most similar to an unknown key.
+
+    anywhere: prefer a key of the same name in another section, if there is exactly one.
+    """
+    *section, name = keys
+    elsewhere: list[Keys] = []
+    siblings: list[str] = []
+    for path in paths:
+        *section_of_path, name_of_path = path
+        if name_of_path == name:
+            elsewhere.append(path)
+        if section_of_path == section:
+            siblings.append(name_of_path)
+    if anywhere and len(elsewhere) == 1:
+        return f"; did you mean {'.'.join(elsewhere[0])}?"
+    return nearest(name, siblings)
+
+
+def _keys(item: ErrorDetails, values: Any) -> Keys:
     """Return the place of an error, without pydantic's names of the branches of a union."""
     keys: list[str] = []
     for part in item["loc"]:
         if isinstance(values, dict) and part in values:
             values = values[str(part)]
         elif isinstance(values, list) and isinstance(part, int):
-            values = values[part] if part < len(values) else None
+            # A tuple that is too short lacks the item.
+            is_present = part < len(values)
+            values = values[part] if is_present else None
         elif item["type"] != "missing":
             continue
         keys.append(str(part))
     return tuple(keys)
 
 
+def _predicate(item: ErrorDetails) -> Any:
+    """Return the error that our schema raised; None if pydantic's own types did."""
+    context = item.get("ctx", {})
+    return context.get("error")
+
+
 def _complaint(items: Sequence[ErrorDetails]) -> str:
     """Return the value and its problem, for a value that no branch of its type accepts."""
-    value, custom = items[0]["input"], items[0].get("ctx", {}).get("error")
+    value = items[0]["input"]
     shown = f"'{value}'" if isinstance(value, str) else json.dumps(value)
-    if custom is not None:  # raised by the schema: the predicate of a sentence about the value
-        return f"{shown} {custom}"
-    start, texts = "Input should be ", dict.fromkeys(item["msg"] for item in items)
-    if not all(text.startswith(start) for text in texts):
-        return f"{shown}: {items[0]['msg']}"
-    text = " or ".join(text.removeprefix(start) for text in texts)
-    text = text.replace("a valid array", "a list").replace("an object", "a section of keys")
+    # An error that our schema raised is the predicate of a sentence about the value.
+    predicate = _predicate(items[0])
+    if predicate is not None:
+        return f"{shown} {predicate}"
+
+    start = "Input should be "
+    # Branches of a union may have the same message.
+    types: dict[str, None] = {}
+    for item in items:
+        message = item["msg"]
+        if not message.startswith(start):
+            return f"{shown}: {items[0]['msg']}"
+        types[message.removeprefix(start)] = None
+    text = " or ".join(types)
+    # Replace JSON's names of types by YAML's.
+    text = text.replace("a valid array", "a list")
+    text = text.replace("an object", "a section of keys")
     return f"{shown} is not {text}"
 
 
-def _paths(schema: type[BaseModel], start: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _paths(
+    schema: type[BaseModel],
+    start: Keys = (),
+) -> Iterator[Keys]:
     """Yield the path of every key."""
     for name, field in schema.model_fields.items():
-        yield (*start, name)
-        if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
-            yield from _paths(field.annotation, (*start, name))
+        path = (*start, name)
+        yield path
+        kind = field.annotation
+        if inspect.isclass(kind) and issubclass(kind, BaseModel):
+            yield from _paths(kind, path)
 
 
 def where_from(origin: Mapping[str, str], path: Sequence[str]) -> str:
     """Return the key, with the layer that set it or its section."""
     key = ".".join(path)
-    holders = [".".join(path[:end]) for end in range(len(path), -1, -1)]
-    layer = next((origin[holder] for holder in holders if holder in origin), "")
+    # The key itself, then its section, then the section around it, ..., then "".
+    layer = ""
+    for end in range(len(path), -1, -1):
+        holder = ".".join(path[:end])
+        if holder in origin:
+            layer = origin[holder]
+            break
     if not layer or layer.startswith(f"--set {key}="):
         return layer or key
     return f"{layer}: {key}" if key else layer

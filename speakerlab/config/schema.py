@@ -1,7 +1,7 @@
 """Typed configuration. In: YAML layers and `--set` values. Out: one frozen `Config`, or all errors.
 
 A component's `args` are checked against the signature of its constructor: the signature is the
-schema. Unknown keys are refused with the nearest known one.
+schema. An unknown key is refused with a hint at the nearest valid key.
 """
 
 import inspect
@@ -19,6 +19,7 @@ from speakerlab.config.sections import (
     AugmentConfig,
     Component,
     Count,
+    CountFromZero,
     NotNegative,
     Positive,
     Section,
@@ -38,16 +39,32 @@ from speakerlab.training.schedules import SCHEDULES, SUPPLIED
 from speakerlab.training.update import OPTIMIZERS
 
 Constructor = Callable[..., Any]
-# Section -> (the values of its `name`, constructor arguments that the program gives).
-NAMED: Mapping[str, tuple[Mapping[str, Constructor], tuple[str, ...]]] = {
+Registry = Mapping[str, Constructor]  # name in the YAML -> constructor
+Names = tuple[str, ...]
+Place = tuple[str, ...]  # keys from the outermost section inwards
+Margin = Annotated[float, Field(ge=0, lt=1.5)]
+# Prefixes of the keys that do not change the result of training.
+NOT_LEARNED = (
+    "runtime.",
+    "data.dir",
+    "training.keep_checkpoints",
+    "training.num_epochs",  # `consistency.record_config` checks this and the next
+    "training.extended",
+    "training.checkpoint_every_steps",
+    "training.valid_every_epochs",
+    "training.average_checkpoints",
+    "training.on_divergence",
+)
+# Section -> (the values of its `name`, constructor arguments that the program supplies).
+NAMED: Mapping[str, tuple[Registry, Names]] = {
     "model": (MODELS, ("feat_dim",)),
     "head": (HEADS, ("embed_dim", "num_classes")),
     "objective": (OBJECTIVES, ("embed_dim", "shards")),
     "optimizer": (OPTIMIZERS, ("lr",)),
     "schedule": (SCHEDULES, SUPPLIED),
 }
-# Place of a component with one implementation -> (constructor, arguments that the program gives).
-FIXED: Mapping[tuple[str, ...], tuple[Constructor, tuple[str, ...]]] = {
+# Place of a component without a name -> (constructor, arguments that the program supplies).
+FIXED: Mapping[Place, tuple[Constructor, Names]] = {
     ("frontend",): (Fbank, ()),
     ("augment", "spec"): (SpecAugment, AUGMENT_SUPPLIED),
     ("vad",): (EnergyVad, ("sample_rate",)),
@@ -55,31 +72,34 @@ FIXED: Mapping[tuple[str, ...], tuple[Constructor, tuple[str, ...]]] = {
 
 
 class ModelConfig(Component):
-    """The backbone. Input longer than `max_seconds` is embedded in windows, everywhere."""
+    """The backbone. Every command embeds input longer than `max_seconds` in windows."""
 
     max_seconds: Positive = 120.0
 
 
 class DataConfig(Section):
-    """Where the data directories are: names below `dir`; null for no noise or no rooms."""
+    """Data directories, by name below `dir`; null for no noise or no rooms."""
 
     dir: str = "data"
-    train: tuple[str, ...] = ("train",)
-    labels: Annotated[str, Field(pattern=r"^utt2[a-z0-9_]+$")] = "utt2spk"  # the table of classes
+    train: Annotated[tuple[str, ...], Field(min_length=1)] = ("train",)
+    # The table with the class of each utterance.
+    labels: Annotated[str, Field(pattern=r"^utt2[a-z0-9_]+$")] = "utt2spk"
     noise: str | None = "noise"
     rirs: str | None = "rirs"
-    features: Literal["wave", "fbank"] = "wave"  # computed in training, or stored by stage 2
+    features: Literal["wave", "fbank"] = "wave"  # computed, or packed
     crop_seconds: Positive = 3.0
-    # Held out; null: max(10, 1 %), at most a fifth and 500. In identification, utterances if the
-    # classes are the speakers; null: at least one of each class, without the limit of 500.
-    valid_speakers: Annotated[int, Field(ge=0)] | None = None
+    # Number of speakers that are held out for validation. null: 1 % of the speakers and at least
+    # 10, but at most a fifth of them and at most 500.
+    # In identification, if the classes are the speakers, a number of utterances. null: the same
+    # share of the utterances, but at least one of each class and without the limit of 500.
+    valid_speakers: CountFromZero | None = None
 
 
 class MarginConfig(Section):
     """The margin of the head: `initial` until `start_epoch`, `final` from `end_epoch` on."""
 
-    initial: Annotated[float, Field(ge=0, lt=1.5)] = 0.0
-    final: Annotated[float, Field(ge=0, lt=1.5)] = 0.2
+    initial: Margin = 0.0
+    final: Margin = 0.2
     start_epoch: NotNegative = 0.0
     end_epoch: NotNegative = 0.0
 
@@ -91,48 +111,63 @@ class MarginConfig(Section):
 
 
 class TrainingConfig(Section):
-    """What is learned and how, on any hardware."""
+    """Settings that determine the result of training, on any hardware."""
 
     num_epochs: Count = 60
-    extended: tuple[tuple[Count, Count], ...] = ()  # written: [step, num_epochs until then], ...
-    one_crop_per: Positive | Literal["utterance"] | None = None  # s; null: as many as fit
-    epoch_hours: Positive | None = None  # of crops; null: the corpus, but at least a global batch
-    speaker_balance: Share = 0.0  # 0: speakers in proportion to their speech; 1: all equally often
+    # Written by training when a run is extended: [step, num_epochs until then], ...
+    extended: tuple[tuple[Count, Count], ...] = ()
+    # Seconds of speech for each crop; null: as many crops as fit.
+    one_crop_per: Positive | Literal["utterance"] | None = None
+    # Hours of crops in an epoch; null: the corpus, but at least a global batch.
+    epoch_hours: Positive | None = None
+    # 0: speakers in proportion to their speech; 1: all equally often.
+    speaker_balance: Share = 0.0
     global_batch: Count = 256
-    lr: Positive = 0.1  # peak, at a global batch of `lr_base_batch`; scaled in proportion
+    # Peak, at a global batch of `lr_base_batch`; scaled in proportion.
+    lr: Positive = 0.1
     lr_base_batch: Count = 256
     final_lr: Positive = 1e-4  # scaled too
     warmup_epochs: NotNegative = 5.0
     margin: MarginConfig = MarginConfig()
     clip_norm: Positive = 50.0  # far above the usual 5 to 20: only outliers are clipped
-    init_head: Literal["match", "keep", "drop"] = "match"  # rows of the --init model's head
+    # What to do with the rows of the --init model's head.
+    init_head: Literal["match", "keep", "drop"] = "match"
     freeze_epochs: NotNegative = 0.0  # at the start, when only the head learns
-    sampled_share: Annotated[float, Field(gt=0, le=1)] = 1.0  # of the head's classes, each step
-    bn_batch: Count | None = None  # crops that BatchNorm normalises together; null: what fits
+    # Share of the head's classes that each step uses.
+    sampled_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    # Crops that BatchNorm normalises together; null: as many as fit.
+    bn_batch: Count | None = None
     valid_every_epochs: Count = 1
     checkpoint_every_steps: Count = 1000
     keep_checkpoints: Count = 3  # the newest; the best validated one is kept too
-    average_checkpoints: Count = 1  # newest ones whose mean is published
-    on_divergence: Literal["warn", "stop"] = "warn"  # if the model does not learn or diverges
+    average_checkpoints: Count = 1  # the newest; their mean is published
+    # Reaction if the model does not learn or diverges.
+    on_divergence: Literal["warn", "stop"] = "warn"
 
 
 class RuntimeConfig(Section):
-    """Settings of the machine; they do not change what is learned."""
+    """Settings of the machine; they do not change the result of training."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU if there is one
     micro_batch: Literal["auto"] | Count | dict[str, Count] = "auto"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    tf32: Literal["auto", "off"] = "auto"  # auto: in convolutions, never in matrix products
-    sync_bn: Literal["auto", "off"] = "auto"  # auto: ranks with fewer than 32 crops join
-    compile: bool = False  # the backbone, by torch.compile; minutes at the start
-    cuda_graph: Literal["auto", "on", "off"] = "off"  # auto: where a step can be captured
+    # auto: in convolutions, never in matrix products.
+    tf32: Literal["auto", "off"] = "auto"
+    # auto: ranks with fewer than 32 crops share BatchNorm's statistics.
+    sync_bn: Literal["auto", "off"] = "auto"
+    # Compile the backbone, which takes minutes at the start. reduce-overhead: with CUDA graphs.
+    compile: bool | Literal["reduce-overhead"] = False
     channels_last: Literal["auto"] | bool = "auto"  # layout of 2-D convolutions
-    num_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    num_workers: Literal["auto"] | CountFromZero = "auto"
     stall_seconds: Positive = 60.0  # a slower batch is logged, with its cause
-    bank_gb: Positive = 4.0  # noise and rooms on the device; beyond it noise stays on the host
-    split_head: Literal["auto", "on", "off"] = "auto"  # rows over the ranks; auto: from 50,000 on
+    # Memory for noise and rooms on the device; noise that needs more stays on the host. auto: a
+    # sixth of a GPU's free memory; of the host's, a quarter and at most 4.
+    bank_gb: Literal["auto"] | Positive = 4.0
+    # Split the head's rows over the ranks; auto: from 50,000 classes on.
+    split_head: Literal["auto", "on", "off"] = "auto"
     checkpoint_minutes: Positive = 30.0  # longest time between two checkpoints
-    deterministic: bool = False  # slower; makes a GPU deterministic too, as a CPU always is
+    # Slower; makes training on a GPU deterministic, as training on a CPU always is.
+    deterministic: bool = False
     log_every_steps: Count = 10
     log_every_seconds: Positive = 10.0
     timeout_minutes: Positive = 10.0
@@ -141,9 +176,9 @@ class RuntimeConfig(Section):
 class Config(Section):
     """A complete experiment. Written to `exp/<name>/config.yaml`.
 
-    task: verification compares unseen speakers; identification names one of the training classes,
-    which are speakers or the labels of `data.labels`; ssl (self-supervised learning) is training
-    for verification without labels, with an `objective` instead of a head.
+    task: verification compares unseen speakers; identification predicts one of the training
+    classes, which are speakers or the labels of `data.labels`; ssl (self-supervised learning)
+    trains for verification without labels, with an `objective` instead of a head.
     """
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -163,20 +198,28 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "Config":
-        values = self.augment.model_dump()
-        probs = [v for key, v in values.items() if key.endswith("_prob") or key == "more"]
-        if self.data.features == "fbank" and (any(probs) or self.augment.speeds != (1.0,)):
+        has_speeds = self.augment.speeds != (1.0,)
+        is_augmented = has_speeds or bool(self.augment.more)
+        settings = self.augment.model_dump()
+        for key, value in settings.items():
+            if key.endswith("_prob") and value:
+                is_augmented = True
+        if self.data.features == "fbank" and is_augmented:
             raise ValueError(
-                "stored features cannot be augmented: augment.speeds must be [1.0] and every "
-                "augment.*_prob 0, without augment.more; set them, or data.features to wave"
+                "stored features cannot be augmented: augment.speeds must be [1.0] and"
+                " every augment.*_prob 0, without augment.more; set them, or"
+                " data.features to wave"
             )
-        if self.task != "identification" and self.data.labels != "utt2spk":
+        names_classes = self.task == "identification"
+        if self.data.labels != "utt2spk" and not names_classes:
             raise ValueError(
-                f"data.labels: {self.data.labels} is only for identification; set task to "
-                "identification, or data.labels to utt2spk"
+                f"data.labels: {self.data.labels} is only for identification; set task"
+                " to identification, or data.labels to utt2spk"
             )
-        if self.task == "identification" and self.augment.speed_classes == "on":
-            raise ValueError("augment.speed_classes: on is only for verification; use auto or off")
+        if names_classes and self.augment.speed_classes == "on":
+            raise ValueError(
+                "augment.speed_classes: on is only for verification; use auto or off"
+            )
         if self.task == "ssl":
             self._check_views()
         return self
@@ -185,10 +228,16 @@ class Config(Section):
         if self.objective is None:
             raise ValueError("objective: is missing; add a layer of conf/ssl/")
         if self.objective.name in OBJECTIVES:
-            OBJECTIVES[self.objective.name].check_views(self.views.long, self.views.short)
-        views, most, spec = self.views, self.data.crop_seconds, self.augment.spec
+            OBJECTIVES[self.objective.name].check_views(
+                self.views.long, self.views.short
+            )
+        views = self.views
+        spec = self.augment.spec
+        longest = self.data.crop_seconds
+        is_short_view_long = views.short > 0 and views.short_seconds > longest
+        # Setting that would be accepted -> whether the current value is refused.
         refused = {
-            f"views.short_seconds={most:g}": views.short and views.short_seconds > most,
+            f"views.short_seconds={longest:g}": is_short_view_long,
             f"views.clean={views.long}": views.clean > views.long,
             "training.speaker_balance=0": self.training.speaker_balance,
             "training.freeze_epochs=0": self.training.freeze_epochs,
@@ -196,9 +245,11 @@ class Config(Section):
             "augment.spec.num_freq_masks=0": spec.get("num_freq_masks"),
             "augment.spec.num_time_masks=0": spec.get("num_time_masks"),
         }
-        if settings := " ".join(setting for setting, is_refused in refused.items() if is_refused):
+        settings = [setting for setting, value in refused.items() if value]
+        if settings:
             raise ValueError(
-                f"task: ssl has no labels, masks or longer short views; set {settings}"
+                "task: ssl has no labels, masks or longer short views; set"
+                f" {' '.join(settings)}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -214,19 +265,31 @@ def load_config(layers: Sequence[Path], overrides: Sequence[str] = ()) -> Config
     return parse_config(merged, origin=origin)
 
 
-def parse_config(values: Mapping[str, Any], *, origin: Mapping[str, str] | None = None) -> Config:
+def parse_config(
+    values: Mapping[str, Any],
+    *,
+    origin: Mapping[str, str] | None = None,
+) -> Config:
     """Check plain values; component arguments get the defaults of their constructors."""
-    faults, where = Faults(), dict(origin or {})
-    filled = json.loads(json.dumps(values, default=str))
+    faults = Faults()
+    where = dict(origin or {})
+
+    # First the arguments of components, against their constructors. They get the defaults in a
+    # copy, because the caller keeps its values.
+    text = json.dumps(values, default=str)
+    filled = json.loads(text)
     for place, constructor, given in _components(filled, faults, where):
         args = section_at(filled, place)
         if args is None:  # not a section: reported below
             continue
         schema = args_schema(constructor, given=given)
         try:
-            args.update(schema.model_validate_json(json.dumps(args)).model_dump(mode="json"))
+            checked = schema.model_validate_json(json.dumps(args))
+            args.update(checked.model_dump(mode="json"))
         except ValidationError as error:
             note_error(error, schema, args, place, faults, where)
+
+    # Then everything else; all errors are reported together.
     config: Config | None = None
     try:
         config = Config.model_validate_json(json.dumps(filled))
@@ -240,58 +303,73 @@ def parse_config(values: Mapping[str, Any], *, origin: Mapping[str, str] | None 
 def args_schema(constructor: Constructor, *, given: Iterable[str]) -> type[BaseModel]:
     """Make a schema from a signature, without the arguments `given` by the program."""
     fields: dict[str, Any] = {}
-    for name, parameter in inspect.signature(constructor, eval_str=True).parameters.items():
-        if name in given or parameter.kind is not parameter.KEYWORD_ONLY:
+    signature = inspect.signature(constructor, eval_str=True)
+    for name, parameter in signature.parameters.items():
+        is_setting = parameter.kind is parameter.KEYWORD_ONLY
+        if name in given or not is_setting:
             continue
-        required = parameter.default is parameter.empty
-        fields[name] = (parameter.annotation, ... if required else parameter.default)
+        is_required = parameter.default is parameter.empty
+        # Pydantic writes "required" as the default `...`.
+        default = ... if is_required else parameter.default
+        fields[name] = (parameter.annotation, default)
     return create_model(constructor.__name__, __config__=STRICT, **fields)
 
 
 def differences(old: Config, new: Config) -> list[str]:
-    """Return the settings that differ and change what is learned, as "key: old -> new"."""
-    a, b = flatten(old.to_dict()), flatten(new.to_dict())
-    free = (
-        *("runtime.", "data.dir", "training.keep_checkpoints"),
-        *("training.num_epochs", "training.extended"),  # `consistency.record_config` checks them
-        *("training.checkpoint_every_steps", "training.valid_every_epochs"),
-        *("training.average_checkpoints", "training.on_divergence"),
-    )
-    return [
-        f"{key}: {a.get(key)} -> {b.get(key)}"
-        for key in sorted(a.keys() | b.keys())
-        if a.get(key) != b.get(key) and not key.startswith(free)
-    ]
+    """Return the changed settings that affect the result of training, as "key: old -> new"."""
+    old_values = flatten(old.to_dict())
+    new_values = flatten(new.to_dict())
+    lines: list[str] = []
+    keys = old_values.keys() | new_values.keys()
+    for key in sorted(keys):
+        old_value = old_values.get(key)
+        new_value = new_values.get(key)
+        if old_value != new_value and not key.startswith(NOT_LEARNED):
+            lines.append(f"{key}: {old_value} -> {new_value}")
+    return lines
 
 
 def _components(
-    values: dict[str, Any], faults: Faults, origin: Mapping[str, str]
-) -> Iterable[tuple[tuple[str, ...], Constructor, tuple[str, ...]]]:
-    """Yield (place of the args, constructor, arguments the program gives) of each component."""
-    named: list[tuple[tuple[str, ...], Any, Mapping[str, Constructor], tuple[str, ...]]] = []
+    values: dict[str, Any],
+    faults: Faults,
+    origin: Mapping[str, str],
+) -> Iterable[tuple[Place, Constructor, Names]]:
+    """Yield (place of the args, constructor, arguments from the program) of each component."""
+    # Values are not checked yet: a component may be any value.
+    named: list[tuple[Place, Any, Registry, Names]] = []
     for section, (registry, given) in NAMED.items():
         default = Config.model_fields[section].default
         component = values.get(section, {})
         if isinstance(default, Component) and isinstance(component, dict):
-            values[section] = component = {"name": default.name, **component}
-        named.append(((section,), component, registry, given))
-    for key, component in (section_at(values, ("augment", "more")) or {}).items():
-        named.append((("augment", "more", key), component, AUGMENTATIONS, AUGMENT_SUPPLIED))
+            component = {"name": default.name, **component}
+            values[section] = component
+        place: Place = (section,)
+        named.append((place, component, registry, given))
+    further_augmentations = section_at(values, ("augment", "more")) or {}
+    for key, component in further_augmentations.items():
+        place = ("augment", "more", key)
+        named.append((place, component, AUGMENTATIONS, AUGMENT_SUPPLIED))
+
     for place, component, registry, given in named:
+        # A component or name of a wrong type is reported with everything else.
         name = component.get("name") if isinstance(component, dict) else None
         if not isinstance(name, str):
             continue
         where = where_from(origin, (*place, "name"))
         if name not in registry:
-            line = f"{where}: unknown {place[0]} '{name}'"
-            faults.add("unknown components", line + nearest(name, registry))
+            hint = nearest(name, registry)
+            line = f"{where}: unknown {place[0]} '{name}'{hint}"
+            faults.add("unknown components", line)
             continue
         try:
             constructor = registry[name]
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
         yield (*place, "args"), constructor, given
+
     for place, (constructor, given) in FIXED.items():
-        if Config.model_fields[place[0]].default is None and values.get(place[0]) is None:
-            continue  # optional, and not configured
+        section = place[0]
+        is_optional = Config.model_fields[section].default is None
+        if is_optional and values.get(section) is None:
+            continue
         yield place, constructor, given

@@ -1,4 +1,4 @@
-"""Types of the configuration's values, and sections that other sections are made of."""
+"""Types of the configuration's values, and the sections that other sections contain."""
 
 from typing import Annotated, Any, Literal
 
@@ -6,32 +6,47 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from speakerlab.data.codecs import check_codec
 
-STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+STRICT = ConfigDict(
+    extra="forbid",
+    strict=True,
+    frozen=True,
+    allow_inf_nan=False,
+)
 MOST = 10**9  # products of larger numbers overflow
 Positive = Annotated[float, Field(gt=0, le=MOST)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(gt=0, le=MOST)]
+CountFromZero = Annotated[int, Field(ge=0)]
+Ends = tuple[float, float]  # lowest and highest value that is drawn
+Factors = tuple[float, ...]
 
 
-def _ascending(ends: tuple[float, float]) -> tuple[float, float]:
-    if ends[0] > ends[1]:
+def _ascending(ends: Ends) -> Ends:
+    low, high = ends
+    if low > high:
         raise ValueError("is [high, low]; swap the two")
     return ends
 
 
-def _from_one(speeds: tuple[float, ...]) -> tuple[float, ...]:
-    if speeds[:1] != (1.0,) or len(set(speeds)) < len(speeds):
-        raise ValueError("does not begin with 1.0, or repeats a speed; write [1.0, 0.9, 1.1]")
+def _from_one(speeds: Factors) -> Factors:
+    begins_with_one = speeds[:1] == (1.0,)
+    has_repeats = len(set(speeds)) < len(speeds)
+    if has_repeats or not begins_with_one:
+        raise ValueError(
+            "does not begin with 1.0, or repeats a speed; write [1.0, 0.9, 1.1]"
+        )
     return speeds
 
 
-Range = Annotated[tuple[float, float], AfterValidator(_ascending)]
+Range = Annotated[Ends, AfterValidator(_ascending)]
 NotNegative = Annotated[float, Field(ge=0, le=MOST)]
-Codecs = Annotated[tuple[Annotated[str, AfterValidator(check_codec)], ...], Field(min_length=1)]
+Codec = Annotated[str, AfterValidator(check_codec)]
+Codecs = Annotated[tuple[Codec, ...], Field(min_length=1)]
 Speed = Annotated[float, Field(ge=0.5, le=2)]
 Speeds = Annotated[tuple[Speed, ...], AfterValidator(_from_one)]
 Voices = Annotated[int, Field(ge=1, le=32)]
 VoicesRange = Annotated[tuple[Voices, Voices], AfterValidator(_ascending)]
+Label = Annotated[str, Field(pattern=r"^\w+$")]
 
 
 class Section(BaseModel):
@@ -41,14 +56,14 @@ class Section(BaseModel):
 
 
 class Component(Section):
-    """Component built by name; `args` are those of its constructor."""
+    """Component built by name; `args` are the arguments of its constructor."""
 
     name: str
     args: dict[str, Any] = {}
 
 
 class KindOdds(Section):
-    """How often each kind of noise is drawn; training reports kinds without recordings."""
+    """Odds of each kind of noise; training reports kinds without recordings."""
 
     noise: NotNegative = 1.0
     music: NotNegative = 1.0
@@ -59,31 +74,42 @@ class ViewsConfig(Section):
     """Views of an utterance in self-supervised training; long ones have `data.crop_seconds`."""
 
     long: Count = 2
-    short: Annotated[int, Field(ge=0)] = 4
-    short_seconds: Positive = 2.0  # cut out of crops of `data.crop_seconds`, as many as fit
-    clean: Annotated[int, Field(ge=0)] = 0  # of the long views, the first are not augmented
+    short: CountFromZero = 4
+    # Cut out of crops of `data.crop_seconds`, as many as fit.
+    short_seconds: Positive = 2.0
+    # Number of long views, the first ones, that are not augmented.
+    clean: CountFromZero = 0
     teacher_momentum: Share = 0.996  # in the first step; rises to 1
 
 
 class AugmentConfig(Section):
     """Augmentation of a training crop. The first speed is 1.
 
-    SNRs and number of voices are those of Kaldi's recipes for MUSAN (egs/voxceleb/v2/run.sh), where
-    they are a list of values: noise 0 to 15 dB, music 5 to 15 dB, 3 to 7 voices at 13 to 20 dB.
+    SNRs and numbers of voices span the values in Kaldi's recipes for MUSAN
+    (egs/voxceleb/v2/run.sh): noise 0 to 15 dB, music 5 to 15 dB, 3 to 7 voices at 13 to 20 dB.
     """
 
     speeds: Speeds = (1.0, 0.9, 1.1)
-    speed_classes: Literal["auto", "on", "off"] = "auto"  # on: another speed, another speaker
+    # on: a speaker at another speed counts as another speaker.
+    speed_classes: Literal["auto", "on", "off"] = "auto"
     room_prob: Share = 0.4
     noise_prob: Share = 0.4
     snr_db: Range = (0.0, 15.0)  # of the kind `noise`
     music_snr_db: Range = (5.0, 15.0)
     babble_snr_db: Range = (13.0, 20.0)  # of the sum
-    babble_voices: VoicesRange = (3, 7)  # recordings of the kind `speech` that are summed
+    # Recordings of the kind `speech` that are summed.
+    babble_voices: VoicesRange = (3, 7)
     kind_odds: KindOdds = KindOdds()
     reencode_prob: Share = 0.0  # by one of `codecs`, before all others
-    codecs: Codecs = ("mp3:16k", "mp3:32k", "opus:8k", "opus:16k", "gsm")
+    codecs: Codecs = (
+        "mp3:16k",
+        "mp3:32k",
+        "opus:8k",
+        "opus:16k",
+        "gsm",
+    )
     telephone_prob: Share = 0.0  # 300 to 3400 Hz
     codec_prob: Share = 0.0  # 8 kHz and G.711, mu-law or A-law
     spec: dict[str, Any] = {}  # args of SpecAugment
-    more: dict[Annotated[str, Field(pattern=r"^\w+$")], Component] = {}  # follow, in this order
+    # Further augmentations, after all others and in this order.
+    more: dict[Label, Component] = {}

@@ -1,1 +1,1 @@
-"""What every package may import: batches, atomic files, faults, processes, registries, windows."""
+"""Basics for every package: batches, atomic files, faults, processes, registries, windows."""

@@ -1,6 +1,7 @@
-"""Atomic files and folders: a reader, or a run after a kill, never sees half of one.
+"""Atomic files and folders: no reader sees a partial one, even after a kill.
 
-`alone` is a lock between processes, also of several hosts if the file system has locks.
+`locked` and `alone` are locks between processes, also of several hosts if the file system has
+locks.
 """
 
 import errno
@@ -16,16 +17,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 log = logging.getLogger(__name__)
+# Errors of network file systems without locks.
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a file to write; it replaces `path` on success and is removed on an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.partial")
+    # Named by host and process, because several may write the same file.
+    writer = f"{socket.gethostname()}.{os.getpid()}"
+    partial = path.with_name(f".{path.name}.{writer}.partial")
     try:
         yield partial
         partial.replace(path)
@@ -35,14 +40,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill; on success it replaces `folder`, or what that links to."""
+    """Yield an empty folder to fill; on success it replaces `folder`, or the target of a link."""
     folder = folder.resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+    parent = folder.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    # Beside the folder, because a rename works only within one file system.
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=parent) as scratch:
         fresh = Path(scratch, "new")
         fresh.mkdir()
         yield fresh
-        for number in count():  # again if another process has put its folder there in between
+        # Try again if another process has put its folder there in between.
+        for number in count():
             with suppress(FileNotFoundError):
                 folder.rename(Path(scratch, f"old{number}"))
             try:
@@ -55,45 +63,90 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 def check_writable(path: Path) -> None:
     """Raise ValueError, one line, unless a file can be created or replaced at `path`."""
+    # The nearest existing parent; missing folders are created in it.
     place = path.parent
     while not place.exists() and place != place.parent:
         place = place.parent
     try:
         if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            reason = os.strerror(errno.EISDIR)
+            raise IsADirectoryError(errno.EISDIR, reason)
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
         raise ValueError(
-            f"{path}: cannot be written ({error.strerror}); choose another path, or correct the "
-            f"permissions of {place}"
+            f"{path}: cannot be written ({error.strerror}); choose another path, or"
+            f" correct the permissions of {place}"
         ) from error
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold a lock on a file, after waiting for it; the kernel frees that of a dead process.
+def locked(path: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Hold a lock on a file, after waiting for it; yield whether another process had it.
 
-    Not twice at a time in one process, where the end of the inner lock would end the outer one.
+    The kernel frees the lock of a process that dies. shared: several processes may hold the lock
+    at once if all of them share it.
+    Do not nest it in one process: releasing the inner lock would also release the outer one.
     """
-    with path.open("a") as file:
-        for number in count():
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except (BlockingIOError, PermissionError):
-                if number == 10:
-                    log.info("%s: locked by another process; waiting for it", path)
-                time.sleep(0.1)
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    with _open_lock(path, shared=shared) as file:
+        num_waits = 0
+        while not _try_lock(file, kind, path):
+            num_waits += 1
+            if num_waits == 10:
+                log.info("%s: locked by another process; waiting for it", path)
+            time.sleep(0.1)
+        yield num_waits > 0
+
+
+def _try_lock(file: TextIO, kind: int, path: Path) -> bool:
+    """Return whether the lock was free and is now held, or cannot exist on this file system."""
+    try:
+        fcntl.lockf(file, kind | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        log.warning(
+            "%s: this file system has no locks; run one command at a time", path
+        )
+    return True
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock; see `locked`."""
+    with locked(path):
         yield
+
+
+def _open_lock(path: Path, *, shared: bool) -> TextIO:
+    """Open or create a lock file; raise ValueError where that is impossible."""
+    try:
+        return path.open("a+")
+    except FileNotFoundError:  # its folder does not exist
+        raise
+    except OSError as error:
+        if shared:
+            # A shared lock needs no right to write, so the file may belong to another user.
+            with suppress(OSError):
+                return path.open()
+        raise ValueError(
+            f"{path.parent}: cannot be written ({error.strerror}); correct its"
+            " permissions, or choose another folder"
+        ) from error
 
 
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, as hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
+        # In blocks, because a file may be larger than the memory.
+        block = file.read(1 << 20)
+        while block:
             digest.update(block)
+            block = file.read(1 << 20)
     return digest.hexdigest()
 
 
@@ -103,4 +156,5 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(values, indent=1) + "\n")
+    text = json.dumps(values, indent=1)
+    write_text(path, text + "\n")

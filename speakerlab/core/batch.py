@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-ALIGNMENT = 256  # bytes; that of CUDA's memory
+ALIGNMENT = 256  # bytes; the alignment of CUDA's memory
 
 MISSING = -1  # in place of an element, where arrays of a batch have different lengths
 
 
 class Draw(NamedTuple):
-    """What one augmentation drew for one crop: numbers or arrays, by name.
+    """Random values of one augmentation for one crop: numbers or arrays, by name.
 
-    Crops of one `group` are changed together: the shapes of their values must be equal, but for
-    the first axis, which is padded with `MISSING`. `apply` knows the group on the host, without
-    waiting for a GPU.
+    Crops of one `group` are changed together: the shapes of their values must be equal except for
+    the first axis, which is padded with `MISSING`. The group is a number on the host, so `apply`
+    reads it without waiting for a GPU.
     """
 
     values: Mapping[str, Any]  # int, float or numpy.ndarray
@@ -40,32 +40,38 @@ class Draws(NamedTuple):
 
     def split(self, num_rows: int) -> "list[Draws]":
         """Return the same draws, `num_rows` at a time."""
-        starts = range(0, len(self.rows), num_rows)
-        pieces = [slice(start, start + num_rows) for start in starts]
-        return [tree_map_only(Tensor, itemgetter(piece), self) for piece in pieces]
+        pieces: list[Draws] = []
+        for start in range(0, len(self.rows), num_rows):
+            part = slice(start, start + num_rows)
+            # Slice every tensor in this tuple: the rows and the values.
+            pieces.append(tree_map_only(Tensor, itemgetter(part), self))
+        return pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """One training sample as read from disk, and everything that is to be done to it."""
+    """Training sample as read from disk, and the draws of all its augmentations."""
 
-    wave_S: np.ndarray  # int16; round(crop samples x speed) long, empty before it is read
+    # int16; round(crop samples x speed) long, empty before it is read.
+    wave_S: np.ndarray
     feats_TF: np.ndarray | None  # float32, stored features instead of the wave
     first: int  # sample of the utterance that the crop begins with
     label: int  # class, the speed's block included
     position: int  # slot in the epoch's global order
     row: int  # row of the manifest
-    draws: Mapping[str, Draw]  # by the augmentation's name; only of those that change this crop
+    # By the augmentation's name; an augmentation that does not change this crop has no draw.
+    draws: Mapping[str, Draw]
 
 
 class Batch(NamedTuple):
-    """One micro-batch. The loader lists the rows to change, so that a GPU waits for no index.
+    """Micro-batch. The loader lists the rows to change, so that no index comes from the GPU.
 
-    Its tensors go to a GPU as one buffer: each copy takes microseconds, however small it is.
+    Its tensors go to a GPU as one buffer: even the smallest copy takes microseconds.
     """
 
     wave_BS: Tensor  # int16, rows padded with zeros to the longest
-    feats_BTF: Tensor  # float32, stored features; (0, 0, 0) where they are made of the waves
+    # float32, stored features; (0, 0, 0) where features are computed from the waves.
+    feats_BTF: Tensor
     label_B: Tensor  # int64
     position_B: Tensor  # (B,) int64
     row_B: Tensor  # (B,) int64
@@ -75,27 +81,57 @@ class Batch(NamedTuple):
         """Return the same batch on `device`; the copy does not block where the memory is pinned."""
         if self.label_B.device == device:
             return self
-        tensors = [leaf for leaf in tree_leaves(self) if isinstance(leaf, Tensor)]
-        is_packed = len({tensor.untyped_storage()._cdata for tensor in tensors}) == 1
-        packed = self if is_packed else self.pack()
-        first = packed.label_B
-        whole = first.view(torch.uint8).as_strided((first.untyped_storage().nbytes(),), (1,), 0)
-        buffer = whole.to(device, non_blocking=True)
-        return packed.map(lambda t: _view(buffer, int(t.storage_offset()) * t.element_size(), t))
+        packed = self if self._is_packed() else self.pack()
+
+        # The bytes of the whole buffer; every tensor is a view of it.
+        label_B = packed.label_B
+        num_bytes = label_B.untyped_storage().nbytes()
+        label_bytes = label_B.view(torch.uint8)
+        host_buffer = label_bytes.as_strided(
+            size=(num_bytes,),
+            stride=(1,),
+            storage_offset=0,
+        )
+        buffer = host_buffer.to(device, non_blocking=True)
+
+        def find_in_buffer(tensor: Tensor) -> Tensor:
+            first_element = int(tensor.storage_offset())
+            start = first_element * tensor.element_size()
+            return _view(buffer, start, tensor)
+
+        return packed.map(find_in_buffer)
+
+    def _is_packed(self) -> bool:
+        """Return whether all tensors lie in one buffer."""
+        buffers: set[int] = set()
+        for leaf in tree_leaves(self):
+            if isinstance(leaf, Tensor):
+                buffers.add(leaf.untyped_storage()._cdata)
+        return len(buffers) == 1
 
     def pin_memory(self) -> "Batch":
         """Return the same batch in page-locked memory (called by torch's loader)."""
         return self.pack(pin=True)
 
     def pack(self, *, pin: bool = False) -> "Batch":
-        """Return the same batch in one buffer, `pin`: of page-locked memory."""
-        starts, total = list[int](), 0
+        """Return the same batch in one buffer; pin: in page-locked memory."""
+        starts: list[int] = []
+        num_bytes = 0
         for leaf in tree_leaves(self):
             if isinstance(leaf, Tensor):
-                starts.append(total)
-                total += -(-leaf.nbytes // ALIGNMENT) * ALIGNMENT
-        buffer, start = torch.empty(total, dtype=torch.uint8, pin_memory=pin), iter(starts)
-        return self.map(lambda tensor: _view(buffer, next(start), tensor).copy_(tensor))
+                starts.append(num_bytes)
+                aligned_blocks = -(-leaf.nbytes // ALIGNMENT)  # rounded up
+                num_bytes += aligned_blocks * ALIGNMENT
+        buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pin)
+
+        # `map` visits the tensors in the same order as the loop above.
+        next_start = iter(starts)
+
+        def copy_to_buffer(tensor: Tensor) -> Tensor:
+            place = _view(buffer, next(next_start), tensor)
+            return place.copy_(tensor)
+
+        return self.map(copy_to_buffer)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
         return tree_map_only(Tensor, function, self)
@@ -103,4 +139,6 @@ class Batch(NamedTuple):
 
 def _view(buffer: Tensor, start: int, like: Tensor) -> Tensor:
     """Return the part of a buffer of bytes that holds a tensor `like` this one."""
-    return buffer[start : start + like.nbytes].view(like.dtype).view(like.shape)
+    end = start + like.nbytes
+    elements = buffer[start:end].view(like.dtype)
+    return elements.view(like.shape)

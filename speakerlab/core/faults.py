@@ -9,27 +9,36 @@ from collections.abc import Iterable
 MAX_LINES_PER_KIND = 5
 
 
-def nearest(word: str, known: Iterable[str], *, otherwise: str = "") -> str:
-    """Return the hint that ends an error line: the known word most like `word`, else all of them.
+def nearest(word: str, names: Iterable[str], *, otherwise: str = "") -> str:
+    """Return the hint that ends an error line: the name most like `word`, else all names.
 
-    otherwise: the hint if none is similar.
+    otherwise: the hint if no name is similar.
     """
-    known = {name.lower().lstrip("-"): name for name in sorted(known)}
-    close = difflib.get_close_matches(word.lower().lstrip("-"), known, n=1, cutoff=0.4)
-    if close:
-        return f"; did you mean {known[close[0]]}?"
-    return f"; {otherwise or 'known are ' + ', '.join(known.values())}"
+    # Ignore case and the dashes of an option.
+    name_of: dict[str, str] = {}
+    for name in sorted(names):
+        bare_name = name.lower().lstrip("-")
+        name_of[bare_name] = name
+    wanted = word.lower().lstrip("-")
+    similar = difflib.get_close_matches(wanted, name_of, n=1, cutoff=0.4)
+    if similar:
+        (bare_name,) = similar
+        return f"; did you mean {name_of[bare_name]}?"
+    if otherwise:
+        return f"; {otherwise}"
+    return f"; known are {', '.join(name_of.values())}"
 
 
 class Faults:
-    """Faults found so far, in the order their kinds were first met."""
+    """Faults found so far, in the order in which their kinds first appeared."""
 
     def __init__(self) -> None:
         self.lines: dict[str, list[str]] = {}
 
     def add(self, kind: str, line: str) -> None:
         """Note one fault; `kind` is a short plural such as "missing files", used in the count."""
-        self.lines.setdefault(kind, []).append(line)
+        lines = self.lines.setdefault(kind, [])
+        lines.append(line)
 
     def __bool__(self) -> bool:
         return bool(self.lines)
@@ -39,9 +48,12 @@ class Faults:
         text: list[str] = []
         for kind, lines in self.lines.items():
             text += lines[:MAX_LINES_PER_KIND]
-            if len(lines) > MAX_LINES_PER_KIND:
-                text.append(f"... and {len(lines) - MAX_LINES_PER_KIND} more {kind}")
-        return "\n".join([*text, verdict] if verdict else text)
+            num_hidden = len(lines) - MAX_LINES_PER_KIND
+            if num_hidden > 0:
+                text.append(f"... and {num_hidden} more {kind}")
+        if verdict:
+            text.append(verdict)
+        return "\n".join(text)
 
     def raise_if_any(self, verdict: str = "") -> None:
         """Raise ValueError with the whole report if anything was added."""

@@ -10,5 +10,6 @@ def fp32_island(x: Tensor) -> torch.autocast:  # noqa: TID251
 
 
 def widened(x: Tensor) -> Tensor:
-    """Return `x` in fp32, or in fp64 if it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    """Return `x` in fp32; fp64 stays fp64."""
+    wide_type = torch.promote_types(x.dtype, torch.float32)
+    return x.to(wide_type)

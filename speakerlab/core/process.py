@@ -1,18 +1,20 @@
 """CPUs and memory of a process, exit codes, and ending together with its parent."""
 
 import ctypes
+import multiprocessing
 import os
 import pwd
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-PARENT_VARIABLE = "SPEAKERLAB_PARENT"  # process id of whoever started this one
+PARENT_VARIABLE = "SPEAKERLAB_PARENT"  # id of the process that started this one
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
@@ -21,30 +23,42 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # glibc's malloc.h
 EXIT_INPUT = 1  # wrong input: one line for each error was printed
 EXIT_NUMERIC = 3  # too many steps in a row without a finite gradient
 EXIT_DIVERGED = 4  # the loss is finite and grows
-EXIT_MEMORY = 5  # out of memory; exp/out_of_memory has the micro-batch that did not fit
+# Out of memory; MEMORY_NOTE in the experiment has the micro-batch that did not fit.
+EXIT_MEMORY = 5
 EXIT_LOST = 6  # another rank or its host is gone; its own log has the error
 EXIT_SIGNAL = 128  # plus the number of the signal on which the run saved and exited
 
+MEMORY_NOTE = "out_of_memory"
+
+# Signals that commands handle, because they save before they exit.
+HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
 
 def available_cpus(root: Path = Path("/")) -> int:
-    """Return how many CPUs this process may use, at most its cgroup's quota.
+    """Return the number of CPUs that this process may use, at most its cgroup's quota.
 
     A quota of 2.5 counts as 2: a process with more threads than its quota is put to sleep for part
     of each period. `root` is where `proc` and `sys` lie.
     """
-    return max(1, int(min([len(os.sched_getaffinity(0)), *_cpu_quotas(root)])))
+    num_allowed = len(os.sched_getaffinity(0))
+    quotas = list(_cpu_quotas(root))
+    limit = min([num_allowed, *quotas])
+    return max(1, int(limit))
 
 
 def _cpu_quotas(root: Path) -> Iterator[float]:
     """Yield the limits on CPUs of the cgroups (version 2) around this process."""
     try:
-        inside = (root / "proc/self/cgroup").read_text().rpartition("0::/")[2].strip()
+        cgroups = (root / "proc/self/cgroup").read_text()
     except OSError:  # not Linux
         return
-    # A container sees its own cgroup at the root of the mount, not at its path outside.
-    for folder in (Path(inside), *Path(inside).parents):
+    _, _, path_of_cgroup = cgroups.rpartition("0::/")
+    inside = Path(path_of_cgroup.strip())
+    # In a container, its own cgroup is at the root of the mount, not at its path outside.
+    for folder in (inside, *inside.parents):
+        cpu_max = root / "sys/fs/cgroup" / folder / "cpu.max"
         try:
-            quota, period = (root / "sys/fs/cgroup" / folder / "cpu.max").read_text().split()
+            quota, period = cpu_max.read_text().split()  # microseconds
             yield int(quota) / int(period)
         except (OSError, ValueError):  # no such file, or "max"
             continue
@@ -63,17 +77,19 @@ def keep_freed_memory() -> None:
 
 
 def name_user() -> None:
-    """Name a user who is not in /etc/passwd, as in some containers, because torch asks for it."""
+    """Set USER and HOME, which torch reads, if the user is not in /etc/passwd (some containers)."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:
-        os.environ.setdefault("USER", str(os.getuid()))
+        user_id = str(os.getuid())
+        os.environ.setdefault("USER", user_id)
         os.environ.setdefault("HOME", "/")
 
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def die_with_launcher() -> None:
@@ -82,7 +98,8 @@ def die_with_launcher() -> None:
     Ranks under torchrun are in sessions of their own: nothing else would end them when torchrun
     is killed. A command typed by hand has no launcher and may outlive its shell (nohup).
     """
-    parent = os.environ.get(PARENT_VARIABLE)
+    # Remove the variable: it does not apply to the children of this process.
+    parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None and TORCHRUN_VARIABLE not in os.environ:
         return
     die_with_parent()
@@ -91,7 +108,7 @@ def die_with_launcher() -> None:
 
 
 def die_of_ctrl_c() -> Any:
-    """Let SIGINT end this process at once unless it is ignored; return the handler until now.
+    """Let SIGINT end this process at once unless it is ignored; return the previous handler.
 
     While a process waits for others in C++ code, Python's own handler does not run.
     """
@@ -102,14 +119,18 @@ def die_of_ctrl_c() -> Any:
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore signals in a forked child, which its parent needs until it has saved."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+    """Ignore signals in a forked child, because its parent needs it until the state is saved."""
+    for number in HANDLED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
 
 
 def map_in_processes(
-    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int, *, chunk: int = 1
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    num_workers: int,
+    *,
+    chunk: int = 1,
 ) -> Iterator[Result]:
     """Yield function(item) in order: `chunk` items per task, or in this process below 2 workers."""
     if num_workers < 2:
@@ -119,6 +140,44 @@ def map_in_processes(
 
     with ProcessPoolExecutor(num_workers, initializer=die_with_parent) as pool:
         yield from pool.map(function, items, chunksize=chunk)
+
+
+def run_own_package() -> None:
+    """Make child processes import this copy of the package.
+
+    Without this, `python -m speakerlab` imports a folder of that name in the current directory,
+    such as 3D-Speaker's.
+    """
+    this_file = Path(__file__).resolve()
+    root = str(this_file.parents[2])
+    python_path = os.environ.get("PYTHONPATH", "")
+    search_path = python_path.split(os.pathsep)
+    if root not in search_path:
+        # Without empty entries, which would mean the current directory.
+        folders = [folder for folder in [root, *search_path] if folder]
+        os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def start_again(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by `speakerlab *arguments`; end its children and close its files."""
+    # Restore the default handlers; ignored signals stay ignored.
+    for number in HANDLED_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    run_own_package()
+    # Let `execv` close the files of libraries, such as a GPU's: threads still read some of them.
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(OSError):  # the descriptor of listdir itself
+            if int(name) > 2:
+                os.set_inheritable(int(name), False)
+    command = [sys.executable, "-m", "speakerlab", *arguments]
+    os.execv(sys.executable, command)
 
 
 def leave(code: int) -> NoReturn:

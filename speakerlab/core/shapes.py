@@ -1,4 +1,4 @@
-"""Modules whose tensors have shapes and no memory."""
+"""Modules on the meta device, whose tensors have shapes but no memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,20 +7,25 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-RANDOM = "normal_", "uniform_", "orthogonal_"  # ends of names in torch.nn.init and torch.Tensor
+# Suffixes of the random functions in torch.nn.init and torch.Tensor.
+RANDOM = ("normal_", "uniform_", "orthogonal_")
 
 
 class _NoDraws(TorchFunctionMode):
     """Mode without random initial values, for which torch would import its compiler (seconds)."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func.__name__.endswith(RANDOM):
+            # In place: the functions return the tensor that they are given.
             return args[0] if args else kwargs["tensor"]
-        return func(*args, **(kwargs or {}))
+        options = kwargs or {}
+        return func(*args, **options)
 
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Build modules on the meta device, without any draw."""
+    """Build modules on the meta device, without random draws."""
     with torch.device("meta"), _NoDraws():
         yield

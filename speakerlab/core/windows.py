@@ -1,11 +1,11 @@
-"""Embedding recordings of any length with a model that takes a range of lengths.
+"""Embedding of recordings of any length with a model for a range of lengths.
 
 Training, extraction, the Python API and the ONNX runtime share these functions, so an hour of audio
 has the same embedding in all of them. Waves are numpy arrays or tensors, samples last.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,15 +26,35 @@ def embed_in_windows(
     if num_samples == 0:
         raise ValueError("recording: is empty; remove it")
     if num_samples < min_samples:
-        return embed(samples[..., np.arange(min_samples) % num_samples])
+        repeated = np.arange(min_samples) % num_samples
+        return embed(samples[..., repeated])
+    embeddings: list[Array] = []
     bounds = window_bounds(num_samples, max_samples=max_samples)
-    return mean_of_windows([embed(samples[..., first:end]) for first, end in bounds])
+    for first, end in bounds:
+        window = samples[..., first:end]
+        embeddings.append(embed(window))
+    return mean_of_windows(embeddings)
+
+
+def group_rows(keys: Iterable[Hashable]) -> list[list[int]]:
+    """Return the row numbers of each key, in order of appearance; they may share a batch.
+
+    Extraction and the Python API form batches with it: nothing is padded, so a batch does not
+    change the embeddings of its rows.
+    """
+    rows_of: dict[Hashable, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows = rows_of.setdefault(key, [])
+        rows.append(row)
+    return list(rows_of.values())
 
 
 def mean_of_windows(embeddings: Sequence[Array]) -> Array:
-    """Average the embeddings of windows, first to last, so that the bits depend on nothing else."""
+    """Average the embeddings of windows in order, so that the mean is the same bit for bit."""
+    # Not `np.mean`, whose order of additions depends on the shape.
     first, *others = embeddings
-    return sum(others, start=first) / len(embeddings)  # pyright: ignore
+    total: Any = sum(others, start=first)  # pyright: ignore
+    return total / len(embeddings)
 
 
 def window_bounds(num_samples: int, *, max_samples: int) -> list[tuple[int, int]]:
@@ -44,6 +64,11 @@ def window_bounds(num_samples: int, *, max_samples: int) -> list[tuple[int, int]
     one sample per window is dropped.
     """
     count = math.ceil(num_samples / max_samples)
-    length, rest = divmod(num_samples, count)
-    starts = [index * length + min(index, rest) for index in range(count)]
-    return [(start, start + length) for start in starts]
+    length, num_dropped = divmod(num_samples, count)
+    bounds: list[tuple[int, int]] = []
+    for index in range(count):
+        # One sample is dropped after each of the first `num_dropped` windows.
+        num_dropped_before = min(index, num_dropped)
+        start = index * length + num_dropped_before
+        bounds.append((start, start + length))
+    return bounds

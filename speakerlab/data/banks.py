@@ -1,6 +1,6 @@
-"""Rooms and noises: the recordings of a data directory, read where they are needed.
+"""Rooms and noises: the recordings of a data directory, read when they are needed.
 
-The directory may have `utt2kind` (id noise|music|speech), where they are of several kinds.
+A directory with recordings of several kinds has `utt2kind` (id noise|music|speech).
 Letters: S samples.
 """
 
@@ -30,31 +30,47 @@ class Recording:
 
     def __getitem__(self, part: slice) -> np.ndarray:
         first, stop, _ = part.indices(self.num_samples)
-        return audio.read(self.path, first, stop - first)
+        num_samples = stop - first
+        return audio.read(self.path, first, num_samples)
 
 
 def find_recordings(folder: Path, *, sample_rate: int) -> tuple[Recording, ...]:
     """List the recordings of a directory by id, without rejected ones; none without a directory.
 
-    Raises ValueError where a recording is missing, empty or has another rate, no kind or an
-    unknown one.
+    Raises ValueError if a recording is missing or empty, or has another sample rate, or no kind or
+    an unknown one.
     """
-    if not (folder / "wav.scp").exists():
+    wav_scp = folder / "wav.scp"
+    if not wav_scp.exists():
         return ()
-    wavs, rejected = read_table(folder / "wav.scp"), read_rejected(folder)
+    wavs = read_table(wav_scp)
+    rejected = read_rejected(folder)
+
+    # Without the table, all recordings are of the first kind.
+    kind_of = dict.fromkeys(wavs, KINDS[0])
     table = folder / KIND_TABLE
-    kind_of = read_table(table) if table.exists() else dict.fromkeys(wavs, KINDS[0])
-    found: list[Recording] = []
-    for name in sorted(wavs.keys() - rejected.keys()):
+    if table.exists():
+        kind_of = read_table(table)
+    recordings: list[Recording] = []
+    # Sorted: draws are indices into this list, so its order must not depend on the tables.
+    accepted = wavs.keys() - rejected.keys()
+    for name in sorted(accepted):
+        path = wavs[name]
         kind = kind_of.get(name, "no line")
         if kind not in KINDS:
             raise ValueError(
-                f"{table}: {name} must be noise, music or speech, got {kind}; correct it, or "
-                "remove the table"
+                f"{table}: {name} must be noise, music or speech, got {kind}; correct"
+                " it, or remove the table"
             )
         try:
-            info = audio.read_info(wavs[name], sample_rate=sample_rate)
+            info = audio.read_info(path, sample_rate=sample_rate)
         except (ValueError, OSError) as error:
             raise ValueError(f"{folder}/wav.scp: {name}: {error}") from None
-        found.append(Recording(name, kind, wavs[name], info.num_samples))
-    return tuple(found)
+        recording = Recording(
+            id=name,
+            kind=kind,
+            path=path,
+            num_samples=info.num_samples,
+        )
+        recordings.append(recording)
+    return tuple(recordings)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 
 from speakerlab.core.faults import Faults
@@ -27,16 +28,25 @@ class DataDir:
 
     folder: Path
     wavs: dict[str, str]
-    segments: dict[str, tuple[str, float, float]]
+    segments: dict[str, tables.Segment]
     speakers: dict[str, str] | None
     trials: list[Path]
     models: dict[str, list[str]]  # of enrolment -> utterances
-    rejected: dict[str, tuple[str, str]]  # utterance, or made-up id of a file -> path, reason
-    seconds: dict[str, float] = field(default_factory=dict)  # utterance -> duration
+    # Utterance, or generated id of a file -> path, reason.
+    rejected: dict[str, tables.Rejection]
+    # Utterance -> duration, once the audio has been checked.
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def utterances(self) -> Mapping[str, object]:
+        """Return a table with a line for each utterance."""
         return self.segments or self.wavs
+
+    @property
+    def speaker_names(self) -> set[str]:
+        if self.speakers is None:
+            return set()
+        return set(self.speakers.values())
 
 
 def check_data_dirs(
@@ -53,7 +63,8 @@ def check_data_dirs(
     allow_rejected: the share of a directory's utterances whose audio may be missing or broken.
     Raises ValueError with every fault, FileNotFoundError where a directory has no wav.scp.
     """
-    faults, notes = Faults(), list[str]()
+    faults = Faults()
+    notes: list[str] = []
     look = partial(_look, sample_rate=sample_rate, decode=decode)
     dirs = [_read_dir(folder, faults) for folder in folders]
     for data_dir in dirs:
@@ -64,38 +75,61 @@ def check_data_dirs(
         _check_rejected(data_dir, faults, allow_rejected)
         for trials in data_dir.trials:
             _check_trials(data_dir, trials, faults)
-    faults.raise_if_any(f"{', '.join(map(str, folders))}: refused, no utt2dur was written")
+    faults.raise_if_any(
+        f"{', '.join(map(str, folders))}: refused, no utt2dur was written"
+    )
     for data_dir in dirs:
         notes.append(_write(data_dir))
     return notes
 
 
 def _read_dir(folder: Path, faults: Faults) -> DataDir:
-    utt2spk, wavs = folder / "utt2spk", tables.read_table(folder / "wav.scp", faults)
-    left_out = tables.read_rejected(folder).items()
+    wavs = tables.read_table(folder / "wav.scp", faults)
+
+    # Keep only the files that prepare.py has left out; the check itself writes the other rows.
+    rejected: dict[str, tables.Rejection] = {}
+    previous_rows = tables.read_rejected(folder)
+    for name, row in previous_rows.items():
+        is_nameless = name.startswith(tables.NAMELESS)
+        if is_nameless and name not in wavs:
+            rejected[name] = row
+
+    segments = tables.read_segments(folder / "segments", faults)
+    speakers: dict[str, str] | None = None
+    if (folder / "utt2spk").exists():
+        speakers = tables.read_table(folder / "utt2spk", faults)
     return DataDir(
         folder=folder,
         wavs=wavs,
-        segments=tables.read_segments(folder / "segments", faults),
-        speakers=tables.read_table(utt2spk, faults) if utt2spk.exists() else None,
+        segments=segments,
+        speakers=speakers,
         trials=sorted(folder.glob("trials*")),
         models=tables.read_enroll(folder / tables.ENROLL_MAP, faults),
-        rejected={u: row for u, row in left_out if u.startswith(tables.NAMELESS) and u not in wavs},
+        rejected=rejected,
     )
 
 
 def _check_tables(data_dir: DataDir, faults: Faults) -> None:
-    folder = data_dir.folder
-    wavs, segments = f"{folder}/wav.scp:", f"{folder}/segments:"
+    wavs = f"{data_dir.folder}/wav.scp:"
+    segments = f"{data_dir.folder}/segments:"
     if not data_dir.wavs:
-        faults.add("empty sets", f"{wavs} has no recordings; run stage 1 again")
+        faults.add(
+            "empty sets", f"{wavs} has no recordings; prepare the directory again"
+        )
     for recording, path in data_dir.wavs.items():
         if path.endswith("|"):
-            text = f"run `{path.rstrip('| ')} > {recording}.wav` once and put the file's path there"
+            text = (
+                f"run `{path.rstrip('| ')} > {recording}.wav` once and put the file's"
+                " path there"
+            )
             faults.add("pipes", f"{wavs} {recording} is a command: '{path}'; {text}")
-    for utterance, (recording, _, _) in data_dir.segments.items():
+    for utterance, segment in data_dir.segments.items():
+        recording = segment[0]
         if recording not in data_dir.wavs:
-            text = f"names recording {recording}, which is not in wav.scp; correct one of them"
+            text = (
+                f"names recording {recording}, which is not in wav.scp; correct one of"
+                " them"
+            )
             faults.add("unknown recordings", f"{segments} {utterance} {text}")
     if data_dir.speakers is not None:
         _check_speakers(data_dir, data_dir.speakers, faults)
@@ -103,33 +137,44 @@ def _check_tables(data_dir: DataDir, faults: Faults) -> None:
     _check_models(data_dir, faults)
 
 
-def _check_speakers(data_dir: DataDir, speakers: dict[str, str], faults: Faults) -> None:
+def _check_speakers(
+    data_dir: DataDir, speakers: dict[str, str], faults: Faults
+) -> None:
     where = f"{data_dir.folder}/utt2spk:"
     for utterance in data_dir.utterances:
         if utterance not in speakers:
             text = f"{where} {utterance} has no speaker; add its line"
             faults.add("utterances without speaker", text)
-    for utterance in sorted(speakers.keys() - data_dir.utterances.keys()):
+    without_audio = speakers.keys() - data_dir.utterances.keys()
+    for utterance in sorted(without_audio):
         text = f"{where} {utterance} has no audio; add it to wav.scp or drop the line"
         faults.add("utterances without audio", text)
-    if len(set(speakers.values())) == 1:
-        text = f"got only {next(iter(speakers.values()))}; add others"
+    distinct_speakers = set(speakers.values())
+    if len(distinct_speakers) == 1:
+        (speaker,) = distinct_speakers
+        text = f"got only {speaker}; add others"
         faults.add("one-speaker sets", f"{where} needs at least 2 speakers, {text}")
 
 
 def _check_conditions(data_dir: DataDir, faults: Faults) -> None:
-    speakers = set((data_dir.speakers or {}).values())
     for name in tables.list_conditions(data_dir.folder):
-        path, kind, known = data_dir.folder / name, "speaker", speakers
+        path = data_dir.folder / name
         if name.startswith("utt2"):
-            kind, known = "utterance", data_dir.utterances
-        for key, value in tables.read_table(path, faults).items():
-            if key not in known:
+            kind = "utterance"
+            ids = data_dir.utterances.keys()
+        else:
+            kind = "speaker"
+            ids = data_dir.speaker_names
+        table = tables.read_table(path, faults)
+        for key, value in table.items():
+            if key not in ids:
                 line = f"{path}: unknown {kind} {key}; drop the line"
                 faults.add("conditions of unknown ids", line)
             if len(value.split()) > 1:
                 line = f"{path}: a condition must be one word, got '{value}' of {key}"
-                faults.add("bad conditions", f"{line}; write '{tables.one_word(value)}'")
+                faults.add(
+                    "bad conditions", f"{line}; write '{tables.one_word(value)}'"
+                )
 
 
 def _check_models(data_dir: DataDir, faults: Faults) -> None:
@@ -138,28 +183,48 @@ def _check_models(data_dir: DataDir, faults: Faults) -> None:
         for utterance in rows:
             if utterance not in data_dir.utterances:
                 line = f"{path}: model {model} has the unknown utterance {utterance}"
-                faults.add("unknown utterances", f"{line}; add it to wav.scp or drop it")
-        if len(set(rows)) < len(rows):
+                faults.add(
+                    "unknown utterances", f"{line}; add it to wav.scp or drop it"
+                )
+        # An utterance that is there twice would count twice in the embedding of the model.
+        distinct_rows = set(rows)
+        if len(distinct_rows) < len(rows):
             line = f"{path}: model {model} repeats an utterance: {' '.join(rows)}"
             faults.add("utterances twice in a model", f"{line}; keep one of each")
 
 
 def _check_overlap(dirs: Sequence[DataDir], faults: Faults) -> None:
     """Report speakers and utterances that are both trained on and tested."""
-    train = [d for d in dirs if d.speakers is not None and not d.trials]
-    test = [d for d in dirs if d.speakers is not None and d.trials]
-    for a, b in product(train, test):
-        where, owner = f"{a.folder} and {b.folder}:", a.speakers or {}
-        shared = set(owner.values()) & set((b.speakers or {}).values())
-        for speaker in sorted(shared):
-            text = f"speaker {speaker} is in training and test; remove it from one of them"
+    train_dirs: list[DataDir] = []
+    test_dirs: list[DataDir] = []
+    for data_dir in dirs:
+        if data_dir.speakers is None:  # noise or rooms
+            continue
+        if data_dir.trials:
+            test_dirs.append(data_dir)
+        else:
+            train_dirs.append(data_dir)
+
+    for train, test in product(train_dirs, test_dirs):
+        where = f"{train.folder} and {test.folder}:"
+        shared_speakers = train.speaker_names & test.speaker_names
+        for speaker in sorted(shared_speakers):
+            text = (
+                f"speaker {speaker} is in training and test; remove it from one of them"
+            )
             faults.add("speakers in training and test", f"{where} {text}")
-        both = a.utterances.keys() & b.utterances.keys()
-        for utterance in sorted(u for u in both if owner.get(u) not in shared):
+
+        # An utterance of a shared speaker is not reported again.
+        train_speakers = train.speakers or {}
+        shared_utterances = train.utterances.keys() & test.utterances.keys()
+        for utterance in sorted(shared_utterances):
+            if train_speakers.get(utterance) in shared_speakers:
+                continue
             text = f"utterance {utterance} is in training and test; rename or drop one"
             faults.add("utterances in both", f"{where} {text}")
 
 
+# Path of a recording -> its header, or the problem in one line.
 Look = Callable[[str], audio.AudioInfo | str]
 
 
@@ -168,6 +233,7 @@ def _look(path: str, *, sample_rate: int, decode: bool) -> audio.AudioInfo | str
     try:
         info = audio.read_info(path, sample_rate=sample_rate)
         if decode:
+            # A deque of length 0 runs through the blocks and keeps none.
             with audio.stream(path) as (_, blocks):
                 deque(blocks, maxlen=0)
     except (ValueError, FileNotFoundError) as error:
@@ -175,29 +241,63 @@ def _look(path: str, *, sample_rate: int, decode: bool) -> audio.AudioInfo | str
     return info
 
 
-def _check_audio(data_dir: DataDir, faults: Faults, look: Look, num_workers: int) -> list[str]:
+def _check_audio(
+    data_dir: DataDir, faults: Faults, look: Look, num_workers: int
+) -> list[str]:
     """Set the duration or the rejection of every utterance; return a note on stereo files."""
-    folder, wavs = data_dir.folder, data_dir.wavs
-    recordings = [key for key, path in wavs.items() if not path.endswith("|")]
-    workers = num_workers if len(recordings) >= MIN_FILES_FOR_POOL else 1
-    looked = map_in_processes(look, (wavs[key] for key in recordings), workers, chunk=64)
-    found = dict(zip(recordings, looked))
+    folder = data_dir.folder
+    # A path that ends in "|" is a command, which `_check_tables` refuses.
+    paths = {
+        recording: path
+        for recording, path in data_dir.wavs.items()
+        if not path.endswith("|")
+    }
+    if len(paths) < MIN_FILES_FOR_POOL:
+        num_workers = 1
+    results = map_in_processes(look, paths.values(), num_workers, chunk=64)
+    infos = dict(zip(paths, results))
+
     for utterance in data_dir.utterances:
-        recording, start, end = data_dir.segments.get(utterance, (utterance, 0.0, None))
-        info = found.get(recording)
+        # Without segments, an utterance is a whole recording of its id.
+        recording = utterance
+        start = 0.0
+        end = None
+        if data_dir.segments:
+            recording, start, end = data_dir.segments[utterance]
+
+        # No info: the recording is not in wav.scp, or is a command. Both are refused already.
+        info = infos.get(recording)
         if isinstance(info, str):
-            data_dir.rejected[utterance] = (wavs[recording], info)
+            problem = info
+            data_dir.rejected[utterance] = (paths[recording], problem)
         elif info is not None:
-            seconds, where = info.seconds, f"{folder}/segments: {utterance}"
-            end = seconds if end is None else end
-            data_dir.seconds[utterance] = min(end, seconds) - start
+            where = f"{folder}/segments: {utterance}"
+            seconds = info.seconds
+            if end is None:
+                end = seconds
+            last_second = min(end, seconds)
+            data_dir.seconds[utterance] = last_second - start
             if end > seconds + DURATION_SLACK_SECONDS or start >= seconds:
-                line = f"{where} ends after its recording, at {end} of {seconds:.2f} s; correct it"
+                line = (
+                    f"{where} ends after its recording, at {end} of {seconds:.2f} s;"
+                    " correct it"
+                )
                 faults.add("bad segments", line)
             elif data_dir.segments and 0 < end - start < MIN_SEGMENT_SECONDS:
                 line = f"{where} is shorter than a frame: {end - start:g} s; drop it"
                 faults.add("bad segments", line)
-    stereo = [key for key, info in found.items() if getattr(info, "num_channels", 1) > 1]
+
+    return _note_stereo(folder, infos)
+
+
+def _note_stereo(folder: Path, infos: Mapping[str, audio.AudioInfo | str]) -> list[str]:
+    """Return a note on the recordings with several channels; none if there are none."""
+    stereo: list[str] = []
+    for recording, info in infos.items():
+        if isinstance(info, str):
+            continue
+        if info.num_channels > 1:
+            stereo.append(recording)
     if not stereo:
         return []
     others = " and others" if len(stereo) > 1 else ""
@@ -206,43 +306,74 @@ def _check_audio(data_dir: DataDir, faults: Faults, look: Look, num_workers: int
 
 
 def _check_rejected(data_dir: DataDir, faults: Faults, allow_rejected: float) -> None:
-    num_rejected = len(data_dir.rejected)
-    num_files = len(data_dir.utterances.keys() | data_dir.rejected.keys())
+    """Report broken recordings if all are broken, or a larger share than `allow_rejected`."""
+    rejected = data_dir.rejected
+    # Includes the nameless files, which are rejected but are no utterances.
+    all_ids = data_dir.utterances.keys() | rejected.keys()
+    num_files = len(all_ids)
+    num_rejected = len(rejected)
     if num_rejected == num_files or num_rejected / num_files > allow_rejected:
-        for reason in sorted({reason for _, reason in data_dir.rejected.values()}):
+        # Several segments of a recording have the same reason.
+        reasons = {reason for _, reason in rejected.values()}
+        for reason in sorted(reasons):
             faults.add("broken recordings", reason)
 
 
 def _check_trials(data_dir: DataDir, path: Path, faults: Faults) -> None:
     """Check that test ids are utterances, enrolment ids utterances or models, with good audio."""
-    enrol, first = dict[str, int](), dict[str, int]()  # id -> the first line that needs it
+    # Id -> number of the first line that needs it.
+    enrol_lines: dict[str, int] = {}
+    utterance_lines: dict[str, int] = {}
     with open_text(path) as file:
         for number, line in enumerate(file, 1):
-            words = line.split()
-            if len(words) != 3 or words[2] not in ("target", "nontarget"):
+            fields = line.split()
+            is_trial = len(fields) == 3 and fields[2] in ("target", "nontarget")
+            if not is_trial:
                 text = f"{path}:{number}: is not 'enrol test target|nontarget'"
                 faults.add("bad lines", f"{text}, got '{line.strip()}'; correct it")
                 continue
-            enrol.setdefault(words[0], number)
-            first.setdefault(words[1], number)
-    for name, number in enrol.items():
-        for utterance in data_dir.models.get(name, [name]):
-            first[utterance] = min(number, first.get(utterance, number))
-    for utterance in sorted(first, key=first.__getitem__):
+            enrol_id, test_id, _ = fields
+            enrol_lines.setdefault(enrol_id, number)
+            utterance_lines.setdefault(test_id, number)
+
+    # An enrolment id is an utterance, or a model of several utterances.
+    for enrol_id, number in enrol_lines.items():
+        utterances = data_dir.models.get(enrol_id, [enrol_id])
+        for utterance in utterances:
+            first_number = utterance_lines.get(utterance, number)
+            utterance_lines[utterance] = min(number, first_number)
+
+    # Faults in the order of the lines, so that the list can be corrected from its start.
+    numbered_utterances = sorted(utterance_lines.items(), key=itemgetter(1))
+    for utterance, number in numbered_utterances:
         if utterance in data_dir.rejected:
-            line = f"{path}: {utterance} has broken audio; {data_dir.rejected[utterance][1]}"
+            _, reason = data_dir.rejected[utterance]
+            line = f"{path}: {utterance} has broken audio; {reason}"
             faults.add("trials without audio", line)
         elif utterance not in data_dir.utterances:
-            line = f"{path}:{first[utterance]}: unknown utterance {utterance}"
-            faults.add("unknown utterances", f"{line}; add it to wav.scp or drop the trial")
+            line = f"{path}:{number}: unknown utterance {utterance}"
+            faults.add(
+                "unknown utterances", f"{line}; add it to wav.scp or drop the trial"
+            )
 
 
 def _write(data_dir: DataDir) -> str:
-    folder, rejected = data_dir.folder, data_dir.rejected
-    tables.write_table(folder / "utt2dur", {k: f"{s:.6f}" for k, s in data_dir.seconds.items()})
+    """Write utt2dur and rejected.tsv; return a one-line summary of the directory."""
+    folder = data_dir.folder
+    rejected = data_dir.rejected
+    # A microsecond is less than a sample, so rounding to samples finds the exact length again.
+    durations: dict[str, str] = {}
+    for utterance, seconds in data_dir.seconds.items():
+        durations[utterance] = f"{seconds:.6f}"
+    tables.write_table(folder / "utt2dur", durations)
     tables.write_rejected(folder, rejected)
-    speakers = len(set((data_dir.speakers or {}).values()))
-    hours = sum(data_dir.seconds.values()) / 3600
-    who = f"{speakers} speakers, " if speakers else ""
-    what = f"{folder}: {who}{len(data_dir.seconds)} utterances, {hours:.2f} h"
-    return f"{what}; {len(rejected)} left out, see {folder}/rejected.tsv" if rejected else what
+
+    num_speakers = len(data_dir.speaker_names)
+    total_seconds = sum(data_dir.seconds.values())
+    hours = total_seconds / 3600
+    summary = f"{len(data_dir.seconds)} utterances, {hours:.2f} h"
+    if num_speakers:
+        summary = f"{num_speakers} speakers, {summary}"
+    if rejected:
+        summary += f"; {len(rejected)} left out, see {folder}/rejected.tsv"
+    return f"{folder}: {summary}"

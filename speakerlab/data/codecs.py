@@ -11,51 +11,83 @@ import numpy as np
 
 from speakerlab.data import audio
 
-MP3_KBPS = (16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)  # of MPEG-2 at 16 kHz
+# Bit rates of MPEG-2 at 16 kHz.
+MP3_KBPS = (16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 OPUS_KBPS = range(6, 257)
-# Samples that LAME (576) and a decoder (529) add in front. A file of 40 kb/s or more has room for a
-# header with this number, and libsndfile then removes them.
+# Samples that LAME (576) and a decoder (529) add in front. From 40 kb/s on, a file has a header
+# with this number, and libsndfile removes them (measured with all of MP3_KBPS).
 MP3_DELAY = 576 + 529
 
 
 def _mp3(kbps: int) -> dict[str, Any]:
-    level = (160 - kbps) / 152  # what libsndfile turns into the bit rate again
-    return {"subtype": "MPEG_LAYER_III", "bitrate_mode": "CONSTANT", "compression_level": level}
+    # The inverse of libsndfile's formula, which maps the level 0 to 160 kb/s and 1 to 8 kb/s.
+    level = (160 - kbps) / 152
+    return {
+        "subtype": "MPEG_LAYER_III",
+        "bitrate_mode": "CONSTANT",
+        "compression_level": level,
+    }
 
 
 def _opus(kbps: int) -> dict[str, Any]:
-    return {"subtype": "OPUS", "compression_level": (256 - kbps) / 250}
+    # As for MP3, but from 256 to 6 kb/s.
+    level = (256 - kbps) / 250
+    return {"subtype": "OPUS", "compression_level": level}
 
 
-# name -> (sample rate at which it codes, format, options of the encoder)
-CODECS: Mapping[str, tuple[int, str, Mapping[str, Any]]] = {
-    **{f"mp3:{kbps}k": (16000, "MP3", _mp3(kbps)) for kbps in MP3_KBPS},
-    **{f"opus:{kbps}k": (16000, "OGG", _opus(kbps)) for kbps in OPUS_KBPS},
-    "gsm": (8000, "AIFF", {"subtype": "GSM610"}),
-}
+# Sample rate of the codec, format, options of the encoder.
+Codec = tuple[int, str, Mapping[str, Any]]
+
+
+def _list_codecs() -> dict[str, Codec]:
+    codecs: dict[str, Codec] = {}
+    for kbps in MP3_KBPS:
+        codecs[f"mp3:{kbps}k"] = (16000, "MP3", _mp3(kbps))
+    for kbps in OPUS_KBPS:
+        codecs[f"opus:{kbps}k"] = (16000, "OGG", _opus(kbps))
+    codecs["gsm"] = (8000, "AIFF", {"subtype": "GSM610"})
+    return codecs
+
+
+CODECS: Mapping[str, Codec] = _list_codecs()
 
 
 def check_codec(name: str) -> str:
-    """Return the name of a codec; ValueError, with what follows the name, if it is none."""
+    """Return the name of a codec; raise ValueError, with text to follow the name, for others."""
     if name not in CODECS:
         rates = ", ".join(map(str, MP3_KBPS))
-        raise ValueError(f"is no codec; use gsm, opus:6k to opus:256k, or mp3 at {rates}k")
+        raise ValueError(
+            f"is no codec; use gsm, opus:6k to opus:256k, or mp3 at {rates}k"
+        )
     return name
 
 
 def reencode(wave_S: np.ndarray, codec: str, *, sample_rate: int) -> np.ndarray:
-    """Return int16 samples after encoding and decoding: as many, without the codec's delay.
+    """Encode and decode int16 samples; return equally many, without the codec's delay.
 
     Deterministic on one machine and version of libsndfile.
     """
-    rate, kind, options = CODECS[codec]
-    coded_S = _resample(wave_S, sample_rate, rate)
-    with audio.stream(audio.encode(coded_S, rate, kind, **options)) as (_, blocks):
+    codec_rate, file_format, options = CODECS[codec]
+    input_S = _resample(wave_S, sample_rate, codec_rate)
+    content = audio.encode(
+        input_S,
+        codec_rate,
+        file_format,
+        **options,
+    )
+    with audio.stream(content) as (_, blocks):
         decoded_S = np.concatenate(list(blocks))
-    if len(decoded_S) >= len(coded_S) + MP3_DELAY:
+
+    # Only MP3 below 40 kb/s is so much longer after decoding: it still begins with the delay.
+    num_added = len(decoded_S) - len(input_S)
+    if num_added >= MP3_DELAY:
         decoded_S = decoded_S[MP3_DELAY:]
-    back_S = _resample(decoded_S, rate, sample_rate)[: len(wave_S)]
-    return np.pad(back_S, (0, len(wave_S) - len(back_S)))
+
+    # Resampling and codecs may change the length by a few samples.
+    output_S = _resample(decoded_S, codec_rate, sample_rate)
+    output_S = output_S[: len(wave_S)]
+    num_missing = len(wave_S) - len(output_S)
+    return np.pad(output_S, (0, num_missing))
 
 
 def _resample(wave_S: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
@@ -64,4 +96,5 @@ def _resample(wave_S: np.ndarray, rate: int, new_rate: int) -> np.ndarray:
     import soxr
 
     float_S = wave_S.astype(np.float32) / audio.FULL_SCALE
-    return audio.to_int16(soxr.resample(float_S, rate, new_rate))
+    resampled_S = soxr.resample(float_S, rate, new_rate)
+    return audio.to_int16(resampled_S)

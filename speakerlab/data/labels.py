@@ -1,6 +1,7 @@
-"""Classes: speakers at each speed, or the labels of another table, and what validation holds out.
+"""Classes (speakers at each speed, or labels of another table) and the units held out of training.
 
-Letters: N utterances, C classes, U units that are held out whole: speakers, or utterances.
+Letters: N utterances, C classes, U units that are held out whole (speakers, or utterances), P pairs
+of a class and a unit.
 """
 
 from collections.abc import Sequence
@@ -20,19 +21,28 @@ def label(manifest: Manifest, dirs: Sequence[Path], *, table: str) -> Manifest:
     Raises ValueError where an utterance has no label, or there is one class only;
     FileNotFoundError where a directory has no such table.
     """
-    labels: dict[str, str] = {}
-    where = " + ".join(str(folder / table) for folder in dirs)
-    for folder in dirs:
-        labels |= read_table(folder / table)
-    try:
-        label_N = [labels[utterance] for utterance in manifest.ids]
-    except KeyError as error:
-        raise ValueError(f"{where}: {error.args[0]} has no label; add its line") from None
-    classes, class_N = np.unique(np.array(label_N, dtype=str), return_inverse=True)
+    paths = [folder / table for folder in dirs]
+    where = " + ".join(map(str, paths))
+    label_of: dict[str, str] = {}
+    for path in paths:
+        label_of |= read_table(path)
+    labels: list[str] = []
+    for utterance in manifest.ids:
+        if utterance not in label_of:
+            raise ValueError(f"{where}: {utterance} has no label; add its line")
+        labels.append(label_of[utterance])
+    label_N = np.array(labels, dtype=str)
+    classes, class_N = np.unique(label_N, return_inverse=True)
     if len(classes) < 2:
-        found = ", ".join(classes) or "none"
-        raise ValueError(f"{where}: needs at least 2 classes, got only {found}; add others")
-    return replace(manifest, speaker_N=class_N.astype(np.int32), speakers=tuple(classes.tolist()))
+        present = ", ".join(classes) or "none"
+        raise ValueError(
+            f"{where}: needs at least 2 classes, got only {present}; add others"
+        )
+    return replace(
+        manifest,
+        speaker_N=class_N.astype(np.int32),
+        speakers=tuple(classes.tolist()),
+    )
 
 
 def hold_out(
@@ -44,31 +54,51 @@ def hold_out(
     the choice. Every class keeps a unit to train on and, if it has two, has one held out. A unit
     with utterances of several classes (a speaker of two languages) is held out of all of them.
     """
-    pairs = np.unique(np.stack([class_N, unit_N]), axis=1)
+    # Each class with each of its units once, however many utterances they share.
+    class_and_unit_2N = np.stack([class_N, unit_N])
+    pair_2P = np.unique(class_and_unit_2N, axis=1)
     num_classes = int(class_N.max()) + 1
-    left_C = np.bincount(pairs[0], minlength=num_classes)
-    wanted_C = np.maximum(np.rint(num_units * left_C / left_C.sum()), 1).astype(int)
-    wanted_C = np.minimum(wanted_C, np.maximum(left_C - 1, 0))
+
+    # Units to hold out of each class: its share, at least one, but never its last unit.
+    num_train_C = np.bincount(pair_2P[0], minlength=num_classes)
+    share_C = num_units * num_train_C / num_train_C.sum()
+    target_C = np.maximum(np.rint(share_C), 1).astype(int)
+    all_but_one_C = np.maximum(num_train_C - 1, 0)
+    target_C = np.minimum(target_C, all_but_one_C)
+
     classes_of: dict[int, list[int]] = {}
     units_of: list[list[int]] = [[] for _ in range(num_classes)]
-    for of_class, unit in pairs.T.tolist():
-        classes_of.setdefault(unit, []).append(of_class)
-        units_of[of_class].append(unit)
+    for class_, unit in pair_2P.T.tolist():
+        classes_of.setdefault(unit, []).append(class_)
+        units_of[class_].append(unit)
+
+    def hash_unit(unit: int) -> int:
+        return stable_hash(f"valid:{names[unit]}")
+
+    # Small classes choose first, because they have the fewest units to choose from.
     held_U = np.zeros(len(names), dtype=bool)
-    for of_class in np.argsort(left_C, kind="stable").tolist():
-        order = sorted(units_of[of_class], key=lambda unit: stable_hash(f"valid:{names[unit]}"))
-        missing = wanted_C[of_class] - int(held_U[order].sum())
-        for unit in order:
-            if missing <= 0:
+    smallest_first = np.argsort(num_train_C, kind="stable")
+    for class_ in smallest_first.tolist():
+        units = sorted(units_of[class_], key=hash_unit)
+        num_held = int(held_U[units].sum())  # for other classes of the same units
+        num_missing = target_C[class_] - num_held
+        for unit in units:
+            if num_missing <= 0:
                 break
-            if held_U[unit] or (left_C[classes_of[unit]] < 2).any():
+            num_train_of_classes = num_train_C[classes_of[unit]]
+            is_last_of_a_class = num_train_of_classes.min() < 2
+            if held_U[unit] or is_last_of_a_class:
                 continue
             held_U[unit] = True
-            left_C[classes_of[unit]] -= 1
-            missing -= 1
+            num_train_C[classes_of[unit]] -= 1
+            num_missing -= 1
     return held_U
 
 
 def class_names(speakers: Sequence[str], speeds: Sequence[float]) -> list[str]:
     """Return the name of each class: a speaker, or `id#0.9` for the speaker at another speed."""
-    return [s if speed == 1.0 else f"{s}#{speed:g}" for speed in speeds for s in speakers]
+    names: list[str] = []
+    for speed in speeds:
+        suffix = "" if speed == 1.0 else f"#{speed:g}"
+        names += [f"{speaker}{suffix}" for speaker in speakers]
+    return names

@@ -1,15 +1,18 @@
-"""From the order of an epoch to batches: micro-batches of slots, crops, stacked crops.
+"""Training batches: cut the order of an epoch into micro-batches, read and stack their crops.
 
-Data order and draws are functions of (seed, attempt, epoch, position) alone, so that workers, ranks
-and a resume change nothing.
-Letters: B rows of the batch, S samples, K speeds, N speakers. G is the global batch.
+    EpochOrder -> micro_batches -> slots -> TrainCrops -> crops -> collate -> Batch
+
+A slot is one place in the order of an epoch: its epoch, its position, and the row of the manifest
+that is read there. A crop is a range of that utterance with everything that was drawn for it.
+Order and random draws depend only on (seed, attempt, epoch, position), so the number of workers and
+ranks does not change them, and neither does a resume.
+Letters: B rows of the batch, S samples, K speeds, N utterances (in `label_KN`: speakers),
+P positions of an epoch, T frames, F mel bins.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
-from operator import attrgetter, itemgetter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +34,8 @@ from speakerlab.data.workers import (
 )
 
 Slot = tuple[int, int, int]  # epoch, position, row
-Span = tuple[int, int, int]  # index of a piece, first sample within it, number of samples
+# Index of a piece, first sample within the piece, number of samples.
+Span = tuple[int, int, int]
 DrawFunctions = Mapping[str, Callable[[np.random.Generator], Draw | None]]
 
 
@@ -47,36 +51,62 @@ def micro_batches(
 ) -> Iterator[list[Slot]]:
     """Yield the micro-batches of one rank from `start_step` to `stop_step`, over all epochs.
 
-    Step k of an epoch takes positions [kG, (k + 1)G), cut into consecutive micro-batches;
-    micro-batch m goes to rank m mod world size, at accumulation m div world size.
-    crops_each: how many crops each position of the order stands for; G and micro-batches do not
-    count them, and crop i of position p has the position p x crops_each + i.
+    Step k of an epoch takes the positions [k G, (k + 1) G), where G is the global batch, and cuts
+    them into consecutive micro-batches. Micro-batch m goes to rank m mod world_size.
+
+    crops_each: number of crops of each utterance in the order. G and `micro_batch` count
+        utterances, not crops. The slot of crop i of the utterance at position p has the position
+        p x crops_each + i.
     """
-    assert order.global_batch % (micro_batch * world_size) == 0
-    current, rows_P = -1, np.empty(0, dtype=np.int32)
+    # `divide_global_batch` chooses the size of micro-batches such that every rank has the same
+    # number of them: with fewer, a rank would leave the others waiting for its gradients.
+    positions_at_once = micro_batch * world_size
+    assert order.global_batch % positions_at_once == 0
+    num_micro_batches = order.global_batch // micro_batch
+    current_epoch = -1  # none yet
+    rows_P = np.empty(0, dtype=np.int32)
+
     for step in range(start_step, stop_step):
         epoch, step_in_epoch = divmod(step, order.steps_per_epoch)
-        if epoch != current:
-            del rows_P  # not two epochs' at once
-            current, rows_P = epoch, order.rows(epoch)
-        for number in range(rank, order.global_batch // micro_batch, world_size):
+        if epoch != current_epoch:
+            # Free the old order before the next one is made. Each rank holds one, of 4 bytes a
+            # position: 400 MB for an epoch of 100 million crops.
+            del rows_P
+            rows_P = order.rows(epoch)
+            current_epoch = epoch
+
+        for number in range(rank, num_micro_batches, world_size):
+            # Positions in the order, which has utterances.
             first = step_in_epoch * order.global_batch + number * micro_batch
             stop = first + micro_batch
-            rows = rows_P[first:stop].repeat(crops_each).tolist()
-            positions = range(first * crops_each, stop * crops_each)
-            yield list(zip(repeat(epoch), positions, rows))
+            # One row for each crop, so the crops of an utterance are neighbours in the batch.
+            crop_rows = rows_P[first:stop].repeat(crops_each)
+            # Positions of crops.
+            first_position = first * crops_each
+            slots: list[Slot] = []
+            for position, row in enumerate(crop_rows.tolist(), first_position):
+                slots.append((epoch, position, row))
+            yield slots
 
 
 class TrainCrops(Dataset[Crop]):
-    """Crops of the training set, keyed by slot; label_KN: the class of speaker n at speed k.
+    """Random crops of the training set, indexed by slot.
 
-    draws: what draws for a crop, by name. Each gets a generator of its own, keyed by (seed,
-    attempt, epoch, position, name), so that one more changes nothing for the others. The group of
-    the draw named `speed` is an index into `speeds`, the value `codec` of the draw named `reencode`
-    one into `codecs`, which are applied here; all other draws only travel with the crop.
-    crop_frames: how many frames of stored features are read, one a `frame_shift`; 0: the wave is.
-    crops_each: consecutive positions that are crops of one utterance; they have one speed, another
-    would be another voice. clean_crops: the first of them, of which only the speed is drawn.
+    draws: name of an augmentation -> function that draws its values for one crop. Each function
+        gets its own generator, keyed by (seed, attempt, epoch, position, name), so adding an
+        augmentation does not change the draws of the others. A draw has a group (crops of one group
+        are changed together) and named values. Two draws are used here:
+        - `speed`: its group is an index into `speeds`, and decides the label and the number of
+          samples to read.
+        - `reencode`: its value `codec` is an index into `codecs`; the crop is re-encoded here.
+        The device changes the speed, and applies the other draws.
+    crop_samples: length of a crop after its speed has been changed.
+    label_KN: class of speaker n at speed k.
+    crop_frames: number of frames to read from stored features; 0 reads the waveform instead.
+    frame_shift: samples from one stored frame to the next.
+    crops_each: number of crops of one utterance, at consecutive positions. They share one speed,
+        because a speaker at another speed is another class.
+    clean_crops: the first `clean_crops` of these crops are not augmented, except by their speed.
     """
 
     def __init__(
@@ -95,114 +125,218 @@ class TrainCrops(Dataset[Crop]):
         crops_each: int = 1,
         clean_crops: int = 0,
     ) -> None:
-        assert label_KN.shape == (len(speeds), len(manifest.speakers))
-        self.manifest, self.draws, self.label_KN = manifest, draws, label_KN
-        self.crop_frames, self.frame_shift = crop_frames, frame_shift
-        self.speeds, self.codecs = speeds, codecs
-        self.crops_each, self.clean_crops = crops_each, clean_crops
+        num_speakers = len(manifest.speakers)
+        assert label_KN.shape == (len(speeds), num_speakers)
+        self.manifest = manifest
+        self.draws = draws
+        self.label_KN = label_KN
+        self.speeds = speeds
+        self.codecs = codecs
+        self.crop_frames = crop_frames
+        self.frame_shift = frame_shift
+        self.crops_each = crops_each
+        self.clean_crops = clean_crops
+
+        # A crop at speed 1.1 becomes shorter by that factor, so more samples are read for it.
         self.read_samples = [round(crop_samples * speed) for speed in speeds]
-        self.words = {name: stable_hash(name) for name in ("crop", *draws)}
-        self.generator = np.random.Generator(np.random.Philox(key=[seed, attempt]))
-        self.state = self.generator.bit_generator.state  # of a generator that has drawn nothing
+
+        # One generator serves all crops and names: `_seek` moves it before each draw.
+        self.name_hashes = {"crop": stable_hash("crop")}
+        for name in draws:
+            self.name_hashes[name] = stable_hash(name)
+        philox = np.random.Philox(key=[seed, attempt])
+        self.generator = np.random.Generator(philox)
+        # Philox makes four numbers at a time, and its state buffers those not used yet. This is the
+        # state before the first draw, with no buffered numbers: after a seek, a draw must not get
+        # numbers that were left over from the draw before it.
+        self.fresh_state = philox.state
 
     def __getitem__(self, slot: Slot) -> Crop:
         return self.read(self.draw(slot))
 
     def draw(self, slot: Slot) -> Crop:
-        """Return all of a crop but its samples."""
+        """Return a crop with all its draws, but without samples."""
         epoch, position, row = slot
-        number = position % self.crops_each
-        drawn: dict[str, Draw] = {}
-        for name, function in self.draws.items():
+        number = position % self.crops_each  # among the crops of this utterance
+        is_clean = number < self.clean_crops
+
+        crop_draws: dict[str, Draw] = {}
+        for name, draw_values in self.draws.items():
             if name == "speed":
-                draw = function(self._seek(name, (epoch, position - number, row)))
+                # All crops of the utterance use the draw of the first one.
+                first_slot = (epoch, position - number, row)
+                draw = draw_values(self._seek(name, first_slot))
+            elif is_clean:
+                draw = None
             else:
-                draw = None if number < self.clean_crops else function(self._seek(name, slot))
+                draw = draw_values(self._seek(name, slot))
             if draw is not None:
-                drawn[name] = draw
-        speed = drawn["speed"].group if "speed" in drawn else 0
-        spare = max(int(self.manifest.num_samples_N[row]) - self.read_samples[speed], 0)
+                crop_draws[name] = draw
+
+        # The crop begins anywhere from the first sample to the last one that leaves it whole; an
+        # utterance shorter than a crop is read from its start, and repeated.
+        speed_index = _speed_index(crop_draws)
+        num_samples = int(self.manifest.num_samples_N[row])
+        last_start = max(num_samples - self.read_samples[speed_index], 0)
+        fraction = self._seek("crop", slot).random()  # in [0, 1)
+        first = int(fraction * (last_start + 1))
+
+        speaker = self.manifest.speaker_N[row]
+        label = int(self.label_KN[speed_index, speaker])
         return Crop(
             wave_S=np.zeros(0, dtype=np.int16),
             feats_TF=None,
-            first=int(self._seek("crop", slot).random() * (spare + 1)),
-            label=int(self.label_KN[speed, self.manifest.speaker_N[row]]),
+            first=first,
+            label=label,
             position=position,
             row=row,
-            draws=drawn,
+            draws=crop_draws,
         )
 
     def read(self, crop: Crop) -> Crop:
-        """Return the crop with its samples, or its stored frames."""
+        """Return the crop with its samples, or with its stored frames."""
         if self.crop_frames:
-            first = crop.first // self.frame_shift
-            feats_TF = self.manifest.read_features(crop.row, first, self.crop_frames)
+            first_frame = crop.first // self.frame_shift
+            feats_TF = self.manifest.read_features(
+                crop.row, first_frame, self.crop_frames
+            )
             return replace(crop, feats_TF=feats_TF)
-        speed = crop.draws["speed"].group if "speed" in crop.draws else 0
-        wave_S = self.manifest.read(crop.row, crop.first, self.read_samples[speed])
-        if draw := crop.draws.get("reencode"):
-            codec = self.codecs[int(draw.values["codec"])]
-            wave_S = reencode(wave_S, codec, sample_rate=self.manifest.sample_rate)
+
+        speed_index = _speed_index(crop.draws)
+        wave_S = self.manifest.read(
+            crop.row,
+            crop.first,
+            self.read_samples[speed_index],
+        )
+
+        # The codecs run on the CPU, in libsndfile, so they are applied in the worker.
+        codec_draw = crop.draws.get("reencode")
+        if codec_draw is not None:
+            codec_index = int(codec_draw.values["codec"])
+            wave_S = reencode(
+                wave_S,
+                self.codecs[codec_index],
+                sample_rate=self.manifest.sample_rate,
+            )
         return replace(crop, wave_S=wave_S)
 
     def _seek(self, name: str, slot: Slot) -> np.random.Generator:
-        """Return the generator of this name and slot.
+        """Return the generator of a name and a slot.
 
-        Philox is a function of its key and its counter, which begins at (0, position, epoch, name).
-        To set it takes a sixth of the time of making a generator.
+        Philox computes its output from a key and a counter, without a history. The key is (seed,
+        attempt) and the counter starts at (0, position, epoch, hash of the name). Setting the
+        counter takes a sixth of the time of making a generator.
         """
         epoch, position, _ = slot
-        self.state["state"]["counter"][:] = (0, position, epoch, self.words[name])
-        self.generator.bit_generator.state = self.state
+        # Philox counts up the first word. The other three differ between any two draws, so no two
+        # draws share a number. Only the counter of `fresh_state` changes; its buffer stays empty.
+        counter = self.fresh_state["state"]["counter"]
+        counter[:] = (0, position, epoch, self.name_hashes[name])
+        self.generator.bit_generator.state = self.fresh_state
         return self.generator
 
 
+def _speed_index(draws: Mapping[str, Draw]) -> int:
+    """Return the index of a crop's speed; 0, the original speed, if none was drawn."""
+    if "speed" not in draws:
+        return 0
+    return draws["speed"].group
+
+
 def collate(crops: Sequence[Crop]) -> Batch:
-    """Stack crops; rows are padded to the longest, and the rows of each augmentation listed."""
-    waves, feats, numbers = list[np.ndarray](), list[np.ndarray](), list[tuple[int, int, int]]()
-    draws_of: dict[tuple[str, int], list[tuple[int, Draw]]] = {}
-    for row, crop in enumerate(crops):
-        waves.append(crop.wave_S)
-        numbers.append((crop.label, crop.position, crop.row))
-        feats += [] if crop.feats_TF is None else [crop.feats_TF]
-        for name, draw in crop.draws.items():
-            draws_of.setdefault((name, draw.group), []).append((row, draw))
-    wave_BS = np.zeros((len(crops), max(map(len, waves))), dtype=np.int16)
-    for padded_S, wave_S in zip(wave_BS, waves):
-        padded_S[: len(wave_S)] = wave_S
-    stacked: dict[str, list[Draws]] = {}
-    for (name, group), drawn in sorted(draws_of.items(), key=itemgetter(0)):
-        rows, draws = zip(*drawn)
-        values: dict[str, torch.Tensor] = {}
-        for key, value in draws[0].values.items():
-            column = list(map(itemgetter(key), map(attrgetter("values"), draws)))
-            if isinstance(value, np.ndarray):
-                arrays = list(map(torch.from_numpy, column))
-                values[key] = pad_sequence(arrays, batch_first=True, padding_value=MISSING)
-            else:
-                values[key] = torch.tensor(column)  # floats become float32
-        stacked.setdefault(name, []).append(Draws(torch.tensor(rows), values, group))
-    label_B, position_B, row_B = torch.tensor(numbers).T.contiguous()
+    """Stack crops into a batch: pad the waves with zeros, and stack the draws by group."""
+    # Crops of one batch have several lengths: more samples are read for a higher speed.
+    longest = max(len(crop.wave_S) for crop in crops)
+    shape = (len(crops), longest)
+    wave_BS = np.zeros(shape, dtype=np.int16)
+    for padded_S, crop in zip(wave_BS, crops):
+        num_samples = len(crop.wave_S)
+        padded_S[:num_samples] = crop.wave_S
+
+    # Empty where the features are computed from the waves.
+    feats_BTF = np.empty((0, 0, 0), dtype=np.float32)
+    stored_feats: list[np.ndarray] = []
+    for crop in crops:
+        if crop.feats_TF is not None:
+            stored_feats.append(crop.feats_TF)
+    if stored_feats:
+        feats_BTF = np.stack(stored_feats)
+
+    # Three rows of one tensor, not three tensors: a worker hands over each tensor's memory as an
+    # open file, and a process may have only so many open files.
+    numbers_3B = torch.tensor(
+        [
+            [crop.label for crop in crops],
+            [crop.position for crop in crops],
+            [crop.row for crop in crops],
+        ]
+    )
+    label_B, position_B, row_B = numbers_3B
     return Batch(
         wave_BS=torch.from_numpy(wave_BS),
-        feats_BTF=torch.from_numpy(np.stack(feats) if feats else np.empty((0, 0, 0), "f4")),
+        feats_BTF=torch.from_numpy(feats_BTF),
         label_B=label_B,
         position_B=position_B,
         row_B=row_B,
-        draws=stacked,
+        draws=_stack_draws(crops),
     )
 
 
+def _stack_draws(crops: Sequence[Crop]) -> dict[str, list[Draws]]:
+    """Return the draws of each augmentation: one `Draws` for each group, in rising order."""
+    # Rows of a group are changed together, such as all crops of one speed.
+    rows_of: dict[tuple[str, int], list[int]] = {}
+    for batch_row, crop in enumerate(crops):
+        for name, draw in crop.draws.items():
+            key = (name, draw.group)
+            rows_of.setdefault(key, []).append(batch_row)
+
+    stacked: dict[str, list[Draws]] = {}
+    for key in sorted(rows_of):
+        name, group = key
+        rows = rows_of[key]
+        values_of_rows = [crops[batch_row].draws[name].values for batch_row in rows]
+        # The crops of a group have values of the same names.
+        values: dict[str, torch.Tensor] = {}
+        for value_name in values_of_rows[0]:
+            column = [row_values[value_name] for row_values in values_of_rows]
+            values[value_name] = _stack_values(column)
+        draws = Draws(
+            rows=torch.tensor(rows),
+            values=values,
+            group=group,
+        )
+        stacked.setdefault(name, []).append(draws)
+    return stacked
+
+
+def _stack_values(column: Sequence[Any]) -> torch.Tensor:
+    """Stack one value of several crops: numbers, or arrays padded to the longest."""
+    is_array = isinstance(column[0], np.ndarray)
+    if not is_array:
+        return torch.tensor(column)  # floats become float32
+    arrays = [torch.from_numpy(array) for array in column]
+    return pad_sequence(arrays, batch_first=True, padding_value=MISSING)
+
+
 class WatchedBatches(Dataset[Batch]):
-    """Batches by their slots, made in a worker that notes which row it reads."""
+    """Batches, indexed by lists of slots; a worker notes which row it is reading.
+
+    `Watch` names that row in the log when a worker is stuck or dies.
+    """
 
     def __init__(self, crops: TrainCrops, watch: Watch) -> None:
-        self.crops, self.watch = crops, watch
+        self.crops = crops
+        self.watch = watch
 
     def __getitem__(self, slots: list[Slot]) -> Batch:
-        worker, crops = cast(Any, get_worker_info()).id, list[Crop]()
+        # Not None, because only worker processes use this class.
+        worker_info: Any = get_worker_info()
+        worker: int = worker_info.id
+        crops: list[Crop] = []
         for slot in slots:
-            self.watch.rows[worker] = slot[2]
+            _, _, row = slot
+            self.watch.rows[worker] = row
             crops.append(self.crops[slot])
         self.watch.rows[worker] = NO_ROW
         return collate(crops)
@@ -210,27 +344,40 @@ class WatchedBatches(Dataset[Batch]):
 
 def train_loader(
     crops: TrainCrops,
-    order: Iterable[list[Slot]],
+    slot_lists: Iterable[list[Slot]],
     *,
     num_workers: int,
     pin_memory: bool,
     stall_seconds: float = 60.0,
 ) -> Iterator[Batch]:
-    """Yield one pass over `order`, in order, read ahead by `num_workers` processes (0: none)."""
+    """Yield a batch for each list of slots.
+
+    num_workers: number of processes that read ahead; 0 reads in this process.
+    stall_seconds: log a warning each time that no batch has arrived for so long.
+    """
     if not num_workers:
-        for slots in order:
-            batch = collate(list(map(crops.__getitem__, slots)))
-            yield batch.pin_memory() if pin_memory else batch
+        for slots in slot_lists:
+            batch_crops = [crops[slot] for slot in slots]
+            batch = collate(batch_crops)
+            if pin_memory:
+                batch = batch.pin_memory()
+            yield batch
         return
+
     manifest = crops.manifest
-    watch = Watch(num_workers, lambda row: f"{manifest.ids[row]} ({manifest.paths[row]})")
+
+    def name_row(row: int) -> str:
+        return f"{manifest.ids[row]} ({manifest.paths[row]})"
+
+    watch = Watch(num_workers, name_row)
     loader = DataLoader(
         WatchedBatches(crops, watch),
-        sampler=order,
-        batch_size=None,
+        sampler=slot_lists,  # each list is one index of the dataset
+        batch_size=None,  # the dataset returns whole batches
         num_workers=num_workers,
         pin_memory=pin_memory,
         prefetch_factor=MICRO_BATCHES_AHEAD,
+        # Short: `watched` catches the time-out, looks whether a worker has died, and waits on.
         timeout=min(POLL_SECONDS, stall_seconds),
         worker_init_fn=start_worker,
         # Forked, so that the columns of the manifest are shared and not copied.
@@ -240,7 +387,11 @@ def train_loader(
 
 
 class Pieces(Dataset[np.ndarray]):
-    """wave_S, int16, of a span of a piece, which need not be read whole."""
+    """Samples (wave_S, int16) of spans, for validation and extraction.
+
+    A piece is a range of an utterance that is embedded as a whole; a span is a part of a piece.
+    Only the span is read from disk.
+    """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = pieces
@@ -248,4 +399,9 @@ class Pieces(Dataset[np.ndarray]):
     def __getitem__(self, span: Span) -> np.ndarray:
         index, first, num_samples = span
         piece = self.pieces[index]
-        return replace(piece, start=piece.start + first, num_samples=num_samples).read()
+        part = replace(
+            piece,
+            start=piece.start + first,
+            num_samples=num_samples,
+        )
+        return part.read()

@@ -16,8 +16,20 @@ import numpy as np
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, stable_hash
 from speakerlab.data.codecs import reencode
-from speakerlab.data.shards import FEATURES, WAVES, Packed, is_packed, keep, read_packed
-from speakerlab.data.tables import read_durations, read_rejected, read_segments, read_table
+from speakerlab.data.shards import (
+    FEATURES,
+    WAVES,
+    Packed,
+    is_packed,
+    keep,
+    read_packed,
+)
+from speakerlab.data.tables import (
+    read_durations,
+    read_rejected,
+    read_segments,
+    read_table,
+)
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +40,7 @@ class Columns:
 
     ids: Strings
     hash_N: np.ndarray  # uint64, rising
-    paths: Strings  # of the recording that each utterance is (a part of)
+    paths: Strings  # of the recording that contains each utterance
     start_N: np.ndarray  # int64, first sample within the recording
     num_samples_N: np.ndarray  # int64
     speaker_N: np.ndarray  # int32, index into `speakers`
@@ -42,7 +54,7 @@ class Columns:
 
 
 class Texts(Sequence[str]):
-    """One string a row, looked up when it is asked for."""
+    """One string per row, looked up on access."""
 
     def __init__(self, length: int, get: Callable[[int], str]) -> None:
         self.length, self.get = length, get
@@ -51,7 +63,8 @@ class Texts(Sequence[str]):
         return self.length
 
     def __getitem__(self, index: int) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.get(range(self.length)[index])
+        row = range(self.length)[index]  # negative indices, and IndexError
+        return self.get(row)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +76,7 @@ class Manifest:
     row_N: np.ndarray  # int32, row within the part
     num_samples_N: np.ndarray  # int64
     speaker_N: np.ndarray  # int32, index into `speakers`
-    speakers: tuple[str, ...]  # sorted; the classes of another table after `labels.label`
+    speakers: tuple[str, ...]  # sorted; after `labels.label`, classes of another table
     sample_rate: int
 
     def __len__(self) -> int:
@@ -71,59 +84,96 @@ class Manifest:
 
     @property
     def hours(self) -> float:
-        return float(self.num_samples_N.sum()) / self.sample_rate / 3600
+        num_samples = float(self.num_samples_N.sum())
+        return num_samples / self.sample_rate / 3600
 
     @property
     def ids(self) -> Texts:
-        return Texts(len(self), lambda row: self._part(row).ids[int(self.row_N[row])])
+        def get_id(row: int) -> str:
+            part_row = int(self.row_N[row])
+            return self._part(row).ids[part_row]
+
+        return Texts(len(self), get_id)
 
     @property
     def paths(self) -> Texts:
-        """Return the recording that each utterance is (a part of), packed or not."""
-        return Texts(len(self), lambda row: self._part(row).paths[int(self.row_N[row])])
+        """Return the path of the recording that contains each utterance, packed or not."""
+
+        def get_path(row: int) -> str:
+            part_row = int(self.row_N[row])
+            return self._part(row).paths[part_row]
+
+        return Texts(len(self), get_path)
 
     def read(self, row: int, first: int, num_samples: int) -> np.ndarray:
         """Read wave_S, int16: `num_samples` from `first` on; a shorter utterance is repeated.
 
-        Raises ValueError and FileNotFoundError with one line where the audio is not as it was.
+        Raises ValueError or FileNotFoundError with one line if the audio has changed or is missing.
         """
-        part, own = self._part(row), int(self.row_N[row])
-        count = min(num_samples, int(self.num_samples_N[row]) - first)
+        part = self._part(row)
+        part_row = int(self.row_N[row])
+        num_available = int(self.num_samples_N[row]) - first
+        count = min(num_samples, num_available)
         if part.waves is not None:
-            wave_S = part.waves.read(own, first, count)
+            wave_S = part.waves.read(part_row, first, count)
         else:
-            wave_S = audio.read(part.paths[own], int(part.start_N[own]) + first, count)
-        return wave_S if count == num_samples else np.resize(wave_S, num_samples)
+            # An utterance may be a segment, which starts within its recording.
+            path = part.paths[part_row]
+            start = int(part.start_N[part_row]) + first
+            wave_S = audio.read(path, start, count)
+        if count == num_samples:
+            return wave_S
+        return np.resize(wave_S, num_samples)  # repeats the wave
 
     def read_features(self, row: int, first: int, num_frames: int) -> np.ndarray:
         """Read feats_TF, float32: `num_frames` from `first` on; a shorter utterance is repeated."""
-        part, own = self._part(row), int(self.row_N[row])
-        assert part.features is not None
-        count = min(num_frames, int(part.features.num_units_N[own]) - first)
-        feats_TF = part.features.read(own, first, count)
-        shape = (num_frames, feats_TF.shape[1])
-        return feats_TF if count == num_frames else np.resize(feats_TF, shape)
+        part = self._part(row)
+        part_row = int(self.row_N[row])
+        features = part.features
+        assert features is not None
+        num_available = int(features.num_units_N[part_row]) - first
+        count = min(num_frames, num_available)
+        feats_TF = features.read(part_row, first, count)
+        if count == num_frames:
+            return feats_TF
+        num_mel_bins = feats_TF.shape[1]
+        return np.resize(feats_TF, (num_frames, num_mel_bins))  # repeats the frames
 
     def sha256(self) -> str:
         """Hash everything but the paths, which may differ between hosts, packed or not."""
-        digest = hashlib.sha256("\n".join(self.speakers).encode())
-        for sha256 in sorted(part.sha256 for part in self.parts):
-            digest.update(sha256.encode())
-        hash_N = np.empty(len(self), dtype=np.uint64)
+        speaker_lines = "\n".join(self.speakers)
+        digest = hashlib.sha256(speaker_lines.encode())
+        # Sorted, so that the order of the directories does not matter.
+        part_digests = sorted(part.sha256 for part in self.parts)
+        for part_digest in part_digests:
+            digest.update(part_digest.encode())
+
+        # The utterances, which may be a selection, and their classes.
+        num_utterances = len(self)
+        hash_N = np.empty(num_utterances, dtype=np.uint64)
         for index, part in enumerate(self.parts):
-            own_N = self.part_N == index
-            hash_N[own_N] = part.hash_N[self.row_N[own_N]]
+            is_in_part_N = self.part_N == index
+            part_rows = self.row_N[is_in_part_N]
+            hash_N[is_in_part_N] = part.hash_N[part_rows]
         digest.update(hash_N.data)
-        digest.update(np.ascontiguousarray(self.speaker_N).data)
+        speaker_N = np.ascontiguousarray(self.speaker_N)
+        digest.update(speaker_N.data)
         return digest.hexdigest()
 
-    def of_speakers(self, wanted: Iterable[str]) -> "Manifest":
+    def of_speakers(self, speakers: Iterable[str]) -> "Manifest":
         """Return the utterances of these speakers, numbered from 0 again."""
-        speakers = tuple(sorted(wanted))
-        index = {speaker: i for i, speaker in enumerate(speakers)}
-        new_index = np.array([index.get(speaker, -1) for speaker in self.speakers], dtype=np.int32)
-        found = self.of_rows(np.flatnonzero(new_index[self.speaker_N] >= 0))
-        return replace(found, speaker_N=new_index[found.speaker_N], speakers=speakers)
+        sorted_speakers = tuple(sorted(speakers))
+        # Old number of a speaker -> new number, -1 for a speaker who is left out.
+        number_of = _number(sorted_speakers)
+        number_list = [number_of.get(speaker, -1) for speaker in self.speakers]
+        new_numbers = np.array(number_list, dtype=np.int32)
+        is_chosen_N = new_numbers[self.speaker_N] >= 0
+        selection = self.of_rows(np.flatnonzero(is_chosen_N))
+        return replace(
+            selection,
+            speaker_N=new_numbers[selection.speaker_N],
+            speakers=sorted_speakers,
+        )
 
     def of_rows(self, rows: np.ndarray) -> "Manifest":
         """Return these utterances; the speakers keep their numbers."""
@@ -136,7 +186,13 @@ class Manifest:
         )
 
     def _part(self, row: int) -> Columns:
-        return self.parts[self.part_N[row]]
+        part_index = self.part_N[row]
+        return self.parts[part_index]
+
+
+def _number(speakers: Iterable[str]) -> dict[str, int]:
+    """Return the number of each speaker, counted in this order from 0."""
+    return {speaker: number for number, speaker in enumerate(speakers)}
 
 
 @dataclass(frozen=True)
@@ -147,26 +203,33 @@ class Piece:
     row: int
     start: int  # sample
     num_samples: int
-    codec: str = ""  # that it is encoded and decoded by, one of `CODECS`
+    codec: str = ""  # to encode and decode it with, one of `CODECS`
 
     def read(self) -> np.ndarray:
         """Read wave_S, int16."""
-        wave_S = self.manifest.read(self.row, self.start, self.num_samples)
+        manifest = self.manifest
+        wave_S = manifest.read(self.row, self.start, self.num_samples)
         if not self.codec:
             return wave_S
-        return reencode(wave_S, self.codec, sample_rate=self.manifest.sample_rate)
+        return reencode(wave_S, self.codec, sample_rate=manifest.sample_rate)
 
 
 def split_valid(manifest: Manifest, num_speakers: int) -> tuple[Manifest, Manifest]:
     """Return (training, validation) after taking out `num_speakers`, the same for every seed."""
     if num_speakers > len(manifest.speakers) - 2:
         raise ValueError(
-            f"data.valid_speakers: must leave at least 2 of {len(manifest.speakers)} speakers to "
-            f"train on, got {num_speakers}; lower it (0 is allowed)"
+            f"data.valid_speakers: must leave at least 2 of {len(manifest.speakers)}"
+            f" speakers to train on, got {num_speakers}; lower it (0 is allowed)"
         )
-    order = sorted(manifest.speakers, key=lambda speaker: stable_hash(f"valid:{speaker}"))
-    train, valid = order[num_speakers:], order[:num_speakers]
-    return manifest.of_speakers(train), manifest.of_speakers(valid)
+
+    # By a hash, so that speakers who are added or removed do not change the choice of others.
+    def hash_speaker(speaker: str) -> int:
+        return stable_hash(f"valid:{speaker}")
+
+    speakers = sorted(manifest.speakers, key=hash_speaker)
+    train = manifest.of_speakers(speakers[num_speakers:])
+    valid = manifest.of_speakers(speakers[:num_speakers])
+    return train, valid
 
 
 def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
@@ -176,48 +239,87 @@ def read_manifest(dirs: Sequence[Path], *, sample_rate: int) -> Manifest:
     directories share an id.
     """
     parts = [read_part(folder, sample_rate=sample_rate) for folder in dirs]
-    speakers = tuple(sorted({speaker for part in parts for speaker in part.speakers}))
-    index = {speaker: i for i, speaker in enumerate(speakers)}
-    renamed = [np.array([index[s] for s in part.speakers], dtype=np.int32) for part in parts]
-    whole = Manifest(
+    all_speakers: set[str] = set()
+    for part in parts:
+        all_speakers.update(part.speakers)
+    speakers = tuple(sorted(all_speakers))
+
+    # A directory numbers its own speakers; number the speakers of all directories together. A
+    # speaker of several directories gets one number.
+    number_of = _number(speakers)
+    row_columns: list[np.ndarray] = []
+    speaker_columns: list[np.ndarray] = []
+    length_columns: list[np.ndarray] = []
+    for part in parts:
+        number_list = [number_of[speaker] for speaker in part.speakers]
+        new_numbers = np.array(number_list, dtype=np.int32)
+        part_rows = np.arange(len(part), dtype=np.int32)
+        speaker_columns.append(new_numbers[part.speaker_N])
+        row_columns.append(part_rows)
+        length_columns.append(part.num_samples_N)
+
+    part_indices = np.arange(len(parts), dtype=np.int16)
+    part_sizes = [len(part) for part in parts]
+    in_part_order = Manifest(
         parts=tuple(parts),
-        part_N=np.repeat(np.arange(len(parts), dtype=np.int16), [len(part) for part in parts]),
-        row_N=np.concatenate([np.arange(len(part), dtype=np.int32) for part in parts]),
-        num_samples_N=np.concatenate([part.num_samples_N for part in parts]),
-        speaker_N=np.concatenate([new[part.speaker_N] for new, part in zip(renamed, parts)]),
+        part_N=np.repeat(part_indices, part_sizes),
+        row_N=np.concatenate(row_columns),
+        num_samples_N=np.concatenate(length_columns),
+        speaker_N=np.concatenate(speaker_columns),
         speakers=speakers,
         sample_rate=sample_rate,
     )
+
+    # By hash, which mixes the directories: neighbouring rows are of any of them.
     hash_N = np.concatenate([part.hash_N for part in parts])
     order_N = np.argsort(hash_N, kind="stable")
-    manifest, hash_N = whole.of_rows(order_N), hash_N[order_N]
-    neighbours = np.flatnonzero(hash_N[1:] == hash_N[:-1]).tolist()  # equal ids, equal hashes
-    twins = [manifest.ids[i] for i in neighbours if manifest.ids[i] == manifest.ids[i + 1]]
-    if twins:
+    manifest = in_part_order.of_rows(order_N)
+
+    # Equal ids have equal hashes, so they are neighbours now. Different ids may have equal hashes
+    # too, by chance.
+    sorted_hash_N = hash_N[order_N]
+    has_hash_of_next = sorted_hash_N[1:] == sorted_hash_N[:-1]
+    suspect_rows = np.flatnonzero(has_hash_of_next)
+    ids = manifest.ids
+    repeated_ids: list[str] = []
+    for row in suspect_rows.tolist():
+        if ids[row] == ids[row + 1]:
+            repeated_ids.append(ids[row])
+    if repeated_ids:
         raise ValueError(
-            f"{' + '.join(map(str, dirs))}: {min(twins)} is in two directories; "
+            f"{' + '.join(map(str, dirs))}: {min(repeated_ids)} is in two directories; "
             "prefix the ids of one of them"
         )
     return manifest
 
 
 def read_part(folder: Path, *, sample_rate: int) -> Columns:
-    """Return a directory's columns, and the shards that were packed from just these."""
+    """Return a directory's columns, and the shards if they were packed from exactly these."""
     columns = read_columns(folder, sample_rate=sample_rate)
+    # Lock before reading the index: no `speakerlab pack` may replace the shards from here on.
     if is_packed(folder):
         keep(folder.resolve())
-    packed: list[Packed | None] = []
-    for name in (WAVES, FEATURES):
-        found = read_packed(folder / name)
-        if found is not None and found.sha256 != columns.sha256:
-            log.warning(
-                "%s: the tables have changed since packing; reading the recordings instead; run "
-                "stage 2 again",
-                found.folder,
-            )
-            found = None
-        packed.append(found)
-    return replace(columns, waves=packed[0], features=packed[1])
+    return replace(
+        columns,
+        waves=_read_current(folder / WAVES, columns),
+        features=_read_current(folder / FEATURES, columns),
+    )
+
+
+def _read_current(place: Path, columns: Columns) -> Packed | None:
+    """Return the shards in a folder; None where there are none, or were packed from other rows."""
+    shards = read_packed(place)
+    if shards is None:
+        return None
+    # Shards are read by row: with other rows, an utterance would get the audio of another.
+    if shards.sha256 != columns.sha256:
+        log.warning(
+            "%s: the tables have changed since packing; reading the recordings"
+            " instead; run `speakerlab pack` again",
+            shards.folder,
+        )
+        return None
+    return shards
 
 
 def read_columns(folder: Path, *, sample_rate: int) -> Columns:
@@ -226,43 +328,93 @@ def read_columns(folder: Path, *, sample_rate: int) -> Columns:
     Raises FileNotFoundError where it was not checked, ValueError where it has changed since.
     """
     if not folder.exists():
-        raise FileNotFoundError(f"{folder}: does not exist; check the path, or run stage 1")
+        raise FileNotFoundError(
+            f"{folder}: does not exist; check the path, or prepare the data"
+        )
     if not (folder / "utt2dur").exists():
         raise FileNotFoundError(
-            f"{folder}: has not been checked (no utt2dur); run stage 1, or `speakerlab check`"
+            f"{folder}: has not been checked (no utt2dur); run `speakerlab check"
+            f" {folder}`"
         )
-    wavs, seconds = read_table(folder / "wav.scp"), read_durations(folder)
-    segments, rejected = read_segments(folder / "segments"), read_rejected(folder)
-    utterances, kept = (segments or wavs).keys(), seconds.keys() - rejected.keys()
-    changed = (utterances - seconds.keys() - rejected.keys()) | (seconds.keys() - utterances)
+    wavs = read_table(folder / "wav.scp")
+    seconds = read_durations(folder)
+    segments = read_segments(folder / "segments")
+    rejected = read_rejected(folder)
+
+    # The check gave each utterance of the tables either a duration or a rejection.
+    table_of_ids = segments or wavs
+    listed = table_of_ids.keys()
+    checked = seconds.keys() | rejected.keys()
+    unchecked = listed - checked
+    unlisted = seconds.keys() - listed
+    changed = unchecked | unlisted
     if changed:
         table = "segments" if segments else "wav.scp"
         raise ValueError(
             f"{folder}/{table}: its utterances are not those of {folder}/utt2dur, e.g. "
-            f"{min(changed)}; run stage 1, or `speakerlab check`"
+            f"{min(changed)}; run `speakerlab check {folder}`"
         )
-    speakers = {utterance: utterance for utterance in kept}
+    utterances = seconds.keys() - rejected.keys()
+
+    # Without utt2spk (noise, rooms) each utterance is its own speaker.
+    speaker_of = {utterance: utterance for utterance in utterances}
     if (folder / "utt2spk").exists():
-        speakers = read_table(folder / "utt2spk")
-    if unknown := kept - speakers.keys():
-        raise ValueError(f"{folder}/utt2spk: {min(unknown)} has no speaker; add its line")
-    order = sorted(sorted(kept), key=stable_hash)
-    parts = [segments.get(utterance, (utterance, 0.0, 0.0)) for utterance in order]
-    if lacking := {recording for recording, _, _ in parts} - wavs.keys():
-        raise ValueError(f"{folder}/wav.scp: lacks the recording {min(lacking)}; add its line")
-    names = sorted({speakers[utterance] for utterance in order})
-    index = {speaker: i for i, speaker in enumerate(names)}
-    lengths = [round(seconds[utterance] * sample_rate) for utterance in order]
+        speaker_of = read_table(folder / "utt2spk")
+    without_speaker = utterances - speaker_of.keys()
+    if without_speaker:
+        raise ValueError(
+            f"{folder}/utt2spk: {min(without_speaker)} has no speaker; add its line"
+        )
+
+    # Sorted by id first, so that two ids with equal hashes have an order too.
+    ids = sorted(sorted(utterances), key=stable_hash)
+    recordings: list[str] = []
+    starts: list[int] = []  # in samples
+    for utterance in ids:
+        recording = utterance
+        start = 0.0
+        if segments:
+            recording, start, _ = segments[utterance]
+        recordings.append(recording)
+        starts.append(round(start * sample_rate))
+    missing_recordings = set(recordings) - wavs.keys()
+    if missing_recordings:
+        raise ValueError(
+            f"{folder}/wav.scp: lacks the recording {min(missing_recordings)}; add its"
+            " line"
+        )
+
+    # Speakers whose utterances are all rejected get no number.
+    speaker_of_row = [speaker_of[utterance] for utterance in ids]
+    speakers = sorted(set(speaker_of_row))
+    number_of = _number(speakers)
+    speaker_numbers = [number_of[speaker] for speaker in speaker_of_row]
+    hashes = [stable_hash(utterance) for utterance in ids]
+    paths = [wavs[recording] for recording in recordings]
+    lengths: list[int] = []  # in samples
+    for utterance in ids:
+        num_samples = round(seconds[utterance] * sample_rate)
+        lengths.append(num_samples)
     columns = Columns(
-        ids=(ids := Strings.of(order)),
-        hash_N=np.array(list(map(stable_hash, order)), dtype=np.uint64),
-        paths=Strings.of(wavs[recording] for recording, _, _ in parts),
-        start_N=np.array([round(start * sample_rate) for _, start, _ in parts], dtype=np.int64),
-        num_samples_N=np.array(lengths, dtype=np.int64),
-        speaker_N=np.array([index[speakers[utterance]] for utterance in order], dtype=np.int32),
-        speakers=Strings.of(names),
+        ids=Strings.of(ids),
+        hash_N=np.array(hashes, np.uint64),
+        paths=Strings.of(paths),
+        start_N=np.array(starts, np.int64),
+        num_samples_N=np.array(lengths, np.int64),
+        speaker_N=np.array(speaker_numbers, np.int32),
+        speakers=Strings.of(speakers),
     )
-    digest = hashlib.sha256("\n".join(names).encode())
-    for column in (ids.blob, ids.ends, columns.start_N, columns.num_samples_N, columns.speaker_N):
-        digest.update(column.data)
-    return replace(columns, sha256=digest.hexdigest())
+
+    return replace(columns, sha256=_digest_of(columns))
+
+
+def _digest_of(columns: Columns) -> str:
+    """Return the SHA-256 of everything but the paths, which may differ between hosts."""
+    speaker_lines = "\n".join(columns.speakers)
+    digest = hashlib.sha256(speaker_lines.encode())
+    digest.update(columns.ids.blob.data)
+    digest.update(columns.ids.ends.data)
+    digest.update(columns.start_N.data)
+    digest.update(columns.num_samples_N.data)
+    digest.update(columns.speaker_N.data)
+    return digest.hexdigest()

@@ -1,12 +1,13 @@
 """Packing: a checked data directory -> shards (see shards.py), in the order that training reads.
 
 In: a data directory. Out: `shards/` (or `features/`) in it, and more lines in `rejected.tsv`.
-Which utterances go into which shard follows from the tables alone, so that an interrupted packing
-continues, and several jobs can share one. Each shard appears whole or not at all.
+The tables alone determine the shard of each utterance, so that an interrupted packing can continue
+and several jobs can share one. Shards are written atomically.
 """
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,37 +17,60 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from speakerlab.core.atomic import alone, replacing
+from speakerlab.core import done
+from speakerlab.core.atomic import alone, locked, replacing
 from speakerlab.core.faults import Faults
 from speakerlab.core.process import map_in_processes
 from speakerlab.data import audio
 from speakerlab.data.arrays import Strings, read_arrays, write_arrays
 from speakerlab.data.manifest import Columns, read_columns
-from speakerlab.data.shards import Layout, Packed, ShardWriter, open_shard, read_packed, unread
-from speakerlab.data.tables import read_rejected, write_rejected
+from speakerlab.data.shards import (
+    Layout,
+    Packed,
+    ShardWriter,
+    open_shard,
+    read_packed,
+    unread,
+)
+from speakerlab.data.tables import (
+    Rejection,
+    keep_roots,
+    read_rejected,
+    read_table,
+    require_checked,
+    write_rejected,
+)
 
+log = logging.getLogger(__name__)
 MAX_SHARD_BYTES = 1 << 30
 MIN_SHARD_BYTES = 1 << 25
-LOCK = ".pack.lock"  # held while the shards are joined, or checked for readers
-REFUSED = "refused.tsv"  # the broken recordings, where they were too many to be rejected
-FEWEST_SHARDS = 32  # of a corpus that has enough for them, so that jobs can share it
-Features = Callable[[np.ndarray], np.ndarray]  # wave_S, int16 -> feats_TF, float32
+LOCK = ".pack.lock"  # held while the shards are joined, and while it is checked
+REFUSED = "refused.tsv"  # broken recordings, where they were too many to be rejected
+FEWEST_SHARDS = 32  # for a corpus that is large enough, so that jobs can share it
+# wave_S, int16 -> feats_TF, float32
+Features = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one process needs to write any shard of a packing."""
+    """Facts that a process needs to write any shard of a packing."""
 
     folder: Path
     columns: Columns
-    work_dir: Path  # where the shards are written until all are there
+    work_dir: Path  # the folder of the shards until all are written
     layout: Layout
     bounds: tuple[int, ...]  # rows at which the shards begin, and the end
     features: Features | None
 
     def done_file(self, shard: int) -> Path:
-        """Return the file whose existence says that the shard is complete; it is written last."""
+        """Return the marker file of a complete shard; it is written last."""
         return self.work_dir / f"shard-{shard:05d}.done"
+
+    def rows(self, shard: int) -> range:
+        """Return the rows of the utterances of a shard."""
+        first = self.bounds[shard]
+        end = self.bounds[shard + 1]
+        return range(first, end)
 
 
 def pack_data_dir(
@@ -59,151 +83,362 @@ def pack_data_dir(
     num_workers: int = 1,
     part: tuple[int, int] = (1, 1),
 ) -> str:
-    """Pack, or continue packing; return a line that sums it up.
+    """Pack, or continue packing; return a one-line summary.
 
-    features: what turns a wave into what is stored, for the fbank codec; facts: what they are
-    made with. part: (I, N), this is job I of N that run at the same time on any hosts; the one
-    that finds all shards written joins them.
+    features: computes the stored features of a wave, for the fbank codec; facts: their settings.
+    part: (I, N) for job I of N jobs that run at the same time on any hosts; the job that finds all
+    shards written joins them.
     Raises ValueError listing recordings that cannot be read, where they are a larger share of the
     directory than `allow_rejected`; nothing is replaced then.
     """
-    made_with = {**(facts or {}), "codec": layout.codec}
-    columns = read_columns(folder, sample_rate=layout.sample_rate)
+    made_with = dict(facts or {})
+    made_with["codec"] = layout.codec
+    with keep_roots([folder]) as fault:
+        require_checked(folder)
+        columns = read_columns(folder, sample_rate=layout.sample_rate)
+        made_with["recordings"] = recordings_digest(folder)
+        if _is_packed_from(columns, folder, layout, made_with):
+            return f"{folder}: already packed"
+        if fault:
+            raise fault
+
+        # `unread` refuses before the work, not only when the shards are joined. The lock waits for
+        # a check, which may change the tables, or for another packing.
+        with locked(folder / LOCK) as waited, unread(folder):
+            if waited:
+                columns = read_columns(folder, sample_rate=layout.sample_rate)
+        if waited and _is_packed_from(columns, folder, layout, made_with):
+            return f"{folder}: already packed"
+        before = packed_codec(folder / layout.folder)
+        if before is not None:
+            log.info(
+                "%s: packed before as %s, from other recordings or in another way;"
+                " packing again as %s",
+                folder,
+                before,
+                layout.codec,
+            )
+        if not len(columns):
+            raise ValueError(
+                f"{folder}: has no utterances to pack; see {folder}/rejected.tsv"
+            )
+        job = _plan_job(columns, folder, layout, made_with, features)
+        return _pack(
+            job, made_with, part, allow_rejected=allow_rejected, num_workers=num_workers
+        )
+
+
+def packed_codec(place: Path) -> str | None:
+    """Return the codec of the shards in a folder; None if there are none, or they are damaged."""
     try:
-        found = read_packed(folder / layout.folder)
+        packed = read_packed(place)
+    except ValueError:
+        return None
+    if packed is None:
+        return None
+    return packed.layout.codec
+
+
+def recordings_digest(folder: Path) -> str:
+    """Return the SHA-256 of the paths of the recordings, with the size and time of each file."""
+    wavs = read_table(folder / "wav.scp")
+    paths = list(wavs.values())
+    stamped_paths = list(zip(paths, done.stamps(paths)))
+    return done.digest(stamped_paths)
+
+
+def _is_packed_from(
+    columns: Columns,
+    folder: Path,
+    layout: Layout,
+    made_with: dict[str, object],
+) -> bool:
+    """Return whether all shards are there, made from these utterances in this way."""
+    try:
+        packed = read_packed(folder / layout.folder)
     except ValueError:  # a damaged index: packed again
-        found = None
-    wanted = [columns.sha256, made_with, layout]
-    if found and [found.sha256, found.facts, found.layout] == wanted and not any(found.cut_short()):
-        return f"{folder}: already packed"
-    with alone(folder / LOCK), unread(folder):
-        pass  # refuse before the work, not only when the shards are joined
-    if not len(columns):
-        raise ValueError(f"{folder}: has no utterances to pack; run stage 1 again")
+        return False
+    if packed is None or packed.sha256 != columns.sha256:
+        return False
+
+    # The index of earlier versions has no digest of the recordings; it is still valid.
+    missing_facts = made_with.keys() - packed.facts.keys()
+    if missing_facts - {"recordings"}:
+        return False
+    expected_facts = dict(made_with)
+    for name in missing_facts:
+        del expected_facts[name]
+    if packed.facts != expected_facts or packed.layout != layout:
+        return False
+    return not any(packed.cut_short())
+
+
+def _plan_job(
+    columns: Columns,
+    folder: Path,
+    layout: Layout,
+    made_with: dict[str, object],
+    features: Features | None,
+) -> Job:
+    """Divide the utterances into shards, and make the folder that they are written to."""
     bounds = shard_bounds(columns.num_samples_N)
-    plan = [columns.sha256, asdict(layout), made_with, bounds]
-    digest = hashlib.sha256(json.dumps(plan).encode()).hexdigest()[:12]
-    work_dir = folder / f".{layout.folder}-{digest}"
+    # Jobs on several hosts must find the same folder, and the times of files may differ there.
+    shared_facts = dict(made_with)
+    shared_facts.pop("recordings", None)
+    plan = json.dumps(
+        [
+            columns.sha256,
+            asdict(layout),
+            shared_facts,
+            bounds,
+        ]
+    )
+    digest = hashlib.sha256(plan.encode()).hexdigest()
+    work_dir = folder / f".{layout.folder}-{digest[:12]}"
     work_dir.mkdir(exist_ok=True)
-    job = Job(folder, columns, work_dir, layout, bounds, features)
-    shards = range(part[0] - 1, len(bounds) - 1, part[1])
+    return Job(
+        folder=folder,
+        columns=columns,
+        work_dir=work_dir,
+        layout=layout,
+        bounds=bounds,
+        features=features,
+    )
+
+
+def _pack(
+    job: Job,
+    made_with: dict[str, object],
+    part: tuple[int, int],
+    *,
+    allow_rejected: float,
+    num_workers: int,
+) -> str:
+    """Write the shards of one part; if all shards are complete then, join them."""
+    folder = job.folder
+    num_shards = len(job.bounds) - 1
+    part_number, num_parts = part
+    shards = range(part_number - 1, num_shards, num_parts)
     try:
         _write_shards(job, shards, num_workers)
     except OSError as error:
-        if not work_dir.exists():
+        if not job.work_dir.exists():
             return f"{folder}: packed by another process meanwhile"
-        raise OSError(error.errno, error.strerror, str(folder)) from error  # a full disk
+        # Such as a full disk: name the folder, not a file in it.
+        raise OSError(
+            error.errno,
+            error.strerror,
+            str(folder),
+        ) from error
+
+    # Only one job joins: the others find the folder moved to its place.
     with alone(folder / LOCK):
-        if not work_dir.exists():
+        if not job.work_dir.exists():
             return f"{folder}: {len(shards)} shards packed, all joined by another job"
-        missing = [i for i in range(len(bounds) - 1) if not job.done_file(i).exists()]
-        if missing:
-            return f"{folder}: {len(shards)} shards packed, {len(missing)} are left to other jobs"
+        num_missing = 0
+        for shard in range(num_shards):
+            if not job.done_file(shard).exists():
+                num_missing += 1
+        if num_missing:
+            return (
+                f"{folder}: {len(shards)} shards packed, {num_missing} are left to"
+                " other jobs"
+            )
         with unread(folder):
             return _join(job, made_with, allow_rejected)
 
 
 def shard_bounds(num_samples_N: np.ndarray) -> tuple[int, ...]:
     """Return the rows at which shards begin, and the end: about 1 GB of 16-bit audio in each."""
-    ends_N = np.cumsum(2 * num_samples_N)
-    total = int(ends_N[-1])
-    size = min(max(total // FEWEST_SHARDS, MIN_SHARD_BYTES), MAX_SHARD_BYTES)
-    count = max(1, round(total / size))
-    inner = np.searchsorted(ends_N, total * np.arange(1, count) / count)
-    return tuple(map(int, np.unique([0, *inner, len(num_samples_N)])))
+    end_bytes_N = np.cumsum(2 * num_samples_N)  # 2 bytes a sample
+    total_bytes = int(end_bytes_N[-1])
+    shard_bytes = max(total_bytes // FEWEST_SHARDS, MIN_SHARD_BYTES)
+    shard_bytes = min(shard_bytes, MAX_SHARD_BYTES)
+    num_shards = max(1, round(total_bytes / shard_bytes))
+
+    # Shard i begins at the first utterance that ends at or after i equal shares of the bytes.
+    shard_numbers = np.arange(1, num_shards)
+    share_bytes = total_bytes * shard_numbers / num_shards
+    inner_bounds = np.searchsorted(end_bytes_N, share_bytes)
+    # An utterance larger than a share is the bound of several shards: merge these.
+    num_utterances = len(num_samples_N)
+    bounds = np.unique([0, *inner_bounds, num_utterances])
+    return tuple(bounds.tolist())
 
 
 def _write_shards(job: Job, shards: Sequence[int], num_workers: int) -> None:
-    left = [shard for shard in shards if not job.done_file(shard).exists()]
-    sizes = {shard: job.bounds[shard + 1] - job.bounds[shard] for shard in left}
-    total = sum(sizes.values())
-    with tqdm(total=total, unit=" utterances", disable=None) as bar:  # None: only on a terminal
-        for shard in map_in_processes(partial(write_shard, job), left, min(num_workers, len(left))):
-            bar.update(sizes[shard])
+    """Write the shards that are not complete yet, in several processes."""
+    num_utterances: dict[int, int] = {}
+    for shard in shards:
+        if not job.done_file(shard).exists():
+            num_utterances[shard] = len(job.rows(shard))
+    incomplete_shards = list(num_utterances)
+
+    written_shards = map_in_processes(
+        partial(write_shard, job),
+        incomplete_shards,
+        min(num_workers, len(incomplete_shards)),
+    )
+    total = sum(num_utterances.values())
+    # disable=None: show the bar only on a terminal.
+    with tqdm(total=total, unit=" utterances", disable=None) as bar:
+        for shard in written_shards:
+            bar.update(num_utterances[shard])
 
 
 def write_shard(job: Job, shard: int) -> int:
-    """Write one shard and what is known of it; return its number."""
-    columns, done_file = job.columns, job.done_file(shard)
-    kept, rejected = list[int](), dict[str, tuple[str, str]]()
-    with replacing(done_file.with_suffix(".tar")) as partial, partial.open("wb") as file:
+    """Write one shard, then its done file with the index of the shard; return its number."""
+    columns = job.columns
+    done_file = job.done_file(shard)
+    packed_rows: list[int] = []
+    rejected: dict[str, Rejection] = {}
+    with (
+        replacing(done_file.with_suffix(".tar")) as partial_file,
+        partial_file.open("wb") as file,
+    ):
         writer = ShardWriter(file, job.layout)
-        for row in range(job.bounds[shard], job.bounds[shard + 1]):
-            start, count = int(columns.start_N[row]), int(columns.num_samples_N[row])
+        for row in job.rows(shard):
+            utterance = columns.ids[row]
+            path = columns.paths[row]
+            start = int(columns.start_N[row])
+            num_samples = int(columns.num_samples_N[row])
             try:
-                wave_S = audio.read(columns.paths[row], start, count, whole=True)
+                # whole=True: a recording that is cut short is rejected even where the cut is
+                # behind this utterance.
+                wave_S = audio.read(path, start, num_samples, whole=True)
             except (ValueError, OSError) as error:
-                rejected[columns.ids[row]] = (columns.paths[row], str(error))
+                rejected[utterance] = (path, str(error))
                 continue
-            kept.append(row)
-            writer.add(columns.ids[row], job.features(wave_S) if job.features else wave_S)
+            packed_rows.append(row)
+            units = wave_S
+            if job.features is not None:
+                units = job.features(wave_S)
+            writer.add(utterance, units)
         writer.tar.close()
-    arrays = {"row": np.array(kept, dtype=np.int64), **writer.arrays()}
+
+    # Written after the shard has its final name, because this file marks it as complete.
+    arrays = writer.arrays()
+    arrays["row"] = np.array(packed_rows, np.int64)
     write_arrays(done_file, arrays, {"rejected": rejected})
     return shard
 
 
 def _join(job: Job, facts: dict[str, object], allow_rejected: float) -> str:
     """Write the index over all shards and the rejections, and move the shards to their place."""
-    found = [read_arrays(job.done_file(i)) for i in range(len(job.bounds) - 1)]
-    rejected: dict[str, tuple[str, str]] = {}
-    for _, known in found:
-        rejected |= known["rejected"]
+    folder = job.folder
+    layout = job.layout
+    num_shards = len(job.bounds) - 1
+    shard_names: list[str] = []
+    shard_arrays: list[dict[str, np.ndarray]] = []
+    rejected: dict[str, Rejection] = {}
+    for shard in range(num_shards):
+        done_file = job.done_file(shard)
+        arrays, shard_facts = read_arrays(done_file)
+        shard_names.append(f"{done_file.stem}.tar")
+        shard_arrays.append(arrays)
+        rejected |= shard_facts["rejected"]
     _refuse_rejected(job, rejected, allow_rejected)
-    (job.folder / REFUSED).unlink(missing_ok=True)
-    column = {name: np.concatenate([arrays[name] for arrays, _ in found]) for name in found[0][0]}
-    blocks = -(-column["num_units"] // job.layout.block_units)
-    of_flac = slice(None) if job.layout.codec == "flac" else slice(0)
-    shard_sizes = [len(arrays["row"]) for arrays, _ in found]
+    refused_list = folder / REFUSED
+    refused_list.unlink(missing_ok=True)
+
+    # The columns of all shards, one after another.
+    column: dict[str, np.ndarray] = {}
+    for name in shard_arrays[0]:
+        parts = [arrays[name] for arrays in shard_arrays]
+        column[name] = np.concatenate(parts)
+    shard_sizes = [len(arrays["row"]) for arrays in shard_arrays]
+    shard_numbers = np.arange(num_shards, dtype=np.int32)
+    utterances = [job.columns.ids[row] for row in column["row"]]
+
+    # Where the blocks of each utterance begin: block_N has one more element than utterances.
+    num_blocks_N = -(-column["num_units"] // layout.block_units)  # rounded up
+    block_N = np.concatenate([[0], np.cumsum(num_blocks_N)])
+    block_start_K = column["block_start"]
+    block_size_K = column["block_size"]
+    if layout.codec != "flac":
+        # Only compressed blocks need their places; others follow from the size of a block.
+        block_start_K = block_start_K[:0]
+        block_size_K = block_size_K[:0]
+
+    # Rejections change the columns, and with them the digest that the index belongs to.
     columns = job.columns
     if rejected:
-        write_rejected(job.folder, {**read_rejected(job.folder), **rejected})
-        columns = read_columns(job.folder, sample_rate=job.layout.sample_rate)
+        all_rejected = read_rejected(folder)
+        all_rejected |= rejected
+        write_rejected(folder, all_rejected)
+        columns = read_columns(folder, sample_rate=layout.sample_rate)
     packed = Packed(
         folder=job.work_dir,
-        layout=job.layout,
+        layout=layout,
         sha256=columns.sha256,
         facts=dict(facts),
-        shards=tuple(f"{job.done_file(i).stem}.tar" for i in range(len(found))),
-        ids=Strings.of(job.columns.ids[row] for row in column["row"]),
-        shard_N=np.repeat(np.arange(len(found), dtype=np.int32), shard_sizes),
+        shards=tuple(shard_names),
+        ids=Strings.of(utterances),
+        shard_N=np.repeat(shard_numbers, shard_sizes),
         start_N=column["start"],
         num_units_N=column["num_units"],
-        block_N=np.concatenate([[0], np.cumsum(blocks)]).astype(np.int64),
+        block_N=block_N.astype(np.int64),
         crc_K=column["crc"],
-        block_start_K=column["block_start"][of_flac],
-        block_size_K=column["block_size"][of_flac],
+        block_start_K=block_start_K,
+        block_size_K=block_size_K,
     )
     packed.write()
+    _move_to_place(job)
+
+    place = folder / layout.folder
+    num_bytes = sum((place / name).stat().st_size for name in shard_names)
+    line = (
+        f"{place}: {len(packed)} utterances in {num_shards} shards,"
+        f" {num_bytes / 2**30:.2f} GiB"
+    )
+    if not rejected:
+        return line
+    return f"{line}; {len(rejected)} cannot be read, see {folder}/rejected.tsv"
+
+
+def _move_to_place(job: Job) -> None:
+    """Move the folder of all shards and their index into the data directory."""
     for path in job.work_dir.glob("*.done"):
         path.unlink()
+    # In one step, so that no reader finds only a part of the shards; readers of the replaced shards
+    # have ended.
     place = job.folder / job.layout.folder
     shutil.rmtree(place, ignore_errors=True)
     job.work_dir.rename(place)
     open_shard.cache_clear()  # other files have taken their places
-    for old in job.folder.glob(f".{job.layout.folder}-*"):  # renamed: its job must not find half
-        shutil.rmtree(old.rename(f"{old}-gone"), ignore_errors=True)
-    size = sum((place / name).stat().st_size for name in packed.shards)
-    line = f"{place}: {len(packed)} utterances in {len(found)} shards, {size / 2**30:.2f} GiB"
-    if not rejected:
-        return line
-    return f"{line}; {len(rejected)} cannot be read, see {job.folder}/rejected.tsv"
+
+    # Remove abandoned packings. Renamed first: their jobs must never find half of a folder.
+    for abandoned_dir in job.folder.glob(f".{job.layout.folder}-*"):
+        renamed_dir = abandoned_dir.rename(f"{abandoned_dir}-gone")
+        shutil.rmtree(renamed_dir, ignore_errors=True)
 
 
-def _refuse_rejected(job: Job, rejected: dict[str, tuple[str, str]], allow_rejected: float) -> None:
-    """Raise ValueError if they are too many; next time their shards are written again."""
+def _refuse_rejected(
+    job: Job, rejected: dict[str, Rejection], allow_rejected: float
+) -> None:
+    """Raise ValueError if there are too many; the next run writes their shards again."""
     total = len(job.columns)
-    if len(rejected) <= allow_rejected * total and len(rejected) < total:
+    num_rejected = len(rejected)
+    max_rejected = allow_rejected * total
+    if num_rejected <= max_rejected and num_rejected < total:
         return
-    for i in range(len(job.bounds) - 1):
-        if read_arrays(job.done_file(i))[1]["rejected"]:
-            job.done_file(i).unlink()
+
+    # By then the recordings may have been repaired.
+    num_shards = len(job.bounds) - 1
+    for shard in range(num_shards):
+        done_file = job.done_file(shard)
+        _, facts = read_arrays(done_file)
+        if facts["rejected"]:
+            done_file.unlink()
+
+    # Several utterances of a recording have the same reason.
     faults = Faults()
-    for reason in sorted({reason for _, reason in rejected.values()}):
+    reasons = {reason for _, reason in rejected.values()}
+    for reason in sorted(reasons):
         faults.add("broken recordings", reason)
     write_rejected(job.folder, rejected, name=REFUSED)
     faults.raise_if_any(
-        f"{job.folder}: at most {allow_rejected:.2%} of the utterances may be broken, got "
-        f"{len(rejected)} of {total}, listed in {job.folder / REFUSED}; repair them, or "
-        "raise --allow-rejected"
+        f"{job.folder}: at most {allow_rejected:.2%} of the utterances may be broken,"
+        f" got {num_rejected} of {total}, listed in {job.folder / REFUSED}; repair"
+        " them, or raise --allow-rejected"
     )

@@ -1,8 +1,8 @@
 """Shards: tar files of about a gigabyte that hold the utterances of a data directory.
 
 `<data directory>/shards/` holds packed audio, `<data directory>/features/` stored features; each
-has USTAR archives, which any tool opens, and `index.safetensors`. The codec says how an utterance
-is stored:
+has USTAR archives, which any tool opens, and `index.safetensors`. The codec determines how an
+utterance is stored:
 
 - pcm: a member `<id>.wav` of 16-bit PCM. A stretch is one read of whole seconds.
 - flac: members `<id>.000.flac`, `<id>.001.flac`, ... of 4 s each, decodable alone; two thirds of
@@ -39,7 +39,8 @@ INDEX = "index.safetensors"
 WAVES, FEATURES = "shards", "features"  # folders in a data directory
 MAX_OPEN = 64  # shards that a process keeps open
 AGAIN = "and pack again (speakerlab pack)"
-READERS = ".readers.lock"  # in the data directory, shared by the processes that read its shards
+# Lock in the data directory, shared by the processes that read its shards.
+READERS = ".readers.lock"
 
 
 @dataclass(frozen=True)
@@ -48,76 +49,129 @@ class Layout:
 
     codec: Codec
     sample_rate: int
-    block_units: int  # samples or frames in a block; the last of an utterance may have fewer
+    # Samples or frames in a block; the last block of an utterance may have fewer.
+    block_units: int
     unit_bytes: int  # of a sample or frame; 0 where blocks are compressed
 
     @classmethod
     def of_waves(cls, codec: Codec, *, sample_rate: int) -> "Layout":
+        """Return the layout of packed audio: blocks of 4 s for FLAC, of 1 s for PCM."""
         if codec == "flac":
-            return cls(codec, sample_rate, FLAC_SECONDS * sample_rate, 0)
-        return cls(codec, sample_rate, sample_rate, 2)
+            return cls(
+                codec=codec,
+                sample_rate=sample_rate,
+                block_units=FLAC_SECONDS * sample_rate,
+                unit_bytes=0,
+            )
+        return cls(
+            codec=codec,
+            sample_rate=sample_rate,
+            block_units=sample_rate,
+            unit_bytes=2,
+        )
 
     @property
     def folder(self) -> str:
         return FEATURES if self.codec == "fbank" else WAVES
 
 
-# Arrays and facts of the index.
-ARRAYS = ("shard", "id", "shard_N", "start_N", "num_units_N", "block_N", "crc_K")
-ARRAYS += ("block_start_K", "block_size_K")
-KNOWN = keys(layout=Layout, sha256=str, facts=dict[str, Any])
+# Arrays and facts of the index: the arrays of `Packed` by their names there.
+COLUMNS = (
+    "shard_N",
+    "start_N",
+    "num_units_N",
+    "block_N",
+    "crc_K",
+    "block_start_K",
+    "block_size_K",
+)
+ARRAYS = ("shard", "id", *COLUMNS)
+FACTS = keys(layout=Layout, sha256=str, facts=dict[str, Any])
 
 
 class ShardWriter:
     """Appends utterances to a file that is a whole tar archive once `tar` is closed."""
 
     def __init__(self, file: BinaryIO, layout: Layout) -> None:
-        self.file, self.layout = file, layout
-        self.tar = tarfile.TarFile(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
-        self.start, self.num_units = list[int](), list[int]()  # first byte and length of each
-        self.blocks: list[tuple[int, int, int]] = []  # first byte, size, CRC
+        self.file = file
+        self.layout = layout
+        self.tar = tarfile.TarFile(
+            fileobj=file,
+            mode="w",
+            format=tarfile.USTAR_FORMAT,
+        )
+        # Of each utterance: its first byte, and its samples or frames.
+        self.start: list[int] = []
+        self.num_units: list[int] = []
+        # Of each block: its first byte, its size in bytes and its CRC.
+        self.block_start: list[int] = []
+        self.block_size: list[int] = []
+        self.crc: list[int] = []
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return what a reader needs of the utterances of a shard, in their order."""
-        block_K3 = np.array(self.blocks, dtype=np.int64).reshape(-1, 3)
+        """Return the arrays that a reader of the shard needs, in the order of the utterances."""
         return {
-            "start": np.array(self.start, dtype=np.int64),
-            "num_units": np.array(self.num_units, dtype=np.int64),
-            "crc": block_K3[:, 2].astype(np.uint32),
-            "block_start": block_K3[:, 0],
-            "block_size": block_K3[:, 1].astype(np.int32),
+            "start": np.array(self.start, np.int64),
+            "num_units": np.array(self.num_units, np.int64),
+            "crc": np.array(self.crc, np.uint32),
+            "block_start": np.array(self.block_start, np.int64),
+            "block_size": np.array(self.block_size, np.int32),
         }
 
     def add(self, utterance: str, units: np.ndarray) -> None:
         """Add an utterance; units: wave_S, int16, or feats_TF, float32."""
-        layout, name = self.layout, member_name(utterance)
-        self.num_units.append(len(units))
-        if layout.codec == "flac":
-            for number, first in enumerate(range(0, len(units), layout.block_units)):
-                block = units[first : first + layout.block_units]
-                data = audio.encode(block, layout.sample_rate, "FLAC")
-                at = self._member(f"{name}.{number:03d}.flac", data)
-                self.start += [at] if number == 0 else []
-                self.blocks.append((at, len(data), zlib.crc32(data)))
-            return
-        if layout.codec == "fbank":
-            buffer, ending = io.BytesIO(), "npy"
-            np.save(buffer, np.ascontiguousarray(units, "<f4"))
+        name = member_name(utterance)
+        num_units = len(units)
+        self.num_units.append(num_units)
+        if self.layout.codec == "flac":
+            self._add_flac(name, units)
+        elif self.layout.codec == "fbank":
+            feats_TF = np.ascontiguousarray(units, "<f4")
+            buffer = io.BytesIO()
+            np.save(buffer, feats_TF)
             content = buffer.getvalue()
+            self._add_uncompressed(f"{name}.npy", content, num_units)
         else:
-            content, ending = audio.encode(units, layout.sample_rate, "WAV"), "wav"
-        header = len(content) - len(units) * layout.unit_bytes
-        at = self._member(f"{name}.{ending}", content)
-        self.start.append(at + header)
-        size = layout.block_units * layout.unit_bytes
-        for begin in range(header, len(content), size):
-            block = content[begin : begin + size]
-            self.blocks.append((at + begin, len(block), zlib.crc32(block)))
+            content = audio.encode(units, self.layout.sample_rate, "WAV")
+            self._add_uncompressed(f"{name}.wav", content, num_units)
 
-    def _member(self, name: str, content: bytes) -> int:
+    def _add_flac(self, name: str, wave_S: np.ndarray) -> None:
+        """Add an utterance as FLAC members of one block each."""
+        sample_rate = self.layout.sample_rate
+        block_samples = self.layout.block_units
+        first_samples = range(0, len(wave_S), block_samples)
+        for number, first in enumerate(first_samples):
+            block_S = wave_S[first : first + block_samples]
+            content = audio.encode(block_S, sample_rate, "FLAC")
+            start = self._write_member(f"{name}.{number:03d}.flac", content)
+            if number == 0:
+                self.start.append(start)
+            self._note_block(start, content)
+
+    def _add_uncompressed(self, member: str, content: bytes, num_units: int) -> None:
+        """Add an utterance as one member: a header, then units of equal size."""
+        unit_bytes = self.layout.unit_bytes
+        block_bytes = self.layout.block_units * unit_bytes
+        num_bytes = len(content)
+        header_bytes = num_bytes - num_units * unit_bytes
+        start = self._write_member(member, content)
+        # Readers skip the header: the layout has the same facts.
+        self.start.append(start + header_bytes)
+        for offset in range(header_bytes, num_bytes, block_bytes):
+            block = content[offset : offset + block_bytes]
+            self._note_block(start + offset, block)
+
+    def _note_block(self, start: int, block: bytes) -> None:
+        """Keep the place and the checksum of a block, for the index."""
+        self.block_start.append(start)
+        self.block_size.append(len(block))
+        self.crc.append(zlib.crc32(block))
+
+    def _write_member(self, name: str, content: bytes) -> int:
         """Write a member; return the byte at which its content begins."""
-        info = tarfile.TarInfo(name)  # no owner, no date: equal audio gives equal bytes
+        info = tarfile.TarInfo(name)  # no owner, no date: equal audio has equal bytes
         info.size = len(content)
+        # The header of a member in USTAR is one block.
         first = self.file.tell() + tarfile.BLOCKSIZE
         self.tar.addfile(info, io.BytesIO(content))
         return first
@@ -126,7 +180,10 @@ class ShardWriter:
 def member_name(utterance: str) -> str:
     """Return the id as part of a file name, without its ending: unusual characters as %XX."""
     name = quote(utterance, safe=" +,=@")
-    return name if len(name) <= MAX_NAME else f"{name[:60]}~{stable_hash(utterance):016x}"
+    if len(name) <= MAX_NAME:
+        return name
+    # The hash distinguishes long ids that begin alike.
+    return f"{name[:60]}~{stable_hash(utterance):016x}"
 
 
 @lru_cache(MAX_OPEN)
@@ -142,13 +199,17 @@ def open_shard(path: str) -> io.FileIO:
 
 
 def is_packed(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (WAVES, FEATURES))
+    waves = folder / WAVES
+    features = folder / FEATURES
+    return waves.exists() or features.exists()
 
 
 @cache
 def keep(folder: Path) -> IO[str] | None:
     """Keep the shards of a data directory from being replaced until this process ends."""
-    for mode in ("a+", "r"):  # "r": of another user
+    # The cache keeps the file open, and thereby the lock. A shared lock needs no right to write:
+    # "r" opens the file of another user.
+    for mode in ("a+", "r"):
         with suppress(OSError):
             file = (folder / READERS).open(mode)
             fcntl.lockf(file, fcntl.LOCK_SH)
@@ -158,24 +219,25 @@ def keep(folder: Path) -> IO[str] | None:
 
 @contextmanager
 def unread(folder: Path) -> Iterator[None]:
-    """Refuse, with ValueError, to replace shards that another process reads; let none begin."""
+    """Raise ValueError if another process reads the shards; keep new readers out meanwhile."""
     if not is_packed(folder):
         yield
         return
-    with (folder / READERS).open("a+") as file:
+    lock = folder / READERS
+    with lock.open("a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             raise ValueError(
-                f"{folder}: a training or an extraction reads its shards, which would be replaced; "
-                "wait until it has ended, or use another data directory"
+                f"{folder}: a training or an extraction reads its shards, which would"
+                " be replaced; wait until it has ended, or use another data directory"
             ) from None
         yield
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Where every utterance of a data directory lies in its shards, in the order of the columns."""
+    """Positions of all utterances of a data directory in its shards, ordered as its columns."""
 
     folder: Path
     layout: Layout
@@ -195,73 +257,118 @@ class Packed:
         return len(self.start_N)
 
     def cut_short(self) -> Iterator[Path]:
-        """Return the shards that are missing, or smaller than what should be in them."""
-        end_N = self.start_N + self.num_units_N * self.layout.unit_bytes
-        least = np.zeros(len(self.shards), dtype=np.int64)
-        np.maximum.at(least, self.shard_N, end_N)
-        for name, size in zip(self.shards, least.tolist()):
+        """Yield the shards that are missing, or smaller than the index requires."""
+        # A shard is at least as long as the end of its last utterance. (Where blocks are
+        # compressed, unit_bytes is 0, and the end is taken to be the start.)
+        num_bytes_N = self.num_units_N * self.layout.unit_bytes
+        end_N = self.start_N + num_bytes_N
+        num_shards = len(self.shards)
+        min_bytes = np.zeros(num_shards, dtype=np.int64)
+        np.maximum.at(min_bytes, self.shard_N, end_N)
+        for name, min_size in zip(self.shards, min_bytes.tolist()):
             path = self.folder / name
-            if not path.exists() or path.stat().st_size < size:
+            is_complete = path.exists() and path.stat().st_size >= min_size
+            if not is_complete:
                 yield path
 
     def read(self, row: int, first: int, count: int) -> np.ndarray:
         """Read wave_S, int16, or feats_TF, float32: `count` units from `first` on, in one read.
 
-        Raises ValueError naming shard, utterance and byte where what is read is not what was
-        written, FileNotFoundError where the shard is gone.
+        Raises ValueError with the shard, utterance and byte if the data are damaged, and
+        FileNotFoundError if the shard is missing.
         """
-        layout, path = self.layout, f"{self.folder}/{self.shards[self.shard_N[row]]}"
+        layout = self.layout
+        path = f"{self.folder}/{self.shards[self.shard_N[row]]}"
         num_units = int(self.num_units_N[row])
-        assert 0 <= first <= first + count <= num_units
-        blocks = range(first // layout.block_units, -(-(first + count) // layout.block_units))
-        block_K = np.arange(blocks.start, blocks.stop) + int(self.block_N[row])
+        end = first + count
+        assert 0 <= first <= end <= num_units
+
+        # The blocks of the utterance that hold the range, and their places in the shard.
+        first_block = first // layout.block_units
+        end_block = -(-end // layout.block_units)  # rounded up
+        number_K = np.arange(first_block, end_block)  # within the utterance
+        block_K = number_K + int(self.block_N[row])
         if layout.codec == "flac":
-            starts, sizes = self.block_start_K[block_K], self.block_size_K[block_K]
+            start_K = self.block_start_K[block_K]
+            size_K = self.block_size_K[block_K]
         else:
-            size = layout.block_units * layout.unit_bytes
-            begin_K = np.arange(blocks.start, blocks.stop) * size
-            sizes = np.minimum(num_units * layout.unit_bytes - begin_K, size)
-            starts = int(self.start_N[row]) + begin_K
-        if not len(starts):
-            is_fbank = layout.codec == "fbank"
-            return np.empty((0, layout.unit_bytes // 4), "<f4") if is_fbank else np.empty(0, "<i2")
-        begin, wanted = int(starts[0]), int(starts[-1] + sizes[-1] - starts[0])
-        shard = open_shard(path)  # held: another thread may open more than are kept open
-        data = memoryview(os.pread(shard.fileno(), wanted, begin))
-        if len(data) < wanted:
+            block_bytes = layout.block_units * layout.unit_bytes
+            offset_K = number_K * block_bytes
+            remaining_K = num_units * layout.unit_bytes - offset_K
+            size_K = np.minimum(remaining_K, block_bytes)
+            start_K = int(self.start_N[row]) + offset_K
+        num_mel_bins = layout.unit_bytes // 4  # of a frame of float32
+        if not len(block_K):
+            if layout.codec == "fbank":
+                return np.empty((0, num_mel_bins), "<f4")
+            return np.empty(0, "<i2")
+
+        # Neighbouring blocks lie in a row (with tar headers between FLAC members): one read.
+        read_start = int(start_K[0])
+        read_end = int(start_K[-1] + size_K[-1])
+        num_bytes = read_end - read_start
+        # Keep a reference to the file, because another thread may evict it from the cache.
+        shard = open_shard(path)
+        content = os.pread(shard.fileno(), num_bytes, read_start)
+        data = memoryview(content)  # its slices are no copies
+        if len(data) < num_bytes:
             raise ValueError(
-                f"{path}: ends early, after {len(data)} of {wanted} bytes at byte {begin}; remove "
-                f"{self.folder} {AGAIN}"
+                f"{path}: ends early, after {len(data)} of {num_bytes} bytes at byte"
+                f" {read_start}; remove {self.folder} {AGAIN}"
             )
-        parts = []
-        for block, at, size in zip(block_K.tolist(), starts.tolist(), sizes.tolist()):
-            parts.append(data[at - begin : at - begin + size])
-            if zlib.crc32(parts[-1]) != self.crc_K[block]:
+
+        blocks: list[memoryview] = []
+        crc_K = self.crc_K[block_K]
+        places = zip(start_K.tolist(), size_K.tolist(), crc_K.tolist())
+        for start, size, expected_crc in places:
+            offset = start - read_start
+            block = data[offset : offset + size]
+            actual_crc = zlib.crc32(block)
+            if actual_crc != expected_crc:
                 raise ValueError(
-                    f"{path}: the checksum is wrong for {self.ids[row]} at byte {at}; check the "
-                    f"disk, remove {self.folder} {AGAIN}"
+                    f"{path}: the checksum is wrong for {self.ids[row]} at byte {start};"
+                    f" check the disk, remove {self.folder} {AGAIN}"
                 )
+            blocks.append(block)
+
+        # Decode the blocks, then cut off what lies before and after the range.
         if layout.codec == "flac":
-            units = np.concatenate(list(map(audio.from_flac, parts)))
+            waves = [audio.from_flac(block) for block in blocks]
+            units = np.concatenate(waves)
         elif layout.codec == "fbank":
-            units = np.frombuffer(data, "<f4").reshape(-1, layout.unit_bytes // 4)
+            units = np.frombuffer(data, "<f4").reshape(-1, num_mel_bins)
         else:
             units = np.frombuffer(data, "<i2")
-        offset = first - blocks.start * layout.block_units
-        return units[offset : offset + count]
+        first_read = first_block * layout.block_units
+        return units[first - first_read : end - first_read]
 
     def write(self) -> None:
-        arrays = {name: getattr(self, name) for name in ARRAYS[2:]}
-        arrays |= {"shard": Strings.of(self.shards), "id": self.ids}
-        known = {"layout": asdict(self.layout), "sha256": self.sha256, "facts": self.facts}
-        write_arrays(self.folder / INDEX, arrays, known)
+        """Write the index of the shards."""
+        arrays = {name: getattr(self, name) for name in COLUMNS}
+        arrays["shard"] = Strings.of(self.shards)
+        arrays["id"] = self.ids
+        facts = {
+            "layout": asdict(self.layout),
+            "sha256": self.sha256,
+            "facts": self.facts,
+        }
+        write_arrays(self.folder / INDEX, arrays, facts)
 
 
 def read_packed(place: Path) -> Packed | None:
     """Return the shards in a folder of a data directory, or None where there are none."""
-    if not (place / INDEX).exists():
+    index = place / INDEX
+    if not index.exists():
         return None
-    arrays, known = read_arrays(place / INDEX, ARRAYS, like=KNOWN)
-    known["layout"] = Layout(**known["layout"])
-    shards, ids = tuple(arrays.pop("shard")), arrays.pop("id")
-    return Packed(folder=place, shards=shards, ids=ids, **known, **arrays)
+    arrays, facts = read_arrays(index, ARRAYS, like=FACTS)
+    shards = tuple(arrays.pop("shard"))
+    ids = arrays.pop("id")
+    return Packed(
+        folder=place,
+        layout=Layout(**facts["layout"]),
+        sha256=facts["sha256"],
+        facts=facts["facts"],
+        shards=shards,
+        ids=ids,
+        **arrays,
+    )

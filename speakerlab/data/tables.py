@@ -1,32 +1,38 @@
 """Kaldi data directories as text: tables, segments, rejections, whole directories.
 
-A data directory holds `wav.scp` (id path), `utt2spk` (id speaker), `utt2dur` (id seconds), where
-recordings are cut up `segments` (id recording start end, in seconds), `trials*` where it is a test
-set, and `rejected.tsv` (id, path, reason) of what is left out: utterances of the tables and, under
-ids that begin with NAMELESS, files that have no line there. `utt2<name>` and `spk2<name>` give
-conditions of an utterance or a speaker in one word; `enroll.map` (model utterance ...) the
-utterances that an enrolment model of a trial list is made of. `about` states facts about the
-recordings, the keys of ABOUT, for the cards of models that are trained on them.
+A data directory holds `wav.scp` (id path), `utt2spk` (id speaker), `utt2dur` (id seconds) and, if
+recordings are cut up, `segments` (id recording start end, in seconds). A test set has `trials*`.
+`rejected.tsv` (id, path, reason) lists excluded audio: utterances of the tables and, under ids that
+begin with NAMELESS, files that have no line there. `utt2<name>` and `spk2<name>` hold conditions of
+an utterance or a speaker, in one word; `enroll.map` (model utterance ...) lists the utterances of
+each enrolment model of a trial list. `about` has facts about the recordings, under the keys of
+ABOUT, for the cards of models that are trained on them.
 """
 
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from speakerlab.core.atomic import replacing_folder, write_text
+from speakerlab.core.atomic import locked, replacing_folder, write_text
 from speakerlab.core.faults import Faults, nearest
 from speakerlab.data.shards import unread
 
 NAMELESS = "~"
+# Lock in the folder of data directories: held by prepare.py, shared by other commands.
+ROOT_LOCK = ".lock"
 ENROLL_MAP = "enroll.map"
 ABOUT = ("corpus", "licence", "languages", "page")
-# Tables of those names that every data directory may have, and that are no conditions.
+# Tables named like conditions that are none; every data directory may have them.
 NO_CONDITIONS = {"utt2spk", "utt2dur", "utt2num_frames", "spk2utt"}
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # not in a line of UTF-8
-SURROGATE = re.compile("[\ud800-\udfff]")  # what a byte that is not UTF-8 is read as
+# Characters that cannot be in a line of UTF-8.
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")  # read in place of a byte that is not UTF-8
 Trial = tuple[str, str, bool]  # enrolment id, test id, same speaker
+Segment = tuple[str, float, float]  # recording, start and end in seconds
+Rejection = tuple[str, str]  # path, reason
 MAX_SECONDS = 1e9  # 32 years; a later time is damage
 
 
@@ -35,65 +41,86 @@ def read_table(path: Path, faults: Faults | None = None) -> dict[str, str]:
 
     Duplicate keys and lines without a value go to `faults`, or raise ValueError without it.
     """
-    own = Faults() if faults is None else faults
+    line_faults = Faults() if faults is None else faults
     table: dict[str, str] = {}
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file; run stage 1 first")
+        fix = (
+            "prepare the data directory first (prepare.py of a recipe), or correct the"
+            " path"
+        )
+        if path.name == "utt2dur":
+            fix = f"run `speakerlab check {path.parent}`"
+        raise FileNotFoundError(f"{path}: no such file; {fix}")
+    # A byte that is not UTF-8 becomes a surrogate, so that its line can be named.
     with path.open(encoding="utf-8", errors="surrogateescape") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.isascii() and SURROGATE.search(line):
+            # Almost all lines are ASCII, and need no search.
+            is_ascii = line.isascii()
+            if not is_ascii and SURROGATE.search(line):
                 got = one_line(line.strip())
                 text = f"{path}:{number}: is not UTF-8, got '{got}'; save it as UTF-8"
-                own.add("lines of another encoding", text)
+                line_faults.add("lines of another encoding", text)
                 continue
-            key, value = (*line.split(maxsplit=1), "", "")[:2]
-            if not key:
+            fields = line.split(maxsplit=1)
+            if not fields:
                 continue
-            if not value:
-                own.add("bad lines", f"{path}:{number}: '{key}' has no value; write 'id value'")
+            key = fields[0]
+            if len(fields) < 2:
+                text = f"{path}:{number}: '{key}' has no value; write 'id value'"
+                line_faults.add("bad lines", text)
             elif key in table:
-                own.add("duplicate ids", f"{path}:{number}: duplicate id {key}; keep one line")
+                text = f"{path}:{number}: duplicate id {key}; keep one line"
+                line_faults.add("duplicate ids", text)
             else:
-                table[key] = value.strip()
+                table[key] = fields[1].strip()
+    # A caller that passes `faults` reports them together with the faults of other tables.
     if faults is None:
-        own.raise_if_any(f"{path}: refused")
+        line_faults.raise_if_any(f"{path}: refused")
     return table
 
 
-def read_segments(path: Path, faults: Faults | None = None) -> dict[str, tuple[str, float, float]]:
+def read_segments(path: Path, faults: Faults | None = None) -> dict[str, Segment]:
     """Read `segments`: id -> (recording, start, end) in seconds; empty if there is no file."""
     if not path.exists():
         return {}
-    own = Faults() if faults is None else faults
-    segments: dict[str, tuple[str, float, float]] = {}
-    for utterance, text in read_table(path, own).items():
+    line_faults = Faults() if faults is None else faults
+    segments: dict[str, Segment] = {}
+    table = read_table(path, line_faults)
+    for utterance, text in table.items():
         try:
-            recording, start, end = text.split()
-            segments[utterance] = (recording, float(start), float(end))
-            is_wrong = not 0 <= float(start) < float(end) < MAX_SECONDS
+            recording, start_text, end_text = text.split()
+            start = float(start_text)
+            end = float(end_text)
+            segments[utterance] = (recording, start, end)
+            # Written so that NaN, which compares as false, is wrong too.
+            is_wrong = not 0 <= start < end < MAX_SECONDS
         except ValueError:
             is_wrong = True
         if is_wrong:
             wanted = "'recording start end' with 0 <= start < end"
             line = f"{path}: {utterance} must be {wanted}, got '{text}'; correct it"
-            own.add("bad segments", line)
+            line_faults.add("bad segments", line)
     if faults is None:
-        own.raise_if_any(f"{path}: refused")
+        line_faults.raise_if_any(f"{path}: refused")
     return segments
 
 
 def read_durations(folder: Path) -> dict[str, float]:
     """Read `utt2dur`: id -> seconds; empty if there is no file."""
-    path, faults = folder / "utt2dur", Faults()
+    path = folder / "utt2dur"
+    if not path.exists():
+        return {}
+    faults = Faults()
     seconds: dict[str, float] = {}
-    for utterance, text in (read_table(path) if path.exists() else {}).items():
+    table = read_table(path)
+    for utterance, text in table.items():
         try:
             seconds[utterance] = float(text)
         except ValueError:
-            seconds[utterance] = -1.0
+            seconds[utterance] = -1.0  # refused below
         if not 0 < seconds[utterance] < MAX_SECONDS:
             line = f"{path}: {utterance} must have a duration in seconds, got '{text}'"
-            faults.add("bad durations", f"{line}; run stage 1, or `speakerlab check`, again")
+            faults.add("bad durations", f"{line}; run `speakerlab check {folder}`")
     faults.raise_if_any()
     return seconds
 
@@ -102,78 +129,163 @@ def read_enroll(path: Path, faults: Faults | None = None) -> dict[str, list[str]
     """Read `enroll.map`: enrolment model -> its utterances; empty if there is no file."""
     if not path.exists():
         return {}
-    return {model: text.split() for model, text in read_table(path, faults).items()}
+    table = read_table(path, faults)
+    return {model: text.split() for model, text in table.items()}
 
 
 def read_about(folder: Path) -> dict[str, str]:
-    """Read `about`: a key of ABOUT -> what is stated; empty if there is no file."""
+    """Read `about`: a key of ABOUT -> its value; empty if there is no file."""
     path = folder / "about"
-    stated = read_table(path) if path.exists() else {}
+    if not path.exists():
+        return {}
+    stated = read_table(path)
     for key in stated.keys() - ABOUT:
         raise ValueError(f"{path}: unknown '{key}'{nearest(key, ABOUT)}")
     return stated
 
 
+def list_tables(folder: Path) -> list[str]:
+    """List the tables of a data directory, without the outputs of checking and packing."""
+    names = ["wav.scp", "segments", "utt2spk", ENROLL_MAP]
+    names += list_conditions(folder)
+    # Sorted: digests of these tables depend on the order, which the file system does not fix.
+    names += sorted(path.name for path in folder.glob("trials*"))
+    tables: list[str] = []
+    for name in names:
+        path = folder / name
+        if path.is_file():
+            tables.append(name)
+    return tables
+
+
 def list_conditions(folder: Path) -> list[str]:
     """List the tables of conditions that a data directory has, such as `utt2device`."""
-    found = {path.name for kind in ("utt2*", "spk2*") for path in folder.glob(kind)}
-    return sorted(name for name in found - NO_CONDITIONS if "." not in name)
+    paths = [*folder.glob("utt2*"), *folder.glob("spk2*")]
+    names = {path.name for path in paths} - NO_CONDITIONS
+    # A name with a dot is no condition: it may be a backup, such as utt2device.bak.
+    conditions = [name for name in names if "." not in name]
+    return sorted(conditions)
 
 
-def read_rejected(folder: Path) -> dict[str, tuple[str, str]]:
+def read_rejected(folder: Path) -> dict[str, Rejection]:
     """Read `rejected.tsv`: id -> (path, reason); empty if nothing was rejected."""
     path = folder / "rejected.tsv"
     if not path.exists():
         return {}
     text = path.read_text(encoding="utf-8", errors="replace")
-    rows = [line.split("\t") for line in text.split("\n") if line]
-    for number, row in enumerate(rows, 1):
-        if len(row) != 3:
+    lines = [line for line in text.split("\n") if line]
+    rejected: dict[str, Rejection] = {}
+    for number, line in enumerate(lines, 1):
+        columns = line.split("\t")
+        if len(columns) != 3:
             raise ValueError(
-                f"{path}:{number}: is not 'id path reason' with tabs between, got {len(row)} "
-                "columns; correct it, or remove the file and run stage 1 again"
+                f"{path}:{number}: is not 'id path reason' with tabs between, got"
+                f" {len(columns)} columns; correct it, or remove the file and run"
+                f" `speakerlab check {folder}`"
             )
-    return {row[0]: (row[1], row[2]) for row in rows}
+        name, audio_path, reason = columns
+        rejected[name] = (audio_path, reason)
+    return rejected
+
+
+def require_checked(folder: Path) -> None:
+    """Raise FileNotFoundError, one line, unless `speakerlab check` has accepted a directory."""
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder}: does not exist; check the path")
+    if not (folder / "utt2dur").exists():
+        raise FileNotFoundError(
+            f"{folder}: has not been checked (no utt2dur); run `speakerlab check"
+            f" {folder}`"
+        )
+
+
+@contextmanager
+def keep_roots(folders: Iterable[Path]) -> Iterator[ValueError | None]:
+    """Keep prepare.py from replacing these data directories; wait for one that is running.
+
+    A prepare.py holds the lock file in the parent folder of the directories; without such a file,
+    no prepare.py has written there. Yields None, or the error of a lock that cannot be taken, since
+    the data may belong to another user. The caller raises this error if it has to write.
+    """
+    root_locks: set[Path] = set()
+    for folder in folders:
+        root = folder.absolute().parent
+        root_locks.add(root / ROOT_LOCK)
+
+    fault = None
+    with ExitStack() as locks:
+        for lock in sorted(root_locks):
+            if not lock.exists():
+                continue
+            try:
+                locks.enter_context(locked(lock, shared=True))
+            except ValueError as error:
+                fault = error
+        yield fault
 
 
 def one_line(name: str | Path) -> str:
     """Return a file name as one line of valid UTF-8; other characters are escaped."""
-    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), str(name))
+
+    def escape(match: re.Match[str]) -> str:
+        character = match[0]
+        return character.encode("unicode_escape").decode()
+
+    return CONTROLS.sub(escape, str(name))
 
 
 def write_rejected(
-    folder: Path, rejected: Mapping[str, tuple[str, str]], *, name: str = "rejected.tsv"
+    folder: Path, rejected: Mapping[str, Rejection], *, name: str = "rejected.tsv"
 ) -> None:
     """Write `rejected.tsv` of id -> (path, reason); no file if there are none."""
-    rows = sorted("\t".join(map(one_line, (id_, *row))) + "\n" for id_, row in rejected.items())
-    if rows:
-        write_text(folder / name, "".join(rows))
+    lines: list[str] = []
+    for utterance, (path, reason) in rejected.items():
+        fields = [
+            one_line(utterance),
+            one_line(path),
+            one_line(reason),
+        ]
+        lines.append("\t".join(fields) + "\n")
+    file = folder / name
+    if lines:
+        text = "".join(sorted(lines))
+        write_text(file, text)
     else:
-        (folder / name).unlink(missing_ok=True)
+        # An old list would leave out utterances that are good now.
+        file.unlink(missing_ok=True)
 
 
 def name_fault(name: str, path: Path | str) -> str | None:
     """Return why a table cannot list a file under this id, or None."""
-    text, where = str(path), one_line(path)
-    if name.split() != [name] or SURROGATE.search(name):
+    text = str(path)
+    where = one_line(path)
+    is_one_word = name.split() == [name]
+    if not is_one_word or SURROGATE.search(name):
         got = one_line(name)
-        return f"{where}: its id must be one word of UTF-8, got '{got}'; rename the file"
+        return (
+            f"{where}: its id must be one word of UTF-8, got '{got}'; rename the file"
+        )
     if SURROGATE.search(text):
         return f"{where}: its name is not UTF-8; rename the file"
     if "\n" in text or "\r" in text:
         return f"{where}: its name has several lines; rename the file"
-    if text.endswith("|") or text != text.strip():
+    # Kaldi takes a path that ends in "|" for a command; a table drops blanks around a path.
+    has_blanks = text != text.strip()
+    if text.endswith("|") or has_blanks:
         return f"{where}: its name ends in a blank or '|'; rename the file"
     return None
 
 
 def write_table(path: Path, table: Mapping[str, str]) -> None:
     """Write a Kaldi table sorted by key, whole or not at all."""
-    write_text(path, "".join(f"{key} {table[key]}\n" for key in sorted(table)))
+    lines: list[str] = []
+    for key in sorted(table):
+        lines.append(f"{key} {table[key]}\n")
+    write_text(path, "".join(lines))
 
 
 def one_word(value: str) -> str:
-    """Return a value of a condition as its table has it: blanks as '_'."""
+    """Return a value of a condition as one word, with '_' for blanks."""
     return "_".join(value.split())
 
 
@@ -182,76 +294,149 @@ def write_data_dir(
     *,
     wavs: Mapping[str, Path | str],
     speakers: Mapping[str, str] | None = None,
-    segments: Mapping[str, tuple[str, float, float]] | None = None,
+    segments: Mapping[str, Segment] | None = None,
     trials: Mapping[str, Iterable[Trial]] | None = None,
     nameless: Mapping[Path, str] | None = None,
     columns: Mapping[str, Mapping[str, str]] | None = None,
     enroll: Mapping[str, Iterable[str]] | None = None,
     about: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a data directory, replacing one that is there; `trials` maps file name to its lines.
+    """Write or replace a data directory; `trials` maps the name of a file to its lines.
 
     wavs: id (of the recording, where there are segments) -> audio file, made absolute.
     columns: name of a table, `utt2<name>` or `spk2<name>` -> id -> value; conditions are made one
         word, and empty ones are left out.
     enroll: enrolment model -> its utterances.
-    about: what is known of ABOUT.
+    about: facts, under keys of ABOUT.
     nameless: audio files left out because their names cannot be ids -> the reason.
     Raises ValueError where a table cannot hold an id or a path.
     """
-    paths, faults = {key: os.path.realpath(wav) for key, wav in wavs.items()}, Faults()
-    for fault in filter(None, map(name_fault, paths.keys(), paths.values())):
-        faults.add("bad names", fault)
-    faults.raise_if_any(f"{folder}: refused, nothing was written")
-    is_other = folder.exists() and not (folder / "wav.scp").exists()
-    if is_other and not (folder.is_dir() and not any(folder.iterdir())):
+    paths: dict[str, str] = {}
+    for key, wav in wavs.items():
+        paths[key] = os.path.realpath(wav)
+    _refuse_bad_names(folder, paths)
+    if _holds_other_files(folder):
         raise ValueError(
-            f"{folder}: is not a data directory and would be replaced, got a folder without "
-            "wav.scp; give another --data"
+            f"{folder}: is not a data directory and would be replaced, got a folder"
+            " without wav.scp; give another --data"
         )
+    # The new folder also replaces shards in the old one, so no process may be reading them.
     with unread(folder), replacing_folder(folder) as fresh:
         write_table(fresh / "wav.scp", paths)
         if speakers is not None:
             write_table(fresh / "utt2spk", speakers)
         if segments is not None:
-            times = {key: f"{rec} {a:.6f} {b:.6f}" for key, (rec, a, b) in segments.items()}
-            write_table(fresh / "segments", times)
-        for name, rows in (trials or {}).items():
-            kinds = ("nontarget", "target")
-            text = "".join(f"{enrol} {test} {kinds[same]}\n" for enrol, test, same in rows)
-            write_text(fresh / name, text)
-        for name, values in (columns or {}).items():
-            word_of = str if name in NO_CONDITIONS else one_word
-            words = {key: word for key, value in values.items() if (word := word_of(value))}
-            write_table(fresh / name, words)
+            _write_segments(fresh / "segments", segments)
+        trial_lists = trials or {}
+        for name, rows in trial_lists.items():
+            _write_trials(fresh / name, rows)
+        more_tables = columns or {}
+        for name, values in more_tables.items():
+            _write_column(fresh / name, values)
         if enroll is not None:
-            models = {model: " ".join(rows) for model, rows in enroll.items()}
-            write_table(fresh / ENROLL_MAP, models)
+            _write_enroll(fresh / ENROLL_MAP, enroll)
         if about:
             write_table(fresh / "about", about)
-        write_rejected(fresh, {_made_up(p): (str(p), why) for p, why in (nameless or {}).items()})
+
+        # Files whose names cannot be ids are listed, so that no audio is lost without a trace.
+        rejected: dict[str, Rejection] = {}
+        reason_of = nameless or {}
+        for file, reason in reason_of.items():
+            made_up_id = _make_up_id(file)
+            rejected[made_up_id] = (str(file), reason)
+        write_rejected(fresh, rejected)
+
+
+def _holds_other_files(folder: Path) -> bool:
+    """Return whether `folder` exists and is neither a data directory nor empty."""
+    wav_scp = folder / "wav.scp"
+    if not folder.exists() or wav_scp.exists():
+        return False
+    is_empty_folder = folder.is_dir() and not any(folder.iterdir())
+    return not is_empty_folder
+
+
+def _refuse_bad_names(folder: Path, paths: Mapping[str, str]) -> None:
+    """Raise ValueError where a table cannot hold an id or a path."""
+    faults = Faults()
+    for key, path in paths.items():
+        fault = name_fault(key, path)
+        if fault:
+            faults.add("bad names", fault)
+    faults.raise_if_any(f"{folder}: refused, nothing was written")
+
+
+def _write_segments(path: Path, segments: Mapping[str, Segment]) -> None:
+    table: dict[str, str] = {}
+    for utterance, segment in segments.items():
+        recording, start, end = segment
+        # A microsecond is less than a sample, so rounding to samples finds the same one again.
+        table[utterance] = f"{recording} {start:.6f} {end:.6f}"
+    write_table(path, table)
+
+
+def _write_trials(path: Path, trials: Iterable[Trial]) -> None:
+    lines: list[str] = []
+    for enrol, test, is_target in trials:
+        kind = "target" if is_target else "nontarget"
+        lines.append(f"{enrol} {test} {kind}\n")
+    write_text(path, "".join(lines))
+
+
+def _write_enroll(path: Path, enroll: Mapping[str, Iterable[str]]) -> None:
+    table: dict[str, str] = {}
+    for model, utterances in enroll.items():
+        table[model] = " ".join(utterances)
+    write_table(path, table)
+
+
+def _write_column(path: Path, values: Mapping[str, str]) -> None:
+    """Write `utt2<name>` or `spk2<name>` without its empty values."""
+    # Kaldi's own tables keep several words: spk2utt lists utterances.
+    is_condition = path.name not in NO_CONDITIONS
+    table: dict[str, str] = {}
+    for key, value in values.items():
+        text = one_word(value) if is_condition else str(value)
+        if text:
+            table[key] = text
+    write_table(path, table)
 
 
 def relabel_data_dir(folder: Path, out: Path, speakers: Mapping[str, str]) -> None:
-    """Write a checked data directory like `folder`, of the utterances that have new speakers."""
-    wavs, seconds = read_table(folder / "wav.scp"), read_table(folder / "utt2dur")
-    segments = read_segments(folder / "segments")
-    kept = {u: segments[u] for u in speakers} if segments else None
-    recordings = {row[0] for row in kept.values()} if kept else speakers.keys()
-    of_speaker: dict[str, list[str]] = {}
+    """Write a checked data directory with the utterances of `folder` that have new speakers."""
+    wavs = read_table(folder / "wav.scp")
+    seconds = read_table(folder / "utt2dur")
+    all_segments = read_segments(folder / "segments")
+
+    # Without segments an utterance is a whole recording of the same id.
+    segments: dict[str, Segment] | None = None
+    recordings: Iterable[str] = speakers
+    if all_segments:
+        segments = {utterance: all_segments[utterance] for utterance in speakers}
+        recordings = {segment[0] for segment in segments.values()}
+
+    utterances_of: dict[str, list[str]] = {}
     for utterance in sorted(speakers):
-        of_speaker.setdefault(speakers[utterance], []).append(utterance)
+        speaker = speakers[utterance]
+        utterances_of.setdefault(speaker, []).append(utterance)
+
+    # The durations mark the directory as checked: it has the same audio as `folder`.
+    utt2dur = {utterance: seconds[utterance] for utterance in speakers}
+    spk2utt: dict[str, str] = {}
+    for speaker, utterances in utterances_of.items():
+        spk2utt[speaker] = " ".join(utterances)
     write_data_dir(
         out,
-        wavs={name: wavs[name] for name in recordings},
+        wavs={recording: wavs[recording] for recording in recordings},
         speakers=speakers,
-        segments=kept,
-        columns={
-            "utt2dur": {utterance: seconds[utterance] for utterance in speakers},
-            "spk2utt": {name: " ".join(ids) for name, ids in of_speaker.items()},
-        },
+        segments=segments,
+        columns={"utt2dur": utt2dur, "spk2utt": spk2utt},
     )
 
 
-def _made_up(path: Path) -> str:
-    return NAMELESS + hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()
+def _make_up_id(path: Path) -> str:
+    """Return an id for a file whose name cannot be one."""
+    # As bytes, because the name may not be valid UTF-8.
+    name = os.fsencode(path)
+    digest = hashlib.blake2b(name, digest_size=8)
+    return NAMELESS + digest.hexdigest()

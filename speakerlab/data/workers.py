@@ -1,7 +1,7 @@
 """Data workers: how many fit this machine, and which one is stuck or has died.
 
-While no batch arrives, a warning names every `stall_seconds` what the workers read; a dead worker
-is reported in one line instead of torch's many.
+While no batch arrives, a warning every `stall_seconds` lists the files that the workers read. A
+dead worker is reported in one line instead of torch's many.
 """
 
 import logging
@@ -28,24 +28,31 @@ log = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")  # workers hand their batches over in it
 MAX_WORKERS = 8
 MICRO_BATCHES_AHEAD = 4  # read ahead by each worker
-IN_FLIGHT = 1.5  # batches in shared memory for each that is read ahead: some are being taken out
+# Batches in shared memory per batch that is read ahead: some are being taken out.
+IN_FLIGHT = 1.5
 NCCL_BYTES = 64 << 20  # of shared memory for each GPU
 TENSORS = 48  # in a batch, at most; each is an open file
 MAX_NAMED = 4  # workers in a line
 NO_ROW = -1
 POLL_SECONDS = 5.0  # between looks at the workers; torch's own interval
 TIMED_OUT = "DataLoader timed out"  # how torch's message for that begins
-ENDING_SECONDS = 2.0  # for a worker whose connection broke to end
+ENDING_SECONDS = 2.0  # time in which a worker whose connection broke must end
 REMEDIES: dict[int, str] = {
-    signal.SIGKILL: "often the kernel's out-of-memory killer, see dmesg: lower runtime.num_workers",
-    signal.SIGBUS: "enlarge /dev/shm (docker run --shm-size) or lower runtime.num_workers, and "
-    "check that no audio file is being truncated or replaced",
+    signal.SIGKILL: (
+        "often the kernel's out-of-memory killer, see dmesg: lower runtime.num_workers"
+    ),
+    signal.SIGBUS: (
+        "enlarge /dev/shm (docker run --shm-size) or lower runtime.num_workers, and "
+        "check that no audio file is being truncated or replaced"
+    ),
 }
 
 
 def auto_workers(local_ranks: int) -> int:
-    """Return the workers for each rank of this host: its share of the CPUs, less one for itself."""
-    return max(1, min(MAX_WORKERS, process.available_cpus() // local_ranks - 1))
+    """Return the number of workers per rank: its share of the CPUs, minus one for itself."""
+    cpus_per_rank = process.available_cpus() // local_ranks
+    num_workers = min(cpus_per_rank - 1, MAX_WORKERS)
+    return max(num_workers, 1)
 
 
 def fit_workers(
@@ -56,20 +63,23 @@ def fit_workers(
     gpus: int = 0,
     folder: Path = SHARED_MEMORY,
 ) -> int:
-    """Return how many of `wanted` workers each rank can have, given the space free in `folder`.
+    """Return the number of workers per rank, at most `wanted`, that fit in the space of `folder`.
 
-    gpus: of this host, which NCCL connects if there are several.
+    gpus: number of GPUs of this host; NCCL needs space if there are several.
     """
     if not folder.exists():
         return wanted
-    each = round(local_ranks * MICRO_BATCHES_AHEAD * IN_FLIGHT * batch_bytes)
-    free = shutil.disk_usage(folder).free - NCCL_BYTES * (gpus if gpus > 1 else 0)
-    return max(0, min(wanted, free // each))
+    worker_bytes = round(local_ranks * MICRO_BATCHES_AHEAD * IN_FLIGHT * batch_bytes)
+    free_bytes = shutil.disk_usage(folder).free
+    if gpus > 1:
+        free_bytes -= NCCL_BYTES * gpus
+    num_fitting = free_bytes // worker_bytes
+    return max(0, min(wanted, num_fitting))
 
 
 def start_worker(worker: int) -> None:
-    """Have a worker die with its rank, leave signals to it and use one thread."""
-    if worker:  # the first one warns of the same
+    """Make a worker die with its rank, ignore signals and use one thread."""
+    if worker:  # the first worker shows the same warnings
         warnings.simplefilter("ignore")
     process.die_with_parent()
     process.leave_signals_to_parent()
@@ -92,38 +102,49 @@ class Watch:
         self.workers: Sequence[BaseProcess] = ()
 
     def describe_stall(self, seconds: float) -> str:
-        """Say in one line what delays the next batch."""
+        """Return one line on the cause of a late batch."""
         busy = [number for number, row in enumerate(self.rows) if row != NO_ROW]
         count = f"{len(busy)} of {len(self.rows)} workers are reading"
-        parts = "; ".join([count, *map(self._name, busy[:MAX_NAMED])])
-        return f"data: no batch for {seconds:.0f} s; {parts}"
+        names = [self._name(number) for number in busy[:MAX_NAMED]]
+        details = "; ".join([count, *names])
+        return f"data: no batch for {seconds:.0f} s; {details}"
 
     def describe_death(self) -> str | None:
-        """Say in one line how the first dead worker ended; None if all live."""
+        """Return one line on the end of the first dead worker; None if all are alive."""
         for number, worker in enumerate(self.workers):
-            if code := worker.exitcode:
-                how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-                remedy = REMEDIES.get(-code, "report this")
-                return f"{self._name(number)}: ended with {how}; {remedy}"
+            code = worker.exitcode
+            if not code:  # it is alive, or has ended normally
+                continue
+            # multiprocessing reports the number of a fatal signal as a negative exit code.
+            end = f"exit code {code}"
+            if code < 0:
+                end = signal.Signals(-code).name
+            remedy = REMEDIES.get(-code, "report this")
+            return f"{self._name(number)}: ended with {end}; {remedy}"
         return None
 
     def _name(self, number: int) -> str:
-        row, worker = self.rows[number], self.workers[number]
-        what = "" if row == NO_ROW else f" reading {self.name_row(row)}"
-        return f"data worker {number} (process {worker.pid}){what}"
+        row = self.rows[number]
+        worker = self.workers[number]
+        activity = "" if row == NO_ROW else f" reading {self.name_row(row)}"
+        return f"data worker {number} (process {worker.pid}){activity}"
 
 
-def watched(loader: DataLoader[Batch], watch: Watch, *, stall_seconds: float) -> Iterator[Batch]:
+def watched(
+    loader: DataLoader[Batch], watch: Watch, *, stall_seconds: float
+) -> Iterator[Batch]:
     """Yield the batches of `loader`, whose timeout is at most `stall_seconds`.
 
-    Raises ValueError with one line where a worker has died, and what a worker raised.
+    Raises ValueError with one line if a worker has died, and the exceptions of a worker.
     """
     batches = iter(loader)
     watch.workers = getattr(batches, "_workers", ())
     if threading.current_thread() is threading.main_thread():
         # torch's handler raises anywhere in the trainer; `next` notices a dead worker as well.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    since, num_warnings = time.monotonic(), 0
+
+    last_batch_time = time.monotonic()
+    num_warnings = 0
     while True:
         try:
             batch = next(batches)
@@ -131,17 +152,19 @@ def watched(loader: DataLoader[Batch], watch: Watch, *, stall_seconds: float) ->
             return
         except Exception as error:
             if isinstance(error, ConnectionError | EOFError | FileNotFoundError):
-                for worker in watch.workers:  # one that is ending breaks its connections first
+                # A worker that ends breaks its connections first: wait for its exit code.
+                for worker in watch.workers:
                     worker.join(ENDING_SECONDS / len(watch.workers))
             death = watch.describe_death()
             if death is not None:
                 raise ValueError(death) from error
             if not str(error).startswith(TIMED_OUT):
                 raise
-            waited = time.monotonic() - since
+            waited = time.monotonic() - last_batch_time
             if waited >= (num_warnings + 1) * stall_seconds:
                 num_warnings = int(waited / stall_seconds)
                 log.warning(watch.describe_stall(waited))
             continue
         yield batch
-        since, num_warnings = time.monotonic(), 0
+        last_batch_time = time.monotonic()
+        num_warnings = 0

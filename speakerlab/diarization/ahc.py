@@ -9,35 +9,58 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import cut_tree, linkage
 
-from speakerlab.diarization.clustering import MIN_WINDOWS, THRESHOLD, sample_rows
+from speakerlab.core.tuning import THRESHOLD
+from speakerlab.diarization.clustering import MIN_WINDOWS, sample_rows
 
 
 @dataclass(kw_only=True)
 class Ahc:
-    """Method of `METHODS`."""
+    """Clustering method `ahc` of `METHODS`."""
 
     threshold: float = THRESHOLD  # mean cosine from which two groups are one speaker
 
     def __call__(self, unit_ND: np.ndarray, least: int, most: int) -> NDArray[np.int64]:
         """Return group_N, -1 for windows outside the sample.
 
-        The tree is cut at the threshold or, if that gives fewer than `least` or more than `most`
-        groups of MIN_WINDOWS windows (fewer if windows are few), at the nearest height that does
-        not.
+        The tree is cut at the threshold. If this gives fewer than `least` or more than `most`
+        groups of MIN_WINDOWS windows (fewer windows in a short recording), it is cut at the nearest
+        height with an allowed number of groups.
         """
         rows_M = sample_rows(len(unit_ND))
+        num_windows = len(rows_M)
         group_N = np.full(len(unit_ND), -1)
-        if len(rows_M) == 1:
+        if num_windows == 1:
             group_N[rows_M] = 0
             return group_N
-        distance_MM = np.maximum(1.0 - unit_ND[rows_M] @ unit_ND[rows_M].T, 0.0)
-        tree = linkage(distance_MM[np.triu_indices(len(rows_M), k=1)], method="average")
-        wanted = 1 + int((tree[:, 2] > 1.0 - self.threshold).sum())
+
+        # Two copies of the rows: for an array and its own transpose, NumPy calls another BLAS
+        # routine, whose last digits differ.
+        cosine_MM = unit_ND[rows_M] @ unit_ND[rows_M].T
+        # Rounding can make the distance of equal windows negative.
+        distance_MM = np.maximum(1.0 - cosine_MM, 0.0)
+        # `linkage` takes each pair once: the triangle above the diagonal.
+        above_diagonal = np.triu_indices(num_windows, k=1)
+        tree = linkage(distance_MM[above_diagonal], method="average")
         cut_MC = cut_tree(tree)  # column c has M - c groups
-        size_CM = np.apply_along_axis(np.bincount, 0, cut_MC, minlength=len(rows_M)).T
-        enough = max(min(MIN_WINDOWS, len(rows_M) // (2 * least)), 1)
-        num_large_C = (size_CM >= enough).sum(axis=1)
-        outside_C = np.maximum(least - num_large_C, 0) + np.maximum(num_large_C - most, 0)
-        steps_C = np.abs(len(rows_M) - np.arange(len(rows_M)) - wanted)
-        group_N[rows_M] = cut_MC[:, np.lexsort((steps_C, outside_C))[0]]
+        num_groups_C = num_windows - np.arange(num_windows)
+
+        # Each merge that is left out adds one group.
+        merge_heights = tree[:, 2]
+        is_merge_left = merge_heights > 1.0 - self.threshold
+        num_groups_at_threshold = 1 + int(is_merge_left.sum())
+        steps_C = np.abs(num_groups_C - num_groups_at_threshold)
+
+        # The number of windows of each group in each cut; 0 for unused group numbers.
+        size_MC = np.apply_along_axis(np.bincount, 0, cut_MC, minlength=num_windows)
+        # With few windows, there cannot be `least` groups of MIN_WINDOWS.
+        half_of_a_group = num_windows // (2 * least)
+        min_size = max(min(MIN_WINDOWS, half_of_a_group), 1)
+        num_large_C = (size_MC >= min_size).sum(axis=0)
+        num_missing_C = np.maximum(least - num_large_C, 0)
+        num_surplus_C = np.maximum(num_large_C - most, 0)
+
+        # `lexsort` sorts by its last key first: an allowed number of groups, then the threshold.
+        order_C = np.lexsort((steps_C, num_missing_C + num_surplus_C))
+        best_cut = order_C[0]
+        group_N[rows_M] = cut_MC[:, best_cut]
         return group_N

@@ -1,4 +1,4 @@
-"""Speech regions and speaker turns: RTTM, .lab and UEM files in, times in seconds out.
+"""Speech regions and speaker turns. In: RTTM, .lab and UEM files. Out: times in seconds.
 
 Formats, one entry per line; blank lines and lines that start with ; or # are skipped:
 - RTTM: `SPEAKER recording channel start duration <NA> <NA> speaker <NA> <NA>` (NIST, RT-09
@@ -9,7 +9,6 @@ Formats, one entry per line; blank lines and lines that start with ; or # are sk
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -18,11 +17,11 @@ from speakerlab.core.faults import Faults
 
 Region = tuple[float, float]  # start and end in seconds
 Row = TypeVar("Row")
-MAX_SECONDS = 1e9  # 32 years; a later time is damage
+MAX_SECONDS = 1e9  # 32 years; a later time is an error in the file
 
 
 class Turn(NamedTuple):
-    """A stretch of time in which one speaker speaks; turns sort by time."""
+    """Time in which one speaker speaks; turns sort by start."""
 
     start: float  # seconds
     end: float
@@ -32,44 +31,51 @@ class Turn(NamedTuple):
 def read_rttm(path: Path) -> dict[str, list[Turn]]:
     """Return the turns of each recording of an RTTM file, or of all `*.rttm` files of a folder.
 
-    An empty file of a folder stands for a recording without turns, which it is named after.
-    Raises ValueError with a line for each line that is refused. A recording must be in one file,
-    and have one channel.
+    In a folder, an empty file represents a recording without turns; its name is the recording's.
+    A recording must be in one file, and have one channel. Raises ValueError with a message for each
+    refused line.
     """
     paths = sorted(path.glob("*.rttm")) if path.is_dir() else [path]
     if not paths:
-        raise ValueError(f"{path}: has no .rttm files; give another folder or one RTTM file")
+        raise ValueError(
+            f"{path}: has no .rttm files; give another folder or one RTTM file"
+        )
+    # Recording -> the file and the channel of its first turn.
     origins: dict[str, tuple[Path, str]] = {}
 
-    def parse(words: Sequence[str], file: Path) -> tuple[str, Turn] | None:
-        if words[0] == "SPKR-INFO":
+    def parse(columns: Sequence[str], file: Path) -> tuple[str, Turn] | None:
+        if columns[0] == "SPKR-INFO":
             return None
-        if words[0] != "SPEAKER" or len(words) < 8:
+        is_turn = columns[0] == "SPEAKER" and len(columns) >= 8
+        if not is_turn:
             raise ValueError(
-                "is not 'SPEAKER recording channel start duration <NA> <NA> speaker', got "
-                f"{_shown(words)}; correct or remove the line"
+                "is not 'SPEAKER recording channel start duration <NA> <NA> speaker',"
+                f" got {_quote(columns)}; correct or remove the line"
             )
-        _, recording, channel, start, duration, _, _, speaker, *_ = words
+        _, recording, channel, start_text, duration_text, _, _, speaker, *_ = columns
         first_file, first_channel = origins.setdefault(recording, (file, channel))
         if file != first_file:
-            raise ValueError(f"{recording} is also in {first_file}; keep one of the two")
+            raise ValueError(
+                f"{recording} is also in {first_file}; keep one of the two"
+            )
         if channel != first_channel:
             raise ValueError(
-                f"{recording} has channels {first_channel} and {channel}; give each channel "
-                "a different name"
+                f"{recording} has channels {first_channel} and {channel}; give each"
+                " channel a different name"
             )
-        start, duration = _seconds(start, "start"), _seconds(duration, "duration")
-        # rounded, so that a turn ends where the next begins if their decimals say so
-        return recording, Turn(start, round(start + duration, 9), speaker)
+        start = _parse_seconds(start_text, "start")
+        duration = _parse_seconds(duration_text, "duration")
+        # Round, so that turns that touch in decimal numbers also touch in floating point.
+        end = round(start + duration, 9)
+        return recording, Turn(start, end, speaker)
 
-    found = _read_rows(paths, parse)
-    turns: dict[str, list[Turn]] = {name: [] for name, _ in found}
-    for name, turn in found:
-        turns[name].append(turn)
+    turns: dict[str, list[Turn]] = {}
+    for recording, turn in _read_rows(paths, parse):
+        turns.setdefault(recording, []).append(turn)
     if path.is_dir():
-        not_empty = {file for file, _ in origins.values()}
-        for file in {*paths} - not_empty:
-            turns.setdefault(file.stem, [])
+        files_with_turns = {file for file, _ in origins.values()}
+        for empty_file in set(paths) - files_with_turns:
+            turns.setdefault(empty_file.stem, [])
     return dict(sorted(turns.items()))
 
 
@@ -78,133 +84,205 @@ def write_rttm(path: Path, turns: Mapping[str, Iterable[Turn]]) -> None:
     write_text(path, format_rttm(turns, where=path))
 
 
-def format_rttm(turns: Mapping[str, Iterable[Turn]], *, where: Path | str = "turns") -> str:
+def format_rttm(
+    turns: Mapping[str, Iterable[Turn]],
+    *,
+    where: Path | str = "turns",
+) -> str:
     """Return the turns of recordings as the lines of an RTTM file."""
-    rows = [(name, turn) for name in turns for turn in sorted(turns[name])]
-    for word in {word for name, turn in rows for word in (name, turn.speaker)}:
-        if word.split() != [word]:
-            raise ValueError(f"{where}: '{word}' is not one word; rename the recording or speaker")
-    _check_order(where, [turn[:2] for _, turn in rows])
-    return "".join(
-        f"SPEAKER {name} 1 {start:.3f} {round(end, 3) - round(start, 3):.3f} <NA> <NA> {speaker} "
-        "<NA> <NA>\n"
-        for name, (start, end, speaker) in rows
-    )
+    rows: list[tuple[str, Turn]] = []
+    # A set, because most names are in many rows.
+    names: set[str] = set()
+    for recording in turns:
+        for turn in sorted(turns[recording]):
+            rows.append((recording, turn))
+            names |= {recording, turn.speaker}
+    # A name of two words would shift the columns.
+    for name in names:
+        if name.split() != [name]:
+            raise ValueError(
+                f"{where}: '{name}' is not one word; rename the recording or speaker"
+            )
+    for _, turn in rows:
+        _check_order(where, turn.start, turn.end)
+
+    lines: list[str] = []
+    for recording, (start, end, speaker) in rows:
+        # Subtract rounded times, so that turns that touch still touch after reading.
+        duration = round(end, 3) - round(start, 3)
+        lines.append(
+            f"SPEAKER {recording} 1 {start:.3f} {duration:.3f} <NA> <NA> {speaker} <NA> <NA>\n"
+        )
+    return "".join(lines)
 
 
 def read_uem(path: Path) -> dict[str, list[Region]]:
     """Return the regions to score of each recording, merged."""
 
-    def parse(words: Sequence[str], _file: Path) -> tuple[str, Region]:
-        if len(words) != 4:
+    def parse(columns: Sequence[str], _file: Path) -> tuple[str, Region]:
+        if len(columns) != 4:
             raise ValueError(
-                f"is not 'recording channel start end', got {_shown(words)}; correct it"
+                f"is not 'recording channel start end', got {_quote(columns)}; correct"
+                " it"
             )
-        return words[0], _region(*words[2:])
+        recording, _channel, start, end = columns
+        return recording, _parse_region(start, end)
 
+    regions: dict[str, list[Region]] = {}
     rows = sorted(_read_rows([path], parse))
-    groups = groupby(rows, key=lambda row: row[0])
-    return {name: merge_regions(region for _, region in group) for name, group in groups}
+    for recording, region in rows:
+        regions.setdefault(recording, []).append(region)
+    return {name: merge_regions(regions[name]) for name in regions}
 
 
 def write_uem(path: Path, regions: Mapping[str, Iterable[Region]]) -> None:
     """Write regions of recordings as UEM, to the millisecond."""
-    rows = [(name, *region) for name in regions for region in sorted(regions[name])]
-    _check_order(path, [row[1:] for row in rows])
-    write_text(path, "".join(f"{name} 1 {start:.3f} {end:.3f}\n" for name, start, end in rows))
+    lines: list[str] = []
+    for name in regions:
+        for start, end in sorted(regions[name]):
+            _check_order(path, start, end)
+            lines.append(f"{name} 1 {start:.3f} {end:.3f}\n")
+    write_text(path, "".join(lines))
 
 
 def read_lab(path: Path) -> list[Region]:
     """Return the speech regions of a .lab file, merged."""
 
-    def parse(words: Sequence[str], _file: Path) -> Region:
-        if len(words) not in (2, 3) or words[2:] not in ([], ["speech"], ["sp"]):
+    def parse(columns: Sequence[str], _file: Path) -> Region:
+        labels = columns[2:]
+        # Regions with another label, such as music, would be diarized as speech.
+        is_speech = labels in ([], ["speech"], ["sp"])
+        if len(columns) < 2 or not is_speech:
             raise ValueError(
-                f"is not 'start end speech' in seconds, got {_shown(words)}; correct it, "
-                "or remove it if it is not speech"
+                f"is not 'start end speech' in seconds, got {_quote(columns)}; correct"
+                " it, or remove it if it is not speech"
             )
-        return _region(*words[:2])
+        return _parse_region(columns[0], columns[1])
 
     return merge_regions(_read_rows([path], parse))
 
 
 def merge_regions(regions: Iterable[Region], *, pause: float = 0.0) -> list[Region]:
-    """Return the union of regions, also of turns of any speakers, as sorted disjoint regions.
+    """Return the union of regions as sorted disjoint regions; regions of all speakers are joined.
 
     Regions less than `pause` seconds apart are joined, too.
     """
-    return _union(regions, lambda apart: apart <= 0 or apart < pause)
+    return _union(regions, lambda seconds: seconds <= 0 or seconds < pause)
 
 
 def merge_turns(turns: Iterable[Turn]) -> tuple[list[Turn], int]:
     """Merge overlapping turns of one speaker; return all turns, sorted, and how many were merged.
 
-    Turns that only touch stay apart: the collar of a score lies around the bounds between them.
+    Turns that only touch stay separate, because a score has a collar around the bound between them.
     """
+    regions: dict[str, list[Region]] = {}
+    num_turns = 0
+    for start, end, speaker in turns:
+        region = (start, end)
+        regions.setdefault(speaker, []).append(region)
+        num_turns += 1
+
     merged: list[Turn] = []
-    ordered = sorted(turns, key=lambda turn: (turn.speaker, turn))
-    for speaker, own in groupby(ordered, key=lambda turn: turn.speaker):
-        regions = _union([turn[:2] for turn in own], lambda apart: apart < 0)
-        merged += [Turn(start, end, speaker) for start, end in regions]
-    return sorted(merged), len(ordered) - len(merged)
+    for speaker in regions:
+        # Less than 0 seconds apart: only overlapping turns.
+        union = _union(regions[speaker], lambda seconds: seconds < 0)
+        for start, end in union:
+            merged.append(Turn(start, end, speaker))
+    return sorted(merged), num_turns - len(merged)
 
 
-def _union(regions: Iterable[Region], joins: Callable[[float], bool]) -> list[Region]:
-    merged: list[Region] = []
+def _union(
+    regions: Iterable[Region],
+    joins_over: Callable[[float], bool],
+) -> list[Region]:
+    """Return sorted regions; join neighbours if `joins_over` accepts the seconds between them.
+
+    The seconds are negative if the two regions overlap.
+    """
+    union: list[Region] = []
     for start, end in sorted(regions):
-        if merged and joins(start - merged[-1][1]):
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        if not union:
+            union.append((start, end))
+            continue
+        last_start, last_end = union[-1]
+        if joins_over(start - last_end):
+            # The last region may end later, because regions are sorted by their starts.
+            union_end = max(end, last_end)
+            union[-1] = (last_start, union_end)
         else:
-            merged.append((start, end))
-    return merged
+            union.append((start, end))
+    return union
 
 
 def _read_rows(
-    paths: Sequence[Path], parse: Callable[[Sequence[str], Path], Row | None]
+    paths: Sequence[Path],
+    parse: Callable[[Sequence[str], Path], Row | None],
 ) -> list[Row]:
-    """Return what `parse` makes of each line; its ValueErrors are collected, with file and line."""
-    faults, rows = Faults(), list[Row]()
+    """Return the result of `parse(columns, file)` for each line.
+
+    Lines for which `parse` returns None are skipped. Its ValueErrors are collected and raised as
+    one ValueError with file and line of each.
+    """
+    faults = Faults()
+    rows: list[Row] = []
     for path in paths:
-        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-            text = line.decode("utf-8", errors="replace").lstrip("\ufeff")
-            words = text.split()
-            if not words or words[0][0] in ";#":
+        # Read bytes, so that a damaged line does not hide errors in other lines.
+        lines = path.read_bytes().splitlines()
+        for number, line in enumerate(lines, start=1):
+            # Windows editors write a byte order mark before the first line.
+            text = line.decode("utf-8", errors="replace")
+            text = text.lstrip("\ufeff")
+            columns = text.split()
+            is_comment = text.lstrip().startswith((";", "#"))
+            if not columns or is_comment:
                 continue
             try:
+                # The replacement character for bytes that could not be decoded.
                 if "\ufffd" in text:
                     raise ValueError("is not UTF-8 text; convert the file")
-                if (row := parse(words, path)) is not None:
-                    rows.append(row)
+                row = parse(columns, path)
             except ValueError as error:
                 faults.add("refused lines", f"{path}:{number}: {error}")
+                continue
+            if row is not None:
+                rows.append(row)
     faults.raise_if_any()
     return rows
 
 
-def _shown(words: Sequence[str]) -> str:
-    return repr(" ".join(words)[:80])  # control characters escaped
+def _quote(columns: Sequence[str]) -> str:
+    """Return the start of a line for an error message, with control characters escaped."""
+    line = " ".join(columns)
+    return repr(line[:80])
 
 
-def _region(start: str, end: str) -> Region:
-    region = _seconds(start, "start"), _seconds(end, "end")
-    if region[0] >= region[1]:
-        raise ValueError(f"the region ends at {end}, not after its start at {start}; correct it")
-    return region
-
-
-def _seconds(word: str, what: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < MAX_SECONDS:
+def _parse_region(start_text: str, end_text: str) -> Region:
+    start = _parse_seconds(start_text, "start")
+    end = _parse_seconds(end_text, "end")
+    if start >= end:
         raise ValueError(
-            f"the {what} must be seconds from 0 to {MAX_SECONDS:g}, got {word}; correct it"
+            f"the region ends at {end_text}, not after its start at {start_text};"
+            " correct it"
         )
-    return value
+    return start, end
 
 
-def _check_order(path: Path | str, regions: Iterable[Sequence[float]]) -> None:
-    for start, end in regions:
-        if not 0 <= start <= end < math.inf:
-            raise ValueError(f"{path}: {start} to {end} s is not a region; correct its times")
+def _parse_seconds(text: str, column: str) -> float:
+    """Return a time in seconds; ValueError with the name of the column for other text."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan  # refused below, because NaN is in no range
+    if not 0 <= seconds < MAX_SECONDS:
+        raise ValueError(
+            f"the {column} must be seconds from 0 to {MAX_SECONDS:g}, got {text};"
+            " correct it"
+        )
+    return seconds
+
+
+def _check_order(where: Path | str, start: float, end: float) -> None:
+    if not 0 <= start <= end < math.inf:
+        raise ValueError(
+            f"{where}: {start} to {end} s is not a region; correct its times"
+        )

@@ -1,6 +1,7 @@
 """Average the models of a training's last checkpoints.
 
-Only scheduled checkpoints count: the steps of others depend on time, signals and validation.
+Only scheduled checkpoints are averaged: the steps of other checkpoints depend on time, signals and
+validation.
 Izmailov et al., Averaging Weights Leads to Wider Optima, UAI 2018, arXiv 1803.05407, without its
 learning rate schedule; BatchNorm's statistics are averaged like weights, as in WeSpeaker.
 """
@@ -13,38 +14,62 @@ from torch import nn
 
 from speakerlab.checkpoints.published import publish
 from speakerlab.config.build import build_embedder, build_head
-from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import load_config
 from speakerlab.core.reading import read_json, read_text
+from speakerlab.embedder import Embedder
 from speakerlab.losses.head import Head
-from speakerlab.training.checkpoint import list_checkpoints, load_state, read_checked, read_note
+from speakerlab.training.checkpoint import (
+    list_checkpoints,
+    load_state,
+    read_checked,
+    read_note,
+)
 
 log = logging.getLogger(__name__)
 
 
 def average_newest(
-    exp_dir: Path, num: int, embedder: Embedder, head: Head | None = None
+    exp_dir: Path,
+    num: int,
+    embedder: Embedder,
+    head: Head | None = None,
 ) -> list[int]:
     """Load the mean of up to `num` newest scheduled checkpoints, or the last; return their steps.
 
-    head: must not be split over ranks. Raises ValueError if there is none, or one is damaged.
+    head: must not be split over ranks. Raises ValueError if a checkpoint is damaged or none exists.
     """
-    found = list_checkpoints(exp_dir / "checkpoints")
-    if not found:
+    saved = list_checkpoints(exp_dir / "checkpoints")
+    if not saved:
         raise ValueError(f"{exp_dir}/checkpoints: no checkpoint to average")
-    scheduled = [folder for folder in found if read_note(folder).scheduled]
+    # Equal configurations have the same scheduled steps, also after interruptions.
+    scheduled = [folder for folder in saved if read_note(folder).scheduled]
     if not scheduled:
-        text = "%s/checkpoints: none is scheduled, using only the last; to average some, lower "
-        log.warning(text + "training.checkpoint_every_steps", exp_dir)
-    folders = scheduled[-num:] or found[-1:]
-    parts = {"embedder": embedder} if head is None else {"embedder": embedder, "head": head}
-    own = nn.ModuleDict(parts).state_dict()
-    sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in own.items()}
+        log.warning(
+            "%s/checkpoints: none is scheduled, using only the last; to average some,"
+            " lower training.checkpoint_every_steps",
+            exp_dir,
+        )
+    folders = scheduled[-num:] or saved[-1:]
+
+    # The tensors of a checkpoint have the prefixes `embedder.` and `head.`, as in this ModuleDict.
+    modules: dict[str, nn.Module] = {"embedder": embedder}
+    if head is not None:
+        modules["head"] = head
+    current_state = nn.ModuleDict(modules).state_dict()
+
+    # Sums in fp64, so that rounding errors of many checkpoints do not add up.
+    sums: dict[str, torch.Tensor] = {}
+    for name, tensor in current_state.items():
+        sums[name] = torch.zeros_like(tensor, dtype=torch.float64)
     for folder in folders:
-        task = load_state(read_checked(folder), where=folder)["task"]
+        checkpoint = load_state(read_checked(folder), where=folder)
+        task_state = checkpoint["task"]
         for name, total in sums.items():
-            total += task[name].to(total) / len(folders)
-    for name, tensor in own.items():
+            weights = task_state[name].to(total)
+            total += weights / len(folders)
+
+    # `current_state` shares its tensors with the modules.
+    for name, tensor in current_state.items():
         tensor.copy_(sums[name])
     return [read_note(folder).step for folder in folders]
 
@@ -54,24 +79,37 @@ def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]
 
     It has no calibration, and a head only for identification.
     """
+    # An existing model may be in use.
     if out.exists():
         raise ValueError(f"{out}: already exists; choose another --out")
     recorded = exp_dir / "config.yaml"
     if not recorded.exists():
-        raise FileNotFoundError(f"{recorded}: no such file; give the folder of a training")
+        raise FileNotFoundError(
+            f"{recorded}: no such file; give the folder of a training"
+        )
     config = load_config([recorded])
-    embedder, head, classes = build_embedder(config), None, list[str]()
+    embedder = build_embedder(config)
+
+    # A verification model has its head only for further training.
+    head: Head | None = None
+    classes: list[str] = []
     if config.task == "identification":
         classes = read_text(exp_dir / "speakers.txt").splitlines()
-        head = build_head(config, embed_dim=embedder.embed_dim, num_classes=len(classes))
+        head = build_head(
+            config,
+            embed_dim=embedder.embed_dim,
+            num_classes=len(classes),
+        )
     steps = average_newest(exp_dir, num, embedder, head)
+
     run = exp_dir / "run.json"
     facts = read_json(run) if run.exists() else {}
-    return steps, publish(
+    digest = publish(
         out,
         embedder=embedder,
         config=config,
         facts={**facts, "averaged": steps},
-        head=head.state_dict() if head else None,
+        head=None if head is None else head.state_dict(),
         speakers=classes,
     )
+    return steps, digest

@@ -1,4 +1,8 @@
-"""Check that a resumed run matches its earlier part and every rank rank 0; one run at a time."""
+"""Check that a run may start or resume, and that all ranks agree.
+
+An experiment is trained by one run at a time. A resumed run must keep its configuration, initial
+model and speakers, and every rank must read the same training data.
+"""
 
 import fcntl
 import os
@@ -6,7 +10,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from speakerlab.checkpoints.model_files import find_model, read_card, read_classes
 from speakerlab.config.layers import merge_layers
@@ -14,38 +18,53 @@ from speakerlab.config.schema import Config, differences, load_config
 from speakerlab.core.atomic import file_sha256, write_text
 from speakerlab.core.reading import read_json
 from speakerlab.experiments.corpus import Corpus, read_corpus, row_names
-from speakerlab.training.checkpoint import list_checkpoints, was_begun
+from speakerlab.training.checkpoint import list_checkpoints, read_step, was_begun
 from speakerlab.training.distributed import Ranks
 
-MOUNT_SECONDS = 60.0  # attribute caches of NFS last as long
+MOUNT_SECONDS = 60.0  # maximum age of NFS attribute caches
 
 
-def load_same_config(exp_dir: Path, layers: Sequence[Path], overrides: Sequence[str]) -> Config:
-    """Load the configuration; raise ValueError if the experiment was begun with another."""
+def load_same_config(
+    exp_dir: Path,
+    layers: Sequence[Path],
+    overrides: Sequence[str],
+) -> Config:
+    """Load the configuration; raise ValueError if it differs from the experiment's."""
     config = load_config(layers, overrides)
     recorded = exp_dir / "config.yaml"
-    if recorded.exists() and was_begun(exp_dir):
-        begun = load_config([recorded])
-        before, now = begun.training.num_epochs, config.training.num_epochs
-        key = "training.num_epochs"
-        if now != before and key not in merge_layers([], overrides)[1]:
-            fix = f"--set {key}={before} again, or {now} to change the length of this run"
-            raise ValueError(f"{key}: {exp_dir} has {before}, the configuration {now}; use {fix}")
-        changed = differences(begun, config)
-        if changed:
-            raise ValueError(
-                f"{recorded}: a resumed run must keep its configuration: {'; '.join(changed)}; "
-                f"use the old values, or {new_run(exp_dir, changed)}"
-            )
+    if not recorded.exists() or not was_begun(exp_dir):
+        return config
+
+    begun = load_config([recorded])
+    changed = differences(begun, config)
+    if changed:
+        raise ValueError(
+            f"{recorded}: a resumed run must keep its configuration:"
+            f" {'; '.join(changed)}; use the old values, or"
+            f" {new_run(exp_dir, changed)}"
+        )
+
+    # A run may be extended, but not by accident, that is, by a file changed after its start.
+    key = "training.num_epochs"
+    old_num_epochs = begun.training.num_epochs
+    num_epochs = config.training.num_epochs
+    _, origin = merge_layers([], overrides)
+    if num_epochs != old_num_epochs and key not in origin:
+        raise ValueError(
+            f"{key}: {exp_dir} has {old_num_epochs}, the configuration {num_epochs};"
+            f" use --set {key}={old_num_epochs} again, or {num_epochs} to change the"
+            " length of this run"
+        )
     return config
 
 
 def lock_experiment(exp_dir: Path) -> TextIO:
     """Take `exp/.lock`, or raise ValueError naming its holder; keep the returned file open.
 
-    The kernel releases it when the process ends, however it ends; forked workers do not inherit it.
+    The kernel releases the lock at any end of the process; forked workers do not inherit it.
     """
     exp_dir.mkdir(parents=True, exist_ok=True)
+    # "a+" keeps the holder's text, which the message below shows.
     file = (exp_dir / ".lock").open("a+", encoding="utf-8")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -58,43 +77,72 @@ def lock_experiment(exp_dir: Path) -> TextIO:
         ) from None
     file.truncate(0)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"process {os.getpid()} on {socket.gethostname()} since {started}", file=file, flush=True)
+    holder = f"process {os.getpid()} on {socket.gethostname()} since {started}"
+    print(holder, file=file, flush=True)
     return file
+
+
+class RankCorpus(NamedTuple):
+    """Outcome of reading the corpus on one rank."""
+
+    outcome: str  # sha256 of the training data, or the error
+    host: str
+    is_late: bool  # whether the time to wait for a network mount is over
 
 
 def agreed_corpus(config: Config, ranks: Ranks) -> Corpus:
     """Read the corpus through this rank's own mount; ValueError if it differs from rank 0's.
 
-    Another host may see a file later than the one that wrote it, so this waits for a while.
+    A file may become visible later on other hosts than on its writer, so wait for MOUNT_SECONDS.
     """
+    # Ranks of one host share a mount, so waiting would change nothing.
     is_one_host = ranks.local_size == ranks.world_size
-    deadline = time.monotonic() + (0.0 if is_one_host else MOUNT_SECONDS)
+    wait_seconds = 0.0 if is_one_host else MOUNT_SECONDS
+    deadline = time.monotonic() + wait_seconds
     while True:
         try:
             corpus = read_corpus(config)
-            found = f"sha256 {corpus.train.sha256()[:12]}"
+            outcome = f"sha256 {corpus.train.sha256()[:12]}"
         except (ValueError, OSError) as error:
-            corpus, found = None, str(error)
+            corpus = None
+            outcome = str(error)
+            # Other errors include a fix; the text of a system error does not.
             if isinstance(error, PermissionError):
-                found = f"{error.filename}: {error.strerror}; correct the permissions"
-        every = ranks.every((found, socket.gethostname(), time.monotonic() > deadline))
-        if len({one[0] for one in every}) == 1 or any(is_late for *_, is_late in every):
+                outcome = f"{error.filename}: {error.strerror}; correct the permissions"
+
+        # The list is equal on all ranks, so all leave the loop together.
+        rank_corpora: list[RankCorpus] = ranks.gather_objects(
+            RankCorpus(
+                outcome=outcome,
+                host=socket.gethostname(),
+                is_late=time.monotonic() > deadline,
+            )
+        )
+        outcomes = {rank_corpus.outcome for rank_corpus in rank_corpora}
+        is_late = any(rank_corpus.is_late for rank_corpus in rank_corpora)
+        if is_late or len(outcomes) == 1:
             break
         time.sleep(1.0)
-    for rank, (other, host, _) in enumerate(every):
-        if other != every[0][0]:
+
+    first = rank_corpora[0]
+    for rank, rank_corpus in enumerate(rank_corpora):
+        if rank_corpus.outcome != first.outcome:
             raise ValueError(
-                f"rank {rank} on {host}: its training data differ from those of rank 0 on "
-                f"{every[0][1]}: {other} and {every[0][0]}; let every host see the same data "
-                "directories"
+                f"rank {rank} on {rank_corpus.host}: its training data differ from"
+                f" those of rank 0 on {first.host}: {rank_corpus.outcome} and"
+                f" {first.outcome}; let every host see the same data directories"
             )
     if corpus is None:
-        raise ValueError(found)
+        raise ValueError(outcome)
     return corpus
 
 
 def record_classes(
-    config: Config, corpus: Corpus, init: Path | None, exp_dir: Path, ranks: Ranks
+    config: Config,
+    corpus: Corpus,
+    init: Path | None,
+    exp_dir: Path,
+    ranks: Ranks,
 ) -> list[str]:
     """Write the name of each row of the head; return the names.
 
@@ -103,19 +151,27 @@ def record_classes(
     """
     names = row_names(config, corpus)
     if init is not None and config.training.init_head == "keep":
-        names = list(dict.fromkeys([*read_classes(init), *names]))
+        # Each name once: a speaker of both trainings keeps the row of the initial model.
+        all_names = [*read_classes(init), *names]
+        names = list(dict.fromkeys(all_names))
     recorded = exp_dir / "speakers.txt"
 
     def record() -> None:
+        # Line k names row k of the head.
         text = "".join(f"{name}\n" for name in names)
-        begun = recorded.read_text(encoding="utf-8") if was_begun(exp_dir) else text
-        if begun != text:
-            example = min(set(begun.splitlines()) ^ set(names), default="their order")
+        begun_text = text
+        if was_begun(exp_dir):
+            begun_text = recorded.read_text(encoding="utf-8")
+        # With other names, the rows of the head would belong to other speakers.
+        if begun_text != text:
+            changed_names = set(begun_text.splitlines()) ^ set(names)
+            example = min(changed_names, default="their order")
             data = config.data
-            tables = ", ".join(f"{data.dir}/{name}/{data.labels}" for name in data.train)
+            tables = [f"{data.dir}/{name}/{data.labels}" for name in data.train]
             raise ValueError(
-                f"{recorded}: a resumed run must keep its speakers, but {tables} changed, e.g. "
-                f"{example}; restore the data, or {new_run(exp_dir)}"
+                f"{recorded}: a resumed run must keep its speakers, but"
+                f" {', '.join(tables)} changed, e.g. {example}; restore the data, or"
+                f" {new_run(exp_dir)}"
             )
         write_text(recorded, text)
 
@@ -123,59 +179,89 @@ def record_classes(
     return names
 
 
-def record_config(config: Config, steps_per_epoch: int, exp_dir: Path, ranks: Ranks) -> Config:
-    """Write the configuration; return it with all changes of its number of epochs so far."""
+def record_config(
+    config: Config,
+    steps_per_epoch: int,
+    exp_dir: Path,
+    ranks: Ranks,
+) -> Config:
+    """Write the configuration; return it with all changes of the number of epochs so far.
+
+    The learning rate of an extended run depends on the steps at which it was extended, so they are
+    recorded in `training.extended`.
+    """
     recorded = exp_dir / "config.yaml"
 
     def record() -> Config:
-        found, training = list_checkpoints(exp_dir / "checkpoints"), config.training
-        if recorded.exists() and found:
-            step, old = int(found[-1].name.split("_")[1]), load_config([recorded]).training
-            extended, before = list(old.extended), old.num_epochs
-            while extended and extended[-1][0] == step:  # no step was saved since that change
-                before = extended.pop()[1]
-            if training.num_epochs != before:
+        training = config.training
+        checkpoints = list_checkpoints(exp_dir / "checkpoints")
+        # Before the first checkpoint, the number of epochs may change freely.
+        if recorded.exists() and checkpoints:
+            step = read_step(checkpoints[-1])
+            old_training = load_config([recorded]).training
+
+            # Drop a change after which no step was saved: it had no effect.
+            extended = list(old_training.extended)
+            num_epochs_before = old_training.num_epochs
+            while extended and extended[-1][0] == step:
+                num_epochs_before = extended.pop()[1]
+
+            if training.num_epochs != num_epochs_before:
                 if training.num_epochs * steps_per_epoch <= step:
                     raise ValueError(
-                        f"training.num_epochs: {training.num_epochs}, but {exp_dir} has "
-                        f"{step / steps_per_epoch:g} epochs; use --set training.num_epochs={before}"
-                        f", a larger number, or {new_run(exp_dir)}"
+                        f"training.num_epochs: {training.num_epochs}, but {exp_dir} has"
+                        f" {step / steps_per_epoch:g} epochs; use --set"
+                        f" training.num_epochs={num_epochs_before}, a larger number, or"
+                        f" {new_run(exp_dir)}"
                     )
-                extended.append((step, before))
+                extended.append((step, num_epochs_before))
             training = training.model_copy(update={"extended": tuple(extended)})
-        new = config.model_copy(update={"training": training})
-        new.write(recorded)
-        return new
+
+        new_config = config.model_copy(update={"training": training})
+        new_config.write(recorded)
+        return new_config
 
     return ranks.on_first(record)
 
 
 def is_published(exp_dir: Path, step: int) -> bool:
-    return (exp_dir / "model").exists() and read_card(exp_dir).get("steps") == step
+    """Return whether the published model is from this step, not from before an extension."""
+    if not (exp_dir / "model").exists():
+        return False
+    card = read_card(exp_dir)
+    return card.get("steps") == step
 
 
 def new_run(exp_dir: Path, changed: Sequence[str] = ()) -> str:
-    """Return the end of a message: how to train with changed settings."""
-    is_other_model = any(line.startswith(("model.", "frontend.")) for line in changed)
+    """Return the end of a message: the command to train with changed settings."""
+    # A run with another model or other features cannot load these weights.
+    fixed = ("model.", "frontend.")
+    is_other_model = any(line.startswith(fixed) for line in changed)
     if is_other_model or not (exp_dir / "model").exists():
         return "another --exp"
-    return f"start from its model: repeat the command with --exp {exp_dir}-2 --init {exp_dir}"
+    return (
+        f"start from its model: repeat the command with --exp {exp_dir}-2 --init"
+        f" {exp_dir}"
+    )
 
 
 def check_initial_model(config: Config, init: Path | None, exp_dir: Path) -> str | None:
     """Return the sha256 of the --init model; ValueError if a resumed run began with another."""
     if init is None and config.training.freeze_epochs:
         raise ValueError(
-            f"training.freeze_epochs: {config.training.freeze_epochs:g} freezes the model given by "
-            "--init, which is missing; set it to 0, or add --init"
+            f"training.freeze_epochs: {config.training.freeze_epochs:g} freezes the"
+            " model given by --init, which is missing; set it to 0, or add --init"
         )
-    digest = None if init is None else file_sha256(find_model(init) / "embedder.safetensors")
+    digest = None
+    if init is not None:
+        digest = file_sha256(find_model(init) / "embedder.safetensors")
+    # A resumed run does not load the --init model again, so another model would have no effect.
     recorded = exp_dir / "run.json"
     if recorded.exists() and was_begun(exp_dir):
         begun = read_json(recorded).get("init_sha256")
         if begun != digest:
             raise ValueError(
-                f"{recorded}: a resumed run must keep its initial model: {begun} -> {digest}; "
-                f"remove {exp_dir} to start again, or use another --exp"
+                f"{recorded}: a resumed run must keep its initial model: {begun} ->"
+                f" {digest}; remove {exp_dir} to start again, or use another --exp"
             )
     return digest

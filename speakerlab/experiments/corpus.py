@@ -14,18 +14,23 @@ from speakerlab.config.schema import Config
 from speakerlab.data.banks import KIND_TABLE, Recording, find_recordings
 from speakerlab.data.labels import class_names, hold_out, label
 from speakerlab.data.manifest import Manifest, read_manifest, split_valid
+from speakerlab.experiments.planning import bank_limit
 from speakerlab.frontend.augment.noise import noise_bytes
 from speakerlab.frontend.augment.room import room_bytes
 
 log = logging.getLogger(__name__)
-MIN_VALID_SPEAKERS = 2
+MIN_VALID_SPEAKERS = 2  # a single speaker has no non-target trials
 MAX_HELD_OUT = 500  # speakers, unless configured
-PROBABILITIES = {"noise": "noise_prob", "rirs": "room_prob"}  # key of `data` -> of `augment`
+# Key of `data` -> key of `augment`.
+PROBABILITIES = {
+    "noise": "noise_prob",
+    "rirs": "room_prob",
+}
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training and validation utterances, rooms and noise."""
+    """Training and validation utterances, RIRs and noise."""
 
     train: Manifest
     valid: Manifest
@@ -35,148 +40,231 @@ class Corpus:
 
     @property
     def banks(self) -> dict[str, Any]:
-        noise = {"noises": self.noise, "noise_kinds": [one.kind for one in self.noise]}
-        return {"rooms": self.rooms, **noise, "noise_on_device": self.noise_on_device}
+        """Return the arguments of `build_augment`."""
+        return {
+            "rooms": self.rooms,
+            "noises": self.noise,
+            "noise_kinds": [recording.kind for recording in self.noise],
+            "noise_on_device": self.noise_on_device,
+        }
 
 
 def read_corpus(config: Config) -> Corpus:
-    """Read the manifests, validation speakers held out of training, and the banks."""
-    root, sample_rate = Path(config.data.dir), config.frontend["sample_rate"]
+    """Read the manifests and banks; hold validation speakers out of training."""
+    root = Path(config.data.dir)
     folders = [root / name for name in config.data.train]
     labels = config.data.labels
     absent = [folder / labels for folder in folders if not (folder / labels).exists()]
+    # Self-supervised training needs no labels.
     if absent and config.task != "ssl":
-        who = "speakers" if labels == "utt2spk" else "classes"
+        label_kind = "speakers" if labels == "utt2spk" else "classes"
         raise FileNotFoundError(
-            f"{absent[0]}: no such file; training needs {who}: run stage 1, or name a checked data "
-            "directory with --set data.dir=DIR"
+            f"{absent[0]}: no such file; training needs {label_kind}: prepare the data"
+            " (stage 1 of a recipe), or name a checked data directory with --set"
+            " data.dir=DIR"
         )
-    noise, rooms = (find_material(config, place) for place in PROBABILITIES)
+
+    noise = find_material(config, "noise")
+    rooms = find_material(config, "rirs")
     if noise:
         report_absent_kinds(config, noise)
-    whole = read_manifest(folders, sample_rate=sample_rate)
+
+    whole = read_manifest(folders, sample_rate=config.frontend["sample_rate"])
     if config.task == "identification":
         train, valid = split_classes(config, whole, folders)
     elif absent:
+        # Without speakers there are no trials to validate with.
         log.info("no validation: there is no %s", absent[0])
-        train, valid = whole, whole.of_rows(np.empty(0, dtype=np.int64))
+        train = whole
+        valid = whole.of_rows(np.empty(0, dtype=np.int64))
     else:
-        train, valid = split_valid(whole, num_valid_speakers(config, len(whole.speakers)))
+        num_speakers = num_valid_speakers(config, len(whole.speakers))
+        train, valid = split_valid(whole, num_speakers)
     return Corpus(train, valid, rooms, noise, fits_device(config, rooms, noise))
 
 
 def split_classes(
-    config: Config, whole: Manifest, folders: Sequence[Path]
+    config: Config,
+    whole: Manifest,
+    folders: Sequence[Path],
 ) -> tuple[Manifest, Manifest]:
     """Return (training, validation) with all classes in both, if possible.
 
-    Whole speakers are held out, so that no voice reveals a class; utterances if the classes are the
-    speakers, or speakers are unknown.
+    Whole speakers are held out, so that the model cannot recognise a class by a voice. Single
+    utterances are held out if the classes are the speakers, or if speakers are unknown.
+
+    Letters: N utterances, U units to hold out (speakers or utterances).
     """
     table = config.data.labels
-    by_speaker = table != "utt2spk" and any((f / "utt2spk").exists() for f in folders)
-    labelled = whole if table == "utt2spk" else label(whole, folders, table=table)
-    unit_N = whole.speaker_N if by_speaker else np.arange(len(whole))
-    names = whole.speakers if by_speaker else whole.ids
+    labelled = whole
+    by_speaker = False
+    if table != "utt2spk":
+        labelled = label(whole, folders, table=table)
+        by_speaker = any((folder / "utt2spk").exists() for folder in folders)
+
+    # The labelled manifest has classes in place of speakers; `whole` has the speakers.
+    if by_speaker:
+        unit_N = whole.speaker_N
+        names = whole.speakers
+    else:
+        unit_N = np.arange(len(whole))
+        names = whole.ids
     num_units = num_held_out(config, len(names))
     held_U = np.zeros(len(names), dtype=bool)
     if num_units:
         held_U = hold_out(labelled.speaker_N, unit_N, names, num_units=num_units)
+
     held_N = held_U[unit_N]
-    train, valid = (labelled.of_rows(np.flatnonzero(rows)) for rows in (~held_N, held_N))
+    train = labelled.of_rows(np.flatnonzero(~held_N))
+    valid = labelled.of_rows(np.flatnonzero(held_N))
     log.info(
-        "%d classes from %s; validation holds out %d of %d %s, %d utterances of %d classes",
-        *(len(labelled.speakers), table, held_U.sum(), len(names)),
+        "%d classes from %s; validation holds out %d of %d %s, %d utterances of %d"
+        " classes",
+        len(labelled.speakers),
+        table,
+        held_U.sum(),
+        len(names),
         "speakers" if by_speaker else "utterances",
-        *(len(valid), len(np.unique(valid.speaker_N))),
+        len(valid),
+        len(np.unique(valid.speaker_N)),
     )
     return train, valid
 
 
 def row_names(config: Config, corpus: Corpus) -> list[str]:
-    """Return the class of each row of the head; none without a head."""
+    """Return the class of each row of the head; empty without a head."""
     if config.task == "ssl":
         return []
     return class_names(corpus.train.speakers, class_speeds(config))
 
 
-def row_labels(config: Config, corpus: Corpus, names: Sequence[str]) -> np.ndarray:
-    """Return label_KN: the row in `names` of each training class at each speed, 0 without names."""
-    speakers, speeds = corpus.train.speakers, config.augment.speeds
-    row_of = {name: row for row, name in enumerate(names)}
-    own = [row_of[name] if names else 0 for name in class_names(speakers, class_speeds(config))]
-    return np.broadcast_to(np.reshape(own, (-1, len(speakers))), (len(speeds), len(speakers)))
+def row_labels(
+    config: Config,
+    corpus: Corpus,
+    names: Sequence[str],
+) -> np.ndarray:
+    """Return label_KN: the row in `names` of each training class at each speed, 0 without names.
+
+    Letters: K speeds, N training speakers, C speeds with separate classes.
+    """
+    speakers = corpus.train.speakers
+    speeds = config.augment.speeds
+    classes = class_names(speakers, class_speeds(config))
+
+    # Without a head, labels are not used.
+    rows = [0] * len(classes)
+    if names:
+        # With training.init_head "keep", the rows of the initial model come first.
+        row_of = {name: row for row, name in enumerate(names)}
+        rows = [row_of[name] for name in classes]
+
+    # If speeds are not separate classes, all speeds share one row of labels.
+    label_CN = np.reshape(rows, (-1, len(speakers)))
+    return np.broadcast_to(label_CN, (len(speeds), len(speakers)))
 
 
 def class_speeds(config: Config) -> Sequence[float]:
-    """Return the speeds at which a speaker is another class."""
-    is_off = config.task == "identification" or config.augment.speed_classes == "off"
-    return (1.0,) if is_off else config.augment.speeds
+    """Return the speeds at which a speaker counts as a separate class."""
+    # In identification, the class is the same at any speed.
+    is_off = config.augment.speed_classes == "off"
+    if is_off or config.task == "identification":
+        return (1.0,)
+    return config.augment.speeds
 
 
 def find_material(config: Config, place: str) -> Sequence[Recording]:
-    """Return the recordings of data.rirs or data.noise; none if their probability is 0."""
+    """Return the recordings of data.rirs or data.noise; empty if their probability is 0."""
     key = PROBABILITIES[place]
-    prob, name = getattr(config.augment, key), getattr(config.data, place)
+    prob = getattr(config.augment, key)
+    name = getattr(config.data, place)
     if not prob:
         return ()
+
     folder = Path(config.data.dir, name or place)
-    found = name and find_recordings(folder, sample_rate=config.frontend["sample_rate"])
-    if not found:
-        where = f"{folder} has no recordings" if name else f"data.{place} is null"
+    recordings: Sequence[Recording] = ()
+    problem = f"data.{place} is null"
+    if name:
+        sample_rate = config.frontend["sample_rate"]
+        recordings = find_recordings(folder, sample_rate=sample_rate)
+        problem = f"{folder} has no recordings"
+    # A missing augmentation would otherwise only show in the results.
+    if not recordings:
         raise FileNotFoundError(
-            f"augment.{key}: {prob:g}, but {where}; list some in {folder}/wav.scp (run.sh: stage 1 "
-            f"with --{place} DIR), or set augment.{key}=0 (run.sh: --{place} none)"
+            f"augment.{key}: {prob:g}, but {problem}; list some in {folder}/wav.scp"
+            f" (run.sh: stage 1 with --{place} DIR), or set augment.{key}=0 (run.sh:"
+            f" --{place} none)"
         )
-    return found
+    return recordings
 
 
 def report_absent_kinds(config: Config, noise: Sequence[Recording]) -> None:
-    """Log the kinds of noise that the configuration asks for and `noise` lacks."""
-    odds, kinds = config.augment.kind_odds.model_dump(), {one.kind for one in noise}
-    absent = [kind for kind in odds if odds[kind] and kind not in kinds]
-    if absent:
-        table = Path(config.data.dir, config.data.noise or "", KIND_TABLE)
-        log.log(
-            logging.WARNING if table.exists() else logging.INFO,  # without it all is noise
-            "augment.kind_odds: %s has no recordings of the kind %s, which is left out; list some "
-            "in wav.scp and %s, or set %s",
-            *(table.parent, " or ".join(absent), KIND_TABLE),
-            " ".join(f"augment.kind_odds.{kind}=0" for kind in absent),
-        )
+    """Log the configured kinds of noise that are missing from `noise`."""
+    odds = config.augment.kind_odds.model_dump()
+    present = {recording.kind for recording in noise}
+    # A kind with odds of 0 is not missing.
+    absent = [kind for kind in odds if odds[kind] and kind not in present]
+    if not absent:
+        return
+    table = Path(config.data.dir, config.data.noise or "", KIND_TABLE)
+    settings = [f"augment.kind_odds.{kind}=0" for kind in absent]
+    log.log(
+        # Without the table, all recordings count as noise, so missing kinds are expected.
+        logging.WARNING if table.exists() else logging.INFO,
+        "augment.kind_odds: %s has no recordings of the kind %s, which is left out;"
+        " list some in wav.scp and %s, or set %s",
+        table.parent,
+        " or ".join(absent),
+        KIND_TABLE,
+        " ".join(settings),
+    )
 
 
-def fits_device(config: Config, rooms: Sequence[Recording], noise: Sequence[Recording]) -> bool:
-    """Return whether the noise fits on the device beside the rooms, which must."""
-    limit, rate = config.runtime.bank_gb * 2**30, config.frontend["sample_rate"]
-    size = room_bytes([len(room) for room in rooms], sample_rate=rate)
+def fits_device(
+    config: Config,
+    rooms: Sequence[Recording],
+    noise: Sequence[Recording],
+) -> bool:
+    """Return whether the noise fits on the device beside the RIRs, which must fit."""
+    limit = bank_limit(config)
+    sample_rate = config.frontend["sample_rate"]
+    room_lengths = [len(room) for room in rooms]
+    size = room_bytes(room_lengths, sample_rate=sample_rate)
     if size > limit:
         raise ValueError(
-            f"runtime.bank_gb: the rooms take {size / 2**30:.1f} GB, more than "
-            f"{config.runtime.bank_gb}; raise it, or list fewer files in data.rirs"
+            f"runtime.bank_gb: the rooms take {size / 2**30:.1f} GB, more than"
+            f" {limit / 2**30:.3g} GB; set a larger value, or list fewer files in"
+            " data.rirs"
         )
     if noise:
-        size += noise_bytes([len(one) for one in noise], num_samples=crop_samples(config))
+        noise_lengths = [len(recording) for recording in noise]
+        size += noise_bytes(noise_lengths, num_samples=crop_samples(config))
     if size > limit:
         log.info(
-            "data.noise: noise and rooms take %.1f GB, more than runtime.bank_gb %g: "
-            "the data workers read the noise",
-            *(size / 2**30, config.runtime.bank_gb),
+            "data.noise: noise and rooms take %.1f GB, more than the %.3g GB of"
+            " runtime.bank_gb: the data workers read the noise",
+            size / 2**30,
+            limit / 2**30,
         )
     return size <= limit
 
 
 def counted(config: Config) -> tuple[str, str]:
+    """Return the units in which to log the sizes of training and validation data."""
     if config.task == "identification":
         return "classes", "utterances"
-    return "utterances" if config.task == "ssl" else "speakers", "speakers"
+    if config.task == "ssl":
+        # Training has no speaker labels; validation has.
+        return "utterances", "speakers"
+    return "speakers", "speakers"
 
 
 def num_valid_speakers(config: Config, num_speakers: int) -> int:
+    """Return the number of speakers to hold out; 0 for no validation."""
     wanted = num_held_out(config, num_speakers)
     if config.data.valid_speakers is None:
-        share = min(wanted, MAX_HELD_OUT)  # each is compared with each
-        return share if share >= MIN_VALID_SPEAKERS else 0
+        # All pairs are compared: the time grows with the square of the number of utterances.
+        wanted = min(wanted, MAX_HELD_OUT)
+        return wanted if wanted >= MIN_VALID_SPEAKERS else 0
     if 0 < wanted < MIN_VALID_SPEAKERS:
         raise ValueError(
             f"data.valid_speakers: {wanted} is too few for an EER; use at least "
@@ -186,6 +274,9 @@ def num_valid_speakers(config: Config, num_speakers: int) -> int:
 
 
 def num_held_out(config: Config, num: int) -> int:
-    """Return the configured number, or the larger of 10 and 1 %, but at most a fifth."""
+    """Return the configured number, else the larger of 10 and 1 % of `num`, at most a fifth."""
     wanted = config.data.valid_speakers
-    return min(max(10, math.ceil(num / 100)), num // 5) if wanted is None else wanted
+    if wanted is not None:
+        return wanted
+    share = max(10, math.ceil(num / 100))
+    return min(share, num // 5)

@@ -1,7 +1,7 @@
 """Curves of a training over its steps, and a recipe's reference curves: the range over seeds.
 
-A recipe's `reference.json` is a list of references; `benchmarks/reference.py` writes them. One
-belongs to a run of the same model with as many speakers, utterances and steps.
+A recipe's `reference.json` is a list of references; `egs/common/reference.py` writes them. A
+reference matches runs of the same model with equally many speakers, utterances and steps.
 """
 
 from pathlib import Path
@@ -11,11 +11,22 @@ from speakerlab.checkpoints.model_files import read_card, read_settings
 from speakerlab.core.reading import keys, parse_json, read_json
 
 LOGGED = keys(kind=str, step=int)  # in metrics.jsonl
-REFERENCE = keys(settings=dict[str, Any], curves=dict[str, dict[str, list[float]]])
+REFERENCE = keys(
+    settings=dict[str, Any],
+    curves=dict[str, dict[str, list[float]]],
+)
 Curve = tuple[list[int], list[float]]  # steps, values
-Reference = dict[str, Any]  # settings, seeds, and the curves: name -> step, median, low, high
-SETTINGS = ("parameters", "classes", "train_speakers", "train_utterances", "steps")  # in the card
-# kind of a row of metrics.jsonl, its key, its name in the report, a factor
+# Settings, seeds, and the curves: name -> step, median, low, high.
+Reference = dict[str, Any]
+# Keys of the model's card that a run and its reference must share.
+SETTINGS = (
+    "parameters",
+    "classes",
+    "train_speakers",
+    "train_utterances",
+    "steps",
+)
+# Kind of a row of metrics.jsonl, its key, its name in the report, a factor.
 CURVES = (
     ("train", "loss", "loss", 1.0),
     ("train", "accuracy", "accuracy in %", 100.0),
@@ -26,34 +37,57 @@ CURVES = (
 
 
 def read_curves(path: Path) -> dict[str, Curve]:
-    """Read metrics.jsonl as name -> (steps, values); the last values of a repeated step count."""
-    rows: list[dict[str, Any]] = []
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
-        try:
-            rows.append(parse_json(line, dict[str, Any], like=LOGGED, where=path))
-        except ValueError:  # the last line, cut by a kill
-            continue
+    """Read metrics.jsonl as name -> (steps, values); use the last value of a repeated step."""
+    rows = _read_metrics(path)
     curves: dict[str, Curve] = {}
     for kind, key, name, factor in CURVES:
-        own = [row for row in rows if row.get("kind") == kind and key in row]
-        curve = {row["step"]: factor * row[key] for row in own if isinstance(row[key], int | float)}
-        if len(curve) > 1:
-            curves[name] = list(curve), list(curve.values())
+        # A resumed run repeats the steps after its last checkpoint: the new value replaces the old.
+        value_at: dict[int, float] = {}
+        for row in rows:
+            if row.get("kind") != kind:
+                continue
+            value = row.get(key)
+            if isinstance(value, int | float):
+                value_at[row["step"]] = factor * value
+        if len(value_at) > 1:  # a curve needs two points
+            values = list(value_at.values())
+            curves[name] = (list(value_at), values)
     return curves
 
 
+def _read_metrics(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    rows: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines():
+        try:
+            row = parse_json(line, dict[str, Any], like=LOGGED, where=path)
+        except ValueError:  # the last line, cut by a kill
+            continue
+        rows.append(row)
+    return rows
+
+
 def settings_of(exp_dir: Path) -> dict[str, Any]:
-    """Return what a run must share with its reference."""
+    """Return the settings that a run must share with its reference."""
     card = read_card(exp_dir)
-    model = {"model": read_settings(exp_dir)["model"]["name"]}
-    return model | {key: card.get(key) for key in SETTINGS}
+    model = read_settings(exp_dir)["model"]
+    settings = {"model": model["name"]}
+    for key in SETTINGS:
+        settings[key] = card.get(key)
+    return settings
 
 
 def find_reference(path: Path, exp_dir: Path) -> Reference | None:
-    """Return the reference in a recipe's file that belongs to the run, None if there is none."""
+    """Return the reference in a recipe's file that matches the run, None if there is none."""
     settings = settings_of(exp_dir)
-    return next((one for one in read_references(path) if one["settings"] == settings), None)
+    for reference in read_references(path):
+        if reference["settings"] == settings:
+            return reference
+    return None
 
 
 def read_references(path: Path) -> list[Reference]:
-    return read_json(path, list[Reference], like=list[REFERENCE]) if path.exists() else []
+    if not path.exists():
+        return []
+    return read_json(path, list[Reference], like=list[REFERENCE])

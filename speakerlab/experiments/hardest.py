@@ -18,20 +18,25 @@ from speakerlab.experiments.trial_list import ListScores
 
 log = logging.getLogger(__name__)
 
-KINDS = {True: "target trials scored low", False: "non-target trials scored high"}
+# Whether a trial is a target -> name of such trials in the report.
+KINDS = {
+    True: "target trials scored low",
+    False: "non-target trials scored high",
+}
 CLIP_SECONDS = 10
 SEARCHED_SECONDS = 60  # from the start, for the loudest segment
-STEP_SECONDS = 0.25  # between two segments that are compared
-# The rates of MPEG audio 1 and 2 (ISO 11172-3, 13818-3). At others, such as 8 kHz, a clip is FLAC;
-# browsers play both.
+STEP_SECONDS = 0.25  # between the starts of compared segments
+# The sample rates of MPEG audio 1 and 2 (ISO 11172-3, 13818-3). At other rates, such as 8 kHz, a
+# clip is FLAC; browsers play both formats.
 MP3_RATES = {16000, 22050, 24000, 32000, 44100, 48000}
 
-Player = Callable[[str], str | None]  # id of an utterance -> data URI; None if it cannot be read
+# Id of an utterance -> data URI; None if it cannot be read.
+Player = Callable[[str], str | None]
 
 
 @dataclass(frozen=True)
 class HardTrial:
-    """A trial that a back end got wrong, or nearly; clips are data URIs of audio."""
+    """Trial with one of the worst scores of a back end; clips are data URIs of audio."""
 
     enrol: str
     test: str
@@ -41,25 +46,38 @@ class HardTrial:
 
 
 def hardest_trials(
-    scored: ListScores, *, player: Player | None = None, num: int = 5
+    scored: ListScores,
+    *,
+    player: Player | None = None,
+    num: int = 5,
 ) -> dict[str, list[HardTrial]]:
     """Return the `num` lowest target trials and the `num` highest non-target trials, by kind.
 
     Ties keep the order of the list. player: makes the clips; an enrolment model is represented by
     its first utterance.
     """
-    trials, found = scored.listed.trials, dict[str, list[HardTrial]]()
+    trials = scored.listed.trials
+    models = scored.listed.models
+    hard_trials: dict[str, list[HardTrial]] = {}
     for is_target, kind in KINDS.items():
-        own = np.flatnonzero(trials.is_target_N == is_target)
-        goodness = scored.scores_N[own] * (1 if is_target else -1)
-        found[kind] = []
-        for i in own[np.argsort(goodness, kind="stable")[:num]]:
-            enrol = trials.enrol_ids[trials.enrol_N[i]]
-            test = trials.test_ids[trials.test_N[i]]
-            first = scored.listed.models.get(enrol, [enrol])[0]
-            clips = (player(first), player(test)) if player else (None, None)
-            found[kind].append(HardTrial(enrol, test, float(scored.scores_N[i]), *clips))
-    return found
+        rows = np.flatnonzero(trials.is_target_N == is_target)
+        # The higher a target scores, or the lower a non-target, the better.
+        goodness = scored.scores_N[rows] if is_target else -scored.scores_N[rows]
+        order = np.argsort(goodness, kind="stable")
+        hard_trials[kind] = []
+        for row in rows[order[:num]]:
+            enrol = trials.enrol_ids[trials.enrol_N[row]]
+            test = trials.test_ids[trials.test_N[row]]
+            enrol_utterance = models.get(enrol, [enrol])[0]
+            trial = HardTrial(
+                enrol,
+                test,
+                score=float(scored.scores_N[row]),
+                enrol_clip=player(enrol_utterance) if player else None,
+                test_clip=player(test) if player else None,
+            )
+            hard_trials[kind].append(trial)
+    return hard_trials
 
 
 def player_of(data_dir: Path, *, sample_rate: int) -> Player:
@@ -71,16 +89,25 @@ def player_of(data_dir: Path, *, sample_rate: int) -> Player:
     row_of = {utterance: row for row, utterance in enumerate(manifest.ids)}
     broken: list[str] = []
 
+    # Hard trials often share an utterance.
     @cache
     def play(utterance: str) -> str | None:
         if utterance not in row_of:
             return None
         row = row_of[utterance]
-        num_samples = min(int(manifest.num_samples_N[row]), SEARCHED_SECONDS * sample_rate)
+        # Search only the start of a long recording for the loudest segment.
+        num_samples = int(manifest.num_samples_N[row])
+        num_searched = min(num_samples, SEARCHED_SECONDS * sample_rate)
         try:
-            cut = (CLIP_SECONDS * sample_rate, round(STEP_SECONDS * sample_rate))
-            return data_uri(loudest(manifest.read(row, 0, num_samples), *cut), sample_rate)
+            wave_S = manifest.read(row, 0, num_searched)
+            clip_S = loudest(
+                wave_S,
+                CLIP_SECONDS * sample_rate,
+                round(STEP_SECONDS * sample_rate),
+            )
+            return data_uri(clip_S, sample_rate)
         except (OSError, ValueError) as error:
+            # If the folder was moved, every file fails: log only the first.
             if not broken:
                 log.warning("report.html: no player: %s", error)
             broken.append(utterance)
@@ -91,15 +118,24 @@ def player_of(data_dir: Path, *, sample_rate: int) -> Player:
 
 def data_uri(wave_S: np.ndarray, sample_rate: int) -> str:
     """Return int16 samples as the data URI of a compressed file that browsers play."""
-    kind, mime = ("MP3", "mpeg") if sample_rate in MP3_RATES else ("FLAC", "flac")
-    data = base64.b64encode(audio.encode(wave_S, sample_rate, kind)).decode("ascii")
-    return f"data:audio/{mime};base64,{data}"
+    kind = "FLAC"
+    media_type = "audio/flac"
+    if sample_rate in MP3_RATES:
+        kind = "MP3"
+        media_type = "audio/mpeg"
+    content = audio.encode(wave_S, sample_rate, kind)
+    text = base64.b64encode(content).decode("ascii")
+    return f"data:{media_type};base64,{text}"
 
 
 def loudest(wave_S: np.ndarray, num_samples: int, step: int) -> np.ndarray:
     """Return the `num_samples` with the most energy, searched every `step`; all if fewer."""
-    sums = np.append(0.0, np.cumsum(wave_S.astype(np.float64) ** 2))
-    starts = np.arange(0, max(len(wave_S) - num_samples, 0) + 1, step)
+    # sums[k] is the energy of the first k samples; a segment's energy is a difference of two sums.
+    energy_S = wave_S.astype(np.float64) ** 2
+    sums = np.append(0.0, np.cumsum(energy_S))
+    last_start = max(len(wave_S) - num_samples, 0)
+    starts = np.arange(0, last_start + 1, step)
     ends = np.minimum(starts + num_samples, len(wave_S))
-    start = starts[np.argmax(sums[ends] - sums[starts])]
+    segment_energies = sums[ends] - sums[starts]
+    start = starts[np.argmax(segment_energies)]
     return wave_S[start : start + num_samples]

@@ -1,6 +1,6 @@
-"""Initialize a training from a published model (--init); compare its end with its beginning.
+"""Initialize a training from a published model (--init); compare the EER before and after.
 
-Letters: C classes, D embedding.
+Letters: C classes, D embedding dimensions, N copied rows of a head.
 """
 
 import logging
@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from speakerlab.checkpoints.model_files import find_model, read_classes
-from speakerlab.checkpoints.published import INITIAL, load_initial, read_tensors, read_tensors_of
-from speakerlab.config.embedder import Embedder
+from speakerlab.checkpoints.published import (
+    INITIAL,
+    load_initial,
+    read_tensors,
+    read_tensors_of,
+)
 from speakerlab.config.schema import Config, load_config
+from speakerlab.embedder import Embedder
 from speakerlab.experiments.validation import Validation
 from speakerlab.inference.batches import embed_pieces
 from speakerlab.losses.head import Head
@@ -22,7 +28,12 @@ log = logging.getLogger(__name__)
 
 
 def init_from(
-    path: Path, *, embedder: Embedder, head: Head | None, classes: Sequence[str], config: Config
+    path: Path,
+    *,
+    embedder: Embedder,
+    head: Head | None,
+    classes: Sequence[str],
+    config: Config,
 ) -> None:
     """Load a published model's embedder, and the rows of its head with the same names.
 
@@ -30,12 +41,12 @@ def init_from(
     ValueError if a tensor does not fit, or the model was trained on other features.
     """
     folder = find_model(path)
-    theirs = load_config([folder / "config.yaml"]).frontend
-    changed = [
-        f"{key}: {theirs[key]} -> {value}"
-        for key, value in config.frontend.items()
-        if key != "dither" and theirs[key] != value  # features stay the same without dither
-    ]
+    init_frontend = load_config([folder / "config.yaml"]).frontend
+    changed: list[str] = []
+    for key, value in config.frontend.items():
+        # Dither is random noise during training; it does not change the kind of features.
+        if key != "dither" and init_frontend[key] != value:
+            changed.append(f"{key}: {init_frontend[key]} -> {value}")
     if changed:
         raise ValueError(
             f"{folder}: was trained on other features: {'; '.join(changed)}; "
@@ -43,63 +54,112 @@ def init_from(
         )
     loaded = read_tensors_of(embedder, folder / "embedder.safetensors")
     embedder.load_state_dict(loaded)
-    known = read_classes(folder) if (folder / "head.safetensors").exists() else []
-    is_used = known and config.training.init_head != "drop"
-    rows = _copy_rows(folder, head, classes, known) if head is not None and is_used else 0
+
+    # Imported models, and models trained without labels, may have no head.
+    init_classes: list[str] = []
+    if (folder / "head.safetensors").exists():
+        init_classes = read_classes(folder)
+    num_loaded = 0
+    is_head_used = init_classes and config.training.init_head != "drop"
+    if head is not None and is_head_used:
+        num_loaded = _copy_rows(folder, head, classes, init_classes)
     log.info(
-        "initialized from %s: %d tensors of the embedder; head: %d of %d rows loaded by name, "
-        "%d new, %d rows of the initial model dropped",
-        *(folder, len(loaded), rows, len(classes), len(classes) - rows, len(known) - rows),
+        "initialized from %s: %d tensors of the embedder; head: %d of %d rows loaded by"
+        " name, %d new, %d rows of the initial model dropped",
+        folder,
+        len(loaded),
+        num_loaded,
+        len(classes),
+        len(classes) - num_loaded,
+        len(init_classes) - num_loaded,
     )
 
 
-def compare_with_initial(
-    exp_dir: Path, trained: Embedder, validation: Validation, config: Config, device: torch.device
+def keep_the_better(
+    exp_dir: Path,
+    trained: Embedder,
+    validation: Validation,
+    config: Config,
+    device: torch.device,
 ) -> dict[str, Any]:
     """Compare the validation EER of an embedder with that of its initial weights; return both.
 
-    Unless training has lowered it, an embedder that began with --init gets its initial weights
-    back; for one that began with random weights there is a warning.
+    If training has not lowered the EER, restore the initial weights after --init, or log a warning
+    after random initialization.
     """
     initial = load_initial(exp_dir, config).to(device)
-    before, after = (
-        validation.measure(embed_pieces(embedder, validation.pieces, device=device))
-        for embedder in (initial, trained)
+
+    def measure(embedder: Embedder) -> float:
+        emb_ND = embed_pieces(embedder, validation.pieces, device=device)
+        return validation.measure(emb_ND)
+
+    # Measured again, because the trained weights may be a mean of checkpoints.
+    before = measure(initial)
+    after = measure(trained)
+    is_better = after < before
+    began_with_init = (exp_dir / INITIAL).exists()
+    num_speakers = len(set(validation.label_N))
+    text = (
+        f"EER of {num_speakers} validation speakers: initial weights"
+        f" {100 * before:.2f} %, after training {100 * after:.2f} %"
     )
-    is_better, began_with_init = after < before, (exp_dir / INITIAL).exists()
-    text = f"EER of {len(set(validation.label_N))} validation speakers: "
-    text += f"initial weights {100 * before:.2f} %, after training {100 * after:.2f} %"
     if is_better:
         log.info("%s", text)
     elif began_with_init:
         log.warning("%s; initial model kept", text)
+        # Restore in place: the caller publishes this embedder.
         trained.load_state_dict(initial.state_dict())
     else:
-        others = "; SimCLR needs the fewest" if config.task == "ssl" else ""
-        log.warning("%s: no better than random; use more recordings or epochs%s", text, others)
-    kept = began_with_init and not is_better
-    return {"valid_eer_initial": before, "valid_eer_trained": after, "kept_initial": kept}
-
-
-def _copy_rows(folder: Path, head: Head, classes: Sequence[str], known: Sequence[str]) -> int:
-    """Copy rows of the parameters that fit, and scalars; return the number of rows."""
-    loaded = read_tensors(folder / "head.safetensors")
-    fits = {
-        name: parameter
-        for name, parameter in head.named_parameters()
-        if name in loaded and parameter.shape[1:] == loaded[name].shape[1:]
+        hint = "; SimCLR needs the fewest" if config.task == "ssl" else ""
+        log.warning(
+            "%s: no better than random; use more recordings or epochs%s",
+            text,
+            hint,
+        )
+    return {
+        "valid_eer_initial": before,
+        "valid_eer_trained": after,
+        "kept_initial": began_with_init and not is_better,
     }
-    row_of = {name: row for row, name in enumerate(known)}
-    pairs = [(new, row_of[name]) for new, name in enumerate(classes) if name in row_of]
-    if "weight_CD" not in fits or not pairs:
+
+
+def _copy_rows(
+    folder: Path,
+    head: Head,
+    classes: Sequence[str],
+    init_classes: Sequence[str],
+) -> int:
+    """Copy the scalars and the rows of matching parameters; return the number of rows."""
+    loaded = read_tensors(folder / "head.safetensors")
+    # Another kind of head may lack a parameter, or have rows of another length.
+    fitting: dict[str, nn.Parameter] = {}
+    for name, parameter in head.named_parameters():
+        if name in loaded and parameter.shape[1:] == loaded[name].shape[1:]:
+            fitting[name] = parameter
+
+    old_row_of = {name: row for row, name in enumerate(init_classes)}
+    pairs: list[tuple[int, int]] = []  # new row, old row
+    for new_row, name in enumerate(classes):
+        if name in old_row_of:
+            pairs.append((new_row, old_row_of[name]))
+    # The other parameters of a row are useless without its weights.
+    if "weight_CD" not in fitting or not pairs:
         return 0
+
+    # This rank may hold only some of the rows, numbered from its first row.
     first, last = head.row_range
-    own = [(new - first, old) for new, old in pairs if first <= new < last]
-    new, old = torch.tensor(own, dtype=torch.long).view(-1, 2).T
+    new_rows: list[int] = []
+    old_rows: list[int] = []
+    for new_row, old_row in pairs:
+        if first <= new_row < last:
+            new_rows.append(new_row - first)
+            old_rows.append(old_row)
+    to_N = torch.tensor(new_rows, dtype=torch.long)
+    from_N = torch.tensor(old_rows, dtype=torch.long)
     with torch.no_grad():
-        for name, parameter in fits.items():
+        for name, parameter in fitting.items():
             if parameter.dim():
-                parameter[new] = loaded[name][old]
+                parameter[to_N] = loaded[name][from_N]
             else:
                 parameter.copy_(loaded[name])
     return len(pairs)

@@ -1,6 +1,6 @@
-"""The card of a model: its origin, training data, front end and results, as text.
+"""Model card as text: origin, training data, front end and results.
 
-In: an experiment or a model folder. Out: (name, lines) pairs; "not stated" where nothing is known.
+In: an experiment or a model folder. Out: (name, lines) pairs; "not stated" for unknown facts.
 """
 
 from collections.abc import Mapping
@@ -9,32 +9,53 @@ from typing import TYPE_CHECKING, Any
 
 from speakerlab.checkpoints.model_files import find_model, read_card, read_settings
 from speakerlab.data.tables import ABOUT, read_about
-from speakerlab.experiments.results import format_identification, format_table, read_rows
+from speakerlab.experiments.results import (
+    Row,
+    format_identification,
+    format_table,
+    read_rows,
+)
 
-if TYPE_CHECKING:  # it imports torch, which `speakerlab score --help` need not wait for
+if TYPE_CHECKING:  # it imports torch, which would slow down `speakerlab score --help`
     from speakerlab.config.schema import Config
 
 UNKNOWN = "not stated"
+Rows = list[tuple[str, list[str]]]  # name and lines
+# Most models are neither imported nor fine-tuned: these rows are left out if empty.
+OPTIONAL = ("origin", "fine-tuned from")
 
 
 def stated_of_corpora(config: "Config") -> dict[str, list[str]]:
-    """Return what each data directory of a training states about itself, for the model's card."""
-    stated = [read_about(Path(config.data.dir, name)) for name in config.data.train]
-    return {f"train_{key}": [one.get(key, UNKNOWN) for one in stated] for key in ABOUT}
+    """Return the stated facts about each data directory of a training, for the model's card."""
+    root = Path(config.data.dir)
+    abouts = [read_about(root / name) for name in config.data.train]
+    stated: dict[str, list[str]] = {}
+    for key in ABOUT:
+        # Each key has a value for each directory: `_training_data` pairs them by position.
+        values = [about.get(key, UNKNOWN) for about in abouts]
+        stated[f"train_{key}"] = values
+    return stated
 
 
-def describe(path: Path) -> list[tuple[str, list[str]]]:
+def describe(path: Path) -> Rows:
     """Return the rows of a model's card.
 
-    The results are those in the experiment's results.json that this model has, by its sha256. The
-    training data of a fine-tuned model are those of the fine-tuning.
+    The results are this model's rows of the experiment's results.json, selected by its sha256. For
+    a fine-tuned model, the training data are the data of the fine-tuning.
     """
-    folder, card, settings = find_model(path), read_card(path), read_settings(path)
-    source, initial = card.get("source") or {}, card.get("init_source") or {}
-    args = settings["frontend"]
-    size = f"{card['parameters'] / 1e6:.2f} M parameters, {card['embed_dim']} dimensions"
-    rows = {
-        "model": [f"{settings['model']['name']}, {size}"],
+    # A model folder is in its experiment, beside the results.
+    results_path = find_model(path).parent / "results.json"
+    card = read_card(path)
+    settings = read_settings(path)
+    source = card.get("source") or {}
+    initial = card.get("init_source") or {}
+
+    num_parameters = f"{card['parameters'] / 1e6:.2f} M parameters"
+    architecture = settings["model"]["name"]
+    args = settings["frontend"].items()
+    front_end = [f"{key} {value}" for key, value in args]
+    stated: dict[str, list[Any]] = {
+        "model": [f"{architecture}, {num_parameters}, {card['embed_dim']} dimensions"],
         "origin": [source.get("page")],
         "fine-tuned from": [initial.get("page") or card.get("init_sha256")],
         "licence": [source.get("licence")],
@@ -42,43 +63,69 @@ def describe(path: Path) -> list[tuple[str, list[str]]]:
         "data licence": card.get("train_licence", []),
         "languages": card.get("train_languages", []),
         "speakers": [card.get("train_speakers") or without_labels(card)],
-        "front end": [", ".join(f"{name} {value}" for name, value in args.items())],
+        "front end": [", ".join(front_end)],
         "sha256": [card["sha256"]],
         "commit": [card.get("commit")],
-        "results": _results(folder.parent / "results.json", card["sha256"]),
+        "results": _results(results_path, card["sha256"]),
     }
-    known = {name: [str(line) for line in lines if line] for name, lines in rows.items()}
-    optional = ("origin", "fine-tuned from")
-    return [
-        (name, lines or [UNKNOWN]) for name, lines in known.items() if lines or name not in optional
-    ]
+    rows: Rows = []
+    for name, values in stated.items():
+        # Values may be missing or empty; numbers, such as speakers, become text.
+        lines = [str(value) for value in values if value]
+        if lines:
+            rows.append((name, lines))
+        elif name not in OPTIONAL:
+            rows.append((name, [UNKNOWN]))
+    return rows
 
 
 def without_labels(card: Mapping[str, Any]) -> str | None:
-    """Return that a model was trained without labels, and how; None if it was not."""
+    """Return a note on training without labels and its objective; None for other models."""
     objective = card.get("objective")
-    return f"trained without labels ({objective})" if objective else None
+    if not objective:
+        return None
+    return f"trained without labels ({objective})"
 
 
 def _training_data(card: Mapping[str, Any]) -> list[str]:
-    """Return the corpora of a training, and their size and digest; none for other models."""
-    if not card.keys() >= {"train_utterances", "train_hours", "train_sha256"}:
+    """Return the corpora, size and digest of the training data; empty for imported models."""
+    # The card of an imported model has its data in `source` and lacks these keys.
+    has_data = card.keys() >= {"train_utterances", "train_hours", "train_sha256"}
+    if not has_data:
         return []
-    pairs = zip(card.get("train_corpus", []), card.get("train_page", []))
-    named = (", ".join(one for one in pair if one != UNKNOWN) or UNKNOWN for pair in pairs)
+
+    lines: list[str] = []
+    corpora = card.get("train_corpus", [])
+    pages = card.get("train_page", [])
+    for corpus_and_page in zip(corpora, pages):
+        parts = [part for part in corpus_and_page if part != UNKNOWN]
+        lines.append(", ".join(parts) or UNKNOWN)
+    num_utterances = card["train_utterances"]
+    hours = card["train_hours"]
     digest = card["train_sha256"][:12]
-    size = f"{card['train_utterances']:,} utterances, {card['train_hours']:g} h, sha256 {digest}"
-    return [*named, size]
+    lines.append(f"{num_utterances:,} utterances, {hours:g} h, sha256 {digest}")
+    return lines
 
 
 def _results(path: Path, sha256: str) -> list[str]:
     """Return the tables of trial lists and of identification, and the protocol of each row."""
-    own = [row for row in read_rows(path) if row.get("model_sha256") == sha256]
-    named = [row for row in own if row.get("task") == "identification"]
-    lists = [row for row in own if row not in named]
-    return [
-        *(format_table(lists).splitlines() if lists else []),
-        *(format_identification(named).splitlines() if named else []),
-        *(f"{row['trials']}, {row['backend']}: {row['protocol']}" for row in lists),
-        *(f"{row['data']}: {row['protocol']}" for row in named),
-    ]
+    # The experiment may hold results of an earlier model, too.
+    verified: list[Row] = []
+    identified: list[Row] = []
+    for row in read_rows(path):
+        if row.get("model_sha256") != sha256:
+            continue
+        is_identification = row.get("task") == "identification"
+        rows_of_task = identified if is_identification else verified
+        rows_of_task.append(row)
+
+    lines: list[str] = []
+    if verified:
+        lines += format_table(verified).splitlines()
+    if identified:
+        lines += format_identification(identified).splitlines()
+    for row in verified:
+        lines.append(f"{row['trials']}, {row['backend']}: {row['protocol']}")
+    for row in identified:
+        lines.append(f"{row['data']}: {row['protocol']}")
+    return lines

@@ -1,4 +1,4 @@
-"""Plots of an evaluation: operating points, scores, curves in; PNG files out.
+"""Plots of an evaluation. In: operating points, scores, curves. Out: PNG files.
 
 Letters: N trials, K operating points, P priors, T points in time.
 Matplotlib (the extra `report`) is imported only when something is drawn.
@@ -18,20 +18,32 @@ from speakerlab.experiments.curves import Curve, Reference
 from speakerlab.experiments.trial_list import ListScores
 from speakerlab.scoring.metrics import bayes_error, eer_of_points, operating_points
 
+Points = Sequence[np.ndarray]  # p_miss_K, p_fa_K
+
 PERCENT_TICKS = (0.01, 0.1, 0.3, 1, 2, 5, 10, 20, 40, 60, 80, 95)
-COLOURS = ("#1f5fa8", "#c8501e", "#2f8a4c", "#7b4fa3", "#b0890f", "#0f8a94")
-GREY, PALE = "#8a94a0", "#e3e8ee"
-INCHES, DPI = 5.6, 160
+COLOURS = (
+    "#1f5fa8",
+    "#c8501e",
+    "#2f8a4c",
+    "#7b4fa3",
+    "#b0890f",
+    "#0f8a94",
+)
+GREY = "#8a94a0"
+PALE = "#e3e8ee"
+DARK = "#5b6773"
+INCHES = 5.6
+DPI = 160
 LEGEND_LINE = 0.23  # height in inches
 FLAT = 3.1  # height in inches; two of these are as high as a square plot
-LOG_ODDS_P = np.linspace(-7, 7, 281)  # of the prior, for the calibration plot
+LOG_ODDS_P = np.linspace(-7, 7, 281)  # prior log-odds of the calibration plot
 MARKED_PRIORS = (0.01, 0.05)
-MAX_BAYES_ERROR = 1.5  # end of the axis: above 1, the ratios are worse than none
+MAX_BAYES_ERROR = 1.5  # end of the axis; above 1, the ratios are worse than the prior
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG file and its caption."""
+    """PNG file and its caption."""
 
     caption: str
     path: Path
@@ -40,114 +52,224 @@ class Picture:
 
     @property
     def uri(self) -> str:
-        return f"data:image/png;base64,{base64.b64encode(self.path.read_bytes()).decode('ascii')}"
+        """Return the picture as a data URI, so that the report needs no other file."""
+        content = self.path.read_bytes()
+        text = base64.b64encode(content).decode("ascii")
+        return f"data:image/png;base64,{text}"
 
 
 def draw_list(folder: Path, group: Sequence[ListScores]) -> Iterator[Picture]:
-    """Draw DET curves of all back ends, and scores and calibration of each; the first unfolded."""
-    name, is_target_N = group[0].listed.name, group[0].listed.trials.is_target_N
-    curves = {one.backend: one.scores_N for one in group}
-    untrained = [one.untrained_N for one in group if one.untrained_N is not None]
-    curves |= dict(zip(["untrained"], untrained))
-    det = folder / f"{name}_det.png".replace("/", "_")
-    plot_det(det, {k: operating_points(s, is_target_N)[:2] for k, s in curves.items()})
-    yield Picture("DET curves; the EERs are marked", det, tall=True)
-    for i, one in enumerate(group):
-        stem = f"{name}_{one.backend}".replace("/", "_")
-        histogram, calibration = folder / f"{stem}_scores.png", folder / f"{stem}_calibration.png"
-        plot_scores(histogram, one.scores_N, is_target_N)
-        yield Picture(f"Scores of {one.backend}", histogram, folded=i > 0)
-        if one.llr_N is not None:
-            plot_calibration(calibration, one.llr_N, is_target_N)
-            text = f"Calibration of {one.backend}: Bayes error rate over the prior's log-odds"
-            yield Picture(text, calibration, folded=i > 0)
+    """Draw DET curves of all back ends, then scores and calibration of each back end."""
+    name = group[0].listed.name
+    is_target_N = group[0].listed.trials.is_target_N
+    scores_of = {scored.backend: scored.scores_N for scored in group}
+    for scored in group:
+        # Only the back end cosine has scores of the initial weights.
+        if scored.untrained_N is not None:
+            scores_of.setdefault("untrained", scored.untrained_N)
+
+    curves: dict[str, Points] = {}
+    for label, scores_N in scores_of.items():
+        p_miss_K, p_fa_K, _ = operating_points(scores_N, is_target_N)
+        curves[label] = (p_miss_K, p_fa_K)
+    path = _png(folder, f"{name}_det")
+    plot_det(path, curves)
+    yield Picture("DET curves; the EERs are marked", path, tall=True)
+
+    for number, scored in enumerate(group):
+        stem = f"{name}_{scored.backend}"
+        is_first = number == 0
+        path = _png(folder, f"{stem}_scores")
+        plot_scores(path, scored.scores_N, is_target_N)
+        caption = f"Scores of {scored.backend}"
+        yield Picture(caption, path, folded=not is_first)
+
+        if scored.llr_N is not None:
+            path = _png(folder, f"{stem}_calibration")
+            plot_calibration(path, scored.llr_N, is_target_N)
+            caption = (
+                f"Calibration of {scored.backend}: Bayes error rate over the prior's"
+                " log-odds"
+            )
+            yield Picture(caption, path, folded=not is_first)
+
+
+def _png(folder: Path, stem: str) -> Path:
+    """Return the path of a picture; replace slashes in its stem."""
+    name = f"{stem}.png".replace("/", "_")
+    return folder / name
 
 
 def draw_training(
-    folder: Path, curves: Mapping[str, Curve], reference: Reference | None = None
+    folder: Path,
+    curves: Mapping[str, Curve],
+    reference: Reference | None = None,
 ) -> Iterator[Picture]:
-    """Draw each curve of a training, with that of the reference behind it."""
+    """Draw each curve of a training, with the reference's curve behind it."""
     for name, (step_T, value_T) in curves.items():
         stem = name.removesuffix(" in %").replace(" ", "_")
         path = folder / f"training_{stem}.png"
-        behind = reference["curves"].get(name) if reference else None
+        behind = None
+        if reference:
+            behind = reference["curves"].get(name)
         plot_curve(path, step_T, value_T, name=name, behind=behind)
-        text = f"{name[0].upper()}{name[1:]} by step"
+
+        caption = f"{name[0].upper()}{name[1:]} by step"
         if reference and behind:
-            text += f"; grey: median and range of {len(reference['seeds'])} reference runs"
-        yield Picture(text, path)
+            num_runs = len(reference["seeds"])
+            caption += f"; grey: median and range of {num_runs} reference runs"
+        yield Picture(caption, path)
 
 
-def plot_det(path: str | Path, curves: Mapping[str, Sequence[np.ndarray]]) -> None:
+def plot_det(path: str | Path, curves: Mapping[str, Points]) -> None:
     """Plot DET curves (p_miss_K, p_fa_K) by name as a PNG; both axes are normal deviates.
 
     EERs are marked. A curve with "untrained" in its name is drawn in grey dashes.
     """
-    figure, axes = _figure(height=INCHES + LEGEND_LINE * len(curves))
-    eers = {name: eer_of_points(*points) for name, points in curves.items()}
-    low, high = _limits(curves, max(eers.values()))
-    axes.plot(ndtri([low, high]), ndtri([low, high]), color=PALE, linewidth=1)
+    # The legend is above the plot, so that the plot itself stays square.
+    height = INCHES + LEGEND_LINE * len(curves)
+    figure, axes = _figure(height=height)
+    eers: dict[str, float] = {}
+    for name, (p_miss_K, p_fa_K) in curves.items():
+        eers[name] = eer_of_points(p_miss_K, p_fa_K)
+    worst_eer = max(eers.values())
+    low, high = _limits(curves, worst_eer)
+    ends = ndtri([low, high])
+    # Both rates are equal on the diagonal: each curve crosses it at its EER.
+    axes.plot(ends, ends, color=PALE, linewidth=1)
+
+    # The deviates of 0 and 1 are infinite. Rates are clipped beyond the axes, so that a curve
+    # leaves the plot.
+    def to_deviate(rates: Any) -> Any:
+        clipped = np.clip(rates, low / 10, 1 - low / 10)
+        return ndtri(clipped)
+
     colours = iter(COLOURS * len(curves))
     for name, (p_miss_K, p_fa_K) in curves.items():
         is_untrained = "untrained" in name
         colour = GREY if is_untrained else next(colours)
-        # beyond the axes rather than at minus infinity, so that a curve leaves the plot
-        x_K, y_K = (ndtri(np.clip(p_K, low / 10, 1 - low / 10)) for p_K in (p_fa_K, p_miss_K))
-        label = f"{name}: EER {100 * eers[name]:.2f} %"
-        style = "--" if is_untrained else "-"
-        axes.plot(x_K, y_K, style, color=colour, linewidth=1.8, label=label)
-        crossing = ndtri(np.clip(eers[name], low / 10, 1 - low / 10))
-        axes.plot(crossing, crossing, "o", color=colour, markersize=7, markeredgecolor="white")
+        axes.plot(
+            to_deviate(p_fa_K),
+            to_deviate(p_miss_K),
+            "--" if is_untrained else "-",
+            color=colour,
+            linewidth=1.8,
+            label=f"{name}: EER {100 * eers[name]:.2f} %",
+        )
+        crossing = to_deviate(eers[name])
+        axes.plot(
+            crossing,
+            crossing,
+            "o",
+            color=colour,
+            markersize=7,
+            markeredgecolor="white",
+        )
+
     ticks = [tick for tick in PERCENT_TICKS if low <= tick / 100 <= high]
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(ndtri(np.array(ticks) / 100), labels=[f"{tick:g}" for tick in ticks])
-    axes.set(xlim=ndtri([low, high]), ylim=ndtri([low, high]), aspect="equal")
-    axes.set(xlabel="false alarms, % of non-targets", ylabel="misses, % of targets")
+    positions = ndtri(np.array(ticks) / 100)
+    labels = [f"{tick:g}" for tick in ticks]
+    axes.xaxis.set_ticks(positions, labels=labels)
+    axes.yaxis.set_ticks(positions, labels=labels)
+    axes.set(
+        xlim=ends,
+        ylim=ends,
+        aspect="equal",
+        xlabel="false alarms, % of non-targets",
+        ylabel="misses, % of targets",
+    )
     _save(figure, axes, path)
 
 
-def plot_scores(path: str | Path, scores_N: np.ndarray, is_target_N: np.ndarray) -> None:
+def plot_scores(
+    path: str | Path,
+    scores_N: np.ndarray,
+    is_target_N: np.ndarray,
+) -> None:
     """Plot histograms of target and non-target scores, each with area 1, as a PNG."""
     figure, axes = _figure(height=FLAT)
     is_target_N = np.asarray(is_target_N, dtype=np.bool_)
+    # Both histograms have the same bins, so that their areas are comparable.
     edges = np.histogram_bin_edges(scores_N, bins=60)
-    for name, chosen_N, colour in (
+    for name, is_shown_N, colour in (
         ("non-targets", ~is_target_N, COLOURS[1]),
         ("targets", is_target_N, COLOURS[0]),
     ):
-        density = np.histogram(scores_N[chosen_N], bins=edges, density=True)[0]
-        label = f"{name} ({np.count_nonzero(chosen_N):,})"
-        axes.stairs(density, edges, fill=True, alpha=0.3, color=colour, label=label)
+        # Targets are far fewer than non-targets: with counts they would be invisible.
+        shown_scores = scores_N[is_shown_N]
+        density, _ = np.histogram(shown_scores, bins=edges, density=True)
+        axes.stairs(
+            density,
+            edges,
+            fill=True,
+            alpha=0.3,
+            color=colour,
+            label=f"{name} ({len(shown_scores):,})",
+        )
         axes.stairs(density, edges, linewidth=1.4, color=colour)
     axes.set(xlabel="score", ylabel="density")
     axes.set_ylim(bottom=0)
     _save(figure, axes, path)
 
 
-def plot_calibration(path: str | Path, llr_N: np.ndarray, is_target_N: np.ndarray) -> None:
+def plot_calibration(
+    path: str | Path,
+    llr_N: np.ndarray,
+    is_target_N: np.ndarray,
+) -> None:
     """Plot the normalised Bayes error rate, actual and minimum, over prior log-odds as a PNG.
 
     llr_N are natural logarithms; see `bayes_error`. The priors 0.01 and 0.05 are marked.
     """
     figure, axes = _figure(height=FLAT)
     actual_P, minimum_P = bayes_error(llr_N, is_target_N, LOG_ODDS_P)
+    # At 1, the scores are no better than the prior alone.
     axes.axhline(1, color=GREY, linewidth=1, linestyle=":")
-    axes.fill_between(LOG_ODDS_P, minimum_P, actual_P, color=COLOURS[1], alpha=0.12, linewidth=0)
+    # The area between both curves is the calibration loss.
+    axes.fill_between(
+        LOG_ODDS_P,
+        minimum_P,
+        actual_P,
+        color=COLOURS[1],
+        alpha=0.12,
+        linewidth=0,
+    )
     axes.plot(LOG_ODDS_P, actual_P, color=COLOURS[1], linewidth=1.8, label="actual")
     axes.plot(LOG_ODDS_P, minimum_P, color=COLOURS[0], linewidth=1.8, label="minimum")
+
     marked = logit(MARKED_PRIORS)
     for log_odds, prior in zip(marked, MARKED_PRIORS):
         axes.axvline(log_odds, color=GREY, linewidth=1, linestyle="--")
         axes.annotate(
-            f"{prior:g}", (log_odds, 1), xycoords=("data", "axes fraction"), xytext=(3, -10),
-            textcoords="offset points", color="#5b6773", fontsize="small",
-        )  # fmt: skip
-    for curve_P, colour in zip((actual_P, minimum_P), (COLOURS[1], COLOURS[0])):
-        heights = np.interp(marked, LOG_ODDS_P, curve_P)
-        axes.plot(marked, heights, "o", color=colour, markersize=6, markeredgecolor="white")
-    top = float(np.clip(1.05 * max(actual_P.max(), minimum_P.max(), 1), 1.05, MAX_BAYES_ERROR))
-    axes.set(xlim=(LOG_ODDS_P[0], LOG_ODDS_P[-1]), ylim=(0, top))
-    axes.set(xlabel="log-odds of the prior of a target", ylabel="Bayes error, normalised")
+            f"{prior:g}",
+            (log_odds, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, -10),
+            textcoords="offset points",
+            color=DARK,
+            fontsize="small",
+        )
+    for curve_P, colour in (
+        (actual_P, COLOURS[1]),
+        (minimum_P, COLOURS[0]),
+    ):
+        axes.plot(
+            marked,
+            np.interp(marked, LOG_ODDS_P, curve_P),
+            "o",
+            color=colour,
+            markersize=6,
+            markeredgecolor="white",
+        )
+
+    highest_error = max(actual_P.max(), minimum_P.max(), 1)
+    top = float(np.clip(1.05 * highest_error, 1.05, MAX_BAYES_ERROR))
+    axes.set(
+        xlim=(LOG_ODDS_P[0], LOG_ODDS_P[-1]),
+        ylim=(0, top),
+        xlabel="log-odds of the prior of a target",
+        ylabel="Bayes error, normalised",
+    )
     _save(figure, axes, path)
 
 
@@ -165,26 +287,58 @@ def plot_curve(
     """
     figure, axes = _figure(height=FLAT)
     if behind is not None:
-        band = behind["step"], behind["low"], behind["high"]
-        axes.fill_between(*band, color=GREY, alpha=0.3, linewidth=0)
-        axes.plot(behind["step"], behind["median"], color=GREY, linewidth=1.2)
-    marker = "o" if len(step_T) <= 40 else ""
-    axes.plot(step_T, value_T, color=COLOURS[0], linewidth=1.6, marker=marker, markersize=4)
+        # Drawn first, so that the run is on top.
+        axes.fill_between(
+            behind["step"],
+            behind["low"],
+            behind["high"],
+            color=GREY,
+            alpha=0.3,
+            linewidth=0,
+        )
+        axes.plot(
+            behind["step"],
+            behind["median"],
+            color=GREY,
+            linewidth=1.2,
+        )
+    axes.plot(
+        step_T,
+        value_T,
+        color=COLOURS[0],
+        linewidth=1.6,
+        # More markers would touch each other.
+        marker="o" if len(step_T) <= 40 else "",
+        markersize=4,
+    )
     axes.set(xlabel="step", ylabel=name, xlim=(0, None))
     _save(figure, axes, path)
 
 
-def _limits(curves: Mapping[str, Sequence[np.ndarray]], worst_eer: float) -> tuple[float, float]:
-    steps = [max(p_K[p_K > 0].min() for p_K in points) for points in curves.values()]
-    rates = np.array(PERCENT_TICKS) / 100
-    low = rates[rates <= min(steps)].max(initial=rates[0])
-    high = rates[rates >= min(1.6 * worst_eer, rates[-1])].min()
-    return float(min(low, 0.1)), float(max(high, 0.4))
+def _limits(curves: Mapping[str, Points], worst_eer: float) -> tuple[float, float]:
+    """Return the lowest and the highest rate of the axes; both are ticks."""
+    # A curve ends at its smallest rates above 0, of about one trial each; the axes begin at the
+    # larger of the two rates.
+    resolved_rates: list[float] = []
+    for points in curves.values():
+        smallest_rates = [rate_K[rate_K > 0].min() for rate_K in points]
+        resolved_rates.append(max(smallest_rates))
+
+    ticks = np.array(PERCENT_TICKS) / 100
+    highest_shown = min(1.6 * worst_eer, ticks[-1])
+    lowest_shown = min(resolved_rates)
+    low = ticks[ticks <= lowest_shown].max(initial=ticks[0])
+    high = ticks[ticks >= highest_shown].min()
+    # With few trials or a small EER, the range would otherwise be too narrow.
+    low = min(low, 0.1)
+    high = max(high, 0.4)
+    return float(low), float(high)
 
 
 def _figure(*, height: float) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
+    # Without pyplot, which keeps every figure in memory and may need a display.
     figure = Figure(figsize=(INCHES, height), layout="constrained")
     return figure, figure.add_subplot()
 
@@ -195,11 +349,17 @@ def _save(figure: Any, axes: Any, path: str | Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["bottom", "left"]].set_color(GREY)
     axes.tick_params(color=GREY)
-    if axes.get_legend_handles_labels()[0]:
-        columns = 1 if figure.get_figheight() > FLAT else 2
+    labelled_lines, _ = axes.get_legend_handles_labels()
+    if labelled_lines:
+        # A flat plot has no room for a legend of several lines.
+        is_flat = figure.get_figheight() <= FLAT
         axes.legend(
-            frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderpad=0.1, ncols=columns
+            frameon=False,
+            loc="lower left",
+            bbox_to_anchor=(0.0, 1.0),
+            borderpad=0.1,
+            ncols=2 if is_flat else 1,
         )
     with replacing(Path(path)) as partial:
-        # without the name of the drawing program, so that equal curves make equal bytes
+        # Omit the name of the software, so that equal curves give equal bytes.
         figure.savefig(partial, format="png", dpi=DPI, metadata={"Software": None})

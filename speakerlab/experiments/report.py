@@ -1,7 +1,7 @@
-"""The HTML reports, one self-contained file each: results and scores in, `report.html` out.
+"""HTML reports, each a self-contained file. In: results and scores. Out: `report.html`.
 
-Collects facts and the hardest trials; the templates in `templates/` escape every value. Nothing is
-measured here, and nothing fetched from a network.
+Collects facts and the hardest trials; the templates in `templates/` escape every value. No metric
+is computed here, and nothing is fetched from a network.
 """
 
 import platform
@@ -28,14 +28,26 @@ from speakerlab.experiments.plots import Picture, draw_list, draw_training
 from speakerlab.experiments.results import Row, number, percent
 from speakerlab.experiments.trial_list import ListScores
 
-Facts = Mapping[str, Mapping[str, Any]]  # heading -> name -> value; text of several lines unfolds
+# Heading -> name -> value; text of several lines is folded.
+Facts = Mapping[str, Mapping[str, Any]]
 Hardest = tuple[str, Mapping[str, Sequence[HardTrial]]]  # back end, and kind -> trials
+# A row may lack these keys, which the templates read.
 NOT_MEASURED: Row = {"min_cllr": None, "conditions": [], "primary": False}
-# Escaped: controls but for line breaks, and those that reorder the text beside them (UAX #9).
-HIDDEN = re.compile(rf"(?!\n){CONTROLS.pattern}|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Characters to escape: controls except line breaks, and bidirectional controls (UAX #9), which
+# reorder the text around them.
+HIDDEN = re.compile(
+    rf"(?!\n){CONTROLS.pattern}|[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 MAX_CLIPS = 36  # of at most some 70 kB each
 MAX_OF_A_KIND = 5  # of the hardest trials of a list
-SCORED_WITH = ("speakerlab", "torch", "numpy", "scipy", "soundfile", "matplotlib")
+SCORED_WITH = (
+    "speakerlab",
+    "torch",
+    "numpy",
+    "scipy",
+    "soundfile",
+    "matplotlib",
+)
 
 
 def write_report(
@@ -47,82 +59,143 @@ def write_report(
 ) -> Path:
     """Write `exp_dir/report.html`, its pictures also into `exp_dir/scores`; return its path.
 
-    rows: those of results.json; rows of another model are left out. A list that is not in `lists`
-    has its rows but no pictures. Without matplotlib there are no pictures, without audio no
-    players; the page then says so. reference: file of reference curves, drawn behind those of a
-    training that they belong to.
+    rows: the rows of results.json; rows of another model are left out. A list that is not in
+    `lists` has its rows but no pictures. Without matplotlib there are no pictures, without audio no
+    players; a note on the page reports it. reference: file of reference curves, drawn behind the
+    curves of a matching training.
     """
     card = read_card(exp_dir)
-    own = [row for row in rows if row["model_sha256"] == card["sha256"]]
-    model = [f"Model {card['sha256'][:12]}", f"commit {card.get('commit') or 'unknown'}"]
-    notes = [", ".join([*model, *filter(None, [without_labels(card)])]) + ".", *notes]
-    before, after = (card.get(f"valid_eer_{name}", 0.0) for name in ("initial", "trained"))
-    if after >= before > 0:
-        rates = f"EER of the validation speakers {percent(before)} %, after it {percent(after)} %"
-        kept = "; the initial model was kept" if card["kept_initial"] else ""
-        notes.append(f"Training did not help: before it, {rates}{kept}.")
-    if len(own) < len(rows):
-        notes.append(f"Rows of another model in results.json, left out: {len(rows) - len(own)}.")
+    model_rows = [row for row in rows if row["model_sha256"] == card["sha256"]]
+    all_notes = [_model_note(card), *notes]
+    training_note = _training_note(card)
+    if training_note is not None:
+        all_notes.append(training_note)
+    num_left_out = len(rows) - len(model_rows)
+    if num_left_out:
+        all_notes.append(
+            f"Rows of another model in results.json, left out: {num_left_out}."
+        )
+
+    # All back ends of a list share its DET plot.
     groups: dict[str, list[ListScores]] = {}
-    for one in lists:
-        groups.setdefault(one.listed.name, []).append(one)
+    for list_scores in lists:
+        name = list_scores.listed.name
+        groups.setdefault(name, []).append(list_scores)
+
     pictures: dict[str, list[Picture]] = {}
     training: list[Picture] = []
+    folder = exp_dir / "scores"
     try:
         for name, group in groups.items():
-            pictures[name] = list(draw_list(exp_dir / "scores", group))
+            pictures[name] = list(draw_list(folder, group))
         curves = read_curves(exp_dir / "metrics.jsonl")
-        found = find_reference(reference, exp_dir) if reference else None
-        training = list(draw_training(exp_dir / "scores", curves, found))
+        reference_curves = find_reference(reference, exp_dir) if reference else None
+        training = list(draw_training(folder, curves, reference_curves))
     except ImportError as error:
-        notes.append(f"The plots could not be drawn: {error}; pip install matplotlib.")
+        # Write the tables even without pictures.
+        all_notes.append(
+            f"The plots could not be drawn: {error}; pip install matplotlib."
+        )
+
+    # The primary back end of a list is scored first.
+    primary_scores = [group[0] for group in groups.values()]
     path = exp_dir / "report.html"
     write_page(
         path,
         title=f"Speaker verification: {exp_dir.name}",
-        rows=own,
+        rows=model_rows,
         pictures=pictures,
         training=training,
-        hardest=_hardest([group[0] for group in groups.values()], exp_dir, notes),
+        hardest=_hardest(primary_scores, exp_dir, all_notes),
         facts=facts_of(exp_dir),
-        notes=notes,
+        notes=all_notes,
     )
     return path
 
 
+def _model_note(card: Mapping[str, Any]) -> str:
+    """Return the first line of the notes: the scored model."""
+    parts = [
+        f"Model {card['sha256'][:12]}",
+        f"commit {card.get('commit') or 'unknown'}",
+    ]
+    objective = without_labels(card)
+    if objective:
+        parts.append(objective)
+    text = ", ".join(parts)
+    return f"{text}."
+
+
+def _training_note(card: Mapping[str, Any]) -> str | None:
+    """Return a warning if training did not lower the validation EER."""
+    # Without validation, both rates are missing.
+    before = card.get("valid_eer_initial", 0.0)
+    after = card.get("valid_eer_trained", 0.0)
+    if not after >= before > 0:
+        return None
+    remark = "; the initial model was kept" if card["kept_initial"] else ""
+    return (
+        "Training did not help: before it, EER of the validation speakers"
+        f" {percent(before)} %, after it {percent(after)} %{remark}."
+    )
+
+
 def facts_of(exp_dir: Path) -> dict[str, dict[str, Any]]:
     """Return the model, the versions used to train and to score it, and its configuration."""
-    card, config = read_card(exp_dir), find_model(exp_dir) / "config.yaml"
-    here: dict[str, Any] = {"commit": provenance.commit(), "python": platform.python_version()}
+    card = read_card(exp_dir)
+    config_path = find_model(exp_dir) / "config.yaml"
+    config = config_path.read_text(encoding="utf-8").rstrip()
+
+    # The card holds facts about the model and about the environment of its training.
+    trained_with: dict[str, Any] = {}
+    for name in provenance.ENVIRONMENT:
+        if name in card:
+            trained_with[name] = card.pop(name)
+
+    scored_with: dict[str, Any] = {
+        "commit": provenance.commit(),
+        "python": platform.python_version(),
+    }
     for package in SCORED_WITH:
         try:
-            here[package] = version(package)
+            scored_with[package] = version(package)
         except PackageNotFoundError:
-            here[package] = None
-    environment = {name: card.pop(name) for name in provenance.ENVIRONMENT if name in card}
+            # An optional package such as matplotlib, or a checkout that is not installed.
+            scored_with[package] = None
     return {
         "Model": card,
-        "Trained with": environment,
-        "Scored with": here,
-        "Configuration": {"config.yaml": config.read_text(encoding="utf-8").rstrip() + "\n"},
+        "Trained with": trained_with,
+        "Scored with": scored_with,
+        "Configuration": {"config.yaml": f"{config}\n"},
     }
 
 
-def _hardest(lists: Sequence[ListScores], exp_dir: Path, notes: list[str]) -> dict[str, Hardest]:
+def _hardest(
+    lists: Sequence[ListScores],
+    exp_dir: Path,
+    notes: list[str],
+) -> dict[str, Hardest]:
     """Return the hardest trials of each list, fewer if there are many lists."""
-    players: dict[Path, Player] = {}
-    found: dict[str, Hardest] = {}
     sample_rate = read_settings(exp_dir)["frontend"]["sample_rate"]
-    num = max(1, min(MAX_OF_A_KIND, MAX_CLIPS // (4 * len(lists))))
-    for one in lists:
-        name, folder = one.listed.name, one.listed.path.parent
+    # Two kinds of trials with two clips per trial; all clips are embedded in the page.
+    num_of_clips = MAX_CLIPS // (4 * len(lists))
+    num = max(1, min(MAX_OF_A_KIND, num_of_clips))
+
+    players: dict[Path, Player] = {}
+    hardest_of_list: dict[str, Hardest] = {}
+    for list_scores in lists:
+        name = list_scores.listed.name
+        data_dir = list_scores.listed.path.parent
         try:
-            if folder not in players:
-                players[folder] = player_of(folder, sample_rate=sample_rate)
+            # Lists of one directory share a player, which reads each utterance once.
+            if data_dir not in players:
+                players[data_dir] = player_of(data_dir, sample_rate=sample_rate)
         except (OSError, ValueError) as error:
             notes.append(f"The hardest trials of {name} cannot be played: {error}.")
-        found[name] = one.backend, hardest_trials(one, player=players.get(folder), num=num)
-    return found
+        player = players.get(data_dir)
+        trials = hardest_trials(list_scores, player=player, num=num)
+        hardest_of_list[name] = (list_scores.backend, trials)
+    return hardest_of_list
 
 
 def write_page(
@@ -136,59 +209,103 @@ def write_page(
     facts: Facts,
     notes: Sequence[str] = (),
 ) -> None:
-    """Write the report of trial lists. `notes` come first: what is missing, and why.
+    """Write the report of trial lists. `notes` come first: missing parts, and the reasons.
 
     A list's headline is its primary row, or its first if none is marked.
     pictures and hardest: by the name of the list; the first system of a list shows them.
     """
     columns = results.columns_of(rows)
-    pictures, hardest = dict(pictures or {}), dict(hardest or {})
+    remaining_pictures = dict(pictures or {})
+    remaining_hardest = dict(hardest or {})
+
     groups: dict[tuple[str, str], list[Row]] = {}
     protocols: dict[str, list[tuple[str, str]]] = {}
-    for i, row in enumerate(rows):
-        shown = {"cells": {name: cells[i] for name, cells in columns.items()}}
-        groups.setdefault((row["trials"], row["system"]), []).append(NOT_MEASURED | row | shown)
-        text = row["protocol"]
-        text += f". Calibration: {row['calibration']}" if row.get("calibration") else ""
-        protocols.setdefault(text, []).append((row["trials"], row["backend"]))
-    for group in groups.values():
+    for row_number, row in enumerate(rows):
+        cells: dict[str, results.Cell] = {}
+        for header, column in columns.items():
+            cells[header] = column[row_number]
+        # The template reads the cells of a row from the row itself.
+        shown = {**NOT_MEASURED, **row, "cells": cells}
+        list_and_system = (row["trials"], row["system"])
+        groups.setdefault(list_and_system, []).append(shown)
+
+        # Rows with the same protocol share its text.
+        protocol = row["protocol"]
+        if row.get("calibration"):
+            protocol += f". Calibration: {row['calibration']}"
+        list_and_back_end = (row["trials"], row["backend"])
+        protocols.setdefault(protocol, []).append(list_and_back_end)
+
+    # The name of the system is only shown if there are several.
+    systems = {system for _, system in groups}
+    lists: list[dict[str, Any]] = []
+    for (trials, system), group in groups.items():
+        # The primary row first; the other rows keep their order.
         group.sort(key=lambda row: not row["primary"])
-    several = len({system for _, system in groups}) > 1
-    lists = [
-        {
+        shown_list = {
             "trials": trials,
-            "system": system if several else None,
+            "system": system if len(systems) > 1 else None,
             "rows": group,
-            "untrained": next(
-                (r for row in group if (r := row["eer_untrained"]) is not None), None
-            ),
-            "pictures": pictures.pop(trials, []),
-            "hardest": hardest.pop(trials, None),
+            "untrained": _untrained_eer(group),
+            # Popped, so that only the first system of a list shows them.
+            "pictures": remaining_pictures.pop(trials, []),
+            "hardest": remaining_hardest.pop(trials, None),
         }
-        for (trials, system), group in groups.items()
-    ]
-    shown = {"lists": lists, "training": training, "protocols": protocols}
-    page = render("verification.html.j2", title=title, notes=notes, facts=facts, **shown)
+        lists.append(shown_list)
+    page = render(
+        "verification.html.j2",
+        title=title,
+        notes=notes,
+        facts=facts,
+        lists=lists,
+        training=training,
+        protocols=protocols,
+    )
     write_text(path, page)
 
 
-def write_identification_page(path: Path, *, title: str, rows: Sequence[Row], facts: Facts) -> None:
-    """Write the report of an identification: accuracy, each class, and the confusions."""
-    sets = []
+def _untrained_eer(rows: Sequence[Row]) -> float | None:
+    """Return the EER of the initial weights, which is in the row of one back end."""
     for row in rows:
-        classes = [
-            (counts.get(name, 0) / sum(counts.values()), name, sum(counts.values()))
-            for name, counts in row["confusion"].items()
-        ]
-        sets.append(
-            {
-                "row": row,
-                "classes": [(name, f"{n:,}", percent(rate)) for rate, name, n in sorted(classes)],
-                "confusion": results.confusion_table(row),
-                "frequent": results.frequent_confusions(row),
-            }
-        )
-    write_text(path, render("identification.html.j2", title=title, sets=sets, facts=facts))
+        eer = row["eer_untrained"]
+        if eer is not None:
+            return eer
+    return None
+
+
+def write_identification_page(
+    path: Path,
+    *,
+    title: str,
+    rows: Sequence[Row],
+    facts: Facts,
+) -> None:
+    """Write the report of an identification: accuracy, each class, and the confusions."""
+    sets: list[dict[str, Any]] = []
+    for row in rows:
+        shown = {
+            "row": row,
+            "classes": _class_accuracies(row),
+            "confusion": results.confusion_table(row),
+            "frequent": results.frequent_confusions(row),
+        }
+        sets.append(shown)
+    page = render("identification.html.j2", title=title, sets=sets, facts=facts)
+    write_text(path, page)
+
+
+def _class_accuracies(row: Row) -> list[tuple[str, str, str]]:
+    """Return (class, number of utterances, accuracy in percent), the lowest accuracy first."""
+    classes: list[tuple[float, str, int]] = []
+    for name, counts in row["confusion"].items():
+        num_utterances = sum(counts.values())
+        accuracy = counts.get(name, 0) / num_utterances
+        classes.append((accuracy, name, num_utterances))
+
+    lines: list[tuple[str, str, str]] = []
+    for accuracy, name, num_utterances in sorted(classes):
+        lines.append((name, f"{num_utterances:,}", percent(accuracy)))
+    return lines
 
 
 def write_diarization_page(
@@ -203,23 +320,37 @@ def write_diarization_page(
 
     minutes: of `timeline.worst_minutes`.
     """
-    files = sorted(results["files"].items(), key=lambda file: -file[1]["error_seconds"])
-    recordings, *groups = diarization.tables_of({**results, "files": dict(files)})
-    shown = {
-        "cards": diarization.headlines(results),
-        "errors": results["total"]["count_errors"],
-        "tables": [*(("Groups of recordings", one) for one in groups), ("Recordings", recordings)],
-        "minutes": minutes,
-    }
-    write_text(path, render("diarization.html.j2", title=title, facts=facts, **shown))
+
+    def error_seconds(name: str) -> float:
+        return results["files"][name]["error_seconds"]
+
+    # The worst recordings come first.
+    names = sorted(results["files"], key=error_seconds, reverse=True)
+    files = {name: results["files"][name] for name in names}
+    recordings, *groups = diarization.tables_of({**results, "files": files})
+    tables = [("Groups of recordings", group) for group in groups]
+    tables.append(("Recordings", recordings))
+    page = render(
+        "diarization.html.j2",
+        title=title,
+        facts=facts,
+        cards=diarization.headlines(results),
+        errors=results["total"]["count_errors"],
+        tables=tables,
+        minutes=minutes,
+    )
+    write_text(path, page)
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a template filled with values, which it escapes."""
+    """Render a template with values, which it escapes."""
+    folder = Path(__file__).with_name("templates")
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        loader=jinja2.FileSystemLoader(folder),
+        # Names of recordings and classes come from others' files and may be markup.
         autoescape=True,
         finalize=_visible,
+        # A misspelled name is an error instead of an empty cell.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -229,27 +360,50 @@ def render(template: str, **values: Any) -> str:
         "number": number,
         "interval": partial(results.bounds, show=percent),
         "plain": _plain,
-        "sha256": lambda text: b64encode(sha256(text.encode()).digest()).decode(),
+        "sha256": _sha256,
         "scale": _condition_scale,
     }
     return environment.get_template(template).render(values)
 
 
-def _condition_scale(parts: Sequence[Mapping[str, Any]]) -> tuple[float, list[str]]:
-    """Return (the largest rate drawn in a table of conditions, the priors that it has)."""
-    ends = [rate for part in parts for rate in (part["eer"] or 0, *(part.get("eer_ci95") or ()))]
-    return max(ends, default=0.0) or 1.0, results.priors_of(parts)
+def _sha256(text: str) -> str:
+    """Return the hash of a script in the format of a content security policy."""
+    digest = sha256(text.encode()).digest()
+    return b64encode(digest).decode()
+
+
+def _condition_scale(
+    parts: Sequence[Mapping[str, Any]],
+) -> tuple[float, list[str]]:
+    """Return (the largest rate in a table of conditions, the priors of its minDCFs)."""
+    rates: list[float] = []
+    for part in parts:
+        eer = part["eer"] or 0.0
+        ci95 = part.get("eer_ci95") or []
+        rates += [eer, *ci95]
+    largest = max(rates, default=0.0)
+    # Bars are drawn relative to the largest rate, so it must not be 0.
+    return largest or 1.0, results.priors_of(parts)
 
 
 def _visible(value: Any) -> Any:
+    """Escape hidden characters, so that a name cannot look like another one."""
     if not isinstance(value, str):
         return value
-    return type(value)(HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), value))
+
+    def escape(hidden: re.Match[str]) -> str:
+        return hidden[0].encode("unicode_escape").decode()
+
+    # Markup is a subclass of str, so keep the type.
+    return type(value)(HIDDEN.sub(escape, value))
 
 
 def _plain(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "yes", False: "no"}[value]
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value)) or "none"
+        texts = [_plain(item) for item in value]
+        return ", ".join(texts) or "none"
     return str(value)

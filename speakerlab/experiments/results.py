@@ -1,11 +1,12 @@
 """Rows of results: results.json, and tables for the console.
 
-A row is a plain dict; `evaluate` makes those of trial lists, `speakerlab classify` those of an
-identification (`"task": "identification"`).
+A row is a plain dict; `evaluate` makes the rows of trial lists, `speakerlab classify` the rows of
+an identification (`"task": "identification"`).
 """
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,176 +14,316 @@ from speakerlab.core.atomic import write_text
 from speakerlab.core.reading import keys, read_json
 
 Row = dict[str, Any]
-Cell = tuple[str, list[str]]
-LOCK = ".results.lock"  # in the experiment, held from reading results.json to writing the report
-KEY = ("task", "trials", "data", "system", "backend")  # rows that agree in these replace each other
-MAX_CLASSES_SHOWN = 20  # in a confusion table; of more, only the most frequent confusions
+Key = tuple[Any, ...]  # values of a row
+Cell = tuple[str, list[str]]  # text and its details
+Confusion = tuple[str, str, int]  # true class, found class, number of utterances
+# Names of the columns, and the row of each true class: its name and its counts.
+ConfusionTable = tuple[list[str], list[tuple[str, list[int]]]]
+
+# Lock in the experiment, held from reading results.json until the report is written.
+LOCK = ".results.lock"
+# A new row replaces an old row with equal values of these keys. The back end comes last: the key
+# without it identifies a list.
+KEY = ("task", "trials", "data", "system", "backend")
+# A larger confusion table does not fit on a page; the most frequent confusions are shown instead.
+MAX_CLASSES_SHOWN = 20
 MAX_CONFUSIONS_SHOWN = 10
-# What rows have, of trial lists and of identifications.
-TEXTS = dict.fromkeys(("system", "protocol"), str)
-CONDITION = keys(condition=str, value=str, eer=float | None, eer_ci95=list[float] | None)
+
+# Required keys of a row, then optional keys. Rows of former versions have fewer keys.
+CONDITION = keys(
+    condition=str,
+    value=str,
+    eer=float | None,
+    eer_ci95=list[float] | None,
+)
 MEASURED = keys(
-    {
-        **{"intervals": dict[str, list[float] | None], "min_cllr": float | None},
-        **{"conditions": list[CONDITION], "num_speakers": int | None, "primary": bool},
-        **dict.fromkeys(("at_threshold", "compared"), dict[str, Any] | None),
-    },
-    **TEXTS,
-    **dict.fromkeys(("trials", "backend", "model_sha256"), str),
-    **dict.fromkeys(("num_target", "num_nontarget"), int),
-    **dict.fromkeys(("eer_untrained", "cllr", "act_dcf"), float | None),
+    system=str,
+    protocol=str,
+    trials=str,
+    backend=str,
+    model_sha256=str,
+    num_target=int,
+    num_nontarget=int,
+    eer_untrained=float | None,
+    cllr=float | None,
+    act_dcf=float | None,
     eer=float,
     eer_ci95=list[float] | None,
     min_dcf=dict[str, float],
+    may={
+        "intervals": dict[str, list[float] | None],
+        "min_cllr": float | None,
+        "conditions": list[CONDITION],
+        "num_speakers": int | None,
+        "primary": bool,
+        "at_threshold": dict[str, Any] | None,
+        "compared": dict[str, Any] | None,
+    },
 )
 IDENTIFIED = keys(
-    **TEXTS,
-    **dict.fromkeys(("task", "data"), str),
-    **dict.fromkeys(("accuracy", "balanced_accuracy"), float),
-    **dict.fromkeys(("num", "num_classes"), int),
+    system=str,
+    protocol=str,
+    task=str,
+    data=str,
+    accuracy=float,
+    balanced_accuracy=float,
+    num=int,
+    num_classes=int,
     accuracy_ci95=list[float] | None,
     confusion=dict[str, dict[str, int]],
 )
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a results.json, none if there is no such file; ValueError for others."""
+    """Return the rows of a results.json, [] if it is missing; ValueError for other content."""
     if not path.is_file():
         return []
-    fix = "move it away and run the command again"
-    return read_json(path, list[Row], like=list[IDENTIFIED | MEASURED], fix=fix)
+    return read_json(
+        path,
+        list[Row],
+        like=list[IDENTIFIED | MEASURED],
+        fix="move it away and run the command again",
+    )
 
 
-def update_results(path: Path, new: Sequence[Row], asked: Sequence[str] = ()) -> list[Row]:
-    """Put the rows of a list into results.json, each in place of one of the same KEY.
+def update_results(
+    path: Path,
+    new: Sequence[Row],
+    asked: Sequence[str] = (),
+) -> list[Row]:
+    """Put the rows of a list into results.json, each in place of an old row with the same KEY.
 
-    If one is the primary row, no other of the list is. Old rows of a back end that was asked for
-    and skipped, so that it has no new row, are removed. Return all rows of the task.
+    If a new row is primary, the list's other rows are not. Old rows of a back end in `asked` that
+    was skipped, and so has no new row, are removed. Return all rows of the task.
     """
-    rows = read_rows(path)
-    skipped = {*asked} - {_steps(row) for row in new}
+    first_key = _key(new[0])
+    scored_back_ends = {_back_end(row) for row in new}
+    skipped = set(asked) - scored_back_ends
     has_primary = any(row.get("primary") for row in new)
-    kept: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        *of_list, _ = key = tuple(row.get(name) for name in KEY)
-        if of_list == [new[0].get(name) for name in KEY[:-1]]:
-            if _steps(row) in skipped:
+
+    # A new row takes the place of the old row, so that the order of a report does not change.
+    rows_by_key: dict[Key, Row] = {}
+    for row in read_rows(path):
+        key = _key(row)
+        is_same_list = key[:-1] == first_key[:-1]
+        if is_same_list:
+            # Its old row is out of date: the back end now has too little to learn from.
+            if _back_end(row) in skipped:
                 continue
             if has_primary:
                 row["primary"] = False
-        kept[key] = row
-    kept |= {tuple(row.get(name) for name in KEY): row for row in new}
-    write_text(path, json.dumps([*kept.values()], indent=1) + "\n")
-    return [row for row in kept.values() if row.get("task") == new[0].get("task")]
+        rows_by_key[key] = row
+    for row in new:
+        rows_by_key[_key(row)] = row
+
+    rows = list(rows_by_key.values())
+    text = json.dumps(rows, indent=1)
+    write_text(path, f"{text}\n")
+    task = new[0].get("task")
+    return [row for row in rows if row.get("task") == task]
 
 
-def _steps(row: Row) -> str:
-    return row.get("backend", "").partition(",")[0]  # without options such as top-n=20
+def _key(row: Row) -> Key:
+    return tuple(row.get(name) for name in KEY)
+
+
+def _back_end(row: Row) -> str:
+    """Return the name of a back end without its options, such as top-n=20."""
+    name, _, _ = row.get("backend", "").partition(",")
+    return name
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, list[Cell]]:
-    """Return header -> the cell of each row of trial lists; columns that no row fills are left out.
+    """Return header -> the cell of each row of trial lists; empty columns are left out.
 
     A cell is text, and its details: interval, comparison.
     """
-    columns = {
-        "EER %": [(percent(row["eer"]), [bounds(row["eer_ci95"], row, percent)]) for row in rows],
-        "EER difference": [_compared(row) for row in rows],
-        **{
-            f"minDCF({p})": [_cell(row, row["min_dcf"].get(p), f"min_dcf_{p}") for row in rows]
-            for p in priors_of(rows)
-        },
-        "actDCF(0.01)": [_cell(row, row["act_dcf"], "act_dcf_0.01") for row in rows],
-        "Cllr": [_cell(row, row["cllr"], "cllr") for row in rows],
-        "minCllr": [(number(row.get("min_cllr")), []) for row in rows],
-        "at threshold %": [(percent(at_threshold(row)), []) for row in rows],
+    # All rows have the same columns, so that cell i of a column belongs to row i.
+    priors = priors_of(rows)
+    columns: dict[str, list[Cell]] = {}
+    for row in rows:
+        for header, cell in _cells_of(row, priors).items():
+            columns.setdefault(header, []).append(cell)
+
+    for header, cells in list(columns.items()):
+        is_filled = any(text for text, _ in cells)
+        if not is_filled:
+            del columns[header]
+    return columns
+
+
+def _cells_of(row: Row, priors: Sequence[str]) -> dict[str, Cell]:
+    """Return header -> cell of a row; the text of a missing metric is empty."""
+    eer_interval = bounds(row["eer_ci95"], row, percent)
+    cells: dict[str, Cell] = {
+        "EER %": (percent(row["eer"]), [eer_interval]),
+        "EER difference": _compared(row),
     }
-    return {name: cells for name, cells in columns.items() if any(text for text, _ in cells)}
+    for prior in priors:
+        min_dcf = row["min_dcf"].get(prior)
+        cells[f"minDCF({prior})"] = _cell(row, min_dcf, f"min_dcf_{prior}")
+    cells |= {
+        "actDCF(0.01)": _cell(row, row["act_dcf"], "act_dcf_0.01"),
+        "Cllr": _cell(row, row["cllr"], "cllr"),
+        "minCllr": (number(row.get("min_cllr")), []),
+        "at threshold %": (percent(at_threshold(row)), []),
+    }
+    return cells
 
 
 def format_table(rows: Sequence[Row]) -> str:
     """Format results of trial lists as aligned text."""
-    names = {"trials": "trials", "system": "system", "back end": "backend"}
-    columns = {name: [row[key] for row in rows] for name, key in names.items()}
-    for name, cells in columns_of(rows).items():
-        in_full = name.startswith("EER")
-        columns[name] = [
-            f"{text} ({', '.join(details)})" if in_full and details else text
-            for text, details in cells
-        ]
-    columns["untrained %"] = [percent(row["eer_untrained"]) for row in rows]
+    columns = {
+        "trials": [row["trials"] for row in rows],
+        "system": [row["system"] for row in rows],
+        "back end": [row["backend"] for row in rows],
+    }
+    metrics = columns_of(rows)
+    for name, cells in metrics.items():
+        # Details of all metrics would make the lines too long for a terminal.
+        has_details = name.startswith("EER")
+        columns[name] = []
+        for text, details in cells:
+            if has_details and details:
+                text += f" ({', '.join(details)})"
+            columns[name].append(text)
+    untrained_eers = [row["eer_untrained"] for row in rows]
+    columns["untrained %"] = [percent(eer) for eer in untrained_eers]
     columns["targets"] = [f"{row['num_target']:,}" for row in rows]
     columns["non-targets"] = [f"{row['num_nontarget']:,}" for row in rows]
-    filled = {name: texts for name, texts in columns.items() if any(texts)}
-    return aligned([list(filled), *map(list, zip(*filled.values()))], num_left=3)
+
+    header: list[str] = []
+    filled_columns: list[list[str]] = []
+    for name, texts in columns.items():
+        if any(texts):
+            header.append(name)
+            filled_columns.append(texts)
+    lines = list(zip(*filled_columns))
+    return aligned([header, *lines], num_left=3)
 
 
 def format_conditions(rows: Sequence[Row], conditions: Collection[str]) -> str:
-    """Format results by the values of these conditions, for each list and back end with them."""
-    header = ["trials", "system", "back end", "condition", "value", "EER %", "95 % interval"]
-    lines = [
-        [
-            *(row["trials"], row["system"], row["backend"], part["condition"], part["value"]),
-            *(percent(part["eer"]), bounds(part["eer_ci95"], part, percent)),
-        ]
-        for row in rows
-        for part in row.get("conditions", ())
-        if part["condition"] in conditions
+    """Format the results of these conditions by value, for each list and back end with them."""
+    header = [
+        "trials",
+        "system",
+        "back end",
+        "condition",
+        "value",
+        "EER %",
+        "95 % interval",
     ]
-    return aligned([header, *lines], num_left=5)
+    lines = [header]
+    for row in rows:
+        # Rows of lists without conditions, and rows of former versions, lack this key.
+        for part in row.get("conditions", ()):
+            if part["condition"] not in conditions:
+                continue
+            line = [
+                row["trials"],
+                row["system"],
+                row["backend"],
+                part["condition"],
+                part["value"],
+                percent(part["eer"]),
+                bounds(part["eer_ci95"], part, percent),
+            ]
+            lines.append(line)
+    return aligned(lines, num_left=5)
 
 
 def format_identification(rows: Sequence[Row]) -> str:
-    header = ["data", "system", "accuracy %", "95 % interval", "balanced %", "classes", "number"]
-    lines = [
-        [
-            *(row["data"], row["system"], percent(row["accuracy"])),
-            bounds(row["accuracy_ci95"], row, percent),
-            *(percent(row["balanced_accuracy"]), str(row["num_classes"]), f"{row['num']:,}"),
-        ]
-        for row in rows
+    header = [
+        "data",
+        "system",
+        "accuracy %",
+        "95 % interval",
+        "balanced %",
+        "classes",
+        "number",
     ]
-    return aligned([header, *lines], num_left=2)
+    lines = [header]
+    for row in rows:
+        line = [
+            row["data"],
+            row["system"],
+            percent(row["accuracy"]),
+            bounds(row["accuracy_ci95"], row, percent),
+            percent(row["balanced_accuracy"]),
+            str(row["num_classes"]),
+            f"{row['num']:,}",
+        ]
+        lines.append(line)
+    return aligned(lines, num_left=2)
 
 
 def format_confusion(row: Row) -> str:
-    """Format the confusion table, true classes in rows; of many classes the most frequent."""
+    """Format the confusion table, true classes in rows; only the worst if there are many."""
     table = confusion_table(row)
-    if table is not None:
-        return aligned([["true \\ found", *table[0]], *([n, *map(str, c)] for n, c in table[1])])
-    worst = [[true, found, str(count)] for true, found, count in frequent_confusions(row)]
-    return aligned([["true", "found", "number"], *worst], num_left=2)
+    if table is None:
+        lines = [["true", "found", "number"]]
+        for true, decided, count in frequent_confusions(row):
+            lines.append([true, decided, str(count)])
+        return aligned(lines, num_left=2)
+
+    classes, counts_of_classes = table
+    lines = [["true \\ found", *classes]]
+    for true, counts in counts_of_classes:
+        texts = [str(count) for count in counts]
+        lines.append([true, *texts])
+    return aligned(lines)
 
 
-def confusion_table(row: Row) -> tuple[list[str], list[tuple[str, list[int]]]] | None:
-    """Return (names of columns, (true class, counts) of each row); None if it is too large."""
-    counts_of: Mapping[str, Mapping[str, int]] = row["confusion"]
-    names = sorted({*counts_of, *(found for counts in counts_of.values() for found in counts)})
+def confusion_table(row: Row) -> ConfusionTable | None:
+    """Return (names of columns, (true class, counts) of each row); None if too large."""
+    confusion = row["confusion"]  # true class -> found class -> count
+    # A row of results.json holds only the counts above 0.
+    names = set(confusion)
+    for counts in confusion.values():
+        names.update(counts)
     if len(names) > MAX_CLASSES_SHOWN:
         return None
-    return names, [(true, [counts_of[true].get(n, 0) for n in names]) for true in sorted(counts_of)]
+
+    classes = sorted(names)
+    lines: list[tuple[str, list[int]]] = []
+    for true in sorted(confusion):
+        count_of = confusion[true]
+        counts = [count_of.get(decided, 0) for decided in classes]
+        lines.append((true, counts))
+    return classes, lines
 
 
-def frequent_confusions(row: Row) -> list[tuple[str, str, int]]:
+def frequent_confusions(row: Row) -> list[Confusion]:
     """Return (true class, found class, count), most frequent first."""
-    wrong = [
-        (true, found, count)
-        for true, counts in row["confusion"].items()
-        for found, count in counts.items()
-        if true != found
-    ]
-    return sorted(wrong, key=lambda one: (-one[2], one))[:MAX_CONFUSIONS_SHOWN]
+    wrong: list[Confusion] = []
+    for true, counts in row["confusion"].items():
+        for decided, count in counts.items():
+            if true != decided:
+                wrong.append((true, decided, count))
+
+    # The sort is stable: confusions of equal count stay in alphabetical order.
+    wrong.sort()
+    wrong.sort(key=itemgetter(2), reverse=True)
+    return wrong[:MAX_CONFUSIONS_SHOWN]
 
 
 def priors_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the priors at which the rows have a minDCF, each once."""
-    return list(dict.fromkeys(prior for row in rows for prior in row.get("min_dcf") or ()))
+    priors: dict[str, None] = {}  # a set that keeps the order of the rows
+    for row in rows:
+        # A condition without targets or non-targets has no minDCF.
+        min_dcf = row.get("min_dcf") or {}
+        priors |= dict.fromkeys(min_dcf)
+    return list(priors)
 
 
 def at_threshold(row: Row) -> float | None:
     """Return the mean of miss and false-alarm rate at the threshold stored with the model."""
     rates = row.get("at_threshold")
-    return None if rates is None else (rates["p_miss"] + rates["p_fa"]) / 2
+    if rates is None:
+        return None
+    total = rates["p_miss"] + rates["p_fa"]
+    return total / 2
 
 
 def percent(rate: float | None) -> str:
@@ -194,19 +335,29 @@ def number(value: float | None) -> str:
 
 
 def bounds(
-    ci95: Sequence[float] | None, row: Mapping[str, Any], show: Callable[[float], str] = number
+    ci95: Sequence[float] | None,
+    row: Mapping[str, Any],
+    show: Callable[[float], str] = number,
 ) -> str:
     """Return an interval, or the reason why the row has none."""
-    if ci95 is None:
-        num_speakers = row["num_speakers"]
-        drawn = f"{row['num']} utterances" if num_speakers is None else f"{num_speakers} speakers"
-        return f"n/a ({drawn})"
-    return " to ".join(map(show, ci95))
+    if ci95 is not None:
+        return " to ".join(map(show, ci95))
+    # Without speakers, the bootstrap draws single utterances.
+    num_speakers = row["num_speakers"]
+    if num_speakers is None:
+        return f"n/a ({row['num']} utterances)"
+    return f"n/a ({num_speakers} speakers)"
 
 
 def _cell(row: Row, value: float | None, metric: str) -> Cell:
-    intervals = row.get("intervals", {}) if value is not None else {}
-    return number(value), [bounds(intervals[metric], row)] if metric in intervals else []
+    if value is None:
+        return "", []
+    # Rows of former versions have an interval of the EER only.
+    intervals = row.get("intervals", {})
+    if metric not in intervals:
+        return number(value), []
+    interval = bounds(intervals[metric], row)
+    return number(value), [interval]
 
 
 def _compared(row: Row) -> Cell:
@@ -218,20 +369,37 @@ def _compared(row: Row) -> Cell:
     def show(rate: float) -> str:
         return f"{100 * rate:+.2f}"
 
-    p = compared["p_value"]  # None with too few speakers
-    p_value = "p n/a" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-    details = [bounds(compared["ci95"], row, show), p_value, f"to {compared['with']}"]
+    p_value = compared["p_value"]
+    if p_value is None:  # too few speakers
+        significance = "p n/a"
+    elif p_value < 0.001:
+        significance = "p < 0.001"
+    else:
+        significance = f"p = {p_value:.3f}"
+    interval = bounds(compared["ci95"], row, show)
+    details = [interval, significance, f"to {compared['with']}"]
     return show(compared["eer_difference"]), details
 
 
 def aligned(lines: Sequence[Sequence[str]], *, num_left: int = 1) -> str:
     """Align a header and rows of cells as text; num_left columns are flush left."""
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    rows = [
-        "  ".join(
-            text.ljust(width) if i < num_left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(texts, widths))
-        ).rstrip()
-        for texts in lines
-    ]
-    return "\n".join([rows[0], "  ".join("-" * width for width in widths), *rows[1:]])
+    widths: list[int] = []
+    for column in zip(*lines):
+        longest = max(column, key=len)
+        widths.append(len(longest))
+
+    rows: list[str] = []
+    for texts in lines:
+        cells: list[str] = []
+        for text, width in zip(texts, widths):
+            # Names are flush left, numbers flush right.
+            is_left = len(cells) < num_left
+            cell = text.ljust(width) if is_left else text.rjust(width)
+            cells.append(cell)
+        # Trailing blanks would wrap in a narrow terminal.
+        row = "  ".join(cells)
+        rows.append(row.rstrip())
+
+    header, *body = rows
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([header, rule, *body])

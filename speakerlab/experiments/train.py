@@ -7,30 +7,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from speakerlab.checkpoints.model_files import read_source
 from speakerlab.checkpoints.published import publish, write_initial
 from speakerlab.config import build
-from speakerlab.config.embedder import Embedder
 from speakerlab.config.schema import Config
-from speakerlab.experiments import consistency, setup
+from speakerlab.embedder import Embedder
+from speakerlab.experiments import consistency, run_log
 from speakerlab.experiments.averaging import average_newest
+from speakerlab.experiments.components import build_schedule, build_task
 from speakerlab.experiments.corpus import Corpus
-from speakerlab.experiments.initial import compare_with_initial, init_from
+from speakerlab.experiments.hardware import choose_kernels, choose_precision
+from speakerlab.experiments.initial import init_from, keep_the_better
 from speakerlab.experiments.model_card import stated_of_corpora
 from speakerlab.experiments.planning import plan_batch
+from speakerlab.experiments.train_batches import TrainBatches
 from speakerlab.experiments.validation import ClassValidation, HeldOut, Validation
 from speakerlab.inference.batches import embed_pieces
 from speakerlab.losses.head import Head
 from speakerlab.training.batch_size import slow_batchnorm
 from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.graphs import graph_task
 from speakerlab.training.monitor import Monitor
 from speakerlab.training.nan_report import write_report
 from speakerlab.training.progress import LearningWatch, MetricSums
 from speakerlab.training.run_state import RunState
+from speakerlab.training.schedules import Schedule
 from speakerlab.training.signals import Signals
 from speakerlab.training.sync_batchnorm import join_batchnorms
+from speakerlab.training.task import Task
 from speakerlab.training.trainer import Trainer
 from speakerlab.training.update import Updater
 from speakerlab.training.writer import CheckpointWriter
@@ -45,10 +51,11 @@ class Training:
     exp_dir: Path
     config: Config
     trainer: Trainer
+    validation: HeldOut | None
     embedder: Embedder
     head: Head | None
     classes: list[str]
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # about data, machine and origin, for the model's card
 
 
 def build_training(
@@ -60,75 +67,87 @@ def build_training(
     *,
     below: int | None = None,
 ) -> Training:
-    """Build all parts of a training; below: only use micro-batches smaller than this."""
-    training = config.training
-    precision = setup.precision(config, ranks)
-    setup.log_device(exp_dir, config, ranks, precision)
+    """Build all parts of a training.
+
+    init: the model to start from. below: only use micro-batches smaller than this, after one of
+    this size ran out of memory.
+    """
+    # What is learned: the corpus, its classes, and the network with its weights.
+    precision = choose_precision(config, ranks)
+    run_log.log_device(exp_dir, config, ranks, precision)
     corpus = consistency.agreed_corpus(config, ranks)
     init_sha256 = consistency.check_initial_model(config, init, exp_dir)
     classes = consistency.record_classes(config, corpus, init, exp_dir, ranks)
-
-    task = setup.build_task(config, corpus, precision, ranks, num_classes=len(classes))
-    embedder, head = task.embedder, task.head
-    assert isinstance(embedder, Embedder)
+    task = build_task(config, corpus, precision, ranks, num_classes=len(classes))
+    embedder = task.embedder
+    assert isinstance(embedder, Embedder)  # a task itself takes any module
+    # A resumed run takes the weights of its checkpoint instead, later.
     if init is not None and not was_begun(exp_dir):
-        init_from(init, embedder=embedder, head=head, classes=classes, config=config)
-        task.restart()
+        init_from(
+            init,
+            embedder=embedder,
+            head=task.head,
+            classes=classes,
+            config=config,
+        )
+        # In self-supervised training the loaded network is the teacher: the student gets a copy.
+        # Other tasks do nothing here.
+        task.adopt_loaded_weights()
+        # Kept, because `publish_result` compares the trained weights with the initial ones.
         ranks.on_first(lambda: write_initial(exp_dir, embedder))
+
+    # How it fits into this machine: the micro-batch, BatchNorm over ranks, kernels.
     plan = plan_batch(config, ranks, task, below=below)
+    # With small micro-batches, groups of neighbouring ranks share BatchNorm's statistics.
     if plan.joined_ranks > 1:
         join_batchnorms(task, ranks.neighbours(plan.joined_ranks))
+    # BatchNorm's running statistics move with each micro-batch. In a whole step they should move
+    # equally far, however many micro-batches it has.
     slow_batchnorm(task, plan.accumulation)
     task.to(ranks.device)
-    setup.choose_kernels(config, task)
+    choose_kernels(config, task)
 
-    source = setup.TrainBatches(config, corpus, classes, task.augment, ranks, plan)
-    config = consistency.record_config(config, source.order.steps_per_epoch, exp_dir, ranks)
-    schedule = setup.schedule(config, source.order)
-    validation = build_validation(config, corpus, head, classes)
+    # When things happen: the order of crops decides how many steps an epoch has.
+    source = TrainBatches(config, corpus, classes, task.augment, ranks, plan)
+    # Returns the configuration with every former `num_epochs`, which config.yaml records: the
+    # learning rate of an extended run decays again from the step at which it was extended.
+    config = consistency.record_config(
+        config,
+        source.order.steps_per_epoch,
+        exp_dir,
+        ranks,
+    )
+    schedule = build_schedule(config, source.order)
+    validation = build_validation(config, corpus, task.head, classes)
     if init is not None and validation is None:
-        text = (
-            "no speakers are held out, so the result replaces %s even if it is worse; to compare "
-            "them, set data.valid_speakers"
+        log.warning(
+            "no speakers are held out, so the result replaces %s even if it is worse; to"
+            " compare them, set data.valid_speakers",
+            init,
         )
-        log.warning(text, init)
-    learned = [p for p in task.parameters() if p.requires_grad]
-    updater = Updater(
-        task,
-        build.build_optimizer(config, learned, lr=schedule.lr_at(0)),
-        device=ranks.device,
-        clip_norm=training.clip_norm,
-        scale_loss=precision.scales_loss,
-        split=list(task.split.values()),
-        sum_over_ranks=ranks.sum,
-    )
-    learning = LearningWatch(
-        num_classes=len(classes) or build.num_choices(config),
-        warmup_steps=round(training.warmup_epochs * schedule.steps_per_epoch),
-        stop=training.on_divergence == "stop",
-    )
-    writer = CheckpointWriter(
-        exp_dir / "checkpoints",
-        keep=max(training.keep_checkpoints, training.average_checkpoints),
-    )
-    state = RunState(
-        task=task,
-        updater=updater,
-        sums=MetricSums(ranks),
-        learning=learning,
-        ranks=ranks,
-        writer=writer,
-        metric=(validation or Validation).metric,
+
+    # Without validation the model's card has the key `best_valid_eer` all the same, with no value.
+    metric = Validation.metric if validation is None else validation.metric
+    state = build_state(exp_dir, config, task, ranks, schedule, classes, metric=metric)
+    facts = {
+        **run_log.collect_facts(source, precision),
+        **stated_of_corpora(
+            config
+        ),  # what the corpora's folders state, such as the licence
+        "init_sha256": init_sha256,
+        "init_source": None if init is None else read_source(init),
+    }
+    report_nan = partial(
+        write_report,
+        path=exp_dir / "nan_report.json",
+        utterances=corpus.train.ids,
+        facts=facts,
     )
     monitor = Monitor(
         exp_dir,
         total_steps=schedule.total_steps,
         every_seconds=config.runtime.log_every_seconds,
     )
-    origin = {"init_sha256": init_sha256, "init_source": init and read_source(init)}
-    facts = {**setup.facts(source, precision), **stated_of_corpora(config), **origin}
-    where = exp_dir / "nan_report.json"
-    report = partial(write_report, path=where, utterances=corpus.train.ids, facts=facts)
     trainer = Trainer(
         exp_dir,
         state=state,
@@ -137,24 +156,79 @@ def build_training(
         schedule=schedule,
         validation=validation,
         monitor=monitor if ranks.is_first else None,
-        report=report,
+        report=report_nan,
         signals=signals,
         crop_samples=build.crop_samples(config),
         seed=config.seed,
-        graphed=graph_task(
-            config.runtime.cuda_graph,
-            *(task, updater, ranks),
-            accumulation=plan.accumulation,
-            crop_samples=build.crop_samples(config),
-        ),
     )
-    if ranks.is_first and not consistency.is_published(exp_dir, schedule.total_steps):
-        setup.log_start(exp_dir, config, facts, task)
-    return Training(exp_dir, config, trainer, embedder, head, classes, facts)
+    # A finished run trains nothing, so its run.json must keep the facts of the training.
+    is_finished = consistency.is_published(exp_dir, schedule.total_steps)
+    if ranks.is_first and not is_finished:
+        run_log.log_start(exp_dir, config, facts, task)
+    return Training(
+        exp_dir=exp_dir,
+        config=config,
+        trainer=trainer,
+        validation=validation,
+        embedder=embedder,
+        head=task.head,
+        classes=classes,
+        facts=facts,
+    )
+
+
+def build_state(
+    exp_dir: Path,
+    config: Config,
+    task: Task,
+    ranks: Ranks,
+    schedule: Schedule,
+    classes: Sequence[str],
+    *,
+    metric: str,
+) -> RunState:
+    """Build what a checkpoint holds; metric: name of the validation metric."""
+    training = config.training
+    learned = [parameter for parameter in task.parameters() if parameter.requires_grad]
+    updater = Updater(
+        task,
+        build.build_optimizer(config, learned, lr=schedule.lr_at(0)),
+        device=ranks.device,
+        clip_norm=training.clip_norm,
+        scale_loss=task.precision.scales_loss,
+        # Each rank has other rows of a split head, so their gradient norm is summed over ranks.
+        split=list(task.split.values()),
+        sum_over_ranks=ranks.sum,
+    )
+    # A model that guesses among n classes has the loss log(n); a lower loss means that it has
+    # learned something. Self-supervised objectives choose among n prototypes or views instead.
+    num_classes = len(classes) or build.num_choices(config)
+    learning = LearningWatch(
+        num_classes=num_classes,
+        warmup_steps=round(training.warmup_epochs * schedule.steps_per_epoch),
+        stop=training.on_divergence == "stop",
+    )
+    # The checkpoints to average must still be there at the end.
+    writer = CheckpointWriter(
+        exp_dir / "checkpoints",
+        keep=max(training.keep_checkpoints, training.average_checkpoints),
+    )
+    return RunState(
+        task=task,
+        updater=updater,
+        sums=MetricSums(ranks),
+        learning=learning,
+        ranks=ranks,
+        writer=writer,
+        metric=metric,
+    )
 
 
 def build_validation(
-    config: Config, corpus: Corpus, head: Head | None, classes: Sequence[str]
+    config: Config,
+    corpus: Corpus,
+    head: Head | None,
+    classes: Sequence[str],
 ) -> HeldOut | None:
     """Return the validation of the held-out utterances; None if there are none."""
     if not len(corpus.valid):
@@ -164,44 +238,91 @@ def build_validation(
         return ClassValidation(corpus.valid, head=head, classes=classes)
     validation = Validation(corpus.valid)
     if validation.num_cut:
-        text = "%d validation speakers have one utterance, whose pieces are compared instead"
-        log.info(text, validation.num_cut)
+        log.info(
+            "%d validation speakers have one utterance, whose pieces are compared"
+            " instead",
+            validation.num_cut,
+        )
     return validation
 
 
 def train(training: Training) -> None:
     """Fit, or resume, then publish the last checkpoint or the mean of the last ones.
 
-    The model of --init is published instead if its validation EER is not higher.
+    In verification, the model of --init is published instead if its validation EER is not higher.
     """
-    exp_dir, trainer, ranks = training.exp_dir, training.trainer, training.trainer.ranks
-    if trainer.fit() == 0 and consistency.is_published(exp_dir, trainer.state.step):
+    exp_dir = training.exp_dir
+    trainer = training.trainer
+    ranks = trainer.ranks
+    num_steps = trainer.fit()
+    # Publishing again would write the same model with a new date, and results that were computed
+    # from it would look out of date.
+    if num_steps == 0 and consistency.is_published(exp_dir, trainer.state.step):
         log.info("%s: already trained to the end, nothing changed", exp_dir)
+        # No rank exits before all have looked: a launcher ends the others as soon as one exits.
         ranks.barrier("nothing changed")
         return
-    config, head = training.config, training.head
-    num, averaged = config.training.average_checkpoints, list[int]()
-    if ranks.is_first and num > 1:
-        decides = config.task == "identification"  # else the head is only for further training
-        averaged = average_newest(exp_dir, num, training.embedder, head if decides else None)
-    head_state = None if head is None else head.gather_state()  # every rank may hold rows of it
+
+    # Rank 0 has all weights that are averaged: a head is split over ranks only in verification,
+    # where the head is not averaged.
+    averaged_steps: list[int] = []
     if ranks.is_first:
-        state, calibration, validation = trainer.state, None, trainer.validation
-        done: dict[str, Any] = {"attempt": state.attempt, "steps": state.step, "averaged": averaged}
-        done[f"best_valid_{state.metric}"] = state.best
-        if isinstance(validation, Validation):
-            embedder = training.embedder
-            done |= compare_with_initial(exp_dir, embedder, validation, config, ranks.device)
-            emb_ND = embed_pieces(training.embedder, validation.pieces, device=ranks.device)
-            calibration = validation.calibrate(emb_ND, source="validation speakers")
-        digest = publish(
-            exp_dir / "model",
-            embedder=training.embedder,
-            head=head_state,
-            config=config,
-            speakers=training.classes,
-            facts={**training.facts, **done},
-            calibration=calibration,
-        )
-        log.info("published %s/model, sha256 %s", exp_dir, digest[:12])
+        averaged_steps = average_checkpoints(training)
+    # Every rank must take part, because each may hold rows of the head.
+    head_state = None if training.head is None else training.head.gather_state()
+    if ranks.is_first:
+        publish_result(training, head_state, averaged_steps)
     ranks.barrier("published")
+
+
+def average_checkpoints(training: Training) -> list[int]:
+    """Set the weights to the mean of the newest checkpoints, if so configured.
+
+    Return their steps; none if the last checkpoint is published as it is.
+    """
+    config = training.config
+    num_checkpoints = config.training.average_checkpoints
+    if num_checkpoints == 1:
+        return []
+    # In verification, the head is only kept for further training.
+    head = training.head if config.task == "identification" else None
+    return average_newest(training.exp_dir, num_checkpoints, training.embedder, head)
+
+
+def publish_result(
+    training: Training,
+    head_state: dict[str, Tensor] | None,
+    averaged_steps: Sequence[int],
+) -> None:
+    """Write the model folder, with a calibration where speakers are held out."""
+    exp_dir = training.exp_dir
+    config = training.config
+    embedder = training.embedder
+    state = training.trainer.state
+    validation = training.validation
+    device = training.trainer.ranks.device
+    outcome: dict[str, Any] = {
+        "attempt": state.attempt,
+        "steps": state.step,
+        "averaged": list(averaged_steps),
+        f"best_valid_{state.metric}": state.best,
+    }
+    # Without held-out speakers, and in identification, the trained model is published as it is,
+    # without a calibration.
+    calibration = None
+    if isinstance(validation, Validation):
+        # If training did not improve on the model of --init, this puts its weights back into the
+        # embedder. The head stays the trained one.
+        outcome |= keep_the_better(exp_dir, embedder, validation, config, device)
+        emb_ND = embed_pieces(embedder, validation.pieces, device=device)
+        calibration = validation.calibrate(emb_ND, source="validation speakers")
+    digest = publish(
+        exp_dir / "model",
+        embedder=embedder,
+        head=head_state,
+        config=config,
+        speakers=training.classes,
+        facts={**training.facts, **outcome},
+        calibration=calibration,
+    )
+    log.info("published %s/model, sha256 %s", exp_dir, digest[:12])

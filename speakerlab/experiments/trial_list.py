@@ -1,7 +1,7 @@
-"""A trial list with what its data directory knows of it. In: the list's path. Out: `TrialList`.
+"""Trial list with the metadata of its data directory. In: the list's path. Out: `TrialList`.
 
-Letters: N trials, M enrolment models, D dimensions.
-The enrolment side may name models of `enroll.map`, whose embedding is the mean of those of their
+Letters: N trials, M enrolment models, U utterances of a model, D dimensions.
+The enrolment side may name models of `enroll.map`; the embedding of a model is the mean over its
 utterances. `utt2<name>` and `spk2<name>` are conditions, `utt2dur` holds durations.
 """
 
@@ -25,29 +25,31 @@ from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.trials import LABELS, Trials, read_trials
 
 log = logging.getLogger(__name__)
+Column = Mapping[str, str]  # utterance or model -> value of a condition
+Models = Mapping[str, Sequence[str]]  # enrolment model -> its utterances
 
 
 @dataclass(frozen=True)
 class TrialList:
-    """Trials, the speakers on either side, and what is known of their utterances and models."""
+    """Trials, the speakers on either side, and metadata of their utterances and models."""
 
     name: str  # folder and file
     path: Path
     trials: Trials
     speakers: tuple[np.ndarray, np.ndarray]  # numbers, (N) each
-    models: Mapping[str, Sequence[str]]  # enrolment model -> its utterances
-    columns: Mapping[str, Mapping[str, str]]  # condition -> (utterance or model -> value)
+    models: Models
+    columns: Mapping[str, Column]
     seconds: Mapping[str, float]  # of an utterance, or of all utterances of a model
 
     @property
     def protocol(self) -> str:
-        """Describe what a trial compares, for the report."""
+        """Describe the two sides of a trial, for the report."""
         sizes = self.num_enrol.values()
         if not sizes:
             return "each trial compares two whole utterances"
         return (
-            f"each trial compares a model of {min(sizes)} to {max(sizes)} utterances, the mean of "
-            "their embeddings, with one whole utterance"
+            f"each trial compares a model of {min(sizes)} to {max(sizes)} utterances,"
+            " the mean of their embeddings, with one whole utterance"
         )
 
     @property
@@ -55,22 +57,26 @@ class TrialList:
         return {model: len(names) for model, names in self.models.items()}
 
     def tables(self, table: EmbeddingTable) -> tuple[EmbeddingTable, EmbeddingTable]:
-        """Return the embeddings of either side, from a table that has each utterance."""
+        """Return the embeddings of either side, given a table with all utterances."""
         if not self.models:
             return table, table
-        sides = {name: self.models.get(name, [name]) for name in self.trials.enrol_ids}
-        return average_models(table, sides), table
+        # The enrolment side may also name utterances, which are models of one utterance.
+        models: dict[str, Sequence[str]] = {}
+        for name in self.trials.enrol_ids:
+            models[name] = self.models.get(name, [name])
+        return average_models(table, models), table
 
     def side_seconds(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the durations of either side, (N) each; None if one is unknown."""
-        if not self.seconds.keys() >= set(self.trials.ids):
+        has_all = self.seconds.keys() >= set(self.trials.ids)
+        if not has_all:
             return None
         return self.trials.look_up(self.seconds.__getitem__)
 
 
 @dataclass(frozen=True)
 class ListScores:
-    """A trial list as one back end scored it."""
+    """Scores of a trial list by one back end."""
 
     listed: TrialList
     backend: str  # as in its row
@@ -80,89 +86,157 @@ class ListScores:
 
 
 def read_trial_list(path: Path) -> TrialList:
-    """Read a list of a checked data directory; ValueError names faults by file and line."""
-    trials, folder = read_trials(path), path.parent
+    """Read a list of a checked data directory; ValueError names file and line of faults."""
+    folder = path.parent
+    enroll_map = folder / ENROLL_MAP
+    trials = read_trials(path)
     speaker_of = read_table(folder / "utt2spk")
-    mapped = read_enroll(folder / ENROLL_MAP)
-    models = {name: mapped[name] for name in trials.enrol_ids if name in mapped}
+    utterances_of = read_enroll(enroll_map)
+    models: dict[str, Sequence[str]] = {}
+    for name in trials.enrol_ids:
+        if name in utterances_of:
+            models[name] = utterances_of[name]
     trials.check_known(speaker_of.keys() | models.keys(), where=str(path))
-    seconds, columns = read_durations(folder), _read_conditions(folder, speaker_of)
-    for model, names in models.items():
+
+    seconds = read_durations(folder)
+    columns = _read_conditions(folder, speaker_of)
+    for model, utterances in models.items():
+        # A model has a condition's value if all of its utterances have that value.
         for column in columns.values():
-            values = {column.get(name) for name in names}
-            if len(values) == 1 and None not in values:
-                column[model] = str(*values)
-        if all(name in seconds for name in names):
-            seconds[model] = sum(seconds[name] for name in names)
-    who = speaker_of | speaker_of_models(models, speaker_of, where=str(folder / ENROLL_MAP))
-    _check(trials, who, models, path)
+            values = {column.get(utterance) for utterance in utterances}
+            value = values.pop() if len(values) == 1 else None
+            if value is not None:
+                column[model] = value
+        has_durations = all(utterance in seconds for utterance in utterances)
+        if has_durations:
+            seconds[model] = sum(seconds[utterance] for utterance in utterances)
+
+    # The list may name both utterances and models.
+    model_speakers = speaker_of_models(models, speaker_of, where=str(enroll_map))
+    speaker_of_id = speaker_of | model_speakers
+    _check(trials, speaker_of_id, models, path)
     for condition, column in columns.items():
-        unknown = [name for name in trials.ids if name not in column]
-        if unknown:
-            log.info(
-                "%s: lacks %d of %d utterances and models, such as %s; their trials have no row",
-                *(folder / condition, len(unknown), len(trials.ids), unknown[0]),
-            )
-    name = f"{folder.name}/{path.name}"
-    return TrialList(name, path, trials, trials.speakers(who), models, columns, seconds)
+        _report_unknown(trials, column, folder / condition)
+    return TrialList(
+        f"{folder.name}/{path.name}",
+        path,
+        trials,
+        trials.speakers(speaker_of_id),
+        models,
+        columns,
+        seconds,
+    )
 
 
-def average_models(table: EmbeddingTable, models: Mapping[str, Sequence[str]]) -> EmbeddingTable:
-    """Average the embeddings of each model's utterances, unnormalised: a table of the models.
+def average_models(
+    table: EmbeddingTable,
+    models: Models,
+) -> EmbeddingTable:
+    """Return a table of the models: the mean of each model's unnormalised embeddings.
 
     This is the averaged protocol of WeSpeaker's CN-Celeb recipe. Raises ValueError for utterances
     without an embedding.
     """
-    found = table.select(list(dict.fromkeys(chain(*models.values()))), where="enrolment")
-    row_of = {name: row for row, name in enumerate(found.ids)}
-    emb_MD = np.stack(
-        [found.emb_ND[[row_of[name] for name in names]].mean(axis=0) for names in models.values()]
-    )
+    utterances = dict.fromkeys(chain(*models.values()))  # each once, in order
+    enrolled = table.select(list(utterances), where="enrolment")
+    row_of = {name: row for row, name in enumerate(enrolled.ids)}
+
+    model_embeddings: list[np.ndarray] = []
+    for names in models.values():
+        rows = [row_of[name] for name in names]
+        emb_UD = enrolled.emb_ND[rows]
+        model_embeddings.append(emb_UD.mean(axis=0))
+    emb_MD = np.stack(model_embeddings)
     return EmbeddingTable(list(models), emb_MD, table.model_sha256, table.facts)
 
 
 def speaker_of_models(
-    models: Mapping[str, Sequence[str]], speaker_of: Mapping[str, str], *, where: str
+    models: Models,
+    speaker_of: Mapping[str, str],
+    *,
+    where: str,
 ) -> dict[str, str]:
     """Return model -> speaker; raise ValueError for a model with several speakers."""
-    found: dict[str, str] = {}
-    for model, names in models.items():
-        speakers = sorted({speaker_of.get(name, "nobody") for name in names})
+    speaker_of_model: dict[str, str] = {}
+    for model, utterances in models.items():
+        names = {speaker_of.get(utterance, "nobody") for utterance in utterances}
+        speakers = sorted(names)
         if len(speakers) != 1:
             got = ", ".join(speakers) or "no utterance"
-            raise ValueError(f"{where}: {model} must be one speaker, got {got}; correct it")
-        found[model] = speakers[0]
-    return found
+            raise ValueError(
+                f"{where}: {model} must be one speaker, got {got}; correct it"
+            )
+        speaker_of_model[model] = speakers[0]
+    return speaker_of_model
 
 
 def _check(
-    trials: Trials, who: Mapping[str, str], models: Mapping[str, Sequence[str]], path: Path
+    trials: Trials,
+    speaker_of: Mapping[str, str],
+    models: Models,
+    path: Path,
 ) -> None:
-    """Refuse labels that contradict the speakers; warn of tests on an enrolled utterance."""
-    enrol_N, test_N = trials.speakers(who)
+    """Refuse labels that contradict the speakers; warn if test utterances are also enrolled."""
+    enrol_speaker_N, test_speaker_N = trials.speakers(speaker_of)
+    is_same_speaker_N = enrol_speaker_N == test_speaker_N
     faults = Faults()
-    for n in np.flatnonzero((enrol_N == test_N) != trials.is_target_N).tolist():
-        enrol, test = trials.enrol_ids[trials.enrol_N[n]], trials.test_ids[trials.test_N[n]]
+    wrong_N = is_same_speaker_N != trials.is_target_N
+    for number in np.flatnonzero(wrong_N).tolist():
+        enrol = trials.enrol_ids[trials.enrol_N[number]]
+        test = trials.test_ids[trials.test_N[number]]
+        label = LABELS[int(trials.is_target_N[number])]
         faults.add(
             "trials that contradict the speakers",
-            f"{path}: trial {n + 1} is a {LABELS[int(trials.is_target_N[n])]}, but {enrol} is of "
-            f"{who[enrol]} and {test} of {who[test]}; correct the list or utt2spk",
+            f"{path}: trial {number + 1} is a {label}, but {enrol} is of"
+            f" {speaker_of[enrol]} and {test} of {speaker_of[test]}; correct the list"
+            " or utt2spk",
         )
     faults.raise_if_any(f"{path}: refused")
     trials.check_both_kinds(where=str(path))
-    parts, ids = [{*models.get(name, [name])} for name in trials.enrol_ids], trials.test_ids
-    own = sum(ids[t] in parts[e] for e, t in zip(trials.enrol_N.tolist(), trials.test_N.tolist()))
-    if own:
-        log.warning("%s: in %d trials the test utterance is also enrolled", path, own)
+
+    # A trial is too easy if its test utterance is part of the model. Sets, because a list may
+    # have millions of trials.
+    enrolled = [set(models.get(name, [name])) for name in trials.enrol_ids]
+    num_same = 0
+    for enrol, test in zip(trials.enrol_N.tolist(), trials.test_N.tolist()):
+        num_same += trials.test_ids[test] in enrolled[enrol]
+    if num_same:
+        log.warning(
+            "%s: in %d trials the test utterance is also enrolled",
+            path,
+            num_same,
+        )
 
 
-def _read_conditions(folder: Path, speaker_of: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def _report_unknown(trials: Trials, column: Column, table: Path) -> None:
+    """Log utterances and models without a value of a condition."""
+    unknown = [name for name in trials.ids if name not in column]
+    if unknown:
+        log.info(
+            "%s: lacks %d of %d utterances and models, such as %s; their trials"
+            " have no row",
+            table,
+            len(unknown),
+            len(trials.ids),
+            unknown[0],
+        )
+
+
+def _read_conditions(
+    folder: Path,
+    speaker_of: Mapping[str, str],
+) -> dict[str, dict[str, str]]:
     """Read condition -> (utterance -> value) from tables by utterance and by speaker."""
     columns: dict[str, dict[str, str]] = {}
     for name in list_conditions(folder):
         kind, _, condition = name.partition("2")
         table = read_table(folder / name)
+        column = table
         if kind == "spk":
-            table = {utt: table[spk] for utt, spk in speaker_of.items() if spk in table}
-        columns[condition] = table
+            # Every utterance has the value of its speaker.
+            column = {}
+            for utterance, speaker in speaker_of.items():
+                if speaker in table:
+                    column[utterance] = table[speaker]
+        columns[condition] = column
     return columns

@@ -1,6 +1,6 @@
-"""Validation metrics: the EER of held-out speakers, or the error rate of held-out utterances.
+"""Validate on held-out data: the EER between speakers, or the error rate of a classifier.
 
-Letters: N pieces, D embedding.
+Letters: N pieces, D embedding dimensions.
 """
 
 import logging
@@ -10,10 +10,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from speakerlab.config.embedder import Embedder
 from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.workers import auto_workers, fit_workers
-from speakerlab.inference.batches import MAX_BATCH_SECONDS, embed_pieces, utterance_pieces
+from speakerlab.embedder import Embedder
+from speakerlab.inference.batches import (
+    MAX_BATCH_SECONDS,
+    embed_pieces,
+    utterance_pieces,
+)
 from speakerlab.inference.torch_model import Classifier
 from speakerlab.losses.head import Head
 from speakerlab.scoring.calibration import Calibration, fit_calibration
@@ -23,28 +27,34 @@ from speakerlab.training.distributed import Ranks
 log = logging.getLogger(__name__)
 MAX_UTTERANCES_PER_VALID_SPEAKER = 10
 MAX_UTTERANCES_PER_VALID_CLASS = 500
-MAX_CUTS, MIN_CUT_SECONDS = 4, 2.0  # of the only utterance of a speaker
-FEW_SPEAKERS = 10  # a threshold from fewer is unreliable
+# Pieces of a speaker's only utterance.
+MAX_CUTS = 4
+MIN_CUT_SECONDS = 2.0
+FEW_SPEAKERS = 10  # a threshold from fewer speakers is unreliable
 
 
 class HeldOut:
     """Held-out utterances with their labels, and a metric of their embeddings."""
 
-    metric: str  # its name
+    metric: str  # name of the metric
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.label_N: list[int] = []
 
     def run(
-        self, embedder: Embedder, ranks: Ranks, stop: Callable[[], bool] = lambda: False
+        self,
+        embedder: Embedder,
+        ranks: Ranks,
+        stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, float] | None:
-        """Return {metric: fraction} of rank 0's embedder, or None if `stop()` on any rank.
+        """Return {metric: fraction}, or None on all ranks if `stop()` is true on any rank.
 
-        Every rank computes a share. BatchNorm's statistics are copied from rank 0: in training each
-        rank has its own and uses none. Raises FloatingPointError, on every rank, for embeddings
-        that are not finite.
+        Every rank embeds a share of the pieces. In training, each rank collects its own running
+        statistics of BatchNorm; all ranks validate with rank 0's statistics, which are published.
+        Raises FloatingPointError on every rank if an embedding is not finite.
         """
+        # With different buffers, each rank would validate a different model.
         ranks.copy_from_first(list(embedder.buffers()))
         emb_ND = embed_pieces(
             embedder,
@@ -54,23 +64,29 @@ class HeldOut:
             stop=stop,
             num_workers=num_readers(embedder, ranks),
         )
-        if any(ranks.every(stop())):
+        # All ranks leave together: otherwise one of them would wait for the others in the sum.
+        if any(ranks.gather_objects(stop())):
             return None
+
+        # Each rank has zeros for the other ranks' pieces.
         emb_ND = ranks.sum(torch.from_numpy(emb_ND)).numpy()
-        num_bad = int((~np.isfinite(emb_ND).all(axis=1)).sum())
+        is_finite_N = np.isfinite(emb_ND).all(axis=1)
+        num_bad = np.count_nonzero(~is_finite_N)
         if num_bad:
             text = f"{num_bad} of {len(emb_ND)} validation embeddings are not finite"
             raise FloatingPointError(text)
-        return {self.metric: ranks.on_first(lambda: self.measure(emb_ND))}
+        value = ranks.on_first(lambda: self.measure(emb_ND))
+        return {self.metric: value}
 
     def measure(self, emb_ND: np.ndarray) -> float:
         raise NotImplementedError
 
 
 class Validation(HeldOut):
-    """The EER of all pairs of utterances of the validation speakers.
+    """Equal error rate over all pairs of utterances of the validation speakers.
 
-    At most ten utterances per speaker; the only utterance of a speaker is cut into pieces.
+    At most ten utterances per speaker are used. If a speaker has only one utterance, it is cut into
+    pieces, which are compared instead.
     """
 
     metric = "eer"
@@ -78,7 +94,9 @@ class Validation(HeldOut):
     def __init__(self, manifest: Manifest) -> None:
         super().__init__()
         self.num_cut = 0  # speakers
-        for speaker, pieces in utterances_of_each(manifest, MAX_UTTERANCES_PER_VALID_SPEAKER):
+        utterances = utterances_of_each(manifest, MAX_UTTERANCES_PER_VALID_SPEAKER)
+        for speaker, pieces in utterances:
+            # Without target trials, a speaker would only appear in non-target trials.
             if len(pieces) == 1:
                 pieces = cut(pieces[0])
                 self.num_cut += 1
@@ -86,62 +104,101 @@ class Validation(HeldOut):
             self.label_N += [speaker] * len(pieces)
 
     def measure(self, emb_ND: np.ndarray) -> float:
-        return pairwise_eer(emb_ND, np.array(self.label_N))[0]
+        eer, _, _ = pairwise_eer(emb_ND, np.array(self.label_N))
+        return eer
 
     def calibrate(
-        self, emb_ND: np.ndarray, *, source: str, fars: Sequence[float] = ()
+        self,
+        emb_ND: np.ndarray,
+        *,
+        source: str,
+        fars: Sequence[float] = (),
     ) -> Calibration:
-        """Fit a calibration to all pairs; fars: false alarm rates to find thresholds for."""
+        """Fit a calibration to all pairs; fars: false-alarm rates to find thresholds for."""
         _, scores_N, is_target_N = pairwise_eer(emb_ND, np.array(self.label_N))
         num_speakers = len(set(self.label_N))
         if num_speakers < FEW_SPEAKERS:
-            text = "the threshold is unreliable: it was learned from only %d speakers"
-            log.warning(text, num_speakers)
+            log.warning(
+                "the threshold is unreliable: it was learned from only %d speakers",
+                num_speakers,
+            )
+
+        # Results name the source of a calibration and its amount of data.
         num_recordings = len({piece.row for piece in self.pieces})
         source = f"{source}: {num_speakers} speakers, {num_recordings} recordings"
         if self.num_cut:
             source += f", {self.num_cut} of the speakers with pieces of one recording"
-        return fit_calibration(scores_N, is_target_N, source=source, false_alarm_rates=fars)
+        return fit_calibration(
+            scores_N,
+            is_target_N,
+            source=source,
+            false_alarm_rates=fars,
+        )
 
 
 class ClassValidation(HeldOut):
-    """The share of held-out utterances that the head classifies wrongly, at most 500 per class."""
+    """Share of held-out utterances that the head classifies wrongly; at most 500 per class."""
 
     metric = "error"
 
-    def __init__(self, manifest: Manifest, *, head: Head, classes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        head: Head,
+        classes: Sequence[str],
+    ) -> None:
         super().__init__()
         self.classifier = Classifier(head, classes)
+        # Validation may lack classes, so its class numbers are not rows of the head.
         row_of = {name: row for row, name in enumerate(classes)}
-        for number, pieces in utterances_of_each(manifest, MAX_UTTERANCES_PER_VALID_CLASS):
+        utterances = utterances_of_each(manifest, MAX_UTTERANCES_PER_VALID_CLASS)
+        for number, pieces in utterances:
+            row = row_of[manifest.speakers[number]]
             self.pieces += pieces
-            self.label_N += [row_of[manifest.speakers[number]]] * len(pieces)
+            self.label_N += [row] * len(pieces)
 
     def measure(self, emb_ND: np.ndarray) -> float:
-        found_N = self.classifier.logits(emb_ND).argmax(axis=1)
-        return float((found_N != np.array(self.label_N)).mean())
+        predicted_N = self.classifier.logits(emb_ND).argmax(axis=1)
+        is_wrong_N = predicted_N != np.array(self.label_N)
+        return float(is_wrong_N.mean())
 
 
 def num_readers(embedder: Embedder, ranks: Ranks) -> int:
-    """Return how many processes read for a rank; none on a CPU, where reading takes little time."""
+    """Return the number of reader processes of a rank; 0 on a CPU, where embedding is slower."""
     if ranks.device.type == "cpu":
         return 0
-    largest = max(MAX_BATCH_SECONDS * embedder.sample_rate, embedder.max_samples)
-    size, num_ranks = 2 * largest, ranks.local_size
-    wanted = auto_workers(num_ranks)
-    return fit_workers(wanted, batch_bytes=size, local_ranks=num_ranks, gpus=num_ranks)
+    # A batch has at least one piece, which may be longer than MAX_BATCH_SECONDS.
+    batch_samples = MAX_BATCH_SECONDS * embedder.sample_rate
+    largest = max(batch_samples, embedder.max_samples)
+    num_ranks = ranks.local_size
+    return fit_workers(
+        auto_workers(num_ranks),
+        batch_bytes=2 * largest,  # int16
+        local_ranks=num_ranks,
+        gpus=num_ranks,
+    )
 
 
 def cut(piece: Piece) -> list[Piece]:
-    """Return two to four pieces of equal length, of at least 2 s if `piece` has 4 s."""
+    """Return two to four pieces of equal length, at least 2 s each if `piece` has 4 s or more."""
     seconds = piece.num_samples / piece.manifest.sample_rate
-    num = max(2, min(MAX_CUTS, int(seconds / MIN_CUT_SECONDS)))
-    size = piece.num_samples // num
-    return [replace(piece, start=piece.start + i * size, num_samples=size) for i in range(num)]
+    num_long_enough = int(seconds / MIN_CUT_SECONDS)
+    num_cuts = max(2, min(MAX_CUTS, num_long_enough))
+    size = piece.num_samples // num_cuts
+    cuts: list[Piece] = []
+    for number in range(num_cuts):
+        start = piece.start + number * size
+        cuts.append(replace(piece, start=start, num_samples=size))
+    return cuts
 
 
-def utterances_of_each(manifest: Manifest, most: int) -> Iterator[tuple[int, list[Piece]]]:
+def utterances_of_each(
+    manifest: Manifest,
+    most: int,
+) -> Iterator[tuple[int, list[Piece]]]:
     """Yield the number of each speaker or class, and its first utterances, at most `most`."""
-    whole = utterance_pieces(manifest)
+    utterances = utterance_pieces(manifest)
     for number in range(len(manifest.speakers)):
-        yield number, [whole[row] for row in np.flatnonzero(manifest.speaker_N == number)[:most]]
+        rows = np.flatnonzero(manifest.speaker_N == number)
+        yield number, [utterances[row] for row in rows[:most]]

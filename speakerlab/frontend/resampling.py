@@ -14,16 +14,21 @@ MAX_RATIO = 1000  # a resampler holds a filter per output phase
 def resampler(speed: float) -> nn.Module:
     """Return a module that plays a wave `speed` times as fast, a ratio of small integers."""
     ratio = Fraction(str(speed)).limit_denominator()
-    if not (ratio > 0 and max(ratio.numerator, ratio.denominator) <= MAX_RATIO):
+    larger = max(ratio.numerator, ratio.denominator)
+    has_small_integers = larger <= MAX_RATIO
+    if not (ratio > 0 and has_small_integers):
         raise ValueError(
-            f"augment: speed {speed} must be positive, with at most three digits; use e.g. 0.9"
+            f"augment: speed {speed} must be positive, with at most three digits; use"
+            " e.g. 0.9"
         )
     return resampler_between(ratio.numerator, ratio.denominator)
 
 
 def resampler_between(old_rate: int, new_rate: int) -> nn.Module:
     """Return a module from one sampling rate to another, without a delay."""
-    return nn.Identity() if old_rate == new_rate else Resampler(old_rate, new_rate)
+    if old_rate == new_rate:
+        return nn.Identity()
+    return Resampler(old_rate, new_rate)
 
 
 class Resampler(nn.Module):
@@ -36,7 +41,7 @@ class Resampler(nn.Module):
         from torchaudio.transforms import Resample
 
         # Within -70 dB of soxr HQ up to 6 kHz, and no slower than the narrow default (-18 dB).
-        made = Resample(
+        resample = Resample(
             old_rate,
             new_rate,
             resampling_method="sinc_interp_kaiser",
@@ -44,14 +49,28 @@ class Resampler(nn.Module):
             rolloff=1.0,
             beta=7.0,
         )
-        self.old, self.new, self.width = old_rate // made.gcd, new_rate // made.gcd, made.width
-        self.register_buffer("kernel", made.get_buffer("kernel"), persistent=False)
+        # The filters turn `old` samples into `new` samples.
+        self.old = old_rate // resample.gcd
+        self.new = new_rate // resample.gcd
+        self.width = resample.width
+        kernel = resample.get_buffer("kernel")
+        self.register_buffer("kernel", kernel, persistent=False)
 
     def forward(self, wave_BS: Tensor) -> Tensor:
-        """Return as many samples as the new rate has in the same time, rounded up."""
+        """Return waves of equal duration at the new rate; the number of samples is rounded up."""
         num_samples = wave_BS.shape[1]
-        if missing := -num_samples % self.old:
+        missing = -num_samples % self.old
+        if missing:
             wave_BS = F.pad(wave_BS, (0, missing))
-        phases = F.conv1d(wave_BS[:, None], self.kernel, stride=self.old, padding=self.width)
-        played_BS = phases.transpose(1, 2).flatten(1)
-        return played_BS[:, : -(-num_samples * self.new // self.old)]
+
+        # Each output phase is a filter; the phases of a stride follow each other in time.
+        phases = F.conv1d(
+            wave_BS[:, None],
+            self.kernel,
+            stride=self.old,
+            padding=self.width,
+        )
+        in_time = phases.transpose(1, 2)
+        played_BS = in_time.flatten(1)
+        num_played = -(-num_samples * self.new // self.old)  # rounded up
+        return played_BS[:, :num_played]

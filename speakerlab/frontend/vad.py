@@ -5,8 +5,8 @@ A frame counts as speech where it is at most `range_db` quieter than the loudest
 to supervectors", Speech Communication 52, 2010, section 3.1), and is kept where enough frames
 around it count, as in Kaldi's `compute-vad` (Povey et al., "The Kaldi speech recognition toolkit",
 ASRU 2011). Only the level within the recording matters: music and noise as loud as speech stay.
-With `above_noise`, a frame must also be above the noise, the level of the quietest frames, by this
-share of the decibels from there to the loudest, so that no signal-to-noise ratio is assumed.
+With `above_noise`, a frame must also exceed the noise, the level of the quietest frames, by this
+share of the range in dB from the noise to the loudest, so that no signal-to-noise ratio is assumed.
 Letters: S samples, T frames, L samples of a frame.
 """
 
@@ -19,14 +19,15 @@ from annotated_types import Gt, Interval
 from speakerlab.core.reading import ONLY_FINITE
 
 LOUDEST = 99  # percentile of the frames taken as the loudest: one click does not count
-NOISE = 5  # percentile of the frames taken as the noise: even short pauses are as long together
+# Percentile of the frames taken as the noise: even short pauses add up to this share.
+NOISE = 5
 QUIETEST_POWER = 1e-12  # -120 dBFS, for frames of digital silence
 INT16_POWER = 2.0**30  # of full scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyVad:
-    """wave_S -> its speech or, if no frame counts as speech, the whole wave: never empty."""
+    """Voice activity detector: wave_S -> its speech, or the whole wave if no frame is speech."""
 
     __pydantic_config__ = ONLY_FINITE
 
@@ -40,42 +41,74 @@ class EnergyVad:
 
     @property
     def frame_samples(self) -> int:
-        return max(round(self.frame_ms * self.sample_rate / 1000), 2)
+        num_samples = round(self.frame_ms * self.sample_rate / 1000)
+        return max(num_samples, 2)
 
     def __call__(self, wave_S: np.ndarray) -> np.ndarray:
         """Return the speech of a wave, int16 or floating point in [-1, 1], in the same type.
 
-        The last samples, if less than a frame, go with the last frame.
+        Samples after the last frame, fewer than a frame, are kept or removed together with it.
         """
         voiced_T = self.voiced_frames(wave_S)
-        if voiced_T.all() or not voiced_T.any():
+        has_speech = voiced_T.any()
+        has_silence = not voiced_T.all()
+        # Otherwise there is nothing to remove, or nothing would be left.
+        if not (has_speech and has_silence):
             return wave_S
-        mask_S = np.repeat(voiced_T, self.frame_samples)
-        return wave_S[np.pad(mask_S, (0, len(wave_S) - len(mask_S)), mode="edge")]
+        framed_S = np.repeat(voiced_T, self.frame_samples)
+        num_last = len(wave_S) - len(framed_S)
+        mask_S = np.pad(framed_S, (0, num_last), mode="edge")
+        return wave_S[mask_S]
 
     def voiced_frames(self, wave_S: np.ndarray) -> np.ndarray:
-        """Return which frames, side by side from the first sample on, are kept, (T,)."""
+        """Return a mask (T,) of the frames to keep; frames follow each other without overlap."""
         level_T = self._levels_dbfs(wave_S)
         if not len(level_T):
             return np.zeros(0, dtype=np.bool_)
-        noise, loudest = np.percentile(level_T, [NOISE, LOUDEST])
-        least = max(loudest - self.range_db, self.floor_dbfs)
-        if self.above_noise:  # at 0, the quietest frames count if they are within the range
-            least = max(least, noise + self.above_noise * (loudest - noise))
-        loud_T = level_T >= least
-        window = np.ones(2 * self.context_frames + 1)
-        first, stop = self.context_frames, self.context_frames + len(level_T)
-        votes_T = np.convolve(loud_T, window)[first:stop]
-        present_T = np.convolve(np.ones(len(level_T)), window)[first:stop]
-        return votes_T >= self.min_share * present_T
+
+        # The level at which a frame counts as speech.
+        percentiles = np.percentile(level_T, [NOISE, LOUDEST])
+        noise, loudest = percentiles
+        below_loudest = loudest - self.range_db
+        threshold = max(below_loudest, self.floor_dbfs)
+        if self.above_noise > 0:
+            above_noise = noise + self.above_noise * (loudest - noise)
+            threshold = max(threshold, above_noise)
+        loud_T = level_T >= threshold
+
+        # Keep a frame by the share of loud frames around it; there are fewer at the edges.
+        num_loud_T = self._count_around(loud_T)
+        every_frame_T = np.ones(len(level_T))
+        num_around_T = self._count_around(every_frame_T)
+        return num_loud_T >= self.min_share * num_around_T
+
+    def _count_around(self, frame_T: np.ndarray) -> np.ndarray:
+        """Return the sum of a frame and the `context_frames` on both sides of it, (T,)."""
+        width = 2 * self.context_frames + 1
+        sum_T = np.convolve(frame_T, np.ones(width))
+        # The convolution also has sums around the frames before the first and after the last.
+        first = self.context_frames
+        stop = first + len(frame_T)
+        return sum_T[first:stop]
 
     def _levels_dbfs(self, wave_S: np.ndarray) -> np.ndarray:
         """Return the power of each frame around its own mean, so that an offset is not loud."""
-        whole = len(wave_S) - len(wave_S) % self.frame_samples
-        frames_TL = wave_S[:whole].reshape(-1, self.frame_samples)
+        # Samples after the last frame, fewer than a frame, are left out.
+        num_last = len(wave_S) % self.frame_samples
+        framed_S = wave_S[: len(wave_S) - num_last]
+        frames_TL = framed_S.reshape(-1, self.frame_samples)
+
+        # The variance as E[x^2] - E[x]^2: einsum adds the squares without a float64 copy of x.
         mean_T = frames_TL.mean(axis=1, dtype=np.float64)
-        power_T = np.einsum("tl,tl->t", frames_TL, frames_TL, dtype=np.float64)
-        power_T = power_T / self.frame_samples - mean_T**2
-        if np.issubdtype(wave_S.dtype, np.integer):
+        energy_T = np.einsum(
+            "tl,tl->t",
+            frames_TL,
+            frames_TL,
+            dtype=np.float64,
+        )
+        power_T = energy_T / self.frame_samples - mean_T**2
+        is_int16 = np.issubdtype(wave_S.dtype, np.integer)
+        if is_int16:
             power_T /= INT16_POWER  # exact, so that the type changes no decision
-        return 10 * np.log10(np.maximum(power_T, QUIETEST_POWER))
+        power_T = np.maximum(power_T, QUIETEST_POWER)
+        return 10 * np.log10(power_T)

@@ -1,9 +1,9 @@
-"""From recordings to embeddings. In: pieces of recordings. Out: emb_ND.
+"""Batched embedding extraction. In: pieces of recordings. Out: emb_ND.
 
-Pieces of equal frame count share a batch, so that nothing is padded and a batch equals its rows.
-With a VAD, each piece is embedded alone, as its length is known only once it is read.
-A GPU computes several batches in one forward pass, and their embeddings are read while it computes
-the next.
+Pieces of equal frame count share a batch, so that nothing is padded, and a row has the same
+embedding in a batch as alone. With a VAD, each piece is embedded alone, because its length without
+silence is known only after reading. A GPU computes several batches in one forward pass; their
+embeddings are copied to the host while the GPU computes the next pass.
 Letters: N pieces, B rows of a batch, S samples, D embedding dimensions.
 """
 
@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import chain, groupby
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,17 +20,24 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from speakerlab.config.embedder import Embedder
-from speakerlab.core.windows import mean_of_windows, window_bounds
+from speakerlab.core.windows import group_rows, mean_of_windows, window_bounds
 from speakerlab.data.audio import FULL_SCALE
 from speakerlab.data.loader import Pieces, Span
 from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.workers import start_worker
+from speakerlab.embedder import Embedder
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.training.precision import without_autotuning
 
 MAX_BATCH_SECONDS = 64  # of audio, unless a single piece is longer
-MAX_SECONDS_AT_ONCE = 256  # of batches computed together: an hour in windows takes two
+MAX_SECONDS_AT_ONCE = 256  # of audio in a forward pass: two windows of long audio
+
+
+class Embedded(NamedTuple):
+    """Embeddings of batches that were computed together; the copy to the CPU may be unfinished."""
+
+    batches: Sequence[Tensor]  # emb_BD of each batch, on the CPU
+    copied: Any  # on a GPU, the event that ends the copy; else None
 
 
 def embed_pieces(
@@ -41,25 +48,42 @@ def embed_pieces(
     share: tuple[int, int] = (0, 1),
     stop: Callable[[], bool] = lambda: False,
     progress: bool = False,
-    **speed: int,
+    num_workers: int = 0,
+    num_threads: int = 1,
 ) -> np.ndarray:
     """Return emb_ND, float32, in the order of `pieces`.
 
     share: (i, n) computes batches i, i + n, i + 2 n, ... and leaves the other rows zero, so that
     the sum of n shares equals the whole bit for bit.
     stop: called after each batch; once it returns True, the remaining rows stay zero.
-    progress: show a bar on a terminal. speed: num_workers and num_threads of `embed_batches`.
+    progress: show a bar on a terminal. num_workers, num_threads: see `embed_batches`.
     """
     was_training = embedder.training
-    emb_ND = np.zeros((len(pieces), embedder.embed_dim), dtype=np.float32)
-    batches = list(group_pieces(embedder, pieces))[share[0] :: share[1]]
-    bar = tqdm(total=len(pieces), unit=" recordings", disable=None if progress else True)
-    with bar, without_autotuning():  # almost every batch has a length of its own
-        for rows, emb_BD in embed_batches(embedder, pieces, batches, device=device, **speed):
+    shape = (len(pieces), embedder.embed_dim)
+    emb_ND = np.zeros(shape, dtype=np.float32)
+    index, num_shares = share
+    all_batches = list(group_pieces(embedder, pieces))
+    batches = all_batches[index::num_shares]
+
+    # None shows the bar only on a terminal.
+    disable = None if progress else True
+    bar = tqdm(total=len(pieces), unit=" recordings", disable=disable)
+    # Almost every batch has another length, so cuDNN would autotune for each of them.
+    with bar, without_autotuning():
+        embedded = embed_batches(
+            embedder,
+            pieces,
+            batches,
+            device=device,
+            num_workers=num_workers,
+            num_threads=num_threads,
+        )
+        for rows, emb_BD in embedded:
             emb_ND[rows] = emb_BD
             bar.update(len(rows))
             if stop():
                 break
+    # `embed_batches` has set eval mode, and training may continue.
     embedder.train(was_training)
     return emb_ND
 
@@ -75,35 +99,28 @@ def embed_batches(
 ) -> Iterator[tuple[list[int], np.ndarray]]:
     """Yield (indices of pieces, emb_BD) of each batch, in order; sets the embedder to eval mode.
 
-    batches: of `group_pieces`, read slightly ahead. A piece of several windows is read window by
+    batches: from `group_pieces`, read slightly ahead. A piece of several windows is read window by
     window, so that an hour needs no more memory than `max_seconds` (with a VAD it is read whole).
-    num_threads: batches computed and, without workers, read at a time; does not change the result
-    as long as torch itself always uses the same number of threads.
+    num_threads: number of batches to compute and, without workers, to read at a time; the result
+    does not depend on it, provided that torch always uses the same number of threads.
     """
     embedder.eval().to(device)
     on_gpu = device.type == "cuda"
-    ahead: deque[tuple[list[int], int]] = deque()  # batches being read, and their windows
+    # The rows and the number of windows of each batch that is read or computed but not yet yielded.
+    pending: deque[tuple[list[int], int]] = deque()
 
+    # A generator, so that `pending` holds only the batches that the reader has asked for.
     def list_spans() -> Iterator[list[Span]]:
         for rows in batches:
-            num_samples = pieces[rows[0]].num_samples
-            bounds = [(0, 0)]
-            if embedder.vad is None and num_samples > embedder.max_samples:
-                bounds = window_bounds(num_samples, max_samples=embedder.max_samples)
-            ahead.append((rows, len(bounds)))
-            for first, end in bounds:
-                yield [(row, first, (end or pieces[row].num_samples) - first) for row in rows]
+            windows = _windows_of(rows, embedder, pieces)
+            pending.append((rows, len(windows)))
+            yield from windows
 
-    dataset, collate = Pieces(pieces), partial(_stack, vad=embedder.vad)
+    dataset = Pieces(pieces)
+    collate = partial(_stack, vad=embedder.vad)
+    embed = partial(_embed_together, embedder, device)
 
-    def embed(waves: list[Tensor]) -> tuple[list[Tensor], Any]:
-        shortest = min(wave_BS.shape[1] for wave_BS in waves)
-        parts = [wave_BS.to(device, non_blocking=True)[:, :shortest] for wave_BS in waves]
-        with torch.inference_mode():
-            emb_BD: Tensor = embedder(torch.cat(parts).float().div_(FULL_SCALE))
-        each = emb_BD.to("cpu", non_blocking=True).split([len(wave_BS) for wave_BS in waves])
-        return list(each), torch.cuda.current_stream(device).record_event() if on_gpu else None
-
+    # Worker processes read for a GPU, threads read and compute on a CPU.
     max_samples = MAX_SECONDS_AT_ONCE * embedder.sample_rate
     if on_gpu or num_workers:
         loader = DataLoader(
@@ -114,90 +131,189 @@ def embed_batches(
             worker_init_fn=start_worker,
             pin_memory=on_gpu,
         )
-        joined = _join(loader, embedder, max_samples=max_samples)
-        found = map(embed, joined if on_gpu else ([wave_BS] for wave_BS in loader))
+        if on_gpu:
+            waves_together = _join(loader, embedder, max_samples=max_samples)
+        else:
+            waves_together = ([wave_BS] for wave_BS in loader)
+        embedded = map(embed, waves_together)
     else:
 
-        def read_and_embed(spans: list[Span]) -> tuple[list[Tensor], Any]:
-            return embed([collate([dataset[span] for span in spans])])
+        def read_and_embed(spans: list[Span]) -> Embedded:
+            waves = [dataset[span] for span in spans]
+            wave_BS = collate(waves)
+            return embed([wave_BS])
 
-        most = {"num_threads": num_threads, "max_samples": max_samples}
-        found = _map_in_order(read_and_embed, list_spans(), **most)
+        embedded = _map_in_order(
+            read_and_embed,
+            list_spans(),
+            num_threads=num_threads,
+            max_samples=max_samples,
+        )
+
+    embeddings = _one_late(embedded) if on_gpu else _one_by_one(embedded)
+
+    # The windows of a batch follow each other, so a batch is complete once all have arrived.
     windows: list[Tensor] = []
-    for emb_BD in _one_late(found) if on_gpu else chain.from_iterable(each for each, _ in found):
-        windows.append(emb_BD)
-        rows, num_windows = ahead[0]
+    for window_BD in embeddings:
+        windows.append(window_BD)
+        rows, num_windows = pending[0]
         if len(windows) == num_windows:
-            yield rows, mean_of_windows(windows).float().numpy()
-            ahead.popleft()
+            emb_BD = mean_of_windows(windows).float()
+            yield rows, emb_BD.numpy()
+            pending.popleft()
             windows.clear()
+
+
+def _windows_of(
+    rows: Sequence[int], embedder: Embedder, pieces: Sequence[Piece]
+) -> list[list[Span]]:
+    """Return the spans of a batch, window by window; one window if the pieces are read whole."""
+    num_samples = pieces[rows[0]].num_samples
+    is_one_window = num_samples <= embedder.max_samples
+    # With a VAD, windows are cut from the speech, which is known only after reading the piece.
+    if embedder.vad is not None or is_one_window:
+        whole_pieces = [(row, 0, pieces[row].num_samples) for row in rows]
+        return [whole_pieces]
+
+    # Pieces of several windows share a batch only if they have the same length.
+    windows: list[list[Span]] = []
+    bounds = window_bounds(num_samples, max_samples=embedder.max_samples)
+    for first, end in bounds:
+        spans = [(row, first, end - first) for row in rows]
+        windows.append(spans)
+    return windows
+
+
+def _embed_together(
+    embedder: Embedder, device: torch.device, waves: Sequence[Tensor]
+) -> Embedded:
+    """Embed batches of int16 waves, whose lengths differ by less than a frame, in one pass."""
+    shortest = min(wave_BS.shape[1] for wave_BS in waves)
+    trimmed: list[Tensor] = []
+    for wave_BS in waves:
+        # Trim on the device: a trimmed wave is not contiguous, so the host would copy it first.
+        on_device_BS = wave_BS.to(device, non_blocking=True)
+        trimmed.append(on_device_BS[:, :shortest])
+    with torch.inference_mode():
+        joined_BS = torch.cat(trimmed).float()
+        emb_BD: Tensor = embedder(joined_BS.div_(FULL_SCALE))
+
+    # Do not wait for the copy: the host launches the next forward pass meanwhile.
+    on_cpu_BD = emb_BD.to("cpu", non_blocking=True)
+    copied = None
+    if device.type == "cuda":
+        stream = torch.cuda.current_stream(device)
+        copied = stream.record_event()
+    batch_sizes = [len(wave_BS) for wave_BS in waves]
+    return Embedded(on_cpu_BD.split(batch_sizes), copied)
 
 
 def utterance_pieces(manifest: Manifest) -> list[Piece]:
     """Return every utterance of a manifest as one piece."""
-    return [Piece(manifest, row, 0, int(size)) for row, size in enumerate(manifest.num_samples_N)]
+    pieces: list[Piece] = []
+    for row, num_samples in enumerate(manifest.num_samples_N.tolist()):
+        piece = Piece(manifest, row, start=0, num_samples=num_samples)
+        pieces.append(piece)
+    return pieces
 
 
 def group_pieces(embedder: Embedder, pieces: Sequence[Piece]) -> Iterator[list[int]]:
     """Yield batches: indices of pieces that may share a forward pass, longest first."""
-
-    def key(index: int) -> tuple[int, int]:
-        return embedder.batch_key(pieces[index].num_samples)
-
-    order = sorted(range(len(pieces)), key=key, reverse=True)
-    for _, group in groupby(order, key=key):
-        rows = list(group)
+    keys = [embedder.batch_key(piece.num_samples) for piece in pieces]
+    groups = group_rows(keys)
+    # Longest first: a lack of memory shows at the start, and the last batch to finish is short.
+    groups.sort(key=lambda rows: keys[rows[0]], reverse=True)
+    for rows in groups:
+        num_rows = len(rows)
         seconds = pieces[rows[0]].num_samples / embedder.sample_rate
-        size = 1 if embedder.vad else max(int(MAX_BATCH_SECONDS / seconds), 1)
-        yield from (rows[first : first + size] for first in range(0, len(rows), size))
+        batch_size = max(int(MAX_BATCH_SECONDS / seconds), 1)
+        if embedder.vad is not None:
+            batch_size = 1  # the lengths without silence are not known yet
+        for first in range(0, num_rows, batch_size):
+            yield rows[first : first + batch_size]
 
 
 def _join(
     batches: Iterable[Tensor], embedder: Embedder, *, max_samples: int
 ) -> Iterator[list[Tensor]]:
-    """Yield batches that may share a forward pass, of at most `max_samples`, or one batch."""
-    for _, alike in groupby(batches, key=lambda wave_BS: embedder.batch_key(wave_BS.shape[1])):
+    """Yield lists of batches for one forward pass: at most `max_samples`, or a single batch."""
+
+    def key(wave_BS: Tensor) -> tuple[int, int]:
+        return embedder.batch_key(wave_BS.shape[1])
+
+    # Only neighbours are joined, so that the batches keep their order.
+    for _, batches_of_key in groupby(batches, key=key):
         waves: list[Tensor] = []
-        for wave_BS in alike:
-            if waves and sum(map(Tensor.numel, (*waves, wave_BS))) > max_samples:
+        num_samples = 0
+        for wave_BS in batches_of_key:
+            if waves and num_samples + wave_BS.numel() > max_samples:
                 yield waves
                 waves = []
+                num_samples = 0
             waves.append(wave_BS)
+            num_samples += wave_BS.numel()
         yield waves
 
 
-def _one_late(found: Iterable[tuple[list[Tensor], Any]]) -> Iterator[Tensor]:
-    """Yield embeddings on their way from a GPU when the next ones are being computed."""
-    before: tuple[list[Tensor], Any] | None = None
-    for now in chain(found, [None]):
-        if before is not None:
-            before[1].synchronize()
-            yield from before[0]
-        before = now
+def _one_by_one(embedded: Iterable[Embedded]) -> Iterator[Tensor]:
+    """Yield the embeddings of each batch as soon as they are computed."""
+    for together in embedded:
+        yield from together.batches
+
+
+def _one_late(embedded: Iterable[Embedded]) -> Iterator[Tensor]:
+    """Yield embeddings from a GPU one pass late, while it computes the next pass."""
+    previous: Embedded | None = None
+    for current in embedded:
+        # The loop has launched `current`, so the GPU is busy while the host waits here.
+        if previous is not None:
+            yield from _wait_for(previous)
+        previous = current
+    if previous is not None:
+        yield from _wait_for(previous)
+
+
+def _wait_for(embedded: Embedded) -> Sequence[Tensor]:
+    """Wait for the copy to the CPU; return the embeddings."""
+    if embedded.copied is not None:
+        embedded.copied.synchronize()
+    return embedded.batches
 
 
 def _map_in_order(
-    work: Callable[[list[Span]], Any],
+    work: Callable[[list[Span]], Embedded],
     batches: Iterable[list[Span]],
     *,
     num_threads: int,
     max_samples: int,
-) -> Iterator[Any]:
-    """Yield work(spans) in order; the spans in work have at most `max_samples`, or are one's."""
+) -> Iterator[Embedded]:
+    """Yield work(spans) of each batch, in order, computed by threads.
+
+    The batches in progress have at most `max_samples` together; a longer batch is alone.
+    """
     if num_threads == 1:
         yield from map(work, batches)
         return
     with ThreadPoolExecutor(num_threads) as pool:
-        waiting: deque[tuple[Future[Any], int]] = deque()
+        # Each batch in progress, and its number of samples.
+        waiting: deque[tuple[Future[Embedded], int]] = deque()
+        total_samples = 0  # of the batches in `waiting`
         for spans in batches:
             num_samples = sum(size for _, _, size in spans)
-            held = num_samples + sum(size for _, size in waiting)
-            while waiting and (len(waiting) > num_threads or held > max_samples):
-                future, size = waiting.popleft()
-                held -= size
+            while waiting:
+                # One batch more than threads, so that no thread waits for the next batch.
+                has_enough_batches = len(waiting) > num_threads
+                fits = total_samples + num_samples <= max_samples
+                if fits and not has_enough_batches:
+                    break
+                future, finished_samples = waiting.popleft()
+                total_samples -= finished_samples
                 yield future.result()
-            waiting.append((pool.submit(work, spans), num_samples))
-        yield from (future.result() for future, _ in waiting)
+            future = pool.submit(work, spans)
+            waiting.append((future, num_samples))
+            total_samples += num_samples
+        for future, _ in waiting:
+            yield future.result()
 
 
 def _stack(waves: Sequence[np.ndarray], vad: EnergyVad | None) -> Tensor:
@@ -205,4 +321,5 @@ def _stack(waves: Sequence[np.ndarray], vad: EnergyVad | None) -> Tensor:
     if vad is not None:
         waves = [vad(wave_S) for wave_S in waves]
     shortest = min(len(wave_S) for wave_S in waves)
-    return torch.from_numpy(np.stack([wave_S[:shortest] for wave_S in waves]))
+    trimmed = [wave_S[:shortest] for wave_S in waves]
+    return torch.from_numpy(np.stack(trimmed))

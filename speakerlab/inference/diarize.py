@@ -1,23 +1,28 @@
-"""Diarization: from a recording to who spoke when.
+"""Speaker diarization of a recording: who spoke when.
 
-Regions of speech -> overlapping windows -> embeddings -> clusters -> turns. Only the samples, which
-are in a temporary file, and the embeddings grow with the recording.
-Letters: N windows, S samples, D embedding dimensions.
+Regions of speech -> overlapping windows -> embeddings -> clusters -> turns. Samples are kept in a
+temporary file, so in memory only the embeddings grow with the recording.
+Letters: N windows, S samples, K clusters, D embedding dimensions.
 """
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import spool_wave
-from speakerlab.diarization.clustering import MAX_SPEAKERS, Method, cluster
+from speakerlab.diarization.clustering import (
+    MAX_SPEAKERS,
+    Method,
+    build_method,
+    cluster,
+)
 from speakerlab.diarization.overlap import LocalSpeakers, add_overlap
 from speakerlab.diarization.regions import Region, Turn, format_rttm, merge_regions
 from speakerlab.diarization.resegmentation import Segment, find_segments
@@ -27,16 +32,17 @@ from speakerlab.inference.speech import find_speech
 
 log = logging.getLogger(__name__)
 Model = Any  # a SpeakerModel, whose module imports this one
+Read = Callable[[], np.ndarray]  # returns the samples of a window
 
 
 @dataclass(frozen=True)
 class Match:
-    """The enrolled speaker that a found one is named after, or else the nearest one."""
+    """Best match of a speaker of a recording among the enrolled speakers."""
 
     name: str
     score: float
     threshold: float
-    is_known: bool  # the found speaker has this name
+    is_known: bool  # the score reaches the threshold: the speaker gets this name
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +52,10 @@ class Diarization:
     recording: str
     seconds: float  # length of the recording
     segments: Sequence[Segment]
-    speakers: Mapping[str, np.ndarray]  # name -> mean embedding (D,), in order of appearance
-    matches: Mapping[str, Match] = field(default_factory=dict)  # name -> enrolled, with `known`
+    # Name -> mean embedding (D,), in order of appearance.
+    speakers: Mapping[str, np.ndarray]
+    # Name -> match among the enrolled speakers; empty without `known`.
+    matches: Mapping[str, Match] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self.segments)
@@ -57,28 +65,46 @@ class Diarization:
 
     def to_rttm(self) -> str:
         """Return the segments as lines of RTTM; blanks in names become `_`."""
-        turns = [Turn(s.start, s.end, one_word(s.speaker)) for s in self]
-        return format_rttm({self.recording: turns})
+        turns: list[Turn] = []
+        for segment in self:
+            name = one_word(segment.speaker)
+            turns.append(Turn(segment.start, segment.end, name))
+        return format_rttm({one_word(self.recording): turns})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON; times are rounded to the millisecond as in RTTM."""
-        spoken = dict.fromkeys(self.speakers, 0.0)
+        # Overlapping speech counts for each of its speakers.
+        spoken_seconds = dict.fromkeys(self.speakers, 0.0)
         for segment in self:
-            spoken[segment.speaker] += segment.end - segment.start
+            duration = segment.end - segment.start
+            spoken_seconds[segment.speaker] += duration
+
+        speakers: dict[str, dict[str, Any]] = {}
+        for name, emb_D in self.speakers.items():
+            seconds = round(spoken_seconds[name], 3)
+            speaker: dict[str, Any] = {"seconds": seconds}
+            # Only with `known` are speakers compared with the enrolled ones.
+            if name in self.matches:
+                match = self.matches[name]
+                speaker["match"] = asdict(match)
+            speaker["embedding"] = emb_D.tolist()
+            speakers[name] = speaker
+
         return {
             "recording": self.recording,
             "seconds": round(self.seconds, 3),
-            "speakers": {
-                name: {"seconds": round(spoken[name], 3)}
-                | ({"match": asdict(self.matches[name])} if name in self.matches else {})
-                | {"embedding": emb_D.tolist()}
-                for name, emb_D in self.speakers.items()
-            },
-            "segments": [
-                {k: round(v, 3) if isinstance(v, float) else v for k, v in s._asdict().items()}
-                for s in self
-            ],
+            "speakers": speakers,
+            "segments": [_rounded(segment) for segment in self],
         }
+
+
+def _rounded(segment: Segment) -> dict[str, Any]:
+    """Return the fields of a segment, with times rounded to the millisecond."""
+    values = segment._asdict()
+    for key, value in values.items():
+        if isinstance(value, float):
+            values[key] = round(value, 3)
+    return values
 
 
 def diarize(
@@ -94,113 +120,229 @@ def diarize(
     far: float | None = None,
     recording: str | None = None,
     overlap: Segmentation | Path | str | None = None,
-    **windows: Any,
+    vad: Literal["energy", "silero"] | None = None,
+    regions: Sequence[Region] | None = None,
+    window_seconds: float = WINDOW_SECONDS,
+    step_seconds: float = STEP_SECONDS,
+    progress: bool = False,
 ) -> Diarization:
-    """Find who spoke when in a recording: anything that `SpeakerModel.embed` takes, of any length.
+    """Find who spoke when in a recording of any length; audio: see `SpeakerModel.embed`.
 
     num_speakers: if known; else between min_speakers and max_speakers (None: MAX_SPEAKERS).
-    method: "spectral", "ahc", or an object that divides windows, such as `Ahc(threshold=0.5)` or a
-    `Vbx` with its PLDA model; None: that of `model.tuning`. recording: name in RTTM (None: of the
-    file, without ending). overlap: segmentation model, opened or as a path, that adds who speaks at
-    the same time. windows: vad, regions, window_seconds, step_seconds and progress of
-    `embed_windows`.
-    Speakers are "speaker1", "speaker2", ..., in order of appearance. known: those that are enrolled
-    (`model.enroll`) get their names; far: false-alarm rate of this decision (None: at the EER).
-    Raises ValueError with one line for audio that is broken or empty, if there is less speech than
-    speakers asked for, and with `known` for a model without calibration or enrolled speakers.
+    method: "spectral", "ahc", or a clustering object such as `Ahc(threshold=0.5)` or a `Vbx` with
+    its PLDA model (None: the method in `model.tuning`). recording: name in RTTM (None: the name of
+    the file, without ending). overlap: segmentation model, opened or as a path, that finds
+    overlapping speech. vad, regions, window_seconds, step_seconds, progress: see `embed_windows`.
+    Speakers are "speaker1", "speaker2", ..., in order of appearance. known: name speakers after
+    enrolled ones (`model.enroll`); far: false-alarm rate of this decision (None: at the EER).
+    Raises ValueError with one line for audio that is broken or empty, if the speech is too short
+    for the number of speakers, and with `known` for a model without calibration or enrolled
+    speakers.
     """
+    # Check before the long computation.
     if known:
         check_enrolled(model)
     if num_speakers is not None:
         min_speakers = max_speakers = num_speakers
+    # `min_speakers` may be more than the default maximum.
     if max_speakers is None:
         max_speakers = max(MAX_SPEAKERS, min_speakers)
-    divide = model.tuning.build(method) if method is None or isinstance(method, str) else method
-    name = Path(name_of(audio)).stem if recording is None else recording
-    if isinstance(overlap, str | Path):
-        overlap = Segmentation(overlap)
-    if not isinstance(overlap, Segmentation | None):
-        raise ValueError(f"overlap: must be a segmentation model or its path, got {overlap!r}")
-    heard = embed_windows(model, audio, sample_rate, overlap=overlap, **windows)
-    if not heard.windows:
+    if method is None or isinstance(method, str):
+        clustering: Method = build_method(model.tuning, method)
+    else:
+        clustering = method
+    if recording is None:
+        recording = Path(name_of(audio)).stem
+    speech = embed_windows(
+        model,
+        audio,
+        sample_rate,
+        vad=vad,
+        overlap=_open_segmentation(overlap),
+        regions=regions,
+        window_seconds=window_seconds,
+        step_seconds=step_seconds,
+        progress=progress,
+    )
+    # A recording without speech is no error: its diarization has no segments.
+    if not speech.windows:
         log.warning("%s: no speech was found", name_of(audio))
-        return Diarization(name, heard.seconds, [], {})
-    found = cluster(heard.emb_ND, divide, min_speakers=min_speakers, max_speakers=max_speakers)
-    if found.num_dropped:
-        log.info(
-            "%s: %d of %d windows were in groups too small for a speaker and went to the nearest "
-            "one; if someone is missing, give the number of speakers",
-            name_of(audio),
-            found.num_dropped,
-            len(heard.windows),
+        return Diarization(
+            recording=recording,
+            seconds=speech.seconds,
+            segments=[],
+            speakers={},
         )
-    segments = find_segments(heard.regions, heard.windows, found.cosine_NK)
-    if heard.local is not None:
-        segments = add_overlap(segments, heard.windows, found.cosine_NK, heard.local)
-    centres = {f"speaker{k}": emb_D for k, emb_D in enumerate(found.centre_KD.astype("f4"), 1)}
-    order = dict.fromkeys(segment.speaker for segment in segments)
-    names = {old: f"speaker{k}" for k, old in enumerate(order, 1)}
-    segments = [segment._replace(speaker=names[segment.speaker]) for segment in segments]
-    speakers = {new: centres[old] for old, new in names.items()}
-    result = Diarization(name, heard.seconds, segments, speakers)
-    return name_known(result, model, far=far) if known else result
+
+    clusters = cluster(
+        speech.emb_ND,
+        clustering,
+        min_speakers=min_speakers,
+        max_speakers=max_speakers,
+    )
+    if clusters.num_dropped:
+        log.info(
+            "%s: %d of %d windows were in groups too small for a speaker and went to"
+            " the nearest one; if someone is missing, give the number of speakers",
+            name_of(audio),
+            clusters.num_dropped,
+            len(speech.windows),
+        )
+    segments = find_segments(
+        speech.regions,
+        speech.windows,
+        clusters.cosine_NK,
+    )
+    if speech.local is not None:
+        segments = add_overlap(
+            segments,
+            speech.windows,
+            clusters.cosine_NK,
+            speech.local,
+        )
+
+    segments, speakers = _number_by_appearance(segments, clusters.centre_KD)
+    diarization = Diarization(
+        recording=recording,
+        seconds=speech.seconds,
+        segments=segments,
+        speakers=speakers,
+    )
+    if known:
+        return name_known(diarization, model, far=far)
+    return diarization
+
+
+def _number_by_appearance(
+    segments: Sequence[Segment], centre_KD: np.ndarray
+) -> tuple[list[Segment], dict[str, np.ndarray]]:
+    """Return the segments and the mean embedding of each speaker, renumbered by appearance.
+
+    The speakers of the given segments are cluster numbers, from 1; centre_KD has the mean embedding
+    of each cluster.
+    """
+    centres: dict[str, np.ndarray] = {}
+    for number, emb_D in enumerate(centre_KD.astype("f4"), start=1):
+        centres[f"speaker{number}"] = emb_D
+
+    # A cluster has no segment if at all times another speaker has a higher cosine.
+    new_names: dict[str, str] = {}
+    for segment in segments:
+        if segment.speaker not in new_names:
+            number = len(new_names) + 1
+            new_names[segment.speaker] = f"speaker{number}"
+    speakers: dict[str, np.ndarray] = {}
+    for cluster_name, new_name in new_names.items():
+        speakers[new_name] = centres[cluster_name]
+    return _rename(segments, new_names), speakers
+
+
+def _open_segmentation(
+    overlap: Segmentation | Path | str | None,
+) -> Segmentation | None:
+    if isinstance(overlap, str | Path):
+        return Segmentation(overlap)
+    if not isinstance(overlap, Segmentation | None):
+        raise ValueError(
+            f"overlap: must be a segmentation model or its path, got {overlap!r}"
+        )
+    return overlap
+
+
+def _rename(segments: Iterable[Segment], names: Mapping[str, str]) -> list[Segment]:
+    """Return segments with the speaker names replaced."""
+    renamed: list[Segment] = []
+    for segment in segments:
+        name = names[segment.speaker]
+        renamed.append(segment._replace(speaker=name))
+    return renamed
 
 
 def check_enrolled(model: Model) -> None:
-    """Raise ValueError if found speakers cannot be named after the enrolled ones."""
+    """Raise ValueError if a model cannot name speakers after enrolled ones."""
     if not model.speakers:
         raise ValueError("known: no speaker is enrolled; enrol some first")
     if model.calibration is None:
         raise ValueError(
-            "known: the model has no calibration of verification to decide who is known; run "
-            "`speakerlab calibrate --model MODEL --data DIR`"
+            "known: the model has no calibration of verification to decide who is"
+            " known; run `speakerlab calibrate --model MODEL --data DIR`"
         )
+    # In RTTM, blanks in names become "_", and unknown speakers are called speaker1, speaker2, ...
     names: dict[str, str] = {}
     for name in model.speakers:
         other = names.setdefault(one_word(name), name)
-        if other != name or re.fullmatch(r"speaker\d+", name):
-            owner = f"'{other}'" if other != name else "unknown speakers"
+        is_taken = other != name
+        if is_taken or re.fullmatch(r"speaker\d+", name):
+            owner = f"'{other}'" if is_taken else "unknown speakers"
             raise ValueError(
-                f"known: '{name}' and {owner} have the same name in RTTM; enrol the speaker under "
-                "another name"
+                f"known: '{name}' and {owner} have the same name in RTTM; enrol the"
+                " speaker under another name"
             )
 
 
 def one_word(name: str) -> str:
-    """Return a name as RTTM can hold it."""
+    """Return a name for RTTM, in which names have no blanks."""
     return "_".join(name.split())
 
 
-def name_known(found: Diarization, model: Model, *, far: float | None = None) -> Diarization:
-    """Name speakers after enrolled ones whose score reaches the model's threshold.
+def name_known(
+    diarization: Diarization, model: Model, *, far: float | None = None
+) -> Diarization:
+    """Name speakers after the enrolled speakers whose score reaches the model's threshold.
 
-    The best score comes first; each name is given once.
+    The pairs with the best scores are named first; each enrolled name is used once.
     """
-    ranked = {name: model.rank(emb_D, far=far) for name, emb_D in found.speakers.items()}
-    pairs = [
-        (score, name, Match(enrolled, score, one.threshold, is_known=score >= one.threshold))
-        for name, one in ranked.items()
-        for enrolled, score in one.ranking
-    ]
-    pairs.sort(key=lambda pair: -pair[0])
+    # All pairs of a speaker of the recording and an enrolled speaker, best score first.
+    pairs: list[tuple[str, Match]] = []
+    for name, emb_D in diarization.speakers.items():
+        identification = model.rank(emb_D, far=far)
+        threshold = identification.threshold  # not None: see `check_enrolled`
+        for enrolled_name, score in identification.ranking:
+            match = Match(
+                name=enrolled_name,
+                score=score,
+                threshold=threshold,
+                is_known=score >= threshold,
+            )
+            pairs.append((name, match))
+    # The sort is stable: equal scores stay in the order of appearance.
+    pairs.sort(key=lambda pair: -pair[1].score)
+
+    # Two speakers of a recording never get the same name: the better score wins.
     matches: dict[str, Match] = {}
-    for _, name, match in pairs:
-        is_taken = match.name in {other.name for other in matches.values()}
-        if match.is_known and name not in matches and not is_taken:
+    taken: set[str] = set()
+    for name, match in pairs:
+        if not match.is_known:
+            continue
+        if name not in matches and match.name not in taken:
             matches[name] = match
-    names = {name: matches[name].name if name in matches else name for name in ranked}
-    for _, name, match in pairs:  # the unknown: the nearest comes first
-        matches.setdefault(name, replace(match, is_known=False))
+            taken.add(match.name)
+
+    new_names = {name: name for name in diarization.speakers}
+    for name, match in matches.items():
+        new_names[name] = match.name
+    # Unknown speakers keep their names; their match is the best score, which comes first.
+    for name, match in pairs:
+        unknown = replace(match, is_known=False)
+        matches.setdefault(name, unknown)
+
+    # Both in order of appearance.
+    renamed_speakers: dict[str, np.ndarray] = {}
+    renamed_matches: dict[str, Match] = {}
+    for name, emb_D in diarization.speakers.items():
+        new_name = new_names[name]
+        renamed_speakers[new_name] = emb_D
+        renamed_matches[new_name] = matches[name]
     return replace(
-        found,
-        segments=[segment._replace(speaker=names[segment.speaker]) for segment in found],
-        speakers={names[name]: emb_D for name, emb_D in found.speakers.items()},
-        matches={names[name]: matches[name] for name in found.speakers},
+        diarization,
+        segments=_rename(diarization, new_names),
+        speakers=renamed_speakers,
+        matches=renamed_matches,
     )
 
 
 class Embedded(NamedTuple):
-    """The speech of a recording, and the embeddings of its windows."""
+    """Speech regions of a recording, and the embeddings of their windows."""
 
     seconds: float  # length of the recording
     regions: list[Region]
@@ -223,36 +365,57 @@ def embed_windows(
 ) -> Embedded:
     """Embed the windows of the speech of a recording.
 
-    regions: of speech, in seconds; None: found by `vad`, "energy" or "silero" (None: by the
-    segmentation model if there is one, else by energy). progress: show a bar on a terminal.
+    regions: speech regions, in seconds (None: use `vad`). vad: "energy" or "silero" (None: the
+    segmentation model if there is one, else "energy"). progress: show a bar on a terminal.
     """
     rate = model.sample_rate
     wave_S = spool_wave(audio, sample_rate=rate, source_rate=sample_rate)
     seconds = len(wave_S) / rate
-    local = None if overlap is None else overlap.run(wave_S, sample_rate=rate)
-    if regions is None and vad is None and local is not None:
-        regions = local.speech()
-    elif regions is None:
-        regions = find_speech(wave_S, sample_rate=rate, vad=vad or "energy")
-    regions = [(start, min(end, seconds)) for start, end in merge_regions(regions)]
-    regions = [region for region in regions if region[0] < region[1]]
-    windows = cut_windows(regions, window_seconds=window_seconds, step_seconds=step_seconds)
-    windows, waves = audible_windows(windows, wave_S, rate)
-    emb_ND = model.embed_many(waves, progress=progress, unit="windows")
-    return Embedded(seconds, regions, windows, emb_ND, local)
+    # A segmentation model also finds speech; an explicit `vad` has priority.
+    local: LocalSpeakers | None = None
+    if overlap is not None:
+        local = overlap.run(wave_S, sample_rate=rate)
+    if regions is None:
+        if vad is None and local is not None:
+            regions = local.speech()
+        else:
+            regions = find_speech(wave_S, sample_rate=rate, vad=vad or "energy")
+
+    # The user's regions may begin or end after the recording.
+    inside: list[Region] = []
+    for start, end in merge_regions(regions):
+        end = min(end, seconds)
+        if start < end:
+            inside.append((start, end))
+    windows = cut_windows(
+        inside,
+        window_seconds=window_seconds,
+        step_seconds=step_seconds,
+    )
+
+    # `embed_many` reads a window when it needs it: overlapping windows are never all in memory.
+    windows, reads = audible_windows(windows, wave_S, rate)
+    emb_ND = model.embed_many(reads, progress=progress, unit="windows")
+    return Embedded(seconds, inside, windows, emb_ND, local)
 
 
 def audible_windows(
     windows: Sequence[Region], wave_S: np.ndarray, sample_rate: int
-) -> tuple[list[Region], list[Callable[[], np.ndarray]]]:
-    """Return the windows that are not digital silence, and what reads their samples."""
-    kept: list[Region] = []
-    reads: list[Callable[[], np.ndarray]] = []
+) -> tuple[list[Region], list[Read]]:
+    """Return the windows that are not digital silence, and functions that read their samples."""
+    audible: list[Region] = []
+    reads: list[Read] = []
     for start, end in windows:
+        # Round the length instead of the end, so that equal windows have equally many samples.
         first = round(start * sample_rate)
-        stop = first + round((end - start) * sample_rate)  # equally many samples in each
-        window_S = wave_S[first:stop]
-        if len(window_S) and window_S.min() != window_S.max():
-            kept.append((start, end))
-            reads.append(partial(wave_S.__getitem__, slice(first, stop)))
-    return kept, reads
+        num_samples = round((end - start) * sample_rate)
+        window_S = wave_S[first : first + num_samples]
+        if not len(window_S):
+            continue
+        # `read_wave` refuses digital silence, in which all samples are equal.
+        if window_S.min() != window_S.max():
+            audible.append((start, end))
+            # Reads from the temporary file when it is called.
+            window = slice(first, first + num_samples)
+            reads.append(partial(wave_S.__getitem__, window))
+    return audible, reads

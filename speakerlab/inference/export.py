@@ -1,9 +1,9 @@
-"""A published model as one ONNX file, compared with PyTorch before it is written.
+"""Export of a published model to one ONNX file, compared with PyTorch before it is written.
 
 In: a model folder or experiment. Out: a file whose graph takes `wave`, float32 (B, S) in [-1, 1],
 and returns `embedding` (B, D), front end included; its metadata are `onnx_model.Facts`. B and S are
 free, S from `min_samples` on. Dates, paths and other traces of the export are removed, so that
-equal models give equal bytes. Letters: B rows, S samples, D embedding dimensions.
+equal models have equal bytes. Letters: B rows, S samples, D embedding dimensions.
 """
 
 import logging
@@ -19,21 +19,28 @@ from torch import Tensor, nn
 
 from speakerlab import __version__
 from speakerlab.checkpoints.published import Published, load_published
-from speakerlab.config.embedder import Embedder
 from speakerlab.core.atomic import replacing
-from speakerlab.inference.onnx_model import INPUT, INSTALL, OUTPUT, Facts, open_session
+from speakerlab.embedder import Embedder
+from speakerlab.inference.onnx_model import (
+    INPUT,
+    INSTALL,
+    OUTPUT,
+    Facts,
+    open_session,
+)
 
 log = logging.getLogger(__name__)
 
-OPSET, IR_VERSION = 18, 8  # of 2022, so that older runtimes open the file too
-MIN_COSINE = 0.99999  # of a row of the file's output with PyTorch's
+# Versions of 2022, so that older runtimes can open the file.
+OPSET, IR_VERSION = 18, 8
+MIN_COSINE = 0.99999  # between a row of the file's output and PyTorch's
 TRACED_SECONDS = 2.5
 NUM_LENGTHS, MAX_CHECKED_SECONDS = 7, 30.0
 AXES = {INPUT: "samples", "features": "frames"}  # input -> its second dimension
 
 
 class Traced(nn.Module):
-    """The exported graph: the embedding of a wave."""
+    """Module to export: the embedding of a wave."""
 
     input = INPUT
 
@@ -45,63 +52,79 @@ class Traced(nn.Module):
         return self.embedder.embed_window(wave)
 
     def input_of(self, wave: Tensor) -> Tensor:
-        """Return the input of the graph for a wave."""
+        """Return the graph's input for a wave."""
         return wave
 
 
 def export_onnx(source: Path, out: Path) -> Path:
-    """Export the model of a folder or experiment to `out`; write nothing if it is not equal.
+    """Export the model of a folder or experiment to `out`; write nothing if outputs differ.
 
     Raises ValueError with the lengths at which PyTorch and the file differ, ModuleNotFoundError if
     the optional packages are missing.
     """
     published = load_published(source)
-    cosines = write_onnx(published.embedder, out, facts=facts_of(published))
-    text = "%s: equal to PyTorch at %d lengths, cosine >= %.7f"
-    log.info(text, out, len(cosines), min(cosines))
+    facts = facts_of(published)
+    cosines = write_onnx(published.embedder, out, facts=facts)
+    log.info(
+        "%s: equal to PyTorch at %d lengths, cosine >= %.7f",
+        out,
+        len(cosines),
+        min(cosines),
+    )
     return out
 
 
 def facts_of(published: Published, *, precision: str = "fp32") -> Facts:
-    """Return the metadata of a published model's file."""
-    embedder, config = published.embedder, published.config
+    """Return the metadata for the exported file of a published model."""
+    embedder = published.embedder
+    # Without a source, the tuning was not learned: the defaults need not be stored.
+    is_tuned = bool(published.tuning.source)
     return Facts(
         sample_rate=embedder.sample_rate,
         embed_dim=embedder.embed_dim,
         min_samples=embedder.min_samples,
         max_samples=embedder.max_samples,
         sha256=published.sha256,
-        architecture=config.model.name,
-        frontend=config.frontend,
+        architecture=published.config.model.name,
+        frontend=published.config.frontend,
         calibration=published.calibration,
-        diarization=published.tuning if published.tuning.source else None,
+        diarization=published.tuning if is_tuned else None,
         vad=embedder.vad,
         precision=precision,
     )
 
 
 def write_onnx(embedder: Embedder, out: Path, *, facts: Facts) -> list[float]:
-    """Export and return the cosines; the file appears only if it is equal, else ValueError."""
+    """Export and return the cosines with PyTorch; ValueError, and no file, if outputs differ."""
+    texts = facts.to_texts()
     with replacing(out) as partial:
-        return write_graph(Traced(embedder), partial, out, texts=facts.to_texts())
+        return write_graph(Traced(embedder), partial, out, texts=texts)
 
 
-def write_graph(module: Traced, path: Path, out: Path, *, texts: Mapping[str, str]) -> list[float]:
-    """Write the file that becomes `out` and return the cosines; ValueError if it is not equal."""
+def write_graph(
+    module: Traced, path: Path, out: Path, *, texts: Mapping[str, str]
+) -> list[float]:
+    """Write the future `out` to `path`; return the cosines, ValueError if outputs differ."""
     path.write_bytes(to_onnx(module, texts=texts))
     lengths = checked_lengths(module.embedder)
-    cosines = compare_waves(module, path, [speech_like(2, length) for length in lengths])
-    if any(not cosine >= MIN_COSINE for cosine in cosines):  # or NaN
-        found = ", ".join(f"{n} ({cosine:.6f})" for n, cosine in zip(lengths, cosines))
+    waves = [speech_like(2, length) for length in lengths]
+    cosines = compare_waves(module, path, waves)
+    # Not `min(cosines) < MIN_COSINE`: NaN would pass.
+    is_equal = all(cosine >= MIN_COSINE for cosine in cosines)
+    if not is_equal:
+        differences: list[str] = []
+        for length, cosine in zip(lengths, cosines):
+            differences.append(f"{length} ({cosine:.6f})")
+        shown = ", ".join(differences)
         raise ValueError(
-            f"{out}: differs from PyTorch, samples (cosine): {found}; "
+            f"{out}: differs from PyTorch, samples (cosine): {shown}; "
             "change what the exporter traces differently, nothing was written"
         )
     return cosines
 
 
 def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> bytes:
-    """Trace a module; the file takes any batch size and length, and has `texts` as metadata.
+    """Trace a module; the graph takes any batch size and length. texts: metadata of the file.
 
     Raises ValueError with one line if the module cannot be traced.
     """
@@ -110,53 +133,78 @@ def to_onnx(module: Traced, *, texts: Mapping[str, str] | None = None) -> bytes:
             raise ModuleNotFoundError(f"export: {name} is not installed; {INSTALL}")
     if torch.__version__ < "2.9":  # a TorchVersion, which compares numbers
         fix = "pip install --upgrade torch torchaudio"
-        raise ValueError(f"export: torch 2.9 or newer is needed, found {torch.__version__}; {fix}")
+        raise ValueError(
+            f"export: torch 2.9 or newer is needed, found {torch.__version__}; {fix}"
+        )
     from onnxscript import optimizer
 
-    embedder, free = module.embedder, torch.export.Dim.DYNAMIC
-    wanted = round(TRACED_SECONDS * embedder.sample_rate)
-    num_samples = min(max(wanted, embedder.min_samples), embedder.max_samples)
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # the exporter's, about its own parts and torchvision
+    embedder = module.embedder
+    num_samples = round(TRACED_SECONDS * embedder.sample_rate)
+    num_samples = max(num_samples, embedder.min_samples)
+    num_samples = min(num_samples, embedder.max_samples)
+    # Two rows, because torch.export takes a dimension of size 1 for a constant.
+    wave_BS = torch.from_numpy(speech_like(2, num_samples))
+    free = torch.export.Dim.DYNAMIC
+    free_rows_and_samples = {0: free, 1: free}
+
+    # The exporter warns about its own parts and torchvision.
+    disabled_level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            example = module.input_of(wave_BS)
+            # In eval mode, in which BatchNorm does not use the statistics of the example.
             program = torch.onnx.export(
                 module.eval(),
-                (module.input_of(torch.from_numpy(speech_like(2, num_samples))),),
+                (example,),
                 dynamo=True,
-                dynamic_shapes=({0: free, 1: free},),
+                dynamic_shapes=(free_rows_and_samples,),
                 input_names=[module.input],
                 output_names=[OUTPUT],
                 opset_version=OPSET,
                 verbose=False,
-                optimize=False,  # it replaces an epsilon of 1e-8 by 0; runtimes optimise anyway
+                # The optimizer would replace an epsilon of 1e-8 by 0; runtimes optimise anyway.
+                optimize=False,
             )
+            # `program` is None with dynamo=False only.
             assert program is not None
+            # These two do not change the outputs of the graph.
             optimizer.fold_constants(program.model)
             optimizer.remove_unused_nodes(program.model)
     except Exception as error:  # the tracer raises many types
-        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        cause = error.__cause__ or error
+        reason = " ".join(str(cause).split())[:200]
         raise ValueError(
             f"model: cannot be traced ({reason}); write it without branches on values"
         ) from error
     finally:
-        logging.disable(disabled)
+        # The level holds for the whole process, so it is restored.
+        logging.disable(disabled_level)
     return finish(program.model_proto, texts=texts or {})
 
 
 def finish(model: Any, *, texts: Mapping[str, str]) -> bytes:
     """Return the bytes of a graph with `texts` as its metadata, without traces of the export."""
     _strip(model)
-    model.graph.name = model.producer_name = "speakerlab"
-    model.producer_version, model.ir_version = __version__, IR_VERSION
-    for value in (*model.graph.input, *model.graph.output):
+    model.graph.name = "speakerlab"
+    model.producer_name = "speakerlab"
+    model.producer_version = __version__
+    model.ir_version = IR_VERSION
+
+    # Name the free dimensions; the exporter numbers them.
+    graph = model.graph
+    for value in (*graph.input, *graph.output):
         dims = value.type.tensor_type.shape.dim
-        for dim, name in zip(dims, ("batch", AXES.get(value.name, ""))):
+        second_name = AXES.get(value.name, "")
+        for dim, name in zip(dims, ["batch", second_name]):
             if dim.HasField("dim_param"):
                 dim.dim_param = name
-    for name, text in {"producer": f"speakerlab {__version__}", **texts}.items():
+
+    metadata = {"producer": f"speakerlab {__version__}", **texts}
+    for name, text in metadata.items():
         model.metadata_props.add(key=name, value=text)
+    # Deterministic, so that equal models have equal bytes: protobuf may write maps in any order.
     return model.SerializeToString(deterministic=True)
 
 
@@ -166,35 +214,54 @@ def _strip(message: Any) -> None:
         if field.name in ("doc_string", "metadata_props", "value_info"):
             message.ClearField(field.name)
         elif field.message_type is not None:
-            for part in value if isinstance(value, Sequence) else [value]:
-                _strip(part)
+            messages = value if isinstance(value, Sequence) else [value]
+            for inner_message in messages:
+                _strip(inner_message)
 
 
-def compare_waves(module: Traced, path: Path, waves: Sequence[np.ndarray]) -> list[float]:
-    """Return the lowest cosine of a file's embeddings with PyTorch's for each wave_BS."""
-    session = open_session(path, num_threads=torch.get_num_threads())
+def compare_waves(
+    module: Traced, path: Path, waves: Sequence[np.ndarray]
+) -> list[float]:
+    """Return the lowest cosine between a file's and PyTorch's embeddings for each wave_BS."""
+    num_threads = torch.get_num_threads()
+    session = open_session(path, num_threads=num_threads)
     cosines: list[float] = []
     for wave_BS in waves:
         with torch.inference_mode():
             wave = torch.from_numpy(wave_BS)
-            wanted_BD = module.embedder.embed_window(wave).double()
-            found_BD = session.run([OUTPUT], {module.input: module.input_of(wave).numpy()})[0]
-            found_BD = torch.from_numpy(found_BD).double()
-            cosines.append(nn.functional.cosine_similarity(found_BD, wanted_BD).min().item())
+            torch_BD = module.embedder.embed_window(wave)
+            graph_input = module.input_of(wave).numpy()
+            (output_BD,) = session.run([OUTPUT], {module.input: graph_input})
+            onnx_BD = torch.from_numpy(output_BD)
+            # In float64, so that the cosine itself adds no error.
+            cosine_B = nn.functional.cosine_similarity(
+                onnx_BD.double(), torch_BD.double()
+            )
+            lowest_cosine = cosine_B.min()
+            cosines.append(lowest_cosine.item())
     return cosines
 
 
 def checked_lengths(embedder: Embedder) -> list[int]:
-    """Return lengths in samples, rising, from the shortest to MAX_CHECKED_SECONDS."""
-    longest = min(embedder.max_samples, MAX_CHECKED_SECONDS * embedder.sample_rate)
-    return [round(n) for n in np.geomspace(embedder.min_samples, longest, NUM_LENGTHS)]
+    """Return ascending lengths in samples, from the shortest input to MAX_CHECKED_SECONDS."""
+    shortest = embedder.min_samples
+    longest = MAX_CHECKED_SECONDS * embedder.sample_rate
+    longest = min(embedder.max_samples, longest)
+    lengths = np.geomspace(shortest, longest, NUM_LENGTHS)
+    return [round(length) for length in lengths]
 
 
 def speech_like(rows: int, num_samples: int) -> np.ndarray:
-    """Return wave_BS, float32, always the same: noise that swells and fades like syllables."""
+    """Return a deterministic wave_BS, float32: noise with the rhythm of syllables."""
     rng = np.random.default_rng([rows, num_samples])
-    phase_BS = np.arange(num_samples) / 4000 + rng.uniform(0, 2 * np.pi, (rows, 1))
-    loudness_BS = 10 ** (np.sin(phase_BS) + 0.5 * np.sin(2.7 * phase_BS) - 2.5)
+    start_B1 = rng.uniform(0, 2 * np.pi, (rows, 1))
+    phase_BS = np.arange(num_samples) / 4000 + start_B1  # 4 rad a second at 16 kHz
+    # Two sines of unrelated frequencies; powers of ten, as loudness is perceived.
+    slow_BS = np.sin(phase_BS)
+    fast_BS = 0.5 * np.sin(2.7 * phase_BS)
+    loudness_BS = 10 ** (slow_BS + fast_BS - 2.5)
     noise_BS = rng.standard_normal((rows, num_samples))
-    noise_BS[:, 1:] += 0.9 * noise_BS[:, :-1]  # less of the high frequencies
+    # Adding the sample before attenuates the high frequencies.
+    before_BS = noise_BS[:, :-1]
+    noise_BS[:, 1:] += 0.9 * before_BS
     return (loudness_BS * noise_BS).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The extraction of a data directory, divided into chunks that any number of jobs compute.
+"""Extraction of a data directory in chunks, computed by any number of jobs.
 
 Which utterances form a chunk, and which of them share a forward pass, depends only on the data and
 the model, so the result is bit-identical for any number of processes and hosts. Each finished chunk
@@ -9,25 +9,26 @@ data are still the same. The job that finds all chunks finished joins them.
 import logging
 import shutil
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from speakerlab.config.embedder import Embedder
 from speakerlab.core.atomic import alone
 from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.treatments import UNTREATED, Treatment
+from speakerlab.embedder import Embedder
 from speakerlab.inference.batches import group_pieces, utterance_pieces
 from speakerlab.scoring.embeddings import EmbeddingTable
 
 log = logging.getLogger(__name__)
-NUM_CHUNKS = 256  # of large data; a chunk is what a kill loses, and what a process takes at a time
+# Of large data. A process takes one chunk at a time; a killed process loses at most that chunk.
+NUM_CHUNKS = 256
 MIN_CHUNK_SECONDS = 60.0  # of audio
 MAX_CHUNK_SECONDS = 1200.0
 POLL_SECONDS = 1.0
@@ -36,7 +37,7 @@ SECONDS_PER_LINE = 60.0
 
 @dataclass(frozen=True)
 class Extraction:
-    """Chunks of a data directory, the model that embeds them, and where the table is written."""
+    """Chunks of a data directory, facts about the model, and the path of the table."""
 
     stem: Path  # of the finished table
     pieces: Sequence[Piece]
@@ -55,67 +56,115 @@ class Extraction:
 
     def of_job(self, job: tuple[int, int]) -> list[int]:
         """Return the chunks of job I of N."""
-        return list(range(job[0] - 1, len(self.chunks), job[1]))
+        number, num_jobs = job  # counted from 1
+        # Every N-th chunk: batches are sorted by length, so each job gets long and short ones.
+        first_chunk = number - 1
+        chunks = range(len(self.chunks))
+        return list(chunks[first_chunk::num_jobs])
 
     def ids(self, chunk: int | None = None) -> list[str]:
-        """Return the utterances of a chunk in the order of its batches; by default of the table."""
-        batches = [range(len(self.pieces))] if chunk is None else self.chunks[chunk]
-        pieces = (self.pieces[row] for rows in batches for row in rows)
-        return [piece.manifest.ids[piece.row] for piece in pieces]
+        """Return the utterances of a chunk in the order of its batches (None: of the table)."""
+        rows: Iterable[int] = range(len(self.pieces))
+        if chunk is not None:
+            rows = chain.from_iterable(self.chunks[chunk])
+        ids: list[str] = []
+        for row in rows:
+            piece = self.pieces[row]
+            ids.append(piece.manifest.ids[piece.row])
+        return ids
 
     def read(self, chunk: int | None = None) -> EmbeddingTable | None:
-        """Read the table of a chunk, or the finished one.
+        """Read the table of a chunk (None: the finished table).
 
-        None if it is missing, damaged, or of another model, other settings or other utterances.
+        Return None if it is missing, damaged, or of another model, other settings or utterances.
         """
+        stem = self.stem if chunk is None else self.part(chunk)
         try:
-            table = EmbeddingTable.load(self.stem if chunk is None else self.part(chunk))
+            table = EmbeddingTable.load(stem)
         except (ValueError, OSError, EOFError):  # a truncated file raises one of these
             return None
-        same_model = table.model_sha256 == self.model_sha256 and dict(table.facts) == self.facts
-        return table if same_model and table.ids == self.ids(chunk) else None
+        is_current = (
+            table.model_sha256 == self.model_sha256
+            and dict(table.facts) == self.facts
+            and table.ids == self.ids(chunk)
+        )
+        return table if is_current else None
 
     def save_part(self, chunk: int, emb_ND: np.ndarray) -> None:
         """Write the embeddings of a chunk; ValueError if one is not finite."""
-        table = EmbeddingTable(self.ids(chunk), emb_ND, self.model_sha256, self.facts)
+        table = EmbeddingTable(
+            self.ids(chunk),
+            emb_ND,
+            self.model_sha256,
+            self.facts,
+        )
+        # Another job may be joining the chunks or deleting tables of another model.
         with self.alone():
             table.save(self.part(chunk))
 
     def alone(self) -> AbstractContextManager[None]:
-        """Keep other processes from writing, deleting or joining tables meanwhile."""
-        self.stem.parent.mkdir(parents=True, exist_ok=True)
-        return alone(self.stem.with_name(f".{self.stem.name}.lock"))
+        """Return a lock, under which no other process writes, deletes or joins tables."""
+        folder = self.stem.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        return alone(folder / f".{self.stem.name}.lock")
 
     def todo(self, job: tuple[int, int]) -> list[int] | None:
         """Return the chunks that job I of N still has to compute, None if the table is finished.
 
-        Deletes tables of another model and damaged ones, so that none is taken for finished.
+        Delete damaged tables and tables of another model, so that they do not count as finished.
         """
         with self.alone():
             if self.read() is not None:
                 return None
+            # Without its .json, a table counts as missing.
             Path(f"{self.stem}.json").unlink(missing_ok=True)
-            todo = [chunk for chunk in self.of_job(job) if self.read(chunk) is None]
-            for chunk in todo:
-                Path(f"{self.part(chunk)}.json").unlink(missing_ok=True)
+            todo: list[int] = []
+            for chunk in self.of_job(job):
+                if self.read(chunk) is None:
+                    Path(f"{self.part(chunk)}.json").unlink(missing_ok=True)
+                    todo.append(chunk)
         return todo
 
     def join(self) -> list[int]:
-        """Join the chunks into the table; return those that are missing, none if it is finished."""
+        """Join the chunks into the table; return the missing chunks, [] if it is finished."""
         with self.alone():
+            # Another job may have joined them.
             if self.read() is None:
-                tables = [self.read(chunk) for chunk in range(len(self.chunks))]
-                missing = [chunk for chunk, table in enumerate(tables) if table is None]
+                missing: list[int] = []
+                embeddings: list[np.ndarray] = []
+                for chunk in range(len(self.chunks)):
+                    table = self.read(chunk)
+                    if table is None:
+                        missing.append(chunk)
+                    else:
+                        embeddings.append(table.emb_ND)
                 if missing:
                     return missing
-                for path in self.stem.parent.glob(f".{self.stem.name}.*.partial"):
-                    path.unlink(missing_ok=True)  # of a process that was killed while joining
-                parts = [table.emb_ND for table in tables if table is not None]
-                rows = [row for chunk in self.chunks for rows in chunk for row in rows]
-                emb_ND = np.concatenate(parts)[np.argsort(rows)]
-                EmbeddingTable(self.ids(), emb_ND, self.model_sha256, self.facts).save(self.stem)
+                self._save_joined(embeddings)
             shutil.rmtree(self.parts, ignore_errors=True)
         return []
+
+    def _save_joined(self, embeddings: Sequence[np.ndarray]) -> None:
+        """Write the finished table, given the embeddings of each chunk."""
+        # Remove leftovers of a process that was killed while joining.
+        for path in self.stem.parent.glob(f".{self.stem.name}.*.partial"):
+            path.unlink(missing_ok=True)
+
+        # Chunks are in the order of their batches, the table in the order of the data.
+        rows: list[int] = []
+        for chunk in self.chunks:
+            for batch in chunk:
+                rows += batch
+        # argsort inverts the permutation, which sorts the rows into the order of the data.
+        in_chunk_order_ND = np.concatenate(embeddings)
+        emb_ND = in_chunk_order_ND[np.argsort(rows)]
+        joined = EmbeddingTable(
+            self.ids(),
+            emb_ND,
+            self.model_sha256,
+            self.facts,
+        )
+        joined.save(self.stem)
 
     def wait(self, num_jobs: int, *, minutes: float) -> None:
         """Wait for the other jobs; join the chunks once all are finished.
@@ -123,25 +172,37 @@ class Extraction:
         Raises ValueError, naming the jobs whose chunks are missing, if no chunk was finished for
         that many minutes.
         """
-        changed_at = logged_at = time.monotonic()
-        seen: list[int] = []
+        changed_at = time.monotonic()
+        logged_at = changed_at
+        previously_missing: list[int] = []
         while True:
+            # Look at names only; `join` reads the tables.
             finished = {path.stem for path in self.parts.glob("*.json")}
             chunks = range(len(self.chunks))
-            missing = [chunk for chunk in chunks if self.part(chunk).name not in finished]
+            missing: list[int] = []
+            for chunk in chunks:
+                name = self.part(chunk).name
+                if name not in finished:
+                    missing.append(chunk)
+            # Another job may have joined the chunks, and removed them.
             if not missing or Path(f"{self.stem}.json").exists():
                 missing = self.join()
             if not missing:
                 return
+            # A finished chunk shows that the other jobs are running, so the timeout starts again.
             now = time.monotonic()
-            if missing != seen:
-                seen, changed_at = missing, now
-            remain = f"{len(missing)} of {len(chunks)} chunks of {name_jobs(missing, num_jobs)}"
+            if missing != previously_missing:
+                previously_missing = missing
+                changed_at = now
+            remain = (
+                f"{len(missing)} of {len(chunks)} chunks of"
+                f" {name_jobs(missing, num_jobs)}"
+            )
             if now - changed_at >= 60 * minutes:
                 raise ValueError(
-                    f"{self.stem}: no chunk was finished for {minutes:g} minutes, {remain} are "
-                    "missing; check their hosts, then run the same command on each again (finished "
-                    "chunks are kept)"
+                    f"{self.stem}: no chunk was finished for {minutes:g} minutes,"
+                    f" {remain} are missing; check their hosts, then run the same"
+                    " command on each again (finished chunks are kept)"
                 )
             if now - logged_at >= SECONDS_PER_LINE:
                 logged_at = now
@@ -159,41 +220,78 @@ def plan_extraction(
     per_speaker: int | None = None,
     treatment: Treatment = UNTREATED,
 ) -> Extraction:
-    """Divide the utterances of a manifest, or the first `per_speaker` of each speaker, into chunks.
+    """Divide the utterances of a manifest into chunks.
 
-    A manifest is sorted by the hash of its ids. treatment: of every utterance.
+    per_speaker: take only the first utterances of each speaker, in the order of the manifest, which
+    is sorted by the hash of the ids. treatment: applied to every utterance.
     """
-    facts = {**facts, "data_sha256": manifest.sha256()}
-    pieces = treatment.apply(utterance_pieces(manifest))
+    # A finished chunk is reused only if it has the same `facts`.
+    facts = dict(facts)
+    facts["data_sha256"] = manifest.sha256()
+    whole_pieces = utterance_pieces(manifest)
+    pieces = treatment.apply(whole_pieces)
     if treatment.name:
         facts["treatment"] = treatment.name
     if per_speaker is not None:
         facts["per_speaker"] = per_speaker
-        number = defaultdict[int, count](count)  # of the next utterance of a speaker
         speakers = manifest.speaker_N.tolist()
-        pieces = [p for p, s in zip(pieces, speakers) if next(number[s]) < per_speaker]
+        pieces = _first_of_each(pieces, speakers, per_speaker)
     if not pieces:
-        raise ValueError(f"{stem.parent.name}: has no utterances to embed; run stage 1 again")
+        raise ValueError(
+            f"{stem.parent.name}: has no utterances to embed; see its rejected.tsv"
+        )
     batches = list(group_pieces(embedder, pieces))
-    seconds = [sum(pieces[row].num_samples for row in b) / manifest.sample_rate for b in batches]
-    chunks = [batches[first:end] for first, end in chunk_bounds(seconds)]
-    return Extraction(stem, pieces, chunks, model_sha256, facts)
+    seconds: list[float] = []  # of audio in each batch
+    for batch in batches:
+        lengths = [pieces[row].num_samples for row in batch]
+        seconds.append(sum(lengths) / manifest.sample_rate)
+    bounds = chunk_bounds(seconds)
+    chunks = [batches[first:end] for first, end in bounds]
+    return Extraction(
+        stem=stem,
+        pieces=pieces,
+        chunks=chunks,
+        model_sha256=model_sha256,
+        facts=facts,
+    )
+
+
+def _first_of_each(
+    pieces: Sequence[Piece], speakers: Sequence[int], per_speaker: int
+) -> list[Piece]:
+    """Return the first `per_speaker` pieces of each speaker, given the speaker of each piece."""
+    num_pieces = Counter[int]()  # so far, of a speaker
+    chosen: list[Piece] = []
+    for piece, speaker in zip(pieces, speakers):
+        if num_pieces[speaker] < per_speaker:
+            chosen.append(piece)
+        num_pieces[speaker] += 1
+    return chosen
 
 
 def chunk_bounds(seconds: Sequence[float]) -> list[tuple[int, int]]:
     """Return (first batch, end) of each chunk, given the audio of each batch."""
-    size = min(max(sum(seconds) / NUM_CHUNKS, MIN_CHUNK_SECONDS), MAX_CHUNK_SECONDS)
-    bounds, first, filled = [], 0, 0.0
-    for end, of_batch in enumerate(seconds, start=1):
-        filled += of_batch
-        if filled >= size or end == len(seconds):
+    chunk_seconds = sum(seconds) / NUM_CHUNKS
+    chunk_seconds = max(chunk_seconds, MIN_CHUNK_SECONDS)
+    chunk_seconds = min(chunk_seconds, MAX_CHUNK_SECONDS)
+    bounds: list[tuple[int, int]] = []
+    first = 0
+    filled_seconds = 0.0
+    for end, batch_seconds in enumerate(seconds, start=1):
+        filled_seconds += batch_seconds
+        is_last = end == len(seconds)
+        if is_last or filled_seconds >= chunk_seconds:
             bounds.append((first, end))
-            first, filled = end, 0.0
+            first = end
+            filled_seconds = 0.0
     return bounds
 
 
 def name_jobs(chunks: Sequence[int], num_jobs: int) -> str:
     """Name the jobs that chunks belong to: "job 2 of 4", "jobs 2 and 3 of 4"."""
-    *others, last = [str(job) for job in sorted({chunk % num_jobs + 1 for chunk in chunks})]
-    jobs = f"jobs {', '.join(others)} and {last}" if others else f"job {last}"
-    return f"{jobs} of {num_jobs}"
+    # The same division as in `of_job`.
+    numbers = sorted({chunk % num_jobs + 1 for chunk in chunks})
+    *others, last = map(str, numbers)
+    if not others:
+        return f"job {last} of {num_jobs}"
+    return f"jobs {', '.join(others)} and {last} of {num_jobs}"

@@ -1,7 +1,7 @@
-"""An exported model run by onnxruntime, without torch. In: waves in [-1, 1]. Out: embeddings.
+"""Exported models in onnxruntime, without torch. In: waves in [-1, 1]. Out: embeddings.
 
-The file that `export.py` writes holds the network with its front end and, as `Facts`, everything
-else that its use requires. Letters: B rows, S samples, D embedding dimensions.
+The file that `export.py` writes holds the network with its front end and, as `Facts`, all other
+data needed at inference. Letters: B rows, S samples, D embedding dimensions.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from speakerlab.core.reading import parse_json
-from speakerlab.diarization.clustering import Tuning
+from speakerlab.core.tuning import Tuning
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.scoring.calibration import Calibration
 
@@ -25,12 +25,13 @@ PLAIN_TEXTS = {"sha256", "architecture", "precision"}  # the other facts are JSO
 
 @dataclass(frozen=True)
 class Facts:
-    """Metadata of an exported file, name -> text; what is None is left out."""
+    """Metadata of an exported file, stored as name -> text; fields that are None are left out."""
 
     sample_rate: int  # Hz
     embed_dim: int
     min_samples: int  # shortest input of the graph
-    max_samples: int  # longest input of the graph; for other lengths see core/windows.py
+    # Longest input of the graph; for other lengths see core/windows.py.
+    max_samples: int
     sha256: str  # of the exported weights
     architecture: str
     frontend: Mapping[str, Any]
@@ -40,23 +41,34 @@ class Facts:
     precision: str = "fp32"  # of weights and products; or int8
 
     def to_texts(self) -> dict[str, str]:
-        """Return name -> text, as the file holds it."""
-        return {
-            name: value if name in PLAIN_TEXTS else json.dumps(value, sort_keys=True)
-            for name, value in asdict(self).items()
-            if value is not None
-        }
+        """Return name -> text, the format in the file."""
+        texts: dict[str, str] = {}
+        facts = asdict(self)
+        for name, value in facts.items():
+            if name in PLAIN_TEXTS:
+                texts[name] = value
+            elif value is not None:
+                texts[name] = json.dumps(value, sort_keys=True)
+        return texts
 
     @classmethod
     def from_texts(cls, texts: Mapping[str, str], *, where: str) -> "Facts":
-        """Read what `to_texts` gave. Raises ValueError if a name is missing or is not JSON."""
-        known = {field.name: texts[field.name] for field in fields(cls) if field.name in texts}
-        parts = [
-            f"{json.dumps(name)}: {json.dumps(text) if name in PLAIN_TEXTS else text}"
-            for name, text in known.items()
-        ]
-        fix = f"its metadata are {', '.join(known) or 'none'}; make it with `speakerlab export`"
-        return parse_json(f"{{{', '.join(parts)}}}", cls, where=where, fix=fix)
+        """Invert `to_texts`. Raises ValueError if a name is missing or its text is not JSON."""
+        # Ignore other metadata of the file, such as its producer.
+        names = [field.name for field in fields(cls) if field.name in texts]
+        # Join the values, which are JSON themselves, to one JSON object.
+        members: list[str] = []
+        for name in names:
+            value = texts[name]
+            if name in PLAIN_TEXTS:
+                value = json.dumps(value)
+            members.append(f"{json.dumps(name)}: {value}")
+        text = "{" + ", ".join(members) + "}"
+        fix = (
+            f"its metadata are {', '.join(names) or 'none'}; make it with `speakerlab"
+            " export`"
+        )
+        return parse_json(text, cls, where=where, fix=fix)
 
 
 class OnnxModel:
@@ -72,20 +84,32 @@ class OnnxModel:
         ModuleNotFoundError if onnxruntime is not installed.
         """
         if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such model; make one with `speakerlab export`")
+            raise FileNotFoundError(
+                f"{path}: no such model; make one with `speakerlab export`"
+            )
         self._session = open_session(path, num_threads=num_threads)
-        facts = self.facts = Facts.from_texts(metadata_of(self._session, path), where=str(path))
-        self.sample_rate, self.embed_dim = facts.sample_rate, facts.embed_dim
-        self.min_samples, self.max_samples = facts.min_samples, facts.max_samples
-        self.sha256, self.precision = facts.sha256, facts.precision
-        self.family, self.source = facts.architecture, path
-        self.calibration, self.tuning = facts.calibration, facts.diarization or Tuning()
-        self.vad = facts.vad and replace(facts.vad, sample_rate=self.sample_rate)
+        metadata = metadata_of(self._session, path)
+        facts = Facts.from_texts(metadata, where=str(path))
+        self.facts = facts
+        self.sample_rate = facts.sample_rate
+        self.embed_dim = facts.embed_dim
+        self.min_samples = facts.min_samples
+        self.max_samples = facts.max_samples
+        self.sha256 = facts.sha256
+        self.precision = facts.precision
+        self.family = facts.architecture
+        self.source = path
+        self.calibration = facts.calibration
+        self.tuning = facts.diarization or Tuning()
+        self.vad = None
+        if facts.vad is not None:
+            self.vad = replace(facts.vad, sample_rate=self.sample_rate)
 
     def embed_window(self, wave_BS: ArrayLike) -> NDArray[np.float32]:
         """Return emb_BD of waves of `min_samples` to `max_samples` samples."""
         wave_BS = np.ascontiguousarray(wave_BS, dtype=np.float32)
-        return self._session.run([OUTPUT], {INPUT: wave_BS})[0]
+        (emb_BD,) = self._session.run([OUTPUT], {INPUT: wave_BS})
+        return emb_BD
 
 
 def open_session(path: Path, *, num_threads: int | None = None) -> Any:
@@ -93,15 +117,22 @@ def open_session(path: Path, *, num_threads: int | None = None) -> Any:
     try:
         import onnxruntime
     except ModuleNotFoundError:
-        raise ModuleNotFoundError(f"{path}: onnxruntime is not installed; {INSTALL}") from None
+        raise ModuleNotFoundError(
+            f"{path}: onnxruntime is not installed; {INSTALL}"
+        ) from None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = num_threads or 0
     options.log_severity_level = 3  # errors
-    options.enable_mem_pattern = False  # lengths differ from call to call: return the memory
+    # Lengths differ between calls: do not reserve memory for the last one.
+    options.enable_mem_pattern = False
     try:
-        how = {"providers": ["CPUExecutionProvider"], "enable_fallback": 0}  # 1 prints errors
-        return onnxruntime.InferenceSession(str(path), options, **how)
-    except Exception as error:  # its own types, which differ between versions
+        return onnxruntime.InferenceSession(
+            str(path),
+            options,
+            providers=["CPUExecutionProvider"],
+            enable_fallback=0,  # 1 prints errors
+        )
+    except Exception as error:  # the types differ between versions of onnxruntime
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
             f"{path}: is not a complete ONNX file ({reason}); export or get it again"
@@ -113,4 +144,6 @@ def metadata_of(session: Any, path: Path) -> dict[str, str]:
     try:
         return session.get_modelmeta().custom_metadata_map
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: its metadata are not UTF-8; export it again") from None
+        raise ValueError(
+            f"{path}: its metadata are not UTF-8; export it again"
+        ) from None

@@ -1,4 +1,4 @@
-"""A published model as an int8 ONNX file, for CPUs. In: a model, recordings. Out: a file.
+"""Export of a published model to int8 ONNX, for CPUs. In: a model, recordings. Out: a file.
 
 Static quantisation: convolutions and linear layers hold and multiply 8-bit integers, with a scale
 per weight channel and the activation ranges of calibration recordings. The front end, the pooling
@@ -19,44 +19,67 @@ import numpy as np
 from torch import nn
 
 from speakerlab.checkpoints.published import load_published
-from speakerlab.config.embedder import Embedder
 from speakerlab.core.atomic import replacing
 from speakerlab.data.audio import FULL_SCALE
-from speakerlab.data.manifest import read_manifest
+from speakerlab.data.manifest import Piece, read_manifest
+from speakerlab.embedder import Embedder
 from speakerlab.inference.batches import utterance_pieces
-from speakerlab.inference.export import Traced, compare_waves, facts_of, finish, to_onnx
+from speakerlab.inference.export import (
+    Traced,
+    compare_waves,
+    facts_of,
+    finish,
+    to_onnx,
+)
 from speakerlab.inference.onnx_model import INPUT
 from speakerlab.models.folding import LINEAR, find_last, find_wide
 
 log = logging.getLogger(__name__)
 
-MIN_COSINE = 0.95  # of the file's embedding with PyTorch's, for the worst recording
+MIN_COSINE = 0.95  # between the file's and PyTorch's embedding of the worst recording
 NUM_CALIBRATED, NUM_CHECKED = 64, 16  # recordings, at most
-MAX_SECONDS = 6.0  # of each recording: the ranges of values do not change later in it
+MAX_SECONDS = 6.0  # of each recording: more does not change the activation ranges
 BACKBONE = "embedder.backbone."  # prefix of the backbone's weights in the file
 
 
 def export_int8(source: Path, out: Path, *, data_dir: Path) -> Path:
-    """Export the model of a folder or experiment to `out`; write nothing if too much is lost.
+    """Export a model as int8; write nothing if the embeddings differ too much.
 
-    data_dir: a checked data directory; a fifth of the recordings check, the others calibrate.
+    source: folder or experiment. data_dir: a checked data directory; a fifth of the recordings are
+    for the check, the others for calibration.
     Raises ValueError with one line, ModuleNotFoundError if the optional packages are missing.
     """
     published = load_published(source)
     embedder = published.embedder
     waves = read_waves(data_dir, embedder)
-    num_checked = min(max(len(waves) // 5, 1), NUM_CHECKED)
+    num_checked = max(len(waves) // 5, 1)
+    num_checked = min(num_checked, NUM_CHECKED)
+    # Check with recordings that were not used to find the activation ranges.
+    calibration_waves = waves[:-num_checked]
+    checked_waves = waves[-num_checked:]
+
+    facts = facts_of(published, precision="int8")
     with replacing(out) as partial:
-        texts = facts_of(published, precision="int8").to_texts()
-        partial.write_bytes(_quantise(embedder.for_inference(), waves[:-num_checked], texts))
-        cosines = compare_waves(Traced(embedder), partial, waves[-num_checked:])
+        folded = embedder.for_inference()
+        content = _quantise(folded, calibration_waves, facts.to_texts())
+        partial.write_bytes(content)
+        cosines = compare_waves(Traced(embedder), partial, checked_waves)
+        # Written so that NaN is refused too.
         if not min(cosines) >= MIN_COSINE:
             raise ValueError(
-                f"{out}: the lowest cosine with PyTorch is {min(cosines):.4f}, below "
-                f"{MIN_COSINE:g}; calibrate on recordings like those of training, or omit --int8"
+                f"{out}: the lowest cosine with PyTorch is {min(cosines):.4f}, below"
+                f" {MIN_COSINE:g}; calibrate on recordings like those of training, or"
+                " omit --int8"
             )
-    text = "%s: int8, calibrated on %d recordings; cosine on %d others: mean %.4f, lowest %.4f"
-    log.info(text, out, len(waves) - num_checked, num_checked, np.mean(cosines), min(cosines))
+    log.info(
+        "%s: int8, calibrated on %d recordings; cosine on %d others: mean %.4f, lowest"
+        " %.4f",
+        out,
+        len(calibration_waves),
+        num_checked,
+        np.mean(cosines),
+        min(cosines),
+    )
     return out
 
 
@@ -65,49 +88,85 @@ def read_waves(data_dir: Path, embedder: Embedder) -> list[np.ndarray]:
 
     Raises ValueError if fewer than two are long enough for the graph.
     """
-    manifest = read_manifest([data_dir], sample_rate=embedder.sample_rate)
-    most = min(round(MAX_SECONDS * embedder.sample_rate), embedder.max_samples)
-    fit = [p for p in utterance_pieces(manifest) if p.num_samples >= embedder.min_samples]
-    if len(fit) < 2:
+    sample_rate = embedder.sample_rate
+    manifest = read_manifest([data_dir], sample_rate=sample_rate)
+    max_samples = round(MAX_SECONDS * sample_rate)
+    max_samples = min(max_samples, embedder.max_samples)
+    # The graph has a range of input lengths: shorter recordings are left out, longer ones are cut.
+    pieces: list[Piece] = []
+    for piece in utterance_pieces(manifest):
+        if piece.num_samples >= embedder.min_samples:
+            num_samples = min(piece.num_samples, max_samples)
+            pieces.append(replace(piece, num_samples=num_samples))
+    if len(pieces) < 2:
         raise ValueError(
-            f"{data_dir}: calibration needs two recordings of at least {embedder.min_samples} "
-            f"samples, got {len(fit)}; give another directory with --calibrate"
+            f"{data_dir}: calibration needs two recordings of at least"
+            f" {embedder.min_samples} samples, got {len(pieces)}; give another directory"
+            " with --calibrate"
         )
-    pieces = [replace(p, num_samples=min(p.num_samples, most)) for p in fit]
-    chosen = pieces[: NUM_CALIBRATED + NUM_CHECKED]
-    return [piece.read()[None].astype(np.float32) / FULL_SCALE for piece in chosen]
+    waves: list[np.ndarray] = []
+    for piece in pieces[: NUM_CALIBRATED + NUM_CHECKED]:
+        int16_1S = piece.read()[None]
+        waves.append(int16_1S.astype(np.float32) / FULL_SCALE)
+    return waves
 
 
-def _quantise(folded: Embedder, waves: Sequence[np.ndarray], texts: Mapping[str, str]) -> bytes:
+def _quantise(
+    folded: Embedder, waves: Sequence[np.ndarray], texts: Mapping[str, str]
+) -> bytes:
     """Return the bytes of an int8 file; onnxruntime.quantization works from file to file."""
     import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     feeds = iter([{INPUT: wave_1S} for wave_1S in waves])
-    reader: Any = SimpleNamespace(get_next=lambda: next(feeds, None))  # a CalibrationDataReader
+
+    def next_feed() -> dict[str, np.ndarray] | None:
+        return next(feeds, None)
+
+    # The only method of a CalibrationDataReader that is called.
+    reader: Any = SimpleNamespace(get_next=next_feed)
     with TemporaryDirectory() as folder:
-        plain, ready, done = (Path(folder) / f"{name}.onnx" for name in ("plain", "ready", "done"))
-        plain.write_bytes(to_onnx(Traced(folded)))
+        exported = Path(folder) / "plain.onnx"
+        prepared = Path(folder) / "ready.onnx"
+        quantised = Path(folder) / "done.onnx"
+        exported.write_bytes(to_onnx(Traced(folded)))
         # Joins each BatchNorm with the convolution before it if possible.
-        quant_pre_process(str(plain), str(ready), skip_symbolic_shape=True)
+        quant_pre_process(
+            str(exported),
+            str(prepared),
+            skip_symbolic_shape=True,
+        )
+        node_names = quantised_nodes(onnx.load(prepared), folded.backbone)
         quantize_static(
-            str(ready),
-            str(done),
+            str(prepared),
+            str(quantised),
             reader,
             quant_format=QuantFormat.QDQ,
-            nodes_to_quantize=quantised_nodes(onnx.load(ready), folded.backbone),
+            nodes_to_quantize=node_names,
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
         )
-        return finish(onnx.load(done), texts=texts)
+        return finish(onnx.load(quantised), texts=texts)
 
 
 def quantised_nodes(model: Any, backbone: nn.Module) -> list[str]:
-    """Return the names of the convolutions and linear layers of a graph to make 8-bit."""
+    """Return the names of the convolutions and linear layers of a graph to quantise to 8 bits."""
+    # The pooling and all layers after it stay wide, that is, fp32.
     wide = find_wide(backbone, find_last(backbone))
-    layers = backbone.named_modules()
-    narrow = [n for n, layer in layers if isinstance(layer, LINEAR) and id(layer) not in wide]
-    nodes = [node for node in model.graph.node if node.op_type in ("Conv", "Gemm")]
-    return [n.name for n in nodes if any(f"{BACKBONE}{w}.weight" in n.input[1] for w in narrow)]
+    weights: list[str] = []
+    for name, layer in backbone.named_modules():
+        is_wide = id(layer) in wide
+        if isinstance(layer, LINEAR) and not is_wide:
+            weights.append(f"{BACKBONE}{name}.weight")
+
+    # Map onnxruntime's nodes of the graph to PyTorch's layers by the names of their weights.
+    names: list[str] = []
+    for node in model.graph.node:
+        if node.op_type in ("Conv", "Gemm"):
+            # The exporter may add to the name of a weight, the second input of a node.
+            weight_of_node = node.input[1]
+            if any(weight in weight_of_node for weight in weights):
+                names.append(node.name)
+    return names

@@ -1,19 +1,20 @@
-"""The Python API: recordings, as files, bytes or arrays, to embeddings, scores and decisions.
+"""Python API: embeddings, scores and decisions for recordings as files, bytes or arrays.
 
     model = speakerlab.load("exp/mini")
     model.embed("a.wav")
 
-torch is imported only for models that run with it; an ONNX file does without.
+torch is imported only for models that run with it; an ONNX file does not need it.
 Letters: B rows, S samples, N recordings or speakers, D embedding dimensions, C classes.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -23,19 +24,25 @@ from speakerlab.checkpoints.hub import local
 from speakerlab.core.atomic import replacing
 from speakerlab.core.reading import parse_json
 from speakerlab.core.registry import use_plugins
-from speakerlab.core.windows import embed_in_windows
+from speakerlab.core.windows import embed_in_windows, group_rows
 from speakerlab.data.audio import name_of
 from speakerlab.data.convert import read_wave
+from speakerlab.diarization.windows import STEP_SECONDS, WINDOW_SECONDS
 from speakerlab.scoring.pair_scores import unit_rows
 
 if TYPE_CHECKING:  # each imports its runtime
+    from speakerlab.diarization.clustering import Method
+    from speakerlab.diarization.regions import Region
     from speakerlab.inference.diarize import Diarization
     from speakerlab.inference.onnx_model import OnnxModel
+    from speakerlab.inference.segmentation import Segmentation
     from speakerlab.inference.torch_model import TorchModel
 
 PRECISIONS = ("fp32", "bf16", "auto")
-Result = tuple[int, np.ndarray | Exception]  # row of `sources`, its embedding (or wave) or error
-READ_AHEAD_SECONDS = 64  # of audio per group: one group is read while another is embedded
+# Row of `sources`, and its embedding (or wave) or the error.
+Result = tuple[int, np.ndarray | Exception]
+# Audio in a group of recordings: one group is read while another is embedded.
+READ_AHEAD_SECONDS = 64
 
 
 @dataclass(frozen=True)
@@ -58,78 +65,116 @@ class Identification:
 
     @property
     def name(self) -> str | None:
-        """Return the best speaker, or None if the decision is that no enrolled speaker is heard."""
-        return None if self.is_known is False else self.ranking[0][0]
+        """Return the best speaker, or None if the decision is "not enrolled"."""
+        # Without a decision (None), the best speaker is returned.
+        if self.is_known is False:
+            return None
+        best, _ = self.ranking[0]
+        return best
 
 
 def load_model(
-    model: str | Path, *, device: str = "auto", precision: str = "fp32", plugins: Path | None = None
+    model: str | Path,
+    *,
+    device: str = "auto",
+    precision: str = "fp32",
+    plugins: Path | None = None,
 ) -> "SpeakerModel":
     """Load a model; see `speakerlab.load`."""
+    # First, because the class of the model may be in that folder.
     if plugins is not None:
         use_plugins(plugins)
     if not isinstance(model, str | Path):
         raise ValueError(f"model: must be a path or hub:NAME, got {model!r}")
     if precision not in PRECISIONS:
-        raise ValueError(f"precision: must be {', '.join(PRECISIONS)}, got {precision!r}")
+        raise ValueError(
+            f"precision: must be {', '.join(PRECISIONS)}, got {precision!r}"
+        )
+    # A hub:NAME is downloaded; a path stays unchanged.
     model = local(model)
+
+    # The runtimes are imported here, so that an ONNX model needs no torch.
     if model.suffix == ".onnx":
         from speakerlab.inference.onnx_model import OnnxModel
 
         if device == "cuda":
-            raise ValueError("device: an .onnx file runs on the CPU, not on cuda; use cpu or auto")
+            raise ValueError(
+                "device: an .onnx file runs on the CPU, not on cuda; use cpu or auto"
+            )
         if precision == "bf16":
             raise ValueError(
-                "precision: an .onnx file keeps the precision of its export, not bf16; use auto, "
-                "or the model folder"
+                "precision: an .onnx file keeps the precision of its export, not bf16;"
+                " use auto, or the model folder"
             )
         return SpeakerModel(OnnxModel(model))
+
     from speakerlab.inference.torch_model import TorchModel
 
-    return SpeakerModel(TorchModel(model, device=device, precision=precision))
+    runtime = TorchModel(model, device=device, precision=precision)
+    return SpeakerModel(runtime)
 
 
 class SpeakerModel:
-    """Embeds and compares recordings, and identifies enrolled speakers.
+    """Speaker model that embeds and compares recordings, and identifies enrolled speakers.
 
     A recording is a path, bytes, an open binary file, a numpy array or a torch tensor, at any
-    sample rate, or a function that returns one of these; see `read_wave`. `sample_rate` is that of
-    arrays, by default the model's. `speakers` holds a unit vector for each enrolled name.
+    sample rate, or a function that returns one of these; see `read_wave`. `sample_rate` is the
+    rate of arrays, by default the model's. `speakers` holds a unit vector for each enrolled name.
     """
 
     def __init__(self, runtime: "TorchModel | OnnxModel") -> None:
         self.runtime = runtime
-        self.sample_rate, self.embed_dim = runtime.sample_rate, runtime.embed_dim
-        self.sha256, self.calibration = runtime.sha256, runtime.calibration
-        self.tuning, self.precision = runtime.tuning, runtime.precision
+        # Attributes of both runtimes.
+        self.sample_rate = runtime.sample_rate
+        self.embed_dim = runtime.embed_dim
+        self.sha256 = runtime.sha256
+        self.calibration = runtime.calibration
+        self.tuning = runtime.tuning
+        self.precision = runtime.precision
         self.speakers: dict[str, np.ndarray] = {}
 
     def __repr__(self) -> str:
         runtime = self.runtime
         return (
-            f"SpeakerModel({runtime.family}, {self.embed_dim} dimensions, {self.sample_rate} Hz, "
-            f"{self.precision} on {runtime.device}, {runtime.source})"
+            f"SpeakerModel({runtime.family}, {self.embed_dim} dimensions,"
+            f" {self.sample_rate} Hz, {self.precision} on {runtime.device},"
+            f" {runtime.source})"
         )
 
     def embed(self, audio: Any, sample_rate: int | None = None) -> np.ndarray:
         """Return emb_D, float32, of one recording of any length."""
-        return self.embed_many([audio], sample_rate)[0]
+        emb_1D = self.embed_many([audio], sample_rate)
+        return emb_1D[0]
 
     def embed_many(
-        self, sources: Sequence[Any], sample_rate: int | None = None, **shown: Any
+        self,
+        sources: Sequence[Any],
+        sample_rate: int | None = None,
+        *,
+        progress: bool = False,
+        unit: str = "recordings",
     ) -> np.ndarray:
         """Return emb_ND, float32, in the order of `sources`.
 
-        Raises the error of the first recording that cannot be embedded, and ValueError if `sources`
-        is a single recording. shown: progress and unit of `embed_each`.
+        progress: show a bar on a terminal, in this unit. Raises the error of the first recording
+        that cannot be embedded, and ValueError if `sources` is a single recording.
         """
-        embs: dict[int, np.ndarray] = {}
-        for row, result in self.embed_each(sources, sample_rate, **shown):
+        # `embed_each` yields in any order, because it batches recordings of equal length.
+        embedded: dict[int, np.ndarray] = {}
+        results = self.embed_each(
+            sources,
+            sample_rate,
+            progress=progress,
+            unit=unit,
+        )
+        for row, result in results:
             if isinstance(result, Exception):
                 raise result
-            embs[row] = result
-        emb_ND = np.array([embs[row] for row in sorted(embs)], dtype=np.float32)
-        return emb_ND.reshape(-1, self.embed_dim)
+            embedded[row] = result
+        if not embedded:
+            return np.zeros((0, self.embed_dim), dtype=np.float32)
+        in_order = [embedded[row] for row in sorted(embedded)]
+        return np.array(in_order, dtype=np.float32)
 
     def embed_each(
         self,
@@ -143,89 +188,172 @@ class SpeakerModel:
 
         progress: show a bar on a terminal, in this unit.
         """
-        if isinstance(sources, str | Path | bytes) or not hasattr(sources, "__len__"):
+        # Text and bytes have a length too, but are a single recording.
+        has_length = hasattr(sources, "__len__")
+        if not has_length or isinstance(sources, str | Path | bytes):
             raise ValueError(
-                f"sources: must be a list of recordings, not one ({name_of(sources)}); put it in a "
-                "list, or use embed"
+                f"sources: must be a list of recordings, not one ({name_of(sources)});"
+                " put it in a list, or use embed"
             )
         from tqdm import tqdm
 
-        bar = tqdm(total=len(sources), unit=f" {unit}", disable=None if progress else True)
+        # None shows the bar only on a terminal.
+        disable = None if progress else True
+        bar = tqdm(total=len(sources), unit=f" {unit}", disable=disable)
+        # A single thread reads, because the groups are consecutive parts of `numbered`.
+        numbered = enumerate(sources)
+        read_group = partial(self._read_group, numbered, sample_rate)
         with bar, ThreadPoolExecutor(1) as reader:
-            numbered = enumerate(sources)
-            pending = reader.submit(self._read_group, numbered, sample_rate)
-            while group := pending.result():
-                pending = reader.submit(self._read_group, numbered, sample_rate)
+            pending = reader.submit(read_group)
+            while True:
+                group = pending.result()
+                if not group:
+                    return
+                # The thread reads the next group while this one is embedded.
+                pending = reader.submit(read_group)
                 for row, result in self._embed_group(group):
-                    if isinstance(result, np.ndarray) and not np.isfinite(result).all():
+                    if _has_nan(result):
                         text = "the embedding has NaN; check the audio and the model"
                         result = ValueError(f"{name_of(sources[row])}: {text}")
                     yield row, result
                     bar.update()
 
     def verify(
-        self, a: Any, b: Any, sample_rate: int | None = None, *, far: float | None = None
+        self,
+        a: Any,
+        b: Any,
+        sample_rate: int | None = None,
+        *,
+        far: float | None = None,
     ) -> Verification:
         """Compare two recordings. far: decide at this false-alarm rate instead of at the EER."""
-        return self.compare(self.embed(a, sample_rate), self.embed(b, sample_rate), far=far)
+        emb_a_D = self.embed(a, sample_rate)
+        emb_b_D = self.embed(b, sample_rate)
+        return self.compare(emb_a_D, emb_b_D, far=far)
 
     def compare(
         self, emb_a_D: np.ndarray, emb_b_D: np.ndarray, *, far: float | None = None
     ) -> Verification:
         """Compare two embeddings of this model."""
-        for where, emb_D in (("the first", emb_a_D), ("the second", emb_b_D)):
-            if (shape := np.shape(emb_D)) != (self.embed_dim,):
+        # A recording passed by mistake is an array too, but of another shape.
+        names = ["the first", "the second"]
+        embeddings = [emb_a_D, emb_b_D]
+        for name, emb_D in zip(names, embeddings):
+            shape = np.shape(emb_D)
+            if shape != (self.embed_dim,):
                 raise ValueError(
-                    f"compare: {where} must be an embedding of shape ({self.embed_dim},), got "
-                    f"{shape or repr(emb_D)}; use verify for recordings"
+                    f"compare: {name} must be an embedding of shape"
+                    f" ({self.embed_dim},), got {shape or repr(emb_D)}; use verify for"
+                    " recordings"
                 )
-        unit_a_D, unit_b_D = unit_rows(np.stack([emb_a_D, emb_b_D]), ["the first", "the second"])
-        score, threshold = float(unit_a_D @ unit_b_D), self._threshold(far)
-        llr = None if self.calibration is None else float(self.calibration.llr(score))
-        is_same = None if threshold is None else score >= threshold
-        return Verification(score, llr, is_same, threshold)
+        # The dot product of vectors of length 1 is the cosine.
+        unit_a_D, unit_b_D = unit_rows(np.stack(embeddings), names)
+        score = float(unit_a_D @ unit_b_D)
+        llr = None
+        if self.calibration is not None:
+            llr = float(self.calibration.llr(score))
+        threshold = self._threshold(far)
+        is_same = None
+        if threshold is not None:
+            is_same = score >= threshold
+        return Verification(
+            score=score,
+            llr=llr,
+            is_same=is_same,
+            threshold=threshold,
+        )
 
     def enroll(self, name: str, sources: Any, sample_rate: int | None = None) -> None:
-        """Enrol a speaker by the mean embedding of its recordings, replacing one of that name.
+        """Enrol a speaker as the mean embedding of recordings; replace a speaker of the same name.
 
         sources: a recording or a list of them; all have the same weight.
         """
-        recordings = sources if isinstance(sources, list | tuple) else [sources]
+        # Only list and tuple: an array is a sequence too, but a single recording.
+        is_list = isinstance(sources, list | tuple)
+        recordings = sources if is_list else [sources]
         if not isinstance(name, str) or not name.strip():
             raise ValueError(f"enrol: a speaker needs a name, got {name!r}")
         if not recordings:
             raise ValueError(f"enrol: {name} needs at least one recording, got 0")
-        ids = [f"recording {row + 1} of {name}" for row in range(len(recordings))]
-        mean_D = unit_rows(self.embed_many(recordings, sample_rate), ids).mean(axis=0)
-        self.speakers[name] = unit_rows(mean_D[None], [name], where="enrol")[0]
+        ids: list[str] = []  # for errors
+        for number in range(1, len(recordings) + 1):
+            ids.append(f"recording {number} of {name}")
+        # Unit vectors, so that loud or long recordings weigh no more than others.
+        emb_ND = self.embed_many(recordings, sample_rate)
+        unit_ND = unit_rows(emb_ND, ids)
+        mean_1D = unit_ND.mean(axis=0, keepdims=True)
+        # The mean of different vectors is shorter than 1; `rank` needs unit vectors.
+        unit_1D = unit_rows(mean_1D, [name], where="enrol")
+        self.speakers[name] = unit_1D[0]
 
     def identify(
         self, audio: Any, sample_rate: int | None = None, *, far: float | None = None
     ) -> Identification:
-        """Rank the enrolled speakers for a recording, and decide whether it is one of them.
+        """Rank the enrolled speakers for a recording, and decide whether the best one is speaking.
 
-        Speakers of equal score are in the order of enrolment.
+        Speakers with equal scores are in the order of enrolment.
         """
-        return self.rank(self.embed(audio, sample_rate), far=far)
+        emb_D = self.embed(audio, sample_rate)
+        return self.rank(emb_D, far=far)
 
     def rank(self, emb_D: np.ndarray, *, far: float | None = None) -> Identification:
         """Rank the enrolled speakers for an embedding of this model, like `identify`."""
         if not self.speakers:
             raise ValueError("identify: no speaker is enrolled; enrol some first")
-        unit_D = unit_rows(emb_D[None], ["the recording"])[0]
-        score_N = np.stack(list(self.speakers.values())) @ unit_D
-        ranking = sorted(zip(self.speakers, score_N.tolist()), key=lambda row: -row[1])
+        (unit_D,) = unit_rows(emb_D[None], ["the recording"])
+        cosine_N = self._stack_speakers() @ unit_D
+        ranking = _rank(self.speakers, cosine_N)
+        _, best_score = ranking[0]
         threshold = self._threshold(far)
-        is_known = None if threshold is None else ranking[0][1] >= threshold
+        is_known = None
+        if threshold is not None:
+            is_known = best_score >= threshold
         return Identification(ranking, is_known, threshold)
 
-    def diarize(self, audio: Any, sample_rate: int | None = None, **options: Any) -> "Diarization":
-        """Find who spoke when in a recording; options: see `inference.diarize.diarize`."""
+    def diarize(
+        self,
+        audio: Any,
+        sample_rate: int | None = None,
+        *,
+        num_speakers: int | None = None,
+        min_speakers: int = 1,
+        max_speakers: int | None = None,
+        method: "str | Method | None" = None,
+        known: bool = False,
+        far: float | None = None,
+        recording: str | None = None,
+        overlap: "Segmentation | Path | str | None" = None,
+        vad: Literal["energy", "silero"] | None = None,
+        regions: "Sequence[Region] | None" = None,
+        window_seconds: float = WINDOW_SECONDS,
+        step_seconds: float = STEP_SECONDS,
+        progress: bool = False,
+    ) -> "Diarization":
+        """Find who spoke when in a recording; see `inference.diarize.diarize` for the options."""
         from speakerlab.inference.diarize import diarize
 
-        return diarize(self, audio, sample_rate, **options)
+        return diarize(
+            self,
+            audio,
+            sample_rate,
+            num_speakers=num_speakers,
+            min_speakers=min_speakers,
+            max_speakers=max_speakers,
+            method=method,
+            known=known,
+            far=far,
+            recording=recording,
+            overlap=overlap,
+            vad=vad,
+            regions=regions,
+            window_seconds=window_seconds,
+            step_seconds=step_seconds,
+            progress=progress,
+        )
 
-    def classify(self, audio: Any, sample_rate: int | None = None) -> list[tuple[str, float]]:
+    def classify(
+        self, audio: Any, sample_rate: int | None = None
+    ) -> list[tuple[str, float]]:
         """Return (class, posterior) of a model trained for identification, best first.
 
         Raises ValueError for a model without classes, such as an `.onnx` file.
@@ -233,80 +361,151 @@ class SpeakerModel:
         classifier = self.runtime.classifier
         if classifier is None:
             raise ValueError(
-                "model: has no classes; use an experiment trained with task identification"
+                "model: has no classes; use an experiment trained with task"
+                " identification"
             )
-        posterior_C = classifier.posteriors(self.embed(audio, sample_rate)[None])[0]
-        return sorted(zip(classifier.classes, posterior_C.tolist()), key=lambda row: -row[1])
+        emb_D = self.embed(audio, sample_rate)
+        (posterior_C,) = classifier.posteriors(emb_D[None])
+        return _rank(classifier.classes, posterior_C)
 
     def save_speakers(self, path: str | Path) -> None:
         """Write the enrolled speakers, with the model's sha256, atomically as safetensors."""
         if not self.speakers:
             raise ValueError(f"{path}: no speaker is enrolled; enrol some first")
-        metadata = {"model_sha256": self.sha256, "names": json.dumps(list(self.speakers))}
-        with replacing(Path(path)) as partial:
-            save_file({"unit_ND": np.stack(list(self.speakers.values()))}, partial, metadata)
+        names = list(self.speakers)
+        metadata = {
+            "model_sha256": self.sha256,
+            "names": json.dumps(names),
+        }
+        unit_ND = self._stack_speakers()
+        with replacing(Path(path)) as partial_file:
+            save_file({"unit_ND": unit_ND}, partial_file, metadata)
 
     def load_speakers(self, path: str | Path) -> None:
-        """Replace the enrolled speakers by those of a file; ValueError if of another model."""
+        """Replace the enrolled speakers by a file's; ValueError if the file is of another model."""
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such file; enrol speakers first")
         try:
             with safe_open(path, framework="numpy") as file:
-                facts, unit_ND = file.metadata() or {}, file.get_tensor("unit_ND")
-            digest, names = facts["model_sha256"], parse_json(facts["names"], list[str], where=path)
-            rows_ND = np.asarray_chkfinite(unit_ND).astype("f8").reshape(len(names), -1)
-            if not np.allclose(np.linalg.norm(rows_ND, axis=1), 1, atol=1e-3):
+                metadata = file.metadata() or {}
+                unit_ND = file.get_tensor("unit_ND")
+            digest = metadata["model_sha256"]
+            names = parse_json(metadata["names"], list[str], where=path)
+            # NaN, another number of vectors, or vectors of another length: each is a ValueError.
+            finite_ND = np.asarray_chkfinite(unit_ND).astype("f8")
+            finite_ND = finite_ND.reshape(len(names), -1)
+            norm_N = np.linalg.norm(finite_ND, axis=1)
+            has_unit_length_N = np.isclose(norm_N, 1, atol=1e-3)
+            if not has_unit_length_N.all():
                 raise ValueError("vectors are not of length 1")
-        except (SafetensorError, LookupError, ValueError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: holds no speakers ({error}); enrol them again") from error
+        # safetensors, JSON and numpy raise different errors for a damaged file.
+        except (
+            SafetensorError,
+            LookupError,
+            ValueError,
+            TypeError,
+            AttributeError,
+        ) as error:
+            raise ValueError(
+                f"{path}: holds no speakers ({error}); enrol them again"
+            ) from error
+        # Embeddings of different models cannot be compared, even if their dimensions are equal.
         if digest != self.sha256:
             raise ValueError(
-                f"{path}: was made with model {digest[:12]}, not with {self.sha256[:12]} "
-                "(sha256); enrol the speakers with this model"
+                f"{path}: was made with model {digest[:12]}, not with"
+                f" {self.sha256[:12]} (sha256); enrol the speakers with this model"
             )
         self.speakers = dict(zip(names, unit_ND))
 
+    def _stack_speakers(self) -> np.ndarray:
+        """Return the unit vectors of the enrolled speakers, (N, D), in the order of enrolment."""
+        vectors = list(self.speakers.values())
+        return np.stack(vectors)
+
     def _threshold(self, far: float | None) -> float | None:
-        if not (far is None or isinstance(far, Real)):
-            raise ValueError(f"far: must be a false-alarm rate such as 0.01, got {far!r}")
+        """Return the threshold of a decision; None if the model has no calibration."""
+        is_rate = isinstance(far, Real)
+        if far is not None and not is_rate:
+            raise ValueError(
+                f"far: must be a false-alarm rate such as 0.01, got {far!r}"
+            )
         if self.calibration is not None:
             return self.calibration.threshold_at(far)
+        # Without calibration there is no decision, but an explicit `far` must not be ignored.
         if far is not None:
             raise ValueError(
-                f"model: has no calibration to decide at far={far:g}; run `speakerlab calibrate`"
+                f"model: has no calibration to decide at far={far:g}; run `speakerlab"
+                " calibrate`"
             )
         return None
 
     def _embed_group(self, group: Sequence[Result]) -> Iterator[Result]:
-        """Embed waves in batches of one length, window by window; errors pass through."""
-        by_length: dict[int, list[tuple[int, np.ndarray]]] = {}
+        """Embed waves in batches of equal length, window by window; yield errors unchanged."""
+        rows: list[int] = []
+        waves: list[np.ndarray] = []
         for row, wave_S in group:
             if isinstance(wave_S, Exception):
                 yield row, wave_S
             else:
-                by_length.setdefault(len(wave_S), []).append((row, wave_S))
-        for batch in by_length.values():
-            rows, waves = zip(*batch)
-            wave_BS = waves[0][None] if len(waves) == 1 else np.stack(waves)  # an hour: no copy
-            runtime = self.runtime
-            lengths = {"min_samples": runtime.min_samples, "max_samples": runtime.max_samples}
-            yield from zip(rows, embed_in_windows(wave_BS, runtime.embed_window, **lengths))
+                rows.append(row)
+                waves.append(wave_S)
+
+        # Only waves of equal length share a batch: padding would change their embeddings.
+        num_samples = [len(wave_S) for wave_S in waves]
+        for batch in group_rows(num_samples):
+            batch_waves = [waves[index] for index in batch]
+            # A single recording is not copied, because it may be an hour long.
+            wave_BS = batch_waves[0][None]
+            if len(batch) > 1:
+                wave_BS = np.stack(batch_waves)
+            emb_BD = embed_in_windows(
+                wave_BS,
+                self.runtime.embed_window,
+                min_samples=self.runtime.min_samples,
+                max_samples=self.runtime.max_samples,
+            )
+            for index, emb_D in zip(batch, emb_BD):
+                yield rows[index], emb_D
 
     def _read_group(
         self, numbered: Iterator[tuple[int, Any]], sample_rate: int | None
     ) -> list[Result]:
-        """Read the next recordings at the model's rate, about a minute; empty if none is left."""
+        """Read about a minute of recordings at the model's rate; empty if none is left."""
         group: list[Result] = []
         seconds = 0.0
+        vad = self.runtime.vad
         for row, source in numbered:
+            # A recording that cannot be read must not stop the others.
             try:
-                source = source() if callable(source) else source
-                wave_S = read_wave(source, sample_rate=self.sample_rate, source_rate=sample_rate)
-                wave_S = wave_S if self.runtime.vad is None else self.runtime.vad(wave_S)
+                if callable(source):
+                    source = source()
+                wave_S = read_wave(
+                    source,
+                    sample_rate=self.sample_rate,
+                    source_rate=sample_rate,
+                )
+                # The VAD takes the whole recording, because its thresholds depend on all levels.
+                if vad is not None:
+                    wave_S = vad(wave_S)
                 seconds += len(wave_S) / self.sample_rate
                 group.append((row, wave_S))
             except (ValueError, OSError) as error:
                 group.append((row, error))
+            # The whole group is in memory, so its size is limited.
             if seconds >= READ_AHEAD_SECONDS:
                 break
         return group
+
+
+def _has_nan(result: np.ndarray | Exception) -> bool:
+    """Return whether a result is an embedding with NaN or infinity."""
+    if isinstance(result, Exception):
+        return False
+    return not np.isfinite(result).all()
+
+
+def _rank(names: Iterable[str], score_N: np.ndarray) -> list[tuple[str, float]]:
+    """Return (name, score), best first; equal scores keep the order of the names."""
+    pairs = list(zip(names, score_N.tolist()))
+    pairs.sort(key=lambda pair: -pair[1])
+    return pairs

@@ -1,4 +1,4 @@
-"""A published model run by PyTorch: embeddings and, if it was trained to classify, posteriors.
+"""Published models in PyTorch: embeddings and, for models trained to classify, posteriors.
 
 Letters: B rows, S samples, N embeddings, C classes, D embedding dimensions.
 """
@@ -20,52 +20,81 @@ from speakerlab.training.precision import card_of, resolve_precision
 
 
 class TorchModel:
-    """The PyTorch runtime of `SpeakerModel`; `OnnxModel` is the other."""
+    """PyTorch runtime of `SpeakerModel`; the other runtime is `OnnxModel`."""
 
-    def __init__(self, path: Path, *, device: str = "auto", precision: str = "fp32") -> None:
+    def __init__(
+        self, path: Path, *, device: str = "auto", precision: str = "fp32"
+    ) -> None:
         """Load the model of a folder or experiment. device: auto, cpu or cuda."""
         published = load_published(path)
         has_gpu = device != "cpu" and count_gpus() > 0
         if device not in ("auto", "cpu", "cuda"):
             raise ValueError(f"device: must be auto, cpu or cuda, got '{device}'")
+        # Only `auto` falls back to the CPU, which is much slower.
         if device == "cuda" and not has_gpu:
-            raise ValueError("device: cuda requested, but no GPU was found; use cpu or auto")
+            raise ValueError(
+                "device: cuda requested, but no GPU was found; use cpu or auto"
+            )
         self.device = torch.device("cuda" if has_gpu else "cpu")
-        used = resolve_precision(precision, self.device, [card_of(self.device)])
-        self.precision, self.family, self.source = used.name, published.config.model.name, path
-        self.embedder = published.embedder.eval().for_inference(used).to(self.device)
-        self.sample_rate, self.embed_dim = self.embedder.sample_rate, self.embedder.embed_dim
-        self.min_samples, self.max_samples = self.embedder.min_samples, self.embedder.max_samples
-        self.vad = self.embedder.vad
-        self.sha256, self.calibration = published.sha256, published.calibration
+        card = card_of(self.device)
+        resolved = resolve_precision(precision, self.device, [card])
+        self.precision = resolved.name
+
+        # Fold on the CPU, so that a model has the same weights on any device.
+        published.embedder.eval()
+        folded = published.embedder.for_inference(resolved)
+        embedder = folded.to(self.device)
+        self.embedder = embedder
+        self.sample_rate = embedder.sample_rate
+        self.embed_dim = embedder.embed_dim
+        self.min_samples = embedder.min_samples
+        self.max_samples = embedder.max_samples
+        self.vad = embedder.vad
+
+        self.source = path
+        self.family = published.config.model.name
+        self.sha256 = published.sha256
+        self.calibration = published.calibration
         self.tuning = published.tuning
-        classifies = published.config.task == "identification"
-        self.classifier = load_classifier(published.folder) if classifies else None
+        # A verification model may have a head too, but its classes are the speakers of training.
+        self.classifier: Classifier | None = None
+        if published.config.task == "identification":
+            self.classifier = load_classifier(published.folder)
 
     def embed_window(self, wave_BS: np.ndarray) -> np.ndarray:
         """Return emb_BD of waves of `min_samples` to `max_samples`."""
+        # torch rejects arrays with negative strides, such as a reversed array.
+        contiguous_BS = np.ascontiguousarray(wave_BS)
         with torch.inference_mode():
-            wave = torch.from_numpy(np.ascontiguousarray(wave_BS)).to(self.device)
-            return self.embedder.embed_window(wave).float().cpu().numpy()
+            wave = torch.from_numpy(contiguous_BS).to(self.device)
+            emb_BD = self.embedder.embed_window(wave)
+            return emb_BD.float().cpu().numpy()
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """A training head and the classes of its rows."""
+    """Training head and the classes of its rows."""
 
     head: Head
     classes: Sequence[str]
 
     def logits(self, emb_ND: np.ndarray) -> np.ndarray:
         """Return logits_NC, float32, without a margin; scale * cosine for an angular head."""
-        emb = torch.from_numpy(emb_ND).to(self.head.get_parameter("weight_CD").device)
+        device = self.head.get_parameter("weight_CD").device
+        emb = torch.from_numpy(emb_ND).to(device)
+        num_embeddings = len(emb)
         with torch.inference_mode():
-            no_label_N = emb.new_zeros(len(emb), dtype=torch.int64)
-            return self.head(emb, no_label_N, 0.0)[1].float().cpu().numpy()
+            # The head needs labels only for its loss, which is not used.
+            any_label_N = emb.new_zeros(num_embeddings, dtype=torch.int64)
+            # Margin 0.0: only training has a margin.
+            _, logits_NC = self.head(emb, any_label_N, 0.0)
+            return logits_NC.float().cpu().numpy()
 
     def posteriors(self, emb_ND: np.ndarray) -> np.ndarray:
         """Return the softmax of the logits, (N, C), float64."""
-        return softmax(self.logits(emb_ND).astype(np.float64), axis=1)
+        # float64, because float32 rounds posteriors near 1 to 1.
+        logits_NC = self.logits(emb_ND)
+        return softmax(logits_NC.astype(np.float64), axis=1)
 
 
 def load_classifier(path: Path) -> Classifier:
@@ -73,7 +102,8 @@ def load_classifier(path: Path) -> Classifier:
 
     Raises ValueError if the model was not trained for identification or has no head.
     """
-    from speakerlab.config.build import build_head  # with the parts of training: not for others
+    # Imported here, because it imports training code, which other models do not need.
+    from speakerlab.config.build import build_head
 
     folder = find_model(path)
     config = load_config([folder / "config.yaml"])
@@ -83,8 +113,13 @@ def load_classifier(path: Path) -> Classifier:
             "use --task lid in a recipe, or compare recordings (`speakerlab verify`)"
         )
     if not (folder / "head.safetensors").exists():
-        raise ValueError(f"{folder}: has no head.safetensors to classify with; train one (stage 3)")
-    classes, embed_dim = read_classes(folder), read_card(folder)["embed_dim"]
-    head = build_head(config, embed_dim=embed_dim, num_classes=len(classes))
-    head.load_state_dict(read_tensors_of(head, folder / "head.safetensors"))
+        raise ValueError(
+            f"{folder}: has no head.safetensors to classify with; `speakerlab train`"
+        )
+    classes = read_classes(folder)
+    embed_dim = read_card(folder)["embed_dim"]
+    num_classes = len(classes)
+    head = build_head(config, embed_dim=embed_dim, num_classes=num_classes)
+    weights = read_tensors_of(head, folder / "head.safetensors")
+    head.load_state_dict(weights)
     return Classifier(head.eval(), classes)

@@ -1,4 +1,4 @@
-"""The processes of this host that compute chunks of an extraction.
+"""Worker processes of this host, which compute chunks of an extraction.
 
 Processes are forked before threads or a GPU are used, share the chunks evenly, and die with their
 parent. On a CPU, a process computes as many batches at a time as it has threads, each batch with
@@ -11,57 +11,74 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from speakerlab.config.embedder import Embedder
 from speakerlab.core import process
 from speakerlab.data.workers import auto_workers, start_worker
+from speakerlab.embedder import Embedder
 from speakerlab.inference.batches import embed_batches
 from speakerlab.inference.extraction import Extraction
 from speakerlab.training.devices import count_gpus
-from speakerlab.training.precision import Card, Precision, card_of, resolve_precision
+from speakerlab.training.precision import (
+    Card,
+    Precision,
+    card_of,
+    resolve_precision,
+)
 
-MAX_THREADS = 8  # of a process; more would wait for Python's lock
+MAX_THREADS = 8  # of a process; more threads would wait for the GIL
 SECONDS_PER_UPDATE = 0.5
 FORKED = multiprocessing.get_context("fork")
 
 
 def share_threads(nproc: int) -> int:
     """Set torch to one thread; return how many batches each process may compute at a time."""
-    share = max(1, process.available_cpus() // nproc)
-    num_threads = min(torch.get_num_threads(), share, MAX_THREADS)
+    # torch itself uses one thread: with more, the order of its sums depends on their number.
+    cpu_share = max(1, process.available_cpus() // nproc)
+    num_threads = min(torch.get_num_threads(), cpu_share, MAX_THREADS)
     torch.set_num_threads(1)
     return num_threads
 
 
-def precision_here(asked: str) -> Precision:
+def precision_here(precision: str) -> Precision:
     """Resolve fp32, bf16 or auto on this host; the least capable of several GPUs decides.
 
-    The GPUs are queried in a separate process, because a process that has used one cannot fork;
-    one that has already used one queries them itself.
+    The GPUs are queried in a separate process, because a process that has used a GPU cannot fork.
+    If this process has already used a GPU, it queries them itself.
     """
-    if asked == "fp32":
-        return resolve_precision(asked, "cpu")  # the same on any device
+    if precision == "fp32":
+        return resolve_precision(precision, "cpu")  # the same on any device
     if torch.cuda.is_initialized():
         cards = _cards()
     else:
         with ProcessPoolExecutor(1, mp_context=FORKED) as pool:
             cards = pool.submit(_cards).result()
-    kind = "cuda" if cards else "cpu"
-    return resolve_precision(asked, kind, cards or [card_of(torch.device(kind))])
+    if cards:
+        return resolve_precision(precision, "cuda", cards)
+    cpu = torch.device("cpu")
+    return resolve_precision(precision, "cpu", [card_of(cpu)])
 
 
 def _cards() -> list[Card | None]:
-    return [card_of(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+    cards: list[Card | None] = []
+    for index in range(torch.cuda.device_count()):
+        gpu = torch.device("cuda", index)
+        cards.append(card_of(gpu))
+    return cards
 
 
 def embed_chunks(
-    work: Extraction, embedder: Embedder, todo: Sequence[int], *, nproc: int, num_threads: int
+    work: Extraction,
+    embedder: Embedder,
+    todo: Sequence[int],
+    *,
+    nproc: int,
+    num_threads: int,
 ) -> None:
     """Embed and save the chunks `todo`, in this process or in several, with a progress bar.
 
@@ -71,8 +88,19 @@ def embed_chunks(
         return
     count = min(nproc, len(todo))
     shares = [todo[index::count] for index in range(count)]
-    total = sum(len(rows) for chunk in todo for rows in work.chunks[chunk])
-    embed = partial(_embed_share, work, embedder, shares, num_threads, auto_workers(nproc))
+    total = 0  # utterances
+    for chunk in todo:
+        for rows in work.chunks[chunk]:
+            total += len(rows)
+    num_workers = auto_workers(nproc)
+    embed = partial(
+        _embed_share,
+        work,
+        embedder,
+        shares,
+        num_threads,
+        num_workers,
+    )
     with tqdm(total=total, unit=" utterances", disable=None) as bar:
         if count == 1:
             for num_embedded in embed(0):
@@ -83,22 +111,35 @@ def embed_chunks(
 
 def _embed_in_processes(embed: "Share", count: int, bar: Any) -> None:
     done = FORKED.Value("q", 0)  # utterances
-    # What is to do is inherited by the fork, not pickled.
-    pool = ProcessPoolExecutor(count, FORKED, _start, (os.getpid(), embed, done))
-    running = {pool.submit(_run_share, index) for index in range(count)}
+    # The fork inherits the model and the data; nothing is pickled.
+    parent = os.getpid()
+    pool = ProcessPoolExecutor(
+        count,
+        mp_context=FORKED,
+        initializer=_start,
+        initargs=(parent, embed, done),
+    )
     try:
+        running = {pool.submit(_run_share, index) for index in range(count)}
         while running:
-            ended, running = wait(running, SECONDS_PER_UPDATE, FIRST_EXCEPTION)
+            ended, running = wait(
+                running,
+                timeout=SECONDS_PER_UPDATE,
+                return_when=FIRST_EXCEPTION,
+            )
+            # The workers count in `done`; only this process draws the bar.
             bar.update(done.value - bar.n)
+            # `result` raises the error of a worker.
             for future in ended:
                 future.result()
     except BaseException as error:
-        for worker in multiprocessing.active_children():  # the first that fails ends the others
+        # After the first failure, kill the other workers.
+        for worker in multiprocessing.active_children():
             worker.kill()
         if isinstance(error, BrokenProcessPool):
             raise ValueError(
-                f"extract: one of {count} processes was killed, probably for lack of memory; use "
-                "fewer processes (--nproc)"
+                f"extract: one of {count} processes was killed, probably for lack of"
+                " memory; use fewer processes (--nproc)"
             ) from None
         raise
     finally:
@@ -110,10 +151,10 @@ _inherited: tuple[Share, Any]  # and the counter of utterances, in a forked proc
 
 
 def _start(parent: int, *inherited: Any) -> None:
-    """Prepare a forked process, as a data worker is."""
+    """Prepare a forked process in the same way as a data worker."""
     global _inherited
-    start_worker(0)
-    if os.getppid() != parent:  # it died before it was watched
+    start_worker(0)  # each process may warn, as the first data worker does
+    if os.getppid() != parent:  # the parent died before `start_worker` watched it
         process.leave(process.EXIT_INPUT)
     _inherited = inherited
 
@@ -133,17 +174,24 @@ def _embed_share(
     num_workers: int,
     index: int,
 ) -> Iterator[int]:
-    """Embed and save the chunks of process `index`; yield how many utterances, batch by batch."""
-    batches = (rows for chunk in shares[index] for rows in work.chunks[chunk])
+    """Embed and save the chunks of process `index`; yield the size of each finished batch."""
+    # All chunks in one stream of batches: reading continues from one chunk to the next.
+    chunks = shares[index]
+    batches = chain.from_iterable(work.chunks[chunk] for chunk in chunks)
     embed = partial(embed_batches, embedder, work.pieces, batches)
-    if num_gpus := count_gpus():
+    num_gpus = count_gpus()
+    if num_gpus > 0:
         device = torch.device("cuda", index % num_gpus)
         embedded = embed(device=device, num_workers=num_workers)
-    else:  # no workers: each thread reads its own batches
-        embedded = embed(device=torch.device("cpu"), num_threads=num_threads)
-    for chunk in shares[index]:
-        found: list[np.ndarray] = []
-        for _, emb_BD in islice(embedded, len(work.chunks[chunk])):
-            found.append(emb_BD)
+    else:
+        # No workers: each thread reads its own batches.
+        device = torch.device("cpu")
+        embedded = embed(device=device, num_threads=num_threads)
+
+    for chunk in chunks:
+        embeddings: list[np.ndarray] = []
+        num_batches = len(work.chunks[chunk])
+        for _, emb_BD in islice(embedded, num_batches):
+            embeddings.append(emb_BD)
             yield len(emb_BD)
-        work.save_part(chunk, np.concatenate(found))
+        work.save_part(chunk, np.concatenate(embeddings))

@@ -1,4 +1,4 @@
-"""What all heads share, the softmax heads that compare an embedding with one row per class.
+"""The base class of all heads, and the softmax heads, which compare with one row per class.
 
 In: emb_BD in any float type, label_B. Out: loss and logits_BC, fp32 (fp64 if the head is).
 
@@ -30,32 +30,41 @@ class Head(nn.Module):
         """Prepare for a step; called before its first micro-batch, for heads that draw by `key`."""
 
     def count_correct(self, decided: Tensor, label_B: Tensor) -> Tensor:
-        """Count the correct rows, given what `forward` returned beside the loss."""
-        return (decided.argmax(dim=1) == label_B).sum()
+        """Count the correct rows, given the second output of `forward`."""
+        predicted_B = decided.argmax(dim=1)
+        is_correct_B = predicted_B == label_B
+        return is_correct_B.sum()
 
-    def gather_rows(self, own: Tensor) -> Tensor | None:
+    def gather_rows(self, rows: Tensor) -> Tensor | None:
         """Return the rows of all ranks, on rank 0. Every rank must call it."""
-        return own
+        return rows
 
     def gather_state(self) -> dict[str, Tensor]:
         """Return the state with the rows of all ranks, on rank 0. Every rank must call it."""
-        whole = {name: self.gather_rows(own) for name, own in self.state_dict().items()}
-        return {name: rows for name, rows in whole.items() if rows is not None}
+        gathered: dict[str, Tensor] = {}
+        for name, rows in self.state_dict().items():
+            all_rows = self.gather_rows(rows)
+            if all_rows is not None:
+                gathered[name] = all_rows
+        return gathered
 
 
 class SoftmaxHead(Head, ABC):
     """Cross-entropy of scale * similarity, after the similarity to the target is made harder.
 
     A similarity is the inner product of a prepared embedding and a prepared row, plus `bias_C` if
-    there is one. So the rows may be on several ranks (sharded.py).
+    there is one. No class needs the row of another class, so the rows can be split over ranks
+    (sharded.py).
     """
 
     scale: float = 1.0
+    # None in heads that compare by cosine.
     bias_C: nn.Parameter | None
 
     def __init__(self, *, embed_dim: int, num_classes: int) -> None:
         super().__init__()
-        self.weight_CD = nn.Parameter(torch.empty(num_classes, embed_dim))
+        weight_CD = torch.empty(num_classes, embed_dim)
+        self.weight_CD = nn.Parameter(weight_CD)
         self.register_parameter("bias_C", None)
         nn.init.xavier_uniform_(self.weight_CD)
 
@@ -68,15 +77,25 @@ class SoftmaxHead(Head, ABC):
         """Return the logits, with the margin, of similarities to the target."""
 
     def forward(
-        self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
+        self,
+        emb_BD: Tensor,
+        label_B: Tensor,
+        margin: float | Tensor = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Return the mean cross-entropy with `margin`, and the logits (B, C) without it."""
         with fp32_island(emb_BD):
             rows_CD = self.prepare(self.weight_CD)
-            similarity_BC = F.linear(self.prepare(emb_BD), rows_CD, self.bias_C)
-            logits_BC, label_B1 = self.scale * similarity_BC, label_B.unsqueeze(1)
-            hard_B1 = self.harden(similarity_BC.gather(1, label_B1), margin)
-            return F.cross_entropy(logits_BC.scatter(1, label_B1, hard_B1), label_B), logits_BC
+            prepared_BD = self.prepare(emb_BD)
+            similarity_BC = F.linear(prepared_BD, rows_CD, self.bias_C)
+            logits_BC = self.scale * similarity_BC
+
+            # Only the target's logit has the margin.
+            label_B1 = label_B.unsqueeze(1)
+            target_B1 = similarity_BC.gather(1, label_B1)
+            hard_B1 = self.harden(target_B1, margin)
+            hard_BC = logits_BC.scatter(1, label_B1, hard_B1)
+            loss = F.cross_entropy(hard_BC, label_B)
+            return loss, logits_BC
 
 
 class Softmax(SoftmaxHead):
@@ -90,7 +109,8 @@ class Softmax(SoftmaxHead):
 
     def __init__(self, *, embed_dim: int, num_classes: int) -> None:
         super().__init__(embed_dim=embed_dim, num_classes=num_classes)
-        self.bias_C = nn.Parameter(torch.zeros(num_classes))
+        zeros_C = torch.zeros(num_classes)
+        self.bias_C = nn.Parameter(zeros_C)
 
     def prepare(self, x_ND: Tensor) -> Tensor:
         return widened(x_ND)

@@ -14,7 +14,7 @@ from speakerlab.core.full_precision import widened
 from speakerlab.losses.head import SoftmaxHead
 
 # The least squared sine. The slope of a square root at 0 is infinite, and vectors with the same
-# direction do give a cosine of 1 or just above; this bounds the slope at 1 / sqrt(1e-7) = 3e3.
+# direction can have a cosine of 1 or just above; this bounds the slope at 1 / sqrt(1e-7) = 3e3.
 MIN_SINE_SQUARED = 1e-7
 
 # A vector shorter than this has no direction: its cosines are 0, and so is its gradient, which
@@ -30,7 +30,9 @@ class AMSoftmax(SoftmaxHead):
     The margin, a cosine, is subtracted from the target's cosine; 0.1 to 0.35 are usual.
     """
 
-    def __init__(self, *, embed_dim: int, num_classes: int, scale: float = 32.0) -> None:
+    def __init__(
+        self, *, embed_dim: int, num_classes: int, scale: float = 32.0
+    ) -> None:
         super().__init__(embed_dim=embed_dim, num_classes=num_classes)
         self.scale = scale
 
@@ -49,41 +51,68 @@ class AAMSoftmax(AMSoftmax):
     """
 
     def __init__(
-        self, *, embed_dim: int, num_classes: int, scale: float = 32.0, easy_margin: bool = False
+        self,
+        *,
+        embed_dim: int,
+        num_classes: int,
+        scale: float = 32.0,
+        easy_margin: bool = False,
     ) -> None:
         super().__init__(embed_dim=embed_dim, num_classes=num_classes, scale=scale)
         self.easy_margin = easy_margin
 
     def harden(self, similarity: Tensor, margin: float | Tensor) -> Tensor:
-        return self.scale * add_margin(similarity, margin, easy_margin=self.easy_margin)
+        hard_similarity = add_margin(
+            similarity,
+            margin,
+            easy_margin=self.easy_margin,
+        )
+        return self.scale * hard_similarity
 
 
 def unit_rows(x_ND: Tensor) -> Tensor:
     """Divide each row, in at least fp32, by its length; rows shorter than MIN_LENGTH become 0."""
     x_ND = widened(x_ND)
     length_N1 = x_ND.norm(dim=1, keepdim=True)
-    return x_ND / length_N1.masked_fill(length_N1 < MIN_LENGTH, torch.inf)
+    # Divided by infinity, a row is 0 and so is its gradient.
+    is_short_N1 = length_N1 < MIN_LENGTH
+    divisor_N1 = length_N1.masked_fill(is_short_N1, torch.inf)
+    return x_ND / divisor_N1
 
 
 def cosines(emb_BD: Tensor, weight_CD: Tensor) -> Tensor:
     """Return the cosine of every row with every class, (B, C). Call it with autocast off."""
-    return F.linear(unit_rows(emb_BD), unit_rows(weight_CD))
+    unit_BD = unit_rows(emb_BD)
+    unit_CD = unit_rows(weight_CD)
+    return F.linear(unit_BD, unit_CD)
 
 
 def rotate(cos: Tensor, angle: Tensor) -> Tensor:
     """Return cos(theta + angle) of cos(theta), theta in [0, pi], with a finite slope everywhere."""
-    sin = (1 - cos.square()).clamp_min(MIN_SINE_SQUARED).sqrt()
+    # The addition theorem needs no arccosine, whose slope at 1 and -1 is infinite.
+    sin_squared = 1 - cos.square()
+    sin = sin_squared.clamp_min(MIN_SINE_SQUARED).sqrt()
     return cos * angle.cos() - sin * angle.sin()
 
 
-def add_margin(cos: Tensor, margin: float | Tensor, *, easy_margin: bool = False) -> Tensor:
+def add_margin(
+    cos: Tensor,
+    margin: float | Tensor,
+    *,
+    easy_margin: bool = False,
+) -> Tensor:
     """Return cos(theta + margin) of cos(theta), continued where it would rise again.
 
-    From theta = pi - margin on, where it is -1, it is cos(theta) + cos(margin) - 1, which is -1
-    there too and keeps falling, as in WeSpeaker and 3D-Speaker. With `easy_margin` the margin is
-    left out instead wherever theta is beyond pi / 2.
+    It falls to -1 at theta = pi - margin. From there on the result is cos(theta) + cos(margin) - 1,
+    which also starts at -1 and keeps falling, as in WeSpeaker and 3D-Speaker. With `easy_margin`,
+    the margin is left out instead where theta is beyond pi / 2.
     """
-    m = torch.as_tensor(margin, dtype=cos.dtype)
+    margin = torch.as_tensor(margin, dtype=cos.dtype)
+    rotated = rotate(cos, margin)
     if easy_margin:
-        return torch.where(cos > 0, rotate(cos, m), cos)
-    return torch.where(cos > -m.cos(), rotate(cos, m), cos + m.cos() - 1)
+        return torch.where(cos > 0, rotated, cos)
+    # The cosine falls with the angle in [0, pi], so theta < pi - margin is the same as
+    # cos(theta) > cos(pi - margin) = -cos(margin).
+    is_falling = cos > -margin.cos()
+    continued = cos + margin.cos() - 1
+    return torch.where(is_falling, rotated, continued)

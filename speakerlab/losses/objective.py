@@ -2,7 +2,8 @@
 
 In: embeddings of several views of each utterance. Out: a loss that needs no labels.
 Letters: V views of an utterance that the student sees, L long ones that the teacher sees, B
-utterances of a rank, G of all ranks, D embedding, N rows, K outputs of a projector or prototypes.
+utterances of a rank, G of all ranks, W ranks, D embedding, N rows, K outputs of a projector or
+prototypes.
 """
 
 from typing import NamedTuple
@@ -19,8 +20,10 @@ class Compared(NamedTuple):
     """Outcome of a micro-batch."""
 
     loss: Tensor  # scalar, fp32
-    accuracy: Tensor  # scalar, share of the views for which the student decides as its target
-    target_N: Tensor | None  # the largest entry of each target; None without prototypes
+    # Scalar: share of views for which the student chooses the same entry as its target.
+    accuracy: Tensor
+    # The largest entry of each target; None for an objective without prototypes.
+    target_N: Tensor | None
 
 
 class Objective(nn.Module):
@@ -29,11 +32,12 @@ class Objective(nn.Module):
     shards: all ranks, for objectives that compare the utterances of a whole batch.
     """
 
-    has_teacher = True  # else `targets` are not given, and the student itself is published
+    has_teacher = True  # without a teacher, the student itself is published
     sees_long = True  # whether the student, too, sees the long views; they come first
-    needs_whole_batch = False  # whether a batch may not be accumulated
+    needs_whole_batch = False  # whether gradients may not be accumulated
     num_prototypes = 0  # outputs to choose from, 0 if there are none
-    projector: nn.Module  # emb_ND -> what is compared; a teacher has a copy that follows this one
+    # Transforms emb_ND before the comparison; a teacher has a copy, a moving average of this one.
+    projector: nn.Module
     shards: Shards | None
 
     @staticmethod
@@ -42,16 +46,19 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def begin_step(self, epoch: float) -> None:
-        """Prepare for a step; epoch: those completed, a function of the step."""
+        """Prepare for a step; epoch: number of epochs completed, with a fraction."""
 
     def drop_gradients(self) -> None:
-        """Remove the gradients of what does not learn in this step, before the update."""
+        """Remove gradients of parameters that do not learn in this step, before the update."""
 
     def end_step(self, is_bad: Tensor) -> None:
-        """Update what no gradient updates, unless the step was bad: 1.0, else 0.0."""
+        """Update statistics that have no gradient; is_bad: 1.0 for a skipped step, else 0.0."""
 
     def forward(
-        self, emb_VBD: Tensor, emb_LBD: Tensor | None, teacher: nn.Module | None
+        self,
+        emb_VBD: Tensor,
+        emb_LBD: Tensor | None,
+        teacher: nn.Module | None,
     ) -> Compared:
         """Compare the student's embeddings with each other or with the teacher's.
 
@@ -65,7 +72,7 @@ class SimCLR(Objective):
 
     Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, ICML 2020,
     arXiv 2002.05709; for speakers, with these defaults, WeSpeaker's voxceleb/v3/simclr.
-    hidden_dim: of a projector of two layers; 0 compares the embeddings themselves.
+    hidden_dim: hidden width of a projector of two layers; 0 compares the embeddings themselves.
     """
 
     has_teacher = False
@@ -80,65 +87,92 @@ class SimCLR(Objective):
         hidden_dim: int = 0,
     ) -> None:
         super().__init__()
-        self.shards, self.temperature = shards, temperature
-        widths = [embed_dim, hidden_dim, embed_dim] if hidden_dim else [embed_dim]
+        self.shards = shards
+        self.temperature = temperature
+        # With a single width, `mlp` returns the identity.
+        widths = [embed_dim]
+        if hidden_dim:
+            widths = [embed_dim, hidden_dim, embed_dim]
         self.projector = mlp(widths, batch_norm=False)
 
     @staticmethod
     def check_views(num_long: int, num_short: int) -> None:
         if (num_long, num_short) != (2, 0):
             raise ValueError(
-                f"views: simclr compares 2 long views and no short ones, not {num_long} and "
-                f"{num_short}; set views.long=2 views.short=0"
+                f"views: simclr compares 2 long views and no short ones, not {num_long}"
+                f" and {num_short}; set views.long=2 views.short=0"
             )
 
     def forward(
-        self, emb_VBD: Tensor, emb_LBD: Tensor | None, teacher: nn.Module | None
+        self,
+        emb_VBD: Tensor,
+        emb_LBD: Tensor | None,
+        teacher: nn.Module | None,
     ) -> Compared:
         del emb_LBD, teacher
         with fp32_island(emb_VBD):
             out_2BD = of_views(self.projector, widened(emb_VBD))
             out_2GD = gather_utterances(out_2BD, self.shards)
-            return Compared(*contrast(out_2GD, temperature=self.temperature), None)
+            loss, accuracy = contrast(out_2GD, temperature=self.temperature)
+            return Compared(loss=loss, accuracy=accuracy, target_N=None)
 
 
 def contrast(out_2GD: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return SimCLR's loss (NT-Xent, eq. 1) of two views, and the share of views that find theirs.
+    """Return SimCLR's loss (NT-Xent, eq. 1) of two views, and the share of correct matches.
 
     A view is compared by cosine with the other one of its utterance and with both views of all
     other utterances.
     """
-    unit_ND = F.normalize(out_2GD.flatten(0, 1), dim=1)
+    out_ND = out_2GD.flatten(0, 1)
+    unit_ND = F.normalize(out_ND, dim=1)
     logits_NN = unit_ND @ unit_ND.T / temperature
-    num = len(unit_ND)
-    logits_NN = logits_NN.masked_fill(
-        torch.eye(num, dtype=torch.bool, device=logits_NN.device), -torch.inf
-    )
-    other_N = torch.arange(num, device=logits_NN.device).roll(num // 2)
-    accuracy = (logits_NN.argmax(1) == other_N).to(logits_NN.dtype).mean()
-    return F.cross_entropy(logits_NN, other_N), accuracy
+
+    # A view must not find itself: its cosine with itself is always the largest.
+    num_views = len(unit_ND)
+    device = logits_NN.device
+    is_same_NN = torch.eye(num_views, dtype=torch.bool, device=device)
+    logits_NN = logits_NN.masked_fill(is_same_NN, -torch.inf)
+
+    # All first views come before all second views, so partners are half of the rows apart.
+    number_N = torch.arange(num_views, device=device)
+    partner_N = number_N.roll(num_views // 2)
+    loss = F.cross_entropy(logits_NN, partner_N)
+
+    is_correct_N = logits_NN.argmax(1) == partner_N
+    accuracy = is_correct_N.to(loss.dtype).mean()
+    return loss, accuracy
 
 
 def gather_utterances(x_VBD: Tensor, shards: Shards | None) -> Tensor:
-    """Return x_VGD, the utterances of all ranks in order; the gradient of own ones comes back.
+    """Return x_VGD, the utterances of all ranks in order; x_VBD of this rank gets a gradient.
 
-    Every rank computes the same loss of all of them. Its own gradient is taken W times, because
-    DistributedDataParallel divides the sum over W ranks by W.
+    Every rank computes the same loss over all utterances. The gradient of x_VBD is multiplied by W,
+    because DistributedDataParallel divides the sum over W ranks by W.
     """
     if shards is None or shards.world_size == 1:
         return x_VBD
-    own_BVD = x_VBD.transpose(0, 1)
-    parts = list(shards.gather(own_BVD.detach().contiguous()).chunk(shards.world_size))
-    own_BVD = own_BVD * 1  # another tensor, whose gradient can be scaled
-    if own_BVD.requires_grad:
-        own_BVD.register_hook(lambda grad: grad * shards.world_size)
-    parts[shards.rank] = own_BVD
-    return torch.cat(parts).transpose(0, 1)
+    # `gather` joins along the first axis, so the utterances must come first.
+    x_BVD = x_VBD.transpose(0, 1)
+    values_BVD = x_BVD.detach().contiguous()
+    x_GVD = shards.gather(values_BVD)
+    x_of_ranks = list(x_GVD.chunk(shards.world_size))
+
+    # The collective has no gradient: put this rank's tensor, which has one, in its place.
+    x_BVD = x_BVD * 1  # another tensor, whose gradient can be scaled
+    if x_BVD.requires_grad:
+        x_BVD.register_hook(lambda grad: grad * shards.world_size)
+    x_of_ranks[shards.rank] = x_BVD
+    x_GVD = torch.cat(x_of_ranks)
+    return x_GVD.transpose(0, 1)
 
 
 def of_views(module: nn.Module, x_VBD: Tensor) -> Tensor:
-    """Return a module's output of all rows at once, split into views again."""
-    return module(x_VBD.flatten(0, 1)).unflatten(0, x_VBD.shape[:2])
+    """Return a module's output, computed for the rows of all views at once."""
+    # In this way, a BatchNorm has the statistics of all views, not of each view.
+    x_ND = x_VBD.flatten(0, 1)
+    out_ND = module(x_ND)
+    views_and_utts = x_VBD.shape[:2]
+    return out_ND.unflatten(0, views_and_utts)
 
 
 def mlp(widths: list[int], *, batch_norm: bool) -> nn.Sequential:
@@ -147,12 +181,17 @@ def mlp(widths: list[int], *, batch_norm: bool) -> nn.Sequential:
     Weights are drawn as in DINO: truncated normal, deviation 0.02, no bias at first.
     """
     layers = nn.Sequential()
-    for index, (before, after) in enumerate(zip(widths, widths[1:])):
-        affine = nn.Linear(before, after)
+    layer_widths = list(zip(widths, widths[1:]))
+    for number, (in_dim, out_dim) in enumerate(layer_widths, start=1):
+        affine = nn.Linear(in_dim, out_dim)
         nn.init.trunc_normal_(affine.weight, std=0.02)
         nn.init.zeros_(affine.bias)
         layers.append(affine)
-        if index < len(widths) - 2:
-            layers.extend([nn.BatchNorm1d(after)] if batch_norm else [])
-            layers.append(nn.GELU())
+
+        is_last = number == len(layer_widths)
+        if is_last:
+            continue
+        if batch_norm:
+            layers.append(nn.BatchNorm1d(out_dim))
+        layers.append(nn.GELU())
     return layers

@@ -15,10 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from speakerlab.core.full_precision import fp32_island, widened
-from speakerlab.losses.objective import Compared, Objective, gather_utterances, mlp, of_views
+from speakerlab.losses.objective import (
+    Compared,
+    Objective,
+    gather_utterances,
+    mlp,
+    of_views,
+)
 from speakerlab.losses.shards import Shards
 
-EPSILON = 1e-8
+EPSILON = (
+    1e-8  # keeps the logarithm of a distance finite where two embeddings are equal
+)
 
 
 class SDPN(Objective):
@@ -46,75 +54,115 @@ class SDPN(Objective):
         koleo_weight: float = 0.1,
     ) -> None:
         super().__init__()
-        self.shards, self.num_prototypes = shards, num_prototypes
-        self.projector = mlp([embed_dim, hidden_dim, hidden_dim, output_dim], batch_norm=True)
+        self.shards = shards
+        self.num_prototypes = num_prototypes
+        widths = [embed_dim, hidden_dim, hidden_dim, output_dim]
+        self.projector = mlp(widths, batch_norm=True)
+        # As torch initialises a linear layer that reads `output_dim` values.
         bound = output_dim**-0.5
-        self.prototype_KD = nn.Parameter(
-            torch.empty(num_prototypes, output_dim).uniform_(-bound, bound)
-        )
-        self.temperature, self.sharpening = temperature, sharpening
+        prototype_KD = torch.empty(num_prototypes, output_dim)
+        prototype_KD.uniform_(-bound, bound)
+        self.prototype_KD = nn.Parameter(prototype_KD)
+        self.temperature = temperature
+        self.sharpening = sharpening
         self.iterations = sinkhorn_iterations
-        self.me_max_weight, self.koleo_weight = me_max_weight, koleo_weight
+        self.me_max_weight = me_max_weight
+        self.koleo_weight = koleo_weight
 
     @staticmethod
     def check_views(num_long: int, num_short: int) -> None:
         if num_long != 1 or num_short < 1:
             raise ValueError(
-                f"views: sdpn compares short views with 1 long one, not {num_short} with "
-                f"{num_long}; set views.long=1 views.short=4"
+                f"views: sdpn compares short views with 1 long one, not {num_short}"
+                f" with {num_long}; set views.long=1 views.short=4"
             )
 
     def forward(
-        self, emb_VBD: Tensor, emb_LBD: Tensor | None, teacher: nn.Module | None
+        self,
+        emb_VBD: Tensor,
+        emb_LBD: Tensor | None,
+        teacher: nn.Module | None,
     ) -> Compared:
         assert emb_LBD is not None and teacher is not None
         with fp32_island(emb_VBD):
             emb_VBD = widened(emb_VBD)
-            out_VGD = gather_utterances(of_views(self.projector, emb_VBD), self.shards)
+            out_VBD = of_views(self.projector, emb_VBD)
+            out_VGD = gather_utterances(out_VBD, self.shards)
             log_VGK = self.assign(out_VGD)
+
+            # Targets: the teacher's assignments of the long view, sharpened, then balanced over
+            # the prototypes, so that not all utterances are assigned to a few of them.
             with torch.no_grad():
-                out_1GD = gather_utterances(of_views(teacher, widened(emb_LBD)), self.shards)
-                target_GK = (self.assign(out_1GD[0]) / self.sharpening).softmax(1)
+                out_1BD = of_views(teacher, widened(emb_LBD))
+                out_1GD = gather_utterances(out_1BD, self.shards)
+                log_GK = self.assign(out_1GD[0])
+                target_GK = (log_GK / self.sharpening).softmax(1)
                 target_GK = balance(target_GK, iterations=self.iterations)
-            loss = -(target_GK * log_VGK).sum(2).mean()
-            loss = loss + self.me_max_weight * concentration(log_VGK.exp().mean((0, 1)))
+
+            # Cross-entropy of each short view with the target of its utterance.
+            weighted_VGK = target_GK * log_VGK
+            loss = -weighted_VGK.sum(2).mean()
+
+            # Against collapse: the first term lets all prototypes be used, the second keeps the
+            # embeddings of different utterances apart.
+            share_VGK = log_VGK.exp()
+            mean_share_K = share_VGK.mean((0, 1))
+            loss = loss + self.me_max_weight * concentration(mean_share_K)
             if self.koleo_weight:
-                every_VGD = gather_utterances(emb_VBD, self.shards)
-                loss = loss + self.koleo_weight * torch.stack(list(map(koleo, every_VGD))).sum()
+                emb_VGD = gather_utterances(emb_VBD, self.shards)
+                koleo_of_views = [koleo(emb_GD) for emb_GD in emb_VGD]
+                koleo_V = torch.stack(koleo_of_views)
+                loss = loss + self.koleo_weight * koleo_V.sum()
+
             chosen_G = target_GK.argmax(1)
-            accuracy = (log_VGK.argmax(2) == chosen_G).to(loss.dtype).mean()
-            return Compared(loss, accuracy, chosen_G)
+            is_equal_VG = log_VGK.argmax(2) == chosen_G
+            accuracy = is_equal_VG.to(loss.dtype).mean()
+            return Compared(
+                loss=loss,
+                accuracy=accuracy,
+                target_N=chosen_G,
+            )
 
     def assign(self, out_XD: Tensor) -> Tensor:
         """Return the logarithm of the softmax over the cosines with all prototypes."""
-        cosine_XK = F.normalize(out_XD, dim=-1) @ F.normalize(self.prototype_KD, dim=1).T
-        return (cosine_XK / self.temperature).log_softmax(-1)
+        unit_XD = F.normalize(out_XD, dim=-1)
+        unit_KD = F.normalize(self.prototype_KD, dim=1)
+        cosine_XK = unit_XD @ unit_KD.T
+        logits_XK = cosine_XK / self.temperature
+        return logits_XK.log_softmax(-1)
 
 
 def balance(target_GK: Tensor, *, iterations: int) -> Tensor:
-    """Return assignments whose rows sum to 1 and whose columns, almost, to G / K.
+    """Return assignments whose rows sum to 1 and whose columns sum to about G / K.
 
     Sinkhorn-Knopp: columns and rows are scaled in turn.
     """
     for _ in range(iterations):
-        target_GK = target_GK / target_GK.sum(0)
-        target_GK = target_GK / target_GK.sum(1, keepdim=True)
+        sum_K = target_GK.sum(0)
+        target_GK = target_GK / sum_K
+        sum_G1 = target_GK.sum(1, keepdim=True)
+        target_GK = target_GK / sum_G1
     return target_GK
 
 
 def concentration(share_K: Tensor) -> Tensor:
-    """Return how far the entropy of shares is below that of equal ones, ln K (me-max)."""
-    return torch.xlogy(share_K, share_K).sum() + math.log(len(share_K))
+    """Return how far the entropy of shares is below its maximum, ln K (me-max)."""
+    # xlogy(0, 0) is 0, as the limit is; 0 * log(0) would be NaN.
+    negative_entropy = torch.xlogy(share_K, share_K).sum()
+    return negative_entropy + math.log(len(share_K))
 
 
 def koleo(emb_GD: Tensor) -> Tensor:
-    """Return minus the mean logarithm of the distance between an embedding and its nearest.
+    """Return minus the mean logarithm of the distance of an embedding to its nearest neighbour.
 
     Embeddings are scaled to unit length.
     """
     unit_GD = F.normalize(emb_GD, dim=1, eps=EPSILON)
     with torch.no_grad():
-        cosine_GG = (unit_GD @ unit_GD.T).fill_diagonal_(-1)
+        cosine_GG = unit_GD @ unit_GD.T
+        cosine_GG.fill_diagonal_(-1)  # an embedding is not its own neighbour
         nearest_G = cosine_GG.argmax(1)
-    distance_G = F.pairwise_distance(unit_GD, unit_GD[nearest_G], eps=EPSILON)
-    return -(distance_G + EPSILON).log().mean()
+    neighbour_GD = unit_GD[nearest_G]
+    distance_G = F.pairwise_distance(unit_GD, neighbour_GD, eps=EPSILON)
+    log_distance_G = (distance_G + EPSILON).log()
+    return -log_distance_G.mean()

@@ -1,20 +1,35 @@
 """A head for very many classes, whose rows are split over the ranks.
 
-In: emb_BD and label_B of this rank. Out: the mean loss over the rows of all ranks, the same on
-each, and which of this rank's rows were classified correctly.
+The weights of a head have a row per class. Here each rank holds the rows of a range of classes
+(`shards.py` says which), so that 8 GPUs hold 8 times as many speakers. A step goes like this:
 
-Every rank compares the embeddings of all ranks with its own classes, in one matrix of similarities
-(S, G). From the others the softmax needs only, for each embedding, the largest logit, the sum of
-exponentials and the logit of the target.
+1. Every rank gathers the embeddings and the labels of all ranks: G = B * W embeddings.
+2. It compares all of them with its own rows, in one matrix of similarities (S, G).
+3. The softmax of an embedding runs over the classes of all ranks. Four numbers per embedding are
+   exchanged for it, instead of a matrix with all classes: the similarity to the target (a sum,
+   because one rank holds the target and the others add 0), the largest logit (a maximum), the
+   sum of exponentials (a sum), and how many ranks find the embedding wrong (a sum).
+4. In the backward pass a rank computes the whole gradient of its rows alone. The gradient of the
+   embeddings is summed over the ranks, and each rank takes its own embeddings' part.
 
-Letters: B rows of a rank, C classes of a rank, D embedding, G rows of all ranks, S classes of this
-rank that may take part.
+With sampled classes, a step compares the embeddings with a part of the rows only: all targets, and
+other classes that are drawn at random. This saves memory and time in steps 2 to 4.
+
+In: emb_BD and label_B of this rank. Out: the mean loss over the embeddings of all ranks, the same
+on each rank, and a boolean per embedding of this rank, true if it was classified correctly.
+
+The position of a target is given in two ways. The row of a label is its index into the rows of this
+rank. The place of a label is its index into the rows that the step compares with. Without sampled
+classes, the two are the same.
+
+Letters: B embeddings of a rank, W ranks, G embeddings of all ranks, C classes of this rank, S rows
+of this rank that a step compares with, D embedding; x_1G broadcasts over rows.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,156 +39,282 @@ from torch.nn import functional as F
 from speakerlab.core.full_precision import fp32_island
 from speakerlab.losses import HEADS
 from speakerlab.losses.head import Head, SoftmaxHead
-from speakerlab.losses.shards import Shards, blocks_of, draw_rows, take_part
+from speakerlab.losses.shards import Shards, blocks_of, draw_rows, sample_classes
 
-SPLITTABLE = tuple(name for name, head in HEADS.items() if issubclass(head, SoftmaxHead))
+# `_ShardedSoftmax` computes the loss of a `SoftmaxHead`, so only these heads can be split.
+SPLITTABLE = tuple(
+    name for name, head in HEADS.items() if issubclass(head, SoftmaxHead)
+)
+
+# The number of sampled classes exceeds the bound of `_max_sampled_rows` with at most this
+# probability; the last of the classes would then be left out.
+EXCESS_PROBABILITY = 1e-15
 
 
 class ShardedHead(Head):
-    """A softmax head of which this rank has the rows `row_range`.
+    """A softmax head of which this rank holds the rows `row_range`.
 
-    Its parameters have the names and initial values of the whole head's. Losses and gradients are
-    those of the whole head (An et al., Partial FC: Training 10 Million Identities on a
-    Single Machine, ICCVW 2021, arXiv 2010.05222; Killing Two Birds with One Stone, CVPR 2022, arXiv
-    2203.15565), if the parameters are left out of DistributedDataParallel:
+    Its parameters have the names and initial values of the unsplit head. Its loss and gradients are
+    also equal to those of the unsplit head (An et al., Partial FC: Training 10 Million Identities
+    on a Single Machine, ICCVW 2021, arXiv 2010.05222; Killing Two Birds with One Stone, CVPR 2022,
+    arXiv 2203.15565), provided that DistributedDataParallel (DDP) does not manage its parameters:
 
-    - the loss is the mean over the G rows of all ranks, and the gradient of a row is that of this
-      loss, complete without a reduction;
-    - the gradient that goes back into emb_BD is W times that of this loss, because DDP divides the
-      sum over W ranks by W.
+    - The loss is the mean over the G embeddings of all ranks. The gradient of a row is complete on
+      the rank that holds it, and must not be averaged over the ranks.
+    - The gradient that returns into emb_BD is multiplied by W. The backbone is managed by DDP,
+      which sums gradients over the W ranks and divides the sum by W.
 
     With `sampled_share` below 1, a class takes part in a step if it is drawn by the step's key (see
-    `take_part`) or is the label of a row of any rank; the softmax and `count_correct` are over
-    these, without a correction for the others. The gradient of other rows is zero, not missing:
-    momentum and weight decay continue for them.
+    `sample_classes`), or if it is the label of an embedding on any rank. Softmax and
+    `count_correct` consider only these classes, without a correction for the others. The gradient
+    of a row that does not take part is zero, not None: momentum and weight decay still apply to it.
     """
 
     is_split = True
     bias_C: nn.Parameter | None
 
     def __init__(
-        self, make: Callable[[], nn.Module], *, shards: Shards, sampled_share: float = 1.0
+        self,
+        make: Callable[[], nn.Module],
+        *,
+        shards: Shards,
+        sampled_share: float = 1.0,
     ) -> None:
-        """Draw this rank's rows from torch's generator, seeded as for the whole head.
+        """Draw this rank's rows from torch's generator.
 
-        make: builds the whole head; called on the meta device, where it takes no memory.
+        The caller seeds the generator as for the unsplit head, and the rows are the same.
+        make: builds the unsplit head; called on the meta device, where it takes no memory.
         """
         super().__init__()
         with torch.device("meta"):
-            whole = make()
-        assert isinstance(whole, SoftmaxHead), "one of SPLITTABLE"
-        self.num_classes, embed_dim = whole.weight_CD.shape
-        self.shards, self.sampled_share, self.key = shards, sampled_share, 0
-        self.takes_margin, self.scale = whole.takes_margin, whole.scale
-        self.prepare, self.harden = whole.prepare, whole.harden
-        weight_CD = draw_rows(self.row_range, num_classes=self.num_classes, embed_dim=embed_dim)
+            unsplit_head = make()
+        assert isinstance(unsplit_head, SoftmaxHead), "one of SPLITTABLE"
+        self.num_classes, embed_dim = unsplit_head.weight_CD.shape
+        self.shards = shards
+        self.sampled_share = sampled_share
+        self.key = 0
+
+        # The unsplit head defines how embeddings are compared; only its rows are left behind.
+        # `prepare` scales embeddings and rows to unit length, in heads that compare by cosine.
+        # `harden` turns the target's similarity into its logit, with the margin and the scale.
+        self.takes_margin = unsplit_head.takes_margin
+        self.scale = unsplit_head.scale
+        self.prepare = unsplit_head.prepare
+        self.harden = unsplit_head.harden
+
+        weight_CD = draw_rows(
+            self.row_range,
+            num_classes=self.num_classes,
+            embed_dim=embed_dim,
+        )
         self.weight_CD = nn.Parameter(weight_CD)
-        bias_C = None if whole.bias_C is None else nn.Parameter(torch.zeros(len(weight_CD)))
+        bias_C = None
+        if unsplit_head.bias_C is not None:
+            zeros_C = torch.zeros(len(weight_CD))
+            bias_C = nn.Parameter(zeros_C)
         self.register_parameter("bias_C", bias_C)
 
     @property
     def row_range(self) -> tuple[int, int]:
-        return self._rows_of(self.shards.rank)
+        return self._row_range_of(self.shards.rank)
 
-    def _rows_of(self, rank: int) -> tuple[int, int]:
-        """Return the first row of a rank and the one after its last."""
-        each = math.ceil(self.num_classes / self.shards.world_size)
-        return min(rank * each, self.num_classes), min((rank + 1) * each, self.num_classes)
+    def _row_range_of(self, rank: int) -> tuple[int, int]:
+        """Return the first class of a rank and the one after its last."""
+        rows_per_rank = math.ceil(self.num_classes / self.shards.world_size)
+        # Rounding up may leave the last ranks fewer classes, or none.
+        first_class = min(rank * rows_per_rank, self.num_classes)
+        end_class = min(first_class + rows_per_rank, self.num_classes)
+        return first_class, end_class
 
     def begin_step(self, key: int) -> None:
-        """Draw the classes of a step by `key`, the same on every rank."""
+        """Remember the key by which the step's classes are drawn, the same on every rank."""
         self.key = key
 
     def forward(
-        self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
+        self,
+        emb_BD: Tensor,
+        label_B: Tensor,
+        margin: float | Tensor = 0.0,
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean loss over all ranks' rows, and whether this rank's are correct, (B,)."""
+        """Return the mean loss over all ranks, and which embeddings are correct, (B,)."""
+        shards = self.shards
         with fp32_island(emb_BD):
-            emb_GD: Any = _Gathered.apply(self.prepare(emb_BD), self.shards)
-            problem = self._problem(self.shards.gather(label_B), margin)
-            outputs: Any = _Softmax.apply(emb_GD, self.weight_CD, self.bias_C, problem)
-        loss, right_G = outputs
-        return loss, right_G.chunk(self.shards.world_size)[self.shards.rank]
+            prepared_BD = self.prepare(emb_BD)  # which also casts 16 bits to fp32
+            prepared_GD: Any = _GatherEmbeddings.apply(prepared_BD, shards)
+            label_G = shards.gather(label_B)
+            classes = self._choose_classes(label_G, margin)
+            outputs: Any = _ShardedSoftmax.apply(
+                prepared_GD,
+                self.weight_CD,
+                self.bias_C,
+                classes,
+            )
+        loss, is_correct_G = outputs
 
-    def _problem(self, label_G: Tensor, margin: float | Tensor) -> "_Problem":
-        """Find the classes of this rank that take part, and the targets among them.
+        # Every rank counts only its own embeddings: the trainer adds the counts of all ranks.
+        is_correct_of_ranks = is_correct_G.chunk(shards.world_size)
+        return loss, is_correct_of_ranks[shards.rank]
 
-        The host does not know how many are drawn: S is a number that they do not exceed.
+    def _choose_classes(
+        self, label_G: Tensor, margin: float | Tensor
+    ) -> "_StepClasses":
+        """Choose the rows of this rank that take part, and find the targets among them.
+
+        The margin is only passed on.
         """
-        first, last = self.row_range
-        target_G, num_own, share = label_G - first, last - first, self.sampled_share
-        if share == 1:
-            return _Problem(self, None, num_own, target_G, margin)
-        is_own_G = (target_G >= 0) & (target_G < num_own)
-        target_G = target_G.where(is_own_G, num_own)
-        drawn_C = take_part((first, last), key=self.key, share=share, device=label_G.device)
-        # One more stands for the targets of other ranks.
-        takes_part_C = F.pad(drawn_C, (0, 1)).scatter_(0, target_G, True)
-        place_G = (takes_part_C.cumsum(0)[target_G] - 1).where(is_own_G, -1)
-        order_C = takes_part_C[:-1].logical_not().argsort(stable=True)
-        row_S = order_C[: self._most_drawn(len(label_G))]
-        is_left_out_S1 = takes_part_C[row_S].logical_not().unsqueeze(1)
-        return _Problem(self, row_S, len(row_S), place_G, margin, is_left_out_S1)
+        first_class, end_class = self.row_range
+        num_rows = end_class - first_class
+        label_row_G = label_G - first_class
+        if self.sampled_share == 1:
+            return _StepClasses(
+                head=self,
+                margin=margin,
+                row_S=None,
+                num_rows=num_rows,
+                place_G=label_row_G,
+            )
 
-    def _most_drawn(self, num_targets: int) -> int:
-        """Return how many rows take part at most: eight standard deviations above the mean."""
-        first, last = self.row_range
-        mean = (last - first) * self.sampled_share
-        most = mean + 8 * math.sqrt(mean * (1 - self.sampled_share))  # exceeded once in 1e15 draws
-        return min(last - first, math.ceil(most) + num_targets)
+        # Labels are used as indices below, where other ranks' labels would be out of range. They
+        # get the index of one more entry, at the end.
+        is_here_G = (label_row_G >= 0) & (label_row_G < num_rows)
+        label_row_G = label_row_G.where(is_here_G, num_rows)
+        is_drawn_C = sample_classes(
+            (first_class, end_class),
+            key=self.key,
+            share=self.sampled_share,
+            device=label_G.device,
+        )
+        takes_part = F.pad(is_drawn_C, (0, 1))  # C + 1 entries
+        takes_part.scatter_(0, label_row_G, True)
+
+        # The running sum numbers the rows that take part from 1, and places count from 0. The place
+        # -1 stands for a target of another rank.
+        numbers = takes_part.cumsum(0)
+        place_G = numbers[label_row_G] - 1
+        place_G = place_G.where(is_here_G, -1)
+
+        # The host does not know how many rows take part: to ask would wait for the GPU. So S is an
+        # upper bound. Rows that take part come first, in order; the few that fill the rest up to
+        # S do not take part, and are masked later.
+        is_masked_C = takes_part[:num_rows].logical_not()
+        order_C = is_masked_C.argsort(stable=True)
+        max_rows = self._max_sampled_rows(len(label_G))
+        row_S = order_C[:max_rows]
+        is_masked_S = is_masked_C[row_S]
+        return _StepClasses(
+            head=self,
+            margin=margin,
+            row_S=row_S,
+            num_rows=len(row_S),
+            place_G=place_G,
+            is_masked_S1=is_masked_S.unsqueeze(1),
+        )
+
+    def _max_sampled_rows(self, num_targets: int) -> int:
+        """Return a bound on the number of rows of this rank that take part."""
+        first_class, end_class = self.row_range
+        num_rows = end_class - first_class
+        # The number of drawn rows has a binomial distribution. By Bernstein's inequality it exceeds
+        # mean + t with a probability of at most exp(-t^2 / (2 variance + 2 t / 3)). Set equal to
+        # EXCESS_PROBABILITY and solved for t:
+        mean = num_rows * self.sampled_share
+        variance = mean * (1 - self.sampled_share)
+        exponent = -math.log(EXCESS_PROBABILITY)
+        third = exponent / 3
+        t = third + math.sqrt(third**2 + 2 * exponent * variance)
+        max_drawn = math.ceil(mean + t)
+        # All targets may be on this rank, and none of them drawn.
+        return min(num_rows, max_drawn + num_targets)
 
     def count_correct(self, decided: Tensor, label_B: Tensor) -> Tensor:
+        # `forward` has compared with the classes of all ranks, and returns booleans, not logits.
         return decided.sum()
 
     @torch.no_grad()
-    def gather_rows(self, own: Tensor) -> Tensor | None:
+    def gather_rows(self, rows: Tensor) -> Tensor | None:
         """Return the rows of all ranks on rank 0, on the CPU; None on other ranks.
 
-        They are gathered in blocks, of which W are held at a time.
+        rows: of this rank. They are gathered in blocks, of which W are held at a time.
         """
-        world_size, whole = self.shards.world_size, None
+        world_size = self.shards.world_size
+        row_shape = rows.shape[1:]
+        all_rows = None
         if self.shards.rank == 0:
-            whole = torch.empty(self.num_classes, *own.shape[1:], dtype=own.dtype)
-        spans = [self._rows_of(rank) for rank in range(world_size)]
-        for start, stop in blocks_of(spans[0][1]):
-            padded = own.new_zeros(stop - start, *own.shape[1:])
-            part = own[start:stop]
-            padded[: len(part)] = part
-            blocks = self.shards.gather(padded).chunk(world_size)
-            for (first, last), block in zip(spans, blocks):
-                num_rows = min(last - first, stop) - start
-                if whole is not None and num_rows > 0:
-                    whole[first + start : first + start + num_rows] = block[:num_rows]
-        return whole
+            all_rows = torch.empty(self.num_classes, *row_shape, dtype=rows.dtype)
+
+        # Rank 0 has the most rows, of the classes from 0 on. A collective takes tensors of one
+        # shape, so ranks with fewer rows send zeros, which are dropped below.
+        _, max_rows = self._row_range_of(0)
+        for start, stop in blocks_of(max_rows):
+            padded = rows.new_zeros(stop - start, *row_shape)
+            block_rows = rows[start:stop]
+            padded[: len(block_rows)] = block_rows
+            gathered = self.shards.gather(padded)
+            if all_rows is None:
+                continue
+
+            for rank, block in enumerate(gathered.chunk(world_size)):
+                first_class, end_class = self._row_range_of(rank)
+                block_start = first_class + start
+                block_end = min(first_class + stop, end_class)
+                num_rows = block_end - block_start
+                if num_rows > 0:
+                    all_rows[block_start:block_end] = block[:num_rows]
+        return all_rows
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """What a softmax over shards needs besides its tensors."""
+@dataclass(frozen=True, kw_only=True)
+class _StepClasses:
+    """The rows of this rank that a step compares with, and the place of each target among them."""
 
     head: ShardedHead
-    row_S: Tensor | None  # the rows that take part, in order, and some others; None for all
-    num_rows: int
-    target_G: Tensor  # index of the target among these rows; outside them on another rank
     margin: float | Tensor
-    is_left_out_S1: Tensor | None = None  # rows that do not take part
+    # Indices into the rows of this rank; None: all rows in order.
+    row_S: Tensor | None
+    num_rows: int  # S
+    # Outside of 0..S - 1 where another rank holds the target. Without sampled classes, it is then
+    # negative for a lower rank and at least S for a higher one, so that places follow the order of
+    # all classes. With sampled classes it is then -1.
+    place_G: Tensor
+    # Rows of `row_S` that do not take part; None: all rows take part.
+    is_masked_S1: Tensor | None = None
 
     def rows(self, start: int, stop: int) -> slice | Tensor:
-        """Return the index of rows start..stop - 1 of those that take part."""
-        return slice(start, stop) if self.row_S is None else self.row_S[start:stop]
+        """Return the index, into this rank's rows, of the places start..stop - 1."""
+        if self.row_S is None:
+            return slice(start, stop)
+        return self.row_S[start:stop]
 
     def swap_targets(self, block_SG: Tensor, start: int, value_G: Tensor) -> Tensor:
-        """Replace the values at the targets within a block; return the old, 0 for other targets."""
-        place_G = self.target_G - start
-        inside_1G = ((place_G >= 0) & (place_G < len(block_SG))).unsqueeze(0)
-        place_1G = place_G.clamp(0, len(block_SG) - 1).unsqueeze(0)
-        old_1G = block_SG.gather(0, place_1G)
-        block_SG.scatter_(0, place_1G, value_G.unsqueeze(0).where(inside_1G, old_1G))
-        return old_1G.where(inside_1G, 0).squeeze(0)
+        """Replace the values at the targets, in place; return the old values.
+
+        block_SG: rows from the place `start` on. A target outside of the block changes nothing;
+        its old value is returned as 0, so that the results of all blocks can be added.
+        """
+        block_place_G = self.place_G - start
+        block_rows = len(block_SG)
+        is_inside_G = (block_place_G >= 0) & (block_place_G < block_rows)
+        is_inside_1G = is_inside_G.unsqueeze(0)
+
+        # A place outside of the block would raise, and to select the places inside would wait for
+        # the GPU to count them. So outside places read a row at the edge and write it back.
+        nearest_G = block_place_G.clamp(0, block_rows - 1)
+        nearest_1G = nearest_G.unsqueeze(0)
+        old_1G = block_SG.gather(0, nearest_1G)
+        value_1G = value_G.unsqueeze(0)
+        new_1G = value_1G.where(is_inside_1G, old_1G)
+        block_SG.scatter_(0, nearest_1G, new_1G)
+
+        old_or_0_1G = old_1G.where(is_inside_1G, 0)
+        return old_or_0_1G.squeeze(0)
 
 
-class _Gathered(torch.autograd.Function):
-    """The rows of all ranks; their gradient, summed over ranks, goes back times W (see above)."""
+class _GatherEmbeddings(torch.autograd.Function):
+    """Gathers the embeddings of all ranks, emb_BD -> emb_GD.
+
+    Every rank's loss depends on every embedding through its own rows, so the gradients are summed
+    over the ranks. They are then multiplied by W, for DDP (see `ShardedHead`).
+    """
 
     @staticmethod
     def forward(ctx: Any, emb_BD: Tensor, shards: Shards) -> Tensor:
@@ -186,99 +327,200 @@ class _Gathered(torch.autograd.Function):
         ctx: Any, grad_GD: Tensor
     ) -> tuple[Tensor, None]:
         shards: Shards = ctx.shards
-        own_BD = shards.sum(grad_GD).chunk(shards.world_size)[shards.rank]
-        return own_BD * shards.world_size, None
+        sum_GD = shards.sum(grad_GD)
+        sums_of_ranks = sum_GD.chunk(shards.world_size)
+        grad_BD = sums_of_ranks[shards.rank]
+        return grad_BD * shards.world_size, None
 
 
-class _Softmax(torch.autograd.Function):
-    """Prepared embeddings and this rank's rows -> loss, and which embeddings are correct.
+class _ShardedSoftmax(torch.autograd.Function):
+    """Cross-entropy of all embeddings over the classes of all ranks, and which are correct.
 
-    Keeps one matrix, the similarities with those of the targets set to -inf: a target counts with
-    its hardened logit, which is the same on every rank. Everything else with a row per class is
-    computed block by block, in both directions.
+    In: prepared emb_GD, and this rank's rows. The backward pass is written by hand for memory:
+    autograd would keep several matrices (S, G), and this keeps one, the similarities. All other
+    tensors with a row per class are computed block by block, in both directions.
+
+    In the matrix the similarities to the targets are -inf, so that they do not count in sums and
+    maxima over rows. The target counts with its hardened logit, which is the same on every rank.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, emb_GD: Tensor, weight_CD: Tensor, bias_C: Tensor | None, problem: _Problem
+        ctx: Any,
+        emb_GD: Tensor,
+        weight_CD: Tensor,
+        bias_C: Tensor | None,
+        classes: _StepClasses,
     ) -> tuple[Tensor, Tensor]:
-        head, shards = problem.head, problem.head.shards
-        similarity_SG, target_G, most_G, place_G = _similarities(emb_GD, weight_CD, bias_C, problem)
-        target_G = shards.sum(target_G)
-        # Of equal classes the first wins, as with argmax; NaN is never correct.
-        is_first_G = (target_G == most_G) & (problem.target_G < place_G)
-        right_G = (target_G > most_G) | is_first_G
-        hard_G, back = _with_gradient(lambda x_G: head.harden(x_G, problem.margin), target_G)
-        top_G = torch.maximum(head.scale * shards.max(most_G), hard_G)
+        head = classes.head
+        shards = head.shards
+        similarities = _compare(emb_GD, weight_CD, bias_C, classes)
+        similarity_SG = similarities.similarity_SG
+        largest_G = similarities.largest_G
+        # One rank holds a target; the others add 0.
+        target_similarity_G = shards.sum(similarities.target_similarity_G)
+
+        # A rank finds an embedding wrong if one of its classes beats the target. Of equal classes
+        # the first wins, as with argmax; NaN is never correct. With sampled classes, a target that
+        # another rank holds has the place -1 and wins every tie here: only the accuracy could
+        # differ, and equal similarities are rare.
+        is_tied_G = target_similarity_G == largest_G
+        comes_first_G = classes.place_G < similarities.largest_place_G
+        wins_tie_G = is_tied_G & comes_first_G
+        is_largest_G = target_similarity_G > largest_G
+        is_wrong_here_G = ~(is_largest_G | wins_tie_G)
+
+        # The target's logit, and a function for the gradient of `harden`, used for slope_G below.
+        hard_G, hard_gradient = _differentiate(
+            lambda similarity_G: head.harden(similarity_G, classes.margin),
+            target_similarity_G,
+        )
+
+        # log(sum of exponentials), with the largest logit subtracted first against overflow. All
+        # ranks subtract the same one, or else their sums could not be added.
+        largest_of_ranks_G = shards.max(largest_G)
+        top_G = torch.maximum(head.scale * largest_of_ranks_G, hard_G)
         sum_G = torch.zeros_like(top_G)
-        for start, stop in blocks_of(problem.num_rows):
-            sum_G += similarity_SG[start:stop].mul(head.scale).sub_(top_G).exp_().sum(0)
-        # Sums spread NaN to all ranks; the maximum of a number and NaN may be the number.
-        sum_G, num_wrong_G = shards.sum(torch.stack([sum_G, (~right_G).to(sum_G)]))
-        log_sum_G = top_G + (sum_G + (hard_G - top_G).exp()).log()
-        pull_G = ((hard_G - log_sum_G).exp() - 1) * back(torch.ones_like(hard_G))
-        ctx.problem = problem
-        ctx.save_for_backward(emb_GD, weight_CD, bias_C, similarity_SG, log_sum_G, pull_G)
-        right_G = num_wrong_G == 0
-        ctx.mark_non_differentiable(right_G)
-        return (log_sum_G - hard_G).mean(), right_G
+        for start, stop in blocks_of(classes.num_rows):
+            logits_SG = similarity_SG[start:stop].mul(head.scale)
+            exp_SG = logits_SG.sub_(top_G).exp_()
+            sum_G += exp_SG.sum(0)
+
+        # Sum over the ranks, in one exchange: the exponentials of all classes, and how many ranks
+        # find an embedding wrong, because a target must beat the classes of all of them. A NaN on
+        # one rank may get lost in `shards.max` above, but this sum brings it to all ranks.
+        wrong_G = is_wrong_here_G.to(sum_G)
+        stacked_2G = torch.stack([sum_G, wrong_G])
+        sum_G, num_wrong_G = shards.sum(stacked_2G)
+        is_correct_G = num_wrong_G == 0
+
+        # The rows have -inf at the target, so its hardened logit is added only here.
+        target_exp_G = (hard_G - top_G).exp()
+        log_sum_G = top_G + (sum_G + target_exp_G).log()
+        loss = (log_sum_G - hard_G).mean()
+
+        # d loss / d target similarity: (probability of the target - 1) times the slope of `harden`.
+        slope_G = hard_gradient(torch.ones_like(hard_G))
+        probability_G = (hard_G - log_sum_G).exp()
+        target_grad_G = (probability_G - 1) * slope_G
+
+        ctx.classes = classes
+        ctx.save_for_backward(
+            emb_GD,
+            weight_CD,
+            bias_C,
+            similarity_SG,
+            log_sum_G,
+            target_grad_G,
+        )
+        ctx.mark_non_differentiable(is_correct_G)
+        return loss, is_correct_G
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_loss: Tensor, _: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None, None]:
-        problem: _Problem = ctx.problem
-        emb_GD, weight_CD, bias_C, similarity_SG, log_sum_G, pull_G = ctx.saved_tensors
-        each = grad_loss / len(emb_GD)
-        new = torch.empty_like if problem.row_S is None else torch.zeros_like
-        grad_GD, grad_CD = torch.zeros_like(emb_GD), new(weight_CD)
-        grad_C = None if bias_C is None else new(bias_C)
-        scale = problem.head.scale
-        for start, stop in blocks_of(problem.num_rows):
-            share_SG = similarity_SG[start:stop].mul(scale).sub_(log_sum_G).exp_()
-            grad_SG = share_SG.mul_(each * scale)
-            problem.swap_targets(grad_SG, start, pull_G * each)
-            rows = problem.rows(start, stop)
-            prepared_SD, back = _with_gradient(problem.head.prepare, weight_CD[rows])
+        classes: _StepClasses = ctx.classes
+        emb_GD, weight_CD, bias_C = ctx.saved_tensors[:3]
+        similarity_SG, log_sum_G, target_grad_G = ctx.saved_tensors[3:]
+        scale = classes.head.scale
+        grad_per_embedding = grad_loss / len(emb_GD)  # the loss is a mean over G
+
+        # The loop writes the gradients of the rows that it visits. The other rows do not take part,
+        # and need a gradient of zero. If the loop visits all rows, the zeros would only cost time.
+        visits_all_rows = classes.row_S is None
+        allocate = torch.empty_like if visits_all_rows else torch.zeros_like
+        grad_GD = torch.zeros_like(emb_GD)
+        grad_CD = allocate(weight_CD)
+        grad_C = None if bias_C is None else allocate(bias_C)
+
+        for start, stop in blocks_of(classes.num_rows):
+            # Of a class that is not the target, the gradient of its logit is its probability. At
+            # the targets and in masked rows this is exp(-inf) = 0.
+            logits_SG = similarity_SG[start:stop].mul(scale)
+            probability_SG = logits_SG.sub_(log_sum_G).exp_()
+            grad_SG = probability_SG.mul_(grad_per_embedding * scale)
+            classes.swap_targets(grad_SG, start, target_grad_G * grad_per_embedding)
+
+            # The gradients of similarity_SG = prepare(rows) @ emb_GD.T + bias:
+            index = classes.rows(start, stop)
+            prepared_SD, row_gradient = _differentiate(
+                classes.head.prepare,
+                weight_CD[index],
+            )
             grad_GD.addmm_(grad_SG.T, prepared_SD)
-            grad_CD[rows] = back(grad_SG @ emb_GD)
+            grad_CD[index] = row_gradient(grad_SG @ emb_GD)
             if grad_C is not None:
-                grad_C[rows] = grad_SG.sum(1)
+                grad_C[index] = grad_SG.sum(1)
         return grad_GD, grad_CD, grad_C, None
 
 
-def _similarities(
-    emb_GD: Tensor, weight_CD: Tensor, bias_C: Tensor | None, problem: _Problem
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return similarities (S, G) with -inf at the targets, and the targets', 0 if not here.
+class _Similarities(NamedTuple):
+    """Similarities of all embeddings to the rows of this rank."""
 
-    Also the largest of each column, and its first place.
-    """
-    similarity_SG = emb_GD.new_empty(problem.num_rows, len(emb_GD))
-    target_G = emb_GD.new_zeros(len(emb_GD))
-    most_G = nowhere_G = torch.full_like(target_G, -torch.inf)
-    place_G = torch.zeros_like(problem.target_G)
-    for start, stop in blocks_of(problem.num_rows):
-        rows = problem.rows(start, stop)
-        prepared_SD = problem.head.prepare(weight_CD[rows])
-        block_SG = torch.mm(prepared_SD, emb_GD.T, out=similarity_SG[start:stop])
+    similarity_SG: Tensor  # -inf at the targets, and in rows that do not take part
+    target_similarity_G: Tensor  # 0 where another rank holds the target
+    largest_G: Tensor  # of each column of `similarity_SG`
+    largest_place_G: Tensor  # first place with this value
+
+
+def _compare(
+    emb_GD: Tensor,
+    weight_CD: Tensor,
+    bias_C: Tensor | None,
+    classes: _StepClasses,
+) -> _Similarities:
+    """Compare prepared embeddings with the rows of this rank, block by block."""
+    num_embeddings = len(emb_GD)
+    similarity_SG = emb_GD.new_empty(classes.num_rows, num_embeddings)
+    target_similarity_G = emb_GD.new_zeros(num_embeddings)
+    minus_inf_G = torch.full_like(target_similarity_G, -torch.inf)
+    largest_G = minus_inf_G
+    largest_place_G = torch.zeros_like(classes.place_G)
+
+    for start, stop in blocks_of(classes.num_rows):
+        index = classes.rows(start, stop)
+        prepared_SD = classes.head.prepare(weight_CD[index])
+        block_SG = similarity_SG[start:stop]
+        torch.mm(prepared_SD, emb_GD.T, out=block_SG)
         if bias_C is not None:
-            block_SG += bias_C[rows].unsqueeze(1)
-        if problem.is_left_out_S1 is not None:
-            block_SG.masked_fill_(problem.is_left_out_S1[start:stop], -torch.inf)
-        target_G += problem.swap_targets(block_SG, start, nowhere_G)
-        value_G, index_G = block_SG.max(0)
-        place_G = torch.where(value_G > most_G, index_G + start, place_G)
-        most_G = torch.maximum(most_G, value_G)
-    return similarity_SG, target_G, most_G, place_G
+            block_SG += bias_C[index].unsqueeze(1)
+        if classes.is_masked_S1 is not None:
+            is_masked_S1 = classes.is_masked_S1[start:stop]
+            block_SG.masked_fill_(is_masked_S1, -torch.inf)
+        # The target must not count as one of the other classes.
+        block_target_G = classes.swap_targets(block_SG, start, minus_inf_G)
+        target_similarity_G += block_target_G
+
+        # The place changes only for a larger value, so the first of equal rows remains.
+        block_largest_G, block_place_G = block_SG.max(0)
+        place_G = block_place_G + start
+        is_larger_G = block_largest_G > largest_G
+        largest_place_G = torch.where(is_larger_G, place_G, largest_place_G)
+        largest_G = torch.maximum(largest_G, block_largest_G)
+    return _Similarities(
+        similarity_SG=similarity_SG,
+        target_similarity_G=target_similarity_G,
+        largest_G=largest_G,
+        largest_place_G=largest_place_G,
+    )
 
 
-def _with_gradient(
+def _differentiate(
     function: Callable[[Tensor], Tensor], x: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return function(x), and a function that takes a gradient back through it, once."""
+    """Return function(x), and a function from the gradient of that value to the gradient of x.
+
+    The second may be called once. A custom autograd function runs without gradients, so `prepare`
+    and `harden` are differentiated by a graph of their own.
+    """
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        y = function(x)
-    return y.detach(), lambda grad: torch.autograd.grad(y, x, grad)[0]
+        value = function(x)
+
+    def gradient(value_gradient: Tensor) -> Tensor:
+        (x_gradient,) = torch.autograd.grad(value, x, value_gradient)
+        return x_gradient
+
+    return value.detach(), gradient

@@ -1,7 +1,8 @@
-"""Rows of classes split over ranks: which rank has which, drawing and sampling.
+"""Rows of classes that are split over ranks: their initial values, and the sampling of classes.
 
-Rank r of W has ceil(C / W) rows from r * ceil(C / W) on; the last ranks may have fewer or none.
-Letters: C classes, D embedding, N rows of a rank, W ranks.
+Rank r of W holds ceil(C / W) rows from r * ceil(C / W) on; the last ranks may hold fewer or none.
+With C = 10 and W = 4 the ranks hold 3, 3, 3 and 1 rows.
+Letters: C classes, D embedding, N rows of a rank, S rows of a block, W ranks.
 """
 
 import math
@@ -15,14 +16,15 @@ from torch import Tensor
 BLOCK_ROWS = 16384
 # The multipliers and shifts of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014, "mix64variant13").
 GAMMA = 0x9E3779B97F4A7C15
-FIRST_MULTIPLIER, SECOND_MULTIPLIER = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+FIRST_MULTIPLIER = 0xBF58476D1CE4E5B9
+SECOND_MULTIPLIER = 0x94D049BB133111EB
 
 
 class Shards(Protocol):
-    """This rank among the others, and collectives without gradients.
+    """This rank's number, and collectives over all ranks; gradients do not pass through them.
 
-    All ranks call the same in the same order, with tensors of one shape. With one rank, they return
-    their argument.
+    All ranks must call the same collectives in the same order, with tensors of one shape. With a
+    single rank, a collective returns its argument.
     """
 
     @property
@@ -46,44 +48,82 @@ def blocks_of(num_rows: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + BLOCK_ROWS, num_rows)
 
 
-def draw_rows(rows: tuple[int, int], *, num_classes: int, embed_dim: int) -> Tensor:
-    """Return rows (N, D) of what `xavier_uniform_` draws for all classes, bit for bit."""
-    first, last = rows
-    bound = math.sqrt(3.0) * math.sqrt(2.0 / (num_classes + embed_dim))
-    own_ND = torch.empty(last - first, embed_dim)
-    for start, stop in blocks_of(num_classes):
-        block = torch.empty(stop - start, embed_dim).uniform_(-bound, bound)
-        low, high = max(start, first), min(stop, last)
-        if low < high:
-            own_ND[low - first : high - first] = block[low - start : high - start]
-    return own_ND
+def draw_rows(
+    row_range: tuple[int, int],
+    *,
+    num_classes: int,
+    embed_dim: int,
+) -> Tensor:
+    """Return the rows (N, D) of a range that `xavier_uniform_` would draw, bit for bit.
 
-
-def take_part(rows: tuple[int, int], *, key: int, share: float, device: torch.device) -> Tensor:
-    """Draw classes first..last - 1 by `key`: booleans (N,), of which a `share` is true.
-
-    Each is decided by a hash of the key and its number, so the draw is the same for any split of
-    the rows, and on every device.
+    row_range: the first row, and the one after the last. All classes are drawn, so that the
+    generator advances as for an unsplit head, but only one block of them is held at a time.
     """
-    start = int(_mix(torch.tensor(_signed(key + GAMMA))))
-    class_N = torch.arange(rows[0] + 1, rows[1] + 1, device=device)
-    bits_N = _shifted(_mix(class_N * _signed(GAMMA) + start), 1)
-    return bits_N < math.floor(share * 2.0**63)
+    first_row, end_row = row_range
+    # Glorot's bound, with its products in the order of torch.
+    deviation = math.sqrt(2.0 / (num_classes + embed_dim))
+    bound = math.sqrt(3.0) * deviation
+
+    rows_ND = torch.empty(end_row - first_row, embed_dim)
+    for start, stop in blocks_of(num_classes):
+        block_SD = torch.empty(stop - start, embed_dim)
+        block_SD.uniform_(-bound, bound)
+
+        # Copy the overlap of this block and the range.
+        overlap_start = max(start, first_row)
+        overlap_end = min(stop, end_row)
+        if overlap_start < overlap_end:
+            drawn_SD = block_SD[overlap_start - start : overlap_end - start]
+            rows_ND[overlap_start - first_row : overlap_end - first_row] = drawn_SD
+    return rows_ND
+
+
+def sample_classes(
+    class_range: tuple[int, int],
+    *,
+    key: int,
+    share: float,
+    device: torch.device,
+) -> Tensor:
+    """Draw classes by `key`; return booleans (N,), of which about a `share` is true.
+
+    class_range: the first class, and the one after the last. Each class is decided by a hash of the
+    key and the number of the class, so the draw is the same for any split of the rows, and on every
+    device.
+    """
+    # SplitMix64: output n of a generator is mix(seed + n * GAMMA). Here n is the class, counted
+    # from 1, and the seed is itself the first output of a generator seeded with the key.
+    first_state = torch.tensor(_signed(key + GAMMA))
+    seed = int(_mix(first_state))
+
+    first_class, end_class = class_range
+    number_N = torch.arange(first_class + 1, end_class + 1, device=device)
+    state_N = number_N * _signed(GAMMA) + seed
+    hash_N = _mix(state_N)
+
+    # 63 bits, so that the comparison of signed integers is one of unsigned integers.
+    uniform_N = _shift_right(hash_N, 1)
+    return uniform_N < math.floor(share * 2.0**63)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Apply SplitMix64's finalizer to int64, which wrap around as unsigned integers do."""
-    x = (x ^ _shifted(x, 30)) * _signed(FIRST_MULTIPLIER)
-    x = (x ^ _shifted(x, 27)) * _signed(SECOND_MULTIPLIER)
-    return x ^ _shifted(x, 31)
+    """Apply SplitMix64's finalizer to int64; its products wrap around as unsigned ones do."""
+    x = x ^ _shift_right(x, 30)
+    x = x * _signed(FIRST_MULTIPLIER)
+    x = x ^ _shift_right(x, 27)
+    x = x * _signed(SECOND_MULTIPLIER)
+    return x ^ _shift_right(x, 31)
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Shift right and fill with 0; the shift of int64 copies the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    kept_bits = 64 - bits
+    mask = (1 << kept_bits) - 1
+    return (x >> bits) & mask
 
 
-def _signed(word: int) -> int:
-    """Return the int64 with the bits of an unsigned word, taken modulo 2^64."""
-    word %= 1 << 64
-    return word - (1 << 64) if word >> 63 else word
+def _signed(bits: int) -> int:
+    """Return the int64 with the lowest 64 bits of a number; torch has no arithmetic on uint64."""
+    bits %= 1 << 64
+    is_negative = bits >> 63
+    return bits - (1 << 64) if is_negative else bits

@@ -39,14 +39,20 @@ class SphereFace2(Head):
         exponent: Annotated[int, Ge(1)] = 3,
     ) -> None:
         super().__init__()
-        self.scale, self.margin_type = scale, margin_type
-        self.positive_weight, self.exponent = positive_weight, exponent
-        self.weight_CD = nn.Parameter(torch.empty(num_classes, embed_dim))
+        self.scale = scale
+        self.margin_type = margin_type
+        self.positive_weight = positive_weight
+        self.exponent = exponent
+        weight_CD = torch.empty(num_classes, embed_dim)
+        self.weight_CD = nn.Parameter(weight_CD)
         self.bias = nn.Parameter(torch.zeros(()))
         nn.init.xavier_uniform_(self.weight_CD)
 
     def forward(
-        self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
+        self,
+        emb_BD: Tensor,
+        label_B: Tensor,
+        margin: float | Tensor = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Return the mean loss with `margin` (type A: radians, type C: in units of g), and
         scale * cosine (B, C) without it."""
@@ -54,21 +60,33 @@ class SphereFace2(Head):
         with fp32_island(emb_BD):
             cos_BC = cosines(emb_BD, self.weight_CD)
             cos_B1 = cos_BC.gather(1, label_B1)
-            m = torch.as_tensor(margin, dtype=torch.float32)
+
+            # The margin makes both questions harder: the target's value is lowered, the others'
+            # values are raised.
+            margin = torch.as_tensor(margin, dtype=torch.float32)
             if self.margin_type == "A":
-                positive_B1 = self._spread(add_margin(cos_B1, m))
-                negative_BC = self._spread(rotate(cos_BC, -m))
+                hard_cos_B1 = add_margin(cos_B1, margin)
+                positive_B1 = self._spread(hard_cos_B1)
+                negative_BC = self._spread(rotate(cos_BC, -margin))
             else:
-                positive_B1 = self._spread(cos_B1) - m
-                negative_BC = self._spread(cos_BC) + m
-            logit_B1 = self.scale * positive_B1 + self.bias
+                positive_B1 = self._spread(cos_B1) - margin
+                negative_BC = self._spread(cos_BC) + margin
+
+            target_logit_B1 = self.scale * positive_B1 + self.bias
+            target_loss_B1 = F.softplus(-target_logit_B1)
+            target_loss_B = target_loss_B1.squeeze(1)
+
             # A logit of -inf takes the target out of the sum: softplus 0, slope 0.
-            others_BC = (self.scale * negative_BC + self.bias).scatter(1, label_B1, -torch.inf)
-            losses_B = F.softplus(others_BC).sum(dim=1)
+            logits_BC = self.scale * negative_BC + self.bias
+            logits_BC = logits_BC.scatter(1, label_B1, -torch.inf)
+            others_loss_B = F.softplus(logits_BC).sum(dim=1)
+
+            # The weight balances one target with many other classes.
             weight = self.positive_weight
-            loss_B = weight * F.softplus(-logit_B1).squeeze(1) + (1 - weight) * losses_B
+            loss_B = weight * target_loss_B + (1 - weight) * others_loss_B
             return loss_B.mean(), self.scale * cos_BC
 
     def _spread(self, cos: Tensor) -> Tensor:
-        """Return g of cosines: most are near 0 in training, and spread over [-1, 1] by it."""
-        return 2 * ((cos + 1) / 2).pow(self.exponent) - 1
+        """Return g of cosines; it spreads cosines near 0, where most are, over [-1, 1]."""
+        between_0_and_1 = (cos + 1) / 2
+        return 2 * between_0_and_1.pow(self.exponent) - 1

@@ -21,11 +21,11 @@ class SubcenterTopkAAMSoftmax(Head):
     """Sub-center AAM softmax with inter-top-k penalty.
 
     Deng et al., Sub-center ArcFace: Boosting Face Recognition by Large-Scale Noisy Web Faces, ECCV
-    2020 (no arXiv number): the cosine of a class is that of its nearest center. Zhao et al.,
+    2020 (no arXiv number): a class has the cosine of its nearest center. Zhao et al.,
     Multi-query Multi-head Attention Pooling and Inter-topK Penalty for Speaker Verification,
     ICASSP 2022, arXiv 2110.05042: the `top_k` nearest other classes are moved nearer by an angle.
 
-    `margin` is that of AAM softmax, in radians: 0.2 is usual. The angle of the penalty is
+    `margin` means the same as in AAM softmax, in radians: 0.2 is usual. The angle of the penalty is
     `top_k_penalty` at a margin of 0.2 and proportional to the margin. Large-margin fine-tuning uses
     a margin of 0.5 and `top_k` 0, that is, sub-centers only.
     """
@@ -42,37 +42,65 @@ class SubcenterTopkAAMSoftmax(Head):
         top_k_penalty: float = 0.06,
     ) -> None:
         super().__init__()
-        self.scale, self.easy_margin = scale, easy_margin
-        self.top_k = min(top_k, num_classes - 1)
+        self.scale = scale
+        self.easy_margin = easy_margin
+        self.top_k = min(top_k, num_classes - 1)  # all but the target
         self.top_k_penalty = top_k_penalty
         # Named as in every head, but a class has a row for each of its centers: (C, K, D).
-        weight_ND = nn.init.xavier_uniform_(torch.empty(num_classes * num_centers, embed_dim))
-        self.weight_CD = nn.Parameter(weight_ND.view(num_classes, num_centers, embed_dim))
+        weight_ND = torch.empty(num_classes * num_centers, embed_dim)
+        nn.init.xavier_uniform_(weight_ND)
+        weight_CKD = weight_ND.view(num_classes, num_centers, embed_dim)
+        self.weight_CD = nn.Parameter(weight_CKD)
 
     def forward(
-        self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor = 0.0
+        self,
+        emb_BD: Tensor,
+        label_B: Tensor,
+        margin: float | Tensor = 0.0,
     ) -> tuple[Tensor, Tensor]:
         """Return the mean loss with `margin` (radians), and scale * cosine (B, C) without it."""
         num_classes, num_centers, _ = self.weight_CD.shape
         label_B1 = label_B.unsqueeze(1)
         with fp32_island(emb_BD):
-            cos_BN = cosines(emb_BD, self.weight_CD.flatten(0, 1))
-            cos_BC = cos_BN.view(-1, num_classes, num_centers).max(dim=2).values
+            # The cosine of a class is the largest cosine of its centers.
+            center_ND = self.weight_CD.flatten(0, 1)
+            cos_BN = cosines(emb_BD, center_ND)
+            cos_BCK = cos_BN.view(-1, num_classes, num_centers)
+            cos_BC = cos_BCK.max(dim=2).values
             logits_BC = self.scale * cos_BC
+
+            # The target is moved away by the margin, the hardest other classes nearer.
             cos_B1 = cos_BC.gather(1, label_B1)
-            hard_B1 = self.scale * add_margin(cos_B1, margin, easy_margin=self.easy_margin)
-            harder_BC = self._penalise(cos_BC, logits_BC, label_B1, margin)
-            harder_BC = harder_BC.scatter(1, label_B1, hard_B1)
-            return F.cross_entropy(harder_BC, label_B), logits_BC
+            hard_cos_B1 = add_margin(
+                cos_B1,
+                margin,
+                easy_margin=self.easy_margin,
+            )
+            hard_B1 = self.scale * hard_cos_B1
+            hard_BC = self._penalise(cos_BC, logits_BC, label_B1, margin)
+            hard_BC = hard_BC.scatter(1, label_B1, hard_B1)
+            loss = F.cross_entropy(hard_BC, label_B)
+            return loss, logits_BC
 
     def _penalise(
-        self, cos_BC: Tensor, logits_BC: Tensor, label_B1: Tensor, margin: float | Tensor
+        self,
+        cos_BC: Tensor,
+        logits_BC: Tensor,
+        label_B1: Tensor,
+        margin: float | Tensor,
     ) -> Tensor:
-        """Return the logits, those of the hardest other classes as scale * cos(theta - penalty)."""
+        """Replace the logits of the hardest other classes by scale * cos(theta - penalty)."""
         if self.top_k == 0:
             return logits_BC
-        penalty = self.top_k_penalty / PENALTY_MARGIN * torch.as_tensor(margin).float()
-        others_BC = cos_BC.detach().scatter(1, label_B1, -torch.inf)
-        class_BH = others_BC.topk(self.top_k, dim=1).indices
-        nearer_BH = rotate(cos_BC.gather(1, class_BH), -penalty)
+        penalty_per_margin = self.top_k_penalty / PENALTY_MARGIN
+        penalty = penalty_per_margin * torch.as_tensor(margin).float()
+
+        # The target is not one of the other classes, so it must not be among the nearest.
+        detached_BC = cos_BC.detach()
+        others_BC = detached_BC.scatter(1, label_B1, -torch.inf)
+        nearest = others_BC.topk(self.top_k, dim=1)
+        class_BH = nearest.indices
+
+        cos_BH = cos_BC.gather(1, class_BH)
+        nearer_BH = rotate(cos_BH, -penalty)
         return logits_BC.scatter(1, class_BH, self.scale * nearer_BH)

@@ -5,7 +5,7 @@ To add one: a file here, a line below, a YAML in conf/, and a line for the tests
 Every model takes keyword arguments only, among them `feat_dim` and `embed_dim`, and has the
 attributes `feat_dim`, `embed_dim` and `min_frames`: the fewest frames that leave two to pool, or
 one for a model that pools only means. (The deviation of one frame is 0 for every speaker.)
-Names and shapes of the parameters are those of the published checkpoints.
+Names and shapes of the parameters match the published checkpoints.
 Letters: B batch, T frames, F mel bins, D embedding.
 """
 
@@ -15,6 +15,7 @@ from torch import nn
 
 from speakerlab.core.registry import Registry
 
+# The modules are imported when a name is first looked up, not here.
 MODELS: Mapping[str, type[nn.Module]] = Registry(
     __name__,
     {

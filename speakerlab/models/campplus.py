@@ -1,13 +1,28 @@
 """CAM++: a densely connected TDNN with context-aware masking (D-TDNN-CAM).
 
 Wang, Zheng, Chen, Cheng, Chen: "CAM++: A Fast and Efficient Network for Speaker Verification Using
-Context-Aware Masking", Interspeech 2023, arXiv 2303.00332. Parameter names and shapes are those of
-the published checkpoints, where the front-end convolution module (FCM) is called `head`.
+Context-Aware Masking", Interspeech 2023, arXiv 2303.00332. Figure 1 of the paper shows the network;
+from input to output, its parts are these classes, with the shapes of the published model:
+
+    log mel features                              (B, T, 80)
+    FCM                    8x fewer mel bins      (B, 32, 10, T), stacked to (B, 320, T)
+    first TDNN layer       strides over time      (B, 128, T / 2)
+    DenseBlock, transition 12 layers, then halved (B, 128 + 12 * 32 = 512, T / 2) -> 256 channels
+    DenseBlock, transition 24 layers, then halved (B, 256 + 24 * 32 = 1024, T / 2) -> 512 channels
+    DenseBlock, transition 16 layers, then halved (B, 512 + 16 * 32 = 1024, T / 2) -> 512 channels
+    statistics pooling     mean and deviation     (B, 1024)
+    dense layer            the embedding          (B, 512)
+
+The backbone is a D-TDNN: a layer reads the outputs of all layers before it. So 32 new channels per
+layer are enough, and the network stays small and fast. The mask of a layer can suppress channels
+that contain noise and not the speaker. Parameter names and shapes are those of the
+published checkpoints, where the front-end convolution module (FCM) is called `head`.
 
 Letters: B batch, T frames (halved by the first TDNN layer), N = B x T, F mel bins, C channels,
-S segments, D embedding.
+G channels that a layer adds, H hidden channels of a mask, S segments, D embedding.
 """
 
+import math
 from collections import OrderedDict
 
 import torch
@@ -16,21 +31,31 @@ from torch.nn import functional as F
 
 from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.models.cpu import dense
-from speakerlab.models.pooling import TSTP, keep_layout, named, refuse_unusable
+from speakerlab.models.pooling import (
+    TSTP,
+    feature_map,
+    keep_layout,
+    named,
+    refuse_unusable,
+)
 from speakerlab.models.resnet import BasicBlock
 
 SEGMENT_FRAMES = 100  # at half the frame rate: 2 s with a 10-ms shift
 
 
 class CAMPPlus(nn.Module):
-    """CAM++ (defaults: the published model of 7.2 M parameters).
+    """CAM++, the whole of the paper's Figure 1 (defaults: the published 7.2 M parameters).
 
-    The FCM divides the frequency axis by eight; its channels and bins are stacked and go through a
-    strided TDNN layer, dense blocks that each end in a halving transition layer, and statistics
-    pooling with the deviation sqrt(var + pool_eps) (0 in 3D-Speaker, 1e-7 in WeSpeaker).
+    growth_rate: channels that each layer of a dense block adds.
+    bn_size: width of a layer's bottleneck, in multiples of `growth_rate`.
+    blocks: the number of layers of each dense block.
+    kernel_sizes, dilations: of the convolutions over time, for each dense block.
+    head_channels, head_blocks: channels of the FCM, and residual blocks in each of its stages.
+    pool_eps: the pooled deviation is sqrt(var + pool_eps) (0 in 3D-Speaker, 1e-7 in WeSpeaker).
     """
 
-    min_frames = 3  # leaves two frames for the unbiased deviation
+    # The first TDNN layer leaves two of three frames: enough for the unbiased deviation.
+    min_frames = 3
 
     def __init__(
         self,
@@ -50,78 +75,152 @@ class CAMPPlus(nn.Module):
         super().__init__()
         if not len(blocks) == len(kernel_sizes) == len(dilations):
             raise ValueError(
-                f"CAMPPlus: blocks, kernel_sizes and dilations differ in length: {blocks}, "
-                f"{kernel_sizes}, {dilations}; give one of each per block"
+                "CAMPPlus: blocks, kernel_sizes and dilations differ in length:"
+                f" {blocks}, {kernel_sizes}, {dilations}; give one of each per block"
             )
-        self.feat_dim, self.embed_dim = feat_dim, embed_dim
+        self.feat_dim = feat_dim
+        self.embed_dim = embed_dim
         self.head = FCM(head_channels, head_blocks)
-        fcm_bins = -(-feat_dim // 2 ** (len(head_blocks) + 1))  # each halving rounds up
+
+        # Every stage of the FCM, and its last convolution, halves the bins and rounds up.
+        num_halvings = len(head_blocks) + 1
+        fcm_bins = math.ceil(feat_dim / 2**num_halvings)
+
         channels = init_channels
-        first = nn.Conv1d(head_channels * fcm_bins, channels, 5, stride=2, padding=2, bias=False)
-        tdnn = named(linear=first, nonlinear=_norm_relu(channels))
-        layers = OrderedDict[str, nn.Module](tdnn=tdnn)
-        for i, (depth, kernel_size, dilation) in enumerate(zip(blocks, kernel_sizes, dilations), 1):
+        layers = OrderedDict[str, nn.Module]()
+        # A stride of 2 halves the frames, and so the cost of all layers after this one.
+        strided_conv = nn.Conv1d(
+            head_channels * fcm_bins,
+            channels,
+            kernel_size=5,
+            stride=2,
+            padding=2,
+            bias=False,
+        )
+        layers["tdnn"] = named(
+            linear=strided_conv,
+            nonlinear=_norm_relu(channels),
+        )
+
+        for number, (depth, kernel_size, dilation) in enumerate(
+            zip(blocks, kernel_sizes, dilations), start=1
+        ):
             block = DenseBlock()
-            for j in range(1, depth + 1):
-                block[f"tdnnd{j}"] = DenseLayer(
+            for layer_number in range(1, depth + 1):
+                block[f"tdnnd{layer_number}"] = DenseLayer(
                     channels,
                     growth_rate=growth_rate,
                     bottleneck=bn_size * growth_rate,
                     kernel_size=kernel_size,
                     dilation=dilation,
                 )
+                # The next layer also reads the channels that this layer adds.
                 channels += growth_rate
-            layers[f"block{i}"] = block
-            half = nn.Conv1d(channels, channels // 2, 1, bias=False)
-            layers[f"transit{i}"] = InRows(nonlinear=_norm_relu(channels), linear=half)
+            layers[f"block{number}"] = block
+
+            # The transition layer halves the number of channels, which has grown in the block.
+            halving_conv = nn.Conv1d(
+                channels,
+                channels // 2,
+                kernel_size=1,
+                bias=False,
+            )
+            layers[f"transit{number}"] = FramewiseLayers(
+                nonlinear=_norm_relu(channels),
+                linear=halving_conv,
+            )
             channels //= 2
-        norm, relu = nn.BatchNorm1d(channels), nn.ReLU(inplace=True)
-        layers["out_nonlinear"] = InRows(batchnorm=norm, relu=relu)
+
+        layers["out_nonlinear"] = FramewiseLayers(
+            batchnorm=nn.BatchNorm1d(channels),
+            relu=nn.ReLU(inplace=True),
+        )
         layers["stats"] = TSTP(channels, eps=pool_eps)
-        layers["column"] = nn.Unflatten(1, (-1, 1))  # a sequence of one frame
-        last = nn.Conv1d(2 * channels, embed_dim, 1, bias=False)
-        norm = named(batchnorm=nn.BatchNorm1d(embed_dim, affine=False))
-        layers["dense"] = named(linear=last, nonlinear=norm)
+
+        # The published dense layer is a 1x1 convolution, which reads a sequence. So the pooled
+        # statistics become a sequence of one frame.
+        layers["column"] = nn.Unflatten(dim=1, unflattened_size=(-1, 1))
+        dense_conv = nn.Conv1d(2 * channels, embed_dim, kernel_size=1, bias=False)
+        dense_norm = nn.BatchNorm1d(embed_dim, affine=False)
+        layers["dense"] = named(
+            linear=dense_conv,
+            nonlinear=named(batchnorm=dense_norm),
+        )
         self.xvector = nn.Sequential(layers)
         self.apply(_init_weights)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
+        """Return embeddings (B, D) of features (B, T, F), T at least `min_frames`."""
         refuse_unusable(self, feats_BTF)
-        x_BCFT = self.head(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1))
-        x_BCT = keep_layout(x_BCFT).flatten(1, 2)
-        return self.xvector(x_BCT).squeeze(-1)
+
+        # The FCM reads a picture with one channel, frequency by time.
+        feats_B1FT = feature_map(feats_BTF)
+        map_BCFT = self.head(feats_B1FT)
+
+        # The TDNN reads a sequence: channels and bins become the C x F channels of a frame. The
+        # gradient of the map must stay in channels last, or the backward pass becomes slow.
+        x_BCT = keep_layout(map_BCFT).flatten(1, 2)
+        emb_BD1 = self.xvector(x_BCT)
+        return emb_BD1.squeeze(-1)
 
 
 class FCM(nn.Sequential):
-    """Front-end convolution module on (B, 1, F, T): each stage and `conv2` halve F."""
+    """Front-end convolution module, the 2-D part of Figure 1: (B, 1, F, T) -> (B, C, F / 8, T).
+
+    A TDNN layer has separate weights for each mel bin. If a voice has the same pattern a few bins
+    higher, it does not recognise it. A convolution over frequency and time does, because it uses
+    the same weights at all bins. Each stage and `conv2` halve the bins and keep the frames.
+    """
 
     def __init__(self, channels: int, blocks: tuple[int, ...]) -> None:
         layers = OrderedDict[str, nn.Module](
-            conv1=nn.Conv2d(1, channels, 3, padding=1, bias=False),
+            conv1=nn.Conv2d(1, channels, kernel_size=3, padding=1, bias=False),
             bn1=nn.BatchNorm2d(channels),
             relu1=nn.ReLU(inplace=True),
         )
-        for i, depth in enumerate(blocks, 1):
-            strides = [2] + [1] * (depth - 1)
-            stage = (BasicBlock(channels, channels, stride=(stride, 1)) for stride in strides)
-            layers[f"layer{i}"] = nn.Sequential(*stage)
-        layers["conv2"] = nn.Conv2d(channels, channels, 3, stride=(2, 1), padding=1, bias=False)
+        for number, depth in enumerate(blocks, start=1):
+            stage: list[nn.Module] = []
+            for index in range(depth):
+                # The first block of a stage halves the bins, but never the frames.
+                frequency_stride = 2 if index == 0 else 1
+                stride = (frequency_stride, 1)
+                block = BasicBlock(channels, channels, stride=stride)
+                stage.append(block)
+            layers[f"layer{number}"] = nn.Sequential(*stage)
+        layers["conv2"] = nn.Conv2d(
+            channels,
+            channels,
+            kernel_size=3,
+            stride=(2, 1),
+            padding=1,
+            bias=False,
+        )
         layers["bn2"] = nn.BatchNorm2d(channels)
         layers["relu2"] = nn.ReLU(inplace=True)
         super().__init__(layers)
 
 
 class ContextAwareMasking(nn.Module):
-    """A dilated convolution over time whose output is scaled by a mask made from the context.
+    """Context-aware masking with multi-granularity pooling: (B, C, T) -> (B, G, T).
 
-    The context of a frame is the mean of the utterance plus the mean of the frame's segment. It is
-    the same for all frames of a segment, so the mask is computed once per segment.
+    A dilated convolution over time (`linear_local`, G channels) is multiplied by a mask between 0
+    and 1: sigmoid(W2 relu(W1 context)). The context of a frame is the mean of the whole utterance
+    plus the mean of the frame's segment; the paper pools at these two granularities. The first mean
+    describes the speaker and the recording, the second one what changes within two seconds. Both
+    are the same for all frames of a segment, so the mask is computed once per segment, (B, G, S).
     """
 
-    fp32_layers = ("linear1", "linear2")  # too little work for 16 bits to save time; see `forward`
+    # Layers that stay fp32 in `models.folding.narrow`. They read one vector per segment, so 16 bits
+    # would save no time.
+    fp32_layers = ("linear1", "linear2")
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, kernel_size: int, dilation: int
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel_size: int,
+        dilation: int,
     ) -> None:
         super().__init__()
         self.linear_local = nn.Conv1d(
@@ -132,21 +231,35 @@ class ContextAwareMasking(nn.Module):
             dilation=dilation,
             bias=False,
         )
-        self.linear1 = nn.Conv1d(in_channels, in_channels // 2, 1)
-        self.linear2 = nn.Conv1d(in_channels // 2, out_channels, 1)
+        hidden_channels = in_channels // 2
+        self.linear1 = nn.Conv1d(in_channels, hidden_channels, kernel_size=1)
+        self.linear2 = nn.Conv1d(hidden_channels, out_channels, kernel_size=1)
 
     def forward(self, x_BCT: Tensor, segments: tuple[Tensor, Tensor]) -> Tensor:
-        context_TS, frames_ST = segments
+        """Return the masked convolution; `segments` are the matrices of `segments_of`."""
+        to_context_TS, to_frames_ST = segments
+
+        # In at least fp32: in 16 bits, the mean over a long utterance would lose digits, and large
+        # values would overflow in fp16.
         with fp32_island(x_BCT):
-            context_BCS = widened(x_BCT) @ context_TS
-            hidden_BCS = F.relu(self.linear1(context_BCS), inplace=True)
-            mask_BCS = self.linear2(hidden_BCS).sigmoid()
-        mask_BCT = mask_BCS.to(x_BCT.dtype) @ frames_ST
-        return self.linear_local(x_BCT) * mask_BCT
+            context_BCS = widened(x_BCT) @ to_context_TS
+            hidden_BHS = self.linear1(context_BCS)
+            hidden_BHS = F.relu(hidden_BHS, inplace=True)
+            mask_BGS = self.linear2(hidden_BHS).sigmoid()
+
+        # Every frame gets the mask of its segment.
+        mask_BGT = mask_BGS.to(x_BCT.dtype) @ to_frames_ST
+        return self.linear_local(x_BCT) * mask_BGT
 
 
 class DenseLayer(nn.Module):
-    """Bottleneck to `bottleneck` channels, then a masked convolution to `growth_rate` channels."""
+    """D-TDNN layer with a mask, one layer of a block in Figure 1: (B, C, T) -> (B, G, T).
+
+    The input has hundreds of channels, and a convolution over time reads each of them once per tap.
+    To save work, a 1x1 convolution first reduces them to `bottleneck` channels. BatchNorm and ReLU
+    come before each convolution, because each layer needs its own scale for the channels that all
+    layers read.
+    """
 
     def __init__(
         self,
@@ -159,39 +272,52 @@ class DenseLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.nonlinear1 = _norm_relu(in_channels)
-        self.linear1 = nn.Conv1d(in_channels, bottleneck, 1, bias=False)
+        self.linear1 = nn.Conv1d(in_channels, bottleneck, kernel_size=1, bias=False)
         self.nonlinear2 = _norm_relu(bottleneck)
         self.cam_layer = ContextAwareMasking(
-            bottleneck, growth_rate, kernel_size=kernel_size, dilation=dilation
+            bottleneck,
+            growth_rate,
+            kernel_size=kernel_size,
+            dilation=dilation,
         )
 
     def forward(self, x_BCT: Tensor, segments: tuple[Tensor, Tensor]) -> Tensor:
-        hidden_BCT = self.nonlinear2(self.linear1(self.nonlinear1(x_BCT)))
+        """Return the G = `growth_rate` channels that this layer adds."""
+        mixed_BCT = self.linear1(self.nonlinear1(x_BCT))
+        hidden_BCT = self.nonlinear2(mixed_BCT)
         return self.cam_layer(hidden_BCT, segments)
 
 
 class DenseBlock(nn.ModuleDict):
-    """`DenseLayer`s by name; each sees the block's input and the outputs of all layers before it.
+    """Densely connected block of Figure 1: (B, C, T) -> (B, C + number of layers x G, T).
 
-    On a CPU the same is computed faster by cpu/dense.py, wherever that code applies.
+    It holds `DenseLayer`s by name. Each reads the block's input and the outputs of all layers
+    before it, and appends its own channels.
     """
 
     def forward(self, x_BCT: Tensor) -> Tensor:
         layers = list(self.values())
-        computed_BCT = dense.run_block(layers, x_BCT, segment_frames=SEGMENT_FRAMES)
-        if computed_BCT is not None:
-            return computed_BCT
+
+        # On a CPU, cpu/dense.py computes the same block faster. It returns None where it cannot.
+        y_BCT = dense.run_block(layers, x_BCT, segment_frames=SEGMENT_FRAMES)
+        if y_BCT is not None:
+            return y_BCT
+
+        # All layers have the same frames, so the segments are computed once for the block.
         segments = segments_of(x_BCT, SEGMENT_FRAMES)
         for layer in layers:
-            x_BCT = torch.cat([x_BCT, layer(x_BCT, segments)], dim=1)
+            new_BGT = layer(x_BCT, segments)
+            x_BCT = torch.cat([x_BCT, new_BGT], dim=1)
         return x_BCT
 
 
-class InRows(nn.Sequential):
-    """Layers that treat each frame alone, such as BatchNorm, ReLU and 1x1 convolutions.
+class FramewiseLayers(nn.Sequential):
+    """Layers that treat each frame alone, such as the transition layer of Figure 1.
 
-    After a dense block on a CPU, a channel of all utterances is one row in memory. The layers would
-    copy such a map, but not if it is passed as one utterance with all frames.
+    (B, C, T) -> (B, C', T). The layers are BatchNorm, ReLU and 1x1 convolutions, which look at
+    one frame at a time. After a dense block on a CPU, the memory has the order (C, B, T): the
+    N = B x T frames of a channel are one row. Torch's layers would first copy it to the order
+    (B, C, T). To avoid the copy, they get the rows as one utterance of N frames.
     """
 
     def __init__(self, **layers: nn.Module) -> None:
@@ -200,34 +326,57 @@ class InRows(nn.Sequential):
     def forward(self, x_BCT: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not dense.is_in_rows(x_BCT):
             return super().forward(x_BCT)
+
         x_CBT = x_BCT.transpose(0, 1)
+        batch_and_frames = x_CBT.shape[1:]
         trains = any(module.training for module in self.modules())
+        # cpu/dense.py pads the rows of 16-bit numbers with zeros to a length that is fast. A
+        # BatchNorm that trains must not count the zeros, so `flatten` copies the rows without them.
+        # In eval mode the padded rows are passed without a copy, and the zeros are cut off below.
         x_CN = x_CBT.flatten(1) if trains else dense.whole_rows(x_CBT)
-        y_CN = super().forward(x_CN.unsqueeze(0)).squeeze(0)[:, : x_CBT.shape[1:].numel()]
-        return y_CN.unflatten(1, x_CBT.shape[1:]).transpose(0, 1)
+
+        y_1CN = super().forward(x_CN.unsqueeze(0))
+        num_values = batch_and_frames.numel()
+        y_CN = y_1CN.squeeze(0)[:, :num_values]
+        y_CBT = y_CN.unflatten(1, batch_and_frames)
+        return y_CBT.transpose(0, 1)
 
 
 def segments_of(x_BCT: Tensor, segment_frames: int) -> tuple[Tensor, Tensor]:
-    """Return matrices that give segments from the frames of `x_BCT`, and frames from segments.
+    """Return two matrices: from the frames of `x_BCT` to their segments, and back.
 
-    context_TS: the mean over all frames plus the mean over the segment, at least fp32.
-    frames_ST: the value of each frame's segment, in the format of the frames.
+    to_context_TS: gives the context of a segment, which is the mean over all frames plus the mean
+    over the segment; at least fp32.
+    to_frames_ST: gives each frame the value of its segment; in the type of `x_BCT`.
 
-    The last segment with frames may be shorter. An empty one follows it, so that S is never 1,
-    which an export with dynamic length would treat as a special case. Matrices with explicit
-    counts, because `ceil_mode` pooling divides a partial segment by its true length in some
-    runtimes and by the full length in others.
+    The last segment with frames may be shorter. An empty segment follows it, so that S is never 1,
+    which an export with dynamic length would treat as a special case. Pooling with
+    `ceil_mode` is not used, because some runtimes divide a shorter segment by its true length and
+    others by the full length.
     """
-    num_frames, device = x_BCT.shape[-1], x_BCT.device
-    segment_T = torch.arange(num_frames, device=device) // segment_frames
-    segment_S = torch.arange((num_frames - 1) // segment_frames + 2, device=device)
-    members_TS = widened((segment_T.unsqueeze(1) == segment_S).to(x_BCT.dtype))
-    context_TS = members_TS / members_TS.sum(0).clamp_min(1) + 1 / num_frames
-    return context_TS, members_TS.T.to(x_BCT.dtype)
+    device = x_BCT.device
+    num_frames = x_BCT.shape[-1]
+    num_segments = (num_frames - 1) // segment_frames + 2  # with the empty one
+    frame_T = torch.arange(num_frames, device=device)
+    segment_T = frame_T // segment_frames
+    segment_S = torch.arange(num_segments, device=device)
+
+    # 1 where a frame belongs to a segment, else 0.
+    is_member_TS = segment_T.unsqueeze(1) == segment_S
+    members_TS = widened(is_member_TS.to(x_BCT.dtype))  # fp32, or float64 if x is
+
+    lengths_S = members_TS.sum(0).clamp_min(1)  # the empty segment must not divide by 0
+    segment_mean_TS = members_TS / lengths_S
+    to_context_TS = segment_mean_TS + 1 / num_frames
+    to_frames_ST = members_TS.T.to(x_BCT.dtype)
+    return to_context_TS, to_frames_ST
 
 
 def _norm_relu(channels: int) -> nn.Sequential:
-    return named(batchnorm=nn.BatchNorm1d(channels), relu=nn.ReLU(inplace=True))
+    return named(
+        batchnorm=nn.BatchNorm1d(channels),
+        relu=nn.ReLU(inplace=True),
+    )
 
 
 def _init_weights(module: nn.Module) -> None:

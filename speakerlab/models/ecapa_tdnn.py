@@ -8,7 +8,8 @@ Aggregation in TDNN Based Speaker Verification", Interspeech 2020, arXiv 2005.07
 arXiv 2210.17016) pads with zeros, passes on the last channel group instead of the first, aggregates
 to 1536 channels at any width, and has no BatchNorm after the aggregation or in the attention.
 
-Letters: B batch, T frames, F mel bins, C channels, K mean and deviation of C, D embedding.
+Letters: B batch, T frames, F mel bins, C channels, G channels of a group, H hidden units of a
+squeeze-excitation, K mean and deviation of C, D embedding.
 """
 
 from collections import OrderedDict
@@ -21,7 +22,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from speakerlab.models.pooling import (
+    ASTP,
     POOLINGS,
+    Pooling,
     PoolingName,
     attentive_mean_std,
     convolve_with_context,
@@ -30,13 +33,15 @@ from speakerlab.models.pooling import (
     refuse_unusable,
 )
 
-DILATIONS = (2, 3, 4)  # of the three blocks
+# Of the three blocks: frames between two taps of a kernel. A later block sees more context.
+DILATIONS = (2, 3, 4)
 
 
 class ECAPATDNN(nn.Module):
     """ECAPA-TDNN (default: as 3D-Speaker publishes it; `channels` 512: the paper's smaller one)."""
 
-    min_frames = 5  # up to four frames are reflected at an edge, and the edge itself is not
+    # Padding reflects up to four frames at an edge, without the frame at the edge itself.
+    min_frames = 5
 
     def __init__(
         self,
@@ -51,35 +56,77 @@ class ECAPATDNN(nn.Module):
     ) -> None:
         super().__init__()
         refuse_scale(channels, scale)
-        self.feat_dim, self.embed_dim = feat_dim, embed_dim
-        block = partial(residual_block, channels, scale=scale, squeezed_channels=squeezed_channels)
-        blocks = [block(dilation=dilation) for dilation in DILATIONS]
-        self.blocks = nn.ModuleList([time_delay(feat_dim, channels, kernel=5), *blocks])
+        self.feat_dim = feat_dim
+        self.embed_dim = embed_dim
+        blocks: list[nn.Module] = []
+        for dilation in DILATIONS:
+            block = residual_block(
+                channels,
+                dilation=dilation,
+                scale=scale,
+                squeezed_channels=squeezed_channels,
+            )
+            blocks.append(block)
+        # The published names count the first layer as one of the blocks.
+        first_layer = time_delay(feat_dim, channels, kernel=5)
+        self.blocks = nn.ModuleList([first_layer, *blocks])
+
+        # Multi-layer feature aggregation reads the outputs of all three blocks.
         wide = len(blocks) * channels
         self.mfa = time_delay(wide, wide)
         self.asp = AttentiveStatistics(
-            wide, attention_channels=attention_channels, global_context=global_context
+            wide,
+            attention_channels=attention_channels,
+            global_context=global_context,
         )
-        self.asp_bn = named(norm=nn.BatchNorm1d(2 * wide))
-        self.fc = named(conv=nn.Conv1d(2 * wide, embed_dim, 1))
+        # The published last layer is a 1x1 convolution, not a linear layer.
+        stats_dim = 2 * wide  # mean and deviation
+        self.asp_bn = named(norm=nn.BatchNorm1d(stats_dim))
+        last_conv = nn.Conv1d(stats_dim, embed_dim, kernel_size=1)
+        self.fc = named(conv=last_conv)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
         refuse_unusable(self, feats_BTF)
         outputs = [feats_BTF.transpose(1, 2)]
         for block in self.blocks:
             outputs.append(block(outputs[-1]))
-        stats_BK = self.asp_bn(self.asp(self.mfa(torch.cat(outputs[2:], dim=1))))
-        return self.fc(stats_BK.unsqueeze(-1)).squeeze(-1)
+        # Without the features and the output of the first layer.
+        _, _, *block_outputs = outputs
+        x_BCT = torch.cat(block_outputs, dim=1)
+        x_BCT = self.mfa(x_BCT)
+
+        stats_BK = self.asp(x_BCT)
+        stats_BK = self.asp_bn(stats_BK)
+        # A convolution reads a sequence; this one has one frame.
+        emb_BD1 = self.fc(stats_BK.unsqueeze(-1))
+        return emb_BD1.squeeze(-1)
 
 
 def time_delay(
-    in_channels: int, out_channels: int, *, kernel: int = 1, dilation: int = 1
+    in_channels: int,
+    out_channels: int,
+    *,
+    kernel: int = 1,
+    dilation: int = 1,
 ) -> nn.Sequential:
     """Return a convolution over time that is padded by reflection, ReLU and BatchNorm."""
-    pad = {"pad": Reflection(dilation * (kernel // 2))} if kernel > 1 else {}
-    conv = named(**pad, conv=nn.Conv1d(in_channels, out_channels, kernel, dilation=dilation))
-    norm = nn.BatchNorm1d(out_channels)
-    return named(conv=conv, relu=nn.ReLU(inplace=True), norm=named(norm=norm))
+    convolution = OrderedDict[str, nn.Module]()
+    if kernel > 1:
+        # So many frames that the output is as long as the input.
+        width = dilation * (kernel // 2)
+        convolution["pad"] = Reflection(width)
+    convolution["conv"] = nn.Conv1d(
+        in_channels,
+        out_channels,
+        kernel,
+        dilation=dilation,
+    )
+    return named(
+        conv=nn.Sequential(convolution),
+        relu=nn.ReLU(inplace=True),
+        # The published names are norm.norm.weight and so on.
+        norm=named(norm=nn.BatchNorm1d(out_channels)),
+    )
 
 
 class Reflection(nn.Module):
@@ -90,27 +137,38 @@ class Reflection(nn.Module):
         self.width = width
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        if x_BCT.requires_grad and not torch.compiler.is_compiling():
+        # A graph that is compiled or exported gets torch's padding, which it can represent.
+        needs_gradient = x_BCT.requires_grad
+        if needs_gradient and not torch.compiler.is_compiling():
             return _Reflect.apply(x_BCT, self.width)  # pyright: ignore[reportReturnType]
-        return F.pad(x_BCT, (self.width, self.width), mode="reflect")
+        padding = (self.width, self.width)
+        return F.pad(x_BCT, padding, mode="reflect")
 
 
 class _Reflect(torch.autograd.Function):
-    """torch's own backward pass keeps the input, and is not deterministic on a GPU."""
+    """Padding by reflection with a backward pass that keeps no input.
+
+    torch's own backward pass keeps it, and is not deterministic on a GPU.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_BCT: Tensor, width: int) -> Tensor:
         ctx.width = width
-        return F.pad(x_BCT, (width, width), mode="reflect")
+        padding = (width, width)
+        return F.pad(x_BCT, padding, mode="reflect")
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BCT: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         width = ctx.width
-        inner_BCT = grad_BCT[..., width:-width].clone()
-        inner_BCT[..., 1 : width + 1] += grad_BCT[..., :width].flip(-1)
-        inner_BCT[..., -width - 1 : -1] += grad_BCT[..., -width:].flip(-1)
-        return inner_BCT, None
+        d_x_BCT = grad_BCT[..., width:-width].clone()
+
+        # A reflected frame adds its gradient to the frame that it is a copy of.
+        d_start_BCT = grad_BCT[..., :width].flip(-1)
+        d_end_BCT = grad_BCT[..., -width:].flip(-1)
+        d_x_BCT[..., 1 : width + 1] += d_start_BCT
+        d_x_BCT[..., -width - 1 : -1] += d_end_BCT
+        return d_x_BCT, None
 
 
 class Residual(nn.Sequential):
@@ -120,7 +178,13 @@ class Residual(nn.Sequential):
         return input + super().forward(input)
 
 
-def residual_block(channels: int, *, dilation: int, scale: int, squeezed_channels: int) -> Residual:
+def residual_block(
+    channels: int,
+    *,
+    dilation: int,
+    scale: int,
+    squeezed_channels: int,
+) -> Residual:
     """Return a residual block: 1x1 layer, Res2Net split, 1x1 layer and squeeze-excitation."""
     layers = OrderedDict[str, nn.Module](
         tdnn1=time_delay(channels, channels),
@@ -137,15 +201,23 @@ class Res2Split(nn.Module):
     def __init__(self, channels: int, *, dilation: int, scale: int) -> None:
         super().__init__()
         width = channels // scale
+        # One layer fewer than there are groups, because the first group has none.
         self.blocks = nn.ModuleList(
-            time_delay(width, width, kernel=3, dilation=dilation) for _ in range(scale - 1)
+            time_delay(width, width, kernel=3, dilation=dilation)
+            for _ in range(scale - 1)
         )
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        first, *others = x_BCT.chunk(len(self.blocks) + 1, dim=1)
-        outputs = [first]
-        for i, (layer, group) in enumerate(zip(self.blocks, others)):
-            outputs.append(layer(group if i == 0 else group + outputs[-1]))
+        num_groups = len(self.blocks) + 1
+        first_BGT, *groups = x_BCT.chunk(num_groups, dim=1)
+        outputs = [first_BGT]
+        for index, layer in enumerate(self.blocks):
+            x_BGT = groups[index]
+            # Each convolution but the first also reads the output of the one before it, so that the
+            # context grows from group to group.
+            if index > 0:
+                x_BGT = x_BGT + outputs[-1]
+            outputs.append(layer(x_BGT))
         return torch.cat(outputs, dim=1)
 
 
@@ -154,12 +226,17 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, channels: int, squeezed_channels: int) -> None:
         super().__init__()
-        self.conv1 = named(conv=nn.Conv1d(channels, squeezed_channels, 1))
-        self.conv2 = named(conv=nn.Conv1d(squeezed_channels, channels, 1))
+        squeeze = nn.Conv1d(channels, squeezed_channels, kernel_size=1)
+        excite = nn.Conv1d(squeezed_channels, channels, kernel_size=1)
+        self.conv1 = named(conv=squeeze)
+        self.conv2 = named(conv=excite)
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        hidden_BC1 = F.relu(self.conv1(x_BCT.mean(-1, keepdim=True)))
-        return x_BCT * self.conv2(hidden_BC1).sigmoid()
+        mean_BC1 = x_BCT.mean(-1, keepdim=True)
+        hidden_BH1 = F.relu(self.conv1(mean_BC1))
+        # Between 0 and 1: a channel can be suppressed, but not amplified.
+        weight_BC1 = self.conv2(hidden_BH1).sigmoid()
+        return x_BCT * weight_BC1
 
 
 class AttentiveStatistics(nn.Module):
@@ -168,25 +245,41 @@ class AttentiveStatistics(nn.Module):
     (B, C, T) -> (B, K), fp32. The deviation of the context is the biased one.
     """
 
-    EPS = 1e-12
+    EPS = 1e-12  # least variance, as in SpeechBrain
 
-    def __init__(self, channels: int, *, attention_channels: int, global_context: bool) -> None:
+    def __init__(
+        self,
+        channels: int,
+        *,
+        attention_channels: int,
+        global_context: bool,
+    ) -> None:
         super().__init__()
         self.global_context = global_context
-        self.tdnn = time_delay(channels * (3 if global_context else 1), attention_channels)
-        self.conv = named(conv=nn.Conv1d(attention_channels, channels, 1))
+        # With context, the network sees the frame, the mean and the deviation.
+        in_channels = 3 * channels if global_context else channels
+        self.tdnn = time_delay(in_channels, attention_channels)
+        score_conv = nn.Conv1d(attention_channels, channels, kernel_size=1)
+        self.conv = named(conv=score_conv)
 
     def forward(self, x_BCT: Tensor) -> Tensor:
+        # Layer by layer, so that the convolution gets the context once per utterance. `tdnn` as a
+        # whole would need it repeated for every frame.
         layer, relu, norm = self.tdnn
         conv: Any = layer.get_submodule("conv")
         if self.global_context:
+            # As in the published code, the attention reads the biased deviation.
             mean_BC1, var_BC1 = moments(x_BCT, correction=0)
-            context_BK1 = torch.cat([mean_BC1, var_BC1.clamp_min(self.EPS).sqrt()], dim=1)
-            hidden = convolve_with_context(conv, x_BCT, context_BK1.squeeze(-1))
+            std_BC1 = var_BC1.clamp_min(self.EPS).sqrt()
+            context_BK1 = torch.cat([mean_BC1, std_BC1], dim=1)
+            context_BK = context_BK1.squeeze(-1)
+            hidden = convolve_with_context(conv, x_BCT, context_BK)
         else:
             hidden = conv(x_BCT)
-        scores_BCT = self.conv(norm(relu(hidden)).tanh())
-        return torch.cat(attentive_mean_std(x_BCT, scores_BCT, eps=self.EPS), dim=1)
+        hidden = norm(relu(hidden))
+        scores_BCT = self.conv(hidden.tanh())
+        mean_and_std = attentive_mean_std(x_BCT, scores_BCT, eps=self.EPS)
+        return torch.cat(mean_and_std, dim=1)
 
 
 class ECAPATDNNWeSpeaker(nn.Module):
@@ -213,38 +306,81 @@ class ECAPATDNNWeSpeaker(nn.Module):
     ) -> None:
         super().__init__()
         refuse_scale(channels, scale)
-        self.feat_dim, self.embed_dim = feat_dim, embed_dim
+        self.feat_dim = feat_dim
+        self.embed_dim = embed_dim
+
         self.layer1 = zero_padded(feat_dim, channels, kernel=5)
-        block = partial(wespeaker_block, channels, scale=scale, squeezed_channels=squeezed_channels)
-        self.layer2, self.layer3, self.layer4 = (block(dilation=d) for d in DILATIONS)
-        self.conv = nn.Conv1d(len(DILATIONS) * channels, stats_channels, 1)
+        block = partial(
+            wespeaker_block,
+            channels,
+            scale=scale,
+            squeezed_channels=squeezed_channels,
+        )
+        self.layer2 = block(dilation=DILATIONS[0])
+        self.layer3 = block(dilation=DILATIONS[1])
+        self.layer4 = block(dilation=DILATIONS[2])
+        # Multi-layer feature aggregation reads the outputs of all three blocks.
+        wide = len(DILATIONS) * channels
+        self.conv = nn.Conv1d(wide, stats_channels, kernel_size=1)
+
+        # Only an attention has a network that can read the context.
         if global_context and pooling != "astp":
-            raise ValueError(f"pooling: {pooling!r} takes no global context; use 'astp'")
-        context = {"global_context": True} if global_context else {}
-        self.pool = POOLINGS[pooling](stats_channels, eps=pool_eps, **context)
-        self.bn = nn.BatchNorm1d(self.pool.out_dim)
-        self.linear = nn.Linear(self.pool.out_dim, embed_dim)
+            raise ValueError(
+                f"pooling: {pooling!r} takes no global context; use 'astp'"
+            )
+        self.pool: Pooling
+        if global_context:
+            self.pool = ASTP(stats_channels, eps=pool_eps, global_context=True)
+        else:
+            self.pool = POOLINGS[pooling](stats_channels, eps=pool_eps)
+        stats_dim = self.pool.out_dim
+        self.bn = nn.BatchNorm1d(stats_dim)
+        self.linear = nn.Linear(stats_dim, embed_dim)
         self.bn2 = nn.BatchNorm1d(embed_dim) if emb_bn else nn.Identity()
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
         refuse_unusable(self, feats_BTF)
-        out1 = self.layer1(feats_BTF.transpose(1, 2))
-        out2 = self.layer2(out1)
-        out3 = self.layer3(out2)
-        out4 = self.layer4(out3)
-        x_BCT = F.relu(self.conv(torch.cat([out2, out3, out4], dim=1)), inplace=True)
-        return self.bn2(self.linear(self.bn(self.pool(x_BCT))))
+        # As in the paper, the output of the first layer is not aggregated.
+        out1_BCT = self.layer1(feats_BTF.transpose(1, 2))
+        out2_BCT = self.layer2(out1_BCT)
+        out3_BCT = self.layer3(out2_BCT)
+        out4_BCT = self.layer4(out3_BCT)
+        block_outputs = [out2_BCT, out3_BCT, out4_BCT]
+        x_BCT = torch.cat(block_outputs, dim=1)
+        x_BCT = self.conv(x_BCT)
+        x_BCT = F.relu(x_BCT, inplace=True)
+
+        stats_BK = self.pool(x_BCT)
+        stats_BK = self.bn(stats_BK)
+        emb_BD = self.linear(stats_BK)
+        return self.bn2(emb_BD)
 
 
-def zero_padded(in_channels: int, out_channels: int, *, kernel: int = 1) -> nn.Sequential:
+def zero_padded(
+    in_channels: int, out_channels: int, *, kernel: int = 1
+) -> nn.Sequential:
     """Return a convolution over time, padded with zeros, ReLU and BatchNorm."""
-    conv = nn.Conv1d(in_channels, out_channels, kernel, padding=kernel // 2)
-    return named(conv=conv, relu=nn.ReLU(inplace=True), bn=nn.BatchNorm1d(out_channels))
+    conv = nn.Conv1d(
+        in_channels,
+        out_channels,
+        kernel,
+        padding=kernel // 2,
+    )
+    return named(
+        conv=conv,
+        relu=nn.ReLU(inplace=True),
+        bn=nn.BatchNorm1d(out_channels),
+    )
 
 
 def wespeaker_block(
-    channels: int, *, dilation: int, scale: int, squeezed_channels: int
+    channels: int,
+    *,
+    dilation: int,
+    scale: int,
+    squeezed_channels: int,
 ) -> Residual:
+    """Return a residual block as `residual_block` does, from WeSpeaker's layers."""
     layers = nn.Sequential(
         zero_padded(channels, channels),
         WeSpeakerSplit(channels, dilation=dilation, scale=scale),
@@ -260,36 +396,54 @@ class WeSpeakerSplit(nn.Module):
     def __init__(self, channels: int, *, dilation: int, scale: int) -> None:
         super().__init__()
         width = channels // scale
-        self.convs = nn.ModuleList(
-            nn.Conv1d(width, width, 3, dilation=dilation, padding=dilation)
-            for _ in range(scale - 1)
-        )
-        self.bns = nn.ModuleList(nn.BatchNorm1d(width) for _ in range(scale - 1))
+        # Two lists, because the published names have the convolutions apart from the BatchNorms.
+        self.convs = nn.ModuleList()
+        self.bns = nn.ModuleList()
+        for _ in range(scale - 1):
+            conv = nn.Conv1d(
+                width,
+                width,
+                kernel_size=3,
+                dilation=dilation,
+                padding=dilation,
+            )
+            self.convs.append(conv)
+            self.bns.append(nn.BatchNorm1d(width))
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        *groups, last = x_BCT.chunk(len(self.convs) + 1, dim=1)
+        num_groups = len(self.convs) + 1
+        *groups, last_BGT = x_BCT.chunk(num_groups, dim=1)
         outputs: list[Tensor] = []
-        for i, (conv, norm, group) in enumerate(zip(self.convs, self.bns, groups)):
-            into_BCT = group if i == 0 else group + outputs[-1]
-            outputs.append(norm(F.relu(conv(into_BCT), inplace=True)))
-        return torch.cat([*outputs, last], dim=1)
+        for index, (conv, norm) in enumerate(zip(self.convs, self.bns)):
+            x_BGT = groups[index]
+            # Each convolution but the first also reads the output of the one before it.
+            if index > 0:
+                x_BGT = x_BGT + outputs[-1]
+            y_BGT = F.relu(conv(x_BGT), inplace=True)
+            outputs.append(norm(y_BGT))
+        return torch.cat([*outputs, last_BGT], dim=1)
 
 
 class WeSpeakerExcitation(nn.Module):
+    """Squeeze and excitation, with linear layers where `SqueezeExcitation` has convolutions."""
+
     def __init__(self, channels: int, squeezed_channels: int) -> None:
         super().__init__()
         self.linear1 = nn.Linear(channels, squeezed_channels)
         self.linear2 = nn.Linear(squeezed_channels, channels)
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        weight_BC = self.linear2(F.relu(self.linear1(x_BCT.mean(-1)))).sigmoid()
+        mean_BC = x_BCT.mean(-1)
+        hidden_BH = F.relu(self.linear1(mean_BC))
+        weight_BC = self.linear2(hidden_BH).sigmoid()
         return x_BCT * weight_BC.unsqueeze(-1)
 
 
 def refuse_scale(channels: int, scale: int) -> None:
     """Raise ValueError unless the channels split evenly into at least two groups."""
+    # With a single group there would be nothing to convolve.
     if scale < 2 or channels % scale:
         raise ValueError(
-            f"ECAPA-TDNN: {channels} channels cannot be split into {scale} equal groups (scale); "
-            "use a multiple of scale, and a scale of at least 2"
+            f"ECAPA-TDNN: {channels} channels cannot be split into {scale} equal groups"
+            " (scale); use a multiple of scale, and a scale of at least 2"
         )

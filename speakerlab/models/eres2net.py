@@ -30,16 +30,18 @@ class AttentiveFusion(nn.Module):
         super().__init__()
         hidden = max(1, channels // 4)
         self.local_att = nn.Sequential(
-            nn.Conv2d(2 * channels, hidden, 1),
+            nn.Conv2d(2 * channels, hidden, kernel_size=1),
             nn.BatchNorm2d(hidden),
-            nn.SiLU(),  # in place, autograd would copy its input
-            nn.Conv2d(hidden, channels, 1),
+            # Not in place: autograd would then copy its input.
+            nn.SiLU(),
+            nn.Conv2d(hidden, channels, kernel_size=1),
             nn.BatchNorm2d(channels),
         )
 
     def forward(self, x_BCFT: Tensor, y_BCFT: Tensor) -> Tensor:
         both_B2CFT = torch.cat([x_BCFT, y_BCFT], dim=1)
-        return _Weighted.apply(self.local_att(both_B2CFT), both_B2CFT, x_BCFT, y_BCFT)
+        z_BCFT = self.local_att(both_B2CFT)
+        return _Weighted.apply(z_BCFT, both_B2CFT, x_BCFT, y_BCFT)
 
 
 class _Weighted(torch.autograd.Function):
@@ -50,8 +52,13 @@ class _Weighted(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, z_BCFT: Tensor, both_B2CFT: Tensor, x_BCFT: Tensor, y_BCFT: Tensor
+        ctx: Any,
+        z_BCFT: Tensor,
+        both_B2CFT: Tensor,
+        x_BCFT: Tensor,
+        y_BCFT: Tensor,
     ) -> Tensor:
+        # tanh(z) = 2 sigmoid(2 z) - 1
         s_BCFT = (2 * z_BCFT).sigmoid_()
         ctx.save_for_backward(s_BCFT, both_B2CFT)
         return torch.lerp(y_BCFT, x_BCFT, s_BCFT) * 2
@@ -59,13 +66,18 @@ class _Weighted(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (d_BCFT,), (s_BCFT, both_B2CFT) = grads, ctx.saved_tensors
+        (d_BCFT,) = grads
+        s_BCFT, both_B2CFT = ctx.saved_tensors
         x_BCFT, y_BCFT = both_B2CFT.chunk(2, dim=1)
         twice_BCFT = 2 * d_BCFT
+        # The result is 2 (y + s (x - y)), so this is its gradient with respect to x, s, z and y.
         d_x_BCFT = twice_BCFT * s_BCFT
         d_s_BCFT = (x_BCFT - y_BCFT).mul_(twice_BCFT)
-        d_z_BCFT = torch.ops.aten.sigmoid_backward(d_s_BCFT, s_BCFT).mul_(2)
-        return d_z_BCFT, None, d_x_BCFT, twice_BCFT.mul_(1 - s_BCFT)
+        d_z_BCFT = torch.ops.aten.sigmoid_backward(d_s_BCFT, s_BCFT)
+        d_z_BCFT.mul_(2)
+        d_y_BCFT = twice_BCFT.mul_(1 - s_BCFT)
+        # `both` was saved only for the values of x and y, which have their own gradients.
+        return d_z_BCFT, None, d_x_BCFT, d_y_BCFT
 
 
 class ERes2Net(Res2Net):
@@ -80,26 +92,33 @@ class ERes2Net(Res2Net):
     fuse = AttentiveFusion
 
     def add_fusions(self, *stage_channels: int) -> None:
-        one, two, three, four = stage_channels
-        self.layer1_downsample = halve(one, two)
-        self.layer2_downsample = halve(two, three)
-        self.layer3_downsample = halve(three, four)
-        self.fuse_mode12 = AttentiveFusion(two)
-        self.fuse_mode123 = AttentiveFusion(three)
-        self.fuse_mode1234 = AttentiveFusion(four)
+        # Two maps can be fused only if they have one size, so the larger one is strided down first.
+        channels1, channels2, channels3, channels4 = stage_channels
+        self.layer1_downsample = halve(channels1, channels2)
+        self.layer2_downsample = halve(channels2, channels3)
+        self.layer3_downsample = halve(channels3, channels4)
+        self.fuse_mode12 = AttentiveFusion(channels2)
+        self.fuse_mode123 = AttentiveFusion(channels3)
+        self.fuse_mode1234 = AttentiveFusion(channels4)
 
     def maps(self, x_BCFT: Tensor) -> Tensor:
+        # The stages read one another's plain outputs; the fused maps run beside them.
         stage1 = self.layer1(x_BCFT)
         stage2 = self.layer2(stage1)
-        fused = self.fuse_mode12(stage2, self.layer1_downsample(stage1))
+        strided = self.layer1_downsample(stage1)
+        fused = self.fuse_mode12(stage2, strided)
+
         stage3 = self.layer3(stage2)
-        fused = self.fuse_mode123(stage3, self.layer2_downsample(fused))
+        strided = self.layer2_downsample(fused)
+        fused = self.fuse_mode123(stage3, strided)
+
         stage4 = self.layer4(stage3)
-        return self.fuse_mode1234(stage4, self.layer3_downsample(fused))
+        strided = self.layer3_downsample(fused)
+        return self.fuse_mode1234(stage4, strided)
 
 
 class ERes2NetV2(Res2Net):
-    """ERes2NetV2, with wider stages, of which only the last two are fused (defaults: the published
+    """ERes2NetV2, with wider stages; only the last two stages are fused (defaults: the published
     w26s2ep2; w24s4ep4 has `base_width` 24, `scale` and `expansion` 4)."""
 
     num_passed = 0
@@ -109,15 +128,26 @@ class ERes2NetV2(Res2Net):
     __init__ = partialmethod(Res2Net.__init__, m_channels=64, base_width=26)  # pyright: ignore[reportAssignmentType]
 
     def add_fusions(self, *stage_channels: int) -> None:
-        _, _, three, four = stage_channels
-        self.layer3_ds = halve(three, four)
-        self.fuse34 = AttentiveFusion(four)
+        _, _, channels3, channels4 = stage_channels
+        self.layer3_ds = halve(channels3, channels4)
+        self.fuse34 = AttentiveFusion(channels4)
 
     def maps(self, x_BCFT: Tensor) -> Tensor:
-        stage3 = self.layer3(self.layer2(self.layer1(x_BCFT)))
-        return self.fuse34(self.layer4(stage3), self.layer3_ds(stage3))
+        x_BCFT = self.layer1(x_BCFT)
+        x_BCFT = self.layer2(x_BCFT)
+        stage3 = self.layer3(x_BCFT)
+        stage4 = self.layer4(stage3)
+        strided = self.layer3_ds(stage3)
+        return self.fuse34(stage4, strided)
 
 
 def halve(in_channels: int, out_channels: int) -> nn.Conv2d:
     """Return a convolution that halves frames and bins, rounding up."""
-    return nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1, bias=False)
+    return nn.Conv2d(
+        in_channels,
+        out_channels,
+        kernel_size=3,
+        stride=2,
+        padding=1,
+        bias=False,
+    )

@@ -9,12 +9,19 @@ Letters: B batch, T frames (halved once on the way), F mel bins (divided by sixt
 D embedding.
 """
 
+import math
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import POOLINGS, PooledModel, PoolingName, refuse_unusable
+from speakerlab.models.pooling import (
+    POOLINGS,
+    PooledModel,
+    PoolingName,
+    feature_map,
+    refuse_unusable,
+)
 from speakerlab.models.resnet import Bottleneck
 
 # depth, counting the strided convolutions -> blocks per stage
@@ -25,7 +32,9 @@ STAGES: dict[int, tuple[int, int, int, int]] = {
     237: (3, 8, 63, 3),
 }
 WIDENING = (1, 1, 2, 4, 8)  # channels of the stem and of each stage, in `m_channels`
-STRIDES = ((2, 1), (2, 2), (2, 1), (2, 1))  # (frequency, time), before each stage
+# (frequency, time), before each stage. The paper finds that time should be kept longer than
+# frequency: the number of frames is halved only once.
+STRIDES = ((2, 1), (2, 2), (2, 1), (2, 1))
 EXPANSION = 4
 
 
@@ -46,31 +55,55 @@ class GeminiDFResNet(PooledModel):
     ) -> None:
         super().__init__(feat_dim, embed_dim)
         widths = [m_channels * factor for factor in WIDENING]
-        self.downsample_layers = nn.ModuleList([_conv_norm(1, widths[0], stride=(1, 1))])
+        stem = _conv_norm(1, widths[0], stride=(1, 1))
+        self.downsample_layers = nn.ModuleList([stem])
         self.stages = nn.ModuleList()
-        for before, channels, num_blocks, stride in zip(widths, widths[1:], STAGES[depth], STRIDES):
-            self.downsample_layers.append(_conv_norm(before, channels, stride=stride))
+        for index, num_blocks in enumerate(STAGES[depth]):
+            in_channels = widths[index]
+            channels = widths[index + 1]
+            downsample = _conv_norm(in_channels, channels, stride=STRIDES[index])
+            self.downsample_layers.append(downsample)
+            # Inverted bottlenecks: wide inside, with a convolution per channel.
             wide = EXPANSION * channels
-            units = (
-                Bottleneck(channels, wide, groups=wide, out_channels=channels)
-                for _ in range(num_blocks)
-            )
-            self.stages.append(nn.Sequential(*units))
-        last_bins = -(-feat_dim // 16)  # each halving rounds up
-        self.add_embedding_layers(POOLINGS[pooling](widths[-1] * last_bins, eps=pool_eps))
+            blocks: list[nn.Module] = []
+            for _ in range(num_blocks):
+                block = Bottleneck(
+                    channels,
+                    wide,
+                    groups=wide,
+                    out_channels=channels,
+                )
+                blocks.append(block)
+            stage = nn.Sequential(*blocks)
+            self.stages.append(stage)
+        last_bins = math.ceil(feat_dim / 16)  # each of four halvings rounds up
+        pool = POOLINGS[pooling](widths[-1] * last_bins, eps=pool_eps)
+        self.add_embedding_layers(pool)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
         refuse_unusable(self, feats_BTF)
-        x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
+        # The first of the downsampling layers is the stem, which keeps the size.
         stem, *downsamples = self.downsample_layers
-        x_BCFT = F.relu(stem(x_BCFT), inplace=True)
+        x_BCFT = stem(feature_map(feats_BTF))
+        x_BCFT = F.relu(x_BCFT, inplace=True)
         for downsample, stage in zip(downsamples, self.stages):
-            x_BCFT = stage(downsample(x_BCFT))
+            x_BCFT = downsample(x_BCFT)
+            x_BCFT = stage(x_BCFT)
         return self.embed(x_BCFT)
 
 
-def _conv_norm(in_channels: int, out_channels: int, *, stride: tuple[int, int]) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False),
-        nn.BatchNorm2d(out_channels),
+def _conv_norm(
+    in_channels: int,
+    out_channels: int,
+    *,
+    stride: tuple[int, int],
+) -> nn.Sequential:
+    conv = nn.Conv2d(
+        in_channels,
+        out_channels,
+        kernel_size=3,
+        stride=stride,
+        padding=1,
+        bias=False,
     )
+    return nn.Sequential(conv, nn.BatchNorm2d(out_channels))

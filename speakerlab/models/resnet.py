@@ -8,13 +8,21 @@ Letters: B batch, T frames, F mel bins (both divided by up to eight on the way),
 D embedding.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from speakerlab.models.pooling import POOLINGS, PooledModel, PoolingName, refuse_unusable, shortcut
+from speakerlab.models.pooling import (
+    POOLINGS,
+    PooledModel,
+    PoolingName,
+    feature_map,
+    refuse_unusable,
+    shortcut,
+)
 
 # depth -> blocks per stage; from 50 on they are bottlenecks
 STAGES: dict[int, tuple[int, int, int, int]] = {
@@ -42,41 +50,78 @@ class ResidualModel(PooledModel):
         expansion: int,
     ) -> int:
         """Add the stem and the stages; return the channels times bins to pool."""
-        self.conv1 = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
+        # The stem has no stride and no pooling, so the first stage sees all bins and frames.
+        self.conv1 = nn.Conv2d(
+            1,
+            m_channels,
+            kernel_size=3,
+            padding=1,
+            bias=False,
+        )
         self.bn1 = nn.BatchNorm2d(m_channels)
-        stages = residual_stages(make, m_channels, blocks, expansion=expansion)
-        self.layer1, self.layer2, self.layer3, self.layer4 = stages
-        widths = [m_channels * expansion * 2**i for i in range(4)]
+        stages = residual_stages(
+            make,
+            m_channels,
+            blocks,
+            expansion=expansion,
+        )
+        # Attributes instead of a list: these are the published names.
+        self.layer1 = stages[0]
+        self.layer2 = stages[1]
+        self.layer3 = stages[2]
+        self.layer4 = stages[3]
+
+        # The channels of a stage's output double from stage to stage.
+        first_width = m_channels * expansion
+        widths = [first_width * 2**stage for stage in range(4)]
         self.add_fusions(*widths)
-        return widths[-1] * -(-self.feat_dim // 8)  # each halving rounds up
+        last_bins = math.ceil(self.feat_dim / 8)  # each of three halvings rounds up
+        return widths[-1] * last_bins
 
     def add_fusions(self, *stage_channels: int) -> None:
         """Add the layers with which a subclass fuses its stages."""
 
     def maps(self, x_BCFT: Tensor) -> Tensor:
         """Return the map to pool, given the output of the stem."""
-        return self.layer4(self.layer3(self.layer2(self.layer1(x_BCFT))))
+        x_BCFT = self.layer1(x_BCFT)
+        x_BCFT = self.layer2(x_BCFT)
+        x_BCFT = self.layer3(x_BCFT)
+        return self.layer4(x_BCFT)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
         refuse_unusable(self, feats_BTF)
-        x_BCFT = feats_BTF.transpose(1, 2).contiguous().unsqueeze(1)
-        return self.embed(self.maps(F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)))
+        x_BCFT = feature_map(feats_BTF)
+        x_BCFT = self.bn1(self.conv1(x_BCFT))
+        x_BCFT = F.relu(x_BCFT, inplace=True)
+        x_BCFT = self.maps(x_BCFT)
+        return self.embed(x_BCFT)
 
 
 def residual_stages(
-    make: Callable[..., nn.Module], m_channels: int, blocks: Sequence[int], *, expansion: int = 1
+    make: Callable[..., nn.Module],
+    m_channels: int,
+    blocks: Sequence[int],
+    *,
+    expansion: int = 1,
 ) -> list[nn.Sequential]:
     """Return stages of blocks `make(in_channels, channels, stride=...)`.
 
-    `channels` double from stage to stage; a block gives `expansion` times as many.
+    `channels` double from stage to stage; a block returns `expansion` times as many.
     """
-    in_channels, stages = m_channels, []
-    for i, depth in enumerate(blocks):
-        channels, units = m_channels * 2**i, []
-        for j in range(depth):
-            units.append(make(in_channels, channels, stride=2 if i > 0 and j == 0 else 1))
+    in_channels = m_channels
+    stages: list[nn.Sequential] = []
+    for stage_index, depth in enumerate(blocks):
+        channels = m_channels * 2**stage_index
+        stage: list[nn.Module] = []
+        for block_index in range(depth):
+            # The first block of each stage but the first halves bins and frames.
+            halves = stage_index > 0 and block_index == 0
+            stride = 2 if halves else 1
+            block = make(in_channels, channels, stride=stride)
+            stage.append(block)
+            # The next block reads the output of this one.
             in_channels = channels * expansion
-        stages.append(nn.Sequential(*units))
+        stages.append(nn.Sequential(*stage))
     return stages
 
 
@@ -96,9 +141,16 @@ class ResNet(ResidualModel):
         two_emb_layer: bool = False,
     ) -> None:
         super().__init__(feat_dim, embed_dim, two_emb_layer=two_emb_layer)
+        # As in He et al., deep networks use bottlenecks, whose layers cost less.
         block = BasicBlock if depth < 50 else Bottleneck
-        in_dim = self.add_stages(block, m_channels, STAGES[depth], expansion=block.expansion)
-        self.add_embedding_layers(POOLINGS[pooling](in_dim, eps=pool_eps))
+        in_dim = self.add_stages(
+            block,
+            m_channels,
+            STAGES[depth],
+            expansion=block.expansion,
+        )
+        pool = POOLINGS[pooling](in_dim, eps=pool_eps)
+        self.add_embedding_layers(pool)
 
 
 class BasicBlock(nn.Module):
@@ -106,18 +158,41 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, in_channels: int, channels: int, *, stride: int | tuple[int, int]) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        channels: int,
+        *,
+        stride: int | tuple[int, int],
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        # Convolutions have no bias, because the BatchNorms after them have one.
+        self.conv1 = nn.Conv2d(
+            in_channels,
+            channels,
+            kernel_size=3,
+            stride=stride,
+            padding=1,
+            bias=False,
+        )
         self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(
+            channels,
+            channels,
+            kernel_size=3,
+            padding=1,
+            bias=False,
+        )
         self.bn2 = nn.BatchNorm2d(channels)
         self.shortcut = shortcut(in_channels, channels, stride=stride)
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
-        y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
+        y_BCFT = self.bn1(self.conv1(x_BCFT))
+        y_BCFT = F.relu(y_BCFT, inplace=True)
+        # In place, because the sum would be one more map of this size.
         y_BCFT = self.bn2(self.conv2(y_BCFT))
-        return F.relu(y_BCFT.add_(self.shortcut(x_BCFT)), inplace=True)
+        y_BCFT += self.shortcut(x_BCFT)
+        return F.relu(y_BCFT, inplace=True)
 
 
 class Bottleneck(nn.Module):
@@ -135,19 +210,31 @@ class Bottleneck(nn.Module):
         out_channels: int | None = None,
     ) -> None:
         super().__init__()
+        # Gemini DF-ResNet sets `out_channels`, because its bottlenecks are wide inside.
         out_channels = out_channels or channels * self.expansion
-        self.conv1 = nn.Conv2d(in_channels, channels, 1, bias=False)
+        # Without a bias, as in `BasicBlock`.
+        self.conv1 = nn.Conv2d(in_channels, channels, kernel_size=1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(
-            channels, channels, 3, stride=stride, padding=1, groups=groups, bias=False
+            channels,
+            channels,
+            kernel_size=3,
+            stride=stride,
+            padding=1,
+            groups=groups,
+            bias=False,
         )
         self.bn2 = nn.BatchNorm2d(channels)
-        self.conv3 = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.conv3 = nn.Conv2d(channels, out_channels, kernel_size=1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.shortcut = shortcut(in_channels, out_channels, stride=stride)
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
-        y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
-        y_BCFT = F.relu(self.bn2(self.conv2(y_BCFT)), inplace=True)
+        y_BCFT = self.bn1(self.conv1(x_BCFT))
+        y_BCFT = F.relu(y_BCFT, inplace=True)
+        y_BCFT = self.bn2(self.conv2(y_BCFT))
+        y_BCFT = F.relu(y_BCFT, inplace=True)
+        # In place, as in `BasicBlock`.
         y_BCFT = self.bn3(self.conv3(y_BCFT))
-        return F.relu(y_BCFT.add_(self.shortcut(x_BCFT)), inplace=True)
+        y_BCFT += self.shortcut(x_BCFT)
+        return F.relu(y_BCFT, inplace=True)

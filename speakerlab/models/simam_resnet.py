@@ -5,9 +5,10 @@ Label Detection", ICASSP 2022, arXiv 2110.06534; the attention is from Yang, Zha
 A Simple, Parameter-Free Attention Module for Convolutional Neural Networks", ICML 2021.
 
 Letters: B batch, T frames, F mel bins (both divided by up to eight on the way), C channels,
-D embedding.
+K mean and deviation of C x F, D embedding.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from speakerlab.core.full_precision import fp32_island, widened
 from speakerlab.models.pooling import (
     attentive_mean_std,
+    feature_map,
     keep_layout,
     named,
     refuse_unusable,
@@ -25,7 +27,11 @@ from speakerlab.models.pooling import (
 from speakerlab.models.resnet import residual_stages
 
 Depth = Literal[34, 100]
-STAGES: dict[int, tuple[int, int, int, int]] = {34: (3, 4, 6, 3), 100: (6, 16, 24, 3)}
+# depth -> blocks per stage
+STAGES: dict[int, tuple[int, int, int, int]] = {
+    34: (3, 4, 6, 3),
+    100: (6, 16, 24, 3),
+}
 ATTENTION_CHANNELS = 128
 VARIANCE_FLOOR = 1e-5  # of the pooled deviations
 REGULARISATION = 1e-4  # lambda of SimAM
@@ -37,23 +43,38 @@ class SimAMResNet(nn.Module):
     min_frames = 9  # three halvings, rounding up, leave two frames for the deviation
 
     def __init__(
-        self, *, feat_dim: int = 80, embed_dim: int = 256, depth: Depth = 34, m_channels: int = 64
+        self,
+        *,
+        feat_dim: int = 80,
+        embed_dim: int = 256,
+        depth: Depth = 34,
+        m_channels: int = 64,
     ) -> None:
         super().__init__()
-        self.feat_dim, self.embed_dim = feat_dim, embed_dim
-        stem = nn.Conv2d(1, m_channels, 3, padding=1, bias=False)
+        self.feat_dim = feat_dim
+        self.embed_dim = embed_dim
+        stem_conv = nn.Conv2d(1, m_channels, kernel_size=3, padding=1, bias=False)
+        layers: dict[str, nn.Module] = {
+            "conv1": stem_conv,
+            "bn1": nn.BatchNorm2d(m_channels),
+            "relu": nn.ReLU(inplace=True),
+        }
         stages = residual_stages(SimAMBlock, m_channels, STAGES[depth])
-        layers = {f"layer{number}": stage for number, stage in enumerate(stages, 1)}
-        bn1, relu = nn.BatchNorm2d(m_channels), nn.ReLU(inplace=True)
-        self.front = named(conv1=stem, bn1=bn1, relu=relu, **layers)
-        last_bins = -(-feat_dim // 8)  # each halving rounds up
+        for number, stage in enumerate(stages, start=1):
+            layers[f"layer{number}"] = stage
+        self.front = named(**layers)
+        # Each of the three halvings rounds up.
+        last_bins = math.ceil(feat_dim / 8)
         self.pooling = AttentivePooling(8 * m_channels * last_bins)
         self.bottleneck = nn.Linear(self.pooling.out_dim, embed_dim)
 
     def forward(self, feats_BTF: Tensor) -> Tensor:
         refuse_unusable(self, feats_BTF)
-        x_BCFT = self.front(feats_BTF.transpose(1, 2).contiguous().unsqueeze(1))
-        return self.bottleneck(self.pooling(keep_layout(x_BCFT).flatten(1, 2)))
+        x_BCFT = self.front(feature_map(feats_BTF))
+        # The pooling reads a sequence, in which a frame has C x F channels.
+        x_BCT = keep_layout(x_BCFT).flatten(1, 2)
+        stats_BK = self.pooling(x_BCT)
+        return self.bottleneck(stats_BK)
 
 
 class SimAMBlock(nn.Module):
@@ -61,16 +82,33 @@ class SimAMBlock(nn.Module):
 
     def __init__(self, in_channels: int, channels: int, *, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(
+            in_channels,
+            channels,
+            kernel_size=3,
+            stride=stride,
+            padding=1,
+            bias=False,
+        )
         self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(
+            channels,
+            channels,
+            kernel_size=3,
+            padding=1,
+            bias=False,
+        )
         self.bn2 = nn.BatchNorm2d(channels)
         self.downsample = shortcut(in_channels, channels, stride=stride)
 
     def forward(self, x_BCFT: Tensor) -> Tensor:
-        y_BCFT = F.relu(self.bn1(self.conv1(x_BCFT)), inplace=True)
-        y_BCFT = simam(self.bn2(self.conv2(y_BCFT)))
-        return F.relu(y_BCFT + self.downsample(x_BCFT), inplace=True)
+        y_BCFT = self.bn1(self.conv1(x_BCFT))
+        y_BCFT = F.relu(y_BCFT, inplace=True)
+        y_BCFT = self.bn2(self.conv2(y_BCFT))
+        # Before the sum, so that the shortcut passes the input on without weights.
+        y_BCFT = simam(y_BCFT)
+        y_BCFT = y_BCFT + self.downsample(x_BCFT)
+        return F.relu(y_BCFT, inplace=True)
 
 
 class AttentivePooling(nn.Module):
@@ -79,16 +117,18 @@ class AttentivePooling(nn.Module):
     def __init__(self, in_dim: int) -> None:
         super().__init__()
         self.out_dim = 2 * in_dim
+        # Unlike `ASTP`, with ReLU and BatchNorm between the convolutions instead of tanh.
         self.attention = nn.Sequential(
-            nn.Conv1d(in_dim, ATTENTION_CHANNELS, 1),
+            nn.Conv1d(in_dim, ATTENTION_CHANNELS, kernel_size=1),
             nn.ReLU(inplace=True),
             nn.BatchNorm1d(ATTENTION_CHANNELS),
-            nn.Conv1d(ATTENTION_CHANNELS, in_dim, 1),
+            nn.Conv1d(ATTENTION_CHANNELS, in_dim, kernel_size=1),
         )
 
     def forward(self, x_BCT: Tensor) -> Tensor:
-        stats = attentive_mean_std(x_BCT, self.attention(x_BCT), eps=VARIANCE_FLOOR)
-        return torch.cat(stats, dim=1)
+        scores_BCT = self.attention(x_BCT)
+        mean_and_std = attentive_mean_std(x_BCT, scores_BCT, eps=VARIANCE_FLOOR)
+        return torch.cat(mean_and_std, dim=1)
 
 
 def simam(x_BCFT: Tensor) -> Tensor:
@@ -99,6 +139,10 @@ def simam(x_BCFT: Tensor) -> Tensor:
     """
     with fp32_island(x_BCFT):
         wide_BCFT = widened(x_BCFT)
+        # torch's variance is the unbiased one unless a correction is given.
         var, mean = torch.var_mean(wide_BCFT, dim=(2, 3), keepdim=True)
-        inverse_energy = (wide_BCFT - mean).square() / (4 * (var + REGULARISATION)) + 0.5
-        return (wide_BCFT * inverse_energy.sigmoid()).to(x_BCFT.dtype)
+        distance = (wide_BCFT - mean).square()
+        scale = 4 * (var + REGULARISATION)
+        inverse_energy = distance / scale + 0.5
+        y_BCFT = wide_BCFT * inverse_energy.sigmoid()
+        return y_BCFT.to(x_BCFT.dtype)

@@ -1,6 +1,6 @@
-"""Calibration: from a score to a log-likelihood ratio, and the thresholds to decide by.
+"""Calibration: from a score to a log-likelihood ratio, and thresholds for decisions.
 
-In: scores of trials with known answers, of speakers that the model was not trained on. Out: a
+In: scores of labelled trials, of speakers outside the model's training data. Out: a
 `Calibration`, stored with the model.
 Letters: N trials, K operating points.
 """
@@ -15,12 +15,13 @@ from speakerlab.core.reading import ONLY_FINITE
 from speakerlab.scoring.linear import fit_linear
 from speakerlab.scoring.metrics import checked, eer_of_points, operating_points
 
-FALSE_ALARM_RATES = (0.1, 0.05, 0.02, 0.01, 0.005, 0.001)  # stored where there are enough trials
+# Thresholds at these rates are stored if there are enough trials.
+FALSE_ALARM_RATES = (0.1, 0.05, 0.02, 0.01, 0.005, 0.001)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The meaning of a model's scores. A trial is accepted if it scores at least the threshold."""
+    """Map from a model's scores to ratios, and thresholds: accept if score >= threshold."""
 
     __pydantic_config__ = ONLY_FINITE
 
@@ -28,24 +29,25 @@ class Calibration:
     intercept: float
     threshold: float  # of the score, where miss and false-alarm rate are equal
     threshold_at_far: Mapping[str, float]  # false-alarm rate -> threshold of the score
-    eer: float  # of the trials it was learned from
+    eer: float  # of the calibration trials
     num_target: int
     num_nontarget: int
     source: str  # description of these trials
 
     def llr(self, scores: ArrayLike) -> NDArray[np.float64]:
         """Return the log-likelihood ratio of the same speaker against different speakers."""
-        return self.slope * np.asarray(scores, dtype=np.float64) + self.intercept
+        scores = np.asarray(scores, dtype=np.float64)
+        return self.slope * scores + self.intercept
 
     def threshold_at(self, far: float | None = None) -> float:
         """Return the threshold at the EER, or at one of the stored false-alarm rates."""
         if far is None:
             return self.threshold
         if f"{far:g}" not in self.threshold_at_far:
-            known = ", ".join(self.threshold_at_far) or "none"
+            stored_rates = ", ".join(self.threshold_at_far) or "none"
             raise ValueError(
-                f"calibration: no threshold stored for false-alarm rate {far:g}, only for {known}; "
-                "add it with `speakerlab calibrate --far`"
+                f"calibration: no threshold stored for false-alarm rate {far:g}, only"
+                f" for {stored_rates}; add it with `speakerlab calibrate --far`"
             )
         return self.threshold_at_far[f"{far:g}"]
 
@@ -67,21 +69,30 @@ def fit_calibration(
     num_target = int(np.count_nonzero(target_N))
     num_nontarget = len(scores_N) - num_target
     line = fit_linear(scores_N[:, None], target_N, names=["scores"])
+    lowest_rate = 1 / num_nontarget  # a single false alarm
     for rate in false_alarm_rates:
-        if not 1 / num_nontarget <= rate < 1:
+        if not lowest_rate <= rate < 1:
             raise ValueError(
-                f"calibration: {num_nontarget} non-target trials allow false-alarm rates from "
-                f"{1 / num_nontarget:.2g} to 1, got {rate:g}; use more speakers"
+                f"calibration: {num_nontarget} non-target trials allow false-alarm"
+                f" rates from {lowest_rate:.2g} to 1, got {rate:g}; use more speakers"
             )
-    known = [rate for rate in FALSE_ALARM_RATES if rate >= 10 / num_nontarget]
-    rates = sorted({*known, *false_alarm_rates}, reverse=True)
+
+    rates = set(false_alarm_rates)
+    for rate in FALSE_ALARM_RATES:
+        # With fewer than 10 false alarms, a threshold is unreliable.
+        if rate >= 10 / num_nontarget:
+            rates.add(rate)
+    threshold_at_far: dict[str, float] = {}
+    for rate in sorted(rates, reverse=True):
+        point = int(np.argmax(p_fa_K <= rate))
+        threshold_at_far[f"{rate:g}"] = _midway(threshold_K, point)
+
+    eer_point = int(np.searchsorted(p_miss_K - p_fa_K, 0.0))
     return Calibration(
         slope=float(line.weights_F[0]),
         intercept=line.bias,
-        threshold=_midway(threshold_K, int(np.searchsorted(p_miss_K - p_fa_K, 0.0))),
-        threshold_at_far={
-            f"{rate:g}": _midway(threshold_K, int(np.argmax(p_fa_K <= rate))) for rate in rates
-        },
+        threshold=_midway(threshold_K, eer_point),
+        threshold_at_far=threshold_at_far,
         eer=eer_of_points(p_miss_K, p_fa_K),
         num_target=num_target,
         num_nontarget=num_nontarget,
@@ -89,8 +100,17 @@ def fit_calibration(
     )
 
 
-def _midway(threshold_K: np.ndarray, k: int) -> float:
-    """Return the middle between a point's lowest accepted score and the next, if finite."""
-    lower = threshold_K[max(k - 1, 0)]
-    upper = threshold_K[k] if np.isfinite(threshold_K[k]) else np.nextafter(lower, np.inf)
-    return float((lower + upper) / 2) if k else float(upper)
+def _midway(threshold_K: np.ndarray, point: int) -> float:
+    """Return the middle between a point's threshold and the next lower score.
+
+    All thresholds in between give the same decisions. If the point accepts no trial, its threshold
+    is infinite, so the smallest number above the highest score is used instead.
+    """
+    lower = threshold_K[max(point - 1, 0)]
+    upper = threshold_K[point]
+    if not np.isfinite(upper):
+        upper = np.nextafter(lower, np.inf)
+    # The lowest score has no next lower score.
+    if point == 0:
+        return float(upper)
+    return float((lower + upper) / 2)

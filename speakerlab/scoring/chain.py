@@ -2,8 +2,9 @@
 
 In: the steps' names and a development set to learn from. Out: a Chain, which scores any number of
 trial lists.
-Letters: N trials, E enrolment rows, T test rows, R rows of either, K numbers of a row as the inner
-product takes it, F features of a trial.
+Letters: N trials (in `emb_ND`: rows of a table), E enrolment rows, T test rows, M development
+utterances, S development speakers, D dimensions of an embedding, K length of the vectors whose
+inner product is the score, F features of a trial.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,10 @@ from speakerlab.scoring.transforms import (
 )
 from speakerlab.scoring.trials import Trials
 
-TRANSFORMS: dict[str, tuple[Callable[..., Transform], str]] = {  # also in words, for the report
+Sides = tuple[np.ndarray, np.ndarray]  # a value of the enrolment and of the test side
+
+# Step -> the function that learns it, and its words in the protocol of the report.
+TRANSFORMS: dict[str, tuple[Callable[..., Transform], str]] = {
     "mean": (learn_mean, "centred on the development mean"),
     "lda": (learn_lda, "projected to {num_dims} dimensions by LDA"),
     "whiten": (learn_whitening, "whitened"),
@@ -44,12 +48,18 @@ SCORERS = {
     "plda": "the log-likelihood ratio of a two-covariance PLDA",
 }
 NORMALISATIONS = {"snorm": "S-Norm", "asnorm": "AS-Norm"}
+# Steps that need a development set.
 LEARNED = {"mean", "lda", "whiten", "plda", *NORMALISATIONS}
+# Quality measure functions: properties of a trial's two sides, which calibration weighs besides
+# the score. They are no step of scoring, so the suffix is split off first.
 QMF = "+qmf"
 QUALITY = "log durations, norms and cohort means are added by logistic regression"
 LEARNED_FROM = "learned from {:,} utterances of {:,} speakers that occur in no trial"
 USUAL_TOP_N = 300
-ENROL, TEST, DEVELOPMENT = "enrolment embeddings", "test embeddings", "development embeddings"
+# Names of tables in error messages.
+ENROL = "enrolment embeddings"
+TEST = "test embeddings"
+DEVELOPMENT = "development embeddings"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,20 +71,25 @@ class Scored:
     """
 
     scores_N: NDArray[np.float32]
-    quality: dict[str, tuple[np.ndarray, np.ndarray]]  # name -> (enrolment side, test side), (N)
+    # Name -> the measure of both sides of each trial, (N) each.
+    quality: dict[str, Sides]
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
     """A back end made by `build_chain`."""
 
-    name: str  # the steps, and the options that differ from the usual, as in "lda-dim=50"
+    # The steps, and the options that differ from the usual, as in "lda-dim=50".
+    name: str
     protocol: str  # one sentence, for the report
     transforms: tuple[Transform, ...]
     plda: Plda | None = None  # None: cosine
-    cohort: EmbeddingTable | None = None  # transformed, a row per speaker; None: no normalisation
-    top_n: int = 0  # of the cohort
+    # Transformed, a row per development speaker. None: scores are not normalised.
+    cohort: EmbeddingTable | None = None
+    # Number of cohort speakers, the nearest ones, that a row is compared with.
+    num_compared: int = 0
     with_quality: bool = False  # calibration also takes quality measures
+    # The development set before all transforms: trials must be of the same model.
     learned_from: EmbeddingTable | None = None
 
     def score(
@@ -85,38 +100,69 @@ class Chain:
         *,
         num_enrol: Mapping[str, int] | None = None,
     ) -> Scored:
-        """Score every trial; memory beside the tables is bounded.
+        """Score every trial. The memory does not grow with enrolments x tests.
 
-        `num_enrol`: enrolment id -> number of recordings that its embedding is the mean of
-        (default 1); only PLDA uses it. Raises ValueError for utterances without embedding, for
+        num_enrol: enrolment id -> number of recordings that its embedding is the mean of (default
+        1); only PLDA uses it. Raises ValueError for utterances without embedding, for
         embeddings of length 0, and for tables of different models.
         """
-        require_one_model([enrol, test, *([self.learned_from] if self.learned_from else [])])
+        tables = [enrol, test]
+        if self.learned_from is not None:
+            tables.append(self.learned_from)
+        require_one_model(tables)
+
+        # Rows in the order of the trials' ids, so that enrol_N and test_N index them.
         enrol = enrol.select(trials.enrol_ids, where=ENROL)
         test = test.select(trials.test_ids, where=TEST)
+        # Before the transforms: `length` would make all norms equal.
         norm_E = row_lengths(enrol.emb_ND, enrol.ids, where=ENROL)
         norm_T = row_lengths(test.emb_ND, test.ids, where=TEST)
-        quality = {"norm": (norm_E, norm_T)}
-        num_E = [(num_enrol or {}).get(name, 1) for name in enrol.ids]
-        enrol_EK = self._enrol_side(transformed(enrol, self.transforms), num_E)
-        test_TK = self._test_side(transformed(test, self.transforms), where=TEST)
+        quality: dict[str, Sides] = {"norm": (norm_E, norm_T)}
+
+        num_recordings = num_enrol or {}
+        num_E = [num_recordings.get(name, 1) for name in enrol.ids]
+        transformed_enrol = transformed(enrol, self.transforms)
+        enrol_EK = self._enrol_side(transformed_enrol, num_E, where=ENROL)
+        transformed_test = transformed(test, self.transforms)
+        test_TK = self._test_side(transformed_test, where=TEST)
         scores_N = dot_scores(enrol_EK, test_TK, trials)
+
         if self.cohort is not None:
-            by_enrol = cohort_statistics(
-                enrol_EK, self._test_side(self.cohort), top_n=self.top_n, ids=enrol.ids, where=ENROL
+            # PLDA scores an enrolment side against a test side only, so the cohort takes the side
+            # that is opposite to the rows.
+            enrol_statistics = cohort_statistics(
+                enrol_EK,
+                self._test_side(self.cohort),
+                top_n=self.num_compared,
+                ids=enrol.ids,
+                where=ENROL,
             )
-            by_test = cohort_statistics(
-                test_TK, self._enrol_side(self.cohort), top_n=self.top_n, ids=test.ids, where=TEST
+            test_statistics = cohort_statistics(
+                test_TK,
+                self._enrol_side(self.cohort),
+                top_n=self.num_compared,
+                ids=test.ids,
+                where=TEST,
             )
-            scores_N = normalised(scores_N, trials, by_enrol, by_test)
-            quality["cohort_mean"] = by_enrol[0].astype(np.float32), by_test[0].astype(np.float32)
+            scores_N = normalised(scores_N, trials, enrol_statistics, test_statistics)
+            mean_E, _ = enrol_statistics
+            mean_T, _ = test_statistics
+            quality["cohort_mean"] = (
+                mean_E.astype(np.float32),
+                mean_T.astype(np.float32),
+            )
+
         if not self.with_quality:
             return Scored(scores_N, {})
-        e_N, t_N = trials.enrol_N, trials.test_N
-        return Scored(scores_N, {name: (e[e_N], t[t_N]) for name, (e, t) in quality.items()})
+        quality_of_trials: dict[str, Sides] = {}
+        for name, (value_E, value_T) in quality.items():
+            enrol_value_N = value_E[trials.enrol_N]
+            test_value_N = value_T[trials.test_N]
+            quality_of_trials[name] = (enrol_value_N, test_value_N)
+        return Scored(scores_N, quality_of_trials)
 
     def features(
-        self, scored: Scored, seconds: tuple[np.ndarray, np.ndarray] | None
+        self, scored: Scored, seconds: Sides | None
     ) -> tuple[NDArray[np.float32], tuple[str, ...]]:
         """Return what calibration learns from: (features (N, F), their names).
 
@@ -127,21 +173,42 @@ class Chain:
         """
         if not self.with_quality:
             return scored.scores_N[:, None], ("score",)
-        pairs = dict(scored.quality)
+        quality = dict(scored.quality)
         if seconds is not None:
-            pairs["log_seconds"] = (np.log(seconds[0]), np.log(seconds[1]))
-        names, columns = ["score"], [scored.scores_N]
-        for name, sides in pairs.items():
-            names += [f"lower_{name}", f"higher_{name}"]
-            columns += [np.minimum(*sides), np.maximum(*sides)]
-        return np.stack(columns, axis=1).astype(np.float32), tuple(names)
+            enrol_seconds_N, test_seconds_N = seconds
+            log_seconds = np.log(enrol_seconds_N), np.log(test_seconds_N)
+            quality["log_seconds"] = log_seconds
 
-    def _enrol_side(self, table: EmbeddingTable, num_E: ArrayLike = 1) -> np.ndarray:
+        names = ["score"]
+        columns = [scored.scores_N]
+        for name, (enrol_value_N, test_value_N) in quality.items():
+            names += [f"lower_{name}", f"higher_{name}"]
+            columns.append(np.minimum(enrol_value_N, test_value_N))
+            columns.append(np.maximum(enrol_value_N, test_value_N))
+        features_NF = np.stack(columns, axis=1)
+        return features_NF.astype(np.float32), tuple(names)
+
+    def _enrol_side(
+        self,
+        table: EmbeddingTable,
+        num_E: ArrayLike = 1,
+        where: str = DEVELOPMENT,
+    ) -> np.ndarray:
+        """Return enrolment vectors (E, K): their inner products with test vectors are the scores.
+
+        table: transformed embeddings; by default the cohort, whose speaker means count as single
+        recordings. num_E: the number of recordings that each embedding is the mean of. where: the
+        name of the table in an error.
+        """
         if self.plda is None:
-            return unit_rows(table.emb_ND, table.ids, where=ENROL)
+            return unit_rows(table.emb_ND, table.ids, where=where)
         return self.plda.enrol_side(table.emb_ND, num_E)
 
     def _test_side(self, table: EmbeddingTable, where: str = DEVELOPMENT) -> np.ndarray:
+        """Return test vectors (T, K) of transformed embeddings; by default of the cohort.
+
+        where: the name of the table in an error.
+        """
         if self.plda is None:
             return unit_rows(table.emb_ND, table.ids, where=where)
         return self.plda.test_side(table.emb_ND)
@@ -159,114 +226,246 @@ def build_chain(
 
     Each step is learned from the `development` set as the steps before it transform it. The cohort
     is the transformed mean embedding of each development speaker (as in WeSpeaker's
-    local/score_norm.sh); AS-Norm takes the `top_n` nearest. `lda_dim` is for lda. `adapt` (name and
-    embeddings of the trials' domain, not of the trials; speakers need not be known) is what PLDA is
-    adapted to. Raises ValueError for a spec that cannot be read and for a missing development set,
-    TooFewError if the development set is too small.
+    local/score_norm.sh); AS-Norm takes the `top_n` nearest.
+
+    lda_dim: dimensions that LDA keeps. adapt: name, for the report, and embeddings of other
+    utterances from the trials' domain, to which PLDA is adapted; their speakers need not be known.
+
+    Raises ValueError for a spec that cannot be read and for a missing development set, TooFewError
+    if the development set is too small.
     """
-    steps = spec.removesuffix(QMF).split("+")
-    transform_steps, scorer, normalisation = _parse(steps, spec)
-    learned = [step for step in steps if step in LEARNED]
-    is_qmf = spec.endswith(QMF)
-    qmf = QUALITY if is_qmf else ""
+    steps = _read_spec(spec)
     if development is None:
-        if learned:
-            raise ValueError(
-                f"backend: '{spec}' needs a development set to learn {', '.join(learned)}; make "
-                "one with `speakerlab extract --per-speaker 10`, or score with cosine"
-            )
-        protocol = _protocol(transform_steps, 0, SCORERS[scorer], qmf)
-        to_length = tuple(to_unit_length for _ in transform_steps)
-        return Chain(spec, protocol, to_length, with_quality=is_qmf)
-    row_lengths(development.table.emb_ND, development.table.ids, where=DEVELOPMENT)
-    done, transforms = _learn_transforms(transform_steps, development, lda_dim)
-    plda, adapted, options = None, "", [f"lda-dim={lda_dim}"] if lda_dim and "lda" in steps else []
-    if scorer == "plda":
-        _require("plda", done)
-        plda = learn_plda(done)
-        if adapt is not None:
-            require_one_model([development.table, adapt[1]])
-            plda = plda.adapted(transformed(adapt[1], transforms).emb_ND)
-            adapted = f", adapted to {len(adapt[1].ids):,} utterances without speaker labels"
-            options.append(f"adapt={adapt[0]}")
-    cohort, num_nearest, normalised_by = None, 0, ""
-    if normalisation is not None:
-        _require(normalisation, done)
-        means = SpeakerMeans.of(development)
-        mean_SD = means.mean_SD.astype(np.float32)
-        cohort = EmbeddingTable(means.names, mean_SD, development.table.model_sha256)
-        cohort = transformed(cohort, transforms)
-        num_nearest, normalised_by = _nearest(normalisation, len(cohort.ids), top_n)
-        if normalisation == "asnorm" and top_n != USUAL_TOP_N:
-            options.append(f"top-n={top_n}")
+        return _unlearned_chain(steps)
+
     table = development.table
-    sizes = len(table.ids), len(set(development.speaker_M))
-    source = LEARNED_FROM.format(*sizes) if learned else ""
-    num_dims, scored = done.table.emb_ND.shape[1], SCORERS[scorer] + adapted
-    protocol = _protocol(transform_steps, num_dims, scored, normalised_by, source, qmf)
-    name = ",".join([spec, *options])
-    return Chain(name, protocol, transforms, plda, cohort, num_nearest, is_qmf, table)
+    # Raises for embeddings of length 0: the transforms could hide them.
+    row_lengths(table.emb_ND, table.ids, where=DEVELOPMENT)
+    transformed_development, transforms = _learn_transforms(
+        steps.transforms, development, lda_dim
+    )
+    options: list[str] = []  # unusual ones, for the name
+    if lda_dim and "lda" in steps.transforms:
+        options.append(f"lda-dim={lda_dim}")
+
+    plda = None
+    adaptation = ""
+    if steps.scorer == "plda":
+        _require("plda", transformed_development)
+        plda = learn_plda(transformed_development)
+        if adapt is not None:
+            adapt_name, adapt_table = adapt
+            require_one_model([table, adapt_table])
+            plda = plda.adapted(transformed(adapt_table, transforms).emb_ND)
+            num_adapt = len(adapt_table.ids)
+            adaptation = f", adapted to {num_adapt:,} utterances without speaker labels"
+            options.append(f"adapt={adapt_name}")
+
+    cohort = None
+    num_compared = 0
+    normalisation = ""
+    if steps.normalisation is not None:
+        _require(steps.normalisation, transformed_development)
+        cohort = _speaker_means(development, transforms)
+        num_speakers = len(cohort.ids)
+        num_compared = _num_compared(steps.normalisation, num_speakers, top_n)
+        normalisation = _describe_normalisation(
+            steps.normalisation, num_compared, num_speakers, top_n
+        )
+        if steps.normalisation == "asnorm" and top_n != USUAL_TOP_N:
+            options.append(f"top-n={top_n}")
+
+    source = ""
+    if steps.learned():
+        num_speakers = len(set(development.speaker_M))
+        source = LEARNED_FROM.format(len(table.ids), num_speakers)
+    protocol = _protocol(
+        steps,
+        num_dims=transformed_development.table.emb_ND.shape[1],
+        adaptation=adaptation,
+        normalisation=normalisation,
+        source=source,
+    )
+    return Chain(
+        name=",".join([spec, *options]),
+        protocol=protocol,
+        transforms=transforms,
+        plda=plda,
+        cohort=cohort,
+        num_compared=num_compared,
+        with_quality=steps.with_quality,
+        learned_from=table,
+    )
 
 
-def transformed(table: EmbeddingTable, transforms: Sequence[Transform]) -> EmbeddingTable:
+def transformed(
+    table: EmbeddingTable, transforms: Sequence[Transform]
+) -> EmbeddingTable:
     """Apply each transform in turn to a table."""
     for transform in transforms:
         table = transform(table)
     return table
 
 
-def _parse(steps: Sequence[str], spec: str) -> tuple[list[str], str, str | None]:
-    """Return (transforms, scorer, normalisation); raise ValueError for a wrong step or order."""
-    known = [*TRANSFORMS, *SCORERS, *NORMALISATIONS]
-    for step in steps:
-        if step not in known:
+@dataclass(frozen=True)
+class _Steps:
+    """The steps that a spec names."""
+
+    spec: str
+    transforms: list[str]
+    scorer: str
+    normalisation: str | None
+    with_quality: bool
+
+    def learned(self) -> list[str]:
+        """Return the steps that need a development set, in their order."""
+        steps = [*self.transforms, self.scorer, self.normalisation]
+        return [step for step in steps if step in LEARNED]
+
+
+def _read_spec(spec: str) -> _Steps:
+    """Split a spec into its steps; raise ValueError for a wrong step or order."""
+    names = spec.removesuffix(QMF).split("+")
+    step_names = [*TRANSFORMS, *SCORERS, *NORMALISATIONS]
+    for name in names:
+        if name not in step_names:
             raise ValueError(
-                f"backend: unknown step '{step}' in '{spec}'; known: {', '.join(known)}, and qmf "
-                "at the end; join steps with +, separate back ends with blanks"
+                f"backend: unknown step '{name}' in '{spec}'; known:"
+                f" {', '.join(step_names)}, and qmf at the end; join steps with +, separate"
+                " back ends with blanks"
             )
-    left = list(steps)
-    normalisation = left.pop() if left[-1] in NORMALISATIONS else None
-    scorer = left.pop() if left else ""
-    if scorer not in SCORERS or not TRANSFORMS.keys() >= set(left) or len(set(left)) < len(left):
+
+    # Take the normalisation and the scorer from the end; the transforms remain.
+    remaining = list(names)
+    normalisation = None
+    if remaining[-1] in NORMALISATIONS:
+        normalisation = remaining.pop()
+    scorer = remaining.pop() if remaining else ""
+    # False where a scorer or a normalisation comes too early, as in "cosine+mean+plda".
+    are_transforms = TRANSFORMS.keys() >= set(remaining)
+    # True for "mean+mean+cosine": a transform may occur once.
+    has_repeats = len(set(remaining)) < len(remaining)
+    if scorer not in SCORERS or not are_transforms or has_repeats:
         raise ValueError(
-            f"backend: steps out of order in '{spec}'; use any of {', '.join(TRANSFORMS)}, then "
-            f"{' or '.join(SCORERS)}, then optionally {' or '.join(NORMALISATIONS)}, then "
-            "optionally qmf, each once"
+            f"backend: steps out of order in '{spec}'; use any of"
+            f" {', '.join(TRANSFORMS)}, then {' or '.join(SCORERS)}, then optionally"
+            f" {' or '.join(NORMALISATIONS)}, then optionally qmf, each once"
         )
-    return left, scorer, normalisation
+    return _Steps(
+        spec=spec,
+        transforms=remaining,
+        scorer=scorer,
+        normalisation=normalisation,
+        with_quality=spec.endswith(QMF),
+    )
 
 
-def _protocol(steps: Sequence[str], num_dims: int, scored: str, *others: str) -> str:
-    """Describe the steps and what they were learned from, in one sentence."""
-    done = [TRANSFORMS[step][1].format(num_dims=num_dims) for step in steps]
-    first = f"embeddings are first {', then '.join(done)}" if done else ""
-    return "; ".join(filter(None, [f"scored with {scored}", first, *others]))
+def _unlearned_chain(steps: _Steps) -> Chain:
+    """Build a back end without a development set; ValueError if a step needs one."""
+    learned = steps.learned()
+    if learned:
+        raise ValueError(
+            f"backend: '{steps.spec}' needs a development set to learn"
+            f" {', '.join(learned)}; make one with `speakerlab extract"
+            " --per-speaker 10`, or score with cosine"
+        )
+    # The only transform that learns nothing is `length`.
+    transforms = (to_unit_length,) if steps.transforms else ()
+    return Chain(
+        name=steps.spec,
+        protocol=_protocol(steps),
+        transforms=transforms,
+        with_quality=steps.with_quality,
+    )
 
 
 def _learn_transforms(
-    steps: Sequence[str], development: Development, lda_dim: int | None
+    steps: Sequence[str],
+    development: Development,
+    lda_dim: int | None,
 ) -> tuple[Development, tuple[Transform, ...]]:
     """Return the development set after all transforms, and these."""
     transforms: list[Transform] = []
     for step in steps:
         _require(step, development)
-        options = {"dim": lda_dim} if step == "lda" else {}
-        transforms.append(TRANSFORMS[step][0](development, **options))
-        development = replace(development, table=transforms[-1](development.table))
+        if step == "lda":
+            transform = learn_lda(development, dim=lda_dim)
+        else:
+            learn, _ = TRANSFORMS[step]
+            transform = learn(development)
+        transforms.append(transform)
+        # The next step sees embeddings as this one leaves them, in learning as in scoring.
+        development = replace(development, table=transform(development.table))
     return development, tuple(transforms)
 
 
 def _require(step: str, development: Development) -> None:
-    num, num_dims = development.table.emb_ND.shape
-    require_development(step, num, len(set(development.speaker_M)), num_dims)
+    """Raise TooFewError if the development set is too small for a step."""
+    num_utterances, num_dims = development.table.emb_ND.shape
+    num_speakers = len(set(development.speaker_M))
+    require_development(step, num_utterances, num_speakers, num_dims)
 
 
-def _nearest(normalisation: str, size: int, top_n: int) -> tuple[int, str]:
-    """Return (number of cohort speakers that a row is compared with, the step in words)."""
+def _speaker_means(
+    development: Development, transforms: Sequence[Transform]
+) -> EmbeddingTable:
+    """Return the cohort: the mean embedding of each development speaker, then transformed."""
+    means = SpeakerMeans.of(development)
+    table = EmbeddingTable(
+        ids=means.names,
+        emb_ND=means.mean_SD.astype(np.float32),
+        model_sha256=development.table.model_sha256,
+    )
+    return transformed(table, transforms)
+
+
+def _num_compared(normalisation: str, num_speakers: int, top_n: int) -> int:
+    """Return the number of cohort speakers that a row is compared with."""
     if top_n < 2:
-        raise ValueError(f"--top-n: {top_n} scores have no deviation; use e.g. {USUAL_TOP_N}")
-    num = min(top_n, size) if normalisation == "asnorm" else size
-    capped = f" ({top_n:,} requested)" if num < top_n else ""
-    nearest = f"the {num:,}{capped} nearest of " if normalisation == "asnorm" else ""
-    cohort = f"a cohort of the mean embeddings of {size:,} speakers"
-    return num, f"{NORMALISATIONS[normalisation]} with {nearest}{cohort}"
+        raise ValueError(
+            f"--top-n: {top_n} scores have no deviation; use e.g. {USUAL_TOP_N}"
+        )
+    if normalisation == "asnorm":
+        return min(top_n, num_speakers)
+    return num_speakers
+
+
+def _describe_normalisation(
+    normalisation: str,
+    num_compared: int,
+    num_speakers: int,
+    top_n: int,
+) -> str:
+    """Return the normalisation in words, for the protocol."""
+    nearest = ""
+    if normalisation == "asnorm":
+        capped = f" ({top_n:,} requested)" if num_compared < top_n else ""
+        nearest = f"the {num_compared:,}{capped} nearest of "
+    cohort = f"a cohort of the mean embeddings of {num_speakers:,} speakers"
+    return f"{NORMALISATIONS[normalisation]} with {nearest}{cohort}"
+
+
+def _protocol(
+    steps: _Steps,
+    *,
+    num_dims: int = 0,
+    adaptation: str = "",
+    normalisation: str = "",
+    source: str = "",
+) -> str:
+    """Describe the steps and what they were learned from, in one sentence."""
+    transforms: list[str] = []
+    for step in steps.transforms:
+        _, text = TRANSFORMS[step]
+        transforms.append(text.format(num_dims=num_dims))
+    preparation = ""
+    if transforms:
+        preparation = f"embeddings are first {', then '.join(transforms)}"
+    parts = [
+        f"scored with {SCORERS[steps.scorer]}{adaptation}",
+        preparation,
+        normalisation,
+        source,
+        QUALITY if steps.with_quality else "",
+    ]
+    return "; ".join(part for part in parts if part)

@@ -1,10 +1,11 @@
-"""Results by condition: scores of trials and properties of each side in, a row per value out.
+"""Results by condition. In: scores of trials, values of each side. Out: a row per value.
 
-Letters: N trials. A condition is a column of the data, such as the device: id -> value. A trial's
-value is that of both its sides if they agree, else the pair of them.
+Letters: N trials. A condition is a column of the data, such as the device: id -> value. The value
+of a trial is the common value of both sides or, if they differ, the pair of their values.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from speakerlab.scoring.bootstrap import bootstrap
 from speakerlab.scoring.metrics import eer, min_dcf
 from speakerlab.scoring.trials import Trials
 
-MAX_PAIRS = 12  # of values; if there are more, rows are: same, different, each value of the test
+Group = tuple[str, NDArray[np.intp]]  # a value, and the rows of its trials
+
+# Pairs of values; if there are more, the rows are: same, different, each value of the test side.
+MAX_PAIRS = 12
 NUM_REPLICATES = 200
 P_TARGET = 0.01
 SECONDS = (2.0, 4.0, 8.0, 16.0)  # edges of the duration bins
@@ -27,74 +31,112 @@ def condition_rows(
     columns: Mapping[str, Mapping[str, str]],
     seconds: Mapping[str, float],
 ) -> list[dict[str, Any]]:
-    """Measure each value of each condition of which at least two values have trials.
+    """Measure each value of each condition that has trials for at least two values.
 
     columns: condition -> (id -> value). seconds: id -> duration; trials are binned by their shorter
-    side. A trial with a side of unknown value is in no row of that condition. speakers:
+    side. If the value of a side is unknown, the trial is in no row of that condition. speakers:
     (enrol_speaker_N, test_speaker_N) for the intervals (200 replicates). Rates are None if one kind
-    of trial is missing, the interval also with too few speakers.
+    of trial is missing; the interval is also None with too few speakers.
     """
-    scores_N, rows = np.asarray(scores), list[dict[str, Any]]()
-    groups = {condition: _by_value(trials, table) for condition, table in columns.items()}
+    scores_N = np.asarray(scores)
+    enrol_speaker_N, test_speaker_N = speakers
+    groups: dict[str, Iterator[Group]] = {}
+    for condition, table in columns.items():
+        groups[condition] = _by_value(trials, table)
     groups["shorter side"] = _by_duration(trials, seconds)
-    for condition, parts in groups.items():
-        filled = [(value, chosen) for value, chosen in parts if len(chosen)]
-        if len(filled) < 2:
+
+    rows: list[dict[str, Any]] = []
+    for condition, values in groups.items():
+        # A condition with a single value would repeat the result of the whole list.
+        with_trials = [(value, chosen) for value, chosen in values if len(chosen)]
+        if len(with_trials) < 2:
             continue
-        for value, chosen in filled:
-            sides = speakers[0][chosen], speakers[1][chosen]
-            row = measure_condition(scores_N[chosen], trials.is_target_N[chosen], sides)
-            rows.append({"condition": condition, "value": value, **row})
+        for value, chosen in with_trials:
+            measures = measure_condition(
+                scores_N[chosen],
+                trials.is_target_N[chosen],
+                (enrol_speaker_N[chosen], test_speaker_N[chosen]),
+            )
+            rows.append({"condition": condition, "value": value, **measures})
     return rows
 
 
 def measure_condition(
-    scores_N: np.ndarray, is_target_N: np.ndarray, speakers: tuple[np.ndarray, np.ndarray]
+    scores_N: np.ndarray,
+    is_target_N: np.ndarray,
+    speakers: tuple[np.ndarray, np.ndarray],
 ) -> dict[str, Any]:
     """Measure the trials of one value of a condition; arguments as in `condition_rows`."""
     num_target = int(np.count_nonzero(is_target_N))
+    num_nontarget = len(is_target_N) - num_target
     row: dict[str, Any] = {
         "num_target": num_target,
-        "num_nontarget": len(is_target_N) - num_target,
-        **dict.fromkeys(("eer", "eer_ci95", "num_speakers", "min_dcf")),
+        "num_nontarget": num_nontarget,
+        "eer": None,
+        "eer_ci95": None,
+        "num_speakers": None,
+        "min_dcf": None,
     }
-    if 0 < num_target < len(is_target_N):
-        drawn = bootstrap(
-            scores_N, is_target_N, *speakers, p_targets=(), num_replicates=NUM_REPLICATES
+    if num_target and num_nontarget:
+        enrol_speaker_N, test_speaker_N = speakers
+        replicates = bootstrap(
+            scores_N,
+            is_target_N,
+            enrol_speaker_N,
+            test_speaker_N,
+            p_targets=(),
+            num_replicates=NUM_REPLICATES,
         )
         row["eer"] = eer(scores_N, is_target_N)
-        row["eer_ci95"] = drawn.interval("eer")
-        row["num_speakers"] = drawn.num_speakers
-        row["min_dcf"] = {f"{P_TARGET:g}": min_dcf(scores_N, is_target_N, p_target=P_TARGET)}
+        row["eer_ci95"] = replicates.interval("eer")
+        row["num_speakers"] = replicates.num_speakers
+        cost = min_dcf(scores_N, is_target_N, p_target=P_TARGET)
+        row["min_dcf"] = {f"{P_TARGET:g}": cost}
     return row
 
 
-def _by_duration(
-    trials: Trials, seconds: Mapping[str, float]
-) -> Iterator[tuple[str, NDArray[np.intp]]]:
-    """Return (bin, trials whose shorter side falls into it), shortest first."""
-    sides = trials.look_up(lambda name: seconds.get(name, np.nan))
-    shorter_N = np.minimum(*sides)  # NaN where a side is unknown
-    for low, high in zip((0.0, *SECONDS), (*SECONDS, np.inf)):
-        name = f"{low:g} s and more" if high == np.inf else f"{low:g} to {high:g} s"
-        yield name, np.flatnonzero((shorter_N >= low) & (shorter_N < high))
+def _by_duration(trials: Trials, seconds: Mapping[str, float]) -> Iterator[Group]:
+    """Yield (bin, trials whose shorter side is in the bin), shortest first."""
+    enrol_N, test_N = trials.look_up(lambda name: seconds.get(name, np.nan))
+    # NaN if a side is unknown; it is in no bin, because comparisons with NaN are false.
+    shorter_N = np.minimum(enrol_N, test_N)
+    for low, high in pairwise([0.0, *SECONDS, np.inf]):
+        name = f"{low:g} to {high:g} s"
+        if high == np.inf:
+            name = f"{low:g} s and more"
+        is_inside_N = (shorter_N >= low) & (shorter_N < high)
+        yield name, np.flatnonzero(is_inside_N)
 
 
-def _by_value(trials: Trials, table: Mapping[str, str]) -> Iterator[tuple[str, NDArray[np.intp]]]:
-    """Return (value, trials that have it), in the order of the values."""
-    names = sorted(set(table.values()))
-    code_of = {name: code for code, name in enumerate(names)}
-    enrol_N, test_N = trials.look_up(lambda name: code_of.get(table.get(name, ""), -1))
-    known = np.flatnonzero((enrol_N >= 0) & (test_N >= 0))
-    low, high = np.minimum(enrol_N, test_N)[known], np.maximum(enrol_N, test_N)[known]
-    pairs = low * len(names) + high
-    found = np.unique(pairs)
-    if len(found) <= MAX_PAIRS:
-        for pair in found.tolist():
-            a, b = names[pair // len(names)], names[pair % len(names)]
-            yield a if a == b else f"{a} / {b}", known[pairs == pair]
+def _by_value(trials: Trials, table: Mapping[str, str]) -> Iterator[Group]:
+    """Yield (value, trials with this value), in the order of the values."""
+    values = sorted(set(table.values()))
+    code_of = {value: code for code, value in enumerate(values)}
+
+    def find_code(name: str) -> int:
+        """Return the number of an utterance's value, -1 if it is unknown."""
+        return code_of.get(table.get(name, ""), -1)
+
+    enrol_N, test_N = trials.look_up(find_code)
+    # Trials with known values on both sides.
+    labelled_rows = np.flatnonzero((enrol_N >= 0) & (test_N >= 0))
+    enrol = enrol_N[labelled_rows]
+    test = test_N[labelled_rows]
+    # Sorted, because a pair of values does not depend on the order of the sides.
+    low = np.minimum(enrol, test)
+    high = np.maximum(enrol, test)
+    pairs = low * len(values) + high
+    distinct_pairs = np.unique(pairs)
+    if len(distinct_pairs) <= MAX_PAIRS:
+        for pair in distinct_pairs.tolist():
+            # The inverse of `pairs`.
+            low_code, high_code = divmod(pair, len(values))
+            value = values[low_code]
+            if low_code != high_code:
+                value = f"{values[low_code]} / {values[high_code]}"
+            yield value, labelled_rows[pairs == pair]
         return
-    yield "same", known[low == high]
-    yield "different", known[low != high]
-    for code, name in enumerate(names):
-        yield f"test side: {name}", known[test_N[known] == code]
+    yield "same", labelled_rows[low == high]
+    yield "different", labelled_rows[low != high]
+    for code, value in enumerate(values):
+        yield f"test side: {value}", labelled_rows[test == code]

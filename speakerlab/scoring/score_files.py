@@ -1,4 +1,4 @@
-"""Score files of any system: `enrol test score` per line; further columns are ignored.
+"""Score files of any system: `enrol test score` per line; other columns are ignored.
 
 Also reads 3D-Speaker's `enrol test label score`, recognised by the label in the first line.
 In: a file and a trial list. Out: the scores, in the order of the trials.
@@ -6,6 +6,7 @@ Letters: N trials, L lines.
 """
 
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,65 +21,109 @@ from speakerlab.scoring.trials import LABELS, LINES_AT_ONCE, TRUTH, Trials
 def write_scores(path: str | Path, trials: Trials, scores_N: np.ndarray) -> None:
     """Write one line per trial: enrolment id, test id, score, target|nontarget."""
     assert len(scores_N) == len(trials), (len(scores_N), len(trials))
-    enrol_ids, test_ids = trials.enrol_ids, trials.test_ids
-    columns = (trials.enrol_N, trials.test_N, scores_N, trials.is_target_N)
-    with replacing(Path(path)) as partial, partial.open("w", encoding="utf-8") as stream:
+    with (
+        replacing(Path(path)) as partial,
+        partial.open("w", encoding="utf-8") as stream,
+    ):
         for start in range(0, len(trials), LINES_AT_ONCE):
-            block = zip(*(column[start : start + LINES_AT_ONCE].tolist() for column in columns))
-            stream.writelines(
-                f"{enrol_ids[e]} {test_ids[t]} {score:.6f} {LABELS[is_target]}\n"
-                for e, t, score, is_target in block
+            block = slice(start, start + LINES_AT_ONCE)
+            # Convert to Python numbers: formatting NumPy numbers takes much longer.
+            rows = zip(
+                trials.enrol_N[block].tolist(),
+                trials.test_N[block].tolist(),
+                scores_N[block].tolist(),
+                trials.is_target_N[block].tolist(),
             )
+            lines: list[str] = []
+            for enrol, test, score, is_target in rows:
+                pair = f"{trials.enrol_ids[enrol]} {trials.test_ids[test]}"
+                lines.append(f"{pair} {score:.6f} {LABELS[is_target]}\n")
+            stream.writelines(lines)
 
 
 def read_scores(path: str | Path, trials: Trials) -> NDArray[np.float64]:
     """Read the score of every trial, (N). Lines may be in any order; other trials are ignored.
 
-    Raises ValueError for a line without a score, and for a trial that has none, more than one, or
+    Raises ValueError for a line without a score, and for a trial with no score, several scores or
     NaN.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such score file; run `speakerlab score`")
     cell_L, score_L = _read_lines(path, trials)
+    # Find each trial's cell in the sorted cells of the lines by bisection: a dict of millions of
+    # pairs would take too much memory.
     order_L = np.argsort(cell_L, kind="stable")
-    wanted_N = trials.enrol_N.astype(np.int64) * len(trials.test_ids) + trials.test_N
-    first_N = np.searchsorted(cell_L, wanted_N, sorter=order_L)
-    end_N = np.searchsorted(cell_L, wanted_N, "right", order_L)
-    scores_N = np.append(score_L[order_L], np.nan)[first_N]
+    enrol_N = trials.enrol_N.astype(np.int64)
+    cell_N = enrol_N * len(trials.test_ids) + trials.test_N
+    first_N = np.searchsorted(cell_L, cell_N, side="left", sorter=order_L)
+    end_N = np.searchsorted(cell_L, cell_N, side="right", sorter=order_L)
+    num_lines_N = end_N - first_N
+    # Append one score, for a missing trial whose cell would come after all others.
+    ascending_scores = np.append(score_L[order_L], np.nan)
+    scores_N = ascending_scores[first_N]
+
+    is_nan_N = np.isnan(scores_N)
+    is_wrong_N = (num_lines_N != 1) | is_nan_N
     faults = Faults()
-    for n in np.flatnonzero((end_N - first_N != 1) | np.isnan(scores_N)):
-        problem = "no score; score the whole list"
-        if end_N[n] > first_N[n]:
-            is_nan = np.isnan(scores_N[n])
-            problem = "the score nan; score it again" if is_nan else "more than one score; keep one"
-        name = f"{trials.enrol_ids[trials.enrol_N[n]]} {trials.test_ids[trials.test_N[n]]}"
-        faults.add("trials", f"{path}: {name} has {problem}")
+    for trial in np.flatnonzero(is_wrong_N):
+        if num_lines_N[trial] == 0:
+            problem = "no score; score the whole list"
+        elif is_nan_N[trial]:
+            problem = "the score nan; score it again"
+        else:
+            problem = "more than one score; keep one"
+        enrol_id = trials.enrol_ids[trials.enrol_N[trial]]
+        test_id = trials.test_ids[trials.test_N[trial]]
+        faults.add("trials", f"{path}: {enrol_id} {test_id} has {problem}")
     faults.raise_if_any(f"{path}: refused, each trial needs one score")
     return scores_N
 
 
-def _read_lines(path: Path, trials: Trials) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the cell of the matrix enrolment x test, and the score, of each line of a trial."""
+def _read_lines(
+    path: Path, trials: Trials
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return cell and score of each line of a trial; cell: index into the enrol x test matrix."""
     row_of = {name: row for row, name in enumerate(trials.enrol_ids)}
     column_of = {name: column for column, name in enumerate(trials.test_ids)}
-    cells, scores, place, faults = array("q"), array("d"), 0, Faults()  # place: of the score
+    # Arrays, because lists of millions of Python numbers would take much memory.
+    cells = array("q")
+    scores = array("d")
+    faults = Faults()
+    score_column = 0  # unknown before the first line
     with open_text(path) as stream:
-        for number, words in enumerate(map(str.split, stream), 1):
-            if not words:
+        for number, line in enumerate(stream, start=1):
+            fields = line.split()
+            if not fields:
                 continue
-            place = place or (3 if [w in TRUTH for w in words[2:4]] == [True, False] else 2)
+            if not score_column:
+                score_column = _find_score_column(fields)
             try:
-                score = float(words[place])
-                if place == 3 and words[2] not in TRUTH:
-                    raise ValueError(words[2])
+                score = float(fields[score_column])
+                if score_column == 3 and fields[2] not in TRUTH:
+                    raise ValueError(fields[2])
             except (IndexError, ValueError):
-                form = "enrol test label score" if place == 3 else "enrol test score"
-                text = f"is not '{form}' as the first line, got {' '.join(words)!r}; correct it"
-                faults.add("unreadable lines", f"{path}:{number}: {text}")
+                form = "enrol test score"
+                if score_column == 3:
+                    form = "enrol test label score"
+                faults.add(
+                    "unreadable lines",
+                    f"{path}:{number}: is not '{form}' as the first line, got"
+                    f" {' '.join(fields)!r}; correct it",
+                )
                 continue
-            if words[0] in row_of and words[1] in column_of:
-                cells.append(row_of[words[0]] * len(column_of) + column_of[words[1]])
+            enrol_id, test_id = fields[:2]
+            if enrol_id in row_of and test_id in column_of:
+                row = row_of[enrol_id]
+                column = column_of[test_id]
+                cells.append(row * len(column_of) + column)
                 scores.append(score)
     faults.raise_if_any(f"{path}: refused, no score was read")
     return np.array(cells, np.int64), np.array(scores)
+
+
+def _find_score_column(fields: Sequence[str]) -> int:
+    """Return the column of the score, from the first line: 3 after a label, else 2."""
+    # In `enrol test score label`, the label is after the score.
+    are_labels = [field in TRUTH for field in fields[2:4]]
+    return 3 if are_labels == [True, False] else 2

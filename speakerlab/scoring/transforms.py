@@ -1,7 +1,8 @@
 """Transforms of embeddings before scoring: mean, LDA, whitening, length.
 
-In: a development set to learn from, tables to transform. Out: tables of the same ids.
-Letters: N utterances, M of the development set, S its speakers, D dimensions before and K after.
+In: a development set to learn from, tables to transform. Out: tables with the same ids.
+Letters: N utterances, M utterances of the development set, S its speakers, D dimensions before and
+K after the transform.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,64 +10,75 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import eigh
 
 from speakerlab.scoring.embeddings import EmbeddingTable
 from speakerlab.scoring.pair_scores import unit_rows
 
 Transform = Callable[[EmbeddingTable], EmbeddingTable]
 
-SINGULAR = 1e-12  # a variance below this share of the largest is float32 rounding
+SINGULAR = 1e-12  # a variance below this share of the largest is rounding error
 
 
 @dataclass(frozen=True)
 class Development:
-    """Embeddings of speakers that occur in no trial."""
+    """Embeddings of speakers outside all trials."""
 
     table: EmbeddingTable  # M rows
     speaker_M: Sequence[str]  # in the order of table.ids
 
     def __post_init__(self) -> None:
-        assert len(self.table.ids) == len(self.speaker_M), (len(self.table.ids), self.speaker_M)
+        num_rows = len(self.table.ids)
+        assert num_rows == len(self.speaker_M), (num_rows, self.speaker_M)
 
 
 @dataclass(frozen=True, eq=False)
 class SpeakerMeans:
-    """The mean embedding of each development speaker, and the scatter around these means."""
+    """Mean embedding of each development speaker, and the scatter around these means."""
 
     names: list[str]  # sorted
     count_S: NDArray[np.int64]
     mean_SD: NDArray[np.float64]
-    within_DD: NDArray[np.float64]  # sum over the M rows of (x - its speaker's mean) squared
+    # Sum over the M rows of (x - mean of the speaker) squared.
+    within_DD: NDArray[np.float64]
 
     @classmethod
     def of(cls, development: Development) -> "SpeakerMeans":
-        """Sum in float64."""
+        """Compute the means and the scatter in float64."""
         emb_MD = development.table.emb_ND.astype(np.float64)
         names, code_M, count_S = np.unique(
-            np.asarray(development.speaker_M), return_inverse=True, return_counts=True
+            np.asarray(development.speaker_M),
+            return_inverse=True,
+            return_counts=True,
         )
-        first_S = np.cumsum(count_S) - count_S
+        # Sort by speaker, so that one `reduceat` sums all; a mask for each speaker would be slow.
         by_speaker_MD = emb_MD[np.argsort(code_M, kind="stable")]
-        mean_SD = np.add.reduceat(by_speaker_MD, first_S, axis=0) / count_S[:, None]
-        left_MD = emb_MD - mean_SD[code_M]
-        return cls(names.tolist(), count_S, mean_SD, left_MD.T @ left_MD)
+        first_row_S = np.cumsum(count_S) - count_S
+        sum_SD = np.add.reduceat(by_speaker_MD, first_row_S, axis=0)
+        mean_SD = sum_SD / count_S[:, None]
+        deviation_MD = emb_MD - mean_SD[code_M]
+        within_DD = deviation_MD.T @ deviation_MD
+        return cls(names.tolist(), count_S, mean_SD, within_DD)
 
     def require_spread(self, step: str) -> None:
         """Raise ValueError if some dimension has no within-speaker variance."""
-        num, num_speakers, dim = int(self.count_S.sum()), len(self.names), len(self.within_DD)
+        num_utterances = int(self.count_S.sum())
+        num_speakers = len(self.names)
+        dim = len(self.within_DD)
         variance_D = np.linalg.eigvalsh(self.within_DD)  # ascending
-        if num_speakers < 2 or not variance_D[0] > SINGULAR * variance_D[-1]:
+        # The comparison is also false for NaN.
+        has_spread = variance_D[0] > SINGULAR * variance_D[-1]
+        if num_speakers < 2 or not has_spread:
             raise ValueError(
-                f"{step}: {num} utterances of {num_speakers} speakers are too few for {dim} "
-                f"dimensions (at least 2 speakers, {dim + num_speakers} distinct ones); add some,"
-                f" put lda with a smaller --lda-dim before it, or leave out {step}"
+                f"{step}: {num_utterances} utterances of {num_speakers} speakers are too few for"
+                f" {dim} dimensions (at least 2 speakers, {dim + num_speakers} distinct"
+                " ones); add some, put lda with a smaller --lda-dim before it, or"
+                f" leave out {step}"
             )
 
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """x -> (x - offset) projection, applied to each row."""
+    """Affine map x -> (x - offset) projection, applied to each row."""
 
     offset_D: NDArray[np.float64]
     projection_DK: NDArray[np.float64] | None = None  # None: unchanged
@@ -86,30 +98,45 @@ def to_unit_length(table: EmbeddingTable) -> EmbeddingTable:
 
 def learn_mean(development: Development) -> Affine:
     """Subtract the mean of the development utterances."""
-    return Affine(development.table.emb_ND.mean(axis=0, dtype=np.float64))
+    mean_D = development.table.emb_ND.mean(axis=0, dtype=np.float64)
+    return Affine(mean_D)
 
 
 def learn_lda(development: Development, *, dim: int | None = None) -> Affine:
     """Learn LDA: the `dim` directions v with the largest l in B v = l W v.
 
-    W is the covariance within speakers, sum of (x - m_s)(x - m_s)' / M, and B that between them,
-    sum of n_s (m_s - m)(m_s - m)' / M (Fukunaga, "Introduction to Statistical Pattern Recognition",
-    1990, chapter 10). v' W v is 1. By default `dim` is the smaller of D and S - 1, all that B
-    spans. Raises ValueError if `dim` is more, or W is singular (too few utterances).
+    W is the covariance within speakers, sum of (x - m_s)(x - m_s)' / M, and B is the covariance
+    between speakers, sum of n_s (m_s - m)(m_s - m)' / M (Fukunaga, "Introduction to Statistical
+    Pattern Recognition", 1990, chapter 10). v' W v is 1. By default `dim` is the smaller of D and
+    S - 1, the largest possible rank of B. Raises ValueError if `dim` is larger, or if W is singular
+    (too few utterances).
     """
+    from scipy.linalg import eigh  # here: it takes a fifth of a second to import
+
     means = SpeakerMeans.of(development)
     means.require_spread("lda")
-    most = min(len(means.within_DD), len(means.names) - 1)
-    if dim is not None and not 1 <= dim <= most:
+    num_speakers = len(means.names)
+    num_dims = len(means.within_DD)
+    max_dim = min(num_dims, num_speakers - 1)
+    if dim is None:
+        dim = max_dim
+    if not 1 <= dim <= max_dim:
         raise ValueError(
-            f"lda: --lda-dim {dim} is not within 1 to {most}, the most that {len(means.names)} "
-            f"speakers and {len(means.within_DD)} dimensions allow; correct it, or leave it out"
+            f"lda: --lda-dim {dim} is not within 1 to {max_dim}, the most that"
+            f" {num_speakers} speakers and {num_dims} dimensions allow;"
+            " correct it, or leave it out"
         )
-    num = means.count_S.sum()
-    apart_SD = means.mean_SD - means.count_S @ means.mean_SD / num
-    between_DD = (apart_SD * means.count_S[:, None]).T @ apart_SD / num
-    _, ascending_DD = eigh(between_DD, means.within_DD / num)
-    return Affine(np.zeros(len(between_DD)), ascending_DD[:, ::-1][:, : dim or most])
+
+    num_utterances = means.count_S.sum()
+    mean_D = means.count_S @ means.mean_SD / num_utterances
+    centred_SD = means.mean_SD - mean_D
+    weighted_SD = centred_SD * means.count_S[:, None]
+    between_DD = weighted_SD.T @ centred_SD / num_utterances
+    # Directions as columns; the last columns have the largest l.
+    _, ascending_DD = eigh(between_DD, means.within_DD / num_utterances)
+    descending_DD = ascending_DD[:, ::-1]
+    # The mean is not subtracted; the step `mean` does that.
+    return Affine(np.zeros(num_dims), descending_DD[:, :dim])
 
 
 def learn_whitening(development: Development) -> Affine:
@@ -118,11 +145,20 @@ def learn_whitening(development: Development) -> Affine:
     This is "ZCA" (Kessy, Lewin and Strimmer, The American Statistician 72, 2018). Raises ValueError
     if C is singular.
     """
+    from scipy.linalg import eigh  # here: it takes a fifth of a second to import
+
     emb_MD = development.table.emb_ND.astype(np.float64)
-    variance_D, direction_DD = eigh(np.atleast_2d(np.cov(emb_MD, rowvar=False, ddof=0)))
-    if not variance_D[0] > SINGULAR * variance_D[-1]:
+    num_utterances, num_dims = emb_MD.shape
+    # `cov` returns a scalar for a single dimension.
+    covariance_DD = np.atleast_2d(np.cov(emb_MD, rowvar=False, ddof=0))
+    variance_D, direction_DD = eigh(covariance_DD)
+    has_spread = variance_D[0] > SINGULAR * variance_D[-1]
+    if not has_spread:
         raise ValueError(
-            f"whiten: {len(emb_MD)} utterances are too few for {emb_MD.shape[1]} dimensions (more "
-            f"distinct ones than dimensions); extract more training data, or score without whiten"
+            f"whiten: {num_utterances} utterances are too few for {num_dims}"
+            " dimensions (more distinct ones than dimensions); extract more training"
+            " data, or score without whiten"
         )
-    return Affine(np.zeros(emb_MD.shape[1]), (direction_DD / np.sqrt(variance_D)) @ direction_DD.T)
+    scaled_DD = direction_DD / np.sqrt(variance_D)
+    # As in LDA, the mean is not subtracted.
+    return Affine(np.zeros(num_dims), scaled_DD @ direction_DD.T)

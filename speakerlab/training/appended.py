@@ -1,4 +1,4 @@
-"""Files that grow by whole records and survive a full disk: records wait in memory for room."""
+"""Files that grow by whole records and survive a full disk: records then wait in memory."""
 
 import logging
 import os
@@ -9,58 +9,76 @@ log = logging.getLogger(__name__)
 
 
 class AppendedFile:
-    """Records in order, each written whole; a failure is logged once, and when it is over."""
+    """File of whole records in order; a failure is logged once, and so is its end."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.waiting: list[bytes] = []
+        self.waiting: list[bytes] = []  # records that are not in the file yet
 
     def append(self, *records: bytes) -> None:
+        """Write waiting records, then these; keep all of them in memory if the disk is full."""
         was_waiting = bool(self.waiting)
         self.waiting += records
+        data = b"".join(self.waiting)
         try:
-            _append(self.path, b"".join(self.waiting))
+            _append(self.path, data)
         except OSError as error:
+            # Only once: a training appends every few steps, and would fill the console.
             if not was_waiting:
-                text = "%s: cannot be written: %s; free some space: rows are kept in memory"
-                log.warning(text, self.path, error.strerror)
+                log.warning(
+                    "%s: cannot be written: %s; free some space: rows are kept in"
+                    " memory",
+                    self.path,
+                    error.strerror,
+                )
             return
         self.waiting.clear()
         if was_waiting:
             log.warning("%s: written again, nothing is missing", self.path)
 
     def close(self) -> None:
-        """Try once more to write the records that wait."""
+        """Try once more to write the waiting records."""
         if self.waiting:
             self.append()
         if self.waiting:
-            log.warning("%s: the last %d records are missing", self.path, len(self.waiting))
+            log.warning(
+                "%s: the last %d records are missing", self.path, len(self.waiting)
+            )
 
 
 class LogFile(logging.FileHandler):
-    """A log file whose lines wait for room on a full disk; logging itself drops them."""
+    """Log file whose lines wait in memory while the disk is full; `logging` drops them."""
 
     def __init__(self, path: Path) -> None:
+        # With `delay`, the base class never opens the file: `emit` below writes it.
         super().__init__(path, encoding="utf-8", delay=True)
         self.file = AppendedFile(path)
 
     def emit(self, record: logging.LogRecord) -> None:
+        # As in every handler: a record that cannot be formatted must not end the program.
         try:
-            self.file.append(f"{self.format(record)}\n".encode())
-        except Exception:  # as in every handler: a bad record must not end the program
+            line = f"{self.format(record)}\n"
+            self.file.append(line.encode())
+        except Exception:
             self.handleError(record)
 
 
 def _append(path: Path, data: bytes) -> None:
     """Append all of `data` or nothing: a part that was written is cut off again."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    size = path.stat().st_size if path.exists() else 0
+    size_before = 0
+    if path.exists():
+        size_before = path.stat().st_size
     try:
-        with path.open("ab", buffering=0) as file:  # a network file system may be full at the end
+        # Without a buffer, a full disk is reported by `write`, which may write only a part. A
+        # network file system may report it no earlier than at the end of the block.
+        with path.open("ab", buffering=0) as file:
             rest = memoryview(data)
             while rest:
-                rest = rest[file.write(rest) :]
+                num_written = file.write(rest)
+                rest = rest[num_written:]
     except OSError:
+        # Half a record would make the file unreadable. Shortening needs no room on the disk.
         with suppress(OSError):
-            os.truncate(path, size)
+            os.truncate(path, size_before)
         raise

@@ -1,6 +1,6 @@
 """Micro-batch x ranks x accumulation = global batch.
 
-Hardware never changes the global batch: memory only decides in how many pieces it is computed.
+Hardware never changes the global batch: memory only determines into how many pieces it is divided.
 """
 
 import os
@@ -12,20 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-MIN_MICRO_BATCH, MAX_MICRO_BATCH = 16, 128
-# For BatchNorm: with 32, 16 and 8 images its error is 23.6, 23.7 and 24.8 % (Wu and He, "Group
-# Normalization", ECCV 2018, arXiv 1803.08494), and the published recipes have 28 crops and more.
+MIN_MICRO_BATCH = 16
+MAX_MICRO_BATCH = 128
+# Crops that BatchNorm needs for good statistics. With 32, 16 and 8 images the error of a classifier
+# is 23.6, 23.7 and 24.8 % (Wu and He, "Group Normalization", ECCV 2018, arXiv 1803.08494), and
+# published recipes for speakers have 28 crops and more.
 ENOUGH_CROPS = 32
 REMEDY = "use a shorter data.crop_seconds, a smaller model or a lower precision"
 
 
 class MemoryTooSmall(ValueError):
-    """The smallest micro-batch that is allowed does not fit; the message says what would."""
+    """The smallest allowed micro-batch does not fit; the message names a remedy."""
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How the global batch is computed, and why."""
+    """Division of the global batch into micro-batches, with the reason."""
 
     micro_batch: int
     accumulation: int
@@ -39,17 +41,18 @@ class BatchPlan:
 
     @property
     def bn_batch(self) -> int:
-        """Return the number of crops that BatchNorm sees at once."""
+        """Return the number of crops that BatchNorm normalises together."""
         return self.micro_batch * self.joined_ranks
 
     def __str__(self) -> str:
         return (
-            f"global batch {self.global_batch} = micro-batch {self.micro_batch} x "
-            f"{self.world_size} ranks x {self.accumulation} accumulations ({self.reason})"
+            f"global batch {self.global_batch} = micro-batch {self.micro_batch} x"
+            f" {self.world_size} ranks x {self.accumulation} accumulations"
+            f" ({self.reason})"
         )
 
 
-def plan_batch(
+def divide_global_batch(
     *,
     global_batch: int,
     world_size: int,
@@ -60,51 +63,83 @@ def plan_batch(
     limit: Callable[[list[int]], int],
     undivided: str = "",
 ) -> BatchPlan:
-    """Choose a micro-batch whose product is exact; ValueError names the nearest valid sizes.
+    """Choose a micro-batch that makes up the global batch exactly.
 
     micro_batch: fixed, or None for the largest divisor of a rank's share in 16..128 that fits.
-    bn_batch: preferred if it fits; if it does not and `join_ranks`, ranks with fewer than
-    `ENOUGH_CROPS` share BatchNorm's statistics, and fewer than 16 crops a rank will do if BatchNorm
-    still sees 16. below: take the next smaller micro-batch, after this one ran out of memory.
-    limit: gets the sizes in question, ascending, and returns how many crops fit; raises
+    bn_batch: preferred if it fits. join_ranks: if `bn_batch` does not fit, ranks with fewer than
+    `ENOUGH_CROPS` share BatchNorm's statistics; then a rank may have fewer than 16 crops, as long
+    as BatchNorm has 16. below: a micro-batch that ran out of memory; take the next smaller one.
+    limit: gets the candidate sizes, ascending, and returns how many crops fit; raises
     MemoryTooSmall if not even the first size does. undivided: why a rank must compute its share at
     once, without accumulation; "" if it need not.
+
+    Raises ValueError, with the nearest valid sizes, if there is no such micro-batch.
     """
-    divisors, joined = micro_batches(global_batch, world_size), {}
+    # Ascending, so the last divisor of a rank's share is the share itself.
+    divisors = micro_batches(global_batch, world_size)
+    share = divisors[-1]
     if undivided:
-        share = divisors[-1]
         if micro_batch not in (None, share):
             raise ValueError(
-                f"runtime.micro_batch: {micro_batch}, but {undivided}; use {share}, or a smaller "
-                "training.global_batch"
+                f"runtime.micro_batch: {micro_batch}, but {undivided}; use {share}, or"
+                " a smaller training.global_batch"
             )
         micro_batch = share
+
+    # For each size: the number of ranks that share BatchNorm's statistics.
+    joined_ranks: dict[int, int] = {}
     for size in divisors:
-        may_join = join_ranks and size < ENOUGH_CROPS
-        most = max(bn_batch // size, 1) if may_join and bn_batch else 1
-        joined[size] = max(n for n in range(1, most + 1) if world_size % n == 0)
-    sizes = _sizes_to_try(divisors, micro_batch, bn_batch, below, joined)
-    most = limit(sizes)
-    size = max(size for size in sizes if size <= most)
+        joined_ranks[size] = 1
+        if join_ranks and size < ENOUGH_CROPS and bn_batch:
+            joined_ranks[size] = _count_joined_ranks(size, bn_batch, world_size)
+
+    sizes = _sizes_to_try(divisors, micro_batch, bn_batch, below, joined_ranks)
+    # Called once for all sizes: it measures the memory, and all ranks agree on the smallest result.
+    max_crops = limit(sizes)
+    fitting_sizes = [size for size in sizes if size <= max_crops]
+    size = max(fitting_sizes)
     if below is not None:
         reason = f"{below} ran out of memory"
     elif micro_batch is not None:
         reason = undivided or "as configured"
     elif size == bn_batch:
         reason = "auto: training.bn_batch fits"
+    elif max_crops < MAX_MICRO_BATCH:
+        reason = f"auto: memory allows {max_crops}"
     else:
-        reason = f"auto: memory allows {most}" if most < MAX_MICRO_BATCH else "auto"
-    return BatchPlan(size, divisors[-1] // size, world_size, reason, joined[size])
+        reason = "auto"
+    return BatchPlan(
+        micro_batch=size,
+        accumulation=share // size,
+        world_size=world_size,
+        reason=reason,
+        joined_ranks=joined_ranks[size],
+    )
+
+
+def _count_joined_ranks(size: int, bn_batch: int, world_size: int) -> int:
+    """Return how many ranks with `size` crops make up `bn_batch`; a divisor of all ranks."""
+    max_ranks = max(bn_batch // size, 1)
+    num_ranks = 1
+    for count in range(1, max_ranks + 1):
+        # Groups must be of equal size.
+        if world_size % count == 0:
+            num_ranks = count
+    return num_ranks
 
 
 def micro_batches(global_batch: int, world_size: int) -> list[int]:
     """Return the divisors of a rank's share of the global batch, ascending."""
     if global_batch % world_size:
-        below = global_batch // world_size
-        near = sorted({max(below, 1) * world_size, (below + 1) * world_size})
+        lower_share = global_batch // world_size
+        lower = max(lower_share, 1) * world_size
+        upper = (lower_share + 1) * world_size
+        # Both are equal if the batch is smaller than the number of ranks.
+        nearest_sizes = sorted({lower, upper})
+        nearest = " and ".join(map(str, nearest_sizes))
         raise ValueError(
-            f"training.global_batch: {global_batch} is not a multiple of the {world_size} ranks; "
-            f"nearest are {' and '.join(map(str, near))}"
+            f"training.global_batch: {global_batch} is not a multiple of the"
+            f" {world_size} ranks; nearest are {nearest}"
         )
     share = global_batch // world_size
     return [size for size in range(1, share + 1) if share % size == 0]
@@ -115,30 +150,46 @@ def _sizes_to_try(
     micro_batch: int | None,
     bn_batch: int | None,
     below: int | None,
-    joined: Mapping[int, int],
+    joined_ranks: Mapping[int, int],
 ) -> list[int]:
-    """Return the sizes that `plan_batch` may choose, ascending; never none."""
+    """Return the sizes that `divide_global_batch` may choose, ascending; at least one."""
     share = divisors[-1]
-    low, high, least = 1, MAX_MICRO_BATCH, min(MIN_MICRO_BATCH, share * joined[share])
+    low = 1
+    high = MAX_MICRO_BATCH
+    min_bn_batch = min(MIN_MICRO_BATCH, share * joined_ranks[share])
     if micro_batch is not None:
         if micro_batch not in divisors:
-            near = sorted(divisors, key=lambda size: abs(size - micro_batch))[:2]
+            by_distance = sorted(divisors, key=lambda size: abs(size - micro_batch))
+            nearest_sizes = sorted(by_distance[:2])
+            nearest = " and ".join(map(str, nearest_sizes))
             raise ValueError(
-                f"runtime.micro_batch: {micro_batch} does not divide a rank's share of {share}; "
-                f"nearest are {' and '.join(map(str, sorted(near)))}"
+                f"runtime.micro_batch: {micro_batch} does not divide a rank's share of"
+                f" {share}; nearest are {nearest}"
             )
-        low, high, least = micro_batch, micro_batch, 1
+        # Chosen by the user; the size may be small for BatchNorm.
+        low = micro_batch
+        high = micro_batch
+        min_bn_batch = 1
     elif bn_batch in divisors:
-        high, least = bn_batch, min(least, bn_batch)
+        high = bn_batch
+        min_bn_batch = min(min_bn_batch, bn_batch)
     if below is not None:
-        low, high, least = 1, min(high, below - 1), 1
-    sizes = [size for size in divisors if low <= size <= high and size * joined[size] >= least]
+        # After running out of memory, any smaller size is better than none.
+        low = 1
+        high = min(high, below - 1)
+        min_bn_batch = 1
+
+    sizes: list[int] = []
+    for size in divisors:
+        is_enough = size * joined_ranks[size] >= min_bn_batch
+        if low <= size <= high and is_enough:
+            sizes.append(size)
     if not sizes and below is not None:
         raise MemoryTooSmall(f"memory: a micro-batch of {below} does not fit; {REMEDY}")
     if not sizes:
         raise ValueError(
-            f"training.global_batch: a rank's share of {share} has no divisor from {least} to "
-            f"{high}; change it, or set runtime.micro_batch"
+            f"training.global_batch: a rank's share of {share} has no divisor from"
+            f" {min_bn_batch} to {high}; change it, or set runtime.micro_batch"
         )
     return sizes
 
@@ -146,9 +197,10 @@ def _sizes_to_try(
 def saved_bytes(
     run: Callable[[int], Any], parameters: Iterable[Tensor] = ()
 ) -> tuple[float, float]:
-    """Return what a forward pass saves for the backward pass: (bytes per crop, bytes once).
+    """Return the memory that a forward pass keeps for the backward pass.
 
-    run: computes the forward pass for a number of crops; parameters: are not counted.
+    Returns (bytes per crop, bytes once). run: computes the forward pass for a number of crops.
+    parameters: not counted.
     """
     # `_cdata` differs even between storages without data, whose addresses are all 0.
     ignored = {parameter.untyped_storage()._cdata for parameter in parameters}
@@ -156,34 +208,53 @@ def saved_bytes(
     def count(num_crops: int) -> int:
         sizes: dict[int, int] = {}  # by storage: views share theirs
 
-        def note(tensor: Tensor) -> Tensor:
+        def note_size(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage._cdata not in ignored:
                 sizes[storage._cdata] = storage.nbytes()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            kept = run(num_crops)  # alive until counted, so that no storage is reused
-        del kept
+        def unpack(tensor: Tensor) -> Tensor:
+            return tensor
+
+        # The output keeps the graph alive. If a storage were freed before all are counted, another
+        # one could take its place under the same key.
+        hooks = torch.autograd.graph.saved_tensors_hooks(note_size, unpack)
+        with hooks:
+            output = run(num_crops)
+        del output
         return sum(sizes.values())
 
-    two, four = count(2), count(4)
-    return (four - two) / 2, 2 * two - four
+    # A straight line through two points: bytes = slope * crops + constant.
+    bytes_of_two = count(2)
+    bytes_of_four = count(4)
+    bytes_per_crop = (bytes_of_four - bytes_of_two) / 2
+    bytes_once = 2 * bytes_of_two - bytes_of_four
+    return bytes_per_crop, bytes_once
 
 
 def free_bytes(device: torch.device, local_ranks: int) -> int:
     """Return the free memory of the GPU, or this rank's share of the host's."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+    # Not MemFree, which leaves out the memory of the file cache.
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
-        words = meminfo.read_text(encoding="ascii").split()
-        return int(words[words.index("MemAvailable:") + 1]) * 1024 // local_ranks
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // local_ranks
+        fields = meminfo.read_text(encoding="ascii").split()
+        name_index = fields.index("MemAvailable:")
+        available_kib = int(fields[name_index + 1])
+        return available_kib * 1024 // local_ranks
+    # Without /proc, as on macOS: half of the physical memory.
+    num_pages = os.sysconf("SC_PHYS_PAGES")
+    physical_bytes = num_pages * os.sysconf("SC_PAGE_SIZE")
+    return physical_bytes // 2 // local_ranks
 
 
 def slow_batchnorm(module: nn.Module, accumulation: int) -> None:
     """Make k micro-batches move running statistics as far as one batch: 1 - (1 - m)^(1 / k)."""
     for layer in module.modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.momentum is not None:  # noqa: SLF001
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001
+            continue
+        if layer.momentum is not None:
             layer.momentum = 1 - (1 - layer.momentum) ** (1 / accumulation)

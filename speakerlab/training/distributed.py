@@ -1,6 +1,6 @@
 """Ranks and their collectives: the only file that imports torch.distributed.
 
-A single process needs no launcher and no process group: every call then does the obvious.
+A single process needs no launcher and no process group: every collective then returns its argument.
 """
 
 import os
@@ -17,15 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from speakerlab.core import process
-from speakerlab.training.devices import count_gpus
+from speakerlab.training.devices import count_gpus, is_bound_to_gpu
 
 T = TypeVar("T")
-REDUCE = "step/reduce"  # name of waiting for a collective in a profile
+REDUCE = "step/reduce"  # in a profile: waiting for a collective
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others. Only global rank 0 writes files."""
+    """Place of this process among the ranks, and collectives. Only global rank 0 writes files."""
 
     rank: int
     world_size: int
@@ -41,9 +41,15 @@ class Ranks:
         """Return `module` with gradients averaged over ranks; each rank keeps its own buffers."""
         if self.world_size == 1:
             return module
-        ids = [self.device] if self.device.type == "cuda" else None
+        # BatchNorm's statistics differ between ranks, and stay so: DDP would otherwise overwrite
+        # them with rank 0's before each forward pass.
+        is_on_gpu = self.device.type == "cuda"
+        device_ids = [self.device] if is_on_gpu else None
         return DistributedDataParallel(
-            module, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
+            module,
+            device_ids=device_ids,
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
         )
 
     def sum(self, values: Tensor) -> Tensor:
@@ -65,13 +71,16 @@ class Ranks:
         """Return the ranks' values, all of one shape, joined along the first axis in order."""
         if self.world_size == 1:
             return values
+        # The collective writes into a tensor for each rank, and requires contiguous memory.
         values = values.contiguous()
-        parts = [torch.empty_like(values) for _ in range(self.world_size)]
+        values_of_ranks: list[Tensor] = []
+        for _ in range(self.world_size):
+            values_of_ranks.append(torch.empty_like(values))
         with record_function(REDUCE):
-            dist.all_gather(parts, values, group=self.group)
-        return torch.cat(parts)
+            dist.all_gather(values_of_ranks, values, group=self.group)
+        return torch.cat(values_of_ranks)
 
-    def every(self, value: T) -> list[T]:
+    def gather_objects(self, value: T) -> list[T]:
         """Return each rank's value in the order of ranks; it must be picklable."""
         if self.world_size == 1:
             return [value]
@@ -80,12 +89,20 @@ class Ranks:
         return values
 
     def neighbours(self, size: int) -> "Ranks":
-        """Return this rank among `size` consecutive ones; all ranks must call it alike."""
+        """Return this rank in its group of `size` consecutive ranks; all ranks must call it."""
         assert self.world_size % size == 0, (self.world_size, size)
-        starts = range(0, self.world_size, size)
-        groups = [dist.new_group(range(start, start + size)) for start in starts]
-        number, rank = divmod(self.rank, size)
-        return replace(self, rank=rank, world_size=size, group=groups[number])
+        # torch requires every rank to make all groups, also the groups of other ranks.
+        groups: list[Any] = []
+        for start in range(0, self.world_size, size):
+            members = range(start, start + size)
+            groups.append(dist.new_group(members))
+        group_number, rank_in_group = divmod(self.rank, size)
+        return replace(
+            self,
+            rank=rank_in_group,
+            world_size=size,
+            group=groups[group_number],
+        )
 
     def copy_from_first(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite tensors with rank 0's."""
@@ -95,9 +112,11 @@ class Ranks:
 
     def barrier(self, tag: str) -> None:
         """Wait for all ranks; ranks at different tags raise instead of passing each other."""
-        tags = self.every(tag)
+        tags = self.gather_objects(tag)
         if len(set(tags)) > 1:
-            raise RuntimeError(f"barrier: ranks wait at different places: {tags}; report this bug")
+            raise RuntimeError(
+                f"barrier: ranks wait at different places: {tags}; report this bug"
+            )
 
     def on_first(self, work: Callable[[], T]) -> T:
         """Return the result of rank 0's `work` on every rank; its failure raises on every rank."""
@@ -108,16 +127,20 @@ class Ranks:
             try:
                 outcome[0] = work()
             except Exception as error:
-                dist.broadcast_object_list([None, f"{error}"], src=0)
+                # The other ranks wait for the outcome.
+                outcome[1] = str(error)
+                dist.broadcast_object_list(outcome, src=0)
                 raise
         dist.broadcast_object_list(outcome, src=0)
-        if outcome[1] is not None:
-            raise ValueError(f"rank 0 failed: {outcome[1]}")
-        return outcome[0]
+        result, failure = outcome
+        if failure is not None:
+            raise ValueError(f"rank 0 failed: {failure}")
+        return result
 
 
 def is_lost_peer(error: RuntimeError) -> bool:
     """Return whether a collective failed because another rank is gone or does not answer."""
+    # gloo raises a plain RuntimeError, which only its text distinguishes from other errors.
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
@@ -127,33 +150,60 @@ def start_ranks(*, timeout_minutes: float, device: str = "auto") -> Ranks:
     device: auto, cpu or cuda. It is chosen before the group is made: otherwise every rank's first
     barrier runs on GPU 0. CPU tensors travel by gloo, CUDA tensors by nccl.
     """
-    rank, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
-    sizes = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    world_size, local_size = sizes
-    use_cuda = count_gpus(device, num_ranks=local_size) > 0
-    chosen = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    # torchrun's names. `speakerlab train` also sets them where another program started the ranks.
+    rank = int(os.environ.get("RANK", 0))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+    # Slurm may show each rank only its own GPU, which then has number 0 everywhere.
+    is_bound = is_bound_to_gpu()
+    ranks_sharing_gpus = 1 if is_bound else local_size
+    use_cuda = count_gpus(device, num_ranks=ranks_sharing_gpus) > 0
+    rank_device = torch.device("cpu")
     if use_cuda:
+        gpu_number = 0 if is_bound else local_rank
+        rank_device = torch.device("cuda", gpu_number)
         try:
-            torch.cuda.set_device(chosen)
+            torch.cuda.set_device(rank_device)
         except RuntimeError as error:
-            first = str(error).partition("\n")[0]
-            raise ValueError(f"{chosen}: {first}; run speakerlab doctor") from None
+            # The rest of CUDA's text is advice for programmers.
+            first_line, _, _ = str(error).partition("\n")
+            raise ValueError(
+                f"{rank_device}: {first_line}; run speakerlab doctor"
+            ) from None
+
     if world_size > 1:
-        handler = process.die_of_ctrl_c()  # there is nothing to save yet
+        # Joining blocks in C++ until all ranks are there, and would not notice Ctrl-C. There is
+        # nothing to save yet, so until then Ctrl-C ends the process at once.
+        handler = process.die_of_ctrl_c()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if use_cuda else "gloo",
             timeout=timedelta(minutes=timeout_minutes),
-            device_id=chosen if use_cuda else None,
+            device_id=rank_device if use_cuda else None,
         )
         signal.signal(signal.SIGINT, handler)
-    return Ranks(rank, world_size, local_size, chosen)
+    return Ranks(
+        rank=rank,
+        world_size=world_size,
+        local_size=local_size,
+        device=rank_device,
+    )
 
 
 def shared_store(ranks: Ranks) -> Any:
     """Open a connection to the store that all ranks share; None for a single rank."""
     if ranks.world_size == 1:
         return None
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     torch_dist: Any = dist  # these two are missing in its type stubs
-    store = torch_dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+    # A second connection: a thread that waits on it must not block the collectives.
+    store = torch_dist.TCPStore(
+        host,
+        port,
+        is_master=False,
+        wait_for_workers=False,
+    )
+    # The prefix keeps our keys apart from those of torch.
     return torch_dist.PrefixStore("speakerlab", store)

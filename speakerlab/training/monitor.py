@@ -1,10 +1,10 @@
 """Metrics of a run, written to `metrics.jsonl`, to TensorBoard and to the console.
 
-`metrics.jsonl` has one row every `log_every_steps` and one per validation; console lines come by
-time. A full disk delays rows and never ends a run.
+`metrics.jsonl` has one row every `log_every_steps` and one per validation; console lines follow the
+clock. A full disk delays rows and never ends a run.
 
-TensorBoard's files are written here and not by its own writer, because that one loses what it holds
-on the first write that fails, and its thread ends in a traceback.
+TensorBoard's files are written here, because its own writer loses its buffer at the first write
+that fails, and its thread ends in a traceback.
 """
 
 import io
@@ -31,8 +31,10 @@ from speakerlab.training.appended import AppendedFile
 
 log = logging.getLogger(__name__)
 PREFIX = "events.out.tfevents"
-FIRST_SECONDS = 10.0  # a step that takes longer logs its progress, ...
-QUIET_SECONDS = 20.0  # ... and again after this time without a line of training
+# A slow step logs its progress: if the first step takes longer than `FIRST_SECONDS`, and later
+# after `QUIET_SECONDS` without a line of training.
+FIRST_SECONDS = 10.0
+QUIET_SECONDS = 20.0
 
 
 class Events:
@@ -42,20 +44,31 @@ class Events:
         self.folder = folder
         # Files are read in the order of their names. The clock alone does not order them: a run
         # may resume within the second, or on a host whose clock is behind.
-        times = [int(path.name.split(".")[3]) for path in folder.glob(f"{PREFIX}.*")]
-        stamp = max([int(time.time()), *(before + 1 for before in times)])
+        stamp = int(time.time())
+        for path in folder.glob(f"{PREFIX}.*"):
+            parts = path.name.split(".")
+            earlier_stamp = int(parts[3])
+            stamp = max(stamp, earlier_stamp + 1)
         name = f"{PREFIX}.{stamp:010d}.{socket.gethostname()}.{os.getpid()}.0"
         self.file = AppendedFile(folder / name)
+        # The first record of every file is the version of its format.
         self._append(Event(file_version="brain.Event:2"))
+        # At this event, TensorBoard drops earlier values of this step and of later steps. Otherwise
+        # it would draw two curves over each other after a roll-back.
         restart = SessionLog(status=SessionLog.START)
         self._append(Event(step=start_step + 1, session_log=restart))
 
     def add_scalars(self, step: int, group: str, values: Mapping[str, float]) -> None:
-        found = [Summary.Value(tag=f"{group}/{k}", simple_value=v) for k, v in values.items()]
-        self._append(Event(step=step, summary=Summary(value=found)))
+        """Write an event with the values of a step; group: `train` or `valid`."""
+        scalars: list[Summary.Value] = []
+        for name, value in values.items():
+            scalars.append(Summary.Value(tag=f"{group}/{name}", simple_value=value))
+        summary = Summary(value=scalars)
+        self._append(Event(step=step, summary=summary))
 
     def _append(self, event: Event) -> None:
         event.wall_time = time.time()
+        # TensorBoard's format of a record: length, checksum, event, checksum.
         record = io.BytesIO()
         RecordWriter(record).write(event.SerializeToString())
         self.file.append(record.getvalue())
@@ -63,58 +76,88 @@ class Events:
 
 @dataclass(eq=False)
 class Monitor:
-    """Writes rows; only rank 0 has one. Call `begin` first."""
+    """Writer of rows of metrics; only rank 0 has one. Call `begin` first."""
 
     exp_dir: Path
     total_steps: int
     every_seconds: float  # between two log lines
 
     def begin(self, start_step: int) -> None:
-        """Start at a step; later rows of an earlier run, or of a step rolled back, are cut."""
+        """Start at a step; cut the later rows of an earlier run, or of a roll-back."""
         self.rows = AppendedFile(self.exp_dir / "metrics.jsonl")
+        # Otherwise the steps that are taken again would have two rows.
         _cut_rows(self.rows.path, start_step)
         self.events = Events(self.exp_dir / "tensorboard", start_step=start_step)
         self.start_step = start_step
-        self.started_at = self.last_line_at = time.monotonic()
+        self.started_at = time.monotonic()
+        self.last_line_at = self.started_at
         self.quiet_until = self.started_at + FIRST_SECONDS
 
     def progress(self, step: float, doing: str = "") -> None:
-        """Log how far a slow step is; call it from `quiet_until` on. step: with its done part."""
+        """Log the progress of a slow step; call it once `quiet_until` has passed.
+
+        step: number of completed steps, including the completed part of the current step.
+        """
         now = time.monotonic()
         self.quiet_until = now + QUIET_SECONDS
-        elapsed = timedelta(seconds=round(now - self.started_at))
-        text = "step %.4g/%d %s%s elapsed, ETA %s"
-        log.info(text, step, self.total_steps, doing, elapsed, self._left(step, now))
+        # Whole seconds, because a timedelta would be printed with microseconds.
+        elapsed_seconds = round(now - self.started_at)
+        elapsed = timedelta(seconds=elapsed_seconds)
+        remaining = self._estimate_remaining(step, now)
+        log.info(
+            "step %.4g/%d %s%s elapsed, ETA %s",
+            step,
+            self.total_steps,
+            doing,
+            elapsed,
+            remaining,
+        )
 
-    def _left(self, step: float, now: float) -> timedelta | str:
-        done = step - self.start_step
-        if not done:
+    def _estimate_remaining(self, step: float, now: float) -> timedelta | str:
+        """Return the time until the last step, at the mean speed since the start."""
+        steps_done = step - self.start_step
+        if not steps_done:
             return "unknown"
-        return timedelta(seconds=round((now - self.started_at) / done * (self.total_steps - step)))
+        seconds_per_step = (now - self.started_at) / steps_done
+        remaining_steps = self.total_steps - step
+        remaining_seconds = round(seconds_per_step * remaining_steps)
+        return timedelta(seconds=remaining_seconds)
 
     def train_row(self, step: int, values: Mapping[str, float]) -> None:
         """Write a row of training; log it when the last line is `every_seconds` old."""
         self._write(step, values, "train")
         now = time.monotonic()
-        if now - self.last_line_at >= self.every_seconds or step == self.total_steps:
-            self.last_line_at, self.quiet_until = now, now + QUIET_SECONDS
-            text = f"step {step}/{self.total_steps} ETA {self._left(step, now)}"
-            log.info("%s %s", text, " ".join(f"{k} {v:.4g}" for k, v in values.items()))
+        is_due = now - self.last_line_at >= self.every_seconds
+        if is_due or step == self.total_steps:
+            self.last_line_at = now
+            self.quiet_until = now + QUIET_SECONDS
+            remaining = self._estimate_remaining(step, now)
+            progress = f"step {step}/{self.total_steps} ETA {remaining}"
+            metrics = " ".join(_format_metrics(values))
+            log.info("%s %s", progress, metrics)
 
     def valid_row(self, step: int, values: Mapping[str, float]) -> None:
+        """Write and log a row of validation."""
         self._write(step, values, "valid")
-        text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        log.info("step %d: validation: %s", step, text)
+        metrics = ", ".join(_format_metrics(values))
+        log.info("step %d: validation: %s", step, metrics)
 
     def close(self) -> None:
-        """Write what could not be written before, or log what is missing."""
+        """Write rows that could not be written before, or log how many are missing."""
         self.rows.close()
         self.events.file.close()
 
     def _write(self, step: int, values: Mapping[str, float], group: str) -> None:
-        row = json.dumps({"kind": group, "step": step, **values})
-        self.rows.append(f"{row}\n".encode())
+        """Write a row to `metrics.jsonl` and to TensorBoard."""
+        row = {"kind": group, "step": step, **values}
+        line = json.dumps(row) + "\n"
+        self.rows.append(line.encode())
         self.events.add_scalars(step, group, values)
+
+
+def _format_metrics(values: Mapping[str, float]) -> list[str]:
+    """Return each metric as `name value`."""
+    return [f"{name} {value:.4g}" for name, value in values.items()]
 
 
 def _cut_rows(path: Path, start_step: int) -> None:
@@ -124,14 +167,23 @@ def _cut_rows(path: Path, start_step: int) -> None:
     """
     if not path.exists():
         return
-    size = 0
+    size_to_keep = 0
     with path.open("rb") as file:
         for line in file:
-            try:
-                is_kept = line.endswith(b"\n") and json.loads(line)["step"] <= start_step
-            except (ValueError, LookupError, TypeError):  # damaged by a power loss
-                is_kept = False
-            if not is_kept:
+            if not _is_row_until(line, start_step):
                 break
-            size += len(line)
-    os.truncate(path, size)
+            size_to_keep += len(line)
+    os.truncate(path, size_to_keep)
+
+
+def _is_row_until(line: bytes, last_step: int) -> bool:
+    """Return whether a line is a whole row of a step up to `last_step`."""
+    # A kill may cut the last line anywhere, even where the rest is valid JSON.
+    if not line.endswith(b"\n"):
+        return False
+    # A power loss may leave a line of other bytes, such as zeros.
+    try:
+        row = json.loads(line)
+        return row["step"] <= last_step
+    except (ValueError, LookupError, TypeError):
+        return False

@@ -1,7 +1,7 @@
-"""Find and report where a step went wrong: `exp/<name>/nan_report.json`.
+"""Find and report the values of a bad step that are not finite: `exp/<name>/nan_report.json`.
 
-Batches are a function of their key, so those of a bad step can be read again; the weights are
-those of that step, because it was skipped. It is computed again outside DDP, every output watched.
+A bad step can be computed again: batches are a function of their key, and the weights have not
+changed, because the step was skipped. It is computed outside DDP, with a hook on every module.
 Letters: B rows, D embedding.
 """
 
@@ -20,88 +20,156 @@ from speakerlab.core.atomic import write_json
 from speakerlab.training.task import MicroBatch, Task
 
 log = logging.getLogger(__name__)
-MAX_LINES = 3  # on bad micro-batches; the file has all
+MAX_LINES = 3  # logged about bad micro-batches; the file has all
 
 
 def write_report(
-    found: dict[str, Any], *, path: Path, utterances: Sequence[str], facts: Mapping[str, Any]
+    findings: dict[str, Any],
+    *,
+    path: Path,
+    utterances: Sequence[str],
+    facts: Mapping[str, Any],
 ) -> None:
-    """Write what was found, with names for the `rows` of the manifest; log the main points."""
-    for one in found["micro_batches"]:
-        one["utterances"] = [utterances[row] for row in one.pop("rows")]
-    known = {name: facts[name] for name in ("device", "precision", "torch", "commit")}
-    write_json(path, {**found, **known})
-    log.error("%s", found["error"])
-    bad = [one for one in found["micro_batches"] if not one["is_finite"]]
-    for one in bad[:MAX_LINES]:
-        what = "gradient" if one["module"] is None else "output"
-        names = ", ".join(one["utterances"][:3]) + " and others" * (len(one["utterances"]) > 3)
-        log.error(
-            "rank %d: the first non-finite %s is in %s, utterances %s%s",
-            *(one["rank"], what, one["module"] or one["gradient"], names),
-            "; in fp32 it is finite" if one.get("is_finite_in_fp32") else "",
-        )
-    if not bad:
-        log.error("computed again, all values of step %d are finite", found["step"])
+    """Write the findings of a step, and log the main points.
+
+    findings: `micro_batches` holds results of `examine`; their `rows` of the manifest are replaced
+    by names. utterances: the name of each row. facts: about the run.
+    """
+    # Names, because row numbers mean nothing to a reader of the report.
+    bad_micro_batches: list[dict[str, Any]] = []
+    for micro_batch in findings["micro_batches"]:
+        rows = micro_batch.pop("rows")
+        micro_batch["utterances"] = [utterances[row] for row in rows]
+        if not micro_batch["is_finite"]:
+            bad_micro_batches.append(micro_batch)
+    run_facts: dict[str, Any] = {}
+    for name in ("device", "precision", "torch", "commit"):
+        run_facts[name] = facts[name]
+    write_json(path, {**findings, **run_facts})
+
+    log.error("%s", findings["error"])
+    for micro_batch in bad_micro_batches[:MAX_LINES]:
+        _log_micro_batch(micro_batch)
+    # Possible on a GPU, whose sums depend on the order of its threads.
+    if not bad_micro_batches:
+        log.error("computed again, all values of step %d are finite", findings["step"])
     log.error("details in %s", path)
 
 
-def examine(task: Task, inputs: MicroBatch, margin: float, *, seed: int) -> dict[str, Any]:
-    """Return what is not finite in one micro-batch; gradients are computed and thrown away.
+def _log_micro_batch(micro_batch: Mapping[str, Any]) -> None:
+    """Log where a micro-batch first has a value that is not finite."""
+    kind = "gradient" if micro_batch["module"] is None else "output"
+    utterances = micro_batch["utterances"]
+    names = ", ".join(utterances[:3])
+    if len(utterances) > 3:
+        names += " and others"
+    # The data are fine, and the number format is the cause.
+    is_fault_of_format = micro_batch.get("is_finite_in_fp32")
+    log.error(
+        "rank %d: the first non-finite %s is in %s, utterances %s%s",
+        micro_batch["rank"],
+        kind,
+        micro_batch["module"] or micro_batch["gradient"],
+        names,
+        "; in fp32 it is finite" if is_fault_of_format else "",
+    )
 
-    Keys: `loss`, `module`, `gradient`, `is_finite`, `is_finite_in_fp32` where that was tried, and
-    `rows` of the manifest: those whose embedding alone in eval mode is not finite, or else all.
+
+def examine(
+    task: Task, inputs: MicroBatch, margin: float, *, seed: int
+) -> dict[str, Any]:
+    """Find the values of a micro-batch that are not finite; discards its gradients.
+
+    Returned keys: `loss`; `module`, the first whose output is not finite; `gradient`, the parameter
+    nearest to the loss whose gradient is not finite; `is_finite`; `is_finite_in_fp32`, if fp32 was
+    tried; and `rows` of the manifest: the utterances whose embedding in eval mode is not finite, or
+    all if there are none.
     """
     embedder: Any = task.embedder
-    compiled, embedder.compiled = embedder.compiled, ()  # compiled modules have no hooks
-    found = _run(task, inputs, margin, seed)
-    rows = _bad_rows(task, inputs.x_B) or list(range(len(inputs.x_B)))
-    found["rows"] = inputs.batch.row_B[rows].tolist()
-    used = task.precision
-    if used.name != "fp32" and not found["is_finite"]:
-        task.set_precision(replace(used, name="fp32"))
-        found["is_finite_in_fp32"] = _run(task, inputs, margin, seed)["is_finite"]
-        task.set_precision(used)
+    # Compiled modules have no hooks.
+    compiled = embedder.compiled
+    embedder.compiled = ()
+    findings = _run(task, inputs, margin, seed)
+    num_rows = len(inputs.x_B)
+    rows = _find_bad_rows(task, inputs.x_B) or list(range(num_rows))
+    manifest_rows = inputs.batch.row_B[rows]
+    findings["rows"] = manifest_rows.tolist()
+
+    # The same pass in fp32 shows whether the range of the number format is the cause.
+    precision = task.precision
+    if precision.name != "fp32" and not findings["is_finite"]:
+        task.set_precision(replace(precision, name="fp32"))
+        in_fp32 = _run(task, inputs, margin, seed)
+        findings["is_finite_in_fp32"] = in_fp32["is_finite"]
+        task.set_precision(precision)
     embedder.compiled = compiled
-    return found
+    return findings
 
 
 def _run(task: Task, inputs: MicroBatch, margin: float, seed: int) -> dict[str, Any]:
     """Run forward and backward; find the first output and the gradient nearest to the loss."""
+    # The seed of the bad step: dropout and dither must be the same again.
     torch.manual_seed(seed)
-    failed = [] if bool(inputs.x_B.isfinite().all()) else ["the augmentation"]
+    failed: list[str] = []  # in the order of computation
+    if not _is_finite(inputs.x_B):
+        failed.append("the augmentation")
 
     def watch(name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        tensors = output if isinstance(output, tuple | list) else [output]
-        if not all(bool(t.isfinite().all()) for t in tensors if isinstance(t, Tensor)):
-            failed.append(name)
+        outputs = output if isinstance(output, tuple | list) else [output]
+        for value in outputs:
+            if isinstance(value, Tensor) and not _is_finite(value):
+                failed.append(name)
+                return
 
-    parts = [(name, part) for name, part in task.named_modules() if name]
-    hooks = [part.register_forward_hook(partial(watch, name)) for name, part in parts]
-    output = task(inputs.x_B, inputs.batch.label_B, margin, batch=inputs.batch)
+    hooks: list[Any] = []
+    for name, module in task.named_modules():
+        # The task itself has an empty name.
+        if name:
+            hook = module.register_forward_hook(partial(watch, name))
+            hooks.append(hook)
+    output = task(
+        inputs.x_B,
+        inputs.batch.label_B,
+        margin,
+        batch=inputs.batch,
+    )
     output.loss.backward()
     for hook in hooks:
         hook.remove()
-    gradients = [
-        name
-        for name, parameter in task.named_parameters()
-        if parameter.grad is not None and not bool(parameter.grad.isfinite().all())
-    ]
+
+    # Parameters are listed about in the order of the forward pass, so the last bad one is nearest
+    # to the loss.
+    gradients: list[str] = []
+    for name, parameter in task.named_parameters():
+        gradient = parameter.grad
+        if gradient is not None and not _is_finite(gradient):
+            gradients.append(name)
     task.zero_grad(set_to_none=True)
     loss = float(output.loss.detach())
+    # JSON has no NaN.
+    loss_value = loss if math.isfinite(loss) else str(loss)
     return {
-        "loss": loss if math.isfinite(loss) else str(loss),  # JSON has no NaN
+        "loss": loss_value,
         "module": failed[0] if failed else None,
         "gradient": gradients[-1] if gradients else None,
         "is_finite": not failed and not gradients,
     }
 
 
+def _is_finite(tensor: Tensor) -> bool:
+    return bool(tensor.isfinite().all())
+
+
 @torch.no_grad()
-def _bad_rows(task: Task, x_B: Tensor) -> list[int]:
+def _find_bad_rows(task: Task, x_B: Tensor) -> list[int]:
+    """Return the rows whose embedding is not finite, without the influence of other rows."""
+    # In eval mode BatchNorm uses its running statistics. In training mode a single bad row would
+    # spoil the statistics of the batch, and so all rows.
     was_training = task.embedder.training
     task.embedder.eval()
     with task.autocast:
         emb_BD: Tensor = task.embedder(x_B)
     task.embedder.train(was_training)
-    return (~emb_BD.isfinite().all(dim=1)).nonzero().flatten().tolist()
+    is_finite_B = emb_BD.isfinite().all(dim=1)
+    bad_rows = (~is_finite_B).nonzero().flatten()
+    return bad_rows.tolist()

@@ -12,11 +12,26 @@ from typing import NamedTuple
 
 import torch
 
-NATIVE_BF16 = (8, 0)  # Ampere
-# AMD's capability is no measure: gfx906, which lacks bf16, and gfx90a, which has it, are 9.0.
-ROCM_WITHOUT_BF16 = ("gfx8", "gfx900", "gfx902", "gfx904", "gfx906", "gfx908", "gfx909", "gfx10")
-OF_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second: of older torch
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# NVIDIA's capability of Ampere, the first generation that computes in bf16.
+NATIVE_BF16 = (8, 0)
+# AMD's capability is no measure: gfx906, which lacks bf16, and gfx90a, which has it, are both 9.0.
+ROCM_WITHOUT_BF16 = (
+    "gfx8",
+    "gfx900",
+    "gfx902",
+    "gfx904",
+    "gfx906",
+    "gfx908",
+    "gfx909",
+    "gfx10",
+)
+# Settings of torch's GPU memory allocator; older versions read the second variable.
+OF_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 class Card(NamedTuple):
@@ -31,7 +46,8 @@ class Precision:
     """The format of the backbone's forward pass; parameters and the fp32 islands stay fp32."""
 
     name: str  # fp32, bf16 or fp16
-    device_type: str  # the type alone ("cuda"): an index would switch torch's own checks off
+    # The type alone ("cuda"): an index would switch torch's own checks off.
+    device_type: str
     reason: str
 
     @property
@@ -40,27 +56,37 @@ class Precision:
 
     @property
     def scales_loss(self) -> bool:
-        """Return whether gradients may vanish in this format."""
+        """Return whether small gradients become 0 in this format unless the loss is scaled."""
         return self.name == "fp16"
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context; it keeps no copies of weights, which a CUDA graph would use again."""
-        enabled = self.name != "fp32"
-        return torch.autocast(self.device_type, self.dtype, enabled, cache_enabled=False)  # noqa: TID251
+        """Return the context in which the backbone runs."""
+        # Without a cache of converted weights: a CUDA graph would use the outdated copies again.
+        return torch.autocast(  # noqa: TID251
+            device_type=self.device_type,
+            dtype=self.dtype,
+            enabled=self.name != "fp32",
+            cache_enabled=False,
+        )
 
 
 def card_of(device: torch.device) -> Card | None:
     """Return the capabilities of a CPU, or of a GPU of CUDA or ROCm; None for another device."""
     if device.type == "cpu":
-        supported = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)  # or AMX
-        return Card(supported(), "this CPU")
+        # Older versions of torch lack this function; then `bool()` returns False. A CPU with AMX
+        # has AVX512-BF16, too.
+        has_bf16 = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
+        return Card(has_bf16(), "this CPU")
     if device.type != "cuda":
         return None
     if torch.version.hip:
-        arch: str = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+        # The full name has features behind a colon: `gfx90a:sramecc+:xnack-`.
+        full_name: str = torch.cuda.get_device_properties(device).gcnArchName
+        arch, _, _ = full_name.partition(":")
         return Card(not arch.startswith(ROCM_WITHOUT_BF16), arch)
     major, minor = torch.cuda.get_device_capability(device)
-    return Card((major, minor) >= NATIVE_BF16, f"capability {major}.{minor}")
+    has_bf16 = (major, minor) >= NATIVE_BF16
+    return Card(has_bf16, f"capability {major}.{minor}")
 
 
 def resolve_precision(
@@ -74,23 +100,31 @@ def resolve_precision(
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        raise ValueError(f"device: unknown device '{device}'; use cpu, cuda or cuda:0") from None
+        raise ValueError(
+            f"device: unknown device '{device}'; use cpu, cuda or cuda:0"
+        ) from None
     if asked == "fp16" and kind != "cuda":
         raise ValueError(
-            f"runtime.precision: fp16 needs a CUDA device, not {kind}; use auto, fp32 or bf16"
+            f"runtime.precision: fp16 needs a CUDA device, not {kind}; use auto, fp32"
+            " or bf16"
         )
-    known = [card for card in cards if card is not None]
-    if not known:
+    known_cards = [card for card in cards if card is not None]
+    if not known_cards:
         if asked == "auto":
             return Precision("fp32", kind, f"auto on {kind}")
         return Precision(asked, kind, "as configured")
-    card = min(known)
-    least = f", the least capable of {len(known)} ranks," if len(set(known)) > 1 else ""
-    found = f"{card.text}{least} {'has' if card.has_bf16 else 'lacks'} bf16"
+
+    # All ranks use one format, which the least capable card must have in hardware.
+    card = min(known_cards)
+    rank_note = ""
+    if len(set(known_cards)) > 1:
+        rank_note = f", the least capable of {len(known_cards)} ranks,"
+    verb = "has" if card.has_bf16 else "lacks"
+    capability = f"{card.text}{rank_note} {verb} bf16"
     best = "bf16" if card.has_bf16 else "fp32"
     if asked == "auto":
-        return Precision(best, kind, f"auto: {found}")
-    differs = "" if asked == best else f"; {found}, auto would take {best}"
+        return Precision(best, kind, f"auto: {capability}")
+    differs = "" if asked == best else f"; {capability}, auto would take {best}"
     return Precision(asked, kind, f"as configured{differs}")
 
 
@@ -100,11 +134,14 @@ def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> No
     Call it before a GPU is used. Uses torch's older setters: after its newer ones
     (`fp32_precision`) the getters raise, and so does torch.compile.
     """
-    if not any(name in os.environ for name in OF_ALLOCATOR):
-        # Else memory cut into pieces of other sizes, as in validation, is lost to training.
+    # Otherwise validation fragments the memory, and training cannot use the pieces.
+    is_allocator_configured = any(name in os.environ for name in OF_ALLOCATOR)
+    if not is_allocator_configured:
         os.environ[OF_ALLOCATOR[0]] = "expandable_segments:True"
+    # cuBLAS is deterministic only with a workspace of fixed size; torch raises without it.
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS insists on it
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = conv_tf32
     torch.backends.cudnn.benchmark = not deterministic
@@ -115,9 +152,11 @@ def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> No
 @contextmanager
 def without_autotuning() -> Iterator[None]:
     """Choose cuDNN's kernels without timing them, which takes longer where shapes vary."""
-    cudnn = torch.backends.cudnn  # its own context manager would also set what it is not given
-    tunes, cudnn.benchmark = cudnn.benchmark, False
+    # Not `torch.backends.cudnn.flags`: it would reset the settings that are not passed to it.
+    cudnn = torch.backends.cudnn
+    was_autotuning = cudnn.benchmark
+    cudnn.benchmark = False
     try:
         yield
     finally:
-        cudnn.benchmark = tunes
+        cudnn.benchmark = was_autotuning

@@ -1,10 +1,10 @@
-"""Metrics of a training, summed on the device between two rows, and whether the model learns.
+"""Metrics of a training, summed on the device between two rows, and a check of the learning.
 
-A training that does not learn, or no longer does, is detected after the warm-up, over
-`PATIENCE_STEPS` steps in a row:
-- not learning: loss and accuracy stay near those of guessing, ln(number of classes);
-- diverged: the loss is three times its minimum at this margin (a larger margin raises the loss);
-- collapsed, in self-supervised training: all embeddings are alike, or all choose one prototype.
+A problem is reported if it lasts for `PATIENCE_STEPS` steps in a row after the warm-up:
+- does not learn: loss and accuracy stay near the values of guessing, where the loss is ln(number of
+  classes);
+- diverges: the loss is three times its minimum at this margin (a larger margin raises the loss);
+- collapses, in self-supervised training: all embeddings are alike, or all choose one prototype.
 """
 
 import logging
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 MAX_WAIT = 0.2  # share of the time that training may wait for data before a warning
 WAIT_SECONDS = 30.0  # the share is taken over this time
 WARNED_SECONDS = 600.0  # and over this time after a warning
-OF_CROPS = 4  # the first of `NAMES` count crops, the others steps
+
+# Signs that a model does not learn.
 PATIENCE_STEPS = 1000
-GUESSING_SHARE = 0.9  # of ln(classes)
+GUESSING_SHARE = 0.9  # of ln(classes), the loss of a model that guesses
 GUESSING_ACCURACY = 0.1
 DIVERGED_TIMES = 3.0
 COLLAPSED_RANK = 2.0
-WATCHED = ("bad_since", "best_loss", "margin", "reported")  # the state of `LearningWatch`
 LOWEST_LOSS = 0.1  # below it, three times as much is noise
 
 
@@ -39,37 +39,66 @@ class MetricSums:
     The crops of bad steps are left out, because their loss may be NaN.
     """
 
-    NAMES = ("loss", "correct", "crops", "silent", "grad_norm", "clipped", "skipped", "steps")
+    CROP_NAMES = ("loss", "correct", "crops", "silent")  # sums over crops
+    STEP_NAMES = ("grad_norm", "clipped", "skipped", "steps")  # sums over steps
+    NAMES = CROP_NAMES + STEP_NAMES
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.sums = torch.zeros(len(self.NAMES), dtype=torch.float64, device=ranks.device)
-        self.step_sums = torch.zeros_like(self.sums[:OF_CROPS])  # of the step being computed
+        # On the device, so that adding to them does not wait for it. In fp64, so that long sums
+        # lose no digits.
+        self.sums = torch.zeros(
+            len(self.NAMES),
+            dtype=torch.float64,
+            device=ranks.device,
+        )
+        # Views of the two parts of `sums`.
+        num_crop_sums = len(self.CROP_NAMES)
+        self.sums_of_crops = self.sums[:num_crop_sums]
+        self.sums_of_steps = self.sums[num_crop_sums:]
+        # The crops of the current step wait here until the step is known to be good or bad.
+        self.step_sums = torch.zeros_like(self.sums_of_crops)
         self.started_at = time.monotonic()
-        self.wait_seconds = self.seconds = 0.0  # since the share of waiting was last judged
+
+        # Waiting time and total time since the last check of their ratio, and the total time after
+        # which it is checked again.
+        self.wait_seconds = 0.0
+        self.seconds = 0.0
         self.judged_seconds = WAIT_SECONDS
         self.is_first_row = True
 
     def add_micro_batch(self, output: TaskOutput, inputs: MicroBatch) -> None:
-        rows = len(inputs.batch.label_B)
-        loss = output.loss.detach() * rows
-        crops = torch.full_like(loss, rows)
-        self.step_sums += torch.stack([loss, output.num_correct, crops, inputs.silent])
+        """Add the crops of a micro-batch, without waiting for the device."""
+        num_crops = len(inputs.batch.label_B)
+        loss = output.loss.detach() * num_crops
+        crops = torch.full_like(loss, num_crops)
+        # In the order of `CROP_NAMES`.
+        values = [loss, output.num_correct, crops, inputs.silent]
+        self.step_sums += torch.stack(values)
 
     def add_step(self, update: Update, clip_norm: float) -> None:
-        """Add a step; of a bad one only that it was skipped."""
-        norm, is_skipped = update.grad_norm, update.is_bad > 0
-        self.sums[:OF_CROPS].add_(self.step_sums.masked_fill_(is_skipped, 0.0))
+        """Add a step; a bad step only counts as skipped."""
+        # A mask instead of a product: 0 * NaN is NaN.
+        is_skipped = update.is_bad > 0
+        self.step_sums.masked_fill_(is_skipped, 0.0)
+        self.sums_of_crops.add_(self.step_sums)
         self.step_sums.zero_()
-        if self.ranks.rank == 0:  # the same on every rank
-            good_norm = norm.masked_fill(is_skipped, 0.0)
-            counts = (good_norm, good_norm > clip_norm, update.is_bad, torch.ones_like(norm))
-            self.sums[OF_CROPS:].add_(torch.stack(counts))
+
+        # Steps are the same on every rank, and sums are added over ranks: rank 0 counts them.
+        if self.ranks.rank == 0:
+            norm = update.grad_norm.masked_fill(is_skipped, 0.0)
+            is_clipped = norm > clip_norm
+            steps = torch.ones_like(norm)
+            # In the order of `STEP_NAMES`.
+            values = [norm, is_clipped, update.is_bad, steps]
+            self.sums_of_steps.add_(torch.stack(values))
 
     def load(self, sums: list[float]) -> None:
         """Restore the sums of all ranks from a checkpoint; rank 0 holds them."""
         self.step_sums.zero_()
-        self.sums.copy_(torch.tensor(sums, dtype=torch.float64))
+        loaded = torch.tensor(sums, dtype=torch.float64)
+        self.sums.copy_(loaded)
+        # The sums are over all ranks. If each rank held them, the next row would count them again.
         if self.ranks.rank:
             self.sums.zero_()
 
@@ -78,16 +107,20 @@ class MetricSums:
 
         A row in which every step was skipped has no loss, accuracy or gradient norm.
         """
-        sums = dict(zip(self.NAMES, self.ranks.sum(self.sums).tolist()))
+        values = self.ranks.sum(self.sums).tolist()
+        sums = dict(zip(self.NAMES, values))
         seconds = time.monotonic() - self.started_at
         self._warn_of_waiting(step, wait_seconds, seconds)
         self.sums.zero_()
         self.started_at = time.monotonic()
-        row, crops, good = dict[str, Any](), sums["crops"], sums["steps"] - sums["skipped"]
-        if good:
+
+        row: dict[str, Any] = {}
+        crops = sums["crops"]
+        good_steps = sums["steps"] - sums["skipped"]
+        if good_steps:
             row["loss"] = round(sums["loss"] / crops, 6)
             row["accuracy"] = round(sums["correct"] / crops, 6)
-            row["grad_norm"] = round(sums["grad_norm"] / good, 6)
+            row["grad_norm"] = round(sums["grad_norm"] / good_steps, 6)
         row["clipped"] = sums["clipped"] / sums["steps"]
         row["silent"] = int(sums["silent"])
         row["crops_per_second"] = round(crops / seconds, 1)
@@ -96,7 +129,8 @@ class MetricSums:
 
     def _warn_of_waiting(self, step: int, wait_seconds: float, seconds: float) -> None:
         """Log a line, rarely, if training waits for data more than a fifth of the time."""
-        if self.is_first_row:  # its time includes the start of the workers
+        # The time of the first row includes the start of the workers.
+        if self.is_first_row:
             self.is_first_row = False
             return
         self.wait_seconds += wait_seconds
@@ -104,66 +138,102 @@ class MetricSums:
         if self.seconds < self.judged_seconds:
             return
         share = self.wait_seconds / self.seconds
-        self.judged_seconds = WARNED_SECONDS if share > MAX_WAIT else WAIT_SECONDS
+        self.judged_seconds = WAIT_SECONDS
         if share > MAX_WAIT:
+            self.judged_seconds = WARNED_SECONDS
             log.warning(
-                "step %d: training waited for data %.0f %% of the last %.0f s; give it more CPUs, "
-                "raise runtime.num_workers or pack the audio (docs/hardware.md)",
-                *(step, 100 * share, self.seconds),
+                "step %d: training waited for data %.0f %% of the last %.0f s; give it"
+                " more CPUs, raise runtime.num_workers or pack the audio"
+                " (docs/hardware.md)",
+                step,
+                100 * share,
+                self.seconds,
             )
-        self.wait_seconds = self.seconds = 0.0
+        self.wait_seconds = 0.0
+        self.seconds = 0.0
 
 
 class DivergedError(RuntimeError):
-    """The training does not learn, and was configured to stop then."""
+    """The training does not learn, and is configured to stop in this case."""
 
 
 class LearningWatch:
-    """Judges the rows of training metrics; its state is saved with the run."""
+    """Check of the rows of training metrics for problems; its state is saved with the run."""
 
     def __init__(self, *, num_classes: int, warmup_steps: int, stop: bool) -> None:
-        self.guessing_loss = GUESSING_SHARE * math.log(max(num_classes, 2))
-        self.warmup_steps, self.stop = warmup_steps, stop
+        # At least 2: training without labels has no classes, and the logarithm of 1 is 0.
+        num_choices = max(num_classes, 2)
+        self.guessing_loss = GUESSING_SHARE * math.log(num_choices)
+        self.warmup_steps = warmup_steps
+        self.stop = stop
         self.reset()
 
     def reset(self) -> None:
-        self.bad_since: int | None = None  # step
-        self.best_loss, self.margin = math.inf, 0.0
-        self.reported = ""
+        """Forget all rows so far."""
+        self.bad_since: int | None = None  # first step with the current problem
+        self.best_loss = math.inf  # at the current margin
+        self.margin = 0.0
+        self.reported = ""  # kind of the problem that was last reported
 
     def add(self, step: int, row: Mapping[str, Any]) -> str | None:
-        """Return a line to log, once per problem; None otherwise, as for a row without a loss."""
+        """Return a line to log, once per problem; None otherwise.
+
+        A row without a loss, in which all steps were skipped, is not judged.
+        """
         if step <= self.warmup_steps or "loss" not in row:
             return None
+        # A larger margin raises the loss of the same model: compare losses only at one margin.
         if row["margin"] != self.margin:
-            self.best_loss, self.margin = math.inf, row["margin"]
-        self.best_loss = min(self.best_loss, max(row["loss"], LOWEST_LOSS))
-        problem = self._problem(row)
+            self.best_loss = math.inf
+            self.margin = row["margin"]
+        loss = max(row["loss"], LOWEST_LOSS)
+        self.best_loss = min(self.best_loss, loss)
+        problem = self._find_problem(row)
         if not problem:
-            self.bad_since, self.reported = None, ""
+            self.bad_since = None
+            self.reported = ""
             return None
         if self.bad_since is None:
             self.bad_since = step
-        kind = problem.partition(":")[0]
-        if step - self.bad_since < PATIENCE_STEPS or self.reported == kind:
+        # The details differ from row to row: two problems are the same if their kinds are equal.
+        kind, _, _ = problem.partition(":")
+        bad_steps = step - self.bad_since
+        if bad_steps < PATIENCE_STEPS or self.reported == kind:
             return None
         self.reported = kind
         return f"step {step}: {problem}, for {PATIENCE_STEPS} steps; lower training.lr"
 
     def state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in WATCHED}
+        """Return plain values for a checkpoint."""
+        return {
+            "bad_since": self.bad_since,
+            "best_loss": self.best_loss,
+            "margin": self.margin,
+            "reported": self.reported,
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        vars(self).update({name: state[name] for name in WATCHED})
+        """Restore the values that `state` returned."""
+        self.bad_since = state["bad_since"]
+        self.best_loss = state["best_loss"]
+        self.margin = state["margin"]
+        self.reported = state["reported"]
 
-    def _problem(self, row: Mapping[str, Any]) -> str:
-        if row.get("effective_rank", math.inf) < COLLAPSED_RANK:
-            return f"collapses: effective rank {row['effective_rank']:.3g} of the embeddings"
+    def _find_problem(self, row: Mapping[str, Any]) -> str:
+        """Return the problem of a row as `kind: details`; "" if there is none."""
+        # Only self-supervised training has an effective rank and prototypes.
+        rank = row.get("effective_rank", math.inf)
+        if rank < COLLAPSED_RANK:
+            return f"collapses: effective rank {rank:.3g} of the embeddings"
         if row.get("prototypes") == 1:
             return "collapses: one prototype is used"
-        loss, accuracy = row["loss"], row["accuracy"]
+        loss = row["loss"]
+        accuracy = row["accuracy"]
         if loss > self.guessing_loss and accuracy < GUESSING_ACCURACY:
-            return f"does not learn: loss {loss:.3g}, accuracy {accuracy:.2%}, like guessing"
+            return (
+                f"does not learn: loss {loss:.3g}, accuracy {accuracy:.2%}, like"
+                " guessing"
+            )
         if loss > DIVERGED_TIMES * self.best_loss:
             return f"diverges: loss {loss:.3g} after {self.best_loss:.3g}"
         return ""

@@ -1,12 +1,13 @@
 """Exit of all ranks when one runs out of memory during a step.
 
-The other ranks wait for it in a collective, so a thread of each watches the store that all share.
+The other ranks wait for it in a collective, so a thread of each rank watches the shared store.
 """
 
 import logging
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,9 +19,9 @@ from speakerlab.training.distributed import shared_store
 from speakerlab.training.run_state import RunState
 
 log = logging.getLogger(__name__)
-POLL_SECONDS, LAST_SECONDS = 0.5, 6.0
-CALL = "out of memory"
-NOTE = "out_of_memory"  # holds the micro-batch that did not fit; run.sh reads it
+POLL_SECONDS = 0.5
+LAST_SECONDS = 6.0  # until a rank that cannot exit by itself has been ended
+CALL = "out of memory"  # key in the store: some rank requests the exit of all ranks
 
 
 class OutOfMemoryStop(RuntimeError):
@@ -28,22 +29,52 @@ class OutOfMemoryStop(RuntimeError):
 
 
 class Rescue:
-    """One rank's part in the exit."""
+    """Exit of this rank together with all other ranks.
+
+    micro_batch: its size is noted for the next attempt, which takes a smaller one.
+    """
 
     def __init__(self, state: RunState, exp_dir: Path, micro_batch: int) -> None:
-        self.state, self.exp_dir, self.micro_batch = state, exp_dir, micro_batch
+        self.state = state
+        self.exp_dir = exp_dir
+        self.micro_batch = micro_batch
         self.store: Any = shared_store(state.ranks)
         if self.store is not None:
-            threading.Thread(target=self._watch, name="rescue", daemon=True).start()
+            thread = threading.Thread(
+                target=self._watch,
+                name="rescue",
+                daemon=True,
+            )
+            thread.start()
 
-    def leave(self, error: BaseException) -> NoReturn:
-        """Leave with all ranks; a single one, which waits for no other, saves first."""
-        step, rank, first = self.state.step, self.state.ranks.rank, str(error).partition("\n")[0]
-        line = f"step {step}: out of memory on rank {rank}: {first}"
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Exit with all ranks if this one or another one runs out of memory within.
+
+        Other errors are raised again. Guard only forward and backward passes: once an update has
+        begun, the state from before the step cannot be saved any more.
+        """
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                self._exit_all_ranks(error)
+            self._exit_with_another_rank()
+            raise
+
+    def _exit_all_ranks(self, error: BaseException) -> NoReturn:
+        """Exit with all ranks; a single rank, which waits for no other rank, saves first."""
+        # torch's text has many lines; the size that did not fit is in the first.
+        first_line, _, _ = str(error).partition("\n")
+        line = (
+            f"step {self.state.step}: out of memory on rank {self.state.ranks.rank}:"
+            f" {first_line}"
+        )
         log.error("%s", line)
         if self.store is None:
             self._write_note()
-            self.state.updater.restore()  # BatchNorm's statistics have moved in this step
+            # BatchNorm's statistics have moved in this step.
+            self.state.updater.restore()
             self.state.save(scheduled=False)
             self.state.wait()
         else:
@@ -51,32 +82,43 @@ class Rescue:
             time.sleep(LAST_SECONDS)  # the thread ends this process sooner
         raise OutOfMemoryStop(line) from None
 
-    def follow(self) -> None:
-        """Leave with another rank, if this one lost it because it ran out of memory."""
+    def _exit_with_another_rank(self) -> None:
+        """Exit if this rank's error is that another rank has run out of memory."""
+        if self.store is None:
+            return
         with suppress(RuntimeError):  # the store may be lost, too
-            if self.store is not None and self.store.check([CALL]):
+            if self.store.check([CALL]):
                 time.sleep(LAST_SECONDS)  # the thread ends this process sooner
 
     def _watch(self) -> None:
+        """End this process when some rank has announced that it is out of memory."""
         try:
             while not self.store.check([CALL]):
                 time.sleep(POLL_SECONDS)
-        except RuntimeError:  # the store is lost with its rank, which the main thread notices
+        except RuntimeError:
+            # The store is lost with the rank that holds it; the main thread detects this loss.
             return
         if self.state.ranks.is_first:
-            with suppress(OSError):  # without the note, run.sh does not retry
+            with suppress(OSError):  # without the note, the training is not retried
                 self._write_note()
             time.sleep(LAST_SECONDS / 2)  # the store may end with this process
         process.leave(process.EXIT_MEMORY)
 
     def _write_note(self) -> None:
-        write_text(self.exp_dir / NOTE, f"{self.micro_batch}\n")
+        write_text(self.exp_dir / process.MEMORY_NOTE, f"{self.micro_batch}\n")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a GPU, one of its libraries, or torch's CPU allocator was out of memory."""
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
-    # The last is how oneDNN says that an allocation of its own failed.
-    texts = "can't allocate memory", "out of memory", "ALLOC_FAILED", "could not create a primitive"
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    # Libraries such as cuBLAS, and torch's CPU allocator, raise a plain RuntimeError: only its text
+    # shows the cause.
+    texts = (
+        "can't allocate memory",
+        "out of memory",
+        "ALLOC_FAILED",
+        "could not create a primitive",  # of oneDNN, when an allocation of its own failed
+    )
+    is_named = any(text in str(error) for text in texts)
+    return isinstance(error, RuntimeError) and is_named

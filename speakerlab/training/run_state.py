@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +18,7 @@ from speakerlab.training.writer import CheckpointWriter
 
 @dataclass(eq=False, kw_only=True)
 class RunState:
-    """State of a run. A checkpoint is that of a head with all rows, also where they are split."""
+    """State of a run. A checkpoint holds all rows of the head, even if ranks have split them."""
 
     task: Task
     updater: Updater
@@ -27,36 +28,49 @@ class RunState:
     writer: CheckpointWriter
     metric: str = "eer"  # name of the validation metric; lower is better
     step: int = 0  # number of completed steps
-    attempt: int = 0  # number of roll-backs; each has another data order and other draws
+    # Number of roll-backs; each attempt has another data order and other draws.
+    attempt: int = 0
     validated: int = 0  # the last step that was validated
-    best: float | None = None  # the lowest metric
-    initial: dict[str, Any] | None = None  # this rank's state, until there is a checkpoint
+    best: float | None = None  # the lowest metric so far
+    # This rank's state at the start. A roll-back returns to it until there is a checkpoint.
+    initial: dict[str, Any] | None = None
+    # When the last checkpoint was begun. Another one is overdue some minutes later.
     saved_at: float = field(default_factory=time.monotonic)
 
     def resume(self) -> bool:
         """Load the newest checkpoint, which rank 0 reads; return False if there is none."""
-        if not (is_resumed := self._load_latest()):  # a roll-back then returns to the beginning
-            self.initial = checkpoint.snapshot(self._state())
+        is_resumed = self._load_latest()
+        if not is_resumed:
+            state = self._state()
+            self.initial = checkpoint.snapshot(state)
         return is_resumed
 
-    def save(self, *, scheduled: bool, valid: Mapping[str, float] | None = None) -> None:
-        """Begin to write a checkpoint; raise NumericError, on every rank, if it is not finite."""
+    def save(
+        self, *, scheduled: bool, valid: Mapping[str, float] | None = None
+    ) -> None:
+        """Begin to write a checkpoint. Every rank must call it.
+
+        scheduled: one of the checkpoints every `checkpoint_every_steps`, which are kept longer and
+        can be averaged. valid: the metrics of this step. Raises NumericError, on every rank, if a
+        weight or statistic of any rank is not finite: a run that resumes from such a checkpoint
+        could never recover.
+        """
         state = self._state()
-        bad = [name for name, value in state["task"].items() if not bool(value.isfinite().all())]
-        if found := sum(self.ranks.every(bad[:1]), []):
-            raise NumericError(f"step {self.step}: {found[0]} is not finite", self.step - 1)
-        self.saved_at, self.initial = time.monotonic(), None
+        self._check_finite(state["task"])
+        self.saved_at = time.monotonic()
+        self.initial = None
+        # The file has the rows of all ranks, so that any number of ranks can resume from it.
         if self.task.split:
-            self._change_rows(state, self.task.head.gather_rows)
+            gather_rows = self.task.head.gather_rows
+            self._change_rows(state, gather_rows)
         if self.ranks.is_first:
             self.writer.save(state, scheduled=scheduled, valid=valid)
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is on disk, on every rank.
-
-        A rank that left earlier would have the others killed while they write.
-        """
+        """Wait until the last checkpoint is on disk, on every rank."""
         self.writer.wait()
+        # A launcher may kill the other ranks as soon as one has exited: rank 0 could be killed in
+        # the middle of writing.
         self.ranks.barrier("checkpoint written")
 
     def roll_back(self) -> None:
@@ -67,28 +81,65 @@ class RunState:
             assert self.initial is not None, "a run that was resumed has a checkpoint"
             self._load(self.initial)
         self.attempt = attempt
+        # Bad steps that were counted before the checkpoint must not soon cause another roll-back.
         self.updater.reset()
         self.learning.reset()
+        # If the run is interrupted now, it must resume as the new attempt, not repeat the old one.
         self.save(scheduled=False)
 
+    def _check_finite(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise NumericError, on every rank, if a tensor of any rank is not finite."""
+        not_finite: list[str] = []
+        for name, value in tensors.items():
+            is_finite = bool(value.isfinite().all())
+            if not is_finite:
+                not_finite.append(name)
+
+        # Ranks differ in their rows of a split head, and in BatchNorm's statistics. If only one of
+        # them raised, the others would wait for it in the next collective.
+        # The message has room for one name, so each rank sends only its first.
+        names_of_ranks = self.ranks.gather_objects(not_finite[:1])
+        names = list(chain.from_iterable(names_of_ranks))
+        if names:
+            text = f"step {self.step}: {names[0]} is not finite"
+            # Steps are numbered from 0, so the last completed one is `self.step - 1`. It is
+            # computed again to find the cause.
+            raise NumericError(text, self.step - 1)
+
     def _load_latest(self) -> bool:
-        found = self.ranks.on_first(lambda: checkpoint.read_latest(self.writer.folder))
-        if found is not None:
-            folder, data = found
-            state = checkpoint.load_state(data, where=folder)
-            if self.task.split:
-                first, last = self.task.head.row_range
-                self._change_rows(state, lambda rows: rows[first:last].clone())
-            self._load(state)
-        return found is not None
+        """Load the newest checkpoint; return False if there is none."""
+        # Rank 0 reads for all: another rank might see an older folder on a network file system.
+        checkpoints = self.writer.folder
+        latest = self.ranks.on_first(lambda: checkpoint.read_latest(checkpoints))
+        if latest is None:
+            return False
+        folder, data = latest
+        state = checkpoint.load_state(data, where=folder)
+
+        # The file has the rows of all ranks. This rank holds a block of them, [start, end).
+        if self.task.split:
+            start_row, end_row = self.task.head.row_range
+
+            def select_rows(all_rows: Tensor) -> Tensor:
+                # A copy: a slice would keep the memory of all rows.
+                return all_rows[start_row:end_row].clone()
+
+            self._change_rows(state, select_rows)
+        self._load(state)
+        return True
 
     def _state(self) -> dict[str, Any]:
-        """Return the state, of a split head this rank's. Every rank must call it."""
+        """Return the state of this rank, with its rows alone if the head is split.
+
+        Every rank must call it, because the sums are added up over the ranks.
+        """
+        # Sums of the metrics since the last line of metrics.jsonl, added up over the ranks.
+        metric_sums = self.ranks.sum(self.sums.sums)
         return {
             "task": self.task.state_dict(),
             "optimizer": self.updater.optimizer.state_dict(),
             "updater": self.updater.state(),
-            "sums": self.ranks.sum(self.sums.sums).tolist(),
+            "sums": metric_sums.tolist(),
             "learning": self.learning.state(),
             "attempt": self.attempt,
             "step": self.step,
@@ -100,21 +151,41 @@ class RunState:
         self.task.load_state_dict(state["task"])
         self.updater.optimizer.load_state_dict(state["optimizer"])
         self.updater.load_state(state["updater"])
+        # `load` keeps them on rank 0, with zeros on the others, or they would count once per rank.
         self.sums.load(state["sums"])
         self.learning.load_state(state["learning"])
-        self.attempt, self.step = state["attempt"], state["step"]
-        self.best, self.validated = state["best"], state["validated"]
+        self.attempt = state["attempt"]
+        self.step = state["step"]
+        self.best = state["best"]
+        self.validated = state["validated"]
 
-    def _change_rows(self, state: dict[str, Any], change: Callable[[Tensor], Any]) -> None:
-        """Change the rows of a split head in a state, and what the optimizer keeps for each row."""
-        groups = self.updater.optimizer.param_groups
-        place_of = {id(p): at for at, p in enumerate(p for one in groups for p in one["params"])}
+    def _change_rows(
+        self, state: dict[str, Any], change: Callable[[Tensor], Any]
+    ) -> None:
+        """Replace the rows of a split head in `state` by `change(rows)`.
+
+        The optimizer's values for each weight, such as the momentum, are replaced in the same way.
+        change: gathers the rows of all ranks (None on ranks other than 0), or selects this rank's.
+        """
+        # torch's optimizers number their parameters, over all groups, in the state.
+        numbers: dict[int, int] = {}
+        for group in self.updater.optimizer.param_groups:
+            for parameter in group["params"]:
+                numbers[id(parameter)] = len(numbers)
+        optimizer_states = state["optimizer"]["state"]
+
         for name, parameter in self.task.split.items():
-            rows, kept = state["task"][name], state["optimizer"]["state"]
+            rows = state["task"][name]
             state["task"][name] = change(rows)
-            place = place_of[id(parameter)]
-            if place in kept:
-                kept[place] = {
-                    key: change(value) if getattr(value, "shape", None) == rows.shape else value
-                    for key, value in kept[place].items()
-                }
+            number = numbers[id(parameter)]
+            # Before the first step, the optimizer may have no values yet.
+            if number not in optimizer_states:
+                continue
+            # A copy: `state_dict()` makes a new outer dict, but the inner ones are the optimizer's.
+            changed_values = dict(optimizer_states[number])
+            for key, value in changed_values.items():
+                # Momentum and the like have a value per weight; others are single numbers.
+                shape = getattr(value, "shape", None)
+                if shape == rows.shape:
+                    changed_values[key] = change(value)
+            optimizer_states[number] = changed_values

@@ -1,9 +1,9 @@
 """Learning rate and margin as pure functions of a step that the trainer owns.
 
-To add a schedule of the learning rate: a function here and a line in `SCHEDULES`. It returns the
-learning rate of `step` and takes, by keyword, what it needs of `SUPPLIED`, and its own arguments
-with a default. One that takes `warmup_steps` defines its warm-up; any other is multiplied by a
-linear one, from 0 to 1.
+To add a schedule of the learning rate, write a function here and add a line to `SCHEDULES`. The
+function returns the learning rate of `step`. Its keyword arguments are any of `SUPPLIED`, and
+further arguments, which need a default. A schedule with the argument `warmup_steps` defines its own
+warm-up; any other schedule is multiplied by a linear warm-up, from 0 to 1.
 """
 
 import inspect
@@ -14,12 +14,13 @@ from typing import Any
 
 from speakerlab.core.registry import Registry
 
-MARGIN_LEFT_AT_END = 1e-3  # the exponential ramp closes all but this share of the way
+# An exponential never reaches its limit: the ramp ends when this share of its range remains.
+MARGIN_LEFT_AT_END = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """When things happen, in steps, and the two functions of a step."""
+    """Intervals of training in steps, and the learning rate and margin of a step."""
 
     lr_at: Callable[[int], float]
     margin_at: Callable[[int], float]
@@ -27,7 +28,7 @@ class Schedule:
     steps_per_epoch: int
     valid_every_steps: int
     checkpoint_every_steps: int
-    checkpoint_seconds: float  # or so long after the last one
+    checkpoint_seconds: float  # longest time between two checkpoints
     log_every_steps: int
     frozen_steps: int = 0  # steps at the start in which only the head learns
 
@@ -36,9 +37,9 @@ class Schedule:
 class LearningRate:
     """The learning rate of a step, by a schedule whose own arguments are `args`.
 
-    peak, final: after scaling with the global batch.
-    extended: (step, total_steps until then) of each change of the length of a begun run. There, a
-    schedule that depends on the length begins again, at its present value and without warm-up.
+    peak, final: after scaling with the global batch. extended: (step, total_steps until then) of
+    each change of the length of a started run. At this step, a schedule that depends on the length
+    begins again, from its current value and without warm-up.
     """
 
     schedule: Callable[..., float]
@@ -51,42 +52,65 @@ class LearningRate:
     extended: Sequence[tuple[int, int]] = ()
 
     def __call__(self, step: int) -> float:
-        takes = inspect.signature(self.schedule).parameters
-        known = {name: getattr(self, name) for name in SUPPLIED}
-        begin, end = 0, self.total_steps  # of the present length
-        start = self.warmup_steps if "warmup_steps" in takes else 0  # of the decay
+        parameters = inspect.signature(self.schedule).parameters
+        has_warmup = "warmup_steps" in parameters
+        supplied: dict[str, Any] = {
+            "peak": self.peak,
+            "final": self.final,
+            "warmup_steps": self.warmup_steps,
+            "steps_per_epoch": self.steps_per_epoch,
+        }
+        # The stretch of steps, begin to end, over which the schedule is spread. It decays from
+        # `decay_start` on.
+        begin = 0
+        end = self.total_steps
+        decay_start = self.warmup_steps if has_warmup else 0
 
-        def value(at: int, end: int) -> float:
-            given = {**known, "total_steps": end - begin}
-            supplied = {name: given[name] for name in SUPPLIED if name in takes}
-            return self.schedule(at - begin, **supplied, **self.args)
+        def lr_of(at_step: int, end_step: int) -> float:
+            arguments = {**supplied, "total_steps": end_step - begin}
+            for name in SUPPLIED:
+                if name not in parameters:
+                    del arguments[name]
+            return self.schedule(at_step - begin, **arguments, **self.args)
 
-        for changed_at, before in self.extended if "total_steps" in takes else ():
+        # Replay the changes of length before `step`, in order. Each starts from the learning rate
+        # at which the run was then, so that the rate never jumps.
+        changes = self.extended if "total_steps" in parameters else ()
+        for changed_at, total_before in changes:
             if step < changed_at:
-                end = before
+                end = total_before
                 break
-            if changed_at > start:
-                known |= {"peak": value(changed_at, before), "warmup_steps": 0}
-                begin = start = changed_at
-        lr = value(step, end)
-        if "warmup_steps" in takes or step >= self.warmup_steps:
+            # A change during the warm-up moves the end only.
+            if changed_at > decay_start:
+                supplied["peak"] = lr_of(changed_at, total_before)
+                supplied["warmup_steps"] = 0
+                begin = changed_at
+                decay_start = changed_at
+
+        lr = lr_of(step, end)
+        if has_warmup or step >= self.warmup_steps:
             return lr
+        # `step + 1`, because a learning rate of 0 would waste the first step.
         return lr * (step + 1) / self.warmup_steps
 
 
-def cosine(step: int, *, peak: float, final: float, warmup_steps: int, total_steps: int) -> float:
+def cosine(
+    step: int, *, peak: float, final: float, warmup_steps: int, total_steps: int
+) -> float:
     """Decrease along half a cosine, from `peak` after the warm-up to `final` at the end.
 
     Loshchilov and Hutter, arXiv 1608.03983, eq. 5, without restarts.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
-    return _half_cosine(peak, final, _share(step - warmup_steps, total_steps - warmup_steps))
+    done = _share(step - warmup_steps, total_steps - warmup_steps)
+    return _half_cosine(peak, final, done)
 
 
 def exponential(step: int, *, peak: float, final: float, total_steps: int) -> float:
     """Decrease exponentially from `peak` in step 0, already in the warm-up, as in WeSpeaker."""
-    return peak * (final / peak) ** _share(step, total_steps)
+    done = _share(step, total_steps)
+    return peak * (final / peak) ** done
 
 
 def step_decay(
@@ -103,7 +127,8 @@ def step_decay(
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     every_steps = _in_steps("every_epochs", every_epochs, steps_per_epoch)
-    return max(peak * gamma ** ((step - warmup_steps) // every_steps), final)
+    num_decays = (step - warmup_steps) // every_steps
+    return max(peak * gamma**num_decays, final)
 
 
 def cyclic(
@@ -115,13 +140,15 @@ def cyclic(
     cycle_epochs: float = 2.0,
     gamma: float = 0.5,
 ) -> float:
-    """Rise linearly from `final` and fall back in each cycle; each is `gamma` times as high.
+    """Rise linearly from `final` and fall back; each cycle is `gamma` times as high.
 
     Smith, arXiv 1506.01186: "triangular2" with gamma 0.5, "triangular" with gamma 1.
     """
     cycle_steps = _in_steps("cycle_epochs", cycle_epochs, steps_per_epoch)
-    cycle, at = divmod(step, cycle_steps)
-    return final + (peak - final) * gamma**cycle * (1 - abs(2 * at / cycle_steps - 1))
+    cycle, step_of_cycle = divmod(step, cycle_steps)
+    # 0 at both ends of a cycle, 1 in its middle.
+    height = 1 - abs(2 * step_of_cycle / cycle_steps - 1)
+    return final + (peak - final) * gamma**cycle * height
 
 
 def one_cycle(
@@ -138,10 +165,12 @@ def one_cycle(
     Smith and Topin, arXiv 1708.07120, with the curves of torch's OneCycleLR; the momentum is
     constant.
     """
-    top = max(warmup_steps - 1, 0)
-    if step < top:
-        return _half_cosine(initial * peak, peak, step / top)
-    return _half_cosine(peak, final, _share(step - top, total_steps - top))
+    # The last step of the warm-up has the peak. Without a warm-up, the first step has it.
+    peak_step = max(warmup_steps - 1, 0)
+    if step < peak_step:
+        return _half_cosine(initial * peak, peak, step / peak_step)
+    done = _share(step - peak_step, total_steps - peak_step)
+    return _half_cosine(peak, final, done)
 
 
 def constant(step: int, *, peak: float) -> float:
@@ -149,8 +178,10 @@ def constant(step: int, *, peak: float) -> float:
     return peak
 
 
-# What the program supplies to a schedule that names it; all other arguments are its own.
+# The program supplies these arguments to a schedule that has them as parameters. All others are set
+# in the configuration.
 SUPPLIED = ("peak", "final", "warmup_steps", "total_steps", "steps_per_epoch")
+# Name in the configuration -> file and function in this package.
 SCHEDULES: Mapping[str, Callable[..., float]] = Registry(
     __name__.rpartition(".")[0],
     {
@@ -165,27 +196,34 @@ SCHEDULES: Mapping[str, Callable[..., float]] = Registry(
 
 
 def _share(step: int, num_steps: int) -> float:
-    """Return how much of `num_steps` is over in a step: 0 in the first, 1 in the last."""
-    return min(step / max(num_steps - 1, 1), 1.0)
+    """Return the share of `num_steps` that is over: 0 in the first step, 1 in the last."""
+    last_step = max(num_steps - 1, 1)
+    return min(step / last_step, 1.0)
 
 
 def _half_cosine(start: float, end: float, done: float) -> float:
+    """Return the value between `start` and `end` after a share `done` of the way."""
     return end + 0.5 * (start - end) * (1 + math.cos(math.pi * done))
 
 
 def _in_steps(name: str, epochs: float, steps_per_epoch: int) -> int:
+    """Return epochs as steps, at least 1; name: of the argument, for an error."""
     if epochs <= 0:
-        raise ValueError(f"schedule.args.{name}: {epochs:g} is not positive; use 20, for example")
+        raise ValueError(
+            f"schedule.args.{name}: {epochs:g} is not positive; use 20, for example"
+        )
     return max(round(epochs * steps_per_epoch), 1)
 
 
 def margin_ramp(
     step: int, *, initial: float, final: float, start_step: int, end_step: int
 ) -> float:
-    """Return `initial` to `start_step`, `final` from `end_step`, exponentially between."""
+    """Return `initial` before `start_step`, `final` from `end_step`, exponential between."""
     if step >= end_step:
         return final
     if step < start_step:
         return initial
     done = (step - start_step) / (end_step - start_step)
-    return initial + (final - initial) * (1 - MARGIN_LEFT_AT_END**done)
+    # From 0 to almost 1: most of the change comes early in the ramp.
+    share = 1 - MARGIN_LEFT_AT_END**done
+    return initial + (final - initial) * share

@@ -1,8 +1,9 @@
 """Training without labels: a student learns from several views of each utterance, with a teacher.
 
-The teacher, an exponential moving average of the student, is what is published. It has no gradient,
-moves at the end of a step that is not skipped, and is in the state of the task, so that a
-checkpoint holds it. Its BatchNorm statistics are those of its own passes, as in 3D-Speaker.
+The teacher is an exponential moving average of the student, and it is the model that is published.
+It has no gradient, and moves at the end of each step that is not skipped. It belongs to the state
+of the task, so that a checkpoint holds it. Its BatchNorm statistics come from its own forward
+passes, not from the student, as in 3D-Speaker.
 
 Letters: B utterances, R crops of an utterance, S samples, V views that the student sees, L long
 views, D embedding, N rows.
@@ -26,7 +27,10 @@ lerp_all = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Views(NamedTuple):
-    """How the crops of an utterance are cut into views: first the long ones, which are whole."""
+    """Division of the crops of an utterance into views.
+
+    The first crops are long views, uncut; the others are cut into short views.
+    """
 
     num_long: int
     num_short: int
@@ -35,27 +39,43 @@ class Views(NamedTuple):
 
     @property
     def shorts_each(self) -> int:
-        """Return the number of short views that are cut from one crop, one behind the other."""
+        """Return the number of short views that are cut from a crop, without overlap."""
         return self.crop_samples // self.short_samples
 
     @property
     def crops_each(self) -> int:
         """Return the number of crops of an utterance."""
-        return self.num_long + math.ceil(self.num_short / self.shorts_each)
+        num_cut_crops = math.ceil(self.num_short / self.shorts_each)
+        return self.num_long + num_cut_crops
 
     def cut(self, wave_NS: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the long views (L, B, S) and the short ones (number, B, shorter S) of crops."""
-        wave_RBS = wave_NS.unflatten(0, (-1, self.crops_each)).transpose(0, 1)
-        shorts = wave_RBS[self.num_long :, :, : self.shorts_each * self.short_samples]
-        shorts = shorts.unflatten(2, (self.shorts_each, self.short_samples)).transpose(1, 2)
-        return wave_RBS[: self.num_long], shorts.flatten(0, 1)[: self.num_short]
+        """Return long views (L, B, S) and short views (num_short, B, short_samples) of crops.
+
+        wave_NS: the crops of an utterance are consecutive rows.
+        """
+        utterance_shape = (-1, self.crops_each)
+        wave_BRS = wave_NS.unflatten(0, utterance_shape)
+        wave_RBS = wave_BRS.transpose(0, 1)
+        long_LBS = wave_RBS[: self.num_long]
+
+        # Samples behind the last whole short view of a crop are not used.
+        used_samples = self.shorts_each * self.short_samples
+        cut_RBS = wave_RBS[self.num_long :, :, :used_samples]
+        # (crops, B, views of a crop, samples) -> (views of all crops, B, samples)
+        view_shape = (self.shorts_each, self.short_samples)
+        view_RBVS = cut_RBS.unflatten(2, view_shape)
+        view_RVBS = view_RBVS.transpose(1, 2)
+        view_VBS = view_RVBS.flatten(0, 1)
+        # The last crop may be cut into more views than are needed.
+        return long_LBS, view_VBS[: self.num_short]
 
 
 class SelfSupervisedTask(Task):
-    """An objective, its student and, where it has one, the teacher.
+    """An objective, its student and, where the objective has one, its teacher.
 
-    embedder: the teacher, or else what learns. objective: see `losses/__init__.py`. momentum: the
-    teacher's share that stays in the first step; it rises to 1 along half a cosine.
+    embedder: the published model: the teacher, or else the model that learns. objective: see
+    `losses/__init__.py`. momentum: of the moving average in the first step; it rises to 1 along
+    half a cosine.
     """
 
     def __init__(
@@ -69,29 +89,39 @@ class SelfSupervisedTask(Task):
         precision: Precision,
     ) -> None:
         super().__init__(augment=augment, embedder=embedder, precision=precision)
-        self.objective, self.views, self.first_momentum = objective, views, momentum
+        self.objective = objective
+        self.views = views
+        self.first_momentum = momentum
         self.crops_each = views.crops_each
         self.student: nn.Module | None = None
         self.projector: nn.Module | None = None  # the teacher's
+        # Student and teacher start with the same weights. The teacher learns by averaging alone.
         if objective.has_teacher:
             self.student = copy.deepcopy(embedder)
-            self.projector = copy.deepcopy(objective.projector).requires_grad_(False)
+            projector: nn.Module = copy.deepcopy(objective.projector)
+            self.projector = projector.requires_grad_(False)
             embedder.requires_grad_(False)
         self._begin(0.0, momentum)
 
-    def restart(self) -> None:
+    def adopt_loaded_weights(self) -> None:
         """Give the student the weights of the teacher."""
+        # Weights from --init are loaded into the embedder, which is the teacher.
         if self.student is not None:
-            self.student.load_state_dict(self.embedder.state_dict())
+            teacher_state = self.embedder.state_dict()
+            self.student.load_state_dict(teacher_state)
 
     def begin_step(self, step: int, schedule: Schedule, key: int) -> None:
         done = step / schedule.total_steps
-        momentum = 1 - (1 - self.first_momentum) * (1 + math.cos(math.pi * done)) / 2
-        self._begin(step / schedule.steps_per_epoch, momentum)
+        epoch = step / schedule.steps_per_epoch
+        # Late in training the teacher changes less and less: its share of the student falls to 0.
+        first_share = 1 - self.first_momentum
+        momentum = 1 - first_share * (1 + math.cos(math.pi * done)) / 2
+        self._begin(epoch, momentum)
 
     def _begin(self, epoch: float, momentum: float) -> None:
         self.momentum = momentum
-        self.embeddings: list[Tensor] = []  # of the long views of each micro-batch, for `measure`
+        # For `measure`: embeddings of long views, and chosen prototypes, per micro-batch.
+        self.embeddings: list[Tensor] = []
         self.targets: list[Tensor] = []
         self.objective.begin_step(epoch)
 
@@ -100,15 +130,23 @@ class SelfSupervisedTask(Task):
 
     @torch.no_grad()
     def end_step(self, is_bad: Tensor) -> None:
-        """Move the teacher towards the student, and the objective's statistics."""
+        """Move the teacher towards the student, and update the objective's statistics."""
         self.objective.end_step(is_bad)
         if self.student is None or self.projector is None:
             return
-        learners = self.student, self.objective.projector
-        old: list[Tensor] = [p for one in (self.embedder, self.projector) for p in one.parameters()]
-        new: list[Tensor] = [p for one in learners for p in one.parameters()]
-        share = (1 - self.momentum) * (1 - is_bad)  # on the device, which alone knows `is_bad`
-        lerp_all(old, new, [share] * len(old))
+        teacher: list[Tensor] = [
+            *self.embedder.parameters(),
+            *self.projector.parameters(),
+        ]
+        student: list[Tensor] = [
+            *self.student.parameters(),
+            *self.objective.projector.parameters(),
+        ]
+        # The verdict on the step is only on the device: after a bad step the share is 0.
+        is_good = 1 - is_bad
+        share = (1 - self.momentum) * is_good
+        shares = [share] * len(teacher)
+        lerp_all(teacher, student, shares)
 
     def forward(
         self,
@@ -121,38 +159,63 @@ class SelfSupervisedTask(Task):
     ) -> TaskOutput:
         """Return the loss of augmented waves (B x R, S); the other arguments are not used."""
         long_LBS, short_VBS = self.views.cut(x_B)
-        learner: Any = self.embedder if self.student is None else self.student
+        num_utterances = long_LBS.shape[1]
+        view_shape = (-1, num_utterances)
+        # Without a teacher, the published embedder learns by gradients itself.
         teacher: Any = self.embedder
+        learner: Any = self.student
+        if learner is None:
+            learner = self.embedder
+
         with self.autocast, record_function("step/forward/embedder"):
+            # Student and teacher see the same features of the long views.
             feats_NTF = learner.features(long_LBS.flatten(0, 1))
+            # Long and short views have different lengths, so each kind is a batch of its own.
             outputs: list[Tensor] = []
             if self.objective.sees_long:
                 outputs.append(learner.embed_features(feats_NTF))
             if len(short_VBS):
                 outputs.append(learner(short_VBS.flatten(0, 1)))
-            num = long_LBS.shape[1]
-            emb_VBD, emb_LBD = torch.cat(outputs).unflatten(0, (-1, num)), None
+            view_ND = torch.cat(outputs)
+            emb_VBD = view_ND.unflatten(0, view_shape)
+
+            # The teacher sees long views alone. Its embeddings are targets, without gradients.
+            emb_LBD: Tensor | None = None
             if self.student is not None:
                 with torch.no_grad():
-                    emb_LBD = teacher.embed_features(feats_NTF).unflatten(0, (-1, num))
+                    emb_ND: Tensor = teacher.embed_features(feats_NTF)
+                    emb_LBD = emb_ND.unflatten(0, view_shape)
+
         with record_function("step/forward/head"):
-            found = self.objective(emb_VBD, emb_LBD, self.projector)
-        self.embeddings.append((emb_VBD if emb_LBD is None else emb_LBD).detach().flatten(0, 1))
-        self.targets += [] if found.target_N is None else [found.target_N]
-        return TaskOutput(found.loss, found.accuracy * len(x_B))
+            compared = self.objective(emb_VBD, emb_LBD, self.projector)
+
+        published_VBD = emb_VBD if emb_LBD is None else emb_LBD
+        published_ND = published_VBD.detach().flatten(0, 1)
+        self.embeddings.append(published_ND)
+        if compared.target_N is not None:
+            self.targets.append(compared.target_N)
+        # The sums of a step count rows, so the mean becomes a sum over the rows of the batch.
+        num_correct = compared.accuracy * len(x_B)
+        return TaskOutput(compared.loss, num_correct)
 
     def measure(self, ranks: Ranks) -> dict[str, float]:
-        """Return how many dimensions the last step's embeddings of long views have in effect.
+        """Return the effective rank of the last step's embeddings of long views.
 
-        And, where there are prototypes, how many of them its targets chose. Nothing of embeddings
-        that are not finite.
+        Where there are prototypes, also how many of them were chosen as targets. The result is
+        empty if an embedding is not finite.
         """
-        emb_ND, row = ranks.gather(torch.cat(self.embeddings).float()), dict[str, float]()
-        if bool(emb_ND.isfinite().all()):
-            row["effective_rank"] = round(effective_rank(emb_ND), 3)
-            if self.targets:
-                row["prototypes"] = len(ranks.gather(torch.cat(self.targets)).unique())
-        return row
+        rank_emb_ND = torch.cat(self.embeddings).float()
+        emb_ND = ranks.gather(rank_emb_ND)
+        is_finite = bool(emb_ND.isfinite().all())
+        if not is_finite:
+            return {}
+        metrics: dict[str, float] = {}
+        metrics["effective_rank"] = round(effective_rank(emb_ND), 3)
+        if self.targets:
+            rank_target_N = torch.cat(self.targets)
+            target_N = ranks.gather(rank_target_N)
+            metrics["prototypes"] = len(target_N.unique())
+        return metrics
 
 
 def effective_rank(emb_ND: Tensor) -> float:
@@ -161,6 +224,10 @@ def effective_rank(emb_ND: Tensor) -> float:
     From 1, if all are alike, to the smaller of N and D. Roy and Vetterli, The Effective Rank,
     EUSIPCO 2007; for embeddings Garrido et al., RankMe, ICML 2023, arXiv 2210.02885.
     """
-    value_K = torch.linalg.svdvals(nn.functional.normalize(emb_ND.double().cpu(), dim=1))
+    emb_ND = emb_ND.double().cpu()
+    unit_ND = nn.functional.normalize(emb_ND, dim=1)
+    value_K = torch.linalg.svdvals(unit_ND)
     share_K = value_K / value_K.sum()
-    return float(torch.special.entr(share_K).sum().exp())
+    # `entr` is -p * ln(p), and 0 where p is 0.
+    entropy = torch.special.entr(share_K).sum()
+    return float(entropy.exp())

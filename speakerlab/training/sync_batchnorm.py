@@ -1,17 +1,17 @@
 """BatchNorm over the rows of several ranks.
 
-n ranks with B rows each give the outputs, gradients and running statistics of one batch of n x B
+n ranks with B rows each compute the outputs, gradients and running statistics of one batch of n x B
 rows, up to rounding. The gradients of scale and shift cover a rank's own rows; DDP adds them up.
-torch's SyncBatchNorm needs a GPU, and has the host wait for it in every layer.
+torch's SyncBatchNorm needs a GPU, and makes the host wait for it in every layer.
 
 Ioffe, Szegedy: "Batch Normalization", ICML 2015, arXiv 1502.03167. Moments of parts are merged as
 in Chan, Golub, LeVeque: "Updating Formulae and a Pairwise Algorithm for Computing Sample
 Variances", 1979.
 
-Letters: B rows, C channels, R ranks of the group; what follows B and C is averaged over.
+Letters: B rows, C channels, R ranks of the group. Axes after B and C are averaged over.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,17 @@ from speakerlab.training.distributed import Ranks
 
 
 def join_batchnorms(module: nn.Module, group: Ranks) -> None:
-    """Turn every BatchNorm in `module` into one that sees the rows of the whole group.
+    """Turn every BatchNorm in `module` into a BatchNorm over the rows of the whole group.
 
     Parameters, buffers and their names stay, for checkpoints and optimizers. Every rank of the
     group must then run each training pass.
     """
-    norms: list[Any] = [part for part in module.modules() if isinstance(part, _BatchNorm)]
-    for norm in norms:  # the state is the same, only the class differs
-        norm.__class__, norm.group = JoinedBatchNorm, group
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            norm: Any = layer
+            # The state is the same, only the class differs.
+            norm.__class__ = JoinedBatchNorm
+            norm.group = group
 
 
 class JoinedBatchNorm(_BatchNorm):
@@ -44,12 +47,23 @@ class JoinedBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        weight_C, bias_C = self.weight, self.bias
+        weight_C = self.weight
+        bias_C = self.bias
+        # With affine=False there are none. The dtype of a scale is also the dtype of the sums.
         if weight_C is None or bias_C is None:
-            dtype = torch.promote_types(input.dtype, torch.float32)
-            weight_C = torch.ones(self.num_features, dtype=dtype, device=input.device)
+            weight_C = torch.ones(
+                self.num_features,
+                dtype=torch.promote_types(input.dtype, torch.float32),
+                device=input.device,
+            )
             bias_C = torch.zeros_like(weight_C)
-        y, mean_C, var_C, count = _Normalise.apply(input, weight_C, bias_C, self.eps, self.group)
+        y, mean_C, var_C, count = _Normalise.apply(
+            input,
+            weight_C,
+            bias_C,
+            self.eps,
+            self.group,
+        )
         self._track(mean_C, var_C, count)
         return y
 
@@ -60,12 +74,17 @@ class JoinedBatchNorm(_BatchNorm):
             return
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
+        mean_dtype = self.running_mean.dtype
+        var_dtype = self.running_var.dtype
         momentum = self.momentum
-        if momentum is None:  # a plain mean over all batches
-            momentum = self.num_batches_tracked.to(self.running_mean.dtype).reciprocal()
-        unbiased_C = var_C * (count / (count - 1).clamp_min(1))
-        self.running_mean.lerp_(mean_C.to(self.running_mean.dtype), momentum)
-        self.running_var.lerp_(unbiased_C.to(self.running_var.dtype), momentum)
+        # torch's convention: without a momentum, a plain mean over all batches.
+        if momentum is None:
+            num_batches = self.num_batches_tracked.to(mean_dtype)
+            momentum = num_batches.reciprocal()
+        correction = count / (count - 1).clamp_min(1)
+        unbiased_C = var_C * correction
+        self.running_mean.lerp_(mean_C.to(mean_dtype), momentum)
+        self.running_var.lerp_(unbiased_C.to(var_dtype), momentum)
 
 
 class _Normalise(torch.autograd.Function):
@@ -76,43 +95,103 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        x, weight_C, bias_C, ctx.eps, ctx.group = args
-        moments = _group_moments(x, weight_C, ctx.eps, ctx.group)
-        mean_C, var_C, count = moments
+        x, weight_C, bias_C, eps, group = args
+        ctx.eps = eps
+        ctx.group = group
+        moments = _group_moments(x, weight_C, eps, group)
         ctx.save_for_backward(x, weight_C, *moments)
         ctx.mark_non_differentiable(*moments)
-        y = F.batch_norm(x, mean_C, var_C, weight_C, bias_C, eps=ctx.eps)  # with given moments
+        # As in eval mode: with moments from outside.
+        y = F.batch_norm(
+            x,
+            moments.mean_C,
+            moments.var_C,
+            weight_C,
+            bias_C,
+            eps=eps,
+        )
         return y, *moments
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight_C, mean_C, var_C, count = ctx.saved_tensors
+        grad_y = grads[0]
         scale_C = (var_C + ctx.eps).rsqrt()
-        # Here, the gradients' means are those of the rank's own rows; below, of the group's.
+        # torch's kernel subtracts the means of gradients over this rank's rows. They should be over
+        # the rows of the group: the difference is added below.
         grad_x, slope_C, shift_C = torch.ops.aten.native_batch_norm_backward(
-            grads[0], x, weight_C, None, None, mean_C, scale_C, True, ctx.eps, [True, True, True]
+            grad_y,
+            x,
+            weight_C,
+            None,
+            None,
+            mean_C,
+            scale_C,
+            True,
+            ctx.eps,
+            [True, True, True],
         )
-        own_2C = torch.stack([slope_C, shift_C])
-        excess_2C = own_2C / (x.numel() / x.shape[1]) - ctx.group.sum(own_2C) / count
-        more_2C = excess_2C * scale_C * weight_C
-        grad_x += F.batch_norm(x, mean_C, var_C, more_2C[0], more_2C[1], eps=ctx.eps)
+        sums_2C = torch.stack([slope_C, shift_C])
+        group_sums_2C = ctx.group.sum(sums_2C)
+        num_channels = x.shape[1]
+        rank_count = x.numel() / num_channels
+        excess_2C = sums_2C / rank_count - group_sums_2C / count
+        added_slope_C, added_shift_C = excess_2C * scale_C * weight_C
+        # slope * (x - mean) / sqrt(var + eps) + shift, as BatchNorm computes.
+        grad_x += F.batch_norm(
+            x,
+            mean_C,
+            var_C,
+            added_slope_C,
+            added_shift_C,
+            eps=ctx.eps,
+        )
+        # The numbers eps and group have no gradient.
         return grad_x, slope_C, shift_C, None, None
 
 
-def _group_moments(
-    x: Tensor, weight_C: Tensor, eps: float, group: Ranks
-) -> tuple[Tensor, Tensor, Tensor]:
+class _Moments(NamedTuple):
+    """Moments of each channel over the group."""
+
+    mean_C: Tensor
+    var_C: Tensor  # biased
+    num_samples: Tensor  # of a channel
+
+
+def _group_moments(x: Tensor, weight_C: Tensor, eps: float, group: Ranks) -> _Moments:
     """Return mean and biased variance of each channel over the group, and their sample count.
 
     Both are in at least fp32, as `weight_C`, whose values do not matter.
     """
-    _, mean_C, scale_C = torch.native_batch_norm(x, weight_C, None, None, None, True, 0.0, eps)
+    # This rank's moments; the kernel returns 1 / sqrt(var + eps).
+    _, mean_C, scale_C = torch.native_batch_norm(
+        x,
+        weight_C,
+        None,
+        None,
+        None,
+        True,
+        0.0,
+        eps,
+    )
+    # Rounding may leave a channel that is constant a variance just below 0.
     var_C = (scale_C.square().reciprocal() - eps).clamp_min(0)
-    count = mean_C.new_full((1,), x.numel() // x.shape[1])
-    every_RK = group.gather(torch.cat([mean_C, var_C, count]).unsqueeze(0))
-    mean_RC, var_RC = every_RK[:, :-1].chunk(2, dim=1)
-    share_R1 = every_RK[:, -1:] / every_RK[:, -1:].sum()
+    num_channels = x.shape[1]
+    count = mean_C.new_full((1,), x.numel() // num_channels)
+
+    # One collective for all three; a row per rank.
+    packed_K = torch.cat([mean_C, var_C, count])
+    packed_RK = group.gather(packed_K.unsqueeze(0))
+    moments_RK = packed_RK[:, :-1]
+    mean_RC, var_RC = moments_RK.chunk(2, dim=1)
+    count_R1 = packed_RK[:, -1:]
+
+    # Chan et al.: the variance within ranks, plus the variance of the ranks' means.
+    share_R1 = count_R1 / count_R1.sum()
     mean_C = (share_R1 * mean_RC).sum(0)
-    var_C = (share_R1 * (var_RC + (mean_RC - mean_C).square())).sum(0)
-    return mean_C, var_C, every_RK[:, -1].sum()
+    between_RC = (mean_RC - mean_C).square()
+    weighted_RC = share_R1 * (var_RC + between_RC)
+    var_C = weighted_RC.sum(0)
+    count = packed_RK[:, -1].sum()
+    return _Moments(mean_C, var_C, count)

@@ -1,12 +1,12 @@
 """From a batch to its loss: augmented micro-batches on the device, and the task that they train.
 
-On a GPU each micro-batch is made while what was queued before is still being computed. Augmentation
-draws nothing itself (a batch carries its draws), so values do not depend on when it runs.
+On a GPU each micro-batch is prepared while earlier work is still running. Augmentation draws
+nothing itself (a batch carries its draws), so values do not depend on when it runs.
 Letters: B rows, S samples, T frames, F mel bins, D embedding.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,39 +23,51 @@ from speakerlab.training.schedules import Schedule
 
 
 class MicroBatch(NamedTuple):
-    """What the task's forward pass takes, and what is reported about it."""
+    """Input of the task's forward pass, and metrics of this input."""
 
     x_B: Tensor  # float32, augmented waves (B, S), or stored features (B, T, F)
-    silent: Tensor  # scalar, crops left without noise because they or the noise are silent
+    # Scalar: number of crops left without noise, because they or the noise are silent.
+    silent: Tensor
     batch: Batch  # on the device
 
 
 class Inputs(Iterator[MicroBatch]):
-    """Iterates over augmented micro-batches, which a GPU makes on a stream of their own.
+    """Iterates over augmented micro-batches, which a GPU makes on a second stream.
 
     augment: Batch -> wave_BS, with a method `take_silent`.
     """
 
-    def __init__(self, batches: Iterator[Batch], augment: Any, *, device: torch.device) -> None:
-        self.batches, self.augment, self.device = batches, augment, device
+    def __init__(
+        self, batches: Iterator[Batch], augment: Any, *, device: torch.device
+    ) -> None:
+        self.batches = batches
+        self.augment = augment
+        self.device = device
+        # On a second stream, the next micro-batch is copied and augmented while the main stream
+        # still computes the backward pass of the last one.
         self.stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
+            main_stream = torch.cuda.current_stream(device)
             self.stream = torch.cuda.Stream(device)
-            # The constants of the augmentation were put there by the main stream.
-            self.stream.wait_stream(torch.cuda.current_stream(device))
+            # The main stream copies the augmentation's constants to the GPU: wait for them.
+            self.stream.wait_stream(main_stream)
         self.wait_seconds = 0.0
+        # (begin, end) of each time that the GPU may have waited for a batch. The duration can only
+        # be read when the GPU has passed both events.
         self.idle: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def __next__(self) -> MicroBatch:
         """Return the next micro-batch; raise StopIteration after the last one."""
-        inputs = self._make()
+        micro_batch = self._make()
         if self.stream is not None:
-            main = torch.cuda.current_stream(self.device)
-            main.wait_stream(self.stream)
-            for leaf in tree_leaves(inputs):
+            main_stream = torch.cuda.current_stream(self.device)
+            main_stream.wait_stream(self.stream)
+            # The memory belongs to the second stream, which would reuse it as soon as Python drops
+            # the tensors. The allocator must know that the main stream still reads them.
+            for leaf in tree_leaves(micro_batch):
                 if isinstance(leaf, Tensor):
-                    leaf.record_stream(main)  # its memory is in use until `main` is done
-        return inputs
+                    leaf.record_stream(main_stream)
+        return micro_batch
 
     def close(self) -> None:
         """Stop reading ahead; no micro-batch is taken after it."""
@@ -64,76 +76,97 @@ class Inputs(Iterator[MicroBatch]):
 
     def take_wait_seconds(self) -> float:
         """Return how long the device was idle for lack of a batch since the last call."""
-        for began, ended in self.idle:
-            ended.synchronize()
-            self.wait_seconds += began.elapsed_time(ended) / 1000
-        taken, self.wait_seconds = self.wait_seconds, 0.0
+        for begin, end in self.idle:
+            end.synchronize()
+            milliseconds = begin.elapsed_time(end)
+            self.wait_seconds += milliseconds / 1000
         self.idle.clear()
-        return taken
+        wait_seconds = self.wait_seconds
+        self.wait_seconds = 0.0
+        return wait_seconds
 
     @torch.no_grad()
     def _make(self) -> MicroBatch:
+        """Read the next batch, move it to the device and augment it there."""
         with record_function("step/data wait"):
             batch = self._next_batch()
-        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+        stream_context: Any = nullcontext()
+        if self.stream is not None:
+            stream_context = torch.cuda.stream(self.stream)
+        with stream_context:
             with record_function("step/transfer"):
                 if self.device.type != "cpu":
                     batch = batch.to(self.device)
-            # The number of rows to resample varies.
+            # The number of rows to resample varies from batch to batch, and cuDNN would time its
+            # kernels again for each number.
             with record_function("step/front end"), without_autotuning():
-                stored = len(batch.feats_BTF) > 0
-                x_B = batch.feats_BTF if stored else self.augment(batch)
+                has_features = len(batch.feats_BTF) > 0
+                x_B = batch.feats_BTF if has_features else self.augment(batch)
                 silent = self.augment.take_silent()
         return MicroBatch(x_B, silent, batch)
 
     def _next_batch(self) -> Batch:
         """Return the next batch; only time in which the device is idle counts as waiting."""
         if self.device.type != "cuda":
-            asked_at = time.monotonic()
+            started_at = time.monotonic()
             batch = next(self.batches)
-            self.wait_seconds += time.monotonic() - asked_at
+            self.wait_seconds += time.monotonic() - started_at
             return batch
-        main = torch.cuda.current_stream(self.device)
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        main.record_event(began)  # after all that is queued
+
+        # The host runs ahead of the GPU, so the host's clock cannot measure the GPU's waiting. The
+        # GPU reaches `begin` after the work that is queued now. If it is still busy when the batch
+        # arrives, it reaches `end` right after `begin`, and the wait cost no time.
+        main_stream = torch.cuda.current_stream(self.device)
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        main_stream.record_event(begin)
         batch = next(self.batches)
-        main.record_event(ended)
-        self.idle.append((began, ended))
+        main_stream.record_event(end)
+        self.idle.append((begin, end))
         return batch
 
 
 class TaskOutput(NamedTuple):
+    """Result of the forward pass of one micro-batch."""
+
     loss: Tensor  # scalar, fp32, mean over the rows
     num_correct: Tensor  # scalar
 
 
 class Task(nn.Module):
-    """What a training trains; `forward` takes a micro-batch to its loss and is what DDP wraps.
+    """All modules of a training; `forward` computes the loss of a micro-batch. DDP wraps the task.
 
-    augment: Batch -> wave_BS, without parameters, so it runs ahead of `forward`. embedder: the one
-    that is validated and published. crops_each: crops of an utterance in a batch.
+    augment: Batch -> wave_BS, without parameters, so it runs ahead of `forward`. embedder: is
+    validated and published. crops_each: crops of an utterance in a batch.
     """
 
     crops_each = 1
 
-    def __init__(self, *, augment: Any, embedder: nn.Module, precision: Precision) -> None:
+    def __init__(
+        self, *, augment: Any, embedder: nn.Module, precision: Precision
+    ) -> None:
         super().__init__()
-        self.augment, self.embedder = augment, embedder
-        self.head: Any = None  # of a classification
+        self.augment = augment
+        self.embedder = embedder
+        self.head: Any = None  # only a classification has one
         self.set_precision(precision)
-        self.split: dict[str, nn.Parameter] = {}  # parameters of which other ranks have other rows
-        # Banks of noise and rooms are the same on every rank and too large to be broadcast.
+        # Parameters whose rows are split over the ranks, by their name in the task.
+        self.split: dict[str, nn.Parameter] = {}
+        # DDP broadcasts rank 0's buffers at the start. Banks of noise and rooms are the same on
+        # every rank, and too large for that. DDP finds the names to skip in this attribute.
         banks = [f"augment.{name}" for name, _ in augment.named_buffers()]
         self._ddp_params_and_buffers_to_ignore = banks
 
     def set_precision(self, precision: Precision) -> None:
-        self.precision, self.autocast = precision, precision.autocast()
+        """Set the number format of the forward passes from now on."""
+        self.precision = precision
+        self.autocast = precision.autocast()
 
-    def restart(self) -> None:
-        """Adopt other weights of the embedder, before the first step."""
+    def adopt_loaded_weights(self) -> None:
+        """Prepare for weights that were loaded into the embedder; called before the first step."""
 
     def begin_step(self, step: int, schedule: Schedule, key: int) -> None:
-        """Prepare for a step, before its first micro-batch; key: for what it draws."""
+        """Prepare for a step, before its first micro-batch; key: seed of its random draws."""
 
     def drop_gradients(self, *, frozen: bool) -> None:
         """Remove gradients of parameters that do not learn in this step, before the update."""
@@ -149,8 +182,9 @@ class Task(nn.Module):
 class SpeakerTask(Task):
     """Speaker classification.
 
-    The augmentation's `features` masks features. embedder: x_B and such a function -> emb_BD. head:
-    see `losses/__init__.py`; `is_split`: other ranks hold other rows of it.
+    augment: has a method `features`, which masks features (SpecAugment). embedder: (x_B, function
+    that masks features, or None) -> emb_BD. head: see `losses/__init__.py`; if `is_split`, each
+    rank holds the rows of other classes.
     """
 
     def __init__(
@@ -158,16 +192,19 @@ class SpeakerTask(Task):
     ) -> None:
         super().__init__(augment=augment, embedder=embedder, precision=precision)
         self.head = head
-        # Rows that only this rank holds: their gradients are complete without the other ranks.
-        own_rows = head.named_parameters() if head.is_split else ()
-        self.split = {f"head.{name}": p for name, p in own_rows}
+        # No other rank holds these rows. Their gradients are complete without the other ranks, and
+        # averaging them with other rows would be wrong: DDP must leave them alone.
+        if head.is_split:
+            for name, parameter in head.named_parameters():
+                self.split[f"head.{name}"] = parameter
         self._ddp_params_and_buffers_to_ignore += self.split
 
     def begin_step(self, step: int, schedule: Schedule, key: int) -> None:
         self.head.begin_step(key)
 
     def drop_gradients(self, *, frozen: bool) -> None:
-        if frozen:  # none instead of zeros: no momentum and no weight decay either
+        # With gradients of zero the optimizer would still apply momentum and weight decay.
+        if frozen:
             self.embedder.zero_grad(set_to_none=True)
 
     def forward(
@@ -183,31 +220,25 @@ class SpeakerTask(Task):
 
         batch: with the draws of SpecAugment; None: no masks. frozen: only the head learns.
         """
+        # SpecAugment masks features, which exist only inside of the embedder.
+        mask_features = None
+        if batch is not None:
+            mask_features = partial(self.augment.features, batch=batch)
+
+        gradient_context = torch.no_grad() if frozen else nullcontext()
         with self.autocast, record_function("step/forward/embedder"):
-            with torch.no_grad() if frozen else nullcontext():
-                emb_BD: Tensor = self.embedder(x_B, self._masks(batch))
-            if frozen:  # gradients of zero, because DDP waits for one of every parameter
-                firsts = [p[(0,) * p.dim()] for p in self.embedder.parameters()]
-                emb_BD = emb_BD + 0 * torch.stack(firsts).sum()
-        return self._classify(emb_BD, label_B, margin)
-
-    def features(self, x_B: Tensor, batch: Batch) -> Tensor:
-        """Return feats_BTF, the part of `forward` before the backbone."""
-        embedder: Any = self.embedder
-        with self.autocast, record_function("step/forward/embedder"):
-            return embedder.features(x_B, self._masks(batch))
-
-    def classify(self, feats_BTF: Tensor, label_B: Tensor, margin: Tensor) -> TaskOutput:
-        """Return the loss of features, the part of `forward` from the backbone on."""
-        embedder: Any = self.embedder
-        with self.autocast, record_function("step/forward/embedder"):
-            emb_BD: Tensor = embedder.embed_features(feats_BTF)
-        return self._classify(emb_BD, label_B, margin)
-
-    def _masks(self, batch: Batch | None) -> Callable[[Tensor], Tensor] | None:
-        return None if batch is None else partial(self.augment.features, batch=batch)
-
-    def _classify(self, emb_BD: Tensor, label_B: Tensor, margin: float | Tensor) -> TaskOutput:
+            with gradient_context:
+                emb_BD: Tensor = self.embedder(x_B, mask_features)
+            # DDP waits for a gradient of every parameter. Adding 0 times a value of each gives the
+            # frozen ones a gradient of zero.
+            if frozen:
+                first_values: list[Tensor] = []
+                for parameter in self.embedder.parameters():
+                    first_index = (0,) * parameter.dim()
+                    first_values.append(parameter[first_index])
+                emb_BD = emb_BD + 0 * torch.stack(first_values).sum()
+        # Outside of autocast: the margin and the softmax need fp32.
         with record_function("step/forward/head"):
             loss, decided = self.head(emb_BD, label_B, margin)
-            return TaskOutput(loss, self.head.count_correct(decided, label_B))
+            num_correct = self.head.count_correct(decided, label_B)
+        return TaskOutput(loss, num_correct)

@@ -5,7 +5,7 @@ bad batch never ends a run. The norm is taken after gradients are averaged over 
 makes the same decision.
 
 Nothing here waits for a GPU: fused optimizers, as all of ours, skip a bad step by themselves
-(`found_inf`), and the host reads the verdict one step late, not waiting for what it just queued.
+(`found_inf`), and the host reads the verdict one step late, without waiting for the current step.
 The loss scale keeps gradients in fp16 from vanishing; unlike torch's, it covers all ranks.
 Micikevicius et al., Mixed Precision Training, ICLR 2018, arXiv 1710.03740, section 3.2.
 """
@@ -23,10 +23,9 @@ from speakerlab.core.registry import Registry
 MAX_BAD_STEPS = 20  # in a row
 INITIAL_SCALE = 2.0**16  # halves at a bad step
 GROWTH_STEPS = 2000  # good steps in a row after which the scale doubles
-MIN_SCALE = 1.0  # a gradient that overflows unscaled is not the scale's fault
+MIN_SCALE = 1.0  # at this scale, an overflow is not caused by the scale
 
-OF_SCALE, OF_STEPS = ("loss_scale", "good_steps"), ("skipped", "bad_in_a_row")  # saved
-
+# Multiplies a list of tensors in place, with few kernels instead of one per tensor.
 multiply_all = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -35,7 +34,7 @@ class NumericError(RuntimeError):
 
     def __init__(self, text: str, step: int) -> None:
         super().__init__(text)
-        self.step = step  # a bad one
+        self.step = step  # a bad step, which is computed again to find the cause
 
 
 class Update(NamedTuple):
@@ -46,10 +45,10 @@ class Update(NamedTuple):
 
 
 class Updater:
-    """Moves the parameters of `module` by their gradients, once per step; counts bad steps.
+    """Update of the parameters of `module` by their gradients, once per step; counts bad steps.
 
-    Keeps a copy of BatchNorm's statistics from before the step. split: parameters of which each
-    rank holds its own rows; sum_over_ranks: for their norm.
+    Keeps a copy of BatchNorm's statistics from before the step. split: parameters whose rows are
+    split over the ranks; sum_over_ranks: a collective, for the norm of their gradients.
     """
 
     def __init__(
@@ -63,18 +62,36 @@ class Updater:
         split: Sequence[nn.Parameter] = (),
         sum_over_ranks: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> None:
-        self.optimizer, self.clip_norm, self.scales_loss = optimizer, clip_norm, scale_loss
-        self.loss_scale = torch.full((), INITIAL_SCALE if scale_loss else 1.0, device=device)
-        self.good_steps = torch.zeros((), dtype=torch.int64, device=device)  # since it changed
+        self.optimizer = optimizer
+        self.clip_norm = clip_norm
+        self.scales_loss = scale_loss
+
+        # All counts are on the device: reading them on the host would wait for the GPU.
+        def zero_count() -> Tensor:
+            return torch.zeros((), dtype=torch.int64, device=device)
+
+        first_scale = INITIAL_SCALE if scale_loss else 1.0
+        self.loss_scale = torch.full((), first_scale, device=device)
+        self.good_steps = zero_count()  # since the loss scale changed
+        self.skipped = zero_count()  # bad steps in total
+        self.bad_in_a_row = zero_count()
+
+        # BatchNorm's statistics change in the forward pass, before the step is known to be bad.
         self.statistics = flat_statistics(module)
         self.saved = [torch.empty_like(flat) for flat in self.statistics]
-        self.skipped = torch.zeros((), dtype=torch.int64, device=device)  # bad steps in total
-        self.bad_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
-        self.late = device.type == "cuda"  # the host learns the verdict one step late
+
+        # On a GPU the host reads the verdict on a step one step late.
+        self.late = device.type == "cuda"
         self.pending: tuple[int, Tensor, torch.cuda.Event] | None = None
+
+        # Each rank has different rows of the split parameters, and a copy of the shared parameters.
+        # Their gradients enter the norm in different ways.
         self.split = list(split)
-        ids = {id(parameter) for parameter in split}
-        self.shared = [p for p in module.parameters() if p.requires_grad and id(p) not in ids]
+        split_ids = {id(parameter) for parameter in split}
+        self.shared: list[nn.Parameter] = []
+        for parameter in module.parameters():
+            if parameter.requires_grad and id(parameter) not in split_ids:
+                self.shared.append(parameter)
         self.sum_over_ranks = sum_over_ranks
 
     def before_step(self) -> None:
@@ -84,12 +101,12 @@ class Updater:
                 saved.copy_(flat)
 
     def restore(self) -> None:
-        """Reset BatchNorm's statistics to those from before the step."""
+        """Reset BatchNorm's statistics to their values before the step."""
         for saved, flat in zip(self.saved, self.statistics):
             flat.copy_(saved)
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """Return the loss to call `backward` on."""
+        """Return the loss to call `backward` on; in fp16, multiplied by the loss scale."""
         return loss * self.loss_scale if self.scales_loss else loss
 
     def step(self, lr: float) -> Update:
@@ -98,22 +115,17 @@ class Updater:
         for group in optimizer.param_groups:
             group["lr"] = lr
         with record_function("step/optimizer/clip"):
-            gradients = [p.grad for p in self.shared if p.grad is not None]
-            own_rows = [p.grad for p in self.split if p.grad is not None]
-            if self.scales_loss:
-                multiply_all([*gradients, *own_rows], self.loss_scale.reciprocal())
-            norm = nn.utils.get_total_norm(gradients)
-            if self.split:  # the rows of every rank count
-                square = torch.zeros_like(norm)
-                if own_rows:
-                    square = nn.utils.get_total_norm(own_rows).square()
-                norm = (norm.square() + self.sum_over_ranks(square)).sqrt()
-            nn.utils.clip_grads_with_norm_([*self.shared, *self.split], self.clip_norm, norm)
+            norm = self._unscale_and_clip()
         with record_function("step/optimizer/verdict"):
             is_bad = self._judge(norm)
         with record_function("step/optimizer/update"):
-            if getattr(optimizer, "_step_supports_amp_scaling", False):  # torch's mark: it is fused
-                optimizer.grad_scale, optimizer.found_inf = None, is_bad
+            # torch marks fused optimizers with this attribute. Their kernel reads `found_inf` on
+            # the device, and leaves parameters and momentum unchanged if it is not 0: the host need
+            # not wait.
+            is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+            if is_fused:
+                optimizer.grad_scale = None
+                optimizer.found_inf = is_bad
                 optimizer.step()
             elif not is_bad:  # waits for a GPU
                 optimizer.step()
@@ -122,42 +134,90 @@ class Updater:
         optimizer.zero_grad(set_to_none=True)
         return Update(norm, is_bad)
 
+    def _unscale_and_clip(self) -> Tensor:
+        """Divide the gradients by the loss scale, clip them, and return their unclipped norm."""
+        shared_gradients = _gradients_of(self.shared)
+        split_gradients = _gradients_of(self.split)
+        if self.scales_loss:
+            all_gradients = [*shared_gradients, *split_gradients]
+            multiply_all(all_gradients, self.loss_scale.reciprocal())
+
+        norm = nn.utils.get_total_norm(shared_gradients)
+        if self.split:
+            # Every rank has gradients of different rows: add the squares of all ranks.
+            split_square = torch.zeros_like(norm)
+            if split_gradients:
+                split_norm = nn.utils.get_total_norm(split_gradients)
+                split_square = split_norm.square()
+            square = norm.square() + self.sum_over_ranks(split_square)
+            norm = square.sqrt()
+
+        # A norm that is not finite spoils all gradients here. Such a step is skipped anyway.
+        parameters = [*self.shared, *self.split]
+        nn.utils.clip_grads_with_norm_(parameters, self.clip_norm, norm)
+        return norm
+
     def _judge(self, grad_norm: Tensor) -> Tensor:
         """Return 1.0 if the step is bad, else 0.0, on the device; undo a bad step's statistics."""
+        # Not `norm >= inf`, which is false for NaN.
         is_bad = ~(grad_norm < math.inf)
         for saved, flat in zip(self.saved, self.statistics):
             torch.where(is_bad, saved, flat, out=flat)
         self.skipped += is_bad
+        # One more after a bad step, 0 after a good one, without a branch on the host.
         self.bad_in_a_row.add_(1).mul_(is_bad)
         return is_bad.float()
 
     def check(self, step: int, update: Update) -> None:
         """Raise NumericError after too many bad steps in a row, or when the loss scale is lost."""
-        values = (update.grad_norm, self.bad_in_a_row, self.loss_scale)
-        known = self._on_host(step, torch.stack(values))
-        if known is None:
+        # One tensor, so that one copy brings all values to the host.
+        values = torch.stack(
+            [
+                update.grad_norm,
+                self.bad_in_a_row,
+                self.loss_scale,
+            ]
+        )
+        verdict = self._copy_to_host(step, values)
+        if verdict is None:
             return
-        step, (norm, bad_in_a_row, scale) = known
+        step, (norm, bad_in_a_row, scale) = verdict
         if bad_in_a_row >= MAX_BAD_STEPS:
-            text = f"{MAX_BAD_STEPS} steps in a row without a finite gradient, last norm {norm}"
+            text = (
+                f"{MAX_BAD_STEPS} steps in a row without a finite gradient, last norm"
+                f" {norm}"
+            )
             raise NumericError(f"step {step}: {text}", step)
         if scale < MIN_SCALE:
             text = f"the fp16 loss scale fell to {scale:g}, below {MIN_SCALE:g}"
             raise NumericError(f"step {step}: {text}", step)
 
-    def _on_host(self, step: int, values: Tensor) -> tuple[int, list[float]] | None:
-        """Return (step, values) on the host; on a GPU of the step before, None at the first."""
-        if self.late:
-            before, ready = self.pending, torch.cuda.Event()
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            host.copy_(values, non_blocking=True)
-            ready.record()
-            self.pending = (step, host, ready)
-            if before is None:
-                return None
-            step, values, ready = before
-            ready.synchronize()
-        return step, values.tolist()
+    def _copy_to_host(
+        self, step: int, values: Tensor
+    ) -> tuple[int, list[float]] | None:
+        """Return a step and its values on the host.
+
+        On a GPU: the values of the previous step, available without waiting; None at first.
+        """
+        if not self.late:
+            return step, values.tolist()
+
+        previous = self.pending
+        is_copied = torch.cuda.Event()
+        # Only a copy to pinned memory does not block the host. The event marks its end.
+        host_values = torch.empty(
+            values.shape,
+            dtype=values.dtype,
+            pin_memory=True,
+        )
+        host_values.copy_(values, non_blocking=True)
+        is_copied.record()
+        self.pending = (step, host_values, is_copied)
+        if previous is None:
+            return None
+        previous_step, previous_values, is_previous_copied = previous
+        is_previous_copied.synchronize()
+        return previous_step, previous_values.tolist()
 
     def reset(self) -> None:
         """Forget the bad steps in a row and restore the first loss scale, after a roll-back."""
@@ -169,37 +229,77 @@ class Updater:
 
     def state(self) -> dict[str, Any]:
         """Return the loss scale and the counts of bad steps as plain values."""
-        return {name: getattr(self, name).item() for name in (*OF_SCALE, *OF_STEPS)}
+        return {
+            "loss_scale": self.loss_scale.item(),
+            "good_steps": self.good_steps.item(),
+            "skipped": self.skipped.item(),
+            "bad_in_a_row": self.bad_in_a_row.item(),
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned; a loss scale only where this run scales too."""
-        for name in (*OF_SCALE, *OF_STEPS) if self.scales_loss else OF_STEPS:
-            getattr(self, name).fill_(state[name])
+        """Restore the values that `state` returned; the loss scale only if this run has one."""
+        if self.scales_loss:
+            self.loss_scale.fill_(state["loss_scale"])
+            self.good_steps.fill_(state["good_steps"])
+        self.skipped.fill_(state["skipped"])
+        self.bad_in_a_row.fill_(state["bad_in_a_row"])
+        # A smaller scale would end the resumed run at its first step.
         self.loss_scale.clamp_(min=MIN_SCALE)
 
     def _adapt_scale(self, is_bad: Tensor) -> None:
-        self.good_steps.add_(1).mul_(is_bad == 0)
-        grows = self.good_steps >= GROWTH_STEPS
-        self.loss_scale.mul_(torch.where(grows, 2.0, 1 - is_bad / 2))
-        self.good_steps.mul_(~grows)
+        """Halve the loss scale after a bad step, double it after `GROWTH_STEPS` good ones."""
+        # All on the device, without a branch on the host, where the verdict arrives later.
+        is_good = is_bad == 0
+        self.good_steps.add_(1).mul_(is_good)
+        is_growing = self.good_steps >= GROWTH_STEPS
+        half_if_bad = 1 - is_bad / 2
+        factor = torch.where(is_growing, 2.0, half_if_bad)
+        self.loss_scale.mul_(factor)
+        self.good_steps.mul_(~is_growing)
+
+
+def _gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """Return the gradients of the parameters that have one; frozen parameters have none."""
+    return [p.grad for p in parameters if p.grad is not None]
+
+
+class _Statistic(NamedTuple):
+    """A buffer of a BatchNorm layer."""
+
+    layer: nn.Module
+    name: str
+    buffer: Tensor
 
 
 def flat_statistics(module: nn.Module) -> list[Tensor]:
-    """Make BatchNorm's buffers parts of one tensor per type, which are returned.
+    """Make BatchNorm's buffers views of one tensor per dtype; return these tensors.
 
     A step then saves or restores hundreds of buffers with two kernels. Names and values stay.
     """
-    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
-    owned = [(layer, *named) for layer in layers for named in layer.named_buffers(recurse=False)]
-    flats = list[Tensor]()
-    for dtype in dict.fromkeys(buffer.dtype for _, _, buffer in owned):
-        alike = [one for one in owned if one[2].dtype == dtype]
-        flats.append(torch.cat([buffer.flatten() for _, _, buffer in alike]))
-        parts = flats[-1].split([buffer.numel() for _, _, buffer in alike])
-        for (layer, name, buffer), part in zip(alike, parts):
-            # `data`: autograd would take the update of one layer for a change of all.
-            setattr(layer, name, part.view_as(buffer).data)
-    return flats
+    # A flat tensor has one dtype: means and variances are floats, the counters of batches integers.
+    statistics: dict[torch.dtype, list[_Statistic]] = {}
+    for layer in module.modules():
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001
+            continue
+        for name, buffer in layer.named_buffers(recurse=False):
+            statistics_of_dtype = statistics.setdefault(buffer.dtype, [])
+            statistics_of_dtype.append(_Statistic(layer, name, buffer))
+
+    flat_tensors: list[Tensor] = []
+    for statistics_of_dtype in statistics.values():
+        flat_buffers: list[Tensor] = []
+        sizes: list[int] = []
+        for statistic in statistics_of_dtype:
+            flat_buffers.append(statistic.buffer.flatten())
+            sizes.append(statistic.buffer.numel())
+        flat = torch.cat(flat_buffers)
+        pieces = flat.split(sizes)
+        for statistic, values in zip(statistics_of_dtype, pieces):
+            # `data`: autograd would treat the update of one layer as a change of all.
+            view = values.view_as(statistic.buffer).data
+            setattr(statistic.layer, statistic.name, view)
+        flat_tensors.append(flat)
+    return flat_tensors
 
 
 def sgd(
@@ -211,11 +311,19 @@ def sgd(
     weight_decay: float = 1e-4,
 ) -> torch.optim.Optimizer:
     """Build stochastic gradient descent with (Nesterov) momentum."""
-    options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
-    optimizer = torch.optim.SGD(parameters, lr=lr, fused=True, **options)
+    optimizer = torch.optim.SGD(
+        parameters,
+        lr=lr,
+        fused=True,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+    )
     # torch would fill the momentum at the first step, even if that step is bad.
-    for parameter in optimizer.param_groups[0]["params"] if momentum else ():
-        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    if momentum:
+        for parameter in optimizer.param_groups[0]["params"]:
+            zeros = torch.zeros_like(parameter)
+            optimizer.state[parameter]["momentum_buffer"] = zeros
     return optimizer
 
 
@@ -228,10 +336,21 @@ def adamw(
     weight_decay: float = 0.05,
 ) -> torch.optim.Optimizer:
     """Build Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101)."""
-    options = {"betas": betas, "eps": eps, "weight_decay": weight_decay}
-    return torch.optim.AdamW(parameters, lr=lr, fused=True, **options)
+    return torch.optim.AdamW(
+        parameters,
+        lr=lr,
+        fused=True,
+        betas=betas,
+        eps=eps,
+        weight_decay=weight_decay,
+    )
 
 
+# Name in the configuration -> file and function in this package.
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = Registry(
-    __name__.rpartition(".")[0], {"sgd": "update:sgd", "adamw": "update:adamw"}
+    __name__.rpartition(".")[0],
+    {
+        "sgd": "update:sgd",
+        "adamw": "update:adamw",
+    },
 )

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class CheckpointWriter:
-    """Writes checkpoints, one at a time."""
+    """Writes checkpoints in a thread, one at a time, so that training waits for no disk."""
 
     folder: Path
     keep: int
@@ -39,21 +39,39 @@ class CheckpointWriter:
         scheduled: bool = True,
         valid: Mapping[str, float] | None = None,
     ) -> None:
-        """Copy the state and begin to write it; waits for the checkpoint before.
+        """Copy the state and begin to write it; waits for the previous checkpoint.
 
         state: has `step` and `attempt`. valid: the metric of this step's validation by its name,
         `eer` or `error`.
         """
-        step, attempt = state["step"], state["attempt"]
+        step = state["step"]
+        attempt = state["attempt"]
         self._join()
+        # Without any checkpoint, an interruption would lose the whole run.
         if self.failure and not list_checkpoints(self.folder):
             raise OSError(f"{self.failure}. Stopping: no checkpoint could be written")
-        eer, error = ((valid or {}).get(name) for name in ("eer", "error"))
-        note = partial(Note, step, attempt, scheduled, eer, valid_error=error)
-        name = f"step_{step:08d}" + (f"_attempt_{attempt}" if attempt else "")
-        copied = checkpoint.snapshot(state)
-        args = (name, copied, note)
-        self.thread = threading.Thread(target=self._write, args=args, name="checkpoint")
+
+        # Size and digest are known only after the state is written: `_write` adds them.
+        metrics = valid or {}
+        note = partial(
+            Note,
+            step=step,
+            attempt=attempt,
+            scheduled=scheduled,
+            valid_eer=metrics.get("eer"),
+            valid_error=metrics.get("error"),
+        )
+        name = f"step_{step:08d}"
+        if attempt:
+            name += f"_attempt_{attempt}"
+
+        # A copy, because the next steps change the parameters while the thread writes.
+        copied_state = checkpoint.snapshot(state)
+        self.thread = threading.Thread(
+            target=self._write,
+            args=(name, copied_state, note),
+            name="checkpoint",
+        )
         self.thread.start()
 
     def wait(self) -> None:
@@ -67,28 +85,47 @@ class CheckpointWriter:
             self.thread.join()
 
     def _write(self, name: str, state: Any, note: partial[Note]) -> None:
-        for left in self.folder.glob(".step_*"):  # by a run that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        """Write a checkpoint and remove old ones; keep and log the reason of a failure."""
+        # A run that was killed while it wrote has left its unfinished folder.
+        for leftover in self.folder.glob(".step_*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+        # Written under a hidden name and then renamed, so that no reader sees half a checkpoint.
         unfinished = self.folder / f".{name}"
+        state_file = unfinished / STATE
         try:
             unfinished.mkdir(parents=True)
-            sha256 = {STATE: checkpoint.write_tensors(unfinished / STATE, state)}
-            size = (unfinished / STATE).stat().st_size
-            checkpoint.finish(unfinished, self.folder / name, note(sha256=sha256, bytes=size))
+            digest = checkpoint.write_tensors(state_file, state)
+            size = state_file.stat().st_size
+            full_note = note(sha256={STATE: digest}, bytes=size)
+            checkpoint.finish(unfinished, self.folder / name, full_note)
+            # Remove older checkpoints only after the newer one is on disk.
             checkpoint.prune(self.folder, keep=self.keep)
             self.failure = ""
+        # An error must not end the thread unseen, nor the training: the next try may succeed.
         except (OSError, RuntimeError, MemoryError) as error:
-            tensors = [leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor)]
-            self.failure = self._explain(name, error, sum(tensor.nbytes for tensor in tensors))
-            log.error("%s; training continues and retries at the next checkpoint", self.failure)
+            num_bytes = 0
+            for leaf in tree_leaves(state):
+                if isinstance(leaf, Tensor):
+                    num_bytes += leaf.nbytes
+            self.failure = self._explain(name, error, num_bytes)
+            log.error(
+                "%s; training continues and retries at the next checkpoint",
+                self.failure,
+            )
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def _explain(self, name: str, error: Exception, num_bytes: int) -> str:
-        kept = [path.name for path in list_checkpoints(self.folder)]
-        last = f"{kept[-1]} remains" if kept else "There is no earlier one"
-        why = f"{error}; check the disk and permissions"
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(self.folder).free
-            why = f"the disk is full: {free / 2**20:.1f} MiB free, {num_bytes / 2**20:.1f} needed"
-            why += "; free some space"
-        return f"{self.folder / name}: cannot be written: {why}. {last}"
+        """Return why a checkpoint of this size could not be written, and which one remains."""
+        names = [path.name for path in list_checkpoints(self.folder)]
+        last = f"{names[-1]} remains" if names else "There is no earlier one"
+        reason = f"{error}; check the disk and permissions"
+        # The disk, or the user's quota on it, is full.
+        full_disk_errors = (errno.ENOSPC, errno.EDQUOT)
+        if isinstance(error, OSError) and error.errno in full_disk_errors:
+            free_bytes = shutil.disk_usage(self.folder).free
+            reason = (
+                f"the disk is full: {free_bytes / 2**20:.1f} MiB free,"
+                f" {num_bytes / 2**20:.1f} needed; free some space"
+            )
+        return f"{self.folder / name}: cannot be written: {reason}. {last}"

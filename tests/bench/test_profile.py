@@ -30,26 +30,40 @@ def settings(make_data_dir, tmp_path):
     make_data_dir("train")
     make_data_dir("noise", speakers=[8, 9], seconds=[1.0])
     make_data_dir("rirs", speakers=[6, 7], seconds=[0.5])
-    return [*TINY, f"data.dir={tmp_path}", "augment.room_prob=1.0", "augment.noise_prob=1.0"]
+    return [
+        *TINY,
+        f"data.dir={tmp_path}",
+        "augment.room_prob=1.0",
+        "augment.noise_prob=1.0",
+    ]
 
 
-def test_a_training_is_profiled_part_by_part(make_config, settings, tmp_path, monkeypatch):
+def test_a_training_is_profiled_part_by_part(
+    make_config, settings, tmp_path, monkeypatch
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     trace = tmp_path / "deep" / "trace.json"
-    found = profile_training(make_config(*settings), exp_dir=None, num_steps=2, trace=trace)
+    config = make_config(*settings)
+    profile = profile_training(config, exp_dir=None, num_steps=2, trace=trace)
     assert not list((tmp_path / "temporary").glob("speakerlab-*"))
-    (seconds,) = found.regions
-    assert list(seconds)[0] == "step" and list(seconds)[-1] == "step/other"
-    for name in ("data wait", "front end/room", "front end/noise", "forward", "forward/head"):
-        assert seconds[f"step/{name}"] > 0, name
+
+    (seconds,) = profile.regions
+    assert list(seconds)[0] == "step"
+    assert list(seconds)[-1] == "step/other"
+    parts = ("data wait", "front end/room", "front end/noise", "forward")
+    for part in (*parts, "forward/head"):
+        assert seconds[f"step/{part}"] > 0, part
     assert seconds["step/backward"] > seconds["step/forward/head"]
     assert {"step/optimizer/clip", "step/optimizer/update"} <= seconds.keys()
-    lines = found.lines
+
+    lines = profile.lines
     assert lines[0].startswith("campplus on cpu, fp32, global batch 4")
     assert lines[1].split() == ["ms", "a", "step", "share"]
     table = "\n".join(lines)
-    assert "aten::convolution" in table and "Self CPU time total" in table
+    assert "aten::convolution" in table
+    assert "Self CPU time total" in table
+
     assert lines[-1] == f"{trace}: a trace for https://ui.perfetto.dev"
     events = json.loads(trace.read_text())["traceEvents"]
     assert len([event for event in events if event.get("name") == "step"]) == 2
@@ -59,18 +73,19 @@ def test_a_begun_training_is_refused(make_config, settings, tmp_path):
     note = tmp_path / "exp" / "checkpoints" / "step_00000002" / "note.json"
     note.parent.mkdir(parents=True)
     note.write_text("{}")
+    config = make_config(*settings)
     with refuses(str(tmp_path / "exp")):
-        profile_training(make_config(*settings), exp_dir=note.parents[2], num_steps=2, trace=None)
+        profile_training(config, exp_dir=tmp_path / "exp", num_steps=2, trace=None)
 
 
 @pytest.mark.slow
 def test_two_ranks_each_have_a_column_and_a_trace(settings, tmp_path):
     """As docs/training.md has it, with torchrun."""
     launch = ["-m", "speakerlab", "launch", "--standalone", "--nproc-per-node", "2"]
-    words = ["-m", "speakerlab", "bench", "train", "--profile", "--steps", "2"]
-    words += ["--trace", str(tmp_path / "trace.json"), "--config", "campplus_tiny"]
+    arguments = ["-m", "speakerlab", "bench", "train", "--profile", "--steps", "2"]
+    arguments += ["--trace", str(tmp_path / "trace.json"), "--config", "campplus_tiny"]
     done = subprocess.run(
-        [sys.executable, *launch, *words, "--set", *settings],
+        [sys.executable, *launch, *arguments, "--set", *settings],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -79,21 +94,28 @@ def test_two_ranks_each_have_a_column_and_a_trace(settings, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "slowest rank" in lines[1]
-    (step,) = [line.split() for line in lines if line.startswith("step ")]
-    assert len(step) == 4 and float(step[3]) >= float(step[1])
+    (step_line,) = [line for line in lines if line.startswith("step ")]
+    _, milliseconds, _, milliseconds_of_slowest = step_line.split()
+    assert float(milliseconds_of_slowest) >= float(milliseconds)
     for line, name in zip(lines[-2:], ("trace.json", "trace.rank1.json")):
         assert line == f"{tmp_path / name}: a trace for https://ui.perfetto.dev"
         assert "gloo:all_reduce" in (tmp_path / name).read_text()
 
 
 def test_parts_are_summed():
-    events = {"step": 10e6, "aten::mm": 5e6, "step/host sync/row": 2e6, "step/forward": 1.5e6}
-    events["step/forward/head"] = 1e6
+    def event(key, *, cpu, device=0.0):
+        """An average of torch's profiler; times in microseconds."""
+        return SimpleNamespace(key=key, cpu_time_total=cpu, device_time_total=device)
+
     averages = [
-        SimpleNamespace(key=k, cpu_time_total=t, device_time_total=0) for k, t in events.items()
+        event("step", cpu=10e6),
+        event("aten::mm", cpu=5e6),
+        event("step/host sync/row", cpu=2e6),
+        event("step/forward", cpu=1.5e6),
+        event("step/forward/head", cpu=1e6),
+        # The device is slower than the host.
+        event("step/backward", cpu=1e6, device=6e6),
     ]
-    # the device is slower than the host
-    averages.append(SimpleNamespace(key="step/backward", cpu_time_total=1e6, device_time_total=6e6))
     assert region_seconds(averages, num_steps=2) == {
         "step": 5.0,
         "step/host sync/row": 1.0,
@@ -121,6 +143,7 @@ def test_a_steady_step_on_a_gpu_waits_once(make_config, settings, optimizer, pre
         "runtime.log_every_steps=1000",
         f"runtime.precision={precision}",
     )
-    found = profile_training(config, exp_dir=None, num_steps=10, trace=None)
-    found.waits.pop("cudaDeviceSynchronize", None)  # the profiler's own, at both ends
-    assert found.waits == {"cudaEventSynchronize": 1.0}
+    profile = profile_training(config, exp_dir=None, num_steps=10, trace=None)
+    # The profiler itself waits at both ends.
+    profile.waits.pop("cudaDeviceSynchronize", None)
+    assert profile.waits == {"cudaEventSynchronize": 1.0}

@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from voices import RATE, make_wave
@@ -14,15 +15,16 @@ from speakerlab.data import audio
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
+import checks
 import gpu
 import gpu_steps
-import sides
+import suite
 from gpu_steps import Step
 
 ROOT = Path(__file__).parents[2]
 # Gives a row for each name; where it is a fault, "breaks" exits and "hangs" waits for a child.
 CASE = """
-import json, subprocess, sys, time
+import json, subprocess, sys
 from pathlib import Path
 PEERS, FAULTS = ("wespeaker",), FAULTY
 if __name__ == "__main__":
@@ -38,84 +40,103 @@ if __name__ == "__main__":
             (folder / "child").write_text(str(child.pid))
             child.wait()
         rows.append({"name": name, "ours": 1.5, "peer": None, "ratio": None, "unit": "utt/s"})
-        rows[-1] |= {"date": "2026-01-02", "commit": "abc"}
         path.write_text(json.dumps(rows))
 """
 FACTS = {"machine": "m", "commit": "abc", "quick": False}
 NAMES = ["first", "breaks", "second", "hangs", "last"]
+CALL = "--device=cpu --more --rows"
+
+
+class Run(NamedTuple):
+    """What a run of part 1 left and printed."""
+
+    status: int
+    rows: list[str]
+    missing: dict[str, str]
+    calls: list[str]  # the options of each call of the case
+    printed: str
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """run("breaks", ...) -> (exit status, the file, words of each call, what was printed)."""
-    monkeypatch.setattr(gpu, "HERE", tmp_path)
-    monkeypatch.setattr(gpu, "PARTS", {1: lambda _options: [Step("a_case", NAMES, ["--more"])]})
+    """Return run("breaks", ..., seconds): a part whose case has these faults."""
+    steps = [Step("a_case", NAMES, ["--more"])]
+    monkeypatch.setattr(suite, "HERE", tmp_path)
+    monkeypatch.setattr(gpu, "PARTS", {1: lambda _options: steps})
 
-    def run_parts(*faults: str, limits=(5.0, 100.0)):
-        monkeypatch.setattr(gpu, "LIMITS", limits)
+    def run_parts(*faults: str, seconds: float = 100.0) -> Run:
+        monkeypatch.setattr(gpu, "PART_SECONDS", seconds)
         (tmp_path / "a_case.py").write_text(CASE.replace("FAULTY", repr(faults)))
         (tmp_path / "words").write_text("")
         options = gpu.parse(["--device=cpu", "--part=1", f"--out={tmp_path / 'out'}"])
         status = gpu.run_parts(options, FACTS)
-        found = json.loads((tmp_path / "out/part1.json").read_text())
-        return status, found, (tmp_path / "words").read_text().splitlines(), capsys.readouterr().out
+        written = json.loads((tmp_path / "out/part1.json").read_text())
+        (part,) = written["parts"]
+        return Run(
+            status=status,
+            rows=[row["name"] for row in written["rows"]],
+            missing=part["missing"],
+            calls=(tmp_path / "words").read_text().splitlines(),
+            printed=capsys.readouterr().out,
+        )
 
     return run_parts
 
 
-def test_rows_that_fail_do_not_stop_the_next_and_are_measured_by_the_same_command(run, tmp_path):
-    status, found, words, printed = run("breaks", "hangs")
-    own = "--device=cpu --more --rows"
-    assert status == 1
-    assert words == [
-        f"{own} first breaks second hangs last",
-        f"{own} second hangs last",
-        f"{own} last",
+def test_a_row_that_fails_does_not_stop_the_next_and_is_measured_by_the_same_command(
+    run,
+):
+    broken = run("breaks")
+    assert broken.status == 1
+    assert broken.calls == [
+        f"{CALL} first breaks second hangs last",
+        f"{CALL} second hangs last",
     ]
-    assert [row["name"] for row in found["rows"]] == ["first", "second", "last"]
-    (part,) = found["parts"]
-    assert list(part["missing"]) == ["breaks", "hangs"]
-    assert part["missing"]["breaks"].startswith("exited with 1") and "it broke" in printed
-    assert part["missing"]["hangs"] == "took longer than 5 s"
+    assert broken.rows == ["first", "second", "hangs", "last"]
+    assert list(broken.missing) == ["breaks"]
+    assert broken.missing["breaks"].startswith("exited with 1")
+    assert "it broke" in broken.printed
+    assert "part 1: breaks is missing" in broken.printed
+
+    whole = run()
+    assert whole.status == 0
+    assert whole.calls == [f"{CALL} breaks"]
+    assert "4 rows kept" in whole.printed
+    assert whole.missing == {}
+    assert len(whole.rows) == 5
+    assert run().calls == []
+
+
+def test_a_part_ends_in_time_and_the_next_run_leaves_its_last_row_for_the_end(
+    run, tmp_path
+):
+    late = run("hangs", seconds=2.0)
+    assert late.status == 1
+    assert late.rows == ["first", "breaks", "second"]
+    assert late.missing["hangs"].startswith("was not finished in 2 s")
+    assert late.missing["last"].startswith("no time is left")
     stat = Path(f"/proc/{(tmp_path / 'child').read_text()}/stat")
-    assert not stat.exists() or stat.read_text().rpartition(") ")[2][0] in "XZ"  # killed
-    for name in ("breaks", "hangs"):
-        assert f"part 1: {name} is missing" in printed
+    if stat.exists():  # killed, but nobody has asked for its status yet
+        assert stat.read_text().rpartition(") ")[2][0] in "XZ"
 
-    status, found, words, printed = run()
-    assert (status, words) == (0, [f"{own} breaks hangs"]) and "3 rows kept" in printed
-    assert found["parts"][0]["missing"] == {} and len(found["rows"]) == 5
-    assert run()[2] == []
-
-
-def test_a_part_ends_in_time(run):
-    status, found, words, _ = run("hangs", limits=(100.0, 3.0))
-    assert status == 1 and len(words) == 1
-    missing = found["parts"][0]["missing"]
-    assert missing["hangs"].startswith("not finished in the 3 s")
-    assert missing["last"].startswith("no time is left of 3 s")
+    again = run("hangs", seconds=2.0)
+    assert again.calls == [f"{CALL} last hangs"]
+    assert again.rows == ["first", "breaks", "second", "last"]
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_no_row_is_measured_twice_but_beside_a_peer(tmp_path, on_gpu):
-    """Of rows with one name those beside a peer come last: they are the ones that are stored."""
-    given = {"out": tmp_path, "corpus": tmp_path, "on_gpu": on_gpu, "quick": False}
-    options = Namespace(**given, device="cuda", checkouts=dict.fromkeys(sides.TOOLKITS, tmp_path))
-    steps = {number: list(part(options)) for number, part in gpu.PARTS.items()}
-    names = {number: [row for step in part for row in step.rows] for number, part in steps.items()}
-    alone = sum((names[number] for number in (1, 2, 3, 4)), [])
-    assert len(set(alone)) == len(alone) and len(set(names[5])) == len(names[5])
-    assert ("train.eres2net.fp16" in alone) == on_gpu
-    assert {"check.doctor", "machine.copy", "end_to_end.campplus", "extract.eres2net.bf16"} < {
-        *alone
-    }
-    crops = 64 if on_gpu else 8
-    assert f"memory.eres2net.bf16.{crops}" in alone
-    assert {"frontend.fbank.wespeaker", "train.resnet34.bf16.wespeaker.peer_bf16"} < {*names[5]}
-    for number, part in steps.items():
-        for step in part:
-            words = gpu.words_of(step, step.rows, tmp_path / "rows.json", options)
-            assert ("--peer" in words) == (number == 5), words
+def test_no_row_is_measured_twice(tmp_path, on_gpu):
+    options = Namespace(out=tmp_path, corpus=tmp_path, on_gpu=on_gpu, quick=False)
+    names = [
+        row
+        for steps_of in gpu.PARTS.values()
+        for step in steps_of(options)
+        for row in step.rows
+    ]
+    assert len(set(names)) == len(names)
+    assert ("train.eres2net.fp16" in names) == on_gpu
+    for expected in ("check.doctor", "end_to_end.campplus", "extract.eres2net.bf16"):
+        assert expected in names
 
 
 def test_a_machine_without_a_gpu_is_refused(capsys, monkeypatch):
@@ -123,7 +144,8 @@ def test_a_machine_without_a_gpu_is_refused(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         gpu.parse([])
     assert (
-        "--device: no GPU found; for a dry run, use --device cpu --quick" in capsys.readouterr().err
+        "--device: no GPU found; for a dry run, use --device cpu --quick"
+        in capsys.readouterr().err
     )
 
 
@@ -142,11 +164,29 @@ def test_a_dry_run_has_every_row(tmp_path):
         write_flac(tmp_path / name, speaker, take)
     write_flac(tmp_path / "noise/hiss", 12, 0)
     write_flac(tmp_path / "rirs/hall", 13, 0)
-    words = ["--device", "cpu", "--quick", "--out", str(out), "--corpus", str(corpus)]
-    done = subprocess.run(["bash", str(ROOT / "benchmarks/gpu.sh"), *words])
+    arguments = [
+        "--device",
+        "cpu",
+        "--quick",
+        "--out",
+        str(out),
+        "--corpus",
+        str(corpus),
+    ]
+    done = subprocess.run(["bash", str(ROOT / "benchmarks/gpu.sh"), *arguments])
     assert done.returncode == 0
-    options = gpu.parse(words)
+    options = gpu.parse(arguments)
     for number in (1, 2, 3, 4):
-        expected = [name for step in gpu_steps.PARTS[number](options) for name in step.rows]
-        found = json.loads((out / f"part{number}.json").read_text())
-        assert [row["name"] for row in found["rows"]] == expected
+        expected = [
+            name for step in gpu_steps.PARTS[number](options) for name in step.rows
+        ]
+        part_file = json.loads((out / f"part{number}.json").read_text())
+        assert [row["name"] for row in part_file["rows"]] == expected
+
+
+@pytest.mark.parametrize(
+    "name", [word for word in checks.CHECKS["harm"] if "::" in word]
+)
+def test_the_tests_that_are_run_as_checks_exist(name):
+    path, _, function = name.partition("::")
+    assert f"def {function.partition('[')[0]}(" in (ROOT / path).read_text()

@@ -20,7 +20,8 @@ def make_exp(tmp_path, make_config, make_embedder):
     """make_exp("a", "seed=1", ..., calibration=None) -> an experiment with a model."""
 
     def make(name: str, *overrides: str, calibration=None) -> Path:
-        config, embedder = make_config(*overrides), make_embedder(*overrides)
+        config = make_config(*overrides)
+        embedder = make_embedder(*overrides)
         return publish_small(tmp_path / name, config, embedder, calibration)
 
     return make
@@ -29,39 +30,37 @@ def make_exp(tmp_path, make_config, make_embedder):
 @pytest.fixture(scope="session")
 def settings(data) -> list[str]:
     """`--config` and `--set` of the tiny experiment, whose speeds make new speakers."""
-    return ["--config", CONFIG, "--set", f"data.dir={data}", *TINY, "augment.speed_classes=on"]
+    values = [f"data.dir={data}", *TINY, "augment.speed_classes=on"]
+    return ["--config", CONFIG, "--set", *values]
 
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
     """The package importable, one thread a process (so that ranks share the cores)."""
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="session")
 def run(environment, tmp_path_factory):
     """run(*words, ranks=1, code=0) -> what `python *words` wrote; it ended with that exit code."""
 
-    def run_words(*words, code=0, **more):
-        done = run_forked(words, environment, folder=tmp_path_factory.mktemp("output"), **more)
+    def run_command(*arguments, code=0, **options):
+        folder = tmp_path_factory.mktemp("output")
+        done = run_forked(arguments, environment, folder=folder, **options)
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
-    return run_words
+    return run_command
 
 
 @pytest.fixture(scope="session")
 def train(run, settings):
     """train(exp, *settings, ranks=1, code=0) -> what `speakerlab train` wrote."""
 
-    def train_to(exp, *more, **how):
-        return run("-m", "speakerlab", "train", "--exp", exp, *settings, *more, **how)
+    def train_to(exp, *overrides, **options):
+        command = ("-m", "speakerlab", "train", "--exp", exp)
+        return run(*command, *settings, *overrides, **options)
 
     return train_to
 
@@ -78,10 +77,8 @@ def trained(tmp_path_factory, train) -> Path:
 def train_command(settings):
     """train_command(exp, ranks, *settings) -> the command line of a training as users start it."""
 
-    def words(exp, ranks=1, *more) -> list[str]:
-        launch = ["launch", "--standalone", "--max-restarts", "0", "--nproc-per-node", str(ranks)]
-        launch = [*launch, "-m", "speakerlab"] if ranks > 1 else []
-        options = ["--exp", str(exp), *settings, *more]
-        return [sys.executable, "-m", "speakerlab", *launch, "train", *options]
+    def command_of(exp, ranks=1, *overrides) -> list[str]:
+        options = ["--nproc", str(ranks), "--exp", str(exp), *settings, *overrides]
+        return [sys.executable, "-m", "speakerlab", "train", *options]
 
-    return words
+    return command_of

@@ -52,25 +52,35 @@ HARMS = {
 }
 
 
-def harmed(*args, **more) -> Training:
-    training = build_training(*args, **more)
+def harmed(*args, **options) -> Training:
+    training = build_training(*args, **options)
     state = training.trainer.state
 
     def change(module, _inputs, out):
-        is_hit = first <= state.step <= last and int(os.environ.get("RANK", 0)) == rank
-        is_hit &= not (is_once and state.attempt) and hasattr(training.trainer, "inputs")
-        return HARMS[harm](out) if is_hit and module.training != harm.startswith("valid") else None
+        is_on_rank = int(os.environ.get("RANK", 0)) == rank
+        is_in_range = first <= state.step <= last
+        is_too_late = is_once and state.attempt > 0
+        has_begun = hasattr(training.trainer, "inputs")
+        is_in_phase = module.training != harm.startswith("valid")
+        is_hit = is_on_rank and is_in_range and has_begun and is_in_phase
+        if is_hit and not is_too_late:
+            return HARMS[harm](out)
+        return None
 
-    convolution = next(m for m in training.embedder.modules() if isinstance(m, torch.nn.Conv2d))
-    convolution.register_forward_hook(change)
+    modules = training.embedder.modules()
+    convolutions = [m for m in modules if isinstance(m, torch.nn.Conv2d)]
+    convolutions[0].register_forward_hook(change)
     return training
 
 
-def install(which: str, on_rank: str, from_step: str, to_step: str) -> None:
+def install(harm_name: str, on_rank: str, from_step: str, to_step: str) -> None:
     """Harm the trainings of this process."""
     global harm, rank, first, last, is_once
-    harm, is_once = which.removesuffix("-once"), which.endswith("-once")
-    rank, first, last = int(on_rank), int(from_step), int(to_step)
+    harm = harm_name.removesuffix("-once")
+    is_once = harm_name.endswith("-once")
+    rank = int(on_rank)
+    first = int(from_step)
+    last = int(to_step)
     train.build_training = harmed
 
 

@@ -1,4 +1,7 @@
-"""Processes of an experiment, read from /proc: launcher, ranks, loader workers."""
+"""Processes of an experiment, read from /proc: launcher, ranks, loader workers.
+
+All of them are `speakerlab train`. A launcher has no RANK in its environment, but its children do.
+"""
 
 import os
 import re
@@ -7,8 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-LAUNCHER = r"-m speakerlab launch"
-TRAINING = r"-m speakerlab train "
+TRAINING = "-m speakerlab train "
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,23 @@ def all_processes() -> Iterable[Process]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            state, parent = (folder / "stat").read_text().rpartition(") ")[2].split()[:2]
+            # pid (name) state parent ...; the name may contain blanks and parentheses.
+            fields = (folder / "stat").read_text().rpartition(") ")[2]
+            state, parent, *_ = fields.split()
         except (OSError, UnicodeDecodeError):
             continue
+        # A zombie has ended, and waits for its parent.
         if state != "Z":
             yield Process(int(folder.name), int(parent), line)
 
 
 def processes_of(exp: Path) -> dict[int, Process]:
-    """All whose command line names the experiment: run.sh, torchrun, ranks and their workers."""
-    return {process.pid: process for process in all_processes() if str(exp) in process.line}
+    """All whose command line names the experiment: run.sh, launcher, ranks and their workers."""
+    processes = {}
+    for process in all_processes():
+        if str(exp) in process.line:
+            processes[process.pid] = process
+    return processes
 
 
 def children_of(parent: int) -> list[int]:
@@ -50,26 +59,55 @@ def children_of(parent: int) -> list[int]:
 
 
 def crew_of(exp: Path) -> Crew:
-    """A rank is a training whose parent is none; its children are loader workers."""
-    processes = processes_of(exp)
-    launchers = [pid for pid, p in processes.items() if re.search(LAUNCHER, p.line)]
-    training = {
-        pid: p
-        for pid, p in processes.items()
-        if pid not in launchers and re.search(TRAINING, p.line)
+    """Return who is who among the trainings of an experiment.
+
+    The children of a launcher are ranks, and those of a rank are loader workers. A training that
+    is no child of another one, and no launcher, is the only rank.
+    """
+    parent_of = {
+        process.pid: process.parent
+        for process in processes_of(exp).values()
+        if TRAINING in process.line
     }
-    ranks = {rank_of(pid): pid for pid, p in training.items() if p.parent not in training}
-    workers = [pid for pid, p in training.items() if p.parent in training]
-    return Crew(min(launchers, default=None), ranks, sorted(workers))
+    numbers = {pid: rank_of(pid) for pid in parent_of}
+    parents_of_ranks = set()
+    for pid, number in numbers.items():
+        if number is not None:
+            parents_of_ranks.add(parent_of[pid])
+    launchers = []
+    others = []
+    for pid, number in numbers.items():
+        if number is None and pid in parents_of_ranks:
+            launchers.append(pid)
+        else:
+            others.append(pid)
+    ranks = {}
+    workers = []
+    for pid in others:
+        if parent_of[pid] in others:
+            workers.append(pid)
+        else:
+            ranks[numbers[pid] or 0] = pid
+    return Crew(
+        launcher=min(launchers, default=None),
+        ranks=ranks,
+        workers=sorted(workers),
+    )
 
 
-def rank_of(pid: int) -> int:
-    """Return the RANK that torchrun gave to a process, 0 without torchrun."""
-    found = re.search(rb"(?:^|\0)RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes())
-    return int(found[1]) if found else 0
+def rank_of(pid: int) -> int | None:
+    """Return the RANK that a process was started with; None without it, or after its end."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    match = re.search(rb"(?:^|\0)RANK=(\d+)\0", variables)
+    return int(match[1]) if match else None
 
 
-def wait_for(condition: Callable[[], object], *, seconds: float = 60, pause: float = 0.01) -> None:
+def wait_for(
+    condition: Callable[[], object], *, seconds: float = 60, pause: float = 0.01
+) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"

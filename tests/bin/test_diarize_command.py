@@ -1,6 +1,5 @@
 """`speakerlab diarize`: files written, regions read, broken recordings, exit codes, kills."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from models_on_disk import CALIBRATION
 from refusals import refused, refuses
+from tiny import names_in, read_json
 from toy_segmentation import write_segmentation
 from voices import RATE, make_wave, write_voices
 
@@ -29,69 +29,112 @@ def exp(make_exp) -> Path:
 @pytest.fixture
 def talk(tmp_path: Path) -> Path:
     """6 s of one voice, 2 s of silence, 6 s of another."""
-    quiet = np.zeros(2 * RATE, dtype=np.int16)
+    first_S = make_wave(0, 0, 6)
+    quiet_S = np.zeros(2 * RATE, dtype=np.int16)
+    second_S = make_wave(4, 0, 6)
     path = tmp_path / "talk.flac"
-    audio.write(path, np.concatenate([make_wave(0, 0, 6), quiet, make_wave(4, 0, 6)]), RATE)
+    audio.write(path, np.concatenate([first_S, quiet_S, second_S]), RATE)
     return path
 
 
-def diarized(exp: Path, *words: object) -> None:
-    diarize.main([*map(str, words), "--model", str(exp), "--device", "cpu"])
+def speakers_of(rttm: str) -> set[str]:
+    """Return the speakers of the lines of an RTTM, in their eighth column."""
+    return {line.split()[7] for line in rttm.splitlines()}
+
+
+def diarized(exp: Path, *arguments: object) -> None:
+    options = ("--model", exp, "--device", "cpu")
+    diarize.main([str(argument) for argument in (*arguments, *options)])
 
 
 def test_rttm_and_json_are_written(exp, talk, tmp_path):
-    diarized(exp, talk, "--speakers", 1, "--out", tmp_path / "out")
-    turns = read_rttm(tmp_path / "out/talk.rttm")["talk"]
-    np.testing.assert_allclose([turn[:2] for turn in turns], [(0, 6), (8, 14)], atol=0.1)
-    values = json.loads((tmp_path / "out/talk.json").read_text())
-    assert values["recording"] == "talk" and values["method"] == "spectral"
+    out = tmp_path / "out"
+    diarized(exp, talk, "--speakers", 1, "--out", out)
+    assert names_in(out) == [".lock", "talk.html", "talk.json", "talk.rttm"]
+
+    turns = read_rttm(out / "talk.rttm")["talk"]
+    first, second = turns
+    assert first[:2] == pytest.approx((0, 6), rel=0, abs=0.1)
+    assert second[:2] == pytest.approx((8, 14), rel=0, abs=0.1)
+
+    values = read_json(out / "talk.json")
+    assert values["recording"] == "talk"
+    assert values["method"] == "spectral"
     assert len(values["model_sha256"]) == 64
-    segments = [(s["start"], s["end"], s["speaker"], s["confidence"]) for s in values["segments"]]
-    assert segments == [(*turn, 1.0) for turn in turns]
-    assert len(values["speakers"]["speaker1"]["embedding"]) == 16
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        *("talk.rttm", "talk.json", "talk.html")
-    }
+    speaker = values["speakers"]["speaker1"]
+    assert len(speaker["embedding"]) == 16
+    assert len(values["segments"]) == len(turns)
+    for segment, turn in zip(values["segments"], turns):
+        assert segment["start"] == turn.start
+        assert segment["end"] == turn.end
+        assert segment["speaker"] == turn.speaker
+        assert segment["confidence"] == 1.0
 
 
 def test_overlapping_turns(exp, tmp_path):
-    wave_S = np.zeros(12 * RATE, dtype=np.int16)  # one voice, both from 5 to 7 s, another
+    # One voice, both from 5 to 7 s, another one.
+    wave_S = np.zeros(12 * RATE, dtype=np.int16)
     wave_S[: 7 * RATE] = make_wave(0, 0, 7)
     wave_S[5 * RATE :] += make_wave(4, 0, 7)
+    path = tmp_path / "both.wav"
+    audio.write(path, wave_S, RATE)
     audio.write(tmp_path / "both.wav", wave_S, RATE)
     segmentation = write_segmentation(tmp_path / "segmentation.onnx")
     out = tmp_path / "out"
-    words = ["--speakers", 2, "--overlap", segmentation, "--out", out]
-    diarized(exp, tmp_path / "both.wav", *words)
+    options = ["--speakers", 2, "--overlap", segmentation]
+    diarized(exp, path, *options, "--out", out)
+
     turns = read_rttm(out / "both.rttm")["both"]
-    for time, count in ((0.1, 1), (4.9, 1), (5.1, 2), (6.9, 2), (7.1, 1), (11.9, 1)):
-        assert len({turn.speaker for turn in turns if turn.start <= time < turn.end}) == count
-    segments = json.loads((out / "both.json").read_text())["segments"]
-    assert [(s["start"], s["end"], s["speaker"]) for s in segments] == turns
-    assert (out / "both.html").read_text().count("data-start=") == len(turns)
-    wrong = tmp_path / "both.wav"
-    with refuses(str(wrong), "ONNX"):
-        diarized(exp, wrong, "--overlap", wrong)
+    for seconds in (0.1, 4.9, 5.1, 6.9, 7.1, 11.9):
+        speakers = set()
+        for turn in turns:
+            if turn.start <= seconds < turn.end:
+                speakers.add(turn.speaker)
+        is_overlap = 5 < seconds < 7
+        assert len(speakers) == (2 if is_overlap else 1)
+
+    segments = read_json(out / "both.json")["segments"]
+    assert len(segments) == len(turns)
+    for segment, turn in zip(segments, turns):
+        assert segment["start"] == turn.start
+        assert segment["end"] == turn.end
+        assert segment["speaker"] == turn.speaker
+    page = (out / "both.html").read_text()
+    assert page.count("data-start=") == len(turns)
+
+    # A recording is not a segmentation model.
+    with refuses(str(path), "ONNX"):
+        diarized(exp, path, "--overlap", path)
 
 
 def test_known_speakers_get_their_names(make_exp, talk, tmp_path, capsys, caplog):
     exp = make_exp("exp", calibration=CALIBRATION)
     team = tmp_path / "team.safetensors"
-    enroll.main(["ann lee", str(talk), "--model", str(exp), "--speakers", str(team)])
+    arguments = ["--model", str(exp), "--speakers", str(team)]
+    enroll.main(["ann lee", str(talk), *arguments])
     out = tmp_path / "out"
+    one_speaker = ("--speakers", 1, "--known", team)
     with caplog.at_level("INFO"):
-        diarized(exp, talk, "--speakers", 1, "--known", team, "--out", out)
-    line = next(line for line in caplog.messages if "ann lee is known" in line)
-    assert line.startswith("talk: ann lee is known, score 0.9") and "threshold 0.5000" in line
-    assert {turn.speaker for turn in read_rttm(out / "talk.rttm")["talk"]} == {"ann_lee"}
-    values = json.loads((out / "talk.json").read_text())
-    assert {segment["speaker"] for segment in values["segments"]} == {"ann lee"}
+        diarized(exp, talk, *one_speaker, "--out", out)
+    (line,) = [line for line in caplog.messages if "ann lee is known" in line]
+    assert line.startswith("talk: ann lee is known, score 0.9")
+    assert "threshold 0.5000" in line
+    # A name in an RTTM has no blanks.
+    rttm = (out / "talk.rttm").read_text()
+    assert speakers_of(rttm) == {"ann_lee"}
+    values = read_json(out / "talk.json")
+    names = {segment["speaker"] for segment in values["segments"]}
+    assert names == {"ann lee"}
     match = values["speakers"]["ann lee"]["match"]
-    assert (match["name"], match["threshold"], match["is_known"]) == ("ann lee", 0.5, True)
+    assert match["name"] == "ann lee"
+    assert match["threshold"] == 0.5
+    assert match["is_known"] is True
+
+    # A lower rate of false acceptances needs a higher threshold.
     with caplog.at_level("INFO"):
-        diarized(exp, talk, "--speakers", 1, "--known", team, "--far", 0.01)
+        diarized(exp, talk, *one_speaker, "--far", 0.01)
     assert "speaker1 is unknown, nearest ann lee" in caplog.messages[-1]
-    assert {line.split()[7] for line in capsys.readouterr().out.splitlines()} == {"speaker1"}
+    assert speakers_of(capsys.readouterr().out) == {"speaker1"}
 
 
 def test_the_page_plays_the_audio_or_links_to_it(exp, talk, tmp_path, monkeypatch):
@@ -99,29 +142,40 @@ def test_the_page_plays_the_audio_or_links_to_it(exp, talk, tmp_path, monkeypatc
     out = tmp_path / "out"
     diarized(exp, other, "--speakers", 1, "--out", out)
     page = (out / "a_b#1.html").read_text()
-    assert 'src="data:audio/mpeg;base64,' in page and "http:" not in page
+    assert 'src="data:audio/mpeg;base64,' in page
+    assert "http:" not in page
+    # The audio is longer than 13 s: the page links to it.
     monkeypatch.setattr(diarize, "EMBEDDED_SECONDS", 13)
-    diarized(exp, other, "--speakers", 1, "--out", out)
+    diarized(exp, other, "--speakers", 1, "--out", out, "--force")
     page = (out / "a_b#1.html").read_text()
-    assert 'src="../a%20b%231.flac"' in page and "data:audio" not in page
+    assert 'src="../a%20b%231.flac"' in page
+    assert "data:audio" not in page
 
 
 def test_without_calibration_nobody_is_known(exp, talk, tmp_path):
     team = tmp_path / "team.safetensors"
     with refuses(str(team), "no such file", error=FileNotFoundError):
         diarized(exp, talk, "--known", team)
-    enroll.main(["ann", str(talk), "--model", str(exp), "--speakers", str(team)])
+    arguments = ["--model", str(exp), "--speakers", str(team)]
+    enroll.main(["ann", str(talk), *arguments])
     with refuses("known", "calibrat"):
         diarized(exp, talk, "--known", team)
 
 
-@pytest.mark.parametrize("name", ["speech.rttm", "speech.lab", "rttms/talk.rttm", "labs/talk.lab"])
+REGIONS = ["speech.rttm", "speech.lab", "rttms/talk.rttm", "labs/talk.lab"]
+
+
+@pytest.mark.parametrize("name", REGIONS)
 def test_regions_from_a_file_or_a_folder(exp, talk, tmp_path, capsys, name):
-    lines = {".rttm": "SPEAKER talk 1 1.0 2.5 <NA> <NA> x <NA> <NA>\n", ".lab": "1.0 3.5 speech\n"}
+    lines = {
+        ".rttm": "SPEAKER talk 1 1.0 2.5 <NA> <NA> x <NA> <NA>\n",
+        ".lab": "1.0 3.5 speech\n",
+    }
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(lines[path.suffix])
-    given = path if path.parent == tmp_path else path.parent
+    is_file = path.parent == tmp_path
+    given = path if is_file else path.parent
     diarized(exp, talk, "--vad", given, "--speakers", 1)
     line = "SPEAKER talk 1 1.000 2.500 <NA> <NA> speaker1 <NA> <NA>\n"
     assert capsys.readouterr().out == line
@@ -129,9 +183,11 @@ def test_regions_from_a_file_or_a_folder(exp, talk, tmp_path, capsys, name):
 
 def test_ahc_and_vbx(exp, talk, tmp_path, capsys):
     diarized(exp, talk, "--method", "ahc", "--threshold", -1)
-    assert {line.split()[7] for line in capsys.readouterr().out.splitlines()} == {"speaker1"}
+    assert speakers_of(capsys.readouterr().out) == {"speaker1"}
+
+    # 12 windows are too few for a PLDA of 16 dimensions.
     folder = write_voices(tmp_path / "dev", speakers=range(2), seconds=(3.2, 6.1))
-    with refuses("plda", 12, 16):  # windows and dimensions
+    with refuses("plda", 12, 16):
         diarized(exp, talk, "--method", "vbx", "--development", folder)
 
 
@@ -141,63 +197,86 @@ def test_the_default_threshold_is_reported(exp, talk, capsys, caplog):
     assert "clustering" not in caplog.text
     caplog.set_level("INFO")
     diarized(exp, talk, "--method", "ahc")
-    assert "clustering: ahc, threshold 0.4, the default; `speakerlab calibrate" in caplog.text
+    advice = "the default; `speakerlab calibrate"
+    assert f"clustering: ahc, threshold 0.4, {advice}" in caplog.text
     assert capsys.readouterr().out == with_threshold
     diarized(exp, talk)
-    assert "clustering: spectral, the default; `speakerlab calibrate" in caplog.text
+    assert f"clustering: spectral, {advice}" in caplog.text
 
 
-def test_a_calibration_is_stored_with_the_model_and_used(make_exp, talk, tmp_path, caplog, capsys):
-    exp, folder = make_exp("exp", calibration=CALIBRATION), tmp_path / "dev"
+def test_a_calibration_is_stored_with_the_model_and_used(
+    make_exp, talk, tmp_path, caplog, capsys
+):
+    exp = make_exp("exp", calibration=CALIBRATION)
+    folder = tmp_path / "dev"
     write_data_dir(folder, wavs={"talk": talk})
     check_data_dirs([folder])
     turns = [Turn(0.0, 6.0, "ann"), Turn(8.0, 14.0, "bob")]
     write_rttm(folder / "ref.rttm", {"talk": turns})
-    words = ["--for", "diarization", "--data", str(folder)]
-    calibrate.main([*words, "--model", str(exp), "--out", str(tmp_path / "copy")])
-    assert not (exp / "model/diarization.json").exists()
+    arguments = ["--for", "diarization", "--data", str(folder), "--model"]
     copy = tmp_path / "copy/model"
-    stored = json.loads((copy / "diarization.json").read_text())
-    assert stored["source"] == "dev: 1 recordings" and (copy / "calibration.json").exists()
-    shown = f"ahc, threshold {stored['threshold']:g}: DER {100 * stored['der']['ahc']:.2f} %"
+    path = copy / "diarization.json"
+
+    # It is stored with a copy of the model.
+    calibrate.main([*arguments, str(exp), "--out", str(tmp_path / "copy")])
+    assert not (exp / "model/diarization.json").exists()
+    stored = read_json(path)
+    assert stored["source"] == "dev: 1 recordings"
+    assert (copy / "calibration.json").exists()
+    der = 100 * stored["der"]["ahc"]
+    shown = f"ahc, threshold {stored['threshold']:g}: DER {der:.2f} %"
     assert shown in capsys.readouterr().out
-    with refuses(str(copy / "diarization.json"), "--force"):
-        calibrate.main([*words, "--model", str(copy)])
+
+    # It is replaced only with --force; the scored region has one speaker only.
+    with refuses(str(path), "--force"):
+        calibrate.main([*arguments, str(copy)])
     write_uem(folder / "ref.uem", {"talk": [(0.0, 6.0)]})
-    calibrate.main([*words, "--model", str(copy), "--force"])
-    scored = json.loads((copy / "diarization.json").read_text())
-    assert max(scored["der"].values()) < 0.05  # where one speaks
-    write_json(copy / "diarization.json", {**stored, "method": "ahc", "threshold": 0.15})
+    calibrate.main([*arguments, str(copy), "--force"])
+    rates = read_json(path)["der"]
+    assert max(rates.values()) < 0.05
+
+    # It is used.
+    values = stored | {"method": "ahc", "threshold": 0.15}
+    write_json(path, values)
     caplog.set_level("INFO")
     diarized(copy, talk, "--out", tmp_path / "out")
     line = "clustering: ahc, threshold 0.15, calibrated on dev: 1 recordings"
     assert line in caplog.text
-    assert json.loads((tmp_path / "out/talk.json").read_text())["method"] == "ahc"
-    write_json(copy / "diarization.json", {"method": "sum"})
-    with refuses(str(copy / "diarization.json"), "'ahc' or 'spectral'"):
+    assert read_json(tmp_path / "out/talk.json")["method"] == "ahc"
+
+    # Without its values or without the truth, it is refused.
+    write_json(path, {"method": "sum"})
+    with refuses(str(path), "'ahc' or 'spectral'"):
         diarized(copy, talk)
     (folder / "ref.rttm").unlink()
     with pytest.raises(FileNotFoundError, match="ref.rttm"):
-        calibrate.main([*words, "--model", str(exp)])
+        calibrate.main([*arguments, str(exp)])
 
 
 def test_broken_recordings_do_not_stop_the_others(run, exp, talk, tmp_path):
+    broken = ["empty.wav", "text.wav", "missing.wav"]
     (tmp_path / "empty.wav").write_bytes(b"")
     (tmp_path / "text.wav").write_text("no audio")
-    audio.write(tmp_path / "quiet.wav", np.zeros(RATE, dtype=np.int16), RATE)
-    names = ("empty.wav", "text.wav", "missing.wav", "quiet.wav", "talk.flac")
-    files = [tmp_path / name for name in names]
+    quiet = tmp_path / "quiet.wav"
+    quiet_S = np.zeros(RATE, dtype=np.int16)
+    audio.write(quiet, quiet_S, RATE)
+    files = [tmp_path / name for name in broken]
+    files += [quiet, talk]
     out = tmp_path / "out"
-    done = run("-m", "speakerlab", "diarize", *files, "--model", exp, "--out", out, code=1)
+    options = ("--model", exp, "--out", out)
+    done = run("-m", "speakerlab", "diarize", *files, *options, code=1)
+
     for path in files[:3]:
         assert refused(done.stderr, str(path)), done.stderr
     assert (out / "quiet.rttm").read_text() == ""
-    assert json.loads((out / "quiet.json").read_text())["segments"] == []
-    assert (out / "talk.rttm").exists() and len(list(out.iterdir())) == 6
+    assert read_json(out / "quiet.json")["segments"] == []
+    assert (out / "talk.rttm").exists()
+    # Three files of each of the two good recordings, beside the lock.
+    assert len(list(out.glob("[!.]*"))) == 6
 
 
 @pytest.mark.parametrize(
-    ("words", "subject", "value"),
+    ("arguments", "subject", "value"),
     [
         (["--vad", "webrtc"], "--vad", "webrtc"),
         (["--vad", "speech.rttm"], "--vad", "talk"),
@@ -205,16 +284,16 @@ def test_broken_recordings_do_not_stop_the_others(run, exp, talk, tmp_path):
         (["other.flac", "--vad", "speech.lab"], "--vad", 2),
     ],
 )
-def test_refusals(exp, talk, tmp_path, monkeypatch, words, subject, value):
+def test_refusals(exp, talk, tmp_path, monkeypatch, arguments, subject, value):
     monkeypatch.chdir(tmp_path)
     Path("speech.rttm").write_text("SPEAKER else 1 0 1 <NA> <NA> x <NA> <NA>\n")
     Path("broken.rttm").write_text("SPEAKER talk 1 0 -1 <NA> <NA> x <NA> <NA>\n")
     with refuses(subject, value):
-        diarized(exp, talk, *words)
+        diarized(exp, talk, *arguments)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["--speakers", "2", "--max-speakers", "3"],
         ["--method", "vbx"],
@@ -224,10 +303,14 @@ def test_refusals(exp, talk, tmp_path, monkeypatch, words, subject, value):
         ["--far", "0.01"],
     ],
 )
-def test_options_that_do_not_fit(exp, words, capsys):
+def test_options_that_do_not_fit(exp, arguments, capsys):
     with pytest.raises(SystemExit):
-        diarized(exp, "talk.wav", *words)
-    assert words[0] in capsys.readouterr().err
+        diarized(exp, "talk.wav", *arguments)
+    assert arguments[0] in capsys.readouterr().err
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 KILLED = """
@@ -241,14 +324,17 @@ diarize.main(sys.argv[1:])
 
 def test_a_kill_while_writing_leaves_the_old_files(environment, exp, talk, tmp_path):
     out = tmp_path / "out"
-    words = [talk, "--out", out, "--model", exp, "--device", "cpu", "--speakers"]
-    diarized(exp, *words[:3], "--speakers", 1)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, *map(str, words), "2"], env=environment, capture_output=True
-    )
+    diarized(exp, talk, "--out", out, "--speakers", 1)
+    before = contents(out)
+
+    options = ["--out", out, "--model", exp, "--device", "cpu", "--speakers", 2]
+    arguments = [str(argument) for argument in (talk, *options)]
+    command = [sys.executable, "-c", KILLED, *arguments]
+    killed = subprocess.run(command, env=environment, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    files = {path.name: path.read_bytes() for path in out.iterdir()}
-    partial = files.keys() - before.keys()
-    assert len(partial) == 1 and partial.pop().startswith(".talk.json.")
-    assert {name: files[name] for name in before} == before
+
+    after = contents(out)
+    (partial,) = after.keys() - before.keys()
+    assert partial.startswith(".talk.rttm.")
+    del after[partial]
+    assert after == before

@@ -1,11 +1,8 @@
 """`speakerlab doctor` on a healthy machine, and on one that is short of everything."""
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -22,110 +19,162 @@ FULL = "No space left on device"
 
 
 def can_mount() -> bool:
+    if shutil.which("unshare") is None:
+        return False
     command = ["unshare", "-m", "sh", "-c", SMALL_SHM]
-    return shutil.which("unshare") is not None and not subprocess.run(command).returncode
+    return subprocess.run(command).returncode == 0
 
 
-needs_mount = pytest.mark.skipif(not can_mount(), reason="needs root, to mount small disks")
+# Small disks are mounted, which needs root.
+needs_mount = pytest.mark.skipif(
+    not can_mount(), reason="needs root, to mount small disks"
+)
 
 
-def harmed(harm: str, words: list, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def harmed(
+    harm: str, arguments: list, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     """Run `words` where the shell command `harm` has changed mounts and limits."""
-    command = ["unshare", "-m", "sh", "-c", f'{harm} && exec "$@"', "sh", *map(str, words)]
+    shell = ["unshare", "-m", "sh", "-c", f'{harm} && exec "$@"', "sh"]
+    command = [*shell, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def test_a_healthy_machine_passes(run, data, settings, tmp_path):
     exp = tmp_path / "exps/new"
-    found = run("-m", "speakerlab", "doctor", "--data", data, "--exp", exp, *settings).stdout
-    lines = [line.split(maxsplit=1) for line in found.splitlines()]
-    assert {level for level, _ in lines} <= {"ok", "warn"}  # a busy disk may be slow
-    subjects = {"CPUs", "OMP_NUM_THREADS", "memory", "/dev/shm", "open files"}
-    assert subjects | {str(exp), str(data)} <= {text.partition(":")[0] for _, text in lines}
-    assert "gloo between 2 ranks" in found or "GPU 0" in found
-    assert list(tmp_path.iterdir()) == []  # nothing is left behind
+    doctor = ("-m", "speakerlab", "doctor", "--data", data, "--exp", exp)
+    printed = run(*doctor, *settings).stdout
+    subjects = set()
+    for line in printed.splitlines():
+        level, text = line.split(maxsplit=1)
+        # A busy disk may be slow.
+        assert level in ("ok", "warn")
+        subjects.add(text.partition(":")[0])
+    checks = {"CPUs", "OMP_NUM_THREADS", "memory", "/dev/shm", "open files"}
+    assert checks | {str(exp), str(data)} <= subjects
+    assert "gloo between 2 ranks" in printed or "GPU 0" in printed
+    # Nothing is left behind.
+    assert list(tmp_path.iterdir()) == []
 
 
 @needs_mount
+@pytest.mark.slow
 def test_every_shortage_is_named(environment, data, settings, tmp_path):
     """16 MiB of shared memory, 8 MiB of disk, 200 open files, a recording that is gone."""
-    exp, copy = tmp_path / "exp", copy_data(data, tmp_path / "data")
+    exp = tmp_path / "exp"
+    copy = copy_data(data, tmp_path / "data")
     exp.mkdir()
     (copy / "wav/spk0-0.wav").unlink()
     harm = f'{SMALL_SHM} && mount -t tmpfs -o size=8m tmpfs "{exp}" && ulimit -n 200'
-    words = [sys.executable, "-m", "speakerlab", "doctor", "--exp", exp, "--data", copy]
-    words += ["--num-workers", "64", *settings, "training.keep_checkpoints=1000"]
-    done = harmed(harm, words, environment)
+    doctor = [sys.executable, "-m", "speakerlab", "doctor"]
+    options = ["--exp", exp, "--data", copy, "--num-workers", "64", *settings]
+    arguments = [*doctor, *options, "training.keep_checkpoints=1000"]
+    done = harmed(harm, arguments, environment)
     assert done.returncode == 1, done.stderr
-    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
-    failed = "\n".join(text for level, text in lines if level == "fail")
+
+    failures = []
+    for line in done.stdout.splitlines():
+        level, text = line.split(maxsplit=1)
+        if level == "fail":
+            failures.append(text)
+    failed = "\n".join(failures)
     assert refused(failed, "/dev/shm", "of 64 data workers", "16 MiB", "--shm-size=")
-    assert refused(failed, str(exp), FULL) and refused(failed, str(exp), "8 MiB")
+    assert refused(failed, str(exp), FULL)
+    assert refused(failed, str(exp), "8 MiB")
     assert refused(failed, "open files", 200)
     assert "wav/spk0-0.wav: no such file" in failed
-    assert len(failed.splitlines()) == 5 and refused(done.stderr, "doctor", 5)
+    assert len(failures) == 5
+    assert refused(done.stderr, "doctor", 5)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 @pytest.mark.parametrize(
-    ("more", "visible", "refusal"),
+    ("changes", "visible", "refusal"),
     [
         ({"gpus": 4}, None, ("--gpus", "4 requested", "no GPU found")),
         ({}, "0,1", ("--gpus", "2 requested", "0,1", "no GPU found")),
-        ({"settings": ["runtime.device=cuda"]}, None, ("runtime.device", "cuda", "no GPU found")),
+        (
+            {"settings": ["runtime.device=cuda"]},
+            None,
+            ("runtime.device", "cuda", "no GPU found"),
+        ),
         ({"settings": ["runtime.precision=bf16"]}, None, ("runtime.precision", "bf16")),
     ],
 )
-def test_gpus_that_training_would_miss_fail(monkeypatch, more, visible, refusal):
+def test_gpus_that_training_would_miss_fail(monkeypatch, changes, visible, refusal):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    config = load_config([Path(CONFIG)], more.pop("settings", []))
-    plan, lines = Plan(config, Path(), None, more.get("gpus", 1), **more), list[str]()
+    settings = changes.pop("settings", [])
+    config = load_config([Path(CONFIG)], settings)
+    plan = Plan(config, Path(), None, changes.get("gpus", 1), **changes)
+    # The command prints a ValueError as a failed check.
     try:
-        lines += [line.text for line in check_devices(plan) if line.level == "fail"]
-    except ValueError as error:  # the command prints it as a failed check
-        lines += [str(error)]
-    assert len(lines) == 1 and refused(lines[0], *refusal)
+        failed = [line.text for line in check_devices(plan) if line.level == "fail"]
+    except ValueError as error:
+        failed = [str(error)]
+    (text,) = failed
+    assert refused(text, *refusal)
 
 
-def sleep() -> None:
-    time.sleep(60)
+# Module of a rank -> its code, and a part of the finding.
+RANKS = {
+    "sleeping": ("import time; time.sleep(60)", "within 3 s"),
+    "dying": ("import os; os.kill(os.getpid(), 7)", "SIGBUS"),
+    "failing": (
+        (
+            "import os, time; int(os.environ['RANK']) or time.sleep(60); raise"
+            " RuntimeError('no way')"
+        ),
+        "RuntimeError: no way",
+    ),
+}
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGBUS)
-
-
-def fail_on_rank_1() -> None:
-    if os.environ["RANK"] == "1":
-        raise RuntimeError("no way")
-    sleep()
+@pytest.mark.parametrize("module", RANKS)
+def test_ranks_that_cannot_communicate(module, tmp_path, monkeypatch):
+    code, problem = RANKS[module]
+    (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    limit = 3 if module == "sleeping" else 100
+    line = connection(2, limit=limit, module=module)
+    assert line.level == "fail", line.text
+    assert problem in line.text, line.text
 
 
 @pytest.mark.parametrize(
-    ("work", "why"),
-    [(sleep, "within 1 s"), (die, "SIGBUS"), (fail_on_rank_1, "rank 1 failed: RuntimeError: no")],
-)
-def test_ranks_that_cannot_communicate(work, why):
-    line = connection(2, limit=1 if work is sleep else 100, work=work)
-    assert line.level == "fail" and why in line.text
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "found", "error", "level", "values"),
+    ("num_gpus", "driver_version", "error", "level", "values"),
     [
         (0, None, None, "ok", ["none found"]),
-        (0, "535.1", AssertionError("not compiled"), "fail", ["not compiled", "CUDA build"]),
-        (0, "535.1", RuntimeError("driver too\nold"), "fail", ["driver too old", "docker run"]),
+        (
+            0,
+            "535.1",
+            AssertionError("not compiled"),
+            "fail",
+            ["not compiled", "CUDA build"],
+        ),
+        (
+            0,
+            "535.1",
+            RuntimeError("driver too\nold"),
+            "fail",
+            ["driver too old", "docker run"],
+        ),
         (0, "535.1", None, "fail", ["nvidia-smi"]),
         (2, "535.1", None, "ok", ["535.1", torch.__version__]),
     ],
 )
-def test_a_driver_and_a_torch_that_do_not_match(monkeypatch, num_gpus, found, error, level, values):
+def test_a_driver_and_a_torch_that_do_not_match(
+    monkeypatch, num_gpus, driver_version, error, level, values
+):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=error))
-    monkeypatch.setattr(torch.version, "cuda", None if "compiled" in str(error) else "13.0")
-    line = driver(num_gpus, found)
-    assert line.level == level and all(value in line.text for value in values)
-    assert level == "ok" or ";" in line.text
+    built_for = None if "compiled" in str(error) else "13.0"
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    line = driver(num_gpus, driver_version)
+    assert line.level == level
+    for value in values:
+        assert value in line.text
+    if level != "ok":
+        # A remedy follows the problem.
+        assert ";" in line.text

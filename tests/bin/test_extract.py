@@ -1,11 +1,11 @@
 """Extraction in chunks: killed and restarted, in several processes and jobs, of one model."""
 
-import json
 import logging
 import multiprocessing
 import os
-import signal
+import shutil
 import threading
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import pytest
 import torch
 from processes import children_of, wait_for, wait_until_gone
 from refusals import refuses
+from tiny import names_in, read_json
 from voices import RATE
 
 from speakerlab.bin import extract, score
@@ -22,33 +23,42 @@ from speakerlab.data.check import check_data_dirs
 from speakerlab.data.tables import write_data_dir
 from speakerlab.scoring.embeddings import EmbeddingTable
 
-NUM_CHUNKS = 5  # of 4 utterances of 16 s each, which share a batch
+# Each has 4 utterances of 16 s, which share a batch.
+NUM_CHUNKS = 5
+NAMES = [f"u{number:02d}" for number in range(20)]
+SPEAKERS = {name: f"s{number % 4}" for number, name in enumerate(NAMES)}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     """20 utterances of 16 s by 4 speakers."""
     root = tmp_path_factory.mktemp("long")
-    noise_S = np.random.default_rng(0).normal(0, 3000, 20 * RATE).astype(np.int16)
-    wavs = {f"u{i:02d}": root / "wav" / f"u{i:02d}.wav" for i in range(20)}
+    rng = np.random.default_rng(0)
+    noise_S = rng.normal(0, 3000, 20 * RATE).astype(np.int16)
+    wavs = {name: root / f"wav/{name}.wav" for name in NAMES}
     (root / "wav").mkdir()
-    for i, path in enumerate(wavs.values()):
-        audio.write(path, np.roll(noise_S, 4321 * i)[: 16 * RATE], RATE)
-    speakers = {name: f"s{int(name[1:]) % 4}" for name in wavs}
-    write_data_dir(root / "test", wavs=wavs, speakers=speakers)
+    for number, path in enumerate(wavs.values()):
+        rolled_S = np.roll(noise_S, 4321 * number)
+        audio.write(path, rolled_S[: 16 * RATE], RATE)
+    write_data_dir(root / "test", wavs=wavs, speakers=SPEAKERS)
     check_data_dirs([root / "test"])
     return root / "test"
 
 
-def words(exp: Path, data: Path, *more: str) -> list[str]:
-    return ["--exp", str(exp), "--data", str(data), *more]
+def arguments_for(exp: Path, data: Path, *options: str) -> list[str]:
+    return ["--exp", str(exp), "--data", str(data), *options]
+
+
+def run_extract(exp: Path, data: Path, *options: str) -> None:
+    extract.main(arguments_for(exp, data, *options))
 
 
 def files(exp: Path) -> list[bytes]:
     """The finished table; nothing else but a lock may be left beside it."""
     folder = exp / "embeddings/test"
     names = ["trained.ids", "trained.json", "trained.npy"]
-    assert sorted(path.name for path in folder.iterdir()) == [".trained.lock", *names]
+    left = names_in(folder)
+    assert left == [".trained.lock", *names]
     return [(folder / name).read_bytes() for name in names]
 
 
@@ -61,62 +71,80 @@ def parts(exp: Path) -> list[Path]:
 def whole(make_exp, data) -> list[bytes]:
     """The table that one undisturbed process writes."""
     exp = make_exp("whole")
-    extract.main(words(exp, data))
+    run_extract(exp, data)
     return files(exp)
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
-def test_a_killed_extraction_is_resumed_with_another_nproc(make_exp, data, whole, caplog, nproc):
+def test_a_killed_extraction_is_resumed_with_another_nproc(
+    make_exp, data, whole, caplog, nproc
+):
     exp = make_exp("killed")
     context = multiprocessing.get_context("fork")
-    command = context.Process(target=extract.main, args=[words(exp, data, "--nproc", str(nproc))])
+    options = arguments_for(exp, data, "--nproc", str(nproc))
+    command = context.Process(target=extract.main, args=[options])
     command.start()
     wait_for(lambda: parts(exp))
     assert command.pid
     workers = children_of(command.pid)
     command.kill()
     command.join()
+
+    # One process does its work itself.
     assert len(workers) == (0 if nproc == 1 else 2)
     wait_until_gone(workers, seconds=5)
-    num_kept = len(parts(exp))
-    assert 1 <= num_kept < NUM_CHUNKS
+    num_finished = len(parts(exp))
+    assert 1 <= num_finished < NUM_CHUNKS
     assert not (exp / "embeddings/test/trained.json").exists()
+
+    other_nproc = 3 - nproc
     with caplog.at_level(logging.INFO):
-        extract.main(words(exp, data, "--nproc", str(3 - nproc)))
-    assert f"{num_kept} of {NUM_CHUNKS} chunks are finished, kept" in caplog.text
+        run_extract(exp, data, "--nproc", str(other_nproc))
+    line = f"{num_finished} of {NUM_CHUNKS} chunks are finished, kept"
+    assert line in caplog.text
     assert files(exp) == whole
 
 
 def test_jobs_give_the_bits_of_one_process(make_exp, data, whole, caplog):
     exp = make_exp("jobs")
-    torch.set_num_threads(2)  # as another host may have them
+    # Another host may use another number of threads.
+    torch.set_num_threads(2)
     with caplog.at_level(logging.INFO):
-        extract.main(words(exp, data, "--job", "3/4"))
-        extract.main(words(exp, data, "--job", "1/4", "--nproc", "2"))
+        run_extract(exp, data, "--job", "3/4")
+        run_extract(exp, data, "--job", "1/4", "--nproc", "2")
     assert "trained: 4 of 5 chunks remain, of jobs 1, 2 and 4 of 4" in caplog.text
     assert "trained: 2 of 5 chunks remain, of jobs 2 and 4 of 4" in caplog.text
-    extract.main(words(exp, data, "--job", "4/4"))
+    run_extract(exp, data, "--job", "4/4")
+    # The first job does not do its chunks twice.
     made_at = [path.stat().st_mtime_ns for path in parts(exp)]
-    extract.main(words(exp, data, "--job", "1/4"))  # once more: it keeps what it did
+    run_extract(exp, data, "--job", "1/4")
     assert [path.stat().st_mtime_ns for path in parts(exp)] == made_at
-    extract.main(words(exp, data, "--job", "2/4"))
+
+    run_extract(exp, data, "--job", "2/4")
     assert files(exp) == whole
-    extract.main(words(exp, data, "--job", "1/4"))
+    run_extract(exp, data, "--job", "1/4")
     assert files(exp) == whole
 
 
-def test_the_first_job_waits_and_names_those_that_do_not_come(make_exp, data, whole, caplog):
+def test_the_first_job_waits_and_names_those_that_do_not_come(
+    make_exp, data, whole, caplog
+):
     exp = make_exp("waits")
-    with refuses(f"{exp}/embeddings/test/trained", "0.001", "3 of 5 chunks of jobs 2 and 3 of 3"):
-        extract.main(words(exp, data, "--job", "1/3", "--wait-minutes", "0.001"))
+    stem = f"{exp}/embeddings/test/trained"
+    missing = "3 of 5 chunks of jobs 2 and 3 of 3"
+    with refuses(stem, "0.001", missing):
+        extract.main(
+            arguments_for(exp, data, "--job", "1/3", "--wait-minutes", "0.001")
+        )
+
     context = multiprocessing.get_context("fork")
-    others = [
-        context.Process(target=extract.main, args=[words(exp, data, "--job", f"{i}/3")])
-        for i in (2, 3)
-    ]
+    others = []
+    for number in (2, 3):
+        options = arguments_for(exp, data, "--job", f"{number}/3")
+        others.append(context.Process(target=extract.main, args=[options]))
     for other in others:
         other.start()
-    extract.main(words(exp, data, "--job", "1/3", "--wait-minutes", "1"))
+    run_extract(exp, data, "--job", "1/3", "--wait-minutes", "1")
     for other in others:
         other.join()
         assert other.exitcode == 0
@@ -125,36 +153,43 @@ def test_the_first_job_waits_and_names_those_that_do_not_come(make_exp, data, wh
 
 def test_another_models_chunks_are_never_joined(make_exp, data):
     exp = make_exp("model")
-    extract.main(words(exp, data, "--job", "1/2"))
+    run_extract(exp, data, "--job", "1/2")
     make_exp("model", "seed=1")
-    extract.main(words(exp, data, "--job", "2/2"))
+    run_extract(exp, data, "--job", "2/2")
     assert len(parts(exp)) == NUM_CHUNKS
     assert not (exp / "embeddings/test/trained.json").exists()
-    extract.main(words(exp, data, "--job", "1/2"))
+    run_extract(exp, data, "--job", "1/2")
     fresh = make_exp("fresh", "seed=1")
-    extract.main(words(fresh, data))
+    run_extract(fresh, data)
     assert files(exp) == files(fresh)
-    make_exp("model", "seed=0")  # a finished table of another model goes when the next begins
-    extract.main(words(exp, data, "--job", "5/5"))
+    # A finished table of another model is removed when the next extraction begins.
+    make_exp("model", "seed=0")
+    run_extract(exp, data, "--job", "5/5")
     assert not (exp / "embeddings/test/trained.json").exists()
 
 
 def drop_first(part: Path) -> None:
     """A chunk without one of its utterances, whole otherwise."""
     table = EmbeddingTable.load(part.with_suffix(""))
-    kept = (table.ids[1:], table.emb_ND[1:], table.model_sha256, table.facts)
-    EmbeddingTable(*kept).save(part.with_suffix(""))
+    remaining = EmbeddingTable(
+        table.ids[1:],
+        table.emb_ND[1:],
+        table.model_sha256,
+        table.facts,
+    )
+    remaining.save(part.with_suffix(""))
 
 
 def test_harmed_chunks_are_done_again(make_exp, data, whole, caplog):
     exp = make_exp("harmed")
     for job in range(1, 5):
-        extract.main(words(exp, data, "--job", f"{job}/5"))
-    os.truncate(parts(exp)[0].with_suffix(".npy"), 200)
-    os.truncate(parts(exp)[1].with_suffix(".ids"), 5)
-    drop_first(parts(exp)[2])
+        run_extract(exp, data, "--job", f"{job}/5")
+    cut_table, cut_ids, incomplete, _ = parts(exp)
+    os.truncate(cut_table.with_suffix(".npy"), 200)
+    os.truncate(cut_ids.with_suffix(".ids"), 5)
+    drop_first(incomplete)
     with caplog.at_level(logging.INFO):
-        extract.main(words(exp, data))
+        run_extract(exp, data)
     assert "1 of 5 chunks are finished, kept" in caplog.text
     assert files(exp) == whole
 
@@ -163,13 +198,14 @@ def test_a_killed_process_ends_the_command_in_one_line(make_exp, data):
     exp = make_exp("worker")
 
     def kill_one() -> None:
-        wait_for(lambda: parts(exp))
-        os.kill(children_of(os.getpid())[-1], signal.SIGKILL)
+        # As soon as it exists: later, it may have finished its chunks.
+        wait_for(multiprocessing.active_children)
+        multiprocessing.active_children()[0].kill()
 
     killer = threading.Thread(target=kill_one)
     killer.start()
     with refuses("extract", "one of 2 processes was killed"):
-        extract.main(words(exp, data, "--nproc", "2"))
+        run_extract(exp, data, "--nproc", "2")
     killer.join()
     assert multiprocessing.active_children() == []
 
@@ -177,55 +213,102 @@ def test_a_killed_process_ends_the_command_in_one_line(make_exp, data):
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_audio_that_is_gone_is_named(make_exp, data, tmp_path, nproc):
     exp = make_exp("gone")
-    wavs = {f"u{i}": tmp_path / f"u{i}.wav" for i in range(6)}
+    wavs = {f"u{number}": tmp_path / f"u{number}.wav" for number in range(6)}
+    wave_S = np.full(16 * RATE, 1000, np.int16)
     for path in wavs.values():
-        audio.write(path, np.full(16 * RATE, 1000, np.int16), RATE)
-    write_data_dir(tmp_path / "test", wavs=wavs, speakers={u: u for u in wavs})
+        audio.write(path, wave_S, RATE)
+    speakers = {name: name for name in wavs}
+    write_data_dir(tmp_path / "test", wavs=wavs, speakers=speakers)
     check_data_dirs([tmp_path / "test"])
-    (tmp_path / "u4.wav").unlink()
+    wavs["u4"].unlink()
     with pytest.raises(FileNotFoundError, match=r"u4\.wav: "):
-        extract.main(words(exp, tmp_path / "test", "--nproc", str(nproc)))
+        run_extract(exp, tmp_path / "test", "--nproc", str(nproc))
 
 
 def test_at_most_so_many_of_a_speaker(make_exp, data, whole):
     exp = make_exp("few")
-    extract.main(words(exp, data, "--per-speaker", "2"))
+    run_extract(exp, data, "--per-speaker", "2")
     table = EmbeddingTable.load(exp / "embeddings/test/trained")
-    ids = sorted((f"u{i:02d}" for i in range(20)), key=stable_hash)
-    of_speakers = [[name for name in ids if int(name[1:]) % 4 == s] for s in range(4)]
-    assert sorted(table.ids) == sorted(name for group in of_speakers for name in group[:2])
+    # The first two of each speaker, in the order of their hashes.
+    expected = []
+    for speaker in set(SPEAKERS.values()):
+        names = [name for name in NAMES if SPEAKERS[name] == speaker]
+        names.sort(key=stable_hash)
+        expected += names[:2]
+    assert sorted(table.ids) == sorted(expected)
     assert table.facts["per_speaker"] == 2
-    extract.main(words(exp, data))  # all of them is another table
+
+    # All utterances are another table.
+    run_extract(exp, data)
     assert files(exp) == whole
 
 
+def write_all_trials(path: Path) -> None:
+    """Write a trial for each pair of utterances."""
+    lines = []
+    for test, enrol in combinations(NAMES, 2):
+        is_target = SPEAKERS[enrol] == SPEAKERS[test]
+        label = "target" if is_target else "nontarget"
+        lines.append(f"{enrol} {test} {label}\n")
+    path.write_text("".join(lines))
+
+
+@pytest.mark.slow
 def test_score_extracts_what_it_is_asked_for(make_exp, data, caplog):
     exp = make_exp("cut")
-    ids = [f"u{i:02d}" for i in range(20)]
-    lines = [
-        f"{a} {b} {'target' if i % 4 == j % 4 else 'nontarget'}\n"
-        for i, a in enumerate(ids)
-        for j, b in enumerate(ids[:i])
-    ]
-    (data / "trials").write_text("".join(lines))
-    extract.main(words(exp, data))
-    asked = ["--durations", "2", "full", "--codecs", "none", "gsm"]
-    score.main(["--exp", str(exp), "--trials", str(data / "trials"), *asked])
-    whole, cut, coded = (
-        EmbeddingTable.load(exp / f"embeddings/test/trained{end}") for end in ("", "_2s", "_gsm")
-    )
-    for table in (cut, coded):
-        assert whole.ids == table.ids and not np.allclose(whole.emb_ND, table.emb_ND)
-    assert [table.facts.get("treatment") for table in (whole, cut, coded)] == [None, "2s", "gsm"]
-    (row,) = json.loads((exp / "results.json").read_text())
-    parts = {p["value"]: p["eer"] for p in row["conditions"]}
-    assert parts["full"] == parts["none"] == row["eer"] and row["eer"] not in (
-        parts["2 s"],
-        parts["gsm"],
-    )
+    trials = data / "trials"
+    write_all_trials(trials)
+    run_extract(exp, data)
+    arguments = ["--exp", str(exp), "--trials", str(trials)]
+    treatments = ["--durations", "2", "full", "--codecs", "none", "gsm"]
+    score.main([*arguments, *treatments])
+
+    stem = exp / "embeddings/test/trained"
+    whole = EmbeddingTable.load(stem)
+    assert whole.facts.get("treatment") is None
+    for treatment in ("2s", "gsm"):
+        table = EmbeddingTable.load(Path(f"{stem}_{treatment}"))
+        assert table.ids == whole.ids
+        assert not np.allclose(whole.emb_ND, table.emb_ND)
+        assert table.facts["treatment"] == treatment
+
+    (row,) = read_json(exp / "results.json")
+    eers = {part["value"]: part["eer"] for part in row["conditions"]}
+    assert eers["full"] == row["eer"]
+    assert eers["none"] == row["eer"]
+    assert eers["2 s"] != row["eer"]
+    assert eers["gsm"] != row["eer"]
     page = (exp / "report.html").read_text()
-    assert all(word in page for word in ("duration of the test side", "2 s", "codec of", "gsm"))
+    for text in ("duration of the test side", "2 s", "codec of", "gsm"):
+        assert text in page
+
+    # The whole utterances and those of 2 s.
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        score.main(["--exp", str(exp), "--trials", str(data / "trials"), "--durations", "2"])
+        score.main([*arguments, "--durations", "2"])
     assert caplog.text.count("already extracted") == 2
+
+
+def test_what_is_missing_names_the_command_that_makes_it(make_exp, data, tmp_path):
+    exp = tmp_path / "untrained exp"
+    command = f"speakerlab train --exp {exp}"
+    # Without a folder, and with an empty one.
+    for _ in range(2):
+        with refuses(str(exp), command, error=FileNotFoundError):
+            run_extract(exp, data)
+        exp.mkdir(exist_ok=True)
+
+    exp = make_exp("a")
+    fresh = Path(shutil.copytree(data, tmp_path / "fresh"))
+    (fresh / "utt2dur").unlink()
+    command = f"speakerlab check {fresh}"
+    with refuses(str(fresh), command, error=FileNotFoundError):
+        run_extract(exp, fresh)
+
+    trials = data / "trials"
+    trials.write_text("u00 u04 target\nu00 u01 nontarget\n")
+    stem = exp / "embeddings/test/trained"
+    command = f"speakerlab extract --exp {exp} --data {data}`"
+    with refuses(str(stem), command, error=FileNotFoundError):
+        score.main(["--exp", str(exp), "--trials", str(trials)])
+    trials.unlink()

@@ -21,7 +21,8 @@ CABLE = "cable"
 END_SECONDS = 60  # a dead rank has ended the run on all hosts by then
 MOUNT_SECONDS = 60  # in which a host may see what another has written
 READ_ONLY = (
-    'mount --bind "{0}" "{0}" && mount -o remount,bind,ro "{0}" && ! touch "{0}/x" 2>/dev/null'
+    'mount --bind "{0}" "{0}" && mount -o remount,bind,ro "{0}" && ! touch "{0}/x"'
+    " 2>/dev/null"
 )
 INSTEAD = 'mount --bind "{1}" "{0}"'
 
@@ -35,12 +36,15 @@ class Host:
     log: Path
     mounts: str = "true"
 
-    def start(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def start(
+        self, arguments: list[str], environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
         inside = f'hostname "{self.namespace}" && {self.mounts} && exec "$@"'
         command = ["ip", "netns", "exec", self.namespace, "unshare", "--mount", "--uts"]
+        command += ["bash", "-c", inside, "bash", *arguments]
         with self.log.open("wb") as file:
             return subprocess.Popen(
-                [*command, "bash", "-c", inside, "bash", *words],
+                command,
                 env={**environment, "GLOO_SOCKET_IFNAME": CABLE},
                 stdout=file,
                 stderr=file,
@@ -48,30 +52,39 @@ class Host:
             )
 
 
-def ip(words: str) -> None:
-    subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True)
+def ip(command: str) -> None:
+    command_line = ["ip", *command.split()]
+    subprocess.run(command_line, check=True, capture_output=True, text=True)
 
 
 @pytest.fixture
 def hosts(tmp_path) -> Iterator[list[Host]]:
     """Two hosts, 10.77.0.1 and 10.77.0.2."""
-    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("unshare")):
+    has_tools = shutil.which("ip") and shutil.which("unshare")
+    if os.geteuid() != 0 or not has_tools:
         pytest.skip("makes network namespaces, so needs root, ip and unshare")
-    names = [f"host{i}-{os.getpid()}" for i in range(2)]
-    pair = [Host(name, f"10.77.0.{i}", tmp_path / f"{i}.log") for i, name in enumerate(names, 1)]
+    # Other runs of the tests may make namespaces at the same time.
+    first = f"host0-{os.getpid()}"
+    second = f"host1-{os.getpid()}"
+    pair = [
+        Host(first, "10.77.0.1", tmp_path / "1.log"),
+        Host(second, "10.77.0.2", tmp_path / "2.log"),
+    ]
     try:
-        for name in names:
-            ip(f"netns add {name}")
-        ip(f"-netns {names[0]} link add {CABLE} type veth peer name {CABLE} netns {names[1]}")
+        ip(f"netns add {first}")
+        ip(f"netns add {second}")
+        peer = f"peer name {CABLE} netns {second}"
+        ip(f"-netns {first} link add {CABLE} type veth {peer}")
         for host in pair:
             ip(f"-netns {host.namespace} address add {host.address}/24 dev {CABLE}")
             ip(f"-netns {host.namespace} link set lo up")
             ip(f"-netns {host.namespace} link set {CABLE} up")
         yield pair
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"this machine does not let tests make networks: {error.stderr.strip()}")
+        problem = error.stderr.strip()
+        pytest.skip(f"this machine does not let tests make networks: {problem}")
     finally:
-        for name in names:
+        for name in (first, second):
             if Path(f"/run/netns/{name}").exists():
                 ip(f"netns delete {name}")
 
@@ -91,35 +104,66 @@ def exp(tmp_path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def start(hosts, copy, settings, environment, exp) -> Callable[..., list[subprocess.Popen[bytes]]]:
+def start(
+    hosts, copy, settings, environment, exp
+) -> Callable[..., list[subprocess.Popen[bytes]]]:
     """start("a.setting=1") -> stage 3, running on both hosts; whole: through run.sh."""
 
-    def start_on(number: int, more: tuple[str, ...], whole: bool) -> subprocess.Popen[bytes]:
-        rdzv = ("--rdzv", f"{hosts[0].address}:{PORT}")
-        options = ("--nnodes", "2", "--node-rank", str(number), *rdzv)
-        words = stage_3(copy, exp, settings, *options, *more)
-        return hosts[number].start(words if whole else training_of(words), environment)
+    def start_on(
+        number: int, overrides: tuple[str, ...], whole: bool
+    ) -> subprocess.Popen[bytes]:
+        address = f"{hosts[0].address}:{PORT}"
+        options = ("--nnodes", "2", "--node-rank", str(number), "--rdzv", address)
+        recipe = stage_3(copy, exp, settings, *options, *overrides)
+        command = recipe if whole else training_of(recipe)
+        return hosts[number].start(command, environment)
 
-    return lambda *more, whole=False: [start_on(number, more, whole) for number in range(2)]
+    def start_both(
+        *overrides: str, whole: bool = False
+    ) -> list[subprocess.Popen[bytes]]:
+        return [start_on(number, overrides, whole) for number in range(2)]
+
+    return start_both
 
 
-def wait_for_both(runs: list[subprocess.Popen[bytes]], seconds: float) -> list[int | None]:
-    """Return the exit codes; on each host run.sh and torchrun have ended by then."""
-    wait_for(lambda: None not in [run.poll() for run in runs], seconds=seconds)
+def logs_of(hosts: list[Host]) -> str:
+    return "\n".join(host.log.read_text() for host in hosts)
+
+
+def wait_for_both(
+    runs: list[subprocess.Popen[bytes]], seconds: float
+) -> list[int | None]:
+    """Return the exit codes; on each host run.sh and the launcher have ended by then."""
+
+    def have_ended() -> bool:
+        codes = [run.poll() for run in runs]
+        return None not in codes
+
+    wait_for(have_ended, seconds=seconds)
     return [run.returncode for run in runs]
 
 
-def test_two_hosts_equal_one_and_only_rank_0_writes(hosts, start, exp, copy, settings, run):
+def test_two_hosts_equal_one_and_only_rank_0_writes(
+    hosts, start, exp, copy, settings, run
+):
     """For the second host the experiment is on a read-only file system."""
     hosts[1].mounts = READ_ONLY.format(exp)
-    codes = wait_for_both(start("training.num_epochs=1"), 120)
-    assert codes == [0, 0], "\n".join(host.log.read_text() for host in hosts)
-    one = exp.with_name("one")
-    words = training_of(stage_3(copy, one, settings, "training.num_epochs=1"))
-    run(*words[1:], ranks=2)
-    assert weights(exp) == weights(one) and losses(exp) == losses(one)
-    assert rows(exp, "valid") == rows(one, "valid") and len(rows(exp)) == 6 + 1
-    assert "step 6/6" in hosts[0].log.read_text() and "step 6/6" not in hosts[1].log.read_text()
+    runs = start("training.num_epochs=1")
+    codes = wait_for_both(runs, 120)
+    assert codes == [0, 0], logs_of(hosts)
+
+    on_one_host = exp.with_name("one")
+    recipe = stage_3(copy, on_one_host, settings, "training.num_epochs=1")
+    _, *arguments = training_of(recipe)
+    run(*arguments, ranks=2)
+    assert weights(exp) == weights(on_one_host)
+    assert losses(exp) == losses(on_one_host)
+    expected = rows(on_one_host, "valid")
+    assert rows(exp, "valid") == expected
+    # Six steps and a validation.
+    assert len(rows(exp)) == 6 + 1
+    assert "step 6/6" in hosts[0].log.read_text()
+    assert "step 6/6" not in hosts[1].log.read_text()
 
 
 @pytest.mark.slow
@@ -129,7 +173,7 @@ def test_a_rank_killed_on_one_host_ends_both(hosts, start, exp):
     os.kill(crew_of(exp).ranks[1], signal.SIGKILL)
     assert all(wait_for_both(runs, END_SECONDS))
     wait_until_gone(exp, seconds=5)
-    first, second = (host.log.read_text() for host in hosts)
+    first, second = [host.log.read_text() for host in hosts]
     assert re.search(r"rank 1( on host1\S*)?: .*SIGKILL", second)
     assert re.search(r"rank 0( on host0\S*)?: ", first)
 
@@ -141,8 +185,11 @@ def test_a_host_with_other_data_is_named(hosts, start, copy, tmp_path):
     shutil.copytree(copy, other)
     for table in ("wav.scp", "utt2spk", "utt2dur"):
         path = other / "train" / table
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+        _, *lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines))
     hosts[1].mounts = INSTEAD.format(copy, other)
-    assert all(wait_for_both(start("training.num_epochs=1"), MOUNT_SECONDS + END_SECONDS))
-    text = "\n".join(host.log.read_text() for host in hosts)
-    assert re.search(r"rank 1\b.*\bdiffer", text) and hosts[1].namespace in text
+    runs = start("training.num_epochs=1")
+    assert all(wait_for_both(runs, MOUNT_SECONDS + END_SECONDS))
+    text = logs_of(hosts)
+    assert re.search(r"rank 1\b.*\bdiffer", text)
+    assert hosts[1].namespace in text

@@ -23,37 +23,43 @@ COMMANDS = [
     ("extract", "--exp {exp} --data {data}/test", "{exp}/embeddings/test/trained.json"),
     ("score", "--exp {exp} --trials {data}/test/trials", "{exp}/scores/list.txt"),
 ]
+NAMES = [name for name, _, _ in COMMANDS]
 
 
-@pytest.mark.parametrize(("name", "words", "subject"), COMMANDS, ids=[row[0] for row in COMMANDS])
-def test_unwritable_output_is_found_first(name, words, subject, trained, data, tmp_path):
-    file, exp = tmp_path / "file", tmp_path / "exp"
+@pytest.mark.parametrize(("name", "arguments", "subject"), COMMANDS, ids=NAMES)
+def test_unwritable_output_is_found_first(
+    name, arguments, subject, trained, data, tmp_path
+):
+    file = tmp_path / "file"
+    exp = tmp_path / "exp"
     exp.mkdir()
     for path in ("model", "config.yaml", "checkpoints"):
         (exp / path).symlink_to(trained / path)
+    # Files where folders are needed.
     for path in (file, exp / "embeddings", exp / "scores"):
         path.touch()
     paths = {"file": file, "exp": exp, "data": data}
     main = importlib.import_module(f"speakerlab.bin.{name}").main
     with refuses(subject.format(**paths)):
-        main([word.format(**paths) for word in words.split()])
+        main([word.format(**paths) for word in arguments.split()])
     assert file.read_bytes() == b""
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "arguments"),
     [
         ("embed", "--list {gone} --model {exp} --out {out}"),
         ("verify", "--trials {gone} --model {exp}"),
         ("extract", "--exp {exp} --data {gone}"),
     ],
 )
-def test_missing_path_is_called_missing(name, words, trained, tmp_path):
-    paths = {"gone": tmp_path / "gone", "exp": trained, "out": tmp_path / "out"}
+def test_missing_path_is_called_missing(name, arguments, trained, tmp_path):
+    gone = tmp_path / "gone"
+    paths = {"gone": gone, "exp": trained, "out": tmp_path / "out"}
     main = importlib.import_module(f"speakerlab.bin.{name}").main
     with pytest.raises(FileNotFoundError) as caught:
-        main([word.format(**paths) for word in words.split()])
-    assert refused(plain_text(caught.value), str(paths["gone"]), "does not exist")
+        main([word.format(**paths) for word in arguments.split()])
+    assert refused(plain_text(caught.value), str(gone), "does not exist")
 
 
 def test_control_characters_of_a_message_are_escaped():
@@ -62,6 +68,8 @@ def test_control_characters_of_a_message_are_escaped():
 
 
 def test_error_of_the_system_is_one_line(tmp_path, run):
-    (tmp_path / "file").touch()
-    found = run("-m", "speakerlab", "pack", tmp_path / "file/train", code=1)
-    assert found.stderr.count("\n") == 1 and f"{tmp_path}/file/train" in found.stderr
+    path = tmp_path / "file/train"
+    path.parent.touch()
+    finished = run("-m", "speakerlab", "pack", path, code=1)
+    assert finished.stderr.count("\n") == 1
+    assert str(path) in finished.stderr

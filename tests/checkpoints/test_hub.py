@@ -62,7 +62,8 @@ def server(tmp_path: Path, monkeypatch) -> Iterator[Path]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
         thread = threading.Thread(target=httpd.serve_forever)
         thread.start()
-        Handler.extra, Handler.asked = 0, []
+        Handler.extra = 0
+        Handler.asked = []
         monkeypatch.setenv("SPEAKERLAB_HUB", f"http://127.0.0.1:{httpd.server_port}")
         monkeypatch.setenv("SPEAKERLAB_CACHE", str(tmp_path / "cache"))
         yield folder
@@ -72,11 +73,16 @@ def server(tmp_path: Path, monkeypatch) -> Iterator[Path]:
 
 def left_behind(tmp_path: Path) -> list[str]:
     """Paths in the cache, without its lock."""
-    found = (tmp_path / "cache").rglob("*")
-    return sorted(str(p.relative_to(tmp_path)) for p in found if p.name != ".lock")
+    names: list[str] = []
+    for path in (tmp_path / "cache").rglob("*"):
+        if path.name != ".lock":
+            names.append(str(path.relative_to(tmp_path)))
+    return sorted(names)
 
 
-def test_model_is_downloaded_once_and_then_opened_offline(server: Path, monkeypatch, caplog):
+def test_model_is_downloaded_once_and_then_opened_offline(
+    server: Path, monkeypatch, caplog
+):
     digest = write_model(server / PATH, seed=1)
     with caplog.at_level("INFO"):
         folder = hub.fetch(f"hub:{NAME}")
@@ -84,9 +90,15 @@ def test_model_is_downloaded_once_and_then_opened_offline(server: Path, monkeypa
     published = load_published(folder)
     assert published.embedder.embed_dim == 16
     assert published.config.frontend["window"] == "povey"
-    monkeypatch.setenv("SPEAKERLAB_HUB", "http://127.0.0.1:9")  # nobody listens there
-    assert hub.fetch(NAME) == hub.fetch("speech_campplus_sv_zh-cn_16k-common") == folder
-    assert hub.fetch("damo/speech_campplus_sv_zh-cn_16k-common") == folder
+
+    # Nobody listens there.
+    monkeypatch.setenv("SPEAKERLAB_HUB", "http://127.0.0.1:9")
+    for name in (
+        NAME,
+        "speech_campplus_sv_zh-cn_16k-common",
+        "damo/speech_campplus_sv_zh-cn_16k-common",
+    ):
+        assert hub.fetch(name) == folder
     assert Handler.asked == [f"/{PATH}"]
 
 
@@ -96,8 +108,11 @@ def test_known_digest_is_checked_before_the_file_is_opened(server, tmp_path) -> 
     with refuses(f"hub:{NAME}", f"instead of the requested {'0' * 64}"):
         hub.fetch(f"hub:{NAME}@sha256:{'0' * 64}")
     assert left_behind(tmp_path) == []
+
+    # Digests are compared without regard to case.
     digest = write_model(server / PATH, seed=1)
-    assert load_published(hub.fetch(f"hub:{NAME}@sha256:{digest.upper()}"))
+    folder = hub.fetch(f"hub:{NAME}@sha256:{digest.upper()}")
+    assert load_published(folder)
     with refuses(f"hub:{NAME}", "abc"):
         hub.fetch(f"hub:{NAME}@sha256:abc")
 
@@ -105,21 +120,29 @@ def test_known_digest_is_checked_before_the_file_is_opened(server, tmp_path) -> 
 def test_another_file_than_the_first_is_refused(server: Path, tmp_path: Path) -> None:
     first = write_model(server / PATH, seed=1)
     folder = hub.fetch(NAME)
+    # The model is gone, but the digest of its file is remembered.
     shutil.rmtree(folder)
     second = write_model(server / PATH, seed=2)
     with refuses(f"hub:{NAME}", second, first):
         hub.fetch(NAME)
     assert not folder.exists()
-    assert [name for name in left_behind(tmp_path) if "iic/" in name] == []
-    assert hub.fetch(f"{NAME}@sha256:{second}") == folder  # asked for by its digest, it is taken
+    for name in left_behind(tmp_path):
+        assert "iic/" not in name
+
+    # Requested by its digest, it is taken.
+    assert hub.fetch(f"{NAME}@sha256:{second}") == folder
     assert hub.fetch(NAME) == folder
 
 
-def test_failed_downloads_are_one_line(server: Path, tmp_path: Path, monkeypatch) -> None:
+def test_failed_downloads_are_one_line(
+    server: Path, tmp_path: Path, monkeypatch
+) -> None:
     address = f"{os.environ['SPEAKERLAB_HUB']}/{PATH}"
     with refuses(address, "HTTP Error 404") as missing:
         hub.fetch(NAME)
     write_model(server / PATH, seed=1)
+
+    # The connection ends before all promised bytes have come.
     size = (server / PATH).stat().st_size
     Handler.extra = 10
     with refuses(address, f"{size} of {size + 10} bytes"):
@@ -132,6 +155,7 @@ def test_failed_downloads_are_one_line(server: Path, tmp_path: Path, monkeypatch
 
 
 def write_wespeaker(folder: Path) -> Path:
+    """Write a small CAM++ as WeSpeaker does; return the folder."""
     write_model(folder / "avg_model.pt", seed=3)
     (folder / "config.yaml").write_text("model: CAMPPlus\nmodel_args: {feat_dim: 80}\n")
     return folder
@@ -139,19 +163,28 @@ def write_wespeaker(folder: Path) -> Path:
 
 def test_archive_of_wespeaker_is_imported(server: Path, tmp_path: Path) -> None:
     (server / "wespeaker").mkdir()
-    with tarfile.open(server / "wespeaker/campplus_cn_common_200k.tar.gz", "w:gz") as tar:
-        tar.add(write_wespeaker(tmp_path / "a"), arcname="campplus_cn_common_200k")
+    name = "campplus_cn_common_200k"
+    with tarfile.open(server / f"wespeaker/{name}.tar.gz", "w:gz") as tar:
+        tar.add(write_wespeaker(tmp_path / "a"), arcname=name)
     published = load_published(hub.fetch("hub:wespeaker/campplus"))
-    assert published.config.frontend["window"] == "povey"  # as WeSpeaker's command line has it
+    # As WeSpeaker's command line has it.
+    assert published.config.frontend["window"] == "povey"
 
 
-def test_archive_is_found_by_the_index_of_its_publisher(server: Path, tmp_path: Path, monkeypatch):
+def test_archive_is_found_by_the_index_of_its_publisher(
+    server: Path, tmp_path: Path, monkeypatch
+):
     base = os.environ["SPEAKERLAB_HUB"]
     monkeypatch.delenv("SPEAKERLAB_HUB")
     monkeypatch.setattr(hub, "WESPEAKER_INDEX", f"{base}/index.json")
-    rows = [{"Key": "voxceleb_resnet34.zip", "Url": f"{base}/elsewhere/a.zip?signed=1"}]
-    (server / "index.json").write_text(json.dumps({"Data": rows}))
-    shutil.make_archive(str(server / "elsewhere/a"), "zip", write_wespeaker(tmp_path / "a"))
+    row = {
+        "Key": "voxceleb_resnet34.zip",
+        "Url": f"{base}/elsewhere/a.zip?signed=1",
+    }
+    index = {"Data": [row]}
+    (server / "index.json").write_text(json.dumps(index))
+    model = write_wespeaker(tmp_path / "a")
+    shutil.make_archive(str(server / "elsewhere/a"), "zip", model)
     published = load_published(hub.fetch("voxceleb_resnet34"))
     assert published.config.frontend["window"] == "hamming"
     with refuses("hub:wespeaker/voxceleb_resnet34_LM", "voxceleb_resnet34_LM.zip"):
@@ -159,7 +192,7 @@ def test_archive_is_found_by_the_index_of_its_publisher(server: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("name", "known"),
+    ("name", "suggestion"),
     [
         ("speech_camplus_sv_en_voxceleb", "hub:speech_campplus_sv_en_voxceleb_16k?"),
         ("voxceleb_resnet34_lm", "hub:voxceleb_resnet34_LM?"),
@@ -169,21 +202,24 @@ def test_archive_is_found_by_the_index_of_its_publisher(server: Path, tmp_path: 
         ("campplus_tiny", "import --list"),
     ],
 )
-def test_unknown_name_is_answered_with_a_near_miss_or_the_list(name: str, known: str) -> None:
-    with refuses(f"hub:{name}", known):
+def test_unknown_name_is_answered_with_a_near_miss_or_the_list(
+    name: str, suggestion: str
+) -> None:
+    with refuses(f"hub:{name}", suggestion):
         hub.fetch(f"hub:{name}")
 
 
 def test_name_without_hub_is_answered_with_the_published_model() -> None:
     with refuses("campplus-zh-200k", "hub:campplus-zh-200k?", error=FileNotFoundError):
         find_model(Path("campplus-zh-200k"))
-    assert near_miss("exp/mini") == near_miss("model") == ""
+    for path in ("exp/mini", "model"):
+        assert near_miss(path) == ""
 
 
 def test_short_names_are_unique_and_find_their_model() -> None:
     assert known_name("campplus-zh-200k") == NAME
     short_names = [model.short_name for model in MODELS.values()]
-    assert len({*short_names}) == len(MODELS)
+    assert len(set(short_names)) == len(MODELS)
     assert [known_name(name) for name in short_names] == list(MODELS)
 
 
@@ -202,17 +238,21 @@ def test_file_put_into_the_cache_by_hand_is_used(server: Path, tmp_path: Path) -
     with refuses(f"{os.environ['SPEAKERLAB_HUB']}/{PATH}", file):
         hub.fetch(NAME)
     Handler.asked.clear()
+
+    # A file that was put there is checked as a downloaded one is.
     digest = write_model(file, seed=1)
     with refuses(f"hub:{NAME}", digest):
         hub.fetch(f"{NAME}@sha256:{'0' * 64}")
-    assert load_published(hub.fetch(f"hub:{NAME}")).folder == file.parent
-    assert Handler.asked == [] and not file.exists()
+    published = load_published(hub.fetch(f"hub:{NAME}"))
+    assert published.folder == file.parent
+    assert Handler.asked == []
+    assert not file.exists()
 
 
 def test_addresses_are_those_of_the_publishers(monkeypatch) -> None:
     monkeypatch.delenv("SPEAKERLAB_HUB", raising=False)
     assert hub._address(MODELS[NAME], Path()) == f"https://www.modelscope.cn/{PATH}"
     monkeypatch.setenv("SPEAKERLAB_HUB", "http://m/")
-    found = hub._address(MODELS["wespeaker/voxceleb_CAM++"], Path())
-    assert found == "http://m/wespeaker/voxceleb_CAM%2B%2B.zip"
+    address = hub._address(MODELS["wespeaker/voxceleb_CAM++"], Path())
+    assert address == "http://m/wespeaker/voxceleb_CAM%2B%2B.zip"
     assert len(MODELS) == 37

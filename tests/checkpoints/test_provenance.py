@@ -23,7 +23,9 @@ def test_an_installed_package_has_the_commit_that_pip_recorded(monkeypatch, tmp_
     assert provenance.commit() == "unknown"
     info = tmp_path / f"venv/speakerlab-{speakerlab.__version__}.dist-info"
     info.mkdir(parents=True)
-    (info / "direct_url.json").write_text('{"vcs_info": {"commit_id": "0123456789abcdef"}}')
+    (info / "direct_url.json").write_text(
+        '{"vcs_info": {"commit_id": "0123456789abcdef"}}'
+    )
     assert provenance.commit() == "0123456789ab"
 
 
@@ -31,6 +33,9 @@ def test_the_version_of_the_driver_is_read(tmp_path):
     assert provenance.driver(tmp_path) is None
     folder = tmp_path / "proc/driver/nvidia"
     folder.mkdir(parents=True)
-    line = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n"
-    (folder / "version").write_text(line + "GCC version:  gcc version 12.2.0 (Debian)\n")
+    (folder / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release"
+        " Build\n"
+        "GCC version:  gcc version 12.2.0 (Debian)\n"
+    )
     assert provenance.driver(tmp_path) == "550.54.15"

@@ -15,30 +15,41 @@ from speakerlab.checkpoints.published import file_sha256, load_published
 
 def test_a_published_model_gives_the_same_embedding_bit_for_bit(publish_to):
     folder, embedder, head = publish_to("exp/model")
-    found = load_published(folder)
-    assert not found.embedder.training
+    loaded = load_published(folder)
+    assert not loaded.embedder.training
+    wave_1S = make_noise(1.3)
     with torch.inference_mode():
-        assert torch.equal(found.embedder(make_noise(1.3)), embedder(make_noise(1.3)))
-    assert load_published(folder.parent).sha256 == found.sha256  # by its experiment
-    assert found.config.model.args["embed_dim"] == 16
+        expected_1D = embedder(wave_1S)
+        assert torch.equal(loaded.embedder(wave_1S), expected_1D)
+    assert loaded.config.model.args["embed_dim"] == 16
+
+    # a model may also be named by the folder of its experiment
+    by_experiment = load_published(folder.parent)
+    assert by_experiment.sha256 == loaded.sha256
+
     tensors = {"embedder.safetensors", "head.safetensors"}
     names = {path.name for path in folder.iterdir()}
     assert names == tensors | {"card.json", "config.yaml", "speakers.txt"}
     card = json.loads((folder / "card.json").read_text())
     assert card["sha256"] == file_sha256(folder / "embedder.safetensors")
     assert card["steps"] == 7
-    assert card["parameters"] == sum(p.numel() for p in embedder.parameters())
+    num_parameters = sum(p.numel() for p in embedder.parameters())
+    assert card["parameters"] == num_parameters
     assert read_classes(folder) == ["a", "b", "c"]
     weight_CD = load_file(folder / "head.safetensors")["weight_CD"]
     assert torch.equal(weight_CD, head.get_parameter("weight_CD"))
+    # no temporary file remains
     assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_equal_weights_are_equal_bytes(publish_to):
-    a, b, other = (publish_to(*given)[0] for given in (("a",), ("x/b",), ("c", "seed=1")))
+    first, _, _ = publish_to("a")
+    equal, _, _ = publish_to("x/b")
+    different, _, _ = publish_to("c", "seed=1")
     for name in ("embedder.safetensors", "head.safetensors"):
-        assert (a / name).read_bytes() == (b / name).read_bytes()
-        assert (a / name).read_bytes() != (other / name).read_bytes()
+        content = (first / name).read_bytes()
+        assert (equal / name).read_bytes() == content
+        assert (different / name).read_bytes() != content
 
 
 def test_publishing_again_replaces_everything(publish_to):
@@ -62,15 +73,17 @@ def test_a_flipped_byte_is_refused(publish_to, place):
         load_published(folder)
 
 
-@pytest.mark.parametrize("what", ["a file", "a folder of notes", "an experiment"])
-def test_a_model_replaces_nothing_but_a_model(publish_to, tmp_path, what):
+@pytest.mark.parametrize("occupant", ["a file", "a folder of notes", "an experiment"])
+def test_a_model_replaces_nothing_but_a_model(publish_to, tmp_path, occupant):
     place = tmp_path / "model"
-    if what == "a file":
+    if occupant == "a file":
         place.write_text("mine")
     else:
-        kept = place / ("checkpoints/note" if what == "an experiment" else "notes.txt")
-        kept.parent.mkdir(parents=True)
-        kept.write_text("mine")
+        existing_file = place / "notes.txt"
+        if occupant == "an experiment":
+            existing_file = place / "checkpoints/note"
+        existing_file.parent.mkdir(parents=True)
+        existing_file.write_text("mine")
     before = sorted(tmp_path.rglob("*"))
     with refuses(str(place)):
         publish_to("model")

@@ -41,14 +41,17 @@ def test_short_input_is_repeated(make_embedder):
 def test_what_shares_a_batch_key_may_be_trimmed(make_embedder):
     embedder = make_embedder("model.max_seconds=0.5")
     pairs = [(720, 879), (7920, 8000)]  # the last of these frames would end at 8080
-    for fewer, more in pairs:
-        assert embedder.batch_key(fewer) == embedder.batch_key(more)
-        wave_BS = make_noise(1.0)[:, :more]
+    for fewer, longer in pairs:
+        assert embedder.batch_key(fewer) == embedder.batch_key(longer)
+        wave_BS = make_noise(1.0)[:, :longer]
         with torch.inference_mode():
             assert torch.equal(embedder(wave_BS), embedder(wave_BS[:, :fewer]))
     # repeated, one frame more, and cut in windows
     for a, b in ((300, 301), (719, 720), (879, 880), (8000, 8001), (8001, 8002)):
         assert embedder.batch_key(a) != embedder.batch_key(b), (a, b)
-    for other in ("frontend.kind=tfmel", "frontend.snip_edges=false"):  # every sample matters
+    for other in (
+        "frontend.kind=tfmel",
+        "frontend.snip_edges=false",
+    ):  # every sample matters
         embedder = make_embedder(other)
         assert embedder.batch_key(7930) != embedder.batch_key(7931)

@@ -3,6 +3,9 @@
 The numbers of published recipes are compared in test_published_training.py.
 """
 
+import re
+from copy import deepcopy
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -10,24 +13,66 @@ import pytest
 import torch
 
 from speakerlab.config import build
-from speakerlab.config.layers import merge_layers
+from speakerlab.config.layers import (
+    CONF,
+    find_layer,
+    layer_names,
+    merge_layers,
+    model_names,
+    parse_yaml,
+)
 from speakerlab.config.schema import NAMED, load_config
 
 ROOT = Path(__file__).parents[2]
-MODELS = sorted(ROOT.glob("conf/*.yaml"))
+# Files, and variants as paths of files that do not exist: `load_config` finds both.
+MODELS = [ROOT / "conf" / f"{name}.yaml" for name in model_names()]
 RECIPES = [None, *sorted(ROOT.glob("egs/*/conf.yaml"))]
 OVERLAYS = [None, *sorted(ROOT.glob("conf/finetune/*.yaml"))]
 METHODS = sorted(ROOT.glob("conf/ssl/*.yaml"))
-HARDWARE = sorted(ROOT.glob("conf/hardware/*.yaml"))
+HARDWARE = [
+    ROOT / "conf/hardware" / f"{name}.yaml"
+    for name in layer_names(ROOT / "conf/hardware")
+]
+
+# The variant of conf/finetune/large_margin.yaml for a model in a recipe; the file itself for
+# all others.
+PUBLISHED_RECIPES = ("3dspeaker", "cnceleb", "voxceleb")
+WESPEAKER_MODELS = ("ecapa_tdnn", "ecapa_tdnn_1024", "ecapa_tdnn_wespeaker", "resnet34")
+LARGE_MARGIN = {
+    **dict.fromkeys(
+        product(PUBLISHED_RECIPES, WESPEAKER_MODELS), "large_margin_wespeaker"
+    ),
+    **dict.fromkeys(
+        product(PUBLISHED_RECIPES, ["eres2netv2"]), "large_margin_eres2netv2"
+    ),
+    ("voxceleb", "redimnet2_b6"): "large_margin_redimnet2",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_each_file_once():
+    """Parse every YAML once: thousands of combinations of few files are loaded here."""
+    parse_once = cache(parse_yaml)
+
+    def parse(text, where):
+        return deepcopy(parse_once(text, where))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speakerlab.config.layers.parse_yaml", parse)
+        yield
 
 
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
 def test_every_self_supervised_method_loads_on_every_model_in_every_recipe(path):
     alone = [(model, None) for model in MODELS]
-    for model, recipe in [*alone, *product([ROOT / "conf/campplus_tiny.yaml"], RECIPES)]:
+    for model, recipe in [
+        *alone,
+        *product([ROOT / "conf/campplus_tiny.yaml"], RECIPES),
+    ]:
         layers = layers_of(model, recipe, path)
         config = load_config(layers)
-        assert config.task == "ssl" and config.objective is not None
+        assert config.task == "ssl"
+        assert config.objective is not None
         assert config.objective.name == path.stem  # `--method` names both
         assert build.crops_each(config) in (2, 3, 4)
         assert config.training.global_batch % 16 == 0
@@ -40,16 +85,23 @@ def names_of(paths):
 
 
 def test_files_are_found():
-    assert {"campplus", "campplus_tiny", "eres2net"} <= set(names_of(MODELS))
-    assert {"cpu", "gpu_11g", "gpu_80g"} <= set(names_of(HARDWARE))
-    assert len(RECIPES) > 3 and len(OVERLAYS) > 1
+    files = {"campplus", "campplus_tiny", "eres2net", "resnet"}
+    variants = {"resnet34", "redimnet2_b6", "eres2net_large", "ecapa_tdnn_1024"}
+    assert files | variants <= set(names_of(MODELS))
+    assert {"cpu", "gpu", "gpu_11g", "gpu_80g"} <= set(names_of(HARDWARE))
+    assert len(RECIPES) > 3
+    assert len(OVERLAYS) > 1
 
 
 @pytest.mark.parametrize(
-    ("section", "name"), [(s, name) for s, (registry, _) in NAMED.items() for name in registry]
+    ("section", "name"),
+    [(s, name) for s, (registry, _) in NAMED.items() for name in registry],
 )
 def test_every_registered_component_is_built_by_its_name(section, name):
-    no_margin = ["training.margin.initial=0", "training.margin.final=0"]  # not for every head
+    no_margin = [
+        "training.margin.initial=0",
+        "training.margin.final=0",
+    ]  # not for every head
     component = f"{section}={{name: {name}, args: {{}}}}"
     config = load_config([ROOT / "conf/campplus_tiny.yaml"], [component, *no_margin])
     if section == "objective":
@@ -74,14 +126,39 @@ def combinations_of(model):
 
 
 def layers_of(model, recipe, overlay, hardware=None):
-    """Return the layers that egs/common/stages.sh uses: a recipe may have its own for a model."""
-    names = [model.stem] if overlay is None else [overlay.stem, f"{model.stem}_{overlay.stem}"]
-    names = ["ssl", *names] if overlay in METHODS else names
-    own = [] if recipe is None else [recipe.parent / "conf" / f"{name}.yaml" for name in names]
-    below = [] if overlay is None else layers_of(model, recipe, None)
-    above = [model, recipe] if overlay is None else [overlay]
-    layers = [*below, *above, *(path for path in own if path.is_file()), hardware]
-    return [layer for layer in layers if layer is not None]
+    """Return the layers that run.sh uses, in the order in which they are merged.
+
+    model, recipe, overlay, hardware: paths of configurations; None: without.
+    """
+    layers = [model]
+    if recipe is not None:
+        layers += [recipe, *existing(recipe, model.stem)]
+    if overlay is not None and overlay.stem == "large_margin":
+        layers.append(large_margin_of(recipe, model))
+    elif overlay is not None:
+        layers.append(overlay)
+        names = [overlay.stem, f"{model.stem}_{overlay.stem}"]
+        if overlay in METHODS:
+            names = ["ssl", *names]
+        if recipe is not None:
+            layers += existing(recipe, *names)
+    if hardware is not None:
+        layers.append(hardware)
+    return layers
+
+
+def existing(recipe, *names):
+    """Return the overlays of a recipe that exist."""
+    paths = [recipe.parent / "conf" / f"{name}.yaml" for name in names]
+    return [path for path in paths if path.is_file()]
+
+
+def large_margin_of(recipe, model):
+    """Return the large-margin overlay of a model in a recipe."""
+    name = "large_margin"
+    if recipe is not None:
+        name = LARGE_MARGIN.get((recipe.parent.name, model.stem), name)
+    return ROOT / "conf/finetune" / f"{name}.yaml"
 
 
 @pytest.mark.parametrize("model", MODELS, ids=names_of(MODELS))
@@ -92,13 +169,49 @@ def test_every_combination_loads(model):
         assert config.training.global_batch % 16 == 0, layers
 
 
+def test_every_large_margin_variant_is_used_by_a_known_model():
+    used = set(LARGE_MARGIN.values())
+    assert used == {
+        name for name in layer_names(CONF / "finetune") if "large_margin_" in name
+    }
+    recipes = {path.parent.name for path in RECIPES if path}
+    for recipe, model in LARGE_MARGIN:
+        assert recipe in recipes
+        assert model in model_names()
+
+
+def test_variants_are_the_last_section_with_a_name_at_the_start_of_a_line():
+    """The recipes list the names with sed, which knows no YAML."""
+    for folder in (CONF, *(path for path in CONF.iterdir() if path.is_dir())):
+        for name in layer_names(folder):
+            layer = find_layer(folder / f"{name}.yaml")
+            if layer.variant is not None:
+                _, _, table = layer.file.read_text().partition("\nvariants:\n")
+                assert re.search(rf"^  {name}:", table, re.M), name
+                assert not re.search(r"^\w", table, re.M), (
+                    f"{layer.file}: variants are not last"
+                )
+
+
+@pytest.mark.parametrize(
+    ("family", "base"),
+    [
+        ("resnet", "resnet34"),
+        ("redimnet", "redimnet_b2"),
+        ("redimnet2", "redimnet2_b6"),
+    ],
+)
+def test_the_base_of_a_family_is_one_of_its_variants(family, base):
+    assert load_config([Path(family)]) == load_config([Path(base)])
+
+
 def test_every_layer_of_a_recipe_belongs_to_a_model_or_an_overlay():
     overlays = ["ssl", *names_of(layer for layer in [*OVERLAYS, *METHODS] if layer)]
     models = names_of(MODELS)
-    known = {*models, *overlays, *(f"{m}_{o}" for m, o in product(models, overlays))}
-    found = sorted(ROOT.glob("egs/*/conf/*.yaml"))
-    assert len(found) > 20
-    assert [path for path in found if path.stem not in known] == []
+    names = {*models, *overlays, *(f"{m}_{o}" for m, o in product(models, overlays))}
+    layers = sorted(ROOT.glob("egs/*/conf/*.yaml"))
+    assert len(layers) > 10
+    assert [path for path in layers if path.stem not in names] == []
 
 
 @pytest.mark.parametrize("model", MODELS, ids=names_of(MODELS))
@@ -124,6 +237,6 @@ def test_hardware_sets_the_section_runtime_only(path):
     sizes = values["runtime"].get("micro_batch", "auto")
     if not isinstance(sizes, dict):
         sizes = {} if sizes == "auto" else {"campplus": sizes}
-    known = {merge_layers([model])[0]["model"]["name"] for model in MODELS}
-    assert set(sizes) <= known
+    models = {merge_layers([model])[0]["model"]["name"] for model in MODELS}
+    assert set(sizes) <= models
     assert all(16 <= size <= 128 for size in sizes.values())

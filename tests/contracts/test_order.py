@@ -28,8 +28,11 @@ from speakerlab.frontend.augment.specaugment import SpecAugment
 from speakerlab.frontend.augment.speed import Speed
 from speakerlab.frontend.augment.telephone import Telephone
 
-RATE, CROP = 16000, 8000
-GLOBAL_BATCH, MICRO_BATCH, STEPS = 40, 10, 5
+RATE = 16000
+CROP = 8000
+GLOBAL_BATCH = 40
+MICRO_BATCH = 10
+STEPS = 5
 SPEEDS = (1.0, 0.9, 1.1)
 CODECS = ("gsm", "mp3:24k", "opus:6k")
 
@@ -46,13 +49,17 @@ class Seen(NamedTuple):
 @pytest.fixture(scope="module")
 def noises() -> list[np.ndarray]:
     rng = np.random.default_rng(1)
-    return [(rng.standard_normal(n) * 2000).astype(np.int16) for n in (5000, 30000, 12345)]
+    return [
+        (rng.standard_normal(n) * 2000).astype(np.int16) for n in (5000, 30000, 12345)
+    ]
 
 
 @pytest.fixture(scope="module")
 def rooms() -> list[np.ndarray]:
     rng = np.random.default_rng(2)
-    return [rng.standard_normal(3000) * np.exp(-np.arange(3000) / n) for n in (300, 700)]
+    return [
+        rng.standard_normal(3000) * np.exp(-np.arange(3000) / n) for n in (300, 700)
+    ]
 
 
 @pytest.fixture
@@ -74,7 +81,9 @@ def make_augment(noises: list[np.ndarray], rooms: list[np.ndarray]) -> Augment:
         ),
         "telephone": Telephone(telephone_prob=0.2, num_samples=CROP),
         "codec": Codec(codec_prob=0.2),
-        "spec": SpecAugment(num_frames=48, num_mel_bins=80, num_freq_masks=1, num_time_masks=1),
+        "spec": SpecAugment(
+            num_frames=48, num_mel_bins=80, num_freq_masks=1, num_time_masks=1
+        ),
     }
     return Augment(augmentations, num_samples=CROP)
 
@@ -100,15 +109,27 @@ def look(batch: Batch, augment: Augment) -> Iterator[tuple[int, Seen]]:
         for group in groups:
             for i, row in enumerate(group.rows.tolist()):
                 speeds[row] = group.group if name == "speed" else speeds[row]
-                values = {key: v[i].tolist() for key, v in group.values.items() if key != "wave"}
+                values = {
+                    key: v[i].tolist()
+                    for key, v in group.values.items()
+                    if key != "wave"
+                }
                 drawn[row] += [name, group.group, values]
     for i, position in enumerate(batch.position_B.tolist()):
         read = batch.wave_BS[i, : round(CROP * SPEEDS[speeds[i]])].numpy().tobytes()
-        yield position, Seen(read, int(batch.label_B[i]), tuple(map(str, drawn[i])), wave_BS[i])
+        yield (
+            position,
+            Seen(read, int(batch.label_B[i]), tuple(map(str, drawn[i])), wave_BS[i]),
+        )
 
 
 def read_all(
-    crops: TrainCrops, augment: Augment, *, ranks: int, workers: int, start_step: int = 0
+    crops: TrainCrops,
+    augment: Augment,
+    *,
+    ranks: int,
+    workers: int,
+    start_step: int = 0,
 ) -> dict[int, Seen]:
     """Positions of the first epoch's first steps, as all ranks together see them."""
     order = EpochOrder(
@@ -130,17 +151,17 @@ def read_all(
         )
         loader = train_loader(crops, positions, num_workers=workers, pin_memory=False)
         for batch in loader:
-            for position, found in look(batch, augment):
+            for position, crop in look(batch, augment):
                 assert position not in seen, "no position is read twice"
-                seen[position] = found
+                seen[position] = crop
     return seen
 
 
 def assert_same(seen: dict[int, Seen], wanted: dict[int, Seen]) -> None:
-    for position, found in seen.items():
+    for position, crop in seen.items():
         expected = wanted[position]
-        assert found[:3] == expected[:3], position
-        assert np.abs(found.wave_S - expected.wave_S).max() < 1e-6, position
+        assert crop[:3] == expected[:3], position
+        assert np.abs(crop.wave_S - expected.wave_S).max() < 1e-6, position
 
 
 def test_ranks_workers_resumes_and_shards_see_the_same(folder, noises, rooms):
@@ -148,8 +169,8 @@ def test_ranks_workers_resumes_and_shards_see_the_same(folder, noises, rooms):
     loose = make_crops(folder, augment)
     wanted = read_all(loose, augment, ranks=1, workers=0)
     assert sorted(wanted) == list(range(GLOBAL_BATCH * STEPS)) == list(range(200))
-    assert len({found.draws for found in wanted.values()}) == 200
-    assert len({found.wave_S.tobytes() for found in wanted.values()}) == 200
+    assert len({crop.draws for crop in wanted.values()}) == 200
+    assert len({crop.wave_S.tobytes() for crop in wanted.values()}) == 200
     packs: list[TrainCrops] = []
     for codec in ("pcm", "flac"):
         copy = shutil.copytree(folder, folder.with_name(codec))
@@ -163,6 +184,10 @@ def test_ranks_workers_resumes_and_shards_see_the_same(folder, noises, rooms):
         assert seen.keys() == wanted.keys()
         assert_same(seen, wanted)
     for crops, ranks, workers, start_step in ((loose, 2, 1, 2), (as_flac, 1, 2, 3)):
-        seen = read_all(crops, augment, ranks=ranks, workers=workers, start_step=start_step)
-        assert sorted(seen) == list(range(GLOBAL_BATCH * start_step, GLOBAL_BATCH * STEPS))
+        seen = read_all(
+            crops, augment, ranks=ranks, workers=workers, start_step=start_step
+        )
+        assert sorted(seen) == list(
+            range(GLOBAL_BATCH * start_step, GLOBAL_BATCH * STEPS)
+        )
         assert_same(seen, wanted)

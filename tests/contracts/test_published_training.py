@@ -15,10 +15,40 @@ RECIPES = ("3dspeaker", "voxceleb", "cnceleb")
 
 # epochs, a crop per so many seconds, rate, of a batch of, final rate, decay, warm-up, global batch,
 # crop, final margin, its ramp, share with a room, and what BatchNorm sees: the batch of a GPU
-COS, EXP, ONE = "cosine", "exponential", "utterance"
+COS = "cosine"
+EXP = "exponential"
+ONE = "utterance"
 ERES2NET = (70, 4.0, 0.2, 256, 5e-5, COS, 5, 256, 3.0, 0.3, (20, 50), 0.53, 64)
-ERES2NETV2 = (70, 4.0, 0.2, 168, 5e-5, COS, 5, 160, 3.0, 0.3, (20, 50), 0.53, 40)  # 168, 42
-WESPEAKER = (150, ONE, 0.1, 64, 5e-5, EXP, 6, 256, 2.0, 0.2, (19, 39), 0.3, 128)  # from 1: 20, 40
+ERES2NETV2 = (
+    70,
+    4.0,
+    0.2,
+    168,
+    5e-5,
+    COS,
+    5,
+    160,
+    3.0,
+    0.3,
+    (20, 50),
+    0.53,
+    40,
+)  # 168, 42
+WESPEAKER = (
+    150,
+    ONE,
+    0.1,
+    64,
+    5e-5,
+    EXP,
+    6,
+    256,
+    2.0,
+    0.2,
+    (19, 39),
+    0.3,
+    128,
+)  # from 1: 20, 40
 REDIMNET = (120, ONE, 0.1, 64, 5e-5, EXP, 6, 512, 2.0, 0.2, (19, 39), 0.3, 256)
 REDIMNET2 = (120, ONE, 0.1, 64, 6e-5, EXP, 6, 1024, 2.0, 0.2, (19, 39), 0.3, 512)
 GEMINI = (165, ONE, 1.25e-4, 64, 1e-6, EXP, 6, 256, 2.0, 0.2, (0, 0), 0.3, 128)
@@ -28,9 +58,26 @@ CAMPPLUS = {
     "cnceleb": (70, 4.0, 0.2, 256, 5e-5, COS, 5, 256, 3.0, 0.3, (20, 50), 0.53, 64),
 }
 ERES2NET_LM = (7, 4.0, 1e-4, 128, 2e-5, COS, 1, 128, 6.0, 0.5, (0, 0), 0.53, 32)
-ERES2NETV2_LM = (7, 4.0, 1e-4, 108, 2e-5, COS, 1, 112, 6.0, 0.5, (0, 0), 0.53, 28)  # 108, 27
+ERES2NETV2_LM = (
+    7,
+    4.0,
+    1e-4,
+    108,
+    2e-5,
+    COS,
+    1,
+    112,
+    6.0,
+    0.5,
+    (0, 0),
+    0.53,
+    28,
+)  # 108, 27
 WESPEAKER_LM = (5, ONE, 1e-4, 64, 2.5e-5, EXP, 1, 128, 6.0, 0.5, (0, 0), 0.3, 64)
-FRONTENDS = {COS: ("povey", 1.0, 0.0), EXP: ("hamming", 32768.0, 0.0)}  # WeSpeaker dithers by 1
+FRONTENDS = {
+    COS: ("povey", 1.0, 0.0),
+    EXP: ("hamming", 32768.0, 0.0),
+}  # WeSpeaker dithers by 1
 
 
 TFMEL = ("hamming", 1.0, 0.0)  # which scales the wave itself
@@ -53,21 +100,42 @@ PUBLISHED = [
     *(("eres2net_large", recipe, ERES2NET, ERES2NET_LM) for recipe in RECIPES),
     *(("eres2netv2", recipe, ERES2NETV2, ERES2NETV2_LM) for recipe in RECIPES),
     *(("ecapa_tdnn", r, ERES2NET, changed(WESPEAKER_LM, room=0.53)) for r in RECIPES),
-    *(("ecapa_tdnn_1024", r, ERES2NET, changed(WESPEAKER_LM, room=0.53)) for r in RECIPES),
-    *(("ecapa_tdnn_wespeaker", r, WESPEAKER, WESPEAKER_LM) for r in ("voxceleb", "cnceleb")),
+    *(
+        ("ecapa_tdnn_1024", r, ERES2NET, changed(WESPEAKER_LM, room=0.53))
+        for r in RECIPES
+    ),
+    *(
+        ("ecapa_tdnn_wespeaker", r, WESPEAKER, WESPEAKER_LM)
+        for r in ("voxceleb", "cnceleb")
+    ),
     *(("resnet34", r, WESPEAKER, WESPEAKER_LM) for r in ("voxceleb", "cnceleb")),
     ("resnet34", "3dspeaker", ERES2NET, changed(WESPEAKER_LM, room=0.53)),
 ]
 
 
 def row_of(config):
-    training, margin = config.training, config.training.margin
+    training = config.training
+    margin = config.training.margin
     assert config.augment.room_prob == config.augment.noise_prob
     return (
-        *(training.num_epochs, training.one_crop_per, training.lr, training.lr_base_batch),
-        *(training.final_lr, config.schedule.name, training.warmup_epochs, training.global_batch),
+        *(
+            training.num_epochs,
+            training.one_crop_per,
+            training.lr,
+            training.lr_base_batch,
+        ),
+        *(
+            training.final_lr,
+            config.schedule.name,
+            training.warmup_epochs,
+            training.global_batch,
+        ),
         config.data.crop_seconds,
-        *(margin.final, (margin.start_epoch, margin.end_epoch), config.augment.room_prob),
+        *(
+            margin.final,
+            (margin.start_epoch, margin.end_epoch),
+            config.augment.room_prob,
+        ),
         training.bn_batch,
     )
 
@@ -77,13 +145,20 @@ def test_a_training_is_the_published_one(model, recipe, train, fine_tuned):
     paths = ROOT / f"conf/{model}.yaml", ROOT / f"egs/{recipe}/conf.yaml"
     first = load_config(layers_of(*paths, None))
     assert row_of(first) == train
-    assert (first.training.margin.initial, first.augment.speeds) == (0.0, (1.0, 0.9, 1.1))
+    assert (first.training.margin.initial, first.augment.speeds) == (
+        0.0,
+        (1.0, 0.9, 1.1),
+    )
     second = load_config(layers_of(*paths, LARGE_MARGIN))
     assert row_of(second) == fine_tuned
     assert (second.training.margin.initial, second.augment.speeds) == (0.5, (1.0,))
     assert second.training.init_head == "keep"
     for config in (first, second):
-        assert config.optimizer.args == {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
+        assert config.optimizer.args == {
+            "momentum": 0.9,
+            "nesterov": True,
+            "weight_decay": 1e-4,
+        }
         front_end = tuple(config.frontend[key] for key in ("window", "scale", "dither"))
         assert front_end == FRONTENDS[first.schedule.name]
         assert config.augment.snr_db == (0.0, 15.0)
@@ -130,4 +205,8 @@ def test_every_size_is_the_published_one():
         assert config.model.args["embed_dim"] == embed_dim
     paths = ROOT / "conf/resnet34.yaml", ROOT / "egs/3dspeaker/conf.yaml"
     args = load_config(layers_of(*paths, None)).model.args
-    assert (args["embed_dim"], args["two_emb_layer"], args["pool_eps"]) == (192, True, 1e-8)
+    assert (args["embed_dim"], args["two_emb_layer"], args["pool_eps"]) == (
+        192,
+        True,
+        1e-8,
+    )

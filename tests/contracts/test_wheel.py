@@ -47,13 +47,16 @@ def unpacked(clone, tmp_path_factory) -> Path:
 
 
 def test_it_holds_the_package_with_conf_and_nothing_else(unpacked):
-    package, conf = ROOT / "speakerlab", ROOT / "conf"
+    package = ROOT / "speakerlab"
+    conf = ROOT / "conf"
     files = chain.from_iterable(map(package.rglob, ("*.py", "*.j2", "*.tsv")))
     expected = {path.relative_to(ROOT) for path in files}
     expected |= {"speakerlab" / path.relative_to(ROOT) for path in conf.rglob("*.yaml")}
-    found = {path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()}
+    unpacked_files = {
+        path.relative_to(unpacked) for path in unpacked.rglob("*") if path.is_file()
+    }
     info = Path(f"speakerlab-{__version__}.dist-info")
-    assert {path for path in found if info not in path.parents} == expected
+    assert {path for path in unpacked_files if info not in path.parents} == expected
     meta = message_from_bytes((unpacked / info / "METADATA").read_bytes())
     assert {"onnx", "report", "hub", "dev"} <= set(meta.get_all("Provides-Extra", []))
     assert (
@@ -63,17 +66,27 @@ def test_it_holds_the_package_with_conf_and_nothing_else(unpacked):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "expected"),
+    ("arguments", "code", "expected"),
     [
         ("--version", 0, f"speakerlab {__version__} (commit unknown), torch "),
-        ("plan --model campplus_tiny --gpu-mem 11 --precision fp32", 0, "micro-batch 32 x 1 ranks"),
+        (
+            "plan --model campplus_tiny --gpu-mem 11 --precision fp32",
+            0,
+            "micro-batch 32 x 1 ranks",
+        ),
         ("plan --model campplus --recipe mini --gpu-mem 11", 1, "--recipe: mini: "),
-        ("train --config eres2net --exp e --set a=1", 1, "--set a=1: "),  # the file was found
+        (
+            "train --config eres2net --exp e --set a=1",
+            1,
+            "--set a=1: ",
+        ),  # the file was found
     ],
 )
-def test_its_command_works_in_another_folder(unpacked, tmp_path, words, code, expected):
+def test_its_command_works_in_another_folder(
+    unpacked, tmp_path, arguments, code, expected
+):
     done = subprocess.run(
-        [sys.executable, "-m", "speakerlab", *words.split()],
+        [sys.executable, "-m", "speakerlab", *arguments.split()],
         env={**os.environ, "PYTHONPATH": str(unpacked)},
         cwd=tmp_path,
         capture_output=True,
@@ -86,8 +99,16 @@ def test_its_command_works_in_another_folder(unpacked, tmp_path, words, code, ex
 def test_an_editable_install_is_found_beside_a_folder_of_the_same_name(clone, tmp_path):
     """The clone itself, seen from its parent, and a checkout of 3D-Speaker on PYTHONPATH."""
     install("editable", clone, tmp_path)
-    code = f"import site; site.addsitedir({str(tmp_path)!r}); import speakerlab; speakerlab.load"
-    environment = {key: os.environ[key] for key in os.environ if not key.startswith("PYTHON")}
+    code = (
+        f"import site; site.addsitedir({str(tmp_path)!r}); import speakerlab;"
+        " speakerlab.load"
+    )
+    environment = {
+        key: os.environ[key] for key in os.environ if not key.startswith("PYTHON")
+    }
     subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=clone.parent, env=environment, check=True
+        [sys.executable, "-S", "-c", code],
+        cwd=clone.parent,
+        env=environment,
+        check=True,
     )

@@ -10,7 +10,10 @@ from speakerlab.core.faults import Faults
     ("lines", "report"),
     [
         # five lines of a kind at most, then the count; the verdict is last
-        ([("files", f"{i}.wav") for i in range(5)], [*(f"{i}.wav" for i in range(5)), "end"]),
+        (
+            [("files", f"{i}.wav") for i in range(5)],
+            [*(f"{i}.wav" for i in range(5)), "end"],
+        ),
         (
             [*(("files", f"{i}.wav") for i in range(8)), ("ids", "u1")],
             [*(f"{i}.wav" for i in range(5)), "... and 3 more files", "u1", "end"],

@@ -28,7 +28,8 @@ def refusal(*folders: Path, **settings) -> list[str]:
     with pytest.raises(ValueError) as refused:
         check_data_dirs(folders, **settings)
     *lines, verdict = str(refused.value).splitlines()
-    assert verdict == f"{', '.join(map(str, folders))}: refused, no utt2dur was written"
+    names = ", ".join(map(str, folders))
+    assert verdict == f"{names}: refused, no utt2dur was written"
     for folder in folders:
         assert not (folder / "utt2dur").exists()
         assert not (folder / "rejected.tsv").exists()
@@ -37,13 +38,18 @@ def refusal(*folders: Path, **settings) -> list[str]:
 
 def change(folder: Path, table: str, rows: Mapping[str, str]) -> None:
     """Replace or add rows of a table."""
-    write_table(folder / table, {**read_table(folder / table), **rows})
+    content = read_table(folder / table)
+    write_table(folder / table, content | rows)
 
 
 @pytest.fixture
 def folder(make_data_dir) -> Path:
     """Two speakers, two utterances each, of 0.5 and 0.75 s; not checked."""
-    return make_data_dir(speakers=[0, 1], seconds=[0.5, 0.75], check=False)
+    return make_data_dir(
+        speakers=[0, 1],
+        seconds=[0.5, 0.75],
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("decode", [False, True])
@@ -51,7 +57,8 @@ def test_good_directory_gets_exact_durations_and_one_line(folder: Path, decode):
     assert check_data_dirs([folder], decode=decode) == [
         f"{folder}: 2 speakers, 4 utterances, 0.00 h"
     ]
-    assert (folder / "utt2dur").read_text().splitlines() == [
+    lines = (folder / "utt2dur").read_text().splitlines()
+    assert lines == [
         "spk0-0 0.500000",
         "spk0-1 0.750000",
         "spk1-0 0.500000",
@@ -63,18 +70,25 @@ def test_good_directory_gets_exact_durations_and_one_line(folder: Path, decode):
 @pytest.mark.parametrize("suffix", [".wav", ".flac"])
 def test_cut_audio_is_found_by_decoding(make_data_dir, suffix):
     folder = make_data_dir(speakers=[0, 1], suffix=suffix, check=False)
-    path = read_table(folder / "wav.scp")["spk1-1"]
-    os.truncate(path, Path(path).stat().st_size // 2)
+    path = Path(read_table(folder / "wav.scp")["spk1-1"])
+    half_size = path.stat().st_size // 2
+    os.truncate(path, half_size)
     (line,) = refusal(folder, decode=True)
     assert line.startswith(f"{path}: ")
     assert line.endswith("; copy it again")
-    check_data_dirs([folder])  # headers alone do not show it
+    # headers alone do not show it
+    check_data_dirs([folder])
 
 
 @pytest.mark.parametrize(
     ("table", "rows", "where", "values"),
     [
-        ("wav.scp", "spk0-0 sph2pipe /a.sph |", "wav.scp", ["spk0-0", "`sph2pipe /a.sph > spk0-0"]),
+        (
+            "wav.scp",
+            "spk0-0 sph2pipe /a.sph |",
+            "wav.scp",
+            ["spk0-0", "`sph2pipe /a.sph > spk0-0"],
+        ),
         ("wav.scp", "ghost /no/such.wav", "utt2spk", ["ghost"]),
         ("wav.scp", "spk0-1 /a.wav\nspk0-1 /b.wav", "wav.scp:3", ["spk0-1"]),
         ("utt2spk", "spk1-0 spk0\nspk1-1 spk0", "utt2spk", ["2 speakers", "spk0"]),
@@ -82,61 +96,108 @@ def test_cut_audio_is_found_by_decoding(make_data_dir, suffix):
         ("utt2spk", "spk0-0 a\nspk0-0 b", "utt2spk:2", ["spk0-0"]),
         ("trials", "spk0-0 spk0-1 1", "trials:1", ["'spk0-0 spk0-1 1'"]),
         ("trials", "spk0-0 spk9-9 target", "trials:1", ["spk9-9"]),
-        ("trials", "spk0-0 spk0-1 target\nspk8-8 spk0-1 target", "trials:2", ["spk8-8"]),
+        (
+            "trials",
+            "spk0-0 spk0-1 target\nspk8-8 spk0-1 target",
+            "trials:2",
+            ["spk8-8"],
+        ),
     ],
 )
 def test_tables_that_do_not_fit_are_refused(folder: Path, table, rows, where, values):
-    kept = read_table(folder / table) if (folder / table).exists() else {}
+    path = folder / table
+    remaining = read_table(path) if path.exists() else {}
+    lines = rows.splitlines()
     for row in rows.splitlines():
-        kept.pop(row.split()[0], None)
-    lines = sorted([*rows.splitlines(), *(f"{key} {value}" for key, value in kept.items())])
-    (folder / table).write_text("".join(f"{line}\n" for line in lines))
-    assert refused("\n".join(refusal(folder, allow_rejected=0.5)), f"{folder}/{where}", *values)
+        key = row.split()[0]
+        remaining.pop(key, None)
+    for key, value in remaining.items():
+        lines.append(f"{key} {value}")
+    path.write_text("\n".join(sorted(lines)) + "\n")
+
+    message = "\n".join(refusal(folder, allow_rejected=0.5))
+    assert refused(message, f"{folder}/{where}", *values)
 
 
 def test_an_empty_directory_and_an_empty_table_are_refused(tmp_path: Path):
     with refuses(f"{tmp_path}/wav.scp", error=FileNotFoundError):
         check_data_dirs([tmp_path])
     (tmp_path / "wav.scp").touch()
-    assert refused(refusal(tmp_path)[0], f"{tmp_path}/wav.scp", "no recordings")
+    (line,) = refusal(tmp_path)
+    assert refused(line, f"{tmp_path}/wav.scp", "no recordings")
 
 
-def test_audio_that_is_missing_unreadable_empty_or_of_another_rate_is_refused(folder: Path):
+def test_audio_that_is_missing_unreadable_empty_or_of_another_rate_is_refused(
+    folder: Path,
+):
     paths = read_table(folder / "wav.scp")
     Path(paths["spk0-0"]).unlink()
     Path(paths["spk0-1"]).write_text("no audio")
-    audio.write(paths["spk1-0"], np.zeros(0, dtype=np.int16), RATE)
+    no_samples = np.zeros(0, dtype=np.int16)
+    audio.write(paths["spk1-0"], no_samples, RATE)
     soundfile.write(paths["spk1-1"], np.zeros(8000), 8000)
-    values = ["no such file", "not readable", "0 samples", "8000; convert it: ffmpeg -i {} -ar"]
+    values = [
+        "no such file",
+        "not readable",
+        "0 samples",
+        "8000; convert it: ffmpeg -i {} -ar",
+    ]
     lines = refusal(folder)
     assert len(lines) == 4
-    for line, path, value in zip(lines, paths.values(), values):
+    rows = zip(lines, paths.values(), values)
+    for line, path, value in rows:
         assert refused(line, path, value.format(path))
 
 
 def test_a_speaker_or_an_utterance_in_training_and_test_is_refused(make_data_dir):
-    pair = [("spk1-0", "spk2-0", False), ("spk1-0", "spk1-1", True)]
     train = make_data_dir("train", speakers=[0, 1], check=False)
-    test = make_data_dir("test", speakers=[1, 2], trials=pair, check=False)
+    test = make_data_dir(
+        "test",
+        speakers=[1, 2],
+        trials=[
+            ("spk1-0", "spk2-0", False),
+            ("spk1-0", "spk1-1", True),
+        ],
+        check=False,
+    )
     (line,) = refusal(train, test)
     assert refused(line, f"{train} and {test}", "spk1")
     check_data_dirs([test])
-    check_data_dirs([train, make_data_dir("dev", speakers=[1, 2])])  # two training sets may
+
+    # two training sets may share a speaker
+    dev = make_data_dir("dev", speakers=[1, 2])
+    check_data_dirs([train, dev])
     (train / "utt2dur").unlink()
+
     other = make_data_dir(
-        "other", speakers=[2, 3], trials=[("spk2-0", "spk2-1", True)], check=False
+        "other",
+        speakers=[2, 3],
+        trials=[("spk2-0", "spk2-1", True)],
+        check=False,
     )
     for table in ("wav.scp", "utt2spk"):
-        (other / table).write_text((other / table).read_text().replace("spk3-0", "spk1-0"))
-    assert refused(refusal(train, other)[0], f"{train} and {other}", "spk1-0")
+        text = (other / table).read_text()
+        text = text.replace("spk3-0", "spk1-0")
+        (other / table).write_text(text)
+    line = refusal(train, other)[0]
+    assert refused(line, f"{train} and {other}", "spk1-0")
 
 
-def write_segments(tmp_path: Path, segments: dict[str, tuple[str, float, float]]) -> Path:
+def write_segments(
+    tmp_path: Path,
+    segments: dict[str, tuple[str, float, float]],
+) -> Path:
     """A data directory over one recording, `rec`, of 2 s."""
-    audio.write(tmp_path / "rec.wav", np.ones(2 * RATE, dtype=np.int16), RATE)
+    recording = tmp_path / "rec.wav"
+    wave_S = np.ones(2 * RATE, dtype=np.int16)
+    audio.write(recording, wave_S, RATE)
     speakers = {utterance: f"of-{utterance}" for utterance in segments}
-    wavs = {"rec": tmp_path / "rec.wav"}
-    write_data_dir(tmp_path / "d", wavs=wavs, speakers=speakers, segments=segments)
+    write_data_dir(
+        tmp_path / "d",
+        wavs={"rec": recording},
+        speakers=speakers,
+        segments=segments,
+    )
     return tmp_path / "d"
 
 
@@ -152,16 +213,28 @@ def write_segments(tmp_path: Path, segments: dict[str, tuple[str, float, float]]
         ("rec 1.0", ["'rec 1.0'"]),
     ],
 )
-def test_segments_outside_their_recording_or_too_short_are_refused(tmp_path: Path, row, values):
-    folder = write_segments(tmp_path, {"ok": ("rec", 0.5, 1.5), "x": ("rec", 0.0, 1.0)})
+def test_segments_outside_their_recording_or_too_short_are_refused(
+    tmp_path: Path, row, values
+):
+    segments = {
+        "ok": ("rec", 0.5, 1.5),
+        "x": ("rec", 0.0, 1.0),
+    }
+    folder = write_segments(tmp_path, segments)
     change(folder, "segments", {"x": row})
-    assert refused(refusal(folder)[0], f"{folder}/segments", "x", *values)
+    line = refusal(folder)[0]
+    assert refused(line, f"{folder}/segments", "x", *values)
 
 
 def test_segments_may_end_a_rounding_late(tmp_path: Path):
-    folder = write_segments(tmp_path, {"a": ("rec", 0.0, 2.009), "b": ("rec", 1.25, 2.0)})
+    segments = {
+        "a": ("rec", 0.0, 2.009),
+        "b": ("rec", 1.25, 2.0),
+    }
+    folder = write_segments(tmp_path, segments)
     check_data_dirs([folder])
-    assert read_table(folder / "utt2dur") == {"a": "2.000000", "b": "0.750000"}
+    durations = read_table(folder / "utt2dur")
+    assert durations == {"a": "2.000000", "b": "0.750000"}
 
 
 def test_rejections_below_the_share_are_listed_and_left_out(folder: Path):
@@ -169,23 +242,33 @@ def test_rejections_below_the_share_are_listed_and_left_out(folder: Path):
     Path(path).unlink()
     refusal(folder, allow_rejected=0.24)
     assert check_data_dirs([folder], allow_rejected=0.25) == [
-        f"{folder}: 2 speakers, 3 utterances, 0.00 h; 1 left out, see {folder}/rejected.tsv"
+        f"{folder}: 2 speakers, 3 utterances, 0.00 h; 1 left out, see"
+        f" {folder}/rejected.tsv"
     ]
-    assert (folder / "rejected.tsv").read_text() == (
-        f"spk1-0\t{path}\t{path}: no such file; correct the path or restore it\n"
-    )
+    expected = f"spk1-0\t{path}\t{path}: no such file; correct the path or restore it\n"
+    assert (folder / "rejected.tsv").read_text() == expected
     manifest = read_manifest([folder], sample_rate=RATE)
     assert sorted(manifest.ids) == ["spk0-0", "spk0-1", "spk1-1"]
 
-    audio.write(path, np.ones(RATE, dtype=np.int16), RATE)  # restored: no longer rejected
+    # restored: no longer rejected
+    audio.write(path, np.ones(RATE, dtype=np.int16), RATE)
     check_data_dirs([folder], allow_rejected=0.25)
     assert not (folder / "rejected.tsv").exists()
-    assert len(read_manifest([folder], sample_rate=RATE)) == 4
+    manifest = read_manifest([folder], sample_rate=RATE)
+    assert len(manifest) == 4
 
 
 def test_what_a_trial_names_cannot_be_rejected(make_data_dir):
-    trials = [("spk0-0", "spk1-0", False), ("spk0-0", "spk0-1", True)]
-    folder = make_data_dir("test", speakers=[0, 1], trials=trials, check=False)
+    trials = [
+        ("spk0-0", "spk1-0", False),
+        ("spk0-0", "spk0-1", True),
+    ]
+    folder = make_data_dir(
+        "test",
+        speakers=[0, 1],
+        trials=trials,
+        check=False,
+    )
     with (folder / "trials").open("a") as file:
         file.write("bad line\n")
     path = read_table(folder / "wav.scp")["spk0-1"]
@@ -197,31 +280,47 @@ def test_what_a_trial_names_cannot_be_rejected(make_data_dir):
 
 def test_stereo_is_a_note(folder: Path):
     paths = read_table(folder / "wav.scp")
+    wave_SC = np.zeros((RATE, 2))
     for utterance in ("spk0-0", "spk1-1"):
-        soundfile.write(paths[utterance], np.zeros((RATE, 2)), RATE)
-    assert check_data_dirs([folder])[0] == (
-        f"{folder}: 2 recordings have several channels: spk0-0 and others; the first channel "
-        "is read"
+        soundfile.write(paths[utterance], wave_SC, RATE)
+    note = check_data_dirs([folder])[0]
+    assert note == (
+        f"{folder}: 2 recordings have several channels: spk0-0 and others; the first"
+        " channel is read"
     )
 
 
 def test_processes_find_the_same(make_data_dir):
     speakers = range(167)
-    folder = make_data_dir(speakers=speakers, seconds=[0.01, 0.02, 0.03], check=False)
-    paths = read_table(folder / "wav.scp")  # 501 files: enough for a pool
+    # 501 files: enough for a pool
+    folder = make_data_dir(
+        speakers=speakers,
+        seconds=[0.01, 0.02, 0.03],
+        check=False,
+    )
+    paths = read_table(folder / "wav.scp")
     Path(paths["spk100-1"]).unlink()
     alone = refusal(folder)
     assert refusal(folder, num_workers=2) == alone
     assert len(alone) == 1
 
 
-TRIALS = [("m", "spk1-0", False), ("spk0-0", "spk0-1", True)]
+TRIALS = [
+    ("m", "spk1-0", False),
+    ("spk0-0", "spk0-1", True),
+]
 
 
 @pytest.fixture
 def conditioned(make_data_dir) -> Path:
     """Two speakers, two utterances each, a model of two, and a condition of each kind."""
-    made = make_data_dir("test", speakers=[0, 1], seconds=[0.5, 0.75], trials=TRIALS, check=False)
+    made = make_data_dir(
+        "test",
+        speakers=[0, 1],
+        seconds=[0.5, 0.75],
+        trials=TRIALS,
+        check=False,
+    )
     write_data_dir(
         made,
         wavs=read_table(made / "wav.scp"),
@@ -238,7 +337,8 @@ def conditioned(make_data_dir) -> Path:
 
 def test_what_is_written_is_read_and_passes(conditioned):
     assert (conditioned / "utt2dialect").read_text() == "spk0-0 Standard_Mandarin\n"
-    assert read_enroll(conditioned / "enroll.map") == {"m": ["spk0-0", "spk0-1"]}
+    models = read_enroll(conditioned / "enroll.map")
+    assert models == {"m": ["spk0-0", "spk0-1"]}
     assert read_enroll(conditioned / "none") == {}
     check_data_dirs([conditioned])
     (conditioned / "utt2info.csv").write_text("a table of another kind")
@@ -249,7 +349,8 @@ def test_what_is_written_is_read_and_passes(conditioned):
 
 def test_broken_audio_of_a_model_in_a_trial_is_refused(conditioned):
     (conditioned / "trials").write_text("m spk1-0 nontarget\n")
-    path = Path(read_table(conditioned / "wav.scp")["spk0-1"])
+    paths = read_table(conditioned / "wav.scp")
+    path = Path(paths["spk0-1"])
     path.unlink()
     with refuses(f"{conditioned}/trials", "spk0-1", path):
         check_data_dirs([conditioned], allow_rejected=0.5)

@@ -23,52 +23,81 @@ RATE = 16000
 
 
 def tone(hertz: float, rate: int, seconds: float = 1.0) -> np.ndarray:
-    return (0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)).astype(
-        np.float32
-    )
+    seconds_S = np.arange(round(seconds * rate)) / rate
+    wave_S = 0.5 * np.sin(2 * np.pi * hertz * seconds_S)
+    return wave_S.astype(np.float32)
 
 
 def write_aac(path: Path, wave_S: np.ndarray, rate: int) -> None:
     with av.open(str(path), "w") as container:
         stream = container.add_stream("aac", rate=rate, layout="mono")
-        frame = av.AudioFrame.from_ndarray(wave_S[None], format="s16", layout="mono")
-        frame.sample_rate, frame.pts = rate, 0
-        for packet in [*stream.encode(frame), *stream.encode(None)]:
+        wave_1S = wave_S[None]
+        frame = av.AudioFrame.from_ndarray(
+            wave_1S,
+            format="s16",
+            layout="mono",
+        )
+        frame.sample_rate = rate
+        frame.pts = 0
+        packets = stream.encode(frame)
+        packets += stream.encode(None)  # flush the encoder
+        for packet in packets:
             container.mux(packet)
 
 
 @pytest.mark.parametrize("suffix", ["wav", "flac"])
 def test_at_the_models_rate_the_samples_are_those_of_stage_5(tmp_path: Path, suffix):
     path = tmp_path / f"a.{suffix}"
-    audio.write(path, make_wave(0, 0, 20.0), RATE)  # more than a block
+    # more than a block
+    audio.write(path, make_wave(0, 0, 20.0), RATE)
     wave_S = read_wave(path, sample_rate=RATE)
     assert wave_S.dtype == np.float32
     assert len(wave_S) == 320000 > audio.BLOCK_SAMPLES
-    assert np.array_equal(wave_S, audio.read(path) / np.float32(32768))
+    expected_S = audio.read(path) / np.float32(32768)
+    assert np.array_equal(wave_S, expected_S)
 
 
 def test_every_way_to_give_a_file(tmp_path: Path):
     path = tmp_path / "a.wav"
     audio.write(path, make_wave(0, 0, 1.0), RATE)
     content = path.read_bytes()
-    wanted_S = read_wave(path, sample_rate=RATE)
+    expected_S = read_wave(path, sample_rate=RATE)
+
+    # a thread, as the content may be more than a pipe holds
     reader, writer = os.pipe()
-    thread = threading.Thread(target=lambda: os.fdopen(writer, "wb").write(content))
+
+    def write_content() -> None:
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(content)
+
+    thread = threading.Thread(target=write_content)
     thread.start()
     with path.open("rb") as opened, os.fdopen(reader, "rb") as piped:
-        for source in (str(path), content, bytearray(content), io.BytesIO(content), opened, piped):
-            assert np.array_equal(read_wave(source, sample_rate=RATE), wanted_S), type(source)
+        sources = (
+            str(path),
+            content,
+            bytearray(content),
+            io.BytesIO(content),
+            opened,
+            piped,
+        )
+        for source in sources:
+            wave_S = read_wave(source, sample_rate=RATE)
+            assert np.array_equal(wave_S, expected_S), type(source)
     thread.join()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int32", "uint8", "float16"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["float32", "float64", "int16", "int32", "uint8", "float16"],
+)
 def test_every_type_means_the_same_amplitudes(dtype):
     values = np.array([0.0, 0.5, -0.5, -1.0, 0.25])
+    scale = {"int16": 2.0**15, "int32": 2.0**31, "uint8": 128}
+    raw = values * scale.get(dtype, 1.0)
     if dtype == "uint8":
-        raw = (128 + 128 * values).astype(np.uint8)
-    else:
-        scale = {"int16": 2.0**15, "int32": 2.0**31}.get(dtype, 1.0)
-        raw = (scale * values).astype(dtype)
+        raw += 128
+    raw = raw.astype(dtype)
     for source in (raw, torch.from_numpy(raw)):
         wave_S = read_wave(source, sample_rate=RATE)
         assert wave_S.dtype == np.float32
@@ -76,34 +105,69 @@ def test_every_type_means_the_same_amplitudes(dtype):
 
 
 def test_the_first_channel_of_either_layout(tmp_path: Path):
-    wave_SC = np.stack([make_wave(0, 0, 1.0), make_wave(1, 0, 1.0)], axis=1)
-    soundfile.write(tmp_path / "a.wav", wave_SC, RATE, subtype="PCM_16")
-    wanted_S = wave_SC[:, 0] / np.float32(32768)
-    sources = (tmp_path / "a.wav", wave_SC, wave_SC.T, wave_SC[:, :1], wave_SC[:, :1].T)
-    for source in (*sources, torch.from_numpy(wave_SC), torch.from_numpy(wave_SC.T)):
-        assert np.array_equal(read_wave(source, sample_rate=RATE), wanted_S)
-    halved = torch.from_numpy(wave_SC).to(torch.bfloat16) / 32768  # numpy has no such type
-    assert np.allclose(read_wave(halved, sample_rate=RATE), wanted_S, rtol=2**-8)
+    first_S = make_wave(0, 0, 1.0)
+    second_S = make_wave(1, 0, 1.0)
+    wave_SC = np.stack([first_S, second_S], axis=1)
+    path = tmp_path / "a.wav"
+    soundfile.write(path, wave_SC, RATE, subtype="PCM_16")
+    wanted_S = first_S / np.float32(32768)
+    mono_S1 = wave_SC[:, :1]
+    sources = (
+        path,
+        wave_SC,
+        wave_SC.T,
+        mono_S1,
+        mono_S1.T,
+        torch.from_numpy(wave_SC),
+        torch.from_numpy(wave_SC.T),
+    )
+    for source in sources:
+        wave_S = read_wave(source, sample_rate=RATE)
+        assert np.array_equal(wave_S, wanted_S)
+
+    # bfloat16: numpy has no such type
+    bfloat16_SC = torch.from_numpy(wave_SC).to(torch.bfloat16)
+    halved = bfloat16_SC / 32768
+    wave_S = read_wave(halved, sample_rate=RATE)
+    assert np.allclose(wave_S, wanted_S, rtol=2**-8)
 
 
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000, 96000])
 def test_another_rate_keeps_tones_and_lets_nothing_alias(rate):
-    wave_S = read_wave(tone(1000, rate), sample_rate=RATE, source_rate=rate)
+    wave_S = read_wave(
+        tone(1000, rate),
+        sample_rate=RATE,
+        source_rate=rate,
+    )
     assert abs(len(wave_S) - RATE) <= 1
+    # the filter's edges are left out
     middle = slice(1000, 15000)
-    assert np.abs(wave_S - tone(1000, RATE)[: len(wave_S)])[middle].max() < 1e-3
+    expected_S = tone(1000, RATE)
+    expected_S = expected_S[: len(wave_S)]
+    error_S = np.abs(wave_S - expected_S)
+    assert error_S[middle].max() < 1e-3
+
+    # 9500 Hz is above half of the new rate and has to vanish
     if rate > 2 * 9500:
-        high_S = read_wave(tone(9500, rate), sample_rate=RATE, source_rate=rate)
-        assert np.abs(high_S[middle]).max() < 1e-3
+        high_S = read_wave(
+            tone(9500, rate),
+            sample_rate=RATE,
+            source_rate=rate,
+        )
+        amplitude_S = np.abs(high_S[middle])
+        assert amplitude_S.max() < 1e-3
 
 
 def test_resampling_in_blocks_is_resampling_at_once(tmp_path: Path):
     wave_S = make_wave(0, 0, 15.0, 44100)
     assert len(wave_S) > 2 * audio.BLOCK_SAMPLES
     audio.write(tmp_path / "a.wav", wave_S, 44100)
-    wanted_S = soxr.resample((wave_S / 32768).astype(np.float32), 44100, RATE, quality="HQ")
+    float_S = (wave_S / 32768).astype(np.float32)
+    expected_S = soxr.resample(float_S, 44100, RATE, quality="HQ")
+
     from_file = read_wave(tmp_path / "a.wav", sample_rate=RATE)
-    assert np.abs(from_file - wanted_S).max() < 1e-6
+    error_S = np.abs(from_file - expected_S)
+    assert error_S.max() < 1e-6
     from_array = read_wave(wave_S, sample_rate=RATE, source_rate=44100)
     assert np.array_equal(from_array, from_file)
 
@@ -111,25 +175,38 @@ def test_resampling_in_blocks_is_resampling_at_once(tmp_path: Path):
 @pytest.mark.parametrize("suffix", ["mp3", "ogg", "m4a", "aac", "aiff", "caf", "au"])
 @pytest.mark.parametrize("rate", [16000, 44100])
 def test_formats(tmp_path: Path, suffix, rate):
-    path, wave_S = tmp_path / f"a.{suffix}", make_wave(0, 0, 2.0, rate)
+    path = tmp_path / f"a.{suffix}"
+    wave_S = make_wave(0, 0, 2.0, rate)
     if suffix in ("m4a", "aac"):
         write_aac(path, wave_S, rate)
     else:
         soundfile.write(path, wave_S, rate)
-    wanted_S = read_wave(wave_S, sample_rate=RATE, source_rate=rate)
+    expected_S = read_wave(wave_S, sample_rate=RATE, source_rate=rate)
     for source in (path, path.read_bytes()):
         read_S = read_wave(source, sample_rate=RATE)
-        assert abs(len(read_S) - len(wanted_S)) < 2500  # what a codec puts before and behind
-        part_S = wanted_S[4000:20000]
-        products = correlate(read_S[2000:24000], part_S, mode="valid", method="fft")
-        assert 0.95 < products.max() / (part_S @ part_S) < 1.05  # wherever the codec put it
+        # a codec puts samples before and behind
+        num_additional = len(read_S) - len(expected_S)
+        assert abs(num_additional) < 2500
+
+        # the same wave, wherever the codec put it
+        part_S = expected_S[4000:20000]
+        products = correlate(
+            read_S[2000:24000],
+            part_S,
+            mode="valid",
+            method="fft",
+        )
+        power = part_S @ part_S
+        assert 0.95 < products.max() / power < 1.05
 
 
 def test_m4a_without_its_extra_names_it(tmp_path: Path, monkeypatch):
-    write_aac(tmp_path / "a.m4a", make_wave(0, 0, 1.0), RATE)
-    monkeypatch.setitem(sys.modules, "av", None)  # as if it were not installed
-    with refuses(f"{tmp_path}/a.m4a", "pip install av"):
-        read_wave(tmp_path / "a.m4a", sample_rate=RATE)
+    path = tmp_path / "a.m4a"
+    write_aac(path, make_wave(0, 0, 1.0), RATE)
+    # as if it were not installed
+    monkeypatch.setitem(sys.modules, "av", None)
+    with refuses(str(path), "pip install av"):
+        read_wave(path, sample_rate=RATE)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +234,8 @@ def test_what_is_no_audio_is_refused(source, kind, value):
 
 
 def test_an_overshoot_is_clipped():
-    wave_S = read_wave(np.array([0.0, 1.3, -2.0, 0.5]), sample_rate=RATE)
+    values = np.array([0.0, 1.3, -2.0, 0.5])
+    wave_S = read_wave(values, sample_rate=RATE)
     assert wave_S.tolist() == [0.0, 1.0, -1.0, 0.5]
 
 
@@ -166,15 +244,18 @@ def test_paths_and_rates_that_cannot_be_are_refused(tmp_path: Path):
         read_wave("/no/such.wav", sample_rate=RATE)
     with refuses("/", "a folder"):
         read_wave("/", sample_rate=RATE)
-    audio.write(tmp_path / "a.wav", make_wave(0, 0, 1.0), RATE)
-    with refuses(f"{tmp_path}/a.wav", 16000, 8000):
-        read_wave(tmp_path / "a.wav", sample_rate=RATE, source_rate=8000)
+    path = tmp_path / "a.wav"
+    audio.write(path, make_wave(0, 0, 1.0), RATE)
+    with refuses(str(path), 16000, 8000):
+        read_wave(path, sample_rate=RATE, source_rate=8000)
+    wave_S = np.ones(9)
     with refuses("audio (ndarray)", "got 0"):
-        read_wave(np.ones(9), sample_rate=RATE, source_rate=0)
+        read_wave(wave_S, sample_rate=RATE, source_rate=0)
 
 
 def test_a_float_file_with_nan_is_refused(tmp_path: Path):
     values = np.array([0.1, np.nan, 0.2], dtype=np.float32)
-    soundfile.write(tmp_path / "b.wav", values, RATE, subtype="FLOAT")
-    with refuses(f"{tmp_path}/b.wav", "NaN"):
-        read_wave(tmp_path / "b.wav", sample_rate=RATE)
+    path = tmp_path / "b.wav"
+    soundfile.write(path, values, RATE, subtype="FLOAT")
+    with refuses(str(path), "NaN"):
+        read_wave(path, sample_rate=RATE)

@@ -14,7 +14,8 @@ import pytest
 import soundfile
 from refusals import refused, refuses
 
-from speakerlab.data import pack, shards
+from speakerlab.data import audio, pack, shards
+from speakerlab.data.arrays import read_arrays, write_arrays
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.manifest import read_manifest
 from speakerlab.data.pack import pack_data_dir, shard_bounds
@@ -41,9 +42,11 @@ def folder(make_data_dir) -> Path:
 
 def waves_of(folder: Path) -> dict[str, np.ndarray]:
     manifest = read_manifest([folder], sample_rate=RATE)
-    return {
-        u: manifest.read(i, 0, int(manifest.num_samples_N[i])) for i, u in enumerate(manifest.ids)
-    }
+    waves = {}
+    for row, utterance in enumerate(manifest.ids):
+        num_samples = int(manifest.num_samples_N[row])
+        waves[utterance] = manifest.read(row, 0, num_samples)
+    return waves
 
 
 @every_codec
@@ -51,63 +54,99 @@ def test_packed_audio_is_the_audio(folder, layout):
     loose = read_manifest([folder], sample_rate=RATE)
     pack_data_dir(folder, layout=layout)
     packed = read_manifest([folder], sample_rate=RATE)
-    assert packed.parts[0].waves is not None and loose.parts[0].waves is None
+    assert packed.parts[0].waves is not None
+    assert loose.parts[0].waves is None
     assert len(packed.parts[0].waves.shards) == 4
     assert list(packed.ids) == list(loose.ids)
     assert packed.sha256() == loose.sha256()
     rng = np.random.default_rng(0)
-    for row, num_samples in enumerate(map(int, loose.num_samples_N)):
-        stretches = [(0, num_samples), (0, 1), (num_samples - 1, 1), (0, 2 * num_samples)]
-        stretches += [sorted(map(int, rng.integers(0, num_samples, 2))) for _ in range(20)]
+    for row, num_samples in enumerate(loose.num_samples_N.tolist()):
+        stretches = [
+            (0, num_samples),
+            (0, 1),
+            (num_samples - 1, 1),
+            (0, 2 * num_samples),
+        ]
+        for _ in range(20):
+            first, count = sorted(rng.integers(0, num_samples, 2))
+            stretches.append((int(first), int(count)))
         for first, count in stretches:
-            wanted_S = loose.read(row, first, count)
-            found_S = packed.read(row, first, count)
-            assert found_S.dtype == np.int16 and np.array_equal(found_S, wanted_S), (first, count)
+            expected_S = loose.read(row, first, count)
+            packed_S = packed.read(row, first, count)
+            assert packed_S.dtype == np.int16
+            is_equal = np.array_equal(packed_S, expected_S)
+            assert is_equal, (first, count)
 
 
 def test_a_shard_stays_open_while_it_is_read(folder, monkeypatch):
     """Though another thread opens more than are kept, between its opening and its reading."""
     pack_data_dir(folder, layout=PCM)
-    expected, pread = waves_of(folder), os.pread
+    expected = waves_of(folder)
+    pread = os.pread
 
     def read_late(*where: int) -> bytes:
         shards.open_shard.cache_clear()
         return pread(*where)
 
     monkeypatch.setattr(os, "pread", read_late)
-    assert {u: w.tolist() for u, w in waves_of(folder).items()} == {
-        u: w.tolist() for u, w in expected.items()
-    }
+    waves = waves_of(folder)
+    assert waves.keys() == expected.keys()
+    for utterance, wave_S in waves.items():
+        assert wave_S.tolist() == expected[utterance].tolist()
 
 
 @every_codec
 def test_shards_are_tar_files_that_any_tool_opens(folder, layout, tmp_path):
-    wanted = waves_of(folder)
+    expected = waves_of(folder)
     pack_data_dir(folder, layout=layout)
-    joined: dict[str, list[np.ndarray]] = {}
-    for path in sorted((folder / "shards").glob("*.tar")):
+    shard_folder = folder / "shards"
+    pieces: dict[str, list[np.ndarray]] = {}
+    for path in sorted(shard_folder.glob("*.tar")):
         with tarfile.open(path) as archive:
             archive.extractall(tmp_path / "out")
             names = archive.getnames()
         for name in names:
-            wave_S, rate = soundfile.read(tmp_path / "out" / name, dtype="int16")
+            member = tmp_path / "out" / name
+            wave_S, rate = soundfile.read(member, dtype="int16")
             assert rate == RATE
-            joined.setdefault(name.split(".")[0], []).append(wave_S)
-    assert list(joined) == list(wanted)  # in the hashed order
-    for utterance, pieces in joined.items():
-        assert np.array_equal(np.concatenate(pieces), wanted[utterance])
+            utterance = name.split(".")[0]
+            pieces.setdefault(utterance, []).append(wave_S)
+
+    # in the hashed order
+    assert list(pieces) == list(expected)
+    for utterance, waves in pieces.items():
+        joined_S = np.concatenate(waves)
+        assert np.array_equal(joined_S, expected[utterance])
 
 
 def test_any_number_of_jobs_writes_the_same_bytes(folder, tmp_path, make_data_dir):
-    other = make_data_dir("other", speakers=range(4), seconds=[0.25, 1.0, 4.3])
+    other = make_data_dir(
+        "other",
+        speakers=range(4),
+        seconds=[0.25, 1.0, 4.3],
+    )
     pack_data_dir(folder, layout=PCM)
-    for i in (3, 1, 2):
-        line = pack_data_dir(other, layout=PCM, part=(i, 3), num_workers=2)
-        assert ("left to other jobs" in line) == (i != 2)
-    for path in sorted((folder / "shards").glob("*.tar")):
-        assert path.read_bytes() == (other / "shards" / path.name).read_bytes()
-    assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in other.iterdir())
-    assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == [".pack.lock"]
+    for number in (3, 1, 2):
+        line = pack_data_dir(
+            other,
+            layout=PCM,
+            part=(number, 3),
+            num_workers=2,
+        )
+        is_last_job = number == 2
+        assert ("left to other jobs" in line) == (not is_last_job)
+
+    shard_folder = folder / "shards"
+    for path in sorted(shard_folder.glob("*.tar")):
+        other_path = other / "shards" / path.name
+        assert path.read_bytes() == other_path.read_bytes()
+
+    # no temporary file remains
+    names = sorted(path.name for path in folder.iterdir())
+    other_names = sorted(path.name for path in other.iterdir())
+    assert names == other_names
+    hidden = [name for name in names if name.startswith(".")]
+    assert hidden == [".pack.lock"]
 
 
 def test_a_packing_that_was_stopped_continues(folder, monkeypatch):
@@ -128,10 +167,10 @@ def test_a_packing_that_was_stopped_continues(folder, monkeypatch):
     with pytest.raises(Stopped):
         pack_data_dir(folder, layout=PCM)
     assert read_packed(folder / "shards") is None
-    assert read_manifest([folder], sample_rate=RATE).parts[0].waves is None
-    monkeypatch.setattr(
-        pack, "write_shard", lambda job, n: (written.append(n), write_shard(job, n))[1]
-    )
+    manifest = read_manifest([folder], sample_rate=RATE)
+    assert manifest.parts[0].waves is None
+
+    stop_after = None
     pack_data_dir(folder, layout=PCM)
     assert written == [0, 1, 2, 3]
     assert "already packed" in pack_data_dir(folder, layout=PCM)
@@ -139,27 +178,46 @@ def test_a_packing_that_was_stopped_continues(folder, monkeypatch):
 
 
 def test_what_cannot_be_read_is_listed_and_left_out(folder):
-    wavs = {u: Path(p) for u, p in read_table(folder / "wav.scp").items()}
-    broken = {name: wavs[name] for name in ("spk0-0", "spk1-2")}  # checked by their headers before
-    whole = {path: path.read_bytes() for path in broken.values()}
+    wavs = {}
+    for utterance, path in read_table(folder / "wav.scp").items():
+        wavs[utterance] = Path(path)
+    # checked by their headers before, so only packing finds that they end too early
+    broken = [wavs["spk0-0"], wavs["spk1-2"]]
+    whole = {path: path.read_bytes() for path in broken}
     for path, content in whole.items():
         path.write_bytes(content[:3000])
     wavs["spk2-0"].unlink()
+
     with pytest.raises(ValueError) as error:
         pack_data_dir(folder, layout=PCM, allow_rejected=0.1)
     lines = str(error.value).splitlines()
-    assert len(lines) == 4 and "spk2-0.wav: no such file" in str(error.value)
-    assert refused(lines[-1], str(folder), "10.00%", "3 of 12", folder / "refused.tsv")
+    assert len(lines) == 4
+    assert "spk2-0.wav: no such file" in str(error.value)
+    list_path = folder / "refused.tsv"
+    assert refused(
+        lines[-1],
+        str(folder),
+        "10.00%",
+        "3 of 12",
+        list_path,
+    )
     assert read_packed(folder / "shards") is None
-    assert len((folder / "refused.tsv").read_text().splitlines()) == 3
-    broken["spk0-0"].write_bytes(whole[broken["spk0-0"]])  # repaired: it is tried again
+    refused_lines = list_path.read_text().splitlines()
+    assert len(refused_lines) == 3
+
+    # a repaired recording is read again
+    repaired = wavs["spk0-0"]
+    repaired.write_bytes(whole[repaired])
     line = pack_data_dir(folder, layout=PCM, allow_rejected=0.2)
-    assert "10 utterances in 4 shards" in line and "2 cannot be read, see" in line
+    assert "10 utterances in 4 shards" in line
+    assert "2 cannot be read, see" in line
     rejected = read_rejected(folder)
     assert rejected.keys() == {"spk1-2", "spk2-0"}
-    assert rejected["spk2-0"][0] == str(wavs["spk2-0"])
+    rejected_path = rejected["spk2-0"][0]
+    assert rejected_path == str(wavs["spk2-0"])
     packed = read_manifest([folder], sample_rate=RATE)
-    assert len(packed) == 10 and packed.parts[0].waves is not None
+    assert len(packed) == 10
+    assert packed.parts[0].waves is not None
     assert "already packed" in pack_data_dir(folder, layout=PCM)
 
 
@@ -171,21 +229,30 @@ def test_a_wrong_checksum_names_shard_utterance_and_byte(folder, layout):
     packed = manifest.parts[0].waves
     assert packed is not None
     shard = packed.folder / packed.shards[packed.shard_N[row]]
-    at = int(packed.start_N[row]) + (2 * RATE + 10 if layout is PCM else 10)
+    # pcm has a checksum for each second of audio, and here the second one is damaged
+    start = int(packed.start_N[row])
+    block_at = start + 2 * RATE if layout is PCM else start
     data = bytearray(shard.read_bytes())
-    data[at] ^= 1
+    data[block_at + 10] ^= 1
     shard.write_bytes(data)
-    block_at = int(packed.start_N[row]) + (2 * RATE if layout is PCM else 0)
-    with refuses(str(shard), "the checksum is wrong", "spk3-2", f"byte {block_at}"):
+    with refuses(
+        str(shard),
+        "the checksum is wrong",
+        "spk3-2",
+        f"byte {block_at}",
+    ):
         manifest.read(row, 0, 2 * RATE)
-    if layout is PCM:  # a second without the bit is read as before
-        assert len(manifest.read(row, 0, RATE)) == RATE
+    if layout is PCM:
+        # a second without the bit is read as before
+        wave_S = manifest.read(row, 0, RATE)
+        assert len(wave_S) == RATE
 
 
 def test_other_tables_than_were_packed_are_read_from_their_files(folder, caplog):
     pack_data_dir(folder, layout=PCM)
     table = read_table(folder / "utt2spk")
-    (folder / "utt2spk").write_text("".join(f"{u} {s}x\n" for u, s in table.items()))
+    lines = [f"{utt} {speaker}x\n" for utt, speaker in table.items()]
+    (folder / "utt2spk").write_text("".join(lines))
     check_data_dirs([folder])
     manifest = read_manifest([folder], sample_rate=RATE)
     assert manifest.parts[0].waves is None
@@ -195,44 +262,62 @@ def test_other_tables_than_were_packed_are_read_from_their_files(folder, caplog)
 def test_segments_are_packed_one_by_one(tmp_path, make_data_dir):
     from speakerlab.data.tables import write_data_dir
 
-    wave_S = (1000 * np.sin(np.arange(5 * RATE) / 9)).astype(np.int16)
-    soundfile.write(tmp_path / "long.flac", wave_S, RATE, subtype="PCM_16")
+    phase_S = np.arange(5 * RATE) / 9
+    wave_S = 1000 * np.sin(phase_S)
+    wave_S = wave_S.astype(np.int16)
+    recording = tmp_path / "long.flac"
+    soundfile.write(recording, wave_S, RATE, subtype="PCM_16")
     write_data_dir(
         tmp_path / "d",
-        wavs={"rec": tmp_path / "long.flac"},
+        wavs={"rec": recording},
         speakers={"a": "s1", "b": "s2"},
-        segments={"a": ("rec", 0.5, 2.0), "b": ("rec", 1.25, 5.0)},
+        segments={
+            "a": ("rec", 0.5, 2.0),
+            "b": ("rec", 1.25, 5.0),
+        },
     )
     check_data_dirs([tmp_path / "d"])
     pack_data_dir(tmp_path / "d", layout=PCM)
-    found = waves_of(tmp_path / "d")
-    assert np.array_equal(found["a"], wave_S[8000:32000])
-    assert np.array_equal(found["b"], wave_S[20000:])
+    waves = waves_of(tmp_path / "d")
+    first_S = wave_S[8000:32000]
+    assert np.array_equal(waves["a"], first_S)
+    second_S = wave_S[20000:]
+    assert np.array_equal(waves["b"], second_S)
 
 
 def test_bounds_follow_from_the_lengths_alone():
     num_samples_N = np.full(1000, 16000 * 10)  # 320 MB
     bounds = shard_bounds(num_samples_N)
-    assert bounds[0] == 0 and bounds[-1] == 1000
+    assert bounds[0] == 0
+    assert bounds[-1] == 1000
     sizes = np.diff(bounds)
-    assert len(sizes) == 4 and sizes.max() - sizes.min() <= 2
-    assert shard_bounds(np.array([5])) == (0, 1)
+    assert len(sizes) == 4
+    assert sizes.max() - sizes.min() <= 2
+
+    short_N = np.array([5])
+    assert shard_bounds(short_N) == (0, 1)
 
 
 def test_names_of_members_are_plain_and_never_too_long():
     assert member_name("spk1-0") == "spk1-0"
     assert member_name("a/../b\n") == "a%2F..%2Fb%0A"
-    long = [member_name(letter * 200) for letter in "日本"]
-    assert max(map(len, long)) <= 90 and len(set(long)) == 2
+    first = member_name("日" * 200)
+    second = member_name("本" * 200)
+    assert len(first) <= 90
+    assert len(second) <= 90
+    assert first != second
 
 
 def test_jobs_that_end_at_the_same_time_join_once(folder):
     """Four processes, a shard each, all of which may find that all shards are there."""
     context = multiprocessing.get_context("fork")
     with context.Pool(4) as pool:
-        lines = pool.starmap(pack_part, [(folder, i) for i in range(1, 5)])
-    assert sum("12 utterances in 4 shards" in line for line in lines) == 1
-    assert read_manifest([folder], sample_rate=RATE).parts[0].waves is not None
+        arguments = [(folder, number) for number in range(1, 5)]
+        lines = pool.starmap(pack_part, arguments)
+    num_joins = sum("12 utterances in 4 shards" in line for line in lines)
+    assert num_joins == 1
+    manifest = read_manifest([folder], sample_rate=RATE)
+    assert manifest.parts[0].waves is not None
     assert len(waves_of(folder)) == 12
 
 
@@ -242,16 +327,24 @@ def pack_part(folder: Path, number: int) -> str:
 
 def test_a_shard_that_was_cut_or_an_index_that_was_damaged_is_packed_again(folder):
     pack_data_dir(folder, layout=PCM)
-    wanted = waves_of(folder)
-    shard = sorted((folder / "shards").glob("*.tar"))[1]
-    shard.write_bytes(shard.read_bytes()[:-12_000])  # up to 10,240 are padding
+    expected = waves_of(folder)
+    shards = sorted((folder / "shards").glob("*.tar"))
+    shard = shards[1]
+    # up to 10,240 bytes at the end are padding
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-12_000])
     assert "12 utterances" in pack_data_dir(folder, layout=PCM)
+
     index = folder / "shards" / "index.safetensors"
-    index.write_bytes(index.read_bytes()[:-10])
+    content = index.read_bytes()
+    index.write_bytes(content[:-10])
     assert "12 utterances" in pack_data_dir(folder, layout=PCM)
-    found = waves_of(folder)
-    assert all(np.array_equal(found[utterance], wanted[utterance]) for utterance in wanted)
-    assert index.stat().st_mode == shard.stat().st_mode  # others may read it as they may the rest
+
+    waves = waves_of(folder)
+    for utterance, expected_S in expected.items():
+        assert np.array_equal(waves[utterance], expected_S)
+    # others may read the index as they may the shards
+    assert index.stat().st_mode == shard.stat().st_mode
 
 
 def test_a_full_disk_is_reported_with_the_place(folder, monkeypatch):
@@ -262,3 +355,70 @@ def test_a_full_disk_is_reported_with_the_place(folder, monkeypatch):
     with pytest.raises(OSError, match="No space left on device") as error:
         pack_data_dir(folder, layout=PCM)
     assert error.value.filename == str(folder)
+
+
+@pytest.mark.parametrize("kind", ["pcm", "flac", "fbank"])
+def test_a_done_packing_and_its_jobs_say_so(folder, kind):
+    layouts = {
+        "pcm": PCM,
+        "flac": FLAC,
+        "fbank": Layout("fbank", RATE, 100, 40),
+    }
+    layout = layouts[kind]
+    features = None if kind != "fbank" else frames_of
+    for number in (1, 3, 2):
+        line = pack_data_dir(
+            folder,
+            layout=layout,
+            features=features,
+            part=(number, 3),
+        )
+        assert "already packed" not in line
+
+    index = folder / layout.folder / "index.safetensors"
+    written_at = index.stat().st_mtime_ns
+    for part in ((1, 1), (2, 3)):
+        line = pack_data_dir(
+            folder,
+            layout=layout,
+            features=features,
+            part=part,
+        )
+        assert line == f"{folder}: already packed"
+    assert index.stat().st_mtime_ns == written_at
+
+    (folder / "utt2dur").unlink()
+    with refuses(
+        str(folder), f"run `speakerlab check {folder}`", error=FileNotFoundError
+    ):
+        pack_data_dir(folder, layout=layout, features=features)
+
+
+def test_a_recording_that_was_replaced_is_packed_again(folder):
+    """By one of the same length, so that no table changes."""
+    pack_data_dir(folder, layout=PCM)
+    waves = waves_of(folder)
+    first, wave_S = next(iter(waves.items()))
+    path = Path(read_table(folder / "wav.scp")[first])
+    audio.write(path, wave_S // 2, RATE)
+    assert "already packed" not in pack_data_dir(folder, layout=PCM)
+    assert pack_data_dir(folder, layout=PCM) == f"{folder}: already packed"
+
+
+def test_shards_that_do_not_say_how_their_recordings_were_are_kept(folder, monkeypatch):
+    """Those of earlier versions."""
+    with monkeypatch.context() as patch:
+        patch.setattr(pack, "recordings_digest", lambda _: "")
+        pack_data_dir(folder, layout=PCM)
+    index = folder / "shards/index.safetensors"
+    arrays, facts = read_arrays(index)
+    del facts["facts"]["recordings"]
+    write_arrays(index, arrays, facts)
+    assert pack_data_dir(folder, layout=PCM) == f"{folder}: already packed"
+
+
+def frames_of(wave_S: np.ndarray) -> np.ndarray:
+    """Return ten values a frame of 10 ms."""
+    num_frames = max(1, len(wave_S) // 160)
+    frames_TF = np.resize(wave_S, (num_frames, 10))
+    return frames_TF.astype(np.float32)

@@ -1,6 +1,7 @@
 """Data workers: how many fit the CPUs and shared memory, and which one is stuck or has died."""
 
 import logging
+import math
 import multiprocessing
 import os
 import re
@@ -33,7 +34,13 @@ MIB = 1 << 20
 @pytest.fixture
 def eight_cpus(monkeypatch):
     """A machine of eight CPUs, all of which this process may run on."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)), raising=False)
+    cpus = set(range(8))
+    monkeypatch.setattr(
+        os,
+        "sched_getaffinity",
+        lambda _process: cpus,
+        raising=False,
+    )
 
 
 def cgroups(root: Path, membership: str, files: dict[str, str]) -> Path:
@@ -52,17 +59,25 @@ def cgroups(root: Path, membership: str, files: dict[str, str]) -> Path:
     [
         ("0::/\n", {}, 8),
         ("0::/\n", {"cpu.max": "max 100000\n"}, 8),
-        ("0::/\n", {"cpu.max": "250000 100000\n"}, 2),  # a container's own root
+        # a container's own root
+        ("0::/\n", {"cpu.max": "250000 100000\n"}, 2),
         ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
         ("0::/\n", {"cpu.max": "1600000 100000\n"}, 8),
         ("0::/slurm/job_7\n", {"slurm/job_7/cpu.max": "300000 100000"}, 3),
-        ("0::/a/b\n", {"a/b/cpu.max": "600000 100000", "a/cpu.max": "400000 100000"}, 4),
-        ("0::/docker/ab12\n", {"cpu.max": "500000 100000\n"}, 5),  # the path is the host's
-        ("3:cpuset:/job\n0::/job\n", {"job/cpu.max": "300000 100000"}, 3),  # beside version 1
+        (
+            "0::/a/b\n",
+            {"a/b/cpu.max": "600000 100000", "a/cpu.max": "400000 100000"},
+            4,
+        ),
+        # the path is the host's
+        ("0::/docker/ab12\n", {"cpu.max": "500000 100000\n"}, 5),
+        # beside version 1
+        ("3:cpuset:/job\n0::/job\n", {"job/cpu.max": "300000 100000"}, 3),
     ],
 )
 def test_a_quota_limits_the_cpus(tmp_path, eight_cpus, membership, files, cpus):
-    assert available_cpus(cgroups(tmp_path, membership, files)) == cpus
+    root = cgroups(tmp_path, membership, files)
+    assert available_cpus(root) == cpus
 
 
 def test_without_cgroups_the_cpus_are_those_of_the_affinity(tmp_path, eight_cpus):
@@ -71,13 +86,23 @@ def test_without_cgroups_the_cpus_are_those_of_the_affinity(tmp_path, eight_cpus
 
 def test_as_many_workers_as_fit_into_shared_memory(tmp_path):
     """A worker of each of 2 ranks reads 4 batches ahead and 1.5 of each are there: 12 batches."""
-    more = {"batch_bytes": shutil.disk_usage(tmp_path).free // int(12 * 3.5), "local_ranks": 2}
-    for wanted, fitting in ((8, 3), (3, 3), (0, 0)):
-        assert fit_workers(wanted, folder=tmp_path, **more) == fitting
-    assert fit_workers(8, folder=tmp_path / "no", **more) == 8
-    everything = -(-shutil.disk_usage(tmp_path).free // NCCL_BYTES)
-    assert fit_workers(8, folder=tmp_path, gpus=1, **more) == 3  # needs no NCCL
-    assert fit_workers(8, folder=tmp_path, gpus=everything, **more) == 0
+    free = shutil.disk_usage(tmp_path).free
+    # space for 3.5 workers
+    options = {
+        "batch_bytes": free // int(12 * 3.5),
+        "local_ranks": 2,
+    }
+    for num_asked, num_fitting in [(8, 3), (3, 3), (0, 0)]:
+        num_workers = fit_workers(num_asked, folder=tmp_path, **options)
+        assert num_workers == num_fitting
+    missing = tmp_path / "no"
+    assert fit_workers(8, folder=missing, **options) == 8
+
+    # one GPU needs no NCCL, and NCCL of so many GPUs takes all space
+    assert fit_workers(8, folder=tmp_path, gpus=1, **options) == 3
+    num_gpus = math.ceil(free / NCCL_BYTES)
+    num_workers = fit_workers(8, folder=tmp_path, gpus=num_gpus, **options)
+    assert num_workers == 0
 
 
 def test_cpus_are_those_this_process_may_use():
@@ -85,21 +110,26 @@ def test_cpus_are_those_this_process_may_use():
     try:
         os.sched_setaffinity(0, {min(before)})
         assert available_cpus() == 1
-        assert auto_workers(1) == auto_workers(2) == 1
+        assert auto_workers(1) == 1
+        assert auto_workers(2) == 1
     finally:
         os.sched_setaffinity(0, before)
     assert available_cpus() == len(before)
-    assert 1 <= auto_workers(1) <= max(1, len(before) - 1)
+    most = max(1, len(before) - 1)
+    assert 1 <= auto_workers(1) <= most
 
 
 class StuckDisk(TrainCrops):
     """Reading this row takes until someone opens the pipe, as a file on a dead mount would."""
 
-    pipe, row = Path(), -1
+    pipe = Path()
+    row = -1
 
     def __getitem__(self, slot):
         if slot[2] == self.row and self.pipe.exists():
-            os.close(os.open(self.pipe, os.O_RDONLY))
+            # waits for a writer
+            descriptor = os.open(self.pipe, os.O_RDONLY)
+            os.close(descriptor)
         return super().__getitem__(slot)
 
 
@@ -113,12 +143,33 @@ def stuck(make_data_dir, tmp_path):
 
     def load(num_workers: int):
         labels = np.arange(4)[None]
-        crops = StuckDisk(manifest, {}, crop_samples=8000, label_KN=labels, seed=0)
-        crops.pipe, crops.row = pipe, list(manifest.ids).index("spk2-1")
-        order = EpochOrder(manifest.num_samples_N, crop_samples=8000, global_batch=8, seed=0)
-        slots = micro_batches(order, start_step=0, stop_step=9, micro_batch=4)
+        crops = StuckDisk(
+            manifest,
+            {},
+            crop_samples=8000,
+            label_KN=labels,
+            seed=0,
+        )
+        crops.pipe = pipe
+        crops.row = list(manifest.ids).index("spk2-1")
+        order = EpochOrder(
+            manifest.num_samples_N,
+            crop_samples=8000,
+            global_batch=8,
+            seed=0,
+        )
+        slots = micro_batches(
+            order,
+            start_step=0,
+            stop_step=9,
+            micro_batch=4,
+        )
         return train_loader(
-            crops, slots, num_workers=num_workers, pin_memory=False, stall_seconds=0.4
+            crops,
+            slots,
+            num_workers=num_workers,
+            pin_memory=False,
+            stall_seconds=0.4,
         )
 
     return pipe, tmp_path / "wav" / "spk2-1.wav", load
@@ -141,23 +192,28 @@ def when(ready, act) -> threading.Thread:
 def test_a_file_that_does_not_answer_is_named(stuck, caplog):
     pipe, path, load = stuck
 
-    def let_go() -> None:  # of those who wait, and of those to come
+    def let_go() -> None:
+        # of those who wait, and of those to come
         opened = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
         pipe.unlink()
         os.close(opened)
 
-    opener = when(lambda: len(caplog.records) >= 2, let_go)  # the message is repeated
-    assert len(list(load(2))) == 18  # and training continues
+    # the message is repeated, and training continues
+    opener = when(lambda: len(caplog.records) >= 2, let_go)
+    batches = list(load(2))
+    assert len(batches) == 18
     opener.join()
     for record in caplog.records[:2]:
         assert record.levelno == logging.WARNING
         assert re.match(
-            rf"data: no batch for [0-5] s; [12] of 2 workers are reading; .*worker [01] \(process "
+            rf"data: no batch for [0-5] s; [12] of 2 workers are reading; .*worker [01]"
+            rf" \(process "
             rf"\d+\) reading spk2-1 \({re.escape(str(path))}\)",
             record.getMessage(),
         ), record.getMessage()
-    first, second = (record.created for record in caplog.records[:2])
-    assert second > first + 0.1  # the same stall is not reported twice at once
+    # the same stall is not reported twice at once
+    first, second = caplog.records[:2]
+    assert second.created > first.created + 0.1
 
 
 def test_a_killed_worker_is_one_line(stuck, caplog):
@@ -166,7 +222,8 @@ def test_a_killed_worker_is_one_line(stuck, caplog):
     killed: list[int] = []
 
     def kill() -> None:
-        (worker,) = set(multiprocessing.active_children()) - before
+        children = set(multiprocessing.active_children())
+        (worker,) = children - before
         assert worker.pid is not None
         killed.append(worker.pid)
         os.kill(worker.pid, signal.SIGKILL)
@@ -176,8 +233,9 @@ def test_a_killed_worker_is_one_line(stuck, caplog):
         list(load(1))
     killer.join()
     assert str(died.value) == (
-        f"data worker 0 (process {killed[0]}) reading spk2-1 ({path}): ended with SIGKILL; "
-        "often the kernel's out-of-memory killer, see dmesg: lower runtime.num_workers"
+        f"data worker 0 (process {killed[0]}) reading spk2-1 ({path}): ended with"
+        " SIGKILL; often the kernel's out-of-memory killer, see dmesg: lower"
+        " runtime.num_workers"
     )
 
 
@@ -186,10 +244,13 @@ def test_the_line_on_a_stall_counts_the_workers_and_names_four():
     watch.workers = [multiprocessing.Process() for _ in range(7)]
     watch.rows[:] = [3, NO_ROW, 5, 0, 4, 2, NO_ROW]
     text = watch.describe_stall(75.2)
-    assert text.startswith("data: no batch for 75 s; 5 of 7 workers are reading; data worker 0 (")
+    assert text.startswith(
+        "data: no batch for 75 s; 5 of 7 workers are reading; data worker 0 ("
+    )
     assert re.findall(r"row (\d+)", text) == ["3", "5", "0", "4"]
     watch.rows[:] = [NO_ROW] * 7
-    assert watch.describe_stall(61.3) == "data: no batch for 61 s; 0 of 7 workers are reading"
+    text = watch.describe_stall(61.3)
+    assert text == "data: no batch for 61 s; 0 of 7 workers are reading"
 
 
 def hand_over(mailbox):
@@ -200,15 +261,19 @@ def hand_over(mailbox):
 
 
 def test_a_worker_says_nothing_when_its_rank_is_killed_while_taking_a_batch(capfd):
-    own, other = multiprocessing.Pipe()
-    worker = multiprocessing.get_context("fork").Process(target=hand_over, args=(other,))
+    receiver, other = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(
+        target=hand_over, args=(other,)
+    )
     worker.start()
     key = multiprocessing.current_process().authkey
-    connection.Client(own.recv()._id[0], authkey=key).close()
+    address = receiver.recv()._id[0]
+    connection.Client(address, authkey=key).close()
     time.sleep(0.2)
-    own.send("end")
+    receiver.send("end")
     worker.join(10)
-    assert worker.exitcode == 0 and capfd.readouterr().err == ""
+    assert worker.exitcode == 0
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

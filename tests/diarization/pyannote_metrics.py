@@ -20,30 +20,42 @@ KINDS = ("total", "missed detection", "false alarm", "confusion")
 
 
 def main() -> None:
-    from pyannote.core import Annotation, Segment, Timeline  # pyright: ignore[reportMissingImports]
+    from pyannote.core import (
+        Annotation,
+        Segment,
+        Timeline,
+    )  # pyright: ignore[reportMissingImports]
     from pyannote.metrics.diarization import (  # pyright: ignore[reportMissingImports]
         DiarizationErrorRate,
         JaccardErrorRate,
     )
 
     def annotate(turns: list[Turn]) -> Annotation:
-        found = Annotation()
-        for number, (start, end, speaker) in enumerate(merge_turns(turns)[0]):
-            found[Segment(start, end), number] = speaker
-        return found
+        annotation = Annotation()
+        merged, _ = merge_turns(turns)
+        for number, (start, end, speaker) in enumerate(merged):
+            annotation[Segment(start, end), number] = speaker
+        return annotation
 
     rows = []
-    for *both, regions, _ in json.loads(PAIRS.read_text()):
-        reference, hypothesis = ([Turn(*turn) for turn in turns] for turns in both)
-        pair = annotate(reference), annotate(hypothesis)
-        uem = Timeline([Segment(*region) for region in regions or extent(reference)])
+    for reference, hypothesis, regions, _ in json.loads(PAIRS.read_text()):
+        reference_turns = [Turn(*turn) for turn in reference]
+        hypothesis_turns = [Turn(*turn) for turn in hypothesis]
+        pair = annotate(reference_turns), annotate(hypothesis_turns)
+        regions = regions or extent(reference_turns)
+        uem = Timeline([Segment(*region) for region in regions])
         figures = []
         for collar, skip_overlap in PROTOCOLS:
-            metric = DiarizationErrorRate(collar=2 * collar, skip_overlap=skip_overlap)
-            found = metric(*pair, uem=uem, detailed=True)
-            figures.append([found[kind] for kind in KINDS])
-        rows.append([figures, JaccardErrorRate()(*pair, uem=uem)])
-    STORED.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+            # pyannote's collar is the whole width around a bound
+            metric = DiarizationErrorRate(
+                collar=2 * collar,
+                skip_overlap=skip_overlap,
+            )
+            errors = metric(*pair, uem=uem, detailed=True)
+            figures.append([errors[kind] for kind in KINDS])
+        jer = JaccardErrorRate()(*pair, uem=uem)
+        rows.append(json.dumps([figures, jer]))
+    STORED.write_text("[\n" + ",\n".join(rows) + "\n]\n")
 
 
 if __name__ == "__main__":

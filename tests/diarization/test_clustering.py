@@ -22,7 +22,9 @@ TESTS = Path(__file__).parent
 
 def vbx() -> Vbx:
     """The model that conversations are drawn from, but for unit lengths and the mean."""
-    dim, between, within = 64, 0.4 / 64, 0.5 / 64
+    dim = 64
+    between = 0.4 / 64
+    within = 0.5 / 64
     return Vbx(
         mean_D=np.zeros(dim),
         transform_DD=np.eye(dim) / np.sqrt(within),
@@ -33,123 +35,196 @@ def vbx() -> Vbx:
 METHODS_TESTED = [Spectral(), Ahc(threshold=0.3), vbx()]
 IDS = ["spectral", "ahc", "vbx"]
 if outside.KIND == "clustering":
-    METHODS_TESTED, IDS = [METHODS[outside.NAME](**outside.ARGS)], ["outside"]
+    METHODS_TESTED = [METHODS[outside.NAME](**outside.ARGS)]
+    IDS = ["outside"]
 each_method = pytest.mark.parametrize("method", METHODS_TESTED, ids=IDS)
 
 
 def parts(*sizes: int, seed: int = 0) -> np.ndarray:
     """Embeddings of speakers with these numbers of windows, one after the other."""
     speaker_N = np.repeat(np.arange(len(sizes)), sizes)
-    return embed(np.random.default_rng(seed), np.eye(len(sizes))[speaker_N])
+    share_NK = np.eye(len(sizes))[speaker_N]
+    rng = np.random.default_rng(seed)
+    return embed(rng, share_NK)
 
 
 def test_every_method_of_the_registry_is_tested():
-    assert {type(method) for method in METHODS_TESTED} == set(METHODS.values())
+    tested = {type(method) for method in METHODS_TESTED}
+    registered = set(METHODS.values())
+    assert tested == registered
 
 
 @each_method
 @pytest.mark.parametrize("num_speakers", [1, 2, 3, 4, 6])
 def test_speakers_of_a_conversation_are_found(method, num_speakers):
     talk = converse(1, num_speakers)
-    found, again = cluster(talk.emb_ND, method), cluster(talk.emb_ND, method)
-    assert np.array_equal(found.cosine_NK, again.cosine_NK)
-    assert found.centre_KD.shape == (num_speakers, 64)
-    assert found.speaker_N[0] == 0
-    assert agreement(found.speaker_N, talk.speaker_N) > 0.95
-    own_N = found.cosine_NK[np.arange(len(talk.windows)), found.speaker_N]
-    assert np.mean(own_N == found.cosine_NK.max(axis=1)) > 0.98
+    label_N = cluster(talk.emb_ND, method)
+    again = cluster(talk.emb_ND, method)
+    assert np.array_equal(label_N.cosine_NK, again.cosine_NK)
+    assert label_N.centre_KD.shape == (num_speakers, 64)
+    assert label_N.speaker_N[0] == 0
+    assert agreement(label_N.speaker_N, talk.speaker_N) > 0.95
+
+    # the speaker of nearly every window is the speaker with the nearest centre
+    num_windows = len(talk.windows)
+    rows = np.arange(num_windows)
+    speaker_cosine_N = label_N.cosine_NK[rows, label_N.speaker_N]
+    nearest_cosine_N = label_N.cosine_NK.max(axis=1)
+    is_nearest_N = speaker_cosine_N == nearest_cosine_N
+    assert np.mean(is_nearest_N) > 0.98
 
 
 @pytest.mark.slow
 def test_spectral_finds_the_number_of_speakers_of_most_conversations():
-    talks = [(converse(seed, 1 + seed % 8), 1 + seed % 8) for seed in range(40)]
-    right = [len(cluster(talk.emb_ND, Spectral()).centre_KD) == num for talk, num in talks]
-    assert np.mean(right) >= 0.95
+    is_right = []
+    for seed in range(40):
+        num_speakers = 1 + seed % 8
+        talk = converse(seed, num_speakers)
+        label_N = cluster(talk.emb_ND, Spectral())
+        is_right.append(len(label_N.centre_KD) == num_speakers)
+    assert np.mean(is_right) >= 0.95
 
 
 @each_method
 def test_hours_are_clustered_through_a_sample(method):
     emb_ND = parts(3000, 1500, 150)
-    found = cluster(emb_ND, method)
-    assert np.bincount(found.speaker_N).tolist() == [3000, 1500, 150]
+    label_N = cluster(emb_ND, method)
+    num_windows_K = np.bincount(label_N.speaker_N)
+    assert num_windows_K.tolist() == [3000, 1500, 150]
 
 
 @each_method
 @pytest.mark.parametrize("num_speakers", [1, 2, 5])
 def test_a_given_number_of_speakers_is_found(method, num_speakers):
     talk = converse(2, 3)
-    found = cluster(talk.emb_ND, method, min_speakers=num_speakers, max_speakers=num_speakers)
-    assert len(np.unique(found.speaker_N)) == num_speakers
+    label_N = cluster(
+        talk.emb_ND, method, min_speakers=num_speakers, max_speakers=num_speakers
+    )
+    speakers = np.unique(label_N.speaker_N)
+    assert len(speakers) == num_speakers
 
 
 @each_method
 def test_the_number_of_speakers_is_bounded(method):
     talk = converse(3, 4)
-    few = cluster(talk.emb_ND, method, max_speakers=2)
-    many = cluster(talk.emb_ND, method, min_speakers=6, max_speakers=8)
-    assert len(few.centre_KD) <= 2
-    assert 6 <= len(many.centre_KD) <= 8
+    at_most_2 = cluster(talk.emb_ND, method, max_speakers=2)
+    assert len(at_most_2.centre_KD) <= 2
+
+    from_6_to_8 = cluster(
+        talk.emb_ND,
+        method,
+        min_speakers=6,
+        max_speakers=8,
+    )
+    assert 6 <= len(from_6_to_8.centre_KD) <= 8
 
 
+@pytest.mark.slow
 @each_method
 def test_fifty_speakers(method):
-    emb_ND = parts(*[20] * 50)
-    assert len(cluster(emb_ND, method).centre_KD) <= clustering.MAX_SPEAKERS
-    found = cluster(emb_ND, method, min_speakers=50, max_speakers=60)
-    assert len(found.centre_KD) == 50
-    assert agreement(found.speaker_N, np.repeat(np.arange(50), 20)) > 0.98
+    sizes = [20] * 50
+    emb_ND = parts(*sizes)
+
+    by_default = cluster(emb_ND, method)
+    assert len(by_default.centre_KD) <= clustering.MAX_SPEAKERS
+
+    label_N = cluster(
+        emb_ND,
+        method,
+        min_speakers=50,
+        max_speakers=60,
+    )
+    assert len(label_N.centre_KD) == 50
+    true_N = np.repeat(range(50), 20)
+    assert agreement(label_N.speaker_N, true_N) > 0.98
 
 
 def test_spectral_does_not_join_more_speakers_than_allowed_into_one():
-    found = cluster(parts(*[20] * 30), Spectral())
-    assert len(found.centre_KD) > 0.5 * clustering.MAX_SPEAKERS
+    sizes = [20] * 30
+    label_N = cluster(parts(*sizes), Spectral())
+    assert len(label_N.centre_KD) > 0.5 * clustering.MAX_SPEAKERS
 
 
 @each_method
 @pytest.mark.parametrize("num_windows", [0, 1, 2, 3, 6])
 def test_a_few_windows_are_one_speaker(method, num_windows):
-    found = cluster(parts(num_windows), method)
-    assert found.speaker_N.tolist() == [0] * num_windows
-    assert found.centre_KD.shape == (min(num_windows, 1), 64)
+    label_N = cluster(parts(num_windows), method)
+    assert len(label_N.speaker_N) == num_windows
+    assert np.all(label_N.speaker_N == 0)
+    expected_speakers = min(num_windows, 1)
+    assert label_N.centre_KD.shape == (expected_speakers, 64)
 
 
 @pytest.mark.parametrize("sizes", [(14, 5), (12, 3), (18, 4, 3)])
 def test_spectral_finds_who_says_little_in_a_short_recording(sizes):
-    found = [len(cluster(parts(*sizes, seed=seed), Spectral()).centre_KD) for seed in range(20)]
-    assert found.count(len(sizes)) >= 18
+    num_speakers = []
+    for seed in range(20):
+        emb_ND = parts(*sizes, seed=seed)
+        label_N = cluster(emb_ND, Spectral())
+        num_speakers.append(len(label_N.centre_KD))
+    assert num_speakers.count(len(sizes)) >= 18
 
 
 @pytest.mark.parametrize(("seed", "variance"), [(3, 0.25), (27, 0.4)])
 def test_spectral_takes_no_turn_for_another_speaker(seed, variance):
     """Windows of one turn are more alike than other windows of its speaker."""
-    talk, rng = converse(seed, 5), np.random.default_rng(seed)
-    turn_ND = rng.normal(size=(len(talk.turns) + 1, 64)) * np.sqrt(variance / 64)
+    talk = converse(seed, 5)
+    rng = np.random.default_rng(seed)
+    num_offsets = len(talk.turns) + 1
+    turn_ND = rng.normal(size=(num_offsets, 64))
+    turn_ND *= np.sqrt(variance / 64)
+
+    # every window gets the offset of the turn in its middle
     middles = [(start + end) / 2 for start, end in talk.windows]
-    turn_N = np.searchsorted([turn.start for turn in talk.turns], middles)
-    emb_ND = talk.emb_ND + turn_ND[turn_N].astype(np.float32)
-    assert len(cluster(emb_ND, Spectral()).centre_KD) == 5
+    starts = [turn.start for turn in talk.turns]
+    turn_N = np.searchsorted(starts, middles)
+    offset_ND = turn_ND[turn_N].astype(np.float32)
+    emb_ND = talk.emb_ND + offset_ND
+    label_N = cluster(emb_ND, Spectral())
+    assert len(label_N.centre_KD) == 5
 
 
 def test_windows_of_groups_that_are_dropped_are_counted():
     def divide(unit_ND: np.ndarray, least: int, most: int) -> np.ndarray:
-        return np.repeat([0, 1, 2, -1], [30, 25, 4, 1])  # -1: outside of the sample
+        # -1: outside of the sample
+        groups = [0, 1, 2, -1]
+        sizes = [30, 25, 4, 1]
+        return np.repeat(groups, sizes)
 
-    assert cluster(parts(30, 25, 5), divide).num_dropped == 4
-    assert cluster(parts(30, 25, 5), divide, min_speakers=3).num_dropped == 0
+    emb_ND = parts(30, 25, 5)
+    label_N = cluster(emb_ND, divide)
+    assert label_N.num_dropped == 4
+    label_N = cluster(emb_ND, divide, min_speakers=3)
+    assert label_N.num_dropped == 0
 
 
 @each_method
 def test_a_few_windows_of_a_given_number_of_speakers(method):
-    found = cluster(parts(3, 3, 3), method, min_speakers=3, max_speakers=3)
-    assert found.speaker_N.tolist() == [0] * 3 + [1] * 3 + [2] * 3
-    all_apart = cluster(parts(1, 1, 1), method, min_speakers=3, max_speakers=3)
-    assert all_apart.speaker_N.tolist() == [0, 1, 2]
+    three_each_ND = parts(3, 3, 3)
+    label_N = cluster(
+        three_each_ND,
+        method,
+        min_speakers=3,
+        max_speakers=3,
+    )
+    assert label_N.speaker_N.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+    one_each_ND = parts(1, 1, 1)
+    label_N = cluster(
+        one_each_ND,
+        method,
+        min_speakers=3,
+        max_speakers=3,
+    )
+    assert label_N.speaker_N.tolist() == [0, 1, 2]
 
 
 @each_method
 def test_equal_windows_are_one_speaker(method):
-    emb_ND = np.tile(parts(1), (30, 1))  # the cosine of some is above 1 by rounding
-    assert cluster(emb_ND, method).speaker_N.tolist() == [0] * 30
+    # the cosine of some pairs is above 1 by rounding
+    emb_ND = np.tile(parts(1), (30, 1))
+    label_N = cluster(emb_ND, method)
+    assert label_N.speaker_N.tolist() == [0] * 30
 
 
 def test_impossible_numbers_and_embeddings_are_refused():
@@ -169,61 +244,115 @@ def test_impossible_numbers_and_embeddings_are_refused():
 
 
 def test_tiny_groups_are_dropped_unless_they_are_needed():
-    group_N = np.repeat([3, 7, 1, 0, -1], [4, 19, 22, 2, 5])
-    assert drop_tiny(group_N, 1).tolist() == [-1] * 4 + [1] * 19 + [0] * 22 + [-1] * 7
-    assert drop_tiny(group_N, 3).tolist() == [2] * 4 + [1] * 19 + [0] * 22 + [-1] * 7
-    short_N = group_N[19:]  # of 33 windows, 3 are enough
-    assert drop_tiny(short_N, 1).tolist() == [1] * 4 + [0] * 22 + [-1] * 7
+    sizes = [4, 19, 22, 2, 5]
+    group_N = np.repeat([3, 7, 1, 0, -1], sizes)
+    dropped_N = drop_tiny(group_N, 1)
+    expected_N = np.repeat([-1, 1, 0, -1, -1], sizes)
+    assert dropped_N.tolist() == expected_N.tolist()
+
+    # three speakers are required, so the largest of the tiny groups stays
+    dropped_N = drop_tiny(group_N, 3)
+    expected_N = np.repeat([2, 1, 0, -1, -1], sizes)
+    assert dropped_N.tolist() == expected_N.tolist()
+
+    # of 33 windows, 3 are enough
+    short_N = group_N[19:]
+    short_sizes = [4, 22, 2, 5]
+    dropped_N = drop_tiny(short_N, 1)
+    expected_N = np.repeat([1, 0, -1, -1], short_sizes)
+    assert dropped_N.tolist() == expected_N.tolist()
 
 
 def test_groups_of_one_voice_are_merged():
     emb_ND = parts(40, 20)
-    unit_ND = emb_ND / np.linalg.norm(emb_ND, axis=1, keepdims=True)
-    group_N = np.repeat([0, 1, 2, -1], [20, 20, 15, 5])
+    length_N = np.linalg.norm(emb_ND, axis=1, keepdims=True)
+    unit_ND = emb_ND / length_N
+    # 40 windows of the first speaker in two groups, -1: of no group
+    groups = [0, 1, 2, -1]
+    sizes = [20, 20, 15, 5]
+    group_N = np.repeat(groups, sizes)
+
     merged_N = merge_groups(unit_ND, group_N, 1)
-    assert merged_N.tolist() == [0] * 40 + [1] * 15 + [-1] * 5
-    assert merge_groups(unit_ND, group_N, 3).tolist() == group_N.tolist()
+    expected = [0] * 40 + [1] * 15 + [-1] * 5
+    assert merged_N.tolist() == expected
+
+    merged_N = merge_groups(unit_ND, group_N, 3)
+    assert merged_N.tolist() == group_N.tolist()
 
 
 def test_windows_of_tiny_groups_show_that_others_are_of_one_voice():
     emb_ND = parts(60)
-    emb_ND += 0.1 * np.random.default_rng(1).normal(size=emb_ND.shape)
+    rng = np.random.default_rng(1)
+    emb_ND += 0.1 * rng.normal(size=emb_ND.shape)
 
-    def divide(unit_ND: np.ndarray, least: int, most: int) -> np.ndarray:
-        return np.concatenate([np.repeat([0, 1], 5), np.arange(2, 52)])
+    two_groups_N = np.repeat([0, 1], 5)
 
-    assert len(cluster(emb_ND[:10], lambda *_: np.repeat([0, 1], 5)).centre_KD) == 2
-    assert len(cluster(emb_ND, divide).centre_KD) == 1
+    def divide_two(unit_ND: np.ndarray, least: int, most: int) -> np.ndarray:
+        return two_groups_N
+
+    def divide_all(unit_ND: np.ndarray, least: int, most: int) -> np.ndarray:
+        tiny_groups_N = np.arange(2, 52)
+        return np.concatenate([two_groups_N, tiny_groups_N])
+
+    without_tiny = cluster(emb_ND[:10], divide_two)
+    assert len(without_tiny.centre_KD) == 2
+    with_tiny = cluster(emb_ND, divide_all)
+    assert len(with_tiny.centre_KD) == 1
 
 
 def test_disjoint_graphs_are_divided_exactly():
     joined = np.zeros((9, 9))
-    for rows in ([0, 3, 6], [1, 4, 7], [2, 5, 8]):
+    graphs = [
+        [0, 3, 6],
+        [1, 4, 7],
+        [2, 5, 8],
+    ]
+    for rows in graphs:
         joined[np.ix_(rows, rows)] = 1.0
-    laplacian = np.diag(joined.sum(axis=1)) - joined
+    degree = np.diag(joined.sum(axis=1))
+    laplacian = degree - joined
     group_N = divide(laplacian, 3)
-    assert group_N[:3].tolist() == group_N[3:6].tolist() == group_N[6:].tolist()
-    assert sorted(group_N[:3].tolist()) == [0, 1, 2]
+    first, second, third = group_N.reshape(3, 3).tolist()
+    assert first == second
+    assert second == third
+    assert sorted(first) == [0, 1, 2]
 
 
 def test_the_threshold_of_ahc_decides():
     talk = converse(1, 3)
-    assert len(cluster(talk.emb_ND, Ahc(threshold=-0.9)).centre_KD) == 1
-    assert len(cluster(talk.emb_ND, Ahc(threshold=0.3)).centre_KD) == 3
+    low_threshold = Ahc(threshold=-0.9)
+    joined = cluster(talk.emb_ND, low_threshold)
+    assert len(joined.centre_KD) == 1
+
+    high_threshold = Ahc(threshold=0.3)
+    apart = cluster(talk.emb_ND, high_threshold)
+    assert len(apart.centre_KD) == 3
 
 
 def test_vbx_keeps_only_the_speakers_that_explain_windows():
     rng = np.random.default_rng(0)
     psi_D = np.full(8, 4.0)
-    voice_KD = rng.normal(size=(2, 8)) * np.sqrt(psi_D)
+    voice_KD = rng.normal(size=(2, 8))
+    voice_KD *= np.sqrt(psi_D)
     true_N = rng.integers(2, size=60)
-    u_ND = voice_KD[true_N] + rng.normal(size=(60, 8))
-    start_NK = rng.dirichlet(np.ones(5), size=60)
-    vbx = Vbx(mean_D=np.zeros(8), transform_DD=np.eye(8), psi_D=psi_D, fa=1.0)
+    within_ND = rng.normal(size=(60, 8))
+    u_ND = voice_KD[true_N] + within_ND
+    concentration_K = np.ones(5)
+    start_NK = rng.dirichlet(concentration_K, size=60)
+    vbx = Vbx(
+        mean_D=np.zeros(8),
+        transform_DD=np.eye(8),
+        psi_D=psi_D,
+        fa=1.0,
+    )
+
+    # two of the five speakers of the start remain
     post_NK = vbx.posteriors(u_ND, start_NK)
     assert post_NK.shape == (60, 2)
-    np.testing.assert_allclose(post_NK.sum(axis=1), 1.0)
-    assert agreement(post_NK.argmax(axis=1), true_N) == 1.0
+    sum_N = post_NK.sum(axis=1)
+    np.testing.assert_allclose(sum_N, 1.0)
+    speaker_N = post_NK.argmax(axis=1)
+    assert agreement(speaker_N, true_N) == 1.0
 
 
 CODE = """
@@ -238,12 +367,22 @@ for method in METHODS_TESTED:
 """
 
 
+@pytest.mark.slow
 def test_equal_for_any_number_of_threads():
-    path = os.pathsep.join([str(TESTS.parent), *sys.path])
+    folders = [str(TESTS.parent), *sys.path]
+    path = os.pathsep.join(folders)
+    code = CODE.format(tests=str(TESTS))
+    arguments = [sys.executable, "-c", code]
     texts = set()
     for threads in ("1", "2"):
-        more = {"OPENBLAS_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "PYTHONPATH": path}
-        words = [sys.executable, "-c", CODE.format(tests=str(TESTS))]
-        texts.add(subprocess.check_output(words, env={**os.environ, **more}))
+        environment = {
+            **os.environ,
+            "OPENBLAS_NUM_THREADS": threads,
+            "OMP_NUM_THREADS": threads,
+            "PYTHONPATH": path,
+        }
+        text = subprocess.check_output(arguments, env=environment)
+        texts.add(text)
     assert len(texts) == 1
-    assert len(texts.pop().split()) == len(METHODS_TESTED)
+    lines = texts.pop().split()
+    assert len(lines) == len(METHODS_TESTED)

@@ -7,13 +7,20 @@ import pytest
 from refusals import refused, refuses
 
 from speakerlab.diarization import regions
-from speakerlab.diarization.regions import Turn, merge_regions, merge_turns, read_lab, read_rttm
+from speakerlab.diarization.regions import (
+    Turn,
+    merge_regions,
+    merge_turns,
+    read_lab,
+    read_rttm,
+)
 
 TAIL = "<NA> <NA>"
 
 
 def write(path: Path, *lines: str) -> Path:
-    path.write_text("".join(f"{line}\n" for line in lines))
+    content = "".join(f"{line}\n" for line in lines)
+    path.write_text(content)
     return path
 
 
@@ -30,7 +37,10 @@ def test_rttm_is_read_by_recording(tmp_path):
     turns = read_rttm(path)
     # 0.7 + 0.5 is not 1.2 in binary, but the turns touch
     assert turns == {
-        "one": [Turn(0.7, 1.2, "bob"), Turn(1.2, 2.2, "ann")],
+        "one": [
+            Turn(0.7, 1.2, "bob"),
+            Turn(1.2, 2.2, "ann"),
+        ],
         "two": [Turn(3, 3, "ann")],
     }
 
@@ -38,7 +48,8 @@ def test_rttm_is_read_by_recording(tmp_path):
 def test_an_empty_file_of_a_folder_is_a_recording_without_turns(tmp_path):
     write(tmp_path / "a.rttm", f"SPEAKER one 1 0 1 {TAIL} bob {TAIL}")
     write(tmp_path / "two.rttm")
-    assert read_rttm(tmp_path) == {"one": [Turn(0, 1, "bob")], "two": []}
+    turns = read_rttm(tmp_path)
+    assert turns == {"one": [Turn(0, 1, "bob")], "two": []}
     assert read_rttm(tmp_path / "two.rttm") == {}
     write(tmp_path / "b.rttm", f"SPEAKER one 1 2 1 {TAIL} bob {TAIL}")
     with refuses(f"{tmp_path / 'b.rttm'}:1", "one", tmp_path / "a.rttm"):
@@ -66,17 +77,24 @@ def test_an_empty_file_of_a_folder_is_a_recording_without_turns(tmp_path):
 def test_each_broken_line_of_an_rttm_is_refused(tmp_path, line, value):
     first = f"SPEAKER a 1 0 1 {TAIL} bob {TAIL}\n"
     path = tmp_path / "a.rttm"
-    path.write_text(first + line + "\n" + first + line + "\n", errors="surrogateescape")
+    content = first + line + "\n" + first + line + "\n"
+    path.write_text(content, errors="surrogateescape")
     with pytest.raises(ValueError) as caught:
         read_rttm(path)
     lines = str(caught.value).splitlines()
     assert len(lines) == 2
-    assert refused(lines[0], f"{path}:2", value) and refused(lines[1], f"{path}:4", value)
+    assert refused(lines[0], f"{path}:2", value)
+    assert refused(lines[1], f"{path}:4", value)
 
 
 def test_uem_and_lab_are_read_merged(tmp_path):
-    path = write(tmp_path / "a.uem", "b 1 5 6", "a 1 2 3", "; no", "a 1 0.5 2.5", "a 1 7 8")
-    assert regions.read_uem(path) == {"a": [(0.5, 3), (7, 8)], "b": [(5, 6)]}
+    path = write(
+        tmp_path / "a.uem", "b 1 5 6", "a 1 2 3", "; no", "a 1 0.5 2.5", "a 1 7 8"
+    )
+    assert regions.read_uem(path) == {
+        "a": [(0.5, 3), (7, 8)],
+        "b": [(5, 6)],
+    }
     path = write(tmp_path / "a.lab", "1 2 speech", "2 2.5 sp", "0 0.5")
     assert read_lab(path) == [(0, 0.5), (1, 2.5)]
 
@@ -99,23 +117,30 @@ def test_a_broken_line_of_a_uem_or_lab_is_refused(tmp_path, read, line, value):
 
 def test_what_is_written_is_read_again(tmp_path):
     rng = np.random.default_rng(0)
-    times = np.sort(rng.integers(0, 100_000, (50, 2)), axis=1) / 1000
-    turns = {
-        "a": sorted(
-            Turn(start, end, f"s{i % 3}") for i, (start, end) in enumerate(times[:30].tolist())
-        ),
-        "b": sorted(Turn(start, end, "x") for start, end in times[30:].tolist()),
-    }
+    milliseconds = rng.integers(0, 100_000, (50, 2))
+    times = np.sort(milliseconds, axis=1) / 1000
+    turns = {"a": [], "b": []}
+    for number, (start, end) in enumerate(times.tolist()):
+        if number < 30:
+            turns["a"].append(Turn(start, end, f"s{number % 3}"))
+        else:
+            turns["b"].append(Turn(start, end, "x"))
+    turns["a"].sort()
+    turns["b"].sort()
     regions.write_rttm(tmp_path / "a.rttm", turns)
     assert read_rttm(tmp_path / "a.rttm") == turns
-    spoken = {name: merge_regions(turn[:2] for turn in own) for name, own in turns.items()}
+    spoken = {}
+    for name, recording_turns in turns.items():
+        spoken[name] = merge_regions(turn[:2] for turn in recording_turns)
     regions.write_uem(tmp_path / "a.uem", spoken)
     assert regions.read_uem(tmp_path / "a.uem") == spoken
 
 
 def test_bounds_are_rounded_to_milliseconds(tmp_path):
-    regions.write_rttm(tmp_path / "a", {"a": [Turn(0, 1.0004, "x"), Turn(1.0004, 2.0008, "x")]})
-    assert read_rttm(tmp_path / "a")["a"] == [Turn(0, 1, "x"), Turn(1, 2.001, "x")]
+    turns = [Turn(0, 1.0004, "x"), Turn(1.0004, 2.0008, "x")]
+    regions.write_rttm(tmp_path / "a", {"a": turns})
+    rounded = [Turn(0, 1, "x"), Turn(1, 2.001, "x")]
+    assert read_rttm(tmp_path / "a")["a"] == rounded
 
 
 @pytest.mark.parametrize(
@@ -129,13 +154,21 @@ def test_bounds_are_rounded_to_milliseconds(tmp_path):
 def test_what_could_not_be_read_is_not_written(tmp_path, turn, value):
     path = tmp_path / "a.rttm"
     with refuses(str(path), value):
-        regions.write_rttm(path, {"a": [turn]})
+        turns = {"a": [turn]}
+        regions.write_rttm(path, turns)
     assert not list(tmp_path.iterdir())
 
 
 def test_overlapping_turns_of_one_speaker_are_merged_and_counted():
-    turns = [Turn(0, 2, "a"), Turn(1, 3, "b"), Turn(1, 1.5, "a"), Turn(1.5, 4, "a")]
-    assert merge_turns(turns) == ([Turn(0, 4, "a"), Turn(1, 3, "b")], 2)
+    turns = [
+        Turn(0, 2, "a"),
+        Turn(1, 3, "b"),
+        Turn(1, 1.5, "a"),
+        Turn(1.5, 4, "a"),
+    ]
+    merged = [Turn(0, 4, "a"), Turn(1, 3, "b")]
+    assert merge_turns(turns) == (merged, 2)
+
     touching = [Turn(0, 1, "a"), Turn(1, 2, "a")]
     assert merge_turns(touching) == (touching, 0)
     assert merge_regions(turn[:2] for turn in touching) == [(0, 2)]

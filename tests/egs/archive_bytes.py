@@ -13,7 +13,10 @@ def tar_bytes(members: dict[str, bytes]) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
-            info.size, info.mode, info.linkname = len(content), 0o4700, "/etc"
+            info.size = len(content)
+            # A mode with setuid, and a target for the member that is a link.
+            info.mode = 0o4700
+            info.linkname = "/etc"
             info.type = tarfile.SYMTYPE if name == "link" else tarfile.REGTYPE
             tar.addfile(info, io.BytesIO(content))
     return buffer.getvalue()
@@ -21,8 +24,12 @@ def tar_bytes(members: dict[str, bytes]) -> bytes:
 
 def tar_of(folder: Path) -> bytes:
     """Return a tar.gz of a folder."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return tar_bytes({str(path.relative_to(folder.parent)): path.read_bytes() for path in files})
+    members = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            name = str(path.relative_to(folder.parent))
+            members[name] = path.read_bytes()
+    return tar_bytes(members)
 
 
 def md5(content: bytes) -> str:
@@ -33,8 +40,11 @@ def md5(content: bytes) -> str:
 def store_parts(body: bytes, folder: Path, names: Sequence[str]) -> dict[str, str]:
     """Write equal parts of an archive under these names; name -> "md5:..."."""
     folder.mkdir(exist_ok=True)
-    size = -(-len(body) // len(names))
-    parts = {name: body[i * size : (i + 1) * size] for i, name in enumerate(names)}
-    for name, content in parts.items():
+    size = -(-len(body) // len(names))  # rounded up
+    digests = {}
+    for number, name in enumerate(names):
+        start = number * size
+        content = body[start : start + size]
         (folder / name).write_bytes(content)
-    return {name: md5(content) for name, content in parts.items()}
+        digests[name] = md5(content)
+    return digests

@@ -13,13 +13,15 @@ from voices import RATE, make_wave
 
 from speakerlab.data import audio
 
-ONE, TWO = "CN-Celeb_flac", "CN-Celeb2_flac"
+ONE = "CN-Celeb_flac"
+TWO = "CN-Celeb2_flac"
 DEV = [f"id{number:05d}" for number in range(7)]
 SECOND = [f"id{number:05d}" for number in range(10000, 10005)]
 NOT_LISTED = "id10005"
-ENROLLED = {f"id{number:05d}": 1 + number % 3 for number in range(800, 805)}  # -> utterances
+# Speaker -> number of enrolment utterances.
+ENROLLED = {"id00800": 3, "id00801": 1, "id00802": 2, "id00803": 3, "id00804": 1}
 NEVER_ENROLLED = "id00805"
-# of training utterances
+# Of training utterances.
 SECONDS = {"interview": (6.0, 2.5, 1.5, 3.0), "live_broadcast": (2.0, 5.5)}
 NUM_TESTS = 3  # of each speaker
 
@@ -27,7 +29,8 @@ NUM_TESTS = 3  # of each speaker
 def make_cnceleb(folder: Path) -> None:
     """Write `folder`/{CN-Celeb_flac,CN-Celeb2_flac}."""
     for number, speaker in enumerate((*DEV, *SECOND, NOT_LISTED)):
-        place = folder / (ONE if speaker in DEV else TWO) / "data" / speaker
+        part = ONE if speaker in DEV else TWO
+        place = folder / part / "data" / speaker
         for genre, seconds in SECONDS.items():
             for take, length in enumerate(seconds, 1):
                 _write(place / f"{genre}-01-{take:03d}.flac", number, take, length)
@@ -37,31 +40,41 @@ def make_cnceleb(folder: Path) -> None:
 
 
 def _make_test_set(folder: Path) -> None:
-    recordings: dict[str, str] = {}
-    enroll: dict[str, list[str]] = {}
+    recordings: list[str] = []
+    enroll: list[str] = []
     tests: list[str] = []
     for number, speaker in enumerate((*ENROLLED, NEVER_ENROLLED), 20):
+        place = folder / "data" / speaker
         num_enrolled = ENROLLED.get(speaker, 0)
-        parts = []
+        waves = []
+        paths = []
         for take in range(1, num_enrolled + 1):
             # Only the second and third utterance of a model are sung.
-            name = f"{'interview' if take == 1 else 'singing'}-01-{take:03d}"
-            parts.append(_write(folder / "data" / speaker / f"{name}.flac", number, take, 2.0))
-            enroll.setdefault(f"{speaker}-enroll", []).append(f"{speaker}/{name}.wav")
-        if parts:
-            recordings[f"{speaker}-enroll"] = f"enroll/{speaker}-enroll.wav"
-            _write_wave(folder / f"eval/enroll/{speaker}-enroll.flac", np.concatenate(parts))
+            genre = "interview" if take == 1 else "singing"
+            name = f"{genre}-01-{take:03d}"
+            waves.append(_write(place / f"{name}.flac", number, take, 2.0))
+            paths.append(f"{speaker}/{name}.wav")
+        if waves:
+            model = f"{speaker}-enroll"
+            path = folder / f"eval/enroll/{model}.flac"
+            _write_wave(path, np.concatenate(waves))
+            recordings.append(f"{model} enroll/{model}.wav")
+            enroll.append(f"{model} {' '.join(paths)}")
         for take in range(num_enrolled + 1, num_enrolled + 1 + NUM_TESTS):
             name = f"drama-02-{take:03d}"
-            wave_S = _write(folder / "data" / speaker / f"{name}.flac", number, take, 1.5)
+            wave_S = _write(place / f"{name}.flac", number, take, 1.5)
             _write_wave(folder / f"eval/test/{speaker}-{name}.flac", wave_S)
             tests.append(f"test/{speaker}-{name}.wav")
+
+    trials = []
+    for speaker, test in product(ENROLLED, tests):
+        is_target = test.startswith(f"test/{speaker}-")
+        trials.append(f"{speaker}-enroll {test} {int(is_target)}")
     lists = folder / "eval/lists"
-    _write_lines(lists / "enroll.lst", [f"{model} {path}" for model, path in recordings.items()])
-    _write_lines(lists / "enroll.map", [f"{m} {' '.join(paths)}" for m, paths in enroll.items()])
+    _write_lines(lists / "enroll.lst", recordings)
+    _write_lines(lists / "enroll.map", enroll)
     _write_lines(lists / "test.lst", tests)
-    trials = [(m, test, int(m[:7] == test[5:12])) for m, test in product(recordings, tests)]
-    _write_lines(lists / "trials.lst", [f"{m} {test} {same}" for m, test, same in trials])
+    _write_lines(lists / "trials.lst", trials)
 
 
 def _write(path: Path, number: int, take: int, seconds: float) -> np.ndarray:

@@ -8,6 +8,7 @@ import pytest
 from corpora import MUSAN, RIR_LIST, ROOMS, write_short
 
 ROOT = Path(__file__).resolve().parents[2]
+PREPARED = ".prepared"  # the record of what is prepared already
 sys.path.insert(0, str(ROOT))  # for egs.common and egs.mini
 
 
@@ -25,9 +26,11 @@ def recipe():
 def prepare(recipe, capsys):
     """prepare("mini", corpus, data, *options, code=0) -> stdout of stage 1; stderr if it fails."""
 
-    def run(name, corpus, data, *more, code=0) -> str:
-        words = ["--corpus", corpus, "--data", data, *more]
-        assert recipe(name).main(list(map(str, words))) == code
+    def run(name, corpus, data, *options, code=0) -> str:
+        Path(data, PREPARED).unlink(missing_ok=True)  # the corpus may have changed
+        arguments = ["--corpus", corpus, "--data", data, *options]
+        arguments = [str(argument) for argument in arguments]
+        assert recipe(name).main(arguments) == code
         written = capsys.readouterr()
         return written.err if code else written.out
 
@@ -41,9 +44,9 @@ def musan(tmp_path) -> Path:
 
 @pytest.fixture
 def rirs(tmp_path) -> Path:
-    write_short(tmp_path / "RIRS_NOISES", ROOMS)
-    (tmp_path / "RIRS_NOISES/real_rirs_isotropic_noises/rir_list").write_text(RIR_LIST)
-    return tmp_path / "RIRS_NOISES"
+    folder = write_short(tmp_path / "RIRS_NOISES", ROOMS)
+    (folder / "real_rirs_isotropic_noises/rir_list").write_text(RIR_LIST)
+    return folder
 
 
 @pytest.fixture(scope="session")

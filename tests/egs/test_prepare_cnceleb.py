@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from archive_bytes import md5, store_parts, tar_bytes
-from cnceleb_corpus import NOT_LISTED, ONE, TWO, make_cnceleb
+from cnceleb_corpus import DEV, NOT_LISTED, ONE, SECOND, TWO, make_cnceleb
 from refusals import refused
 
 from egs.cnceleb import prepare as cnceleb
@@ -31,8 +31,9 @@ def corpus(made, tmp_path):
 def main(prepare, tmp_path):
     """main(corpus, *options, code=0) -> what stage 1 writes beside `tmp_path/data`."""
 
-    def run(corpus, *more, code=0) -> str:
-        return prepare("cnceleb", corpus, tmp_path / "data", "--num-jobs", 1, *more, code=code)
+    def run(corpus, *options, code=0) -> str:
+        options = ("--num-jobs", 1, *options)
+        return prepare("cnceleb", corpus, tmp_path / "data", *options, code=code)
 
     return run
 
@@ -45,7 +46,8 @@ def main(prepare, tmp_path):
         ([1.0, 6.0, 7.0], [2, 1]),  # no neighbour before it
         ([6.0, 7.0, 1.0], [1, 2]),
         ([7.0, 1.0, 6.0], [2, 1]),  # the next one is longer than needed
-        ([6.0, 2.5, 1.5, 3.0], [1, 3]),  # from the end: 1.5 + 3.0 first, then 2.5 with them
+        # From the end: 1.5 + 3.0 first, then 2.5 with them.
+        ([6.0, 2.5, 1.5, 3.0], [1, 3]),
         ([4.0, 3.0, 4.5], [3]),  # 3.0 + 4.5 first, and 4.0 has no other neighbour
         ([9.0, 1.0, 5.0], [1, 2]),  # the next one just long enough, and shorter
         ([4.5, 1.0, 5.0], [2, 1]),  # the one before is shorter
@@ -53,7 +55,8 @@ def main(prepare, tmp_path):
     ],
 )
 def test_short_utterances_find_neighbours(seconds_U, runs):
-    assert [len(run) for run in group_short(seconds_U, min_seconds=5.0)] == runs
+    groups = group_short(seconds_U, min_seconds=5.0)
+    assert [len(group) for group in groups] == runs
 
 
 def test_short_utterances_are_joined_by_speaker_and_genre(main, made, tmp_path):
@@ -61,45 +64,54 @@ def test_short_utterances_are_joined_by_speaker_and_genre(main, made, tmp_path):
     main(made)
     wavs = read_table(data / "train/wav.scp")
     table = read_table(data / "joined/utt2utts")
+    assert len(wavs) == 36
+    assert len(table) == 24
     assert read_about(data / "train")["licence"] == "CC BY-SA 4.0"
+
     speaker = "id10004"
-    assert {name for name in wavs if name.startswith(speaker)} == {
-        f"{speaker}/interview-01-001",
-        f"{speaker}/interview-01-002-comb3",
-        f"{speaker}/live_broadcast-01-001-comb2",
-    }
-    name = f"{speaker}/interview-01-002-comb3"
-    assert table[name].split() == [f"{speaker}/interview-01-00{k}" for k in (2, 3, 4)]
+    whole = f"{speaker}/interview-01-001"
+    joined = f"{speaker}/interview-01-002-comb3"
+    live = f"{speaker}/live_broadcast-01-001-comb2"
+    names = {name for name in wavs if name.startswith(speaker)}
+    assert names == {whole, joined, live}
+
     place = made / TWO / "data"
-    parts = [audio.read(place / f"{part}.flac") for part in table[name].split()]
-    assert wavs[name] == str(data / f"joined/{name}.flac")
-    np.testing.assert_array_equal(audio.read(wavs[name]), np.concatenate(parts))
-    assert wavs[f"{speaker}/interview-01-001"] == str(place / speaker / "interview-01-001.flac")
-    assert read_table(data / "train/utt2genre")[f"{speaker}/live_broadcast-01-001-comb2"] == (
-        "live_broadcast"
-    )
-    assert (len(wavs), len(table)) == (36, 24)
-    assert set(read_table(data / "train/utt2spk").values()) == {
-        *(f"id0000{k}" for k in range(7)),
-        *(f"id1000{k}" for k in range(5)),
-    }
+    parts = table[joined].split()
+    assert parts == [f"{speaker}/interview-01-00{take}" for take in (2, 3, 4)]
+    waves = [audio.read(place / f"{part}.flac") for part in parts]
+    assert wavs[joined] == str(data / f"joined/{joined}.flac")
+    joined_S = audio.read(wavs[joined])
+    np.testing.assert_array_equal(joined_S, np.concatenate(waves))
+    assert wavs[whole] == str(place / f"{whole}.flac")
+
+    genres = read_table(data / "train/utt2genre")
+    assert genres[live] == "live_broadcast"
+    speakers = read_table(data / "train/utt2spk")
+    expected = {*DEV, *SECOND}
+    assert set(speakers.values()) == expected
 
 
 def test_complete_joined_files_are_kept(main, corpus, tmp_path):
     data = tmp_path / "data"
+    joined = data / "joined"
     main(corpus)
-    files = sorted((data / "joined").rglob("*.flac"))
+    files = sorted(joined.rglob("*.flac"))
     before = {path: path.stat().st_mtime_ns for path in files}
-    files[0].unlink()
-    audio.write(files[1], np.zeros(800, np.int16), 16000)  # not the joined audio
-    other = files[2].with_name("interview-01-001-comb9.flac")  # left from an earlier corpus
-    shutil.copy(files[2], other)
-    files[3].write_bytes(b"fLaC, and then the disk was full")
+
+    missing, other_audio, complete, broken = files[:4]
+    missing.unlink()
+    audio.write(other_audio, np.zeros(800, np.int16), 16000)
+    from_an_earlier_corpus = complete.with_name("interview-01-001-comb9.flac")
+    shutil.copy(complete, from_an_earlier_corpus)
+    broken.write_bytes(b"fLaC, and then the disk was full")
     main(corpus)
-    after = {path: path.stat().st_mtime_ns for path in sorted((data / "joined").rglob("*.flac"))}
-    assert list(after) == files
-    assert [path for path in files if after[path] != before[path]] == [*files[:2], files[3]]
-    assert audio.read_info(files[1]).seconds == 7.5
+
+    paths = sorted(joined.rglob("*.flac"))
+    after = {path: path.stat().st_mtime_ns for path in paths}
+    assert paths == files
+    written = [path for path in files if after[path] != before[path]]
+    assert written == [missing, other_audio, broken]
+    assert audio.read_info(other_audio).seconds == 7.5
 
 
 def test_joining_is_optional(main, made, tmp_path):
@@ -108,54 +120,66 @@ def test_joining_is_optional(main, made, tmp_path):
     wavs = read_table(data / "train/wav.scp")
     assert len(wavs) == 12 * 6
     assert not list((data / "joined").rglob("*.flac"))
-    assert all(path.startswith(str(made)) for path in wavs.values())
+    for path in wavs.values():
+        assert path.startswith(str(made))
 
 
 def test_a_broken_recording_is_not_joined(main, corpus, tmp_path):
-    data, place = tmp_path / "data", corpus / TWO / "data/id10000"
+    data = tmp_path / "data"
+    place = corpus / TWO / "data/id10000"
     (place / "interview-01-002.flac").write_bytes(b"no audio")
     with (place / "live_broadcast-01-001.flac").open("r+b") as file:
         file.truncate(5000)  # its header is whole
     out = main(corpus)
     table = read_table(data / "joined/utt2utts")
     # Without the second, 1.5 + 3.0 s are joined, and the first one with them.
-    assert [name for name in table if "id10000" in name] == ["id10000/interview-01-001-comb3"]
+    names = [name for name in table if "id10000" in name]
+    assert names == ["id10000/interview-01-001-comb3"]
     wavs = read_table(data / "train/wav.scp")
     for name in ("interview-01-002", "live_broadcast-01-001", "live_broadcast-01-002"):
         assert wavs[f"id10000/{name}"] == str(place / f"{name}.flac")
-    lines = [line for line in out.splitlines() if "not joined" in line]
-    assert [str(place) in line for line in lines] == [True, True]
+    first, second = [line for line in out.splitlines() if "not joined" in line]
+    assert str(place) in first
+    assert str(place) in second
 
 
 def test_both_ways_to_enrol(main, made, tmp_path):
     data = tmp_path / "data"
     out = main(made)
     test = data / "test"
-    lines = {n: (test / f"trials_{n}").read_text().splitlines() for n in ("concat", "average")}
-    assert len(lines["concat"]) == len(lines["average"]) == 5 * 18
-    assert lines["average"][0] == "id00800-enroll test/id00800-drama-02-004 target"
-    assert lines["concat"][0] == "enroll/id00800-enroll test/id00800-drama-02-004 target"
-    assert lines["concat"][-1] == "enroll/id00804-enroll test/id00805-drama-02-003 nontarget"
+    concat = (test / "trials_concat").read_text().splitlines()
+    average = (test / "trials_average").read_text().splitlines()
+    assert len(concat) == len(average) == 5 * 18
+    trial = "id00800-enroll test/id00800-drama-02-004 target"
+    assert average[0] == trial
+    assert concat[0] == f"enroll/{trial}"
+    last_trial = "id00804-enroll test/id00805-drama-02-003 nontarget"
+    assert concat[-1] == f"enroll/{last_trial}"
+
+    speaker = "id00802"
     models = read_table(test / "enroll.map")
-    assert models["id00802-enroll"].split() == [
-        "id00802/interview-01-001",
-        "id00802/singing-01-002",
+    enrolled = models[f"{speaker}-enroll"].split()
+    assert enrolled == [
+        f"{speaker}/interview-01-001",
+        f"{speaker}/singing-01-002",
     ]
     speakers = read_table(test / "utt2spk")
-    assert {
-        speakers[name] for name in (*models["id00802-enroll"].split(), "enroll/id00802-enroll")
-    } == {"id00802"}
+    for name in (*enrolled, f"enroll/{speaker}-enroll"):
+        assert speakers[name] == speaker
     assert speakers["test/id00805-drama-02-001"] == "id00805"
+
     wavs = read_table(test / "wav.scp")
-    assert wavs["test/id00800-drama-02-004"] == (
-        f"{made}/{ONE}/eval/test/id00800-drama-02-004.flac"
-    )
-    assert wavs["id00802/singing-01-002"] == f"{made}/{ONE}/data/id00802/singing-01-002.flac"
     genres = read_table(test / "utt2genre")
-    assert genres["test/id00800-drama-02-004"] == "drama"
-    assert genres["id00802/singing-01-002"] == "singing"
-    assert genres["enroll/id00801-enroll"] == "interview"  # the only one of its utterance
-    assert "enroll/id00802-enroll" not in genres  # of two
+    name = "test/id00800-drama-02-004"
+    assert wavs[name] == f"{made}/{ONE}/eval/{name}.flac"
+    assert genres[name] == "drama"
+    name = f"{speaker}/singing-01-002"
+    assert wavs[name] == f"{made}/{ONE}/data/{name}.flac"
+    assert genres[name] == "singing"
+    # A model of one utterance has its genre; a model of two genres has none.
+    assert genres["enroll/id00801-enroll"] == "interview"
+    assert f"enroll/{speaker}-enroll" not in genres
+
     assert refused(out, "test", "5 enrolments and 18 test utterances", "196 and 17777")
     assert refused(out, "trials.lst", "15 target and 75 nontarget", "17755 and 3466537")
     assert refused(out, made / TWO / "data", NOT_LISTED)
@@ -163,8 +187,14 @@ def test_both_ways_to_enrol(main, made, tmp_path):
 
 
 def test_unlisted_files_are_ignored(main, corpus, tmp_path):
-    for name in ("data/id00003/notes.txt", "data/id00003/id00003.flac", "eval/test/new.flac"):
-        shutil.copy(corpus / ONE / "eval/enroll/id00800-enroll.flac", corpus / ONE / name)
+    folder = corpus / ONE
+    recording = folder / "eval/enroll/id00800-enroll.flac"
+    for name in (
+        "data/id00003/notes.txt",
+        "data/id00003/id00003.flac",
+        "eval/test/new.flac",
+    ):
+        shutil.copy(recording, folder / name)
     out = main(corpus)
     assert refused(out, corpus / ONE / "eval/test", "new.flac")
     assert refused(out, corpus / ONE / "data/id00003", "id00003.flac and 1 more")
@@ -173,11 +203,27 @@ def test_unlisted_files_are_ignored(main, corpus, tmp_path):
 
 # What is broken: (a file, a function of its text or None to remove it, the subject, the value).
 LISTS = f"{ONE}/eval/lists"
+LISTS_IN_ONE = "eval/lists"
 BROKEN = {
-    "no archive": (TWO, None, "{corpus}", "cn-celeb2_v2.tar.gzaa cn-celeb2_v2.tar.gzab"),
+    "no archive": (
+        TWO,
+        None,
+        "{corpus}",
+        "cn-celeb2_v2.tar.gzaa cn-celeb2_v2.tar.gzab",
+    ),
     "no recordings of a speaker": (f"{TWO}/data/id10004", None, "{path}", "spk.lst"),
-    "no test recording": (f"{ONE}/eval/test/id00800-drama-02-004.flac", None, "{path}", LISTS[14:]),
-    "no enrolment": (f"{ONE}/data/id00802/singing-01-002.flac", None, "{path}", LISTS[14:]),
+    "no test recording": (
+        f"{ONE}/eval/test/id00800-drama-02-004.flac",
+        None,
+        "{path}",
+        LISTS_IN_ONE,
+    ),
+    "no enrolment": (
+        f"{ONE}/data/id00802/singing-01-002.flac",
+        None,
+        "{path}",
+        LISTS_IN_ONE,
+    ),
     "unknown utterance": (
         f"{LISTS}/trials.lst",
         lambda text: "id00800-enroll test/id00999-singing-01-001.wav 0\n",
@@ -216,20 +262,25 @@ def test_a_broken_corpus_is_refused(main, case, corpus, tmp_path):
     else:
         path.unlink()
     errors = main(corpus, code=1)
-    assert refused(errors, subject.format(path=path, corpus=corpus), value), errors
-    assert not (tmp_path / "data").exists()
+    subject = subject.format(path=path, corpus=corpus)
+    assert refused(errors, subject, value), errors
+    assert not list((tmp_path / "data").glob("*/wav.scp"))
 
 
 def test_download_joins_the_parts(made, tmp_path, monkeypatch):
-    store, copy = tmp_path / "store", tmp_path / "copy"
+    store = tmp_path / "store"
+    copy = tmp_path / "copy"
     archives = {}
     for folder, (names, _) in cnceleb.ARCHIVES.items():
-        speakers = (made / folder / cnceleb.SPEAKER_LISTS[folder]).read_bytes()
-        body = tar_bytes({f"{folder}/speakers": speakers})
+        path = made / folder / cnceleb.SPEAKER_LISTS[folder]
+        body = tar_bytes({f"{folder}/speakers": path.read_bytes()})
         store_parts(body, store, names)
         archives[folder] = (names, md5(body))
     monkeypatch.setattr(cnceleb, "ARCHIVES", archives)
     cnceleb.download_corpus(copy, url=store.as_uri())
-    assert (copy / TWO / "speakers").read_bytes() == (made / TWO / "spk.lst").read_bytes()
+    speakers = (made / TWO / "spk.lst").read_bytes()
+    assert (copy / TWO / "speakers").read_bytes() == speakers
+
+    # Everything exists: nothing is downloaded from the store, which is gone.
     shutil.rmtree(store)
-    cnceleb.download_corpus(copy, url=store.as_uri())  # everything exists: no download
+    cnceleb.download_corpus(copy, url=store.as_uri())

@@ -26,11 +26,10 @@ def write_wav(path: Path) -> None:
 
 def write_voxconverse(corpus: Path) -> None:
     for part, folder in (("dev", "audio"), ("test", "voxconverse_test_wav")):
-        for name in ("aaaaa", "bbbbb"):
-            write_wav(corpus / f"audio/{part}/{folder}/{part}{name}.wav")
-            write(
-                corpus / f"turns/voxconverse-x/{part}/{part}{name}.rttm", LINE.format(part + name)
-            )
+        for name in (f"{part}aaaaa", f"{part}bbbbb"):
+            write_wav(corpus / f"audio/{part}/{folder}/{name}.wav")
+            turns = corpus / f"turns/voxconverse-x/{part}/{name}.rttm"
+            write(turns, LINE.format(name))
 
 
 def write_ami(corpus: Path) -> None:
@@ -42,6 +41,7 @@ def write_ami(corpus: Path) -> None:
         write_wav(corpus / f"amicorpus/{name}/audio/{name}.Mix-Headset.wav")
 
 
+# Name -> function that writes the corpus, its test recordings, end of the scored region.
 CORPORA = {
     "voxconverse": (write_voxconverse, ["testaaaaa", "testbbbbb"], 2.0),
     "ami": (write_ami, ["EN2002a"], 1.5),
@@ -51,21 +51,27 @@ CORPORA = {
 @pytest.mark.parametrize("name", CORPORA)
 def test_the_original_layout(prepare, tmp_path, name):
     make, recordings, end = CORPORA[name]
-    make(tmp_path / "corpus")
-    out = prepare(f"{name}/diar", tmp_path / "corpus", tmp_path / "data")
+    corpus = tmp_path / "corpus"
     test = tmp_path / "data/test"
+    make(corpus)
+    out = prepare(f"{name}/diar", corpus, tmp_path / "data")
     assert list(read_table(test / "wav.scp")) == recordings
-    assert read_rttm(test / "ref.rttm") == {r: [Turn(0.4, 1.0, "spk00")] for r in recordings}
-    assert read_uem(test / "ref.uem") == {r: [(0.0, end)] for r in recordings}
+    turns = [Turn(0.4, 1.0, "spk00")]
+    assert read_rttm(test / "ref.rttm") == dict.fromkeys(recordings, turns)
+    regions = [(0.0, end)]
+    assert read_uem(test / "ref.uem") == dict.fromkeys(recordings, regions)
     if name == "voxconverse":
-        assert refused(out, "voxconverse test", "2 recordings and 2 turns", "232 and 19479")
+        # The counts of the published corpus are reported beside those of this one.
+        counts = ("2 recordings and 2 turns", "232 and 19479")
+        assert refused(out, "voxconverse test", *counts)
 
 
 @pytest.mark.parametrize("name", CORPORA)
 def test_missing_audio_is_named(prepare, tmp_path, name):
     make, (recording, *_), _ = CORPORA[name]
-    make(tmp_path / "corpus")
-    (path,) = (tmp_path / "corpus").rglob(f"{recording}*.wav")
+    corpus = tmp_path / "corpus"
+    make(corpus)
+    (path,) = corpus.rglob(f"{recording}*.wav")
     path.unlink()
-    text = prepare(f"{name}/diar", tmp_path / "corpus", tmp_path / "data", code=1)
-    assert refused(text, tmp_path / "corpus", recording)
+    text = prepare(f"{name}/diar", corpus, tmp_path / "data", code=1)
+    assert refused(text, corpus, recording)

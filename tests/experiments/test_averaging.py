@@ -16,9 +16,12 @@ def exp(tmp_path, make_config, make_embedder):
     writer = CheckpointWriter(tmp_path / "checkpoints", keep=10)
     for step in (1, 2, 3, 4):
         weights = make_embedder(f"seed={step}").state_dict()
-        task = {f"embedder.{name}": tensor for name, tensor in weights.items()}
+        task = {}
+        for name, tensor in weights.items():
+            task[f"embedder.{name}"] = tensor
         task["head.weight_CD"] = torch.full((2, 16), 3.0 * step)
-        writer.save({"step": step, "attempt": 0, "task": task}, scheduled=step != 3)
+        state = {"step": step, "attempt": 0, "task": task}
+        writer.save(state, scheduled=step != 3)
     writer.wait()
     make_config().write(tmp_path / "config.yaml")
     return tmp_path
@@ -27,10 +30,12 @@ def exp(tmp_path, make_config, make_embedder):
 def test_the_newest_scheduled_checkpoints_are_averaged(exp, make_embedder):
     mean = make_embedder()
     assert average_newest(exp, 2, mean) == [2, 4]
-    one, other = (make_embedder(f"seed={step}").state_dict() for step in (2, 4))
+    second = make_embedder("seed=2").state_dict()
+    fourth = make_embedder("seed=4").state_dict()
     for name, tensor in mean.state_dict().items():
-        hand = ((one[name].double() + other[name].double()) / 2).to(tensor.dtype)
-        assert torch.equal(tensor, hand), name
+        total = second[name].double() + fourth[name].double()
+        expected = (total / 2).to(tensor.dtype)
+        assert torch.equal(tensor, expected), name
     assert average_newest(exp, 99, mean) == [1, 2, 4]
 
 
@@ -38,14 +43,16 @@ def test_the_head_of_an_identification_is_averaged_too(exp, make_config):
     make_config("task=identification").write(exp / "config.yaml")
     (exp / "speakers.txt").write_text("de\nth\n")
     assert publish_average(exp, 3, exp / "mean")[0] == [1, 2, 4]
-    found = load_classifier(exp / "mean")
-    assert found.classes == ["de", "th"]
-    assert torch.equal(found.head.weight_CD, torch.full((2, 16), 7.0))
+    loaded = load_classifier(exp / "mean")
+    assert loaded.classes == ["de", "th"]
+    expected_CD = torch.full((2, 16), 7.0)
+    assert torch.equal(loaded.head.weight_CD, expected_CD)
 
 
 def test_publishing_replaces_nothing(exp, tmp_path):
     steps, digest = publish_average(exp, 3, tmp_path / "out")
-    assert steps == [1, 2, 4] and load_published(tmp_path / "out").sha256 == digest
+    assert steps == [1, 2, 4]
+    assert load_published(tmp_path / "out").sha256 == digest
     for out in (exp, tmp_path / "out"):
         with refuses(str(out)):
             publish_average(exp, 3, out)
@@ -53,17 +60,31 @@ def test_publishing_replaces_nothing(exp, tmp_path):
         publish_average(tmp_path / "none", 1, tmp_path / "other")
 
 
-def test_without_scheduled_checkpoints_the_last_one_is_used(tmp_path, make_embedder, caplog):
+def test_without_scheduled_checkpoints_the_last_one_is_used(
+    tmp_path, make_embedder, caplog
+):
     with refuses(f"{tmp_path}/checkpoints"):
         average_newest(tmp_path, 1, make_embedder())
     writer = CheckpointWriter(tmp_path / "checkpoints", keep=10)
     weights = make_embedder("seed=1").state_dict()
-    task = {f"embedder.{name}": tensor for name, tensor in weights.items()}
-    best = {name: tensor + 1 for name, tensor in task.items()}  # it may be far from the last
-    writer.save({"step": 3, "attempt": 0, "task": best}, scheduled=False, valid={"eer": 0.1})
-    writer.save({"step": 7, "attempt": 0, "task": task}, scheduled=False)
+    last = {}
+    best = {}
+    for name, tensor in weights.items():
+        last[f"embedder.{name}"] = tensor
+        # the best checkpoint may be far from the last
+        best[f"embedder.{name}"] = tensor + 1
+    writer.save(
+        {"step": 3, "attempt": 0, "task": best},
+        scheduled=False,
+        valid={"eer": 0.1},
+    )
+    writer.save(
+        {"step": 7, "attempt": 0, "task": last},
+        scheduled=False,
+    )
     writer.wait()
     mean = make_embedder()
     assert average_newest(tmp_path, 2, mean) == [7]
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in mean.state_dict().items())
+    for name, tensor in mean.state_dict().items():
+        assert torch.equal(tensor, weights[name]), name
     assert f"{tmp_path}/checkpoints: none is scheduled" in caplog.text

@@ -18,9 +18,12 @@ time.sleep(60)
 
 
 def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path):
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE
+    )
     try:
-        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
         with refuses(str(tmp_path), f"process {holder.pid} on"):
             lock_experiment(tmp_path)
     finally:

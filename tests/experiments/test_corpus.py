@@ -11,7 +11,6 @@ from speakerlab.data import audio
 from speakerlab.data.labels import class_names
 from speakerlab.data.loader import collate
 from speakerlab.data.tables import write_data_dir, write_table
-from speakerlab.experiments import setup as setup_training
 from speakerlab.experiments.consistency import record_classes
 from speakerlab.experiments.corpus import (
     num_valid_speakers,
@@ -19,6 +18,8 @@ from speakerlab.experiments.corpus import (
     row_labels,
     row_names,
 )
+from speakerlab.experiments.train_batches import TrainBatches
+from speakerlab.training import batch_size
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import start_ranks
 
@@ -41,28 +42,49 @@ def test_validation_speakers_are_out_of_training(make_config, make_data_dir):
     folder: Path = make_data_dir(speakers=range(6))
     config = make_config(f"data.dir={folder.parent}", "data.valid_speakers=2", *BARE)
     corpus = read_corpus(config)
-    train, valid = set(corpus.train.speakers), set(corpus.valid.speakers)
-    assert (len(train), len(valid)) == (4, 2) and not train & valid
-    assert len(corpus.rooms) == len(corpus.noise) == 0
+    train = set(corpus.train.speakers)
+    valid = set(corpus.valid.speakers)
+    assert len(train) == 4
+    assert len(valid) == 2
+    assert not train & valid
+    assert len(corpus.rooms) == 0
+    assert len(corpus.noise) == 0
 
 
 @pytest.fixture
 def noisy(make_config, make_data_dir):
     """noisy("runtime.bank_gb=1", ...) -> configuration with noise of every kind and two rooms."""
     folder: Path = make_data_dir(speakers=range(6))
-    root, rng = folder.parent, np.random.default_rng(0)
-    for name, kinds in (("noise", BY_KIND), ("rirs", ("room0", "room1"))):
-        wavs = {kind: root / "wav" / f"{kind}.wav" for kind in kinds}
-        for index, path in enumerate(wavs.values()):
-            wave_S = rng.standard_normal(5000 + 7000 * index) * 500 * (index + 1)
+    root = folder.parent
+    rng = np.random.default_rng(0)
+    for name, kinds in [("noise", BY_KIND), ("rirs", ("room0", "room1"))]:
+        wavs = {}
+        for index, kind in enumerate(kinds):
+            path = root / "wav" / f"{kind}.wav"
+            wave_S = rng.standard_normal(5000 + 7000 * index)
+            wave_S = wave_S * 500 * (index + 1)
             audio.write(path, wave_S.astype(np.int16), 16000)
+            wavs[kind] = path
         write_data_dir(root / name, wavs=wavs)
-    write_table(root / "noise" / "utt2kind", {name: name[:-1] for name in BY_KIND})
-    return lambda *more: make_config(f"data.dir={root}", "data.valid_speakers=2", *more)
+
+    # the kind is the id without its number
+    kind_by_id = {name: name[:-1] for name in BY_KIND}
+    write_table(root / "noise" / "utt2kind", kind_by_id)
+    return lambda *options: make_config(
+        f"data.dir={root}", "data.valid_speakers=2", *options
+    )
 
 
-BY_KIND = ("music0", "noise0", "noise1", "speech0", "speech1", "speech2")
-ROOMS_ONLY = "runtime.bank_gb=0.0001"  # 107 kB: two rooms of 12,080 samples in float32 take 97 kB
+BY_KIND = (
+    "music0",
+    "noise0",
+    "noise1",
+    "speech0",
+    "speech1",
+    "speech2",
+)
+# 107 kB: two rooms of 12,080 samples in float32 take 97 kB
+ROOMS_ONLY = "runtime.bank_gb=0.0001"
 
 
 def build_all(config, *, positions: int):
@@ -70,27 +92,47 @@ def build_all(config, *, positions: int):
     corpus = read_corpus(config)
     names = class_names(corpus.train.speakers, config.augment.speeds)
     augment = build.build_augment(config, **corpus.banks)
-    ranks, plan = start_ranks(timeout_minutes=1), BatchPlan(1, 1, 1, "")
-    source = setup_training.TrainBatches(config, corpus, names, augment, ranks, plan)
+    ranks = start_ranks(timeout_minutes=1)
+    plan = BatchPlan(1, 1, 1, "")
+    source = TrainBatches(config, corpus, names, augment, ranks, plan)
     crops = source.crops_of(attempt=0)
-    drawn = [crops[0, position, position % len(corpus.train)] for position in range(positions)]
+    drawn = [
+        crops[0, position, position % len(corpus.train)]
+        for position in range(positions)
+    ]
     return corpus, drawn, augment(collate(drawn))
 
 
 def test_noise_cut_on_the_host_equals_noise_on_the_device(noisy):
-    settings = ("augment.noise_prob=0.9", "augment.codec_prob=0", "data.crop_seconds=0.5")
-    device, here, wave_BS = build_all(noisy(*settings), positions=64)
-    host, _, other_BS = build_all(noisy(*settings, ROOMS_ONLY), positions=64)
-    assert device.noise_on_device and not host.noise_on_device
-    assert [(one.id, one.kind) for one in host.noise] == [(name, name[:-1]) for name in BY_KIND]
-    num_voices = [
-        len(crop.draws["noise"].values["noise"]) if "noise" in crop.draws else 0 for crop in here
-    ]
-    assert sum(count > 1 for count in num_voices) > 10 and 1 in num_voices
+    settings = (
+        "augment.noise_prob=0.9",
+        "augment.codec_prob=0",
+        "data.crop_seconds=0.5",
+    )
+    on_device = noisy(*settings)
+    device, crops, wave_BS = build_all(on_device, positions=64)
+    on_host = noisy(*settings, ROOMS_ONLY)
+    host, _, other_BS = build_all(on_host, positions=64)
+    assert device.noise_on_device
+    assert not host.noise_on_device
+    kinds = [(recording.id, recording.kind) for recording in host.noise]
+    assert kinds == [(name, name[:-1]) for name in BY_KIND]
+
+    num_voices = []
+    for crop in crops:
+        count = 0
+        if "noise" in crop.draws:
+            count = len(crop.draws["noise"].values["noise"])
+        num_voices.append(count)
+    is_babble = [count > 1 for count in num_voices]
+    assert sum(is_babble) > 10
+    assert 1 in num_voices
+
     # Babble crosses as 16 bits of its own full scale: half a step of 2^-15, at 13 dB below speech.
-    assert (wave_BS - other_BS).abs().max() < 1e-5
-    alone = [row for row, count in enumerate(num_voices) if count < 2]
-    assert (wave_BS - other_BS)[alone].abs().max() < 1e-7
+    error_BS = (wave_BS - other_BS).abs()
+    assert error_BS.max() < 1e-5
+    alone = [row for row, babble in enumerate(is_babble) if not babble]
+    assert error_BS[alone].max() < 1e-7
 
 
 def test_kinds_of_noise_without_recordings_are_reported(noisy, caplog):
@@ -100,25 +142,40 @@ def test_kinds_of_noise_without_recordings_are_reported(noisy, caplog):
     assert "kind_odds" not in caplog.text
     table = Path(config.data.dir) / "noise/utt2kind"
     write_table(table, dict.fromkeys(BY_KIND, "noise"))
-    for level in ("WARNING", "INFO"):  # without a table every recording is noise
+    # without a table every recording is noise
+    for level in ("WARNING", "INFO"):
         caplog.clear()
         read_corpus(noisy("augment.kind_odds.music=0"))
-        (line,) = [record for record in caplog.records if "kind_odds" in record.msg]
+        records = [record for record in caplog.records if "kind_odds" in record.msg]
+        (line,) = records
         assert line.levelname == level
-        assert refused(line.getMessage(), "augment.kind_odds", table.parent, "kind_odds.speech=0")
+        assert refused(
+            line.getMessage(), "augment.kind_odds", table.parent, "kind_odds.speech=0"
+        )
         assert "music" not in line.getMessage()
         table.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize(("place", "key"), [("noise", "noise_prob"), ("rirs", "room_prob")])
-def test_augmentation_without_recordings_is_refused(noisy, place, key):
+@pytest.mark.parametrize(
+    ("place", "key", "num_rooms", "num_noises"),
+    [
+        ("noise", "noise_prob", 2, 0),
+        ("rirs", "room_prob", 0, 6),
+    ],
+)
+def test_augmentation_without_recordings_is_refused(
+    noisy, place, key, num_rooms, num_noises
+):
     settings = (f"data.{place}=nowhere", f"augment.{key}=0.3")
-    with refuses(f"augment.{key}", 0.3, "nowhere", f"--{place} none", error=FileNotFoundError):
+    with refuses(
+        f"augment.{key}", 0.3, "nowhere", f"--{place} none", error=FileNotFoundError
+    ):
         read_corpus(noisy(*settings))
     with refuses(f"augment.{key}", f"data.{place} is null", error=FileNotFoundError):
         read_corpus(noisy(f"data.{place}=null"))
     corpus = read_corpus(noisy(f"data.{place}=nowhere", f"augment.{key}=0"))
-    assert [len(corpus.rooms), len(corpus.noise)] == ([2, 0] if place == "noise" else [0, 6])
+    assert len(corpus.rooms) == num_rooms
+    assert len(corpus.noise) == num_noises
 
 
 def test_rooms_beyond_the_limit_are_an_error(noisy):
@@ -126,15 +183,37 @@ def test_rooms_beyond_the_limit_are_an_error(noisy):
         read_corpus(noisy("runtime.bank_gb=0.00008"))
 
 
+def test_the_automatic_limit_decides_where_noise_is_kept(noisy, monkeypatch):
+    """The rooms take 97 kB, with the noise 420 kB; a CPU gives a quarter of its free memory."""
+    settings = ("runtime.bank_gb=auto", "runtime.device=cpu")
+    free = 10**6
+    monkeypatch.setattr(batch_size, "free_bytes", lambda *_: free)
+    assert not read_corpus(noisy(*settings)).noise_on_device
+    free = 10**8
+    assert read_corpus(noisy(*settings)).noise_on_device
+
+    free = 10**5
+    with refuses("runtime.bank_gb", "rooms"):
+        read_corpus(noisy(*settings))
+
+
 @pytest.mark.parametrize(
     ("task", "table", "noun"),
-    [("verification", "utt2spk", "speakers"), ("identification", "utt2accent", "classes")],
+    [
+        ("verification", "utt2spk", "speakers"),
+        ("identification", "utt2accent", "classes"),
+    ],
 )
-def test_a_missing_table_of_labels_is_an_error(make_config, make_data_dir, task, table, noun):
+def test_a_missing_table_of_labels_is_an_error(
+    make_config, make_data_dir, task, table, noun
+):
     folder: Path = make_data_dir(speakers=range(2))
     (folder / "utt2spk").unlink()
-    config = make_config(f"data.dir={folder.parent}", f"task={task}", f"data.labels={table}")
-    with refuses(str(folder / table), noun, error=FileNotFoundError):
+    config = make_config(
+        f"data.dir={folder.parent}", f"task={task}", f"data.labels={table}"
+    )
+    path = folder / table
+    with refuses(str(path), noun, error=FileNotFoundError):
         read_corpus(config)
 
 
@@ -142,10 +221,14 @@ def test_a_missing_table_of_labels_is_an_error(make_config, make_data_dir, task,
 def languages(make_config, make_data_dir):
     """languages("task=...", ...) -> configuration; speakers 0 to 5 speak German, 6 to 9 Thai."""
     folder = make_data_dir(speakers=range(10), seconds=[0.5, 0.6, 0.7])
-    table = {f"spk{s}-{k}": "de" if s < 6 else "th" for s in range(10) for k in range(3)}
+    table = {}
+    for speaker in range(10):
+        language = "de" if speaker < 6 else "th"
+        for number in range(3):
+            table[f"spk{speaker}-{number}"] = language
     write_table(folder / "utt2lang", table)
     base = [f"data.dir={folder.parent}", "task=identification", *BARE]
-    return lambda *more: make_config(*base, *more)
+    return lambda *options: make_config(*base, *options)
 
 
 def speakers(manifest) -> set[str]:
@@ -155,19 +238,32 @@ def speakers(manifest) -> set[str]:
 def test_whole_speakers_of_every_class_are_held_out(languages, caplog):
     caplog.set_level("INFO")
     corpus = read_corpus(languages("data.labels=utt2lang", "data.valid_speakers=0"))
-    assert (len(corpus.train), len(corpus.valid)) == (30, 0)
+    assert len(corpus.train) == 30
+    assert len(corpus.valid) == 0
+
     caplog.clear()
     corpus = read_corpus(languages("data.labels=utt2lang"))
-    train, valid = corpus.train, corpus.valid
-    assert train.speakers == valid.speakers == ("de", "th")
+    train = corpus.train
+    valid = corpus.valid
+    assert train.speakers == ("de", "th")
+    assert valid.speakers == ("de", "th")
     assert not speakers(train) & speakers(valid)
+
     # a fifth of ten speakers: two, one of each language
-    assert sorted(int(name[3:]) < 6 for name in speakers(valid)) == [False, True]
-    assert (len(train), len(valid)) == (24, 6)
+    numbers = [int(name[3:]) for name in speakers(valid)]
+    first, second = sorted(numbers)
+    assert first < 6
+    assert second >= 6
+    assert len(train) == 24
+    assert len(valid) == 6
     for row, utterance in enumerate(valid.ids):
-        assert valid.speakers[valid.speaker_N[row]] == ("de" if int(utterance[3]) < 6 else "th")
+        language = "de" if int(utterance[3]) < 6 else "th"
+        label = valid.speaker_N[row]
+        assert valid.speakers[label] == language
+
     assert caplog.messages == [
-        "2 classes from utt2lang; validation holds out 2 of 10 speakers, 6 utterances of 2 classes"
+        "2 classes from utt2lang; validation holds out 2 of 10 speakers, 6 utterances"
+        " of 2 classes"
     ]
 
 
@@ -176,43 +272,67 @@ def test_speeds_add_no_classes(languages, tmp_path):
     corpus = read_corpus(config)
     names = row_names(config, corpus)
     assert names == ["de", "th"]
-    assert row_labels(config, corpus, names).tolist() == [[0, 1]] * 3
-    assert row_labels(config, corpus, ["th", "xx", "de"]).tolist() == [[2, 0]] * 3
+    labels = row_labels(config, corpus, names)
+    assert labels.tolist() == [[0, 1]] * 3
+    labels = row_labels(config, corpus, ["th", "xx", "de"])
+    assert labels.tolist() == [[2, 0]] * 3
+
     ranks = start_ranks(timeout_minutes=1)
-    assert record_classes(config, corpus, None, tmp_path, ranks) == ["de", "th"]
+    recorded = record_classes(config, corpus, None, tmp_path, ranks)
+    assert recorded == ["de", "th"]
     assert (tmp_path / "speakers.txt").read_text() == "de\nth\n"
+
+    # a checkpoint was written, so the classes must stay
     (tmp_path / "checkpoints/step_000000010").mkdir(parents=True)
     table = Path(config.data.dir, config.data.train[0], "utt2lang")
-    table.write_text(table.read_text().replace("th", "tha"))
+    text = table.read_text()
+    table.write_text(text.replace("th", "tha"))
+    changed = read_corpus(config)
     with refuses(f"{tmp_path}/speakers.txt", f"but {table} changed, e.g. th;"):
-        record_classes(config, read_corpus(config), None, tmp_path, ranks)
+        record_classes(config, changed, None, tmp_path, ranks)
 
 
-def test_speeds_that_make_no_speakers_have_the_labels_of_their_speaker(make_config, make_data_dir):
+def test_speeds_that_make_no_speakers_have_the_labels_of_their_speaker(
+    make_config, make_data_dir
+):
     folder: Path = make_data_dir(speakers=range(3))
+    same = [[0, 1, 2]] * 3
     new = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    for value, rows in (("off", [[0, 1, 2]] * 3), ("on", new), ("auto", new)):
-        config = make_config(f"data.dir={folder.parent}", f"augment.speed_classes={value}", *BARE)
+    for value, rows in [("off", same), ("on", new), ("auto", new)]:
+        config = make_config(
+            f"data.dir={folder.parent}", f"augment.speed_classes={value}", *BARE
+        )
         corpus = read_corpus(config)
         names = row_names(config, corpus)
-        assert row_labels(config, corpus, names).tolist() == rows
-        longer = ["x", *reversed(names)]  # a head that has more, in another order
-        named = np.array(longer)[row_labels(config, corpus, longer)]
-        assert np.array_equal(named, np.array(names)[rows])
+        labels = row_labels(config, corpus, names)
+        assert labels.tolist() == rows
+        assert len(names) == max(rows[-1]) + 1
+
+        # a head with an additional class, in another order
+        longer = ["x", *reversed(names)]
+        labels = row_labels(config, corpus, longer)
+        names_by_label = np.array(longer)[labels]
+        expected = np.array(names)[rows]
+        assert np.array_equal(names_by_label, expected)
         with pytest.raises(KeyError, match=names[-1]):
             row_labels(config, corpus, names[:-1])
-        assert len(names) == max(rows[-1]) + 1
 
 
 def test_utterances_are_held_out_where_speakers_are_the_classes(languages, caplog):
     caplog.set_level("INFO")
     corpus = read_corpus(languages("data.valid_speakers=4"))
-    train, valid = corpus.train, corpus.valid
-    assert train.speakers == valid.speakers == tuple(f"spk{s}" for s in range(10))
-    assert len(valid) == 10  # one of each speaker at least
+    train = corpus.train
+    valid = corpus.valid
+    expected = tuple(f"spk{s}" for s in range(10))
+    assert train.speakers == expected
+    assert valid.speakers == expected
+    # one of each speaker at least
+    assert len(valid) == 10
     assert speakers(train) == speakers(valid)
-    assert not set(train.ids) & set(valid.ids)
-    assert "10 classes from utt2spk; validation holds out 10 of 30 utterances" in caplog.text
+    shared = set(train.ids) & set(valid.ids)
+    assert not shared
+    line = "10 classes from utt2spk; validation holds out 10 of 30 utterances"
+    assert line in caplog.text
 
 
 def test_without_speakers_utterances_are_held_out(languages, caplog):
@@ -221,5 +341,6 @@ def test_without_speakers_utterances_are_held_out(languages, caplog):
     train = Path(config.data.dir) / "train"
     (train / "utt2spk").unlink()
     corpus = read_corpus(config)
-    assert "validation holds out 6 of 30 utterances, 6 utterances of 2 classes" in caplog.text
+    line = "validation holds out 6 of 30 utterances, 6 utterances of 2 classes"
+    assert line in caplog.text
     assert corpus.valid.speakers == ("de", "th")

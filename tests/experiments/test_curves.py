@@ -7,19 +7,29 @@ from speakerlab.experiments.curves import read_curves
 
 
 def write_rows(path: Path, rows) -> None:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    lines = [f"{json.dumps(row)}\n" for row in rows]
+    path.write_text("".join(lines))
 
 
 def test_curves_of_a_training(tmp_path):
     rows = [
         {"kind": "train", "step": 10, "loss": 3.0, "accuracy": 0.25, "lr": 0.1},
-        {"kind": "train", "step": 20, "lr": 0.2},  # every step was skipped
-        {"kind": "train", "step": 20, "loss": 2.0, "accuracy": 0.5, "lr": 0.05},  # once more
+        # every step was skipped
+        {"kind": "train", "step": 20, "lr": 0.2},
+        # the same step once more
+        {
+            "kind": "train",
+            "step": 20,
+            "loss": 2.0,
+            "accuracy": 0.5,
+            "lr": 0.05,
+        },
         {"kind": "valid", "step": 20, "eer": 0.1},
         {"kind": "valid", "step": 40, "eer": 0.05},
     ]
     path = tmp_path / "metrics.jsonl"
     write_rows(path, rows)
+    # a last line that was cut
     with path.open("a") as file:
         file.write('{"kind": "tr')
     assert read_curves(path) == {

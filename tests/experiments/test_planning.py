@@ -4,19 +4,24 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 from speakerlab.config.layers import merge_layers
-from speakerlab.config.schema import load_config
+from speakerlab.config.schema import differences, load_config
 from speakerlab.experiments.planning import (
+    GPU_BANK_SHARE,
     STATE_IN_RESERVE,
     Footprint,
     Memory,
+    bank_limit,
     card_memory,
     footprint,
 )
+from speakerlab.training import batch_size
 
 ROOT = Path(__file__).parents[2]
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
+GIB = 2**30
 CARDS_GB = (11, 16, 24, 32, 40, 80)
 # Largest micro-batches computed from the MiB a 3-s crop keeps, by hand, for 3D-Speaker's models.
 PUBLISHED = {
@@ -44,7 +49,8 @@ def config_of(model, *overrides):
 
 @cache
 def count(model, precision):
-    return footprint(config_of(model), num_classes=30000, precision=precision)
+    config = config_of(model)
+    return footprint(config, num_classes=30000, precision=precision)
 
 
 def made_of(mib_a_crop, *, weights=4 * 10**7, momentum=4 * 10**7):
@@ -55,77 +61,200 @@ def test_crops_in_memory_by_hand():
     config = config_of("campplus_tiny")
 
     def crops(mib_a_crop, free, *, state=0, on_gpu=True, bank_bytes=0):
-        found = made_of(mib_a_crop, weights=state / 3, momentum=state / 3)
-        return Memory(config, found, free, on_gpu, bank_bytes=bank_bytes).fit
+        # a third each for weights, gradients and momentum
+        footprint = made_of(
+            mib_a_crop,
+            weights=state / 3,
+            momentum=state / 3,
+        )
+        memory = Memory(
+            config,
+            footprint,
+            free,
+            on_gpu,
+            bank_bytes=bank_bytes,
+        )
+        return memory.fit
 
     # 0.92 x 11 - 1.5 = 8.62 GiB for crops of 100 MiB x 1.055
     assert crops(100, 11 * GIB) == 83
-    assert crops(1 / 1.055, GIB, on_gpu=False) == 512
-    alone = crops(100 / 1.055, 24 * GIB)
-    assert crops(100 / 1.055, 24 * GIB, state=STATE_IN_RESERVE) == alone
+    on_a_cpu = crops(1 / 1.055, GIB, on_gpu=False)
+    assert on_a_cpu == 512
+
+    size = 100 / 1.055
+    free = 24 * GIB
+    alone = crops(size, free)
+    with_reserved = crops(size, free, state=STATE_IN_RESERVE)
+    assert with_reserved == alone
     # a million speakers of 192 values, weights, gradients and momentum: 2197 MiB, 384 reserved
-    assert crops(100 / 1.055, 24 * GIB, state=3 * 4 * 192 * 1_000_000) == alone - 18
-    assert crops(100 / 1.055, 24 * GIB, bank_bytes=2 * GIB) == alone - 20
+    state = 3 * 4 * 192 * 1_000_000
+    with_head = crops(size, free, state=state)
+    assert with_head == alone - 18
+    with_banks = crops(size, free, bank_bytes=2 * GIB)
+    assert with_banks == alone - 20
     assert crops(100, GIB) == 0
 
 
-@pytest.mark.parametrize(("case", "fits"), PUBLISHED.items(), ids=[name for name, _ in PUBLISHED])
+@pytest.mark.parametrize(
+    ("case", "fits"),
+    PUBLISHED.items(),
+    ids=[name for name, _ in PUBLISHED],
+)
 def test_published_sizes_are_met_within_three_percent(case, fits):
-    config, found = config_of("eres2net"), made_of(case[1])
+    config = config_of("eres2net")
+    footprint_of_case = made_of(case[1])
     for card_gb, expected in zip(CARDS_GB, fits):
-        assert card_memory(config, found, card_gb).fit == pytest.approx(
-            expected, rel=0.03, abs=0.99
-        )
+        memory = card_memory(config, footprint_of_case, card_gb)
+        assert memory.fit == pytest.approx(expected, rel=0.03, abs=0.99)
 
 
 @pytest.mark.parametrize(
-    "model", ["campplus", "eres2net", *(pytest.param(m, marks=pytest.mark.slow) for m in LARGER)]
+    "model",
+    [
+        "campplus",
+        "eres2net",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in LARGER),
+    ],
 )
 def test_what_a_crop_keeps(model):
-    assert count(model, "fp32").backbone_crop / MIB == pytest.approx(MEASURED[model][0], rel=0.001)
+    mib = count(model, "fp32").backbone_crop / MIB
+    expected, _ = MEASURED[model]
+    assert mib == pytest.approx(expected, rel=0.001)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["campplus", "eres2net"])
 def test_what_a_crop_keeps_is_the_same_with_data_and_half_in_16_bits(model):
-    for precision, expected in zip(("fp32", "bf16"), MEASURED[model]):
-        assert count(model, precision).backbone_crop / MIB == pytest.approx(expected, rel=0.001)
-        found = footprint(config_of(model), num_classes=9, precision=precision, with_data=True)
-        expected = ON_A_CPU[model][precision == "bf16"]
-        assert found.backbone_crop / MIB == pytest.approx(expected, rel=0.001)
+    config = config_of(model)
+    for row, precision in enumerate(("fp32", "bf16")):
+        mib = count(model, precision).backbone_crop / MIB
+        expected = MEASURED[model][row]
+        assert mib == pytest.approx(expected, rel=0.001)
+
+        footprint_on_a_cpu = footprint(
+            config,
+            num_classes=9,
+            precision=precision,
+            with_data=True,
+        )
+        mib = footprint_on_a_cpu.backbone_crop / MIB
+        expected = ON_A_CPU[model][row]
+        assert mib == pytest.approx(expected, rel=0.001)
 
 
 def test_what_a_head_keeps_and_learns_with():
-    few = footprint(config_of("campplus_tiny"), num_classes=10, precision="bf16")
-    many = footprint(config_of("campplus_tiny"), num_classes=1010, precision="bf16")
-    rows = 4 * 1000 * config_of("campplus_tiny").model.args["embed_dim"]
+    config = config_of("campplus_tiny")
+    few = footprint(config, num_classes=10, precision="bf16")
+    many = footprint(config, num_classes=1010, precision="bf16")
+    # bytes of a thousand further rows in float32
+    rows = 4 * 1000 * config.model.args["embed_dim"]
     assert many.weights - few.weights == rows
-    assert many.momentum - few.momentum == 2 * rows  # AdamW keeps two
+    # AdamW keeps two
+    assert many.momentum - few.momentum == 2 * rows
     # Logits are fp32 for any precision, and each is kept.
     assert many.head_crop - few.head_crop >= 4 * 1000
-    assert many.state(1) - few.state(1) >= 4 * rows
-    assert many.state(2) - few.state(2) >= 5 * rows  # DDP holds gradients twice
+    state_on_one = many.state(1) - few.state(1)
+    assert state_on_one >= 4 * rows
+    # DDP holds gradients twice
+    state_on_two = many.state(2) - few.state(2)
+    assert state_on_two >= 5 * rows
 
 
 def test_a_split_head_saves_its_weights_and_not_its_logits():
     config = config_of("campplus_tiny")
     whole = footprint(config, num_classes=1000, precision="fp32")
-    half = footprint(config, num_classes=500, precision="fp32", split_over=2)
+    half = footprint(
+        config,
+        num_classes=500,
+        precision="fp32",
+        split_over=2,
+    )
     assert half.head_crop == pytest.approx(whole.head_crop, rel=0.3)
-    assert whole.weights - half.weights == 4 * 500 * config.model.args["embed_dim"]
+    rows = 4 * 500 * config.model.args["embed_dim"]
+    assert whole.weights - half.weights == rows
 
 
-@pytest.mark.parametrize("card_gb", [11, 16, 24, 32, 80])
+# GiB of noise and rooms in the preset of each card.
+BANKS_GB = {11: 1.0, 16: 1.0, 24: 3.0, 32: 4.0, 80: 16.0}
+# The micro-batches that conf/hardware/gpu.yaml names.
+MICRO_BATCHES = {
+    11: {"campplus": 64, "eres2net": 16},
+    16: {"campplus": 64, "eres2net": 32},
+    24: {"campplus": 64, "eres2net": 64},
+    32: {"campplus": 64, "eres2net": 64},
+    80: {"campplus": 64, "eres2net": 64},
+}
+
+
+@pytest.mark.parametrize("card_gb", MICRO_BATCHES)
 def test_a_preset_fits_its_card(card_gb):
     """The micro-batches named in its comment are planned, with full banks of noise and rooms."""
-    path = ROOT / f"conf/hardware/gpu_{card_gb}g.yaml"
-    runtime = merge_layers([path])[0]["runtime"]
-    comment = path.read_text().partition("write e.g. {")[2].partition("}")[0]
-    named = dict(pair.split(": ") for pair in comment.split(", "))
-    assert set(named) == {"campplus", "eres2net"}
+    layers, *_ = merge_layers([Path(f"hardware/gpu_{card_gb}g")])
+    runtime = layers["runtime"]
     assert runtime["precision"] == ("fp32" if card_gb == 11 else "auto")
-    for model, size in named.items():
-        config = config_of(model, f"runtime.bank_gb={runtime['bank_gb']}")
-        # The most memory is fp32's, which auto may take too.
-        plan = card_memory(config, count(model, "fp32"), card_gb, bank_gb=runtime["bank_gb"])
-        assert plan.batch().micro_batch == int(size), (model, plan.fit)
+    bank_gb = runtime["bank_gb"]
+    assert bank_gb == BANKS_GB[card_gb]
+    for model, expected in MICRO_BATCHES[card_gb].items():
+        size = planned_micro_batch(model, card_gb, bank_gb=bank_gb)
+        assert size == expected
+
+
+@pytest.mark.parametrize("card_gb", MICRO_BATCHES)
+def test_the_automatic_limit_of_noise_and_rooms_leaves_the_micro_batches(card_gb):
+    """Noise and rooms as large as `bank_gb: auto` allows do not make a micro-batch smaller."""
+    layers, *_ = merge_layers([Path("hardware/gpu")])
+    assert layers["runtime"]["bank_gb"] == "auto"
+    bank_gb = card_gb * GPU_BANK_SHARE
+    for model, expected in MICRO_BATCHES[card_gb].items():
+        size = planned_micro_batch(model, card_gb, bank_gb=bank_gb)
+        assert size == expected
+
+
+def planned_micro_batch(model, card_gb, *, bank_gb):
+    """Return the micro-batch on a card with `bank_gb` of noise and rooms."""
+    config = config_of(model, f"runtime.bank_gb={bank_gb}")
+    # The most memory is fp32's, which auto may take too.
+    plan = card_memory(config, count(model, "fp32"), card_gb, bank_gb=bank_gb)
+    return plan.batch().micro_batch
+
+
+@pytest.mark.parametrize(
+    ("device", "free_gb", "limit_gb"),
+    [
+        ("cuda", 78, 13.0),  # a sixth: more than the 12 GB of all of MUSAN
+        ("cuda", 10.5, 1.75),
+        ("cpu", 8, 2.0),  # a quarter
+        ("cpu", 100, 4.0),  # at most 4
+    ],
+)
+def test_the_automatic_limit_is_a_share_of_the_free_memory(
+    monkeypatch, device, free_gb, limit_gb
+):
+    asked = []
+
+    def free_bytes(of_device, local_ranks):
+        asked.append((of_device.type, local_ranks))
+        return free_gb * GIB
+
+    monkeypatch.setattr(batch_size, "free_bytes", free_bytes)
+    num_gpus = 2 if device == "cuda" else 0
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    auto = config_of("campplus", "runtime.bank_gb=auto")
+    assert bank_limit(auto) == limit_gb * GIB
+    assert asked == [(device, 2)]
+    # A number is taken as it is, and the default is one.
+
+    # A number is taken as it is, and the default is one.
+    fixed = config_of("campplus", "runtime.bank_gb=0.5")
+    assert bank_limit(fixed) == 0.5 * GIB
+    default = config_of("campplus")
+    assert bank_limit(default) == 4 * GIB
+    assert len(asked) == 1
+
+
+def test_the_automatic_limit_is_no_change_of_what_is_learned():
+    fixed = config_of("campplus")
+    auto = config_of("campplus", "runtime.bank_gb=auto")
+    assert differences(fixed, auto) == []

@@ -22,20 +22,37 @@ IDS = [f"spk{speaker}-{take}" for speaker in range(4) for take in range(2)]
 
 def all_pairs():
     """Every pair of two of four speakers' two utterances: 4 targets, 24 non-targets."""
-    first, second = np.triu_indices(len(IDS), k=1)
-    same_N = np.array([IDS[a][:4] == IDS[b][:4] for a, b in zip(first, second)])
-    return Trials(IDS, IDS, first.astype(np.int32), second.astype(np.int32), same_N)
+    first_N, second_N = np.triu_indices(len(IDS), k=1)
+    speakers = np.array([name[:4] for name in IDS])
+    is_target_N = speakers[first_N] == speakers[second_N]
+    return Trials(
+        IDS,
+        IDS,
+        first_N.astype(np.int32),
+        second_N.astype(np.int32),
+        is_target_N,
+    )
 
 
 TRIALS = all_pairs()
-SCORES = np.random.default_rng(0).normal(size=len(TRIALS)) + 2 * TRIALS.is_target_N
+SCORES = np.random.default_rng(0).normal(size=len(TRIALS))
+SCORES += 2 * TRIALS.is_target_N
 
 
-def scored(name, backend, scores_N, *more, data=Path("gone")):
+def scored(name, backend, scores_N, *options, data=Path("gone")):
     """All pairs as a back end scored them."""
-    speakers = np.zeros((2, len(TRIALS)), dtype=np.int64)  # the report does not read them
-    listed = TrialList(name, data / name, TRIALS, (speakers[0], speakers[1]), {}, {}, {})
-    return ListScores(listed, backend, scores_N, *more)
+    # the report does not read them
+    speakers_N = np.zeros(len(TRIALS), dtype=np.int64)
+    listed = TrialList(
+        name,
+        data / name,
+        TRIALS,
+        (speakers_N, speakers_N),
+        {},
+        {},
+        {},
+    )
+    return ListScores(listed, backend, scores_N, *options)
 
 
 @pytest.fixture
@@ -46,98 +63,153 @@ def experiment(publish_to, tmp_path):
 
 
 def rows_of(exp, lists, **changes):
-    return [
-        row(
-            **{
-                "trials": one.listed.name,
-                "eer": eer(one.scores_N, TRIALS.is_target_N),
-                "backend": one.backend,
-                "model_sha256": read_card(exp)["sha256"],
-                **changes,
-            }
-        )
-        for one in lists
-    ]
+    rows = []
+    for scored_list in lists:
+        values = {
+            "trials": scored_list.listed.name,
+            "eer": eer(scored_list.scores_N, TRIALS.is_target_N),
+            "backend": scored_list.backend,
+            "model_sha256": read_card(exp)["sha256"],
+        }
+        rows.append(row(**values | changes))
+    return rows
+
+
+def page_of(exp, lists):
+    path = write_report(exp, lists, rows_of(exp, lists))
+    return path.read_text(encoding="utf-8")
+
+
+def write_losses(exp):
+    """Two steps of a training, with losses of 2 and 1."""
+    lines = []
+    for step in (1, 2):
+        metrics = {"kind": "train", "step": step, "loss": 3.0 - step}
+        lines.append(json.dumps(metrics) + "\n")
+    (exp / "metrics.jsonl").write_text("".join(lines))
 
 
 def test_a_report_holds_pictures_players_and_versions(experiment, make_data_dir):
     pytest.importorskip("matplotlib")
     data = make_data_dir("test", seconds=[1.0, 1.25]).parent
+    worse_N = SCORES - 1.5 * TRIALS.is_target_N
     lists = [
         scored("test/trials", "better", SCORES, 2 * SCORES, -SCORES, data=data),
-        scored("test/trials", "cosine", SCORES - 1.5 * TRIALS.is_target_N, data=data),
+        scored("test/trials", "cosine", worse_N, data=data),
     ]
-    rows = [{"kind": "train", "step": s, "loss": 3.0 - s} for s in (1, 2)]
-    (experiment / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_losses(experiment)
     path = write_report(experiment, lists, rows_of(experiment, lists))
     page = path.read_text(encoding="utf-8")
     assert path == experiment / "report.html"
     # the DET curves, two histograms, one calibration, the loss
     assert page.count('src="data:image/png') == 5
-    assert sorted(p.name for p in (experiment / "scores").iterdir()) == [
+    pictures = sorted(p.name for p in (experiment / "scores").iterdir())
+    assert pictures == [
         "test_trials_better_calibration.png",
         "test_trials_better_scores.png",
         "test_trials_cosine_scores.png",
         "test_trials_det.png",
         "training_loss.png",
     ]
-    assert "Hardest trials: better" in page  # those of the primary back end
-    assert page.count("<audio") == page.count('src="data:audio/mpeg') == 2 * (4 + 5)
-    folded = page.partition("<summary>Other back ends</summary>")[2].partition("</details>")[0]
-    assert "Scores of cosine" in folded and "Scores of better" not in folded
-    for fact in (np.__version__, version("torch"), read_card(experiment)["sha256"]):
+    # players of the primary back end: two for each of 4 targets and of 5 non-targets
+    assert "Hardest trials: better" in page
+    assert page.count("<audio") == 2 * (4 + 5)
+    assert page.count('src="data:audio/mpeg') == 2 * (4 + 5)
+    _, _, folded = page.partition("<summary>Other back ends</summary>")
+    folded = folded.partition("</details>")[0]
+    assert "Scores of cosine" in folded
+    assert "Scores of better" not in folded
+
+    card = read_card(experiment)
+    for fact in (np.__version__, version("torch"), card["sha256"]):
         assert f"<dd>{fact}</dd>" in page
     assert "max_seconds: 120.0" in page
-    facts, card = facts_of(experiment), read_card(experiment)
-    assert facts["Trained with"].keys() | facts["Model"].keys() == card.keys()
-    assert "torch" not in facts["Model"] and facts["Scored with"]["torch"] == version("torch")
+    facts = facts_of(experiment)
+    names = facts["Trained with"].keys() | facts["Model"].keys()
+    assert names == card.keys()
+    assert "torch" not in facts["Model"]
+    assert facts["Scored with"]["torch"] == version("torch")
     assert not re.search(r"https?:|<script|<link|@import|url\(", page)
 
 
-def test_reference_curves_are_drawn_behind_those_of_the_same_training(experiment, tmp_path):
+def test_reference_curves_are_drawn_behind_those_of_the_same_training(
+    experiment, tmp_path
+):
     image = pytest.importorskip("matplotlib.image")
     lists = [scored("test/trials", "cosine", SCORES)]
-    rows = [{"kind": "train", "step": s, "loss": 3.0 - s} for s in (1, 2)]
-    (experiment / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    curve = {"step": [1, 2], "median": [2.0, 1.0], "low": [1.5, 0.5], "high": [2.5, 1.5]}
-    shown = {}
-    for name, more in (("same", {}), ("other", {"steps": 8})):
-        settings = settings_of(experiment) | more
-        reference = {"settings": settings, "seeds": [1, 2, 3], "curves": {"loss": curve}}
-        (tmp_path / name).write_text(json.dumps([reference]))
-        page = write_report(experiment, lists, rows_of(experiment, lists), [], tmp_path / name)
-        has_caption = "range of 3 reference runs" in page.read_text(encoding="utf-8")
-        picture = image.imread(experiment / "scores/training_loss.png")[..., :3]
-        grey = np.abs(picture - np.array([220, 223, 227]) / 255).max(axis=2) < 0.01
-        shown[name] = has_caption, grey.mean() > 0.05
-    assert shown == {"same": (True, True), "other": (False, False)}
+    rows = rows_of(experiment, lists)
+    write_losses(experiment)
+    curve = {
+        "step": [1, 2],
+        "median": [2.0, 1.0],
+        "low": [1.5, 0.5],
+        "high": [2.5, 1.5],
+    }
+    background = np.array([220, 223, 227]) / 255
+    for name, changes, is_drawn in [
+        ("same", {}, True),
+        ("other", {"steps": 8}, False),
+    ]:
+        settings = settings_of(experiment) | changes
+        reference = {
+            "settings": settings,
+            "seeds": [1, 2, 3],
+            "curves": {"loss": curve},
+        }
+        reference_path = tmp_path / name
+        reference_path.write_text(json.dumps([reference]))
+        path = write_report(experiment, lists, rows, [], reference_path)
+        page = path.read_text(encoding="utf-8")
+        assert ("range of 3 reference runs" in page) == is_drawn
+
+        # the range is an area of this grey
+        picture = image.imread(experiment / "scores/training_loss.png")
+        distance = np.abs(picture[..., :3] - background).max(axis=2)
+        grey_share = np.mean(distance < 0.01)
+        assert (grey_share > 0.05) == is_drawn
 
 
 def test_without_matplotlib_and_audio_the_page_says_so(experiment, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     lists = [scored("test/trials", "cosine", SCORES)]
-    page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
+    page = page_of(experiment, lists)
     (line,) = re.findall(r"The plots could not be drawn: [^<]*", page)
     assert "pip install matplotlib" in line
     assert "<img" not in page
     # nor is there a data directory with audio
     assert "The hardest trials of test/trials cannot be played: " in page
-    assert "<audio" not in page and "Hardest trials: cosine" in page
+    assert "<audio" not in page
+    assert "Hardest trials: cosine" in page
 
 
 def test_rows_of_another_model_are_left_out_and_counted(experiment, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     lists = [scored("test/trials", "cosine", SCORES)]
-    old = rows_of(experiment, lists, trials="test/older", model_sha256="ab" * 32)
-    rows = [*old, *rows_of(experiment, lists), *rows_of(experiment, lists, trials="test/before")]
-    page = write_report(experiment, lists, rows).read_text(encoding="utf-8")
+    old = rows_of(
+        experiment,
+        lists,
+        trials="test/older",
+        model_sha256="ab" * 32,
+    )
+    rows = [
+        *old,
+        *rows_of(experiment, lists),
+        *rows_of(experiment, lists, trials="test/before"),
+    ]
+    path = write_report(experiment, lists, rows)
+    page = path.read_text(encoding="utf-8")
     assert "Rows of another model in results.json, left out: 1." in page
-    assert "test/older" not in page and "test/before" in page
+    assert "test/older" not in page
+    assert "test/before" in page
 
 
 def test_many_lists_have_fewer_players_each(experiment, make_data_dir, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     data = make_data_dir("test", seconds=[1.0, 1.0]).parent
-    lists = [scored(f"test/{i}", "cosine", SCORES, data=data) for i in range(6)]
-    page = write_report(experiment, lists, rows_of(experiment, lists)).read_text(encoding="utf-8")
-    assert page.count("<audio") == 6 * 2 * 2  # one trial a kind instead of four
+    lists = []
+    for number in range(6):
+        name = f"test/{number}"
+        lists.append(scored(name, "cosine", SCORES, data=data))
+    page = page_of(experiment, lists)
+    # one trial a kind instead of four
+    assert page.count("<audio") == 6 * 2 * 2

@@ -27,38 +27,72 @@ def test_the_only_utterance_of_a_speaker_is_cut(make_data_dir):
         make_data_dir("long", speakers=[6, 7], seconds=[12.5]),
     ]
     validation = Validation(read_manifest(folders, sample_rate=RATE))
-    wanted = {2: (2, 8000), 3: (2, 8000), 4: (3, 40000), 5: (3, 40000)}
-    wanted |= {6: (4, 50000), 7: (4, 50000)}
-    cuts = [(n, i * size, size) for n, (num, size) in wanted.items() for i in range(num)]
-    assert validation.label_N == [0] * 10 + [1] * 10 + [n for n, _, _ in cuts]
-    assert validation.num_cut == 6
-    lone = validation.pieces[20:]
-    assert [(p.manifest.ids[p.row], p.start, p.num_samples) for p in lone] == [
-        (f"spk{n}-0", start, size) for n, start, size in cuts
+
+    # speaker, number of pieces, samples of a piece
+    cut_speakers = [
+        (2, 2, 8000),
+        (3, 2, 8000),
+        (4, 3, 40000),
+        (5, 3, 40000),
+        (6, 4, 50000),
+        (7, 4, 50000),
     ]
-    assert all(p.num_samples == 8000 and p.start == 0 for p in validation.pieces[:20])
+    labels = []
+    pieces = []
+    for speaker, num_pieces, size in cut_speakers:
+        for number in range(num_pieces):
+            labels.append(speaker)
+            pieces.append((f"spk{speaker}-0", number * size, size))
+    # twelve utterances of a speaker give ten pieces at most
+    assert validation.label_N == [0] * 10 + [1] * 10 + labels
+    assert validation.num_cut == 6
+
+    whole = validation.pieces[:20]
+    for piece in whole:
+        assert piece.start == 0
+        assert piece.num_samples == 8000
+    actual = []
+    for piece in validation.pieces[20:]:
+        utterance = piece.manifest.ids[piece.row]
+        actual.append((utterance, piece.start, piece.num_samples))
+    assert actual == pieces
     assert len(set(validation.pieces)) == 38
 
 
 def test_a_calibration_names_the_recordings_that_were_cut(make_data_dir):
-    manifest = read_manifest([make_data_dir(speakers=[0, 1], seconds=[9.0])], sample_rate=RATE)
-    emb_ND = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)
+    folder = make_data_dir(speakers=[0, 1], seconds=[9.0])
+    manifest = read_manifest([folder], sample_rate=RATE)
+    rng = np.random.default_rng(0)
+    emb_ND = rng.normal(size=(8, 8)).astype(np.float32)
     learned = Validation(manifest).calibrate(emb_ND, source="x")
-    assert (learned.num_target, learned.num_nontarget) == (2 * 6, 4 * 4)
+    assert learned.num_target == 2 * 6
+    assert learned.num_nontarget == 4 * 4
     assert learned.source == (
         "x: 2 speakers, 2 recordings, 2 of the speakers with pieces of one recording"
     )
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_validation_returns_an_eer_and_does_not_change_the_model(embedder, make_data_dir, training):
-    manifest = read_manifest([make_data_dir(seconds=[0.5, 0.6])], sample_rate=RATE)
+def test_validation_returns_an_eer_and_does_not_change_the_model(
+    embedder, make_data_dir, training
+):
+    folder = make_data_dir(seconds=[0.5, 0.6])
+    manifest = read_manifest([folder], sample_rate=RATE)
+    ranks = start_ranks(timeout_minutes=1)
     embedder.train(training)
-    before = {name: tensor.clone() for name, tensor in embedder.state_dict().items()}
-    result = Validation(manifest).run(embedder, start_ranks(timeout_minutes=1))
-    assert result is not None and list(result) == ["eer"] and 0 <= result["eer"] <= 1
-    assert Validation(manifest).run(embedder, start_ranks(timeout_minutes=1)) == result
-    assert all(module.training is training for module in embedder.modules())
+    before = {}
+    for name, tensor in embedder.state_dict().items():
+        before[name] = tensor.clone()
+
+    result = Validation(manifest).run(embedder, ranks)
+    assert result is not None
+    assert list(result) == ["eer"]
+    assert 0 <= result["eer"] <= 1
+    again = Validation(manifest).run(embedder, ranks)
+    assert again == result
+
+    for module in embedder.modules():
+        assert module.training is training
     for name, tensor in embedder.state_dict().items():
         assert torch.equal(tensor, before[name]), name
 
@@ -68,21 +102,37 @@ def test_the_head_decides_between_classes(embedder, make_config, make_data_dir):
     folder = make_data_dir(speakers=[0, 1, 2], seconds=[0.5, 0.6])
     manifest = read_manifest([folder], sample_rate=RATE)
     head = build.build_head(make_config(), embed_dim=16, num_classes=4)
-    classes = ["other", "spk2", "spk1", "spk0"]  # in another order than in the manifest
+    # in another order than in the manifest
+    classes = ["other", "spk2", "spk1", "spk0"]
     validation = ClassValidation(manifest, head=head, classes=classes)
     assert validation.label_N == [3, 3, 2, 2, 1, 1]
+
     ranks = start_ranks(timeout_minutes=1)
-    emb_ND = embed_pieces(embedder, validation.pieces, device=ranks.device)
+    emb_ND = embed_pieces(
+        embedder,
+        validation.pieces,
+        device=ranks.device,
+    )
     mean_D = torch.from_numpy(emb_ND).mean(dim=0)
-    for decided, error in ((0, 1.0), (1, 4 / 6), (3, 4 / 6)):
+    opposite_CD = -mean_D.expand(4, 16)
+    for decided, error in [(0, 1.0), (1, 4 / 6), (3, 4 / 6)]:
         with torch.no_grad():
-            head.weight_CD.copy_(-mean_D.expand(4, 16))
+            head.weight_CD.copy_(opposite_CD)
             head.weight_CD[decided] = mean_D
-        assert validation.run(embedder, ranks) == {"error": error}
+        result = validation.run(embedder, ranks)
+        assert result == {"error": error}
 
 
-def test_at_most_500_utterances_of_a_class_are_used(make_config, make_data_dir, monkeypatch):
+def test_at_most_500_utterances_of_a_class_are_used(
+    make_config, make_data_dir, monkeypatch
+):
     monkeypatch.setattr(validation_module, "MAX_UTTERANCES_PER_VALID_CLASS", 2)
-    manifest = read_manifest([make_data_dir(speakers=[0, 1], seconds=[0.5] * 3)], sample_rate=RATE)
+    folder = make_data_dir(speakers=[0, 1], seconds=[0.5] * 3)
+    manifest = read_manifest([folder], sample_rate=RATE)
     head = build.build_head(make_config(), embed_dim=16, num_classes=2)
-    assert ClassValidation(manifest, head=head, classes=["spk0", "spk1"]).label_N == [0, 0, 1, 1]
+    validation = ClassValidation(
+        manifest,
+        head=head,
+        classes=["spk0", "spk1"],
+    )
+    assert validation.label_N == [0, 0, 1, 1]

@@ -16,11 +16,18 @@ S = 8001  # samples of a crop, odd on purpose
 
 def make_batch(wave_BS: np.ndarray, drawn: Mapping[int, Mapping[str, Draw]]) -> Batch:
     """A batch of int16 rows; `drawn`: the draws of some of them."""
-    crops = [
-        Crop(wave_S=wave_S, feats_TF=None, first=0, label=0, position=row, row=row, draws=draws)
-        for row, wave_S in enumerate(wave_BS)
-        for draws in [drawn.get(row, {})]
-    ]
+    crops = []
+    for row, wave_S in enumerate(wave_BS):
+        crop = Crop(
+            wave_S=wave_S,
+            feats_TF=None,
+            first=0,
+            label=0,
+            position=row,
+            row=row,
+            draws=drawn.get(row, {}),
+        )
+        crops.append(crop)
     return collate(crops)
 
 
@@ -31,36 +38,52 @@ def apply_all(
     num_samples: int = S,
 ) -> torch.Tensor:
     """wave_BS, float32, of int16 rows with these draws."""
-    return Augment(augmentations, num_samples=num_samples)(make_batch(wave_BS, drawn))
+    augment = Augment(augmentations, num_samples=num_samples)
+    batch = make_batch(wave_BS, drawn)
+    return augment(batch)
 
 
 def apply_one(
-    augmentation: Augmentation, wave_BS: np.ndarray, drawn: Mapping[int, Draw]
+    augmentation: Augmentation,
+    wave_BS: np.ndarray,
+    drawn: Mapping[int, Draw],
 ) -> torch.Tensor:
-    """The same of a single augmentation, whose draws are given by row."""
-    named = {row: {"it": draw} for row, draw in drawn.items()}
-    return apply_all({"it": augmentation}, wave_BS, named)
+    """Apply a single augmentation, whose draws are given by row."""
+    named_draws = {row: {"it": draw} for row, draw in drawn.items()}
+    return apply_all({"it": augmentation}, wave_BS, named_draws)
 
 
 def noise_draw(
-    noise: Noise, noises: int | Sequence[int], starts: int | Sequence[int], snr_db: float
+    noise: Noise,
+    noises: int | Sequence[int],
+    starts: int | Sequence[int],
+    snr_db: float,
 ) -> Draw:
     """A draw of `noise`; several noises and starts are babble."""
     place_V = noise.offset_K[np.atleast_1d(noises)] + starts
-    return Draw({"place": place_V, "snr": 10 ** (snr_db / 10)})
+    power_ratio = 10 ** (snr_db / 10)
+    return Draw({"place": place_V, "snr": power_ratio})
 
 
 def codec_draw(law: int) -> Draw:
-    return Draw({"offset": OFFSETS[law], "lowest": LOWEST_OCTAVES[law]})
+    values = {
+        "offset": OFFSETS[law],
+        "lowest": LOWEST_OCTAVES[law],
+    }
+    return Draw(values)
 
 
 def int16_noise(*shape: int, seed: int, deviation: float = 3000.0) -> np.ndarray:
-    return (deviation * np.random.default_rng(seed).standard_normal(shape)).astype(np.int16)
+    rng = np.random.default_rng(seed)
+    noise = deviation * rng.standard_normal(shape)
+    return noise.astype(np.int16)
 
 
 def decaying_room(num_samples: int, *, seed: int, delay: int) -> np.ndarray:
+    """An impulse response: a peak after `delay` samples, then a decaying tail."""
     rng = np.random.default_rng(seed)
-    room = 0.1 * rng.standard_normal(num_samples) * np.exp(-np.arange(num_samples) / 1500)
+    decay = np.exp(-np.arange(num_samples) / 1500)
+    room = 0.1 * rng.standard_normal(num_samples) * decay
     room[:delay] *= 0.01
     room[delay] = 1.0
     return room

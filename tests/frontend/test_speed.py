@@ -11,9 +11,26 @@ from speakerlab.frontend.augment.speed import Speed
 from speakerlab.frontend.resampling import resampler
 
 
-def change(wave_BS: np.ndarray, speeds: list[int], of: tuple[float, ...], num: int = S):
-    drawn = {row: {"speed": Draw({}, speed)} for row, speed in enumerate(speeds) if speed}
-    parts = {"speed": Speed(speeds=of, num_samples=num)}
+def tone(hertz: float, num_samples: int) -> np.ndarray:
+    """A tone at 16 kHz, with the peak 10000 of int16."""
+    time_S = np.arange(num_samples)
+    phase_S = 2 * np.pi * hertz * time_S / 16000
+    return 10000 * np.sin(phase_S)
+
+
+def change(
+    wave_BS: np.ndarray,
+    speeds: list[int],
+    of: tuple[float, ...],
+    num: int = S,
+) -> torch.Tensor:
+    """Apply to each row the speed of that number in `of`; 0 is no change."""
+    drawn = {}
+    for row, speed in enumerate(speeds):
+        if speed:
+            drawn[row] = {"speed": Draw({}, speed)}
+    augmentation = Speed(speeds=of, num_samples=num)
+    parts = {"speed": augmentation}
     return apply_all(parts, wave_BS, drawn, num_samples=num)
 
 
@@ -21,36 +38,60 @@ def change(wave_BS: np.ndarray, speeds: list[int], of: tuple[float, ...], num: i
 def test_speed_is_within_60_db_of_soxr(speed):
     soxr = pytest.importorskip("soxr")
     hertz = np.array([500, 1000, 2000, 3000, 4000, 5000, 5500, 6000])
-    num_read = round(48000 * speed)
-    tones = 0.5 * np.sin(2 * np.pi * hertz[:, None] * np.arange(num_read) / 16000 + 0.3)
-    ours = resampler(speed)(torch.from_numpy(tones).float()).double().numpy()[:, 2000:-2000]
-    theirs = soxr.resample(tones.T, 16000 * speed, 16000, quality="HQ").T[:, 2000:-2000]
-    assert ours.shape == theirs.shape == (8, 44000)
-    for tone in range(8):
-        error = np.square(ours[tone] - theirs[tone]).mean()
-        assert decibels(error / np.square(theirs[tone]).mean()) < -60, f"{hertz[tone]} Hz"
+    num_samples = round(48000 * speed)
+    time_S = np.arange(num_samples) / 16000
+    phase_BS = 2 * np.pi * hertz[:, None] * time_S + 0.3
+    tone_BS = 0.5 * np.sin(phase_BS)
+
+    tensor_BS = torch.from_numpy(tone_BS).float()
+    resampled_BS = resampler(speed)(tensor_BS).double()
+    source_rate = 16000 * speed
+    expected_SB = soxr.resample(tone_BS.T, source_rate, 16000, quality="HQ")
+    # The ends of a tone that begins at once are no tone.
+    middle = slice(2000, -2000)
+    ours = resampled_BS.numpy()[:, middle]
+    theirs = expected_SB.T[:, middle]
+    assert ours.shape == (8, 44000)
+    assert theirs.shape == (8, 44000)
+    for frequency, our_S, their_S in zip(hertz, ours, theirs):
+        error_power = np.square(our_S - their_S).mean()
+        signal_power = np.square(their_S).mean()
+        error_db = decibels(error_power / signal_power)
+        assert error_db < -60, f"{frequency} Hz"
 
 
 def test_speed_changes_pitch_and_keeps_the_right_samples():
-    num_read = round(S * 1.1)
-    time = np.arange(num_read)
-    wave_BS = np.zeros((2, num_read), dtype=np.int16)
-    wave_BS[0, : round(S * 0.9)] = 10000 * np.sin(2 * np.pi * 1000 * time[: round(S * 0.9)] / 16000)
-    wave_BS[1] = 10000 * np.sin(2 * np.pi * 1000 * time / 16000)
-    out_BS = change(wave_BS, [1, 2], (1.0, 0.9, 1.1)).numpy()
-    for row, hertz in [(0, 900), (1, 1100)]:
-        expected = 10000 / 32768 * np.sin(2 * np.pi * hertz * np.arange(S) / 16000)
-        assert np.abs(out_BS[row] - expected)[50:-50].max() < 1e-3
+    num_slow = round(S * 0.9)
+    num_fast = round(S * 1.1)
+    wave_BS = np.zeros((2, num_fast), np.int16)
+    slow_S, fast_S = wave_BS
+    slow_S[:num_slow] = tone(1000, num_slow)
+    fast_S[:] = tone(1000, num_fast)
+    speeds = (1.0, 0.9, 1.1)
+    changed_BS = change(wave_BS, [1, 2], speeds).numpy()
+    for changed_S, hertz in zip(changed_BS, (900, 1100)):
+        expected_S = tone(hertz, S) / 32768
+        error_S = np.abs(changed_S - expected_S)
+        error_S = error_S[50:-50]  # without the ends
+        assert error_S.max() < 1e-3
 
 
 @pytest.mark.parametrize("num_samples", [401, 7999, 8005, 16003, 16017, 48001])
 def test_length_is_exact_for_every_speed(num_samples):
     speeds = (1.0, 0.9, 1.1, 0.5)
-    for rows, longest in (([0, 1, 2, 3], 1.1), ([3, 1], 0.9)):
-        wave_BS = np.full((len(rows), round(num_samples * longest)), 8192, dtype=np.int16)
-        out_BS = change(wave_BS, rows, speeds, num_samples)
-        assert out_BS.shape == (len(rows), num_samples)
-        assert (out_BS[:, 50:-50] - 0.25).abs().max() < 1e-3  # no row's end is left unwritten
+    # The number of each row's speed, and the fastest of these.
+    for numbers, fastest in (
+        ([0, 1, 2, 3], 1.1),
+        ([3, 1], 0.9),
+    ):
+        num_rows = len(numbers)
+        num_read = round(num_samples * fastest)
+        wave_BS = np.full((num_rows, num_read), 8192, np.int16)
+        changed_BS = change(wave_BS, numbers, speeds, num_samples)
+        assert changed_BS.shape == (num_rows, num_samples)
+        # No row's end is left unwritten.
+        error_BS = changed_BS[:, 50:-50] - 0.25
+        assert error_BS.abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("speed", [0.0, -1.0, 0.91234])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parent))
 
 import fake_gpu
 from fake_gpu import GPU
@@ -33,51 +33,66 @@ class Loader:
 
     def __iter__(self):
         for spans in self.batches:
-            yield torch.empty(len(spans), spans[0][2], dtype=torch.int16).pin_memory()
+            _, _, num_samples = spans[0]
+            wave_BS = torch.empty(len(spans), num_samples, dtype=torch.int16)
+            yield wave_BS.pin_memory()
 
 
 @pytest.fixture
 def extract(make_config, monkeypatch):
-    """extract() -> each batch's rows and the forward passes queued by then; their rows."""
+    """Return extract() -> (rows of each batch read, forward passes queued by then); their sizes."""
     reason = fake_gpu.why_not()
     if reason is not None:
         pytest.skip(reason)
     nowhere: Any = None
-    lengths = [35200, 9600, *[8000] * 600, *[8040] * 40]  # the first has three windows
+    # The first has three windows.
+    lengths = [35200, 9600] + 600 * [8000] + 40 * [8040]
     pieces = [Piece(nowhere, 0, 0, length) for length in lengths]
     embedder = build.build_embedder(make_config("model.max_seconds=1"))
 
     def run():
-        found, sizes = list[tuple[int, int]](), list[int]()
+        reads = list[tuple[int, int]]()
+        sizes = list[int]()  # rows of each forward pass
+
+        def note_size(_module, args):
+            (wave_BS,) = args
+            sizes.append(len(wave_BS))
+
+        def zeros_like(tensor):
+            return np.zeros(tensor.shape)
+
         with fake_gpu.fake_gpu() as gpu:
             fake_gpu.to_gpu(embedder)
-            embedder.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+            embedder.register_forward_pre_hook(note_size)
             embedder.register_forward_pre_hook(lambda *_: gpu.begin_step())
             monkeypatch.setattr(batches, "DataLoader", Loader)
             monkeypatch.setattr(nn.Module, "to", lambda module, _: module)
-            monkeypatch.setattr(Tensor, "numpy", lambda tensor: np.zeros(tensor.shape))
+            monkeypatch.setattr(Tensor, "numpy", zeros_like)
             rows_of = group_pieces(embedder, pieces)
-            for rows, _ in embed_batches(embedder, pieces, rows_of, device=GPU):
-                found.append((len(rows), len(sizes)))
-                if sum(sizes) == len(lengths) + 2:  # nothing can follow the last one
+            embedded = embed_batches(embedder, pieces, rows_of, device=GPU)
+            for rows, _ in embedded:
+                reads.append((len(rows), len(sizes)))
+                # Nothing can follow the last one.
+                num_windows = len(lengths) + 2
+                if sum(sizes) == num_windows:
                     gpu.begin_step()
-        return found, sizes
+        return reads, sizes
 
     return run
 
 
 def test_embeddings_are_read_when_the_next_ones_are_being_computed(extract):
     """A forward pass takes batches of one length, of 256 seconds together."""
-    found, sizes = extract()
+    reads, sizes = extract()
     assert sizes == [3, 1, 512, 128]
-    assert found == [(1, 2), (1, 3), *[(128, 4)] * 5]
+    assert reads == [(1, 2), (1, 3)] + 5 * [(128, 4)]
 
 
 def test_reading_them_at_once_is_found(extract, monkeypatch):
-    def at_once(found):
-        for each, ready in found:
+    def at_once(embedded):
+        for batch, ready in embedded:
             ready.synchronize()
-            yield from each
+            yield from batch
 
     monkeypatch.setattr(batches, "_one_late", at_once)
     with pytest.raises(Fault, match="host read"):

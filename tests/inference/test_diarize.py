@@ -9,7 +9,7 @@ from toy_segmentation import write_segmentation
 from voices import RATE, make_noise, make_wave, write_voices
 
 import speakerlab
-from speakerlab.config.embedder import build_embedder
+from speakerlab.config.build import build_embedder
 from speakerlab.config.schema import load_config
 from speakerlab.data.convert import read_wave, spool_wave
 from speakerlab.diarization.ahc import Ahc
@@ -17,7 +17,7 @@ from speakerlab.inference.diarize import Diarization, Segment, diarize, name_kno
 from speakerlab.inference.segmentation import Segmentation
 from speakerlab.inference.tuning import learn_vbx
 
-SILENCE = np.zeros(RATE, dtype=np.int16)
+SILENCE = np.zeros(RATE, np.int16)
 
 
 @pytest.fixture(scope="module")
@@ -26,43 +26,104 @@ def model(tmp_path_factory):
     config = load_config([], [XVECTOR])
     embedder = build_embedder(config)
     with torch.no_grad():
+        # Sets the statistics of the batch normalisations.
         embedder.train()(make_noise(1.0, rows=4))
-        voices = [make_wave(speaker, 0, 20.0) for speaker in (0, 3)]
-        wave_BS = torch.from_numpy(np.stack(voices)).unfold(1, 24000, 7001).flatten(0, 1) / 32768
-        emb_VND = embedder.eval()(wave_BS).unflatten(0, (2, -1))
-        left_ND = (emb_VND - emb_VND.mean(dim=1, keepdim=True)).flatten(0, 1)
-        within_DD = left_ND.T @ left_ND / len(left_ND) + 1e-6 * torch.eye(16)
-        whiten_DD = torch.linalg.inv(torch.linalg.cholesky(within_DD))
-        *_, last = (m for m in embedder.modules() if isinstance(m, torch.nn.Linear))
+
+        # Embeddings of crops of 1.5 s of two voices.
+        crops = []
+        for speaker in (0, 3):
+            wave_S = make_wave(speaker, 0, 20.0)
+            crops_NS = torch.from_numpy(wave_S).unfold(0, 24000, 7001)
+            crops.append(crops_NS / 32768)
+        emb_BD = embedder.eval()(torch.cat(crops))
+        emb_VND = emb_BD.unflatten(0, (2, -1))
+
+        # Whiten by the covariance within a voice: then the difference between the voices dominates.
+        mean_V1D = emb_VND.mean(dim=1, keepdim=True)
+        left_ND = (emb_VND - mean_V1D).flatten(0, 1)
+        within_DD = left_ND.T @ left_ND / len(left_ND)
+        within_DD = within_DD + 1e-6 * torch.eye(16)
+        factor_DD = torch.linalg.cholesky(within_DD)
+        whiten_DD = torch.linalg.inv(factor_DD)
+        mean_D = emb_VND.mean(dim=(0, 1))
+
+        linear_layers = [
+            module
+            for module in embedder.modules()
+            if isinstance(module, torch.nn.Linear)
+        ]
+        last = linear_layers[-1]
         last.weight.copy_(whiten_DD @ last.weight)
-        last.bias.copy_(whiten_DD @ (last.bias - emb_VND.mean(dim=(0, 1))))
-    exp = publish_small(tmp_path_factory.mktemp("exp"), config, embedder)
+        last.bias.copy_(whiten_DD @ (last.bias - mean_D))
+    folder = tmp_path_factory.mktemp("exp")
+    exp = publish_small(folder, config, embedder)
     return speakerlab.load(exp, device="cpu")
 
 
 def talk(*turns: tuple[int, float]) -> np.ndarray:
     """A wave of (speaker, seconds), each turn followed by a second of silence."""
-    waves = [part for speaker, s in turns for part in (make_wave(3 * speaker, 0, s), SILENCE)]
+    waves = []
+    for speaker, seconds in turns:
+        waves.append(make_wave(3 * speaker, 0, seconds))
+        waves.append(SILENCE)
     return np.concatenate(waves)
 
 
 TURNS = [(0, 8.0), (1, 6.0), (0, 7.0), (1, 9.0), (0, 2.0)]
-STARTS = [0.0, 9.0, 16.0, 24.0, 34.0]
-REGIONS = [(start, start + seconds) for start, (_, seconds) in zip(STARTS, TURNS)]
+SPEAKERS = ["speaker1", "speaker2", "speaker1", "speaker2", "speaker1"]
+REGIONS = [  # seconds; one second of silence after each turn
+    (0.0, 8.0),
+    (9.0, 15.0),
+    (16.0, 23.0),
+    (24.0, 33.0),
+    (34.0, 36.0),
+]
+
+
+def spans_of(diarization: Diarization) -> list[tuple[float, float]]:
+    return [(segment.start, segment.end) for segment in diarization]
+
+
+def speakers_of(diarization: Diarization) -> list[str]:
+    return [segment.speaker for segment in diarization]
 
 
 @pytest.mark.parametrize("method", ["spectral", Ahc(threshold=0.5)])
 def test_turns_of_two_voices(model, method):
-    options = {"regions": REGIONS, "num_speakers": 2, "method": method}
-    found = model.diarize(talk(*TURNS), recording="talk", **options)
-    assert list(found.speakers) == ["speaker1", "speaker2"]
-    assert [(s.start, s.end) for s in found] == REGIONS
-    assert [s.speaker for s in found] == [f"speaker{1 + speaker}" for speaker, _ in TURNS]
-    assert found.to_rttm().splitlines()[1].startswith("SPEAKER talk 1 9.000 6.000 ")
-    plain = found.to_dict()
-    assert plain["seconds"] == 37.0 and len(plain["segments"]) == len(found) == 5
-    assert plain["speakers"]["speaker2"]["seconds"] == 15.0
-    assert len(plain["speakers"]["speaker2"]["embedding"]) == model.embed_dim
+    diarization = model.diarize(
+        talk(*TURNS),
+        recording="talk",
+        regions=REGIONS,
+        num_speakers=2,
+        method=method,
+    )
+    assert list(diarization.speakers) == ["speaker1", "speaker2"]
+    assert spans_of(diarization) == REGIONS
+    assert speakers_of(diarization) == SPEAKERS
+
+    second_line = diarization.to_rttm().splitlines()[1]
+    assert second_line.startswith("SPEAKER talk 1 9.000 6.000 ")
+
+    plain = diarization.to_dict()
+    assert plain["seconds"] == 37.0
+    assert len(diarization) == 5
+    assert len(plain["segments"]) == 5
+    speaker = plain["speakers"]["speaker2"]
+    assert speaker["seconds"] == 15.0
+    assert len(speaker["embedding"]) == model.embed_dim
+
+
+def test_a_recording_without_a_name_of_one_word_has_an_rttm():
+    """The name of an array is "audio (ndarray)", and a file may have blanks in its name."""
+    for recording in ("audio (ndarray)", "my talk"):
+        diarization = Diarization(
+            recording=recording,
+            seconds=3.0,
+            speakers={"speaker1": np.ones(2)},
+            segments=[Segment(0.0, 2.0, "speaker1", 1.0)],
+        )
+        line = diarization.to_rttm()
+        assert line.split()[1] == recording.replace(" ", "_")
 
 
 @pytest.fixture
@@ -71,59 +132,99 @@ def naming(model, monkeypatch):
     monkeypatch.setattr(model.runtime, "calibration", CALIBRATION)
     monkeypatch.setattr(model, "calibration", CALIBRATION)
     axes_DD = np.eye(model.embed_dim, dtype=np.float32)
-    monkeypatch.setattr(model, "speakers", {"Ann": axes_DD[0], "Bob Lee": axes_DD[1]})
+    speakers = {"Ann": axes_DD[0], "Bob Lee": axes_DD[1]}
+    monkeypatch.setattr(model, "speakers", speakers)
     return model
 
 
-def found_speakers(model, *cosines_K2: tuple[float, float]) -> Diarization:
+def make_diarization(model, *cosines_K2: tuple[float, float]) -> Diarization:
     """Speakers whose embeddings have these cosines with the first two axes; a turn of each."""
-    rest = np.zeros(model.embed_dim - 3)
-    embs = [np.array([a, b, (1 - a * a - b * b) ** 0.5, *rest]) for a, b in cosines_K2]
-    names = [f"speaker{number + 1}" for number in range(len(embs))]
-    turns = [Segment(float(k), k + 1.0, name, 1.0) for k, name in enumerate(names)]
-    return Diarization("talk", 9.0, turns, dict(zip(names, embs)))
+    segments: list[Segment] = []
+    speakers: dict[str, np.ndarray] = {}
+    for index, (first, second) in enumerate(cosines_K2):
+        name = f"speaker{index + 1}"
+        # The third axis makes the length 1.
+        third = (1 - first * first - second * second) ** 0.5
+        emb_D = np.zeros(model.embed_dim)
+        emb_D[:3] = first, second, third
+        speakers[name] = emb_D
+        start = float(index)
+        segment = Segment(start, start + 1.0, name, 1.0)
+        segments.append(segment)
+    return Diarization("talk", 9.0, segments, speakers)
 
 
 def test_enrolled_speakers_give_their_names(naming):
-    found = found_speakers(naming, (0.7, 0.0), (0.8, 0.55), (0.1, 0.3), (0.6, 0.5))
-    named = name_known(found, naming)
+    diarization = make_diarization(
+        naming,
+        (0.7, 0.0),
+        (0.8, 0.55),
+        (0.1, 0.3),
+        (0.6, 0.5),
+    )
+    named = name_known(diarization, naming)
+
     # Ann is the second, the best; then only the last is near Bob Lee. Nobody has a name twice.
-    assert list(named.speakers) == ["speaker1", "Ann", "speaker3", "Bob Lee"]
-    assert [segment.speaker for segment in named] == list(named.speakers)
-    assert [line.split()[7] for line in named.to_rttm().splitlines()] == [
-        *("speaker1", "Ann", "speaker3", "Bob_Lee")
-    ]
-    assert [(m.name, round(m.score, 6), m.is_known) for m in named.matches.values()] == [
+    names = ["speaker1", "Ann", "speaker3", "Bob Lee"]
+    assert list(named.speakers) == names
+    assert speakers_of(named) == names
+    rttm_lines = named.to_rttm().splitlines()
+    rttm_names = [line.split()[7] for line in rttm_lines]
+    assert rttm_names == ["speaker1", "Ann", "speaker3", "Bob_Lee"]
+
+    assert list(named.matches) == names
+    expected = [
         ("Ann", 0.7, False),
         ("Ann", 0.8, True),
         ("Bob Lee", 0.3, False),
         ("Bob Lee", 0.5, True),
     ]
-    assert list(named.matches) == list(named.speakers)
+    for match, (name, score, is_known) in zip(named.matches.values(), expected):
+        assert match.name == name
+        assert round(match.score, 6) == score
+        assert match.is_known == is_known
+
     plain = named.to_dict()["speakers"]
-    assert plain["Ann"]["match"]["threshold"] == 0.5 and plain["Ann"]["seconds"] == 1.0
-    assert "match" not in found.to_dict()["speakers"]["speaker1"]
+    assert plain["Ann"]["match"]["threshold"] == 0.5
+    assert plain["Ann"]["seconds"] == 1.0
+    plain_before = diarization.to_dict()["speakers"]
+    assert "match" not in plain_before["speaker1"]
 
 
 def test_known_speakers_of_a_recording(naming):
     naming.enroll("Zoe", make_wave(0, 1, 8.0))
-    found = naming.diarize(talk(*TURNS), regions=REGIONS, num_speakers=2, known=True)
-    assert {segment.speaker for segment in found} == {"Zoe", "speaker2"}
-    assert len(naming.diarize(SILENCE, known=True)) == 0
+    diarization = naming.diarize(
+        talk(*TURNS),
+        regions=REGIONS,
+        num_speakers=2,
+        known=True,
+    )
+    assert set(speakers_of(diarization)) == {"Zoe", "speaker2"}
+    without_speech = naming.diarize(SILENCE, known=True)
+    assert len(without_speech) == 0
 
 
 def test_names_that_cannot_be_given(naming, monkeypatch):
-    wave_S, axis_D = make_wave(0, 0, 3.0), naming.speakers["Ann"]
-    for names, value in ((["speaker2"], "speaker2"), (["a b", "a_b"], "'a b'"), ([], "enrol")):
-        monkeypatch.setattr(naming, "speakers", dict.fromkeys(names, axis_D))
+    wave_S = make_wave(0, 0, 3.0)
+    axis_D = naming.speakers["Ann"]
+    for names, value in (
+        (["speaker2"], "speaker2"),
+        (["a b", "a_b"], "'a b'"),
+        ([], "enrol"),
+    ):
+        speakers = dict.fromkeys(names, axis_D)
+        monkeypatch.setattr(naming, "speakers", speakers)
         with refuses("known", value):
             naming.diarize(wave_S, known=True)
 
 
 def test_speech_is_found_by_energy(model):
-    found = model.diarize(talk(*TURNS), num_speakers=1)
-    assert {(s.speaker, s.confidence) for s in found} == {("speaker1", 1.0)}
-    np.testing.assert_allclose([(s.start, s.end) for s in found], REGIONS, atol=0.1)
+    wave_S = talk(*TURNS)
+    diarization = model.diarize(wave_S, num_speakers=1)
+    assert set(speakers_of(diarization)) == {"speaker1"}
+    assert {segment.confidence for segment in diarization} == {1.0}
+    spans = spans_of(diarization)
+    np.testing.assert_allclose(spans, REGIONS, atol=0.1)
 
 
 def test_given_regions_and_number(model):
@@ -131,27 +232,31 @@ def test_given_regions_and_number(model):
     regions = [
         (0.5, 3.0),
         (9.0, 15.0),
-        (36.5, 99.0),
-        (70.0, 80.0),
-    ]  # the last are outside or silent
-    found = model.diarize(wave_S, regions=regions, num_speakers=2)
-    assert [(s.start, s.end, s.speaker) for s in found] == [
-        (0.5, 3.0, "speaker1"),
-        (9.0, 15.0, "speaker2"),
+        (36.5, 99.0),  # silent until the end of the recording
+        (70.0, 80.0),  # outside
     ]
+    diarization = model.diarize(wave_S, regions=regions, num_speakers=2)
+    assert spans_of(diarization) == [(0.5, 3.0), (9.0, 15.0)]
+    assert speakers_of(diarization) == ["speaker1", "speaker2"]
 
 
 def both() -> np.ndarray:
     """Speaker 0 from 1 to 11 s, speaker 1 from 9 to 19 s."""
-    wave_S = np.zeros(20 * RATE, dtype=np.int16)
-    wave_S[RATE : 11 * RATE] = make_wave(0, 0, 10.0)
-    wave_S[9 * RATE : 19 * RATE] += make_wave(3, 0, 10.0)
+    first_S = make_wave(0, 0, 10.0)
+    second_S = make_wave(3, 0, 10.0)
+    wave_S = np.zeros(20 * RATE, np.int16)
+    wave_S[RATE : 11 * RATE] = first_S
+    wave_S[9 * RATE : 19 * RATE] += second_S
     return wave_S
 
 
-def speakers_at(found: Diarization, *times: float) -> list[int]:
-    """How many different speakers speak at each time."""
-    return [len({s.speaker for s in found if s.start <= time < s.end}) for time in times]
+def count_speakers(diarization: Diarization, time: float) -> int:
+    """Return how many different speakers speak at `time`."""
+    speakers = set()
+    for segment in diarization:
+        if segment.start <= time < segment.end:
+            speakers.add(segment.speaker)
+    return len(speakers)
 
 
 def test_an_overlap_that_is_no_model_is_refused(model):
@@ -161,73 +266,122 @@ def test_an_overlap_that_is_no_model_is_refused(model):
 
 def test_who_speaks_at_the_same_time(model, tmp_path):
     path = write_segmentation(tmp_path / "segmentation.onnx")
-    found = model.diarize(both(), num_speakers=2, overlap=path)
-    assert list(found.speakers) == [f"speaker{k + 1}" for k in range(len(found.speakers))]
-    assert speakers_at(found, 0.9, 1.1, 8.9, 9.1, 10.9, 11.1, 18.9, 19.1) == [
-        0,
-        1,
-        1,
-        2,
-        2,
-        1,
-        1,
-        0,
-    ]
-    spoken = sum(row["seconds"] for row in found.to_dict()["speakers"].values())
+    wave_S = both()
+    diarization = model.diarize(wave_S, num_speakers=2, overlap=path)
+    num_speakers = len(diarization.speakers)
+    expected_names = [f"speaker{1 + k}" for k in range(num_speakers)]
+    assert list(diarization.speakers) == expected_names
+
+    # Before and after each of the four changes.
+    expected_counts = {
+        0.9: 0,
+        1.1: 1,
+        8.9: 1,
+        9.1: 2,
+        10.9: 2,
+        11.1: 1,
+        18.9: 1,
+        19.1: 0,
+    }
+    for time, count in expected_counts.items():
+        assert count_speakers(diarization, time) == count
+    rows = diarization.to_dict()["speakers"].values()
+    spoken = sum(row["seconds"] for row in rows)
     assert spoken == pytest.approx(20.0, abs=0.1)
-    assert list(model.diarize(both(), num_speakers=2, overlap=Segmentation(path))) == list(found)
-    regions = [(2.0, 10.0), (12.0, 15.0)]
-    found = model.diarize(both(), num_speakers=2, overlap=path, regions=regions)
-    assert speakers_at(found, 1.9, 9.9, 10.1, 14.9, 15.1) == [0, 2, 0, 1, 0]
+
+    segmentation = Segmentation(path)
+    again = model.diarize(wave_S, num_speakers=2, overlap=segmentation)
+    assert list(again) == list(diarization)
+
+    in_regions = model.diarize(
+        wave_S,
+        num_speakers=2,
+        overlap=path,
+        regions=[(2.0, 10.0), (12.0, 15.0)],
+    )
+    expected_counts = {1.9: 0, 9.9: 2, 10.1: 0, 14.9: 1, 15.1: 0}
+    for time, count in expected_counts.items():
+        assert count_speakers(in_regions, time) == count
 
 
 def test_speech_is_found_by_the_segmentation_model_unless_vad_is_given(model, tmp_path):
     path = write_segmentation(tmp_path / "segmentation.onnx")
     quiet_S = both() // 40  # silence for this model
-    assert not len(model.diarize(quiet_S, overlap=path))
-    found = model.diarize(quiet_S, num_speakers=2, overlap=path, vad="energy")
-    assert list(found) == list(model.diarize(quiet_S, num_speakers=2))
+    without_vad = model.diarize(quiet_S, overlap=path)
+    assert len(without_vad) == 0
+
+    by_energy = model.diarize(quiet_S, num_speakers=2)
+    with_vad = model.diarize(
+        quiet_S,
+        num_speakers=2,
+        overlap=path,
+        vad="energy",
+    )
+    assert list(with_vad) == list(by_energy)
 
 
 @pytest.mark.parametrize("seconds", [0.3, 3.0])
 def test_short_recordings_are_one_speaker(model, seconds):
-    found = model.diarize(make_wave(1, 0, seconds))
-    assert [(s.start, s.speaker) for s in found] == [(0.0, "speaker1")]
-    assert found.segments[0].end == pytest.approx(seconds, abs=0.02)
+    wave_S = make_wave(1, 0, seconds)
+    (segment,) = model.diarize(wave_S)
+    assert segment.start == 0.0
+    assert segment.speaker == "speaker1"
+    assert segment.end == pytest.approx(seconds, abs=0.02)
 
 
 def test_no_speech_is_no_segments(model, caplog):
-    found = model.diarize(SILENCE, recording="quiet")
-    assert (len(found), found.speakers, found.to_rttm()) == (0, {}, "")
+    diarization = model.diarize(SILENCE, recording="quiet")
+    assert len(diarization) == 0
+    assert diarization.speakers == {}
+    assert diarization.to_rttm() == ""
     assert "no speech" in caplog.text
 
 
 def test_refusals(model, tmp_path):
-    (tmp_path / "empty.wav").write_bytes(b"")
-    with refuses(str(tmp_path / "empty.wav"), 0):
-        model.diarize(tmp_path / "empty.wav")
+    empty_file = tmp_path / "empty.wav"
+    empty_file.write_bytes(b"")
+    no_samples = np.zeros(0, np.int16)
+    not_a_number = np.array([0.0, np.nan])
+    wave_S = make_wave(0, 0, 3.0)
+
+    with refuses(str(empty_file), 0):
+        model.diarize(empty_file)
     with refuses("audio (ndarray)", 0):
-        model.diarize(np.zeros(0, dtype=np.int16))
+        model.diarize(no_samples)
     with refuses("audio (ndarray)", "NaN"):
-        model.diarize(np.array([0.0, np.nan]))
+        model.diarize(not_a_number)
     with refuses("speakers", 9, 3):
-        model.diarize(make_wave(0, 0, 3.0), num_speakers=9)
+        model.diarize(wave_S, num_speakers=9)
     with refuses("method", "vbx"):
-        model.diarize(make_wave(0, 0, 3.0), method="vbx")
+        model.diarize(wave_S, method="vbx")
 
 
 def test_vbx_learns_its_plda_from_a_data_directory(model, tmp_path):
-    folder = write_voices(tmp_path / "dev", speakers=range(8), seconds=(3.2, 6.1, 1.0))
+    folder = write_voices(
+        tmp_path / "dev",
+        speakers=range(8),
+        seconds=(3.2, 6.1, 1.0),
+    )
     method = learn_vbx(model, folder)
-    assert method.transform_DD.shape == (model.embed_dim, model.embed_dim)
-    found = diarize(model, talk(*TURNS), regions=REGIONS, method=method)
-    assert [s.speaker for s in found] == [f"speaker{1 + speaker}" for speaker, _ in TURNS]
+    dim = model.embed_dim
+    assert method.transform_DD.shape == (dim, dim)
+
+    diarization = diarize(
+        model,
+        talk(*TURNS),
+        regions=REGIONS,
+        method=method,
+    )
+    assert speakers_of(diarization) == SPEAKERS
 
 
 @pytest.mark.parametrize("rate", [RATE, 22050])
 def test_a_spooled_wave_equals_one_in_memory(rate):
     raw_S = make_wave(2, 0, 1.7, rate)
-    spooled_S = spool_wave(raw_S, sample_rate=RATE, source_rate=rate)
-    wave_S = read_wave(raw_S, sample_rate=RATE, source_rate=rate)
-    np.testing.assert_allclose(spooled_S / 32768.0, wave_S, atol=0.51 / 32768)
-    assert spooled_S.dtype == np.int16 and isinstance(spooled_S, np.memmap)
+    rates = {"sample_rate": RATE, "source_rate": rate}
+    spooled_S = spool_wave(raw_S, **rates)
+    wave_S = read_wave(raw_S, **rates)
+    half_step = 0.51 / 32768
+    np.testing.assert_allclose(spooled_S / 32768, wave_S, atol=half_step)
+    assert spooled_S.dtype == np.int16
+    assert isinstance(spooled_S, np.memmap)

@@ -12,7 +12,7 @@ import torch
 from models_on_disk import publish_small
 from voices import make_wave, manifest_of
 
-from speakerlab.config.embedder import build_embedder
+from speakerlab.config.build import build_embedder
 from speakerlab.config.schema import load_config
 from speakerlab.data import audio
 from speakerlab.data.convert import read_wave
@@ -48,19 +48,27 @@ print(int(status["VmHWM"].split()[0]) * 1024)
 
 def write_long(path: Path, minutes: int) -> None:
     """At 48 kHz a voice a minute, ten in turn; in the second channel another one."""
-    voices = [np.tile(make_wave(speaker, 0, 10.0, 48000), 6) for speaker in range(10)]
+    voices = []
+    for speaker in range(10):
+        ten_seconds_S = make_wave(speaker, 0, 10.0, 48000)
+        voices.append(np.tile(ten_seconds_S, 6))
     with soundfile.SoundFile(path, "w", 48000, 2, subtype="PCM_16") as file:
         for minute in range(minutes):
-            file.write(np.stack([voices[minute % 10], voices[(minute + 5) % 10]], axis=1))
+            first_S = voices[minute % 10]
+            second_S = voices[(minute + 5) % 10]
+            file.write(np.stack([first_S, second_S], axis=1))
 
 
 def write_at_the_models_rate(wide: Path, path: Path) -> None:
     """The same as stage 5 takes it: 16 kHz, 16 bits."""
-    audio.write(path, np.rint(read_wave(wide, sample_rate=RATE) * 32767).astype(np.int16), RATE)
+    wave_S = read_wave(wide, sample_rate=RATE)
+    raw_S = np.rint(wave_S * 32767).astype(np.int16)
+    audio.write(path, raw_S, RATE)
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+    lengths = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(a @ b / lengths)
 
 
 @pytest.mark.slow
@@ -69,27 +77,51 @@ def test_an_hour_takes_less_than_2_gib_and_all_agree(tmp_path):
     torch.manual_seed(0)
     config = load_config([ROOT / "conf" / "campplus.yaml"])
     embedder = build_embedder(config)
+    # So that BatchNorm has seen data.
+    noise_BS = 0.1 * torch.randn(4, 2 * RATE)
     with torch.no_grad():
-        embedder.train()(0.1 * torch.randn(4, 2 * RATE))  # so that BatchNorm has seen data
+        embedder.train()(noise_BS)
     exp = publish_small(tmp_path / "exp", config, embedder.eval())
     del embedder
     export_onnx(exp, tmp_path / "model.onnx")
-    write_long(tmp_path / "wide.wav", 60)
-    write_at_the_models_rate(tmp_path / "wide.wav", tmp_path / "a.wav")
-    manifest_of(tmp_path / "a.wav")
-    embs, peaks = {}, {}
+
+    wide = tmp_path / "wide.wav"
+    narrow = tmp_path / "a.wav"
+    write_long(wide, 60)
+    write_at_the_models_rate(wide, narrow)
+    manifest_of(narrow)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    embs = {}
+    peaks = {}
     for runtime, model, wav in (
         ("api", "exp", "wide.wav"),
         ("stage 5", "exp", "a.wav"),
         ("onnx", "model.onnx", "wide.wav"),
     ):
         out = tmp_path / f"{runtime}.npy"
-        words = [sys.executable, "-c", MEASURED, runtime, tmp_path / model, tmp_path / wav, out]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        arguments = [
+            sys.executable,
+            "-c",
+            MEASURED,
+            runtime,
+            tmp_path / model,
+            tmp_path / wav,
+            out,
+        ]
+        done = subprocess.run(
+            arguments,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
-        embs[runtime], peaks[runtime] = np.load(out), int(done.stdout) / GIB
-    (tmp_path / "wide.wav").unlink()  # 0.7 GB
+        embs[runtime] = np.load(out)
+        peaks[runtime] = int(done.stdout) / GIB
+    wide.unlink()  # 0.7 GB
     print({runtime: round(peak, 2) for runtime, peak in peaks.items()})
     assert max(peaks.values()) < 2
     assert cosine(embs["api"], embs["stage 5"]) >= 0.99999

@@ -21,7 +21,8 @@ from speakerlab.inference.export import export_onnx
 from speakerlab.inference.onnx_model import OnnxModel
 from speakerlab.scoring.embeddings import EmbeddingTable
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "onnx"
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = DOCS / "onnx"
 WITHOUT_TORCH = """
 import sys, speakerlab
 print(*speakerlab.load(sys.argv[1]).embed(sys.argv[2]))
@@ -33,15 +34,20 @@ sys.exit("torch" in sys.modules)
 def file(tmp_path_factory) -> Path:
     """A model that takes two seconds at once."""
     folder = tmp_path_factory.mktemp("exported")
-    return export_onnx(publish_xvector(folder / "exp"), folder / "model.onnx")
+    exp = publish_xvector(folder / "exp")
+    return export_onnx(exp, folder / "model.onnx")
 
 
 @pytest.fixture
 def wavs(tmp_path) -> list[Path]:
     """0.1 s, which is too short, 1.3 s, and 5.1 s, which is three windows."""
-    paths = [tmp_path / f"{name}.wav" for name in ("short", "fit", "long wave")]
-    for take, (path, seconds) in enumerate(zip(paths, (0.1, 1.3, 5.1))):
-        audio.write(path, make_wave(take, take, seconds), RATE)
+    seconds = {"short": 0.1, "fit": 1.3, "long wave": 5.1}
+    paths = []
+    for take, name in enumerate(seconds):
+        path = tmp_path / f"{name}.wav"
+        wave_S = make_wave(take, take, seconds[name])
+        audio.write(path, wave_S, RATE)
+        paths.append(path)
     return paths
 
 
@@ -53,111 +59,188 @@ def with_texts(file, tmp_path):
         import onnx
 
         model = onnx.load(file)
-        kept = {prop.key: prop.value for prop in model.metadata_props} | texts
+        texts_in_file = {prop.key: prop.value for prop in model.metadata_props}
+        texts_in_file.update(texts)
+        kept_texts = {k: v for k, v in texts_in_file.items() if v is not None}
         del model.metadata_props[:]
-        onnx.helper.set_model_props(model, {k: v for k, v in kept.items() if v is not None})
-        onnx.save(model, tmp_path / "other.onnx")
-        return tmp_path / "other.onnx"
+        onnx.helper.set_model_props(model, kept_texts)
+        other_file = tmp_path / "other.onnx"
+        onnx.save(model, other_file)
+        return other_file
 
     return make
 
 
-def run(*words: object) -> subprocess.CompletedProcess:
-    return subprocess.run([*map(str, words)], capture_output=True, text=True)
+def run(*arguments: object) -> subprocess.CompletedProcess:
+    command = [str(argument) for argument in arguments]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def check_program(file: Path, wavs: list[Path], *program: object) -> None:
     """Prints an embedding a line; of two files, the cosine; refuses another rate in a line."""
+    short, fit, long_wave = wavs
+
+    # An embedding a line.
     emb_ND = speakerlab.load(file).embed_many(wavs)
     done = run(*program, file, *wavs)
     assert done.returncode == 0, done.stderr
-    printed_ND = np.array([line.split() for line in done.stdout.splitlines()], dtype=np.float64)
+    rows = [line.split() for line in done.stdout.splitlines()]
+    printed_ND = np.array(rows, dtype=np.float64)
     assert printed_ND.shape == (3, 16)
-    assert np.abs(printed_ND - emb_ND).max() / np.abs(emb_ND).max() < 1e-5
-    a, b = emb_ND[1].astype(np.float64), emb_ND[2].astype(np.float64)
-    done = run(*program, file, wavs[1], wavs[2])
-    assert float(done.stdout) == pytest.approx(
-        a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=2e-6
-    )
-    audio.write(wavs[0], make_wave(0, 0, 1.0, rate=8000), 8000)
-    done = run(*program, file, wavs[0])
-    assert done.returncode == 1 and "short.wav: must" in done.stderr and "16000 Hz" in done.stderr
+    largest = np.abs(emb_ND).max()
+    error_ND = np.abs(printed_ND - emb_ND) / largest
+    assert error_ND.max() < 1e-5
+
+    # The cosine of two files.
+    _, a_D, b_D = emb_ND.astype(np.float64)
+    lengths = np.linalg.norm(a_D) * np.linalg.norm(b_D)
+    cosine = a_D @ b_D / lengths
+    done = run(*program, file, fit, long_wave)
+    assert float(done.stdout) == pytest.approx(cosine, abs=2e-6)
+
+    # Another rate is refused in a line.
+    wave_S = make_wave(0, 0, 1.0, rate=8000)
+    audio.write(short, wave_S, 8000)
+    done = run(*program, file, short)
+    assert done.returncode == 1
+    assert "short.wav: must" in done.stderr
+    assert "16000 Hz" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
 def test_the_python_example_needs_no_torch_and_agrees(file, wavs, with_texts):
-    source = (EXAMPLES / "embed.py").read_text()
-    assert len(source.splitlines()) <= 40 and "torch" not in source and "speakerlab." not in source
-    check_program(file, wavs, sys.executable, EXAMPLES / "embed.py")
-    done = run(sys.executable, EXAMPLES / "embed.py", with_texts(vad="{}"), wavs[1])
-    assert done.returncode == 1 and "leaves out silence" in done.stderr
+    example = EXAMPLES / "embed.py"
+    source = example.read_text()
+    assert "torch" not in source
+    assert "speakerlab." not in source
+    check_program(file, wavs, sys.executable, example)
+
+    with_vad = with_texts(vad="{}")
+    done = run(sys.executable, example, with_vad, wavs[1])
+    assert done.returncode == 1
+    assert "leaves out silence" in done.stderr
 
 
 def test_the_cpp_example_agrees(file, wavs, with_texts, tmp_path):
     """Compiled where there is a compiler, the headers (ONNXRUNTIME_INCLUDE) and a library."""
     onnxruntime = pytest.importorskip("onnxruntime")
-    places = [os.environ.get("ONNXRUNTIME_INCLUDE", ""), "/usr/include/onnxruntime"]
-    headers = [p for p in places if p and (Path(p) / "onnxruntime_cxx_api.h").exists()]
+    folders = [os.environ.get("ONNXRUNTIME_INCLUDE", ""), "/usr/include/onnxruntime"]
+    headers = [
+        folder
+        for folder in folders
+        if folder and Path(folder, "onnxruntime_cxx_api.h").exists()
+    ]
     compiler = shutil.which("g++") or shutil.which("clang++")
-    libraries = sorted((Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so.*"))
+    capi = Path(onnxruntime.__file__).parent / "capi"
+    libraries = sorted(capi.glob("libonnxruntime.so.*"))
     if not (headers and compiler and libraries):
         pytest.skip("needs a C++ compiler and onnxruntime's headers and library")
-    (tmp_path / "libonnxruntime.so.1").symlink_to(libraries[0])
-    words = ["-std=c++17", "-Wall", "-Wextra", "-Werror", EXAMPLES / "embed.cpp", "-I", headers[0]]
-    links = [tmp_path / "libonnxruntime.so.1", f"-Wl,-rpath,{tmp_path}"]
-    built = run(compiler, *words, *links, "-o", tmp_path / "embed")
+
+    library = tmp_path / "libonnxruntime.so.1"
+    library.symlink_to(libraries[0])
+    program = tmp_path / "embed"
+    built = run(
+        compiler,
+        "-std=c++17",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        EXAMPLES / "embed.cpp",
+        "-I",
+        headers[0],
+        library,
+        f"-Wl,-rpath,{tmp_path}",
+        "-o",
+        program,
+    )
     assert built.returncode == 0, built.stderr
-    check_program(file, wavs, tmp_path / "embed")
-    done = run(tmp_path / "embed", with_texts(vad="{}"), wavs[1])
-    assert done.returncode == 1 and "leaves out silence" in done.stderr
+    check_program(file, wavs, program)
+
+    with_vad = with_texts(vad="{}")
+    done = run(program, with_vad, wavs[1])
+    assert done.returncode == 1
+    assert "leaves out silence" in done.stderr
 
 
 def test_the_runtime_never_imports_torch(file, wavs):
-    done = run(sys.executable, "-c", WITHOUT_TORCH, file, wavs[0])
+    path = wavs[0]
+    done = run(sys.executable, "-c", WITHOUT_TORCH, file, path)
     assert done.returncode == 0, done.stderr
-    found_D = np.array(done.stdout.split(), dtype=np.float32)
-    wanted_D = OnnxModel(file).embed_window(np.resize(audio.read(wavs[0]) / 32768, (1, 2800)))[0]
-    assert np.abs(found_D - wanted_D).max() <= 1e-6 * np.abs(wanted_D).max()
+    printed_D = np.array(done.stdout.split(), dtype=np.float32)
+
+    # A wave that is too short is repeated up to 2800 samples.
+    window_BS = np.resize(audio.read(path) / 32768, (1, 2800))
+    (wanted_D,) = OnnxModel(file).embed_window(window_BS)
+    error_D = np.abs(printed_D - wanted_D)
+    largest = np.abs(wanted_D).max()
+    assert error_D.max() <= 1e-6 * largest
 
 
 def test_vad_and_calibration_come_with_the_file(file, with_texts):
     calibration = json.dumps(asdict(CALIBRATION))
-    facts = {"calibration": calibration, "diarization": '{"threshold": 0.55}'}
-    model = speakerlab.load(with_texts(vad='{"range_db": 20.0}', **facts))
+    with_settings = with_texts(
+        vad='{"range_db": 20.0}',
+        calibration=calibration,
+        diarization='{"threshold": 0.55}',
+    )
+    model = speakerlab.load(with_settings)
     assert model.tuning.threshold == 0.55
+
+    # The VAD leaves three frames of the silence.
     speech_S = make_wave(0, 0, 0.4)
-    wave_S = np.concatenate([speech_S, np.zeros(8000, np.int16)])
-    kept_S = np.concatenate([speech_S, np.zeros(3 * 320, np.int16)])  # three frames more
-    assert np.array_equal(model.embed(wave_S), speakerlab.load(file).embed(kept_S))
-    assert model.verify(wave_S, speech_S).threshold == 0.5
+    silence_S = np.zeros(8000, np.int16)
+    three_frames_S = silence_S[: 3 * 320]
+    wave_S = np.concatenate([speech_S, silence_S])
+    kept_S = np.concatenate([speech_S, three_frames_S])
+    expected_D = speakerlab.load(file).embed(kept_S)
+    assert np.array_equal(model.embed(wave_S), expected_D)
+    result = model.verify(wave_S, speech_S)
+    assert result.threshold == 0.5
 
 
 def test_embedding_files_by_onnx(file, wavs, tmp_path):
-    words = [str(wavs[1]), "--model", str(file), "--out", str(tmp_path / "out"), "--runtime"]
-    embed.main([*words, "onnx"])
-    table, model = EmbeddingTable.load(tmp_path / "out"), speakerlab.load(file)
+    out = tmp_path / "out"
+    arguments = [
+        str(wavs[1]),
+        "--model",
+        str(file),
+        "--out",
+        str(out),
+        "--runtime",
+    ]
+    embed.main([*arguments, "onnx"])
+    table = EmbeddingTable.load(out)
+    model = speakerlab.load(file)
+    emb_D = model.embed(wavs[1])
     assert table.model_sha256 == model.sha256
-    assert np.array_equal(table.emb_ND[0], model.embed(wavs[1]))
+    assert np.array_equal(table.emb_ND[0], emb_D)
     with refuses("--runtime", "model.onnx runs with onnx"):
-        embed.main([*words, "torch"])
+        embed.main([*arguments, "torch"])
 
 
-@pytest.mark.parametrize(("option", "value"), [("device", "cuda"), ("precision", "bf16")])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("device", "cuda"), ("precision", "bf16")],
+)
 def test_an_onnx_file_runs_on_the_cpu_in_its_own_precision(tmp_path, option, value):
     with refuses(option, value):
         speakerlab.load(tmp_path / "a.onnx", **{option: value})
 
 
 def test_files_that_are_not_ours_are_refused_with_one_line(file, with_texts, tmp_path):
-    with refuses(str(tmp_path / "none.onnx"), error=FileNotFoundError):
-        OnnxModel(tmp_path / "none.onnx")
+    missing = tmp_path / "none.onnx"
+    with refuses(str(missing), error=FileNotFoundError):
+        OnnxModel(missing)
+
     half = tmp_path / "half.onnx"
-    half.write_bytes(file.read_bytes()[:100_000])
+    first_bytes = file.read_bytes()[:100_000]
+    half.write_bytes(first_bytes)
     with refuses(str(half)) as caught:
         OnnxModel(half)
     assert "\n" not in str(caught.value)
-    foreign = dict.fromkeys(("sha256", "max_samples", "frontend", "calibration"))
+
     other = str(tmp_path / "other.onnx")
+    foreign = dict.fromkeys(("sha256", "max_samples", "frontend", "calibration"))
     with refuses(other, "sample_rate, "):
         OnnxModel(with_texts(**foreign))
     with refuses(other, "calibrat"):

@@ -19,57 +19,91 @@ from speakerlab.training.precision import resolve_precision
 
 @pytest.fixture
 def exp(tmp_path: Path, make_config, make_embedder) -> Path:
-    return publish_small(tmp_path / "exp", make_config(), make_embedder())
+    config = make_config()
+    embedder = make_embedder()
+    return publish_small(tmp_path / "exp", config, embedder)
 
 
 def cosine(a_D: np.ndarray, b_D: np.ndarray) -> float:
-    return float(a_D @ b_D / np.linalg.norm(a_D) / np.linalg.norm(b_D))
+    lengths = np.linalg.norm(a_D) * np.linalg.norm(b_D)
+    return float(a_D @ b_D / lengths)
 
 
 def test_bf16_is_near_fp32_and_fp32_is_the_default(exp):
     wave_S = make_wave(0, 0, 1.5)
-    names = ("fp32", "bf16", "auto")
-    models = {name: speakerlab.load(exp, device="cpu", precision=name) for name in names}
     auto = precision_here("auto").name
-    assert [model.precision for model in models.values()] == ["fp32", "bf16", auto]
-    embs = {name: model.embed(wave_S, RATE) for name, model in models.items()}
+    embs = {}
+    for precision in ("fp32", "bf16", "auto"):
+        model = speakerlab.load(exp, device="cpu", precision=precision)
+        expected = auto if precision == "auto" else precision
+        assert model.precision == expected
+        embs[precision] = model.embed(wave_S, RATE)
     assert np.array_equal(embs[auto], embs["auto"])
-    assert np.array_equal(embs["fp32"], speakerlab.load(exp, device="cpu").embed(wave_S, RATE))
-    assert embs["bf16"].dtype == np.float32
-    assert 0.999 < cosine(embs["bf16"], embs["fp32"]) < 1 - 1e-8  # bf16 was indeed at work
+
+    by_default = speakerlab.load(exp, device="cpu")
+    by_default_D = by_default.embed(wave_S, RATE)
+    assert np.array_equal(embs["fp32"], by_default_D)
+
+    # Near, but not equal: bf16 was indeed at work.
+    bf16_D = embs["bf16"]
+    assert bf16_D.dtype == np.float32
+    assert 0.999 < cosine(bf16_D, embs["fp32"]) < 1 - 1e-8
+
     # The last layer is fp32: bf16 would leave 16 of the 32 bits zero.
-    assert (embs["bf16"].view(np.uint32) & 0xFFFF).any()
+    low_bits_D = bf16_D.view(np.uint32) & 0xFFFF
+    assert low_bits_D.any()
 
 
 def test_the_front_end_stays_fp32(make_embedder):
     embedder = make_embedder()
     wave_BS = make_noise(1.0, rows=2)
-    folded = embedder.for_inference(resolve_precision("bf16", "cpu"))
+    in_bf16 = embedder.for_inference(resolve_precision("bf16", "cpu"))
+    in_fp32 = embedder.for_inference(resolve_precision("fp32", "cpu"))
     seen = []
-    folded.backbone.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+
+    def note_features(_module, inputs):
+        (feats_BTF,) = inputs
+        seen.append(feats_BTF)
+
+    in_bf16.backbone.register_forward_pre_hook(note_features)
     with torch.inference_mode():
-        folded(wave_BS)
-        assert torch.equal(seen[0], embedder.fbank(wave_BS))
+        in_bf16(wave_BS)
+        expected_BTF = embedder.fbank(wave_BS)
+    assert torch.equal(seen[0], expected_BTF)
     assert embedder.precision is None
-    assert embedder.for_inference(resolve_precision("fp32", "cpu")).precision is None
+    assert in_fp32.precision is None
 
 
 def test_embed_records_its_precision(exp, tmp_path):
-    audio.write(tmp_path / "a.wav", make_wave(0, 0, 1.0), RATE)
-    words = [str(tmp_path / "a.wav"), "--model", str(exp), "--out", str(tmp_path / "e")]
-    embed.main([*words, "--device", "cpu", "--precision", "bf16"])
-    assert json.loads((tmp_path / "e.json").read_text())["precision"] == "bf16"
+    path = tmp_path / "a.wav"
+    audio.write(path, make_wave(0, 0, 1.0), RATE)
+    arguments = [
+        str(path),
+        "--model",
+        str(exp),
+        "--out",
+        str(tmp_path / "e"),
+        "--device",
+        "cpu",
+        "--precision",
+        "bf16",
+    ]
+    embed.main(arguments)
+    facts = json.loads((tmp_path / "e.json").read_text())
+    assert facts["precision"] == "bf16"
 
 
 def test_extraction_in_another_precision_is_another_table(exp, make_data_dir, capfd):
     data = make_data_dir(speakers=[0, 1])
-    words = ["--exp", str(exp), "--data", str(data)]
+    arguments = ["--exp", str(exp), "--data", str(data)]
     stem = exp / "embeddings/train/trained"
 
-    def made(*more: str) -> tuple[np.ndarray, str]:
-        extract.main([*words, *more])
-        facts = json.loads(stem.with_suffix(".json").read_text())
-        return np.load(stem.with_suffix(".npy")), facts["precision"]
+    def made(*options: str) -> tuple[np.ndarray, str]:
+        """Return the embeddings and the precision recorded with them."""
+        extract.main([*arguments, *options])
+        text = stem.with_suffix(".json").read_text()
+        emb_ND = np.load(stem.with_suffix(".npy"))
+        return emb_ND, json.loads(text)["precision"]
 
     fp32_ND, name = made()
     assert name == "fp32"
@@ -78,10 +112,13 @@ def test_extraction_in_another_precision_is_another_table(exp, make_data_dir, ca
     assert not np.array_equal(fp32_ND, bf16_ND)
     cosines = [cosine(a_D, b_D) for a_D, b_D in zip(fp32_ND, bf16_ND)]
     assert min(cosines) > 0.999
-    again_ND, name = made("--precision", "auto", "--nproc", "2")
+
+    auto_ND, name = made("--precision", "auto", "--nproc", "2")
     assert name == precision_here("auto").name
+    # A GPU rounds in another way.
     if not torch.cuda.is_available():
-        assert np.array_equal(again_ND, bf16_ND if name == "bf16" else fp32_ND)
+        expected_ND = bf16_ND if name == "bf16" else fp32_ND
+        assert np.array_equal(auto_ND, expected_ND)
 
 
 @pytest.mark.parametrize("has_used_one", [False, True])
@@ -90,7 +127,8 @@ def test_a_process_that_has_used_a_gpu_queries_it_itself(monkeypatch, has_used_o
     here = os.getpid()
 
     def capability(_device):
-        if (os.getpid() == here) != has_used_one:
+        is_child = os.getpid() != here
+        if is_child == has_used_one:
             raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
         return 9, 0
 

@@ -24,38 +24,68 @@ def exp(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_int8_from_the_command_line(exp, tmp_path, make_data_dir):
-    data, out = make_data_dir(speakers=range(4)), tmp_path / "m.int8.onnx"
-    export.main([str(exp), "--out", str(out), "--int8", "--calibrate", str(data)])
-    whole, small = speakerlab.load(exp, device="cpu"), speakerlab.load(out)
-    assert (small.precision, small.sha256) == ("int8", whole.sha256)
-    emb_D, wanted_D = (model.embed(make_wave(5, 0, 2.0)) for model in (small, whole))
-    cosine = emb_D @ wanted_D / np.linalg.norm(emb_D) / np.linalg.norm(wanted_D)
+    data = make_data_dir(speakers=range(4))
+    out = tmp_path / "m.int8.onnx"
+    arguments = [
+        str(exp),
+        "--out",
+        str(out),
+        "--int8",
+        "--calibrate",
+        str(data),
+    ]
+    export.main(arguments)
+    whole = speakerlab.load(exp, device="cpu")
+    small = speakerlab.load(out)
+    assert small.precision == "int8"
+    assert small.sha256 == whole.sha256
+
+    wave_S = make_wave(5, 0, 2.0)
+    emb_D = small.embed(wave_S)
+    whole_emb_D = whole.embed(wave_S)
+    lengths = np.linalg.norm(emb_D) * np.linalg.norm(whole_emb_D)
+    cosine = emb_D @ whole_emb_D / lengths
     assert quantize.MIN_COSINE < cosine < 1 - 1e-7
+
     # Five convolutions have 8-bit weights; what is after the pooling has none.
     graph = onnx.load(out).graph
-    types = [t.data_type for t in graph.initializer if len(t.dims) > 1]
-    assert types.count(onnx.TensorProto.INT8) == 5
-    seg_1 = [t for t in graph.initializer if t.name == "embedder.backbone.seg_1.weight"]
-    assert [t.data_type for t in seg_1] == [onnx.TensorProto.FLOAT]
-    mel = [t for t in graph.initializer if t.name.endswith("mel_CF")]
-    assert [t.data_type for t in mel] == [onnx.TensorProto.FLOAT]
-    assert OnnxModel(out).embed_window(speech_like(2, 16000)).shape == (2, 16)
+    matrix_types = []
+    types_by_name = {}
+    for tensor in graph.initializer:
+        types_by_name[tensor.name] = tensor.data_type
+        if len(tensor.dims) > 1:
+            matrix_types.append(tensor.data_type)
+    int8 = onnx.TensorProto.INT8
+    fp32 = onnx.TensorProto.FLOAT
+    assert matrix_types.count(int8) == 5
+    assert types_by_name["embedder.backbone.seg_1.weight"] == fp32
+    (mel_name,) = [name for name in types_by_name if name.endswith("mel_CF")]
+    assert types_by_name[mel_name] == fp32
+
+    wave_BS = speech_like(2, 16000)
+    emb_BD = OnnxModel(out).embed_window(wave_BS)
+    assert emb_BD.shape == (2, 16)
 
 
 @pytest.mark.slow
 def test_what_is_too_far_is_not_written(exp, tmp_path, make_data_dir, monkeypatch):
-    monkeypatch.setattr(quantize, "MIN_COSINE", 0.9999999)  # more than 8 bits can keep
+    # More than 8 bits can keep.
+    monkeypatch.setattr(quantize, "MIN_COSINE", 0.9999999)
+    data = make_data_dir(speakers=[0, 1])
     out = tmp_path / "m.onnx"
     with refuses(str(out), "cosine"):
-        quantize.export_int8(exp, out, data_dir=make_data_dir(speakers=[0, 1]))
+        quantize.export_int8(exp, out, data_dir=data)
     assert not out.exists()
 
 
 def test_what_is_refused(exp, tmp_path, make_data_dir):
-    words = [str(exp), "--out", str(tmp_path / "m.onnx")]
-    for more in (["--int8"], ["--calibrate", "data"]):
+    out = tmp_path / "m.onnx"
+    arguments = [str(exp), "--out", str(out)]
+    for options in (["--int8"], ["--calibrate", "data"]):
         with refuses("export", "--calibrate"):
-            export.main([*words, *more])
-    data = make_data_dir(speakers=[0, 1], seconds=[0.15])  # 16 frames are 0.175 s
+            export.main([*arguments, *options])
+
+    # Too short: 16 frames are 0.175 s.
+    data = make_data_dir(speakers=[0, 1], seconds=[0.15])
     with refuses(str(data), "2800 samples, got 0"):
-        quantize.export_int8(exp, tmp_path / "m.onnx", data_dir=data)
+        quantize.export_int8(exp, out, data_dir=data)

@@ -25,7 +25,8 @@ def open_small(tmp_path: Path, make_config, make_embedder):
     """open_small("vad={}", ..., calibration=None) -> the model at `tmp_path/exp`, by the API."""
 
     def make(*overrides: str, name: str = "exp", calibration=None):
-        config, embedder = make_config(*overrides), make_embedder(*overrides)
+        config = make_config(*overrides)
+        embedder = make_embedder(*overrides)
         exp = publish_small(tmp_path / name, config, embedder, calibration)
         return speakerlab.load(exp, device="cpu")
 
@@ -38,59 +39,90 @@ def wavs(tmp_path: Path) -> list[Path]:
     paths = []
     for speaker in range(4):
         for take in range(2):
-            paths.append(tmp_path / f"s{speaker}-{take}.wav")
-            audio.write(paths[-1], make_wave(speaker, take, 1.0 + 0.3 * take), RATE)
+            seconds = 1.0 + 0.3 * take
+            wave_S = make_wave(speaker, take, seconds)
+            path = tmp_path / f"s{speaker}-{take}.wav"
+            audio.write(path, wave_S, RATE)
+            paths.append(path)
     return paths
 
 
 def stage_5(exp: Path, path: Path) -> np.ndarray:
     """emb_D as `speakerlab extract` computes it."""
     embedder = load_published(exp).embedder.for_inference()
-    return embed_pieces(embedder, utterance_pieces(manifest_of(path)), device=CPU)[0]
+    pieces = utterance_pieces(manifest_of(path))
+    (emb_D,) = embed_pieces(embedder, pieces, device=CPU)
+    return emb_D
 
 
 def relative_error(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a - b).max() / np.abs(b).max())
+    difference = np.abs(a - b)
+    largest = np.abs(b).max()
+    return float(difference.max() / largest)
+
+
+def unit(emb_D: np.ndarray) -> np.ndarray:
+    return emb_D / np.linalg.norm(emb_D)
 
 
 @pytest.mark.parametrize("overrides", [(), ("vad={}",), ("model.max_seconds=0.5",)])
 @pytest.mark.parametrize("seconds", [0.01, 1.0, 2.34567])
-def test_a_file_gives_the_embedding_of_stage_5(open_small, tmp_path, overrides, seconds):
+def test_a_file_gives_the_embedding_of_stage_5(
+    open_small, tmp_path, overrides, seconds
+):
     model = open_small(*overrides)
+    path = tmp_path / "a.wav"
     wave_S = make_wave(0, 0, seconds)
     wave_S[: len(wave_S) // 3] //= 1000  # silence, for the VAD
-    audio.write(tmp_path / "a.wav", wave_S, RATE)
-    emb_D = model.embed(tmp_path / "a.wav")
+    audio.write(path, wave_S, RATE)
+
+    emb_D = model.embed(path)
     assert emb_D.dtype == np.float32
-    assert emb_D.shape == (model.embed_dim,) == (16,)
-    wanted_D = stage_5(tmp_path / "exp", tmp_path / "a.wav")
-    if "model.max_seconds=0.5" in overrides:  # a mean of windows, by numpy instead of torch
+    assert emb_D.shape == (16,)
+    assert model.embed_dim == 16
+
+    wanted_D = stage_5(tmp_path / "exp", path)
+    if "model.max_seconds=0.5" in overrides:
+        # A mean of windows, by numpy instead of torch.
         assert relative_error(emb_D, wanted_D) < 1e-6
     else:
         assert np.array_equal(emb_D, wanted_D)
-    assert np.array_equal(model.embed(wave_S), emb_D)
-    assert np.array_equal(model.embed((tmp_path / "a.wav").read_bytes()), emb_D)
+    of_wave_D = model.embed(wave_S)
+    of_bytes_D = model.embed(path.read_bytes())
+    assert np.array_equal(of_wave_D, emb_D)
+    assert np.array_equal(of_bytes_D, emb_D)
 
 
 def test_many_are_each_as_alone_in_order(open_small, wavs):
     model = open_small("model.max_seconds=1.1")
-    sources = [*wavs, make_wave(4, 0, 70.0), make_wave(4, 0, 0.01), wavs[0].read_bytes()]
+    sources = [
+        *wavs,
+        make_wave(4, 0, 70.0),
+        make_wave(4, 0, 0.01),
+        wavs[0].read_bytes(),
+    ]
     emb_ND = model.embed_many(sources)
     assert emb_ND.dtype == np.float32
     for source, emb_D in zip(sources, emb_ND):
-        assert relative_error(emb_D, model.embed(source)) < 1e-5
-    assert relative_error(emb_ND[0], emb_ND[2]) > 1e-2
-    assert model.embed_many([]).shape == (0, 16)
+        alone_D = model.embed(source)
+        assert relative_error(emb_D, alone_D) < 1e-5
+    # Recordings of two speakers differ by far more.
+    first_D, _, third_D = emb_ND[:3]
+    assert relative_error(first_D, third_D) > 1e-2
+    of_nothing_ND = model.embed_many([])
+    assert of_nothing_ND.shape == (0, 16)
 
 
 def test_one_broken_among_many(open_small, wavs):
-    model, sources = open_small(), [wavs[0], "nowhere.wav", wavs[1]]
+    model = open_small()
+    sources = [wavs[0], "nowhere.wav", wavs[1]]
     with refuses("nowhere.wav", error=FileNotFoundError):
         model.embed_many(sources)
     results = dict(model.embed_each(sources))
     assert sorted(results) == [0, 1, 2]
     assert isinstance(results[1], FileNotFoundError)
-    assert np.array_equal(results[2], model.embed(wavs[1]))
+    last_D = model.embed(wavs[1])
+    assert np.array_equal(results[2], last_D)
 
 
 def test_another_rate_is_given_for_arrays_and_read_from_files(open_small, tmp_path):
@@ -98,87 +130,132 @@ def test_another_rate_is_given_for_arrays_and_read_from_files(open_small, tmp_pa
     wave_S = make_wave(0, 0, 2.0, 48000)
     soundfile.write(tmp_path / "a.flac", wave_S, 48000)
     emb_D = model.embed(tmp_path / "a.flac")
-    assert np.array_equal(model.embed(wave_S, 48000), emb_D)
-    assert np.array_equal(model.embed_many([wave_S], 48000)[0], emb_D)
-    assert relative_error(model.embed(wave_S), emb_D) > 1e-2  # taken for 16 kHz
-    assert relative_error(model.embed(make_wave(0, 0, 2.0)), emb_D) < 0.2  # much the same sound
+
+    at_its_rate_D = model.embed(wave_S, 48000)
+    assert np.array_equal(at_its_rate_D, emb_D)
+    emb_ND = model.embed_many([wave_S], 48000)
+    assert np.array_equal(emb_ND[0], emb_D)
+
+    taken_for_16_khz_D = model.embed(wave_S)
+    assert relative_error(taken_for_16_khz_D, emb_D) > 1e-2
+    # Much the same sound.
+    wave_16_khz_S = make_wave(0, 0, 2.0)
+    made_at_16_khz_D = model.embed(wave_16_khz_S)
+    assert relative_error(made_at_16_khz_D, emb_D) < 0.2
 
 
 def test_a_comparison_with_calibration(open_small, wavs):
     model = open_small(calibration=CALIBRATION)
-    a, b = model.embed(wavs[0]), model.embed(wavs[4])
-    score = float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-    result = model.verify(wavs[0], wavs[4])
+    a, b = wavs[0], wavs[4]
+    a_D = model.embed(a)
+    b_D = model.embed(b)
+    cosine = unit(a_D) @ unit(b_D)
+    score = float(cosine)
+
+    # CALIBRATION: LLR = 10 * score - 5, and a threshold of 0.5.
+    result = model.verify(a, b)
+    llr = 10 * score - 5
     assert result.score == pytest.approx(score, abs=1e-6)
-    assert result.llr == pytest.approx(10 * score - 5, abs=1e-4)
-    assert (result.threshold, result.is_same) == (0.5, score >= 0.5)
-    same = model.verify(wavs[0], str(wavs[0]))
+    assert result.llr == pytest.approx(llr, abs=1e-4)
+    assert result.threshold == 0.5
+    assert result.is_same == (score >= 0.5)
+
+    same = model.verify(a, str(a))
     assert same.score == pytest.approx(1, abs=1e-6)
     assert same.is_same
-    strict = model.verify(wavs[0], wavs[4], far=0.01)
-    assert (strict.threshold, strict.is_same) == (0.9999, score >= 0.9999)
+
+    strict = model.verify(a, b, far=0.01)
+    assert strict.threshold == 0.9999
+    assert strict.is_same == (score >= 0.9999)
     with refuses("calibration", 0.03):
-        model.verify(wavs[0], wavs[4], far=0.03)
+        model.verify(a, b, far=0.03)
 
 
 def test_a_comparison_without_calibration_decides_nothing(open_small, wavs):
     model = open_small()
-    result = model.verify(wavs[0], wavs[1])
-    assert (result.llr, result.is_same, result.threshold) == (None, None, None)
+    a, b = wavs[0], wavs[1]
+    result = model.verify(a, b)
+    assert result.llr is None
+    assert result.is_same is None
+    assert result.threshold is None
     with refuses("model", "far=0.01"):
-        model.verify(wavs[0], wavs[1], far=0.01)
+        model.verify(a, b, far=0.01)
 
 
 def test_enrolled_speakers_are_found_again(open_small, wavs, tmp_path):
     model = open_small(calibration=CALIBRATION)
     with refuses("identify"):
         model.identify(wavs[0])
-    model.enroll("ann", [wavs[0], wavs[1]])
+    model.enroll("ann", wavs[:2])
     model.enroll("bob", wavs[4])
-    units = [e / np.linalg.norm(e) for e in map(model.embed, wavs[:2])]
-    mean = sum(units) / np.linalg.norm(sum(units))
-    probe = model.embed(wavs[5])
-    probe /= np.linalg.norm(probe)
-    found = model.identify(wavs[5])
-    scores = dict(found.ranking)
-    assert scores["ann"] == pytest.approx(float(mean @ probe), abs=1e-6)
-    bob = model.embed(wavs[4])
-    assert scores["bob"] == pytest.approx(float(bob @ probe / np.linalg.norm(bob)), abs=1e-6)
-    assert [row[1] for row in found.ranking] == sorted(scores.values(), reverse=True)
-    assert found.threshold == 0.5
-    assert found.is_known == (found.ranking[0][1] >= 0.5)
+
+    # A speaker is the mean of the unit vectors of the recordings.
+    first_D = model.embed(wavs[0])
+    second_D = model.embed(wavs[1])
+    ann_D = unit(unit(first_D) + unit(second_D))
+    bob_D = unit(model.embed(wavs[4]))
+    probe_D = unit(model.embed(wavs[5]))
+    ann_score = float(ann_D @ probe_D)
+    bob_score = float(bob_D @ probe_D)
+
+    identified = model.identify(wavs[5])
+    scores = dict(identified.ranking)
+    assert scores["ann"] == pytest.approx(ann_score, abs=1e-6)
+    assert scores["bob"] == pytest.approx(bob_score, abs=1e-6)
+    ranked_scores = [score for _, score in identified.ranking]
+    assert ranked_scores == sorted(ranked_scores, reverse=True)
+    assert identified.threshold == 0.5
+    assert identified.is_known == (ranked_scores[0] >= 0.5)
+
     model.save_speakers(tmp_path / "team.safetensors")
     again = speakerlab.load(tmp_path / "exp", device="cpu")
     again.load_speakers(tmp_path / "team.safetensors")
-    assert again.identify(wavs[5]) == found
-    again.enroll("ann", wavs[6])  # in place of the one that was
+    assert again.identify(wavs[5]) == identified
+
+    # Enrolling a name again replaces the speaker.
+    again.enroll("ann", wavs[6])
     assert sorted(again.speakers) == ["ann", "bob"]
-    assert again.identify(wavs[6]).ranking[0] == ("ann", pytest.approx(1, abs=1e-6))
+    identified = again.identify(wavs[6])
+    name, score = identified.ranking[0]
+    assert name == "ann"
+    assert score == pytest.approx(1, abs=1e-6)
 
 
 def test_nobody_is_named_below_the_threshold(open_small, wavs):
     model = open_small(calibration=CALIBRATION)
     model.enroll("ann", wavs[0])
     far_away = model.identify(wavs[6], far=0.01)
-    assert far_away.ranking[0][1] < 0.9999
-    assert (far_away.is_known, far_away.name) == (False, None)
-    assert model.identify(wavs[0], far=0.01).name == "ann"
+    _, best_score = far_away.ranking[0]
+    assert best_score < 0.9999
+    assert far_away.is_known is False
+    assert far_away.name is None
+    near = model.identify(wavs[0], far=0.01)
+    assert near.name == "ann"
+
+    # Without a calibration the best name is given, undecided.
     undecided = open_small(name="b")
     undecided.enroll("ann", wavs[0])
-    found = undecided.identify(wavs[6])
-    assert (found.is_known, found.threshold, found.name) == (None, None, "ann")
+    identified = undecided.identify(wavs[6])
+    assert identified.is_known is None
+    assert identified.threshold is None
+    assert identified.name == "ann"
 
 
 def test_speakers_of_another_model_or_of_none_are_refused(open_small, wavs, tmp_path):
-    model, other = open_small(name="a"), open_small("seed=1", name="b")
+    model = open_small(name="a")
+    other = open_small("seed=1", name="b")
     model.enroll("ann", wavs[0])
     path = tmp_path / "team.safetensors"
     model.save_speakers(path)
     with refuses(str(path), model.sha256[:12], other.sha256[:12]):
         other.load_speakers(path)
-    with refuses(str(tmp_path / "none"), error=FileNotFoundError):
-        model.load_speakers(tmp_path / "none")
-    for content in (b"junk", (tmp_path / "a" / "model" / "embedder.safetensors").read_bytes()):
+
+    missing = tmp_path / "none"
+    with refuses(str(missing), error=FileNotFoundError):
+        model.load_speakers(missing)
+
+    weights = tmp_path / "a" / "model" / "embedder.safetensors"
+    for content in (b"junk", weights.read_bytes()):
         path.write_bytes(content)
         with refuses(str(path)):
             model.load_speakers(path)
@@ -187,21 +264,30 @@ def test_speakers_of_another_model_or_of_none_are_refused(open_small, wavs, tmp_
 def test_wrong_values_are_refused_in_one_line(open_small, wavs):
     model = open_small()
     emb_D = model.embed(wavs[0])
-    for method, given, subject, value in (
-        *(("compare", (emb_D, wrong), "compare", repr(wrong)) for wrong in ("a.wav", None)),
+    wave_S = make_wave(0, 0, 1.0)
+    # Method, arguments, subject of the message, value in it.
+    for method, args, subject, value in (
+        ("compare", (emb_D, "a.wav"), "compare", "'a.wav'"),
+        ("compare", (emb_D, None), "compare", "None"),
         ("compare", (emb_D, emb_D[:3]), "compare", (3,)),
         ("compare", (emb_D, [emb_D]), "compare", (1, 16)),
-        ("embed", (make_wave(0, 0, 1.0), "16k"), "audio (ndarray)", "'16k'"),
-        *(("embed_many", (wrong,), "sources", "") for wrong in ("a.flac", None)),
-        *(("enroll", (name, wavs[0]), "enrol", repr(name)) for name in ("", None)),
+        ("embed", (wave_S, "16k"), "audio (ndarray)", "'16k'"),
+        ("embed_many", ("a.flac",), "sources", ""),
+        ("embed_many", (None,), "sources", ""),
+        ("enroll", ("", wavs[0]), "enrol", "''"),
+        ("enroll", (None, wavs[0]), "enrol", "None"),
         ("enroll", ("eve", []), "enrol", "eve"),
     ):
         with refuses(subject, value) as caught:
-            getattr(model, method)(*given)
+            getattr(model, method)(*args)
         assert "\n" not in str(caught.value), method
     with refuses("far", "'x'"):
         model.compare(emb_D, emb_D, far="x")
-    assert model.compare(list(emb_D), torch.from_numpy(emb_D)).score == pytest.approx(1, abs=1e-6)
+
+    # Lists and tensors are embeddings, too.
+    tensor_D = torch.from_numpy(emb_D)
+    result = model.compare(list(emb_D), tensor_D)
+    assert result.score == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -222,16 +308,28 @@ def test_what_cannot_be_loaded_is_refused(
     open_small()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with refuses(subject, value, error=FileNotFoundError if model == "nowhere" else ValueError):
+    error = FileNotFoundError if model == "nowhere" else ValueError
+    with refuses(subject, value, error=error):
         speakerlab.load(model, **options)
 
 
 def test_text_of_a_model_says_what_it_is(open_small, tmp_path):
-    found = repr(open_small())
-    facts = ("SpeakerModel(", "campplus", "16 dimensions", "16000 Hz", "fp32 on cpu")
-    assert all(fact in found for fact in (*facts, str(tmp_path / "exp")))
+    text = repr(open_small())
+    for fact in (
+        "SpeakerModel(",
+        "campplus",
+        "16 dimensions",
+        "16000 Hz",
+        "fp32 on cpu",
+        str(tmp_path / "exp"),
+    ):
+        assert fact in text
 
 
 def test_importing_the_package_imports_nothing_heavy():
-    code = "import sys, speakerlab; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    code = (
+        "import sys, speakerlab;"
+        " sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    )
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, check=True)

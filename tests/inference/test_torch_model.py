@@ -14,7 +14,9 @@ NO_MARGIN = ["training.margin.initial=0", "training.margin.final=0"]
 
 
 def make_emb(num: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal((num, 16)).astype(np.float32)
+    rng = np.random.default_rng(0)
+    emb_ND = rng.standard_normal((num, 16))
+    return emb_ND.astype(np.float32)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -22,23 +24,33 @@ def test_posteriors_of_every_head(make_config, name):
     config = make_config(f"head.name={name}", *NO_MARGIN)
     head = build.build_head(config, embed_dim=16, num_classes=5)
     emb_ND = make_emb(7)
-    found = Classifier(head, list("abcde"))
-    logits_NC = found.logits(emb_ND)
-    assert (logits_NC.shape, logits_NC.dtype) == ((7, 5), np.float32)
+    loaded = Classifier(head, list("abcde"))
+    logits_NC = loaded.logits(emb_ND)
+    assert logits_NC.shape == (7, 5)
+    assert logits_NC.dtype == np.float32
+
+    # Without a margin, the logits are the same for any labels.
+    any_label_N = torch.arange(7) % 5
     with torch.no_grad():
-        wanted_NC = head(torch.from_numpy(emb_ND), torch.arange(7) % 5, 0.0)[1].numpy()
-    assert np.array_equal(logits_NC, wanted_NC)  # for any labels
-    posterior_NC = found.posteriors(emb_ND)
+        _, wanted_NC = head(torch.from_numpy(emb_ND), any_label_N, 0.0)
+    assert np.array_equal(logits_NC, wanted_NC.numpy())
+
+    posterior_NC = loaded.posteriors(emb_ND)
+    expected_NC = wanted_NC.softmax(dim=1).numpy()
     assert posterior_NC.sum(axis=1) == pytest.approx(1)
-    assert posterior_NC == pytest.approx(torch.from_numpy(wanted_NC).softmax(dim=1).numpy())
-    assert found.logits(emb_ND[:0]).shape == (0, 5)
+    assert posterior_NC == pytest.approx(expected_NC)
+    of_nothing_NC = loaded.logits(emb_ND[:0])
+    assert of_nothing_NC.shape == (0, 5)
 
 
 def test_an_angular_head_gives_its_scale_times_the_cosine(make_config):
     config = make_config("head.args.scale=20")
     head = build.build_head(config, embed_dim=16, num_classes=3)
-    emb_ND = 5 * head.get_parameter("weight_CD").detach().numpy()
-    assert np.diag(Classifier(head, list("abc")).logits(emb_ND)) == pytest.approx(20)
+    # An embedding along the weight of each class; its length does not matter.
+    weight_CD = head.get_parameter("weight_CD").detach()
+    emb_CD = 5 * weight_CD.numpy()
+    logits_CC = Classifier(head, list("abc")).logits(emb_CD)
+    assert np.diag(logits_CC) == pytest.approx(20)
 
 
 def test_models_that_cannot_decide_are_refused(publish_to):
@@ -51,13 +63,19 @@ def test_models_that_cannot_decide_are_refused(publish_to):
         load_classifier(folder)
 
 
-@pytest.mark.parametrize("asked", ["runtime.split_head=on", "training.sampled_share=0.5"])
+@pytest.mark.parametrize(
+    "asked",
+    ["runtime.split_head=on", "training.sampled_share=0.5"],
+)
 def test_the_head_is_whole_on_every_rank(make_config, asked):
-    assert build.is_head_split(make_config(), world_size=2, num_classes=60_000)
-    config = make_config("task=identification")
-    assert not build.is_head_split(config, world_size=2, num_classes=60_000)
+    sizes = {"world_size": 2, "num_classes": 60_000}
+    verification = make_config()
+    identification = make_config("task=identification")
+    assert build.is_head_split(verification, **sizes)
+    assert not build.is_head_split(identification, **sizes)
+    split = make_config("task=identification", asked)
     with refuses("runtime.split_head"):
-        build.is_head_split(make_config("task=identification", asked), 2, 10)
+        build.is_head_split(split, 2, 10)
 
 
 def test_a_recording_is_classified_in_python(publish_to, make_data_dir):
@@ -65,22 +83,28 @@ def test_a_recording_is_classified_in_python(publish_to, make_data_dir):
     folder, _, head = publish_to("lid", "task=identification")
     wav = folder.parent / "wav" / "spk1-0.wav"
     model = speakerlab.load(folder, device="cpu")
-    found = model.classify(wav)
-    assert sorted(name for name, _ in found) == ["a", "b", "c"]
-    posteriors = [posterior for _, posterior in found]
-    assert sum(posteriors) == pytest.approx(1) and posteriors == sorted(posteriors, reverse=True)
+    classified = model.classify(wav)
+    names = sorted(name for name, _ in classified)
+    assert names == ["a", "b", "c"]
+    posteriors = [posterior for _, posterior in classified]
+    assert sum(posteriors) == pytest.approx(1)
+    assert posteriors == sorted(posteriors, reverse=True)
+
     emb_ND = model.embed(wav)[None]
-    assert dict(found) == pytest.approx(
-        dict(zip("abc", Classifier(head, "abc").posteriors(emb_ND)[0])), abs=1e-6
-    )
+    (posterior_C,) = Classifier(head, "abc").posteriors(emb_ND)
+    expected = dict(zip("abc", posterior_C))
+    assert dict(classified) == pytest.approx(expected, abs=1e-6)
+
     other, _, _ = publish_to("sv")
+    verifier = speakerlab.load(other, device="cpu")
     with refuses("model"):
-        speakerlab.load(other, device="cpu").classify(wav)
+        verifier.classify(wav)
 
 
 def test_gpus_that_are_asked_for_must_exist(publish_to, monkeypatch):
     folder, _, _ = publish_to("sv")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    # Asks for a GPU that is not there.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with refuses("--gpus", 1, "no GPU found"):
         speakerlab.load(folder)

@@ -33,20 +33,29 @@ class Figures:
 
 def read_figures(name: str, *, folder: Path = PARITY) -> Figures:
     stored = np.load(folder / f"{name}.npz")
-    lines = [line.split() for line in bytes(stored["state"]).decode().splitlines()]
+    shapes = {}
+    state = bytes(stored["state"]).decode()
+    for line in state.splitlines():
+        key, *sizes = line.split()
+        shapes[key] = tuple(int(size) for size in sizes)
+    embedding = {frames: stored[f"embedding_{frames}"] for frames in FRAMES}
     return Figures(
-        shapes={key: tuple(map(int, sizes)) for key, *sizes in lines},
+        shapes=shapes,
         num_parameters=int(stored["num_parameters"]),
         seed=int(stored["seed"]),
-        embedding={frames: stored[f"embedding_{frames}"] for frames in FRAMES},
+        embedding=embedding,
     )
 
 
 def write_figures(name: str, figures: Figures, *, folder: Path = PARITY) -> None:
-    lines = [" ".join([key, *map(str, shape)]) for key, shape in figures.shapes.items()]
+    lines = []
+    for key, shape in figures.shapes.items():
+        fields = [key, *map(str, shape)]
+        lines.append(" ".join(fields))
+    state = "\n".join(lines).encode()
     np.savez_compressed(
         folder / f"{name}.npz",
-        state=np.frombuffer("\n".join(lines).encode(), np.uint8),
+        state=np.frombuffer(state, np.uint8),
         num_parameters=figures.num_parameters,
         seed=figures.seed,
         embedding_298=figures.embedding[298],
@@ -56,7 +65,8 @@ def write_figures(name: str, figures: Figures, *, folder: Path = PARITY) -> None
 
 def fill(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Draw the weights of the reference values; each is determined by its name."""
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    hash_of_name = zlib.crc32(name.encode())
+    rng = np.random.default_rng([seed, hash_of_name])
     if name.endswith("num_batches_tracked"):
         return torch.tensor(0)
     if name.endswith("running_var"):
@@ -64,18 +74,26 @@ def fill(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     elif name.endswith(("running_mean", "bias")):
         values = 0.1 * rng.standard_normal(shape)
     elif len(shape) > 1:
-        values = rng.standard_normal(shape) * np.sqrt(2 / np.prod(shape[1:]))
+        # Kaiming's deviation for ReLU: the square root of 2 / fan-in.
+        fan_in = np.prod(shape[1:])
+        deviation = np.sqrt(2 / fan_in)
+        values = rng.standard_normal(shape) * deviation
     else:
         values = rng.uniform(0.8, 1.2, shape)
-    return torch.from_numpy(np.asarray(values, np.float32))
+    values = np.asarray(values, np.float32)
+    return torch.from_numpy(values)
 
 
 def features(frames: int, seed: int, *, feat_dim: int = 80) -> Tensor:
     """Draw features (2, T, F)."""
     rng = np.random.default_rng([seed, frames])
-    return torch.from_numpy(rng.standard_normal((2, frames, feat_dim)).astype(np.float32))
+    feats_BTF = rng.standard_normal((2, frames, feat_dim))
+    feats_BTF = feats_BTF.astype(np.float32)
+    return torch.from_numpy(feats_BTF)
 
 
 def error(emb_BD: Tensor, expected_BD: np.ndarray) -> float:
     """Return the largest difference over the largest value."""
-    return float(np.abs(emb_BD.numpy() - expected_BD).max() / np.abs(expected_BD).max())
+    difference = np.abs(emb_BD.numpy() - expected_BD)
+    largest = np.abs(expected_BD).max()
+    return float(difference.max() / largest)

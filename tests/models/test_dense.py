@@ -4,6 +4,7 @@ Letters: B batch, T frames, C channels.
 """
 
 import copy
+import math
 
 import pytest
 import torch
@@ -28,12 +29,19 @@ def make_block(kernel_size=3, dilation=2, dtype=torch.float64):
             kernel_size=kernel_size,
             dilation=dilation,
         )
-    for norm in (m for m in block.modules() if isinstance(m, nn.BatchNorm1d)):
+    for norm in block.modules():
+        if not isinstance(norm, nn.BatchNorm1d):
+            continue
         norm.weight.data.uniform_(-1, 2)
         norm.bias.data.normal_()
         norm.running_mean.normal_()
         norm.running_var.uniform_(0.5, 2)
     return block.to(dtype)
+
+
+def make_input(batch: int, frames: int, dtype=torch.float64) -> Tensor:
+    """x_BCT, the input of a block."""
+    return torch.randn(batch, 6, frames, dtype=dtype)
 
 
 def run_plain(block: DenseBlock, x_BCT: Tensor) -> Tensor:
@@ -42,13 +50,16 @@ def run_plain(block: DenseBlock, x_BCT: Tensor) -> Tensor:
 
 
 def run_rows(block: DenseBlock, x_BCT: Tensor) -> Tensor:
-    y_BCT = dense.run_block(list(block.values()), x_BCT, segment_frames=100)
+    layers = list(block.values())
+    y_BCT = dense.run_block(layers, x_BCT, segment_frames=100)
     assert y_BCT is not None
     return y_BCT
 
 
 def takes_plain_code(block: DenseBlock, x_BCT: Tensor) -> bool:
-    return dense.run_block(list(block.values()), x_BCT, segment_frames=100) is None
+    layers = list(block.values())
+    y_BCT = dense.run_block(layers, x_BCT, segment_frames=100)
+    return y_BCT is None
 
 
 def everything(run, block, x_BCT, steps=2):
@@ -56,21 +67,34 @@ def everything(run, block, x_BCT, steps=2):
     x_BCT = x_BCT.clone().requires_grad_()
     for _ in range(steps):
         y_BCT = run(block, x_BCT)
-        (
-            y_BCT * torch.linspace(-1, 2, y_BCT.numel(), dtype=y_BCT.dtype).view_as(y_BCT)
-        ).sum().backward()
-    found = {"output": y_BCT.detach(), "gradient of the input": x_BCT.grad}
-    found |= {f"gradient of {name}": p.grad for name, p in block.named_parameters()}
-    return found | dict(block.named_buffers())
+        # A different weight for each value: the sum alone would hide errors that cancel.
+        weight = torch.linspace(
+            start=-1,
+            end=2,
+            steps=y_BCT.numel(),
+            dtype=y_BCT.dtype,
+        )
+        weighted_BCT = y_BCT * weight.view_as(y_BCT)
+        weighted_BCT.sum().backward()
+
+    values = {
+        "output": y_BCT.detach(),
+        "gradient of the input": x_BCT.grad,
+    }
+    for name, parameter in block.named_parameters():
+        values[f"gradient of {name}"] = parameter.grad
+    return values | dict(block.named_buffers())
 
 
 def require_close(rows, plain, allowed):
-    for name, value in plain.items():
-        if value is None:
+    for name, expected in plain.items():
+        if expected is None:
             assert rows[name] is None, name
-        else:
-            error = (rows[name] - value).abs().max() / value.abs().max().clamp_min(1e-12)
-            assert error < allowed, (name, float(error))
+            continue
+        difference = (rows[name] - expected).abs()
+        largest = expected.abs().max().clamp_min(1e-12)
+        error = difference.max() / largest
+        assert error < allowed, (name, float(error))
 
 
 def freeze(block: DenseBlock) -> None:
@@ -78,11 +102,23 @@ def freeze(block: DenseBlock) -> None:
     block["tdnnd2"].nonlinear1.requires_grad_(False)
 
 
+def accumulate_steps(block: DenseBlock) -> None:
+    """Change the momentum to the one of accumulated steps."""
+    slow_batchnorm(block, 4)
+
+
+WIDE = {"kernel_size": 5, "dilation": 3}
+NARROW = {"kernel_size": 1, "dilation": 1}
 CASES = [  # frames, arguments of make_block, change of the block, error allowed
-    *((frames, {}, None, 1e-9) for frames in (2, 3, 100, 149, 230)),
-    *((frames, {"kernel_size": 5, "dilation": 3}, None, 1e-9) for frames in (2, 40)),
-    (40, {"kernel_size": 1, "dilation": 1}, None, 1e-9),
-    (50, {}, lambda block: slow_batchnorm(block, 4), 1e-9),  # momentum of accumulated steps
+    (2, {}, None, 1e-9),
+    (3, {}, None, 1e-9),
+    (100, {}, None, 1e-9),
+    (149, {}, None, 1e-9),
+    (230, {}, None, 1e-9),
+    (2, WIDE, None, 1e-9),
+    (40, WIDE, None, 1e-9),
+    (40, NARROW, None, 1e-9),
+    (50, {}, accumulate_steps, 1e-9),
     (50, {}, freeze, 1e-9),
     (50, {"dtype": torch.float32}, freeze, 1e-3),
 ]
@@ -93,70 +129,101 @@ def test_training_is_the_plain_code(frames, args, change, allowed):
     block = make_block(**args)
     if change is not None:
         change(block)
-    x_BCT = torch.randn(3, 6, frames, dtype=args.get("dtype", torch.float64))
-    plain = copy.deepcopy(block)
-    found = everything(run_rows, block, x_BCT)
-    require_close(found, everything(run_plain, plain, x_BCT), allowed)
-    assert (found["gradient of tdnnd1.linear1.weight"] is None) == (change is freeze)
+    dtype = args.get("dtype", torch.float64)
+    x_BCT = make_input(3, frames, dtype)
+    plain_block = copy.deepcopy(block)
+    rows = everything(run_rows, block, x_BCT)
+    plain = everything(run_plain, plain_block, x_BCT)
+    require_close(rows, plain, allowed)
+    has_no_gradient = rows["gradient of tdnnd1.linear1.weight"] is None
+    assert has_no_gradient == (change is freeze)
 
 
 def test_statistics_are_measured_again_without_gradient():
     """As when the checkpoints of a run are averaged."""
     block = make_block()
-    plain = copy.deepcopy(block)
-    x_BCT = torch.randn(3, 6, 50, dtype=torch.float64)
+    plain_block = copy.deepcopy(block)
+    x_BCT = make_input(3, frames=50)
     with torch.no_grad():
-        torch.testing.assert_close(run_rows(block, x_BCT), run_plain(plain, x_BCT))
-    for (name, ours), theirs in zip(block.named_buffers(), plain.buffers()):
-        torch.testing.assert_close(ours, theirs, msg=name)
+        rows_BCT = run_rows(block, x_BCT)
+        plain_BCT = run_plain(plain_block, x_BCT)
+    torch.testing.assert_close(rows_BCT, plain_BCT)
+    plain_buffers = dict(plain_block.named_buffers())
+    for name, buffer in block.named_buffers():
+        torch.testing.assert_close(buffer, plain_buffers[name], msg=name)
+
+
+def relative_error(value: Tensor, exact: Tensor) -> float:
+    error = (value - exact).norm()
+    return float(error / exact.norm())
 
 
 @pytest.mark.parametrize("frames", [1, 2, 100, 149, 230])
 def test_inference_is_the_plain_code(frames):
     block = make_block().eval()
-    x_BCT = torch.randn(3, 6, frames, dtype=torch.float64)
-    before = {name: buffer.clone() for name, buffer in block.named_buffers()}
+    x_BCT = make_input(3, frames)
+    before = {}
+    for name, buffer in block.named_buffers():
+        before[name] = buffer.clone()
     with torch.inference_mode():
-        torch.testing.assert_close(run_rows(block, x_BCT), run_plain(block, x_BCT))
-    assert all(torch.equal(buffer, before[name]) for name, buffer in block.named_buffers())
+        rows_BCT = run_rows(block, x_BCT)
+        plain_BCT = run_plain(block, x_BCT)
+        torch.testing.assert_close(rows_BCT, plain_BCT)
+    for name, buffer in block.named_buffers():
+        assert torch.equal(buffer, before[name]), name
 
 
 def test_inference_in_16_bits_is_no_rougher_than_the_plain_code():
     block = make_block(dtype=torch.float32).eval()
-    x_BCT = torch.randn(3, 6, 149).bfloat16()
+    exact_block = copy.deepcopy(block).double()
+    x_BCT = make_input(3, 149, torch.float32).bfloat16()
     with torch.inference_mode():
-        exact = run_plain(copy.deepcopy(block).double(), x_BCT.double())
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            found, plain = run_rows(block, x_BCT), run_plain(block, x_BCT)
-    ours, theirs = (float((y - exact).norm() / exact.norm()) for y in (found, plain))
-    assert found.dtype == torch.bfloat16 and ours < 1.1 * theirs
+        exact = run_plain(exact_block, x_BCT.double())
+        with torch.autocast("cpu", torch.bfloat16):
+            by_rows = run_rows(block, x_BCT)
+            plain = run_plain(block, x_BCT)
+    assert by_rows.dtype == torch.bfloat16
+    error_of_rows = relative_error(by_rows, exact)
+    error_of_plain = relative_error(plain, exact)
+    assert error_of_rows < 1.1 * error_of_plain
 
 
 def test_bfloat16_autocast_in_training_is_no_rougher_than_the_plain_code():
     """In the median of nine inputs: in any one, a unit may round to the other side of its ReLU."""
+    # Name of a value -> (error of the rows, error of the plain code) of each input.
     errors: dict[str, list[list[float]]] = {}
     for seed in range(9):
         block = make_block(dtype=torch.float32)
-        plain, exact = copy.deepcopy(block), copy.deepcopy(block).double()
+        plain_block = copy.deepcopy(block)
+        exact_block = copy.deepcopy(block).double()
         torch.manual_seed(seed)
-        x_BCT = torch.randn(4, 6, 150).bfloat16()
-        truth = everything(run_plain, exact, x_BCT.double(), steps=1)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        x_BCT = make_input(4, 150, torch.float32).bfloat16()
+        exact_x_BCT = x_BCT.double()
+        exact = everything(run_plain, exact_block, exact_x_BCT, steps=1)
+        with torch.autocast("cpu", torch.bfloat16):
             rows = everything(run_rows, block, x_BCT, steps=1)
-            expected = everything(run_plain, plain, x_BCT, steps=1)
-        assert rows["output"].dtype == expected["output"].dtype == torch.bfloat16
-        for name, value in truth.items():
+            plain = everything(run_plain, plain_block, x_BCT, steps=1)
+        assert rows["output"].dtype == torch.bfloat16
+        assert plain["output"].dtype == torch.bfloat16
+
+        # Relative to the size of the exact value, unless that is nearly zero.
+        for name, value in exact.items():
             size = value.double().norm().clamp_min(1e-6)
-            off = [
-                float((found[name] - value).double().norm() / size) for found in (rows, expected)
-            ]
-            errors.setdefault(name, []).append(off)
-    for name, found in errors.items():
-        ours, theirs = torch.tensor(found).median(0).values.tolist()
-        assert ours < 1.2 * theirs + 0.01, (name, ours, theirs)
+            pair = []
+            for result in (rows, plain):
+                difference = result[name] - value
+                error = difference.double().norm() / size
+                pair.append(float(error))
+            errors.setdefault(name, []).append(pair)
+
+    for name, pairs in errors.items():
+        median_2 = torch.tensor(pairs).median(0).values
+        ours, theirs = median_2.tolist()
+        allowed = 1.2 * theirs + 0.01
+        assert ours < allowed, (name, ours, theirs)
 
 
-@pytest.mark.parametrize("value", [float("nan"), -float("nan")], ids=["nan", "-nan"])
+@pytest.mark.parametrize("value", [math.nan, -math.nan], ids=["nan", "-nan"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_nan_reaches_the_gradients(value, dtype):
     """So that the step is skipped. In 16 bits a ReLU's gradient goes by its output's sign."""
@@ -164,42 +231,67 @@ def test_nan_reaches_the_gradients(value, dtype):
     with torch.no_grad():
         block["tdnnd1"].linear1.weight[0] = value
     x_BCT = torch.randn(2, 6, 120)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+    is_narrow = dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_narrow):
         y_BCT = run_rows(block, x_BCT)
-    y_BCT.float().square().mean().backward()
+    loss = y_BCT.float().square().mean()
+    loss.backward()
     assert y_BCT.isnan().any()
-    layer_before = block["tdnnd0"].parameters()
-    assert not sum(parameter.grad.abs().sum() for parameter in layer_before).isfinite()
+    # The NaN also reaches the gradients of the layer before its own.
+    layer_before = block["tdnnd0"]
+    gradients = [p.grad.flatten() for p in layer_before.parameters()]
+    assert torch.cat(gradients).isnan().any()
 
 
 def test_no_layer_copies_what_it_reads():
     """All that the layers keep of their common input is one store of 22 channels."""
     block = make_block(dtype=torch.float32)
     x_BCT = torch.randn(5, 6, 200)
-    rows = 4 * 5 * 200  # bytes of one channel
-    saved = {}
+    bytes_of_channel = 4 * 5 * 200
+    storages = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage
+        storages[storage.data_ptr()] = storage
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    def unpack(tensor: Tensor) -> Tensor:
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         y_BCT = run_rows(block, x_BCT)
-    assert y_BCT.untyped_storage().nbytes() == (6 + 4 * 4) * rows
-    assert y_BCT.untyped_storage().data_ptr() in saved
-    sizes = [storage.nbytes() // rows for storage in saved.values()]
+    output_storage = y_BCT.untyped_storage()
+    assert output_storage.nbytes() == 22 * bytes_of_channel
+    assert output_storage.data_ptr() in storages
+
     # Each layer also keeps its rectified input, which is as large as the input.
-    assert [sizes.count(6 + 4 * i) for i in range(5)] == [1, 1, 1, 1, 1]
+    num_channels = []
+    for storage in storages.values():
+        num_channels.append(storage.nbytes() // bytes_of_channel)
+    for channels in (6, 10, 14, 18, 22):
+        assert num_channels.count(channels) == 1
+
+
+def set_momentum(block: DenseBlock) -> None:
+    block["tdnnd0"].nonlinear1[0].momentum = 0.2
+
+
+def average_all_steps(block: DenseBlock) -> None:
+    for module in block.modules():
+        module.momentum = None
+
+
+def norm_each_utterance(block: DenseBlock) -> None:
+    block["tdnnd3"].nonlinear2.batchnorm = nn.InstanceNorm1d(8)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda block: nn.SyncBatchNorm.convert_sync_batchnorm(block),
-        lambda block: setattr(block["tdnnd0"].nonlinear1[0], "momentum", 0.2),
-        lambda block: [setattr(m, "momentum", None) for m in block.modules()],
-        lambda block: setattr(block["tdnnd3"].nonlinear2, "batchnorm", nn.InstanceNorm1d(8)),
+        nn.SyncBatchNorm.convert_sync_batchnorm,
+        set_momentum,
+        average_all_steps,
+        norm_each_utterance,
         lambda block: block["tdnnd1"].eval(),
         lambda block: block.eval(),  # with gradients
         lambda block: block.bfloat16(),
@@ -207,11 +299,12 @@ def test_no_layer_copies_what_it_reads():
     ],
 )
 def test_everything_unusual_takes_the_plain_code(change):
-    x_BCT = torch.randn(2, 6, 30, dtype=torch.float64)
+    x_BCT = make_input(2, frames=30)
     block = make_block()
     assert not takes_plain_code(block, x_BCT)
     change(block)
-    assert takes_plain_code(block, x_BCT.to(next(block.parameters()).device))
+    device = next(block.parameters()).device
+    assert takes_plain_code(block, x_BCT.to(device))
 
 
 def test_rounding_shapes_up_in_16_bits_changes_no_bit(monkeypatch):
@@ -219,9 +312,10 @@ def test_rounding_shapes_up_in_16_bits_changes_no_bit(monkeypatch):
     torch.manual_seed(0)
     model = CAMPPlus(**TINY).eval()
     feats_BTF = torch.randn(2, 137, model.feat_dim)
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
+    # With a multiple of 1, nothing is rounded up.
     for columns in (1, 64):
         monkeypatch.setattr(dense, "COLUMN_MULTIPLE", columns)
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            found.append(model(feats_BTF))
-    assert torch.equal(*found)
+            outputs.append(model(feats_BTF))
+    assert torch.equal(*outputs)

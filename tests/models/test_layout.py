@@ -22,7 +22,10 @@ UNMIXED = pytest.mark.parametrize("name", sorted(MODELS.keys() - MIXED))
 
 def order(x: Tensor) -> str:
     """Which axis neighbours in memory are along: "C" or "T"; "" if that is ambiguous."""
-    if x.dim() != 4 or x.shape[1] == 1 or 1 in x.shape[2:]:
+    if x.dim() != 4:
+        return ""
+    _, channels, *plane = x.shape
+    if channels == 1 or 1 in plane:
         return ""
     return "C" if x.stride(1) == 1 else "T"
 
@@ -34,23 +37,42 @@ class Orders(TorchDispatchMode):
         super().__init__()
         self.seen: list[tuple[str, str, str]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         name = func.overloadpacket.__name__
         if name in BACKWARDS:
-            self.seen.append((name, order(args[0]), order(args[1])))
+            gradient, x = args[:2]
+            self.seen.append((name, order(gradient), order(x)))
         return func(*args, **(kwargs or {}))
 
 
-def run(name: str, layout: torch.memory_format) -> tuple[Tensor, dict[str, Tensor], Orders]:
+def run(
+    name: str, layout: torch.memory_format
+) -> tuple[Tensor, dict[str, Tensor], Orders]:
     """(embeddings, gradients, what the backward pass met) of a training step in float64."""
     torch.manual_seed(0)
-    model = MODELS[name](**SMALL[name]).double().to(memory_format=layout).train()
-    feats_BTF = torch.randn(4, 60, model.feat_dim, dtype=torch.float64)
+    model = MODELS[name](**SMALL[name])
+    model.double().to(memory_format=layout).train()
+    feats_BTF = torch.randn(
+        4,
+        60,
+        model.feat_dim,
+        dtype=torch.float64,
+    )
     emb_BD = model(feats_BTF)
     weight_BD = torch.randn_like(emb_BD)
     with Orders() as orders:
         (emb_BD * weight_BD).sum().backward()
-    grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+
+    grads = {}
+    for key, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            grads[key] = parameter.grad
     return emb_BD.detach(), grads, orders
 
 
@@ -61,19 +83,28 @@ def test_nothing_but_the_order_changes(name):
     assert torch.allclose(plain, other, rtol=1e-9, atol=1e-9)
     assert plain_grads.keys() == other_grads.keys()
     for key, grad in plain_grads.items():
-        largest = max(float(grad.abs().max()), 1e-3)  # some are zero but for rounding
-        assert float((grad - other_grads[key]).abs().max()) < 1e-8 * largest, key
+        error = (grad - other_grads[key]).abs().max()
+        # Some gradients are zero but for rounding.
+        largest = grad.abs().max().clamp_min(1e-3)
+        assert error < 1e-8 * largest, key
 
 
 @UNMIXED
 def test_no_layer_meets_both_orders(name):
     _, _, orders = run(name, torch.channels_last)
-    met = [(kernel, grad, x) for kernel, grad, x in orders.seen if grad and x]
-    assert [pair for pair in met if pair[1] != pair[2]] == []
+    mixed = []
+    for kernel, grad_order, input_order in orders.seen:
+        is_ambiguous = not grad_order or not input_order
+        if not is_ambiguous and grad_order != input_order:
+            mixed.append((kernel, grad_order, input_order))
+    assert mixed == []
 
 
 @pytest.mark.parametrize("stride", [1, 2, (2, 3)])
 def test_subsampling_is_slicing(stride):
-    bins, frames = stride if isinstance(stride, tuple) else (stride, stride)
+    bins = frames = stride
+    if isinstance(stride, tuple):
+        bins, frames = stride
     x_BCFT = torch.randn(2, 3, 7, 9)
-    assert torch.equal(subsample(stride)(x_BCFT), x_BCFT[:, :, ::bins, ::frames])
+    expected_BCFT = x_BCFT[:, :, ::bins, ::frames]
+    assert torch.equal(subsample(stride)(x_BCFT), expected_BCFT)

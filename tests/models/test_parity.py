@@ -9,6 +9,7 @@ Errors here are the largest difference over the largest value.
 """
 
 import copy
+import itertools
 import math
 import os
 import subprocess
@@ -25,25 +26,33 @@ from torch import nn
 from speakerlab.checkpoints.architectures import to_our_name
 from speakerlab.models import MODELS
 
-LARGE = 10_000_000  # parameters; from here on float64 takes seconds, so `make test` does half of it
+# Parameters; from here on float64 takes seconds, so `make test` does half of it.
+LARGE = 10_000_000
 
 every_member = pytest.mark.parametrize("name", MEMBERS)
 
 
 def rename(name: str, published: str) -> str:
     """Our name of a tensor that the member `name` is published with."""
-    return to_our_name(published, model=MEMBERS[name].model, toolkit=MEMBERS[name].toolkit)
+    member = MEMBERS[name]
+    return to_our_name(
+        published,
+        model=member.model,
+        toolkit=member.toolkit,
+    )
 
 
 @lru_cache(maxsize=1)
 def filled(name: str) -> nn.Module:
     """The member in eval mode with the weights that its figures were computed with."""
-    member, figures = MEMBERS[name], read_figures(name)
-    model = MODELS[member.model](**member.args).eval()
-    weights = {
-        rename(name, published): fill(published, shape, figures.seed)
-        for published, shape in figures.shapes.items()
-    }
+    member = MEMBERS[name]
+    figures = read_figures(name)
+    model = MODELS[member.model](**member.args)
+    model.eval()
+    weights = {}
+    for published, shape in figures.shapes.items():
+        our_name = rename(name, published)
+        weights[our_name] = fill(published, shape, figures.seed)
     weights.pop("", None)
     model.load_state_dict(weights)
     return model
@@ -51,49 +60,79 @@ def filled(name: str) -> nn.Module:
 
 def cases():
     for name, member in MEMBERS.items():
-        stored = (PARITY / f"{name}.npz").exists()  # if not, another test says so
-        large = stored and read_figures(name).num_parameters > LARGE
-        # what overflows fp32 with such weights is in float64 only
-        for dtype in (torch.float64, torch.float32)[: 1 + math.isfinite(member.fp32)]:
-            for frames in FRAMES:
-                too_long = dtype == torch.float64 and frames == max(FRAMES) and large
-                slow = too_long or not member.smallest
-                marks = [pytest.mark.slow] if slow else []
-                number = str(dtype).removeprefix("torch.")
-                yield pytest.param(name, dtype, frames, marks=marks, id=f"{name} {number} {frames}")
+        # Another test reports members without stored figures.
+        is_stored = (PARITY / f"{name}.npz").exists()
+        is_large = is_stored and read_figures(name).num_parameters > LARGE
+        dtypes = [torch.float64]
+        # Members that overflow fp32 with such weights are tested in float64 only.
+        if math.isfinite(member.fp32):
+            dtypes.append(torch.float32)
+        for dtype, frames in itertools.product(dtypes, FRAMES):
+            is_longest = frames == max(FRAMES)
+            too_long = dtype == torch.float64 and is_longest and is_large
+            marks = []
+            if too_long or not member.smallest:
+                marks.append(pytest.mark.slow)
+            number = str(dtype).removeprefix("torch.")
+            yield pytest.param(
+                name,
+                dtype,
+                frames,
+                marks=marks,
+                id=f"{name} {number} {frames}",
+            )
 
 
 def test_registry_members_and_figures_are_the_same_set():
-    assert {member.model for member in MEMBERS.values()} == set(MODELS)
-    assert {member.model for member in MEMBERS.values() if member.smallest} == set(MODELS)
-    assert {path.stem for path in PARITY.glob("*.npz")} == set(MEMBERS)
+    models = {member.model for member in MEMBERS.values()}
+    models_of_smallest = {
+        member.model for member in MEMBERS.values() if member.smallest
+    }
+    stored_names = {path.stem for path in PARITY.glob("*.npz")}
+    assert models == set(MODELS)
+    assert models_of_smallest == set(MODELS)
+    assert stored_names == set(MEMBERS)
 
 
 @every_member
 def test_names_shapes_and_count_are_as_published(name):
-    member, figures = MEMBERS[name], read_figures(name)
+    member = MEMBERS[name]
+    figures = read_figures(name)
     with torch.device("meta"):
         model = MODELS[member.model](**member.args)
     ours = {key: tuple(value.shape) for key, value in model.state_dict().items()}
-    renamed = {rename(name, key): shape for key, shape in figures.shapes.items()}
-    left_out = [key for key in figures.shapes if not rename(name, key)]
-    renamed.pop("", None)
-    assert len(renamed) + len(left_out) == len(figures.shapes)  # no two have one name
-    assert ours == renamed
-    count = figures.num_parameters - sum(int(np.prod(figures.shapes[key])) for key in left_out)
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+    # Published tensors without a name of ours are left out here.
+    expected = {}
+    left_out = []
+    for key, shape in figures.shapes.items():
+        our_name = rename(name, key)
+        if our_name:
+            expected[our_name] = shape
+        else:
+            left_out.append(key)
+    # No two have one name.
+    assert len(expected) + len(left_out) == len(figures.shapes)
+    assert ours == expected
+
+    num_left_out = sum(math.prod(figures.shapes[key]) for key in left_out)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert num_parameters == figures.num_parameters - num_left_out
 
 
 @pytest.mark.parametrize(("name", "dtype", "frames"), [*cases()])
 @torch.no_grad()
 def test_embeddings_are_as_published(name, dtype, frames):
-    member, figures = MEMBERS[name], read_figures(name)
+    member = MEMBERS[name]
+    figures = read_figures(name)
     model = filled(name)
     if dtype == torch.float64:
         model = copy.deepcopy(model).double()
-    emb_BD = model(features(frames, figures.seed, feat_dim=member.feat_dim).to(dtype))
+    feats_BTF = features(frames, figures.seed, feat_dim=member.feat_dim)
+    emb_BD = model(feats_BTF.to(dtype))
     allowed = member.fp32 if dtype == torch.float32 else 1e-9
-    assert error(emb_BD, figures.embedding[frames]) < allowed
+    expected_BD = figures.embedding[frames]
+    assert error(emb_BD, expected_BD) < allowed
 
 
 @pytest.mark.slow
@@ -101,12 +140,26 @@ def test_embeddings_are_as_published(name, dtype, frames):
 def test_figures_are_what_the_publishers_code_gives(name, tmp_path):
     """With SPEAKERLAB_3DSPEAKER and SPEAKERLAB_WESPEAKER naming checkouts."""
     toolkit = MEMBERS[name].toolkit
-    peer = os.environ.get(f"SPEAKERLAB_{toolkit.upper()}")
+    variable = f"SPEAKERLAB_{toolkit.upper()}"
+    peer = os.environ.get(variable)
     if peer is None:
-        pytest.skip(f"SPEAKERLAB_{toolkit.upper()} is not set")
-    command = [sys.executable, PARITY / "make.py", "--toolkit", toolkit, "--peer", peer]
-    subprocess.run([*command, "--out", tmp_path, name], check=True)
-    made, stored = read_figures(name, folder=tmp_path), read_figures(name)
+        pytest.skip(f"{variable} is not set")
+    command = [
+        sys.executable,
+        PARITY / "make.py",
+        "--toolkit",
+        toolkit,
+        "--peer",
+        peer,
+        "--out",
+        tmp_path,
+        name,
+    ]
+    subprocess.run(command, check=True)
+    made = read_figures(name, folder=tmp_path)
+    stored = read_figures(name)
     assert made.shapes == stored.shapes
     for frames in FRAMES:
-        np.testing.assert_allclose(made.embedding[frames], stored.embedding[frames], rtol=1e-5)
+        emb_BD = made.embedding[frames]
+        expected_BD = stored.embedding[frames]
+        np.testing.assert_allclose(emb_BD, expected_BD, rtol=1e-5)

@@ -28,7 +28,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from figures import FRAMES, PARITY, Figures, error, features, fill, write_figures
 from members import MEMBERS, Member
 
-PACKAGES = {"3dspeaker": "speakerlab", "wespeaker": "wespeaker", "redimnet2": "redimnet2"}
+PACKAGES = {
+    "3dspeaker": "speakerlab",
+    "wespeaker": "wespeaker",
+    "redimnet2": "redimnet2",
+}
 SEED = 0
 
 
@@ -52,7 +56,9 @@ class Transposed(nn.Module):
 
 def build(member: Member) -> nn.Module:
     module, _, name = member.upstream.partition(":")
-    network: Any = getattr(import_module(module), name)(**member.upstream_args)
+    make_network = getattr(import_module(module), name)
+    network: Any = make_network(**member.upstream_args)
+    # A module that computes its features is given them here.
     if hasattr(network, "spec"):
         network.spec = Transposed()
     return network.eval()
@@ -62,41 +68,77 @@ def build(member: Member) -> nn.Module:
 def make_figures(member: Member) -> tuple[Figures, float]:
     """The figures, and the error of the published code in fp32."""
     network = build(member)
-    shapes = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    weights = {name: fill(name, shape, SEED) for name, shape in shapes.items()}
+    # Each weight is drawn by its published name: our model gets the same ones.
+    shapes = {}
+    weights = {}
+    for name, value in network.state_dict().items():
+        shapes[name] = tuple(value.shape)
+        weights[name] = fill(name, shapes[name], SEED)
     network.load_state_dict(weights)
-    feats = {frames: features(frames, SEED, feat_dim=member.feat_dim) for frames in FRAMES}
-    rough = {frames: embed(network, feats_BTF) for frames, feats_BTF in feats.items()}
+
+    # First in fp32, then in float64.
+    feats = {}
+    rough = {}
+    for frames in FRAMES:
+        feats[frames] = features(frames, SEED, feat_dim=member.feat_dim)
+        rough[frames] = embed(network, feats[frames])
     network.double()
-    exact = {frames: embed(network, feats_BTF.double()) for frames, feats_BTF in feats.items()}
+    exact = {}
+    for frames in FRAMES:
+        emb_BD = embed(network, feats[frames].double())
+        exact[frames] = emb_BD.numpy()
+
+    num_parameters = sum(parameter.numel() for parameter in network.parameters())
     figures = Figures(
         shapes=shapes,
-        num_parameters=sum(parameter.numel() for parameter in network.parameters()),
+        num_parameters=num_parameters,
         seed=SEED,
-        embedding={frames: emb_BD.numpy() for frames, emb_BD in exact.items()},
+        embedding=exact,
     )
-    return figures, max(error(rough[frames], figures.embedding[frames]) for frames in FRAMES)
+    fp32_error = max(error(rough[frames], exact[frames]) for frames in FRAMES)
+    return figures, fp32_error
 
 
 def embed(network: nn.Module, feats_BTF: torch.Tensor) -> torch.Tensor:
     """emb_BD: of several outputs the last."""
     output = network(feats_BTF)
-    return output[-1] if isinstance(output, tuple | list) else output
+    has_several = isinstance(output, tuple | list)
+    return output[-1] if has_several else output
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--toolkit", required=True, choices=sorted(PACKAGES))
-    parser.add_argument("--peer", required=True, type=Path, metavar="CHECKOUT")
-    parser.add_argument("--out", type=Path, default=PARITY, metavar="DIR")
+    first_line = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(description=first_line)
+    parser.add_argument(
+        "--toolkit",
+        required=True,
+        choices=sorted(PACKAGES),
+    )
+    parser.add_argument(
+        "--peer",
+        required=True,
+        type=Path,
+        metavar="CHECKOUT",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=PARITY,
+        metavar="DIR",
+    )
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args()
-    package = PACKAGES[options.toolkit]
-    known = [name for name, one in MEMBERS.items() if one.upstream.startswith(f"{package}.")]
-    unknown = set(options.names) - set(known)
+    prefix = PACKAGES[options.toolkit] + "."
+    member_names = []
+    for name, member in MEMBERS.items():
+        if member.upstream.startswith(prefix):
+            member_names.append(name)
+    unknown = set(options.names) - set(member_names)
     if unknown:
-        parser.error(f"no members of {options.toolkit}: {sorted(unknown)}; there are {known}")
-    options.names = options.names or known
+        parser.error(
+            f"no members of {options.toolkit}: {sorted(unknown)}; there are {member_names}"
+        )
+    options.names = options.names or member_names
     return options
 
 
@@ -106,7 +148,10 @@ def main() -> None:
     for name in options.names:
         figures, fp32_error = make_figures(MEMBERS[name])
         write_figures(name, figures, folder=options.out)
-        print(f"{name}: {figures.num_parameters:,} parameters, fp32 is {fp32_error:.1e} away")
+        print(
+            f"{name}: {figures.num_parameters:,} parameters, fp32 is {fp32_error:.1e}"
+            " away"
+        )
 
 
 if __name__ == "__main__":

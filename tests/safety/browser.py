@@ -24,8 +24,12 @@ class Page:
     """A tab. events: what the browser reported, in order; no load ends before its page is idle."""
 
     def __init__(self, reader: Any, writer: Any) -> None:
-        self.reader, self.writer, self.session, self.number = reader, writer, {}, 0
-        self.unread, self.events = b"", list[dict[str, Any]]()
+        self.reader = reader
+        self.writer = writer
+        self.session = {}
+        self.number = 0
+        self.unread = b""
+        self.events = list[dict[str, Any]]()
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
         attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
         self.session = {"sessionId": attached["sessionId"]}
@@ -36,12 +40,18 @@ class Page:
         """Load a page, its pictures and its audio."""
         self.events.clear()
         self.send("Page.navigate", url=url)
-        while not any(event["method"] == "Page.loadEventFired" for event in self.events):
+        while not any(
+            event["method"] == "Page.loadEventFired" for event in self.events
+        ):
             self.events.append(self._receive())
 
     def ask(self, expression: str) -> Any:
         """Return the value of a JavaScript expression, of a promise once it is resolved."""
-        options = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        options = {
+            "expression": expression,
+            "returnByValue": True,
+            "awaitPromise": True,
+        }
         answer = self.send("Runtime.evaluate", **options)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -53,7 +63,9 @@ class Page:
     def send(self, method: str, **params: Any) -> Any:
         """Send a command, return its result."""
         self.number += 1
-        text = json.dumps({"id": self.number, "method": method, "params": params, **self.session})
+        text = json.dumps(
+            {"id": self.number, "method": method, "params": params, **self.session}
+        )
         self.writer.write(text.encode() + b"\0")
         self.writer.flush()
         while (answer := self._receive()).get("id") != self.number:

@@ -30,7 +30,9 @@ def cut_pickle(valid: bytes) -> bytes:
     return rezipped("data.pkl", lambda content, rng: content[:20])(valid, Random(2))
 
 
-DIGITS, DEEP, LONG = b"9" * 400, b"[" * 3000, b'"' + b"a" * 200_000
+DIGITS = b"9" * 400
+DEEP = b"[" * 3000
+LONG = b'"' + b"a" * 200_000
 REPEATED = b"a: &a [1, 1, 1, 1, 1, 1, 1, 1]\n" + b"".join(
     b"%c: &%c [%s]\n" % (letter, letter, b", ".join([b"*%c" % (letter - 1)] * 8))
     for letter in b"bcdefghij"
@@ -111,6 +113,14 @@ CASES: list[tuple[str, str, bytes | Callable[[bytes], bytes]]] = [
     ("embeddings", "emb.ids", b"a\n\xff\nb\n"),
     ("embeddings", "emb.json", b"1.5"),
     ("speakers", "speakers.*", lambda valid: valid[:-4] + b"\xff\xff\xff\xff"),
-    ("speakers", "speakers.*", lambda valid: valid[:-4] + b"\1\0\x80\x7f"),  # signalling NaN
-    ("speakers", "speakers.*", put(b'"[\\"anna\\", \\"b o\\"]"', b'"3                    "')),
+    (
+        "speakers",
+        "speakers.*",
+        lambda valid: valid[:-4] + b"\1\0\x80\x7f",
+    ),  # signalling NaN
+    (
+        "speakers",
+        "speakers.*",
+        put(b'"[\\"anna\\", \\"b o\\"]"', b'"3                    "'),
+    ),
 ]

@@ -15,9 +15,37 @@ from random import Random
 from typing import Any
 
 Damage = Callable[[bytes, Random], bytes]
-EDGES = [0, 1, 2, 7, 127, 128, 255, 2**15, 2**16 - 1, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**63]
+EDGES = [
+    0,
+    1,
+    2,
+    7,
+    127,
+    128,
+    255,
+    2**15,
+    2**16 - 1,
+    2**24,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**63,
+]
 DEEP = "@deep"  # stands for more nested lists than Python's stack holds
-NUMBERS = [0, -1, 1, 0.5, 2**31, 10**12, 10**400, 1e308, -1e-308, math.nan, math.inf, -math.inf]
+NUMBERS = [
+    0,
+    -1,
+    1,
+    0.5,
+    2**31,
+    10**12,
+    10**400,
+    1e308,
+    -1e-308,
+    math.nan,
+    math.inf,
+    -math.inf,
+]
 TEXTS = [
     "",
     "x",
@@ -31,12 +59,27 @@ TEXTS = [
     "../x",
     "/dev/null",
 ]
-VALUES: list[Any] = [*NUMBERS, *TEXTS, DEEP, None, True, False, [], {}, [[]], {"": 0}, "9" * 5000]
+VALUES: list[Any] = [
+    *NUMBERS,
+    *TEXTS,
+    DEEP,
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    {"": 0},
+    "9" * 5000,
+]
 WORDS = [
     *(text.encode("utf-8", "surrogatepass") for text in TEXTS),
-    *(b'-1 0 1e400 -inf NaN 1_000 0x10 1,5 \xff \xef\xbb\xbf \x1b[31m | " , ; \t # .').split(),
+    *(
+        b'-1 0 1e400 -inf NaN 1_000 0x10 1,5 \xff \xef\xbb\xbf \x1b[31m | " , ; \t # .'
+    ).split(),
     *b"*a &a &a[*a] {a:*a} !!int !!bool !!float !!binary !!set !!timestamp !x <<:".split(),
-    *b"? - [ ] { } null true target nontarget 1e-3 2001-99-99 0b1 name: args: _target_:".split(),
+    *b"? - [ ] { } null true target nontarget 1e-3 2001-99-99 0b1 name: args:"
+    b" _target_:".split(),
     *(
         b"9" * 5000,
         b"a" * 200_000,
@@ -54,33 +97,51 @@ WORDS = [
 def raw(data: bytes, rng: Random) -> bytes:
     """Flip a bit, cut, take bytes out, put some in, or write an edge over an integer."""
     kind = rng.randrange(6)
-    at = rng.randrange(min(len(data), 200) if rng.random() < 0.5 else len(data)) if data else 0
+    at = (
+        rng.randrange(min(len(data), 200) if rng.random() < 0.5 else len(data))
+        if data
+        else 0
+    )
     size = rng.choice([1, 2, 4, 8]) if rng.random() < 0.8 else rng.randrange(1000)
     if kind == 0:
         return data[:at]
     if kind == 1:
         return data[:at] + data[at + size :]
     if kind == 2:
-        return data[:at] + (rng.randbytes(size) if rng.random() < 0.5 else data[:size]) + data[at:]
+        return (
+            data[:at]
+            + (rng.randbytes(size) if rng.random() < 0.5 else data[:size])
+            + data[at:]
+        )
     if kind == 3 and data:
         return data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
     size = min(size, 8)
-    value = (rng.choice(EDGES) % 256**size).to_bytes(size, rng.choice(["little", "big"]))
+    value = (rng.choice(EDGES) % 256**size).to_bytes(
+        size, rng.choice(["little", "big"])
+    )
     return data[:at] + value + data[at + size :]
 
 
 def words(data: bytes, rng: Random) -> bytes:
     """Take out, repeat or swap lines or words of a text, or write an odd word."""
     lines = data.split(b"\n")
-    row, other, kind = rng.randrange(len(lines)), rng.randrange(len(lines)), rng.randrange(8)
+    row = rng.randrange(len(lines))
+    other = rng.randrange(len(lines))
+    kind = rng.randrange(8)
     if kind == 0:
         del lines[row]
     elif kind == 1:
         lines.insert(other, lines[row])
     else:
         cells = re.split(rb"([\s,;:=]+)", lines[row])
-        place, source = rng.randrange(len(cells)), re.split(rb"([\s,;:=]+)", lines[other])
-        new = [rng.choice(source), b"", cells[place] * 2, cells[place] + rng.choice(WORDS)]
+        place = rng.randrange(len(cells))
+        source = re.split(rb"([\s,;:=]+)", lines[other])
+        new = [
+            rng.choice(source),
+            b"",
+            cells[place] * 2,
+            cells[place] + rng.choice(WORDS),
+        ]
         cells[place] = rng.choice(new) if kind < 5 else rng.choice(WORDS)
         lines[row] = b"".join(cells)
     return b"\n".join(lines)
@@ -98,7 +159,9 @@ def _changed(values: Any, rng: Random) -> Any:
         return tree(values.encode(), rng).decode()
     if not isinstance(values, dict | list) or not values or rng.random() < 0.1:
         return rng.choice(VALUES)
-    keys: Sequence[Any] = list(values) if isinstance(values, dict) else range(len(values))
+    keys: Sequence[Any] = (
+        list(values) if isinstance(values, dict) else range(len(values))
+    )
     key = rng.choice(keys)
     if rng.random() < 0.2:
         value = values.pop(key)
@@ -140,10 +203,15 @@ def rezipped(member: str, damage: Damage) -> Damage:
         if rng.random() < 0.2:
             return raw(data, rng)
         target = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(target, "w") as new:
+        with (
+            zipfile.ZipFile(io.BytesIO(data)) as old,
+            zipfile.ZipFile(target, "w") as new,
+        ):
             for info in old.infolist():
                 content = old.read(info)
-                new.writestr(info, damage(content, rng) if member in info.filename else content)
+                new.writestr(
+                    info, damage(content, rng) if member in info.filename else content
+                )
         return target.getvalue()
 
     return change
@@ -167,7 +235,10 @@ def tarred(data: bytes, rng: Random) -> bytes:
         b"../x",
         b"a" * size,
     ]
-    odd += [bytes([rng.randrange(256)]), rng.choice(b"0123456xgLKSD\0".hex(" ").split()).encode()]
+    odd += [
+        bytes([rng.randrange(256)]),
+        rng.choice(b"0123456xgLKSD\0".hex(" ").split()).encode(),
+    ]
     value = rng.choice(odd)[:size].ljust(size, b"\0")
     block = bytearray(data[at : at + 512])
     block[first : first + size] = value
@@ -184,7 +255,15 @@ def of_another_version(data: bytes, rng: Random) -> bytes:
     if metadata["crc32"] != _crc_of(metadata["facts"], entries, data[end:]):
         return data  # damaged before
     facts = json.loads(metadata["facts"])
-    places = [entries, facts, *(one for one in facts.values() if isinstance(one, dict) and one)]
+    places = [
+        entries,
+        facts,
+        *(
+            section
+            for section in facts.values()
+            if isinstance(section, dict) and section
+        ),
+    ]
     place = rng.choice(places)
     value = place.pop(rng.choice(list(place)))
     if rng.random() < 0.5:

@@ -65,13 +65,17 @@ class Bench:
     """A folder with valid files of a parser, one of which is damaged at a time."""
 
     def __init__(self, name: str, root: Path) -> None:
-        self.name, self.parser = name, PARSERS[name]
-        self.folder, self.again = root / name, root / f"{name}.again"
+        self.name = name
+        self.parser = PARSERS[name]
+        self.folder = root / name
+        self.again = root / f"{name}.again"
         self.again.mkdir(parents=True)
         self.folder.mkdir()
         self.parser.make(self.folder)
         paths = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
-        self.valid = {str(path.relative_to(self.folder)): path.read_bytes() for path in paths}
+        self.valid = {
+            str(path.relative_to(self.folder)): path.read_bytes() for path in paths
+        }
         match = self.parser.files
         self.files = [file for file in self.valid if any(map(Path(file).match, match))]
         assert self.files, name
@@ -100,14 +104,16 @@ class Bench:
         path.unlink()  # the one before may be mapped
         path.write_bytes(content)
         self.parser.forge(path)
-        before, used = states(self.folder), peak_bytes()
+        before = states(self.folder)
+        used = peak_bytes()
         set_timers(MAX_SECONDS)
         try:
             kind, text = self._read(path, self.again / file, before)
         finally:
             set_timers(0)
         if peak_bytes() - used > MAX_BYTES:
-            kind, text = "memory", f"{(peak_bytes() - used) / 2**30:.1f} GiB {text}"
+            kind = "memory"
+            text = f"{(peak_bytes() - used) / 2**30:.1f} GiB {text}"
         if states(self.folder) == before:
             path.unlink()
             path.write_bytes(self.valid[file])
@@ -141,22 +147,26 @@ class Bench:
             self.parser.write(path, self.parser.read(path))
             second = path.read_bytes() if path.exists() else b""
         except (ValueError, OSError) as error:
-            raise AssertionError(f"cannot be written and read again: {error}") from error
+            raise AssertionError(
+                f"cannot be written and read again: {error}"
+            ) from error
         assert second == first, f"{first!r} is not read as it was written"
         return first
 
 
 def states(folder: Path) -> States:
     """Return size and time of change of all files and folders below a folder."""
-    found: States = {}
+    states_by_name: States = {}
     with os.scandir(folder) as entries:
         for entry in entries:
             state = entry.stat(follow_symlinks=False)
             is_folder = entry.is_dir(follow_symlinks=False)
-            found[entry.path] = (0, 0) if is_folder else (state.st_size, state.st_mtime_ns)
+            states_by_name[entry.path] = (
+                (0, 0) if is_folder else (state.st_size, state.st_mtime_ns)
+            )
             if is_folder:
-                found |= states(Path(entry.path))
-    return found
+                states_by_name |= states(Path(entry.path))
+    return states_by_name
 
 
 def peak_bytes() -> int:
@@ -166,8 +176,10 @@ def peak_bytes() -> int:
 def place_of(error: BaseException) -> str:
     """Return the last lines of the package that an error came through."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if "/speakerlab/" in f.filename or "/egs/" in f.filename]
-    last = own[-1:] or frames[-1:]
+    own_frames = [
+        f for f in frames if "/speakerlab/" in f.filename or "/egs/" in f.filename
+    ]
+    last = own_frames[-1:] or frames[-1:]
     return " ".join(f"at {Path(f.filename).name}:{f.lineno} in {f.name}" for f in last)
 
 
@@ -185,9 +197,12 @@ def limits(folder: Path) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise Hang(f"takes more than {MAX_SECONDS:g} s")
 
-    old, usual, place = signal.signal(signal.SIGALRM, stop), resource.RLIMIT_DATA, tempfile.tempdir
+    old = signal.signal(signal.SIGALRM, stop)
+    usual = resource.RLIMIT_DATA
+    place = tempfile.tempdir
     signal.signal(signal.SIGPROF, stop)
-    timer, memory = signal.getitimer(signal.ITIMER_REAL), resource.getrlimit(usual)
+    timer = signal.getitimer(signal.ITIMER_REAL)
+    memory = resource.getrlimit(usual)
     now = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     resource.setrlimit(usual, (now + 4 * MAX_BYTES, memory[1]))
     tempfile.tempdir = str(folder)
@@ -210,14 +225,16 @@ def read_chunk(
 ) -> tuple[int, float, list[Failure]]:
     """Read the inputs of a parser from number `first` to `last`; return seconds and failures."""
     name, first, last = job
-    place, began = root / f"{name}-{first}", time.process_time()
-    bench, found = Bench(name, place), list[Failure]()
+    place = root / f"{name}-{first}"
+    began = time.process_time()
+    bench = Bench(name, place)
+    failures = list[Failure]()
     with limits(place):
         for number in range(first, last):
             failure = bench.attempt(*bench.damaged(seed, number))
-            found += [failure] if failure else []
+            failures += [failure] if failure else []
     shutil.rmtree(place)
-    return last - first, time.process_time() - began, found
+    return last - first, time.process_time() - began, failures
 
 
 def jobs_of(names: list[str], num_inputs: int) -> list[Job]:
@@ -226,8 +243,11 @@ def jobs_of(names: list[str], num_inputs: int) -> list[Job]:
     jobs: list[Job] = []
     for name in names:
         share = PARSERS[name].share
-        count, size = math.ceil(num_inputs * share / total), max(1, round(CHUNK * share))
-        jobs += [(name, first, min(first + size, count)) for first in range(0, count, size)]
+        count = math.ceil(num_inputs * share / total)
+        size = max(1, round(CHUNK * share))
+        jobs += [
+            (name, first, min(first + size, count)) for first in range(0, count, size)
+        ]
     return sorted(jobs, key=lambda job: job[1] / PARSERS[job[0]].share)
 
 
@@ -235,35 +255,52 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--inputs", type=int, default=1_000_000, metavar="N")
     options.add_argument("--seed", type=int, default=0, metavar="S")
-    options.add_argument("--only", nargs="+", default=list(PARSERS), choices=list(PARSERS))
-    options.add_argument("--num-workers", type=int, default=available_cpus(), metavar="N")
+    options.add_argument(
+        "--only", nargs="+", default=list(PARSERS), choices=list(PARSERS)
+    )
+    options.add_argument(
+        "--num-workers", type=int, default=available_cpus(), metavar="N"
+    )
     args = options.parse_args()
     root = Path(tempfile.mkdtemp(prefix="speakerlab-fuzz-"))
-    jobs, began = jobs_of(args.only, args.inputs), time.monotonic()
-    done, seconds, kinds = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
+    jobs = jobs_of(args.only, args.inputs)
+    began = time.monotonic()
+    done = Counter[str]()
+    seconds = Counter[str]()
+    kinds = Counter[tuple[str, str]]()
     read = partial(read_chunk, root, args.seed)
     try:
-        for job, (count, cpu, found) in zip(jobs, map_in_processes(read, jobs, args.num_workers)):
+        for job, (count, cpu, failures) in zip(
+            jobs, map_in_processes(read, jobs, args.num_workers)
+        ):
             done[job[0]] += count
             seconds[job[0]] += cpu
-            for failure in found:
+            for failure in failures:
                 kinds[failure[:2]] += 1
                 if kinds[failure[:2]] == 1:
-                    kept = root / f"found-{len(kinds):03d}-{failure.parser}"
-                    kept.write_bytes(failure.content)
+                    folder = root / f"found-{len(kinds):03d}-{failure.parser}"
+                    folder.write_bytes(failure.content)
                     text = failure.text.replace("\n", "\n    ")[:500]
                     print(
-                        f"{failure.parser}: {failure.kind}\n    {text}\n    {failure.file}: {kept}"
+                        f"{failure.parser}: {failure.kind}\n    {text}\n   "
+                        f" {failure.file}: {folder}"
                     )
     except BrokenProcessPool:
-        sys.exit(f"a process died; its input is in one of {', '.join(map(str, root.glob('*-*')))}")
+        sys.exit(
+            "a process died; its input is in one of"
+            f" {', '.join(map(str, root.glob('*-*')))}"
+        )
     print(f"{'parser':16} {'inputs':>8} {'ms each':>8} {'failures':>8}")
     for name, count in done.items():
         failures = sum(n for (parser, _), n in kinds.items() if parser == name)
         print(f"{name:16} {count:8} {1000 * seconds[name] / count:8.2f} {failures:8}")
     wall = time.monotonic() - began
     print(f"{done.total()} inputs in {wall:.0f} s, {done.total() / wall:.0f} a second")
-    sys.exit(f"{len(kinds)} kinds of failures; inputs in {root}" if kinds else shutil.rmtree(root))
+    sys.exit(
+        f"{len(kinds)} kinds of failures; inputs in {root}"
+        if kinds
+        else shutil.rmtree(root)
+    )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 
 import readers
 import valid_files as valid
-from damage import Damage, either, header, of_another_version, plain, raw, rezipped, tarred, text
+from damage import (
+    Damage,
+    either,
+    header,
+    of_another_version,
+    plain,
+    raw,
+    rezipped,
+    tarred,
+    text,
+)
 from toy_segmentation import write_segmentation
 
 from speakerlab.bin.verify import read_pairs
@@ -15,7 +25,9 @@ from speakerlab.checkpoints import foreign_files, model_files, toolkit_config
 from speakerlab.checkpoints.foreign import import_checkpoint
 from speakerlab.config.layers import CONF
 from speakerlab.config.schema import load_config
+from speakerlab.core import done
 from speakerlab.core.atomic import write_json
+from speakerlab.core.reading import read_json
 from speakerlab.data import tables
 from speakerlab.data.check import check_data_dirs
 from speakerlab.diarization import regions
@@ -37,7 +49,9 @@ class Parser(NamedTuple):
     damage: Damage = text
     write: Callable[[Path, Any], Any] | None = None  # writes a value to a path
     share: float = 1.0  # of the inputs; less for what takes longer
-    forge: Callable[[Path], Any] = lambda path: None  # corrects digests of the damaged file
+    forge: Callable[[Path], Any] = lambda path: (
+        None
+    )  # corrects digests of the damaged file
     named: str = ""  # what an error must name, if not the folder of the files
 
 
@@ -46,7 +60,9 @@ any_json = either(plain, raw)
 arrays = either(raw, header, of_another_version)
 TABLES = ("wav.scp", "utt2spk", "utt2dur", "segments", "rejected.tsv")
 PARSERS: dict[str, Parser] = {
-    "table": Parser(valid.write_data, ("wav.scp",), tables.read_table, write=tables.write_table),
+    "table": Parser(
+        valid.write_data, ("wav.scp",), tables.read_table, write=tables.write_table
+    ),
     "segments": Parser(valid.write_data, ("segments",), tables.read_segments),
     "enroll": Parser(valid.write_data, ("enroll.map",), tables.read_enroll),
     "about": Parser(
@@ -68,6 +84,20 @@ PARSERS: dict[str, Parser] = {
         lambda path: check_data_dirs([path.parent], allow_rejected=1.0),
         share=0.1,
     ),
+    "record": Parser(
+        lambda folder: done.record(
+            folder / "record", {"a": 1, "b c": "d\ne"}, ["record"]
+        ),
+        ("record",),
+        done.read_record,
+        any_text,
+    ),
+    "diarized": Parser(
+        valid.write_texts(talk='{"inputs": "0", "segments": []}'),
+        ("talk",),
+        read_json,
+        any_json,
+    ),
     "bank": Parser(
         valid.write_bank,
         ("utt2kind", "rejected.tsv"),
@@ -81,7 +111,9 @@ PARSERS: dict[str, Parser] = {
         arrays,
         share=0.2,
     ),
-    "shard": Parser(valid.write_packed("pcm"), ("*.tar",), readers.read_every_wave, raw, share=0.1),
+    "shard": Parser(
+        valid.write_packed("pcm"), ("*.tar",), readers.read_every_wave, raw, share=0.1
+    ),
     "shard of flac": Parser(
         valid.write_packed("flac"), ("*.tar",), readers.read_every_wave, raw, share=0.1
     ),
@@ -93,7 +125,9 @@ PARSERS: dict[str, Parser] = {
     ),
     "pairs": Parser(valid.write_texts(**valid.PAIR_LISTS), ("*",), read_pairs),
     "official": Parser(
-        valid.write_texts(kaldi=valid.TRIALS["kaldi"]), ("*",), readers.read_official_list
+        valid.write_texts(kaldi=valid.TRIALS["kaldi"]),
+        ("*",),
+        readers.read_official_list,
     ),
     "trial list": Parser(
         valid.write_data,
@@ -107,8 +141,12 @@ PARSERS: dict[str, Parser] = {
         lambda path: read_scores(path, valid.PAIRS),
         write=lambda path, scores_N: write_scores(path, valid.PAIRS, scores_N),
     ),
-    "rttm": Parser(valid.write_turns, ("*.rttm",), regions.read_rttm, write=regions.write_rttm),
-    "uem": Parser(valid.write_turns, ("*.uem",), regions.read_uem, write=regions.write_uem),
+    "rttm": Parser(
+        valid.write_turns, ("*.rttm",), regions.read_rttm, write=regions.write_rttm
+    ),
+    "uem": Parser(
+        valid.write_turns, ("*.uem",), regions.read_uem, write=regions.write_uem
+    ),
     "lab": Parser(
         valid.write_texts(lab="0.000 1.500 speech\n2.000 3.250 speech\n"),
         ("lab",),
@@ -130,7 +168,9 @@ PARSERS: dict[str, Parser] = {
         share=0.1,
     ),
     "set": Parser(
-        valid.write_texts(a="training.lr=0.1\nmodel={name: xvector}", b="augment.speeds=[1.0]"),
+        valid.write_texts(
+            a="training.lr=0.1\nmodel={name: xvector}", b="augment.speeds=[1.0]"
+        ),
         ("*",),
         readers.read_set,
         share=0.1,
@@ -145,7 +185,9 @@ PARSERS: dict[str, Parser] = {
         plain,
         share=0.1,
     ),
-    "results": Parser(valid.write_model, ("results.json",), readers.read_results, plain),
+    "results": Parser(
+        valid.write_model, ("results.json",), readers.read_results, plain
+    ),
     "curves": Parser(
         valid.write_curves,
         ("metrics.jsonl", "reference.json"),
@@ -158,14 +200,14 @@ PARSERS: dict[str, Parser] = {
         ("calibration.json",),
         lambda path: model_files.read_calibration(path.parent),
         plain,
-        write=lambda path, found: write_json(path, asdict(found)),
+        write=lambda path, section: write_json(path, asdict(section)),
     ),
     "tuning": Parser(
         valid.write_model,
         ("diarization.json",),
         lambda path: model_files.read_tuning(path.parent),
         plain,
-        write=lambda path, found: write_json(path, asdict(found)),
+        write=lambda path, section: write_json(path, asdict(section)),
     ),
     "weights": Parser(
         valid.write_model,
@@ -183,7 +225,11 @@ PARSERS: dict[str, Parser] = {
         share=0.02,
     ),
     "note": Parser(
-        valid.write_checkpoint, ("note.json",), readers.read_checkpoint, plain, share=0.5
+        valid.write_checkpoint,
+        ("note.json",),
+        readers.read_checkpoint,
+        plain,
+        share=0.5,
     ),
     "state": Parser(
         valid.write_checkpoint,
@@ -211,7 +257,9 @@ PARSERS: dict[str, Parser] = {
     "import": Parser(
         valid.write_foreign,
         ("config.yaml", "utt2spk"),
-        lambda path: import_checkpoint(path.with_name("avg_model.pt"), path.with_name("out")),
+        lambda path: import_checkpoint(
+            path.with_name("avg_model.pt"), path.with_name("out")
+        ),
         plain,
         share=0.005,
     ),
@@ -223,7 +271,9 @@ PARSERS: dict[str, Parser] = {
         share=0.005,
     ),
     "tar": Parser(valid.write_archives, ("a.tar",), readers.read_archive, tarred),
-    "zip": Parser(valid.write_archives, ("a.zip", "a.tar.gz"), readers.read_archive, raw),
+    "zip": Parser(
+        valid.write_archives, ("a.zip", "a.tar.gz"), readers.read_archive, raw
+    ),
     "onnx": Parser(
         valid.write_onnx,
         ("a.onnx",),
@@ -253,6 +303,10 @@ PARSERS: dict[str, Parser] = {
     ),
     "audio": Parser(valid.write_audio, ("a.*",), readers.read_audio, raw, share=0.3),
     "commands": Parser(
-        valid.write_commands, ("*",), readers.read_command, share=0.3, named="speakerlab "
+        valid.write_commands,
+        ("*",),
+        readers.read_command,
+        share=0.3,
+        named="speakerlab ",
     ),
 }

@@ -39,17 +39,23 @@ def read_every_wave(path: Path) -> list[Any]:
     data = next(parent for parent in path.parents if parent.name == "data")
     manifest = read_manifest([data], sample_rate=RATE)
     lengths = map(int, manifest.num_samples_N)
-    return [(manifest.paths[n], manifest.read(n, 0, size)) for n, size in enumerate(lengths)]
+    return [
+        (manifest.paths[n], manifest.read(n, 0, size)) for n, size in enumerate(lengths)
+    ]
 
 
 def read_bank(path: Path) -> Any:
-    return [one[:] for one in banks.find_recordings(path.parent, sample_rate=RATE)]
+    return [
+        recording[:]
+        for recording in banks.find_recordings(path.parent, sample_rate=RATE)
+    ]
 
 
 def read_official_list(path: Path) -> Any:
-    faults, names = Faults(), set("abcd")
+    faults = Faults()
+    names = set("abcd")
     with contextlib.redirect_stdout(io.StringIO()):
-        rows = read_official(path, faults, known=names)
+        rows = read_official(path, faults, recordings=names)
     faults.raise_if_any()
     return rows
 
@@ -57,14 +63,19 @@ def read_official_list(path: Path) -> Any:
 def read_trial_file(path: Path) -> Trials:
     trials = read_trials(path)
     if any(name in ("0", "1") or name[0] == "\ufeff" for name in trials.enrol_ids):
-        raise ValueError(f"{path}: as `write_trials` writes it, it would be read otherwise")
+        raise ValueError(
+            f"{path}: as `write_trials` writes it, it would be read otherwise"
+        )
     return trials
 
 
 def write_trials(path: Path, trials: Trials) -> None:
     """Write a list as `write_data_dir` does."""
     rows = zip(trials.enrol_N, trials.test_N, trials.is_target_N)
-    lines = [f"{trials.enrol_ids[e]} {trials.test_ids[t]} {LABELS[int(y)]}\n" for e, t, y in rows]
+    lines = [
+        f"{trials.enrol_ids[e]} {trials.test_ids[t]} {LABELS[int(y)]}\n"
+        for e, t, y in rows
+    ]
     path.write_text("".join(lines), encoding="utf-8")
 
 
@@ -72,21 +83,23 @@ def score_turns(path: Path) -> Any:
     folder = path.parent
     ref, hyp = (regions.read_rttm(folder / f"{side}.rttm") for side in ("ref", "hyp"))
     scored = regions.read_uem(folder / "all.uem")
-    with contextlib.suppress(ValueError):  # names recordings, of which the files have others
+    with contextlib.suppress(
+        ValueError
+    ):  # names recordings, of which the files have others
         return scoring.score_recordings(ref, hyp, regions=scored, collar=0.25)
 
 
 def read_set(path: Path) -> Any:
-    words = os.fsdecode(path.read_bytes().replace(b"\0", b"")).split("\n")
-    return load_config([CONF / "campplus_tiny.yaml"], words)
+    lines = os.fsdecode(path.read_bytes().replace(b"\0", b"")).split("\n")
+    return load_config([CONF / "campplus_tiny.yaml"], lines)
 
 
 def forge_card(path: Path) -> None:
     """Correct the digest of the weights."""
     card = path.with_name("card.json")
-    known = json.loads(card.read_text())
-    known["sha256"] = file_sha256(path.with_name("embedder.safetensors"))
-    card.write_text(json.dumps(known))
+    card_facts = json.loads(card.read_text())
+    card_facts["sha256"] = file_sha256(path.with_name("embedder.safetensors"))
+    card.write_text(json.dumps(card_facts))
 
 
 def read_results(path: Path) -> list[str]:
@@ -96,29 +109,31 @@ def read_results(path: Path) -> list[str]:
 
 def read_reference(path: Path) -> Any:
     folder = path.parent
-    found = curves.find_reference(folder / "reference.json", folder / "exp")
-    return curves.read_curves(folder / "metrics.jsonl"), found
+    reference = curves.find_reference(folder / "reference.json", folder / "exp")
+    return curves.read_curves(folder / "metrics.jsonl"), reference
 
 
 def forge_note(path: Path) -> None:
     """Correct the digest of the state."""
     note = path.with_name("note.json")
-    known = json.loads(note.read_text())
-    note.write_text(json.dumps({**known, "sha256": {"state.pt": file_sha256(path)}}))
+    note_facts = json.loads(note.read_text())
+    note.write_text(
+        json.dumps({**note_facts, "sha256": {"state.pt": file_sha256(path)}})
+    )
 
 
 def read_checkpoint(path: Path) -> Any:
-    found = read_latest(path.parent.parent)
-    return found and load_state(found[1], where=found[0])
+    latest = read_latest(path.parent.parent)
+    return latest and load_state(latest[1], where=latest[0])
 
 
 def read_foreign_config(path: Path) -> Any:
-    found = toolkit_config.read_config(path)
+    config = toolkit_config.read_config(path)
     return (
-        found.feat_dim,
-        found.pooling,
-        found.frontend("wespeaker"),
-        found.head(),
+        config.feat_dim,
+        config.pooling,
+        config.frontend("wespeaker"),
+        config.head(),
     )
 
 
@@ -133,9 +148,11 @@ def onnx_texts(data: bytes, rng: Any) -> bytes:
 
     model = ModelProto()
     model.ParseFromString(data)
-    texts = {one.key: one.value for one in model.metadata_props}
+    texts = {entry.key: entry.value for entry in model.metadata_props}
     changed = json.loads(tree(json.dumps(texts).encode(), rng))
-    helper.set_model_props(model, {str(key): str(value) for key, value in changed.items()})
+    helper.set_model_props(
+        model, {str(key): str(value) for key, value in changed.items()}
+    )
     return model.SerializeToString()
 
 
@@ -158,9 +175,10 @@ class Parsed(Exception):
 
 def read_command(path: Path) -> None:
     """Parse the words of a command as its `main` does, and go no further."""
-    words = os.fsdecode(path.read_bytes().replace(b"\0", b"")).split("\n")
+    arguments = os.fsdecode(path.read_bytes().replace(b"\0", b"")).split("\n")
     name = path.name + "_" * (path.name == "import")
-    module, whole = importlib.import_module(f"speakerlab.bin.{name}"), command.Parser.parse_args
+    module = importlib.import_module(f"speakerlab.bin.{name}")
+    whole = command.Parser.parse_args
 
     def parse(self: Any, given: Any = None) -> Any:
         whole(self, given)
@@ -170,7 +188,7 @@ def read_command(path: Path) -> None:
     command.Parser.parse_args = parse  # pyright: ignore
     try:
         with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(shown):
-            module.main(words)
+            module.main(arguments)
     except Parsed:
         pass
     except SystemExit as error:

@@ -19,11 +19,22 @@ from speakerlab.data.tables import one_line, read_rejected
 
 ROOT = Path(__file__).parents[2]
 RATE = 16000
-SPEAKERS = ["anna", "b o b", "说话人", "it's", f"$(touch {MARKER})", f";touch {MARKER}", "-rf", "é"]
+SPEAKERS = [
+    "anna",
+    "b o b",
+    "说话人",
+    "it's",
+    f"$(touch {MARKER})",
+    f";touch {MARKER}",
+    "-rf",
+    "é",
+]
 BAD_SPEAKERS = ["new\nline", "\udcff", "b_o_b"]  # the last is another's id
 SETTINGS = [
-    "model.args={embed_dim: 16, head_channels: 4, init_channels: 16, growth_rate: 4, "
-    "blocks: [1, 1, 1]}",
+    (
+        "model.args={embed_dim: 16, head_channels: 4, init_channels: 16, growth_rate:"
+        " 4, blocks: [1, 1, 1]}"
+    ),
     *("data.crop_seconds=0.6", "data.valid_speakers=2", "training.global_batch=8"),
     *("training.num_epochs=1", "training.epoch_hours=0.01", "runtime.num_workers=1"),
     *("training.valid_every_epochs=1", "runtime.precision=fp32"),
@@ -31,13 +42,17 @@ SETTINGS = [
 ]
 
 
-def run(place: Path, *words: object, timeout: float, code: int = 0) -> str:
+def run(place: Path, *arguments: object, timeout: float, code: int = 0) -> str:
     """Run `python *words` in an empty folder until it ends with that code; return stderr."""
     (place / "here").mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error::RuntimeWarning", *map(str, words)]
+    command = [sys.executable, "-W", "error::RuntimeWarning", *map(str, arguments)]
     done = subprocess.run(
-        command, cwd=place / "here", env=environment, capture_output=True, timeout=timeout
+        command,
+        cwd=place / "here",
+        env=environment,
+        capture_output=True,
+        timeout=timeout,
     )
     text = done.stderr.decode()
     assert done.returncode == code, text[-2999:]
@@ -46,14 +61,16 @@ def run(place: Path, *words: object, timeout: float, code: int = 0) -> str:
     return text
 
 
-def stages_1_and_2(place: Path, data: Path, words: Sequence[object], num_cases: int) -> None:
+def stages_1_and_2(
+    place: Path, data: Path, arguments: Sequence[object], num_cases: int
+) -> None:
     """Prepare, check and pack; checked without --allow-rejected, broken files are refused."""
     timeout = 60 + 0.1 * num_cases
-    run(place, *words, "--data", data, timeout=timeout)
+    run(place, *arguments, "--data", data, timeout=timeout)
     check = ["-m", "speakerlab", "check", data / "train", "--num-workers", 2]
-    *_, more, verdict = run(place, *check, timeout=timeout, code=1).splitlines()
+    *_, further_line, verdict = run(place, *check, timeout=timeout, code=1).splitlines()
     assert verdict.startswith(f"{data}/train: ")
-    assert re.search(r"\d+ more broken recordings", more)
+    assert re.search(r"\d+ more broken recordings", further_line)
     text = run(place, *check, "--allow-rejected", 1, timeout=timeout)
     assert f"{data}/train/rejected.tsv" in text
     pack = ["-m", "speakerlab", "pack", data / "train", "--num-workers", 2]
@@ -68,20 +85,23 @@ def check_every_case(data: Path, cases: Iterable[Case], id_of) -> Counter[str]:
     listed = dict(rejected.values())
     wrong: list[str] = []
     for case in cases:
-        row, reason = rows.get(id_of(case.path)), listed.get(one_line(case.path))
-        kept = row is not None and is_of(case.path, manifest.paths[row], data)
-        if kept == (reason is not None):
+        row = rows.get(id_of(case.path))
+        reason = listed.get(one_line(case.path))
+        is_kept = row is not None and is_of(case.path, manifest.paths[row], data)
+        if is_kept == (reason is not None):
             wrong.append(f"{case}: must be kept or listed, got both or neither")
-        if case.fate not in ("either", "kept" if kept else "rejected"):
+        if case.fate not in ("either", "kept" if is_kept else "rejected"):
             wrong.append(f"{case}: must be {case.fate}, got {reason}")
-        if row is not None and kept and case.wave_S is not None:
+        if row is not None and is_kept and case.wave_S is not None:
             wave_S = manifest.read(row, 0, len(case.wave_S))
             if not np.array_equal(wave_S, case.wave_S):
                 wrong.append(f"{case}: other samples")
     assert wrong == []
     check_every_read(manifest)
     reasons = (re.sub(r"'.*'|/\S.*?: ", "", reason) for _, reason in rejected.values())
-    return Counter(re.sub(r"\d[\d.e+]*", "N", reason).partition(";")[0] for reason in reasons)
+    return Counter(
+        re.sub(r"\d[\d.e+]*", "N", reason).partition(";")[0] for reason in reasons
+    )
 
 
 def is_of(path: Path, listed: str, data: Path) -> bool:
@@ -96,34 +116,53 @@ def check_every_read(manifest: Manifest) -> None:
     loose = replace(manifest, parts=(replace(part, waves=None),))
     for row, num_samples in enumerate(map(int, manifest.num_samples_N)):
         wave_S = manifest.read(row, 0, num_samples)
-        assert wave_S.dtype == np.int16 and len(wave_S) == num_samples > 0
+        assert wave_S.dtype == np.int16
+        assert len(wave_S) == num_samples > 0
         for first in range(0, num_samples, RATE):
             second_S = manifest.read(row, first, RATE)
-            assert np.array_equal(second_S, np.resize(wave_S[first : first + RATE], RATE))
-        assert np.array_equal(loose.read(row, 0, num_samples), wave_S), manifest.paths[row]
+            assert np.array_equal(
+                second_S, np.resize(wave_S[first : first + RATE], RATE)
+            )
+        assert np.array_equal(loose.read(row, 0, num_samples), wave_S), manifest.paths[
+            row
+        ]
 
 
 def through_own(place: Path, *, count: int, seed: int) -> Counter[str]:
     """Take a corrupted corpus through all three stages of egs/own."""
-    corpus, data = place / f"a corpus `touch {MARKER}`", place / "data"
+    corpus = place / f"a corpus `touch {MARKER}`"
+    data = place / "data"
     cases = write_corpus(corpus, SPEAKERS, count=count, seed=seed)
     wav = encoded(clean_wave(np.random.default_rng(seed)))
-    more = [corpus / name / "0.wav" for name in BAD_SPEAKERS]
-    more += [corpus / "anna" / "tw_in.wav", corpus / "anna" / "deep.wav" / "empty.wav"]
-    for path in (*more, corpus / "anna" / "tw in.wav"):
+    bad_files = [corpus / name / "0.wav" for name in BAD_SPEAKERS]
+    bad_files += [
+        corpus / "anna" / "tw_in.wav",
+        corpus / "anna" / "deep.wav" / "empty.wav",
+    ]
+    for path in (*bad_files, corpus / "anna" / "tw in.wav"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"" if path.name == "empty.wav" else wav)
-    cases += [Case(path, "more", "rejected", i, seed) for i, path in enumerate(more)]
-    words = [ROOT / "egs/own/prepare.py", "--corpus", corpus, "--num-jobs", 2]
-    stages_1_and_2(place, data, words, len(cases))
+    cases += [
+        Case(path, "more", "rejected", i, seed) for i, path in enumerate(bad_files)
+    ]
+    arguments = [ROOT / "egs/own/prepare.py", "--corpus", corpus, "--num-jobs", 2]
+    stages_1_and_2(place, data, arguments, len(cases))
 
     def id_of(path: Path) -> str:
-        return re.sub(r"[\s\0-\x1f\x7f]", "_", str(path.relative_to(corpus).with_suffix("")))
+        return re.sub(
+            r"[\s\0-\x1f\x7f]", "_", str(path.relative_to(corpus).with_suffix(""))
+        )
 
     reasons = check_every_case(data, cases, id_of)
     manifest = read_manifest([data / "train"], sample_rate=RATE)
     assert len(manifest) + reasons.total() == len(cases) + 1  # "tw in.wav"
-    config = ["--config", ROOT / "conf/campplus_tiny.yaml", "--set", f"data.dir={data}", *SETTINGS]
+    config = [
+        "--config",
+        ROOT / "conf/campplus_tiny.yaml",
+        "--set",
+        f"data.dir={data}",
+        *SETTINGS,
+    ]
     train = ["-m", "speakerlab", "train", "--exp", place / "exp", *config]
     run(place, *train, timeout=100)
     assert (place / "exp" / "model" / "embedder.safetensors").exists()
@@ -133,22 +172,27 @@ def through_own(place: Path, *, count: int, seed: int) -> Counter[str]:
 
 def test_a_corrupted_librispeech(tmp_path):
     """Its ids are the names of the files; nothing is converted."""
-    corpus, data = tmp_path / "corpus", tmp_path / "data"
+    corpus = tmp_path / "corpus"
+    data = tmp_path / "data"
     cases = []
     for chapter, count in (("19-198", len(KINDS)), ("26-495", 9)):
         place = corpus / "train-clean-5" / chapter.replace("-", "/")
-        cases += write_corpus(place, ["."], count=count, seed=3, prefix=f"{chapter}-".encode())
+        cases += write_corpus(
+            place, ["."], count=count, seed=3, prefix=f"{chapter}-".encode()
+        )
     for name in ("61-1-0", "61-1-1", "84-7-0", "84-7-1"):
         path = corpus / "test-clean" / Path(*name.split("-")[:2]) / f"{name}.flac"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encoded(clean_wave(np.random.default_rng(4)), "FLAC"))
-    words = [ROOT / "egs/librispeech/prepare.py", "--corpus", corpus]
-    stages_1_and_2(tmp_path, data, words, len(cases))
+    arguments = [ROOT / "egs/librispeech/prepare.py", "--corpus", corpus]
+    stages_1_and_2(tmp_path, data, arguments, len(cases))
     for number, case in enumerate(cases):
         if re.search(r"\s", case.path.name) or re.match(r"rate \d", case.kind):
             cases[number] = replace(case, fate="rejected")
     reasons = check_every_case(data, cases, lambda path: path.stem)
-    assert len(read_manifest([data / "train"], sample_rate=RATE)) + reasons.total() == len(cases)
+    assert len(
+        read_manifest([data / "train"], sample_rate=RATE)
+    ) + reasons.total() == len(cases)
 
 
 def test_a_corrupted_corpus_of_150_files(tmp_path):

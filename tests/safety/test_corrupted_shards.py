@@ -19,7 +19,10 @@ RATE = 16000
 def read_all(folder: Path) -> dict[str, np.ndarray]:
     manifest = read_manifest([folder], sample_rate=RATE)
     lengths = map(int, manifest.num_samples_N)
-    return {manifest.ids[row]: manifest.read(row, 0, size) for row, size in enumerate(lengths)}
+    return {
+        manifest.ids[row]: manifest.read(row, 0, size)
+        for row, size in enumerate(lengths)
+    }
 
 
 def damage(data: bytes, rng: np.random.Generator) -> bytes:
@@ -42,21 +45,26 @@ def test_damage_is_refused_or_harmless(make_data_dir, codec: Codec, name):
     truth = read_all(folder)
     pack_data_dir(folder, layout=Layout.of_waves(codec, sample_rate=RATE))
     path = folder / name
-    whole, reasons = path.read_bytes(), Counter[str]()
+    whole = path.read_bytes()
+    reasons = Counter[str]()
     for seed in range(150):
         path.write_bytes(damage(whole, np.random.default_rng(seed)))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                found = read_all(folder)
+                contents = read_all(folder)
         except (ValueError, FileNotFoundError) as error:
             text = str(error)
-            assert "\n" not in text and str(path) in text and "; " in text, f"seed {seed}: {text}"
+            assert "\n" not in text and str(path) in text and "; " in text, (
+                f"seed {seed}: {text}"
+            )
             reasons[text.split(": ", 1)[1].partition(",")[0]] += 1
             continue
-        assert found.keys() == truth.keys(), f"seed {seed}"
+        assert contents.keys() == truth.keys(), f"seed {seed}"
         for utterance, wave_S in truth.items():
-            assert np.array_equal(found[utterance], wave_S), f"seed {seed}: {utterance}"
+            assert np.array_equal(contents[utterance], wave_S), (
+                f"seed {seed}: {utterance}"
+            )
     # what a tar file has around its members is not read: damage there is harmless
     assert reasons.total() > (60 if path.suffix == ".tar" else 145), reasons
     path.write_bytes(whole)

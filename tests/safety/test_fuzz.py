@@ -11,11 +11,17 @@ NUM_INPUTS = 2000  # `make fuzz` tries a million
 
 
 def shown(failure: Failure | None) -> str:
-    return "" if failure is None else f"{failure.kind}: {failure.text} {failure.content[:300]!r}"
+    return (
+        ""
+        if failure is None
+        else f"{failure.kind}: {failure.text} {failure.content[:300]!r}"
+    )
 
 
 @pytest.mark.parametrize(("name", "first", "last"), jobs_of(list(PARSERS), NUM_INPUTS))
-def test_damaged_files_are_read_or_refused(tmp_path: Path, name: str, first: int, last: int):
+def test_damaged_files_are_read_or_refused(
+    tmp_path: Path, name: str, first: int, last: int
+):
     bench = Bench(name, tmp_path)
     with limits(tmp_path):
         for number in range(first, last):
@@ -29,8 +35,13 @@ def test_valid_files_are_read_and_written_as_they_were(tmp_path: Path, name: str
         read = {file: bench.parser.read(bench.folder / file) for file in bench.files}
         if bench.parser.write is None:
             return
-        again = [bench.written_twice(bench.again / file, value) for file, value in read.items()]
-    assert set(again) & set(bench.valid.values())  # what the package wrote is written so again
+        again = [
+            bench.written_twice(bench.again / file, value)
+            for file, value in read.items()
+        ]
+    assert set(again) & set(
+        bench.valid.values()
+    )  # what the package wrote is written so again
 
 
 @pytest.mark.parametrize(("name", "pattern", "change"), CASES)

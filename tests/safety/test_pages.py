@@ -26,8 +26,10 @@ from speakerlab.experiments.plots import Picture
 from speakerlab.experiments.timeline import worst_minutes
 from speakerlab.inference.diarize import Diarization, Match, Segment
 
-NUM, LONG = 200, 10_000
-RUN, AWAY = "window.ran=1", "http://speakerlab.invalid/x"
+NUM = 200
+LONG = 10_000
+RUN = "window.ran=1"
+AWAY = "http://speakerlab.invalid/x"
 MARKUP = (
     f"<script>{RUN}</script>",
     f"<img src=x onerror={RUN}>",
@@ -51,9 +53,37 @@ MARKUP = (
     f"\\x3cscript\\x3e{RUN}\\u003c/script>",
 )
 BEFORE = (
-    *('"', "'", '">', "'>", "</title>", "</style>", "</script>", "</pre>", "-->", "]]>", "`"),
-    *("\u202e", "\u2066\u202d", "\u200f", "\u061c", "\x00", "\x1b[2J", "\x85", "\ufeff", "אב"),
-    *(f'" onmouseover="{RUN}" ', f"' autofocus onfocus='{RUN}' ", "<!--", "<bdi>", "\udcff"),
+    *(
+        '"',
+        "'",
+        '">',
+        "'>",
+        "</title>",
+        "</style>",
+        "</script>",
+        "</pre>",
+        "-->",
+        "]]>",
+        "`",
+    ),
+    *(
+        "\u202e",
+        "\u2066\u202d",
+        "\u200f",
+        "\u061c",
+        "\x00",
+        "\x1b[2J",
+        "\x85",
+        "\ufeff",
+        "אב",
+    ),
+    *(
+        f'" onmouseover="{RUN}" ',
+        f"' autofocus onfocus='{RUN}' ",
+        "<!--",
+        "<bdi>",
+        "\udcff",
+    ),
 )
 
 
@@ -64,7 +94,9 @@ def hostile_names(seed: int) -> list[str]:
     for number in range(NUM):
         parts = [rng.choice(BEFORE), MARKUP[number % len(MARKUP)], rng.choice(BEFORE)]
         name = "".join(parts) + str(number)
-        names.append(name.ljust(LONG, rng.choice("Wא<&\"'")) if number % 40 == 7 else name)
+        names.append(
+            name.ljust(LONG, rng.choice("Wא<&\"'")) if number % 40 == 7 else name
+        )
     return names
 
 
@@ -84,34 +116,47 @@ def shown(name: str) -> str:
         is_control = unicodedata.category(c) in ("Cc", "Cs")
         return is_control or c in MARKS or unicodedata.bidirectional(c) in DIRECTIONS
 
-    return "".join(c.encode("unicode_escape").decode() if is_hidden(c) else c for c in name)
+    return "".join(
+        c.encode("unicode_escape").decode() if is_hidden(c) else c for c in name
+    )
 
 
 def write_pages(folder: Path, names: list[str]) -> list[Path]:
     """Write every kind of page, with these names wherever a page has one."""
     folder.mkdir()
-    paths = [folder / f"{kind}.html" for kind in ("verification", "classes", "der", "timeline")]
+    paths = [
+        folder / f"{kind}.html"
+        for kind in ("verification", "classes", "der", "timeline")
+    ]
     for path, write in zip(paths, (verification, classes, der, timeline)):
         write(path, names)
     return paths
 
 
 def verification(path: Path, names: list[str]) -> None:
-    png, clip = path.with_suffix(".png"), data_uri(np.zeros(800, np.int16), RATE)
+    png = path.with_suffix(".png")
+    clip = data_uri(np.zeros(800, np.int16), RATE)
     png.write_bytes(b"not looked at")
     parts = {"num_target": 1, "num_nontarget": 1, "eer": 0.1, "eer_ci95": [0.0, 0.2]}
     compared = {"eer_difference": 0.1, "ci95": [0.0, 0.2], "p_value": 0.5}
     rows = []
     for name in names:
-        about = dict.fromkeys(("trials", "system", "backend", "protocol", "calibration"), name)
+        about = dict.fromkeys(
+            ("trials", "system", "backend", "protocol", "calibration"), name
+        )
         conditions = [{"condition": name, "value": name, **parts}]
-        rows.append(row(**about, conditions=conditions, compared={"with": name, **compared}))
+        rows.append(
+            row(**about, conditions=conditions, compared={"with": name, **compared})
+        )
     report.write_page(
         path,
         title=names[7],
         rows=rows,
         pictures={name: [Picture(name, png)] for name in names},
-        hardest={name: (name, {name: [HardTrial(name, name, 0.1, clip, None)]}) for name in names},
+        hardest={
+            name: (name, {name: [HardTrial(name, name, 0.1, clip, None)]})
+            for name in names
+        },
         facts={name: {name: name, f"of {name}": f"{name}\n"} for name in names},
         notes=names,
     )
@@ -121,18 +166,22 @@ def classes(path: Path, names: list[str]) -> None:
     """Ten small sets with a table of confusions, and a large one without."""
     sets = [names[i : i + 20] for i in range(0, NUM, 20)] + [names]
     rows = []
-    for own in sets:
-        number = np.arange(len(own))
-        about = dict.fromkeys(("data", "system", "protocol"), own[0])
-        rows.append(identified(number, np.roll(number, 1), own, **about))
-    report.write_identification_page(path, title=names[7], rows=rows, facts={names[0]: {}})
+    for classes_of_one in sets:
+        number = np.arange(len(classes_of_one))
+        about = dict.fromkeys(("data", "system", "protocol"), classes_of_one[0])
+        rows.append(identified(number, np.roll(number, 1), classes_of_one, **about))
+    report.write_identification_page(
+        path, title=names[7], rows=rows, facts={names[0]: {}}
+    )
 
 
 def der(path: Path, names: list[str]) -> None:
     """Two hundred recordings, in the worst of which are as many speakers."""
     reference = {name: [Turn(0.0, 10.0, name)] for name in names}
     reference[names[0]] = [Turn(0.0, 10.0, name) for name in names]
-    hypothesis = {name: [turn._replace(start=5.0) for turn in reference[name]] for name in names}
+    hypothesis = {
+        name: [turn._replace(start=5.0) for turn in reference[name]] for name in names
+    }
     protocol = {"collar": 0.0, "skip_overlap": False, "regions": None}
     errors = score_recordings(reference, hypothesis, **protocol)
     about = {"collar": 0.0, "overlap": True, "regions": names[1], "jer": names[2]}
@@ -150,11 +199,12 @@ def timeline(path: Path, names: list[str]) -> None:
     segments = [Segment(i / 2, i / 2 + 0.4, name, 0.5) for i, name in enumerate(names)]
     matches = {name: Match(name, 0.7, 0.5, is_known=False) for name in names}
     emb = {name: np.ones(2) for name in names}
-    found = Diarization(names[7], 100.0, segments, emb, matches)
-    written, recording = path.with_suffix(".flac"), path.with_name(file_name(names))
+    diarization = Diarization(names[7], 100.0, segments, emb, matches)
+    written = path.with_suffix(".flac")
+    recording = path.with_name(file_name(names))
     audio.write(written, make_wave(0, 0, 1.0), RATE)
     written.rename(recording)
-    diarize.write_page(path, found, recording, None)
+    diarize.write_page(path, diarization, recording, None)
 
 
 def file_name(names: list[str]) -> str:
@@ -173,7 +223,9 @@ class Parsed(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.elements, self.scripts, self.texts = Counter[object](), list[str](), list[str]()
+        self.elements = Counter[object]()
+        self.scripts = list[str]()
+        self.texts = list[str]()
         self.tag = ""
         self.feed(page)
         self.close()
@@ -196,15 +248,19 @@ class Parsed(HTMLParser):
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:
-    hostile, plain = write_pages(tmp_path / "hostile", NAMES), write_pages(tmp_path / "a", PLAIN)
-    assert len({*NAMES}) == NUM and max(map(len, NAMES)) == LONG
+    hostile = write_pages(tmp_path / "hostile", NAMES)
+    plain = write_pages(tmp_path / "a", PLAIN)
+    assert len({*NAMES}) == NUM
+    assert max(map(len, NAMES)) == LONG
     for path, other in zip(hostile, plain):
-        page, expected = path.read_text(encoding="utf-8"), Parsed(other.read_text(encoding="utf-8"))
+        page = path.read_text(encoding="utf-8")
+        expected = Parsed(other.read_text(encoding="utf-8"))
         assert path.stem != "timeline" or f'src="{link(NAMES)}"' in page
-        found = Parsed(page.replace(link(NAMES), link(PLAIN)))
-        assert found.elements - expected.elements == Counter(), path
-        assert found.scripts == expected.scripts and len(found.scripts) == (path.stem == "timeline")
-        text = "\n".join(found.texts)
+        parsed = Parsed(page.replace(link(NAMES), link(PLAIN)))
+        assert parsed.elements - expected.elements == Counter(), path
+        assert parsed.scripts == expected.scripts
+        assert len(parsed.scripts) == (path.stem == "timeline")
+        text = "\n".join(parsed.texts)
         missing = [name for name in NAMES if shown(name) not in text]
         assert not missing, (path, missing[0][:200])
         assert not any(c != "\n" and shown(c) != c for c in {*page}), path
@@ -251,17 +307,27 @@ def tab(tmp_path: Path) -> Iterator[browser.Page]:
 
 
 @pytest.mark.slow
-def test_a_browser_runs_nothing_and_fetches_nothing(tmp_path: Path, tab: browser.Page) -> None:
+def test_a_browser_runs_nothing_and_fetches_nothing(
+    tmp_path: Path, tab: browser.Page
+) -> None:
     pages = write_pages(tmp_path / "pages", NAMES)
     recording = pages[0].with_name(file_name(NAMES)).as_uri()
     for path in pages:
         tab.open(path.as_uri())
         tab.ask(POINT)
-        assert tab.ask("window.ran") is None and not tab.seen("Page.javascriptDialogOpening"), path
-        urls = [sent["request"]["url"] for sent in tab.seen("Network.requestWillBeSent")]
-        own = {path.as_uri(), recording} if path.stem == "timeline" else {path.as_uri()}
-        assert {url for url in urls if not url.startswith("data:")} == own
-        assert [entry["entry"]["text"] for entry in tab.seen("Log.entryAdded")] == [], path
+        assert tab.ask("window.ran") is None and not tab.seen(
+            "Page.javascriptDialogOpening"
+        ), path
+        urls = [
+            sent["request"]["url"] for sent in tab.seen("Network.requestWillBeSent")
+        ]
+        allowed = (
+            {path.as_uri(), recording} if path.stem == "timeline" else {path.as_uri()}
+        )
+        assert {url for url in urls if not url.startswith("data:")} == allowed
+        assert [entry["entry"]["text"] for entry in tab.seen("Log.entryAdded")] == [], (
+            path
+        )
         assert tab.ask("location.href") == path.as_uri()
         assert tab.ask(WIDEST) <= 1, path
     assert tab.ask("audio.play().then(() => audio.duration)") == 1.0
@@ -278,14 +344,19 @@ def test_a_browser_shows_the_text_beside_a_name_in_its_order(
 
 
 @pytest.mark.slow
-def test_the_policy_of_a_page_stops_what_is_not_escaped(tmp_path: Path, tab: browser.Page) -> None:
+def test_the_policy_of_a_page_stops_what_is_not_escaped(
+    tmp_path: Path, tab: browser.Page
+) -> None:
     for path in write_pages(tmp_path / "pages", PLAIN):
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace("<main>", f"<main>{FAULTS}"), encoding="utf-8")
         tab.open(path.as_uri())
         assert tab.ask("document.querySelectorAll('main > img').length") == 2
         assert tab.ask("window.ran") is None, path
-        failed = [one.get("blockedReason") for one in tab.seen("Network.loadingFailed")]
+        failed = [
+            failure.get("blockedReason")
+            for failure in tab.seen("Network.loadingFailed")
+        ]
         assert failed.count("csp") == 2, path
 
 
@@ -295,5 +366,8 @@ def test_the_browser_would_report_each_fault(tmp_path: Path, tab: browser.Page) 
     text = "<meta charset=utf-8><p>\u202eabc<p>אב, 1: 2: 3"
     path.write_text(text + FAULTS, encoding="utf-8")
     tab.open(path.as_uri())
-    assert tab.ask("window.ran") == 1 and len(tab.ask(REORDERED)) > 2
-    assert AWAY in {sent["request"]["url"] for sent in tab.seen("Network.requestWillBeSent")}
+    assert tab.ask("window.ran") == 1
+    assert len(tab.ask(REORDERED)) > 2
+    assert AWAY in {
+        sent["request"]["url"] for sent in tab.seen("Network.requestWillBeSent")
+    }

@@ -50,7 +50,9 @@ def marker(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def model(tmp_path: Path, make_config, make_embedder) -> Path:
-    publish(tmp_path / "model", embedder=make_embedder(), config=make_config(), facts={})
+    publish(
+        tmp_path / "model", embedder=make_embedder(), config=make_config(), facts={}
+    )
     return tmp_path / "model"
 
 
@@ -75,15 +77,23 @@ def save_weights(path: Path) -> None:
 def test_the_exploits_would_work(tmp_path: Path, marker: Path, kind: str) -> None:
     path = tmp_path / "a.pt"
     plant_checkpoint(path, marker, kind=kind)
-    torch.load(path, weights_only=False) if kind == "zip" else pickle.loads(path.read_bytes())
+    (
+        torch.load(path, weights_only=False)
+        if kind == "zip"
+        else pickle.loads(path.read_bytes())
+    )
     marker.unlink()  # so it was there
     yaml.unsafe_load(evil_yaml(marker))
     marker.unlink()
 
 
 @pytest.mark.parametrize("kind", ["pickle", "zip"])
-@pytest.mark.parametrize("name", ["embedding_model.ckpt", "campplus_voxceleb.bin", "avg_model.pt"])
-def test_a_pickled_object_is_refused_at_import(tmp_path: Path, marker: Path, kind, name):
+@pytest.mark.parametrize(
+    "name", ["embedding_model.ckpt", "campplus_voxceleb.bin", "avg_model.pt"]
+)
+def test_a_pickled_object_is_refused_at_import(
+    tmp_path: Path, marker: Path, kind, name
+):
     plant_checkpoint(tmp_path / name, marker, kind=kind)
     for read in (read_tensors, lambda path: import_checkpoint(path, tmp_path / "out")):
         with refuses(str(tmp_path / name)):
@@ -98,17 +108,23 @@ def test_a_pickled_object_in_a_model_is_refused(
 ):
     plant_checkpoint(model / name, marker, kind=kind)
     card = json.loads((model / "card.json").read_text())
-    card["sha256"] = file_sha256(model / "embedder.safetensors")  # a forger corrects the digest
+    card["sha256"] = file_sha256(
+        model / "embedder.safetensors"
+    )  # a forger corrects the digest
     (model / "card.json").write_text(json.dumps(card))
     (model / "speakers.txt").write_text("a\n")
     config = make_config()
     head = build.build_head(config, embed_dim=16, num_classes=1)
     with refuses(str(model / name), "safetensors"):
         load_published(model)
-        init_from(model, embedder=make_embedder(), head=head, classes=["a"], config=config)
+        init_from(
+            model, embedder=make_embedder(), head=head, classes=["a"], config=config
+        )
 
 
-def test_a_pickled_object_in_a_training_checkpoint_is_refused(tmp_path: Path, marker: Path):
+def test_a_pickled_object_in_a_training_checkpoint_is_refused(
+    tmp_path: Path, marker: Path
+):
     writer = CheckpointWriter(tmp_path, keep=2)
     writer.save({"step": 10, "attempt": 0})
     writer.wait()
@@ -117,30 +133,39 @@ def test_a_pickled_object_in_a_training_checkpoint_is_refused(tmp_path: Path, ma
     plant_checkpoint(file, marker, kind="zip")
     note = file.with_name("note.json")
     note.write_text(note.read_text().replace(before, file_sha256(file)))
-    found = read_latest(tmp_path)
-    assert found is not None  # by its digest it is whole
+    latest = read_latest(tmp_path)
+    assert latest is not None  # by its digest it is whole
     with refuses("checkpoint"):
-        load_state(found[1])
+        load_state(latest[1])
 
 
 def test_a_class_in_a_configuration_is_refused(model: Path, marker: Path) -> None:
     (model / "config.yaml").write_text(evil_yaml(marker))
-    for load in (lambda: load_config([model / "config.yaml"]), lambda: load_published(model)):
+    for load in (
+        lambda: load_config([model / "config.yaml"]),
+        lambda: load_published(model),
+    ):
         with pytest.raises(ValueError, match="config.yaml"):
             load()
 
 
 @pytest.mark.parametrize("where", ["a", "."])
-def test_a_class_in_a_configuration_of_wespeaker_is_refused(tmp_path: Path, marker: Path, where):
+def test_a_class_in_a_configuration_of_wespeaker_is_refused(
+    tmp_path: Path, marker: Path, where
+):
     """Beside the checkpoint, or given."""
     save_weights(tmp_path / "a/avg_model.pt")
     config = tmp_path / where / "config.yaml"
     config.write_text(evil_yaml(marker))
     with refuses(str(config), "YAML"):
-        import_checkpoint(tmp_path / "a", tmp_path / "out", config=config if where == "." else None)
+        import_checkpoint(
+            tmp_path / "a", tmp_path / "out", config=config if where == "." else None
+        )
 
 
-def test_a_class_in_the_notes_of_an_experiment_is_not_run(tmp_path: Path, marker: Path) -> None:
+def test_a_class_in_the_notes_of_an_experiment_is_not_run(
+    tmp_path: Path, marker: Path
+) -> None:
     place = tmp_path / "models/CKPT-EPOCH-1-00"
     save_weights(place / "embedding_model.ckpt")
     (place / "CKPT.yaml").write_text(evil_yaml(marker))
@@ -154,7 +179,8 @@ def write_archive(path: Path, name: str, kind: bytes | int) -> None:
         with tarfile.open(path, "w:gz") as tar:
             tar.addfile(tarfile.TarInfo("avg_model.pt"))
             info = tarfile.TarInfo(name)
-            info.type, info.linkname = kind, str(path.parent)
+            info.type = kind
+            info.linkname = str(path.parent)
             info.size = 4 if kind == tarfile.REGTYPE else 0
             tar.addfile(info, io.BytesIO(b"evil"))
     else:
@@ -181,7 +207,9 @@ def write_archive(path: Path, name: str, kind: bytes | int) -> None:
         ("link", stat.S_IFLNK, "'link'"),
     ],
 )
-def test_an_archive_that_reaches_outside_is_not_unpacked(tmp_path: Path, name, kind, value):
+def test_an_archive_that_reaches_outside_is_not_unpacked(
+    tmp_path: Path, name, kind, value
+):
     path = tmp_path / ("a.tar.gz" if isinstance(kind, bytes) else "a.zip")
     write_archive(path, name, kind)
     with refuses(str(path), value):
@@ -191,7 +219,9 @@ def test_an_archive_that_reaches_outside_is_not_unpacked(tmp_path: Path, name, k
     assert [path.name for path in tmp_path.rglob("*")] == [path.name]
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch) -> None:
+def test_an_archive_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch
+) -> None:
     path = tmp_path / "a.zip"
     write_archive(path, "evil", stat.S_IFREG)  # 17 bytes in all
     monkeypatch.setattr(foreign_files, "MAX_BYTES", 16)
@@ -219,6 +249,8 @@ def test_file_names_never_reach_a_shell(tmp_path: Path, marker: Path) -> None:
 
 
 def test_a_checkpoint_with_a_nan_is_refused(tmp_path: Path) -> None:
-    torch.save({"a": torch.ones(2), "b": torch.tensor([1.0, float("nan")])}, tmp_path / "a.pt")
+    torch.save(
+        {"a": torch.ones(2), "b": torch.tensor([1.0, float("nan")])}, tmp_path / "a.pt"
+    )
     with refuses(str(tmp_path / "a.pt"), "(b)"):
         read_tensors(tmp_path / "a.pt")

@@ -27,12 +27,12 @@ from speakerlab.config import build
 from speakerlab.config.layers import CONF
 from speakerlab.config.schema import load_config
 from speakerlab.core.atomic import file_sha256, write_json
+from speakerlab.core.tuning import Tuning
 from speakerlab.data import audio, banks, tables
 from speakerlab.data.check import check_data_dirs
 from speakerlab.data.pack import pack_data_dir
 from speakerlab.data.shards import READERS, Layout
 from speakerlab.diarization import regions
-from speakerlab.diarization.clustering import Tuning
 from speakerlab.experiments import curves, results
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.inference.embedding_files import WRITERS
@@ -51,7 +51,12 @@ def write_data(folder: Path) -> None:
     wavs = {f"rec{n}": folder / f"{n}.wav" for n in range(4)}
     for n, path in enumerate(wavs.values()):
         audio.write(path, make_wave(n % 2, n, 0.06), RATE)
-    pairs = [("anna", "u1", False), ("anna", "u2", True), ("u1", "u3", True), ("u3", "u2", False)]
+    pairs = [
+        ("anna", "u1", False),
+        ("anna", "u2", True),
+        ("u1", "u3", True),
+        ("u3", "u2", False),
+    ]
     tables.write_data_dir(
         folder / "data",
         wavs=wavs,
@@ -80,7 +85,9 @@ def write_bank(folder: Path) -> None:
     data = folder / "data"
     (data / "segments").unlink()
     tables.write_table(data / "utt2dur", {f"rec{n}": "0.060000" for n in range(4)})
-    tables.write_table(data / "utt2kind", {f"rec{n}": banks.KINDS[n % 3] for n in range(4)})
+    tables.write_table(
+        data / "utt2kind", {f"rec{n}": banks.KINDS[n % 3] for n in range(4)}
+    )
 
 
 TRIALS = {
@@ -91,7 +98,11 @@ TRIALS = {
     "table.tsv": "modelid\tsegmentid\ttargettype\na\tb\ttarget\na\tc\tnontarget\n",
 }
 PAIRS = Trials(
-    ["a", "d"], ["b", "c"], np.int32([0, 0, 1]), np.int32([0, 1, 0]), np.bool_([1, 0, 0])
+    ["a", "d"],
+    ["b", "c"],
+    np.int32([0, 0, 1]),
+    np.int32([0, 1, 0]),
+    np.bool_([1, 0, 0]),
 )
 
 
@@ -113,7 +124,10 @@ def write_score_files(folder: Path) -> None:
 
 def write_turns(folder: Path) -> None:
     turn = regions.Turn
-    turns = {"r1": [turn(0.0, 1.5, "s1"), turn(1.0, 2.0, "s2")], "r2": [turn(0.5, 1.0, "s1")]}
+    turns = {
+        "r1": [turn(0.0, 1.5, "s1"), turn(1.0, 2.0, "s2")],
+        "r2": [turn(0.5, 1.0, "s1")],
+    }
     regions.write_rttm(folder / "ref.rttm", turns)
     regions.write_rttm(folder / "hyp.rttm", {**turns, "r1": turns["r1"][:1]})
     regions.write_uem(folder / "all.uem", {"r1": [(0.0, 2.0)], "r2": [(0.0, 1.0)]})
@@ -132,8 +146,16 @@ def write_model(folder: Path) -> None:
     config = load_config([], [XVECTOR, "task=identification"])
     embedder = build.build_embedder(config)
     head = build.build_head(config, embed_dim=16, num_classes=3)
-    facts: dict[str, Any] = {"train_utterances": 7, "train_hours": 0.5, "train_sha256": "ab" * 32}
-    facts |= {"train_corpus": ["mini"], "train_page": ["http://a"], "train_licence": ["CC BY"]}
+    facts: dict[str, Any] = {
+        "train_utterances": 7,
+        "train_hours": 0.5,
+        "train_sha256": "ab" * 32,
+    }
+    facts |= {
+        "train_corpus": ["mini"],
+        "train_page": ["http://a"],
+        "train_licence": ["CC BY"],
+    }
     published.publish(
         folder / "exp" / "model",
         embedder=embedder,
@@ -148,21 +170,37 @@ def write_model(folder: Path) -> None:
     digest = file_sha256(folder / "exp/model/embedder.safetensors")
     rows = [row(model_sha256=digest), row(trials="b", model_sha256=digest)]
     results.update_results(folder / "exp" / "results.json", rows)
-    results.update_results(folder / "exp" / "results.json", [identified([0, 1], [0, 0], "ab")])
+    results.update_results(
+        folder / "exp" / "results.json", [identified([0, 1], [0, 0], "ab")]
+    )
 
 
 def write_curves(folder: Path) -> None:
     write_model(folder)
-    rows = [{"kind": "train", "step": n, "loss": 9.5 - n, "lr": 0.1} for n in range(1, 9)]
+    rows = [
+        {"kind": "train", "step": n, "loss": 9.5 - n, "lr": 0.1} for n in range(1, 9)
+    ]
     rows += [{"kind": "valid", "step": n, "eer": 0.5} for n in (4, 8)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    one = {"settings": curves.settings_of(folder / "exp"), "seeds": [0], "curves": {}}
-    (folder / "reference.json").write_text(json.dumps([one]))
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(reference) + "\n" for reference in rows)
+    )
+    reference = {
+        "settings": curves.settings_of(folder / "exp"),
+        "seeds": [0],
+        "curves": {},
+    }
+    (folder / "reference.json").write_text(json.dumps([reference]))
 
 
 def write_checkpoint(folder: Path) -> None:
     writer = CheckpointWriter(folder, keep=2)
-    state = {"step": 10, "attempt": 0, "task": {"w": torch.zeros(3)}, "sums": [1.0], "best": None}
+    state = {
+        "step": 10,
+        "attempt": 0,
+        "task": {"w": torch.zeros(3)},
+        "sums": [1.0],
+        "best": None,
+    }
     writer.save(state, valid={"eer": 0.25})
     writer.wait()
 
@@ -171,12 +209,18 @@ def write_foreign(folder: Path) -> None:
     """Write a small x-vector of WeSpeaker with its head, configuration and speakers."""
     args = {"embed_dim": 16, "hidden_channels": 16, "stats_channels": 24}
     state = MODELS["xvector"](**args).state_dict()
-    torch.save({**state, "projection.weight": torch.zeros(2, 16)}, folder / "avg_model.pt")
+    torch.save(
+        {**state, "projection.weight": torch.zeros(2, 16)}, folder / "avg_model.pt"
+    )
     config = {
         "model": "XVEC",
         "model_args": {"feat_dim": 80, "embed_dim": 16, "pooling_func": "TSTP"},
         "dataset_args": {"resample_rate": 16000, "fbank_args": {"num_mel_bins": 80}},
-        "projection_args": {"project_type": "arc_margin", "scale": 32.0, "easy_margin": False},
+        "projection_args": {
+            "project_type": "arc_margin",
+            "scale": 32.0,
+            "easy_margin": False,
+        },
         "train_label": "utt2spk",
     }
     (folder / "config.yaml").write_text(json.dumps(config))
@@ -186,7 +230,10 @@ def write_foreign(folder: Path) -> None:
 
 
 def write_archives(folder: Path) -> None:
-    content = {"m/avg_model.pt": b"0123456789" * 100, "m/config.yaml": b"model_args: {}\n"}
+    content = {
+        "m/avg_model.pt": b"0123456789" * 100,
+        "m/config.yaml": b"model_args: {}\n",
+    }
     for name, mode in (("a.tar", "w"), ("a.tar.gz", "w:gz")):
         with tarfile.open(folder / name, mode) as tar:
             for member, data in content.items():
@@ -202,7 +249,10 @@ def write_onnx(folder: Path) -> None:
     """Write a graph that returns its input, with the facts of a model."""
     from onnx import TensorProto, helper, save_model
 
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4]) for n in (INPUT, OUTPUT)]
+    ends = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4])
+        for n in (INPUT, OUTPUT)
+    ]
     node = helper.make_node("Identity", [INPUT], [OUTPUT])
     model = helper.make_model(
         helper.make_graph([node], "g", ends[:1], ends[1:]),
@@ -210,7 +260,9 @@ def write_onnx(folder: Path) -> None:
         ir_version=8,
     )
     vad = EnergyVad(range_db=30.0, frame_ms=20.0)
-    facts = Facts(16000, 4, 4, 4, "ab" * 32, "xvector", {"dither": 0.0}, CALIBRATION, vad=vad)
+    facts = Facts(
+        16000, 4, 4, 4, "ab" * 32, "xvector", {"dither": 0.0}, CALIBRATION, vad=vad
+    )
     helper.set_model_props(model, facts.to_texts())
     save_model(model, folder / "a.onnx")
 
@@ -250,7 +302,10 @@ COMMAND_LINES = [
     "pack data --num-workers 2 --codec flac --job 1/2",
     "plan --model eres2net --gpu-mem 11 --gpus 4",
     "train --exp exp --config campplus --set training.lr=0.1 data.dir=data",
-    "score --exp exp --trials trials --backend lda+plda --top-n 9 --p-target 0.01 --durations full",
+    (
+        "score --exp exp --trials trials --backend lda+plda --top-n 9 --p-target 0.01"
+        " --durations full"
+    ),
     "fuse --trials trials --scores a b --out c",
     "compare --trials trials a b --far 0.01",
     "der ref hyp --collar 0.25 --skip-overlap --json out.json",

@@ -15,26 +15,45 @@ MODEL = "ab" * 32
 def covariances(dim, seed=0):
     """Two symmetric positive definite matrices."""
     rng = np.random.default_rng(seed)
-    roots = rng.normal(size=(2, dim, dim)) / np.sqrt(dim) + np.eye(dim) * [[[1.0]], [[0.7]]]
-    return roots[0] @ roots[0].T, roots[1] @ roots[1].T
+    noise = rng.normal(size=(2, dim, dim))
+    # near to diagonal matrices, with a larger variance between speakers than within
+    scale = [[[1.0]], [[0.7]]]
+    roots = noise / np.sqrt(dim) + np.eye(dim) * scale
+    between_root, within_root = roots
+    return between_root @ between_root.T, within_root @ within_root.T
 
 
 def draw(num_speakers, per_speaker, dim, *, seed=0, mean=0.0, name="s"):
     """Development: `per_speaker` utterances of each; a number or one number a speaker."""
     between, within = covariances(dim)
     rng = np.random.default_rng([seed, 1])
-    voice_SD = rng.multivariate_normal(np.full(dim, mean), between, num_speakers)
-    who_N = np.repeat(np.arange(num_speakers), per_speaker)
-    emb_ND = voice_SD[who_N] + rng.multivariate_normal(np.zeros(dim), within, len(who_N))
-    ids = [f"{name}{speaker}-{i}" for i, speaker in enumerate(who_N)]
+    mean_D = np.full(dim, mean)
+    voice_SD = rng.multivariate_normal(mean_D, between, num_speakers)
+    speaker_N = np.repeat(np.arange(num_speakers), per_speaker)
+    zeros_D = np.zeros(dim)
+    noise_ND = rng.multivariate_normal(zeros_D, within, len(speaker_N))
+    emb_ND = voice_SD[speaker_N] + noise_ND
+
+    names = [f"{name}{speaker}" for speaker in speaker_N]
+    ids = [f"{speaker}-{i}" for i, speaker in enumerate(names)]
     table = EmbeddingTable(ids, emb_ND.astype(np.float32), MODEL)
-    return Development(table, [f"{name}{speaker}" for speaker in who_N])
+    return Development(table, names)
 
 
 def all_pairs(enrol, test):
     """Every utterance of one set with every one of another."""
-    num_enrol, num_test = len(enrol.table.ids), len(test.table.ids)
-    enrol_N = np.repeat(np.arange(num_enrol, dtype=np.int32), num_test)
-    test_N = np.tile(np.arange(num_test, dtype=np.int32), num_enrol)
-    same_N = np.asarray(enrol.speaker_M)[enrol_N] == np.asarray(test.speaker_M)[test_N]
-    return Trials(enrol.table.ids, test.table.ids, enrol_N, test_N, same_N)
+    num_enrol = len(enrol.table.ids)
+    num_test = len(test.table.ids)
+    rows = np.arange(num_enrol, dtype=np.int32)
+    columns = np.arange(num_test, dtype=np.int32)
+    enrol_N = np.repeat(rows, num_test)
+    test_N = np.tile(columns, num_enrol)
+    enrol_speaker_N = np.asarray(enrol.speaker_M)[enrol_N]
+    test_speaker_N = np.asarray(test.speaker_M)[test_N]
+    return Trials(
+        enrol_ids=enrol.table.ids,
+        test_ids=test.table.ids,
+        enrol_N=enrol_N,
+        test_N=test_N,
+        is_target_N=enrol_speaker_N == test_speaker_N,
+    )

@@ -11,11 +11,17 @@ from speakerlab.scoring.kmeans import agreement, kmeans
 def planted(num_speakers, per_speaker, *, noise, dim=32, seed=0):
     """Return unit_ND, float32, around random directions, and speaker_N."""
     rng = np.random.default_rng(seed)
-    speaker_N = rng.permutation(np.repeat(np.arange(num_speakers), per_speaker))
+    speakers = np.arange(num_speakers)
+    speaker_N = np.repeat(speakers, per_speaker)
+    speaker_N = rng.permutation(speaker_N)
     voice_SD = rng.normal(size=(num_speakers, dim))
-    voice_SD /= np.linalg.norm(voice_SD, axis=1, keepdims=True)
-    emb_ND = voice_SD[speaker_N] + noise * rng.normal(size=(len(speaker_N), dim)) / np.sqrt(dim)
-    unit_ND = emb_ND / np.linalg.norm(emb_ND, axis=1, keepdims=True)
+    length_S = np.linalg.norm(voice_SD, axis=1)
+    voice_SD /= length_S[:, None]
+    noise_ND = rng.normal(size=(len(speaker_N), dim))
+    noise_ND = noise * noise_ND / np.sqrt(dim)
+    emb_ND = voice_SD[speaker_N] + noise_ND
+    length_N = np.linalg.norm(emb_ND, axis=1)
+    unit_ND = emb_ND / length_N[:, None]
     return unit_ND.astype(np.float32), speaker_N
 
 
@@ -23,10 +29,14 @@ def planted(num_speakers, per_speaker, *, noise, dim=32, seed=0):
 def test_planted_speakers_are_recovered(seed):
     """At most two of 60 share a cluster with another, and none if there are more clusters."""
     unit_ND, speaker_N = planted(60, 40, noise=0.5, seed=seed)
-    purity, shared = agreement(kmeans(unit_ND, 60, num_threads=2, seed=seed), speaker_N)
-    assert purity >= 58 / 60 and shared > 0.99
+    cluster_N = kmeans(unit_ND, 60, num_threads=2, seed=seed)
+    purity, shared = agreement(cluster_N, speaker_N)
+    assert purity >= 58 / 60
+    assert shared > 0.99
     cluster_N = kmeans(unit_ND, 90, num_threads=2, seed=seed)
-    assert agreement(cluster_N, speaker_N)[0] == 1.0 and len(set(cluster_N)) == 90
+    purity, _ = agreement(cluster_N, speaker_N)
+    assert purity == 1.0
+    assert len(set(cluster_N)) == 90
 
 
 def test_overlapping_speakers_are_clustered_as_well_as_by_full_batches():
@@ -34,36 +44,69 @@ def test_overlapping_speakers_are_clustered_as_well_as_by_full_batches():
     unit_ND, _ = planted(30, 40, noise=1.5)
 
     def mean_cosine(cluster_N):
-        sums = [unit_ND[cluster_N == k].sum(axis=0) for k in range(30)]
-        return np.linalg.norm(sums, axis=1).sum() / len(unit_ND)
+        sums = []
+        for k in range(30):
+            of_cluster_ND = unit_ND[cluster_N == k]
+            sums.append(of_cluster_ND.sum(axis=0))
+        lengths = np.linalg.norm(sums, axis=1)
+        return lengths.sum() / len(unit_ND)
 
-    ours = mean_cosine(kmeans(unit_ND, 30, num_threads=2))
-    lloyd = mean_cosine(kmeans2(unit_ND, 30, minit="++", iter=30, rng=0)[1])
-    assert ours > 0.995 * lloyd
+    ours_N = kmeans(unit_ND, 30, num_threads=2)
+    _, lloyd_N = kmeans2(
+        unit_ND,
+        30,
+        minit="++",
+        iter=30,
+        rng=0,
+    )
+    assert mean_cosine(ours_N) > 0.995 * mean_cosine(lloyd_N)
 
 
 def test_threads_do_not_change_a_bit_and_seeds_do(monkeypatch):
-    monkeypatch.setattr("speakerlab.scoring.kmeans.VALUES_AT_ONCE", 1600)  # blocks of 40 rows
+    # blocks of 40 rows
+    monkeypatch.setattr("speakerlab.scoring.kmeans.VALUES_AT_ONCE", 1600)
     unit_ND, _ = planted(20, 50, noise=2.0)
+    # kmeans sets another number for itself and must restore this one
     torch.set_num_threads(2)
-    found = [kmeans(unit_ND, 40, num_threads=threads).tolist() for threads in (1, 2, 5)]
-    assert found[0] == found[1] == found[2] and torch.get_num_threads() == 2
-    assert kmeans(unit_ND, 40, num_threads=1, seed=1).tolist() != found[0]
+    cluster_N = kmeans(unit_ND, 40, num_threads=1)
+    labels = cluster_N.tolist()
+    for num_threads in (2, 5):
+        cluster_N = kmeans(unit_ND, 40, num_threads=num_threads)
+        assert cluster_N.tolist() == labels
+    assert torch.get_num_threads() == 2
+
+    other_seed = kmeans(unit_ND, 40, num_threads=1, seed=1)
+    assert other_seed.tolist() != labels
 
 
 def test_equal_embeddings_leave_clusters_empty():
-    unit_ND = np.repeat(np.eye(3, dtype=np.float32), 4, axis=0)
+    three_ND = np.eye(3, dtype=np.float32)
+    unit_ND = np.repeat(three_ND, 4, axis=0)
     cluster_N = kmeans(unit_ND, 5, num_threads=1)
-    assert len(set(cluster_N.tolist())) == 3
-    assert all(len(set(cluster_N[rows : rows + 4])) == 1 for rows in (0, 4, 8))
+    assert len(set(cluster_N)) == 3
+    for equal_N in np.split(cluster_N, 3):
+        assert len(set(equal_N)) == 1
 
 
 def test_purity_and_mutual_information_by_hand():
     """Entropies of the first: ln 2 of the clusters, 1.5 ln 2 of the speakers and of both."""
-    assert agreement(np.array([0, 0, 1, 1]), np.array([5, 5, 2, 0])) == (
-        0.75,
-        pytest.approx(0.8),
-    )
-    assert agreement(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])) == (0.5, pytest.approx(0.0))
-    assert agreement(np.array([3, 3, 0]), np.array([0, 0, 1])) == (1.0, pytest.approx(1.0))
-    assert agreement(np.array([0, 0]), np.array([0, 0])) == (1.0, 1.0)
+    two_clusters_N = np.array([0, 0, 1, 1])
+    three_speakers_N = np.array([5, 5, 2, 0])
+    purity, shared = agreement(two_clusters_N, three_speakers_N)
+    assert purity == 0.75
+    assert shared == pytest.approx(0.8)
+
+    independent_N = np.array([0, 1, 0, 1])
+    purity, shared = agreement(two_clusters_N, independent_N)
+    assert purity == 0.5
+    assert shared == pytest.approx(0.0)
+
+    # the same partition under other numbers
+    cluster_N = np.array([3, 3, 0])
+    speaker_N = np.array([0, 0, 1])
+    purity, shared = agreement(cluster_N, speaker_N)
+    assert purity == 1.0
+    assert shared == pytest.approx(1.0)
+
+    one_cluster_N = np.array([0, 0])
+    assert agreement(one_cluster_N, one_cluster_N) == (1.0, 1.0)

@@ -17,33 +17,48 @@ def trials(tmp_path):
 
 
 def test_written_scores_read_back(tmp_path, trials):
-    write_scores(tmp_path / "s.txt", trials, np.array([0.5, -0.25, 0.1]))
-    assert (tmp_path / "s.txt").read_text() == (
-        "a x 0.500000 target\nb x -0.250000 nontarget\na y 0.100000 nontarget\n"
-    )
-    assert read_scores(tmp_path / "s.txt", trials).tolist() == [0.5, -0.25, 0.1]
+    path = tmp_path / "s.txt"
+    scores_N = np.array([0.5, -0.25, 0.1])
+    write_scores(path, trials, scores_N)
+    assert path.read_text().splitlines(keepends=True) == [
+        "a x 0.500000 target\n",
+        "b x -0.250000 nontarget\n",
+        "a y 0.100000 nontarget\n",
+    ]
+    read_N = read_scores(path, trials)
+    assert read_N.tolist() == scores_N.tolist()
 
 
 def test_order_labels_and_other_trials_do_not_matter(tmp_path, trials):
-    (tmp_path / "s.txt").write_text("c x 9\na y 0.1\nb y 8\nb x -0.25 nontarget 7 7\n\na x 5e-1\n")
-    assert read_scores(tmp_path / "s.txt", trials).tolist() == [0.5, -0.25, 0.1]
+    (tmp_path / "s.txt").write_text(
+        "c x 9\na y 0.1\nb y 8\nb x -0.25 nontarget 7 7\n\na x 5e-1\n"
+    )
+    scores_N = read_scores(tmp_path / "s.txt", trials)
+    assert scores_N.tolist() == [0.5, -0.25, 0.1]
 
 
-@pytest.mark.parametrize(("space", "yes"), [("\ufeff", "target"), ("\n" * LINES_AT_ONCE, "1")])
+@pytest.mark.parametrize(
+    ("space", "yes"),
+    [("\ufeff", "target"), ("\n" * LINES_AT_ONCE, "1")],
+)
 def test_scores_of_3dspeaker_stand_after_the_label(tmp_path, trials, space, yes):
     (tmp_path / "s.txt").write_text(f"{space}a x {yes} 0.5\nb x 0 -0.25\na y 0 0.1\n")
-    assert read_scores(tmp_path / "s.txt", trials).tolist() == [0.5, -0.25, 0.1]
+    scores_N = read_scores(tmp_path / "s.txt", trials)
+    assert scores_N.tolist() == [0.5, -0.25, 0.1]
 
 
 def test_a_long_file_in_another_order(tmp_path):
     num = 2 * LINES_AT_ONCE + 7
-    trials = [f"e{i % 89} t{i} {'target' if i % 2 == 0 else 'nontarget'}\n" for i in range(num)]
-    (tmp_path / "trials").write_text("".join(trials))
+    labels = ["target", "nontarget"]
+    trial_lines = [f"e{i % 89} t{i} {labels[i % 2]}\n" for i in range(num)]
+    (tmp_path / "trials").write_text("".join(trial_lines))
     trials = read_trials(tmp_path / "trials")
+    # the score of a trial is its number in the list
     order = np.random.default_rng(0).permutation(num)
     lines = [f"e{i % 89} t{i} {i}\n" for i in order]
     (tmp_path / "s.txt").write_text("".join(lines))
-    assert read_scores(tmp_path / "s.txt", trials).tolist() == list(range(num))
+    scores_N = read_scores(tmp_path / "s.txt", trials)
+    assert scores_N.tolist() == list(range(num))
 
 
 @pytest.mark.parametrize(

@@ -29,22 +29,35 @@ def written(tmp_path, text):
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_spelling_reads_alike(tmp_path, spelling):
-    trials = read_trials(written(tmp_path, SPELLINGS[spelling]))
-    assert (trials.enrol_ids, trials.test_ids) == (["a", "b"], ["x", "y"])
-    assert trials.enrol_N.tolist() == [0, 1, 0] and trials.enrol_N.dtype == np.int32
-    assert trials.test_N.tolist() == [0, 0, 1] and trials.test_N.dtype == np.int32
+    path = written(tmp_path, SPELLINGS[spelling])
+    trials = read_trials(path)
+    assert trials.enrol_ids == ["a", "b"]
+    assert trials.test_ids == ["x", "y"]
+    assert trials.enrol_N.tolist() == [0, 1, 0]
+    assert trials.enrol_N.dtype == np.int32
+    assert trials.test_N.tolist() == [0, 0, 1]
+    assert trials.test_N.dtype == np.int32
     assert trials.is_target_N.tolist() == [True, False, False]
     assert len(trials) == 3
     assert trials.ids == ["a", "b", "x", "y"]
 
 
 def test_a_list_of_several_pieces(tmp_path):
+    # two pieces, whose ids must get the same numbers
     num = LINES_AT_ONCE + 5
-    rows = [(f"e{i % 97}", f"t{i}", i % 3 == 0) for i in range(num)]
-    lines = [f"{e} {t} {'target' if y else 'nontarget'}\n" for e, t, y in rows]
-    trials = read_trials(written(tmp_path, "".join(lines)))
-    back = zip(trials.enrol_N, trials.test_N, trials.is_target_N)
-    assert [(trials.enrol_ids[e], trials.test_ids[t], bool(y)) for e, t, y in back] == rows
+    enrol = [f"e{i % 97}" for i in range(num)]
+    test = [f"t{i}" for i in range(num)]
+    is_target = [i % 3 == 0 for i in range(num)]
+    lines = []
+    for enrol_id, test_id, same in zip(enrol, test, is_target):
+        label = "target" if same else "nontarget"
+        lines.append(f"{enrol_id} {test_id} {label}\n")
+
+    path = written(tmp_path, "".join(lines))
+    trials = read_trials(path)
+    assert [trials.enrol_ids[row] for row in trials.enrol_N] == enrol
+    assert [trials.test_ids[row] for row in trials.test_N] == test
+    assert trials.is_target_N.tolist() == is_target
 
 
 @pytest.mark.parametrize(
@@ -72,9 +85,12 @@ def test_a_bad_line_is_named(tmp_path, text, line, value):
 
 
 def test_lines_are_counted_across_blocks(tmp_path):
-    good = "".join(f"a b{i} target\n" for i in range(LINES_AT_ONCE))
+    lines = [f"a b{i} target\n" for i in range(LINES_AT_ONCE)]
+    good = "".join(lines)
     blank = good.replace(f"a b{LINES_AT_ONCE - 1} target", "")
-    for text, number in ((good + "a c target\na d\n", 2), (blank + "a c 1", 0)):
+    incomplete_line = good + "a c target\na d\n"
+    blank_line = blank + "a c 1"
+    for text, number in ((incomplete_line, 2), (blank_line, 0)):
         path = written(tmp_path, text)
         with refuses(f"{path}:{LINES_AT_ONCE + number}"):
             read_trials(path)
@@ -86,7 +102,8 @@ def test_a_missing_list_is_one_line(tmp_path):
 
 
 def test_unknown_utterances_are_named(tmp_path):
-    trials = read_trials(written(tmp_path, SPELLINGS["kaldi"]))
+    path = written(tmp_path, SPELLINGS["kaldi"])
+    trials = read_trials(path)
     trials.check_known(["a", "b", "x", "y", "z"])
     for name in "by":
         with refuses("data/test/trials", name):
@@ -94,8 +111,12 @@ def test_unknown_utterances_are_named(tmp_path):
 
 
 def test_speakers_have_equal_numbers_on_both_sides(tmp_path):
-    trials = read_trials(written(tmp_path, SPELLINGS["kaldi"]))
-    enrol_N, test_N = trials.speakers({"a": "anna", "b": "bob", "x": "anna", "y": "carl"})
+    path = written(tmp_path, SPELLINGS["kaldi"])
+    trials = read_trials(path)
+    speaker_of = {"a": "anna", "b": "bob", "x": "anna", "y": "carl"}
+    # anna is enrolled and tested under different ids
+    enrol_N, test_N = trials.speakers(speaker_of)
     assert enrol_N.tolist() == [0, 1, 0]
     assert test_N.tolist() == [0, 0, 2]
-    assert ((enrol_N == test_N) == trials.is_target_N).all()
+    is_same_N = enrol_N == test_N
+    assert (is_same_N == trials.is_target_N).all()

@@ -27,25 +27,38 @@ ranks = start_ranks(timeout_minutes=1)
 me = ranks.rank
 values = torch.full((2,), float(me))
 ranks.copy_from_first([values])
-found = {
-    "every": ranks.every((me, "x" * me)),
-    "copied": values.tolist(),
-    "largest": ranks.max(torch.tensor([me, 5 - me])).tolist(),
-    "sum": ranks.sum(torch.tensor([1.0, me])).tolist(),
-    "good": outcome(lambda: ranks.barrier("checkpoint")),
-    "tags": outcome(lambda: ranks.barrier("checkpoint" if me else "published")),
-    "first": outcome(lambda: ranks.on_first(lambda: 42)),
-    "failed": outcome(lambda: ranks.on_first(fail)),
-    "still": ranks.every(me),
+copied = values.tolist()
+# ranks must call these in the same order
+every = ranks.gather_objects((me, "x" * me))
+largest = ranks.max(torch.tensor([me, 5 - me]))
+total = ranks.sum(torch.tensor([1.0, me]))
+good = outcome(lambda: ranks.barrier("checkpoint"))
+tag = "checkpoint" if me else "published"
+tags = outcome(lambda: ranks.barrier(tag))
+first = outcome(lambda: ranks.on_first(lambda: 42))
+failed = outcome(lambda: ranks.on_first(fail))
+still = ranks.gather_objects(me)
+gathered = {
+    "every": every,
+    "copied": copied,
+    "largest": largest.tolist(),
+    "sum": total.tolist(),
+    "good": good,
+    "tags": tags,
+    "first": first,
+    "failed": failed,
+    "still": still,
 }
 if me == 0:
-    leave(0) if sys.argv[2] == "die" else None
+    if sys.argv[2] == "die":
+        leave(0)
 else:
     time.sleep(0.5)
 try:
     ranks.barrier("end")
-    found["peer"] = "there"
+    gathered["peer"] = "there"
 except RuntimeError as error:
-    found["peer"] = "lost" if is_lost_peer(error) else str(error)
-Path(sys.argv[1], f"{me}.json").write_text(json.dumps(found))
+    gathered["peer"] = "lost" if is_lost_peer(error) else str(error)
+path = Path(sys.argv[1], f"{me}.json")
+path.write_text(json.dumps(gathered))
 leave(0)

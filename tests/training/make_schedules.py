@@ -18,12 +18,16 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-EPOCHS, PER_EPOCH, PEAK, FINAL = 5, 8, 0.1, 1e-3
+EPOCHS = 5
+PER_EPOCH = 8
+PEAK = 0.1
+FINAL = 1e-3
 
 
 def import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -32,10 +36,14 @@ def import_file(path: Path) -> ModuleType:
 def cyclic_of(path: Path) -> Any:
     """Return SpeechBrain's class, without importing the package and what it needs."""
     source = path.read_text(encoding="utf-8")
-    found = re.search(r"^class CyclicLRScheduler.*?(?=^@)", source, re.MULTILINE | re.DOTALL)
-    assert found is not None
+    match = re.search(
+        r"^class CyclicLRScheduler.*?(?=^@)", source, re.MULTILINE | re.DOTALL
+    )
+    assert match is not None
     names: dict[str, Any] = {"math": math}
-    exec(re.sub(r"@checkpoints\.\w+\n", "\n", found[0]), names)
+    # the decorator needs the package
+    source = re.sub(r"@checkpoints\.\w+\n", "\n", match[0])
+    exec(source, names)
     return names["CyclicLRScheduler"]
 
 
@@ -48,10 +56,21 @@ def lrs_of(scheduler: Any, optimizer: Any) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--wespeaker", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--3d-speaker", dest="three", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--speechbrain", type=Path, required=True, metavar="DIR")
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(description=description)
+    folders = [
+        ("--wespeaker", "wespeaker"),
+        ("--3d-speaker", "three"),
+        ("--speechbrain", "speechbrain"),
+    ]
+    for option, name in folders:
+        parser.add_argument(
+            option,
+            dest=name,
+            type=Path,
+            required=True,
+            metavar="DIR",
+        )
     options = parser.parse_args()
     we = import_file(options.wespeaker / "wespeaker/utils/schedulers.py")
     three = import_file(options.three / "speakerlab/process/scheduler.py")
@@ -59,20 +78,35 @@ def main() -> None:
 
     optimizer = SimpleNamespace(param_groups=[{"lr": PEAK}])
     size = {"num_epochs": EPOCHS, "epoch_iter": PER_EPOCH}
-    ends = {"initial_lr": PEAK, "final_lr": FINAL, "warm_up_epoch": 1}
+    ends = {
+        "initial_lr": PEAK,
+        "final_lr": FINAL,
+        "warm_up_epoch": 1,
+    }
     span = {"min_lr": FINAL, "max_lr": PEAK, "fix_epoch": EPOCHS}
-    steps = {"scale_ratio": 1.0, "warmup_step": 1, "decay_step": 2, "gamma": 0.1}
+    steps = {
+        "scale_ratio": 1.0,
+        "warmup_step": 1,
+        "decay_step": 2,
+        "gamma": 0.1,
+    }
     made = {
         "wespeaker.ExponentialDecrease": we.ExponentialDecrease(
             optimizer, **size, **ends, warm_from_zero=True
         ),
         "wespeaker.TriAngular2 without warm-up": we.TriAngular2(
-            optimizer, **size, **{**ends, "warm_up_epoch": 0}
+            optimizer, **size, **(ends | {"warm_up_epoch": 0})
         ),
         "wespeaker.WarmupCosineScheduler": we.WarmupCosineScheduler(
-            optimizer, **size, **span, warmup_epoch=1, scale_ratio=1.0
+            optimizer,
+            **size,
+            **span,
+            warmup_epoch=1,
+            scale_ratio=1.0,
         ),
-        "wespeaker.WarmupLR_withStepDecay": we.WarmupLR_withStepDecay(optimizer, **size, **steps),
+        "wespeaker.WarmupLR_withStepDecay": we.WarmupLR_withStepDecay(
+            optimizer, **size, **steps
+        ),
         "3dspeaker.WarmupCosineScheduler": three.WarmupCosineScheduler(
             optimizer, **span, warmup_epoch=1, step_per_epoch=PER_EPOCH
         ),
@@ -80,12 +114,17 @@ def main() -> None:
             optimizer, PEAK, PER_EPOCH, 2
         ),
     }
-    lrs = {name: lrs_of(scheduler, optimizer) for name, scheduler in made.items()}
+    lrs = {}
+    for name, scheduler in made.items():
+        lrs[name] = lrs_of(scheduler, optimizer)
     cyclic = triangular(base_lr=FINAL, max_lr=PEAK, step_size=PER_EPOCH)
     name = "speechbrain.CyclicLRScheduler without warm-up"
     lrs[name] = [cyclic.clr(step) for step in range(EPOCHS * PER_EPOCH)]
     target = Path(__file__).with_name("schedules.json")
-    text = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in lrs.items())
+    rows = []
+    for name, row in lrs.items():
+        rows.append(f"  {json.dumps(name)}: {json.dumps(row)}")
+    text = ",\n".join(rows)
     target.write_text(f"{{\n{text}\n}}\n", encoding="utf-8")
 
 

@@ -5,7 +5,12 @@ import torch
 from refusals import refuses
 from torch import nn
 
-from speakerlab.training.batch_size import MemoryTooSmall, plan_batch, saved_bytes, slow_batchnorm
+from speakerlab.training.batch_size import (
+    MemoryTooSmall,
+    divide_global_batch,
+    saved_bytes,
+    slow_batchnorm,
+)
 
 JOIN = {"bn_batch": 64, "join_ranks": True}
 
@@ -25,16 +30,27 @@ def memory_for(most):
 def test_every_plan_is_exact_and_in_range(world_size):
     """For each cap 1..512, on global batches that the ranks can share."""
     for share in (16, 20, 64, 96, 100, 256):
+        global_batch = share * world_size
+        sizes = [size for size in range(16, 129) if share % size == 0]
         for cap in range(1, 513):
-            ask = {"global_batch": share * world_size, "world_size": world_size}
-            fitting = [size for size in range(16, min(128, cap) + 1) if share % size == 0]
+            limit = memory_for(cap)
+            fitting = [size for size in sizes if size <= cap]
             if not fitting:
                 with refuses("memory", cap):
-                    plan_batch(**ask, limit=memory_for(cap))
+                    divide_global_batch(
+                        global_batch=global_batch,
+                        world_size=world_size,
+                        limit=limit,
+                    )
                 continue
-            plan = plan_batch(**ask, limit=memory_for(cap))
-            assert plan.micro_batch * plan.accumulation * world_size == share * world_size
-            assert plan.global_batch == share * world_size
+            plan = divide_global_batch(
+                global_batch=global_batch,
+                world_size=world_size,
+                limit=limit,
+            )
+            crops_per_rank = plan.micro_batch * plan.accumulation
+            assert crops_per_rank * world_size == global_batch
+            assert plan.global_batch == global_batch
             assert plan.micro_batch == max(fitting)
 
 
@@ -53,7 +69,14 @@ def test_every_plan_is_exact_and_in_range(world_size):
         ({"world_size": 4, **JOIN}, 64, 64, 1, 64, "fits"),
         ({"world_size": 4, "bn_batch": 64}, 40, 32, 2, 32, "allows 40"),
         ({"world_size": 4, **JOIN, "bn_batch": 32}, 12, 8, 8, 32, "allows 12"),
-        ({"global_batch": 320, "world_size": 5, **JOIN, "bn_batch": 32}, 8, 4, 16, 20, "allows 8"),
+        (
+            {"global_batch": 320, "world_size": 5, **JOIN, "bn_batch": 32},
+            8,
+            4,
+            16,
+            20,
+            "allows 8",
+        ),
         ({"global_batch": 64, "world_size": 8, **JOIN}, 2, 2, 4, 16, "allows 2"),
         ({"global_batch": 96, "world_size": 6, **JOIN}, 16, 16, 1, 48, ""),
         ({"global_batch": 80, "world_size": 5, **JOIN}, 16, 16, 1, 16, ""),
@@ -68,17 +91,30 @@ def test_every_plan_is_exact_and_in_range(world_size):
     ],
 )
 def test_plans(ask, most, micro_batch, accumulation, bn_batch, reason):
-    asked = {"global_batch": 256, "world_size": 1, **ask}
-    plan = plan_batch(**asked, limit=memory_for(most))
-    found = (plan.micro_batch, plan.accumulation, plan.bn_batch)
-    assert found == (micro_batch, accumulation, bn_batch) and plan.reason.endswith(reason)
+    settings = {"global_batch": 256, "world_size": 1}
+    settings |= ask
+    plan = divide_global_batch(**settings, limit=memory_for(most))
+    assert plan.micro_batch == micro_batch
+    assert plan.accumulation == accumulation
+    assert plan.bn_batch == bn_batch
+    assert plan.reason.endswith(reason)
 
 
 @pytest.mark.parametrize(
     ("ask", "limit", "key", "values"),
     [
-        ({"global_batch": 256, "world_size": 3}, 99, "training.global_batch", (256, "255 and 258")),
-        ({"global_batch": 64, "micro_batch": 24}, 99, "runtime.micro_batch", (24, "16 and 32")),
+        (
+            {"global_batch": 256, "world_size": 3},
+            99,
+            "training.global_batch",
+            (256, "255 and 258"),
+        ),
+        (
+            {"global_batch": 64, "micro_batch": 24},
+            99,
+            "runtime.micro_batch",
+            (24, "16 and 32"),
+        ),
         ({"global_batch": 256}, 9, "memory", (9,)),
         ({"global_batch": 256, **JOIN}, 15, "memory", (15,)),
         ({"global_batch": 256, "micro_batch": 64}, 63, "memory", (63,)),
@@ -87,8 +123,9 @@ def test_plans(ask, most, micro_batch, accumulation, bn_batch, reason):
     ],
 )
 def test_errors_name_the_nearest_valid_sizes(ask, limit, key, values):
+    settings = {"world_size": 1} | ask
     with refuses(key, *values):
-        plan_batch(**{"world_size": 1, **ask}, limit=memory_for(limit))
+        divide_global_batch(**settings, limit=memory_for(limit))
 
 
 def test_saved_bytes_are_those_of_the_activations():
@@ -96,16 +133,21 @@ def test_saved_bytes_are_those_of_the_activations():
     constant = torch.ones(1000, requires_grad=True)
 
     def run(rows):
-        return layer(torch.ones(rows, 100, requires_grad=True)).relu(), constant.exp()
+        input_BD = torch.ones(rows, 100, requires_grad=True)
+        return layer(input_BD).relu(), constant.exp()
 
     # kept for the backward pass: the input (100) and relu's output (50), float32; exp's output
-    assert saved_bytes(run, layer.parameters()) == ((100 + 50) * 4, 1000 * 4)
+    per_row, constant_bytes = saved_bytes(run, layer.parameters())
+    assert per_row == (100 + 50) * 4
+    assert constant_bytes == 1000 * 4
 
 
 def test_batchnorm_moves_as_far_in_two_micro_batches_as_in_one():
     layer = nn.BatchNorm1d(1, momentum=0.1)
     slow_batchnorm(nn.Sequential(layer), 2)
     for _ in range(2):
-        layer(torch.full((4, 1), 5.0))
+        input_BD = torch.full((4, 1), 5.0)
+        layer(input_BD)
     assert layer.running_mean is not None
-    assert layer.running_mean.item() == pytest.approx(0.1 * 5.0)
+    mean = layer.running_mean.item()
+    assert mean == pytest.approx(0.1 * 5.0)

@@ -27,7 +27,9 @@ def machine(monkeypatch):
 @pytest.mark.parametrize(
     ("num_gpus", "visible", "device", "expected"),
     [
-        *((0, visible, "auto", 0) for visible in (None, "", "-1")),
+        (0, None, "auto", 0),
+        (0, "", "auto", 0),
+        (0, "-1", "auto", 0),
         (2, None, "auto", 2),
         (2, "4,GPU-8932f937", "cuda", 2),
         (2, "0,1", "cpu", 0),
@@ -42,7 +44,13 @@ def test_the_number_of_gpus(machine, num_gpus, visible, device, expected):
 @pytest.mark.parametrize(
     ("num_gpus", "visible", "device", "ranks", "refusal"),
     [
-        (0, "0,1", "auto", 1, ("--gpus", "2 requested", "0,1", "no GPU found", '--gpus ""')),
+        (
+            0,
+            "0,1",
+            "auto",
+            1,
+            ("--gpus", "2 requested", "0,1", "no GPU found", '--gpus ""'),
+        ),
         (1, "0,5", "auto", 1, ("--gpus", "2 requested", "0,5", "1 GPU found (H100)")),
         (0, None, "cuda", 1, ("runtime.device", "cuda", "no GPU found")),
         (0, "-1", "cuda", 1, ("runtime.device", "cuda", "no GPU found")),
@@ -67,9 +75,13 @@ def test_missing_gpus_are_refused(machine, num_gpus, visible, device, ranks, ref
         (2, None, "auto", "bf16", False),
     ],
 )
-def test_16_bits_on_a_cpu_must_be_chosen(machine, num_gpus, visible, device, precision, is_refused):
+def test_16_bits_on_a_cpu_must_be_chosen(
+    machine, num_gpus, visible, device, precision, is_refused
+):
     machine(num_gpus, visible)
-    refusal = refuses("runtime.precision", precision, "no GPU found", "runtime.device=cpu")
+    refusal = refuses(
+        "runtime.precision", precision, "no GPU found", "runtime.device=cpu"
+    )
     with refusal if is_refused else nullcontext():
         check_format(device, precision)
 
@@ -84,9 +96,37 @@ def test_a_gpu_that_cannot_be_used_is_refused(machine, monkeypatch):
         start_ranks(timeout_minutes=1)
 
 
+def test_tasks_of_slurm_that_see_one_gpu_each_use_their_own(machine, monkeypatch):
+    machine(1)
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr(
+        torch.distributed,
+        "init_process_group",
+        lambda *_, **__: None,
+    )
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    # without Slurm, the ranks of a host share its GPUs
+    with refuses("--nproc", "4 ranks", "1 GPU"):
+        start_ranks(timeout_minutes=1)
+
+    # a task of Slurm may see only its own GPU
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    ranks = start_ranks(timeout_minutes=1)
+    first_gpu = torch.device("cuda", 0)
+    assert chosen == [first_gpu]
+    assert ranks.device == first_gpu
+    assert ranks.rank == 3
+    assert ranks.local_size == 4
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_a_training_checks_them_at_its_start(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with refuses("--gpus", "1 requested", "no GPU found"):
         start_ranks(timeout_minutes=1)
-    assert start_ranks(timeout_minutes=1, device="cpu").device.type == "cpu"
+    ranks = start_ranks(timeout_minutes=1, device="cpu")
+    assert ranks.device.type == "cpu"

@@ -11,14 +11,18 @@ import pytest
 SCRIPT = Path(__file__).with_name("collective_ranks.py")
 
 
-def run_ranks(folder: Path, how: str) -> list[dict]:
+def run_ranks(folder: Path, start_method: str) -> list[dict]:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [sys.executable, *launch, str(SCRIPT), str(folder), how],
+        [sys.executable, *launch, str(SCRIPT), str(folder), start_method],
         capture_output=True,
         text=True,
         timeout=100,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(SCRIPT.parents[2]),
+        },
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
@@ -26,13 +30,20 @@ def run_ranks(folder: Path, how: str) -> list[dict]:
 
 def test_both_ranks_get_the_same_values(tmp_path):
     first, second = run_ranks(tmp_path, "live")
-    for found in (first, second):
-        assert found["every"] == [[0, ""], [1, "x"]] and found["still"] == [0, 1]
-        assert found["copied"] == [0.0, 0.0] and found["sum"] == [2.0, 1.0]
-        assert found["largest"] == [1, 5]
-        assert found["good"] is None and found["first"] == 42 and found["peer"] == "there"
-        assert found["tags"].startswith("RuntimeError: barrier: ")
-        assert "['published', 'checkpoint']" in found["tags"]
+    for values in (first, second):
+        # objects of different sizes, in the order of the ranks
+        assert values["every"] == [[0, ""], [1, "x"]]
+        assert values["still"] == [0, 1]
+        assert values["copied"] == [0.0, 0.0]
+        assert values["sum"] == [2.0, 1.0]
+        assert values["largest"] == [1, 5]
+        assert values["good"] is None
+        assert values["first"] == 42
+        assert values["peer"] == "there"
+        assert values["tags"].startswith("RuntimeError: barrier: ")
+        assert "['published', 'checkpoint']" in values["tags"]
+
+    # rank 0 alone runs the function, and both raise its error
     fault = "data/train: no such folder; run stage 1"
     assert first["failed"] == f"ValueError: {fault}"
     assert second["failed"] == f"ValueError: rank 0 failed: {fault}"

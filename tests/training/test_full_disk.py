@@ -63,26 +63,41 @@ print(*sorted(path.name for path in folder.iterdir()))
 """
 
 
-def run(disk: Path, size: str, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+def run(
+    disk: Path,
+    size: str,
+    script: str,
+    *arguments: str,
+) -> subprocess.CompletedProcess[str]:
     """Run a script in a namespace of its own, in which a small disk is mounted on `disk`."""
     disk.mkdir()
     small = ["unshare", "-m", "sh", "-c", SMALL_DISK, size, str(disk)]
-    if not shutil.which("unshare") or subprocess.run([*small, "true"]).returncode:
+    if not shutil.which("unshare"):
         pytest.skip("needs root, to mount a small disk")
-    command = [*small, sys.executable, "-c", script, str(disk), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
+    if subprocess.run([*small, "true"]).returncode:
+        pytest.skip("needs root, to mount a small disk")
+    python = [sys.executable, "-c", script, str(disk), *arguments]
+    done = subprocess.run(
+        [*small, *python],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr
     return done
 
 
 def train(tmp_path: Path, when: str) -> tuple[Path, str]:
     """Return the experiment after a training, and what it logged."""
-    kept = tmp_path / "kept"
-    return kept, run(tmp_path / "disk", "256k", TRAINING, str(kept), when).stderr
+    exp = tmp_path / "kept"
+    done = run(tmp_path / "disk", "256k", TRAINING, str(exp), when)
+    return exp, done.stderr
 
 
 def steps_of(exp: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (exp / "metrics.jsonl").read_text().splitlines()]
+    text = (exp / "metrics.jsonl").read_text()
+    return [json.loads(line)["step"] for line in text.splitlines()]
 
 
 @pytest.mark.parametrize("when", ["begin", "later"])
@@ -90,31 +105,42 @@ def test_rows_are_delayed_and_none_is_lost(tmp_path, when):
     exp, logged = train(tmp_path, when)
     every = list(range(1, 151))
     assert steps_of(exp) == every
-    events = EventAccumulator(str(exp / "tensorboard"), size_guidance={"scalars": 0})
+    events = EventAccumulator(
+        str(exp / "tensorboard"),
+        size_guidance={"scalars": 0},
+    )
     events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(i, i / 8) for i in every]
+    losses = [(e.step, e.value) for e in events.Scalars("train/loss")]
+    assert losses == [(i, i / 8) for i in every]
     log = (exp / "train.log").read_text()
-    assert [f"step {i}/1000 " in log for i in every] == [True] * 150
+    for step in every:
+        assert f"step {step}/1000 " in log
+
     for name in ("metrics.jsonl", "train.log", "tensorboard/events"):
         where = f"{tmp_path}/disk/{name}"
         lines = [line for line in logged.splitlines() if line.startswith(where)]
         assert len(lines) == 2, logged
         assert "No space left on device" in lines[0]
         assert lines[1].endswith(": written again, nothing is missing")
-    assert "Traceback" not in logged and "Logging error" not in logged
+    assert "Traceback" not in logged
+    assert "Logging error" not in logged
 
 
 def test_missing_rows_are_reported_at_the_end(tmp_path):
     exp, logged = train(tmp_path, "never")
     steps = steps_of(exp)
-    assert 50 <= len(steps) < 150 and steps == list(range(1, len(steps) + 1))
+    assert 50 <= len(steps) < 150
+    assert steps == list(range(1, len(steps) + 1))
     assert f"metrics.jsonl: the last {150 - len(steps)} records are missing" in logged
 
 
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path):
     """8 MB do not fit on 4 MiB; the next checkpoint, which fits, is written again."""
     disk = tmp_path / "disk"
-    line, kept = run(disk, "4m", CHECKPOINTS).stdout.splitlines()
-    assert line.startswith(f"{disk}/step_00000002: ") and "the disk is full" in line
-    assert " 7.6 " in line and "step_00000001 remains" in line
-    assert kept == "step_00000001 step_00000003"
+    done = run(disk, "4m", CHECKPOINTS)
+    line, names = done.stdout.splitlines()
+    assert line.startswith(f"{disk}/step_00000002: ")
+    assert "the disk is full" in line
+    assert " 7.6 " in line
+    assert "step_00000001 remains" in line
+    assert names == "step_00000001 step_00000003"

@@ -6,14 +6,19 @@ import pytest
 import torch
 
 from speakerlab.config import build
-from speakerlab.experiments import setup as setup_training
+from speakerlab.experiments.components import build_task
 from speakerlab.experiments.corpus import Corpus
+from speakerlab.experiments.hardware import choose_kernels
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.precision import resolve_precision
 from speakerlab.training.update import Updater
 
-STEPS, ROWS, FRAMES, CLASSES = 20, 4, 40, 6
-LR = 1e-4  # larger, and rounding alone grows tenfold each step
+STEPS = 20
+ROWS = 4
+FRAMES = 40
+CLASSES = 6
+# larger, and rounding alone grows tenfold each step
+LR = 1e-4
 
 
 def losses(config) -> list[float]:
@@ -21,22 +26,39 @@ def losses(config) -> list[float]:
     ranks = start_ranks(timeout_minutes=1)
     corpus = Corpus(None, None, (), ())  # pyright: ignore[reportArgumentType]
     precision = resolve_precision("fp32", ranks.device)
-    task = setup_training.build_task(config, corpus, precision, ranks, num_classes=CLASSES)
+    task = build_task(config, corpus, precision, ranks, num_classes=CLASSES)
     task.double().train()
-    setup_training.choose_kernels(config, task)
-    optimizer = torch.optim.SGD(task.parameters(), lr=LR, momentum=0.9, fused=True)
-    updater = Updater(task, optimizer, device=ranks.device, clip_norm=50.0, scale_loss=False)
+    choose_kernels(config, task)
+    optimizer = torch.optim.SGD(
+        task.parameters(),
+        lr=LR,
+        momentum=0.9,
+        fused=True,
+    )
+    updater = Updater(
+        task,
+        optimizer,
+        device=ranks.device,
+        clip_norm=50.0,
+        scale_loss=False,
+    )
     generator = torch.Generator().manual_seed(0)
-    found = []
+    losses_of_steps = []
     for _ in range(STEPS):
-        feats_BTF = torch.randn(ROWS, FRAMES, 80, dtype=torch.float64, generator=generator)
+        feats_BTF = torch.randn(
+            ROWS,
+            FRAMES,
+            80,
+            dtype=torch.float64,
+            generator=generator,
+        )
         label_B = torch.randint(CLASSES, (ROWS,), generator=generator)
         updater.before_step()
         output = task(feats_BTF, label_B, 0.1)
         output.loss.backward()
         updater.step(LR)
-        found.append(output.loss.item())
-    return found
+        losses_of_steps.append(output.loss.item())
+    return losses_of_steps
 
 
 @pytest.mark.parametrize(
@@ -48,13 +70,16 @@ def losses(config) -> list[float]:
             "runtime.compile=true",
             marks=[
                 pytest.mark.slow,
-                pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler"),
+                pytest.mark.skipif(
+                    shutil.which("g++") is None, reason="needs a C++ compiler"
+                ),
             ],
         ),
     ],
 )
 def test_losses_stay_the_same(make_config, setting):
-    plain, other = losses(make_config()), losses(make_config(setting))
+    plain = losses(make_config())
+    other = losses(make_config(setting))
     assert len(set(plain)) == STEPS
     assert other == pytest.approx(plain, rel=1e-9)
 
@@ -64,8 +89,12 @@ def test_on_a_cpu_few_channels_are_not_last(make_config, channels, is_last):
     config = make_config(f"model.args.head_channels={channels}")
     precision = resolve_precision("fp32", "cpu")
     task = build.build_task(config, num_classes=CLASSES, precision=precision)
-    setup_training.choose_kernels(config, task)
-    weights = [one for one in task.parameters() if one.dim() == 4 and min(one.shape) > 1]
+    choose_kernels(config, task)
+    weights = []
+    for parameter in task.parameters():
+        # a weight with one channel is in both layouts
+        if parameter.dim() == 4 and min(parameter.shape) > 1:
+            weights.append(parameter)
     assert weights
     for weight in weights:
         assert weight.is_contiguous(memory_format=torch.channels_last) == is_last

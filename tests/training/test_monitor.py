@@ -12,8 +12,8 @@ from speakerlab.training import monitor as monitor_module
 from speakerlab.training.monitor import Monitor
 
 
-def make_monitor(folder, start_step=0, **more):
-    monitor = Monitor(folder, total_steps=40, every_seconds=0.0, **more)
+def make_monitor(folder, start_step=0, **options):
+    monitor = Monitor(folder, total_steps=40, every_seconds=0.0, **options)
     monitor.begin(start_step)
     return monitor
 
@@ -22,7 +22,11 @@ def test_a_slow_step_logs_its_progress(tmp_path, caplog, monkeypatch):
     """A step of a minute in six micro-batches: a line within 10 s, then one every 30 s."""
     now = 0.0
     monkeypatch.setattr(monitor_module.time, "monotonic", lambda: now)
-    monitor = Monitor(tmp_path, total_steps=40, every_seconds=10.0)
+    monitor = Monitor(
+        tmp_path,
+        total_steps=40,
+        every_seconds=10.0,
+    )
     monitor.begin(0)
     seen = [0.0]
     with caplog.at_level(logging.INFO):
@@ -35,29 +39,43 @@ def test_a_slow_step_logs_its_progress(tmp_path, caplog, monkeypatch):
             if len(caplog.records) >= len(seen):
                 seen.append(now)
     monitor.close()
-    assert seen[1] == 10.0 and max(b - a for a, b in zip(seen, seen[1:])) <= 30
+    assert seen[1] == 10.0
+    gaps = [b - a for a, b in zip(seen, seen[1:])]
+    assert max(gaps) <= 30
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "step 0.1667/40 0:00:10 elapsed, ETA 0:39:50"
-    assert any(line.startswith("step 2/40 ETA 0:38:00 loss 1") for line in lines)
+    after_a_row = "step 2/40 ETA 0:38:00 loss 1"
+    assert any(line.startswith(after_a_row) for line in lines)
 
 
 def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    text = (folder / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def read_events(folder: Path) -> EventAccumulator:
-    found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0})
-    found.Reload()
-    return found
+    events = EventAccumulator(
+        str(folder / "tensorboard"),
+        size_guidance={"images": 0},
+    )
+    events.Reload()
+    return events
 
 
 def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
-    return [(event.step, event.value) for event in read_events(folder).Scalars(name)]
+    events = read_events(folder).Scalars(name)
+    return [(event.step, event.value) for event in events]
 
 
 @pytest.mark.parametrize(
     "damage",
-    [b'{"kind": "train", "st', b"\0" * 40 + b"\n", b"[]\n", b"{}\n", b'{"step": "20"}\n'],
+    [
+        b'{"kind": "train", "st',
+        b"\0" * 40 + b"\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"step": "20"}\n',
+    ],
 )
 def test_a_last_line_that_is_no_row_is_cut(tmp_path, damage):
     first = make_monitor(tmp_path)
@@ -68,32 +86,49 @@ def test_a_last_line_that_is_no_row_is_cut(tmp_path, damage):
     second = make_monitor(tmp_path, start_step=10)
     second.train_row(20, {"loss": 2.0})
     second.close()
-    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(10, 1), (20, 2)]
+    first_row, second_row = rows(tmp_path)
+    assert first_row["step"] == 10
+    assert first_row["loss"] == 1
+    assert second_row["step"] == 20
+    assert second_row["loss"] == 2
 
 
-@pytest.mark.parametrize("clock", [0, -3600], ids=["the same second", "a host an hour behind"])
+@pytest.mark.parametrize(
+    "clock",
+    [0, -3600],
+    ids=["the same second", "a host an hour behind"],
+)
 def test_no_step_is_there_twice_after_resumes(tmp_path, monkeypatch, clock):
     """Each attempt resumes from step 10 with another loss, as after a roll-back."""
+    # TensorBoard's files are named by the time
     at = [2_000_000_000.0]
     monkeypatch.setattr(monitor_module.time, "time", lambda: at[0])
     for attempt in range(12):
-        monitor = make_monitor(tmp_path, start_step=10 if attempt else 0)
-        for step in (10, 20, 30)[bool(attempt) :]:
+        start_step = 10 if attempt else 0
+        monitor = make_monitor(tmp_path, start_step=start_step)
+        steps = (20, 30) if attempt else (10, 20, 30)
+        for step in steps:
             monitor.train_row(step, {"loss": float(attempt)})
         if attempt < 11:
             monitor.valid_row(30, {"eer": 0.25})
         monitor.close()
         at[0] += clock
-    assert scalars(tmp_path, "train/loss") == [(10, 0.0), (20, 11.0), (30, 11.0)]
-    assert [row["loss"] for row in rows(tmp_path)] == [0.0, 11.0, 11.0]
+    expected = [(10, 0.0), (20, 11.0), (30, 11.0)]
+    assert scalars(tmp_path, "train/loss") == expected
+    losses = [row["loss"] for row in rows(tmp_path)]
+    assert losses == [0.0, 11.0, 11.0]
 
 
 def test_an_event_cut_by_a_loss_of_power_hides_no_later_one(tmp_path):
     first = make_monitor(tmp_path)
     for step in (10, 20, 30):
         first.train_row(step, {"loss": 1.0})
+    # the last bytes of the event of step 30 are missing
     (path,) = (tmp_path / "tensorboard").iterdir()
-    os.truncate(path, path.stat().st_size - 5)
+    size = path.stat().st_size
+    os.truncate(path, size - 5)
+
     second = make_monitor(tmp_path, start_step=10)
     second.train_row(20, {"loss": 2.0})
-    assert scalars(tmp_path, "train/loss") == [(10, 1.0), (20, 2.0)]
+    expected = [(10, 1.0), (20, 2.0)]
+    assert scalars(tmp_path, "train/loss") == expected

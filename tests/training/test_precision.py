@@ -40,49 +40,71 @@ A100 = Card(True, "capability 8.0")
 def test_auto_by_card(name, capability, hip, expected, monkeypatch):
     """The driver of every simulated GPU claims to support bf16."""
     properties = SimpleNamespace(gcnArchName=name)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_a, **_k: True)
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(cuda, "is_bf16_supported", lambda *_a, **_k: True)
     monkeypatch.setattr(torch.version, "hip", hip)
     card = card_of(CUDA)
     assert card is not None
     used = resolve_precision("auto", CUDA, [card])
-    what = name.partition(":")[0] if hip else f"capability {capability[0]}.{capability[1]}"
+    major, minor = capability
+    description = f"capability {major}.{minor}"
+    if hip:
+        description = name.partition(":")[0]
     verb = "has" if expected == "bf16" else "lacks"
-    assert (used.name, used.reason) == (expected, f"auto: {what} {verb} bf16")
+    assert used.name == expected
+    assert used.reason == f"auto: {description} {verb} bf16"
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_auto_by_cpu(has_bf16, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_bf16)
+    name = "_is_avx512_bf16_supported"
+    monkeypatch.setattr(torch.cpu, name, lambda: has_bf16)
     card = card_of(torch.device("cpu"))
     assert card is not None
     used = resolve_precision("auto", "cpu", [card])
     assert used.name == ("bf16" if has_bf16 else "fp32")
-    monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")  # an older torch
-    assert card_of(torch.device("cpu")) == (False, *card[1:])
+
+    # an older torch does not have the function
+    monkeypatch.delattr(torch.cpu, name)
+    without = card_of(torch.device("cpu"))
+    assert without == (False, *card[1:])
 
 
 def test_the_least_capable_rank_decides():
     used = resolve_precision("auto", CUDA, [A100, T4, A100, A100])
     reason = "auto: capability 7.5, the least capable of 4 ranks, lacks bf16"
-    assert (used.name, used.reason) == ("fp32", reason)
+    assert used.name == "fp32"
+    assert used.reason == reason
 
 
 @pytest.mark.parametrize("asked", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize(("card", "verb", "best"), [(T4, "lacks", "fp32"), (A100, "has", "bf16")])
-def test_a_format_that_is_asked_for_is_used_and_a_better_one_named(asked, card, verb, best):
+@pytest.mark.parametrize(
+    ("card", "verb", "best"),
+    [(T4, "lacks", "fp32"), (A100, "has", "bf16")],
+)
+def test_a_format_that_is_asked_for_is_used_and_a_better_one_named(
+    asked, card, verb, best
+):
     used = resolve_precision(asked, CUDA, [card, card])
-    better = "" if asked == best else f"; {card.text} {verb} bf16, auto would take {best}"
-    assert (used.name, used.reason) == (asked, f"as configured{better}")
+    reason = "as configured"
+    if asked != best:
+        reason += f"; {card.text} {verb} bf16, auto would take {best}"
+    assert used.name == asked
+    assert used.reason == reason
     assert used.scales_loss == (asked == "fp16")
 
 
-@pytest.mark.parametrize(("device", "kind"), [("cpu", "cpu"), ("cuda:3", "cuda"), (CUDA, "cuda")])
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [("cpu", "cpu"), ("cuda:3", "cuda"), (CUDA, "cuda")],
+)
 def test_only_the_type_reaches_autocast(device, kind):
     used = resolve_precision("bf16", device)
     assert used.device_type == kind
-    assert ":" not in getattr(used.autocast(), "device")  # noqa: B009
+    autocast = used.autocast()
+    assert ":" not in getattr(autocast, "device")  # noqa: B009
 
 
 @pytest.mark.parametrize("device", ["0", "", "cuda:x", "gpu"])
@@ -91,7 +113,8 @@ def test_an_unknown_device_and_fp16_without_cuda_are_errors(device):
         resolve_precision("auto", device)
     with refuses("runtime.precision", "fp16", "cpu"):
         resolve_precision("fp16", "cpu")
-    assert card_of(torch.device("mps")) is None and resolve_precision("auto", "mps").name == "fp32"
+    assert card_of(torch.device("mps")) is None
+    assert resolve_precision("auto", "mps").name == "fp32"
 
 
 @pytest.mark.parametrize("name", [None, *OF_ALLOCATOR])
@@ -102,9 +125,14 @@ def test_segments_of_gpu_memory_grow_unless_the_user_decides(name, monkeypatch):
     if name:
         monkeypatch.setenv(name, "backend:native")
     apply_backend_settings(deterministic=False)
-    found = {each: os.environ[each] for each in OF_ALLOCATOR if each in os.environ}
-    own = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    assert found == ({name: "backend:native"} if name else own)
+    variables = {}
+    for each in OF_ALLOCATOR:
+        if each in os.environ:
+            variables[each] = os.environ[each]
+    expected = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    if name:
+        expected = {name: "backend:native"}
+    assert variables == expected
 
 
 @pytest.mark.parametrize("conv_tf32", [False, True])

@@ -12,11 +12,24 @@ from torch.optim import lr_scheduler
 
 from speakerlab.training.schedules import SCHEDULES, LearningRate, margin_ramp
 
-PEERS = json.loads(Path(__file__).with_name("schedules.json").read_text(encoding="utf-8"))
-PER_EPOCH, NUM_STEPS = 8, 40  # of PEERS
+STORED = Path(__file__).with_name("schedules.json")
+PEERS = json.loads(STORED.read_text(encoding="utf-8"))
+# of PEERS
+PER_EPOCH = 8
+NUM_STEPS = 40
 
 
-def lr_of(name, args=None, *, peak=1.0, final=0.1, warmup=4, total=15, per_epoch=5, extended=()):
+def lr_of(
+    name,
+    args=None,
+    *,
+    peak=1.0,
+    final=0.1,
+    warmup=4,
+    total=15,
+    per_epoch=5,
+    extended=(),
+):
     return LearningRate(
         schedule=SCHEDULES[name],
         args=args or args_of(name),
@@ -36,7 +49,8 @@ def lr_of(name, args=None, *, peak=1.0, final=0.1, warmup=4, total=15, per_epoch
 def test_warmup_then_half_a_cosine(step, lr):
     # 4 steps of warm-up, then steps 4..14: step 9 is half-way, (1.0 + 0.1) / 2
     assert lr_of("cosine")(step) == pytest.approx(lr)
-    assert lr_of("cosine", peak=0.2, final=0.0, warmup=0, total=5)(0) == 0.2
+    without_warmup = lr_of("cosine", peak=0.2, final=0.0, warmup=0, total=5)
+    assert without_warmup(0) == 0.2
 
 
 @pytest.mark.parametrize(
@@ -45,10 +59,17 @@ def test_warmup_then_half_a_cosine(step, lr):
     [(0, 0.25), (3, 10**-0.6), (4, 10**-0.8), (5, 0.1), (10, 0.01), (99, 0.01)],
 )
 def test_exponential_decay_from_the_first_step(step, lr):
-    assert lr_of("exponential", final=0.01, total=11)(step) == pytest.approx(lr)
+    lr_at = lr_of("exponential", final=0.01, total=11)
+    assert lr_at(step) == pytest.approx(lr)
+
     # from 0.1 in step 5 to 0.01 in step 15 instead of step 10
-    longer = lr_of("exponential", final=0.01, total=16, extended=[(5, 11)])(step)
-    assert longer == pytest.approx(lr if step < 5 else max(10 ** (-1 - (step - 5) / 10), 0.01))
+    lr_at = lr_of("exponential", final=0.01, total=16, extended=[(5, 11)])
+    if step < 5:
+        expected = lr
+    else:
+        exponent = -1 - (step - 5) / 10
+        expected = max(10**exponent, 0.01)
+    assert lr_at(step) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +81,19 @@ def test_exponential_decay_from_the_first_step(step, lr):
         ("step", {"every_epochs": 1, "gamma": 0.2}, [0.25, 1, 1, 0.2, 0.1, 0.1]),
         # cycles of 10 steps, 1 and then 0.55 high
         ("cyclic", {}, [0.025, 0.64, 0.82, 0.28, 0.1 + 0.45 * 0.8, 0.1 + 0.45 * 0.2]),
-        ("one_cycle", {"initial": 0.2}, [0.2, 1, 0.1 + 0.9 * 0.9829629, 0.55, 0.1153334, 0.1]),
+        (
+            "one_cycle",
+            {"initial": 0.2},
+            [0.2, 1, 0.1 + 0.9 * 0.9829629, 0.55, 0.1153334, 0.1],
+        ),
     ],
 )
 def test_other_schedules(name, args, lrs):
-    total = 16 if name == "one_cycle" else 20  # then steps 3 to 15: step 9 is half-way
+    # then steps 3 to 15 of one_cycle: step 9 is half-way
+    total = 16 if name == "one_cycle" else 20
     lr_at = lr_of(name, args, total=total)
-    assert [lr_at(step) for step in (0, 3, 4, 9, 14, 19)] == pytest.approx(lrs)
+    rates = [lr_at(step) for step in (0, 3, 4, 9, 14, 19)]
+    assert rates == pytest.approx(lrs)
 
 
 @pytest.mark.parametrize(
@@ -83,25 +110,50 @@ def test_other_schedules(name, args, lrs):
 )
 def test_schedules_are_those_of_other_toolkits(peer, name, args):
     warmup = 0 if peer.endswith("without warm-up") else PER_EPOCH
-    size = {"peak": 0.1, "final": 1e-3, "warmup": warmup, "per_epoch": PER_EPOCH}
-    lr_at = lr_of(name, args, total=NUM_STEPS + 1, **size)  # they end one step after the last
-    got = [lr_at(step) for step in range(NUM_STEPS)]
-    assert got[warmup:] == pytest.approx(PEERS[peer][warmup:])
+    # they end one step after the last
+    lr_at = lr_of(
+        name,
+        args,
+        peak=0.1,
+        final=1e-3,
+        warmup=warmup,
+        total=NUM_STEPS + 1,
+        per_epoch=PER_EPOCH,
+    )
+    rates = [lr_at(step) for step in range(NUM_STEPS)]
+    expected = PEERS[peer]
+    assert rates[warmup:] == pytest.approx(expected[warmup:])
     # They warm up from another first value, at most one step away.
-    assert got[:warmup] == pytest.approx(PEERS[peer][:warmup], abs=0.101 / PER_EPOCH)
+    tolerance = 0.101 / PER_EPOCH
+    assert rates[:warmup] == pytest.approx(expected[:warmup], abs=tolerance)
 
 
 def test_one_cycle_is_that_of_torch():
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    ends: dict[str, Any] = {"div_factor": 25, "final_div_factor": 4}  # 0.1 / 25, 0.1 / 25 / 4
-    torchs = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, pct_start=0.3, **ends)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    # from 0.1 / 25 to 0.1 / 25 / 4
+    ends: dict[str, Any] = {"div_factor": 25, "final_div_factor": 4}
+    torchs = lr_scheduler.OneCycleLR(
+        optimizer,
+        0.1,
+        total_steps=20,
+        pct_start=0.3,
+        **ends,
+    )
     lrs = [torchs.get_last_lr()[0]]
     for _ in range(19):
         optimizer.step()
         torchs.step()
         lrs += torchs.get_last_lr()
-    lr_at = lr_of("one_cycle", peak=0.1, final=1e-3, warmup=6, total=20)
-    assert [lr_at(step) for step in range(20)] == pytest.approx(lrs)
+    lr_at = lr_of(
+        "one_cycle",
+        peak=0.1,
+        final=1e-3,
+        warmup=6,
+        total=20,
+    )
+    rates = [lr_at(step) for step in range(20)]
+    assert rates == pytest.approx(lrs)
 
 
 def lrs_of(total, *extended, name="cosine"):
@@ -110,35 +162,55 @@ def lrs_of(total, *extended, name="cosine"):
 
 
 def test_an_extension_begins_a_new_cosine_at_the_present_value():
-    begun, longer = lrs_of(15), lrs_of(30, (9, 15))
-    assert longer[:10] == begun[:10] and longer[9] == pytest.approx(0.55)
-    assert longer[19] == pytest.approx((0.55 + 0.1) / 2) and longer[29] == pytest.approx(0.1)
-    assert lrs_of(12, (9, 15))[11] == pytest.approx(0.1)  # shortened
-    assert lrs_of(30, (15, 15))[15:] == pytest.approx([0.1] * 15)  # finished
+    begun = lrs_of(15)
+    longer = lrs_of(30, (9, 15))
+    assert longer[:10] == begun[:10]
+    assert longer[9] == pytest.approx(0.55)
+    assert longer[19] == pytest.approx((0.55 + 0.1) / 2)
+    assert longer[29] == pytest.approx(0.1)
+
+    shortened = lrs_of(12, (9, 15))
+    assert shortened[11] == pytest.approx(0.1)
+    after_the_end = lrs_of(30, (15, 15))
+    assert after_the_end[15:] == pytest.approx([0.1] * 15)
+
     # in the warm-up, and changed twice in one step: as if it had begun with the new length
-    assert lrs_of(30, (2, 15)) == lrs_of(30, (4, 12), (4, 15)) == lrs_of(30)
+    whole = lrs_of(30)
+    in_warmup = lrs_of(30, (2, 15))
+    assert in_warmup == whole
+    in_one_step = lrs_of(30, (4, 12), (4, 15))
+    assert in_one_step == whole
+
+    once = lrs_of(20, (9, 15))
     twice = lrs_of(30, (9, 15), (12, 20))
-    assert twice[:12] == lrs_of(20, (9, 15))[:12]
-    assert twice[12] == pytest.approx(lrs_of(20, (9, 15))[12])
-    assert all(a >= b for a, b in zip(twice[4:], twice[5:]))
+    assert twice[:12] == once[:12]
+    assert twice[12] == pytest.approx(once[12])
+    falling = twice[4:]
+    assert falling == sorted(falling, reverse=True)
 
 
 @pytest.mark.parametrize("name", names_of("schedule", SCHEDULES))
 def test_the_rate_is_a_function_of_the_step(name):
     lr_at = lr_of(name, total=30)
     rates = [lr_at(step) for step in range(30)]
-    assert all(0 <= rate < math.inf for rate in rates)
-    assert [lr_at(step) for step in reversed(range(30))] == rates[::-1]
+    for rate in rates:
+        assert 0 <= rate < math.inf
+    backwards = [lr_at(step) for step in reversed(range(30))]
+    assert backwards == rates[::-1]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_an_extension_never_makes_the_rate_jump(name):
-    begun, longer = lrs_of(15, name=name), lrs_of(30, (9, 15), name=name)
+    begun = lrs_of(15, name=name)
+    longer = lrs_of(30, (9, 15), name=name)
     assert longer[:10] == pytest.approx(begun[:10])
-    if name in ("step", "cyclic", "constant"):  # these do not depend on the length
+    # these do not depend on the length
+    if name in ("step", "cyclic", "constant"):
         assert longer == begun
     else:
-        assert longer[9:] == sorted(longer[9:], reverse=True) and longer[29] == pytest.approx(0.1)
+        falling = longer[9:]
+        assert falling == sorted(falling, reverse=True)
+        assert longer[29] == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +219,21 @@ def test_an_extension_never_makes_the_rate_jump(name):
     [(0, 0.0), (9, 0.0), (10, 0.0), (15, 0.3 * (1 - 10**-1.5)), (20, 0.3), (100, 0.3)],
 )
 def test_margin_ramp(step, margin):
-    got = margin_ramp(step, initial=0.0, final=0.3, start_step=10, end_step=20)
-    assert got == pytest.approx(margin)
+    actual = margin_ramp(
+        step,
+        initial=0.0,
+        final=0.3,
+        start_step=10,
+        end_step=20,
+    )
+    assert actual == pytest.approx(margin)
+
     # without a ramp it is final from the start
-    assert margin_ramp(0, initial=0.0, final=0.5, start_step=0, end_step=0) == 0.5
+    actual = margin_ramp(
+        0,
+        initial=0.0,
+        final=0.5,
+        start_step=0,
+        end_step=0,
+    )
+    assert actual == 0.5

@@ -35,35 +35,43 @@ class Halving(nn.Module):
 
 def make_batches(count: int) -> list[Batch]:
     """Return micro-batches that differ in loudness, on the CPU."""
-    generator, empty = torch.Generator().manual_seed(0), torch.empty(0, 0, 0)
+    generator = torch.Generator().manual_seed(0)
+    empty = torch.empty(0, 0, 0)
     shape = (4, SAMPLES)
     loud = torch.randint(-3000, 3000, shape, dtype=torch.int16, generator=generator)
-    return [Batch(loud // (number + 1), *[empty] * 4, draws={}) for number in range(count)]
+    return [
+        Batch(loud // (number + 1), *[empty] * 4, draws={}) for number in range(count)
+    ]
 
 
-def waves(device: torch.device, *, count: int = 8, disturb: int = 0) -> list[torch.Tensor]:
+def waves(
+    device: torch.device, *, count: int = 8, disturb: int = 0
+) -> list[torch.Tensor]:
     """Return the augmented waves and the silent crops of each micro-batch, on the CPU.
 
     disturb: size of matrices multiplied on the main stream, so that it is late.
     """
     augment = Halving().to(device)
     inputs = Inputs(iter(make_batches(count)), augment, device=device)
-    load, found = torch.ones(disturb, disturb, device=device), []
+    load = torch.ones(disturb, disturb, device=device)
+    waves_of_batches = []
     for _ in range(count):
         micro_batch = next(inputs)
         for _ in range(20 if disturb else 0):
             load = load @ load / disturb
-        found += [micro_batch.x_B.clone(), micro_batch.silent]
+        waves_of_batches += [micro_batch.x_B.clone(), micro_batch.silent]
         del micro_batch
     with pytest.raises(StopIteration):
         next(inputs)
-    return [tensor.cpu() for tensor in found]
+    return [tensor.cpu() for tensor in waves_of_batches]
 
 
 def test_micro_batches_differ_and_have_their_own_silent_crops():
-    found = waves(CPU)
-    assert len(found) == 16 and found[1] == 0 and found[-1] == 4
-    assert len({float(wave_BS.abs().max()) for wave_BS in found[::2]}) == 8
+    waves_of_batches = waves(CPU)
+    assert len(waves_of_batches) == 16
+    assert waves_of_batches[1] == 0
+    assert waves_of_batches[-1] == 4
+    assert len({float(wave_BS.abs().max()) for wave_BS in waves_of_batches[::2]}) == 8
 
 
 @pytest.mark.gpu

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from speakerlab.experiments import setup, train
+from speakerlab.experiments import train
+from speakerlab.experiments.hardware import start_rank
 from speakerlab.training.signals import Signals
 
 
@@ -15,7 +16,10 @@ class Convolutions(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found = {True: Counter[tuple[str, ...]](), False: Counter[tuple[str, ...]]()}
+        self.found = {
+            True: Counter[tuple[str, ...]](),
+            False: Counter[tuple[str, ...]](),
+        }
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name
@@ -25,18 +29,33 @@ class Convolutions(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_convolutions_of_varying_shapes_are_not_autotuned(make_config, make_data_dir, tmp_path):
+def test_convolutions_of_varying_shapes_are_not_autotuned(
+    make_config, make_data_dir, tmp_path
+):
     """Resampling has another number of rows in each batch, validation another length."""
     folder = make_data_dir(speakers=range(6), seconds=[0.6, 0.7, 0.8])
-    sets = [f"data.dir={folder.parent}", "data.crop_seconds=0.5", "data.valid_speakers=2"]
-    sets += ["training.global_batch=8", "training.num_epochs=4", "runtime.num_workers=0"]
+    sets = [
+        f"data.dir={folder.parent}",
+        "data.crop_seconds=0.5",
+        "data.valid_speakers=2",
+    ]
+    sets += [
+        "training.global_batch=8",
+        "training.num_epochs=4",
+        "runtime.num_workers=0",
+    ]
     sets += ["augment.noise_prob=0", "augment.room_prob=0", "runtime.device=cpu"]
     config = make_config(*sets)
-    ranks = setup.start_rank(config)
-    training = train.build_training(tmp_path / "exp", None, config, ranks, Signals(print))
+    ranks = start_rank(config)
+    training = train.build_training(
+        tmp_path / "exp", None, config, ranks, Signals(print)
+    )
     with Convolutions() as convolutions:
         train.train(training)
-    tuned, others = convolutions.found[True], convolutions.found[False]
+    tuned = convolutions.found[True]
+    others = convolutions.found[False]
     assert min(tuned.values()) >= 4  # in every step of the training
-    assert len(tuned) > 20 and len(others) > 20 and not tuned.keys() & others.keys()
+    assert len(tuned) > 20
+    assert len(others) > 20
+    assert not tuned.keys() & others.keys()
     assert torch.backends.cudnn.benchmark

@@ -14,35 +14,51 @@ from torch import nn
 from speakerlab.training.update import MAX_BAD_STEPS, OPTIMIZERS, NumericError, Updater
 
 CPU = torch.device("cpu")
-PLAIN = partial(torch.optim.SGD, momentum=0.9)  # not fused: it knows nothing of bad steps
-every_optimizer = pytest.mark.parametrize("name", ["plain", *names_of("optimizer", OPTIMIZERS)])
+# not fused, so it knows nothing of bad steps
+PLAIN = partial(torch.optim.SGD, momentum=0.9)
+every_optimizer = pytest.mark.parametrize(
+    "name", ["plain", *names_of("optimizer", OPTIMIZERS)]
+)
 
 
 def make(name="sgd", *, scale_loss=False, clip_norm=1e9, seed=0):
     """Return a small model with BatchNorm and its updater."""
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model = nn.Sequential(
+        nn.Linear(3, 4),
+        nn.BatchNorm1d(4),
+        nn.Linear(4, 1),
+    )
     build = PLAIN if name == "plain" else OPTIMIZERS[name]
     optimizer = build(model.parameters(), lr=0.1, **args_of(name))
-    updater = Updater(model, optimizer, device=CPU, clip_norm=clip_norm, scale_loss=scale_loss)
+    updater = Updater(
+        model,
+        optimizer,
+        device=CPU,
+        clip_norm=clip_norm,
+        scale_loss=scale_loss,
+    )
     return model, updater
 
 
 def step(model, updater, x, lr=0.1):
     updater.before_step()
-    updater.scale_loss(model(x).square().mean()).backward()
+    loss = model(x).square().mean()
+    updater.scale_loss(loss).backward()
     return updater.step(lr)
 
 
 def everything(model, updater):
     """Return copies of all tensors that a bad step must not change."""
     state = updater.optimizer.state_dict()["state"]
-    tensors = [*model.state_dict().values(), *(t for s in state.values() for t in s.values())]
+    tensors = list(model.state_dict().values())
+    for state_of_parameter in state.values():
+        tensors += state_of_parameter.values()
     return [tensor.clone() for tensor in tensors]
 
 
-def assert_same(found, expected):
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+def assert_same(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 @every_optimizer
@@ -57,17 +73,22 @@ def test_a_bad_step_keeps_parameters_momentum_and_statistics(name, first, poison
     bad = x.clone()
     bad[0, 0] = poison
     update = step(model, updater, bad)
-    assert update.is_bad == 1 and int(updater.skipped) == 1
-    if before[-1].dim():  # Adam has no state before its first step
-        assert_same(everything(model, updater)[: len(before)], before)
+    assert update.is_bad == 1
+    assert int(updater.skipped) == 1
+    # Adam has no state before its first step
+    if before[-1].dim():
+        after = everything(model, updater)
+        assert_same(after[: len(before)], before)
     for tensor in everything(model, updater):
         assert tensor.isfinite().all()
+
     # the next good step equals that of a model without the bad one
     other, other_updater = make(name)
     for _ in range(1 if first else 2):
         step(other, other_updater, x)
     step(model, updater, x)
-    assert_same(everything(model, updater), everything(other, other_updater))
+    expected = everything(other, other_updater)
+    assert_same(everything(model, updater), expected)
 
 
 @every_optimizer
@@ -79,16 +100,19 @@ def test_steps_follow_the_learning_rate(name):
     moved = everything(model, updater)[0]
     assert not torch.equal(moved, begun)
     step(model, updater, x, lr=0.0)
-    assert torch.equal(everything(model, updater)[0], moved)
+    stayed = everything(model, updater)[0]
+    assert torch.equal(stayed, moved)
 
 
 @every_optimizer
 def test_a_resumed_optimizer_takes_the_same_steps(name):
     model, updater = make(name)
-    x, file = torch.randn(8, 3), io.BytesIO()
+    x = torch.randn(8, 3)
+    file = io.BytesIO()
     for _ in range(3):
         step(model, updater, x)
-    torch.save([model.state_dict(), updater.optimizer.state_dict()], file)
+    checkpoint = [model.state_dict(), updater.optimizer.state_dict()]
+    torch.save(checkpoint, file)
     file.seek(0)
     weights, state = torch.load(file, weights_only=True)
     resumed, resumed_updater = make(name, seed=1)
@@ -96,41 +120,69 @@ def test_a_resumed_optimizer_takes_the_same_steps(name):
     resumed_updater.optimizer.load_state_dict(state)
     step(model, updater, x)
     step(resumed, resumed_updater, x)
-    assert_same(everything(resumed, resumed_updater), everything(model, updater))
+    expected = everything(model, updater)
+    assert_same(everything(resumed, resumed_updater), expected)
 
 
 def test_statistics_keep_their_names_and_are_restored_from_before_a_step():
-    norms, plain = (nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3)).double() for _ in range(2))
+    norms = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3)).double()
+    plain = copy.deepcopy(norms)
     optimizer = OPTIMIZERS["sgd"](norms.parameters(), lr=0.1)
-    updater = Updater(norms, optimizer, device=CPU, clip_norm=1.0, scale_loss=False)
-    assert [flat.numel() for flat in updater.statistics] == [12, 2]  # moments, counts
+    updater = Updater(
+        norms,
+        optimizer,
+        device=CPU,
+        clip_norm=1.0,
+        scale_loss=False,
+    )
+    # one flat tensor of the moments, one of the counts
+    assert [flat.numel() for flat in updater.statistics] == [12, 2]
+
     updater.before_step()
     before = copy.deepcopy(plain.state_dict())
     for seed in range(2):
-        x = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        assert torch.equal(norms(x), plain(x))
-    assert_same(norms.state_dict(), plain.state_dict())
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(8, 3, dtype=torch.float64, generator=generator)
+        expected = plain(x)
+        assert torch.equal(norms(x), expected)
+    after = plain.state_dict()
+    assert_same(norms.state_dict(), after)
+
     updater.restore()
     assert_same(norms.state_dict(), before)
-    assert not torch.equal(before["1.running_var"], plain.state_dict()["1.running_var"])
+    name = "1.running_var"
+    assert not torch.equal(before[name], after[name])
 
 
 def test_good_steps_are_those_of_the_plain_optimizer():
     model, updater = make(clip_norm=0.5)
     twin, _ = make()
     plain = torch.optim.SGD(
-        twin.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4
+        twin.parameters(),
+        lr=0.1,
+        momentum=0.9,
+        nesterov=True,
+        weight_decay=1e-4,
     )
     for seed in range(5):
-        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(8, 3, generator=generator)
         update = step(model, updater, x)
-        twin(x).square().mean().backward()
+
+        loss = twin(x).square().mean()
+        loss.backward()
         norm = nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
         plain.step()
         plain.zero_grad()
+
         assert update.is_bad == 0
         torch.testing.assert_close(norm, update.grad_norm)
-        torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=1e-7)
+        torch.testing.assert_close(
+            model.state_dict(),
+            twin.state_dict(),
+            rtol=0,
+            atol=1e-7,
+        )
 
 
 def test_twenty_bad_steps_in_a_row_are_an_error_and_a_good_one_ends_the_row():
@@ -138,7 +190,8 @@ def test_twenty_bad_steps_in_a_row_are_an_error_and_a_good_one_ends_the_row():
     bad = torch.full((8, 3), math.nan)
 
     def take(x, number):
-        updater.check(number, step(model, updater, x))
+        update = step(model, updater, x)
+        updater.check(number, update)
 
     for number in range(MAX_BAD_STEPS - 1):
         take(bad, number)
@@ -147,48 +200,62 @@ def test_twenty_bad_steps_in_a_row_are_an_error_and_a_good_one_ends_the_row():
         take(bad, number)
     with refuses("step 39", "20 steps", math.nan, error=NumericError) as error:
         take(bad, 39)
-    assert error.value.step == 39 and int(updater.skipped) == 2 * MAX_BAD_STEPS - 1
+    assert error.value.step == 39
+    assert int(updater.skipped) == 2 * MAX_BAD_STEPS - 1
     updater.reset()
     take(bad, 40)
 
 
 def test_split_parameters_count_in_the_norm_by_their_sum_over_ranks():
     """Norms 3 on this rank and 4 on the other give 5, by which all is clipped."""
-    own = nn.Parameter(torch.zeros(1))
+    rows = nn.Parameter(torch.zeros(1))
     shared = nn.Parameter(torch.zeros(1))
-    module = nn.ParameterList([shared, own])
+    module = nn.ParameterList([shared, rows])
     updater = Updater(
         module,
-        torch.optim.SGD(module.parameters(), lr=1.0, fused=True),
+        torch.optim.SGD(
+            module.parameters(),
+            lr=1.0,
+            fused=True,
+        ),
         device=CPU,
         clip_norm=1.0,
         scale_loss=False,
-        split=[own],
+        split=[rows],
         sum_over_ranks=lambda square: square + 16.0,
     )
-    shared.grad, own.grad = torch.zeros(1), torch.tensor([3.0])
+    shared.grad = torch.zeros(1)
+    rows.grad = torch.tensor([3.0])
     update = updater.step(1.0)
     assert update.grad_norm == 5.0
-    torch.testing.assert_close(own.detach(), torch.tensor([-0.6]))
+    expected = torch.tensor([-0.6])
+    torch.testing.assert_close(rows.detach(), expected)
 
 
 def test_the_loss_scale_halves_doubles_and_has_a_floor():
     model, updater = make(scale_loss=True)
-    x, bad = torch.randn(8, 3), torch.full((8, 3), math.inf)
+    x = torch.randn(8, 3)
+    bad = torch.full((8, 3), math.inf)
     assert float(updater.loss_scale) == 65536
     plain, plain_updater = make()
     step(model, updater, x)
-    step(plain, plain_updater, x)  # a power of two: the same bits
-    assert_same(everything(model, updater), everything(plain, plain_updater))
+    # a power of two: the same bits
+    step(plain, plain_updater, x)
+    expected = everything(plain, plain_updater)
+    assert_same(everything(model, updater), expected)
+
     step(model, updater, bad)
     assert float(updater.loss_scale) == 32768
     updater.good_steps.fill_(1999)
     step(model, updater, x)
-    assert float(updater.loss_scale) == 65536 and int(updater.good_steps) == 0
+    assert float(updater.loss_scale) == 65536
+    assert int(updater.good_steps) == 0
     with refuses("step 16", "loss scale", 0.5, error=NumericError):
         for number in range(17):
-            updater.check(number, step(model, updater, bad))
-            updater.bad_in_a_row.zero_()  # only the floor is tested
+            update = step(model, updater, bad)
+            updater.check(number, update)
+            # only the floor is tested
+            updater.bad_in_a_row.zero_()
     updater.reset()
     assert float(updater.loss_scale) == 65536
 
@@ -196,8 +263,8 @@ def test_the_loss_scale_halves_doubles_and_has_a_floor():
 def test_a_loss_scale_below_the_floor_is_never_loaded():
     _, updater = make(scale_loss=True)
     counts = {"good_steps": 3, "skipped": 2, "bad_in_a_row": 1}
-    updater.load_state({"loss_scale": 0.0, **counts})
-    assert updater.state() == {"loss_scale": 1.0, **counts}
+    updater.load_state(counts | {"loss_scale": 0.0})
+    assert updater.state() == counts | {"loss_scale": 1.0}
 
 
 @pytest.mark.gpu
@@ -205,9 +272,20 @@ def test_a_loss_scale_below_the_floor_is_never_loaded():
 def test_on_a_gpu_nothing_waits_and_the_verdict_comes_one_step_late(scale_loss):
     gpu = torch.device("cuda", 0)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).to(gpu)
+    model = nn.Sequential(
+        nn.Linear(3, 4),
+        nn.BatchNorm1d(4),
+        nn.Linear(4, 1),
+    )
+    model = model.to(gpu)
     optimizer = OPTIMIZERS["sgd"](model.parameters(), lr=0.1)
-    updater = Updater(model, optimizer, device=gpu, clip_norm=1.0, scale_loss=scale_loss)
+    updater = Updater(
+        model,
+        optimizer,
+        device=gpu,
+        clip_norm=1.0,
+        scale_loss=scale_loss,
+    )
     x = torch.randn(8, 3, device=gpu)
     bad = torch.full((8, 3), math.nan, device=gpu)
     step(model, updater, x)

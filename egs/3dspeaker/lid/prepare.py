@@ -25,21 +25,29 @@ from speakerlab.core.faults import Faults
 from speakerlab.core.reading import open_text
 from speakerlab.data.tables import read_table
 
-recipe = import_module("egs.3dspeaker.prepare")  # not a valid name for an import statement
+recipe = import_module(
+    "egs.3dspeaker.prepare"
+)  # not a valid name for an import statement
 HERE = Path(__file__).resolve().parent
 LISTS = {"train": "lid_train_wav.scp", "test": "lid_test_wav.scp"}  # [L]:77,101
-LANGUAGE_COLUMN = 5  # of utt2info.csv, whose first column is the utterance ([L]:89-93, 113-117)
+LANGUAGE_COLUMN = (
+    5  # of utt2info.csv, whose first column is the utterance ([L]:89-93, 113-117)
+)
 
 
 def check_layout(corpus: Path) -> None:
     """Raise FileNotFoundError naming all missing files."""
     lists = [f"files/{name}" for name in LISTS.values()]
-    lists += [f"files/{split}_{name}" for split in LISTS for name in ("utt2info.csv", "utt2spk")]
+    lists += [
+        f"files/{split}_{name}"
+        for split in LISTS
+        for name in ("utt2info.csv", "utt2spk")
+    ]
     missing = [name for name in (*LISTS, *lists) if not (corpus / name).exists()]
     if missing:
         raise FileNotFoundError(
-            f"{corpus}: incomplete 3D-Speaker corpus, no {' '.join(missing)}; run stage 0, or "
-            f"download the archives from {recipe.URL}"
+            f"{corpus}: incomplete 3D-Speaker corpus, no {' '.join(missing)}; run stage"
+            f" 0, or download the archives from {recipe.URL}"
         )
 
 
@@ -55,13 +63,25 @@ def read_split(
 ) -> tuple[dict[str, Path], dict[str, str], dict[str, str]]:
     """Return (utterance -> file, -> speaker, -> language) of the listed utterances."""
     files = corpus / "files"
-    listed = read_table(files / LISTS[split], faults)  # paths are relative to the corpus ([L]:77)
+    listed = read_table(
+        files / LISTS[split], faults
+    )  # paths are relative to the corpus ([L]:77)
     speakers = read_table(files / f"{split}_utt2spk", faults)
     languages = read_languages(files / f"{split}_utt2info.csv")
-    for name, table in ((f"{split}_utt2spk", speakers), (f"{split}_utt2info.csv", languages)):
-        for utterance in sorted(utterance for utterance in listed if not table.get(utterance)):
-            line = f"{files / name}: no line for {utterance}, which is in {LISTS[split]}"
-            faults.add(f"utterances missing in {name}", f"{line}; use lists of the same release")
+    for name, table in (
+        (f"{split}_utt2spk", speakers),
+        (f"{split}_utt2info.csv", languages),
+    ):
+        for utterance in sorted(
+            utterance for utterance in listed if not table.get(utterance)
+        ):
+            line = (
+                f"{files / name}: no line for {utterance}, which is in {LISTS[split]}"
+            )
+            faults.add(
+                f"utterances missing in {name}",
+                f"{line}; use lists of the same release",
+            )
     return (
         {utterance: corpus / path for utterance, path in listed.items()},
         {utterance: speakers.get(utterance, "") for utterance in listed},
@@ -93,12 +113,16 @@ def prepare(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options and prepare or download the corpus."""
-    parser = make_parser("Prepare 3D-Speaker's languages.", corpus=HERE.parent / "corpus")
+    parser = make_parser(
+        "Prepare 3D-Speaker's languages.", corpus=HERE.parent / "corpus"
+    )
     args = parser.parse_args(argv)
     return run(
         args,
         download=lambda: recipe.download_corpus(args.corpus),
-        prepare=lambda: prepare(args.corpus, args.data, noise=args.noise, rirs=args.rirs),
+        prepare=lambda: prepare(
+            args.corpus, args.data, noise=args.noise, rirs=args.rirs
+        ),
     )
 
 

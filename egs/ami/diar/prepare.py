@@ -34,7 +34,9 @@ def meetings_of(corpus: Path, split: str) -> list[str]:
     """Return the meetings of a split."""
     path = corpus / FOLDER / "lists" / f"{split}.meetings.txt"
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; run stage 0, or unpack {SETUP} there")
+        raise FileNotFoundError(
+            f"{path}: no such file; run stage 0, or unpack {SETUP} there"
+        )
     return read_text(path).split()
 
 
@@ -49,7 +51,9 @@ def download_corpus(corpus: Path, microphone: str) -> None:
         for split in SPLITS
         for name in meetings_of(corpus, split)
     ]
-    download_all({corpus / "amicorpus" / path: (f"{AUDIO}/{path}", None) for path in paths})
+    download_all(
+        {corpus / "amicorpus" / path: (f"{AUDIO}/{path}", None) for path in paths}
+    )
 
 
 def prepare(corpus: Path, data: Path, microphone: str) -> None:
@@ -61,11 +65,14 @@ def prepare(corpus: Path, data: Path, microphone: str) -> None:
             data / split,
             wavs=find_recordings(corpus, names, ending=f".{microphone}.wav"),
             turns={
-                name: read_rttm(setup / "only_words/rttms" / split / f"{name}.rttm")[name]
+                name: read_rttm(setup / "only_words/rttms" / split / f"{name}.rttm")[
+                    name
+                ]
                 for name in names
             },
             regions={
-                name: read_uem(setup / "uems" / split / f"{name}.uem")[name] for name in names
+                name: read_uem(setup / "uems" / split / f"{name}.uem")[name]
+                for name in names
             },
         )
 

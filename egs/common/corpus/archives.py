@@ -22,7 +22,9 @@ from tqdm import tqdm
 
 CHUNK_BYTES = 1 << 20
 ZIP_MAGIC = b"PK\x03\x04"
-progress_bar = partial(tqdm, mininterval=10.0)  # seconds; the output often goes to a log file
+progress_bar = partial(
+    tqdm, mininterval=10.0
+)  # seconds; the output often goes to a log file
 
 
 class _Joined(io.RawIOBase):
@@ -32,7 +34,9 @@ class _Joined(io.RawIOBase):
         with ExitStack() as opened:
             self._files = [opened.enter_context(path.open("rb")) for path in paths]
             sizes = [path.stat().st_size for path in paths]
-            bar = progress_bar(total=sum(sizes), unit="B", unit_scale=True, desc=paths[0].name)
+            bar = progress_bar(
+                total=sum(sizes), unit="B", unit_scale=True, desc=paths[0].name
+            )
             self._progress = opened.enter_context(bar)
             self._opened = opened.pop_all()
         self._starts = [0, *accumulate(sizes)]
@@ -45,7 +49,11 @@ class _Joined(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._starts[-1]}
+        origin = {
+            io.SEEK_SET: 0,
+            io.SEEK_CUR: self._position,
+            io.SEEK_END: self._starts[-1],
+        }
         self._position = max(0, origin[whence] + offset)
         return self._position
 
@@ -83,7 +91,9 @@ def checksum_fault(paths: Sequence[Path], checksum: str) -> str | None:
     return f"wrong {algorithm}: {digest.hexdigest()}, expected {expected}"
 
 
-def unpack(archives: Sequence[Path], folder: Path, *, checksum: str | None = None) -> None:
+def unpack(
+    archives: Sequence[Path], folder: Path, *, checksum: str | None = None
+) -> None:
     """Unpack a tar or zip, given whole or as its parts in order, into `folder`.
 
     checksum: of the whole archive, verified first.
@@ -102,7 +112,13 @@ def unpack(archives: Sequence[Path], folder: Path, *, checksum: str | None = Non
             is_zip = stream.peek(len(ZIP_MAGIC)).startswith(ZIP_MAGIC)
             (_unpack_zip if is_zip else _unpack_tar)(stream, fresh)
         _move_into(fresh, folder)
-    except (tarfile.TarError, zipfile.BadZipFile, RuntimeError, EOFError, zlib.error) as error:
+    except (
+        tarfile.TarError,
+        zipfile.BadZipFile,
+        RuntimeError,
+        EOFError,
+        zlib.error,
+    ) as error:
         # RuntimeError: a zip with a password, or with a method that this Python lacks.
         raise ValueError(
             f"{names}: cannot be unpacked: {error}; delete it and download it again"
@@ -120,13 +136,19 @@ def _unpack_tar(stream: io.BufferedReader, folder: Path) -> None:
             name = PurePosixPath(member.name)
             if not (member.isfile() or member.isdir()):
                 raise ValueError(
-                    f"{folder}: this Python cannot safely unpack {name}, a link or device; update "
-                    "to 3.10.12, 3.11.4 or newer, or unpack the archive yourself"
+                    f"{folder}: this Python cannot safely unpack {name}, a link or"
+                    " device; update to 3.10.12, 3.11.4 or newer, or unpack the"
+                    " archive yourself"
                 )
             if name.is_absolute() or ".." in name.parts:
-                raise tarfile.TarError(f"member {name} would be written outside the folder")
+                raise tarfile.TarError(
+                    f"member {name} would be written outside the folder"
+                )
             member.mode = 0o755 if member.isdir() else 0o644
-            member.uid, member.gid = os.getuid(), os.getgid()  # root would set those of the archive
+            member.uid, member.gid = (
+                os.getuid(),
+                os.getgid(),
+            )  # root would set those of the archive
             tar.extract(member, folder, numeric_owner=True)
 
 
@@ -136,7 +158,9 @@ def _unpack_zip(stream: io.BufferedReader, folder: Path) -> None:
             name = PurePosixPath(member.filename)
             kind = stat.S_IFMT(member.external_attr >> 16)
             if name.is_absolute() or ".." in name.parts or kind == stat.S_IFLNK:
-                raise zipfile.BadZipFile(f"member {name} would be written outside the folder")
+                raise zipfile.BadZipFile(
+                    f"member {name} would be written outside the folder"
+                )
             archive.extract(member, folder)
 
 

@@ -20,7 +20,21 @@ from speakerlab.data.convert import read_wave
 from speakerlab.data.tables import one_line
 
 SAMPLE_RATE = 16000
-USED_DIRECTLY = {".wav", ".flac"}
+# Of files that are converted, besides `audio.ENDINGS`, which are read as they are.
+CONVERTED_ENDINGS = (
+    ".mp3",
+    ".ogg",
+    ".opus",
+    ".m4a",
+    ".aac",
+    ".mp4",
+    ".webm",
+    ".aif",
+    ".aiff",
+    ".au",
+    ".caf",
+    ".w64",
+)
 MAX_NAME_BYTES = 200
 MIN_FILES_FOR_POOL = 32  # below this, starting processes costs more than it saves
 FILES_PER_TASK = 16
@@ -38,7 +52,9 @@ def convert_all(
     left_out: LeftOut = {}
     workers = num_jobs if len(pairs) >= MIN_FILES_FOR_POOL else 1
     results = map_in_processes(_convert, pairs, workers, chunk=FILES_PER_TASK)
-    bar = progress_bar(results, total=len(wavs), desc=f"{folder}: convert", unit=" files")
+    bar = progress_bar(
+        results, total=len(wavs), desc=f"{folder}: convert", unit=" files"
+    )
     for name, result in zip(wavs, bar):
         if isinstance(result, Path):
             made[name] = result
@@ -49,10 +65,13 @@ def convert_all(
 
 def require_decoder(paths: Iterable[Path], *, where: Path) -> None:
     """Raise ValueError if there is a file that needs PyAV and PyAV is not installed."""
-    first = next((path for path in paths if path.suffix.lower() not in USED_DIRECTLY), None)
+    first = next(
+        (path for path in paths if path.suffix.lower() not in audio.ENDINGS), None
+    )
     if first is not None and importlib.util.find_spec("av") is None:
         raise ValueError(
-            f"{where}: {first.suffix} files need PyAV, which is not installed; pip install av"
+            f"{where}: {first.suffix} files need PyAV, which is not installed; pip"
+            " install av"
         )
 
 
@@ -61,7 +80,8 @@ def _short(name: str) -> str:
     parts = name.split("/")
     fits = [len(part.encode()) <= MAX_NAME_BYTES for part in parts]
     return "/".join(
-        part if fit else f"{part[:40]}~{stable_hash(part):016x}" for part, fit in zip(parts, fits)
+        part if fit else f"{part[:40]}~{stable_hash(part):016x}"
+        for part, fit in zip(parts, fits)
     )
 
 
@@ -79,13 +99,14 @@ def _convert(pair: tuple[Path, Path]) -> Path | str:
         return str(error).replace(str(path), one_line(path))
     with replacing(target) as fresh:
         fresh.write_bytes(audio.encode(audio.to_int16(wave_S), SAMPLE_RATE, "FLAC"))
-        os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))  # to detect a changed source
+        # The time of the source, so that a changed source is detected.
+        os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))
     return target
 
 
 def _is_usable(path: Path) -> bool:
-    """Return whether the header is that of a wav or flac file at 16 kHz."""
-    if path.suffix.lower() not in USED_DIRECTLY:
+    """Return whether this is a wav or flac file at 16 kHz, by its header."""
+    if path.suffix.lower() not in audio.ENDINGS:
         return False
     try:
         return audio.read_info(path).sample_rate == SAMPLE_RATE

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from egs.common.corpus.archives import CHUNK_BYTES, checksum_fault, progress_bar, unpack
+from egs.common.corpus.sources import ARCHIVES, NONE
 
 # Folder that the archive unpacks to -> (URL, md5). Source: egs/voxceleb/sv-cam++/local/
 # download_data.sh:25,27,32,34 and prepare_data.sh:44,48 of github.com/modelscope/3D-Speaker at
@@ -33,14 +34,19 @@ def download_all(files: Mapping[Path, tuple[str, str | None]]) -> None:
     missing = {path: url for path, (url, _) in files.items() if not path.exists()}
     if missing:
         sizes = {path: _bytes_left(url, path) for path, url in missing.items()}
-        folder, total = next(iter(missing)).parent, sum(size or 0 for size in sizes.values())
+        folder, total = (
+            next(iter(missing)).parent,
+            sum(size or 0 for size in sizes.values()),
+        )
         folder.mkdir(parents=True, exist_ok=True)
         names = [f"{path.name} {_in_gb(size)}" for path, size in sizes.items()]
         free = shutil.disk_usage(folder).free
         in_all = "" if None in sizes.values() else f"{_in_gb(total)} in all, "
         text = f"{folder}: downloading {', '.join(names)}; {in_all}{_in_gb(free)} free"
         if total > free:
-            raise ValueError(f"{text}; free some space, or choose a folder on a larger disk")
+            raise ValueError(
+                f"{text}; free some space, or choose a folder on a larger disk"
+            )
         print(f"{text}; unpacking needs as much again", flush=True)
     for path, (url, checksum) in files.items():
         download(url, path, checksum=checksum)
@@ -85,18 +91,26 @@ def download(url: str, path: Path, *, checksum: str | None = None) -> None:
     fault = None if checksum is None else checksum_fault([part], checksum)
     if fault is not None:
         part.unlink()
-        raise ValueError(f"{url}: {fault}; the file was removed, run the same command again")
+        raise ValueError(
+            f"{url}: {fault}; the file was removed, run the same command again"
+        )
     part.replace(path)
 
 
 def _receive(url: str, part: Path) -> None:
     """Append the missing bytes of `url` to `part`."""
     have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    request = urllib.request.Request(
+        url, headers={"Range": f"bytes={have}-"} if have else {}
+    )
     try:
         reply = urllib.request.urlopen(request, timeout=60)
     except urllib.error.HTTPError as error:
-        if have and error.code == 416 and error.headers["Content-Range"] == f"bytes */{have}":
+        if (
+            have
+            and error.code == 416
+            and error.headers["Content-Range"] == f"bytes */{have}"
+        ):
             return  # already complete
         if error.code == 416:
             part.unlink()
@@ -113,26 +127,30 @@ def _receive(url: str, part: Path) -> None:
         raise OSError(f"{got} of {total} bytes")
 
 
-def _copy(source: IO[bytes], file: IO[bytes], *, name: str, done: int, total: int | None) -> None:
+def _copy(
+    source: IO[bytes], file: IO[bytes], *, name: str, done: int, total: int | None
+) -> None:
     bar = progress_bar(desc=name, initial=done, total=total, unit="B", unit_scale=True)
     with bar as progress:
         while chunk := source.read(CHUNK_BYTES):
             progress.update(file.write(chunk))
 
 
-def download_noise_and_rooms(*, noise: Path | None, rirs: Path | None) -> None:
+def download_noise_and_rooms(*, noise: Path | None, rirs: Path | None) -> bool:
     """Download MUSAN and RIRS_NOISES to the folders of --noise and --rirs that do not exist yet.
 
+    Return whether there was something to download.
     Raise FileNotFoundError for a missing folder whose name is not that of the archive.
     """
     archives: dict[Path, tuple[str, str | None]] = {}
-    for option, folder, name in (("noise", noise, "musan"), ("rirs", rirs, "RIRS_NOISES")):
-        if folder is None or folder.exists():
+    for option, folder in (("noise", noise), ("rirs", rirs)):
+        if folder is None or folder == NONE or folder.exists():
             continue
+        name, _ = ARCHIVES[option]
         if folder.name != name:
             raise FileNotFoundError(
-                f"--{option}: no such folder: {folder}; correct the path, or end it in /{name} "
-                "to download that archive"
+                f"--{option}: no such folder: {folder}; correct the path, or end it in"
+                f" /{name} to download that archive"
             )
         url, checksum = NOISE_ARCHIVES[name]
         archives[folder.parent / url.rpartition("/")[2]] = url, checksum
@@ -140,3 +158,4 @@ def download_noise_and_rooms(*, noise: Path | None, rirs: Path | None) -> None:
     for archive in archives:
         unpack([archive], archive.parent)
         print(f"{archive}: unpacked; it may be deleted")
+    return bool(archives)

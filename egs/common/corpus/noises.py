@@ -18,7 +18,9 @@ from speakerlab.data.banks import KINDS
 
 FREE_SOUND = ("noise/free-sound",)  # [D]:84
 ALL_OF_MUSAN = KINDS  # [W]:84
-REAL_LIST = "real_rirs_isotropic_noises/rir_list"  # [D]:86, whose fifth column is the path
+REAL_LIST = (  # [D]:86, whose fifth column is the path
+    "real_rirs_isotropic_noises/rir_list"
+)
 SIMULATED = "simulated_rirs"  # [W]:86
 
 
@@ -33,12 +35,16 @@ def write_published_choice(
         data,
         noise=noise,
         rirs=rirs,
-        find_noise=partial(find_noise, parts=ALL_OF_MUSAN if as_wespeaker else FREE_SOUND),
+        find_noise=partial(
+            find_noise, parts=ALL_OF_MUSAN if as_wespeaker else FREE_SOUND
+        ),
         find_rooms=partial(find_rooms, simulated=as_wespeaker),
     )
 
 
-def find_noise(folder: Path, *, parts: Sequence[str]) -> tuple[dict[str, Path], LeftOut]:
+def find_noise(
+    folder: Path, *, parts: Sequence[str]
+) -> tuple[dict[str, Path], LeftOut]:
     """Return (id -> file in these folders of MUSAN, files left out); ids begin with the kind."""
     root = folder / "musan" if (folder / "musan").is_dir() else folder
     if not any((root / kind).is_dir() for kind in KINDS):
@@ -46,7 +52,8 @@ def find_noise(folder: Path, *, parts: Sequence[str]) -> tuple[dict[str, Path], 
     missing = [part for part in parts if not (root / part).is_dir()]
     if missing:
         raise FileNotFoundError(
-            f"{root}: incomplete MUSAN, no {' '.join(missing)}; unpack musan.tar.gz again"
+            f"{root}: incomplete MUSAN, no {' '.join(missing)}; unpack musan.tar.gz"
+            " again"
         )
     wavs, left_out = find_audio(root)
     return {
@@ -66,13 +73,14 @@ def find_rooms(folder: Path, *, simulated: bool) -> tuple[dict[str, Path], LeftO
     listed = root / REAL_LIST
     if not listed.is_file():
         raise FileNotFoundError(
-            f"{root}: incomplete RIRS_NOISES, no {REAL_LIST}; unpack rirs_noises.zip again"
+            f"{root}: incomplete RIRS_NOISES, no {REAL_LIST}; unpack rirs_noises.zip"
+            " again"
         )
     faults = Faults()
     rooms: dict[str, Path] = {}
     for number, line in enumerate(read_text(listed).splitlines(), 1):
-        words = line.split()
-        name = words[4].removeprefix("RIRS_NOISES/") if len(words) > 4 else ""
+        fields = line.split()
+        name = fields[4].removeprefix("RIRS_NOISES/") if len(fields) > 4 else ""
         if not name or not (root / name).is_file():
             text = f"{listed}:{number}: no such file: '{line.strip()}'"
             faults.add("missing rooms", f"{text}; unpack rirs_noises.zip again")

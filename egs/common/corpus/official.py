@@ -16,7 +16,7 @@ def read_official(
     path: Path,
     faults: Faults,
     *,
-    known: Collection[str],
+    recordings: Collection[str],
     models: Collection[str] | None = None,
     rename: Callable[[str], str] = str,
     published: Counts | None = None,
@@ -27,29 +27,32 @@ def read_official(
 
     Formats: `1|0 enrol test` (VoxCeleb), `enrol test 1|0` or `enrol test target|nontarget`; the
     first line decides. Repeated trials are kept once, with a printed note.
-    known: ids of test utterances. models: ids of the enrolment side, by default `known`.
+    recordings: ids of test utterances. models: ids of the enrolment side, by default `recordings`.
     rename: maps an id of the list to an id of the data directory.
     published: (targets, nontargets) according to `source`; None prints no comparison.
     others: counts of other versions of the list -> their description.
     """
     rows: dict[tuple[str, str], bool] = {}
-    sides = (known if models is None else models, known)
+    sides = (recordings if models is None else models, recordings)
     form, counts = "", [0, 0]
     ours = cache(rename)  # one string object per id: lists have millions of lines
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
-            words = line.split()
-            if not words:
+            fields = line.split()
+            if not fields:
                 continue
-            form = form or _form_of(words)
-            if not _fits(words, form):
+            form = form or _form_of(fields)
+            if not _fits(fields, form):
                 _add_bad_line(faults, path, number, line, form)
                 continue
-            label = TRUTH[words.pop(FORMATS[form][0])]
+            label = TRUTH[fields.pop(FORMATS[form][0])]
             counts[not label] += 1
-            pair = ours(words[0]), ours(words[1])
+            pair = ours(fields[0]), ours(fields[1])
             if rows.setdefault(pair, label) != label:
-                line = f"{path}:{number}: trial {' '.join(pair)} is both target and nontarget"
+                line = (
+                    f"{path}:{number}: trial {' '.join(pair)} is both target and"
+                    " nontarget"
+                )
                 faults.add("contradictions", f"{line}; remove one of the two lines")
             for name, side in zip(pair, sides):
                 if name not in side:
@@ -57,25 +60,27 @@ def read_official(
                     text = f"{line}; remove the trial or complete the corpus"
                     faults.add("trials of unknown utterances", text)
     if published is not None:
-        found, units = (counts[0], counts[1]), ("target", "nontarget trials")
-        print(compare(path.name, found, published, units, source, others))
+        num_trials, units = (counts[0], counts[1]), ("target", "nontarget trials")
+        print(compare(path.name, num_trials, published, units, source, others))
     if len(rows) < sum(counts):
         print(f"{path.name}: {sum(counts) - len(rows)} repeated trials are ignored")
     return [(enrol, test, label) for (enrol, test), label in rows.items()]
 
 
-def _form_of(words: Sequence[str]) -> str:
-    return next((form for form in FORMATS if _fits(words, form)), "")
+def _form_of(fields: Sequence[str]) -> str:
+    return next((form for form in FORMATS if _fits(fields, form)), "")
 
 
-def _fits(words: Sequence[str], form: str) -> bool:
-    if not form or len(words) != 3:
+def _fits(fields: Sequence[str], form: str) -> bool:
+    if not form or len(fields) != 3:
         return False
     column, labels = FORMATS[form]
-    return words[column] in labels
+    return fields[column] in labels
 
 
-def _add_bad_line(faults: Faults, path: Path, number: int, line: str, form: str) -> None:
+def _add_bad_line(
+    faults: Faults, path: Path, number: int, line: str, form: str
+) -> None:
     wanted = form or "' or '".join(FORMATS)
     text = f"{path}:{number}: expected '{wanted}', not '{line.strip()}'"
     faults.add("bad trials", text)
@@ -83,15 +88,15 @@ def _add_bad_line(faults: Faults, path: Path, number: int, line: str, form: str)
 
 def compare(
     name: str,
-    found: Counts,
+    counted: Counts,
     published: Counts,
     units: tuple[str, str],
     source: str,
     others: Mapping[Counts, str] | None = None,
 ) -> str:
     """Return one line that compares the counts found with the published ones."""
-    line = f"{name}: {found[0]} {units[0]} and {found[1]} {units[1]}"
-    if found == published:
+    line = f"{name}: {counted[0]} {units[0]} and {counted[1]} {units[1]}"
+    if counted == published:
         return f"{line}, as published ({source})"
-    verdict = (others or {}).get(found, "incomplete corpus or another version")
+    verdict = (others or {}).get(counted, "incomplete corpus or another version")
     return f"{line}, published: {published[0]} and {published[1]} ({source}): {verdict}"

@@ -1,67 +1,132 @@
 """Shared parts of every prepare.py: options, finding audio, writing Kaldi data directories."""
 
 import argparse
+import inspect
+import logging
 import os
 import re
 import shutil
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from egs.common.corpus.fetch import download_noise_and_rooms
+from egs.common.corpus.once import PREPARED, data_alone, prepare_once
+from egs.common.corpus.sources import (
+    ARCHIVES,
+    NONE,
+    absolute,
+    resolve_sources,
+    source,
+)
+from speakerlab.core import process
 from speakerlab.core.faults import Faults
-from speakerlab.data.audio import require_file
+from speakerlab.data.audio import ENDINGS, require_file
 from speakerlab.data.banks import KIND_TABLE, KINDS
-from speakerlab.data.tables import Trial, name_fault, one_line, write_data_dir, write_table
+from speakerlab.data.tables import (
+    Trial,
+    name_fault,
+    one_line,
+    write_data_dir,
+    write_table,
+)
 
-AUDIO_SUFFIXES = (".wav", ".flac")
 LeftOut = dict[Path, str]  # files that are not used -> why, in one line
-Finder = Callable[[Path], tuple[dict[str, Path], LeftOut]]  # folder -> (id -> file, left out)
+Finder = Callable[
+    [Path], tuple[dict[str, Path], LeftOut]
+]  # folder -> (id -> file, left out)
 
 
-def make_parser(description: str, *, corpus: Path) -> argparse.ArgumentParser:
-    """Return a parser of the options of every prepare.py; `corpus` is the default folder."""
+def make_parser(
+    description: str, *, corpus: Path, makes_corpus: bool = False
+) -> argparse.ArgumentParser:
+    """Return a parser of the options of every prepare.py; `corpus` is the default folder.
+
+    makes_corpus: preparing makes the corpus if it does not exist.
+    """
     parser = argparse.ArgumentParser(description=description)
+    parser.set_defaults(default_corpus=corpus, makes_corpus=makes_corpus)
+    folder = "folder of the audio"
     parser.add_argument(
-        "--corpus", type=Path, default=corpus, metavar="DIR", help="folder of the audio"
+        "--corpus", type=absolute, default=corpus, metavar="DIR", help=folder
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder of the data directories")
-    parser.add_argument("--noise", type=Path, metavar="DIR", help="noise recordings or MUSAN")
-    parser.add_argument(
-        "--rirs", type=Path, metavar="DIR", help="room impulse responses or RIRS_NOISES"
-    )
+    data = "folder of the data directories"
+    parser.add_argument("--data", type=absolute, metavar="DIR", help=data)
+    for option, meaning, (name, _) in (
+        ("noise", "noise recordings", ARCHIVES["noise"]),
+        ("rirs", "room impulse responses", ARCHIVES["rirs"]),
+    ):
+        text = (
+            f"folder of {meaning} or {name}; auto: {name} in or beside the corpus; none"
+        )
+        parser.add_argument(f"--{option}", type=source, metavar="DIR", help=text)
     parser.add_argument("--seed", type=int, default=1, help="random seed (default 1)")
-    parser.add_argument("--num-jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
-    parser.add_argument("--download", action="store_true", help="only download the corpus")
-    only = "only download MUSAN (--noise .../musan) and RIRS_NOISES (--rirs .../RIRS_NOISES)"
+    parser.add_argument(
+        "--num-jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N"
+    )
+    parser.add_argument(
+        "--download", action="store_true", help="only download the corpus"
+    )
+    only = (
+        "only download MUSAN (--noise .../musan) and RIRS_NOISES (--rirs"
+        " .../RIRS_NOISES)"
+    )
     parser.add_argument("--download-noise", action="store_true", help=only)
     return parser
 
 
 def run(
-    args: argparse.Namespace, *, download: Callable[[], None], prepare: Callable[[], None]
+    args: argparse.Namespace,
+    *,
+    download: Callable[[], None],
+    prepare: Callable[[], None],
 ) -> int:
-    """Download or prepare; print errors to stderr and return the exit code."""
+    """Download, or prepare once; print errors to stderr and return the exit code."""
+    process.die_with_launcher()
+    logging.basicConfig(
+        format="%(message)s", level=logging.INFO
+    )  # a lock that is waited for
+    downloading = args.download or args.download_noise
     try:
-        preparing = not (args.download or args.download_noise)
-        if preparing and args.data is None:
-            raise ValueError("--data: no folder given; add --data DIR")
         if args.num_jobs < 1:
             raise ValueError(f"--num-jobs: must be at least 1, not {args.num_jobs}")
-        if preparing:
-            prepare()
+        if args.data is None and not downloading:
+            raise ValueError("--data: no folder given; add --data DIR")
+        resolve_sources(args)
+        if downloading:
+            _download(args, download)
         else:
-            download_noise_and_rooms(noise=args.noise, rirs=args.rirs)
-        if args.download:
-            download()
+            script = Path(inspect.getfile(prepare)).resolve()
+            prepare_once(args.data, script, args, prepare)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C", file=sys.stderr)
+        return process.EXIT_SIGNAL + signal.SIGINT
     return 0
 
 
-def walk(folder: Path, suffixes: Collection[str] = AUDIO_SUFFIXES) -> tuple[list[Path], LeftOut]:
+def _download(args: argparse.Namespace, download: Callable[[], None]) -> None:
+    """Download what is missing, with the lock of the data directories that wait for it."""
+    with ExitStack() as lock:
+        # Data that has been prepared waits for nothing, and may belong to another user.
+        if args.data is not None and not (args.data / PREPARED).exists():
+            lock.enter_context(data_alone(args.data))
+        had_to = download_noise_and_rooms(noise=args.noise, rirs=args.rirs)
+        if args.download_noise and not had_to:
+            places = f"--noise {args.noise or NONE}, --rirs {args.rirs or NONE}"
+            print(f"{places}: nothing to download")
+        if args.download:
+            download()
+
+
+def walk(
+    folder: Path, suffixes: Collection[str] = ENDINGS
+) -> tuple[list[Path], LeftOut]:
     """Return (files below `folder` with one of the suffixes, sorted; those that cannot be used).
 
     Links are followed. A folder with several paths is read once, under its real name if possible.
@@ -69,9 +134,14 @@ def walk(folder: Path, suffixes: Collection[str] = AUDIO_SUFFIXES) -> tuple[list
     if not folder.is_dir():
         return [], {}
     files: list[Path] = []
-    hollow: list[Path] = []  # folders named like audio files; an error unless they hold audio
+    hollow: list[
+        Path
+    ] = []  # folders named like audio files; an error unless they hold audio
     left_out: LeftOut = {}
-    pending, seen = deque([folder]), {_inode(parent) for parent in folder.resolve().parents}
+    pending, seen = (
+        deque([folder]),
+        {_inode(parent) for parent in folder.resolve().parents},
+    )
     while pending:
         here = pending.popleft()
         if here != folder and _looks_like(here, suffixes):
@@ -84,8 +154,14 @@ def walk(folder: Path, suffixes: Collection[str] = AUDIO_SUFFIXES) -> tuple[list
             continue
         seen.add(inode)
         pending.extendleft(sorted(path for path, kind in entries if kind == "folder"))
-        pending.extend(sorted(path for path, kind in entries if kind == "link to a folder"))
-        files += [path for path, kind in entries if kind == "file" and _looks_like(path, suffixes)]
+        pending.extend(
+            sorted(path for path, kind in entries if kind == "link to a folder")
+        )
+        files += [
+            path
+            for path, kind in entries
+            if kind == "file" and _looks_like(path, suffixes)
+        ]
     parents = {parent for path in files for parent in path.parents} if hollow else set()
     for path in {*files, *hollow} - parents:
         if fault := _file_fault(path):
@@ -125,9 +201,9 @@ def find_audio(folder: Path) -> tuple[dict[str, Path], LeftOut]:
 
     Raise FileNotFoundError if there are none.
     """
-    found, left_out = walk(folder)
+    paths, left_out = walk(folder)
     files: dict[str, Path] = {}
-    for path in found:
+    for path in paths:
         name = make_id(path.relative_to(folder))
         if fault := id_fault(name, path, files):
             left_out[path] = fault
@@ -138,15 +214,21 @@ def find_audio(folder: Path) -> tuple[dict[str, Path], LeftOut]:
 
 
 def refuse_nothing(
-    folder: Path, files: Mapping[str, Path], left_out: LeftOut, *, wanted: str = "wav or flac"
+    folder: Path,
+    files: Mapping[str, Path],
+    left_out: LeftOut,
+    *,
+    wanted: str = "wav or flac",
 ) -> None:
     """Raise FileNotFoundError, listing the files left out, if there are no usable files."""
     if not files:
         faults = Faults()
         for fault in left_out.values():
             faults.add("files that cannot be used", fault)
-        found = f" ({len(left_out)} files cannot be used)" if left_out else ""
-        problem = f"no recordings found{found}" if folder.is_dir() else "no such folder"
+        remark = f" ({len(left_out)} files cannot be used)" if left_out else ""
+        problem = (
+            f"no recordings found{remark}" if folder.is_dir() else "no such folder"
+        )
         verdict = f"{folder}: {problem}; give a folder with {wanted} files"
         raise FileNotFoundError(faults.report(verdict))
 
@@ -191,7 +273,9 @@ def write_set(
         counts = [f"{len(set(speakers.values()))} speakers, {len(wavs)} utterances"]
     for name, rows in (trials or {}).items():
         num_target = sum(same for _, _, same in rows)
-        counts.append(f"{name} {num_target} target + {len(rows) - num_target} nontarget")
+        counts.append(
+            f"{name} {num_target} target + {len(rows) - num_target} nontarget"
+        )
     if enroll is not None:
         counts.append(f"{len(enroll)} enrolment models")
     print(f"{folder}: {', '.join(counts)}")
@@ -205,13 +289,16 @@ def write_noise_and_rooms(
     find_noise: Finder = find_audio,
     find_rooms: Finder = find_audio,
 ) -> None:
-    """Write the data directories `noise` and `rirs`; remove old ones if a folder is None.
+    """Write the data directories `noise` and `rirs`; remove old ones if a folder is None or NONE.
 
     Noise in the layout of MUSAN also gets a table of kinds (noise, music, speech). `find_noise` and
     `find_rooms` select the files (see noises.py), by default all.
     """
-    for name, folder, find in (("noise", noise, find_noise), ("rirs", rirs, find_rooms)):
-        if folder is not None:
+    for name, folder, find in (
+        ("noise", noise, find_noise),
+        ("rirs", rirs, find_rooms),
+    ):
+        if folder is not None and folder != NONE:
             wavs, left_out = find(folder)
             write_set(data / name, wavs=wavs, left_out=left_out)
             if name == "noise":

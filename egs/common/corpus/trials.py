@@ -54,14 +54,18 @@ def draw_nontargets(
     """
     rng = np.random.default_rng([seed, 1])
     pairs = sorted(speaker_pairs)
-    order = rng.permutation(len(pairs))  # which pairs get one more must not depend on the alphabet
+    order = rng.permutation(
+        len(pairs)
+    )  # which pairs get one more must not depend on the alphabet
     everything = sum(len(groups[a]) * len(groups[b]) for a, b in pairs)
     left = min(everything, max_trials)
     trials: list[Trial] = []
     for done, i in enumerate(order):
         ours, theirs = (groups[speaker] for speaker in pairs[i])
         num_pairs = len(ours) * len(theirs)
-        share = -(-left // (len(order) - done)) if everything > max_trials else num_pairs
+        share = (
+            -(-left // (len(order) - done)) if everything > max_trials else num_pairs
+        )
         picked = rng.permutation(num_pairs)[:share]
         for k in map(int, picked):
             trials.append((ours[k // len(theirs)], theirs[k % len(theirs)], False))

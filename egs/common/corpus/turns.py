@@ -8,19 +8,24 @@ from speakerlab.core.faults import Faults
 from speakerlab.diarization.regions import Region, Turn, write_rttm, write_uem
 
 
-def find_recordings(folder: Path, names: Iterable[str], *, ending: str = ".wav") -> dict[str, Path]:
+def find_recordings(
+    folder: Path, names: Iterable[str], *, ending: str = ".wav"
+) -> dict[str, Path]:
     """Return recording -> file `<recording><ending>` anywhere below a folder.
 
     Raises ValueError with a line for each that is missing.
     """
-    found = {path.name: path for path in walk(folder)[0]}
+    paths = {path.name: path for path in walk(folder)[0]}
     faults = Faults()
     for name in names:
-        if name + ending not in found:
-            text = f"{folder}: no recording {name}{ending}; run stage 0, or complete the corpus"
+        if name + ending not in paths:
+            text = (
+                f"{folder}: no recording {name}{ending}; run stage 0, or complete the"
+                " corpus"
+            )
             faults.add("missing recordings", text)
     faults.raise_if_any(f"{folder}: incomplete corpus")
-    return {name: found[name + ending] for name in names}
+    return {name: paths[name + ending] for name in names}
 
 
 def write_turns(

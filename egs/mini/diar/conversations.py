@@ -39,11 +39,19 @@ REPLIES = (
     "Maybe tomorrow.",
     "How strange!",
 )
-OVERLAP_PROB = (0.05, 0.4)  # range of the share of lines that begin before the previous ones end
+OVERLAP_PROB = (
+    0.05,
+    0.4,
+)  # range of the share of lines that begin before the previous ones end
 OVERLAP_SECONDS = (0.2, 1.5)  # range; a speaker never overlaps their own line
-PAUSE_SECONDS = (0.2, 2.0)  # range; espeak-ng's own pauses within a sentence are shorter
+PAUSE_SECONDS = (
+    0.2,
+    2.0,
+)  # range; espeak-ng's own pauses within a sentence are shorter
 MEAN_PAUSE_SECONDS = 0.6  # without the upper bound
-GRID = SAMPLE_RATE // 1000  # RTTM has milliseconds: turns begin and end at these samples
+GRID = (
+    SAMPLE_RATE // 1000
+)  # RTTM has milliseconds: turns begin and end at these samples
 SILENCE = 1e-3  # of a line's largest sample
 
 
@@ -55,7 +63,9 @@ class Line(Utterance):
     gap_seconds: float  # from the end of all lines before it; negative: overlap
 
 
-def plan(*, seed: int, num_voices: int, num_conversations: int) -> tuple[dict[str, Voice], list]:
+def plan(
+    *, seed: int, num_voices: int, num_conversations: int
+) -> tuple[dict[str, Voice], list]:
     """Draw the voices of each split, half of them female, and the lines of its conversations."""
     voices: dict[str, Voice] = {}
     lines: list[Line] = []
@@ -67,13 +77,20 @@ def plan(*, seed: int, num_voices: int, num_conversations: int) -> tuple[dict[st
             conversation = f"{split}-{i:02d}"
             rng = keyed_rng(seed, conversation)
             num_speakers = NUM_SPEAKERS[i % len(NUM_SPEAKERS)]
-            cast = [str(name) for name in rng.choice(names, num_speakers, replace=False)]
+            cast = [
+                str(name) for name in rng.choice(names, num_speakers, replace=False)
+            ]
             lines += draw_lines(conversation, split, cast, rng, seed=seed)
     return voices, lines
 
 
 def draw_lines(
-    conversation: str, split: str, cast: Sequence[str], rng: np.random.Generator, *, seed: int
+    conversation: str,
+    split: str,
+    cast: Sequence[str],
+    rng: np.random.Generator,
+    *,
+    seed: int,
 ) -> list[Line]:
     """Draw who says what, and the pauses and overlaps between the lines."""
     num_free = int(rng.integers(*NUM_LINES)) - LEAST_SENTENCES * len(cast)
@@ -91,12 +108,19 @@ def draw_lines(
         gap = min(low + rng.exponential(MEAN_PAUSE_SECONDS - low), high)
         if k and rng.random() < overlap_prob:
             gap = -rng.uniform(*OVERLAP_SECONDS)
-        lines.append(Line(id, speaker, split, text, conversation, gap_seconds=float(gap)))
+        lines.append(
+            Line(id, speaker, split, text, conversation, gap_seconds=float(gap))
+        )
     return lines
 
 
 def record_conversations(
-    folder: Path, voices: dict[str, Voice], lines: Sequence[Line], *, seed: int, num_jobs: int
+    folder: Path,
+    voices: dict[str, Voice],
+    lines: Sequence[Line],
+    *,
+    seed: int,
+    num_jobs: int,
 ) -> None:
     """Write a wav and an RTTM file of each conversation into `folder`/<split>."""
     clean = folder / "clean"
@@ -107,7 +131,10 @@ def record_conversations(
         waves = [trim(soundfile.read(clean / line.path)[0]) for line in conversation]
         name, turns = conversation[0].conversation, place_lines(conversation, waves)
         stem = folder / conversation[0].split / name
-        write_wave(stem.with_suffix(".wav"), mix(turns, waves, keyed_rng(seed, f"{name}/sound")))
+        write_wave(
+            stem.with_suffix(".wav"),
+            mix(turns, waves, keyed_rng(seed, f"{name}/sound")),
+        )
         write_rttm(stem.with_suffix(".rttm"), {name: turns})
 
     with ThreadPoolExecutor(num_jobs) as pool:
@@ -135,7 +162,9 @@ def place_lines(lines: Sequence[Line], waves: Sequence[np.ndarray]) -> list[Turn
     return turns
 
 
-def mix(turns: Sequence[Turn], waves: Sequence[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+def mix(
+    turns: Sequence[Turn], waves: Sequence[np.ndarray], rng: np.random.Generator
+) -> np.ndarray:
     """Return the turns' waves in one room, with noise; it ends a second after the last turn."""
     num_samples = _sample(max(turn.end for turn in turns) + 1.0)
     rt60_seconds = rng.uniform(0.1, 0.45)

@@ -42,7 +42,10 @@ def prepare(corpus: Path, data: Path, *, size: Size, num_jobs: int = 2) -> None:
     )
     for split in SPLITS:
         reference = read_rttm(corpus / split)
-        write_set(data / split, wavs={name: corpus / split / f"{name}.wav" for name in reference})
+        write_set(
+            data / split,
+            wavs={name: corpus / split / f"{name}.wav" for name in reference},
+        )
         write_rttm(data / split / "ref.rttm", reference)
         print(f"{data / split / 'ref.rttm'}: {describe(reference)}")
 
@@ -52,8 +55,9 @@ def describe(reference: Mapping[str, Sequence[Turn]]) -> str:
     ideal = {name: one_at_a_time(turns) for name, turns in reference.items()}
     errors = total(score_recordings(reference, ideal).values())
     return (
-        f"{errors.speech / 60:.1f} min of speech, {errors.overlap:.2%} of it overlapped; "
-        f"ideal with one speaker at a time: DER {errors.wrong / errors.scored:.2%}"
+        f"{errors.speech / 60:.1f} min of speech, {errors.overlap:.2%} of it"
+        " overlapped; ideal with one speaker at a time: DER"
+        f" {errors.wrong / errors.scored:.2%}"
     )
 
 
@@ -71,7 +75,8 @@ def one_at_a_time(turns: Sequence[Turn]) -> list[Turn]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options and run `prepare` or `install_espeak`."""
     corpus = HERE.parent / "corpus_diar"
-    parser = make_parser("Synthesize and prepare the conversations of mini.", corpus=corpus)
+    description = "Synthesize and prepare the conversations of mini."
+    parser = make_parser(description, corpus=corpus, makes_corpus=True)
     args = parser.parse_args(argv)
     return run(
         args,

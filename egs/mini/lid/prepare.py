@@ -70,16 +70,21 @@ def prepare(
             data / split,
             wavs={row.id: corpus / row.path for row in rows},
             speakers={row.id: row.speaker for row in rows},
-            columns={"utt2lang": {row.id: voices[row.speaker].language for row in rows}},
+            columns={
+                "utt2lang": {row.id: voices[row.speaker].language for row in rows}
+            },
             about=ABOUT if split == "train" else None,
         )
-    write_noise_and_rooms(data, noise=noise or corpus / "noise", rirs=rirs or corpus / "rirs")
+    write_noise_and_rooms(
+        data, noise=noise or corpus / "noise", rirs=rirs or corpus / "rirs"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options and run `prepare` or `install_espeak`."""
     corpus = HERE.parent / "corpus_lid"
-    parser = make_parser("Synthesize and prepare the language corpus of mini.", corpus=corpus)
+    description = "Synthesize and prepare the language corpus of mini."
+    parser = make_parser(description, corpus=corpus, makes_corpus=True)
     args = parser.parse_args(argv)
     return run(
         args,

@@ -24,7 +24,10 @@ from speakerlab.diarization.regions import Turn, read_rttm
 COMMIT = "24bf60be297701cd7e4ef18550c6d390c1b87365"
 AUDIO = "https://www.robots.ox.ac.uk/~vgg/data/voxconverse/data/voxconverse_{}_wav.zip"
 TURNS = f"https://github.com/joonson/voxconverse/archive/{COMMIT}.zip"
-PUBLISHED = {"dev": (216, 8_268), "test": (232, 19_479)}  # recordings, turns of version 0.3
+PUBLISHED = {
+    "dev": (216, 8_268),
+    "test": (232, 19_479),
+}  # recordings, turns of version 0.3
 UNITS = ("recordings", "turns")
 
 
@@ -33,7 +36,9 @@ def download_corpus(corpus: Path) -> None:
     wanted = {corpus / f"audio/{part}": AUDIO.format(part) for part in PUBLISHED}
     wanted[corpus / "turns"] = TURNS
     absent = {folder: url for folder, url in wanted.items() if not folder.is_dir()}
-    archives = {folder: corpus / url.rpartition("/")[2] for folder, url in absent.items()}
+    archives = {
+        folder: corpus / url.rpartition("/")[2] for folder, url in absent.items()
+    }
     download_all({archives[folder]: (url, None) for folder, url in absent.items()})
     for folder, archive in archives.items():
         unpack([archive], folder)
@@ -41,10 +46,13 @@ def download_corpus(corpus: Path) -> None:
 
 def find_turns(corpus: Path, part: str) -> dict[str, list[Turn]]:
     """Return the turns of a part: `<part>/*.rttm` anywhere below the corpus."""
-    folders = {path.parent for path in walk(corpus, (".rttm",))[0] if path.parent.name == part}
+    folders = {
+        path.parent for path in walk(corpus, (".rttm",))[0] if path.parent.name == part
+    }
     if len(folders) != 1:
         raise FileNotFoundError(
-            f"{corpus}: {len(folders)} folders {part}/ with .rttm files, needs one; run stage 0"
+            f"{corpus}: {len(folders)} folders {part}/ with .rttm files, needs one; run"
+            " stage 0"
         )
     return read_rttm(folders.pop())
 
@@ -54,16 +62,20 @@ def prepare(corpus: Path, data: Path) -> None:
     for part, published in PUBLISHED.items():
         turns = find_turns(corpus, part)
         wavs = find_recordings(corpus, turns)
-        found = len(turns), sum(map(len, turns.values()))
-        print(compare(f"voxconverse {part}", found, published, UNITS, "version 0.3"))
-        regions = {name: [(0.0, read_info(path).seconds)] for name, path in wavs.items()}
+        counted = len(turns), sum(map(len, turns.values()))
+        print(compare(f"voxconverse {part}", counted, published, UNITS, "version 0.3"))
+        regions = {
+            name: [(0.0, read_info(path).seconds)] for name, path in wavs.items()
+        }
         write_turns(data / part, wavs=wavs, turns=turns, regions=regions)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options and run `prepare` or `download_corpus`."""
     corpus = Path(__file__).resolve().parents[1] / "corpus"
-    args = make_parser("Prepare VoxConverse for diarization.", corpus=corpus).parse_args(argv)
+    args = make_parser(
+        "Prepare VoxConverse for diarization.", corpus=corpus
+    ).parse_args(argv)
     return run(
         args,
         download=lambda: download_corpus(args.corpus),

@@ -17,28 +17,38 @@ from torch.profiler import record_function
 from speakerlab.core.batch import Batch, Draw, Draws
 from speakerlab.core.full_precision import fp32_island
 
-CPU_ROWS = 8  # rows at a time on a CPU: more fall out of a core's cache
+CPU_ROWS = 8  # rows at a time on a CPU: more exceed a core's cache
 INT16_SCALE = 32768
-# Arguments that the program gives to an augmentation that has them; rooms and noises are there if
-# `room_prob` and `noise_prob` are not 0.
-SUPPLIED = ("num_samples", "num_frames", "num_mel_bins", "sample_rate")
-SUPPLIED += ("rooms", "noises", "noise_kinds", "noise_on_device")
+# Arguments that the program supplies to an augmentation with such parameters; it supplies rooms and
+# noises only if `room_prob` and `noise_prob` are not 0.
+SUPPLIED = (
+    "num_samples",
+    "num_frames",
+    "num_mel_bins",
+    "sample_rate",
+    "rooms",
+    "noises",
+    "noise_kinds",
+    "noise_on_device",
+)
 
 
 class Augmentation(nn.Module):
     """One way to change training crops: `draw` runs in a data worker, `apply` on the device.
 
-    The arguments of the constructor are keyword-only and named as the keys of the configuration's
-    section `augment`, or as those of `SUPPLIED`. Where `<name>_prob` is 0 none is made. Constants
-    of the device are buffers that enter no state dict.
+    The arguments of the constructor are keyword-only and named like keys of the configuration's
+    section `augment` or entries of `SUPPLIED`. An augmentation is not built if `<name>_prob` is 0.
+    Constants of the device are buffers that enter no state dict.
     """
 
     on_features = False  # True: `apply` takes feats_RTF instead of wave_RS
-    in_worker = False  # True: applied by the data worker, which reads the crop; has no `apply`
+    # True: applied by the data worker, which reads the crop; has no `apply`.
+    in_worker = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_silent: list[Tensor] = []  # of each call, crops that were too silent to change
+        # The number of crops of each call that were too silent to change.
+        self.num_silent: list[Tensor] = []
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
         """Draw the parameters of one crop from its own generator; None: no change."""
@@ -47,8 +57,9 @@ class Augmentation(nn.Module):
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the drawn rows after the change, float32, same shape; may write into them.
 
-        Speed alone is given longer rows than it returns: `num_samples` of a crop.
-        It runs without a gradient and must not wait for the device (`.item()`, masks as indices).
+        Only Speed gets longer rows than it returns; it returns the `num_samples` of a crop.
+        `apply` runs without gradients and must not wait for the device (`.item()`, masks as
+        indices).
         """
         raise NotImplementedError
 
@@ -56,21 +67,38 @@ class Augmentation(nn.Module):
 class Augment(nn.Module):
     """All augmentations of a training run, applied in the order of the mapping.
 
-    Keep this module out of what DDP wraps, which would broadcast its banks.
+    Keep this module outside the module that DDP wraps: DDP would broadcast its banks.
     """
 
-    def __init__(self, augmentations: Mapping[str, Augmentation], *, num_samples: int) -> None:
+    def __init__(
+        self, augmentations: Mapping[str, Augmentation], *, num_samples: int
+    ) -> None:
         super().__init__()
-        self.augmentations, self.num_samples = nn.ModuleDict(augmentations), num_samples
-        on_device = {name: a for name, a in augmentations.items() if not a.in_worker}
-        self.wave_names = [name for name, a in on_device.items() if not a.on_features]
-        self.feature_names = [name for name, a in on_device.items() if a.on_features]
-        self.register_buffer("none", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.augmentations = nn.ModuleDict(augmentations)
+        self.num_samples = num_samples
+
+        # Names of the augmentations that run on the device: over waves, over features.
+        self.wave_names: list[str] = []
+        self.feature_names: list[str] = []
+        for name, augmentation in augmentations.items():
+            if augmentation.in_worker:
+                continue
+            if augmentation.on_features:
+                self.feature_names.append(name)
+            else:
+                self.wave_names.append(name)
+
+        # The count of silent crops where no augmentation counts; a buffer is on the device.
+        zero = torch.zeros((), dtype=torch.int64)
+        self.register_buffer("none", zero, persistent=False)
 
     @property
     def draws(self) -> dict[str, Callable[[np.random.Generator], Draw | None]]:
         modules: dict[str, Any] = dict(self.augmentations.items())
-        return {name: augmentation.draw for name, augmentation in modules.items()}
+        draws = {}
+        for name, augmentation in modules.items():
+            draws[name] = augmentation.draw
+        return draws
 
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor:
@@ -92,27 +120,44 @@ class Augment(nn.Module):
         """Return (B, W or S, the larger) in [-1, 1); where all rows are slowed down W is less."""
         wave_BW = batch.wave_BS / INT16_SCALE
         missing = self.num_samples - wave_BW.shape[1]
-        return nn.functional.pad(wave_BW, (0, missing)) if missing > 0 else wave_BW
+        if missing <= 0:
+            return wave_BW
+        return nn.functional.pad(wave_BW, (0, missing))
 
     def run(self, name: str, x_B: Tensor, batch: Batch) -> Tensor:
         """Apply one augmentation to the rows that have draws of it, in place."""
         augmentation: Any = self.augmentations[name]
+        on_cpu = x_B.device.type == "cpu"
         with record_function(f"step/front end/{name}"):
-            for draws in batch.draws.get(name, ()):
-                for part in draws.split(CPU_ROWS) if x_B.device.type == "cpu" else (draws,):
-                    if len(part.rows) == len(x_B):  # without copies
-                        x_B = augmentation.apply(x_B, part)
-                    else:
-                        changed = augmentation.apply(x_B.index_select(0, part.rows), part)
-                        x_B[:, : changed.shape[1]].index_copy_(0, part.rows, changed)
-        # The first, speed, takes as many samples as were read for it; the others those of a crop.
-        return x_B if augmentation.on_features else x_B[:, : self.num_samples]
+            for group in batch.draws.get(name, ()):
+                # A few rows at a time stay in the cache of a CPU.
+                row_groups = group.split(CPU_ROWS) if on_cpu else (group,)
+                for draws in row_groups:
+                    x_B = self._change_rows(augmentation, x_B, draws)
+
+        # Speed, the first, takes as many samples as were read for it; the others take one crop.
+        if augmentation.on_features:
+            return x_B
+        return x_B[:, : self.num_samples]
+
+    def _change_rows(self, augmentation: Any, x_B: Tensor, draws: Draws) -> Tensor:
+        """Apply an augmentation to the rows of `draws`."""
+        # Where all rows change, there is no need to copy them out and in.
+        if len(draws.rows) == len(x_B):
+            return augmentation.apply(x_B, draws)
+        x_R = x_B.index_select(0, draws.rows)
+        changed_R = augmentation.apply(x_R, draws)
+        width = changed_R.shape[1]
+        x_B[:, :width].index_copy_(0, draws.rows, changed_R)
+        return x_B
 
     def take_silent(self) -> Tensor:
         """Return the number of crops since the last call that were too silent to be changed."""
         counts = list[Tensor]()
         for augmentation in self.augmentations.children():
-            own: Any = augmentation.num_silent
-            counts += own
-            own.clear()
-        return functools.reduce(torch.add, counts or [self.get_buffer("none")])
+            num_silent: Any = augmentation.num_silent
+            counts += num_silent
+            num_silent.clear()
+        if not counts:
+            return self.get_buffer("none")
+        return functools.reduce(torch.add, counts)

@@ -13,7 +13,8 @@ from speakerlab.frontend.resampling import resampler_between
 
 LAWS = ("mu-law", "A-law")  # the draw `law` is an index into these
 CODEC_RATE = 8000
-# Of each law: what is subtracted from a magnitude, and added again; where its lowest octave begins.
+# Of each law: the offset subtracted from a magnitude before the steps and added after them, and the
+# magnitude where its lowest octave begins.
 OFFSETS = (-132 / INT16_SCALE, 0.0)
 LOWEST_OCTAVES = (128 / INT16_SCALE, 256 / INT16_SCALE)
 STEPS = 16  # in an octave
@@ -21,7 +22,7 @@ EXPONENT_BITS = 0x7F800000  # of a float32
 
 
 class Codec(Augmentation):
-    """mu-law or A-law, each as often; nothing is left above 4 kHz."""
+    """Coding by mu-law or A-law, equally often; removes all frequencies above 4 kHz."""
 
     def __init__(self, *, codec_prob: float, sample_rate: int = 16000) -> None:
         super().__init__()
@@ -34,20 +35,34 @@ class Codec(Augmentation):
         if rng.random() >= self.prob:
             return None
         law = int(rng.integers(len(LAWS)))
-        return Draw({"law": law, "offset": OFFSETS[law], "lowest": LOWEST_OCTAVES[law]})
+        values = {
+            "law": law,
+            "offset": OFFSETS[law],
+            "lowest": LOWEST_OCTAVES[law],
+        }
+        return Draw(values)
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
-        offset_R1, lowest_R1 = (draws.values[key][:, None] for key in ("offset", "lowest"))
-        coded = through_g711(self.to_codec(x_R), offset_R1, lowest_R1)
-        return self.from_codec(coded)[:, : x_R.shape[1]]
+        offset_R = draws.values["offset"]
+        lowest_R = draws.values["lowest"]
+        narrowband_R = self.to_codec(x_R)
+        coded_R = through_g711(
+            narrowband_R,
+            offset_R1=offset_R[:, None],
+            lowest_R1=lowest_R[:, None],
+        )
+        # Resampling rounds the length up.
+        wideband_R = self.from_codec(coded_R)
+        num_samples = x_R.shape[1]
+        return wideband_R[:, :num_samples]
 
 
 def refuse_below_codec_rate(sample_rate: int) -> None:
-    """Raise ValueError for a sample rate that cannot hold what a telephone transmits."""
+    """Raise ValueError for a sample rate below the rate of a telephone's codec."""
     if sample_rate < CODEC_RATE:
         raise ValueError(
-            f"augment: a telephone transmits {CODEC_RATE} Hz, but crops have {sample_rate} Hz; set "
-            "augment.telephone_prob and augment.codec_prob to 0"
+            f"augment: a telephone transmits {CODEC_RATE} Hz, but crops have"
+            f" {sample_rate} Hz; set augment.telephone_prob and augment.codec_prob to 0"
         )
 
 
@@ -57,10 +72,17 @@ def through_g711(wave_RS: Tensor, offset_R1: Tensor, lowest_R1: Tensor) -> Tenso
     Both laws quantise a magnitude in 16 even steps an octave; mu-law first adds a bias, A-law does
     not let the steps shrink in its lowest octave.
     """
-    magnitude_RS = (wave_RS.abs() - offset_R1).clamp(max=1 - 1 / INT16_SCALE)
+    largest = 1 - 1 / INT16_SCALE
+    magnitude_RS = wave_RS.abs() - offset_R1
+    magnitude_RS = magnitude_RS.clamp(max=largest)
+
     # The power of two below: the exponent's bits alone, exact and faster than a logarithm.
-    octave_RS = (magnitude_RS.view(torch.int32) & EXPONENT_BITS).view(torch.float32)
+    exponent_RS = magnitude_RS.view(torch.int32) & EXPONENT_BITS
+    octave_RS = exponent_RS.view(torch.float32)
     step_RS = torch.maximum(octave_RS, lowest_R1) / STEPS
+
+    # Decoding returns the middle of the step.
     steps_RS = torch.div(magnitude_RS, step_RS, rounding_mode="trunc")
-    decoded_RS = torch.addcmul(offset_R1, steps_RS + 0.5, step_RS)
+    middle_RS = steps_RS + 0.5
+    decoded_RS = torch.addcmul(offset_R1, middle_RS, step_RS)
     return torch.copysign(decoded_RS, wave_RS)

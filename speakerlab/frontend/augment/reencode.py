@@ -9,7 +9,7 @@ from speakerlab.frontend.augment.base import Augmentation
 
 
 class Reencode(Augmentation):
-    """Every codec is equally likely; the draw `codec` is an index into `codecs`.
+    """Lossy coding. Every codec is equally likely; the draw `codec` is an index into `codecs`.
 
     The codecs only run on a CPU, so the data worker applies them to the crop that it reads
     (`data.loader.TrainCrops`). Room and noise follow on the device, as if a compressed recording
@@ -21,9 +21,11 @@ class Reencode(Augmentation):
 
     def __init__(self, *, reencode_prob: float, codecs: Sequence[str]) -> None:
         super().__init__()
-        self.prob, self.num_codecs = reencode_prob, len(codecs)
+        self.prob = reencode_prob
+        self.num_codecs = len(codecs)
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
         if rng.random() >= self.prob:
             return None
-        return Draw({"codec": int(rng.integers(self.num_codecs))})
+        codec = int(rng.integers(self.num_codecs))
+        return Draw({"codec": codec})

@@ -14,9 +14,10 @@ from torch import Tensor
 from speakerlab.core.batch import Draw, Draws
 from speakerlab.frontend.augment.base import Augmentation
 
-LEAD_SECONDS = 0.005  # kept of a room before its direct sound
-ROOM_SECONDS = 1.0  # kept in all
-KEPT_ROOMS = 200  # spectra of so many rooms, a quarter of a megabyte each, are kept on a CPU
+LEAD_SECONDS = 0.005  # of a room before its direct sound; earlier samples are cut
+ROOM_SECONDS = 1.0  # of a room in all
+# On a CPU, the spectra of up to so many rooms, a quarter of a megabyte each, are computed once.
+CACHED_ROOMS = 200
 
 
 class Room(Augmentation):
@@ -32,32 +33,46 @@ class Room(Augmentation):
         num_samples: int,
         sample_rate: int = 16000,
     ) -> None:
-        """Take `rooms`: vectors of any scale, or objects that give one when sliced."""
+        """Take `rooms`: vectors of any scale, or objects that return one when sliced."""
         super().__init__()
-        self.prob, self.num_rooms = room_prob, len(rooms)
-        self.num_samples, self.lead = num_samples, round(LEAD_SECONDS * sample_rate)
+        self.prob = room_prob
+        self.num_rooms = len(rooms)
+        self.num_samples = num_samples
+        self.lead = round(LEAD_SECONDS * sample_rate)
         room_KL = room_bank(rooms, sample_rate=sample_rate)
-        self.num_fft = scipy.fft.next_fast_len(num_samples + room_KL.shape[1] - 1, real=True)
+
+        # The convolution is a product of spectra, of a length at which nothing wraps around.
+        num_convolved = num_samples + room_KL.shape[1] - 1
+        self.num_fft = scipy.fft.next_fast_len(num_convolved, real=True)
         self.register_buffer("room_KL", room_KL, persistent=False)
-        self.kept_spectra: Tensor | None = None
+        self.cached_spectra: Tensor | None = None
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
         if not self.num_rooms or rng.random() >= self.prob:
             return None
-        return Draw({"room": int(rng.integers(self.num_rooms))})
+        room = int(rng.integers(self.num_rooms))
+        return Draw({"room": room})
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
         spectrum = torch.fft.rfft(x_R, n=self.num_fft)
-        room_R = draws.values["room"]
-        if x_R.device.type != "cpu" or self.num_rooms > KEPT_ROOMS:
-            spectrum *= torch.fft.rfft(self.room_KL.index_select(0, room_R), n=self.num_fft)
-        else:
-            kept = self.kept_spectra
-            if kept is None:
-                kept = self.kept_spectra = torch.fft.rfft(self.room_KL, n=self.num_fft)
-            spectrum *= kept.index_select(0, room_R)
+        spectrum *= self._room_spectra(draws.values["room"])
         wet = torch.fft.irfft(spectrum, n=self.num_fft)
-        return wet[:, self.lead : self.lead + self.num_samples]
+        # Every room has its direct sound at the sample `lead`; without it, speech is not delayed.
+        end = self.lead + self.num_samples
+        return wet[:, self.lead : end]
+
+    def _room_spectra(self, room_R: Tensor) -> Tensor:
+        """Return the spectra of the rooms with these indices."""
+        on_cpu = room_R.device.type == "cpu"
+        if not on_cpu or self.num_rooms > CACHED_ROOMS:
+            room_RL = self.room_KL.index_select(0, room_R)
+            return torch.fft.rfft(room_RL, n=self.num_fft)
+
+        spectra = self.cached_spectra
+        if spectra is None:
+            spectra = torch.fft.rfft(self.room_KL, n=self.num_fft)
+            self.cached_spectra = spectra
+        return spectra.index_select(0, room_R)
 
 
 def room_bank(rooms: Sequence[Any], *, sample_rate: int) -> Tensor:
@@ -67,23 +82,37 @@ def room_bank(rooms: Sequence[Any], *, sample_rate: int) -> Tensor:
     Raises ValueError for a room that is empty or silent.
     """
     lead = round(LEAD_SECONDS * sample_rate)
-    width = _room_width([len(room) for room in rooms], sample_rate=sample_rate)
-    bank_KL = np.zeros((len(rooms), width), dtype=np.float32)
+    lengths = [len(room) for room in rooms]
+    width = _room_width(lengths, sample_rate=sample_rate)
+    shape = (len(rooms), width)
+    bank_KL = np.zeros(shape, dtype=np.float32)
     for index, room in enumerate(rooms):
         room_S = np.asarray(room[:], dtype=np.float64)
         if not room_S.any():
             raise ValueError(f"data.rirs: room {index} is empty or silent; remove it")
-        peak = int(np.abs(room_S).argmax())
-        kept_S = np.pad(room_S, (max(0, lead - peak), 0))[max(0, peak - lead) :][:width]
-        bank_KL[index, : len(kept_S)] = kept_S / np.sqrt(np.square(kept_S).sum())
+
+        # Put the direct sound at the sample `lead`: pad a room that begins later, cut the others.
+        magnitude_S = np.abs(room_S)
+        peak = int(magnitude_S.argmax())
+        padding = max(0, lead - peak)
+        start = max(0, peak - lead)
+        padded_S = np.pad(room_S, (padding, 0))
+        aligned_S = padded_S[start:][:width]
+
+        energy = np.square(aligned_S).sum()
+        normalised_S = aligned_S / np.sqrt(energy)
+        bank_KL[index, : len(normalised_S)] = normalised_S
     return torch.from_numpy(bank_KL)
 
 
 def room_bytes(lengths: Sequence[int], *, sample_rate: int) -> int:
-    """Return the bytes on the device of rooms of these lengths in samples."""
-    return 4 * len(lengths) * _room_width(lengths, sample_rate=sample_rate)
+    """Return the bytes that rooms of these lengths, in samples, take on the device."""
+    width = _room_width(lengths, sample_rate=sample_rate)
+    return 4 * len(lengths) * width
 
 
 def _room_width(room_lengths: Sequence[int], *, sample_rate: int) -> int:
+    """Return the length of the bank's rows in samples: enough for all rooms, at most 1 s."""
     lead = round(LEAD_SECONDS * sample_rate)
-    return min(round(ROOM_SECONDS * sample_rate), lead + max(room_lengths, default=0))
+    longest = lead + max(room_lengths, default=0)
+    return min(round(ROOM_SECONDS * sample_rate), longest)

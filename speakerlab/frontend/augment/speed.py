@@ -14,24 +14,31 @@ from speakerlab.frontend.resampling import resampler
 
 
 class Speed(Augmentation):
-    """All speeds are equally likely; the group of a draw is the index of its speed."""
+    """Change of speed. All speeds are equally likely; the group of a draw is its speed's index."""
 
     def __init__(self, *, speeds: Sequence[float], num_samples: int) -> None:
         """Take `speeds`, the first 1, and `num_samples`, a crop's length after the change."""
         super().__init__()
         self.num_speeds = len(speeds)
+        # Samples of a recording that a crop needs at each speed.
         self.num_read = [round(num_samples * speed) for speed in speeds]
         self.num_samples = num_samples
         self.resamplers = nn.ModuleList(resampler(speed) for speed in speeds)
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
         speed = int(rng.integers(self.num_speeds))
-        return Draw({}, speed) if speed else None
+        if speed == 0:  # the first speed is 1: no change
+            return None
+        return Draw({}, speed)
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
         """Return waves of a crop's length."""
-        played = self.resamplers[draws.group](x_R[:, : self.num_read[draws.group]])
+        num_read = self.num_read[draws.group]
+        resample = self.resamplers[draws.group]
+        played_R = resample(x_R[:, :num_read])
+
         # Rounding may give a sample too many or, at half speed or less, one too few.
-        if missing := max(self.num_samples - played.shape[1], 0):
-            played = nn.functional.pad(played, (0, missing))
-        return played[:, : self.num_samples]
+        missing = self.num_samples - played_R.shape[1]
+        if missing > 0:
+            played_R = nn.functional.pad(played_R, (0, missing))
+        return played_R[:, : self.num_samples]

@@ -12,8 +12,9 @@ from speakerlab.core.batch import Draw, Draws
 from speakerlab.frontend.augment.base import Augmentation
 from speakerlab.frontend.augment.codec import refuse_below_codec_rate
 
-BAND_HERTZ = (300.0, 3400.0)  # where the filter has lost 6 dB
-FILTER_SECONDS = 0.04  # as long as 45 Hz between 0 and -6 dB, and as much to -60 dB, need
+BAND_HERTZ = (300.0, 3400.0)  # edges, at which the filter attenuates by 6 dB
+# Length of a filter that falls from 0 to -6 dB within 45 Hz, and from there to -60 dB.
+FILTER_SECONDS = 0.04
 KAISER_BETA = 5.65  # -60 dB
 
 
@@ -23,29 +24,53 @@ class Telephone(Augmentation):
     spectrum: Tensor
 
     def __init__(
-        self, *, telephone_prob: float, num_samples: int, sample_rate: int = 16000
+        self,
+        *,
+        telephone_prob: float,
+        num_samples: int,
+        sample_rate: int = 16000,
     ) -> None:
         super().__init__()
         refuse_below_codec_rate(sample_rate)
-        self.prob, self.num_samples = telephone_prob, num_samples
+        self.prob = telephone_prob
+        self.num_samples = num_samples
         taps_L = band_filter(sample_rate)
         self.delay = len(taps_L) // 2
-        self.num_fft = scipy.fft.next_fast_len(num_samples + len(taps_L) - 1, real=True)
-        spectrum = torch.fft.rfft(torch.from_numpy(taps_L), n=self.num_fft).to(torch.complex64)
+
+        # The convolution is a product of spectra, of a length at which nothing wraps around.
+        num_convolved = num_samples + len(taps_L) - 1
+        self.num_fft = scipy.fft.next_fast_len(num_convolved, real=True)
+        taps = torch.from_numpy(taps_L)
+        spectrum = torch.fft.rfft(taps, n=self.num_fft).to(torch.complex64)
         self.register_buffer("spectrum", spectrum, persistent=False)
 
     def draw(self, rng: np.random.Generator) -> Draw | None:
-        return Draw({}) if rng.random() < self.prob else None
+        if rng.random() >= self.prob:
+            return None
+        return Draw({})
 
     def apply(self, x_R: Tensor, draws: Draws) -> Tensor:
-        spectrum = torch.fft.rfft(x_R, n=self.num_fft) * self.spectrum
+        spectrum = torch.fft.rfft(x_R, n=self.num_fft)
+        spectrum = spectrum * self.spectrum
         wave = torch.fft.irfft(spectrum, n=self.num_fft)
-        return wave[:, self.delay : self.delay + self.num_samples]
+        end = self.delay + self.num_samples
+        return wave[:, self.delay : end]
 
 
 def band_filter(sample_rate: int) -> np.ndarray:
     """Return a band-pass (L,) of linear phase, L odd, by the window method."""
     half = round(FILTER_SECONDS / 2 * sample_rate)
-    time = np.arange(-half, half + 1) / sample_rate
-    low, high = (2 * hertz * np.sinc(2 * hertz * time) for hertz in BAND_HERTZ)
-    return (high - low) / sample_rate * np.kaiser(2 * half + 1, KAISER_BETA)
+    tap_L = np.arange(-half, half + 1)
+    seconds_L = tap_L / sample_rate
+    window_L = np.kaiser(len(tap_L), KAISER_BETA)
+
+    # The difference of two ideal low-pass filters passes the band between their edges.
+    low_hertz, high_hertz = BAND_HERTZ
+    below_low_L = _low_pass(low_hertz, seconds_L)
+    below_high_L = _low_pass(high_hertz, seconds_L)
+    return (below_high_L - below_low_L) / sample_rate * window_L
+
+
+def _low_pass(edge_hertz: float, seconds_L: np.ndarray) -> np.ndarray:
+    """Return the impulse response of an ideal low-pass filter at these times."""
+    return 2 * edge_hertz * np.sinc(2 * edge_hertz * seconds_L)

@@ -6,8 +6,9 @@ same gradients and running statistics as the plain code in campplus.py, up to ro
 Why it is faster:
 - The channels are rows of one array, to which a layer appends its own; torch.cat copies them all.
 - The mean and variance of a channel are the same for every BatchNorm that reads it, and computed
-  once. The gradient through a BatchNorm is that of a factor, minus a constant, minus a multiple of
-  the channel; the last two are added up as numbers and subtracted once (`_Channels`).
+  once. The gradient through a BatchNorm is the output's gradient times a factor, minus a constant,
+  minus a multiple of the channel; the last two are summed as numbers and subtracted once
+  (`_Channels`).
 - Over rows a 1x1 convolution is one matrix product; rows.py has the convolution over time.
 - In 16 bits the mask, which is a few numbers per utterance, is computed in fp32.
 
@@ -16,7 +17,6 @@ G channels that a layer adds, H hidden units of a mask, J taps of a kernel, S se
 A gradient has the name of its value after `d_`.
 """
 
-from collections import namedtuple
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -30,35 +30,64 @@ from speakerlab.models import cpu
 from speakerlab.models.cpu import rows
 from speakerlab.models.cpu.rows import Segments
 
-COLUMN_MULTIPLE = 64  # of matrix products in 16 bits, in inference
+# In 16-bit inference, the number of columns is rounded up to a multiple of this; see `_infer`.
+COLUMN_MULTIPLE = 64
 
+# Each works on a list of tensors in one call; torch has no public names for them.
 lerp_all = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
 add_all = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 is_tracing = torch.jit.is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 
-def run_block(layers: Sequence[Any], x_BCT: Tensor, *, segment_frames: int) -> Tensor | None:
-    """Run a dense block, or return None where the plain code has to.
+def run_block(
+    layers: Sequence[Any], x_BCT: Tensor, *, segment_frames: int
+) -> Tensor | None:
+    """Run a dense block, or return None if the plain code must run it.
 
-    That is on any other device, while a graph is traced or compiled, with BatchNorms that are not
-    torch's own with affine parameters, running statistics, one momentum and one epsilon, where only
-    some of them train, and for gradients in eval mode.
+    The plain code runs on any other device, while a graph is traced or compiled, and for gradients
+    in eval mode. It also runs unless all BatchNorms are torch's own, have affine parameters and
+    running statistics, and share one momentum, one epsilon and one mode.
     """
     if not _is_used(x_BCT):
         return None
-    wide, kinds = torch.promote_types(x_BCT.dtype, torch.float32), set[Any]()
+
+    # Collect the settings of all BatchNorms: the code below handles only one set of them.
+    norms: list[Any] = []
     for layer in layers:
-        for norm in (layer.nonlinear1.batchnorm, layer.nonlinear2.batchnorm):
-            if type(norm) is not nn.BatchNorm1d or not norm.affine or norm.running_mean is None:
-                return None
-            kinds.add((norm.training, norm.momentum, norm.eps, norm.running_mean.dtype))
-    training, momentum, _, dtype = next(iter(kinds))
-    if len(kinds) > 1 or momentum is None or dtype != wide or x_BCT.numel() == x_BCT.shape[1]:
+        norms.append(layer.nonlinear1.batchnorm)
+        norms.append(layer.nonlinear2.batchnorm)
+    settings = set[Any]()
+    for norm in norms:
+        is_plain = type(norm) is nn.BatchNorm1d and norm.affine
+        if not is_plain or norm.running_mean is None:
+            return None
+        setting = (
+            norm.training,
+            norm.momentum,
+            norm.eps,
+            norm.running_mean.dtype,
+        )
+        settings.add(setting)
+    if len(settings) > 1:
         return None
+
+    (setting,) = settings
+    training, momentum, _, dtype = setting
+    wide = torch.promote_types(x_BCT.dtype, torch.float32)
+    num_channels = x_BCT.shape[1]
+    has_one_value = x_BCT.numel() == num_channels  # of each channel: no variance
+    if momentum is None or dtype != wide or has_one_value:
+        return None
+
     if training:
-        weights = [weight for layer in layers for weight in _weights_of(layer)]
+        weights: list[Tensor] = []
+        for layer in layers:
+            weights += _weights_of(layer)
         return _TrainedBlock.apply(x_BCT, layers, segment_frames, *weights)
-    return None if torch.is_grad_enabled() else _infer(layers, x_BCT, segment_frames)
+    # In eval mode there is no backward pass written by hand.
+    if torch.is_grad_enabled():
+        return None
+    return _infer(layers, x_BCT, segment_frames)
 
 
 def is_in_rows(x_BCT: Tensor) -> bool:
@@ -68,217 +97,469 @@ def is_in_rows(x_BCT: Tensor) -> bool:
 
 def whole_rows(x_CBT: Tensor) -> Tensor:
     """Return (C, N), or with the zero columns that `_infer` appends: only for eval mode."""
-    channels, columns = x_CBT.shape[0], x_CBT.stride(0)
-    if columns == x_CBT.shape[1:].numel():
+    channels = len(x_CBT)
+    columns = x_CBT.stride(0)
+    num_values = x_CBT.shape[1:].numel()
+    if columns == num_values:
         return x_CBT.flatten(1)
-    return x_CBT.as_strided((channels, columns), (columns, 1))
+    # The map is a view of a wider store; reach beyond it, to the ends of the store's rows.
+    return x_CBT.as_strided(size=(channels, columns), stride=(columns, 1))
 
 
 def _is_used(x_BCT: Tensor) -> bool:
     is_traced = torch.compiler.is_compiling() or is_tracing()
-    return cpu.is_enabled and x_BCT.device.type == "cpu" and not is_traced
+    on_cpu = x_BCT.device.type == "cpu"
+    return cpu.is_enabled and on_cpu and not is_traced
 
 
-_Weights = namedtuple(
-    "_Weights",
-    "scale_C shift_C mix_KC1 scale_K shift_K local_GKJ squeeze_HK1 squeeze_H excite_GH1 excite_G",
-)
-# What its backward pass needs: `read` and `hidden` are normalised and rectified, mean and inverse
-# deviation are those of `mixed`.
-_Kept = namedtuple(
-    "_Kept",
-    "read_CN mixed_KN hidden_KBT mean_K inv_std_K local_GBT context_KQ squeezed_HQ mask_GQ",
-)
-NUM_WEIGHTS, NUM_KEPT = len(_Weights._fields), len(_Kept._fields)
+class _Weights(NamedTuple):
+    """The weights of a `DenseLayer`, or their gradients, in the order of the computation."""
+
+    # First BatchNorm, then the 1x1 convolution to the bottleneck.
+    scale_C: Tensor
+    shift_C: Tensor
+    mix_KC1: Tensor
+
+    # Second BatchNorm, then the convolution over time.
+    scale_K: Tensor
+    shift_K: Tensor
+    local_GKJ: Tensor
+
+    # The two layers that compute the mask, weight and bias each.
+    squeeze_HK1: Tensor
+    squeeze_H: Tensor
+    excite_GH1: Tensor
+    excite_G: Tensor
+
+
+class _Activations(NamedTuple):
+    """Values of a layer's forward pass that its backward pass needs."""
+
+    read_CN: Tensor  # the layer's input, normalised and rectified
+    mixed_KN: Tensor  # after the 1x1 convolution
+    hidden_KBT: Tensor  # `mixed`, normalised and rectified
+    mean_K: Tensor  # of `mixed`
+    inv_std_K: Tensor  # of `mixed`
+    local_GBT: Tensor  # after the convolution over time, before the mask
+    context_KQ: Tensor
+    squeezed_HQ: Tensor
+    mask_GQ: Tensor
+
+
+NUM_WEIGHTS = len(_Weights._fields)
+NUM_ACTIVATIONS = len(_Activations._fields)
 
 
 def _weights_of(layer: Any) -> _Weights:
-    norm1, norm2, cam = layer.nonlinear1.batchnorm, layer.nonlinear2.batchnorm, layer.cam_layer
-    found = (norm1.weight, norm1.bias, layer.linear1.weight, norm2.weight, norm2.bias)
-    found += (cam.linear_local.weight, cam.linear1.weight, cam.linear1.bias)
-    return _Weights(*found, cam.linear2.weight, cam.linear2.bias)
+    norm1 = layer.nonlinear1.batchnorm
+    norm2 = layer.nonlinear2.batchnorm
+    cam = layer.cam_layer
+    return _Weights(
+        scale_C=norm1.weight,
+        shift_C=norm1.bias,
+        mix_KC1=layer.linear1.weight,
+        scale_K=norm2.weight,
+        shift_K=norm2.bias,
+        local_GKJ=cam.linear_local.weight,
+        squeeze_HK1=cam.linear1.weight,
+        squeeze_H=cam.linear1.bias,
+        excite_GH1=cam.linear2.weight,
+        excite_G=cam.linear2.bias,
+    )
 
 
-def _infer(layers: Sequence[Any], x_BCT: Tensor, segment_frames: int) -> Tensor:
+def _infer(
+    layers: Sequence[Any],
+    x_BCT: Tensor,
+    segment_frames: int,
+) -> Tensor:
     """Run layers in eval mode without gradients.
 
     In 16 bits the CPU's library compiles a kernel for each shape, which takes as long as using it;
     rounding up the columns lets recordings of different lengths share kernels.
     """
     batch, channels, frames = x_BCT.shape
-    used = batch * frames
-    columns = used + (-used % COLUMN_MULTIPLE if x_BCT.dtype.itemsize < 4 else 0)
-    growth = len(layers) * layers[0].cam_layer.linear_local.out_channels
-    store_CN = x_BCT.new_empty(channels + growth, columns)
-    store_CN[:, used:] = 0  # read, but not part of the output
-    store_CBT = store_CN[:, :used].unflatten(1, (batch, frames))
+    num_values = batch * frames
+    columns = num_values
+    if x_BCT.dtype.itemsize < 4:
+        columns += -num_values % COLUMN_MULTIPLE
+
+    # One array for the input and for the channels of all layers, so that nothing is joined.
+    num_new = _count_new_channels(layers)
+    store_CN = x_BCT.new_empty(channels + num_new, columns)
+    store_CN[:, num_values:] = 0  # read, but not part of the output
+    values_CN = store_CN[:, :num_values]
+    store_CBT = values_CN.unflatten(1, (batch, frames))
     store_CBT[:channels] = x_BCT.transpose(0, 1)
-    segments = Segments(frames, segment_frames, like=layers[0].nonlinear1.batchnorm.weight)
+
+    first_norm = layers[0].nonlinear1.batchnorm
+    segments = Segments(frames, segment_frames, like=first_norm.weight)
     with fp32_island(x_BCT):
         for layer in layers:
             norm = layer.nonlinear1.batchnorm
-            moments = norm.running_mean, norm.running_var
-            own = _weights_of(layer)
-            kept = _forward(layer, own, store_CN[:channels], moments, segments, batch)
-            channels += len(_append(store_CBT, channels, kept, segments))
+            activations = _forward(
+                layer,
+                _weights_of(layer),
+                seen_CN=store_CN[:channels],
+                moments=(norm.running_mean, norm.running_var),
+                segments=segments,
+                batch=batch,
+            )
+            new_GBT = _append(store_CBT, channels, activations, segments)
+            channels += len(new_GBT)
     return store_CBT.transpose(0, 1)
 
 
+def _count_new_channels(layers: Sequence[Any]) -> int:
+    """Return the number of channels that the layers of a block append in all."""
+    conv = layers[0].cam_layer.linear_local
+    return len(layers) * conv.out_channels
+
+
 class _TrainedBlock(torch.autograd.Function):
+    """A dense block in train mode, with all its gradients.
+
+    The arguments after the first three are the weights of all layers in a row, because autograd
+    computes gradients only for tensors among the arguments.
+    """
+
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> Tensor:
-        x_BCT, ctx.layers, segment_frames, *weights = args
+    def forward(
+        ctx: Any,
+        x_BCT: Tensor,
+        layers: Sequence[Any],
+        segment_frames: int,
+        *weights: Tensor,
+    ) -> Tensor:
         batch, channels, frames = x_BCT.shape
-        growth = len(ctx.layers) * ctx.layers[0].cam_layer.linear_local.out_channels
-        store_CBT = x_BCT.new_empty(channels + growth, batch, frames)
+        num_channels = channels + _count_new_channels(layers)
+        store_CBT = x_BCT.new_empty(num_channels, batch, frames)
         store_CBT[:channels] = x_BCT.transpose(0, 1)
+
         wide = torch.promote_types(x_BCT.dtype, torch.float32)
-        moments_2C = x_BCT.new_ones(2, len(store_CBT), dtype=wide)
-        ctx.segments = Segments(frames, segment_frames, like=moments_2C)
-        start, seen, kept = 0, [], []
+        moments_2C = x_BCT.new_ones(2, num_channels, dtype=wide)
+        segments = Segments(frames, segment_frames, like=moments_2C)
+
+        start = 0  # of the channels whose moments are not computed yet
+        num_seen: list[int] = []
+        activations: list[_Activations] = []
         with fp32_island(x_BCT):
-            for i, layer in enumerate(ctx.layers):
-                own = _Weights(*weights[i * NUM_WEIGHTS : (i + 1) * NUM_WEIGHTS])
-                moments_2C[:, start:channels] = rows.moments(store_CBT[start:channels])
-                seen_CN, mean_C, var_C = store_CBT[:channels].flatten(1), *moments_2C[:, :channels]
-                kept.append(_forward(layer, own, seen_CN, (mean_C, var_C), ctx.segments, batch))
-                seen.append(channels)
-                start, channels = channels, channels + len(kept[-1].local_GBT)
-                _append(store_CBT, start, kept[-1], ctx.segments)
-        _update_statistics(ctx.layers, seen, moments_2C, kept, batch * frames)
-        ctx.save_for_backward(store_CBT, moments_2C, *weights, *chain.from_iterable(kept))
+            for index, layer in enumerate(layers):
+                new = slice(start, channels)
+                moments_2C[:, new] = rows.moments(store_CBT[new])
+                # A layer reads all channels so far, whose moments are known by now.
+                mean_C, var_C = moments_2C[:, :channels]
+                computed = _forward(
+                    layer,
+                    _weights_at(index, weights),
+                    seen_CN=store_CBT[:channels].flatten(1),
+                    moments=(mean_C, var_C),
+                    segments=segments,
+                    batch=batch,
+                )
+                activations.append(computed)
+                num_seen.append(channels)
+                new_GBT = _append(store_CBT, channels, computed, segments)
+                start = channels
+                channels += len(new_GBT)
+        _update_statistics(
+            layers,
+            num_seen,
+            moments_2C,
+            activations,
+            count=batch * frames,
+        )
+
+        ctx.layers = layers
+        ctx.segments = segments
+        ctx.save_for_backward(
+            store_CBT,
+            moments_2C,
+            *weights,
+            *chain.from_iterable(activations),
+        )
         return store_CBT.transpose(0, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        store_CBT, (mean_C, var_C), *rest = ctx.saved_tensors
-        weights, kept = rest[: len(ctx.layers) * NUM_WEIGHTS], rest[len(ctx.layers) * NUM_WEIGHTS :]
-        d_store_CBT = torch.empty_like(store_CBT).copy_(grads[0].transpose(0, 1))
-        inv_std_C = (var_C + ctx.layers[0].nonlinear1.batchnorm.eps).rsqrt()
-        slope_C, constant_C = torch.zeros_like(mean_C).repeat(2, 1)
-        shared = _Channels(store_CBT, d_store_CBT, mean_C, inv_std_C, slope_C, constant_C)
+        store_CBT, moments_2C, *tensors = ctx.saved_tensors
+        mean_C, var_C = moments_2C
+        num_weights = len(ctx.layers) * NUM_WEIGHTS
+        weights = tensors[:num_weights]
+        activations = tensors[num_weights:]
+
+        (d_y_BCT,) = grads
+        d_store_CBT = torch.empty_like(store_CBT)
+        d_store_CBT.copy_(d_y_BCT.transpose(0, 1))
+        first_norm = ctx.layers[0].nonlinear1.batchnorm
+        inv_std_C = (var_C + first_norm.eps).rsqrt()
+        shared = _Channels(
+            x_CBT=store_CBT,
+            d_x_CBT=d_store_CBT,
+            mean_C=mean_C,
+            inv_std_C=inv_std_C,
+            slope_C=torch.zeros_like(mean_C),
+            constant_C=torch.zeros_like(mean_C),
+        )
+
+        # From the last layer to the first: a layer's channels have their whole gradient when all
+        # layers after it, which read them, are done.
         channels = len(store_CBT)
         d_weights: list[Any] = []
         with fp32_island(store_CBT):
-            for i, layer in reversed([*enumerate(ctx.layers)]):
-                own = _Weights(*weights[i * NUM_WEIGHTS : (i + 1) * NUM_WEIGHTS])
-                found = _Kept(*kept[i * NUM_KEPT : (i + 1) * NUM_KEPT])
-                end, channels = channels, channels - len(found.local_GBT)
+            for index in reversed(range(len(ctx.layers))):
+                layer = ctx.layers[index]
+                computed = _activations_at(index, activations)
+                end = channels
+                channels -= len(computed.local_GBT)
                 d_new_GBT = shared.finish_gradient(channels, end)
-                d_weights[:0] = _backward(layer, own, found, d_new_GBT, shared, ctx.segments)
+                d_weights_of_layer = _backward(
+                    layer,
+                    _weights_at(index, weights),
+                    computed,
+                    d_new_GBT,
+                    shared,
+                    ctx.segments,
+                )
+                # The layers run backwards, but autograd expects the order of the arguments.
+                d_weights = [*d_weights_of_layer, *d_weights]
             d_x_CBT = shared.finish_gradient(0, channels)
         return d_x_CBT.transpose(0, 1), None, None, *d_weights
 
 
+def _weights_at(index: int, weights: Sequence[Tensor]) -> _Weights:
+    """Return the weights of one layer from the weights of all layers in a row."""
+    start = index * NUM_WEIGHTS
+    return _Weights(*weights[start : start + NUM_WEIGHTS])
+
+
+def _activations_at(index: int, activations: Sequence[Tensor]) -> _Activations:
+    """Return the activations of one layer from the activations of all layers in a row."""
+    start = index * NUM_ACTIVATIONS
+    return _Activations(*activations[start : start + NUM_ACTIVATIONS])
+
+
 def _update_statistics(
-    layers: Sequence[Any], seen: Sequence[int], moments: Tensor, kept: Sequence[_Kept], count: int
+    layers: Sequence[Any],
+    num_seen: Sequence[int],
+    moments: Tensor,
+    activations: Sequence[_Activations],
+    count: int,
 ) -> None:
-    """Update all running statistics from `count` values; `seen`: channels that each layer reads."""
-    first = [layer.nonlinear1.batchnorm for layer in layers]
-    norms = first + [layer.nonlinear2.batchnorm for layer in layers]
-    var_LK = rows.variance(torch.stack([found.inv_std_K for found in kept]), first[0].eps)
+    """Update all running statistics from `count` values.
+
+    num_seen: the number of channels that each layer reads.
+    """
+    first_norms = [layer.nonlinear1.batchnorm for layer in layers]
+    second_norms = [layer.nonlinear2.batchnorm for layer in layers]
+    norms = first_norms + second_norms
+    norm = norms[0]  # all have one epsilon and one momentum
+
+    # Running variances are unbiased, the variances of a batch are not.
     mean_C, var_C = moments
-    unbiased_C, unbiased_LK = (var * (count / (count - 1)) for var in (var_C, var_LK))
-    targets = [mean_C[:channels] for channels in seen] + [found.mean_K for found in kept]
-    targets += [unbiased_C[:channels] for channels in seen] + [*unbiased_LK]
-    buffers = [norm.running_mean for norm in norms] + [norm.running_var for norm in norms]
+    inv_stds = [computed.inv_std_K for computed in activations]
+    inv_std_LK = torch.stack(inv_stds)
+    var_LK = rows.variance(inv_std_LK, norm.eps)
+    correction = count / (count - 1)
+    unbiased_C = var_C * correction
+    unbiased_LK = var_LK * correction
+
+    new_means = [mean_C[:channels] for channels in num_seen]
+    new_means += [computed.mean_K for computed in activations]
+    new_vars = [unbiased_C[:channels] for channels in num_seen]
+    new_vars += unbiased_LK.unbind()
+
+    # All at once: one call for each of the small vectors would take longer than the sums.
+    buffers = [norm.running_mean for norm in norms]
+    buffers += [norm.running_var for norm in norms]
+    counters = [norm.num_batches_tracked for norm in norms]
     with torch.no_grad():
-        lerp_all(buffers, targets, first[0].momentum)
-        add_all([norm.num_batches_tracked for norm in norms], 1)
+        lerp_all(buffers, new_means + new_vars, norm.momentum)
+        add_all(counters, 1)
 
 
-def _append(store_CBT: Tensor, channels: int, kept: _Kept, segments: Segments) -> Tensor:
+def _append(
+    store_CBT: Tensor,
+    channels: int,
+    activations: _Activations,
+    segments: Segments,
+) -> Tensor:
     """Write a layer's masked output into the store after `channels`; return it, (G, B, T)."""
-    new_GBT = store_CBT[channels : channels + len(kept.local_GBT)]
-    mask_GBT = segments.spread(kept.mask_GQ.to(store_CBT.dtype))
-    return torch.mul(kept.local_GBT, mask_GBT, out=new_GBT)
+    local_GBT = activations.local_GBT
+    end = channels + len(local_GBT)
+    new_GBT = store_CBT[channels:end]
+    mask_GQ = activations.mask_GQ.to(store_CBT.dtype)
+    mask_GBT = segments.spread(mask_GQ)
+    # `out` writes the product into the store without a copy.
+    return torch.mul(local_GBT, mask_GBT, out=new_GBT)
 
 
 def _forward(
     layer: Any,
-    own: _Weights,
+    weights: _Weights,
     seen_CN: Tensor,
     moments: tuple[Tensor, Tensor],
     segments: Segments,
     batch: int,
-) -> _Kept:
+) -> _Activations:
     """Compute a layer from the channels seen; `moments` are their means and variances."""
-    norm1, norm2, conv = (
-        layer.nonlinear1.batchnorm,
-        layer.nonlinear2.batchnorm,
-        layer.cam_layer.linear_local,
+    norm1 = layer.nonlinear1.batchnorm
+    norm2 = layer.nonlinear2.batchnorm
+    conv = layer.cam_layer.linear_local
+
+    # BatchNorm, ReLU and the 1x1 convolution to the bottleneck, in the type that BatchNorm returns:
+    # autocast is off here, so the weights are cast by hand.
+    mean_C, var_C = moments
+    read_CN = rows.normalise_relu(
+        seen_CN,
+        weights.scale_C,
+        weights.shift_C,
+        mean_C,
+        var_C,
+        norm1.eps,
     )
-    read_CN = rows.normalise_relu(seen_CN, own.scale_C, own.shift_C, *moments, norm1.eps)
-    mixed_KN = own.mix_KC1.squeeze(2).to(read_CN.dtype) @ read_CN
+    dtype = read_CN.dtype
+    mix_KC = weights.mix_KC1.squeeze(2)
+    mix_KC = mix_KC.to(dtype)
+    mixed_KN = mix_KC @ read_CN
+
+    # The second BatchNorm and ReLU.
     if norm2.training:
-        hidden_KN, mean_K, inv_std_K = rows.normalise(mixed_KN, own.scale_K, own.shift_K, norm2.eps)
+        hidden_KN, mean_K, inv_std_K = rows.normalise(
+            mixed_KN,
+            weights.scale_K,
+            weights.shift_K,
+            norm2.eps,
+        )
         hidden_KN.relu_()
     else:
-        mean_K = inv_std_K = own.shift_K  # not needed without a backward pass
-        moments = norm2.running_mean, norm2.running_var
-        hidden_KN = rows.normalise_relu(mixed_KN, own.scale_K, own.shift_K, *moments, norm2.eps)
-    used = batch * segments.frames
-    hidden_KBT = hidden_KN[:, :used].unflatten(1, (batch, segments.frames))
-    local_GKJ, columns = own.local_GKJ.to(read_CN.dtype), hidden_KN.shape[1]
-    local_GBT = rows.convolve(hidden_KBT, local_GKJ, dilation=conv.dilation[0], num_columns=columns)
+        mean_K = inv_std_K = weights.shift_K  # not needed without a backward pass
+        hidden_KN = rows.normalise_relu(
+            mixed_KN,
+            weights.scale_K,
+            weights.shift_K,
+            norm2.running_mean,
+            norm2.running_var,
+            norm2.eps,
+        )
+
+    # The convolution over time, without the columns that `_infer` appends.
+    frames = segments.frames
+    values_KN = hidden_KN[:, : batch * frames]
+    hidden_KBT = values_KN.unflatten(1, (batch, frames))
+    local_GBT = rows.convolve(
+        hidden_KBT,
+        weights.local_GKJ.to(dtype),
+        dilation=conv.dilation[0],
+        num_columns=hidden_KN.shape[1],
+    )
+
+    # The mask, from the context of each segment.
     context_KQ = segments.context(hidden_KBT)
-    squeezed_HQ = torch.addmm(own.squeeze_H.unsqueeze(1), own.squeeze_HK1.squeeze(2), context_KQ)
+    squeezed_HQ = torch.addmm(
+        weights.squeeze_H.unsqueeze(1),
+        weights.squeeze_HK1.squeeze(2),
+        context_KQ,
+    )
     squeezed_HQ.relu_()
-    mask_GQ = torch.addmm(own.excite_G.unsqueeze(1), own.excite_GH1.squeeze(2), squeezed_HQ)
-    inner = read_CN, mixed_KN, hidden_KBT, mean_K, inv_std_K
-    return _Kept(*inner, local_GBT, context_KQ, squeezed_HQ, mask_GQ.sigmoid_())
+    mask_GQ = torch.addmm(
+        weights.excite_G.unsqueeze(1),
+        weights.excite_GH1.squeeze(2),
+        squeezed_HQ,
+    )
+    return _Activations(
+        read_CN=read_CN,
+        mixed_KN=mixed_KN,
+        hidden_KBT=hidden_KBT,
+        mean_K=mean_K,
+        inv_std_K=inv_std_K,
+        local_GBT=local_GBT,
+        context_KQ=context_KQ,
+        squeezed_HQ=squeezed_HQ,
+        mask_GQ=mask_GQ.sigmoid_(),
+    )
 
 
 def _backward(
     layer: Any,
-    own: _Weights,
-    kept: _Kept,
+    weights: _Weights,
+    activations: _Activations,
     d_new_GBT: Tensor,
     shared: "_Channels",
     segments: Segments,
 ) -> _Weights:
-    """Return the gradients of the weights; add that of the channels read to `shared`."""
-    d_mask_GQ = segments.sums(d_new_GBT * kept.local_GBT)
-    d_excited_GQ = torch.ops.aten.sigmoid_backward(d_mask_GQ, kept.mask_GQ)
-    d_squeezed_HQ = own.excite_GH1.squeeze(2).T @ d_excited_GQ
-    d_squeezed_HQ = rows.where_positive(d_squeezed_HQ, kept.squeezed_HQ)
-    d_context_KQ = own.squeeze_HK1.squeeze(2).T @ d_squeezed_HQ
+    """Return the gradients of the weights; add the gradient of the channels read to `shared`."""
+    read_CN = activations.read_CN
+    hidden_KBT = activations.hidden_KBT
+    squeezed_HQ = activations.squeezed_HQ
+    mask_GQ = activations.mask_GQ
 
-    d_local_GBT = d_new_GBT * segments.spread(kept.mask_GQ.to(d_new_GBT.dtype))
-    local_GKJ = own.local_GKJ.to(d_new_GBT.dtype)
-    dilation = layer.cam_layer.linear_local.dilation[0]
+    # Back through the mask to the context: `new` is `local` times the mask.
+    excite_GH = weights.excite_GH1.squeeze(2)
+    squeeze_HK = weights.squeeze_HK1.squeeze(2)
+    d_mask_GQ = segments.sums(d_new_GBT * activations.local_GBT)
+    d_excited_GQ = torch.ops.aten.sigmoid_backward(d_mask_GQ, mask_GQ)
+    d_squeezed_HQ = excite_GH.T @ d_excited_GQ
+    d_squeezed_HQ = rows.where_positive(d_squeezed_HQ, squeezed_HQ)
+    d_context_KQ = squeeze_HK.T @ d_squeezed_HQ
+
+    # Back through the convolution over time; `hidden` is read by it and by the context.
+    dtype = d_new_GBT.dtype
+    mask_GBT = segments.spread(mask_GQ.to(dtype))
+    d_local_GBT = d_new_GBT * mask_GBT
     d_hidden_KBT, d_local_GKJ = rows.convolve_backward(
-        d_local_GBT, kept.hidden_KBT, local_GKJ, dilation=dilation
+        d_local_GBT,
+        hidden_KBT,
+        weights.local_GKJ.to(dtype),
+        dilation=layer.cam_layer.linear_local.dilation[0],
     )
     segments.add_context_backward(d_context_KQ, d_hidden_KBT)
-    d_hidden_KN = rows.where_positive(d_hidden_KBT, kept.hidden_KBT).flatten(1)
+
+    # Back through the second ReLU and BatchNorm.
+    d_hidden_KBT = rows.where_positive(d_hidden_KBT, hidden_KBT)
     d_mixed_1KN, d_scale_K, d_shift_K = rows.normalise_backward(
-        d_hidden_KN, kept.mixed_KN, own.scale_K, kept.mean_K, kept.inv_std_K
+        d_hidden_KBT.flatten(1),
+        activations.mixed_KN,
+        weights.scale_K,
+        activations.mean_K,
+        activations.inv_std_K,
     )
     d_mixed_KN = d_mixed_1KN.squeeze(0)
 
-    d_mix_KC = (kept.read_CN @ d_mixed_KN.T).T  # faster than d_mixed_KN @ read_CN.T
-    mix_CK = own.mix_KC1.squeeze(2).to(d_mixed_KN.dtype).T
-    d_read_CN = rows.where_positive(mix_CK @ d_mixed_KN, kept.read_CN)
-    d_scale_C, d_shift_C = shared.add_gradient(d_read_CN, own.scale_C)
-    wide = own.scale_C.dtype
+    # Back through the 1x1 convolution, the first ReLU and the first BatchNorm.
+    d_mix_KC = (read_CN @ d_mixed_KN.T).T  # faster than d_mixed_KN @ read_CN.T
+    mix_KC = weights.mix_KC1.squeeze(2)
+    mix_KC = mix_KC.to(d_mixed_KN.dtype)
+    d_read_CN = mix_KC.T @ d_mixed_KN
+    d_read_CN = rows.where_positive(d_read_CN, read_CN)
+    d_scale_C, d_shift_C = shared.add_gradient(d_read_CN, weights.scale_C)
+
+    # Gradients have the type and the shape of the weights.
+    wide = weights.scale_C.dtype
+    d_mix_KC = d_mix_KC.to(wide)
+    d_squeeze_HK = d_squeezed_HQ @ activations.context_KQ.T
+    d_excite_GH = d_excited_GQ @ squeezed_HQ.T
     return _Weights(
-        *(d_scale_C, d_shift_C, d_mix_KC.to(wide).unsqueeze(2), d_scale_K, d_shift_K),
-        d_local_GKJ.to(wide),
-        (d_squeezed_HQ @ kept.context_KQ.T).unsqueeze(2),
-        d_squeezed_HQ.sum(1),
-        (d_excited_GQ @ kept.squeezed_HQ.T).unsqueeze(2),
-        d_excited_GQ.sum(1),
+        scale_C=d_scale_C,
+        shift_C=d_shift_C,
+        mix_KC1=d_mix_KC.unsqueeze(2),
+        scale_K=d_scale_K,
+        shift_K=d_shift_K,
+        local_GKJ=d_local_GKJ.to(wide),
+        squeeze_HK1=d_squeeze_HK.unsqueeze(2),
+        squeeze_H=d_squeezed_HQ.sum(1),
+        excite_GH1=d_excite_GH.unsqueeze(2),
+        excite_G=d_excited_GQ.sum(1),
     )
 
 
 class _Channels(NamedTuple):
-    """The channels that layers share and their gradient, added up from the last layer to the first.
+    """Channels that layers share, and their gradient, summed from the last layer to the first.
 
-    A layer that reads channel x as a * (x - mean) / std + b, with a gradient g of that, adds
+    A layer reads channel x as y = a * (x - mean) / std + b. With g, the gradient of y, it adds
     a / std * (g - mean(g) - (x - mean) / std * mean(g * (x - mean) / std)). The first term is added
-    at once. The others, a constant and a multiple of x - mean, are added up as two numbers per
+    at once. The others, a constant and a multiple of x - mean, are summed as two numbers per
     channel until the gradient of the channel is finished.
     """
 
@@ -290,26 +571,48 @@ class _Channels(NamedTuple):
     constant_C: Tensor
 
     def add_gradient(self, d_CN: Tensor, scale_C: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a layer's gradient of the first channels; return those of its scale and shift."""
+        """Add a layer's gradient of the first channels; return d_scale and d_shift."""
         channels = len(d_CN)
-        mean_C, inv_std_C = self.mean_C[:channels], self.inv_std_C[:channels]
-        x_CN = self.x_CBT[:channels].flatten(1)
+        inv_std_C = self.inv_std_C[:channels]
         _, d_scale_C, d_shift_C = rows.normalise_backward(
-            d_CN, x_CN, scale_C, mean_C, inv_std_C, of_x=False
+            d_CN,
+            self.x_CBT[:channels].flatten(1),
+            scale_C,
+            self.mean_C[:channels],
+            inv_std_C,
+            of_x=False,
         )
+
+        # The first term of the class's formula, a / std * g, at once.
         factor_C = scale_C * inv_std_C
-        factor_C1 = factor_C.to(d_CN.dtype).unsqueeze(1)
-        self.d_x_CBT.flatten(1)[:channels].addcmul_(d_CN, factor_C1)
-        share_C = factor_C / d_CN.shape[1]
-        self.constant_C[:channels].addcmul_(share_C, d_shift_C)
-        self.slope_C[:channels].addcmul_(share_C * inv_std_C, d_scale_C)
+        factor_C1 = factor_C.unsqueeze(1)
+        factor_C1 = factor_C1.to(d_CN.dtype)
+        d_x_CN = self.d_x_CBT.flatten(1)
+        d_x_CN[:channels].addcmul_(d_CN, factor_C1)
+
+        # The others as two numbers per channel; the sums over g are the gradients just computed.
+        num_values = d_CN.shape[1]
+        share_C = factor_C / num_values
+        constant_C = self.constant_C[:channels]
+        constant_C.addcmul_(share_C, d_shift_C)
+        slope_C = self.slope_C[:channels]
+        slope_C.addcmul_(share_C * inv_std_C, d_scale_C)
         return d_scale_C, d_shift_C
 
     def finish_gradient(self, start: int, end: int) -> Tensor:
         """Return the whole gradient of channels to which no layer adds any more, (C, B, T)."""
-        part = slice(start, end)
-        due_1CBT, _, _ = torch.native_batch_norm(  # slope * (x - mean) + constant
-            *(self.x_CBT[part].unsqueeze(0), self.slope_C[part], self.constant_C[part]),
-            *(self.mean_C[part], torch.ones_like(self.mean_C[part]), False, 0.0, 0.0),
+        finished = slice(start, end)
+        mean_C = self.mean_C[finished]
+        # A BatchNorm with a deviation of 1 computes slope * (x - mean) + constant in one pass.
+        due_1CBT, _, _ = torch.native_batch_norm(
+            self.x_CBT[finished].unsqueeze(0),
+            weight=self.slope_C[finished],
+            bias=self.constant_C[finished],
+            running_mean=mean_C,
+            running_var=torch.ones_like(mean_C),
+            training=False,
+            momentum=0.0,
+            eps=0.0,
         )
-        return self.d_x_CBT[part] - due_1CBT.squeeze(0)
+        due_CBT = due_1CBT.squeeze(0)
+        return self.d_x_CBT[finished] - due_CBT

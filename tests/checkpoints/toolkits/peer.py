@@ -62,7 +62,11 @@ def build(upstream: str, args: dict[str, object], checkpoint: str) -> torch.nn.M
     network = getattr(import_module(module), name)(**args).eval()
     state = torch.load(checkpoint, weights_only=True)
     network.load_state_dict(
-        {name: value for name, value in state.items() if not name.startswith("projection.")}
+        {
+            name: value
+            for name, value in state.items()
+            if not name.startswith("projection.")
+        }
     )
     return network
 
@@ -76,12 +80,16 @@ def embed(network: torch.nn.Module, feats_TF: Tensor) -> np.ndarray:
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     add_package(job["toolkit"], Path(job["checkout"]))
-    features = {"3dspeaker": features_3dspeaker, "wespeaker": features_wespeaker}[job["toolkit"]]()
+    features = {"3dspeaker": features_3dspeaker, "wespeaker": features_wespeaker}[
+        job["toolkit"]
+    ]()
     feats = [features(Path(file)) for file in job["files"]]
     results: dict[str, np.ndarray] = {}
     for model in job["models"]:
         network = build(model["upstream"], model["args"], model["checkpoint"])
-        results[model["name"]] = np.stack([embed(network, feats_TF) for feats_TF in feats])
+        results[model["name"]] = np.stack(
+            [embed(network, feats_TF) for feats_TF in feats]
+        )
     np.savez(job["out"], **results)
 
 

@@ -36,12 +36,19 @@ class Case:
     figures: str  # of tests/parity: where names and shapes are from
     upstream: str
     args: dict[str, object]
-    config: dict[str, object] = field(default_factory=dict)  # of WeSpeaker, but for the arguments
+    config: dict[str, object] = field(
+        default_factory=dict
+    )  # of WeSpeaker, but for the arguments
 
 
-def wespeaker(figures: str, module: str, name: str, embed_dim: int, pooling: str) -> Case:
+def wespeaker(
+    figures: str, module: str, name: str, embed_dim: int, pooling: str
+) -> Case:
     args = {"feat_dim": 80, "embed_dim": embed_dim, "pooling_func": pooling}
-    dataset = {"resample_rate": 16000, "fbank_args": {"num_mel_bins": 80, "dither": 1.0}}
+    dataset = {
+        "resample_rate": 16000,
+        "fbank_args": {"num_mel_bins": 80, "dither": 1.0},
+    }
     projection = {"project_type": "arc_margin", "scale": 32.0, "easy_margin": False}
     config = {"model": name, "dataset_args": dataset, "projection_args": projection}
     return Case("wespeaker", figures, f"wespeaker.models.{module}:{name}", args, config)
@@ -61,24 +68,35 @@ CASES = {
         {"embedding_size": 192, "m_channels": 32},
     ),
     "campplus_wespeaker": wespeaker("campplus", "campplus", "CAMPPlus", 512, "TSTP"),
-    "resnet34_wespeaker": wespeaker("resnet34_wespeaker", "resnet", "ResNet34", 256, "TSTP"),
+    "resnet34_wespeaker": wespeaker(
+        "resnet34_wespeaker", "resnet", "ResNet34", 256, "TSTP"
+    ),
     "ecapa512_wespeaker": wespeaker(
-        "ecapa_tdnn_512_glob_wespeaker", "ecapa_tdnn", "ECAPA_TDNN_GLOB_c512", 192, "ASTP"
+        "ecapa_tdnn_512_glob_wespeaker",
+        "ecapa_tdnn",
+        "ECAPA_TDNN_GLOB_c512",
+        192,
+        "ASTP",
     ),
 }
 
 
 def write_checkpoint(name: str, folder: Path) -> Path:
     """The checkpoint of a case in a separate folder."""
-    case, place = CASES[name], folder / name
+    case = CASES[name]
+    place = folder / name
     place.mkdir(parents=True)
     shapes = dict(read_figures(case.figures).shapes)
     if case.toolkit == "wespeaker":
         shapes["projection.weight"] = (6, int(str(case.args["embed_dim"])))
         text = yaml.dump({**case.config, "model_args": case.args})
         (place / "config.yaml").write_text(text, encoding="utf-8")
-    file = place / ("avg_model.pt" if case.toolkit == "wespeaker" else "embedding_model.ckpt")
-    torch.save({tensor: fill(tensor, shape, SEED) for tensor, shape in shapes.items()}, file)
+    file = place / (
+        "avg_model.pt" if case.toolkit == "wespeaker" else "embedding_model.ckpt"
+    )
+    torch.save(
+        {tensor: fill(tensor, shape, SEED) for tensor, shape in shapes.items()}, file
+    )
     return file
 
 
@@ -86,25 +104,37 @@ def real_files(shared: Path) -> list[Path]:
     """The first recordings by name that are of a usual length."""
     import soundfile
 
-    found: list[Path] = []
+    paths: list[Path] = []
     for path in sorted((shared / LIBRISPEECH).rglob("*.flac")):
         if SECONDS[0] <= soundfile.info(path).duration <= SECONDS[1]:
-            found.append(path)
-        if len(found) == NUM_FILES:
+            paths.append(path)
+        if len(paths) == NUM_FILES:
             break
-    return found
+    return paths
 
 
 def run_peer(
-    toolkit: str, checkout: Path, checkpoints: dict[str, Path], files: list[Path], scratch: Path
+    toolkit: str,
+    checkout: Path,
+    checkpoints: dict[str, Path],
+    files: list[Path],
+    scratch: Path,
 ) -> dict[str, np.ndarray]:
     """Return name of the case -> (files, D), the embeddings by the toolkit's own code."""
     models = [
-        {"name": name, "upstream": case.upstream, "args": case.args, "checkpoint": str(checkpoint)}
+        {
+            "name": name,
+            "upstream": case.upstream,
+            "args": case.args,
+            "checkpoint": str(checkpoint),
+        }
         for name, checkpoint, case in ((n, c, CASES[n]) for n, c in checkpoints.items())
     ]
     job = {"toolkit": toolkit, "checkout": str(checkout), "models": models}
-    job |= {"files": [str(file) for file in files], "out": str(scratch / f"{toolkit}.npz")}
+    job |= {
+        "files": [str(file) for file in files],
+        "out": str(scratch / f"{toolkit}.npz"),
+    }
     (scratch / f"{toolkit}.json").write_text(json.dumps(job), encoding="utf-8")
     # From its own folder: the toolkit's package may bear the name of ours.
     command = [sys.executable, str(HERE / "peer.py"), str(scratch / f"{toolkit}.json")]
@@ -117,11 +147,15 @@ def main(shared: Path, *checkouts: Path) -> None:
     figures: dict[str, np.ndarray] = {}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        for toolkit, checkout in zip(("3dspeaker", "wespeaker"), checkouts, strict=True):
+        for toolkit, checkout in zip(
+            ("3dspeaker", "wespeaker"), checkouts, strict=True
+        ):
             names = [name for name, case in CASES.items() if case.toolkit == toolkit]
             checkpoints = {name: write_checkpoint(name, scratch) for name in names}
             figures |= run_peer(toolkit, checkout, checkpoints, files, scratch)
-    np.savez_compressed(STORED, files=np.array([file.name for file in files]), **figures)
+    np.savez_compressed(
+        STORED, files=np.array([file.name for file in files]), **figures
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,151 @@
+"""The one waveform-to-embedding module: training, extraction, the API and ONNX all run it.
+
+Letters: B rows, S samples, T frames, F mel bins, D embedding.
+"""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from speakerlab.core.windows import embed_in_windows
+from speakerlab.frontend.fbank import Fbank
+from speakerlab.frontend.vad import EnergyVad
+from speakerlab.models.folding import fold_batchnorm, narrow
+from speakerlab.training.precision import Precision
+
+
+class Embedder(nn.Module):
+    """Front end and backbone.
+
+    Input longer than `max_seconds` is cut into equal windows whose embeddings are averaged, which
+    bounds memory; input too short for the backbone is repeated. vad: removes silence before a whole
+    recording is embedded; it takes one wave at a time and is not applied here. precision: format of
+    the backbone outside training; embeddings are float32.
+    """
+
+    def __init__(
+        self,
+        *,
+        fbank: Fbank,
+        backbone: nn.Module,
+        max_seconds: float = 120.0,
+        vad: EnergyVad | None = None,
+        precision: Precision | None = None,
+    ) -> None:
+        super().__init__()
+        self.precision = precision
+        self.fbank = fbank
+        self.backbone = backbone
+        self.vad = vad
+        self.sample_rate = fbank.sample_rate
+        self.embed_dim: int = backbone.embed_dim  # pyright: ignore[reportAttributeAccessIssue]
+        self.max_samples = round(max_seconds * self.sample_rate)
+        min_frames: int = backbone.min_frames  # pyright: ignore[reportAssignmentType]
+        later_frames = min_frames - 1
+        self.min_samples = fbank.min_samples + later_frames * fbank.frame_shift
+        # A tuple, so that it is no submodule, whose weights would be saved twice.
+        self.compiled: tuple[nn.Module, ...] = ()
+
+    def compile_for_training(self, mode: str = "default") -> None:
+        """Compile the backbone for training only: validation has crops of many lengths.
+
+        mode: of `torch.compile`.
+        """
+        compiled = torch.compile(self.backbone, mode=mode)
+        self.compiled = (compiled,)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def forward(
+        self, wave_BS: Tensor, spec_augment: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Return emb_BD of waves in [-1, 1] of any length above 0.
+
+        In training the input may be stored log mel energies (B, T, F); spec_augment masks features.
+        """
+        is_stored = wave_BS.dim() == 3
+        num_samples = wave_BS.shape[1]
+        is_one_window = self.min_samples <= num_samples <= self.max_samples
+        if is_stored or is_one_window:
+            return self.embed_window(wave_BS, spec_augment)
+        embed = partial(self.embed_window, spec_augment=spec_augment)
+        return embed_in_windows(
+            wave_BS,
+            embed,
+            min_samples=self.min_samples,
+            max_samples=self.max_samples,
+        )
+
+    def embed_window(
+        self, wave_BS: Tensor, spec_augment: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Return emb_BD of waves of `min_samples` to `max_samples`; exported models run this."""
+        feats_BTF = self.features(wave_BS, spec_augment)
+        return self.embed_features(feats_BTF)
+
+    def features(
+        self, wave_BS: Tensor, spec_augment: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Return feats_BTF, the input of the backbone."""
+        # Stored energies are not normalised: the mean of a crop differs from its utterance's.
+        is_stored = wave_BS.dim() == 3
+        feats_BTF = self.fbank.normalise(wave_BS) if is_stored else self.fbank(wave_BS)
+        if spec_augment is not None:
+            feats_BTF = spec_augment(feats_BTF)
+        return feats_BTF
+
+    def embed_features(self, feats_BTF: Tensor) -> Tensor:
+        """Return emb_BD of the features that `features` returns."""
+        backbone = self.backbone
+        if self.compiled and self.training:
+            backbone = self.compiled[0]
+        if self.precision is None:
+            return backbone(feats_BTF)
+        with self.precision.autocast():
+            return backbone(feats_BTF).float()
+
+    def for_inference(
+        self, precision: Precision | None = None, *, in_place: bool = False
+    ) -> "Embedder":
+        """Return an equal but faster embedder, with BatchNorm folded into its neighbours.
+
+        A backbone from outside of speakerlab is not folded: folding changes the output of a layer,
+        and only for our backbones do tests ensure that no other layer reads that output.
+        precision: from `resolve_precision`; None: fp32. The front end and the layers from the
+        pooling on stay fp32. in_place: reuse the weights of this embedder, which is then unusable.
+        """
+        if precision is not None and precision.name == "fp32":
+            precision = None
+        backbone = self.backbone
+        if not in_place:
+            backbone = copy.deepcopy(backbone)
+        module_name = type(self.backbone).__module__
+        is_ours = module_name.startswith("speakerlab.")
+        if is_ours:
+            backbone = fold_batchnorm(backbone)
+            if precision is not None:
+                backbone = narrow(backbone, precision.dtype)
+        # The outputs of 2-D convolutions follow the layout of their weights: faster on a CPU.
+        backbone = backbone.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        embedder = Embedder(
+            fbank=self.fbank,
+            backbone=backbone,
+            max_seconds=self.max_samples / self.sample_rate,
+            vad=self.vad,
+            precision=precision,
+        )
+        return embedder.eval()
+
+    def batch_key(self, num_samples: int) -> tuple[int, int]:
+        """Return a key; inputs with equal keys may be trimmed to the shortest and share a batch."""
+        # Shorter input is repeated up to `min_samples`.
+        num_embedded = max(num_samples, self.min_samples)
+        num_frames = self.fbank.num_frames(num_embedded)
+        # Samples after the last frame matter if input is repeated or cut into windows, or if the
+        # front end reads them.
+        is_whole = self.min_samples <= num_samples <= self.max_samples
+        ignores_last_samples = self.fbank.is_kaldi and self.fbank.snip_edges
+        if is_whole and ignores_last_samples:
+            return num_frames, 0
+        return num_frames, num_samples

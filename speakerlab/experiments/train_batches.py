@@ -1,0 +1,154 @@
+"""Micro-batches of a training: the order of the crops, and the data workers that read them."""
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from speakerlab.config import build
+from speakerlab.config.schema import Config
+from speakerlab.core.batch import Batch
+from speakerlab.data.loader import TrainCrops, micro_batches, train_loader
+from speakerlab.data.sampler import EpochOrder
+from speakerlab.data.workers import SHARED_MEMORY, auto_workers, fit_workers
+from speakerlab.experiments.corpus import Corpus, row_labels
+from speakerlab.experiments.planning import batch_bytes
+from speakerlab.experiments.stored_features import frames_to_read
+from speakerlab.frontend.augment import Augment
+from speakerlab.training.batch_size import BatchPlan
+from speakerlab.training.distributed import Ranks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class TrainBatches:
+    """Micro-batches of this rank; each attempt has another order and other random draws."""
+
+    config: Config
+    corpus: Corpus
+    classes: Sequence[str]
+    augment: Augment
+    ranks: Ranks
+    plan: BatchPlan
+
+    def __post_init__(self) -> None:
+        config = self.config
+        # All attempts have the same number of steps per epoch, in different orders.
+        self.order = self.order_of(attempt=0)
+        # With epoch_hours, the user asked for a repeated corpus.
+        if config.training.epoch_hours is None and self.order.repeats > 1:
+            log.info(
+                "the corpus is shorter than a global batch: each epoch repeats it %.1f"
+                " times",
+                self.order.repeats,
+            )
+
+        # Options of TrainCrops; empty if the corpus holds waves.
+        self.stored: dict[str, Any] = {}
+        if config.data.features != "wave":
+            self.stored = frames_to_read(
+                self.corpus.train, config.frontend, build.crop_samples(config)
+            )
+        self.num_workers = self._count_workers()
+
+    def _count_workers(self) -> int:
+        """Return the number of data workers of this rank that fit in shared memory.
+
+        Raises ValueError if a configured number does not fit.
+        """
+        configured = self.config.runtime.num_workers
+        num_ranks = self.ranks.local_size
+        wanted = auto_workers(num_ranks) if configured == "auto" else configured
+        num_workers = fit_workers(
+            wanted,
+            batch_bytes=batch_bytes(
+                self.config,
+                self.plan.micro_batch,
+                noise=not self.corpus.noise_on_device,
+            ),
+            local_ranks=num_ranks,
+            gpus=num_ranks if self.ranks.device.type == "cuda" else 0,
+        )
+        # Lower a default number; refuse a configured one.
+        if num_workers < wanted:
+            message = (
+                f"runtime.num_workers: {wanted} for each of {num_ranks} ranks do not"
+                f" fit in {SHARED_MEMORY}, {num_workers} do; enlarge it (docker"
+                " run --shm-size=2g, or --ipc=host)"
+            )
+            if configured != "auto":
+                raise ValueError(
+                    f"{message}, or lower runtime.num_workers (0 needs none)"
+                )
+            log.info("%s", message)
+        return num_workers
+
+    def read_from(self, step: int, attempt: int) -> Iterator[Batch]:
+        """Read the micro-batches of an attempt from a step to the end of the training."""
+        order = self.order_of(attempt=attempt)
+        positions = micro_batches(
+            order,
+            start_step=step,
+            stop_step=self.config.training.num_epochs * order.steps_per_epoch,
+            micro_batch=self.plan.micro_batch,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            crops_each=build.crops_each(self.config),
+        )
+        return train_loader(
+            self.crops_of(attempt=attempt),
+            positions,
+            num_workers=self.num_workers,
+            # A GPU copies from pinned memory while it computes.
+            pin_memory=self.ranks.device.type == "cuda",
+            stall_seconds=self.config.runtime.stall_seconds,
+        )
+
+    def order_of(self, *, attempt: int) -> EpochOrder:
+        """Return the order of all epochs; every attempt has the same length."""
+        training = self.config.training
+        train = self.corpus.train
+
+        # None: the whole corpus, but at least a global batch.
+        epoch_samples = None
+        if training.epoch_hours is not None:
+            epoch_samples = training.epoch_hours * 3600 * train.sample_rate
+
+        # Seconds of an utterance per crop; None: the sampler's default.
+        crop_interval = training.one_crop_per
+        if crop_interval == "utterance":
+            crop_interval = math.inf
+        if crop_interval is not None:
+            crop_interval = crop_interval * train.sample_rate
+
+        return EpochOrder(
+            train.num_samples_N,
+            crop_samples=build.crop_samples(self.config),
+            global_batch=training.global_batch,
+            seed=self.config.seed,
+            attempt=attempt,
+            epoch_samples=epoch_samples,
+            one_crop_per=crop_interval,
+            speaker_N=train.speaker_N,
+            speaker_balance=training.speaker_balance,
+        )
+
+    def crops_of(self, *, attempt: int) -> TrainCrops:
+        """Return the reader of crops, with the labels and the random draws of an attempt."""
+        config = self.config
+        return TrainCrops(
+            self.corpus.train,
+            self.augment.draws,
+            crop_samples=build.crop_samples(config),
+            **self.stored,
+            speeds=config.augment.speeds,
+            codecs=config.augment.codecs,
+            label_KN=row_labels(config, self.corpus, self.classes),
+            seed=config.seed,
+            attempt=attempt,
+            crops_each=build.crops_each(config),
+            # The first views of an utterance, which are not augmented.
+            clean_crops=config.views.clean if config.task == "ssl" else 0,
+        )
