@@ -23,7 +23,11 @@ from speakerlab.data.shards import Layout
 from speakerlab.data.tables import write_data_dir
 
 SHARED = ROOT.parent / "shared/data"
-DEFAULTS = {"audio": "librispeech-mini/train-clean-100", "noise": "noise", "rirs": "rirs"}
+DEFAULTS = {
+    "audio": "librispeech-mini/train-clean-100",
+    "noise": "noise",
+    "rirs": "rirs",
+}
 RATE = 16000
 NUM_CLIPS = 8
 Waves = Iterable[tuple[str, np.ndarray]]  # id, wave_S
@@ -32,7 +36,11 @@ Paths = dict[str, Path]  # id -> file
 
 def name_audio() -> str:
     """Return the name of the recordings that cases read by default on this machine."""
-    return DEFAULTS["audio"] if (SHARED / DEFAULTS["audio"]).is_dir() else "synthetic recordings"
+    return (
+        DEFAULTS["audio"]
+        if (SHARED / DEFAULTS["audio"]).is_dir()
+        else "synthetic recordings"
+    )
 
 
 def make(
@@ -44,12 +52,14 @@ def make(
 ) -> str:
     """Fill `options.folder`, read every file once, and return a sentence about the recordings."""
     given = {name: find_folder(options, name, defaults) for name in DEFAULTS}
-    flacs, wavs = make_speech(options.folder / "audio", given["audio"], options.utterance_seconds)
-    for name, found, made in (
+    flacs, wavs = make_speech(
+        options.folder / "audio", given["audio"], options.utterance_seconds
+    )
+    for name, source_dir, made in (
         ("noise", given["noise"], synthetic.noises),
         ("rirs", given["rirs"], synthetic.rooms),
     ):
-        waves = made() if found is None else read_waves(recordings(found))
+        waves = made() if source_dir is None else read_waves(recordings(source_dir))
         paths = write_waves(options.folder / "audio" / name, waves)
         write_data_dir(options.folder / name, wavs=paths)
     clips = make_clips(options.folder / "audio/clips", wavs, round(crop_seconds * RATE))
@@ -59,19 +69,23 @@ def make(
     names = [*speech, "noise", "rirs"]
     check_data_dirs([options.folder / name for name in names], sample_rate=RATE)
     if pack:
-        pack_data_dir(options.folder / "shard", layout=Layout.of_waves("pcm", sample_rate=RATE))
+        pack_data_dir(
+            options.folder / "shard", layout=Layout.of_waves("pcm", sample_rate=RATE)
+        )
     for path in {*flacs.values(), *wavs.values(), *options.folder.rglob("*")}:
         if path.is_file():
             path.read_bytes()  # into the system's cache
     seconds = np.mean([audio.read_info(path).seconds for path in wavs.values()])
     speakers = len(set(speakers_of(wavs).values()))
     return (
-        f"{given['audio'] or 'synthetic'}: {len(wavs)} recordings of {speakers} speakers, "
-        f"{seconds:.1f} s on average"
+        f"{given['audio'] or 'synthetic'}: {len(wavs)} recordings of {speakers}"
+        f" speakers, {seconds:.1f} s on average"
     )
 
 
-def find_folder(options: argparse.Namespace, name: str, defaults: Mapping[str, str]) -> Path | None:
+def find_folder(
+    options: argparse.Namespace, name: str, defaults: Mapping[str, str]
+) -> Path | None:
     """Return the folder that an option names, or the default one if it exists."""
     given: Any = getattr(options, name)
     default = SHARED / defaults.get(name, DEFAULTS[name])
@@ -84,20 +98,28 @@ def find_folder(options: argparse.Namespace, name: str, defaults: Mapping[str, s
 
 def recordings(folder: Path) -> Paths:
     """Return the flac and wav files below a folder; an id begins with the first folder's name."""
-    found = sorted(path for path in folder.rglob("*") if path.suffix in (".flac", ".wav"))
-    if not found:
+    files = sorted(
+        path for path in folder.rglob("*") if path.suffix in (".flac", ".wav")
+    )
+    if not files:
         raise SystemExit(f"{folder}: no flac or wav files; give another folder")
-    return {f"{path.relative_to(folder).parts[0]}-{path.stem}": path for path in found}
+    return {f"{path.relative_to(folder).parts[0]}-{path.stem}": path for path in files}
 
 
-def make_speech(folder: Path, given: Path | None, seconds: float | None) -> tuple[Paths, Paths]:
+def make_speech(
+    folder: Path, given: Path | None, seconds: float | None
+) -> tuple[Paths, Paths]:
     """Return (flac files, wav files) of the same samples, cut to `seconds`."""
     most = None if seconds is None else round(seconds * RATE)
-    found = None if given is None else recordings(given)
-    if found is not None and most is None and all(p.suffix == ".flac" for p in found.values()):
-        flacs = found
+    sources = None if given is None else recordings(given)
+    if (
+        sources is not None
+        and most is None
+        and all(p.suffix == ".flac" for p in sources.values())
+    ):
+        flacs = sources
     else:
-        waves = synthetic.voices() if found is None else read_waves(found, most)
+        waves = synthetic.voices() if sources is None else read_waves(sources, most)
         flacs = write_waves(folder / "flac", waves, ".flac")
     return flacs, write_waves(folder / "wav", read_waves(flacs))
 
@@ -105,7 +127,9 @@ def make_speech(folder: Path, given: Path | None, seconds: float | None) -> tupl
 def make_clips(folder: Path, wavs: Paths, num_samples: int) -> Paths:
     """Write the first crop of a few utterances, so that a crop drawn from them is all of it."""
     long_enough = [
-        n for n, path in wavs.items() if audio.read_info(path).num_samples >= num_samples
+        n
+        for n, path in wavs.items()
+        if audio.read_info(path).num_samples >= num_samples
     ]
     step = max(1, len(long_enough) // NUM_CLIPS)
     chosen = {name: wavs[name] for name in sorted(long_enough)[::step][:NUM_CLIPS]}
@@ -121,7 +145,9 @@ def write_waves(folder: Path, waves: Waves, ending: str = ".wav") -> Paths:
     return paths
 
 
-def read_waves(paths: Paths, most: int | None = None) -> Iterator[tuple[str, np.ndarray]]:
+def read_waves(
+    paths: Paths, most: int | None = None
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (id, wave_S), of each file its first `most` samples."""
     for name, path in paths.items():
         num_samples = audio.read_info(path).num_samples

@@ -31,7 +31,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from sides import Process, import_peer, report, run_case, say, take_turns, timed, wants
+from sides import (
+    Process,
+    add_seconds,
+    import_peer,
+    report,
+    run_case,
+    run_of,
+    say,
+    take_turns,
+    timed,
+    values_of,
+    wants,
+)
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -42,22 +54,28 @@ WORKS = ("to_device", "full_cpu")
 RATE = 16000
 AUGMENTED = 0.8  # of the crops; as 3D-Speaker's aug_prob
 PROB = 1 - (1 - AUGMENTED) ** 0.5  # of a room, and of noise
-ALLOWED = 1e-2  # difference of mean-normalised log mel features: the peer's rounding in fp32
+# Difference of mean-normalised log mel features: the peer's rounding in fp32.
+ALLOWED = 1e-2
 RATIOS = {"0.9": (9, 10), "1.1": (11, 10)}
 
 
 class Ours:
     """Our chain, built from a configuration as training builds it."""
 
-    def __init__(self, folder: str, source: str, micro_batch: int, crop_seconds: float) -> None:
+    def __init__(
+        self, folder: str, source: str, micro_batch: int, crop_seconds: float
+    ) -> None:
         torch.set_num_threads(1)
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the CPU's work is measured, on any machine
-        self.folder, self.micro_batch, self.crop_seconds = folder, micro_batch, crop_seconds
+        # The CPU's work is measured, on any machine.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        self.folder = folder
+        self.micro_batch = micro_batch
+        self.crop_seconds = crop_seconds
         self.training = self._training(source, PROB)
         self.augment = self.training.trainer.source.augment
         self.batches = self.training.trainer.source.read_from(0, 0)
 
-    def _training(self, source: str, prob: float, **more: object) -> Any:
+    def _training(self, source: str, prob: float, **overrides: object) -> Any:
         from speakerlab.config.schema import load_config
         from speakerlab.core import process
         from speakerlab.experiments.train import build_training
@@ -78,7 +96,7 @@ class Ours:
             "runtime.micro_batch": self.micro_batch,
             "runtime.num_workers": 0,
             "runtime.precision": "fp32",
-            **more,
+            **overrides,
         }
         config = load_config([], [f"{key}={value}" for key, value in values.items()])
         exp = Path(tempfile.mkdtemp(prefix="exp", dir=self.folder))
@@ -89,20 +107,24 @@ class Ours:
     def run(self, work: str, steps: int) -> float:
         """Return the seconds of so many batches."""
 
-        def one() -> None:
+        def prepare_batch() -> None:
             batch = next(self.batches)
             if work == "full_cpu":
                 self.training.embedder.fbank(self.augment(batch))
 
-        return timed(one, steps=steps)
+        return timed(prepare_batch, steps=steps)
 
     @torch.no_grad()
     def values(self, path: str) -> None:
         """Write feats_TF of each clip, without augmentation."""
         from speakerlab.data.loader import collate
 
-        more = {"augment.speeds": "[1.0]", "training.global_batch": 1, "runtime.micro_batch": 1}
-        training = self._training("clips", 0.0, **more)
+        overrides = {
+            "augment.speeds": "[1.0]",
+            "training.global_batch": 1,
+            "runtime.micro_batch": 1,
+        }
+        training = self._training("clips", 0.0, **overrides)
         source = training.trainer.source
         crops, feats = source.crops_of(attempt=0), {}
         for row, name in enumerate(crops.manifest.ids):
@@ -122,7 +144,11 @@ class Peer:
         generator = torch.Generator().manual_seed(0)
         dataset = self._dataset("wav", speeds=True, prob=AUGMENTED)
         loader = DataLoader(
-            dataset, batch_size=micro_batch, shuffle=True, drop_last=True, generator=generator
+            dataset,
+            batch_size=micro_batch,
+            shuffle=True,
+            drop_last=True,
+            generator=generator,
         )
         self.batches = without_end(loader)
 
@@ -130,8 +156,11 @@ class Peer:
         """Build its data set as its recipes do."""
         processor = import_peer("speakerlab.process.processor")
         data_file = str(write_list(self.folder / name, self.crop_seconds))
-        noise, rooms = (str(self.folder / f"{kind}/wav.scp") for kind in ("noise", "rirs"))
-        reader = processor.WavReader(RATE, duration=self.crop_seconds, speed_pertub=speeds)
+        noise = str(self.folder / "noise/wav.scp")
+        rooms = str(self.folder / "rirs/wav.scp")
+        reader = processor.WavReader(
+            RATE, duration=self.crop_seconds, speed_pertub=speeds
+        )
         preprocessor = {
             "wav_reader": reader,
             "label_encoder": processor.SpkLabelEncoder(data_file),
@@ -165,7 +194,9 @@ def replace_torchaudio() -> None:
     import soundfile
     import torchaudio
 
-    filters = {speed: torchaudio.transforms.Resample(*ratio) for speed, ratio in RATIOS.items()}
+    filters = {
+        speed: torchaudio.transforms.Resample(*ratio) for speed, ratio in RATIOS.items()
+    }
 
     def load(path: str, backend: str | None = None) -> tuple[Tensor, int]:
         wave_SC, rate = soundfile.read(path, dtype="float32", always_2d=True)
@@ -178,16 +209,17 @@ def replace_torchaudio() -> None:
         return filters[effects[0][1]](wave_CS), rate
 
     torchaudio.load = load
-    torchaudio.sox_effects = types.SimpleNamespace(apply_effects_tensor=apply_effects_tensor)
+    torchaudio.sox_effects = types.SimpleNamespace(
+        apply_effects_tensor=apply_effects_tensor
+    )
 
 
 def write_list(data_dir: Path, crop_seconds: float) -> Path:
     """Write 3D-Speaker's list of a data directory: a row for every crop that fits."""
     path = data_dir / "peer.csv"
-    wavs, speakers, seconds = (
-        dict(line.split(maxsplit=1) for line in (data_dir / name).read_text().splitlines())
-        for name in ("wav.scp", "utt2spk", "utt2dur")
-    )
+    wavs = read_pairs(data_dir / "wav.scp")
+    speakers = read_pairs(data_dir / "utt2spk")
+    seconds = read_pairs(data_dir / "utt2dur")
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["ID", "dur", "path", "start", "stop", "spk"])
@@ -196,19 +228,25 @@ def write_list(data_dir: Path, crop_seconds: float) -> Path:
             for chunk in range(max(1, int(whole / crop_seconds))):
                 start = chunk * crop_seconds
                 stop = min(start + crop_seconds, whole)
-                rows.writerow([f"{name}_{chunk}", whole, wav, start, stop, speakers[name]])
+                rows.writerow(
+                    [f"{name}_{chunk}", whole, wav, start, stop, speakers[name]]
+                )
     return path
+
+
+def read_pairs(path: Path) -> dict[str, str]:
+    """Read a Kaldi table, also in a peer's process."""
+    lines = path.read_text().splitlines()
+    return dict(line.split(maxsplit=1) for line in lines)
 
 
 def require_equal(ours: Process, peer: Process, folder: Path) -> None:
     """Print how far the features are apart; exit where they differ."""
-    paths = [folder / "ours.npz", folder / "peer.npz"]
-    for side, path in zip((ours, peer), paths):
-        side.ask("values", path=path)
-    found, expected = (dict(np.load(path)) for path in paths)
-    assert found.keys() == expected.keys()
-    error = max(float(np.abs(found[name] - expected[name]).max()) for name in expected)
-    say(f"features of {len(found)} crops, largest difference: {error:.1e}")
+    our_feats, peer_feats = values_of([ours, peer], folder)
+    assert our_feats.keys() == peer_feats.keys()
+    errors = [np.abs(our_feats[name] - peer_feats[name]).max() for name in peer_feats]
+    error = float(max(errors))
+    say(f"features of {len(our_feats)} crops, largest difference: {error:.1e}")
     if not error <= ALLOWED:
         raise SystemExit("data.py: the features are not equal; nothing was timed")
 
@@ -217,22 +255,29 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield the rows of every source."""
     import corpus
 
-    say(corpus.make(options, crop_seconds=options.crop_seconds, pack="shard" in options.source))
-    words = {key: getattr(options, key) for key in ("folder", "micro_batch", "crop_seconds")}
+    packed = "shard" in options.source
+    say(corpus.make(options, crop_seconds=options.crop_seconds, pack=packed))
+    side_options = {
+        "folder": options.folder,
+        "micro_batch": options.micro_batch,
+        "crop_seconds": options.crop_seconds,
+    }
     peer = None
     if options.peers:
-        peer = Process("data", "3dspeaker", options.peers["3dspeaker"], threads=1, **words)
+        root = options.peers["3dspeaker"]
+        peer = Process("data", "3dspeaker", root, threads=1, **side_options)
     for source in options.source:
-        ours = Process("data", "ours", threads=1, source=source, **words)
+        ours = Process("data", "ours", threads=1, source=source, **side_options)
         if peer is not None and source == options.source[0]:
             require_equal(ours, peer, options.folder)
-        sides = [ours, *([peer] if peer else [])]
+        sides = [ours] if peer is None else [ours, peer]
         for work in WORKS:
             name = f"data.{work}" + ("" if source == "shard" else f".{source}")
             if not wants(options, name):
                 continue
-            runs = [lambda n, s=side, w=work: s.ask("run", work=w, steps=n) for side in sides]
-            turns = take_turns(runs, amount=options.micro_batch, seconds=options.seconds)
+            runs = [run_of(side, work=work) for side in sides]
+            amount = options.micro_batch
+            turns = take_turns(runs, amount=amount, seconds=options.seconds)
             yield report(name, turns, unit="crops/s")
         ours.close()
     if peer is not None:
@@ -243,16 +288,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", nargs="+", default=list(SOURCES), choices=SOURCES)
     add_audio_options(parser)
     parser.add_argument("--micro-batch", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each side of each row")
+    add_seconds(parser, 8.0)
 
 
 def add_audio_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that corpus.py reads."""
-    parser.add_argument("--audio", type=Path, help="flac files in a folder for each speaker")
-    parser.add_argument("--noise", type=Path, help="a folder of noises")
-    parser.add_argument("--rirs", type=Path, help="a folder of room impulse responses")
-    parser.add_argument("--utterance-seconds", type=float, help="cut recordings to this length")
-    parser.add_argument("--crop-seconds", type=float, default=3.0)
+    add = parser.add_argument
+    add("--audio", type=Path, help="flac files in a folder for each speaker")
+    add("--noise", type=Path, help="a folder of noises")
+    add("--rirs", type=Path, help="a folder of room impulse responses")
+    add("--utterance-seconds", type=float, help="cut recordings to this length")
+    add("--crop-seconds", type=float, default=3.0)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,13 @@ import numpy as np
 from sides import (
     MIN_TURNS,
     Process,
+    Side,
+    close_sides,
     import_peer,
-    peak_mib,
+    peaks_of,
     report,
     run_case,
+    run_of,
     say,
     take_turns,
     timed,
@@ -42,10 +45,13 @@ QUICK = ("--seconds=3", "--audio-seconds=60")
 METHODS = ("spectral", "ahc")
 PRECISIONS = ("fp32", "bf16")
 PAUSE_SECONDS = 0.5
-NUM_VOICES, SPREAD, DIM = 6, 1.2, 192  # of the drawn windows; a cosine of 0.4 within a speaker
+# Of the drawn windows: a cosine of 0.4 within a speaker.
+NUM_VOICES = 6
+SPREAD = 1.2
+DIM = 192
 
 
-class Ours:
+class Ours(Side):
     """The command `diarize`, and the clustering that it uses."""
 
     def __init__(self, folder: str, model: str, device: str) -> None:
@@ -64,15 +70,17 @@ class Ours:
         """Run the command on the recording."""
         from speakerlab.bin import diarize
 
-        words = [self.folder / "long.wav", "--vad", self.folder / "long.lab", "--model", self.model]
-        words += ["--precision", precision, "--out", self.folder / "ours"]
-        diarize.main([str(word) for word in words])
+        arguments = [
+            str(self.folder / "long.wav"),
+            f"--vad={self.folder / 'long.lab'}",
+            f"--model={self.model}",
+            f"--precision={precision}",
+            f"--out={self.folder / 'ours'}",
+        ]
+        diarize.main(arguments)
 
     def run(self, precision: str) -> float:
         return timed(lambda: self.diarize(precision), self.device)
-
-    def peak(self) -> float:
-        return peak_mib(self.device)
 
     def cluster(self, method: str, emb_ND: np.ndarray) -> np.ndarray:
         """Return the speaker of each window."""
@@ -87,7 +95,10 @@ class Ours:
     def label(self, method: str, source: str, target: str) -> None:
         """Cluster each recording of a file of embeddings; write the speakers of its windows."""
         with np.load(source) as recordings:
-            labels = {name: self.cluster(method, emb_ND) for name, emb_ND in recordings.items()}
+            labels = {
+                name: self.cluster(method, emb_ND)
+                for name, emb_ND in recordings.items()
+            }
         np.savez(target, **labels)
 
 
@@ -99,22 +110,33 @@ class Peer(Ours):
 
         super().__init__(folder, model, device)
         data.replace_torchaudio()
-        for name in ("umap", "hdbscan", "modelscope.pipelines", "modelscope.utils.constant"):
+        for name in (
+            "umap",
+            "hdbscan",
+            "modelscope.pipelines",
+            "modelscope.utils.constant",
+        ):
             add_module(name, pipeline=None, Tasks=None)
         add_module("pyannote.audio", Inference=None, Model=None)
         script = import_peer("speakerlab.bin.infer_diarization")
         self.build_cluster = script.get_cluster_backend
-        regions = [
-            [1000 * float(word) for word in line.split()[:2]]
-            for line in (self.folder / "long.lab").read_text(encoding="utf-8").splitlines()
-        ]
+        regions = []  # in milliseconds
+        for line in (self.folder / "long.lab").read_text("utf-8").splitlines():
+            start, stop, _ = line.split()
+            regions.append([1000 * float(start), 1000 * float(stop)])
         weights = torch.load(self.folder / "peer.pt", map_location="cpu")
         dim = weights["xvector.dense.linear.weight"].shape[0]
-        network = import_peer("speakerlab.models.campplus.DTDNN").CAMPPlus(80, dim).to(device)
+        network = (
+            import_peer("speakerlab.models.campplus.DTDNN").CAMPPlus(80, dim).to(device)
+        )
         network.load_state_dict(weights)
-        feats = import_peer("speakerlab.process.processor").FBank(80, 16000, mean_nor=True)
+        feats = import_peer("speakerlab.process.processor").FBank(
+            80, 16000, mean_nor=True
+        )
         script.get_speaker_embedding_model = lambda *_: (network.eval(), feats)
-        script.get_voice_activity_detection_model = lambda *_: lambda _wave: [{"value": regions}]
+        script.get_voice_activity_detection_model = lambda *_: (
+            lambda _wave: [{"value": regions}]
+        )
         self.pipeline = script.Diarization3Dspeaker(device)
 
     def diarize(self, precision: str) -> None:
@@ -145,45 +167,55 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield the rows of the recording, of the drawn windows and of the given data."""
     if options.data and options.model is None:
         raise SystemExit("diarization.py: --data needs --model")
-    words: dict[str, Any] = {"folder": options.folder, "device": options.device}
-    words["model"] = options.model or options.folder / "campplus/model"
+    side_options: dict[str, Any] = {"folder": options.folder, "device": options.device}
+    side_options["model"] = options.model or options.folder / "campplus/model"
     if options.model is None:
-        Process("extract", "ours", folder=options.folder, model="campplus", device="cpu").close()
+        Process(
+            "extract", "ours", folder=options.folder, model="campplus", device="cpu"
+        ).close()
     seconds = make_recording(options)
     np.save(options.folder / "drawn.npy", draw_windows(options.windows))
-    sides = [Process("diarization", "ours", threads=options.threads, **words)]
+    sides = [Process("diarization", "ours", threads=options.threads, **side_options)]
     sides[0].ask("write_checkpoint")
     if options.peers:
         root = options.peers["3dspeaker"]
-        sides.append(Process("diarization", "3dspeaker", root, threads=options.threads, **words))
+        sides.append(
+            Process(
+                "diarization",
+                "3dspeaker",
+                root,
+                threads=options.threads,
+                **side_options,
+            )
+        )
+    note = f"{seconds:.0f} s of audio"
     for precision in PRECISIONS:
-        if wants(options, name := f"diarize.campplus.{precision}"):
-            turns = [
-                [seconds / side.ask("run", precision=precision) for side in sides]
-                for _ in range(MIN_TURNS)
-            ]
-            peaks = dict(zip(("peak_mib", "peer_peak_mib"), [side.ask("peak") for side in sides]))
-            yield report(name, turns, unit="s/s", note=f"{seconds:.0f} s of audio", **peaks)
+        name = f"diarize.campplus.{precision}"
+        if wants(options, name):
+            turns = []
+            for _ in range(MIN_TURNS):
+                durations = [side.ask("run", precision=precision) for side in sides]
+                turns.append([seconds / duration for duration in durations])
+            yield report(name, turns, unit="s/s", note=note, **peaks_of(sides))
     for method in METHODS:
-        if wants(options, name := f"cluster.{method}"):
-            runs = [
-                lambda n, s=side, m=method: s.ask("run_cluster", method=m, steps=n)
-                for side in sides
-            ]
+        name = f"cluster.{method}"
+        if wants(options, name):
+            runs = [run_of(side, "run_cluster", method=method) for side in sides]
             turns = take_turns(runs, amount=options.windows, seconds=options.seconds)
             yield report(name, turns, unit="windows/s")
     for folder in options.data:
         yield from score_labels(options, sides, folder)
-    for side in sides:
-        side.close()
+    close_sides(sides)
 
 
 def make_recording(options: argparse.Namespace) -> float:
     """Write long.wav, utterances with pauses, and long.lab, their times; return its seconds."""
     import corpus
 
-    found = corpus.find_folder(options, "audio", corpus.DEFAULTS)
-    waves = list(corpus.synthetic.voices() if found is None else read_some(found))
+    audio_dir = corpus.find_folder(options, "audio", corpus.DEFAULTS)
+    waves = list(
+        corpus.synthetic.voices() if audio_dir is None else read_some(audio_dir)
+    )
     pause_S = np.zeros(round(PAUSE_SECONDS * corpus.RATE), dtype=np.float32)
     parts, lines, start = [], [], 0
     for _, wave_S in itertools.cycle(waves):
@@ -203,15 +235,21 @@ def read_some(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
     import corpus
 
     paths = corpus.recordings(folder)
-    one = {speaker: name for name, speaker in corpus.speakers_of(paths).items()}
-    return corpus.read_waves({name: paths[name] for name in list(one.values())[:NUM_VOICES]})
+    utterance_of = {
+        speaker: name for name, speaker in corpus.speakers_of(paths).items()
+    }
+    return corpus.read_waves(
+        {name: paths[name] for name in list(utterance_of.values())[:NUM_VOICES]}
+    )
 
 
 def draw_windows(num_windows: int) -> np.ndarray:
     """Draw emb_ND of speakers in turns of ten windows."""
     rng = np.random.default_rng(0)
     centre_KD = rng.standard_normal((NUM_VOICES, DIM))
-    speaker_N = np.repeat(rng.integers(NUM_VOICES, size=num_windows // 10 + 1), 10)[:num_windows]
+    speaker_N = np.repeat(rng.integers(NUM_VOICES, size=num_windows // 10 + 1), 10)[
+        :num_windows
+    ]
     return centre_KD[speaker_N] + SPREAD * rng.standard_normal((num_windows, DIM))
 
 
@@ -232,53 +270,55 @@ def score_labels(
     if not any(wants(options, name) for name in names.values()):
         return
     reference, wavs = read_rttm(folder / "ref.rttm"), read_table(folder / "wav.scp")
-    model, heard = load_model(options.model), {}
+    model = load_model(options.model)
+    embedded = {}
     for name, turns in reference.items():
-        heard[name] = embed_windows(model, wavs[name], regions=merge_regions(t[:2] for t in turns))
+        embedded[name] = embed_windows(
+            model, wavs[name], regions=merge_regions(t[:2] for t in turns)
+        )
     source, labels = options.folder / "windows.npz", options.folder / "labels.npz"
-    np.savez(source, **{name: one.emb_ND for name, one in heard.items()})
+    np.savez(source, **{name: windows.emb_ND for name, windows in embedded.items()})
     for method, row in names.items():
         if not wants(options, row):
             continue
         ders, counts = [], []
         for side in sides:
             side.ask("label", method=method, source=source, target=labels)
+            turns = {}
             with np.load(labels) as speakers:
-                found = {name: np.unique(speakers[name], return_inverse=True)[1] for name in heard}
-            turns = {
-                name: [
-                    Turn(*segment[:3])
-                    for segment in find_segments(
-                        one.regions, one.windows, np.eye(found[name].max() + 1)[found[name]]
+                for name, windows in embedded.items():
+                    # Speakers as numbers without gaps, then one-hot for each window.
+                    _, speaker_N = np.unique(speakers[name], return_inverse=True)
+                    is_active_NK = np.eye(speaker_N.max() + 1)[speaker_N]
+                    segments = find_segments(
+                        windows.regions, windows.windows, is_active_NK
                     )
-                ]
-                for name, one in heard.items()
-            }
+                    turns[name] = [Turn(*segment[:3]) for segment in segments]
             errors = list(score_recordings(reference, turns).values())
             ders.append(100 * (total(errors).der or 0.0))
-            counts.append(sum(one.num_speakers == one.num_found for one in errors))
-        for end, values, unit in (("der", ders, "DER %"), ("right", counts, "recordings")):
+            counts.append(
+                sum(error.num_speakers == error.num_found for error in errors)
+            )
+        for end, values, unit in (
+            ("der", ders, "DER %"),
+            ("right", counts, "recordings"),
+        ):
             peer = values[1] if len(values) > 1 else None
-            found = Row(name=f"{row}.{end}", ours=values[0], peer=peer, unit=unit)
-            say(found.line())
-            yield found
+            score = Row(name=f"{row}.{end}", ours=values[0], peer=peer, unit=unit)
+            say(score.line())
+            yield score
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", type=Path, help="a CAM++ model folder (default: random weights)")
     add = parser.add_argument
-    add(
-        "--data",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="data to score the clustering on",
-    )
+    add("--model", type=Path, help="a CAM++ model folder (default: random weights)")
+    data_help = "data to score the clustering on"
+    add("--data", type=Path, nargs="+", default=[], metavar="DIR", help=data_help)
     add("--audio", type=Path, metavar="DIR", help="a folder per speaker, flac or wav")
     add("--audio-seconds", type=float, default=900.0, help="of the recording (900)")
     add("--windows", type=int, default=4800, help="that are drawn (4800, an hour)")
-    add("--seconds", type=float, default=30.0, help="of clustering of each side of each row")
+    seconds = "of clustering of each side of each row"
+    add("--seconds", type=float, default=30.0, help=seconds)
 
 
 if __name__ == "__main__":

@@ -37,11 +37,14 @@ import torch
 from sides import (
     ROOT,
     Process,
+    Side,
+    add_seconds,
     die_with_parent,
     import_peer,
-    peak_mib,
+    peaks_of,
     report,
     run_case,
+    run_of,
     say,
     take_turns,
     timed,
@@ -52,7 +55,8 @@ from torch.utils.data import RandomSampler
 
 PEERS = ("3dspeaker",)
 QUICK = ("--seconds=3", "--model=campplus", "--precision=bf16")
-MODELS = {"campplus": 4, "eres2net": 2}  # least steps of a turn: fewer may find their crops read
+# Least steps of a turn: fewer may find their crops read.
+MODELS = {"campplus": 4, "eres2net": 2}
 PRECISIONS = ("fp32", "bf16")
 ENDLESS = 1 << 40  # crops
 RECIPES = {
@@ -61,18 +65,18 @@ RECIPES = {
 }
 
 
-class Ours:
+class Ours(Side):
     """A training as `speakerlab train` builds it, step by step."""
 
-    def __init__(self, **how: Any) -> None:
+    def __init__(self, **config_options: Any) -> None:
         """Take `how`, arguments of `config_of`."""
         from speakerlab.core import process
-        from speakerlab.experiments.setup import start_rank
+        from speakerlab.experiments.hardware import start_rank
         from speakerlab.experiments.train import build_training
         from speakerlab.training.signals import Signals
 
-        config, self.device = config_of(**how), how["device"]
-        exp = Path(tempfile.mkdtemp(prefix="exp", dir=how["folder"]))
+        config, self.device = config_of(**config_options), config_options["device"]
+        exp = Path(tempfile.mkdtemp(prefix="exp", dir=config_options["folder"]))
         signals = Signals(process.leave)
         self.training = build_training(exp, None, config, start_rank(config), signals)
         trainer = self.trainer = self.training.trainer
@@ -84,7 +88,8 @@ class Ours:
 
     def note_wait(self) -> float:
         """Return the seconds in which the device waited for data since the last call."""
-        self.waited += (seconds := self.take_wait())
+        seconds = self.take_wait()
+        self.waited += seconds
         return seconds
 
     def run(self, steps: int) -> float:
@@ -98,15 +103,15 @@ class Ours:
 
     def data_wait(self) -> float:
         """Return the median share of the time of a run that was spent waiting for data."""
-        return statistics.median(self.shares[1:])  # before the first one no batch was there
+        # Before the first run no batch was there.
+        return statistics.median(self.shares[1:])
 
     def facts(self) -> dict[str, int]:
         """Return what the other side must have, too."""
         backbone = self.training.embedder.get_submodule("backbone")
-        return facts_of(backbone, len(self.training.classes), self.trainer.plan.global_batch)
-
-    def peak(self) -> float:
-        return peak_mib(self.device)
+        return facts_of(
+            backbone, len(self.training.classes), self.trainer.plan.global_batch
+        )
 
 
 def config_of(
@@ -140,11 +145,11 @@ def config_of(
         "runtime.num_workers": workers,
         "runtime.precision": precision,
     }
-    words = [f"{key}={value}" for key, value in values.items()]
-    return load_config([ROOT / "conf" / f"{model}.yaml"], [*words, *settings])
+    overrides = [f"{key}={value}" for key, value in values.items()]
+    return load_config([ROOT / "conf" / f"{model}.yaml"], [*overrides, *settings])
 
 
-class Peer:
+class Peer(Side):
     """A training as 3D-Speaker's train.py sets it up from its recipe's YAML."""
 
     def __init__(self, device: str, **alike: Any) -> None:
@@ -157,13 +162,20 @@ class Peer:
         self.device = device
         dataset = build("dataset", config)
         sampler = RandomSampler(dataset, replacement=True, num_samples=ENDLESS)
-        config.dataloader["args"] |= {"sampler": sampler, "worker_init_fn": die_with_parent}
+        config.dataloader["args"] |= {
+            "sampler": sampler,
+            "worker_init_fn": die_with_parent,
+        }
         loader = build("dataloader", config)
         self.backbone = build("embedding_model", config)
-        config.num_classes = len(config.label_encoder) * (3 if config.speed_pertub else 1)
-        self.model = nn.Sequential(self.backbone, build("classifier", config)).to(device)
+        # Each speed is a speaker of its own.
+        num_speeds = 3 if config.speed_pertub else 1
+        config.num_classes = len(config.label_encoder) * num_speeds
+        classifier = build("classifier", config)
+        self.model = nn.Sequential(self.backbone, classifier).to(device)
         config.optimizer["args"]["params"] = self.model.parameters()
-        self.optimizer, self.criterion = build("optimizer", config), build("loss", config)
+        self.optimizer = build("optimizer", config)
+        self.criterion = build("loss", config)
         self.schedulers = []
         for name in ("lr_scheduler", "margin_scheduler"):
             getattr(config, name)["args"]["step_per_epoch"] = len(loader)
@@ -172,7 +184,12 @@ class Peer:
         self.batches = iter(loader)
 
     def _config(
-        self, model: str, folder: str, micro_batch: int, crop_seconds: float, workers: int
+        self,
+        model: str,
+        folder: str,
+        micro_batch: int,
+        crop_seconds: float,
+        workers: int,
     ) -> Any:
         """Return its recipe's configuration, with what both sides must have alike."""
         values = {
@@ -187,25 +204,31 @@ class Peer:
         }
         its_config = import_peer("speakerlab.utils.config")
         recipe = Path(its_config.__file__).parents[2] / RECIPES[model]
-        return its_config.build_config(str(recipe), [f"--{k}={v}" for k, v in values.items()])
+        arguments = [f"--{key}={value}" for key, value in values.items()]
+        return its_config.build_config(str(recipe), arguments)
 
     def run(self, steps: int) -> float:
         """Return the seconds that its training loop takes for so many steps."""
         log = logging.getLogger("3D-Speaker")
 
         def work() -> None:
-            epoch = Batches(self.batches, steps)
-            parts = (epoch, self.model, self.criterion, self.optimizer, 1, *self.schedulers)
-            self.train(*parts, log, self.config, 0)
+            self.train(
+                Batches(self.batches, steps),
+                self.model,
+                self.criterion,
+                self.optimizer,
+                1,  # epoch
+                *self.schedulers,
+                log,
+                self.config,
+                0,  # rank
+            )
 
         return timed(work, self.device)
 
     def facts(self) -> dict[str, int]:
         """Return what the other side must have, too."""
         return facts_of(self.backbone, self.config.num_classes, self.config.batch_size)
-
-    def peak(self) -> float:
-        return peak_mib(self.device)
 
 
 SIDES = {"ours": Ours, "3dspeaker": Peer}
@@ -237,20 +260,31 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
     pack = options.source == "shard"
     say(corpus.make(options, crop_seconds=options.crop_seconds, pack=pack))
     for model in options.model:
-        words = {"model": model, "device": options.device}
-        words |= {key: getattr(options, key) for key in ("folder", "micro_batch", "workers")}
-        words["crop_seconds"] = options.crop_seconds
+        side_options = {
+            "model": model,
+            "device": options.device,
+            "folder": options.folder,
+            "micro_batch": options.micro_batch,
+            "workers": options.workers,
+            "crop_seconds": options.crop_seconds,
+        }
         peer, threads = None, options.threads
         if options.peers:
             root = options.peers["3dspeaker"]
-            peer = Process("end_to_end", "3dspeaker", root, threads=threads, **words)
+            peer = Process(
+                "end_to_end", "3dspeaker", root, threads=threads, **side_options
+            )
         for precision in options.precision:
-            name = f"end_to_end.{model}" + ("" if precision == "bf16" else f".{precision}")
-            name = ".".join([name, *options.set])
+            ending = [] if precision == "bf16" else [precision]
+            name = ".".join(["end_to_end", model, *ending, *options.set])
             if wants(options, name) or wants(options, f"{name}.data_wait"):
-                more = {**words, "source": options.source, "precision": precision}
-                more["settings"] = options.set
-                ours = Process("end_to_end", "ours", threads=threads, **more)
+                our_options = {
+                    **side_options,
+                    "source": options.source,
+                    "precision": precision,
+                    "settings": options.set,
+                }
+                ours = Process("end_to_end", "ours", threads=threads, **our_options)
                 yield from compare_with(name, ours, peer, MODELS[model], options)
                 ours.close()
         if peer is not None:
@@ -258,34 +292,39 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
 
 
 def compare_with(
-    name: str, ours: Process, peer: Process | None, least: int, options: argparse.Namespace
+    name: str,
+    ours: Process,
+    peer: Process | None,
+    least: int,
+    options: argparse.Namespace,
 ) -> Iterator[Any]:
     """Yield the rows of two trainings, which must be of one size, or of ours."""
     from rows import Row
 
-    sides = [ours, *([peer] if peer else [])]
+    sides = [ours] if peer is None else [ours, peer]
     facts = [side.ask("facts") for side in sides]
     if facts[0] != facts[-1]:
         raise SystemExit(f"{name}: the trainings differ: {facts}; nothing was timed")
-    runs = [lambda n, s=side: s.ask("run", steps=n) for side in sides]
+    runs = [run_of(side) for side in sides]
     amount = facts[0]["crops"]
     turns = take_turns(runs, amount=amount, seconds=options.seconds, least_steps=least)
-    peaks = [side.ask("peak") for side in sides]
-    yield report(name, turns, **dict(zip(("peak_mib", "peer_peak_mib"), peaks)))
-    row = Row(name=f"{name}.data_wait", ours=ours.ask("data_wait"), unit="share of the time")
+    yield report(name, turns, **peaks_of(sides))
+    share = ours.ask("data_wait")
+    row = Row(name=f"{name}.data_wait", ours=share, unit="share of the time")
     say(row.line())
     yield row
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--precision", nargs="+", default=list(PRECISIONS), choices=PRECISIONS)
-    parser.add_argument("--source", default="wav", choices=data.SOURCES, help="what ours reads")
+    add = parser.add_argument
+    add("--model", nargs="+", default=list(MODELS), choices=MODELS)
+    add("--precision", nargs="+", default=list(PRECISIONS), choices=PRECISIONS)
+    add("--source", default="wav", choices=data.SOURCES, help="what ours reads")
     data.add_audio_options(parser)
-    parser.add_argument("--micro-batch", type=int, default=16, help="crops of a step")
-    parser.add_argument("--workers", type=int, default=1, help="of each side's loader")
-    parser.add_argument("--set", nargs="+", default=[], help="KEY=VALUE: settings of ours")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each side of each row")
+    add("--micro-batch", type=int, default=16, help="crops of a step")
+    add("--workers", type=int, default=1, help="of each side's loader")
+    add("--set", nargs="+", default=[], help="KEY=VALUE: settings of ours")
+    add_seconds(parser, 60.0)
 
 
 if __name__ == "__main__":

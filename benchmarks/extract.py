@@ -14,6 +14,7 @@ that format rounds.
 """
 
 import argparse
+import math
 import os
 import shutil
 import sys
@@ -30,13 +31,19 @@ from end_to_end import RECIPES
 from sides import (
     ROOT,
     Process,
+    Side,
+    add_seconds,
+    close_sides,
     import_peer,
-    peak_mib,
+    peaks_of,
     report,
     run_case,
+    run_of,
     say,
+    start_sides,
     take_turns,
     timed,
+    values_of,
     wants,
 )
 
@@ -48,7 +55,7 @@ MIXED = {"audio": "librispeech-mini/test-other"}
 EPOCH = 1
 
 
-class Ours:
+class Ours(Side):
     """A published model; its weights are also written as a checkpoint of 3D-Speaker."""
 
     def __init__(self, folder: str, model: str, device: str) -> None:
@@ -69,16 +76,19 @@ class Ours:
         inner = Path(folder) / f"peer_{model}/models/CKPT-EPOCH-{EPOCH}-00"
         inner.mkdir(parents=True)
         torch.save(backbone.state_dict(), inner / "embedding_model.ckpt")
-        (inner / "CKPT.yaml").write_text(yaml.dump({"unixtime": time.time(), "epoch": EPOCH}))
+        (inner / "CKPT.yaml").write_text(
+            yaml.dump({"unixtime": time.time(), "epoch": EPOCH})
+        )
 
     def extract(self, precision: str) -> None:
         """Run the whole command."""
         from speakerlab.bin import extract
 
-        torch.set_num_threads(self.num_threads)  # of which the command takes one a batch
+        # The command takes one of them for its batches.
+        torch.set_num_threads(self.num_threads)
         shutil.rmtree(self.exp / "embeddings", ignore_errors=True)
-        words = ["--exp", self.exp, "--data", self.data, "--precision", precision]
-        extract.main([str(word) for word in words])
+        arguments = ["--exp", self.exp, "--data", self.data, "--precision", precision]
+        extract.main([str(word) for word in arguments])
 
     def values(self, path: str, precision: str) -> None:
         """Write emb_D of each recording."""
@@ -92,18 +102,16 @@ class Ours:
     def run(self, precision: str, steps: int) -> float:
         return timed(lambda: self.extract(precision), self.device, steps=steps)
 
-    def peak(self) -> float:
-        return peak_mib(self.device)
 
-
-class Peer:
+class Peer(Side):
     """3D-Speaker's bin/extract.py over its own kind of experiment."""
 
     def __init__(self, folder: str, model: str, device: str) -> None:
         data.replace_torchaudio()
         os.environ |= {"LOCAL_RANK": "0", "WORLD_SIZE": "1"}
         self.script = import_peer("speakerlab.bin.extract")
-        self.exp, self.scp = Path(folder) / f"peer_{model}", Path(folder) / "wav/wav.scp"
+        self.exp = Path(folder) / f"peer_{model}"
+        self.scp = Path(folder) / "wav/wav.scp"
         self.device = device
         recipe = Path(self.script.__file__).parents[2] / RECIPES[model]
         config = yaml.safe_load(recipe.read_text(encoding="utf-8"))
@@ -128,22 +136,19 @@ class Peer:
     def run(self, precision: str, steps: int) -> float:
         return timed(self.extract, self.device, steps=steps)
 
-    def peak(self) -> float:
-        return peak_mib(self.device)
-
 
 SIDES = {"ours": Ours, "3dspeaker": Peer}
 
 
 def require_equal(sides: list[Process], precision: str, folder: Path) -> None:
     """Print how far the embeddings are apart; exit where they differ."""
-    paths = [folder / "ours.npz", folder / "peer.npz"]
-    for side, path in zip(sides, paths):
-        side.ask("values", path=path, precision=precision)
-    found, expected = (dict(np.load(path)) for path in paths)
-    assert found.keys() == expected.keys()
-    furthest = max(1 - cosine(found[name], expected[name]) for name in expected)
-    say(f"{precision}: {len(found)} embeddings, cosine to 3D-Speaker's at least {1 - furthest:.7f}")
+    ours, peers = values_of(sides, folder, precision=precision)
+    assert ours.keys() == peers.keys()
+    furthest = max(1 - cosine(ours[name], peers[name]) for name in peers)
+    say(
+        f"{precision}: {len(ours)} embeddings, cosine to 3D-Speaker's at least"
+        f" {1 - furthest:.7f}"
+    )
     if not furthest <= ALLOWED[precision]:
         raise SystemExit("extract.py: the embeddings are not equal; nothing was timed")
 
@@ -157,48 +162,49 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield the rows of every model and precision."""
     import corpus
 
-    found = corpus.make(options, crop_seconds=1.0, defaults=MIXED)
+    recordings = corpus.make(options, crop_seconds=1.0, defaults=MIXED)
     num_utterances = thin_out(options.folder / "wav", options.utterances)
-    say(f"{found}; {num_utterances} of them in a turn")
+    say(f"{recordings}; {num_utterances} of them in a turn")
     for model in options.model:
-        words = {"folder": options.folder, "model": model, "device": options.device}
-        sides = [Process("extract", "ours", threads=options.threads, **words)]
-        if options.peers:
-            root = options.peers["3dspeaker"]
-            sides.append(Process("extract", "3dspeaker", root, threads=options.threads, **words))
+        sides = start_sides(
+            "extract",
+            options,
+            folder=options.folder,
+            model=model,
+            device=options.device,
+        )
         for precision in options.precision:
             name = f"extract.{model}.{precision}"
             if not wants(options, name):
                 continue
             if options.peers:
                 require_equal(sides, precision, options.folder)
-            runs = [
-                lambda n, s=side, p=precision: s.ask("run", precision=p, steps=n) for side in sides
-            ]
+            runs = [run_of(side, precision=precision) for side in sides]
             turns = take_turns(runs, amount=num_utterances, seconds=options.seconds)
-            peaks = [side.ask("peak") for side in sides]
-            yield report(name, turns, **dict(zip(("peak_mib", "peer_peak_mib"), peaks)))
-        for side in sides:
-            side.close()
+            yield report(name, turns, **peaks_of(sides))
+        close_sides(sides)
 
 
 def thin_out(data_dir: Path, most: int) -> int:
     """Keep at most so many recordings of a data directory, spread over it; return how many."""
-    ids = [line.split()[0] for line in (data_dir / "wav.scp").read_text().splitlines()]
-    kept = set(ids[:: -(-len(ids) // most)])
+    ids = list(data.read_pairs(data_dir / "wav.scp"))
+    step = math.ceil(len(ids) / most)
+    chosen_ids = set(ids[::step])
     for name in ("wav.scp", "utt2spk", "utt2dur"):
         lines = (data_dir / name).read_text().splitlines()
-        text = "".join(f"{line}\n" for line in lines if line.split()[0] in kept)
+        text = "".join(f"{line}\n" for line in lines if line.split()[0] in chosen_ids)
         (data_dir / name).write_text(text, encoding="utf-8")
-    return len(kept)
+    return len(chosen_ids)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--precision", nargs="+", default=list(ALLOWED), choices=list(ALLOWED))
+    parser.add_argument(
+        "--precision", nargs="+", default=list(ALLOWED), choices=list(ALLOWED)
+    )
     data.add_audio_options(parser)
     parser.add_argument("--utterances", type=int, default=70, help="at most (70)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each side of each row")
+    add_seconds(parser, 20.0)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,30 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
-from sides import Process, import_peer, report, run_case, say, suffix, take_turns, timed, wants
+from sides import (
+    Process,
+    add_seconds,
+    close_sides,
+    import_peer,
+    report,
+    run_case,
+    run_of,
+    say,
+    suffix,
+    take_turns,
+    timed,
+    values_of,
+    wants,
+)
 from torch import Tensor
 
 PEERS = ("3dspeaker", "wespeaker", "speechbrain")
 QUICK = ("--seconds=3",)
 RATE = 16000
-SETTINGS = {"wespeaker": {"window": "hamming", "scale": 32768.0}}  # of ours; else the defaults
+# Of our front end beside a peer; else the defaults.
+SETTINGS = {"wespeaker": {"window": "hamming", "scale": 32768.0}}
 # Largest difference of mean-normalised log mel features: the peers compute in fp32.
 ALLOWED = {"3dspeaker": 1e-2, "wespeaker": 1e-2}
 
@@ -39,7 +55,9 @@ class Side:
         self.device = device if self.on_device else "cpu"
         self.features = self.build(like, torch.device(device))
         generator = torch.Generator().manual_seed(0)
-        wave_BS = 0.1 * torch.randn(crops, round(crop_seconds * RATE), generator=generator)
+        wave_BS = 0.1 * torch.randn(
+            crops, round(crop_seconds * RATE), generator=generator
+        )
         self.wave_BS = wave_BS.to(self.device)
         self.timed_on = device
 
@@ -49,7 +67,8 @@ class Side:
 
     @torch.no_grad()
     def values(self, path: str) -> None:
-        torch.save(self.features(self.wave_BS[:4]).cpu(), path)
+        feats_BTF = self.features(self.wave_BS[:4]).cpu().numpy()
+        np.savez(path, feats_BTF=feats_BTF)
 
     @torch.no_grad()
     def run(self, steps: int) -> float:
@@ -68,14 +87,17 @@ class Ours(Side):
 class ThreeDSpeaker(Side):
     def build(self, like: str, device: torch.device) -> Callable[[Tensor], Tensor]:
         """Compute one crop after the other, as its data set does in a worker, then stack them."""
-        fbank = import_peer("speakerlab.process.processor").FBank(80, RATE, mean_nor=True)
+        fbank = import_peer("speakerlab.process.processor").FBank(
+            80, RATE, mean_nor=True
+        )
         return lambda wave_BS: torch.stack([fbank(wave_S) for wave_S in wave_BS])
 
 
 class WeSpeaker(Side):
     def build(self, like: str, device: torch.device) -> Callable[[Tensor], Tensor]:
         """Compute crop after crop in a worker; subtract the mean by batch, on the device."""
-        sys.modules.setdefault("kaldiio", types.ModuleType("kaldiio"))  # only reads ark files
+        # It only reads ark files.
+        sys.modules.setdefault("kaldiio", types.ModuleType("kaldiio"))
         processor = import_peer("wespeaker.dataset.processor")
         apply_cmvn = import_peer("wespeaker.dataset.dataset_utils").apply_cmvn
 
@@ -84,7 +106,9 @@ class WeSpeaker(Side):
                 {"key": "", "label": 0, "sample_rate": RATE, "wav": wave_S[None]}
                 for wave_S in wave_BS
             )
-            feats = [found["feat"] for found in processor.compute_fbank(samples, dither=0.0)]
+            feats = [
+                crop["feat"] for crop in processor.compute_fbank(samples, dither=0.0)
+            ]
             return apply_cmvn(torch.stack(feats).to(device))
 
         return features
@@ -97,8 +121,12 @@ class SpeechBrain(Side):
         """Compute its own features (decibels of another spectrum) by batch, on the device."""
         fbank = import_peer("speechbrain.lobes.features").Fbank(n_mels=80).to(device)
         processing = import_peer("speechbrain.processing.features")
-        norm = processing.InputNormalization(norm_type="sentence", std_norm=False).to(device)
-        return lambda wave_BS: norm(fbank(wave_BS), torch.ones(len(wave_BS), device=device))
+        norm = processing.InputNormalization(norm_type="sentence", std_norm=False).to(
+            device
+        )
+        return lambda wave_BS: norm(
+            fbank(wave_BS), torch.ones(len(wave_BS), device=device)
+        )
 
 
 SIDES = {
@@ -111,11 +139,8 @@ SIDES = {
 
 def require_equal(sides: list[Process], name: str, options: argparse.Namespace) -> None:
     """Print how far the features are apart; exit where they differ."""
-    paths = [options.folder / "ours.pt", options.folder / "peer.pt"]
-    for side, path in zip(sides, paths):
-        side.ask("values", path=path)
-    found, expected = (torch.load(path) for path in paths)
-    error = float((found - expected).abs().max())
+    ours, peers = values_of(sides, options.folder)
+    error = float(np.abs(ours["feats_BTF"] - peers["feats_BTF"]).max())
     say(f"{name}: features differ by at most {error:.1e}")
     if not error <= ALLOWED[name]:
         raise SystemExit(f"{name}: the features are not equal; nothing was timed")
@@ -127,25 +152,31 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
         name = f"frontend.fbank{suffix(peer)}"
         if not wants(options, name):
             continue
-        words = {"device": options.device, "crops": options.micro_batch}
-        words |= {"crop_seconds": options.crop_seconds, "like": peer or "3dspeaker"}
+        side_options = {
+            "device": options.device,
+            "crops": options.micro_batch,
+            "crop_seconds": options.crop_seconds,
+            "like": peer or "3dspeaker",
+        }
         threads = 1 if options.device == "cpu" else None
-        sides = [Process("frontend", "ours", threads=threads, **words)]
+        sides = [Process("frontend", "ours", threads=threads, **side_options)]
         if peer is not None:
-            sides.append(Process("frontend", peer, options.peers[peer], threads=threads, **words))
+            root = options.peers[peer]
+            sides.append(
+                Process("frontend", peer, root, threads=threads, **side_options)
+            )
             if peer in ALLOWED:
                 require_equal(sides, peer, options)
-        runs = [lambda n, s=side: s.ask("run", steps=n) for side in sides]
+        runs = [run_of(side) for side in sides]
         turns = take_turns(runs, amount=options.micro_batch, seconds=options.seconds)
-        for side in sides:
-            side.close()
+        close_sides(sides)
         yield report(name, turns, unit="crops/s")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--crop-seconds", type=float, default=3.0)
     parser.add_argument("--micro-batch", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each side of each row")
+    add_seconds(parser, 10.0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check and measure a GPU: see gpu.py. Finds or makes the Python environment, then starts it.
 set -euo pipefail
-# shellcheck source=egs/common/env.sh
-source "$(dirname -- "${BASH_SOURCE[0]}")/../egs/common/env.sh"
-find_python test
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+python=$(python3 "$root/egs/common/environment.py" test)
 exec "$python" "$root/benchmarks/gpu.py" "$@"

@@ -3,7 +3,6 @@
     python benchmarks/learning.py --corpus DIR --peer DIR --json FILE   # DIR: a corpus, a checkout
     python benchmarks/learning.py --seeds 1 --json FILE                 # ours, on the mini corpus
     python benchmarks/learning.py --method simclr --json FILE           # ours, without labels
-    python benchmarks/suite.py --read FILE --store                      # or --gate: on the median
 
 In: a corpus as egs/librispeech takes it, with folders `noise` and `rirs` beside it; a folder of
 links to the subsets of several makes them one. Without --corpus, that of egs/mini. Out: a row for
@@ -39,9 +38,9 @@ import numpy as np
 import torch
 import yaml
 from sides import ROOT, Process, die_with_parent, environment, run_case, say, wants
-from suite_facts import version
 
 sys.path.insert(0, str(ROOT))
+from facts import version
 from rows import Row
 
 from speakerlab.checkpoints import provenance
@@ -85,9 +84,15 @@ class Side:
             eers.append(100 * eer(scores_N, listed.trials.is_target_N))
             truth = (listed.trials.is_target_N, *listed.speakers)
             drawn.append(bootstrap(scores_N, *truth, p_targets=()))
-        eer_SR = 100 * np.stack([one.values["eer"] for one in drawn])
-        eer_SR = np.take_along_axis(eer_SR, rng.integers(num_seeds, size=eer_SR.shape), axis=0)
-        return eers, Replicates({"eer": np.median(eer_SR, axis=0)}, drawn[0].num_speakers)
+        eer_SR = 100 * np.stack(
+            [seed_replicates.values["eer"] for seed_replicates in drawn]
+        )
+        eer_SR = np.take_along_axis(
+            eer_SR, rng.integers(num_seeds, size=eer_SR.shape), axis=0
+        )
+        return eers, Replicates(
+            {"eer": np.median(eer_SR, axis=0)}, drawn[0].num_speakers
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +116,9 @@ def compare(options: argparse.Namespace) -> Iterator[Learned]:
     if options.device != "cpu" and options.peers:
         raise SystemExit("--device: both sides train on the CPU; use --device cpu")
     if options.method and options.peers:
-        raise SystemExit("--method: 3D-Speaker's side trains with labels; leave out --peer")
+        raise SystemExit(
+            "--method: 3D-Speaker's side trains with labels; leave out --peer"
+        )
     options.threads = options.threads or torch.get_num_threads()
     name = "mini" if options.corpus is None else options.corpus.absolute().name
     folder = options.work.resolve() / name
@@ -119,13 +126,17 @@ def compare(options: argparse.Namespace) -> Iterator[Learned]:
     with alone(folder / ".lock"):
         sides = [our_side(options, folder)]
         sides += [peer_side(options, folder, root) for root in options.peers.values()]
-        sides += [untrained_side(sides[0], folder / "data/test")] if options.method else []
-        found = learn(sides, options.seeds)
+        if options.method:
+            sides.append(untrained_side(sides[0], folder / "data/test"))
+        results = learn(sides, options.seeds)
     lists = sorted((folder / "data/test").glob("trials*"))
     for path in lists:
-        parts = ["learning", name, *([path.name.removeprefix("trials_")] if lists[1:] else [])]
-        parts += [*label(options), *(f"peer:{value}" for value in options.peer_set)]
-        row = row_of(".".join(parts), read_trial_list(path), sides, found)
+        name_parts = ["learning", name]
+        if len(lists) > 1:
+            name_parts.append(path.name.removeprefix("trials_"))
+        name_parts += label(options)
+        name_parts += [f"peer:{setting}" for setting in options.peer_set]
+        row = row_of(".".join(name_parts), read_trial_list(path), sides, results)
         if wants(options, row.name):
             say(row.line())
             yield row
@@ -133,40 +144,46 @@ def compare(options: argparse.Namespace) -> Iterator[Learned]:
 
 def label(options: argparse.Namespace) -> list[str]:
     """Return our part of a row's name: model, method, and settings that are not the recipe's."""
-    return [options.model, *([options.method] if options.method else []), *options.set]
+    methods = [options.method] if options.method else []
+    return [options.model, *methods, *options.set]
 
 
 def learn(sides: Sequence[Side], num_seeds: int) -> list[list[Found]]:
     """Return what each side found with each seed."""
-    found: list[list[Found]] = [[] for _ in sides]
+    results: list[list[Found]] = [[] for _ in sides]
     for seed in range(num_seeds):
-        for side, own in zip(sides, found):
-            own.append(side.learn(seed))
-            say(f"{side.folder}, seed {seed}: {own[-1]['minutes']:.1f} minutes")
-    return found
+        for side, side_results in zip(sides, results):
+            side_results.append(side.learn(seed))
+            say(
+                f"{side.folder}, seed {seed}: {side_results[-1]['minutes']:.1f} minutes"
+            )
+    return results
 
 
 def row_of(
-    name: str, listed: TrialList, sides: Sequence[Side], found: Sequence[Sequence[Found]]
+    name: str,
+    listed: TrialList,
+    sides: Sequence[Side],
+    results: Sequence[Sequence[Found]],
 ) -> Learned:
     """Return the row of a trial list."""
     values: dict[str, Any] = {}
     drawn = []
     rng = np.random.default_rng(0)
-    for side, own, prefix in zip(sides, found, ("", "peer_")):
-        eers, replicates = side.draw(listed, len(own), rng)
+    for side, side_results, prefix in zip(sides, results, ("", "peer_")):
+        eers, replicates = side.draw(listed, len(side_results), rng)
         drawn.append(replicates)
         values |= {
             prefix.rstrip("_") or "ours": float(np.median(eers)),
             f"{prefix}worst": max(eers),
             f"{prefix}ci95": replicates.interval("eer"),
-            f"{prefix}minutes": max(one["minutes"] for one in own),
-            f"{prefix}crops": own[0]["crops"],
+            f"{prefix}minutes": max(result["minutes"] for result in side_results),
+            f"{prefix}crops": side_results[0]["crops"],
         }
     if "peer" in values:
         values["difference_ci95"] = drawn[0].paired(drawn[1], "eer")[0]
         values["ratio"] = values["ours"] / values["peer"] if values["peer"] else None
-    return Learned(name=name, unit=UNIT, seeds=len(found[0]), **values)
+    return Learned(name=name, unit=UNIT, seeds=len(results[0]), **values)
 
 
 def folder_of(options: argparse.Namespace, folder: Path, *parts: str) -> Path:
@@ -178,30 +195,41 @@ def folder_of(options: argparse.Namespace, folder: Path, *parts: str) -> Path:
 def our_side(options: argparse.Namespace, folder: Path) -> Side:
     """Prepare the data directories; return the recipe's training."""
     recipe = "mini" if options.corpus is None else "librispeech"
-    both = ["bash", ROOT / f"egs/{recipe}/run.sh", "--data", folder / "data"]
-    both += ["--gpus", "" if options.device == "cpu" else "0", "--model", options.model]
-    both += ["--task", "ssl", "--method", options.method] if options.method else []
-    words = ["--stop-stage", 2]
+    gpus = "" if options.device == "cpu" else "0"
+    run_sh = ["bash", ROOT / f"egs/{recipe}/run.sh", "--data", folder / "data"]
+    run_sh += ["--gpus", gpus, "--model", options.model]
+    if options.method:
+        run_sh += ["--task", "ssl", "--method", options.method]
+
+    prepare = [*run_sh, "--stop-stage", 2]
     if options.corpus is not None:
         corpus = options.corpus.absolute()
         noise, rirs = (corpus.parent / name for name in ("noise", "rirs"))
         for path in (noise, rirs):
             if not path.is_dir():
-                raise SystemExit(f"--corpus: no folder {path}; put noises and rooms beside it")
-        words += ["--corpus", corpus, "--noise", noise, "--rirs", rirs]
-    run_recipe([*both, *words], folder / "data.log", options.threads)
+                raise SystemExit(
+                    f"--corpus: no folder {path}; put noises and rooms beside it"
+                )
+        prepare += ["--corpus", corpus, "--noise", noise, "--rirs", rirs]
+    run_recipe(prepare, folder / "data.log", options.threads)
 
     def train(exp: Path, seed: int) -> Found:
-        words, log = [*both, "--exp", exp, "--seed", seed], exp.with_suffix(".log")
-        words += ["--set", *options.set] if options.set else []
+        log = exp.with_suffix(".log")
+        stages = [*run_sh, "--exp", exp, "--seed", seed]
+        if options.set:
+            stages += ["--set", *options.set]
+
+        # Only stage 3, the training, is timed; stage 5 scores.
         began = time.perf_counter()
-        training = [*words, "--stage", 3, "--stop-stage", 3]
+        training = [*stages, "--stage", 3, "--stop-stage", 3]
         run_recipe(training, log, options.threads, minutes=options.minutes)
         minutes = (time.perf_counter() - began) / 60
-        run_recipe([*words, "--stage", 5], log, options.threads)
-        steps = json.loads((exp / "model/card.json").read_text(encoding="utf-8"))["steps"]
+        run_recipe([*stages, "--stage", 5], log, options.threads)
+
+        card = json.loads((exp / "model/card.json").read_text(encoding="utf-8"))
         config = yaml.safe_load((exp / "config.yaml").read_text(encoding="utf-8"))
-        return {"minutes": minutes, "crops": steps * config["training"]["global_batch"]}
+        crops = card["steps"] * config["training"]["global_batch"]
+        return {"minutes": minutes, "crops": crops}
 
     parts = ("ours", provenance.commit(), *label(options))
     return Side(folder_of(options, folder, *parts), "scores/test_{}.txt", train)
@@ -222,35 +250,45 @@ def untrained_side(ours: Side, data_dir: Path) -> Side:
 
 
 def run_recipe(
-    words: Sequence[object], log: Path, threads: int, *, minutes: float | None = None
+    command: Sequence[object], log: Path, threads: int, *, minutes: float | None = None
 ) -> None:
     """Run stages of a recipe, appending what they print to `log`."""
-    command, env = [*map(str, words)], environment(ROOT, threads)
     seconds = minutes and 60 * minutes
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as file:
-        how: dict[str, Any] = {"stdout": file, "stderr": file, "env": env}
         try:
-            subprocess.run(command, check=True, timeout=seconds, preexec_fn=die_with_parent, **how)
+            subprocess.run(
+                [str(argument) for argument in command],
+                check=True,
+                timeout=seconds,
+                preexec_fn=die_with_parent,
+                stdout=file,
+                stderr=file,
+                env=environment(ROOT, threads),
+            )
         except subprocess.TimeoutExpired:
             fault = f"not finished in {minutes:g} minutes; give more --minutes"
             raise SystemExit(f"{log}: {fault}") from None
         except subprocess.CalledProcessError as error:
-            raise SystemExit(f"run.sh: exited with {error.returncode}; see {log}") from None
+            raise SystemExit(
+                f"run.sh: exited with {error.returncode}; see {log}"
+            ) from None
 
 
 def peer_side(options: argparse.Namespace, folder: Path, root: Path) -> Side:
     """Return 3D-Speaker's training, with a schedule that fits the minutes."""
     pairs = (setting.partition("=") for setting in options.peer_set)
     settings = {key: yaml.safe_load(value) for key, _, value in pairs}
-    words = {"folder": str(folder / "data"), "settings": settings}
+    side_options = {"folder": str(folder / "data"), "settings": settings}
     trials = [str(path) for path in sorted((folder / "data/test").glob("trials*"))]
     seeds = folder_of(options, folder, "3dspeaker", version(root), *options.peer_set)
 
-    def ask(what: str, **order: Any) -> Any:
-        process = Process("learning_peer", "3dspeaker", root, threads=options.threads, **words)
+    def ask(method: str, /, **order: Any) -> Any:
+        process = Process(
+            "learning_peer", "3dspeaker", root, threads=options.threads, **side_options
+        )
         try:
-            return process.ask(what, **order)
+            return process.ask(method, **order)
         finally:
             process.close()
 
@@ -269,13 +307,17 @@ def peer_side(options: argparse.Namespace, folder: Path, root: Path) -> Side:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add: Any = parser.add_argument
-    add("--corpus", type=Path, metavar="DIR", help="in the LibriSpeech layout (egs/mini's)")
-    add("--model", default="campplus_tiny", help="ours, one of conf/*.yaml (campplus_tiny)")
+    layout = "in the LibriSpeech layout (egs/mini's)"
+    add("--corpus", type=Path, metavar="DIR", help=layout)
+    models = "ours, one of conf/*.yaml (campplus_tiny)"
+    add("--model", default="campplus_tiny", help=models)
     add("--method", help="train without labels: one of conf/ssl/*.yaml")
     add("--seeds", type=int, default=5, help="0 to this less one (5)")
     add("--minutes", type=float, default=10.0, help="of each training (10)")
-    add("--work", type=Path, default=ROOT / "exp/learning", help="finished seeds (exp/learning)")
-    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of run.sh; part of the name")
+    work = ROOT / "exp/learning"
+    add("--work", type=Path, default=work, help="finished seeds (exp/learning)")
+    ours = "of run.sh; part of the name"
+    add("--set", nargs="+", default=[], metavar="KEY=VALUE", help=ours)
     peer = "of 3D-Speaker's configuration; part of the name"
     add("--peer-set", nargs="+", default=[], metavar="KEY=VALUE", help=peer)
 

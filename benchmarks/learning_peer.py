@@ -28,7 +28,6 @@ import torch.distributed as dist
 import yaml
 from end_to_end import RECIPES, Batches
 from sides import die_with_parent, import_peer
-from startup import replace_cuda
 
 CROPS_OF_A_GPU = 64  # 256 on the four of its run.sh
 PROBED = 3  # batches
@@ -41,8 +40,8 @@ SCHEDULED = {
 class Turns(torch.optim.SGD):
     """SGD that updates with the mean gradient of `num_turns` batches, as that many ranks do."""
 
-    def __init__(self, params: Any, *, num_turns: int, **more: Any) -> None:
-        super().__init__(params, **more)
+    def __init__(self, params: Any, *, num_turns: int, **sgd_options: Any) -> None:
+        super().__init__(params, **sgd_options)
         self.num_turns, self.num_taken = num_turns, 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -59,6 +58,18 @@ class Turns(torch.optim.SGD):
             super().step()
 
 
+def replace_cuda() -> None:
+    """Have `cuda` leave modules and tensors where they are, and one rank communicate by gloo."""
+    start = dist.init_process_group
+    store = dist.HashStore()
+    dist.init_process_group = lambda **_asked: start(
+        backend="gloo", store=store, rank=0, world_size=1
+    )
+    torch.cuda.set_device = lambda _index: None
+    for kind in (torch.Tensor, torch.nn.Module):
+        kind.cuda = lambda self, *_args, **_options: self
+
+
 class Peer:
     """One training; `probe` and `run` are called in processes of their own."""
 
@@ -66,7 +77,7 @@ class Peer:
         """Prepare a training on our data directories in `folder`; `settings` replace its values."""
         die_with_parent()
         data.replace_torchaudio()
-        replace_cuda(store=dist.HashStore(), rank=0, world_size=1)
+        replace_cuda()
         self.script = import_peer("speakerlab.bin.train")
         self.folder = Path(folder)
         recipe = Path(self.script.__file__).parents[2] / RECIPES["campplus"]
@@ -99,19 +110,34 @@ class Peer:
         def epoch(loader: Any, *parts: Any) -> Any:
             nonlocal used
             if not len(loader):
-                raise SystemExit(f"{self.config['data']}: less than a batch; use a larger corpus")
+                raise SystemExit(
+                    f"{self.config['data']}: less than a batch; use a larger corpus"
+                )
             used += len(loader) * loader.batch_size
             return its_epoch(loader, *parts)
 
         self.script.train = epoch
         began = time.perf_counter()
-        words = ["--config", str(given), "--gpu", *"0" * num_ranks, "--seed", str(seed)]
-        self._call(self.script, *words, "--save_epoch_freq", str(epochs), world_size=num_ranks)
+        arguments = [
+            "--config",
+            str(given),
+            "--gpu",
+            *"0" * num_ranks,
+            "--seed",
+            str(seed),
+        ]
+        self._call(
+            self.script,
+            *arguments,
+            "--save_epoch_freq",
+            str(epochs),
+            world_size=num_ranks,
+        )
         return {"seconds": time.perf_counter() - began, "crops": used}
 
-    def _call(self, script: Any, *words: str, world_size: int = 1) -> None:
+    def _call(self, script: Any, *arguments: str, world_size: int = 1) -> None:
         os.environ |= {"LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}
-        sys.argv = ["", *words]
+        sys.argv = ["", *arguments]
         script.main()
 
     def probe(self, exp: str, minutes: float) -> int:
@@ -122,23 +148,34 @@ class Peer:
             nonlocal seconds
             count = min(PROBED, len(loader))
             began = time.perf_counter()
-            found = its_epoch(Batches(islice(loader, count), count), *parts)
+            result = its_epoch(Batches(islice(loader, count), count), *parts)
             seconds = (time.perf_counter() - began) / count * len(loader)
-            return found
+            return result
 
         self.script.train = few
         self._train(exp, seed=0, epochs=1)
         return math.ceil(60 * minutes / seconds)
 
-    def run(self, exp: str, seed: int, epochs: int, trials: list[str]) -> dict[str, Any]:
+    def run(
+        self, exp: str, seed: int, epochs: int, trials: list[str]
+    ) -> dict[str, Any]:
         """Train, extract and score by its three scripts; return minutes and crops."""
-        found = self._train(exp, seed=seed, epochs=epochs)
+        training = self._train(exp, seed=seed, epochs=epochs)
         scp, emb = str(self.folder / "test/wav.scp"), f"{exp}/embeddings"
-        self._call(import_peer("speakerlab.bin.extract"), "--exp_dir", exp, "--data", scp)
+        self._call(
+            import_peer("speakerlab.bin.extract"), "--exp_dir", exp, "--data", scp
+        )
         scoring = import_peer("speakerlab.bin.compute_score_metrics")
-        words = ["--enrol_data", emb, "--test_data", emb, "--scores_dir", f"{exp}/scores"]
-        self._call(scoring, *words, "--trials", *trials)
-        return {"minutes": found["seconds"] / 60, "crops": found["crops"]}
+        arguments = [
+            "--enrol_data",
+            emb,
+            "--test_data",
+            emb,
+            "--scores_dir",
+            f"{exp}/scores",
+        ]
+        self._call(scoring, *arguments, "--trials", *trials)
+        return {"minutes": training["seconds"] / 60, "crops": training["crops"]}
 
 
 SIDES = {"3dspeaker": Peer}

@@ -3,8 +3,7 @@
     python benchmarks/models.py --peer DIR [DIR ...] --json FILE     # checkouts of any of the three
 
 In: fixed features, the same weights on both sides. Out: a row for each model, work, precision and
-peer, with peak memory and the `share` of ours: the time that the model's convolutions and linear
-layers take alone, over the time of our step.
+peer, with peak memory.
 
 Before anything is timed, both must give the same embeddings, loss, gradients and statistics, on few
 features. A training step is the backbone with a margin head of 1,000 classes, forward and backward,
@@ -30,6 +29,7 @@ import torch
 from models_cases import (
     ALLOWED,
     CASES,
+    EMBED_DIMS,
     PRECISIONS,
     QUICK_ROWS,
     WORKS,
@@ -38,7 +38,18 @@ from models_cases import (
     rows_of,
 )
 from peak import peak_memory
-from sides import ROOT, Process, import_peer, report, run_case, take_turns, timed
+from sides import (
+    ROOT,
+    Process,
+    add_seconds,
+    close_sides,
+    import_peer,
+    report,
+    run_case,
+    run_of,
+    take_turns,
+    timed,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -57,7 +68,12 @@ class Side:
     """A backbone (feats_BTF -> emb_BD), a head and an optimizer on one device."""
 
     def __init__(
-        self, model: str, number: int, device: str, shape: Sequence[int], settings: Sequence[str]
+        self,
+        model: str,
+        number: int,
+        device: str,
+        shape: Sequence[int],
+        settings: Sequence[str],
     ) -> None:
         torch.manual_seed(0)
         torch.backends.cudnn.benchmark = True
@@ -65,16 +81,17 @@ class Side:
         self.settings = settings  # only of ours
         self.model = self.build(model, number)
         self.feats_BTF, self.label_B = self._batch(*shape)
-        self.head_CD = nn.Parameter(torch.empty(NUM_CLASSES, CASES[model][0], device=device))
+        self.head_CD = nn.Parameter(
+            torch.empty(NUM_CLASSES, EMBED_DIMS[model], device=device)
+        )
         self._fill_head()
         self.optimizer: torch.optim.Optimizer | None = None
         self.trains = ""  # the precision that kernels and momentum are for
-        self.add_gradients: Any = self.compute_gradients
         self.infers: dict[str, nn.Module] = {}  # by precision
 
     def build(self, model: str, number: int) -> nn.Module:
         """Return the peer's module, which flattens its embeddings; `number`: of the case."""
-        case = CASES[model][1][number]
+        case = CASES[model][number]
         module, _, name = case.path.partition(":")
         return getattr(import_peer(module), name)(**case.args).to(self.device)
 
@@ -98,9 +115,13 @@ class Side:
         self.head_CD.copy_(torch.randn(self.head_CD.shape, generator=generator))
 
     def embed(self, model: nn.Module, feats_BTF: Tensor, precision: str) -> Tensor:
-        with torch.autocast(self.device, HALVES.get(precision), enabled=precision in HALVES):
-            found = model(feats_BTF)
-        return (found[-1] if isinstance(found, tuple | list) else found).flatten(1)
+        with torch.autocast(
+            self.device, HALVES.get(precision), enabled=precision in HALVES
+        ):
+            output = model(feats_BTF)
+        # Some of the peers' models return (features, embedding).
+        emb = output[-1] if isinstance(output, tuple | list) else output
+        return emb.flatten(1)
 
     def loss(self, feats_BTF: Tensor, label_B: Tensor, precision: str) -> Tensor:
         """Return the additive-margin softmax of the cosines, in at least fp32."""
@@ -130,11 +151,8 @@ class Side:
             return
         assert self.optimizer is not None
         self.optimizer.zero_grad()
-        self.add_gradients(self.feats_BTF, self.label_B)
+        self.loss(self.feats_BTF, self.label_B, self.trains).backward()
         self.optimizer.step()
-
-    def compute_gradients(self, feats_BTF: Tensor, label_B: Tensor) -> None:
-        self.loss(feats_BTF, label_B, self.trains).backward()
 
     def run(self, work: str, precision: str, steps: int) -> float:
         """Return the seconds of so many steps."""
@@ -152,7 +170,10 @@ class Side:
         held = [*model.parameters(), *model.buffers()]
         if work == "train" and self.optimizer is not None:
             states = self.optimizer.state.values()
-            held += [self.head_CD, *(v for s in states for v in s.values() if torch.is_tensor(v))]
+            held += [
+                self.head_CD,
+                *(v for s in states for v in s.values() if torch.is_tensor(v)),
+            ]
         return (sum(t.nbytes for t in held) + peak[0]) / 2**20 if peak else None
 
     def values(self, dtype: str, precision: str) -> dict[str, dict[str, Tensor]]:
@@ -176,12 +197,18 @@ class Side:
         self.model.zero_grad()
         self.model.float()
         self.infers.clear()
-        found = {"gradients": gradients, "statistics": statistics}
-        return {"embeddings": {"": emb_BD}, "loss": {"": loss.detach()}, **found}
+        return {
+            "embeddings": {"": emb_BD},
+            "loss": {"": loss.detach()},
+            "gradients": gradients,
+            "statistics": statistics,
+        }
 
     def save(self, path: str, dtype: str) -> None:
         """Write the weights, then the values computed from them in fp32 or float64."""
-        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        weights = {
+            name: value.clone() for name, value in self.model.state_dict().items()
+        }
         torch.save({"weights": weights, **self.values(dtype, "fp32")}, path)
         self.model.load_state_dict(weights)
 
@@ -193,17 +220,27 @@ class Ours(Side):
         from speakerlab.config.build import build_task
         from speakerlab.config.schema import load_config
         from speakerlab.core import process
-        from speakerlab.training.precision import apply_backend_settings, resolve_precision
+        from speakerlab.training.precision import (
+            apply_backend_settings,
+            resolve_precision,
+        )
 
         if self.device == "cpu":
             process.keep_freed_memory()
-        self.case = CASES[model][1][number] if number >= 0 else None
+        self.case = CASES[model][number] if number >= 0 else None
         args = self.case.ours.items() if self.case else ()
-        words = [*(f"model.args.{name}={value}" for name, value in args), *self.settings]
-        self.config = load_config([ROOT / "conf" / f"{model}.yaml"], words)
-        apply_backend_settings(deterministic=False, conv_tf32=self.config.runtime.tf32 == "auto")
+        overrides = [
+            *(f"model.args.{name}={value}" for name, value in args),
+            *self.settings,
+        ]
+        self.config = load_config([ROOT / "conf" / f"{model}.yaml"], overrides)
+        apply_backend_settings(
+            deterministic=False, conv_tf32=self.config.runtime.tf32 == "auto"
+        )
         precision = resolve_precision("fp32", torch.device(self.device))
-        self.task = build_task(self.config, num_classes=NUM_CLASSES, precision=precision)
+        self.task = build_task(
+            self.config, num_classes=NUM_CLASSES, precision=precision
+        )
         self.task.to(self.device)
         return self.task.embedder.get_submodule("backbone")
 
@@ -216,18 +253,15 @@ class Ours(Side):
 
     def new_optimizer(self, precision: str) -> torch.optim.Optimizer:
         """Choose kernels as training does, even after another precision, and its optimizer."""
-        from speakerlab.experiments import setup
-        from speakerlab.training.graphs import Graphed
+        from speakerlab.experiments.hardware import choose_kernels
         from speakerlab.training.precision import resolve_precision
         from speakerlab.training.update import OPTIMIZERS
 
         self.model.to(memory_format=torch.contiguous_format)
         self.task.set_precision(resolve_precision(precision, torch.device(self.device)))
-        setup.choose_kernels(self.config, self.task)
+        choose_kernels(self.config, self.task)
         self.model = (*self.task.embedder.compiled, self.model)[0]
         parameters = [*self.model.parameters(), self.head_CD]
-        if self.config.runtime.cuda_graph == "on" and self.device != "cpu":
-            self.add_gradients = Graphed(self.compute_gradients, parameters)
         return OPTIMIZERS["sgd"](parameters, **SGD)
 
     def differences(self, path: str, dtype: str, precision: str) -> dict[str, float]:
@@ -239,7 +273,9 @@ class Ours(Side):
         for name in ALLOWED[dtype, precision]:
             expected = self._our_names(theirs[name])
             largest = max(float(value.abs().max()) for value in expected.values())
-            apart = (float((ours[name][n] - v).abs().max()) for n, v in expected.items())
+            apart = (
+                float((ours[name][n] - v).abs().max()) for n, v in expected.items()
+            )
             errors[name] = max(apart) / largest
         return errors
 
@@ -251,12 +287,6 @@ class Ours(Side):
         names = {n: n and to_our_name(n, model=model, toolkit=toolkit) for n in values}
         return {names[name]: value for name, value in values.items()}
 
-    def convolutions(self, work: str, **how: Any) -> float:
-        """Return the seconds that the model's convolutions and linear layers need alone."""
-        from convolutions import measure_convolutions
-
-        return measure_convolutions(self.model.train(work == "train"), self.feats_BTF, **how)
-
 
 SIDES = {"ours": Ours, "peer": Side}
 
@@ -264,7 +294,11 @@ SIDES = {"ours": Ours, "peer": Side}
 def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield the rows of every model: beside each peer that has it, or alone."""
     for model in options.models:
-        cases = [(i, case) for i, case in enumerate(CASES[model][1]) if case.peer in options.peers]
+        cases = [
+            (i, case)
+            for i, case in enumerate(CASES[model])
+            if case.peer in options.peers
+        ]
         for number, case in cases or [(-1, None)]:
             rows = list(rows_of(model, case, options))
             if rows:
@@ -280,39 +314,39 @@ def compare_with(
 ) -> Iterator[Any]:
     """Yield the rows of one model beside one peer."""
     size = options.micro_batch or (ON_CPU if options.device == "cpu" else ON_GPU)
-    words = {"model": model, "number": number, "device": options.device}
-    words |= {"shape": (size, options.frames), "settings": options.set}
-    sides = [Process("models", "ours", threads=options.threads, **words)]
+    side_options = {"model": model, "number": number, "device": options.device}
+    side_options |= {"shape": (size, options.frames), "settings": options.set}
+    sides = [Process("models", "ours", threads=options.threads, **side_options)]
     if case is not None:
         root = options.peers[case.peer]
-        sides.append(Process("models", "peer", root, threads=options.threads, **words))
+        sides.append(
+            Process("models", "peer", root, threads=options.threads, **side_options)
+        )
         require_equal(*sides, f"{model}{case.suffix}", options)
     for name, work, *precisions in rows:
         runs = [
-            lambda n, s=side, p=precision, w=work: s.ask("run", work=w, precision=p, steps=n)
+            run_of(side, work=work, precision=precision)
             for side, precision in zip(sides, precisions)
         ]
         turns = take_turns(runs, amount=size, seconds=options.seconds)
-        peaks = [s.ask("peak", work=work, precision=p) for s, p in zip(sides, precisions)]
-        more = dict(zip(("peak_mib", "peer_peak_mib"), peaks))
-        if not options.no_share:
-            order = {"work": work, "precision": precisions[0], "seconds": options.seconds}
-            rate = sorted(turn[0] for turn in turns)[len(turns) // 2]
-            more["share"] = sides[0].ask("convolutions", **order) * rate / size
-        yield report(name, turns, **more)
-    for side in sides:
-        side.close()
+        peaks = [
+            s.ask("peak", work=work, precision=p) for s, p in zip(sides, precisions)
+        ]
+        peak_fields = dict(zip(("peak_mib", "peer_peak_mib"), peaks))
+        yield report(name, turns, **peak_fields)
+    close_sides(sides)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--work", nargs="+", default=WORKS, choices=WORKS)
-    parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=["fp32", *HALVES])
-    parser.add_argument("--micro-batch", type=int, help=f"default: {ON_CPU}, on a GPU {ON_GPU}")
-    parser.add_argument("--frames", type=int, default=298, help="default: a crop of 3 s")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each side of each row")
-    parser.add_argument("--set", nargs="+", default=[], help="KEY=VALUE: settings of ours")
-    parser.add_argument("--no-share", action="store_true", help="do not time convolutions alone")
+    add = parser.add_argument
+    formats = ["fp32", *HALVES]
+    add("--models", nargs="+", default=list(CASES), choices=list(CASES))
+    add("--work", nargs="+", default=WORKS, choices=WORKS)
+    add("--precisions", nargs="+", default=PRECISIONS, choices=formats)
+    add("--micro-batch", type=int, help=f"default: {ON_CPU}, on a GPU {ON_GPU}")
+    add("--frames", type=int, default=298, help="default: a crop of 3 s")
+    add_seconds(parser, 8.0)
+    add("--set", nargs="+", default=[], help="KEY=VALUE: settings of ours")
 
 
 if __name__ == "__main__":

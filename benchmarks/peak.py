@@ -24,7 +24,7 @@ def peak_memory(device: "torch.device") -> Iterator[list[int]]:
 
     On a GPU what torch allocated; on a CPU how much the process grew (Linux only).
     """
-    found: list[int] = []
+    peak_bytes: list[int] = []
     gc.collect()
     if device.type == "cuda":
         import torch
@@ -32,22 +32,26 @@ def peak_memory(device: "torch.device") -> Iterator[list[int]]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        yield found
-        found.append(torch.cuda.max_memory_allocated(device) - before)
+        yield peak_bytes
+        peak_bytes.append(torch.cuda.max_memory_allocated(device) - before)
         return
     try:
-        ctypes.CDLL(None).malloc_trim(0)  # glibc: freed memory would hide what is taken now
+        ctypes.CDLL(None).malloc_trim(
+            0
+        )  # glibc: freed memory would hide what is taken now
         (PROC / "clear_refs").write_text(RESET_PEAK)
     except (OSError, AttributeError):
-        yield found
+        yield peak_bytes
         return
     before = status_bytes("VmRSS")
-    yield found
-    found.append(status_bytes("VmHWM") - before)
+    yield peak_bytes
+    peak_bytes.append(status_bytes("VmHWM") - before)
 
 
 def status_bytes(name: str) -> int:
     """Return a memory line of the process's status (Linux), e.g. `VmHWM`, the peak so far."""
-    found = re.search(rf"^{name}:\s+(\d+) kB$", (PROC / "status").read_text(), re.MULTILINE)
-    assert found is not None
-    return 1024 * int(found[1])
+    match = re.search(
+        rf"^{name}:\s+(\d+) kB$", (PROC / "status").read_text(), re.MULTILINE
+    )
+    assert match is not None
+    return 1024 * int(match[1])

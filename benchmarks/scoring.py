@@ -1,4 +1,4 @@
-"""Scoring: trials a second beside the peers' own loops, and metrics that are equal to theirs.
+"""Scoring: trials a second beside the peers' own loops, and the time of the metrics.
 
     python benchmarks/scoring.py --peer DIR [DIR] --json FILE  # checkouts of 3D-Speaker, WeSpeaker
 
@@ -11,9 +11,8 @@ own loop over the trials, which parses each line of the list, computes one cosin
 line: the three cannot be separated there. Peers take a part of the list, drawn from all of it, and
 must give the same scores first. Replaced in the peers, and not timed: kaldiio, tqdm, fire.
 
-`score.eer` and `score.min_dcf` are values, equal on both sides, on random lists without ties; with
-ties and at the ends of the curve the peers are wrong (RESULTS.md). Other metrics of a list of this
-size: scoring_large.py.
+`score.eer_min_dcf` is both metrics of the whole list. EER and minDCF must be equal on random scores
+without ties first; with ties and at the ends of the curve the peers are wrong (RESULTS.md).
 
 Letters: E enrolments, T tests, N trials or table rows, D dimensions, K thresholds.
 """
@@ -27,7 +26,6 @@ import time
 import types
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +34,17 @@ from sides import Process, import_peer, report, run_case, say, suffix, timed, wa
 
 PEERS = ("3dspeaker", "wespeaker")
 QUICK = ("--turns=3", "--repeats=2")
-LOOPS = {"3dspeaker": "speakerlab.bin.compute_score_metrics", "wespeaker": "wespeaker.bin.score"}
+LOOPS = {
+    "3dspeaker": "speakerlab.bin.compute_score_metrics",
+    "wespeaker": "wespeaker.bin.score",
+}
 SCORE_AT = {"3dspeaker": 3, "wespeaker": 2}  # column of the peer's score file
 WRITTEN = 5e-6  # the peers write five decimals
 CLOSE = 1e-9  # two metrics that are the same but for rounding
-NUM_LISTS = 20  # of random scores
+NUM_RANDOM = 2000  # trials
 SHA256 = "0" * 64  # of no model
-SPREAD = 5.0  # of a speaker's utterances, where speakers spread by 1: an EER of some per cent
+# Of a speaker's utterances, where speakers spread by 1: an EER of some per cent.
+SPREAD = 5.0
 
 
 class Ours:
@@ -58,22 +60,30 @@ class Ours:
         rng = np.random.default_rng(0)
         speaker_ED = rng.standard_normal((enrol, dim), np.float32)
         spoken_by_T = [i % enrol for i in range(test)]
-        test_TD = speaker_ED[spoken_by_T] + SPREAD * rng.standard_normal((test, dim), np.float32)
+        test_TD = speaker_ED[spoken_by_T] + SPREAD * rng.standard_normal(
+            (test, dim), np.float32
+        )
         enrol_ED = speaker_ED + rng.standard_normal((enrol, dim), np.float32)
         enrol_ids = [f"id{speaker:05d}-enroll" for speaker in range(enrol)]
         test_ids = [f"id{speaker:05d}-{i:07d}" for i, speaker in enumerate(spoken_by_T)]
         emb_ND = np.concatenate([enrol_ED, test_TD])
         EmbeddingTable(enrol_ids + test_ids, emb_ND, SHA256).save(self.folder / "all")
         (self.folder / "arks").mkdir()
-        (self.folder / "arks/all.ark").touch()  # the peer finds this name and reads our table
+        (
+            self.folder / "arks/all.ark"
+        ).touch()  # the peer finds this name and reads our table
         for ending in (".npy", ".ids"):
             (self.folder / f"arks/all{ending}").symlink_to(self.folder / f"all{ending}")
         rows = [
-            f"{enrol_id} {test_id} {'target' if speaker == spoken_by else 'nontarget'}\n"
+            f"{enrol_id} {test_id}"
+            f" {'target' if speaker == spoken_by else 'nontarget'}\n"
             for speaker, enrol_id in enumerate(enrol_ids)
             for spoken_by, test_id in zip(spoken_by_T, test_ids)
         ]
-        for name, chosen in (("trials", rows), ("head", rows[:: max(1, len(rows) // head)][:head])):
+        for name, chosen in (
+            ("trials", rows),
+            ("head", rows[:: max(1, len(rows) // head)][:head]),
+        ):
             (self.folder / name).write_text("".join(chosen), encoding="utf-8")
         return len(rows)
 
@@ -99,7 +109,9 @@ class Ours:
     def _score(self, trials: Any) -> np.ndarray:
         from speakerlab.scoring.chain import build_chain
 
-        return build_chain("cosine", None).score(self.table, self.table, trials).scores_N
+        return (
+            build_chain("cosine", None).score(self.table, self.table, trials).scores_N
+        )
 
     def with_files(self, name: str = "trials") -> None:
         """Score a list on disk to scores on disk."""
@@ -120,15 +132,22 @@ class Ours:
 
     def rates(self, path: str) -> dict[str, float]:
         """Return EER and minDCF of scores in a file, and the seconds that both took."""
-        from speakerlab.scoring.metrics import eer_of_points, min_dcf_of_points, operating_points
+        from speakerlab.scoring.metrics import (
+            eer_of_points,
+            min_dcf_of_points,
+            operating_points,
+        )
 
         with np.load(path) as arrays:
             scores_N, is_target_N = arrays["scores"], arrays["is_target"]
         start = time.perf_counter()
         miss_K, fa_K, _ = operating_points(scores_N, is_target_N)
-        found = eer_of_points(miss_K, fa_K), min_dcf_of_points(miss_K, fa_K, p_target=0.01)
+        metrics = (
+            eer_of_points(miss_K, fa_K),
+            min_dcf_of_points(miss_K, fa_K, p_target=0.01),
+        )
         seconds = time.perf_counter() - start
-        return {"eer": found[0], "min_dcf": found[1], "seconds": seconds}
+        return {"eer": metrics[0], "min_dcf": metrics[1], "seconds": seconds}
 
     def save(self, path: str) -> None:
         """Write the scores of all trials, as `rates` reads them."""
@@ -154,16 +173,22 @@ class Peer:
         replace_modules(self.clock)
         logging.disable()  # its metrics of each turn
         self.module = import_peer(LOOPS[name])
-        self.metrics = import_peer(LOOPS[name].partition(".")[0] + ".utils.score_metrics")
+        self.metrics = import_peer(
+            LOOPS[name].partition(".")[0] + ".utils.score_metrics"
+        )
 
     def loop(self) -> float:
         """Score the list `head`; return the seconds of the loop alone."""
         out, trials = self.folder / self.name, self.folder / "head"
         out.mkdir(exist_ok=True)
         if self.name == "wespeaker":
-            self.module.trials_cosine_score(str(self.folder / "all"), str(out), None, [str(trials)])
+            self.module.trials_cosine_score(
+                str(self.folder / "all"), str(out), None, [str(trials)]
+            )
         else:
-            tables = [f"--{kind}_data={self.folder / 'arks'}" for kind in ("enrol", "test")]
+            tables = [
+                f"--{kind}_data={self.folder / 'arks'}" for kind in ("enrol", "test")
+            ]
             sys.argv = ["", *tables, f"--scores_dir={out}", f"--trials={trials}"]
             self.module.main()
         return self.clock.seconds
@@ -212,43 +237,44 @@ SIDES = {"ours": Ours, "peer": Peer}
 def require_equal(ours: Process, peers: dict[str, Process], folder: Path) -> None:
     """Score the short list on all sides; exit where the scores differ."""
     ours.ask("with_files", name="head")
-    wanted = [line.split()[:3] for line in (folder / "head.ours").read_text().splitlines()]
+    our_rows = [
+        line.split()[:3] for line in (folder / "head.ours").read_text().splitlines()
+    ]
     for name, peer in peers.items():
         peer.ask("loop")
-        found = [line.split() for line in (folder / name / "head.score").read_text().splitlines()]
-        pairs = list(zip(wanted, found))
+        peer_rows = [
+            line.split()
+            for line in (folder / name / "head.score").read_text().splitlines()
+        ]
+        pairs = list(zip(our_rows, peer_rows))
         furthest = max(abs(float(a[2]) - float(b[SCORE_AT[name]])) for a, b in pairs)
-        say(f"{name}: {len(found)} scores differ by at most {furthest:.0e} (five decimals)")
-        if [row[:2] for row in wanted] != [row[:2] for row in found] or furthest > 2 * WRITTEN:
+        say(
+            f"{name}: {len(peer_rows)} scores differ by at most {furthest:.0e} (five"
+            " decimals)"
+        )
+        if [row[:2] for row in our_rows] != [
+            row[:2] for row in peer_rows
+        ] or furthest > 2 * WRITTEN:
             raise SystemExit(f"{name}: the scores are not equal; nothing was timed")
 
-
-def agreement_rows(ours: Process, peers: dict[str, Process], folder: Path) -> Iterator[Any]:
-    """Yield EER and minDCF of a random list on both sides; on twenty they must be equal."""
-    from rows import Row
-
     path = folder / "random.npz"
-    apart: dict[str, float] = {}
-    found, own = {}, {}
-    for seed in reversed(range(NUM_LISTS)):
-        rng = np.random.default_rng(seed)
-        is_target_N = rng.random(2000) < 0.2
-        scores_N = rng.standard_normal(2000) + 1.5 * is_target_N
-        np.savez(path, scores=scores_N, is_target=is_target_N)
-        found = {name: side.ask("rates", path=path) for name, side in peers.items()}
-        own = ours.ask("rates", path=path)
-        for name, metric in product(peers, ("eer", "min_dcf")):
-            row = f"score.{metric}{suffix(name)}"
-            apart[row] = max(abs(own[metric] - found[name][metric]), apart.get(row, 0.0))
-    for name, metric in product(peers, ("eer", "min_dcf")):
-        row = f"score.{metric}{suffix(name)}"
-        verdict = "equal" if apart[row] < CLOSE else "NOT EQUAL"
-        say(f"{row}: {verdict} on {NUM_LISTS} random lists, to {apart[row]:.0e}")
-        yield Row(name=row, ours=own[metric], peer=found[name][metric], unit="fraction")
+    rng = np.random.default_rng(0)
+    is_target_N = rng.random(NUM_RANDOM) < 0.2
+    scores_N = rng.standard_normal(NUM_RANDOM) + 1.5 * is_target_N
+    np.savez(path, scores=scores_N, is_target=is_target_N)
+    our_rates = ours.ask("rates", path=path)
+    for name, peer in peers.items():
+        peer_rates = peer.ask("rates", path=path)
+        for metric in ("eer", "min_dcf"):
+            if abs(our_rates[metric] - peer_rates[metric]) > CLOSE:
+                raise SystemExit(f"{name}: {metric} is not equal; nothing was timed")
 
 
 def rate_rows(
-    ours: Process, peers: dict[str, Process], num_trials: int, options: argparse.Namespace
+    ours: Process,
+    peers: dict[str, Process],
+    num_trials: int,
+    options: argparse.Namespace,
 ) -> Iterator[Any]:
     """Yield the rows in trials a second and, of the whole list, in lists a second."""
     works = ("cosine", "cosine_with_files")
@@ -260,7 +286,9 @@ def rate_rows(
             rates[name].append(min(options.head, num_trials) / peer.ask("loop"))
     for work in works:
         if "3dspeaker" not in peers:
-            yield report(f"score.{work}", [[rate] for rate in rates[work]], unit="trials/s")
+            yield report(
+                f"score.{work}", [[rate] for rate in rates[work]], unit="trials/s"
+            )
         for name in peers:
             turns = list(zip(rates[work], rates[name]))
             yield report(f"score.{work}{suffix(name)}", turns, unit="trials/s")
@@ -269,9 +297,12 @@ def rate_rows(
     for name, peer in peers.items():
         sides = (ours, peer)
         seconds = [
-            [s.ask("rates", path=path)["seconds"] for s in sides] for _ in range(options.repeats)
+            [s.ask("rates", path=path)["seconds"] for s in sides]
+            for _ in range(options.repeats)
         ]
-        turns = [[1 / own, 1 / its] for own, its in seconds]
+        turns = [
+            [1 / our_seconds, 1 / peer_seconds] for our_seconds, peer_seconds in seconds
+        ]
         yield report(f"score.eer_min_dcf{suffix(name)}", turns, unit="lists/s")
 
 
@@ -283,29 +314,29 @@ def compare(options: argparse.Namespace) -> Iterator[Any]:
     num_trials = ours.ask("make", **sizes)
     say(f"{options.enrol} enrolments x {options.test} tests = {num_trials} trials")
     peers = {
-        name: Process("scoring", "peer", root, threads=threads, name=name, folder=folder)
+        name: Process(
+            "scoring", "peer", root, threads=threads, name=name, folder=folder
+        )
         for name, root in options.peers.items()
     }
     require_equal(ours, peers, folder)
-    found = [*agreement_rows(ours, peers, folder)]
     ours.ask("load")
-    found += rate_rows(ours, peers, num_trials, options)
+    rows = list(rate_rows(ours, peers, num_trials, options))
     for side in (ours, *peers.values()):
         side.close()
-    yield from (row for row in found if wants(options, row.name))
+    for row in rows:
+        if wants(options, row.name):
+            yield row
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_sizes(parser)
-    parser.add_argument("--head", type=int, default=10_000, help="trials of a peer's turn")
-    parser.add_argument("--turns", type=at_least_two, default=7, help="of each side")
-    parser.add_argument("--repeats", type=at_least_two, default=3, help="of what takes seconds")
-
-
-def add_sizes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--enrol", type=int, default=196)
-    parser.add_argument("--test", type=int, default=17_777)
-    parser.add_argument("--dim", type=int, default=512, help="of an embedding")
+    add = parser.add_argument
+    add("--enrol", type=int, default=196)
+    add("--test", type=int, default=17_777)
+    add("--dim", type=int, default=512, help="of an embedding")
+    add("--head", type=int, default=10_000, help="trials of a peer's turn")
+    add("--turns", type=at_least_two, default=7, help="of each side")
+    add("--repeats", type=at_least_two, default=3, help="of what takes seconds")
 
 
 def at_least_two(text: str) -> int:

@@ -21,24 +21,43 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sides import ROOT, Process, import_peer, peak_mib, report, run_case, take_turns, timed, wants
+from sides import (
+    ROOT,
+    Side,
+    add_seconds,
+    close_sides,
+    import_peer,
+    peaks_of,
+    report,
+    run_case,
+    run_of,
+    start_sides,
+    take_turns,
+    timed,
+    wants,
+)
 
 PEERS = ("3dspeaker",)
 QUICK = ("--seconds=3", "--methods=sdpn")
-RECIPES = {"dino": ("rdino", 2), "sdpn": ("sdpn", 1)}  # method -> the peer's name, long views
+# Method -> the peer's name, long views.
+RECIPES = {"dino": ("rdino", 2), "sdpn": ("sdpn", 1)}
 FRAMES = 398  # of a long view, 4 s
-ROWS = {"bf16": False, "bf16.peer_bf16": True}  # row -> whether the peer is in bf16, too
+# Row -> whether the peer is in bf16, too.
+ROWS = {"bf16": False, "bf16.peer_bf16": True}
 
 
-class Ours:
+class Ours(Side):
     """A training as `speakerlab train` builds it, whose batches are always the same one."""
 
     def __init__(self, method: str, device: str, micro_batch: int, folder: str) -> None:
         from speakerlab.bench.training import open_training
         from speakerlab.config.schema import load_config
-        from speakerlab.experiments.setup import start_rank
+        from speakerlab.experiments.hardware import start_rank
 
-        files = [ROOT / "conf" / "ecapa_tdnn_1024.yaml", ROOT / "conf" / "ssl" / f"{method}.yaml"]
+        files = [
+            ROOT / "conf" / "ecapa_tdnn_1024.yaml",
+            ROOT / "conf" / "ssl" / f"{method}.yaml",
+        ]
         values = {
             "model.args.embed_dim": 512,
             "runtime.device": torch.device(device).type,
@@ -50,7 +69,9 @@ class Ours:
         }
         config = load_config(files, [f"{key}={value}" for key, value in values.items()])
         exp = Path(tempfile.mkdtemp(prefix="exp", dir=folder))
-        self.opened = open_training(config, start_rank(config), exp_dir=exp, has_data=False)
+        self.opened = open_training(
+            config, start_rank(config), exp_dir=exp, has_data=False
+        )
         self.trainer, self.device = self.opened.__enter__().trainer, device
         self.trainer.open()
         batch = next(self.trainer.inputs.batches)
@@ -64,11 +85,8 @@ class Ours:
         """Return the seconds of so many steps; is_bf16: of the peer."""
         return timed(self.trainer.take_step, self.device, steps=steps)
 
-    def peak(self) -> float:
-        return peak_mib(self.device)
 
-
-class Peer:
+class Peer(Side):
     """A training as 3D-Speaker's train_rdino.py or train_sdpn.py sets it up on one process."""
 
     def __init__(self, method: str, device: str, micro_batch: int, folder: str) -> None:
@@ -79,19 +97,28 @@ class Peer:
         self.module, self.device = import_peer(f"speakerlab.bin.train_{name}"), device
         build = import_peer("speakerlab.utils.builder").build
         utils = import_peer("speakerlab.utils.utils_rdino")
-        utils.MetricLogger.synchronize_between_processes = lambda self: None  # once an epoch
+        utils.MetricLogger.synchronize_between_processes = lambda self: (
+            None
+        )  # once an epoch
         its_config = import_peer("speakerlab.utils.config")
-        recipe = Path(its_config.__file__).parents[2] / f"egs/voxceleb/sv-{name}/conf/{name}.yaml"
-        words = [f"--batch_size_per_gpu={micro_batch}", f"--max_frames={FRAMES}"]
-        self.config = config = its_config.build_config(str(recipe), words)
+        recipe = (
+            Path(its_config.__file__).parents[2]
+            / f"egs/voxceleb/sv-{name}/conf/{name}.yaml"
+        )
+        overrides = [f"--batch_size_per_gpu={micro_batch}", f"--max_frames={FRAMES}"]
+        self.config = config = its_config.build_config(str(recipe), overrides)
         store = Path(tempfile.mkdtemp(dir=folder), "store")
         backend = "gloo" if device == "cpu" else "nccl"
-        torch.distributed.init_process_group(backend, f"file://{store}", rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            backend, f"file://{store}", rank=0, world_size=1
+        )
         student = build("student_model", config).to(device)
         teacher = build("teacher_model", config).to(device)
         teacher.load_state_dict(student.state_dict())
         teacher.requires_grad_(False)
-        self.optimizer = torch.optim.SGD(utils.get_params_groups(student), lr=0, momentum=0.9)
+        self.optimizer = torch.optim.SGD(
+            utils.get_params_groups(student), lr=0, momentum=0.9
+        )
         self.learned = list(student.parameters())
         if method == "dino":
             losses = [build("dino_loss", config), build("regularized_loss", config)]
@@ -129,9 +156,6 @@ class Peer:
         torch.autograd.set_detect_anomaly = detect
         return seconds
 
-    def peak(self) -> float:
-        return peak_mib(self.device)
-
 
 SIDES = {"ours": Ours, "3dspeaker": Peer}
 
@@ -139,35 +163,40 @@ SIDES = {"ours": Ours, "3dspeaker": Peer}
 def compare(options: argparse.Namespace) -> Iterator[Any]:
     """Yield the rows of every method."""
     for method in options.methods:
-        names = {f"self_supervised.{method}.{end}": half for end, half in ROWS.items()}
-        wanted = {name: half for name, half in names.items() if wants(options, name)}
-        if not options.peers:
-            wanted = {name: half for name, half in wanted.items() if not half}
-        if not wanted:
+        wanted_rows = {}
+        for ending, is_bf16 in ROWS.items():
+            name = f"self_supervised.{method}.{ending}"
+            # Without a peer, there is one row: ours does not depend on the peer's format.
+            if wants(options, name) and (options.peers or not is_bf16):
+                wanted_rows[name] = is_bf16
+        if not wanted_rows:
             continue
-        words = {key: getattr(options, key) for key in ("device", "micro_batch", "folder")}
-        words["method"] = method
-        sides = [Process("self_supervised", "ours", threads=options.threads, **words)]
-        if options.peers:
-            root = options.peers["3dspeaker"]
-            one = Process("self_supervised", "3dspeaker", root, threads=options.threads, **words)
-            sides.append(one)
+        sides = start_sides(
+            "self_supervised",
+            options,
+            method=method,
+            device=options.device,
+            micro_batch=options.micro_batch,
+            folder=options.folder,
+        )
         facts = [side.ask("facts") for side in sides]
         if facts[0] != facts[-1]:
-            raise SystemExit(f"{method}: learned values differ: {facts}; nothing was timed")
-        for name, half in wanted.items():
-            runs = [lambda n, s=side, h=half: s.ask("run", steps=n, is_bf16=h) for side in sides]
-            turns = take_turns(runs, amount=options.micro_batch, seconds=options.seconds)
-            peaks = [side.ask("peak") for side in sides]
-            yield report(name, turns, **dict(zip(("peak_mib", "peer_peak_mib"), peaks)))
-        for side in sides:
-            side.close()
+            raise SystemExit(
+                f"{method}: learned values differ: {facts}; nothing was timed"
+            )
+        for name, is_bf16 in wanted_rows.items():
+            runs = [run_of(side, is_bf16=is_bf16) for side in sides]
+            amount = options.micro_batch
+            turns = take_turns(runs, amount=amount, seconds=options.seconds)
+            yield report(name, turns, **peaks_of(sides))
+        close_sides(sides)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--methods", nargs="+", default=list(RECIPES), choices=list(RECIPES))
-    parser.add_argument("--micro-batch", type=int, default=8, help="utterances of a step")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each side of each row")
+    add = parser.add_argument
+    add("--methods", nargs="+", default=list(RECIPES), choices=list(RECIPES))
+    add("--micro-batch", type=int, default=8, help="utterances of a step")
+    add_seconds(parser, 60.0)
 
 
 if __name__ == "__main__":

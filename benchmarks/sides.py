@@ -34,18 +34,18 @@ from peak import PROC, status_bytes
 
 HERE = Path(__file__).parent
 ROOT = HERE.resolve().parent
-TURN_SECONDS = 1.0  # short, so that a slow spell of the machine meets both sides
+# Short, so that a slow spell of the machine meets both sides.
+TURN_SECONDS = 1.0
 MIN_TURNS = 3
-TOOLKITS = {"3dspeaker": "3D-Speaker", "wespeaker": "WeSpeaker", "speechbrain": "SpeechBrain"}
+TOOLKITS = {
+    "3dspeaker": "3D-Speaker",
+    "wespeaker": "WeSpeaker",
+    "speechbrain": "SpeechBrain",
+}
 MARKS = {  # toolkit -> a path that only its checkout has
     "3dspeaker": "speakerlab/models/campplus",
     "wespeaker": "wespeaker/models/speaker_model.py",
     "speechbrain": "speechbrain/lobes/models/ECAPA_TDNN.py",
-}
-URLS = {
-    "3dspeaker": "https://github.com/modelscope/3D-Speaker",
-    "wespeaker": "https://github.com/wenet-e2e/wespeaker",
-    "speechbrain": "https://github.com/speechbrain/speechbrain",
 }
 # Packages whose `__init__` is not run: it would import whole toolkits.
 BARE = {
@@ -57,19 +57,26 @@ BARE = {
     ],
 }
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-Turns = Sequence[Sequence[float]]  # a turn has our value and, where there is a peer, the peer's
+# A turn has our value and, where there is a peer, the peer's.
+Turns = Sequence[Sequence[float]]
 
 
 class Process:
     """A side in a separate process; `ask` calls one of its methods."""
 
     def __init__(
-        self, case: str, side: str, root: Path = ROOT, *, threads: int | None = None, **options: Any
+        self,
+        case: str,
+        side: str,
+        root: Path = ROOT,
+        *,
+        threads: int | None = None,
+        **options: Any,
     ) -> None:
         """Start a side that imports from the tree `root`; `options` go to its constructor."""
-        words = json.dumps(options, default=str)
+        encoded_options = json.dumps(options, default=str)
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "sides.py"), case, side, words],
+            [sys.executable, str(HERE / "sides.py"), case, side, encoded_options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -77,10 +84,12 @@ class Process:
         )
         self._answer()
 
-    def ask(self, what: str, **order: Any) -> Any:
+    def ask(self, method: str, /, **order: Any) -> Any:
         """Return what the side's method `what` returns."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": what, **order}, default=str) + "\n")
+        self.process.stdin.write(
+            json.dumps({"do": method, **order}, default=str) + "\n"
+        )
         self.process.stdin.flush()
         return self._answer()
 
@@ -88,20 +97,79 @@ class Process:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"benchmark: a side exited with {self.process.wait()}; see above")
+            raise SystemExit(
+                f"benchmark: a side exited with {self.process.wait()}; see above"
+            )
         return json.loads(line)
 
     def close(self) -> None:
         self.process.communicate()
 
 
+class Side:
+    """Base of a side on one device, which reports its peak memory."""
+
+    device: str
+
+    def peak(self) -> float:
+        """Return the peak memory of this process in MiB."""
+        return peak_mib(self.device)
+
+
+def start_sides(
+    case: str, options: argparse.Namespace, **settings: Any
+) -> list[Process]:
+    """Start our side of a case and, if its checkout is given, 3D-Speaker's."""
+    sides = [Process(case, "ours", threads=options.threads, **settings)]
+    if options.peers:
+        root = options.peers["3dspeaker"]
+        peer = Process(case, "3dspeaker", root, threads=options.threads, **settings)
+        sides.append(peer)
+    return sides
+
+
+def run_of(
+    side: Process, method: str = "run", /, **order: Any
+) -> Callable[[int], float]:
+    """Return a function of a number of steps that a side runs: their seconds."""
+    return lambda steps: side.ask(method, steps=steps, **order)
+
+
+def peaks_of(sides: Sequence[Process], **order: Any) -> dict[str, float]:
+    """Return the fields of a row for the peak memory of each side."""
+    peaks = [side.ask("peak", **order) for side in sides]
+    return dict(zip(("peak_mib", "peer_peak_mib"), peaks))
+
+
+def values_of(
+    sides: Sequence[Process], folder: Path, **order: Any
+) -> list[dict[str, Any]]:
+    """Return the arrays, by name, that the method `values` of each side writes."""
+    import numpy as np
+
+    tables = []
+    for number, side in enumerate(sides):
+        path = folder / f"side{number}.npz"
+        side.ask("values", path=path, **order)
+        tables.append(dict(np.load(path)))
+    return tables
+
+
+def close_sides(sides: Iterable[Process]) -> None:
+    for side in sides:
+        side.close()
+
+
 def environment(root: Path, threads: int | None) -> dict[str, str]:
     """Return the environment of a script that imports from the tree at `root`."""
     # Waiting threads must not spin on the cores of the side whose turn it is.
-    own = {"PYTHONPATH": str(root), "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000")}
+    variables = {
+        "PYTHONPATH": str(root),
+        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000"),
+    }
     if threads:
-        own |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {**os.environ, **own}
+        variables |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return {**os.environ, **variables}
 
 
 def serve(case: str, name: str, options: str) -> None:
@@ -115,7 +183,8 @@ def serve(case: str, name: str, options: str) -> None:
         order = json.loads(line)
         answers.write(json.dumps(getattr(side, order.pop("do"))(**order)) + "\n")
         answers.flush()
-    for worker in multiprocessing.active_children():  # a regular exit would wait for them
+    # A regular exit would wait for them.
+    for worker in multiprocessing.active_children():
         worker.kill()
     os._exit(0)
 
@@ -129,13 +198,17 @@ def import_peer(name: str) -> Any:
         opened = sys.modules.setdefault(package, types.ModuleType(package))
         opened.__path__ = [str(root.joinpath(*package.split(".")))]
     module = importlib.import_module(name)
-    assert root in Path(str(module.__file__)).resolve().parents, f"{name} is not from {root}"
+    assert root in Path(str(module.__file__)).resolve().parents, (
+        f"{name} is not from {root}"
+    )
     return module
 
 
 def load_ours(name: str) -> Any:
     """Load a file of ours that imports nothing of the package, also in a peer's process."""
-    spec = importlib.util.spec_from_file_location(f"ours_{Path(name).stem}", ROOT / name)
+    spec = importlib.util.spec_from_file_location(
+        f"ours_{Path(name).stem}", ROOT / name
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -180,7 +253,11 @@ def peak_mib(device: str = "cpu") -> float:
 
 
 def take_turns(
-    sides: Sequence[Callable[[int], float]], *, amount: int, seconds: float, least_steps: int = 1
+    sides: Sequence[Callable[[int], float]],
+    *,
+    amount: int,
+    seconds: float,
+    least_steps: int = 1,
 ) -> Turns:
     """Return the rates of turns of about a second: `amount` of each step over its seconds.
 
@@ -194,18 +271,21 @@ def take_turns(
     steps = [max(least_steps, round(turn_seconds / took)) for took in once]
     longest = max(n * took for n, took in zip(steps, once))
     num_turns = max(MIN_TURNS, round(seconds / longest))
-    return [[n * amount / side(n) for n, side in zip(steps, sides)] for _ in range(num_turns)]
+    return [
+        [n * amount / side(n) for n, side in zip(steps, sides)]
+        for _ in range(num_turns)
+    ]
 
 
-def report(name: str, turns: Turns, *, unit: str = "utt/s", **more: Any) -> Any:
+def report(name: str, turns: Turns, *, unit: str = "utt/s", **fields: Any) -> Any:
     """Print and return the `Row` of some turns: medians, and quartiles of the turns' ratios."""
     from rows import Row
 
     ours, *peer = (statistics.median(values) for values in zip(*turns))
     if peer:
         low, _, high = statistics.quantiles([mine / its for mine, its in turns], n=4)
-        more |= {"peer": peer[0], "ratio": ours / peer[0], "quartiles": (low, high)}
-    row = Row(name=name, ours=ours, unit=unit, **more)
+        fields |= {"peer": peer[0], "ratio": ours / peer[0], "quartiles": (low, high)}
+    row = Row(name=name, ours=ours, unit=unit, **fields)
     say(row.line())
     return row
 
@@ -257,9 +337,11 @@ def run_case(
     parser.add_argument("--threads", type=int, help="of each side (what torch takes)")
     add_options(parser)
     options = parser.parse_args()
-    options.peers = find_peers(parser, options.peer, peers)
+    options.peers = find_peers(parser, "--peer", options.peer, peers)
     if options.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # also for sides and the commands that they run
+        os.environ["CUDA_VISIBLE_DEVICES"] = (
+            "-1"  # also for sides and the commands that they run
+        )
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     rows, stamp = [], {"date": started, "commit": provenance.commit()}
     with tempfile.TemporaryDirectory() as folder:
@@ -269,21 +351,32 @@ def run_case(
             if options.json is not None:
                 write_text(options.json, json.dumps(rows, indent=1) + "\n")
     if not rows:
-        raise SystemExit(f"{parser.prog}: these options and peers give no row; nothing was timed")
+        raise SystemExit(
+            f"{parser.prog}: these options and peers give no row; nothing was timed"
+        )
+
+
+def add_seconds(parser: argparse.ArgumentParser, default: float) -> None:
+    """Add the option --seconds, for how long a row is measured."""
+    help_text = "of each side of each row"
+    parser.add_argument("--seconds", type=float, default=default, help=help_text)
 
 
 def find_peers(
-    parser: argparse.ArgumentParser, folders: Sequence[Path], peers: Sequence[str]
+    parser: argparse.ArgumentParser,
+    option: str,
+    folders: Sequence[Path],
+    peers: Sequence[str],
 ) -> dict[str, Path]:
-    """Return toolkit -> checkout, in the order of `peers`; the parser rejects other folders."""
-    found: dict[str, Path] = {}
+    """Return toolkit -> checkout in the order of `peers`; the parser rejects others."""
+    checkouts: dict[str, Path] = {}
     for folder in folders:
         names = [name for name in peers if (folder / MARKS[name]).exists()]
         if not names:
-            known = " or ".join(TOOLKITS[name] for name in peers)
-            parser.error(f"--peer: {folder}: not a checkout of {known}")
-        found[names[0]] = folder.resolve()
-    return {name: found[name] for name in peers if name in found}
+            toolkits = " or ".join(TOOLKITS[name] for name in peers)
+            parser.error(f"{option}: {folder}: not a checkout of {toolkits}")
+        checkouts[names[0]] = folder.resolve()
+    return {name: checkouts[name] for name in peers if name in checkouts}
 
 
 if __name__ == "__main__":
