@@ -16,7 +16,9 @@ from pathlib import Path
 from PIL import Image
 
 HERE = Path(__file__).parent
-WIDTH = 900  # of a README on GitHub; pictures have twice as many pixels, for sharp screens
+WIDTH = (
+    900  # of a README on GitHub; pictures have twice as many pixels, for sharp screens
+)
 
 
 def photograph(browser: str, url: str, out: Path, *, size: tuple[int, int]) -> None:
@@ -24,7 +26,10 @@ def photograph(browser: str, url: str, out: Path, *, size: tuple[int, int]) -> N
     with tempfile.TemporaryDirectory() as scratch:
         png = Path(scratch) / "page.png"
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-        options += [f"--window-size={size[0]},{size[1]}", "--force-device-scale-factor=2"]
+        options += [
+            f"--window-size={size[0]},{size[1]}",
+            "--force-device-scale-factor=2",
+        ]
         options += ["--virtual-time-budget=20000", f"--user-data-dir={scratch}/user"]
         command = [browser, *options, f"--screenshot={png}", url]
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
@@ -33,7 +38,9 @@ def photograph(browser: str, url: str, out: Path, *, size: tuple[int, int]) -> N
 
 def shrink(png: Path, out: Path) -> None:
     """Copy a picture with a palette, which takes a quarter of the space."""
-    Image.open(png).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(out, optimize=True)
+    Image.open(png).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(
+        out, optimize=True
+    )
 
 
 def photograph_tensorboard(browser: str, exp: Path, out: Path) -> None:
@@ -66,7 +73,9 @@ def main() -> None:
     parser.add_argument("exp", metavar="EXP", type=Path, help="experiment of egs/mini")
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next((path for name in names if (path := shutil.which(name))), "chromium")
-    parser.add_argument("--browser", default=found, help=f"Chromium or Chrome (default: {found})")
+    parser.add_argument(
+        "--browser", default=found, help=f"Chromium or Chrome (default: {found})"
+    )
     args = parser.parse_args()
     exp = args.exp.resolve()
     page = (exp / "report.html").as_uri()

@@ -14,9 +14,11 @@ if len(sys.argv) < 3:
     sys.exit("usage: embed.py model.onnx a.wav [b.wav]")
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 facts = session.get_modelmeta().custom_metadata_map
-rate, least, most = (int(facts[name]) for name in ("sample_rate", "min_samples", "max_samples"))
+rate = int(facts["sample_rate"])
+least = int(facts["min_samples"])
+most = int(facts["max_samples"])
 if "vad" in facts:
-    sys.exit(f"{sys.argv[1]}: leaves out silence, which this example cannot; speakerlab embed can")
+    sys.exit(f"{sys.argv[1]}: leaves out silence, use speakerlab embed instead")
 
 
 def embed(path: str) -> np.ndarray:
