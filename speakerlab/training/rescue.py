@@ -39,13 +39,9 @@ class Rescue:
         self.exp_dir = exp_dir
         self.micro_batch = micro_batch
         self.store: Any = shared_store(state.ranks)
+        self.watcher = threading.Thread(target=self._watch, name="rescue", daemon=True)
         if self.store is not None:
-            thread = threading.Thread(
-                target=self._watch,
-                name="rescue",
-                daemon=True,
-            )
-            thread.start()
+            self.watcher.start()
 
     @contextmanager
     def guard(self) -> Iterator[None]:
