@@ -78,7 +78,7 @@ class Ours:
     def _training(self, source: str, prob: float, **overrides: object) -> Any:
         from speakerlab.config.schema import load_config
         from speakerlab.core import process
-        from speakerlab.experiments.train import build_training
+        from speakerlab.experiments.train import start_training
         from speakerlab.training.distributed import start_ranks
         from speakerlab.training.signals import Signals
 
@@ -101,7 +101,7 @@ class Ours:
         config = load_config([], [f"{key}={value}" for key, value in values.items()])
         exp = Path(tempfile.mkdtemp(prefix="exp", dir=self.folder))
         ranks, signals = start_ranks(timeout_minutes=1.0), Signals(process.leave)
-        return build_training(exp, None, config, ranks, signals)
+        return start_training(exp, None, config, ranks, signals)
 
     @torch.no_grad()
     def run(self, work: str, steps: int) -> float:

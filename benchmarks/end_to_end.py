@@ -72,13 +72,13 @@ class Ours(Side):
         """Take `how`, arguments of `config_of`."""
         from speakerlab.core import process
         from speakerlab.experiments.hardware import start_rank
-        from speakerlab.experiments.train import build_training
+        from speakerlab.experiments.train import start_training
         from speakerlab.training.signals import Signals
 
         config, self.device = config_of(**config_options), config_options["device"]
         exp = Path(tempfile.mkdtemp(prefix="exp", dir=config_options["folder"]))
         signals = Signals(process.leave)
-        self.training = build_training(exp, None, config, start_rank(config), signals)
+        self.training = start_training(exp, None, config, start_rank(config), signals)
         trainer = self.trainer = self.training.trainer
         trainer.start()
         trainer.open()

@@ -85,11 +85,10 @@ def _profile(
     # A step is as slow as the slowest rank, so the tables compare all ranks.
     regions = ranks.gather_objects(region_seconds(averages, num_steps))
     waits = waits_per_step(averages, num_steps)
-    facts = training.facts
     name = training.config.model.name
+    precision = trainer.task.precision.name
     lines = [
-        f"{name} on {facts['device']}, {facts['precision']}, {trainer.plan};"
-        f" {num_steps} steps"
+        f"{name} on {device}, {precision}, {trainer.plan}; {num_steps} steps",
     ]
     lines += region_lines(regions)
     lines.append("")

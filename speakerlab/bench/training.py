@@ -20,7 +20,7 @@ from speakerlab.bench.synthetic import write_corpus
 from speakerlab.config.schema import Config
 from speakerlab.core import process
 from speakerlab.experiments.planning import configured_micro_batch
-from speakerlab.experiments.train import Training, build_training
+from speakerlab.experiments.train import Training, start_training
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.signals import Signals
 
@@ -61,7 +61,7 @@ def open_training(
     try:
         data = {} if has_data else write_corpus(folder)
         config = changed(config, training=endless, data=data)
-        training = build_training(folder, None, config, ranks, signals)
+        training = start_training(folder, None, config, ranks, signals)
         training.trainer.after_step.validation = None
         training.trainer.start()
         yield training

@@ -234,7 +234,7 @@ def train_as_rank(
     made_folder = is_new and ranks.is_first
     try:
         with run_log.undone_if_refused(args.exp, is_new=made_folder):
-            training = train.build_training(
+            training = train.start_training(
                 args.exp,
                 args.init,
                 config,

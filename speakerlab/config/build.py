@@ -271,9 +271,10 @@ def build_augment(
     settings = config.augment.model_dump()
     values = {**settings, **supplied}
     augmentations: dict[str, Augmentation] = {}
-    for name, make in AUGMENTATIONS.items():
+    for name in AUGMENTATIONS:
         if values.get(f"{name}_prob") == 0:
             continue
+        make = AUGMENTATIONS[name]  # imports its module
         # A key of the subsection overrides the same key of the section.
         subsection = values.get(name, {})
         arguments = {**values, **subsection}

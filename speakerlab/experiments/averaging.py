@@ -15,8 +15,9 @@ from torch import nn
 from speakerlab.checkpoints.published import publish
 from speakerlab.config.build import build_embedder, build_head
 from speakerlab.config.schema import load_config
-from speakerlab.core.reading import read_json, read_text
+from speakerlab.core.reading import read_text
 from speakerlab.embedder import Embedder
+from speakerlab.experiments.run_log import recorded_facts
 from speakerlab.losses.head import Head
 from speakerlab.training.checkpoint import (
     list_checkpoints,
@@ -102,13 +103,11 @@ def publish_average(exp_dir: Path, num: int, out: Path) -> tuple[list[int], str]
         )
     steps = average_newest(exp_dir, num, embedder, head)
 
-    run = exp_dir / "run.json"
-    facts = read_json(run) if run.exists() else {}
     digest = publish(
         out,
         embedder=embedder,
         config=config,
-        facts={**facts, "averaged": steps},
+        facts={**recorded_facts(exp_dir), "averaged": steps},
         head=None if head is None else head.state_dict(),
         speakers=classes,
     )

@@ -164,6 +164,12 @@ def log_start(exp_dir: Path, config: Config, facts: dict[str, Any], task: Task) 
     write_json(exp_dir / "run.json", facts)
 
 
+def recorded_facts(exp_dir: Path) -> dict[str, Any]:
+    """Return the facts in run.json about the training; empty without this file."""
+    path = exp_dir / "run.json"
+    return read_json(path) if path.exists() else {}
+
+
 def _log_batch_and_data(config: Config, facts: dict[str, Any]) -> None:
     batch_unit, _ = build.batch_unit(config)
     train_unit, valid_unit = counted(config)

@@ -13,10 +13,10 @@ from speakerlab.checkpoints.model_files import read_source
 from speakerlab.checkpoints.published import publish, write_initial
 from speakerlab.config import build
 from speakerlab.config.schema import Config
+from speakerlab.data.sampler import EpochOrder
 from speakerlab.embedder import Embedder
 from speakerlab.experiments import consistency, run_log
 from speakerlab.experiments.averaging import average_newest
-from speakerlab.experiments.components import build_schedule, build_task
 from speakerlab.experiments.corpus import Corpus
 from speakerlab.experiments.hardware import choose_kernels, choose_precision
 from speakerlab.experiments.initial import init_from, keep_the_better
@@ -31,9 +31,10 @@ from speakerlab.training.checkpoint import was_begun
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.monitor import Monitor
 from speakerlab.training.nan_report import write_report
+from speakerlab.training.precision import Precision
 from speakerlab.training.progress import LearningWatch, MetricSums
 from speakerlab.training.run_state import RunState
-from speakerlab.training.schedules import Schedule
+from speakerlab.training.schedules import Schedule, margin_ramp
 from speakerlab.training.signals import Signals
 from speakerlab.training.sync_batchnorm import join_batchnorms
 from speakerlab.training.task import Task
@@ -51,14 +52,14 @@ class Training:
     exp_dir: Path
     config: Config
     trainer: Trainer
+    source: TrainBatches
     validation: HeldOut | None
     embedder: Embedder
     head: Head | None
     classes: list[str]
-    facts: dict[str, Any]  # about data, machine and origin, for the model's card
 
 
-def build_training(
+def start_training(
     exp_dir: Path,
     init: Path | None,
     config: Config,
@@ -67,16 +68,53 @@ def build_training(
     *,
     below: int | None = None,
 ) -> Training:
-    """Build all parts of a training.
+    """Read the corpus, build all parts of a training, and record its start in run.json.
 
     init: the model to start from. below: only use micro-batches smaller than this, after one of
     this size ran out of memory.
     """
-    # What is learned: the corpus, its classes, and the network with its weights.
     precision = choose_precision(config, ranks)
     run_log.log_device(exp_dir, config, ranks, precision)
     corpus = consistency.agreed_corpus(config, ranks)
     init_sha256 = consistency.check_initial_model(config, init, exp_dir)
+    training = build_training(
+        exp_dir,
+        init,
+        config,
+        corpus,
+        precision,
+        ranks,
+        signals,
+        below=below,
+    )
+    facts = {
+        **run_log.collect_facts(training.source, precision),
+        # What the folders of the corpora state, such as the licence.
+        **stated_of_corpora(config),
+        "init_sha256": init_sha256,
+        "init_source": None if init is None else read_source(init),
+    }
+    trainer = training.trainer
+    # A finished run trains nothing, so its run.json must keep the facts of the training.
+    is_finished = consistency.is_published(exp_dir, trainer.schedule.total_steps)
+    if ranks.is_first and not is_finished:
+        run_log.log_start(exp_dir, training.config, facts, trainer.task)
+    return training
+
+
+def build_training(
+    exp_dir: Path,
+    init: Path | None,
+    config: Config,
+    corpus: Corpus,
+    precision: Precision,
+    ranks: Ranks,
+    signals: Signals,
+    *,
+    below: int | None = None,
+) -> Training:
+    """Build all parts of a training on a corpus."""
+    # What is learned: the classes of the corpus, and the network with its weights.
     classes = consistency.record_classes(config, corpus, init, exp_dir, ranks)
     task = build_task(config, corpus, precision, ranks, num_classes=len(classes))
     embedder = task.embedder
@@ -129,20 +167,15 @@ def build_training(
     # Without validation the model's card has the key `best_valid_eer` all the same, with no value.
     metric = Validation.metric if validation is None else validation.metric
     state = build_state(exp_dir, config, task, ranks, schedule, classes, metric=metric)
-    facts = {
-        **run_log.collect_facts(source, precision),
-        **stated_of_corpora(
-            config
-        ),  # what the corpora's folders state, such as the licence
-        "init_sha256": init_sha256,
-        "init_source": None if init is None else read_source(init),
-    }
-    report_nan = partial(
-        write_report,
-        path=exp_dir / "nan_report.json",
-        utterances=corpus.train.ids,
-        facts=facts,
-    )
+
+    def report_nan(findings: dict[str, Any]) -> None:
+        write_report(
+            findings,
+            path=exp_dir / "nan_report.json",
+            utterances=corpus.train.ids,
+            facts=run_log.recorded_facts(exp_dir),
+        )
+
     monitor = Monitor(
         exp_dir,
         total_steps=schedule.total_steps,
@@ -161,19 +194,62 @@ def build_training(
         crop_samples=build.crop_samples(config),
         seed=config.seed,
     )
-    # A finished run trains nothing, so its run.json must keep the facts of the training.
-    is_finished = consistency.is_published(exp_dir, schedule.total_steps)
-    if ranks.is_first and not is_finished:
-        run_log.log_start(exp_dir, config, facts, task)
     return Training(
         exp_dir=exp_dir,
         config=config,
         trainer=trainer,
+        source=source,
         validation=validation,
         embedder=embedder,
         head=task.head,
         classes=classes,
-        facts=facts,
+    )
+
+
+def build_task(
+    config: Config,
+    corpus: Corpus,
+    precision: Precision,
+    ranks: Ranks,
+    *,
+    num_classes: int,
+) -> Task:
+    """Build the task, which computes the loss of a batch, on the CPU; a large head may be split."""
+    # Ranks share the rows of a split head, and the statistics of a self-supervised objective.
+    is_shared = config.task == "ssl" or build.is_head_split(
+        config, ranks.world_size, num_classes
+    )
+    return build.build_task(
+        config,
+        precision=precision,
+        num_classes=num_classes,
+        # Noise and rooms are drawn from the banks of the corpus.
+        augment=build.build_augment(config, **corpus.banks),
+        shards=ranks if is_shared else None,
+    )
+
+
+def build_schedule(config: Config, order: EpochOrder) -> Schedule:
+    """Return the schedule; this is the only place that converts epochs to steps."""
+    training = config.training
+    steps_per_epoch = order.steps_per_epoch
+    # Numbers of epochs may be fractions; numbers of steps are integers.
+    return Schedule(
+        lr_at=build.build_learning_rate(config, steps_per_epoch),
+        margin_at=partial(
+            margin_ramp,
+            initial=training.margin.initial,
+            final=training.margin.final,
+            start_step=round(training.margin.start_epoch * steps_per_epoch),
+            end_step=round(training.margin.end_epoch * steps_per_epoch),
+        ),
+        total_steps=training.num_epochs * steps_per_epoch,
+        steps_per_epoch=steps_per_epoch,
+        valid_every_steps=training.valid_every_epochs * steps_per_epoch,
+        checkpoint_every_steps=training.checkpoint_every_steps,
+        checkpoint_seconds=60 * config.runtime.checkpoint_minutes,
+        log_every_steps=config.runtime.log_every_steps,
+        frozen_steps=round(training.freeze_epochs * steps_per_epoch),
     )
 
 
@@ -322,7 +398,7 @@ def publish_result(
         head=head_state,
         config=config,
         speakers=training.classes,
-        facts={**training.facts, **outcome},
+        facts={**run_log.recorded_facts(exp_dir), **outcome},
         calibration=calibration,
     )
     log.info("published %s/model, sha256 %s", exp_dir, digest[:12])

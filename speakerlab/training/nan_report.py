@@ -44,7 +44,7 @@ def write_report(
             bad_micro_batches.append(micro_batch)
     run_facts: dict[str, Any] = {}
     for name in ("device", "precision", "torch", "commit"):
-        run_facts[name] = facts[name]
+        run_facts[name] = facts.get(name)
     write_json(path, {**findings, **run_facts})
 
     log.error("%s", findings["error"])

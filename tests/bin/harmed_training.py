@@ -15,7 +15,7 @@ import torch
 from speakerlab.bin import train as command
 from speakerlab.bin.command import run
 from speakerlab.experiments import train
-from speakerlab.experiments.train import Training, build_training
+from speakerlab.experiments.train import Training, start_training
 
 harm: str
 rank: int
@@ -53,7 +53,7 @@ HARMS = {
 
 
 def harmed(*args, **options) -> Training:
-    training = build_training(*args, **options)
+    training = start_training(*args, **options)
     state = training.trainer.state
 
     def change(module, _inputs, out):
@@ -81,7 +81,7 @@ def install(harm_name: str, on_rank: str, from_step: str, to_step: str) -> None:
     rank = int(on_rank)
     first = int(from_step)
     last = int(to_step)
-    train.build_training = harmed
+    train.start_training = harmed
 
 
 if __name__ == "__main__":

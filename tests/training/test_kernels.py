@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from speakerlab.config import build
-from speakerlab.experiments.components import build_task
 from speakerlab.experiments.corpus import Corpus
 from speakerlab.experiments.hardware import choose_kernels
+from speakerlab.experiments.train import build_task
 from speakerlab.training.distributed import start_ranks
 from speakerlab.training.precision import resolve_precision
 from speakerlab.training.update import Updater

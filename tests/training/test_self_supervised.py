@@ -68,7 +68,7 @@ def begin(make_config, folder, tmp_path):
         ]
         config = make_config(*settings)
         ranks = start_rank(config)
-        return train.build_training(
+        return train.start_training(
             tmp_path / name,
             None,
             config,
@@ -383,7 +383,7 @@ def test_fine_tuning_begins_with_the_teacher(begin, make_config, folder, tmp_pat
     config = make_config(*settings, f"data.dir={folder.parent}")
     ranks = start_rank(config)
     model = begun.exp_dir / "model"
-    tuned = train.build_training(
+    tuned = train.start_training(
         tmp_path / "tuned",
         model,
         config,

@@ -47,7 +47,7 @@ def test_convolutions_of_varying_shapes_are_not_autotuned(
     sets += ["augment.noise_prob=0", "augment.room_prob=0", "runtime.device=cpu"]
     config = make_config(*sets)
     ranks = start_rank(config)
-    training = train.build_training(
+    training = train.start_training(
         tmp_path / "exp", None, config, ranks, Signals(print)
     )
     with Convolutions() as convolutions:
