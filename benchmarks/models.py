@@ -254,8 +254,8 @@ class Ours(Side):
     def new_optimizer(self, precision: str) -> torch.optim.Optimizer:
         """Choose kernels as training does, even after another precision, and its optimizer."""
         from speakerlab.experiments.hardware import choose_kernels
+        from speakerlab.training.optimizers import OPTIMIZERS
         from speakerlab.training.precision import resolve_precision
-        from speakerlab.training.update import OPTIMIZERS
 
         self.model.to(memory_format=torch.contiguous_format)
         self.task.set_precision(resolve_precision(precision, torch.device(self.device)))

@@ -195,7 +195,7 @@ def describe(corpus: Corpus, crops: TrainCrops, crop: Crop) -> dict[str, str]:
         "codec",
         "spec",
     }
-    further = crops.draws.keys() - described
+    further = crops.draw_functions.keys() - described
     for name in sorted(further):
         if name not in drawn:
             columns[name] = "-"

@@ -20,11 +20,11 @@ from speakerlab.losses.objective import Objective
 from speakerlab.losses.sharded import SPLITTABLE, ShardedHead
 from speakerlab.losses.shards import Shards
 from speakerlab.models import MODELS
+from speakerlab.training.optimizers import OPTIMIZERS
 from speakerlab.training.precision import Precision
 from speakerlab.training.schedules import SCHEDULES, LearningRate
 from speakerlab.training.self_supervised import SelfSupervisedTask, Views
 from speakerlab.training.task import SpeakerTask, Task
-from speakerlab.training.update import OPTIMIZERS
 
 # With fewer classes, holding all rows on every rank and reducing their gradients is cheap.
 SPLIT_FROM_CLASSES = 50_000

@@ -35,8 +35,8 @@ from speakerlab.frontend.fbank import Fbank
 from speakerlab.frontend.vad import EnergyVad
 from speakerlab.losses import HEADS, OBJECTIVES
 from speakerlab.models import MODELS
+from speakerlab.training.optimizers import OPTIMIZERS
 from speakerlab.training.schedules import SCHEDULES, SUPPLIED
-from speakerlab.training.update import OPTIMIZERS
 
 Constructor = Callable[..., Any]
 Registry = Mapping[str, Constructor]  # name in the YAML -> constructor

@@ -6,7 +6,6 @@ Every random draw travels here; the modules that apply the draws are determinist
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,15 +36,6 @@ class Draws(NamedTuple):
     rows: Tensor  # (R,) int64, rows of the batch, ascending
     values: dict[str, Tensor]
     group: int = 0
-
-    def split(self, num_rows: int) -> "list[Draws]":
-        """Return the same draws, `num_rows` at a time."""
-        pieces: list[Draws] = []
-        for start in range(0, len(self.rows), num_rows):
-            part = slice(start, start + num_rows)
-            # Slice every tensor in this tuple: the rows and the values.
-            pieces.append(tree_map_only(Tensor, itemgetter(part), self))
-        return pieces
 
 
 @dataclass(frozen=True, slots=True)

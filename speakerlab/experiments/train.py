@@ -32,14 +32,14 @@ from speakerlab.training.distributed import Ranks
 from speakerlab.training.monitor import Monitor
 from speakerlab.training.nan_report import write_report
 from speakerlab.training.precision import Precision
-from speakerlab.training.progress import LearningWatch, MetricSums
+from speakerlab.training.progress import LearningWatch
 from speakerlab.training.run_state import RunState
 from speakerlab.training.schedules import Schedule, margin_ramp
 from speakerlab.training.signals import Signals
 from speakerlab.training.sync_batchnorm import join_batchnorms
 from speakerlab.training.task import Task
 from speakerlab.training.trainer import Trainer
-from speakerlab.training.update import Updater
+from speakerlab.training.update import MetricSums, Updater
 from speakerlab.training.writer import CheckpointWriter
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from speakerlab.data.loader import Pieces, Span
 from speakerlab.data.manifest import Manifest, Piece
 from speakerlab.data.workers import start_worker
 from speakerlab.embedder import Embedder
+from speakerlab.frontend.augment.base import without_autotuning
 from speakerlab.frontend.vad import EnergyVad
-from speakerlab.training.precision import without_autotuning
 
 MAX_BATCH_SECONDS = 64  # of audio, unless a single piece is longer
 MAX_SECONDS_AT_ONCE = 256  # of audio in a forward pass: two windows of long audio

@@ -5,8 +5,8 @@ fp32. fp16 is never chosen automatically. Convolutions may use TF32, matrix prod
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -147,16 +147,3 @@ def apply_backend_settings(*, deterministic: bool, conv_tf32: bool = True) -> No
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cudnn.deterministic = deterministic
     torch.use_deterministic_algorithms(deterministic)
-
-
-@contextmanager
-def without_autotuning() -> Iterator[None]:
-    """Choose cuDNN's kernels without timing them, which takes longer where shapes vary."""
-    # Not `torch.backends.cudnn.flags`: it would reset the settings that are not passed to it.
-    cudnn = torch.backends.cudnn
-    was_autotuning = cudnn.benchmark
-    cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        cudnn.benchmark = was_autotuning

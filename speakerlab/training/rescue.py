@@ -6,8 +6,7 @@ The other ranks wait for it in a collective, so a thread of each rank watches th
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,20 +42,15 @@ class Rescue:
         if self.store is not None:
             self.watcher.start()
 
-    @contextmanager
-    def guard(self) -> Iterator[None]:
-        """Exit with all ranks if this one or another one runs out of memory within.
+    def handle(self, error: RuntimeError | MemoryError) -> None:
+        """Exit with all ranks if this one, or another one, is out of memory; else return.
 
-        Other errors are raised again. Guard only forward and backward passes: once an update has
-        begun, the state from before the step cannot be saved any more.
+        The caller then raises the error again. Call it only for errors of forward and backward
+        passes: once an update has begun, the state from before the step cannot be saved any more.
         """
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if is_out_of_memory(error):
-                self._exit_all_ranks(error)
-            self._exit_with_another_rank()
-            raise
+        if is_out_of_memory(error):
+            self._exit_all_ranks(error)
+        self._exit_with_another_rank()
 
     def _exit_all_ranks(self, error: BaseException) -> NoReturn:
         """Exit with all ranks; a single rank, which waits for no other rank, saves first."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from speakerlab.training import checkpoint
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.progress import LearningWatch, MetricSums
+from speakerlab.training.progress import LearningWatch
 from speakerlab.training.task import Task
-from speakerlab.training.update import NumericError, Updater
+from speakerlab.training.update import MetricSums, NumericError, Updater
 from speakerlab.training.writer import CheckpointWriter
 
 
@@ -22,8 +22,8 @@ class RunState:
 
     task: Task
     updater: Updater
-    sums: MetricSums
-    learning: LearningWatch
+    sums: MetricSums  # since the last line of metrics.jsonl
+    learning: LearningWatch  # notices a training that learns nothing
     ranks: Ranks
     writer: CheckpointWriter
     metric: str = "eer"  # name of the validation metric; lower is better
@@ -34,11 +34,14 @@ class RunState:
     best: float | None = None  # the lowest metric so far
     # This rank's state at the start. A roll-back returns to it until there is a checkpoint.
     initial: dict[str, Any] | None = None
-    # When the last checkpoint was begun. Another one is overdue some minutes later.
+    # When the last checkpoint was begun; `runtime.checkpoint_minutes` later the next one is due.
     saved_at: float = field(default_factory=time.monotonic)
 
     def resume(self) -> bool:
-        """Load the newest checkpoint, which rank 0 reads; return False if there is none."""
+        """Load the newest checkpoint, which rank 0 reads.
+
+        If there is none, remember this state as the start, and return False.
+        """
         is_resumed = self._load_latest()
         if not is_resumed:
             state = self._state()
@@ -75,12 +78,12 @@ class RunState:
 
     def roll_back(self) -> None:
         """Load the newest checkpoint as the next attempt, and save that it has begun."""
-        attempt = self.attempt + 1
+        next_attempt = self.attempt + 1  # loading sets the attempt of the checkpoint
         self.writer.wait()
         if not self._load_latest():
-            assert self.initial is not None, "a run that was resumed has a checkpoint"
+            assert self.initial is not None, "without a checkpoint, the start is kept"
             self._load(self.initial)
-        self.attempt = attempt
+        self.attempt = next_attempt
         # Bad steps that were counted before the checkpoint must not soon cause another roll-back.
         self.updater.reset()
         self.learning.reset()
@@ -102,15 +105,15 @@ class RunState:
         names = list(chain.from_iterable(names_of_ranks))
         if names:
             text = f"step {self.step}: {names[0]} is not finite"
-            # Steps are numbered from 0, so the last completed one is `self.step - 1`. It is
-            # computed again to find the cause.
+            # Steps are numbered from 0, so the last completed one is `self.step - 1`. RollBack
+            # computes it again to find the cause.
             raise NumericError(text, self.step - 1)
 
     def _load_latest(self) -> bool:
         """Load the newest checkpoint; return False if there is none."""
         # Rank 0 reads for all: another rank might see an older folder on a network file system.
-        checkpoints = self.writer.folder
-        latest = self.ranks.on_first(lambda: checkpoint.read_latest(checkpoints))
+        root = self.writer.folder
+        latest = self.ranks.on_first(lambda: checkpoint.read_latest(root))
         if latest is None:
             return False
         folder, data = latest
@@ -181,7 +184,8 @@ class RunState:
             # Before the first step, the optimizer may have no values yet.
             if number not in optimizer_states:
                 continue
-            # A copy: `state_dict()` makes a new outer dict, but the inner ones are the optimizer's.
+            # A copy: `state_dict()` makes new outer dicts, but a parameter's own dict is still that
+            # of the optimizer.
             changed_values = dict(optimizer_states[number])
             for key, value in changed_values.items():
                 # Momentum and the like have a value per weight; others are single numbers.

@@ -1,23 +1,33 @@
-"""One optimizer step: forward and backward of its micro-batches, then the update.
+"""One step of a training: the optimizer step, and the actions after it.
+
+`OptimizerStep`: forward and backward of the micro-batches, then the update. `AfterStep`: a row of
+metrics, a validation, a checkpoint, a stop.
 
 Every random draw of the model is a function of (seed, attempt, step, micro-batch). A step can
 therefore be computed again: after a resume, or to find what was not finite.
 """
 
+import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 from torch.profiler import record_function
 
+from speakerlab.training.distributed import Ranks
+from speakerlab.training.monitor import Monitor
+from speakerlab.training.progress import DivergedError
 from speakerlab.training.run_state import RunState
 from speakerlab.training.schedules import Schedule
+from speakerlab.training.signals import Signals, Stopped
 from speakerlab.training.task import MicroBatch
-from speakerlab.training.update import Update
+from speakerlab.training.update import NumericError, Update
 
+log = logging.getLogger(__name__)
 BACK_OFF = 0.5  # factor on the learning rate at each roll-back
 
 # Part of the seeds of two streams of random numbers: dither and dropout in the model, and the
@@ -30,9 +40,9 @@ HEAD_KEY = 0x4EAD
 class OptimizerStep:
     """Takes the optimizer step with the number `state.step`, which the trainer increases.
 
-    accumulation: micro-batches of a step on this rank. memory_guard: context that handles running
-    out of memory. report_progress: called after each micro-batch with the number of completed
-    steps; it grows by 1 / accumulation each time.
+    accumulation: micro-batches of a step on this rank. on_failure: called with an error of a
+    forward or backward pass before it is raised again; may exit. report_progress: called after each
+    micro-batch with the number of completed steps; it grows by 1 / accumulation each time.
     """
 
     def __init__(
@@ -42,7 +52,7 @@ class OptimizerStep:
         schedule: Schedule,
         accumulation: int,
         seed: int,
-        memory_guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+        on_failure: Callable[[RuntimeError | MemoryError], None] = lambda error: None,
         report_progress: Callable[[float], None] = lambda step: None,
     ) -> None:
         self.state = state
@@ -51,7 +61,7 @@ class OptimizerStep:
         self.schedule = schedule
         self.accumulation = accumulation
         self.seed = seed
-        self.memory_guard = memory_guard
+        self.on_failure = on_failure
         self.report_progress = report_progress
         # The module that computes the loss: the task. Where several ranks train, `Trainer.start`
         # sets it to DDP around the task, once the weights are loaded.
@@ -68,7 +78,7 @@ class OptimizerStep:
         self.begin(step)
 
         # Each backward pass adds to the gradients.
-        with self.memory_guard():
+        try:
             for index in range(self.accumulation):
                 # Waits for data. x_B are the waves, (B, S), or stored features, (B, T, F).
                 micro_batch = next(micro_batches)
@@ -92,6 +102,10 @@ class OptimizerStep:
                 self.state.sums.add_micro_batch(output, micro_batch)
                 done = (index + 1) / self.accumulation  # share of this step
                 self.report_progress(step + done)
+        # Not around the update: once it has begun, the state from before the step is lost.
+        except (RuntimeError, MemoryError) as error:
+            self.on_failure(error)
+            raise
 
         # Parameters that do not learn in this step lose their gradients, so that the optimizer
         # leaves them alone.
@@ -149,3 +163,198 @@ class OptimizerStep:
         if is_last or not is_ddp:
             return nullcontext()
         return self.model.no_sync()
+
+
+class Validation(Protocol):
+    """Computes metrics of an embedder on held-out speech."""
+
+    def run(
+        self, embedder: Any, ranks: Ranks, stop: Callable[[], bool]
+    ) -> dict[str, float] | None:
+        """Return {metric: value}; None on all ranks if `stop()` was true on any.
+
+        Raises FloatingPointError, on every rank, for embeddings that are not finite.
+        """
+        ...
+
+
+class Requests(NamedTuple):
+    """Requests of any rank after a step."""
+
+    signal_number: int  # a rank received it; 0 for none
+    is_save_overdue: bool
+
+
+class AfterStep:
+    """Actions after a step: logs, validates, saves and stops. No other code decides when.
+
+    validation: None where no speech is held out. monitor: only rank 0 has one. lr_at: the
+    learning rate of a step.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: RunState,
+        schedule: Schedule,
+        validation: Validation | None,
+        monitor: Monitor | None,
+        signals: Signals,
+        lr_at: Callable[[int], float],
+        report_progress: Callable[[float, str], None],
+    ) -> None:
+        self.state = state
+        self.schedule = schedule
+        self.validation = validation
+        self.monitor = monitor
+        self.signals = signals
+        self.lr_at = lr_at
+        self.report_progress = report_progress
+
+    def run(self, take_wait_seconds: Callable[[], float]) -> None:
+        """Take the actions that are due; raise Stopped, with the state saved, after a signal.
+
+        take_wait_seconds: returns how long training waited for data since the last call.
+        """
+        with record_function("step/host sync/row of metrics"):
+            if self._is_row_due():
+                wait_seconds = take_wait_seconds()
+                self._write_row(wait_seconds)
+        metrics = None
+        if self.is_validation_due():
+            metrics = self.validate()
+        # Gathered after the validation, because a signal may have interrupted it.
+        with record_function("step/host sync/stop requests"):
+            requests = self._gather_requests()
+        has_request = bool(requests.signal_number or requests.is_save_overdue)
+        self.save_if_due(now=has_request, metrics=metrics)
+        # A run that is stopped must first have its checkpoint on disk.
+        if requests.signal_number:
+            self.state.wait()
+            raise Stopped(requests.signal_number, self.state.step)
+
+    def make_up_for_validation(self) -> None:
+        """Validate the step of the resumed checkpoint, if a signal interrupted its validation."""
+        # Step 0 means a new run: nothing was interrupted.
+        if not self.state.step or not self.is_validation_due():
+            return
+        metrics = self.validate()
+        if metrics is None:
+            requests = self._gather_requests()
+            raise Stopped(requests.signal_number, self.state.step)
+        self.save_if_due(now=False, metrics=metrics)
+
+    def is_validation_due(self) -> bool:
+        """Return whether the current step must be validated and has not been."""
+        if self.validation is None:
+            return False
+        step = self.state.step
+        is_last = step == self.schedule.total_steps
+        is_due = is_last or step % self.schedule.valid_every_steps == 0
+        # A run may resume at a step that it validated before it was interrupted.
+        return is_due and self.state.validated != step
+
+    def validate(self) -> dict[str, float] | None:
+        """Return and log the metrics of this step; None if a signal interrupted it."""
+        assert self.validation is not None
+        state = self.state
+        step = state.step
+        started_at = time.monotonic()
+
+        def is_stopped() -> bool:
+            self.report_progress(step, "validation, ")
+            return bool(self.signals.number)
+
+        embedder = state.task.embedder
+        try:
+            metrics = self.validation.run(embedder, state.ranks, is_stopped)
+        except FloatingPointError as error:
+            # The last step, which changed the weights, is `step - 1`.
+            raise NumericError(f"step {step}: {error}", step - 1) from None
+        if metrics is None:
+            return None
+        state.validated = step
+        if self.monitor is not None:
+            self.monitor.valid_row(step, metrics)
+        # Validation is not part of the time in which crops were trained.
+        seconds = time.monotonic() - started_at
+        state.sums.started_at += seconds
+        return metrics
+
+    def save_if_due(self, *, now: bool, metrics: dict[str, float] | None) -> None:
+        """Save on schedule, at the best metric so far, after the last step, or `now`."""
+        state = self.state
+        is_best = False
+        if metrics is not None:
+            value = metrics[state.metric]
+            is_best = state.best is None or value < state.best
+            if is_best:
+                state.best = value
+
+        is_scheduled = state.step % self.schedule.checkpoint_every_steps == 0
+        if is_scheduled and not now:
+            # A roll-back must repeat the bad steps, not resume after them. Reading their number
+            # waits for a GPU, so it is not read in every step.
+            has_bad_steps = bool(int(state.updater.bad_in_a_row))
+            is_scheduled = not has_bad_steps
+        is_last = state.step == self.schedule.total_steps
+        if now or is_best or is_scheduled or is_last:
+            state.save(scheduled=is_scheduled, valid=metrics)
+
+    def _is_row_due(self) -> bool:
+        step = self.state.step
+        is_last = step == self.schedule.total_steps
+        return is_last or step % self.schedule.log_every_steps == 0
+
+    def _write_row(self, wait_seconds: float) -> None:
+        """Write a row of metrics; warn or stop if the model does not learn."""
+        state = self.state
+        schedule = self.schedule
+        step = state.step
+        row = state.sums.take_row(step, wait_seconds)
+        epoch = step / schedule.steps_per_epoch
+        row["epoch"] = round(epoch, 3)
+        # Steps are numbered from 0, and `step` steps are complete: the last one is `step - 1`.
+        row["lr"] = self.lr_at(step - 1)
+        row["margin"] = schedule.margin_at(step - 1)
+        row["skipped"] = int(state.updater.skipped)
+        row["attempt"] = state.attempt
+        if state.updater.scales_loss:
+            row["loss_scale"] = float(state.updater.loss_scale)
+        row |= state.task.measure(state.ranks)
+        device = state.ranks.device
+        if device.type == "cuda":
+            peak_bytes = torch.cuda.max_memory_allocated(device)
+            row["gpu_memory_mb"] = peak_bytes >> 20
+        if self.monitor is not None:
+            self.monitor.train_row(step, row)
+        self._judge(row)
+
+    def _judge(self, row: dict[str, Any]) -> None:
+        """Warn if the model does not learn; if so configured, save and stop."""
+        state = self.state
+        problem = state.learning.add(state.step, row)
+        if problem is None:
+            return
+        if state.ranks.is_first:
+            log.warning("%s", problem)
+        if state.learning.stop:
+            self.save_if_due(now=True, metrics=None)
+            state.wait()
+            raise DivergedError(problem)
+
+    def _gather_requests(self) -> Requests:
+        """Return the requests of any rank; the result is the same on all ranks."""
+        state = self.state
+        seconds = time.monotonic() - state.saved_at
+        # Clocks differ between ranks: rank 0 decides when a checkpoint is overdue.
+        is_overdue = False
+        if state.ranks.is_first:
+            is_overdue = seconds > self.schedule.checkpoint_seconds
+        # A signal may reach one rank only. Saving and stopping are collective, so all ranks must
+        # take the same decision in the same step. The tensor is on the CPU and travels by gloo, so
+        # that nothing waits for a GPU.
+        rank_requests = torch.tensor([self.signals.number, int(is_overdue)])
+        requests = state.ranks.max(rank_requests)
+        signal_number, overdue = requests.tolist()
+        return Requests(signal_number, is_save_overdue=bool(overdue))

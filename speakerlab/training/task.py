@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from speakerlab.core.batch import Batch
 from speakerlab.training.distributed import Ranks
-from speakerlab.training.precision import Precision, without_autotuning
+from speakerlab.training.precision import Precision
 from speakerlab.training.schedules import Schedule
 
 
@@ -97,9 +97,7 @@ class Inputs(Iterator[MicroBatch]):
             with record_function("step/transfer"):
                 if self.device.type != "cpu":
                     batch = batch.to(self.device)
-            # The number of rows to resample varies from batch to batch, and cuDNN would time its
-            # kernels again for each number.
-            with record_function("step/front end"), without_autotuning():
+            with record_function("step/front end"):
                 has_features = len(batch.feats_BTF) > 0
                 x_B = batch.feats_BTF if has_features else self.augment(batch)
                 silent = self.augment.take_silent()

@@ -3,8 +3,7 @@
 All state is (attempt, step) and state dicts, and every random draw is a function of (seed,
 attempt, step, micro-batch), so resuming from a checkpoint repeats the run exactly.
 
-- step.py takes an optimizer step;
-- after_step.py logs, validates, saves and stops when due;
+- step.py takes an optimizer step, then logs, validates, saves and stops when due;
 - rescue.py exits with all ranks when one is out of memory;
 - roll_back.py returns to the last checkpoint when steps are not finite.
 """
@@ -19,7 +18,6 @@ import torch
 from torch.profiler import record_function
 
 from speakerlab.core.batch import Batch
-from speakerlab.training.after_step import AfterStep, Validation
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.monitor import Monitor
 from speakerlab.training.rescue import Rescue
@@ -27,7 +25,7 @@ from speakerlab.training.roll_back import RollBack
 from speakerlab.training.run_state import RunState
 from speakerlab.training.schedules import Schedule
 from speakerlab.training.signals import Signals
-from speakerlab.training.step import OptimizerStep
+from speakerlab.training.step import AfterStep, OptimizerStep, Validation
 from speakerlab.training.task import Inputs
 from speakerlab.training.update import NumericError
 
@@ -82,7 +80,7 @@ class Trainer:
             schedule=schedule,
             accumulation=plan.accumulation,
             seed=seed,
-            memory_guard=self.rescue.guard,
+            on_failure=self.rescue.handle,
             report_progress=self._report_progress,
         )
         self.after_step = AfterStep(

@@ -1,29 +1,39 @@
-"""From gradients to parameters: unscale, clip, skip the step if it is not finite, step.
+"""The end of a step: from gradients to parameters, and sums of the metrics until the next row.
 
-A bad step leaves parameters, momentum and BatchNorm statistics unchanged and is not repeated, so a
-bad batch never ends a run. The norm is taken after gradients are averaged over ranks, so every rank
-makes the same decision.
+The gradients are unscaled and clipped; if they are not finite, the step is bad. A bad step leaves
+parameters, momentum, BatchNorm statistics and the metrics of crops unchanged and is not repeated,
+so a bad batch never ends a run. The norm is taken after gradients are averaged over ranks, so every
+rank makes the same decision.
 
-Nothing here waits for a GPU: fused optimizers, as all of ours, skip a bad step by themselves
+No step waits for a GPU here: fused optimizers, as all of ours, skip a bad step by themselves
 (`found_inf`), and the host reads the verdict one step late, without waiting for the current step.
 The loss scale keeps gradients in fp16 from vanishing; unlike torch's, it covers all ranks.
 Micikevicius et al., Mixed Precision Training, ICLR 2018, arXiv 1710.03740, section 3.2.
 """
 
+import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from speakerlab.core.registry import Registry
+from speakerlab.training.distributed import Ranks
+from speakerlab.training.task import MicroBatch, TaskOutput
 
+log = logging.getLogger(__name__)
 MAX_BAD_STEPS = 20  # in a row
 INITIAL_SCALE = 2.0**16  # halves at a bad step
 GROWTH_STEPS = 2000  # good steps in a row after which the scale doubles
 MIN_SCALE = 1.0  # at this scale, an overflow is not caused by the scale
+
+# Warnings that training waits for data.
+MAX_WAIT = 0.2  # share of the time that training may wait before a warning
+WAIT_SECONDS = 30.0  # the share is taken over this time
+WARNED_SECONDS = 600.0  # and over this time after a warning
 
 # Multiplies a list of tensors in place, with few kernels instead of one per tensor.
 multiply_all = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
@@ -302,55 +312,122 @@ def flat_statistics(module: nn.Module) -> list[Tensor]:
     return flat_tensors
 
 
-def sgd(
-    parameters: Iterable[nn.Parameter],
-    *,
-    lr: float,
-    momentum: float = 0.9,
-    nesterov: bool = True,
-    weight_decay: float = 1e-4,
-) -> torch.optim.Optimizer:
-    """Build stochastic gradient descent with (Nesterov) momentum."""
-    optimizer = torch.optim.SGD(
-        parameters,
-        lr=lr,
-        fused=True,
-        momentum=momentum,
-        nesterov=nesterov,
-        weight_decay=weight_decay,
-    )
-    # torch would fill the momentum at the first step, even if that step is bad.
-    if momentum:
-        for parameter in optimizer.param_groups[0]["params"]:
-            zeros = torch.zeros_like(parameter)
-            optimizer.state[parameter]["momentum_buffer"] = zeros
-    return optimizer
+class MetricSums:
+    """Sums of metrics since the last row.
 
+    They are saved with the run, so that a resumed run writes the same rows. The crops of bad steps
+    are left out, because their loss may be NaN.
+    """
 
-def adamw(
-    parameters: Iterable[nn.Parameter],
-    *,
-    lr: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.05,
-) -> torch.optim.Optimizer:
-    """Build Adam with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101)."""
-    return torch.optim.AdamW(
-        parameters,
-        lr=lr,
-        fused=True,
-        betas=betas,
-        eps=eps,
-        weight_decay=weight_decay,
-    )
+    CROP_NAMES = ("loss", "correct", "crops", "silent")  # sums over crops
+    STEP_NAMES = ("grad_norm", "clipped", "skipped", "steps")  # sums over steps
+    NAMES = CROP_NAMES + STEP_NAMES
 
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        # On the device, so that adding to them does not wait for it. In fp64, so that long sums
+        # lose no digits.
+        self.sums = torch.zeros(
+            len(self.NAMES),
+            dtype=torch.float64,
+            device=ranks.device,
+        )
+        # Views of the two parts of `sums`.
+        num_crop_sums = len(self.CROP_NAMES)
+        self.sums_of_crops = self.sums[:num_crop_sums]
+        self.sums_of_steps = self.sums[num_crop_sums:]
+        # The crops of the current step wait here until the step is known to be good or bad.
+        self.step_sums = torch.zeros_like(self.sums_of_crops)
+        self.started_at = time.monotonic()
 
-# Name in the configuration -> file and function in this package.
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = Registry(
-    __name__.rpartition(".")[0],
-    {
-        "sgd": "update:sgd",
-        "adamw": "update:adamw",
-    },
-)
+        # Waiting time and total time since the last check of their ratio, and the total time after
+        # which it is checked again.
+        self.wait_seconds = 0.0
+        self.seconds = 0.0
+        self.judged_seconds = WAIT_SECONDS
+        self.is_first_row = True
+
+    def add_micro_batch(self, output: TaskOutput, inputs: MicroBatch) -> None:
+        """Add the crops of a micro-batch, without waiting for the device."""
+        num_crops = len(inputs.batch.label_B)
+        loss = output.loss.detach() * num_crops
+        crops = torch.full_like(loss, num_crops)
+        # In the order of `CROP_NAMES`.
+        values = [loss, output.num_correct, crops, inputs.silent]
+        self.step_sums += torch.stack(values)
+
+    def add_step(self, update: Update, clip_norm: float) -> None:
+        """Add a step; a bad step only counts as skipped."""
+        # A mask instead of a product: 0 * NaN is NaN.
+        is_skipped = update.is_bad > 0
+        self.step_sums.masked_fill_(is_skipped, 0.0)
+        self.sums_of_crops.add_(self.step_sums)
+        self.step_sums.zero_()
+
+        # Steps are the same on every rank, and sums are added over ranks: rank 0 counts them.
+        if self.ranks.rank == 0:
+            norm = update.grad_norm.masked_fill(is_skipped, 0.0)
+            is_clipped = norm > clip_norm
+            steps = torch.ones_like(norm)
+            # In the order of `STEP_NAMES`.
+            values = [norm, is_clipped, update.is_bad, steps]
+            self.sums_of_steps.add_(torch.stack(values))
+
+    def load(self, sums: list[float]) -> None:
+        """Restore the sums of all ranks from a checkpoint; rank 0 holds them."""
+        self.step_sums.zero_()
+        loaded = torch.tensor(sums, dtype=torch.float64)
+        self.sums.copy_(loaded)
+        # The sums are over all ranks. If each rank held them, the next row would count them again.
+        if self.ranks.rank:
+            self.sums.zero_()
+
+    def take_row(self, step: int, wait_seconds: float) -> dict[str, Any]:
+        """Return the means over all ranks since the last row, and begin the next row.
+
+        A row in which every step was skipped has no loss, accuracy or gradient norm.
+        """
+        values = self.ranks.sum(self.sums).tolist()
+        sums = dict(zip(self.NAMES, values))
+        seconds = time.monotonic() - self.started_at
+        self._warn_of_waiting(step, wait_seconds, seconds)
+        self.sums.zero_()
+        self.started_at = time.monotonic()
+
+        row: dict[str, Any] = {}
+        crops = sums["crops"]
+        good_steps = sums["steps"] - sums["skipped"]
+        if good_steps:
+            row["loss"] = round(sums["loss"] / crops, 6)
+            row["accuracy"] = round(sums["correct"] / crops, 6)
+            row["grad_norm"] = round(sums["grad_norm"] / good_steps, 6)
+        row["clipped"] = sums["clipped"] / sums["steps"]
+        row["silent"] = int(sums["silent"])
+        row["crops_per_second"] = round(crops / seconds, 1)
+        row["data_wait"] = round(wait_seconds / seconds, 4)
+        return row
+
+    def _warn_of_waiting(self, step: int, wait_seconds: float, seconds: float) -> None:
+        """Log a line, rarely, if training waits for data more than a fifth of the time."""
+        # The time of the first row includes the start of the workers.
+        if self.is_first_row:
+            self.is_first_row = False
+            return
+        self.wait_seconds += wait_seconds
+        self.seconds += seconds
+        if self.seconds < self.judged_seconds:
+            return
+        share = self.wait_seconds / self.seconds
+        self.judged_seconds = WAIT_SECONDS
+        if share > MAX_WAIT:
+            self.judged_seconds = WARNED_SECONDS
+            log.warning(
+                "step %d: training waited for data %.0f %% of the last %.0f s; give it"
+                " more CPUs, raise runtime.num_workers or pack the audio"
+                " (docs/hardware.md)",
+                step,
+                100 * share,
+                self.seconds,
+            )
+        self.wait_seconds = 0.0
+        self.seconds = 0.0

@@ -12,6 +12,7 @@ from speakerlab.data import audio
 from speakerlab.data.codecs import reencode
 from speakerlab.data.loader import TrainCrops, collate
 from speakerlab.data.manifest import read_manifest
+from speakerlab.frontend.augment.base import split_draws
 
 CROP = 12000  # 0.75 s
 SPEEDS = (1.0, 0.9, 1.1)
@@ -315,7 +316,7 @@ def test_rows_are_padded_and_listed():
     doubled_first = doubled.draws["b"][0]
     assert doubled_first.values["level"].tolist() == [1.0, 3.0]
 
-    _, other = first.split(1)
+    _, other = split_draws(first, 1)
     assert other.rows.tolist() == [2]
     assert other.values["place_2"].tolist() == [[3, 4]]
 

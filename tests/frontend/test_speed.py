@@ -7,8 +7,7 @@ from batches import S, apply_all, decibels
 from refusals import refuses
 
 from speakerlab.core.batch import Draw
-from speakerlab.frontend.augment.speed import Speed
-from speakerlab.frontend.resampling import resampler
+from speakerlab.frontend.augment.speed import Speed, resampler
 
 
 def tone(hertz: float, num_samples: int) -> np.ndarray:

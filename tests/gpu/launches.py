@@ -28,12 +28,12 @@ from speakerlab.experiments import hardware
 from speakerlab.training.batch_size import BatchPlan
 from speakerlab.training.distributed import Ranks
 from speakerlab.training.precision import Precision
-from speakerlab.training.progress import LearningWatch, MetricSums
+from speakerlab.training.progress import LearningWatch
 from speakerlab.training.run_state import RunState
 from speakerlab.training.schedules import Schedule
 from speakerlab.training.task import SpeakerTask
 from speakerlab.training.trainer import Trainer
-from speakerlab.training.update import Updater
+from speakerlab.training.update import MetricSums, Updater
 
 NUM_CLASSES = 1000
 # Settings with which every crop gets every augmentation.

@@ -29,10 +29,11 @@ from speakerlab.losses import HEADS
 from speakerlab.losses.margin import AAMSoftmax
 from speakerlab.models import MODELS
 from speakerlab.training.distributed import Ranks
+from speakerlab.training.optimizers import OPTIMIZERS
 from speakerlab.training.precision import DTYPES
 from speakerlab.training.sync_batchnorm import join_batchnorms
 from speakerlab.training.task import Inputs
-from speakerlab.training.update import OPTIMIZERS, Updater
+from speakerlab.training.update import Updater
 
 CROPS = 8
 # Fewer blocks than SMALL, for speed: every block has the same operations.

@@ -1,5 +1,11 @@
-"""An optimizer step: its gradients, draws, frozen steps, and the order of its events."""
+"""A step of a training: its gradients, draws, frozen steps and failures, and what is due after it.
 
+What is due are rows, validation, checkpoints and stops.
+"""
+
+import json
+import signal
+from collections.abc import Callable
 from contextlib import contextmanager
 
 import pytest
@@ -7,7 +13,12 @@ import torch
 from torch import nn
 from toy_task import make_schedule, make_state, micro_batches
 
-from speakerlab.training.step import OptimizerStep
+from speakerlab.training import step as module
+from speakerlab.training.checkpoint import list_checkpoints, read_note
+from speakerlab.training.monitor import Monitor
+from speakerlab.training.progress import DivergedError
+from speakerlab.training.signals import Signals, Stopped
+from speakerlab.training.step import AfterStep, OptimizerStep
 from speakerlab.training.update import MAX_BAD_STEPS, NumericError
 
 
@@ -134,22 +145,70 @@ def test_each_roll_back_halves_the_learning_rate(tmp_path):
     assert rates == [0.05, 0.025, 0.0125]
 
 
-def test_progress_and_the_guard_cover_the_micro_batches(tmp_path):
+def test_progress_is_reported_after_each_micro_batch(tmp_path):
     events: list[object] = []
-
-    @contextmanager
-    def guard():
-        events.append("guarded")
-        yield
-        events.append("unguarded")
-
     step = make_step(tmp_path)
-    step.memory_guard = guard
     step.report_progress = events.append
     optimizer = step.updater.optimizer
     optimizer.register_step_pre_hook(lambda *_: events.append("update"))
     step.take(micro_batches())
-    assert events == ["guarded", 0.5, 1.0, "unguarded", "update"]
+    assert events == [0.5, 1.0, "update"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("lost"), MemoryError()])
+def test_an_error_of_a_pass_is_handled_and_raised_again(tmp_path, error):
+    failures: list[Exception] = []
+    step = make_step(tmp_path)
+    step.on_failure = failures.append
+
+    def fail(loss):
+        raise error
+
+    step.updater.scale_loss = fail
+    with pytest.raises(type(error)) as raised:
+        step.take(micro_batches())
+    assert raised.value is error
+    assert failures == [error]
+
+
+def test_the_error_of_the_handler_replaces_that_of_a_pass(tmp_path):
+    class Stop(RuntimeError):
+        pass
+
+    def stop(error):
+        raise Stop from None
+
+    step = make_step(tmp_path)
+    step.on_failure = stop
+    bad = next(micro_batches())
+    bad_shape = bad._replace(x_B=bad.x_B[:, :1])
+    with pytest.raises(Stop) as raised:
+        step.take(iter([bad_shape]))
+    assert raised.value.__suppress_context__
+
+
+def test_other_errors_are_not_handled(tmp_path):
+    """An update that fails leaves no state to save; a KeyError is not about memory."""
+    failures: list[Exception] = []
+    step = make_step(tmp_path)
+    step.on_failure = failures.append
+
+    def fail_update(*_):
+        raise RuntimeError("in the update")
+
+    optimizer = step.updater.optimizer
+    hook = optimizer.register_step_pre_hook(fail_update)
+    with pytest.raises(RuntimeError, match="in the update"):
+        step.take(micro_batches())
+    hook.remove()
+
+    def fail_pass(loss):
+        raise KeyError("not of torch")
+
+    step.updater.scale_loss = fail_pass
+    with pytest.raises(KeyError):
+        step.take(micro_batches())
+    assert failures == []
 
 
 def test_ranks_average_their_gradients_once_a_step(tmp_path):
@@ -176,3 +235,195 @@ def test_ranks_average_their_gradients_once_a_step(tmp_path):
     step.model = Wrapped(step.task)
     step.take(micro_batches())
     assert step.model.passes == [False, False, True]
+
+
+class ToyValidation:
+    """Returns the next of its error rates, or None if it is stopped."""
+
+    def __init__(self, *rates: float) -> None:
+        self.rates = list(rates)
+
+    def run(self, embedder, ranks, stop: Callable[[], bool]):
+        if stop():
+            return None
+        return {"eer": self.rates.pop(0)}
+
+
+class Run:
+    """A toy training: its steps, and what is due after each."""
+
+    def __init__(self, folder, *rates: float, stop: bool = False, **changes: object):
+        self.folder = folder
+        self.state = make_state(folder / "checkpoints", stop=stop)
+        schedule = make_schedule(**changes)
+        self.step = OptimizerStep(
+            state=self.state,
+            schedule=schedule,
+            accumulation=1,
+            seed=0,
+        )
+        self.signals = Signals(lambda number: None)
+        self.monitor = Monitor(folder, total_steps=8, every_seconds=0.0)
+        self.monitor.begin(0)
+        self.batches = micro_batches()
+        self.after = AfterStep(
+            state=self.state,
+            schedule=schedule,
+            validation=ToyValidation(*rates) if rates else None,
+            monitor=self.monitor,
+            signals=self.signals,
+            lr_at=self.step.lr_at,
+            report_progress=lambda step, activity: None,
+        )
+
+    def take(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.step.take(self.batches)
+            self.state.step += 1
+            self.after.run(lambda: 0.5)
+
+    def rows(self, kind: str) -> list[dict]:
+        self.monitor.close()
+        text = (self.folder / "metrics.jsonl").read_text()
+        rows = [json.loads(line) for line in text.splitlines()]
+        return [row for row in rows if row["kind"] == kind]
+
+    def saved(self) -> list[tuple[int, bool]]:
+        """Return (step, scheduled) of each checkpoint."""
+        self.state.wait()
+        notes = []
+        for path in list_checkpoints(self.state.writer.folder):
+            note = read_note(path)
+            notes.append((note.step, note.scheduled))
+        return notes
+
+
+def test_rows_are_written_when_due_and_at_the_end(tmp_path):
+    run = Run(tmp_path, log_every_steps=3)
+    run.take(8)
+    rows = run.rows("train")
+    assert [row["step"] for row in rows] == [3, 6, 8]
+    # Learning rate and margin are those of the step that was taken, counted from 0.
+    lrs = [row["lr"] for row in rows]
+    assert lrs == pytest.approx([0.1 / 3, 0.1 / 6, 0.1 / 8])
+    margins = [row["margin"] for row in rows]
+    assert margins == pytest.approx([0.2, 0.5, 0.7])
+    epochs = [row["epoch"] for row in rows]
+    assert epochs == [0.75, 1.5, 2.0]
+    for row in rows:
+        assert row["silent"] == 0
+
+
+def test_checkpoints_are_scheduled_best_and_last(tmp_path):
+    run = Run(
+        tmp_path,
+        0.3,
+        0.2,
+        0.25,
+        checkpoint_every_steps=3,
+        valid_every_steps=3,
+    )
+    run.take(8)
+    # Steps 3 and 6 are scheduled and better than before, 8 is only the last.
+    assert run.saved() == [(3, True), (6, True), (8, False)]
+    assert run.state.best == 0.2
+    steps = [row["step"] for row in run.rows("valid")]
+    assert steps == [3, 6, 8]
+
+
+def test_the_best_metric_is_saved_outside_of_the_schedule(tmp_path):
+    run = Run(tmp_path, 0.3, 0.4, checkpoint_every_steps=100)
+    run.take(5)
+    assert run.saved() == [(4, False)]
+
+
+def test_a_roll_back_must_not_resume_after_bad_steps(tmp_path):
+    run = Run(tmp_path)
+    run.take(3)
+    run.state.updater.bad_in_a_row.fill_(2)
+    run.state.step = 4
+    run.after.run(lambda: 0.0)
+    assert run.saved() == []
+
+
+def test_a_checkpoint_is_overdue_after_some_time(tmp_path, monkeypatch):
+    run = Run(tmp_path, checkpoint_seconds=100.0)
+    run.take(1)
+    assert run.saved() == []
+    run.state.saved_at -= 101.0
+    run.take(2)
+    assert run.saved() == [(2, False)]
+
+
+def test_a_signal_saves_and_stops(tmp_path):
+    run = Run(tmp_path)
+    run.take(1)
+    run.signals.number = signal.SIGTERM
+    with pytest.raises(Stopped, match="SIGTERM at step 2"):
+        run.take(1)
+    assert run.saved() == [(2, False)]
+
+
+def test_a_validation_that_a_signal_interrupts_is_made_up_for(tmp_path):
+    run = Run(tmp_path, 0.3, 0.2)
+    run.take(3)
+    run.signals.number = signal.SIGTERM
+    with pytest.raises(Stopped):
+        run.take(1)
+    assert run.after.is_validation_due()
+    assert run.state.best is None
+
+    run.signals.number = 0
+    run.after.make_up_for_validation()
+    assert run.state.best == 0.3
+    assert not run.after.is_validation_due()
+    steps = [row["step"] for row in run.rows("valid")]
+    assert steps == [4]
+
+    # only once
+    run.after.make_up_for_validation()
+    assert run.after.validation.rates == [0.2]
+
+
+def test_embeddings_that_are_not_finite_make_the_step_before_bad(tmp_path):
+    class Broken:
+        def run(self, embedder, ranks, stop):
+            raise FloatingPointError("2 of 6 validation embeddings are not finite")
+
+    run = Run(tmp_path)
+    run.after.validation = Broken()
+    with pytest.raises(NumericError, match="step 4: 2 of 6") as caught:
+        run.take(4)
+    assert caught.value.step == 3
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_training_that_does_not_learn_is_warned_of_or_stopped(
+    tmp_path, monkeypatch, caplog, stop
+):
+    run = Run(tmp_path, stop=stop)
+    learning = run.state.learning
+    monkeypatch.setattr(learning, "add", lambda step, row: "does not learn")
+    if stop:
+        with pytest.raises(DivergedError, match="does not learn"):
+            run.take(2)
+        assert run.saved() == [(2, False)]
+    else:
+        run.take(2)
+        assert run.saved() == []
+    assert "does not learn" in caplog.text
+
+
+def test_validation_does_not_count_as_time_of_training(tmp_path, monkeypatch):
+    clock = iter(range(1000))
+    run = Run(tmp_path, 0.3)
+    run.take(3)
+
+    def tick() -> float:
+        return float(next(clock))
+
+    monkeypatch.setattr(module.time, "monotonic", tick)
+    run.state.step = 4
+    before = run.state.sums.started_at
+    run.after.validate()
+    assert run.state.sums.started_at > before

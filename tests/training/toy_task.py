@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from speakerlab.core.batch import Batch, Crop
 from speakerlab.data.loader import collate
 from speakerlab.training.distributed import Ranks
+from speakerlab.training.optimizers import sgd
 from speakerlab.training.precision import Precision
-from speakerlab.training.progress import LearningWatch, MetricSums
+from speakerlab.training.progress import LearningWatch
 from speakerlab.training.run_state import RunState
 from speakerlab.training.schedules import Schedule
 from speakerlab.training.task import MicroBatch, Task, TaskOutput
-from speakerlab.training.update import Updater, sgd
+from speakerlab.training.update import MetricSums, Updater
 from speakerlab.training.writer import CheckpointWriter
 
 CPU = torch.device("cpu")

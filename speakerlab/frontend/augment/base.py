@@ -6,13 +6,16 @@ read, S samples of a crop, T frames, F mel bins.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
+from torch.utils._pytree import tree_map_only
 
 from speakerlab.core.batch import Batch, Draw, Draws
 from speakerlab.core.full_precision import fp32_island
@@ -103,7 +106,9 @@ class Augment(nn.Module):
     @torch.no_grad()
     def forward(self, batch: Batch) -> Tensor:
         """Return waves (B, S); rows without draws are their samples / 32768, bit for bit."""
-        with fp32_island(batch.wave_BS):
+        # The number of rows to resample varies from batch to batch, and cuDNN would time its
+        # kernels again for each number.
+        with fp32_island(batch.wave_BS), without_autotuning():
             wave_BS = self.scale(batch)
             for name in self.wave_names:
                 wave_BS = self.run(name, wave_BS, batch)
@@ -131,7 +136,7 @@ class Augment(nn.Module):
         with record_function(f"step/front end/{name}"):
             for group in batch.draws.get(name, ()):
                 # A few rows at a time stay in the cache of a CPU.
-                row_groups = group.split(CPU_ROWS) if on_cpu else (group,)
+                row_groups = split_draws(group, CPU_ROWS) if on_cpu else [group]
                 for draws in row_groups:
                     x_B = self._change_rows(augmentation, x_B, draws)
 
@@ -161,3 +166,26 @@ class Augment(nn.Module):
         if not counts:
             return self.get_buffer("none")
         return functools.reduce(torch.add, counts)
+
+
+def split_draws(draws: Draws, num_rows: int) -> list[Draws]:
+    """Return the same draws, `num_rows` at a time."""
+    pieces: list[Draws] = []
+    for start in range(0, len(draws.rows), num_rows):
+        part = slice(start, start + num_rows)
+        # Slice every tensor in the tuple: the rows and the values.
+        pieces.append(tree_map_only(Tensor, itemgetter(part), draws))
+    return pieces
+
+
+@contextmanager
+def without_autotuning() -> Iterator[None]:
+    """Choose cuDNN's kernels without timing them, which takes longer where shapes vary."""
+    # Not `torch.backends.cudnn.flags`: it would reset the settings that are not passed to it.
+    cudnn = torch.backends.cudnn
+    was_autotuning = cudnn.benchmark
+    cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        cudnn.benchmark = was_autotuning

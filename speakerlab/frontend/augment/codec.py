@@ -9,7 +9,7 @@ from torch import Tensor
 
 from speakerlab.core.batch import Draw, Draws
 from speakerlab.frontend.augment.base import INT16_SCALE, Augmentation
-from speakerlab.frontend.resampling import resampler_between
+from speakerlab.frontend.augment.speed import resampler_between
 
 LAWS = ("mu-law", "A-law")  # the draw `law` is an index into these
 CODEC_RATE = 8000
